@@ -1,0 +1,167 @@
+// The functions that Python calls: check tensors, pick the element type, call the kernel.
+#include <tvm/ffi/function.h>
+
+#include "cpu/checks.h"
+#include "cpu/kernels.h"
+#include "fastgraph/parallel.h"
+
+namespace fastgraph {
+namespace {
+
+MutableCsr checked_output(const Tensor& rowptr, const char* rowptr_name, const Tensor& col,
+                          const char* col_name, int64_t num_rows, int64_t num_cols,
+                          int64_t num_entries) {
+  checked_size(num_rows, "num_rows");
+  checked_size(num_cols, "num_cols");
+  checked_size(num_entries, "the number of edges");
+  return {checked<int64_t>(rowptr, {num_rows + 1}, rowptr_name),
+          checked<int32_t>(col, {num_entries}, col_name),
+          nullptr,
+          num_rows,
+          num_cols,
+          num_entries};
+}
+
+bool bind_build_csr(Tensor row, Tensor col, int64_t num_rows, int64_t num_cols, Tensor rowptr,
+                    Tensor col_out, Tensor edge_id) {
+  check_ndim(row, 1, "row");
+  const int64_t num_edges = row.size(0);
+  MutableCsr graph =
+      checked_output(rowptr, "rowptr", col_out, "col_out", num_rows, num_cols, num_edges);
+  graph.edge_id = checked<int32_t>(edge_id, {num_edges}, "edge_id");
+  return dispatch_indices(row, "row", [&](auto index) {
+    using Index = decltype(index);
+    const auto rows = checked_indices<Index>(row, num_edges, "row");
+    const auto cols = checked_indices<Index>(col, num_edges, "col");
+    BadIndex bad;
+    const BuildResult result = build_csr(rows, cols, graph, bad);
+    if (result == BuildResult::kBadIndex) {
+      // Both arguments are rows of one edge_index, whose row 0 comes first in memory.
+      const bool in_first = bad.in_row ? rows.data <= cols.data : cols.data < rows.data;
+      TVM_FFI_THROW(IndexError) << "edge_index holds index " << bad.value << " in row "
+                                << (in_first ? 0 : 1) << ", expected 0 <= index < "
+                                << (bad.in_row ? num_rows : num_cols);
+    }
+    return result == BuildResult::kSorted;
+  });
+}
+
+void bind_check_csr(Tensor ptr, Tensor index, int64_t num_rows, int64_t num_cols, Tensor rowptr,
+                    Tensor col_out) {
+  check_ndim(index, 1, "index");
+  const int64_t num_entries = index.size(0);
+  const MutableCsr graph =
+      checked_output(rowptr, "rowptr", col_out, "col_out", num_rows, num_cols, num_entries);
+  dispatch_indices(ptr, "ptr", [&](auto type) {
+    using Index = decltype(type);
+    const CsrDefect defect = check_csr(checked_indices<Index>(ptr, num_rows + 1, "ptr"),
+                                       checked_indices<Index>(index, num_entries, "index"), graph);
+    switch (defect.kind) {
+      case CsrDefect::kNone: return;
+      case CsrDefect::kFirst:
+        TVM_FFI_THROW(ValueError) << "ptr must start with 0, got " << defect.value;
+      case CsrDefect::kLast:
+        TVM_FFI_THROW(ValueError) << "ptr must end with " << num_entries
+                                  << " (the size of index), got " << defect.value;
+      case CsrDefect::kDecreasing:
+        TVM_FFI_THROW(ValueError) << "ptr must not decrease, got " << defect.value
+                                  << " at position " << defect.position;
+      case CsrDefect::kIndex:
+        TVM_FFI_THROW(IndexError) << "index holds " << defect.value << " at position "
+                                  << defect.position << ", expected 0 <= index < " << num_cols;
+    }
+  });
+}
+
+void bind_transpose_csr(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cols,
+                        Tensor rowptr_t, Tensor col_t, Tensor edge_id_t) {
+  const Csr graph = checked_csr(rowptr, col, edge_id, num_cols, "rowptr", "col", "edge_id");
+  MutableCsr transpose = checked_output(rowptr_t, "rowptr_t", col_t, "col_t", num_cols,
+                                        graph.num_rows, graph.num_entries);
+  transpose.edge_id = checked<int32_t>(edge_id_t, {graph.num_entries}, "edge_id_t");
+  transpose_csr(graph, transpose);
+}
+
+void bind_spmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, OptionalTensor weight,
+               OptionalTensor row_scale, OptionalTensor col_scale, Tensor x, Tensor out) {
+  check_ndim(x, 2, "x");
+  const int64_t width = x.size(1);
+  const Csr graph = checked_csr(rowptr, col, edge_id, x.size(0), "rowptr", "col", "edge_id");
+  dispatch_features(x, "x", [&](auto type) {
+    using T = decltype(type);
+    using A = Accumulator<T>;
+    spmm<T>(graph, checked<T>(weight, {graph.num_entries}, "weight"),
+            checked<A>(row_scale, {graph.num_rows}, "row_scale"),
+            checked<A>(col_scale, {graph.num_cols}, "col_scale"),
+            checked_matrix<const T>(x, graph.num_cols, width, "x"),
+            checked_matrix<T>(out, graph.num_rows, width, "out"));
+  });
+}
+
+void bind_sddmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, OptionalTensor row_scale,
+                Tensor grad, Tensor x, Tensor out) {
+  check_ndim(x, 2, "x");
+  const int64_t width = x.size(1);
+  const Csr graph = checked_csr(rowptr, col, edge_id, x.size(0), "rowptr", "col", "edge_id");
+  dispatch_features(x, "x", [&](auto type) {
+    using T = decltype(type);
+    using A = Accumulator<T>;
+    sddmm<T>(graph, checked<A>(row_scale, {graph.num_rows}, "row_scale"),
+             checked_matrix<const T>(grad, graph.num_rows, width, "grad"),
+             checked_matrix<const T>(x, graph.num_cols, width, "x"),
+             checked<T>(out, {graph.num_entries}, "out"));
+  });
+}
+
+void bind_segment_extremum(Tensor rowptr, Tensor col, OptionalTensor edge_id,
+                           OptionalTensor weight, bool is_max, Tensor x, Tensor out,
+                           OptionalTensor ties, OptionalTensor argument) {
+  if (ties.has_value() && argument.has_value()) {
+    TVM_FFI_THROW(ValueError) << "expected at most one of ties and argument, got both";
+  }
+  check_ndim(x, 2, "x");
+  const int64_t width = x.size(1);
+  const Csr graph = checked_csr(rowptr, col, edge_id, x.size(0), "rowptr", "col", "edge_id");
+  dispatch_features(x, "x", [&](auto type) {
+    using T = decltype(type);
+    segment_extremum<T>(graph, checked<T>(weight, {graph.num_entries}, "weight"), is_max,
+                        checked_matrix<const T>(x, graph.num_cols, width, "x"),
+                        checked_matrix<T>(out, graph.num_rows, width, "out"),
+                        checked<int32_t>(ties, {graph.num_rows, width}, "ties"),
+                        checked<int32_t>(argument, {graph.num_rows, width}, "argument"));
+  });
+}
+
+void bind_segment_extremum_backward(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t,
+                                    OptionalTensor weight, Tensor x, Tensor out, Tensor grad,
+                                    OptionalTensor argument, Tensor grad_x) {
+  check_ndim(x, 2, "x");
+  check_ndim(out, 2, "out");
+  const int64_t width = x.size(1), num_rows = out.size(0);
+  const Csr transpose =
+      checked_csr(rowptr_t, col_t, edge_id_t, num_rows, "rowptr_t", "col_t", "edge_id_t");
+  dispatch_features(x, "x", [&](auto type) {
+    using T = decltype(type);
+    segment_extremum_backward<T>(
+        transpose, checked<T>(weight, {transpose.num_entries}, "weight"),
+        checked_matrix<const T>(x, transpose.num_rows, width, "x"),
+        checked_matrix<const T>(out, num_rows, width, "out"),
+        checked_matrix<const T>(grad, num_rows, width, "grad"),
+        checked<int32_t>(argument, {num_rows, width}, "argument"),
+        checked_matrix<T>(grad_x, transpose.num_rows, width, "grad_x"));
+  });
+}
+
+}  // namespace
+}  // namespace fastgraph
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(build_csr, fastgraph::bind_build_csr);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(check_csr, fastgraph::bind_check_csr);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(transpose_csr, fastgraph::bind_transpose_csr);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(spmm, fastgraph::bind_spmm);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(sddmm, fastgraph::bind_sddmm);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_extremum, fastgraph::bind_segment_extremum);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_extremum_backward,
+                              fastgraph::bind_segment_extremum_backward);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_serially, fastgraph::run_serially);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(max_threads, fastgraph::max_threads);

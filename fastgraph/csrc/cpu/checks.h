@@ -1,0 +1,203 @@
+// Validation of tensors at the native boundary. Every error names the argument, what was expected
+// and what was given.
+#pragma once
+
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/dtype.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/optional.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <string>
+
+#include "fastgraph/simd.h"
+#include "fastgraph/views.h"
+
+namespace fastgraph {
+
+using Tensor = tvm::ffi::TensorView;
+using OptionalTensor = tvm::ffi::Optional<tvm::ffi::TensorView>;
+
+enum class DType { kFloat32, kFloat64, kBFloat16, kFloat16, kInt32, kInt64, kOther };
+
+inline DType dtype_of(const Tensor& tensor) {
+  const DLDataType type = tensor.dtype();
+  if (type.lanes != 1) return DType::kOther;
+  if (type.code == kDLFloat && type.bits == 32) return DType::kFloat32;
+  if (type.code == kDLFloat && type.bits == 64) return DType::kFloat64;
+  if (type.code == kDLBfloat && type.bits == 16) return DType::kBFloat16;
+  if (type.code == kDLFloat && type.bits == 16) return DType::kFloat16;
+  if (type.code == kDLInt && type.bits == 32) return DType::kInt32;
+  if (type.code == kDLInt && type.bits == 64) return DType::kInt64;
+  return DType::kOther;
+}
+
+template <typename T>
+constexpr DType kDType = std::is_same_v<T, float>      ? DType::kFloat32
+                         : std::is_same_v<T, double>   ? DType::kFloat64
+                         : std::is_same_v<T, bfloat16> ? DType::kBFloat16
+                         : std::is_same_v<T, float16>  ? DType::kFloat16
+                         : std::is_same_v<T, int32_t>  ? DType::kInt32
+                                                       : DType::kInt64;
+
+inline const char* name_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32: return "float32";
+    case DType::kFloat64: return "float64";
+    case DType::kBFloat16: return "bfloat16";
+    case DType::kFloat16: return "float16";
+    case DType::kInt32: return "int32";
+    case DType::kInt64: return "int64";
+    case DType::kOther: break;
+  }
+  return "another dtype";
+}
+
+inline std::string shape_text(const Tensor& tensor) {
+  std::string text = "[";
+  for (int i = 0; i < tensor.ndim(); ++i) {
+    text += (i ? ", " : "") + std::to_string(tensor.size(i));
+  }
+  return text + "]";
+}
+
+inline void check_cpu(const Tensor& tensor, const char* name) {
+  if (tensor.device().device_type != kDLCPU) {
+    TVM_FFI_THROW(ValueError) << name << " must be on the CPU, got device type "
+                              << tensor.device().device_type;
+  }
+}
+
+template <typename T>
+void check_dtype(const Tensor& tensor, const char* name) {
+  if (dtype_of(tensor) != kDType<T>) {
+    TVM_FFI_THROW(TypeError) << name << " must be " << name_of(kDType<T>) << ", got "
+                             << tvm::ffi::DLDataTypeToString(tensor.dtype());
+  }
+}
+
+inline void check_ndim(const Tensor& tensor, int ndim, const char* name) {
+  if (tensor.ndim() != ndim) {
+    TVM_FFI_THROW(ValueError) << name << " must have " << ndim << " dimension"
+                              << (ndim == 1 ? "" : "s") << ", got shape " << shape_text(tensor);
+  }
+}
+
+inline void check_shape(const Tensor& tensor, std::initializer_list<int64_t> shape,
+                        const char* name) {
+  bool equal = tensor.ndim() == static_cast<int>(shape.size());
+  std::string expected;
+  int i = 0;
+  for (int64_t size : shape) {
+    equal = equal && tensor.size(i) == size;
+    expected += (i++ ? ", " : "") + std::to_string(size);
+  }
+  if (!equal) {
+    TVM_FFI_THROW(ValueError) << name << " must have shape [" << expected << "], got "
+                              << shape_text(tensor);
+  }
+}
+
+template <typename T>
+T* data_of(const Tensor& tensor) {
+  return reinterpret_cast<T*>(static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset());
+}
+
+// A contiguous CPU tensor of type T and the given shape.
+template <typename T>
+T* checked(const Tensor& tensor, std::initializer_list<int64_t> shape, const char* name) {
+  check_cpu(tensor, name);
+  check_dtype<T>(tensor, name);
+  check_shape(tensor, shape, name);
+  if (!tensor.IsContiguous()) {
+    TVM_FFI_THROW(ValueError) << name << " must be contiguous, got shape " << shape_text(tensor)
+                              << " with other strides";
+  }
+  return data_of<T>(tensor);
+}
+
+template <typename T>
+T* checked(const OptionalTensor& tensor, std::initializer_list<int64_t> shape, const char* name) {
+  return tensor.has_value() ? checked<T>(tensor.value(), shape, name) : nullptr;
+}
+
+template <typename T>
+Matrix<T> checked_matrix(const Tensor& tensor, int64_t rows, int64_t width, const char* name) {
+  using Value = std::remove_const_t<T>;
+  return {checked<Value>(tensor, {rows, width}, name), rows, width};
+}
+
+inline int64_t checked_size(int64_t size, const char* name) {
+  if (size < 0 || size > std::numeric_limits<int32_t>::max()) {
+    TVM_FFI_THROW(ValueError) << name << " must be in [0, 2^31), got " << size;
+  }
+  return size;
+}
+
+template <typename Index>
+Indices<Index> checked_indices(const Tensor& tensor, int64_t size, const char* name) {
+  check_cpu(tensor, name);
+  check_dtype<Index>(tensor, name);
+  check_shape(tensor, {size}, name);
+  const int64_t stride = size > 1 ? tensor.stride(0) : 1;
+  if (stride < 0) {
+    TVM_FFI_THROW(ValueError) << name << " must have a stride >= 0, got " << stride;
+  }
+  return {data_of<const Index>(tensor), stride, size};
+}
+
+// rowptr, col and edge_id of a matrix that build_csr, check_csr or transpose_csr has made. Sizes
+// are checked, contents only where that takes no time.
+inline Csr checked_csr(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id,
+                       int64_t num_cols, const char* rowptr_name, const char* col_name,
+                       const char* edge_id_name) {
+  check_ndim(rowptr, 1, rowptr_name);
+  check_ndim(col, 1, col_name);
+  if (rowptr.size(0) < 1) {
+    TVM_FFI_THROW(ValueError) << rowptr_name << " must hold at least one value, got none";
+  }
+  const int64_t num_rows = checked_size(rowptr.size(0) - 1, "the number of rows");
+  const int64_t num_entries = checked_size(col.size(0), "the number of edges");
+  const Csr graph{checked<int64_t>(rowptr, {num_rows + 1}, rowptr_name),
+                  checked<int32_t>(col, {num_entries}, col_name),
+                  checked<int32_t>(edge_id, {num_entries}, edge_id_name),
+                  num_rows,
+                  num_cols,
+                  num_entries};
+  if (graph.rowptr[0] != 0 || graph.rowptr[num_rows] != num_entries) {
+    TVM_FFI_THROW(ValueError) << rowptr_name << " must run from 0 to " << num_entries
+                              << " (the size of " << col_name << "), got " << graph.rowptr[0]
+                              << " to " << graph.rowptr[num_rows];
+  }
+  return graph;
+}
+
+// Calls body(T{}) with the element type of a feature tensor.
+template <typename Body>
+auto dispatch_features(const Tensor& tensor, const char* name, const Body& body) {
+  switch (dtype_of(tensor)) {
+    case DType::kFloat32: return body(float{});
+    case DType::kFloat64: return body(double{});
+    case DType::kBFloat16: return body(bfloat16{});
+    case DType::kFloat16: return body(float16{});
+    default:
+      TVM_FFI_THROW(TypeError) << name << " must be float32, float64, bfloat16 or float16, got "
+                               << tvm::ffi::DLDataTypeToString(tensor.dtype());
+  }
+}
+
+// Calls body(Index{}) with the element type of an index tensor.
+template <typename Body>
+auto dispatch_indices(const Tensor& tensor, const char* name, const Body& body) {
+  switch (dtype_of(tensor)) {
+    case DType::kInt32: return body(int32_t{});
+    case DType::kInt64: return body(int64_t{});
+    default:
+      TVM_FFI_THROW(TypeError) << name << " must be int32 or int64, got "
+                               << tvm::ffi::DLDataTypeToString(tensor.dtype());
+  }
+}
+
+}  // namespace fastgraph

@@ -1,0 +1,61 @@
+// The CPU kernels. They trust their arguments; bindings.cpp checks them.
+#pragma once
+
+#include <cstdint>
+
+#include "fastgraph/simd.h"
+#include "fastgraph/views.h"
+
+namespace fastgraph {
+
+// An index outside its range: the value and the edge where it stands; edge is -1 if all are fine.
+struct BadIndex {
+  int64_t edge = -1;
+  int64_t value = 0;
+  bool in_row = false;  // in the row array rather than in the column array
+};
+
+enum class BuildResult { kSorted, kPermuted, kBadIndex };
+
+// Compressed rows of the edges (row[i], col[i]), edges of one row in their original order. Edges
+// that are sorted by row already are recognised; graph.edge_id is not written then.
+template <typename Index>
+BuildResult build_csr(Indices<Index> row, Indices<Index> col, MutableCsr graph, BadIndex& bad);
+
+// A defect of a compressed matrix that a user made; position is -1 if there is none.
+struct CsrDefect {
+  enum Kind { kNone, kFirst, kLast, kDecreasing, kIndex } kind = kNone;
+  int64_t position = -1;
+  int64_t value = 0;
+};
+
+template <typename Index>
+CsrDefect check_csr(Indices<Index> ptr, Indices<Index> index, MutableCsr graph);
+
+// The entries of `graph` by column, entries of one column in ascending order of their rows.
+void transpose_csr(const Csr& graph, MutableCsr transpose);
+
+// out[r] = row_scale[r] * sum over entries e of row r of
+//          weight[edge(e)] * col_scale[col[e]] * x[col[e]]; null factors are 1.
+template <typename T>
+void spmm(const Csr& graph, const T* weight, const Accumulator<T>* row_scale,
+          const Accumulator<T>* col_scale, Matrix<const T> x, Matrix<T> out);
+
+// out[edge(e)] = row_scale[r] * dot(grad[r], x[col[e]]) for every entry e of row r.
+template <typename T>
+void sddmm(const Csr& graph, const Accumulator<T>* row_scale, Matrix<const T> grad,
+           Matrix<const T> x, T* out);
+
+// out[r] = largest (or smallest) weight[edge(e)] * x[col[e]] of row r, 0 for empty rows. At most
+// one of ties and argument is not null.
+template <typename T>
+void segment_extremum(const Csr& graph, const T* weight, bool is_max, Matrix<const T> x,
+                      Matrix<T> out, int32_t* ties, int32_t* argument);
+
+// The gradient of segment_extremum for x, gathered over the transpose of its graph.
+template <typename T>
+void segment_extremum_backward(const Csr& transpose, const T* weight, Matrix<const T> x,
+                               Matrix<const T> out, Matrix<const T> grad,
+                               const int32_t* argument, Matrix<T> grad_x);
+
+}  // namespace fastgraph

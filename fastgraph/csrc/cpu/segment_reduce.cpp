@@ -1,0 +1,306 @@
+#include <limits>
+
+#include "cpu/kernels.h"
+#include "fastgraph/chunks.h"
+#include "fastgraph/memory.h"
+#include "fastgraph/parallel.h"
+#include "fastgraph/schedule.h"
+
+namespace fastgraph {
+namespace {
+
+constexpr int64_t kAhead = 4;
+
+// What is recorded beside the extremum itself.
+enum class Record { kNothing, kTies, kArgument };
+
+// The running extremum of one chunk. A minimum is the negated maximum of negated values, which
+// is exact. A NaN replaces everything, a later NaN an earlier one, and a tie keeps the earlier.
+template <typename A, int N, Record kRecord>
+struct Running {
+  using V = Vector<A, N>;
+  using I = Vector<Bits<A>, N>;
+
+  V best;
+  I record;  // how many values equal best, or which edge it came from
+
+  void reset() {
+    best = splat<A, N>(-std::numeric_limits<A>::infinity());
+    record = splat<Bits<A>, N>(kRecord == Record::kArgument ? -1 : 0);
+  }
+
+  void update(V value, I value_record) {
+    const I take = (value > best) | (value != value);
+    if constexpr (kRecord == Record::kArgument) {
+      record = take ? value_record : record;
+    } else if constexpr (kRecord == Record::kTies) {
+      record = take ? value_record : record + (value_record & (value == best));
+    }
+    best = take ? value : best;
+  }
+};
+
+template <typename T>
+struct Extremum {
+  using A = Accumulator<T>;
+
+  const Csr& graph;
+  const T* weight;
+  A sign;
+  Matrix<const T> x;
+  Matrix<T> out;
+  int32_t* record;
+  A* partial_best;
+  int32_t* partial_record;
+
+  void fill_coefficients(const Task& task, A* coefficient) const {
+    for (int64_t e = task.entry_begin; e < task.entry_end; ++e) {
+      coefficient[e - task.entry_begin] = weight ? sign * load_one(weight + graph.edge(e)) : sign;
+    }
+  }
+
+  template <typename C, bool kWeighted, Record kRecord, typename R>
+  void walk(const Task& task, const A* coefficient, int64_t begin, int64_t end, int64_t f,
+            R (&running)[C::kCount]) const {
+    constexpr int N = C::kLanes;
+    for (int64_t e = begin; e < end; ++e) {
+      if (e + kAhead < task.entry_end) {
+        prefetch<C::kWidth * sizeof(T)>(x.row(graph.col[e + kAhead]) + f);
+      }
+      const T* source = x.row(graph.col[e]) + f;
+      const Bits<A> edge = kRecord == Record::kArgument ? graph.edge(e) : 1;
+      const auto edges = splat<Bits<A>, N>(edge);
+#pragma GCC unroll 16
+      for (int q = 0; q < C::kCount; ++q) {
+        Vector<A, N> value = load<N>(source + q * N);
+        if constexpr (kWeighted) {
+          value *= coefficient[e - task.entry_begin];
+          // Messages that upstream would have stored in T tie after that rounding.
+          if constexpr (kRecord != Record::kArgument) value = round_to<T, N>(value);
+        }
+        running[q].update(value, edges);
+      }
+    }
+  }
+
+  template <bool kWeighted, Record kRecord>
+  void run(const Task& task) const {
+    A coefficient[kWeighted ? kMaxPiece : 1];
+    if (kWeighted) fill_coefficients(task, coefficient);
+    for (int64_t row = task.row_begin; row < task.row_end; ++row) {
+      const bool whole = task.piece < 0;
+      const int64_t begin = whole ? graph.rowptr[row] : task.entry_begin;
+      const int64_t end = whole ? graph.rowptr[row + 1] : task.entry_end;
+      for_each_chunk<kLanes<T>, kVectorRegisters / 4>(0, x.width, [&](auto chunk, int64_t f) {
+        using C = decltype(chunk);
+        Running<A, C::kLanes, kRecord> running[C::kCount];
+        for (auto& r : running) r.reset();
+        walk<C, kWeighted, kRecord>(task, coefficient, begin, end, f, running);
+        for (int q = 0; q < C::kCount; ++q) {
+          const int64_t column = f + q * C::kLanes;
+          if (whole) {
+            finish<C::kLanes, kRecord>(row, column, begin == end, running[q]);
+          } else {
+            const int64_t at = task.piece * x.width + column;
+            store<C::kLanes>(partial_best + at, running[q].best);
+            store_record(partial_record, at, running[q].record);
+          }
+        }
+      });
+    }
+  }
+
+  template <typename I>
+  static void store_record(int32_t* to, int64_t at, I value) {
+    constexpr int N = sizeof(I) / sizeof(Bits<A>);
+    store_raw<N>(to + at, __builtin_convertvector(value, Vector<int32_t, N>));
+  }
+
+  template <int N, Record kRecord>
+  void finish(int64_t row, int64_t column, bool empty, Running<A, N, kRecord> r) const {
+    using I = typename Running<A, N, kRecord>::I;
+    if (empty) r.best = splat<A, N>(0);
+    store<N>(out.row(row) + column, sign * r.best);
+    if constexpr (kRecord == Record::kTies) {
+      // A NaN equals nothing; a zero ties with the zero that upstream's output starts from.
+      I ties = r.record & (r.best == r.best);
+      if (!empty) ties -= (r.best == splat<A, N>(0));
+      store_record(record, row * x.width + column, ties);
+    } else if constexpr (kRecord == Record::kArgument) {
+      store_record(record, row * x.width + column, r.record);
+    }
+  }
+
+  template <Record kRecord>
+  void merge(const CutRow& cut) const {
+    using R = Running<A, 1, kRecord>;
+    for (int64_t f = 0; f < x.width; ++f) {
+      R running;
+      running.reset();
+      for (int64_t piece = cut.piece_begin; piece < cut.piece_end; ++piece) {
+        const int64_t at = piece * x.width + f;
+        running.update(typename R::V{partial_best[at]}, typename R::I{partial_record[at]});
+      }
+      finish<1, kRecord>(cut.row, f, false, running);
+    }
+  }
+
+  template <Record kRecord>
+  void run(const Schedule& schedule) const {
+    const bool weighted = weight || sign < 0;
+    const int64_t work = (graph.num_entries + graph.num_rows) * x.width;
+    for_each_task(schedule.tasks.size(), work, [&](int64_t i) {
+      if (weighted) {
+        run<true, kRecord>(schedule.tasks[i]);
+      } else {
+        run<false, kRecord>(schedule.tasks[i]);
+      }
+    });
+    for_each_task(schedule.cut_rows.size(), schedule.num_pieces * x.width,
+                  [&](int64_t i) { merge<kRecord>(schedule.cut_rows[i]); });
+  }
+};
+
+template <typename T>
+struct ExtremumBackward {
+  using A = Accumulator<T>;
+
+  const Csr& graph;  // the transpose: a row of it is a row of x
+  const T* weight;
+  Matrix<const T> x;
+  Matrix<const T> out;
+  Matrix<const T> grad;
+  const int32_t* argument;
+  Matrix<T> grad_x;
+  A* partial;
+
+  template <typename C, bool kArgument, typename V>
+  void walk(const Task& task, int64_t begin, int64_t end, int64_t f, const V (&own)[C::kCount],
+            V (&sum)[C::kCount]) const {
+    constexpr int N = C::kLanes;
+    using I = Vector<Bits<A>, N>;
+    for (int64_t e = begin; e < end; ++e) {
+      if (e + kAhead < task.entry_end) {
+        const int64_t ahead = graph.col[e + kAhead];
+        if constexpr (kArgument) {
+          prefetch<C::kWidth * sizeof(int32_t)>(argument + ahead * x.width + f);
+        } else {
+          prefetch<C::kWidth * sizeof(T)>(out.row(ahead) + f);
+        }
+        prefetch<C::kWidth * sizeof(T)>(grad.row(ahead) + f);
+      }
+      const int64_t row = graph.col[e];
+      const int64_t edge = graph.edge(e);
+      const A w = weight ? load_one(weight + edge) : A{1};
+#pragma GCC unroll 8
+      for (int q = 0; q < C::kCount; ++q) {
+        const int64_t column = f + q * N;
+        const V g = load<N>(grad.row(row) + column);
+        if constexpr (kArgument) {
+          const auto winner = load_raw<N>(argument + row * x.width + column);
+          const I won = __builtin_convertvector(winner, I) == splat<Bits<A>, N>(edge);
+          sum[q] += won ? w * g : V{};
+        } else {
+          const V value = round_to<T, N>(w * own[q]);
+          const I won = value == load<N>(out.row(row) + column);
+          // A product, not a choice, because upstream's 0 * inf is NaN.
+          const V one_or_zero = won ? splat<A, N>(1) : V{};
+          sum[q] += w * (one_or_zero * g);
+        }
+      }
+    }
+  }
+
+  template <bool kArgument>
+  void run(const Task& task) const {
+    for (int64_t row = task.row_begin; row < task.row_end; ++row) {
+      const bool whole = task.piece < 0;
+      const int64_t begin = whole ? graph.rowptr[row] : task.entry_begin;
+      const int64_t end = whole ? graph.rowptr[row + 1] : task.entry_end;
+      for_each_chunk<kLanes<T>, kVectorRegisters / 4>(0, x.width, [&](auto chunk, int64_t f) {
+        using C = decltype(chunk);
+        using V = Vector<A, C::kLanes>;
+        V own[C::kCount], sum[C::kCount] = {};
+        for (int q = 0; q < C::kCount; ++q) {
+          own[q] = load<C::kLanes>(x.row(row) + f + q * C::kLanes);
+        }
+        walk<C, kArgument>(task, begin, end, f, own, sum);
+        for (int q = 0; q < C::kCount; ++q) {
+          const int64_t column = f + q * C::kLanes;
+          if (whole) {
+            store<C::kLanes>(grad_x.row(row) + column, sum[q]);
+          } else {
+            store<C::kLanes>(partial + task.piece * x.width + column, sum[q]);
+          }
+        }
+      });
+    }
+  }
+
+  void merge(const CutRow& cut) const {
+    for (int64_t f = 0; f < x.width; ++f) {
+      A sum = 0;
+      for (int64_t piece = cut.piece_begin; piece < cut.piece_end; ++piece) {
+        sum += partial[piece * x.width + f];
+      }
+      store_one(grad_x.row(cut.row) + f, sum);
+    }
+  }
+};
+
+}  // namespace
+
+template <typename T>
+void segment_extremum(const Csr& graph, const T* weight, bool is_max, Matrix<const T> x,
+                      Matrix<T> out, int32_t* ties, int32_t* argument) {
+  using A = Accumulator<T>;
+  int32_t* record = ties ? ties : argument;
+  prefer_huge_pages(out.data, out.bytes());
+  if (record) prefer_huge_pages(record, out.rows * out.width * sizeof(int32_t));
+  const Schedule schedule = make_schedule(graph);
+  const auto partial_best = scratch<A>(schedule.num_pieces * x.width);
+  const auto partial_record = scratch<int32_t>(schedule.num_pieces * x.width);
+  const Extremum<T> op{graph, weight, is_max ? A{1} : A{-1}, x, out, record,
+                       partial_best.get(), partial_record.get()};
+  if (ties) {
+    op.template run<Record::kTies>(schedule);
+  } else if (argument) {
+    op.template run<Record::kArgument>(schedule);
+  } else {
+    op.template run<Record::kNothing>(schedule);
+  }
+}
+
+template <typename T>
+void segment_extremum_backward(const Csr& transpose, const T* weight, Matrix<const T> x,
+                               Matrix<const T> out, Matrix<const T> grad,
+                               const int32_t* argument, Matrix<T> grad_x) {
+  prefer_huge_pages(grad_x.data, grad_x.bytes());
+  const Schedule schedule = make_schedule(transpose);
+  const auto partial = scratch<Accumulator<T>>(schedule.num_pieces * x.width);
+  const ExtremumBackward<T> op{transpose, weight, x, out, grad, argument, grad_x, partial.get()};
+  const int64_t work = (transpose.num_entries + transpose.num_rows) * x.width;
+  for_each_task(schedule.tasks.size(), work, [&](int64_t i) {
+    if (argument) {
+      op.template run<true>(schedule.tasks[i]);
+    } else {
+      op.template run<false>(schedule.tasks[i]);
+    }
+  });
+  for_each_task(schedule.cut_rows.size(), schedule.num_pieces * x.width,
+                [&](int64_t i) { op.merge(schedule.cut_rows[i]); });
+}
+
+#define FASTGRAPH_INSTANTIATE(T)                                                               \
+  template void segment_extremum(const Csr&, const T*, bool, Matrix<const T>, Matrix<T>,       \
+                                 int32_t*, int32_t*);                                          \
+  template void segment_extremum_backward(const Csr&, const T*, Matrix<const T>,               \
+                                          Matrix<const T>, Matrix<const T>, const int32_t*,    \
+                                          Matrix<T>);
+FASTGRAPH_INSTANTIATE(float)
+FASTGRAPH_INSTANTIATE(double)
+FASTGRAPH_INSTANTIATE(bfloat16)
+FASTGRAPH_INSTANTIATE(float16)
+#undef FASTGRAPH_INSTANTIATE
+
+}  // namespace fastgraph

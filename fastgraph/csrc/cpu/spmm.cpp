@@ -1,0 +1,119 @@
+#include "cpu/kernels.h"
+#include "fastgraph/chunks.h"
+#include "fastgraph/memory.h"
+#include "fastgraph/parallel.h"
+#include "fastgraph/schedule.h"
+
+namespace fastgraph {
+namespace {
+
+// Rows of x to have on their way from memory ahead of the one being added.
+constexpr int64_t kAhead = 4;
+
+// sum += coefficient[e] * x[col[e]] over the entries [begin, end), in order. `stop` is where the
+// task ends: rows are prefetched across the end of this one.
+template <typename C, bool kWeighted, typename T, typename V>
+inline void add_entries(const T* x, int64_t width, const int32_t* col,
+                        const Accumulator<T>* coefficient, int64_t begin, int64_t end,
+                        int64_t stop, V (&sum)[C::kCount]) {
+  for (int64_t e = begin; e < end; ++e) {
+    if (e + kAhead < stop) prefetch<C::kWidth * sizeof(T)>(x + col[e + kAhead] * width);
+    const T* source = x + col[e] * width;
+#pragma GCC unroll 16
+    for (int q = 0; q < C::kCount; ++q) {
+      const V value = load<C::kLanes>(source + q * C::kLanes);
+      sum[q] += kWeighted ? coefficient[e] * value : value;
+    }
+  }
+}
+
+template <typename T>
+struct Spmm {
+  using A = Accumulator<T>;
+
+  const Csr& graph;
+  const T* weight;
+  const A* row_scale;
+  const A* col_scale;
+  Matrix<const T> x;
+  Matrix<T> out;
+  A* partial;  // one row for each piece of a cut row
+
+  void fill_coefficients(const Task& task, A* coefficient) const {
+    for (int64_t e = task.entry_begin; e < task.entry_end; ++e) {
+      const A w = weight ? load_one(weight + graph.edge(e)) : A{1};
+      coefficient[e - task.entry_begin] = col_scale ? w * col_scale[graph.col[e]] : w;
+    }
+  }
+
+  template <bool kWeighted>
+  void run(const Task& task, int64_t first, int64_t last) const {
+    A coefficient[kWeighted ? kMaxPiece : 1];
+    if (kWeighted) fill_coefficients(task, coefficient);
+    const int32_t* col = graph.col + task.entry_begin;
+    const int64_t stop = task.entry_end - task.entry_begin;
+    for (int64_t row = task.row_begin; row < task.row_end; ++row) {
+      const bool whole = task.piece < 0;
+      const int64_t begin = whole ? graph.rowptr[row] - task.entry_begin : 0;
+      const int64_t end = whole ? graph.rowptr[row + 1] - task.entry_begin : stop;
+      for_each_chunk<kLanes<T>, kVectorRegisters / 2>(first, last, [&](auto chunk, int64_t f) {
+        using C = decltype(chunk);
+        Vector<A, C::kLanes> sum[C::kCount] = {};
+        add_entries<C, kWeighted>(x.data + f, x.width, col, coefficient, begin, end, stop, sum);
+        const A scale = row_scale ? row_scale[row] : A{1};
+        for (int q = 0; q < C::kCount; ++q) {
+          const int64_t column = f + q * C::kLanes;
+          if (whole) {
+            store<C::kLanes>(out.row(row) + column, scale * sum[q]);
+          } else {
+            store<C::kLanes>(partial + task.piece * x.width + column, sum[q]);
+          }
+        }
+      });
+    }
+  }
+
+  void merge(const CutRow& cut) const {
+    const A scale = row_scale ? row_scale[cut.row] : A{1};
+    for (int64_t f = 0; f < out.width; ++f) {
+      A sum = 0;
+      for (int64_t piece = cut.piece_begin; piece < cut.piece_end; ++piece) {
+        sum += partial[piece * out.width + f];
+      }
+      store_one(out.row(cut.row) + f, scale * sum);
+    }
+  }
+};
+
+}  // namespace
+
+template <typename T>
+void spmm(const Csr& graph, const T* weight, const Accumulator<T>* row_scale,
+          const Accumulator<T>* col_scale, Matrix<const T> x, Matrix<T> out) {
+  prefer_huge_pages(out.data, out.bytes());
+  const Schedule schedule = make_schedule(graph);
+  const auto partial = scratch<Accumulator<T>>(schedule.num_pieces * x.width);
+  const Spmm<T> op{graph, weight, row_scale, col_scale, x, out, partial.get()};
+  const int64_t num_tasks = schedule.tasks.size();
+  const int64_t work = (graph.num_entries + graph.num_rows) * x.width;
+  for_each_task(num_tasks, work, [&](int64_t i) {
+    if (weight || col_scale) {
+      op.template run<true>(schedule.tasks[i], 0, x.width);
+    } else {
+      op.template run<false>(schedule.tasks[i], 0, x.width);
+    }
+  });
+  for_each_task(schedule.cut_rows.size(), schedule.num_pieces * x.width,
+                [&](int64_t i) { op.merge(schedule.cut_rows[i]); });
+}
+
+template void spmm(const Csr&, const float*, const float*, const float*, Matrix<const float>,
+                   Matrix<float>);
+template void spmm(const Csr&, const double*, const double*, const double*, Matrix<const double>,
+                   Matrix<double>);
+template void spmm(const Csr&, const bfloat16*, const float*, const float*,
+                   Matrix<const bfloat16>, Matrix<bfloat16>);
+template void spmm(const Csr&, const float16*, const float*, const float*, Matrix<const float16>,
+                   Matrix<float16>);
+
+}  // namespace fastgraph

@@ -1,0 +1,67 @@
+// Cutting feature rows into chunks whose accumulators stay in registers.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "fastgraph/simd.h"
+
+namespace fastgraph {
+
+// kCount vectors of kLanes values each, known at compile time.
+template <int kLanesOfChunk, int kCountOfChunk>
+struct Chunk {
+  static constexpr int kLanes = kLanesOfChunk;
+  static constexpr int kCount = kCountOfChunk;
+  static constexpr int kWidth = kLanes * kCount;
+};
+
+namespace detail {
+
+template <int kLanes, int kCount, typename Body>
+int64_t sweep(int64_t begin, int64_t end, const Body& body) {
+  for (; end - begin >= kLanes * kCount; begin += kLanes * kCount) {
+    body(Chunk<kLanes, kCount>{}, begin);
+  }
+  if constexpr (kCount > 1) {
+    return sweep<kLanes, kCount / 2>(begin, end, body);
+  } else {
+    return begin;
+  }
+}
+
+}  // namespace detail
+
+// Calls body(Chunk{}, first) so that the chunks cover [begin, end). The last chunk may overlap the
+// one before it: every value depends on its own column only, so it is computed twice, alike.
+// Ranges narrower than a register use narrower vectors.
+template <int kLanes, int kCount, typename Body>
+void for_each_chunk(int64_t begin, int64_t end, const Body& body) {
+  if (end - begin >= kLanes) {
+    const int64_t rest = detail::sweep<kLanes, kCount>(begin, end, body);
+    if (rest < end) body(Chunk<kLanes, 1>{}, end - kLanes);
+  } else if constexpr (kLanes > 4) {
+    for_each_chunk<4, kLanes / 4>(begin, end, body);
+  } else if constexpr (kLanes > 1) {
+    for_each_chunk<1, kLanes>(begin, end, body);
+  }
+}
+
+// Feature slices that are walked one after another over all rows.
+struct Slices {
+  int64_t count;
+  int64_t slice_width;
+  int64_t width;
+
+  int64_t begin(int64_t slice) const { return slice * slice_width; }
+  // The last slice also takes what does not fill one of its own.
+  int64_t end(int64_t slice) const {
+    return slice + 1 == count ? width : (slice + 1) * slice_width;
+  }
+};
+
+inline Slices make_slices(int64_t width, int64_t slice_width) {
+  return {std::max<int64_t>(1, width / slice_width), slice_width, width};
+}
+
+}  // namespace fastgraph

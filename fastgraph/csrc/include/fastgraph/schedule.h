@@ -1,0 +1,74 @@
+// Cutting a sparse matrix into tasks of about equal work. The cut depends on the matrix alone, so
+// results do not depend on the number of threads.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "fastgraph/views.h"
+
+namespace fastgraph {
+
+// A row with more entries is cut into pieces of this many, which are computed on their own and
+// merged in order.
+constexpr int64_t kMaxPiece = 4096;
+
+// Entries plus rows in a task of whole rows; rows count because an empty one costs something too.
+constexpr int64_t kTaskWork = 1024;
+
+struct Task {
+  int64_t row_begin;
+  int64_t row_end;
+  int64_t entry_begin;
+  int64_t entry_end;
+  int64_t piece;  // where the partial result of a cut row goes; -1 for whole rows
+};
+
+struct CutRow {
+  int64_t row;
+  int64_t piece_begin;
+  int64_t piece_end;
+};
+
+struct Schedule {
+  std::vector<Task> tasks;
+  std::vector<CutRow> cut_rows;
+  int64_t num_pieces = 0;
+};
+
+inline Schedule make_schedule(const Csr& graph) {
+  Schedule schedule;
+  schedule.tasks.reserve((graph.num_entries + graph.num_rows) / (kTaskWork / 2) + 1);
+  const int64_t* rowptr = graph.rowptr;
+  for (int64_t row = 0; row < graph.num_rows;) {
+    const int64_t limit = rowptr[row] + row + kTaskWork;
+    // First row end beyond the limit, searched in the only range where it can be.
+    int64_t low = row, high = std::min(graph.num_rows, row + kTaskWork);
+    while (low < high) {
+      const int64_t middle = low + (high - low + 1) / 2;
+      if (rowptr[middle] + middle <= limit) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    const int64_t end = std::max(low, row + 1);
+    const int64_t first = rowptr[row], last = rowptr[end];
+    if (last - first <= kMaxPiece) {
+      schedule.tasks.push_back({row, end, first, last, -1});
+    } else {
+      CutRow cut{row, schedule.num_pieces, schedule.num_pieces};
+      for (int64_t entry = first; entry < last; entry += kMaxPiece) {
+        const int64_t stop = std::min(entry + kMaxPiece, last);
+        schedule.tasks.push_back({row, end, entry, stop, cut.piece_end++});
+      }
+      schedule.num_pieces = cut.piece_end;
+      schedule.cut_rows.push_back(cut);
+    }
+    row = end;
+  }
+  return schedule;
+}
+
+}  // namespace fastgraph

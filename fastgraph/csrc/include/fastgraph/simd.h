@@ -1,0 +1,200 @@
+// Fixed-width vectors on top of the compiler's vector extension, and the conversions between the
+// element types of tensors and the types that kernels accumulate in.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+namespace fastgraph {
+
+struct bfloat16 {
+  uint16_t bits;
+};
+struct float16 {
+  uint16_t bits;
+};
+
+// The type in which values of type T are multiplied, compared and added up.
+template <typename T>
+using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+template <typename T>
+constexpr bool is_half = sizeof(T) == 2;
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+constexpr int kVectorRegisters = 32;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+constexpr int kVectorRegisters = 16;
+#elif defined(__aarch64__)
+constexpr int kVectorBytes = 16;
+constexpr int kVectorRegisters = 32;
+#else
+constexpr int kVectorBytes = 16;
+constexpr int kVectorRegisters = 16;
+#endif
+
+// Values of type T that one register holds after conversion to the accumulator type.
+template <typename T>
+constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(Accumulator<T>));
+
+template <typename T, int N>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(N * sizeof(T))));
+};
+template <typename T, int N>
+using Vector = typename VectorOf<T, N>::type;
+
+// The integer type as wide as T: what comparing two vectors of T yields (0 or -1 in each lane).
+template <typename T>
+using Bits = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
+
+template <typename T, int N>
+inline Vector<T, N> splat(T value) {
+  return Vector<T, N>{} + value;
+}
+
+template <int N, typename T>
+inline Vector<T, N> load_raw(const T* p) {
+  Vector<T, N> v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+template <int N, typename T>
+inline void store_raw(T* p, Vector<T, N> v) {
+  std::memcpy(p, &v, sizeof(v));
+}
+
+template <int N>
+inline Vector<float, N> widen(Vector<uint16_t, N> half, bfloat16) {
+  return (Vector<float, N>)(__builtin_convertvector(half, Vector<uint32_t, N>) << 16);
+}
+
+template <int N>
+inline Vector<float, N> widen(Vector<uint16_t, N> half, float16) {
+#if defined(__AVX512F__)
+  if constexpr (N == 16) {
+    return (Vector<float, N>)_mm512_cvtph_ps((__m256i)half);
+  }
+#endif
+#if defined(__F16C__)
+  if constexpr (N == 8) {
+    return (Vector<float, N>)_mm256_cvtph_ps((__m128i)half);
+  }
+#endif
+  using U = Vector<uint32_t, N>;
+  using F = Vector<float, N>;
+  const U bits = __builtin_convertvector(half, U);
+  const U sign = (bits & 0x8000u) << 16;
+  const U magnitude = (bits & 0x7fffu) << 13;
+  const U rebias = splat<uint32_t, N>(112u << 23);
+  const U infinite = (U)(magnitude >= (0x7c00u << 13));
+  const U normal = magnitude + rebias + (infinite & rebias);
+  // A subnormal half m * 2^-24 is the distance of the float 2^-14 * (1 + m / 1024) from 2^-14.
+  const U base = splat<uint32_t, N>(113u << 23);
+  const U subnormal = (U)((F)(magnitude + base) - (F)base);
+  const U is_normal = (U)(magnitude >= (0x0400u << 13));
+  return (F)(sign | (is_normal & normal) | (~is_normal & subnormal));
+}
+
+// Both narrowing conversions round to nearest, ties to even.
+template <int N>
+inline Vector<uint16_t, N> narrow(Vector<float, N> value, bfloat16) {
+  using U = Vector<uint32_t, N>;
+  const U bits = (U)value;
+  const U rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const U nan = (U)(value != value);
+  return __builtin_convertvector((nan & 0x7fc0u) | (~nan & rounded), Vector<uint16_t, N>);
+}
+
+template <int N>
+inline Vector<uint16_t, N> narrow(Vector<float, N> value, float16) {
+#if defined(__AVX512F__)
+  if constexpr (N == 16) {
+    return (Vector<uint16_t, N>)_mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT);
+  }
+#endif
+#if defined(__F16C__)
+  if constexpr (N == 8) {
+    return (Vector<uint16_t, N>)_mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT);
+  }
+#endif
+  using U = Vector<uint32_t, N>;
+  using F = Vector<float, N>;
+  const U sign = ((U)value >> 16) & 0x8000u;
+  const U bits = (U)value & 0x7fffffffu;
+  const U normal = (bits - (112u << 23) + 0xfffu + ((bits >> 13) & 1u)) >> 13;
+  // Adding 0.5, whose last place is 2^-24, lets the float unit round to a subnormal half.
+  const F half = splat<float, N>(0.5f);
+  const U subnormal = (U)((F)bits + half) - (U)half;
+  const U is_subnormal = (U)(bits < 0x38800000u);
+  const U is_infinite = (U)(bits >= 0x477ff000u);
+  const U is_nan = (U)(bits > 0x7f800000u);
+  U result = (is_subnormal & subnormal) | (~is_subnormal & normal);
+  result = (is_infinite & 0x7c00u) | (~is_infinite & result);
+  result = (is_nan & 0x7e00u) | (~is_nan & result);
+  return __builtin_convertvector(sign | result, Vector<uint16_t, N>);
+}
+
+// N consecutive values of a tensor as accumulators.
+template <int N, typename T>
+inline Vector<Accumulator<T>, N> load(const T* p) {
+  if constexpr (is_half<T>) {
+    return widen<N>(load_raw<N>(reinterpret_cast<const uint16_t*>(p)), T{});
+  } else {
+    return load_raw<N>(p);
+  }
+}
+
+template <int N, typename T>
+inline void store(T* p, Vector<Accumulator<T>, N> v) {
+  if constexpr (is_half<T>) {
+    store_raw<N>(reinterpret_cast<uint16_t*>(p), narrow<N>(v, T{}));
+  } else {
+    store_raw<N>(p, v);
+  }
+}
+
+template <typename T>
+inline Accumulator<T> load_one(const T* p) {
+  return load<1>(p)[0];
+}
+
+template <typename T>
+inline void store_one(T* p, Accumulator<T> value) {
+  store<1>(p, Vector<Accumulator<T>, 1>{value});
+}
+
+// The value that an operator computing in T itself would have: one rounding for half types.
+template <typename T, int N>
+inline Vector<Accumulator<T>, N> round_to(Vector<Accumulator<T>, N> v) {
+  if constexpr (is_half<T>) {
+    return widen<N>(narrow<N>(v, T{}), T{});
+  } else {
+    return v;
+  }
+}
+
+template <typename V>
+inline bool any(V mask) {
+  if constexpr (sizeof(V) > sizeof(uint64_t)) {
+    uint64_t words[sizeof(V) / sizeof(uint64_t)];
+    std::memcpy(words, &mask, sizeof(V));
+    uint64_t merged = 0;
+    for (uint64_t word : words) merged |= word;
+    return merged != 0;
+  } else {
+    uint64_t word = 0;
+    std::memcpy(&word, &mask, sizeof(V));
+    return word != 0;
+  }
+}
+
+}  // namespace fastgraph

@@ -1,0 +1,53 @@
+// Plain views of the tensors that kernels work on. They own nothing and know no framework.
+#pragma once
+
+#include <cstdint>
+
+namespace fastgraph {
+
+// A compressed sparse matrix: the entries of row r are [rowptr[r], rowptr[r + 1]), ascending in
+// memory; entry e stands in column col[e]. edge_id maps an entry to the caller's edge; null means
+// that entries are in edge order already.
+struct Csr {
+  const int64_t* rowptr;
+  const int32_t* col;
+  const int32_t* edge_id;
+  int64_t num_rows;
+  int64_t num_cols;
+  int64_t num_entries;
+
+  int64_t edge(int64_t entry) const { return edge_id ? edge_id[entry] : entry; }
+};
+
+// The same with writable arrays, for the functions that build one.
+struct MutableCsr {
+  int64_t* rowptr;
+  int32_t* col;
+  int32_t* edge_id;
+  int64_t num_rows;
+  int64_t num_cols;
+  int64_t num_entries;
+};
+
+// A row-major matrix without gaps.
+template <typename T>
+struct Matrix {
+  T* data;
+  int64_t rows;
+  int64_t width;
+
+  T* row(int64_t r) const { return data + r * width; }
+  int64_t bytes() const { return rows * width * static_cast<int64_t>(sizeof(T)); }
+};
+
+// A vector of node indices, one per edge; stride is in elements and may be 0.
+template <typename Index>
+struct Indices {
+  const Index* data;
+  int64_t stride;
+  int64_t size;
+
+  int64_t operator[](int64_t i) const { return static_cast<int64_t>(data[i * stride]); }
+};
+
+}  // namespace fastgraph
