@@ -1,0 +1,201 @@
+"""One typed object for every ``FASTGRAPH_*`` variable and every argument of ``enable()``."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+CPU_LEVELS = ("baseline", "avx2", "avx512")
+
+# Read by other parts: the graphs of tests and benchmarks, and the build.
+_OTHER_VARIABLES = ("FASTGRAPH_DATA", "FASTGRAPH_CUDA")
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+
+
+def _hint(word: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _parse_bool(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered in _TRUE:
+        return True
+    if lowered in _FALSE:
+        return False
+    raise ValueError("1 or 0")
+
+
+def _parse_count(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("an integer >= 0") from None
+
+
+_Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
+
+
+def _expect(description: str, holds: Callable[[Any], bool]) -> _Validator:
+    """A validator that names the field, what was expected and what came."""
+
+    def validate(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not holds(value):
+            hint = _hint(value, CPU_LEVELS) if attribute.name == "cpu_level" else ""
+            raise ValueError(f"{attribute.name} must be {description}, got {value!r}{hint}")
+
+    return validate
+
+
+_is_flag = _expect("True or False", lambda value: isinstance(value, bool))
+_is_count = _expect(
+    "an integer >= 0",
+    lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
+)
+
+
+def _setting(variable: str, parse: Callable[[str], Any], default: Any, check: _Validator) -> Any:
+    return attrs.field(
+        default=default, validator=check, metadata={"variable": variable, "parse": parse}
+    )
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class Settings:
+    """Settings in force. Immutable; every way to make one checks all values.
+
+    Attributes:
+        enabled: ``FASTGRAPH``. ``True`` enables at ``import fastgraph``, ``False`` makes
+            ``enable()`` do nothing, ``None`` leaves the choice to the program.
+        backend: ``FASTGRAPH_BACKEND``. Name of the backend for everything; ``None``: the best
+            available one for each operator.
+        strict: ``FASTGRAPH_STRICT``. Raise where a layer that has a route cannot take it.
+        min_edges: ``FASTGRAPH_MIN_EDGES``. Graphs with fewer edges are left to upstream.
+        cache_bytes: ``FASTGRAPH_CACHE_BYTES``. Memory for sorted graphs.
+        cpu_level: ``FASTGRAPH_CPU_LEVEL``. Highest instruction set to use, one of ``baseline``,
+            ``avx2``, ``avx512``; ``None``: the best this machine has.
+        check_cache: ``FASTGRAPH_CHECK_CACHE``. Recompute a checksum of a known graph's index on
+            every call, to find edits that torch cannot see. Slow.
+
+    Raises:
+        ValueError: a value of the wrong type or out of range.
+    """
+
+    enabled: bool | None = _setting(
+        "FASTGRAPH",
+        _parse_bool,
+        None,
+        _expect("True, False or None", lambda value: value is None or isinstance(value, bool)),
+    )
+    backend: str | None = _setting(
+        "FASTGRAPH_BACKEND",
+        str,
+        None,
+        _expect(
+            "a backend's name or None",
+            lambda value: value is None or (isinstance(value, str) and value != ""),
+        ),
+    )
+    strict: bool = _setting("FASTGRAPH_STRICT", _parse_bool, False, _is_flag)
+    min_edges: int = _setting("FASTGRAPH_MIN_EDGES", _parse_count, 0, _is_count)
+    cache_bytes: int = _setting("FASTGRAPH_CACHE_BYTES", _parse_count, 1 << 30, _is_count)
+    cpu_level: str | None = _setting(
+        "FASTGRAPH_CPU_LEVEL",
+        str,
+        None,
+        _expect(
+            f"one of {', '.join(CPU_LEVELS)} or None",
+            lambda value: value is None or value in CPU_LEVELS,
+        ),
+    )
+    check_cache: bool = _setting("FASTGRAPH_CHECK_CACHE", _parse_bool, False, _is_flag)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Settings from the ``FASTGRAPH*`` variables of ``environ``, by default ``os.environ``.
+
+        A variable set to the empty string counts as unset.
+
+        Raises:
+            ValueError: an unknown ``FASTGRAPH_*`` variable, or a value that cannot be used; the
+                message names the variable, what was expected and what came.
+        """
+        source = os.environ if environ is None else environ
+        # On Windows os.environ holds upper case only, so its spelling is the canonical one.
+        given = {name: text for name, text in source.items() if name.startswith("FASTGRAPH")}
+        known = variables()
+        for name in given:
+            if name.startswith("FASTGRAPH_") and name not in (*known.values(), *_OTHER_VARIABLES):
+                accepted = (*known.values(), *_OTHER_VARIABLES)
+                raise ValueError(
+                    f"unknown environment variable {name}: expected one of {', '.join(accepted)}"
+                    f"{_hint(name, accepted)}"
+                )
+        values: dict[str, Any] = {}
+        for attribute in attrs.fields(cls):
+            variable = known[attribute.name]
+            text = given.get(variable, "")
+            if text == "":
+                continue
+            try:
+                values[attribute.name] = attribute.metadata["parse"](text)
+            except ValueError as error:
+                raise ValueError(f"{variable} must be {error}, got {text!r}") from None
+            try:
+                cls(**{attribute.name: values[attribute.name]})
+            except ValueError as error:
+                raise ValueError(f"environment variable {variable}: {error}") from None
+        return cls(**values)
+
+    def replace(self, **changes: Any) -> Settings:
+        """A copy with some values changed, checked like a new object.
+
+        Raises:
+            ValueError: a value of the wrong type or out of range.
+            TypeError: no setting has this name.
+        """
+        known = tuple(variables())
+        for name in changes:
+            if name not in known:
+                raise TypeError(
+                    f"unknown setting {name!r}: expected one of {', '.join(known)}"
+                    f"{_hint(name, known)}"
+                )
+        return attrs.evolve(self, **changes)
+
+
+def variables() -> dict[str, str]:
+    """The environment variable of each setting, by the setting's name."""
+    return {field.name: field.metadata["variable"] for field in attrs.fields(Settings)}
+
+
+def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
+    """:meth:`Settings.from_environment`."""
+    return Settings.from_environment(environ)
+
+
+_current: Settings | None = None
+
+
+def current() -> Settings:
+    """The settings in force: those of the last ``enable()``, else those of the environment.
+
+    Raises:
+        ValueError: nothing was enabled yet and the environment holds an invalid variable.
+    """
+    global _current
+    if _current is None:
+        _current = Settings.from_environment()
+    return _current
+
+
+def set_current(settings: Settings) -> None:
+    """Put ``settings`` in force for the whole process."""
+    global _current
+    _current = settings
