@@ -1,0 +1,16 @@
+"""The backends that come with fastgraph, as a plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastgraph.backends.base import Backend
+from fastgraph.backends.cpu import CpuBackend
+from fastgraph.backends.reference import ReferenceBackend
+from fastgraph.backends.scatter import ScatterBackend
+from fastgraph.hookspecs import hookimpl
+
+
+@hookimpl
+def fastgraph_backends() -> Sequence[Backend]:
+    return [CpuBackend(), ScatterBackend(), ReferenceBackend()]

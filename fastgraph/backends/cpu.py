@@ -1,0 +1,117 @@
+"""The C++ kernels for the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastgraph import native
+from fastgraph.backends.base import FLOATING, Kernel
+from fastgraph.backends.reference import accumulator
+from fastgraph.graph import Graph
+
+
+class CpuBackend:
+    """Vectorised, multi-threaded kernels; see ``fastgraph/csrc/cpu``."""
+
+    name = "cpu"
+    priority = 100
+
+    def unavailable(self) -> str | None:
+        return native.why_unavailable()
+
+    def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel | None:
+        if device_type != "cpu" or dtype not in FLOATING:
+            return None
+        return _KERNELS.get(operator)
+
+
+def _scales(
+    graph: Graph, reduce: str, transpose: bool, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """Factors of the aggregating and of the gathered nodes."""
+    if reduce == "sum":
+        return None, None
+    if reduce == "mean":
+        return graph.inverse_degree(transpose=transpose, dtype=accumulator(dtype)), None
+    return None, graph.inverse_degree(transpose=not transpose, dtype=accumulator(dtype))
+
+
+def _spmm(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool) -> Tensor:
+    rows = graph.grouped(transpose=transpose)
+    row_scale, col_scale = _scales(graph, reduce, transpose, x.dtype)
+    out = x.new_empty(rows.ptr.numel() - 1, x.shape[1])
+    weight = None if weight is None else weight.contiguous()
+    native.library().spmm(
+        rows.ptr, rows.index, rows.edge_id, weight, row_scale, col_scale, x, out
+    )
+    return out
+
+
+def _sddmm(graph: Graph, grad: Tensor, x: Tensor, reduce: str, transpose: bool) -> Tensor:
+    row_scale, col_scale = _scales(graph, reduce, transpose, x.dtype)
+    if col_scale is not None:  # scale rows of the transposed graph instead
+        transpose, row_scale, grad, x = not transpose, col_scale, x, grad
+    rows = graph.grouped(transpose=transpose)
+    out = x.new_empty(graph.num_edges)
+    native.library().sddmm(rows.ptr, rows.index, rows.edge_id, row_scale, grad, x, out)
+    return out
+
+
+def _segment_reduce(
+    graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool, ties: str
+) -> tuple[Tensor, Tensor]:
+    rows = graph.grouped(transpose=transpose)
+    out = x.new_empty(rows.ptr.numel() - 1, x.shape[1])
+    record = x.new_empty(0 if ties == "none" else out.shape, dtype=torch.int32)
+    native.library().segment_extremum(
+        rows.ptr,
+        rows.index,
+        rows.edge_id,
+        None if weight is None else weight.contiguous(),
+        reduce == "max",
+        x,
+        out,
+        record if ties == "split" else None,
+        record if ties == "winner" else None,
+    )
+    return out, record
+
+
+def _segment_reduce_backward(
+    graph: Graph,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    out: Tensor,
+    record: Tensor,
+    transpose: bool,
+    ties: str,
+) -> Tensor:
+    cols = graph.grouped(transpose=not transpose)
+    grad_x = torch.empty_like(x)
+    if ties == "split":
+        grad = grad / record
+    native.library().segment_extremum_backward(
+        cols.ptr,
+        cols.index,
+        cols.edge_id,
+        None if weight is None else weight.contiguous(),
+        x,
+        out,
+        grad,
+        record if ties == "winner" else None,
+        grad_x,
+    )
+    return grad_x
+
+
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "spmm": _spmm,
+    "sddmm": _sddmm,
+    "segment_reduce": _segment_reduce,
+    "segment_reduce_backward": _segment_reduce_backward,
+}

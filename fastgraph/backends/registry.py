@@ -1,0 +1,124 @@
+"""Which backend computes which operator, resolved once and looked up in the hot path."""
+
+from __future__ import annotations
+
+import difflib
+
+import torch
+
+from fastgraph.backends.base import Backend, Kernel
+
+
+class Registry:
+    """Kernels by (operator, device type, dtype)."""
+
+    def __init__(self) -> None:
+        self._backends: dict[str, Backend] | None = None
+        self._selected: str | None = None
+        self._kernels: dict[tuple[str, str, torch.dtype], Kernel] = {}
+        self._refusals: dict[tuple[str, str, torch.dtype], str | None] = {}
+
+    @property
+    def backends(self) -> dict[str, Backend]:
+        """All known backends by name, highest priority first."""
+        if self._backends is None:
+            from fastgraph.hookspecs import plugin_manager
+
+            found: dict[str, Backend] = {}
+            offered = [b for bs in plugin_manager().hook.fastgraph_backends() for b in bs]
+            for backend in sorted(offered, key=lambda b: -b.priority):
+                if not isinstance(backend, Backend):
+                    raise TypeError(
+                        "fastgraph_backends must return objects with name, priority, unavailable() "
+                        f"and kernel(), got {backend!r}"
+                    )
+                if backend.name in found:
+                    raise ValueError(f"two backends are called {backend.name!r}")
+                found[backend.name] = backend
+            self._backends = found
+        return self._backends
+
+    def select(self, name: str | None) -> None:
+        """Use one backend for everything, or the best available one for each operator (``None``).
+
+        Raises:
+            ValueError: no backend has this name, or it is unavailable on this machine.
+        """
+        if name is not None:
+            if name not in self.backends:
+                close = difflib.get_close_matches(name, self.backends, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise ValueError(
+                    f"backend must be one of {list(self.backends)} or None, got {name!r}{hint}"
+                )
+            why_not = self.backends[name].unavailable()
+            if why_not is not None:
+                raise ValueError(f"backend {name!r} is unavailable: {why_not}")
+        self._selected = name
+        self._kernels.clear()
+        self._refusals.clear()
+
+    @property
+    def selected(self) -> str | None:
+        """The backend chosen by name, or ``None``."""
+        return self._selected
+
+    def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel:
+        """The kernel to run; the reference where nothing faster exists.
+
+        Raises:
+            NotImplementedError: the selected backend has no such kernel.
+        """
+        key = (operator, device_type, dtype)
+        found = self._kernels.get(key)
+        if found is None:
+            found = self._kernels[key] = self._resolve(*key)
+        return found
+
+    def refusal(self, operator: str, device_type: str, dtype: torch.dtype) -> str | None:
+        """Why routing should leave an operator to upstream, or ``None`` if a backend wants it."""
+        key = (operator, device_type, dtype)
+        if key not in self._refusals:
+            wanted = any(kernel for _, kernel in self._candidates(*key, minimum_priority=0))
+            self._refusals[key] = (
+                None if wanted else f"no backend computes {operator} for {dtype} on {device_type}"
+            )
+        return self._refusals[key]
+
+    def _candidates(
+        self, operator: str, device_type: str, dtype: torch.dtype, minimum_priority: int
+    ) -> list[tuple[str, Kernel]]:
+        if self._selected is not None:
+            candidates = [self.backends[self._selected]]
+        else:
+            candidates = [
+                b
+                for b in self.backends.values()
+                if b.priority >= minimum_priority and b.unavailable() is None
+            ]
+        kernels = [(b.name, b.kernel(operator, device_type, dtype)) for b in candidates]
+        return [(name, kernel) for name, kernel in kernels if kernel is not None]
+
+    def _resolve(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel:
+        candidates = self._candidates(operator, device_type, dtype, minimum_priority=-1)
+        if not candidates:
+            raise NotImplementedError(
+                f"backend {self._selected!r} has no kernel {operator!r} for {dtype} on {device_type}"
+            )
+        return candidates[0][1]
+
+    def reset(self) -> None:
+        """Forget everything resolved and discovered, as after registering a plugin."""
+        self._backends = None
+        self._selected = None
+        self._kernels.clear()
+        self._refusals.clear()
+
+
+REGISTRY = Registry()
+
+
+def backend_report() -> list[tuple[str, bool, str]]:
+    """(name, available, reason if not) of every known backend."""
+    reports = ((b.name, b.unavailable()) for b in REGISTRY.backends.values())
+    return [(name, why_not is None, why_not or "") for name, why_not in reports]

@@ -1,0 +1,226 @@
+"""The topology of a graph, and the memo that lets operators take plain index tensors.
+
+An operator receives the index tensor that the user passed (``edge_index``, or the two index tensors
+of a compressed sparse matrix). :func:`graph_of` turns it into a :class:`Graph`, which sorts the
+edges once and is remembered for as long as the tensor lives unchanged (:mod:`fastgraph.memo`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastgraph import native, settings
+from fastgraph.memo import MEMO, tensor_key
+
+MAX_INDEX = 2**31 - 1
+
+
+class Compressed(NamedTuple):
+    """Entries of a sparse matrix grouped by row.
+
+    ``ptr`` (int64, [rows + 1]) delimits the rows, ``index`` (int32, [entries]) holds the column of
+    each entry, and ``edge_id`` (int32, [entries]) the position of each entry in the caller's edge
+    order; ``None`` stands for the identity.
+    """
+
+    ptr: Tensor
+    index: Tensor
+    edge_id: Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self if t is not None)
+
+
+class Graph:
+    """An immutable, possibly bipartite graph, sorted by destination, and by source on demand.
+
+    It keeps no reference to the tensors it was built from.
+
+    Args:
+        index: int32 or int64. Without ``ptr``: ``[2, E]``, sources in row 0 and destinations in
+            row 1 (PyG's ``edge_index``). With ``ptr``: ``[E]``, the sources of the edges grouped
+            by destination (the column indices of PyG's ``adj_t`` in CSR).
+        num_src: number of source nodes.
+        num_dst: number of destination nodes.
+        ptr: int32 or int64 ``[num_dst + 1]``, the row pointers of ``adj_t``.
+
+    Raises:
+        IndexError: an index lies outside its node range.
+        ValueError: wrong shape or dtype, or more than 2^31 - 1 nodes or edges.
+    """
+
+    def __init__(
+        self, index: Tensor, num_src: int, num_dst: int, ptr: Tensor | None = None
+    ) -> None:
+        _check_index("edge_index" if ptr is None else "index", index, 2 if ptr is None else 1)
+        if ptr is not None:
+            _check_index("ptr", ptr, 1)
+        if max(num_src, num_dst, index.shape[-1]) > MAX_INDEX:
+            raise ValueError(
+                f"fastgraph supports at most {MAX_INDEX} nodes and edges, got {num_src} sources, "
+                f"{num_dst} destinations and {index.shape[-1]} edges"
+            )
+        self.num_src = num_src
+        self.num_dst = num_dst
+        self.num_edges = index.shape[-1]
+        if ptr is None:
+            rows = _compress(index[1], index[0], num_dst, num_src)
+        else:
+            rows = _check_compressed(ptr, index, num_dst, num_src)
+        self.by_destination = rows
+        """Edges grouped by destination; ``index`` holds sources."""
+        self._by_source: Compressed | None = None
+        self._inverse_degrees: dict[tuple[bool, torch.dtype], Tensor] = {}
+
+    @property
+    def by_source(self) -> Compressed:
+        """Edges grouped by source, in ascending destination order; ``index`` holds destinations."""
+        if self._by_source is None:
+            self._by_source = _transpose(self.by_destination, self.num_src)
+        return self._by_source
+
+    def grouped(self, *, transpose: bool) -> Compressed:
+        """Edges grouped by the node that aggregates: destination, or source when transposed."""
+        return self.by_source if transpose else self.by_destination
+
+    def edge_list(self) -> tuple[Tensor, Tensor]:
+        """Sources and destinations in the caller's edge order, each int64 ``[E]``, range-checked."""
+        rows = self.by_destination
+        dst = torch.repeat_interleave(rows.ptr.diff(), output_size=self.num_edges)
+        src = rows.index.long()
+        if rows.edge_id is None:
+            return src, dst
+        order = rows.edge_id.long()
+        return torch.empty_like(src).scatter_(0, order, src), torch.empty_like(dst).scatter_(
+            0, order, dst
+        )
+
+    def inverse_degree(self, *, transpose: bool, dtype: torch.dtype) -> Tensor:
+        """``1 / max(degree, 1)`` of the aggregating nodes, in ``dtype``."""
+        key = (transpose, dtype)
+        if key not in self._inverse_degrees:
+            degree = self.grouped(transpose=transpose).ptr.diff().clamp_(min=1)
+            self._inverse_degrees[key] = degree.to(dtype).reciprocal_()
+        return self._inverse_degrees[key]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the structures built so far."""
+        by_source = 0 if self._by_source is None else self._by_source.nbytes
+        degrees = sum(t.nbytes for t in self._inverse_degrees.values())
+        return self.by_destination.nbytes + by_source + degrees
+
+    def __repr__(self) -> str:
+        return (
+            f"Graph(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges})"
+        )
+
+
+def _check_index(name: str, index: Tensor, dim: int) -> None:
+    if index.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"{name} must be int64 or int32, got {index.dtype}")
+    if index.dim() != dim or (dim == 2 and index.shape[0] != 2):
+        expected = "[2, num_edges]" if dim == 2 else "one-dimensional"
+        raise ValueError(f"{name} must be {expected}, got shape {list(index.shape)}")
+
+
+def _compress(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Compressed:
+    ptr = row.new_empty(num_rows + 1, dtype=torch.int64)
+    index, edge_id = (row.new_empty(row.numel(), dtype=torch.int32) for _ in range(2))
+    if row.device.type == "cpu" and native.is_available():
+        is_sorted = native.library().build_csr(row, col, num_rows, num_cols, ptr, index, edge_id)
+        return Compressed(ptr, index, None if is_sorted else edge_id)
+    _check_range(row, num_rows, 1)
+    _check_range(col, num_cols, 0)
+    order = torch.argsort(row, stable=True)
+    counts = torch.bincount(row, minlength=num_rows)
+    ptr[0] = 0
+    torch.cumsum(counts, 0, out=ptr[1:])
+    return Compressed(ptr, col[order].int(), order.int())
+
+
+def _check_compressed(ptr: Tensor, index: Tensor, num_rows: int, num_cols: int) -> Compressed:
+    out_ptr = ptr.new_empty(num_rows + 1, dtype=torch.int64)
+    out_index = index.new_empty(index.numel(), dtype=torch.int32)
+    if ptr.device.type == "cpu" and native.is_available():
+        native.library().check_csr(ptr, index, num_rows, num_cols, out_ptr, out_index)
+        return Compressed(out_ptr, out_index, None)
+    if ptr.numel() != num_rows + 1:
+        raise ValueError(f"ptr must have {num_rows + 1} elements, got {ptr.numel()}")
+    if int(ptr[0]) != 0 or int(ptr[-1]) != index.numel() or bool((ptr.diff() < 0).any()):
+        raise ValueError(
+            f"ptr must rise from 0 to the number of edges ({index.numel()}) without falling"
+        )
+    _check_range(index, num_cols, 0)
+    return Compressed(out_ptr.copy_(ptr), out_index.copy_(index), None)
+
+
+def _check_range(index: Tensor, size: int, row: int) -> None:
+    if index.numel() == 0:
+        return
+    low, high = int(index.min()), int(index.max())
+    if low < 0 or high >= size:
+        raise IndexError(
+            f"edge_index holds index {low if low < 0 else high} in row {row}, "
+            f"expected 0 <= index < {size}"
+        )
+
+
+def _transpose(rows: Compressed, num_cols: int) -> Compressed:
+    ptr = rows.ptr.new_empty(num_cols + 1)
+    index, edge_id = torch.empty_like(rows.index), torch.empty_like(rows.index)
+    if rows.ptr.device.type == "cpu" and native.is_available():
+        native.library().transpose_csr(*rows, num_cols, ptr, index, edge_id)
+        return Compressed(ptr, index, edge_id)
+    row_of_entry = torch.repeat_interleave(rows.ptr.diff(), output_size=rows.index.numel())
+    order = torch.argsort(rows.index, stable=True)
+    ptr[0] = 0
+    torch.cumsum(torch.bincount(rows.index, minlength=num_cols), 0, out=ptr[1:])
+    edge_id = order.int() if rows.edge_id is None else rows.edge_id[order]
+    return Compressed(ptr, row_of_entry[order].int(), edge_id)
+
+
+class _Memoised(NamedTuple):
+    graph: Graph
+    checksum: tuple[int, ...] | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.graph.nbytes
+
+
+def graph_of(index: Tensor, ptr: Tensor | None, num_src: int, num_dst: int) -> Graph:
+    """The graph of these index tensors, built on first sight; arguments as for :class:`Graph`.
+
+    Raises:
+        RuntimeError: with ``FASTGRAPH_CHECK_CACHE=1``, a tensor was edited behind torch's back.
+    """
+    if index.is_inference() or (ptr is not None and ptr.is_inference()):
+        # Inference tensors have no version counter, so an edit could not be seen.
+        return Graph(index, num_src, num_dst, ptr)
+    key = (tensor_key(index), None if ptr is None else tensor_key(ptr), num_src, num_dst)
+    found = MEMO.get(key)
+    if found is None:
+        graph = Graph(index, num_src, num_dst, ptr)
+        checksum = _checksum(index, ptr) if settings.current().check_cache else None
+        MEMO.put(key, _Memoised(graph, checksum), index, ptr)
+        return graph
+    if found.checksum is not None and found.checksum != _checksum(index, ptr):
+        raise RuntimeError(
+            "an index tensor was changed without torch noticing (through numpy or .data); "
+            "call fastgraph.clear_cache() after such an edit"
+        )
+    graph = found.graph
+    return graph
+
+
+def _checksum(index: Tensor, ptr: Tensor | None) -> tuple[int, ...]:
+    """A sum weighted by position, in wrapping int64 arithmetic, of each tensor."""
+    tensors = [t.flatten() for t in (index, ptr) if t is not None]
+    return tuple(
+        int((t * torch.arange(1, t.numel() + 1, device=t.device)).sum()) for t in tensors
+    )

@@ -1,0 +1,198 @@
+"""``segment_reduce``: maxima and minima over neighbourhoods, with upstream's treatment of ties."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastgraph.backends import reference
+from fastgraph.backends.base import Kernel
+from fastgraph.backends.registry import REGISTRY
+from fastgraph.ops.library import LIBRARY, define
+from fastgraph.ops.topology import (
+    check_choice,
+    check_features,
+    check_operands,
+    flatten,
+    topology,
+    unflatten,
+)
+
+REDUCTIONS = ("max", "min")
+TIES = ("split", "winner")
+
+define(
+    "segment_reduce(Tensor x, Tensor index, Tensor? ptr, Tensor? weight, SymInt num_out, "
+    "str reduce, bool transpose, str ties) -> (Tensor, Tensor)"
+)
+define(
+    "segment_reduce_backward(Tensor grad, Tensor x, Tensor index, Tensor? ptr, Tensor? weight, "
+    "Tensor out, Tensor record, bool transpose, str ties) -> Tensor"
+)
+
+
+def segment_reduce(
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor | None = None,
+    *,
+    ptr: Tensor | None = None,
+    num_out: int | None = None,
+    reduce: str = "max",
+    transpose: bool = False,
+    ties: str = "split",
+) -> Tensor:
+    r"""Element-wise maximum or minimum over neighbours: :math:`y_i = \max_{(j, i)} w_{ji} x_j`.
+
+    Nodes without neighbours get 0, and a NaN among the neighbours gives NaN. No message is stored.
+
+    Args:
+        x: features ``[nodes, *channels]``, float32, float64, bfloat16 or float16.
+        index, ptr, num_out, transpose: as in :func:`fastgraph.ops.spmm`.
+        weight: one factor for each edge, ``[E]``, of ``x``'s dtype; not differentiable here.
+        reduce: ``"max"`` or ``"min"``.
+        ties: who receives the gradient of an extremum that several neighbours attain.
+            ``"split"`` is what ``torch.scatter_reduce`` does with the zero-initialised output that
+            PyG gives it for ``edge_index`` input: an even split, in which the initial zero takes a
+            share where the extremum is 0. ``"winner"`` is what ``torch.sparse.mm`` with a CSR
+            matrix does: one edge takes all.
+
+    Returns:
+        ``[num_out, *channels]``.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype, device or value, or ``weight`` requires
+            a gradient.
+        IndexError: ``index`` points outside the nodes.
+    """
+    check_choice("reduce", reduce, REDUCTIONS)
+    check_choice("ties", ties, TIES)
+    if weight is not None and weight.requires_grad:
+        raise ValueError("weight must not require a gradient in segment_reduce, but it does")
+    num_out = x.shape[0] if num_out is None else num_out
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        ties = "none"  # the record for the gradient costs time and memory
+    out, _ = torch.ops.fastgraph.segment_reduce(
+        x, index, ptr, weight, num_out, reduce, transpose, ties
+    )
+    return out
+
+
+def _record_shape(x: Tensor, num_out: int, ties: str) -> tuple[int, ...]:
+    return (0,) if ties == "none" else (num_out, *x.shape[1:])
+
+
+def _segment_reduce(
+    x: Tensor,
+    index: Tensor,
+    ptr: Tensor | None,
+    weight: Tensor | None,
+    num_out: int,
+    reduce: str,
+    transpose: bool,
+    ties: str,
+) -> tuple[Tensor, Tensor]:
+    check_operands(x, index, ptr, weight)
+    graph = topology(index, ptr, x.shape[0], num_out, transpose)
+    kernel = REGISTRY.kernel("segment_reduce", x.device.type, x.dtype)
+    out, record = kernel(graph, flatten(x), weight, reduce, transpose, ties)
+    return (
+        unflatten(out, num_out, *x.shape[1:]),
+        unflatten(record, *_record_shape(x, num_out, ties)),
+    )
+
+
+def _segment_reduce_fake(
+    x: Tensor,
+    index: Tensor,
+    ptr: Tensor | None,
+    weight: Tensor | None,
+    num_out: int,
+    reduce: str,
+    transpose: bool,
+    ties: str,
+) -> tuple[Tensor, Tensor]:
+    record = x.new_empty(_record_shape(x, num_out, ties), dtype=torch.int32)
+    return x.new_empty((num_out, *x.shape[1:])), record
+
+
+def _segment_reduce_backward(
+    grad: Tensor,
+    x: Tensor,
+    index: Tensor,
+    ptr: Tensor | None,
+    weight: Tensor | None,
+    out: Tensor,
+    record: Tensor,
+    transpose: bool,
+    ties: str,
+) -> Tensor:
+    check_operands(x, index, ptr, weight)
+    check_features("grad", grad)
+    kernel = REGISTRY.kernel("segment_reduce_backward", x.device.type, x.dtype)
+    return _gradient(kernel, grad, x, index, ptr, weight, out, record, transpose, ties)
+
+
+def _gradient(
+    kernel: Kernel,
+    grad: Tensor,
+    x: Tensor,
+    index: Tensor,
+    ptr: Tensor | None,
+    weight: Tensor | None,
+    out: Tensor,
+    record: Tensor,
+    transpose: bool,
+    ties: str,
+) -> Tensor:
+    graph = topology(index, ptr, x.shape[0], out.shape[0], transpose)
+    matrices = flatten(grad), flatten(x), weight, flatten(out), flatten(record)
+    grad_x: Tensor = kernel(graph, *matrices, transpose, ties)
+    return unflatten(grad_x, *x.shape)
+
+
+def _segment_reduce_backward_fake(
+    grad: Tensor,
+    x: Tensor,
+    index: Tensor,
+    ptr: Tensor | None,
+    weight: Tensor | None,
+    out: Tensor,
+    record: Tensor,
+    transpose: bool,
+    ties: str,
+) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    x, index, ptr, weight, _, _, ctx.transpose, ctx.ties = inputs
+    out, record = output
+    ctx.mark_non_differentiable(record)
+    ctx.save_for_backward(x, index, ptr, weight, out, record)
+
+
+def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]
+    x, index, ptr, weight, out, record = ctx.saved_tensors
+    if ctx.ties == "none":
+        raise RuntimeError(
+            "segment_reduce ran with ties='none' and recorded nothing, so it has no gradient"
+        )
+    arguments = (grad, x, index, ptr, weight, out, record, ctx.transpose, ctx.ties)
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        # The gradient itself will be differentiated, so it must be made of torch's operations.
+        grad_x = _gradient(reference.segment_reduce_backward, *arguments)
+    else:
+        grad_x = torch.ops.fastgraph.segment_reduce_backward(*arguments)
+    return grad_x, None, None, None, None, None, None, None
+
+
+LIBRARY.impl("segment_reduce", _segment_reduce, "CompositeExplicitAutograd")
+LIBRARY.impl("segment_reduce_backward", _segment_reduce_backward, "CompositeExplicitAutograd")
+torch.library.register_fake("fastgraph::segment_reduce", _segment_reduce_fake, lib=LIBRARY)
+torch.library.register_fake(
+    "fastgraph::segment_reduce_backward", _segment_reduce_backward_fake, lib=LIBRARY
+)
+torch.library.register_autograd(
+    "fastgraph::segment_reduce", _backward, setup_context=_setup, lib=LIBRARY
+)

@@ -1,0 +1,162 @@
+"""``spmm``: weighted sums and means over neighbourhoods, and ``sddmm``, its gradient for weights.
+
+The two operators close under differentiation: the gradient of ``spmm`` for its features is ``spmm``
+on the transposed graph, for its weights ``sddmm``; both gradients of ``sddmm`` are ``spmm``. So
+derivatives of any order run through the same kernels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastgraph.backends.registry import REGISTRY
+from fastgraph.ops.library import LIBRARY, define
+from fastgraph.ops.topology import check_choice, check_features, check_operands, flatten, topology, unflatten
+
+REDUCTIONS = ("sum", "mean")
+
+# "mean" divides by the degree of the aggregating node, "mean_adjoint" by that of the gathered one,
+# which is what the transposed graph needs in the gradient of a mean.
+_ADJOINT = {"sum": "sum", "mean": "mean_adjoint", "mean_adjoint": "mean"}
+
+define(
+    "spmm(Tensor x, Tensor index, Tensor? ptr, Tensor? weight, SymInt num_out, str reduce, "
+    "bool transpose) -> Tensor"
+)
+define(
+    "sddmm(Tensor grad, Tensor x, Tensor index, Tensor? ptr, str reduce, bool transpose) -> Tensor"
+)
+
+
+def spmm(
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor | None = None,
+    *,
+    ptr: Tensor | None = None,
+    num_out: int | None = None,
+    reduce: str = "sum",
+    transpose: bool = False,
+) -> Tensor:
+    r"""Aggregate neighbour features: :math:`y_i = \sum_{(j, i) \in E} w_{ji} x_j`, or their mean.
+
+    No message is stored; accumulation is in float32, or float64 for float64 features. Values and
+    gradients are bitwise equal for any number of threads.
+
+    Args:
+        x: features ``[nodes, *channels]``, float32, float64, bfloat16 or float16.
+        index: int64 or int32 ``[2, E]``, sources in row 0, destinations in row 1; with ``ptr``, the
+            sources ``[E]`` grouped by destination.
+        weight: one weight for each edge, ``[E]``, of ``x``'s dtype. With ``"mean"`` the weighted sum
+            is divided by the number of edges, not by the sum of weights.
+        ptr: int64 or int32 ``[nodes + 1]``, offsets of the groups in ``index``.
+        num_out: number of aggregating nodes; default: that of ``x``.
+        reduce: ``"sum"`` or ``"mean"``.
+        transpose: reverse every edge (PyG's ``flow="target_to_source"``).
+
+    Returns:
+        ``[num_out, *channels]``; zero for nodes without neighbours.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype, device or value.
+        IndexError: ``index`` points outside the nodes.
+    """
+    check_choice("reduce", reduce, REDUCTIONS)
+    num_out = x.shape[0] if num_out is None else num_out
+    return torch.ops.fastgraph.spmm(x, index, ptr, weight, num_out, reduce, transpose)
+
+
+def _spmm(
+    x: Tensor,
+    index: Tensor,
+    ptr: Tensor | None,
+    weight: Tensor | None,
+    num_out: int,
+    reduce: str,
+    transpose: bool,
+) -> Tensor:
+    check_operands(x, index, ptr, weight)
+    graph = topology(index, ptr, x.shape[0], num_out, transpose)
+    kernel = REGISTRY.kernel("spmm", x.device.type, x.dtype)
+    out: Tensor = kernel(graph, flatten(x), weight, reduce, transpose)
+    return unflatten(out, num_out, *x.shape[1:])
+
+
+def _spmm_fake(
+    x: Tensor,
+    index: Tensor,
+    ptr: Tensor | None,
+    weight: Tensor | None,
+    num_out: int,
+    reduce: str,
+    transpose: bool,
+) -> Tensor:
+    return x.new_empty((num_out, *x.shape[1:]))
+
+
+def _sddmm(
+    grad: Tensor, x: Tensor, index: Tensor, ptr: Tensor | None, reduce: str, transpose: bool
+) -> Tensor:
+    check_operands(x, index, ptr, None)
+    check_features("grad", grad)
+    graph = topology(index, ptr, x.shape[0], grad.shape[0], transpose)
+    kernel = REGISTRY.kernel("sddmm", x.device.type, x.dtype)
+    out: Tensor = kernel(graph, flatten(grad), flatten(x), reduce, transpose)
+    return out
+
+
+def _sddmm_fake(
+    grad: Tensor, x: Tensor, index: Tensor, ptr: Tensor | None, reduce: str, transpose: bool
+) -> Tensor:
+    return x.new_empty(index.shape[-1])
+
+
+def _spmm_setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    x, index, ptr, weight, _, ctx.reduce, ctx.transpose = inputs
+    ctx.num_in = x.shape[0]
+    needs_x = weight is not None and weight.requires_grad
+    ctx.save_for_backward(x if needs_x else None, index, ptr, weight)
+
+
+def _spmm_backward(ctx, grad):  # type: ignore[no-untyped-def]
+    x, index, ptr, weight = ctx.saved_tensors
+    grad_x = grad_weight = None
+    if ctx.needs_input_grad[0]:
+        grad_x = torch.ops.fastgraph.spmm(
+            grad, index, ptr, weight, ctx.num_in, _ADJOINT[ctx.reduce], not ctx.transpose
+        )
+    if ctx.needs_input_grad[3]:
+        grad_weight = torch.ops.fastgraph.sddmm(grad, x, index, ptr, ctx.reduce, ctx.transpose)
+    return grad_x, None, None, grad_weight, None, None, None
+
+
+def _sddmm_setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    grad, x, index, ptr, ctx.reduce, ctx.transpose = inputs
+    ctx.save_for_backward(grad, x, index, ptr)
+
+
+def _sddmm_backward(ctx, grad_out):  # type: ignore[no-untyped-def]
+    grad, x, index, ptr = ctx.saved_tensors
+    grad_grad = grad_x = None
+    if ctx.needs_input_grad[0]:
+        grad_grad = torch.ops.fastgraph.spmm(
+            x, index, ptr, grad_out, grad.shape[0], ctx.reduce, ctx.transpose
+        )
+    if ctx.needs_input_grad[1]:
+        grad_x = torch.ops.fastgraph.spmm(
+            grad, index, ptr, grad_out, x.shape[0], _ADJOINT[ctx.reduce], not ctx.transpose
+        )
+    return grad_grad, grad_x, None, None, None, None
+
+
+LIBRARY.impl("spmm", _spmm, "CompositeExplicitAutograd")
+LIBRARY.impl("sddmm", _sddmm, "CompositeExplicitAutograd")
+torch.library.register_fake("fastgraph::spmm", _spmm_fake, lib=LIBRARY)
+torch.library.register_fake("fastgraph::sddmm", _sddmm_fake, lib=LIBRARY)
+torch.library.register_autograd(
+    "fastgraph::spmm", _spmm_backward, setup_context=_spmm_setup, lib=LIBRARY
+)
+torch.library.register_autograd(
+    "fastgraph::sddmm", _sddmm_backward, setup_context=_sddmm_setup, lib=LIBRARY
+)

@@ -1,0 +1,74 @@
+"""How an operator names the graph it works on, and the checks that every operator makes.
+
+``index`` and ``ptr`` are described in :class:`fastgraph.Graph`. ``transpose`` reverses every edge:
+features are then gathered at the destinations and aggregated at the sources. ``num_out`` is the
+number of aggregating nodes; the number of gathered ones is the first size of the features.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastgraph.backends.base import FLOATING
+from fastgraph.graph import Graph, graph_of
+
+
+def topology(index: Tensor, ptr: Tensor | None, num_in: int, num_out: int, transpose: bool) -> Graph:
+    """The memoised graph with ``num_in`` gathered and ``num_out`` aggregating nodes."""
+    num_src, num_dst = (num_out, num_in) if transpose else (num_in, num_out)
+    return graph_of(index, ptr, num_src, num_dst)
+
+
+def check_features(name: str, x: Tensor) -> None:
+    """Features are floating point ``[nodes, *channels]``."""
+    if x.dtype not in FLOATING:
+        raise ValueError(f"{name} must be one of {[str(d) for d in FLOATING]}, got {x.dtype}")
+    if x.dim() < 2:
+        raise ValueError(f"{name} must be [nodes, *channels], got shape {list(x.shape)}")
+
+
+def check_operands(x: Tensor, index: Tensor, ptr: Tensor | None, weight: Tensor | None) -> None:
+    """Features, topology and optional edge weights fit together.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came.
+    """
+    check_features("x", x)
+    if index.device != x.device or (ptr is not None and ptr.device != x.device):
+        raise ValueError(f"index and ptr must be on x's device {x.device}, got {index.device}")
+    if weight is None:
+        return
+    if weight.shape != (index.shape[-1],):
+        raise ValueError(
+            f"weight must have one value for each of {index.shape[-1]} edges, "
+            f"got shape {list(weight.shape)}"
+        )
+    if weight.dtype != x.dtype or weight.device != x.device:
+        raise ValueError(
+            f"weight must have x's dtype and device ({x.dtype}, {x.device}), "
+            f"got ({weight.dtype}, {weight.device})"
+        )
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}")
+
+
+def flatten(x: Tensor) -> Tensor:
+    """``[nodes, *channels]`` as a contiguous ``[nodes, channels]`` matrix."""
+    if x.dim() == 2:
+        return x.contiguous()
+    return x.reshape(x.shape[0], x.shape[1:].numel()).contiguous()
+
+
+def unflatten(matrix: Tensor, *shape: int) -> Tensor:
+    """Give a fresh matrix its final shape, without autograd seeing a view.
+
+    In-place operations on a view that was made inside an operator are an error.
+    """
+    if matrix.shape == shape:
+        return matrix
+    out: Tensor = torch.ops.aten._unsafe_view.default(matrix, shape)
+    return out
