@@ -1,0 +1,82 @@
+"""fastgraph: fused message passing for PyTorch Geometric and DGL.
+
+Put ``import fastgraph; fastgraph.enable()`` at the top of a training script, or run it with
+``python -m fastgraph train.py``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from fastgraph import settings as _settings
+
+if TYPE_CHECKING:
+    from fastgraph.graph import Graph
+    from fastgraph.inspection import is_accelerated
+    from fastgraph.routing.state import disable, enable, enabled, is_enabled
+    from fastgraph.routing.status import FallbackWarning, RouteRefusedError, Status
+
+__all__ = [
+    "FallbackWarning",
+    "Graph",
+    "RouteRefusedError",
+    "Status",
+    "clear_cache",
+    "disable",
+    "enable",
+    "enabled",
+    "is_accelerated",
+    "is_enabled",
+    "status",
+]
+
+try:
+    __version__ = version("fastgraph")
+except PackageNotFoundError:  # running from a source tree that was not installed
+    __version__ = "0+unknown"
+
+# Everything that needs torch is loaded on first use, so that `python -m fastgraph info` can report
+# a missing or broken torch.
+_LAZY = {
+    "FallbackWarning": "fastgraph.routing.status",
+    "Graph": "fastgraph.graph",
+    "RouteRefusedError": "fastgraph.routing.status",
+    "Status": "fastgraph.routing.status",
+    "disable": "fastgraph.routing.state",
+    "enable": "fastgraph.routing.state",
+    "enabled": "fastgraph.routing.state",
+    "is_accelerated": "fastgraph.inspection",
+    "is_enabled": "fastgraph.routing.state",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'fastgraph' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def status() -> Status:
+    """Calls seen since the process started: by layer, how many were routed, and why others not."""
+    from fastgraph.routing.status import STATUS
+
+    return STATUS
+
+
+def clear_cache() -> None:
+    """Forget all sorted graphs; needed only after editing an index through numpy or ``.data``."""
+    from fastgraph.memo import MEMO
+
+    MEMO.clear()
+
+
+# The command line reports an invalid variable itself.
+if sys.orig_argv[1:3] != ["-m", "fastgraph"] and _settings.from_environment().enabled:
+    importlib.import_module("fastgraph.routing.state").enable()

@@ -1,0 +1,116 @@
+"""The route of ``gcn_norm``: the symmetric normalisation, remembered.
+
+PyG's layers normalise anew at every forward unless ``cached=True``. The result depends only on the
+arguments, so upstream's own result is kept for as long as the caller's tensors live unchanged. Its
+``edge_index`` is then the same tensor at every call, and the operators find its sorted graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.nn.conv import gcn_conv
+
+from fastgraph.memo import MEMO, tensor_key
+from fastgraph.routing.conditions import execution_mode
+from fastgraph.routing.patching import Patches
+
+
+_CALLERS = object()
+"""Stands for the caller's own ``edge_index`` in a remembered result, which must not keep it alive."""
+
+
+class _Normalised(NamedTuple):
+    """A result of ``gcn_norm`` and the versions of its tensors when it was computed."""
+
+    result: tuple[Any, ...]
+    tensors: tuple[Tensor, ...]
+    versions: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in self.tensors)
+
+    @property
+    def intact(self) -> bool:
+        """Whether nobody has edited what upstream would have computed afresh."""
+        return self.versions == tuple(t._version for t in self.tensors)
+
+
+def install(patches: Patches) -> None:
+    """Replace ``gcn_norm`` in every PyG module that has imported it."""
+    upstream = gcn_conv.gcn_norm
+    routed = _routed(upstream)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch_geometric.nn") and vars(module).get("gcn_norm") is upstream:
+            patches.replace(module, "gcn_norm", routed)
+
+
+def _routed(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(upstream)
+    def gcn_norm(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or execution_mode() is not None:
+            return upstream(edge_index, edge_weight, *args, **kwargs)
+        parts = _plain_parts(edge_index)
+        if parts is None or any(t.is_inference() for t in parts):
+            return upstream(edge_index, edge_weight, *args, **kwargs)
+        learned = edge_weight is not None and (
+            edge_weight.requires_grad or edge_weight.is_inference()
+        )
+        inputs = parts if edge_weight is None or learned else (*parts, edge_weight)
+        key = (
+            "gcn_norm",
+            learned,
+            _description(edge_index),
+            *map(tensor_key, inputs),
+            args,
+            *kwargs.items(),
+        )
+        known: _Normalised | None = MEMO.get(key)
+        if known is not None and known.intact and not learned:
+            return tuple(edge_index if part is _CALLERS else part for part in known.result)
+        index, weight = upstream(edge_index, edge_weight, *args, **kwargs)
+        if learned and known is not None and known.intact:
+            return known.result[0], weight
+        own = _CALLERS if index is edge_index else index
+        kept = (own,) if learned else (own, weight)
+        tensors = tuple(t for part in kept for t in _plain_parts(part) or ())
+        versions = tuple(t._version for t in tensors)
+        if tensors:
+            MEMO.put(key, _Normalised(kept, tensors, versions), *inputs)
+        return index, weight
+
+    return gcn_norm
+
+
+def _plain_parts(edge_index: object) -> tuple[Tensor, ...] | None:
+    """The strided tensors that hold a graph; ``None`` for kinds that are left to upstream."""
+    if isinstance(edge_index, EdgeIndex):
+        return (edge_index.as_tensor(),)
+    if type(edge_index) is not Tensor or edge_index.requires_grad:
+        return None
+    if edge_index.layout == torch.strided:
+        return (edge_index,)
+    if edge_index.layout == torch.sparse_csr:
+        return edge_index.crow_indices(), edge_index.col_indices(), edge_index.values()
+    if edge_index.layout == torch.sparse_coo and edge_index.is_coalesced():
+        return edge_index._indices(), edge_index._values()
+    return None
+
+
+def _description(edge_index: Any) -> tuple[object, ...]:
+    """What the result depends on besides the strided tensors."""
+    if isinstance(edge_index, EdgeIndex):
+        return (
+            EdgeIndex,
+            edge_index.sparse_size(),
+            edge_index.sort_order,
+            edge_index.is_undirected,
+        )
+    return (edge_index.layout, edge_index.shape)

@@ -1,0 +1,271 @@
+"""The route of ``MessagePassing.propagate``.
+
+PyG generates a ``propagate`` for every class from a template, at the class's first instance, and
+stores it in the class. That function is wrapped, where the template installs it: the wrapper either
+computes the aggregation with one operator or calls the function it wraps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.nn.aggr import (
+    MaxAggregation,
+    MeanAggregation,
+    MinAggregation,
+    SumAggregation,
+)
+from torch_geometric.nn.conv import MessagePassing
+
+from fastgraph import ops, settings
+from fastgraph.backends.registry import REGISTRY
+from fastgraph.pyg.messages import Message, known_message, multiplies_adjacency
+from fastgraph.pyg.topology import Topology, topology_of
+from fastgraph.routing.conditions import execution_mode, plain_tensor
+from fastgraph.routing.patching import Patches
+from fastgraph.routing.state import SWITCH
+from fastgraph.routing.status import RouteRefusedError, count_refused, count_routed
+
+_REDUCTIONS = {
+    SumAggregation: "sum",
+    MeanAggregation: "mean",
+    MaxAggregation: "max",
+    MinAggregation: "min",
+}
+
+_HOOKS = (
+    "_propagate_forward_pre_hooks",
+    "_propagate_forward_hooks",
+    "_message_forward_pre_hooks",
+    "_message_forward_hooks",
+    "_aggregate_forward_pre_hooks",
+    "_aggregate_forward_hooks",
+    "_message_and_aggregate_forward_pre_hooks",
+    "_message_and_aggregate_forward_hooks",
+)
+
+_METHODS = ("message", "aggregate", "update", "message_and_aggregate", "collect")
+
+
+class Plan(NamedTuple):
+    """One aggregation, ready to run."""
+
+    x: Tensor
+    topology: Topology
+    weight: Tensor | None
+    reduce: str
+    num_out: int
+    node_dim: int
+    ties: str
+
+
+def install(patches: Patches) -> None:
+    """Wrap the generated ``propagate`` of every class, of today and of later."""
+    upstream = MessagePassing._set_jittable_templates
+
+    @functools.wraps(upstream)
+    def set_jittable_templates(self: MessagePassing, raise_on_error: bool = False) -> None:
+        upstream(self, raise_on_error)
+        _wrap_class(type(self), patches)
+
+    patches.replace(MessagePassing, "_set_jittable_templates", set_jittable_templates)
+    for cls in _subclasses(MessagePassing):
+        _wrap_class(cls, patches)
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    yield cls
+    for subclass in cls.__subclasses__():
+        yield from _subclasses(subclass)
+
+
+def _wrap_class(cls: type, patches: Patches) -> None:
+    """Wrap the function that the template put into this very class, if it did."""
+    generated = vars(cls).get("_jinja_propagate")
+    if generated is None or hasattr(generated, "_fastgraph_upstream"):
+        return
+    # The template saves whatever `propagate` a class inherits, and that may be a wrapper.
+    inherited = vars(cls).get("_orig_propagate")
+    if hasattr(inherited, "_fastgraph_upstream"):
+        cls._orig_propagate = inherited._fastgraph_upstream  # type: ignore[attr-defined]
+    if vars(cls).get("propagate") is generated:
+        wrapper = _routed(generated)
+        # An instance binds the saved function to itself when explaining ends.
+        patches.replace(cls, "_jinja_propagate", wrapper)
+        patches.replace(cls, "propagate", wrapper)
+
+
+def _routed(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    # `wraps` keeps upstream's `__module__`, by which the template knows its own work.
+    @functools.wraps(upstream)
+    def propagate(
+        self: MessagePassing, edge_index: Any, *args: Any, size: Any = None, **kwargs: Any
+    ) -> Tensor:
+        if not SWITCH.active:  # an instance kept the wrapper beyond `disable()`
+            return upstream(self, edge_index, *args, size=size, **kwargs)
+        if args:
+            plan: Plan | str = "propagate was called with positional arguments"
+        else:
+            plan = plan_propagate(self, edge_index, size, kwargs)
+        if isinstance(plan, Plan):
+            if not torch.compiler.is_compiling():  # a counter would make Dynamo recompile
+                count_routed(type(self).__name__)
+            return run(plan)
+        if not torch.compiler.is_compiling():
+            count_refused(type(self).__name__, plan)
+        if settings.current().strict and known_message(type(self)) is not None:
+            raise RouteRefusedError(f"{type(self).__name__} cannot be routed: {plan}")
+        return upstream(self, edge_index, *args, size=size, **kwargs)
+
+    propagate._fastgraph_upstream = upstream  # type: ignore[attr-defined]
+    return propagate
+
+
+def run(plan: Plan) -> Tensor:
+    """Compute a planned aggregation."""
+    x = plan.x if plan.node_dim == 0 else plan.x.movedim(plan.node_dim, 0)
+    topology = plan.topology
+    options = {
+        "ptr": topology.ptr,
+        "num_out": plan.num_out,
+        "reduce": plan.reduce,
+        "transpose": topology.transpose,
+    }
+    if plan.reduce in ops.spmm_reductions:
+        out = ops.spmm(x, topology.index, plan.weight, **options)
+    else:
+        out = ops.segment_reduce(x, topology.index, plan.weight, ties=plan.ties, **options)
+    return out if plan.node_dim == 0 else out.movedim(0, plan.node_dim)
+
+
+def plan_propagate(
+    module: MessagePassing, edge_index: object, size: Any, arguments: Mapping[str, Any]
+) -> Plan | str:
+    """The aggregation that ``module.propagate`` asks for, or the reason to leave it to upstream."""
+    cls = type(module)
+    message = known_message(cls)
+    if message is None:
+        return "its message is not a known one"
+    refusal = execution_mode() or _module_refusal(module, cls)
+    if refusal is not None:
+        return refusal
+    topology = topology_of(edge_index, module.flow)
+    if isinstance(topology, str):
+        return topology
+    if topology.num_edges < settings.current().min_edges:
+        return f"fewer than min_edges={settings.current().min_edges} edges"
+    reduce = _REDUCTIONS[type(module.aggr_module)]
+    is_sparse = topology.values is not None
+    fused = is_sparse and module.fuse
+    if isinstance(edge_index, EdgeIndex) and module.fuse and module.SUPPORTS_FUSED_EDGE_INDEX:
+        if reduce in ("max", "min") and edge_index.is_sorted_by_col:
+            return "EdgeIndex.matmul breaks ties of max and min in its own way"
+
+    features = arguments.get("x")
+    sizes = module._check_input(edge_index, size)
+    aggregating, gathered = (1, 0) if module.flow == "source_to_target" else (0, 1)
+    if isinstance(features, (tuple, list)):
+        if len(features) != 2:
+            return f"x has {len(features)} entries"
+        x = features[gathered]
+        for position, part in enumerate(features):
+            if isinstance(part, Tensor) and (not fused or position == gathered):
+                module._set_size(sizes, position, part)
+    else:
+        x = features
+        if isinstance(x, Tensor):
+            module._set_size(sizes, gathered, x)
+    refusal = plain_tensor("x", x)
+    if refusal is not None or not isinstance(x, Tensor):
+        return refusal or "x is not a tensor"
+    num_out = sizes[aggregating] if sizes[aggregating] is not None else sizes[gathered]
+    if num_out is None:
+        return "the number of aggregating nodes is unknown"
+
+    if fused:
+        if not multiplies_adjacency(cls):
+            return "message_and_aggregate is overridden"
+        if x.dim() != 2:
+            return "a sparse adjacency matrix with features that are not two-dimensional"
+        if topology.values is None or topology.values.dtype != x.dtype:
+            return "the sparse adjacency matrix and the features have different dtypes"
+        weight: Tensor | None = topology.values
+        ties = "winner"
+    else:
+        if is_sparse and topology.transpose and topology.ptr is not None:
+            return "a sparse CSC adjacency matrix without message_and_aggregate"
+        found = _message_weight(message, arguments, topology, x, module.node_dim)
+        if isinstance(found, str):
+            return found
+        weight, ties = found, "split"
+
+    if weight is not None:
+        dtype = torch.promote_types(weight.dtype, x.dtype)
+        x, weight = x.to(dtype), weight.to(dtype)
+        if reduce in ("max", "min") and weight.requires_grad:
+            return "max and min have no gradient for edge weights"
+    operator = "spmm" if reduce in ops.spmm_reductions else "segment_reduce"
+    refusal = REGISTRY.refusal(operator, x.device.type, x.dtype)
+    if refusal is not None:
+        return refusal
+    node_dim = module.node_dim + x.dim() if module.node_dim < 0 else module.node_dim
+    return Plan(x, topology, weight, reduce, num_out, node_dim, ties)
+
+
+def _module_refusal(module: MessagePassing, cls: type[MessagePassing]) -> str | None:
+    if cls.aggregate is not MessagePassing.aggregate:
+        return "aggregate is overridden"
+    if cls.update is not MessagePassing.update:
+        return "update is overridden"
+    attributes = vars(module)
+    for name in _METHODS:
+        if name in attributes:
+            return f"{name} is overridden on the instance"
+    if any(attributes[name] for name in _HOOKS):
+        return "a message-passing hook is set"
+    if module.explain:
+        return "explaining"
+    if module.decomposed_layers > 1:
+        return "decomposed_layers > 1"
+    aggregation = module.aggr_module
+    if type(aggregation) not in _REDUCTIONS:
+        return f"aggregation {type(aggregation).__name__}"
+    if aggregation._forward_hooks or aggregation._forward_pre_hooks:
+        return "a hook is set on the aggregation"
+    return None
+
+
+def _message_weight(
+    message: Message,
+    arguments: Mapping[str, Any],
+    topology: Topology,
+    x: Tensor,
+    node_dim: int,
+) -> Tensor | None | str:
+    """The factor of each edge as ``[E]``, ``None`` for plain copies, or a reason to refuse."""
+    if not -x.dim() <= node_dim < x.dim() or x.dim() < 2:
+        return f"features of {x.dim()} dimensions with node_dim={node_dim}"
+    if message.weight is None:
+        return None
+    weight = arguments.get(message.weight)
+    if weight is None and message.collected:
+        weight = topology.values
+    if weight is None:
+        return None if message.optional else f"{message.weight} is missing"
+    refusal = plain_tensor(message.weight, weight)
+    if refusal is not None:
+        return refusal
+    if weight.numel() != topology.num_edges:
+        return f"{message.weight} does not have one value for each edge"
+    if not weight.is_floating_point():
+        return f"{message.weight} has dtype {weight.dtype}"
+    if weight.device != x.device:
+        return f"{message.weight} is on another device"
+    if x.dim() > 2 and node_dim not in (-2, x.dim() - 2):
+        return "edge weights with channels before the last two dimensions"
+    return weight.view(-1)

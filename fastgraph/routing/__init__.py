@@ -1,0 +1,1 @@
+"""Routing: which upstream code is replaced, when, and what became of every call."""

@@ -1,0 +1,32 @@
+"""Conditions that every route shares, each answering with the reason to refuse or ``None``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+
+def execution_mode() -> str | None:
+    """Upstream's own code must run where an operator would be opaque or silently wrong."""
+    if torch.compiler.is_compiling():
+        return None
+    if torch.jit.is_tracing():
+        return "torch.jit is tracing"
+    if torch.onnx.is_in_onnx_export():
+        return "exporting to ONNX"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "inside a torch.func transform"
+    if forward_ad._current_level >= 0:
+        return "forward-mode automatic differentiation is active"
+    return None
+
+
+def plain_tensor(name: str, value: object) -> str | None:
+    """Tensor subclasses (DTensor, FakeTensor, ...) define their own behaviour."""
+    if type(value) is Tensor or type(value) is Parameter:
+        return None
+    if torch.compiler.is_compiling() and isinstance(value, Tensor):
+        return None
+    return f"{name} is a {type(value).__name__}, not a plain tensor"
