@@ -1,8 +1,6 @@
 """Operators on graphs, with gradients: one file each."""
 
-from fastgraph.ops.segment_reduce import REDUCTIONS as segment_reductions
 from fastgraph.ops.segment_reduce import segment_reduce
-from fastgraph.ops.spmm import REDUCTIONS as spmm_reductions
 from fastgraph.ops.spmm import spmm
 
-__all__ = ["segment_reduce", "segment_reductions", "spmm", "spmm_reductions"]
+__all__ = ["segment_reduce", "spmm"]

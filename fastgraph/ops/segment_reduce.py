@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
 from fastgraph.backends.base import Kernel
 from fastgraph.backends.registry import REGISTRY
-from fastgraph.ops.library import LIBRARY, define
+from fastgraph.ops.library import Gradient, define
 from fastgraph.ops.topology import (
     check_choice,
     check_features,
@@ -20,15 +23,6 @@ from fastgraph.ops.topology import (
 
 REDUCTIONS = ("max", "min")
 TIES = ("split", "winner")
-
-define(
-    "segment_reduce(Tensor x, Tensor index, Tensor? ptr, Tensor? weight, SymInt num_out, "
-    "str reduce, bool transpose, str ties) -> (Tensor, Tensor)"
-)
-define(
-    "segment_reduce_backward(Tensor grad, Tensor x, Tensor index, Tensor? ptr, Tensor? weight, "
-    "Tensor out, Tensor record, bool transpose, str ties) -> Tensor"
-)
 
 
 def segment_reduce(
@@ -48,9 +42,13 @@ def segment_reduce(
 
     Args:
         x: features ``[nodes, *channels]``, float32, float64, bfloat16 or float16.
-        index, ptr, num_out, transpose: as in :func:`fastgraph.ops.spmm`.
+        index: int64 or int32 ``[2, E]``, sources in row 0, destinations in row 1; with ``ptr``, the
+            sources ``[E]`` grouped by destination.
         weight: one factor for each edge, ``[E]``, of ``x``'s dtype; not differentiable here.
+        ptr: int64 or int32 ``[nodes + 1]``, offsets of the groups in ``index``.
+        num_out: number of aggregating nodes; default: that of ``x``.
         reduce: ``"max"`` or ``"min"``.
+        transpose: reverse every edge (PyG's ``flow="target_to_source"``).
         ties: who receives the gradient of an extremum that several neighbours attain.
             ``"split"`` is what ``torch.scatter_reduce`` does with the zero-initialised output that
             PyG gives it for ``edge_index`` input: an even split, in which the initial zero takes a
@@ -72,9 +70,8 @@ def segment_reduce(
     num_out = x.shape[0] if num_out is None else num_out
     if not (x.requires_grad and torch.is_grad_enabled()):
         ties = "none"  # the record for the gradient costs time and memory
-    out, _ = torch.ops.fastgraph.segment_reduce(
-        x, index, ptr, weight, num_out, reduce, transpose, ties
-    )
+    out: Tensor
+    out, _ = SEGMENT_REDUCE(x, index, ptr, weight, num_out, reduce, transpose, ties)
     return out
 
 
@@ -165,14 +162,14 @@ def _segment_reduce_backward_fake(
     return x.new_empty(x.shape)
 
 
-def _setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    x, index, ptr, weight, _, _, ctx.transpose, ctx.ties = inputs
-    out, record = output
+def _save(ctx: Any, arguments: Sequence[Any], result: tuple[Tensor, Tensor]) -> None:
+    x, index, ptr, weight, _, _, ctx.transpose, ctx.ties = arguments
+    out, record = result
     ctx.mark_non_differentiable(record)
     ctx.save_for_backward(x, index, ptr, weight, out, record)
 
 
-def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]
+def _backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
     x, index, ptr, weight, out, record = ctx.saved_tensors
     if ctx.ties == "none":
         raise RuntimeError(
@@ -183,16 +180,20 @@ def _backward(ctx, grad, _):  # type: ignore[no-untyped-def]
         # The gradient itself will be differentiated, so it must be made of torch's operations.
         grad_x = _gradient(reference.segment_reduce_backward, *arguments)
     else:
-        grad_x = torch.ops.fastgraph.segment_reduce_backward(*arguments)
+        grad_x = SEGMENT_REDUCE_BACKWARD(*arguments)
     return grad_x, None, None, None, None, None, None, None
 
 
-LIBRARY.impl("segment_reduce", _segment_reduce, "CompositeExplicitAutograd")
-LIBRARY.impl("segment_reduce_backward", _segment_reduce_backward, "CompositeExplicitAutograd")
-torch.library.register_fake("fastgraph::segment_reduce", _segment_reduce_fake, lib=LIBRARY)
-torch.library.register_fake(
-    "fastgraph::segment_reduce_backward", _segment_reduce_backward_fake, lib=LIBRARY
+SEGMENT_REDUCE = define(
+    "segment_reduce(Tensor x, Tensor index, Tensor? ptr, Tensor? weight, SymInt num_out, "
+    "str reduce, bool transpose, str ties) -> (Tensor, Tensor)",
+    _segment_reduce,
+    _segment_reduce_fake,
+    Gradient((0,), _save, _backward),
 )
-torch.library.register_autograd(
-    "fastgraph::segment_reduce", _backward, setup_context=_setup, lib=LIBRARY
+SEGMENT_REDUCE_BACKWARD = define(
+    "segment_reduce_backward(Tensor grad, Tensor x, Tensor index, Tensor? ptr, Tensor? weight, "
+    "Tensor out, Tensor record, bool transpose, str ties) -> Tensor",
+    _segment_reduce_backward,
+    _segment_reduce_backward_fake,
 )

@@ -7,26 +7,27 @@ derivatives of any order run through the same kernels.
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+from typing import Any
+
 from torch import Tensor
 
 from fastgraph.backends.registry import REGISTRY
-from fastgraph.ops.library import LIBRARY, define
-from fastgraph.ops.topology import check_choice, check_features, check_operands, flatten, topology, unflatten
+from fastgraph.ops.library import Gradient, define
+from fastgraph.ops.topology import (
+    check_choice,
+    check_features,
+    check_operands,
+    flatten,
+    topology,
+    unflatten,
+)
 
 REDUCTIONS = ("sum", "mean")
 
 # "mean" divides by the degree of the aggregating node, "mean_adjoint" by that of the gathered one,
 # which is what the transposed graph needs in the gradient of a mean.
 _ADJOINT = {"sum": "sum", "mean": "mean_adjoint", "mean_adjoint": "mean"}
-
-define(
-    "spmm(Tensor x, Tensor index, Tensor? ptr, Tensor? weight, SymInt num_out, str reduce, "
-    "bool transpose) -> Tensor"
-)
-define(
-    "sddmm(Tensor grad, Tensor x, Tensor index, Tensor? ptr, str reduce, bool transpose) -> Tensor"
-)
 
 
 def spmm(
@@ -48,8 +49,8 @@ def spmm(
         x: features ``[nodes, *channels]``, float32, float64, bfloat16 or float16.
         index: int64 or int32 ``[2, E]``, sources in row 0, destinations in row 1; with ``ptr``, the
             sources ``[E]`` grouped by destination.
-        weight: one weight for each edge, ``[E]``, of ``x``'s dtype. With ``"mean"`` the weighted sum
-            is divided by the number of edges, not by the sum of weights.
+        weight: one weight for each edge, ``[E]``, of ``x``'s dtype. With ``"mean"`` the weighted
+            sum is divided by the number of edges, not by the sum of weights.
         ptr: int64 or int32 ``[nodes + 1]``, offsets of the groups in ``index``.
         num_out: number of aggregating nodes; default: that of ``x``.
         reduce: ``"sum"`` or ``"mean"``.
@@ -64,7 +65,8 @@ def spmm(
     """
     check_choice("reduce", reduce, REDUCTIONS)
     num_out = x.shape[0] if num_out is None else num_out
-    return torch.ops.fastgraph.spmm(x, index, ptr, weight, num_out, reduce, transpose)
+    out: Tensor = SPMM(x, index, ptr, weight, num_out, reduce, transpose)
+    return out
 
 
 def _spmm(
@@ -112,51 +114,50 @@ def _sddmm_fake(
     return x.new_empty(index.shape[-1])
 
 
-def _spmm_setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    x, index, ptr, weight, _, ctx.reduce, ctx.transpose = inputs
+def _spmm_save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
+    x, index, ptr, weight, _, ctx.reduce, ctx.transpose = arguments
     ctx.num_in = x.shape[0]
     needs_x = weight is not None and weight.requires_grad
     ctx.save_for_backward(x if needs_x else None, index, ptr, weight)
 
 
-def _spmm_backward(ctx, grad):  # type: ignore[no-untyped-def]
+def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, index, ptr, weight = ctx.saved_tensors
     grad_x = grad_weight = None
     if ctx.needs_input_grad[0]:
-        grad_x = torch.ops.fastgraph.spmm(
-            grad, index, ptr, weight, ctx.num_in, _ADJOINT[ctx.reduce], not ctx.transpose
-        )
+        grad_x = SPMM(grad, index, ptr, weight, ctx.num_in, _ADJOINT[ctx.reduce], not ctx.transpose)
     if ctx.needs_input_grad[3]:
-        grad_weight = torch.ops.fastgraph.sddmm(grad, x, index, ptr, ctx.reduce, ctx.transpose)
+        grad_weight = SDDMM(grad, x, index, ptr, ctx.reduce, ctx.transpose)
     return grad_x, None, None, grad_weight, None, None, None
 
 
-def _sddmm_setup(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    grad, x, index, ptr, ctx.reduce, ctx.transpose = inputs
+def _sddmm_save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
+    grad, x, index, ptr, ctx.reduce, ctx.transpose = arguments
     ctx.save_for_backward(grad, x, index, ptr)
 
 
-def _sddmm_backward(ctx, grad_out):  # type: ignore[no-untyped-def]
+def _sddmm_backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     grad, x, index, ptr = ctx.saved_tensors
     grad_grad = grad_x = None
     if ctx.needs_input_grad[0]:
-        grad_grad = torch.ops.fastgraph.spmm(
-            x, index, ptr, grad_out, grad.shape[0], ctx.reduce, ctx.transpose
-        )
+        grad_grad = SPMM(x, index, ptr, grad_out, grad.shape[0], ctx.reduce, ctx.transpose)
     if ctx.needs_input_grad[1]:
-        grad_x = torch.ops.fastgraph.spmm(
+        grad_x = SPMM(
             grad, index, ptr, grad_out, x.shape[0], _ADJOINT[ctx.reduce], not ctx.transpose
         )
     return grad_grad, grad_x, None, None, None, None
 
 
-LIBRARY.impl("spmm", _spmm, "CompositeExplicitAutograd")
-LIBRARY.impl("sddmm", _sddmm, "CompositeExplicitAutograd")
-torch.library.register_fake("fastgraph::spmm", _spmm_fake, lib=LIBRARY)
-torch.library.register_fake("fastgraph::sddmm", _sddmm_fake, lib=LIBRARY)
-torch.library.register_autograd(
-    "fastgraph::spmm", _spmm_backward, setup_context=_spmm_setup, lib=LIBRARY
+SPMM = define(
+    "spmm(Tensor x, Tensor index, Tensor? ptr, Tensor? weight, SymInt num_out, str reduce, "
+    "bool transpose) -> Tensor",
+    _spmm,
+    _spmm_fake,
+    Gradient((0, 3), _spmm_save, _spmm_backward),
 )
-torch.library.register_autograd(
-    "fastgraph::sddmm", _sddmm_backward, setup_context=_sddmm_setup, lib=LIBRARY
+SDDMM = define(
+    "sddmm(Tensor grad, Tensor x, Tensor index, Tensor? ptr, str reduce, bool transpose) -> Tensor",
+    _sddmm,
+    _sddmm_fake,
+    Gradient((0, 1), _sddmm_save, _sddmm_backward),
 )

@@ -14,7 +14,9 @@ from fastgraph.backends.base import FLOATING
 from fastgraph.graph import Graph, graph_of
 
 
-def topology(index: Tensor, ptr: Tensor | None, num_in: int, num_out: int, transpose: bool) -> Graph:
+def topology(
+    index: Tensor, ptr: Tensor | None, num_in: int, num_out: int, transpose: bool
+) -> Graph:
     """The memoised graph with ``num_in`` gathered and ``num_out`` aggregating nodes."""
     num_src, num_dst = (num_out, num_in) if transpose else (num_in, num_out)
     return graph_of(index, ptr, num_src, num_dst)
@@ -52,6 +54,7 @@ def check_operands(x: Tensor, index: Tensor, ptr: Tensor | None, weight: Tensor 
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuse a value that is not one of the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}")
 
