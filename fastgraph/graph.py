@@ -21,17 +21,18 @@ MAX_INDEX = 2**31 - 1
 class Compressed(NamedTuple):
     """Entries of a sparse matrix grouped by row.
 
-    ``ptr`` (int64, [rows + 1]) delimits the rows, ``index`` (int32, [entries]) holds the column of
+    ``ptr`` (int64, [rows + 1]) delimits the rows, ``col`` (int32, [entries]) holds the column of
     each entry, and ``edge_id`` (int32, [entries]) the position of each entry in the caller's edge
     order; ``None`` stands for the identity.
     """
 
     ptr: Tensor
-    index: Tensor
+    col: Tensor
     edge_id: Tensor | None
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the three tensors."""
         return sum(t.nbytes for t in self if t is not None)
 
 
@@ -72,13 +73,13 @@ class Graph:
         else:
             rows = _check_compressed(ptr, index, num_dst, num_src)
         self.by_destination = rows
-        """Edges grouped by destination; ``index`` holds sources."""
+        """Edges grouped by destination; ``col`` holds sources."""
         self._by_source: Compressed | None = None
         self._inverse_degrees: dict[tuple[bool, torch.dtype], Tensor] = {}
 
     @property
     def by_source(self) -> Compressed:
-        """Edges grouped by source, in ascending destination order; ``index`` holds destinations."""
+        """Edges grouped by source, in ascending destination order; ``col`` holds destinations."""
         if self._by_source is None:
             self._by_source = _transpose(self.by_destination, self.num_src)
         return self._by_source
@@ -88,10 +89,10 @@ class Graph:
         return self.by_source if transpose else self.by_destination
 
     def edge_list(self) -> tuple[Tensor, Tensor]:
-        """Sources and destinations in the caller's edge order, each int64 ``[E]``, range-checked."""
+        """Sources and destinations in the caller's edge order, each int64 ``[E]``."""
         rows = self.by_destination
         dst = torch.repeat_interleave(rows.ptr.diff(), output_size=self.num_edges)
-        src = rows.index.long()
+        src = rows.col.long()
         if rows.edge_id is None:
             return src, dst
         order = rows.edge_id.long()
@@ -115,9 +116,7 @@ class Graph:
         return self.by_destination.nbytes + by_source + degrees
 
     def __repr__(self) -> str:
-        return (
-            f"Graph(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges})"
-        )
+        return f"Graph(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges})"
 
 
 def _check_index(name: str, index: Tensor, dim: int) -> None:
@@ -172,14 +171,14 @@ def _check_range(index: Tensor, size: int, row: int) -> None:
 
 def _transpose(rows: Compressed, num_cols: int) -> Compressed:
     ptr = rows.ptr.new_empty(num_cols + 1)
-    index, edge_id = torch.empty_like(rows.index), torch.empty_like(rows.index)
+    index, edge_id = torch.empty_like(rows.col), torch.empty_like(rows.col)
     if rows.ptr.device.type == "cpu" and native.is_available():
         native.library().transpose_csr(*rows, num_cols, ptr, index, edge_id)
         return Compressed(ptr, index, edge_id)
-    row_of_entry = torch.repeat_interleave(rows.ptr.diff(), output_size=rows.index.numel())
-    order = torch.argsort(rows.index, stable=True)
+    row_of_entry = torch.repeat_interleave(rows.ptr.diff(), output_size=rows.col.numel())
+    order = torch.argsort(rows.col, stable=True)
     ptr[0] = 0
-    torch.cumsum(torch.bincount(rows.index, minlength=num_cols), 0, out=ptr[1:])
+    torch.cumsum(torch.bincount(rows.col, minlength=num_cols), 0, out=ptr[1:])
     edge_id = order.int() if rows.edge_id is None else rows.edge_id[order]
     return Compressed(ptr, row_of_entry[order].int(), edge_id)
 
@@ -203,7 +202,7 @@ def graph_of(index: Tensor, ptr: Tensor | None, num_src: int, num_dst: int) -> G
         # Inference tensors have no version counter, so an edit could not be seen.
         return Graph(index, num_src, num_dst, ptr)
     key = (tensor_key(index), None if ptr is None else tensor_key(ptr), num_src, num_dst)
-    found = MEMO.get(key)
+    found: _Memoised | None = MEMO.get(key)
     if found is None:
         graph = Graph(index, num_src, num_dst, ptr)
         checksum = _checksum(index, ptr) if settings.current().check_cache else None
@@ -214,13 +213,10 @@ def graph_of(index: Tensor, ptr: Tensor | None, num_src: int, num_dst: int) -> G
             "an index tensor was changed without torch noticing (through numpy or .data); "
             "call fastgraph.clear_cache() after such an edit"
         )
-    graph = found.graph
-    return graph
+    return found.graph
 
 
 def _checksum(index: Tensor, ptr: Tensor | None) -> tuple[int, ...]:
     """A sum weighted by position, in wrapping int64 arithmetic, of each tensor."""
     tensors = [t.flatten() for t in (index, ptr) if t is not None]
-    return tuple(
-        int((t * torch.arange(1, t.numel() + 1, device=t.device)).sum()) for t in tensors
-    )
+    return tuple(int((t * torch.arange(1, t.numel() + 1, device=t.device)).sum()) for t in tensors)

@@ -10,9 +10,7 @@ import torch
 from fastgraph.routing import state, status
 
 
-def is_accelerated(
-    module: torch.nn.Module, *args: Any, **kwargs: Any
-) -> tuple[bool, list[str]]:
+def is_accelerated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[bool, list[str]]:
     """Whether all message passing in ``module(*args, **kwargs)`` runs through fastgraph.
 
     The module is copied and run once on these inputs, so its buffers, its hooks' effects on itself

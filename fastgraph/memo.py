@@ -38,7 +38,7 @@ class _Entry(NamedTuple):
 
 
 class Memo:
-    """A mapping bounded by bytes, least recently used first, whose entries die with their tensors."""
+    """A mapping bounded by bytes whose entries die with their tensors, or least recently used."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[tuple[object, ...], _Entry] = OrderedDict()

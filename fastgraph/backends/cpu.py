@@ -45,9 +45,7 @@ def _spmm(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose
     row_scale, col_scale = _scales(graph, reduce, transpose, x.dtype)
     out = x.new_empty(rows.ptr.numel() - 1, x.shape[1])
     weight = None if weight is None else weight.contiguous()
-    native.library().spmm(
-        rows.ptr, rows.index, rows.edge_id, weight, row_scale, col_scale, x, out
-    )
+    native.library().spmm(rows.ptr, rows.col, rows.edge_id, weight, row_scale, col_scale, x, out)
     return out
 
 
@@ -57,7 +55,7 @@ def _sddmm(graph: Graph, grad: Tensor, x: Tensor, reduce: str, transpose: bool) 
         transpose, row_scale, grad, x = not transpose, col_scale, x, grad
     rows = graph.grouped(transpose=transpose)
     out = x.new_empty(graph.num_edges)
-    native.library().sddmm(rows.ptr, rows.index, rows.edge_id, row_scale, grad, x, out)
+    native.library().sddmm(rows.ptr, rows.col, rows.edge_id, row_scale, grad, x, out)
     return out
 
 
@@ -69,7 +67,7 @@ def _segment_reduce(
     record = x.new_empty(0 if ties == "none" else out.shape, dtype=torch.int32)
     native.library().segment_extremum(
         rows.ptr,
-        rows.index,
+        rows.col,
         rows.edge_id,
         None if weight is None else weight.contiguous(),
         reduce == "max",
@@ -97,7 +95,7 @@ def _segment_reduce_backward(
         grad = grad / record
     native.library().segment_extremum_backward(
         cols.ptr,
-        cols.index,
+        cols.col,
         cols.edge_id,
         None if weight is None else weight.contiguous(),
         x,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 
 import torch
 
-from fastgraph.backends.base import Backend, Kernel
+from fastgraph.backends.base import FLOATING, OPERATORS, Backend, Kernel
+
+DEVICE_TYPES = ("cpu", "cuda", "mps", "xpu")
+"""Devices for which a backend is asked whether it wants to compute."""
 
 
 class Registry:
@@ -16,7 +20,7 @@ class Registry:
         self._backends: dict[str, Backend] | None = None
         self._selected: str | None = None
         self._kernels: dict[tuple[str, str, torch.dtype], Kernel] = {}
-        self._refusals: dict[tuple[str, str, torch.dtype], str | None] = {}
+        self._wanted: frozenset[tuple[str, str, torch.dtype]] = frozenset()
 
     @property
     def backends(self) -> dict[str, Backend]:
@@ -56,7 +60,11 @@ class Registry:
                 raise ValueError(f"backend {name!r} is unavailable: {why_not}")
         self._selected = name
         self._kernels.clear()
-        self._refusals.clear()
+        self._wanted = frozenset(
+            key
+            for key in itertools.product(OPERATORS, DEVICE_TYPES, FLOATING)
+            if self._candidates(*key, minimum_priority=0)
+        )
 
     @property
     def selected(self) -> str | None:
@@ -76,14 +84,13 @@ class Registry:
         return found
 
     def refusal(self, operator: str, device_type: str, dtype: torch.dtype) -> str | None:
-        """Why routing should leave an operator to upstream, or ``None`` if a backend wants it."""
-        key = (operator, device_type, dtype)
-        if key not in self._refusals:
-            wanted = any(kernel for _, kernel in self._candidates(*key, minimum_priority=0))
-            self._refusals[key] = (
-                None if wanted else f"no backend computes {operator} for {dtype} on {device_type}"
-            )
-        return self._refusals[key]
+        """Why routing should leave an operator to upstream, or ``None`` if a backend wants it.
+
+        A look-up and nothing else: Dynamo traces through it.
+        """
+        if (operator, device_type, dtype) in self._wanted:
+            return None
+        return f"no backend computes {operator} for {dtype} on {device_type}"
 
     def _candidates(
         self, operator: str, device_type: str, dtype: torch.dtype, minimum_priority: int
@@ -103,7 +110,8 @@ class Registry:
         candidates = self._candidates(operator, device_type, dtype, minimum_priority=-1)
         if not candidates:
             raise NotImplementedError(
-                f"backend {self._selected!r} has no kernel {operator!r} for {dtype} on {device_type}"
+                f"backend {self._selected!r} has no kernel {operator!r} "
+                f"for {dtype} on {device_type}"
             )
         return candidates[0][1]
 
@@ -112,7 +120,7 @@ class Registry:
         self._backends = None
         self._selected = None
         self._kernels.clear()
-        self._refusals.clear()
+        self._wanted = frozenset()
 
 
 REGISTRY = Registry()

@@ -21,9 +21,8 @@ from fastgraph.memo import MEMO, tensor_key
 from fastgraph.routing.conditions import execution_mode
 from fastgraph.routing.patching import Patches
 
-
 _CALLERS = object()
-"""Stands for the caller's own ``edge_index`` in a remembered result, which must not keep it alive."""
+"""Stands for the caller's own ``edge_index``, which a remembered result must not keep alive."""
 
 
 class _Normalised(NamedTuple):

@@ -20,8 +20,6 @@ class Message:
         weight: the ``propagate`` argument that holds one factor for each edge, if the message has
             one. A weight of ``None`` at run time means ``x_j``, if ``optional``.
         optional: whether the message accepts no weight.
-        collected: whether ``propagate`` takes the weight from a sparse matrix's values when it is
-            not given, which PyG does for arguments called ``edge_weight``.
     """
 
     weight: str | None = None
@@ -29,6 +27,7 @@ class Message:
 
     @property
     def collected(self) -> bool:
+        """Whether PyG takes a weight that is not given from a sparse matrix's values."""
         return self.weight == "edge_weight"
 
 

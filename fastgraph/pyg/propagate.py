@@ -24,6 +24,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from fastgraph import ops, settings
 from fastgraph.backends.registry import REGISTRY
+from fastgraph.ops.spmm import REDUCTIONS as SUMS
 from fastgraph.pyg.messages import Message, known_message, multiplies_adjacency
 from fastgraph.pyg.topology import Topology, topology_of
 from fastgraph.routing.conditions import execution_mode, plain_tensor
@@ -78,13 +79,13 @@ def install(patches: Patches) -> None:
         _wrap_class(cls, patches)
 
 
-def _subclasses(cls: type) -> Iterator[type]:
+def _subclasses(cls: Any) -> Iterator[Any]:
     yield cls
     for subclass in cls.__subclasses__():
         yield from _subclasses(subclass)
 
 
-def _wrap_class(cls: type, patches: Patches) -> None:
+def _wrap_class(cls: Any, patches: Patches) -> None:
     """Wrap the function that the template put into this very class, if it did."""
     generated = vars(cls).get("_jinja_propagate")
     if generated is None or hasattr(generated, "_fastgraph_upstream"):
@@ -92,7 +93,7 @@ def _wrap_class(cls: type, patches: Patches) -> None:
     # The template saves whatever `propagate` a class inherits, and that may be a wrapper.
     inherited = vars(cls).get("_orig_propagate")
     if hasattr(inherited, "_fastgraph_upstream"):
-        cls._orig_propagate = inherited._fastgraph_upstream  # type: ignore[attr-defined]
+        cls._orig_propagate = inherited._fastgraph_upstream
     if vars(cls).get("propagate") is generated:
         wrapper = _routed(generated)
         # An instance binds the saved function to itself when explaining ends.
@@ -129,24 +130,38 @@ def _routed(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def run(plan: Plan) -> Tensor:
     """Compute a planned aggregation."""
     x = plan.x if plan.node_dim == 0 else plan.x.movedim(plan.node_dim, 0)
-    topology = plan.topology
-    options = {
-        "ptr": topology.ptr,
-        "num_out": plan.num_out,
-        "reduce": plan.reduce,
-        "transpose": topology.transpose,
-    }
-    if plan.reduce in ops.spmm_reductions:
-        out = ops.spmm(x, topology.index, plan.weight, **options)
+    graph = plan.topology
+    if plan.reduce in SUMS:
+        out = ops.spmm(
+            x,
+            graph.index,
+            plan.weight,
+            ptr=graph.ptr,
+            num_out=plan.num_out,
+            reduce=plan.reduce,
+            transpose=graph.transpose,
+        )
     else:
-        out = ops.segment_reduce(x, topology.index, plan.weight, ties=plan.ties, **options)
+        out = ops.segment_reduce(
+            x,
+            graph.index,
+            plan.weight,
+            ptr=graph.ptr,
+            num_out=plan.num_out,
+            reduce=plan.reduce,
+            transpose=graph.transpose,
+            ties=plan.ties,
+        )
     return out if plan.node_dim == 0 else out.movedim(0, plan.node_dim)
 
 
 def plan_propagate(
     module: MessagePassing, edge_index: object, size: Any, arguments: Mapping[str, Any]
 ) -> Plan | str:
-    """The aggregation that ``module.propagate`` asks for, or the reason to leave it to upstream."""
+    """The aggregation that ``module.propagate`` asks for, or the reason to leave it to upstream.
+
+    Raises what upstream raises for a graph and features that do not fit together.
+    """
     cls = type(module)
     message = known_message(cls)
     if message is None:
@@ -160,61 +175,87 @@ def plan_propagate(
     if topology.num_edges < settings.current().min_edges:
         return f"fewer than min_edges={settings.current().min_edges} edges"
     reduce = _REDUCTIONS[type(module.aggr_module)]
-    is_sparse = topology.values is not None
-    fused = is_sparse and module.fuse
-    if isinstance(edge_index, EdgeIndex) and module.fuse and module.SUPPORTS_FUSED_EDGE_INDEX:
-        if reduce in ("max", "min") and edge_index.is_sorted_by_col:
-            return "EdgeIndex.matmul breaks ties of max and min in its own way"
+    # Where PyG multiplies by the adjacency matrix instead of making messages.
+    fused = topology.values is not None and module.fuse
+    if fused and not multiplies_adjacency(cls):
+        return "message_and_aggregate is overridden"
+    if isinstance(edge_index, EdgeIndex) and _fuses_edge_index(module, edge_index, reduce):
+        return "EdgeIndex.matmul breaks ties of max and min in its own way"
 
-    features = arguments.get("x")
-    sizes = module._check_input(edge_index, size)
-    aggregating, gathered = (1, 0) if module.flow == "source_to_target" else (0, 1)
-    if isinstance(features, (tuple, list)):
-        if len(features) != 2:
-            return f"x has {len(features)} entries"
-        x = features[gathered]
-        for position, part in enumerate(features):
-            if isinstance(part, Tensor) and (not fused or position == gathered):
-                module._set_size(sizes, position, part)
-    else:
-        x = features
-        if isinstance(x, Tensor):
-            module._set_size(sizes, gathered, x)
-    refusal = plain_tensor("x", x)
-    if refusal is not None or not isinstance(x, Tensor):
-        return refusal or "x is not a tensor"
-    num_out = sizes[aggregating] if sizes[aggregating] is not None else sizes[gathered]
-    if num_out is None:
-        return "the number of aggregating nodes is unknown"
-
+    located = _features(module, edge_index, topology, size, arguments.get("x"), fused)
+    if isinstance(located, str):
+        return located
+    x, num_out = located
     if fused:
-        if not multiplies_adjacency(cls):
-            return "message_and_aggregate is overridden"
-        if x.dim() != 2:
-            return "a sparse adjacency matrix with features that are not two-dimensional"
-        if topology.values is None or topology.values.dtype != x.dtype:
-            return "the sparse adjacency matrix and the features have different dtypes"
-        weight: Tensor | None = topology.values
-        ties = "winner"
+        found = _product_weight(topology, x)
     else:
-        if is_sparse and topology.transpose and topology.ptr is not None:
-            return "a sparse CSC adjacency matrix without message_and_aggregate"
         found = _message_weight(message, arguments, topology, x, module.node_dim)
-        if isinstance(found, str):
-            return found
-        weight, ties = found, "split"
-
+    if isinstance(found, str):
+        return found
+    weight = found
     if weight is not None:
         dtype = torch.promote_types(weight.dtype, x.dtype)
         x, weight = x.to(dtype), weight.to(dtype)
-        if reduce in ("max", "min") and weight.requires_grad:
+        if weight.requires_grad and reduce not in SUMS:
             return "max and min have no gradient for edge weights"
-    operator = "spmm" if reduce in ops.spmm_reductions else "segment_reduce"
+    operator = "spmm" if reduce in SUMS else "segment_reduce"
     refusal = REGISTRY.refusal(operator, x.device.type, x.dtype)
     if refusal is not None:
         return refusal
     node_dim = module.node_dim + x.dim() if module.node_dim < 0 else module.node_dim
+    # torch.sparse.mm gives the gradient of an extremum to one edge, scatter_reduce splits it.
+    ties = "winner" if fused else "split"
     return Plan(x, topology, weight, reduce, num_out, node_dim, ties)
+
+
+def _fuses_edge_index(module: MessagePassing, edge_index: EdgeIndex, reduce: str) -> bool:
+    return bool(
+        reduce not in SUMS
+        and module.fuse
+        and module.SUPPORTS_FUSED_EDGE_INDEX
+        and edge_index.is_sorted_by_col
+    )
+
+
+def _features(
+    module: MessagePassing,
+    edge_index: Any,
+    topology: Topology,
+    size: Any,
+    features: Any,
+    fused: bool,
+) -> tuple[Tensor, int] | str:
+    """The features to gather and the number of aggregating nodes, found as ``collect`` does."""
+    if topology.values is not None or isinstance(edge_index, EdgeIndex):
+        sizes = module._check_input(edge_index, size)
+    else:
+        sizes = [None, None] if size is None else list(size)
+    aggregating, gathered = (1, 0) if module.flow == "source_to_target" else (0, 1)
+    if isinstance(features, (tuple, list)):
+        if len(features) != 2:
+            return f"x has {len(features)} entries"
+        for position, part in enumerate(features):
+            if isinstance(part, Tensor) and (position == gathered or not fused):
+                module._set_size(sizes, position, part)
+        features = features[gathered]
+    elif isinstance(features, Tensor):
+        module._set_size(sizes, gathered, features)
+    refusal = plain_tensor("x", features)
+    if refusal is not None:
+        return refusal
+    if features.dim() < 2 or not -features.dim() <= module.node_dim < features.dim():
+        return f"features of {features.dim()} dimensions with node_dim={module.node_dim}"
+    num_out = sizes[gathered] if sizes[aggregating] is None else sizes[aggregating]
+    return features, num_out
+
+
+def _product_weight(topology: Topology, x: Tensor) -> Tensor | str | None:
+    """The values of the adjacency matrix, or the reason why PyG could not multiply by it."""
+    if x.dim() != 2:
+        return "a sparse adjacency matrix with features that are not two-dimensional"
+    if topology.values is not None and topology.values.dtype != x.dtype:
+        return "the sparse adjacency matrix and the features have different dtypes"
+    return topology.values
 
 
 def _module_refusal(module: MessagePassing, cls: type[MessagePassing]) -> str | None:
@@ -246,13 +287,13 @@ def _message_weight(
     topology: Topology,
     x: Tensor,
     node_dim: int,
-) -> Tensor | None | str:
+) -> Tensor | str | None:
     """The factor of each edge as ``[E]``, ``None`` for plain copies, or a reason to refuse."""
-    if not -x.dim() <= node_dim < x.dim() or x.dim() < 2:
-        return f"features of {x.dim()} dimensions with node_dim={node_dim}"
+    if topology.values is not None and topology.ptr is not None and topology.transpose:
+        return "a sparse CSC adjacency matrix without message_and_aggregate"
     if message.weight is None:
         return None
-    weight = arguments.get(message.weight)
+    weight: Tensor | None = arguments.get(message.weight)
     if weight is None and message.collected:
         weight = topology.values
     if weight is None:

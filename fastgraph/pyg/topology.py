@@ -20,7 +20,7 @@ class Topology(NamedTuple):
         values: one value for each edge, for a sparse matrix.
     """
 
-    index: Tensor
+    index: Tensor  # type: ignore[assignment]  # shadows tuple.index
     ptr: Tensor | None
     transpose: bool
     num_edges: int

@@ -11,11 +11,9 @@ from torch.nn import Parameter
 def execution_mode() -> str | None:
     """Upstream's own code must run where an operator would be opaque or silently wrong."""
     if torch.compiler.is_compiling():
-        return None
-    if torch.jit.is_tracing():
+        return "exporting to ONNX" if torch.onnx.is_in_onnx_export() else None
+    if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         return "torch.jit is tracing"
-    if torch.onnx.is_in_onnx_export():
-        return "exporting to ONNX"
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "inside a torch.func transform"
     if forward_ad._current_level >= 0:
