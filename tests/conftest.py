@@ -1,0 +1,39 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import fastgraph
+from fastgraph.backends.registry import REGISTRY
+
+
+@pytest.fixture(params=["cpu", "reference", "scatter"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every backend in turn, selected for the test."""
+    why_not = REGISTRY.backends[request.param].unavailable()
+    if why_not is not None:
+        pytest.skip(why_not)
+    REGISTRY.select(request.param)
+    yield request.param
+    REGISTRY.select(None)
+
+
+@pytest.fixture
+def restore_threads() -> Iterator[None]:
+    """Put the number of threads back afterwards."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing_enabled() -> Iterator[None]:
+    """Every test starts and ends with upstream's own code in place and an empty status."""
+    fastgraph.disable()
+    fastgraph.status().reset()
+    yield
+    fastgraph.disable()

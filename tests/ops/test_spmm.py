@@ -1,0 +1,239 @@
+"""spmm and sddmm against plain torch in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import fastgraph
+from fastgraph import ops
+from fastgraph.ops.spmm import _ADJOINT, REDUCTIONS
+from tests.graphs import Case, all_cases, random_edges
+
+WIDTHS = (1, 7, 8, 33, 64, 100, 256, 513)
+
+
+def expected(x: Tensor, case: Case, weight: Tensor | None, reduce: str, transpose: bool) -> Tensor:
+    """Gather, scatter and divide, as PyG does."""
+    src, dst = case.edge_index.long()
+    num_out = case.num_dst
+    if transpose:
+        src, dst, num_out = dst, src, case.num_src
+    message = x[src]
+    if weight is not None:
+        message = message * weight.view(-1, *[1] * (x.dim() - 1))
+    out = x.new_zeros(num_out, *x.shape[1:]).index_add(0, dst, message)
+    if reduce == "mean":
+        degree = torch.bincount(dst, minlength=num_out).clamp(min=1)
+        out = out / degree.view(-1, *[1] * (x.dim() - 1))
+    return out
+
+
+def inputs(
+    case: Case, transpose: bool, *channels: int, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, int]:
+    torch.manual_seed(0)
+    num_in, num_out = case.num_src, case.num_dst
+    if transpose:
+        num_in, num_out = num_out, num_in
+    x = torch.randn(num_in, *channels, dtype=dtype, requires_grad=True)
+    weight = torch.randn(case.edge_index.shape[1], dtype=dtype, requires_grad=True)
+    return x, weight, num_out
+
+
+@pytest.mark.parametrize("transpose", [False, True], ids=["forward", "transposed"])
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_values_and_gradients(
+    case: Case, weighted: bool, reduce: str, transpose: bool, backend: str
+) -> None:
+    x, weight, num_out = inputs(case, transpose, 5)
+    leaves = [x, weight] if weighted else [x]
+    options = {"num_out": num_out, "reduce": reduce, "transpose": transpose}
+    out = ops.spmm(x, case.edge_index, weight if weighted else None, **options)
+    reference = expected(x, case, weight if weighted else None, reduce, transpose)
+    torch.testing.assert_close(out, reference)
+    grad = torch.randn_like(out)
+    for ours, theirs in zip(
+        torch.autograd.grad(out, leaves, grad),
+        torch.autograd.grad(reference, leaves, grad),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_error_is_no_larger_than_upstreams(width: int, dtype: torch.dtype, backend: str) -> None:
+    case = Case("random", random_edges(50, 40, 900), 50, 40)
+    x, weight, num_out = inputs(case, False, width, dtype=dtype)
+    out = ops.spmm(x, case.edge_index, weight, num_out=num_out)
+    truth = expected(x.double(), case, weight.double(), "sum", False)
+    upstream = expected(x, case, weight, "sum", False)
+    # Both round; twice upstream's own largest error leaves room for a different order of sums.
+    limit = 2 * (upstream.double() - truth).abs().max() + 1e-7
+    assert (out.double() - truth).abs().max() <= limit
+    grads = torch.autograd.grad(out, [x, weight], torch.ones_like(out))
+    truths = torch.autograd.grad(truth, [x, weight], torch.ones_like(truth))
+    upstreams = torch.autograd.grad(upstream, [x, weight], torch.ones_like(upstream))
+    for ours, theirs, exact in zip(grads, upstreams, truths, strict=True):
+        assert ours.dtype == dtype
+        limit = 2 * (theirs.double() - exact.double()).abs().max() + 1e-6
+        # Autograd rounds the truth itself to the leaf's dtype.
+        limit += exact.double().abs().max() * torch.finfo(dtype).eps
+        assert (ours.double() - exact.double()).abs().max() <= limit
+
+
+def test_channels_of_several_dimensions(backend: str) -> None:
+    case = Case("random", random_edges(12, 12, 40), 12, 12)
+    x, weight, _ = inputs(case, False, 3, 5)
+    torch.testing.assert_close(
+        ops.spmm(x, case.edge_index, weight), expected(x, case, weight, "sum", False)
+    )
+    zero_width = torch.ones(12, 0)
+    assert ops.spmm(zero_width, case.edge_index).shape == (12, 0)
+
+
+def test_non_contiguous_inputs(backend: str) -> None:
+    case = Case("random", random_edges(12, 12, 40), 12, 12)
+    x = torch.randn(7, 12, dtype=torch.float64).t()
+    weight = torch.randn(80, dtype=torch.float64)[::2]
+    torch.testing.assert_close(
+        ops.spmm(x, case.edge_index, weight), expected(x, case, weight, "sum", False)
+    )
+    out = ops.spmm(x.requires_grad_(), case.edge_index)
+    out.sum().backward()  # an expanded gradient has stride 0
+
+
+def test_compressed_input(backend: str) -> None:
+    case = Case("random", random_edges(9, 6, 30), 9, 6)
+    order = case.edge_index[1].argsort(stable=True)
+    src, dst = case.edge_index[:, order]
+    ptr = torch.zeros(7, dtype=torch.long)
+    ptr[1:] = torch.bincount(dst, minlength=6).cumsum(0)
+    x, weight, _ = inputs(case, False, 4)
+    grouped = Case("grouped", torch.stack([src, dst]), 9, 6)
+    out = ops.spmm(x, src, weight, ptr=ptr, num_out=6)
+    torch.testing.assert_close(out, expected(x, grouped, weight, "sum", False))
+    x, weight, _ = inputs(case, True, 4)
+    out = ops.spmm(x, src, weight, ptr=ptr, num_out=9, transpose=True)
+    torch.testing.assert_close(out, expected(x, grouped, weight, "sum", True))
+
+
+def test_nan_and_infinity_stay_where_they_are(backend: str) -> None:
+    edge_index = torch.tensor([[0, 1, 2, 2], [0, 0, 1, 2]])
+    x = torch.tensor([[1.0], [float("nan")], [float("inf")], [0.0]])
+    out = ops.spmm(x, edge_index)
+    assert out[0].isnan() and out[1].isinf() and out[2].isinf() and out[3] == 0
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "mean_adjoint"])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_derivatives_of_every_order(reduce: str, transpose: bool) -> None:
+    edge_index = random_edges(4, 3, 9)
+    num_in, num_out = (3, 4) if transpose else (4, 3)
+    x = torch.randn(num_in, 2, dtype=torch.float64, requires_grad=True)
+    grad = torch.randn(num_out, 2, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(9, dtype=torch.float64, requires_grad=True)
+
+    def spmm(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.ops.fastgraph.spmm(x, edge_index, None, weight, num_out, reduce, transpose)
+
+    def sddmm(grad: Tensor, x: Tensor) -> Tensor:
+        return torch.ops.fastgraph.sddmm(grad, x, edge_index, None, reduce, transpose)
+
+    assert set(_ADJOINT) == {"sum", "mean", "mean_adjoint"}
+    for function, arguments in ((spmm, (x, weight)), (sddmm, (grad, x))):
+        assert torch.autograd.gradcheck(function, arguments)
+        assert torch.autograd.gradgradcheck(function, arguments)
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_opcheck(reduce: str) -> None:
+    edge_index = random_edges(6, 5, 20)
+    x = torch.randn(6, 3, requires_grad=True)
+    weight = torch.randn(20, requires_grad=True)
+    arguments = (x, edge_index, None, weight, 5, reduce, False)
+    torch.library.opcheck(torch.ops.fastgraph.spmm.default, arguments)
+    grad = torch.randn(5, 3, requires_grad=True)
+    arguments = (grad, x, edge_index, None, reduce, False)
+    torch.library.opcheck(torch.ops.fastgraph.sddmm.default, arguments)
+
+
+def test_compile_with_dynamic_shapes() -> None:
+    def step(x: Tensor, edge_index: Tensor, weight: Tensor) -> Tensor:
+        return ops.spmm(x.relu(), edge_index, weight, reduce="mean") * 2
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=True, backend="aot_eager")
+    for num_nodes, num_edges in ((10, 30), (17, 61)):
+        edge_index = random_edges(num_nodes, num_nodes, num_edges)
+        x = torch.randn(num_nodes, 4, requires_grad=True)
+        weight = torch.randn(num_edges, requires_grad=True)
+        ours = torch.autograd.grad(compiled(x, edge_index, weight).sum(), [x, weight])
+        eager = torch.autograd.grad(step(x, edge_index, weight).sum(), [x, weight])
+        torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_bits_do_not_depend_on_threads(threads: int, restore_threads: None) -> None:
+    edge_index = random_edges(300, 300, 20_000)
+    edge_index[1, ::3] = 7
+    torch.manual_seed(0)
+    x = torch.randn(300, 96, requires_grad=True)
+    weight = torch.randn(20_000, requires_grad=True)
+    grad = torch.randn(300, 96)
+
+    def run() -> list[Tensor]:
+        fastgraph.clear_cache()
+        out = ops.spmm(x, edge_index, weight)
+        return [out, *torch.autograd.grad(out, [x, weight], grad)]
+
+    torch.set_num_threads(1)
+    once = run()
+    torch.set_num_threads(threads)
+    for first, again in zip(once, run(), strict=True):
+        assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"x": torch.ones(4, 2, dtype=torch.int64)}, ValueError, "x must be one of"),
+        ({"x": torch.ones(4)}, ValueError, r"x must be \[nodes, \*channels\], got shape \[4\]"),
+        ({"index": torch.tensor([[0, 4], [1, 1]])}, IndexError, "index 4 in row 0, expected 0 <="),
+        ({"index": torch.tensor([[0, 1], [1, 9]])}, IndexError, "index 9 in row 1, expected 0 <="),
+        ({"index": torch.tensor([[0, -1], [1, 1]])}, IndexError, "index -1 in row 0"),
+        ({"index": torch.ones(2, 2)}, ValueError, "edge_index must be int64 or int32, got torch.f"),
+        ({"index": torch.ones(3, 2).long()}, ValueError, r"edge_index must be \[2, num_edges\]"),
+        ({"weight": torch.ones(3)}, ValueError, "weight must have one value for each of 2 edges"),
+        ({"weight": torch.ones(2).double()}, ValueError, "weight must have x's dtype and device"),
+        ({"reduce": "max"}, ValueError, r"reduce must be one of \['sum', 'mean'\], got 'max'"),
+        ({"ptr": torch.tensor([0, 1])}, ValueError, "index must be one-dimensional"),
+    ],
+)
+def test_bad_input(change: dict[str, object], error: type[Exception], text: str) -> None:
+    arguments = {"x": torch.ones(4, 2), "index": torch.tensor([[0, 1], [1, 1]])} | change
+    with pytest.raises(error, match=text):
+        ops.spmm(**arguments)
+
+
+@pytest.mark.parametrize(
+    "ptr", [[0, 2, 1, 3], [1, 2, 2, 3], [0, 1, 2, 4], [0, 1, 3], [0, -1, 2, 3]]
+)
+def test_bad_row_pointers(ptr: list[int], backend: str) -> None:
+    with pytest.raises(ValueError, match="ptr"):
+        ops.spmm(torch.ones(3, 2), torch.tensor([0, 1, 2]), ptr=torch.tensor(ptr), num_out=3)
+
+
+def test_more_than_two_to_the_31_elements() -> None:
+    num_nodes, width = 2**31 // 256 + 8, 256
+    try:
+        x = torch.empty(num_nodes, width, dtype=torch.bfloat16)  # pages never touched cost nothing
+    except RuntimeError:
+        pytest.skip("4 GiB of address space are not available")
+    x[-2:] = 1.5
+    last = num_nodes - 1
+    out = ops.spmm(x, torch.tensor([[last, last - 1], [0, 0]]), num_out=1)
+    assert torch.equal(out, torch.full((1, width), 3.0, dtype=torch.bfloat16))

@@ -1,0 +1,55 @@
+"""An example plugin: a backend of its own, and a route for a layer that fastgraph does not know."""
+
+import torch
+
+from fastgraph import ops
+from fastgraph.backends.reference import ReferenceBackend
+from fastgraph.hookspecs import hookimpl
+from fastgraph.routing.route import Route
+from fastgraph.routing.status import count_routed
+
+CALLS: list[str] = []
+
+
+class CountingBackend:
+    """The reference backend, which also remembers what it was asked for."""
+
+    name = "counting"
+    priority = -10
+
+    def unavailable(self):
+        return None
+
+    def kernel(self, operator, device_type, dtype):
+        kernel = ReferenceBackend().kernel(operator, device_type, dtype)
+
+        def counted(*args):
+            CALLS.append(operator)
+            return kernel(*args)
+
+        return counted
+
+
+@hookimpl
+def fastgraph_backends():
+    return [CountingBackend()]
+
+
+class SumOfSquares(torch.nn.Module):
+    """A layer of some library: sums the squares of the neighbours' features."""
+
+    def forward(self, x, edge_index):
+        return torch.zeros_like(x).index_add(0, edge_index[1], x[edge_index[0]] ** 2)
+
+
+def install(patches):
+    def forward(self, x, edge_index):
+        count_routed(type(self).__name__)
+        return ops.spmm(x**2, edge_index)
+
+    patches.replace(SumOfSquares, "forward", forward)
+
+
+@hookimpl
+def fastgraph_routes():
+    return [Route("sum of squares", __name__, install)]

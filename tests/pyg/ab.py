@@ -1,0 +1,110 @@
+"""Run a module through upstream and through fastgraph, and compare everything that a user sees."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+
+import fastgraph
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def arguments(*args: Any, **kwargs: Any) -> Arguments:
+    """Positional and keyword arguments of a call."""
+    return args, kwargs
+
+
+def _leaves(value: Any) -> list[Tensor]:
+    """All floating-point strided tensors within nested arguments."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        return [leaf for part in value for leaf in _leaves(part)]
+    is_leaf = isinstance(value, Tensor) and value.is_floating_point()
+    return [value] if is_leaf and value.layout == torch.strided else []
+
+
+def _outputs(value: Any) -> list[Tensor]:
+    return _leaves(value)
+
+
+def double(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: double(part) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(double(part) for part in value)
+    if isinstance(value, EdgeIndex):  # leave behind what it has cached in float32
+        return EdgeIndex(
+            value.as_tensor(), sparse_size=value.sparse_size(), sort_order=value.sort_order
+        )
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.double()
+    return value
+
+
+def run(module: torch.nn.Module, call: Arguments, training: bool = True) -> list[Tensor]:
+    """Outputs, then gradients of inputs and parameters, of a copy of ``module``."""
+    module = copy.deepcopy(module).train(training)
+    args, kwargs = call
+    leaves = [leaf.detach().requires_grad_() for leaf in _leaves((args, kwargs))]
+    replaced = iter(leaves)
+
+    def substitute(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: substitute(part) for key, part in value.items()}
+        if isinstance(value, (tuple, list)):
+            return type(value)(substitute(part) for part in value)
+        return next(replaced) if _leaves(value) else value
+
+    args, kwargs = substitute(args), substitute(kwargs)
+    torch.manual_seed(12)
+    outputs = _outputs(module(*args, **kwargs))
+    torch.manual_seed(13)
+    loss = sum((out * torch.randn_like(out)).sum() for out in outputs)
+    inputs = [*leaves, *(p for p in module.parameters() if p.requires_grad)]
+    gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
+    zeros = (
+        torch.zeros_like(i) if g is None else g for g, i in zip(gradients, inputs, strict=True)
+    )
+    return [*(out.detach() for out in outputs), *zeros]
+
+
+def assert_same(
+    module: torch.nn.Module,
+    call: Arguments,
+    *,
+    layer: str | None = None,
+    reason: str | None = None,
+    training: bool = True,
+    factor: float = 2.0,
+) -> None:
+    """Outputs and gradients equal upstream's, and the route was taken or refused as expected.
+
+    The error against float64 may be ``factor`` times upstream's own float32 error: both round, in a
+    different order.
+    """
+    layer = type(module).__name__ if layer is None else layer
+    upstream = run(module, call, training)
+    truth = run(copy.deepcopy(module).double(), double(call), training)
+    fastgraph.status().reset()
+    with fastgraph.enabled(min_edges=0):
+        ours = run(module, call, training)
+    row = {r.layer: r for r in fastgraph.status().rows}[layer]
+    if reason is None:
+        assert row.routed > 0 and row.fell_back == 0, f"not routed: {dict(row.reasons)}"
+    else:
+        assert row.routed == 0, "was routed"
+        assert any(reason in r for r in row.reasons), f"refused because of {dict(row.reasons)}"
+    for position, (a, b, exact) in enumerate(zip(ours, upstream, truth, strict=True)):
+        assert a.dtype == b.dtype and a.shape == b.shape, f"result {position}"
+        error, own_error = (a.double() - exact).abs(), (b.double() - exact).abs()
+        scale = exact.abs().max() if exact.numel() else torch.tensor(0.0)
+        limit = factor * (own_error.max() if own_error.numel() else 0) + 1e-6 * (1 + scale)
+        assert not error.numel() or bool((error <= limit).all()), (
+            f"result {position}: error {float(error.max())}, upstream's {float(own_error.max())}"
+        )

@@ -1,0 +1,302 @@
+"""What is left to upstream: the result is upstream's, and the reason is the expected one."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.explain import Explainer, GNNExplainer
+from torch_geometric.nn import GATConv, GCNConv, GraphConv, MessagePassing, SAGEConv
+from torch_geometric.utils import to_torch_coo_tensor, to_torch_csr_tensor
+
+import fastgraph
+from tests.graphs import random_edges
+from tests.pyg.ab import arguments, assert_same
+
+NODES, CHANNELS = 24, 8
+EDGES = random_edges(NODES, NODES, 90)
+
+
+def features() -> Tensor:
+    torch.manual_seed(4)
+    return torch.randn(NODES, CHANNELS)
+
+
+class OwnMessage(SAGEConv):
+    def message(self, x_j: Tensor) -> Tensor:
+        return 2 * x_j
+
+
+class OwnAggregate(SAGEConv):
+    def aggregate(
+        self, inputs: Tensor, index: Tensor, ptr: Tensor | None = None, dim_size: int | None = None
+    ) -> Tensor:
+        return 2 * super().aggregate(inputs, index, ptr, dim_size)
+
+
+class OwnUpdate(SAGEConv):
+    def update(self, inputs: Tensor) -> Tensor:
+        return 2 * inputs
+
+
+class Inherits(SAGEConv):
+    """Overrides nothing that matters, so it comes along."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return super().forward(x, edge_index).relu()
+
+
+class Minimal(MessagePassing):
+    """A user's own layer with the default message."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (OwnMessage(CHANNELS, 4), "its message is not a known one"),
+        (OwnAggregate(CHANNELS, 4), "aggregate is overridden"),
+        (OwnUpdate(CHANNELS, 4), "update is overridden"),
+        (GATConv(CHANNELS, 4), "its message is not a known one"),
+        (SAGEConv(CHANNELS, 4, aggr=["mean", "max"]), "aggregation MultiAggregation"),
+        (SAGEConv(CHANNELS, 4, aggr="median"), "aggregation MedianAggregation"),
+        (GCNConv(CHANNELS, 4, decomposed_layers=2), None),
+        (Inherits(CHANNELS, 4), None),
+        (Minimal("max"), None),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, torch.nn.Module) else None,
+)
+def test_classes(module: MessagePassing, reason: str | None) -> None:
+    torch.manual_seed(0)
+    if module.decomposed_layers > 1:
+        with fastgraph.enabled():
+            module(features(), EDGES)
+        assert sum(row.routed for row in fastgraph.status().rows) == 0
+        return
+    assert_same(module, arguments(features(), EDGES), reason=reason)
+
+
+def test_learned_weights_of_a_maximum() -> None:
+    call = arguments(features(), EDGES, torch.rand(90))
+    reason = "max and min have no gradient for edge weights"
+    assert_same(GraphConv(CHANNELS, 4, aggr="max"), call, reason=reason)
+
+
+def test_sparse_matrices_that_learn_or_repeat() -> None:
+    def rows() -> dict[str, int]:
+        return dict(fastgraph.status().rows[0].reasons)
+
+    x = features()
+    learned = to_torch_csr_tensor(EDGES.unique(dim=1), size=(NODES, NODES)).requires_grad_()
+    repeated = torch.sparse_coo_tensor(EDGES, torch.ones(90), (NODES, NODES))
+    conv = SAGEConv(CHANNELS, 4, aggr="sum")
+    for adj, reason in (
+        (learned, "the sparse adjacency matrix requires a gradient"),
+        (repeated, "the sparse COO adjacency matrix is not coalesced"),
+    ):
+        expected = conv(x, adj)
+        fastgraph.status().reset()
+        with fastgraph.enabled():
+            torch.testing.assert_close(conv(x, adj), expected)
+        assert rows() == {reason: 1}
+
+
+HOOKS = [
+    "propagate_forward_pre",
+    "propagate_forward",
+    "message_forward_pre",
+    "message_forward",
+    "aggregate_forward_pre",
+    "aggregate_forward",
+    "message_and_aggregate_forward_pre",
+    "message_and_aggregate_forward",
+]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_message_passing_hooks_run(hook: str) -> None:
+    conv = SAGEConv(CHANNELS, 4)
+    seen: list[str] = []
+    handle = getattr(conv, f"register_{hook}_hook")(lambda *_: seen.append(hook))
+    adj = to_torch_csr_tensor(EDGES.unique(dim=1).flip(0), size=(NODES, NODES))
+    with fastgraph.enabled():
+        conv(features(), adj if "and_aggregate" in hook else EDGES)
+        assert seen == [hook]
+        handle.remove()
+        fastgraph.status().reset()
+        conv(features(), EDGES)
+    assert fastgraph.status().rows[0].routed == 1
+
+
+def test_module_hooks_are_none_of_our_business() -> None:
+    conv = SAGEConv(CHANNELS, 4)
+    seen: list[torch.Size] = []
+    conv.register_forward_hook(lambda module, inputs, out: seen.append(out.shape))
+    with fastgraph.enabled():
+        conv(features(), EDGES)
+    assert seen == [(NODES, 4)] and fastgraph.status().rows[0].routed == 1
+
+
+def test_explaining() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = GCNConv(CHANNELS, 3)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.conv(x, edge_index).log_softmax(-1)
+
+    net = Net()
+    explainer = Explainer(
+        net,
+        GNNExplainer(epochs=2),
+        explanation_type="model",
+        edge_mask_type="object",
+        model_config={
+            "mode": "multiclass_classification",
+            "task_level": "node",
+            "return_type": "log_probs",
+        },
+    )
+    with fastgraph.enabled():
+        explanation = explainer(features(), EDGES)
+        assert explanation.edge_mask.shape == (90,) and explanation.edge_mask.abs().sum() > 0
+        fastgraph.status().reset()
+        net(features(), EDGES)
+        assert fastgraph.status().rows[0].routed == 1  # an instance-bound propagate is routed too
+    fastgraph.status().reset()
+    net(features(), EDGES)
+    assert not fastgraph.status().rows
+
+
+def test_forward_mode_and_functional_transforms() -> None:
+    conv, x = SAGEConv(CHANNELS, 4), features()
+    tangent = torch.randn_like(x)
+    _, expected = torch.func.jvp(lambda v: conv(v, EDGES), (x,), (tangent,))
+    with fastgraph.enabled():
+        _, ours = torch.func.jvp(lambda v: conv(v, EDGES), (x,), (tangent,))
+        torch.testing.assert_close(ours, expected)
+        rows = torch.func.vmap(lambda v: conv(v, EDGES))(torch.stack([x, tangent]))
+        torch.testing.assert_close(rows[1], conv(tangent, EDGES))
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, tangent)
+            out = torch.autograd.forward_ad.unpack_dual(conv(dual, EDGES))
+        torch.testing.assert_close(out.tangent, expected)
+    reasons = fastgraph.status().rows[0].reasons
+    assert set(reasons) == {
+        "inside a torch.func transform",
+        "forward-mode automatic differentiation is active",
+    }
+
+
+def test_tensor_subclasses_run_upstream() -> None:
+    class Tagged(torch.Tensor):
+        pass
+
+    conv = SAGEConv(CHANNELS, 4)
+    with fastgraph.enabled():
+        conv(features().as_subclass(Tagged), EDGES)
+    assert fastgraph.status().rows[0].reasons == {"x is a Tagged, not a plain tensor": 1}
+
+
+def test_strict_raises_for_layers_with_a_route_only() -> None:
+    with fastgraph.enabled(strict=True):
+        GATConv(CHANNELS, 4)(features(), EDGES)
+        with pytest.raises(fastgraph.RouteRefusedError, match="SAGEConv cannot be routed: aggreg"):
+            SAGEConv(CHANNELS, 4, aggr="median")(features(), EDGES)
+
+
+def test_min_edges() -> None:
+    conv = SAGEConv(CHANNELS, 4)
+    with fastgraph.enabled(min_edges=91):
+        conv(features(), EDGES)
+        assert fastgraph.status().rows[0].reasons == {"fewer than min_edges=91 edges": 1}
+    with fastgraph.enabled(min_edges=90):
+        conv(features(), EDGES)
+    assert fastgraph.status().rows[0].routed == 1
+
+
+def test_one_warning_for_each_reason() -> None:
+    class Unheard(SAGEConv):
+        def message(self, x_j: Tensor) -> Tensor:
+            return x_j
+
+    from fastgraph.routing import status
+
+    status._warned.clear()
+    conv = Unheard(CHANNELS, 4)
+    with fastgraph.enabled(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            conv(features(), EDGES)
+    ours = [w for w in caught if issubclass(w.category, fastgraph.FallbackWarning)]
+    assert len(ours) == 1 and "Unheard runs upstream's own code" in str(ours[0].message)
+
+
+@pytest.mark.parametrize(
+    ("edge_index", "error"),
+    [
+        (torch.tensor([[0, NODES], [1, 1]]), IndexError),
+        (torch.tensor([[0, -1], [1, 1]]), IndexError),
+        (torch.tensor([[0, 1], [1, NODES]]), Exception),
+        (torch.rand(2, 5), ValueError),
+        (torch.zeros(3, 5, dtype=torch.long), ValueError),
+        (torch.zeros(5, dtype=torch.long), ValueError),
+        ("nonsense", ValueError),
+    ],
+)
+def test_bad_graphs_raise_as_upstream_does(edge_index: object, error: type[Exception]) -> None:
+    for conv in (SAGEConv(CHANNELS, 4), SAGEConv(CHANNELS, 4, aggr="max")):
+        with pytest.raises(error):
+            conv(features(), edge_index)
+        with fastgraph.enabled(), pytest.raises(error):
+            conv(features(), edge_index)
+
+
+def test_mismatched_sizes_raise_as_upstream_does() -> None:
+    conv = SAGEConv((CHANNELS, CHANNELS), 4)
+    pair = (features(), features()[:5])
+    edges = random_edges(NODES, 5, 20)
+    for call in ((pair, edges, (NODES, 6)), ((features()[:, :3], features()), edges, None)):
+        with pytest.raises((ValueError, RuntimeError)) as upstream:
+            conv(*call)
+        with fastgraph.enabled(), pytest.raises(type(upstream.value)) as ours:
+            conv(*call)
+        assert str(ours.value) == str(upstream.value)
+    gcn, weight = GCNConv(CHANNELS, 4, normalize=False), torch.rand(7)
+    with pytest.raises(RuntimeError) as upstream:
+        gcn(features(), EDGES, weight)
+    with fastgraph.enabled(), pytest.raises(RuntimeError) as ours:
+        gcn(features(), EDGES, weight)
+    assert str(ours.value) == str(upstream.value)
+
+
+def test_pickle_deepcopy_and_state_dict() -> None:
+    conv, x = GCNConv(CHANNELS, 4), features()
+    expected = conv(x, EDGES)
+    before = set(conv.__dict__)
+    with fastgraph.enabled():
+        copies = [copy.deepcopy(conv), pickle.loads(pickle.dumps(conv))]
+        assert set(conv.__dict__) == before
+        assert list(conv.state_dict()) == list(copies[0].state_dict())
+    for clone in copies:
+        torch.testing.assert_close(clone(x, EDGES), expected)
+        with fastgraph.enabled():
+            torch.testing.assert_close(clone(x, EDGES), expected)
+    sparse = to_torch_coo_tensor(EDGES.unique(dim=1).flip(0), size=(NODES, NODES))
+    torch.testing.assert_close(pickle.loads(pickle.dumps(conv))(x, sparse), conv(x, sparse))
+
+
+def test_positional_arguments_are_left_to_upstream() -> None:
+    conv, x = SAGEConv(CHANNELS, 4), features()
+    expected = conv.propagate(EDGES, (x, x))
+    with fastgraph.enabled():
+        torch.testing.assert_close(conv.propagate(EDGES, (x, x)), expected)
+    row = fastgraph.status().rows[0]
+    assert row.reasons == {"propagate was called with positional arguments": 1}

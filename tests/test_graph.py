@@ -1,0 +1,164 @@
+"""Graph construction and the memo."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor
+
+import fastgraph
+from fastgraph import Graph, ops, settings
+from fastgraph.graph import graph_of
+from fastgraph.memo import MEMO
+from tests.graphs import Case, all_cases, random_edges
+
+
+@pytest.fixture(autouse=True)
+def empty_memo() -> None:
+    fastgraph.clear_cache()
+
+
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_structures(case: Case) -> None:
+    graph = Graph(case.edge_index, case.num_src, case.num_dst)
+    src, dst = case.edge_index.long()
+    assert all(map(torch.equal, graph.edge_list(), (src, dst)))
+    for rows, row, col in ((graph.by_destination, dst, src), (graph.by_source, src, dst)):
+        identity = torch.arange(src.numel())
+        edge = identity if rows.edge_id is None else rows.edge_id.long()
+        assert torch.equal(edge.sort().values, identity)
+        assert torch.equal(rows.col.long(), col[edge])
+        assert torch.equal(torch.repeat_interleave(rows.ptr.diff()), row[edge])
+    stable = dst.argsort(stable=True)
+    edge = graph.by_destination.edge_id
+    assert torch.equal(stable, torch.arange(src.numel()) if edge is None else edge.long())
+
+
+def test_sorted_input_needs_no_edge_map() -> None:
+    edges = random_edges(9, 9, 30)
+    edges = edges[:, edges[1].argsort(stable=True)]
+    assert Graph(edges, 9, 9).by_destination.edge_id is None
+
+
+def test_degrees_and_repr() -> None:
+    graph = Graph(torch.tensor([[0, 1, 2], [0, 0, 2]]), 3, 4)
+    inverse = graph.inverse_degree(transpose=False, dtype=torch.float32)
+    assert inverse.tolist() == [0.5, 1.0, 1.0, 1.0]
+    assert graph.inverse_degree(transpose=False, dtype=torch.float32) is inverse
+    assert repr(graph) == "Graph(num_src=3, num_dst=4, num_edges=3)"
+
+
+def lookup(index: Tensor) -> Graph:
+    return graph_of(index, None, 9, 9)
+
+
+def test_a_graph_is_found_again_through_any_alias() -> None:
+    edges = random_edges(9, 9, 30)
+    graph = lookup(edges)
+    assert lookup(edges) is graph
+    assert lookup(edges.detach()) is graph
+    assert lookup(edges[:]) is graph
+    assert lookup(edges.clone()) is not graph
+    assert lookup(edges[:, :20]) is not graph
+    assert graph_of(edges, None, 9, 10) is not graph
+
+
+def test_an_edit_is_seen() -> None:
+    edges = random_edges(9, 9, 30)
+    graph = lookup(edges)
+    edges[0, 0] = (edges[0, 0] + 1) % 9
+    assert lookup(edges) is not graph
+    x = torch.randn(9, 2)
+    before = ops.spmm(x, edges)
+    edges.copy_(edges.flip(0))
+    after = ops.spmm(x, edges)
+    torch.testing.assert_close(after, torch.zeros(9, 2).index_add(0, edges[1], x[edges[0]]))
+    assert not torch.equal(before, after)
+
+
+def test_an_edit_behind_torch_is_found_by_the_checking_mode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    edges = torch.tensor([[0, 1], [1, 0]])
+    array = edges.numpy()
+    monkeypatch.setenv("FASTGRAPH_CHECK_CACHE", "1")
+    settings.set_current(settings.from_environment())
+    try:
+        ops.spmm(torch.ones(2, 1), edges)
+        array[0, 0] = 1
+        with pytest.raises(RuntimeError, match="changed without torch noticing"):
+            ops.spmm(torch.ones(2, 1), edges)
+        fastgraph.clear_cache()
+        assert ops.spmm(torch.ones(2, 1), edges).tolist() == [[1.0], [1.0]]
+    finally:
+        monkeypatch.undo()
+        settings.set_current(settings.from_environment())
+
+
+def test_a_freed_tensor_frees_its_graph_and_its_address_is_not_mistaken() -> None:
+    x = torch.randn(9, 2)
+    for seed in range(50):
+        edges = random_edges(9, 9, 30, seed=seed)
+        expected = torch.zeros(9, 2).index_add(0, edges[1], x[edges[0]])
+        torch.testing.assert_close(ops.spmm(x, edges), expected)
+        del edges
+        gc.collect()
+    assert len(MEMO) <= 2
+
+
+def test_the_memo_is_bounded_by_bytes() -> None:
+    kept = [random_edges(9, 9, 1000, seed=seed) for seed in range(20)]
+    first = lookup(kept[0])
+    with fastgraph.enabled(cache_bytes=5 * first.nbytes):
+        for edges in kept:
+            lookup(edges)
+        assert MEMO.nbytes <= 5 * first.nbytes
+        newest = lookup(kept[-1])
+        assert lookup(kept[-1]) is newest
+        assert lookup(kept[0]) is not first
+    with fastgraph.enabled(cache_bytes=0):
+        out = ops.spmm(torch.ones(9, 1), kept[0])
+        assert out.sum() == 1000 and len(MEMO) == 0
+
+
+def test_inference_tensors_are_not_remembered() -> None:
+    with torch.inference_mode():
+        edges = torch.tensor([[0, 1], [1, 0]])
+        assert ops.spmm(torch.tensor([[1.0], [2.0]]), edges).tolist() == [[2.0], [1.0]]
+        edges[0, 0] = 1
+        assert ops.spmm(torch.tensor([[1.0], [2.0]]), edges).tolist() == [[2.0], [2.0]]
+    assert len(MEMO) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ((torch.rand(2, 3), 3, 3), ValueError, "edge_index must be int64 or int32"),
+        ((torch.zeros(3, 3).long(), 3, 3), ValueError, r"must be \[2, num_edges\], got shape"),
+        ((torch.tensor([[3], [0]]), 3, 3), IndexError, "index 3 in row 0, expected 0 <= index < 3"),
+        ((torch.tensor([[0], [-2]]), 3, 3), IndexError, "index -2 in row 1"),
+        ((torch.tensor([[0], [0]]), 2**31, 3), ValueError, "at most 2147483647 nodes and edges"),
+    ],
+)
+def test_bad_input(arguments: tuple[object, ...], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        Graph(*arguments)
+
+
+def test_without_the_native_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same structures come out of plain torch, as on a device without a native builder."""
+    for case in all_cases():
+        native = Graph(case.edge_index, case.num_src, case.num_dst)
+        with monkeypatch.context() as patch:
+            patch.setattr("fastgraph.native.is_available", lambda: False)
+            plain = Graph(case.edge_index, case.num_src, case.num_dst)
+            assert all(map(torch.equal, native.edge_list(), plain.edge_list()))
+            for ours, theirs in zip(native.by_source, plain.by_source, strict=True):
+                assert torch.equal(ours, theirs)
+    monkeypatch.setattr("fastgraph.native.is_available", lambda: False)
+    with pytest.raises(IndexError, match="index 7 in row 1, expected 0 <= index < 3"):
+        Graph(torch.tensor([[0], [7]]), 3, 3)
+    with pytest.raises(ValueError, match="ptr must rise from 0"):
+        Graph(torch.tensor([0, 1]), 3, 2, torch.tensor([0, 2, 1]))

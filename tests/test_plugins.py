@@ -1,0 +1,99 @@
+"""A third-party plugin, installed as its users would install it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastgraph.backends.registry import Registry
+
+PLUGIN = Path(__file__).parent / "plugins" / "fastgraph_squares"
+ROOT = Path(__file__).parents[1]
+
+SCRIPT = """
+import torch, fastgraph, fastgraph_squares
+layer, x = fastgraph_squares.SumOfSquares(), torch.tensor([[1.0], [2.0]])
+edges = torch.tensor([[0, 1], [1, 1]])
+plain = layer(x, edges)
+with fastgraph.enabled(backend="counting"):
+    assert torch.equal(layer(x, edges), plain)
+assert fastgraph_squares.CALLS == ["spmm"], fastgraph_squares.CALLS
+assert fastgraph.status().rows[0].routed == 1
+layer(x, edges)
+assert fastgraph.status().rows[0].routed == 1
+from fastgraph.backends.registry import backend_report
+assert ("counting", True, "") in backend_report()
+print("done")
+"""
+
+
+def test_a_plugin_installed_as_an_entry_point(tmp_path: Path) -> None:
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+            "--target",
+            str(tmp_path),
+            str(PLUGIN),
+        ],
+        check=True,
+    )
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    process = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.stdout.strip() == "done", process.stderr
+
+
+class Fake:
+    priority = 500
+
+    def __init__(self, name: str, why_not: str | None = None) -> None:
+        self.name = name
+        self.why_not = why_not
+
+    def unavailable(self) -> str | None:
+        return self.why_not
+
+    def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> object:
+        return (lambda *_: self.name) if operator == "spmm" else None
+
+
+def registry(*backends: object) -> Registry:
+    found = Registry()
+    found._backends = {b.name: b for b in backends}  # type: ignore[attr-defined]
+    return found
+
+
+def test_the_first_available_backend_with_a_kernel_computes() -> None:
+    found = registry(Fake("broken", "no driver"), Fake("fast"))
+    assert found.kernel("spmm", "cpu", torch.float32)() == "fast"
+    found.select(None)
+    assert found.refusal("spmm", "cpu", torch.float32) is None
+    assert "no backend computes sddmm" in str(found.refusal("sddmm", "cpu", torch.float32))
+
+
+def test_selection_errors_name_the_reason() -> None:
+    found = registry(Fake("broken", "no driver"), Fake("fast"))
+    with pytest.raises(ValueError, match="backend 'broken' is unavailable: no driver"):
+        found.select("broken")
+    with pytest.raises(ValueError, match="did you mean 'fast'"):
+        found.select("fats")
+    found.select("fast")
+    with pytest.raises(NotImplementedError, match="'fast' has no kernel 'sddmm'"):
+        found.kernel("sddmm", "cpu", torch.float32)
