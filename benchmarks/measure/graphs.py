@@ -1,0 +1,103 @@
+"""The graphs that are measured: real ones from ``FASTGRAPH_DATA``, generated ones without it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+REAL = ("cora", "tolokers", "wordnet", "debian", "wing")
+GENERATED = ("kronecker-11", "kronecker-14", "kronecker-16")
+
+# Edges for each node, before self-loops and duplicates are dropped and the reverse is added.
+_KRONECKER_EDGE_FACTOR = {11: 3, 14: 40, 16: 8}
+_KRONECKER_QUADRANTS = (0.57, 0.19, 0.19, 0.05)
+
+
+@dataclass(frozen=True)
+class GraphData:
+    """A directed multigraph in PyG's layout.
+
+    ``edge_index`` is int64 ``[2, E]``, sources in row 0, destinations in row 1.
+    """
+
+    name: str
+    edge_index: Tensor
+    num_nodes: int
+
+    @property
+    def num_edges(self) -> int:
+        return self.edge_index.shape[1]
+
+
+def default_graphs() -> tuple[str, ...]:
+    """The real graphs where ``FASTGRAPH_DATA`` names their folder, else the generated ones."""
+    return REAL if os.environ.get("FASTGRAPH_DATA") else GENERATED
+
+
+def load(name: str) -> GraphData:
+    """Load or generate a graph.
+
+    Raises:
+        ValueError: an unknown name, or a real graph without ``FASTGRAPH_DATA``.
+        FileNotFoundError: ``FASTGRAPH_DATA`` does not hold the graph.
+    """
+    if name in GENERATED:
+        return kronecker(int(name.removeprefix("kronecker-")))
+    if name not in REAL:
+        raise ValueError(f"graph must be one of {[*REAL, *GENERATED]}, got {name!r}")
+    folder = os.environ.get("FASTGRAPH_DATA")
+    if not folder:
+        raise ValueError(f"graph {name!r} needs FASTGRAPH_DATA to name the folder of the data")
+    root = Path(folder)
+    if name in ("cora", "tolokers"):
+        return _from_pyg(name, root)
+    with np.load(root / f"{name}.npz") as arrays:
+        edge_index = torch.from_numpy(arrays["edge_index"].astype(np.int64))
+        num_nodes = int(arrays["num_nodes"] if "num_nodes" in arrays else arrays["x"].shape[0])
+    if name != "wing":  # a mesh is stored in both directions already
+        edge_index = torch.cat([edge_index, edge_index.flip(0)], dim=1)
+    return GraphData(name, edge_index.contiguous(), num_nodes)
+
+
+def _from_pyg(name: str, root: Path) -> GraphData:
+    from torch_geometric.datasets import HeterophilousGraphDataset, Planetoid
+
+    # PyG writes what it derives beside the raw files, which may be shared and read-only.
+    # It also announces its progress on stderr.
+    with (
+        tempfile.TemporaryDirectory(prefix="fastgraph-benchmark-") as copy,
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        if name == "cora":
+            shutil.copytree(root / "Planetoid" / "Cora" / "raw", Path(copy) / "Cora" / "raw")
+            data = Planetoid(copy, "Cora")[0]
+        else:
+            source = root / "HeterophilousGraphDataset" / "tolokers" / "raw"
+            shutil.copytree(source, Path(copy) / "tolokers" / "raw")
+            data = HeterophilousGraphDataset(copy, "Tolokers")[0]
+        return GraphData(name, data.edge_index.clone(), int(data.num_nodes))
+
+
+def kronecker(scale: int, seed: int = 0) -> GraphData:
+    """A symmetric R-MAT graph of ``2 ** scale`` nodes: skewed degrees, shuffled node numbers."""
+    generator = np.random.default_rng(seed)
+    num_nodes = 2**scale
+    num_edges = num_nodes * _KRONECKER_EDGE_FACTOR.get(scale, 16)
+    ends = np.zeros((2, num_edges), dtype=np.int64)
+    for _ in range(scale):
+        quadrant = generator.choice(4, size=num_edges, p=_KRONECKER_QUADRANTS)
+        ends = 2 * ends + np.stack([quadrant // 2, quadrant % 2])
+    ends = generator.permutation(num_nodes)[ends]
+    ends = ends[:, ends[0] != ends[1]]
+    keys = np.unique(np.concatenate([ends[0] * num_nodes + ends[1], ends[1] * num_nodes + ends[0]]))
+    edge_index = np.stack([keys // num_nodes, keys % num_nodes])
+    return GraphData(f"kronecker-{scale}", torch.from_numpy(edge_index), num_nodes)

@@ -1,0 +1,143 @@
+"""Gather bandwidth of the operators, and the cost of a routed call."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+from measure.cell import Effort
+from measure.gather import CHANNELS, MinimalLoops
+from measure.graphs import GraphData
+from measure.layers import LAYERS, without_linear
+from measure.routing import expect_routed, ours_enabled
+from measure.timing import Contestant, Spread, interleave
+
+_CALLS = 1000
+
+
+def measure_bandwidth(graph: GraphData, loops: MinimalLoops, effort: Effort) -> dict[str, Any]:
+    """GB/s of gathered rows: our operators on plain sums and maxima beside the minimal loops."""
+    from fastgraph import Graph
+    from fastgraph.ops import segment_reduce, spmm
+
+    torch.manual_seed(0)
+    x = torch.randn(graph.num_nodes, CHANNELS)
+    index = graph.edge_index
+    rows = Graph(index, graph.num_nodes, graph.num_nodes).by_destination
+    contestants = [
+        Contestant("minimal_read", loops.read(rows.ptr, rows.col, x)),
+        Contestant("minimal_sum", loops.sum(rows.ptr, rows.col, x)),
+        Contestant("spmm", lambda: spmm(x, index)),
+        Contestant("segment_reduce", lambda: segment_reduce(x, index)),
+    ]
+    for contestant in contestants:
+        contestant.turn(2)
+    interleave(contestants, rounds=effort.rounds, budget=effort.budget / 2)
+    gathered = graph.num_edges * CHANNELS * x.element_size()
+    return {
+        c.name: {**c.spread.to_json(), "gb_per_s": gathered / (c.spread.median * 1e-3) / 1e9}
+        for c in contestants
+    }
+
+
+def measure_routed_call(graph: GraphData, channels: int, calls: int = _CALLS) -> dict[str, Any]:
+    """Forward of a layer that is nothing but ``propagate``, beside its kernel, in microseconds.
+
+    The native call makes its output too, since every caller needs one.
+    """
+    torch.manual_seed(0)
+    x = torch.randn(graph.num_nodes, channels)
+    result: dict[str, Any] = {}
+    for name, case in LAYERS.items():
+        if case.bare_options is None:
+            continue
+        for training in (False, True):
+            native = _native_call(name, graph, x, training=training)
+            if native is None:
+                continue
+            features = x.clone().requires_grad_(training)
+            layer = without_linear(case.build(channels, **case.bare_options))
+
+            def routed(layer: Any = layer, features: Tensor = features) -> None:
+                layer(features, graph.edge_index)
+
+            contestants = [Contestant("native", native), Contestant("routed", routed)]
+            with ours_enabled():
+                with expect_routed(layer):
+                    interleave(contestants, rounds=(20, 20), budget=1)
+                for contestant in contestants:
+                    contestant.seconds.clear()
+                    contestant.estimate = 1e-3
+                interleave(contestants, rounds=(calls, calls), budget=0)
+            spreads = {c.name: c.spread.to_json() for c in contestants}
+            cost = 1e3 * (contestants[1].spread.median - contestants[0].spread.median)
+            mode = "training" if training else "inference"
+            result[f"{name} {mode}"] = {**spreads, "overhead_us": cost}
+    return result
+
+
+def _native_call(
+    layer: str, graph: GraphData, x: Tensor, *, training: bool
+) -> Callable[[], object] | None:
+    from fastgraph import Graph, native
+
+    library = native.library()
+    num_nodes = graph.num_nodes
+    index, weight = graph.edge_index, None
+    if layer == "GCN":
+        index, weight = gcn_norm(index, num_nodes=num_nodes)
+    topology = Graph(index, num_nodes, num_nodes)
+    rows = topology.by_destination
+    if layer == "SAGE-max":
+
+        def extremum() -> None:
+            out = torch.empty_like(x)
+            ties = torch.empty(x.shape, dtype=torch.int32) if training else None
+            library.segment_extremum(*rows, None, True, x, out, ties, None)
+
+        return extremum
+    if layer not in ("GCN", "SAGE-mean"):
+        return None
+    scale = None
+    if layer == "SAGE-mean":
+        scale = topology.inverse_degree(transpose=False, dtype=x.dtype)
+
+    def total() -> None:
+        library.spmm(*rows, weight, scale, None, x, torch.empty_like(x))
+
+    return total
+
+
+_IMPORT = """
+import time
+start = time.perf_counter()
+import torch
+between = time.perf_counter()
+import fastgraph
+end = time.perf_counter()
+{more}
+print(between - start, end - between, time.perf_counter() - end)
+"""
+
+
+def measure_import(runs: int) -> dict[str, Any]:
+    """Milliseconds of ``import torch``, then ``import fastgraph``, then ``enable()``."""
+    script = _IMPORT.format(more="fastgraph.enable()")
+    seconds = []
+    for _ in range(runs):
+        output = subprocess.run(
+            [sys.executable, "-c", script], stdout=subprocess.PIPE, check=True, text=True
+        ).stdout
+        seconds.append([float(word) for word in output.split()])
+    names = ("torch", "fastgraph", "enable")
+    return {
+        name: Spread.of(column).to_json()
+        for name, column in zip(names, np.transpose(seconds).tolist(), strict=True)
+    }
