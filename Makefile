@@ -1,0 +1,82 @@
+# Sets up an environment in .venv and runs the main jobs in it. Needs Python >= 3.11, a C++17
+# compiler and make.
+
+PYTHON ?= python3
+# A torch that $(PYTHON) can import already is used; otherwise this one is installed.
+TORCH ?= torch==2.13.0
+BASE_TORCH := $(shell $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+
+# $(call tools,EXTRA): install what an extra lists, without building the package again.
+tools = $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
+  print(*project["project"]["optional-dependencies"][sys.argv[1]], sep="\n")' $(1) \
+  >$(VENV)/$(1).txt && $(BIN)/pip install --quiet --requirement $(VENV)/$(1).txt
+
+.PHONY: help install demo test scatter test-scatter wheel test-wheel sanitize aarch64 lint format bench clean
+
+help:
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
+
+install: $(VENV)/installed ## set up .venv with fastgraph, PyG and the test tools
+
+$(VENV)/installed: pyproject.toml CMakeLists.txt $(shell find fastgraph/csrc -type f)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(if $(BASE_TORCH),--system-site-packages) $(VENV)
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet "$(TORCH)"
+	$(BIN)/pip install --quiet --editable ".[test]"
+	touch $@
+
+demo: install ## train GCN and GraphSAGE with and without fastgraph, side by side
+	$(BIN)/python examples/demo.py $(DEMO_ARGS)
+
+test: install ## run the tests
+	$(PYTEST) tests
+
+scatter: install ## build torch_scatter for this torch (minutes the first time)
+	$(BIN)/python -c "import torch_scatter" 2>/dev/null || \
+	  $(BIN)/pip install --quiet --no-build-isolation torch_scatter
+
+test-scatter: scatter ## run the operator and route tests with torch_scatter present
+	$(PYTEST) tests/ops tests/pyg
+
+wheel: install ## build a wheel for many Linux distributions into dist/
+	$(call tools,wheel)
+	rm -rf dist
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist/raw .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude libtvm_ffi.so \
+	  --wheel-dir dist dist/raw/*.whl
+	rm -r dist/raw
+
+test-wheel: wheel ## install the wheel where there is no compiler, and run the quickstart
+	$(PYTEST) tests/packaging --wheel dist/*manylinux*.whl
+
+sanitize: install ## fuzz the native boundary under AddressSanitizer and UBSan
+	$(BIN)/python tests/native/sanitize.py
+
+aarch64: install ## compile the portable kernels for 64-bit Arm
+	$(BIN)/python -m cmake -S . -B build/aarch64 -DCMAKE_SYSTEM_NAME=Linux \
+	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
+	  -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DFASTGRAPH_LIBRARY_DIR=$(abspath build/aarch64/lib)
+	$(BIN)/python -m cmake --build build/aarch64
+
+lint: install ## ruff, mypy and clang-format
+	$(call tools,lint)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy fastgraph
+	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.cpp' '*.h')
+
+format: install ## apply ruff and clang-format
+	$(call tools,lint)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h')
+
+bench: install ## measure against upstream; FASTGRAPH_DATA names a folder with the real graphs
+	$(call tools,bench)
+	$(BIN)/python benchmarks/pyg_cpu.py $(BENCH_ARGS)
+
+clean:
+	rm -rf $(VENV) build dist fastgraph/lib
