@@ -78,5 +78,6 @@ def clear_cache() -> None:
 
 
 # The command line reports an invalid variable itself.
-if sys.orig_argv[1:3] != ["-m", "fastgraph"] and _settings.from_environment().enabled:
+_is_command = ("-m", "fastgraph") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
+if not _is_command and _settings.from_environment().enabled:
     importlib.import_module("fastgraph.routing.state").enable()

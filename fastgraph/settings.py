@@ -127,7 +127,6 @@ class Settings:
                 message names the variable, what was expected and what came.
         """
         source = os.environ if environ is None else environ
-        # On Windows os.environ holds upper case only, so its spelling is the canonical one.
         given = {name: text for name, text in source.items() if name.startswith("FASTGRAPH")}
         known = variables()
         for name in given:

@@ -1,0 +1,1 @@
+"""The command line: ``python -m fastgraph``. Nothing here imports torch at module level."""

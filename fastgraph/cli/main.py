@@ -1,0 +1,151 @@
+"""Arguments of ``python -m fastgraph``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal
+
+import click
+
+from fastgraph.cli import runner
+
+_PROGRAM = "python -m fastgraph"
+_TARGET = "fastgraph.target"
+
+_RUN_HELP = """Run a python program with fastgraph enabled.
+
+Works like plain python: everything after the script (or after -m MODULE, -c CODE, or a dash for
+standard input) belongs to the program, even if it looks like an option of fastgraph.
+"""
+
+_GROUP_HELP = """Run python programs with PyG's message passing replaced by fused kernels.
+
+\b
+  python -m fastgraph [OPTIONS] SCRIPT [ARGS]...
+  python -m fastgraph [OPTIONS] -m MODULE [ARGS]...
+  python -m fastgraph [OPTIONS] -c CODE [ARGS]...
+  python -m fastgraph [OPTIONS] - [ARGS]...
+
+These are short for the command `run`, which lists the options. A script whose name is that of a
+command is run as ./NAME.
+"""
+
+
+class _RunCommand(click.Command):
+    """A command whose options end where python's own would: at the program to run."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own, target = self._split(ctx, args)
+        ctx.meta[_TARGET] = target
+        return super().parse_args(ctx, own)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "{SCRIPT | -m MODULE | -c CODE | -} [ARGS]..."]
+
+    def _split(self, ctx: click.Context, args: list[str]) -> tuple[list[str], runner.Target | None]:
+        takes_value = {
+            name
+            for option in self.params
+            if isinstance(option, click.Option) and not option.is_flag
+            for name in option.opts
+        }
+        position = 0
+        while position < len(args):
+            word, rest = args[position], args[position + 1 :]
+            if word in takes_value:
+                position += 2
+            elif word == "--":
+                target = runner.Target("script", rest[0], rest[1:]) if rest else None
+                return args[:position], target
+            elif word == "-" or not word.startswith("-"):
+                return args[:position], runner.Target(
+                    "stdin" if word == "-" else "script", word, rest
+                )
+            elif word[:2] in ("-m", "-c"):
+                value = [word[2:], *rest] if len(word) > 2 else rest
+                if not value:
+                    raise click.UsageError(f"Argument expected for the {word[:2]} option.", ctx)
+                form: Literal["module", "code"] = "module" if word[:2] == "-m" else "code"
+                return args[:position], runner.Target(form, value[0], value[1:])
+            else:
+                position += 1
+        return args, None
+
+
+class _DefaultToRun(click.Group):
+    """A group in which anything that is not a command is a program for ``run``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {"--help", "--version", *self.commands}
+        if args and args[0] not in own:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from fastgraph import __version__
+
+        click.echo(f"fastgraph {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=_DefaultToRun, help=_GROUP_HELP)
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
+def cli() -> None:
+    """Dispatch to a command."""
+
+
+@cli.command(cls=_RunCommand, help=_RUN_HELP)
+@click.option("--report", is_flag=True, help="At exit, show on stderr what was routed and why not.")
+@click.option("--backend", metavar="NAME", help="Use one backend for everything.")
+@click.option("--strict", is_flag=True, help="Fail where a layer that has a route cannot take it.")
+@click.option(
+    "--min-edges",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Leave graphs with fewer edges to upstream.",
+)
+@click.pass_context
+def run(
+    ctx: click.Context, report: bool, backend: str | None, strict: bool, min_edges: int | None
+) -> tuple[runner.Target, runner.Options]:
+    """Describe the program to run; it starts outside click, which handles exceptions itself."""
+    target = ctx.meta[_TARGET]
+    if target is None:
+        raise click.UsageError("Missing a script, -m MODULE, -c CODE or - for stdin.", ctx)
+    # A flag that is not given leaves the choice to the environment.
+    return target, runner.Options(report, backend, strict or None, min_edges)
+
+
+@cli.command()
+def info() -> None:
+    """Show versions, CPU, backends, settings and what would be routed.
+
+    Works when torch or PyG is missing or broken, and says so.
+    """
+    from fastgraph.cli.info import print_info
+
+    print_info()
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point; ``argv`` defaults to ``sys.argv[1:]``. Exits with the program's own status."""
+    try:
+        result: Any = cli.main(argv, prog_name=_PROGRAM, standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    if isinstance(result, tuple):
+        runner.run(*result)
+    elif isinstance(result, int):
+        sys.exit(result)
