@@ -10,9 +10,12 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-# A contestant much faster than the slowest one is run this often in each of its turns.
-_STEPS_IN_A_TURN = 3
-_MUCH_FASTER = 0.1
+# A turn of a fast contestant lasts about this long, so that it runs as it would in training, not in
+# the caches and the heap that another contestant left behind.
+_TURN_SECONDS = 0.05
+
+# Its first step is not timed, for the same reason. A longer step does not notice what came before.
+_WARMED_BELOW = 0.2
 
 _SECONDS_BETWEEN_COLLECTIONS = 2.0
 
@@ -55,10 +58,13 @@ class Contestant:
     estimate: float | None = None
     seconds: list[float] = field(default_factory=list)
 
-    def turn(self, steps: int = 1) -> list[float]:
-        """Run and time some steps."""
+    def turn(self, steps: int = 1, *, warm_up: bool = False) -> list[float]:
+        """Run and time some steps, after an untimed one if asked for."""
         seconds = []
         with self.context():
+            if warm_up:
+                self.prepare()
+                self.step()
             for _ in range(steps):
                 self.prepare()
                 start = time.perf_counter()
@@ -98,14 +104,14 @@ def interleave(
     """
     with no_garbage_collection():
         estimates = [c.turn()[0] if c.estimate is None else c.estimate for c in contestants]
-        slowest = max(estimates)
-        steps = [_STEPS_IN_A_TURN if e < _MUCH_FASTER * slowest else 1 for e in estimates]
-        cost = sum(e * s for e, s in zip(estimates, steps, strict=True))
+        warmed = [e < _WARMED_BELOW for e in estimates]
+        steps = [max(1, min(20, int(_TURN_SECONDS / e))) for e in estimates]
+        cost = sum(e * (s + w) for e, s, w in zip(estimates, steps, warmed, strict=True))
         least, most = rounds
         collected = time.perf_counter()
         for _ in range(max(least, min(most, int(budget / cost)))):
-            for contestant, count in zip(contestants, steps, strict=True):
-                contestant.seconds += contestant.turn(count)
+            for contestant, count, warm_up in zip(contestants, steps, warmed, strict=True):
+                contestant.seconds += contestant.turn(count, warm_up=warm_up)
             if time.perf_counter() - collected > _SECONDS_BETWEEN_COLLECTIONS:
                 gc.collect()
                 collected = time.perf_counter()
