@@ -35,8 +35,9 @@ test: install ## run the tests
 	$(PYTEST) tests
 
 scatter: install ## build torch_scatter for this torch (minutes the first time)
+	$(call tools,native)
 	$(BIN)/python -c "import torch_scatter" 2>/dev/null || \
-	  $(BIN)/pip install --quiet --no-build-isolation torch_scatter
+	  PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install --quiet --no-build-isolation torch_scatter
 
 test-scatter: scatter ## run the operator and route tests with torch_scatter present
 	$(PYTEST) tests/ops tests/pyg
@@ -53,13 +54,16 @@ test-wheel: wheel ## install the wheel where there is no compiler, and run the q
 	$(PYTEST) tests/packaging --wheel dist/*manylinux*.whl
 
 sanitize: install ## fuzz the native boundary under AddressSanitizer and UBSan
+	$(call tools,native)
 	$(BIN)/python tests/native/sanitize.py
 
 aarch64: install ## compile the portable kernels for 64-bit Arm
-	$(BIN)/python -m cmake -S . -B build/aarch64 -DCMAKE_SYSTEM_NAME=Linux \
+	$(call tools,native)
+	$(BIN)/cmake -S . -B build/aarch64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+	  -DCMAKE_SYSTEM_NAME=Linux \
 	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
 	  -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DFASTGRAPH_LIBRARY_DIR=$(abspath build/aarch64/lib)
-	$(BIN)/python -m cmake --build build/aarch64
+	$(BIN)/cmake --build build/aarch64
 
 lint: install ## ruff, mypy and clang-format
 	$(call tools,lint)

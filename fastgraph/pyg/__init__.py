@@ -33,5 +33,5 @@ def routed_layers() -> list[str]:
 
     from fastgraph.pyg.messages import known_message
 
-    classes = (vars(conv)[name] for name in conv.__all__)
+    classes = (vars(conv)[name] for name in conv.__all__ if name != "MessagePassing")
     return [c.__name__ for c in classes if hasattr(c, "message") and known_message(c)]
