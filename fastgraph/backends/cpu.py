@@ -92,7 +92,9 @@ def _segment_reduce_backward(
     cols = graph.grouped(transpose=not transpose)
     grad_x = torch.empty_like(x)
     if ties == "split":
-        grad = grad / record
+        share = torch.empty_like(grad)
+        native.library().divide_by_ties(grad, record, share)
+        grad = share
     native.library().segment_extremum_backward(
         cols.ptr,
         cols.col,

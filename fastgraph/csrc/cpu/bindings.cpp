@@ -113,9 +113,9 @@ void bind_sddmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, OptionalTenso
   });
 }
 
-void bind_segment_extremum(Tensor rowptr, Tensor col, OptionalTensor edge_id,
-                           OptionalTensor weight, bool is_max, Tensor x, Tensor out,
-                           OptionalTensor ties, OptionalTensor argument) {
+void bind_segment_extremum(Tensor rowptr, Tensor col, OptionalTensor edge_id, OptionalTensor weight,
+                           bool is_max, Tensor x, Tensor out, OptionalTensor ties,
+                           OptionalTensor argument) {
   if (ties.has_value() && argument.has_value()) {
     TVM_FFI_THROW(ValueError) << "expected at most one of ties and argument, got both";
   }
@@ -132,6 +132,17 @@ void bind_segment_extremum(Tensor rowptr, Tensor col, OptionalTensor edge_id,
   });
 }
 
+void bind_divide_by_ties(Tensor grad, Tensor ties, Tensor share) {
+  check_ndim(grad, 2, "grad");
+  const int64_t num_rows = grad.size(0), width = grad.size(1);
+  dispatch_features(grad, "grad", [&](auto type) {
+    using T = decltype(type);
+    divide_by_ties<T>(checked_matrix<const T>(grad, num_rows, width, "grad"),
+                      checked<int32_t>(ties, {num_rows, width}, "ties"),
+                      checked_matrix<T>(share, num_rows, width, "share"));
+  });
+}
+
 void bind_segment_extremum_backward(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t,
                                     OptionalTensor weight, Tensor x, Tensor out, Tensor grad,
                                     OptionalTensor argument, Tensor grad_x) {
@@ -142,13 +153,12 @@ void bind_segment_extremum_backward(Tensor rowptr_t, Tensor col_t, OptionalTenso
       checked_csr(rowptr_t, col_t, edge_id_t, num_rows, "rowptr_t", "col_t", "edge_id_t");
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
-    segment_extremum_backward<T>(
-        transpose, checked<T>(weight, {transpose.num_entries}, "weight"),
-        checked_matrix<const T>(x, transpose.num_rows, width, "x"),
-        checked_matrix<const T>(out, num_rows, width, "out"),
-        checked_matrix<const T>(grad, num_rows, width, "grad"),
-        checked<int32_t>(argument, {num_rows, width}, "argument"),
-        checked_matrix<T>(grad_x, transpose.num_rows, width, "grad_x"));
+    segment_extremum_backward<T>(transpose, checked<T>(weight, {transpose.num_entries}, "weight"),
+                                 checked_matrix<const T>(x, transpose.num_rows, width, "x"),
+                                 checked_matrix<const T>(out, num_rows, width, "out"),
+                                 checked_matrix<const T>(grad, num_rows, width, "grad"),
+                                 checked<int32_t>(argument, {num_rows, width}, "argument"),
+                                 checked_matrix<T>(grad_x, transpose.num_rows, width, "grad_x"));
   });
 }
 
@@ -161,7 +171,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(transpose_csr, fastgraph::bind_transpose_csr);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(spmm, fastgraph::bind_spmm);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(sddmm, fastgraph::bind_sddmm);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_extremum, fastgraph::bind_segment_extremum);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_extremum_backward,
-                              fastgraph::bind_segment_extremum_backward);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(divide_by_ties, fastgraph::bind_divide_by_ties);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_extremum_backward, fastgraph::bind_segment_extremum_backward);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_serially, fastgraph::run_serially);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(max_threads, fastgraph::max_threads);

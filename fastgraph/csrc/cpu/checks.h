@@ -3,7 +3,6 @@
 #pragma once
 
 #include <tvm/ffi/container/tensor.h>
-#include <tvm/ffi/dtype.h>
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/optional.h>
 
@@ -55,6 +54,22 @@ inline const char* name_of(DType dtype) {
   return "another dtype";
 }
 
+// The name of any dtype; the library's own conversion throws for some, which is fatal while an
+// error is being put together.
+inline std::string dtype_text(const Tensor& tensor) {
+  const DLDataType type = tensor.dtype();
+  const std::string bits = std::to_string(type.bits);
+  switch (type.code) {
+    case kDLInt: return "int" + bits;
+    case kDLUInt: return "uint" + bits;
+    case kDLFloat: return "float" + bits;
+    case kDLBfloat: return "bfloat" + bits;
+    case kDLComplex: return "complex" + bits;
+    case kDLBool: return "bool";
+    default: return "dtype code " + std::to_string(type.code) + " of " + bits + " bits";
+  }
+}
+
 inline std::string shape_text(const Tensor& tensor) {
   std::string text = "[";
   for (int i = 0; i < tensor.ndim(); ++i) {
@@ -74,7 +89,7 @@ template <typename T>
 void check_dtype(const Tensor& tensor, const char* name) {
   if (dtype_of(tensor) != kDType<T>) {
     TVM_FFI_THROW(TypeError) << name << " must be " << name_of(kDType<T>) << ", got "
-                             << tvm::ffi::DLDataTypeToString(tensor.dtype());
+                             << dtype_text(tensor);
   }
 }
 
@@ -184,7 +199,7 @@ auto dispatch_features(const Tensor& tensor, const char* name, const Body& body)
     case DType::kFloat16: return body(float16{});
     default:
       TVM_FFI_THROW(TypeError) << name << " must be float32, float64, bfloat16 or float16, got "
-                               << tvm::ffi::DLDataTypeToString(tensor.dtype());
+                               << dtype_text(tensor);
   }
 }
 
@@ -195,8 +210,7 @@ auto dispatch_indices(const Tensor& tensor, const char* name, const Body& body) 
     case DType::kInt32: return body(int32_t{});
     case DType::kInt64: return body(int64_t{});
     default:
-      TVM_FFI_THROW(TypeError) << name << " must be int32 or int64, got "
-                               << tvm::ffi::DLDataTypeToString(tensor.dtype());
+      TVM_FFI_THROW(TypeError) << name << " must be int32 or int64, got " << dtype_text(tensor);
   }
 }
 

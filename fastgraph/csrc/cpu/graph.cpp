@@ -97,7 +97,8 @@ bool copy_if_sorted(Indices<Index> row, Indices<Index> col, const MutableCsr& gr
   for_each_task(num_steps(row.size), row.size, [&](int64_t step) {
     if (!sorted.load(std::memory_order_relaxed)) return;
     const int64_t begin = step * kStep, end = std::min(begin + kStep, row.size);
-    bool good = in_range(row[begin], graph.num_rows) && (begin == 0 || row[begin - 1] <= row[begin]);
+    bool good =
+        in_range(row[begin], graph.num_rows) && (begin == 0 || row[begin - 1] <= row[begin]);
     constexpr int64_t kStride = 512;  // looked at without a branch in between
     for (int64_t from = begin; good && from < end; from += kStride) {
       const int64_t to = std::min(from + kStride, end);

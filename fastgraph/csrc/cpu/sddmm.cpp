@@ -6,7 +6,7 @@
 namespace fastgraph {
 namespace {
 
-constexpr int64_t kAhead = 4;
+constexpr int64_t kAhead = 8;
 
 // The order of additions depends on the width alone.
 template <typename T>
@@ -57,8 +57,7 @@ void sddmm(const Csr& graph, const Accumulator<T>* row_scale, Matrix<const T> gr
 }
 
 template void sddmm(const Csr&, const float*, Matrix<const float>, Matrix<const float>, float*);
-template void sddmm(const Csr&, const double*, Matrix<const double>, Matrix<const double>,
-                    double*);
+template void sddmm(const Csr&, const double*, Matrix<const double>, Matrix<const double>, double*);
 template void sddmm(const Csr&, const float*, Matrix<const bfloat16>, Matrix<const bfloat16>,
                     bfloat16*);
 template void sddmm(const Csr&, const float*, Matrix<const float16>, Matrix<const float16>,

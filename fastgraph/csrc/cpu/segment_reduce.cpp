@@ -9,7 +9,7 @@
 namespace fastgraph {
 namespace {
 
-constexpr int64_t kAhead = 4;
+constexpr int64_t kAhead = 8;
 
 // What is recorded beside the extremum itself.
 enum class Record { kNothing, kTies, kArgument };
@@ -31,11 +31,8 @@ struct Running {
 
   void update(V value, I value_record) {
     const I take = (value > best) | (value != value);
-    if constexpr (kRecord == Record::kArgument) {
-      record = take ? value_record : record;
-    } else if constexpr (kRecord == Record::kTies) {
-      record = take ? value_record : record + (value_record & (value == best));
-    }
+    if constexpr (kRecord == Record::kTies) record = value == best ? record + value_record : record;
+    if constexpr (kRecord != Record::kNothing) record = take ? value_record : record;
     best = take ? value : best;
   }
 };
@@ -174,7 +171,7 @@ struct ExtremumBackward {
   Matrix<T> grad_x;
   A* partial;
 
-  template <typename C, bool kArgument, typename V>
+  template <typename C, bool kArgument, bool kWeighted, typename V>
   void walk(const Task& task, int64_t begin, int64_t end, int64_t f, const V (&own)[C::kCount],
             V (&sum)[C::kCount]) const {
     constexpr int N = C::kLanes;
@@ -191,27 +188,28 @@ struct ExtremumBackward {
       }
       const int64_t row = graph.col[e];
       const int64_t edge = graph.edge(e);
-      const A w = weight ? load_one(weight + edge) : A{1};
+      const A w = kWeighted ? load_one(weight + edge) : A{1};
 #pragma GCC unroll 8
       for (int q = 0; q < C::kCount; ++q) {
         const int64_t column = f + q * N;
-        const V g = load<N>(grad.row(row) + column);
         if constexpr (kArgument) {
           const auto winner = load_raw<N>(argument + row * x.width + column);
           const I won = __builtin_convertvector(winner, I) == splat<Bits<A>, N>(edge);
-          sum[q] += won ? w * g : V{};
+          const V g = load<N>(grad.row(row) + column);
+          sum[q] += won ? (kWeighted ? w * g : g) : V{};
         } else {
-          const V value = round_to<T, N>(w * own[q]);
+          const V value = kWeighted ? round_to<T, N>(w * own[q]) : own[q];
           const I won = value == load<N>(out.row(row) + column);
           // A product, not a choice, because upstream's 0 * inf is NaN.
           const V one_or_zero = won ? splat<A, N>(1) : V{};
-          sum[q] += w * (one_or_zero * g);
+          const V share = one_or_zero * load<N>(grad.row(row) + column);
+          sum[q] += kWeighted ? w * share : share;
         }
       }
     }
   }
 
-  template <bool kArgument>
+  template <bool kArgument, bool kWeighted>
   void run(const Task& task) const {
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {
       const bool whole = task.piece < 0;
@@ -224,7 +222,7 @@ struct ExtremumBackward {
         for (int q = 0; q < C::kCount; ++q) {
           own[q] = load<C::kLanes>(x.row(row) + f + q * C::kLanes);
         }
-        walk<C, kArgument>(task, begin, end, f, own, sum);
+        walk<C, kArgument, kWeighted>(task, begin, end, f, own, sum);
         for (int q = 0; q < C::kCount; ++q) {
           const int64_t column = f + q * C::kLanes;
           if (whole) {
@@ -260,8 +258,8 @@ void segment_extremum(const Csr& graph, const T* weight, bool is_max, Matrix<con
   const Schedule schedule = make_schedule(graph);
   const auto partial_best = scratch<A>(schedule.num_pieces * x.width);
   const auto partial_record = scratch<int32_t>(schedule.num_pieces * x.width);
-  const Extremum<T> op{graph, weight, is_max ? A{1} : A{-1}, x, out, record,
-                       partial_best.get(), partial_record.get()};
+  const Extremum<T> op{graph, weight, is_max ? A{1} : A{-1}, x,
+                       out,   record, partial_best.get(),    partial_record.get()};
   if (ties) {
     op.template run<Record::kTies>(schedule);
   } else if (argument) {
@@ -272,31 +270,48 @@ void segment_extremum(const Csr& graph, const T* weight, bool is_max, Matrix<con
 }
 
 template <typename T>
+void divide_by_ties(Matrix<const T> grad, const int32_t* ties, Matrix<T> share) {
+  using A = Accumulator<T>;
+  constexpr int64_t kStep = 256;
+  prefer_huge_pages(share.data, share.bytes());
+  for_each_task((grad.rows + kStep - 1) / kStep, grad.rows * grad.width, [&](int64_t step) {
+    const int64_t begin = step * kStep * grad.width;
+    const int64_t end = std::min(grad.rows, (step + 1) * kStep) * grad.width;
+    for_each_chunk<kLanes<T>, 1>(begin, end, [&](auto chunk, int64_t i) {
+      constexpr int N = decltype(chunk)::kLanes;
+      const auto count = __builtin_convertvector(load_raw<N>(ties + i), Vector<A, N>);
+      store<N>(share.data + i, load<N>(grad.data + i) / count);
+    });
+  });
+}
+
+template <typename T>
 void segment_extremum_backward(const Csr& transpose, const T* weight, Matrix<const T> x,
-                               Matrix<const T> out, Matrix<const T> grad,
-                               const int32_t* argument, Matrix<T> grad_x) {
+                               Matrix<const T> out, Matrix<const T> grad, const int32_t* argument,
+                               Matrix<T> grad_x) {
   prefer_huge_pages(grad_x.data, grad_x.bytes());
   const Schedule schedule = make_schedule(transpose);
   const auto partial = scratch<Accumulator<T>>(schedule.num_pieces * x.width);
   const ExtremumBackward<T> op{transpose, weight, x, out, grad, argument, grad_x, partial.get()};
   const int64_t work = (transpose.num_entries + transpose.num_rows) * x.width;
   for_each_task(schedule.tasks.size(), work, [&](int64_t i) {
+    const Task& task = schedule.tasks[i];
     if (argument) {
-      op.template run<true>(schedule.tasks[i]);
+      weight ? op.template run<true, true>(task) : op.template run<true, false>(task);
     } else {
-      op.template run<false>(schedule.tasks[i]);
+      weight ? op.template run<false, true>(task) : op.template run<false, false>(task);
     }
   });
   for_each_task(schedule.cut_rows.size(), schedule.num_pieces * x.width,
                 [&](int64_t i) { op.merge(schedule.cut_rows[i]); });
 }
 
-#define FASTGRAPH_INSTANTIATE(T)                                                               \
-  template void segment_extremum(const Csr&, const T*, bool, Matrix<const T>, Matrix<T>,       \
-                                 int32_t*, int32_t*);                                          \
-  template void segment_extremum_backward(const Csr&, const T*, Matrix<const T>,               \
-                                          Matrix<const T>, Matrix<const T>, const int32_t*,    \
-                                          Matrix<T>);
+#define FASTGRAPH_INSTANTIATE(T)                                                                   \
+  template void segment_extremum(const Csr&, const T*, bool, Matrix<const T>, Matrix<T>, int32_t*, \
+                                 int32_t*);                                                        \
+  template void segment_extremum_backward(const Csr&, const T*, Matrix<const T>, Matrix<const T>,  \
+                                          Matrix<const T>, const int32_t*, Matrix<T>);             \
+  template void divide_by_ties(Matrix<const T>, const int32_t*, Matrix<T>);
 FASTGRAPH_INSTANTIATE(float)
 FASTGRAPH_INSTANTIATE(double)
 FASTGRAPH_INSTANTIATE(bfloat16)

@@ -8,14 +8,14 @@ namespace fastgraph {
 namespace {
 
 // Rows of x to have on their way from memory ahead of the one being added.
-constexpr int64_t kAhead = 4;
+constexpr int64_t kAhead = 8;
 
 // sum += coefficient[e] * x[col[e]] over the entries [begin, end), in order. `stop` is where the
 // task ends: rows are prefetched across the end of this one.
 template <typename C, bool kWeighted, typename T, typename V>
 inline void add_entries(const T* x, int64_t width, const int32_t* col,
-                        const Accumulator<T>* coefficient, int64_t begin, int64_t end,
-                        int64_t stop, V (&sum)[C::kCount]) {
+                        const Accumulator<T>* coefficient, int64_t begin, int64_t end, int64_t stop,
+                        V (&sum)[C::kCount]) {
   for (int64_t e = begin; e < end; ++e) {
     if (e + kAhead < stop) prefetch<C::kWidth * sizeof(T)>(x + col[e + kAhead] * width);
     const T* source = x + col[e] * width;
@@ -47,7 +47,7 @@ struct Spmm {
   }
 
   template <bool kWeighted>
-  void run(const Task& task, int64_t first, int64_t last) const {
+  void run(const Task& task) const {
     A coefficient[kWeighted ? kMaxPiece : 1];
     if (kWeighted) fill_coefficients(task, coefficient);
     const int32_t* col = graph.col + task.entry_begin;
@@ -56,7 +56,7 @@ struct Spmm {
       const bool whole = task.piece < 0;
       const int64_t begin = whole ? graph.rowptr[row] - task.entry_begin : 0;
       const int64_t end = whole ? graph.rowptr[row + 1] - task.entry_begin : stop;
-      for_each_chunk<kLanes<T>, kVectorRegisters / 2>(first, last, [&](auto chunk, int64_t f) {
+      for_each_chunk<kLanes<T>, kVectorRegisters / 2>(0, x.width, [&](auto chunk, int64_t f) {
         using C = decltype(chunk);
         Vector<A, C::kLanes> sum[C::kCount] = {};
         add_entries<C, kWeighted>(x.data + f, x.width, col, coefficient, begin, end, stop, sum);
@@ -94,13 +94,12 @@ void spmm(const Csr& graph, const T* weight, const Accumulator<T>* row_scale,
   const Schedule schedule = make_schedule(graph);
   const auto partial = scratch<Accumulator<T>>(schedule.num_pieces * x.width);
   const Spmm<T> op{graph, weight, row_scale, col_scale, x, out, partial.get()};
-  const int64_t num_tasks = schedule.tasks.size();
   const int64_t work = (graph.num_entries + graph.num_rows) * x.width;
-  for_each_task(num_tasks, work, [&](int64_t i) {
+  for_each_task(schedule.tasks.size(), work, [&](int64_t i) {
     if (weight || col_scale) {
-      op.template run<true>(schedule.tasks[i], 0, x.width);
+      op.template run<true>(schedule.tasks[i]);
     } else {
-      op.template run<false>(schedule.tasks[i], 0, x.width);
+      op.template run<false>(schedule.tasks[i]);
     }
   });
   for_each_task(schedule.cut_rows.size(), schedule.num_pieces * x.width,
@@ -111,8 +110,8 @@ template void spmm(const Csr&, const float*, const float*, const float*, Matrix<
                    Matrix<float>);
 template void spmm(const Csr&, const double*, const double*, const double*, Matrix<const double>,
                    Matrix<double>);
-template void spmm(const Csr&, const bfloat16*, const float*, const float*,
-                   Matrix<const bfloat16>, Matrix<bfloat16>);
+template void spmm(const Csr&, const bfloat16*, const float*, const float*, Matrix<const bfloat16>,
+                   Matrix<bfloat16>);
 template void spmm(const Csr&, const float16*, const float*, const float*, Matrix<const float16>,
                    Matrix<float16>);
 

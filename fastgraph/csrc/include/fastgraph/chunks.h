@@ -1,7 +1,6 @@
 // Cutting feature rows into chunks whose accumulators stay in registers.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "fastgraph/simd.h"
@@ -45,23 +44,6 @@ void for_each_chunk(int64_t begin, int64_t end, const Body& body) {
   } else if constexpr (kLanes > 1) {
     for_each_chunk<1, kLanes>(begin, end, body);
   }
-}
-
-// Feature slices that are walked one after another over all rows.
-struct Slices {
-  int64_t count;
-  int64_t slice_width;
-  int64_t width;
-
-  int64_t begin(int64_t slice) const { return slice * slice_width; }
-  // The last slice also takes what does not fill one of its own.
-  int64_t end(int64_t slice) const {
-    return slice + 1 == count ? width : (slice + 1) * slice_width;
-  }
-};
-
-inline Slices make_slices(int64_t width, int64_t slice_width) {
-  return {std::max<int64_t>(1, width / slice_width), slice_width, width};
 }
 
 }  // namespace fastgraph

@@ -182,19 +182,4 @@ inline Vector<Accumulator<T>, N> round_to(Vector<Accumulator<T>, N> v) {
   }
 }
 
-template <typename V>
-inline bool any(V mask) {
-  if constexpr (sizeof(V) > sizeof(uint64_t)) {
-    uint64_t words[sizeof(V) / sizeof(uint64_t)];
-    std::memcpy(words, &mask, sizeof(V));
-    uint64_t merged = 0;
-    for (uint64_t word : words) merged |= word;
-    return merged != 0;
-  } else {
-    uint64_t word = 0;
-    std::memcpy(&word, &mask, sizeof(V));
-    return word != 0;
-  }
-}
-
 }  // namespace fastgraph
