@@ -1,0 +1,166 @@
+"""Every function refuses tensors that do not fit, and says which and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from .cases import make_graph, transpose
+
+WIDTH = 5
+
+
+def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
+    graph = make_graph(lib, "random")
+    flipped = transpose(lib, graph)
+    rowptr, col, edge_id = graph.csr
+    rowptr_t, col_t, edge_id_t = flipped.csr
+    x = torch.randn(graph.num_cols, WIDTH)
+    out = torch.randn(graph.num_rows, WIDTH)
+    record = torch.zeros(graph.num_rows, WIDTH, dtype=torch.int32)
+    weight = torch.randn(graph.num_edges)
+    matrix = {"rowptr": rowptr, "col": col, "edge_id": edge_id}
+    return {
+        "build_csr": {
+            "row": graph.row,
+            "col": graph.col,
+            "num_rows": graph.num_rows,
+            "num_cols": graph.num_cols,
+            "rowptr": rowptr.clone(),
+            "col_out": col.clone(),
+            "edge_id": torch.empty_like(col),
+        },
+        "check_csr": {
+            "ptr": rowptr,
+            "index": col.long(),
+            "num_rows": graph.num_rows,
+            "num_cols": graph.num_cols,
+            "rowptr": rowptr.clone(),
+            "col_out": col.clone(),
+        },
+        "transpose_csr": {
+            **matrix,
+            "num_cols": graph.num_cols,
+            "rowptr_t": rowptr_t.clone(),
+            "col_t": col_t.clone(),
+            "edge_id_t": torch.empty_like(col_t),
+        },
+        "spmm": {
+            **matrix,
+            "weight": weight,
+            "row_scale": torch.randn(graph.num_rows),
+            "col_scale": torch.randn(graph.num_cols),
+            "x": x,
+            "out": out.clone(),
+        },
+        "sddmm": {
+            **matrix,
+            "row_scale": torch.randn(graph.num_rows),
+            "grad": out,
+            "x": x,
+            "out": weight.clone(),
+        },
+        "segment_extremum": {
+            **matrix,
+            "weight": weight,
+            "is_max": True,
+            "x": x,
+            "out": out.clone(),
+            "ties": record,
+            "argument": None,
+        },
+        "segment_extremum_backward": {
+            "rowptr_t": rowptr_t,
+            "col_t": col_t,
+            "edge_id_t": edge_id_t,
+            "weight": weight,
+            "x": x,
+            "out": out,
+            "grad": out.clone(),
+            "argument": record,
+            "grad_x": x.clone(),
+        },
+    }
+
+
+FUNCTIONS = (
+    "build_csr",
+    "check_csr",
+    "transpose_csr",
+    "spmm",
+    "sddmm",
+    "segment_extremum",
+    "segment_extremum_backward",
+)
+# Sizes are taken from these: what disagrees with them is reported instead.
+LEADING = {"row", "index", "col", "col_t", "rowptr", "rowptr_t", "x"}
+LEADING_IN = {("segment_extremum_backward", "out")}
+STRIDED = {("build_csr", "row"), ("build_csr", "col"), ("check_csr", "ptr"), ("check_csr", "index")}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_valid_arguments_pass(best: Any, function: str) -> None:
+    getattr(best, function)(*valid_calls(best)[function].values())
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_wrong_tensors_are_named(best: Any, function: str) -> None:
+    call = getattr(best, function)
+    arguments = valid_calls(best)[function]
+
+    def refused(name: str, value: Any, error: Any, message: str) -> None:
+        with pytest.raises(error, match=message):
+            call(*{**arguments, name: value}.values())
+
+    for name, value in arguments.items():
+        if not isinstance(value, Tensor):
+            continue
+        refused(name, value.to(torch.complex64), TypeError, rf"{name} must be .*, got complex")
+        refused(name, value.bool(), TypeError, rf"{name} must be .*, got bool")
+        refused(name, value[None], ValueError, rf"{name} must have .*, got (shape )?\[1, ")
+        refused(name, value[0], ValueError, rf"{name} must have .*, got (shape )?\[")
+        grown = torch.cat([value, value[:1]])
+        if name not in LEADING and (function, name) not in LEADING_IN:
+            refused(name, grown, ValueError, rf"{name} must have shape \[")
+        if (function, name) not in STRIDED:
+            gaps = value.repeat_interleave(2, 0)[::2]
+            refused(name, gaps, ValueError, rf"{name} must be contiguous, got shape \[")
+    for name in ("x", "out", "grad", "ties", "argument", "grad_x"):
+        value = arguments.get(name)
+        if isinstance(value, Tensor) and value.dim() == 2 and name != "x":
+            refused(name, value[:, 1:].contiguous(), ValueError, rf"{name} must have shape \[")
+
+
+def test_integer_features_are_refused(best: Any) -> None:
+    arguments = valid_calls(best)["spmm"]
+    arguments["x"] = arguments["x"].int()
+    with pytest.raises(
+        TypeError, match="x must be float32, float64, bfloat16 or float16, got int32"
+    ):
+        best.spmm(*arguments.values())
+
+
+def test_float_indices_are_refused(best: Any) -> None:
+    arguments = valid_calls(best)["build_csr"]
+    arguments["row"] = arguments["row"].float()
+    with pytest.raises(TypeError, match="row must be int32 or int64, got float32"):
+        best.build_csr(*arguments.values())
+
+
+def test_row_pointers_must_span_the_entries(best: Any) -> None:
+    arguments = valid_calls(best)["spmm"]
+    arguments["rowptr"] = arguments["rowptr"] + 1
+    with pytest.raises(ValueError, match="rowptr must run from 0 to 4000"):
+        best.spmm(*arguments.values())
+
+
+def test_objects_that_are_no_tensors_are_refused(best: Any) -> None:
+    arguments = valid_calls(best)["spmm"]
+    arguments["x"] = "features"
+    with pytest.raises(TypeError):
+        best.spmm(*arguments.values())
+    with pytest.raises(TypeError):
+        best.spmm(arguments["rowptr"])
