@@ -109,6 +109,7 @@ def _segment_reduce_fake(
     transpose: bool,
     ties: str,
 ) -> tuple[Tensor, Tensor]:
+    check_operands(x, index, ptr, weight)
     record = x.new_empty(_record_shape(x, num_out, ties), dtype=torch.int32)
     return x.new_empty((num_out, *x.shape[1:])), record
 

@@ -94,6 +94,7 @@ def _spmm_fake(
     reduce: str,
     transpose: bool,
 ) -> Tensor:
+    check_operands(x, index, ptr, weight)
     return x.new_empty((num_out, *x.shape[1:]))
 
 
@@ -111,6 +112,7 @@ def _sddmm(
 def _sddmm_fake(
     grad: Tensor, x: Tensor, index: Tensor, ptr: Tensor | None, reduce: str, transpose: bool
 ) -> Tensor:
+    check_operands(x, index, ptr, None)
     return x.new_empty(index.shape[-1])
 
 

@@ -26,6 +26,8 @@ def check_features(name: str, x: Tensor) -> None:
     """Features are floating point ``[nodes, *channels]``."""
     if x.dtype not in FLOATING:
         raise ValueError(f"{name} must be one of {[str(d) for d in FLOATING]}, got {x.dtype}")
+    if x.layout is not torch.strided:
+        raise ValueError(f"{name} must be a dense tensor, got layout {x.layout}")
     if x.dim() < 2:
         raise ValueError(f"{name} must be [nodes, *channels], got shape {list(x.shape)}")
 
@@ -37,6 +39,8 @@ def check_operands(x: Tensor, index: Tensor, ptr: Tensor | None, weight: Tensor 
         ValueError: naming the argument, what was expected and what came.
     """
     check_features("x", x)
+    if index.layout is not torch.strided:
+        raise ValueError(f"index must be a dense tensor, got layout {index.layout}")
     if index.device != x.device or (ptr is not None and ptr.device != x.device):
         raise ValueError(f"index and ptr must be on x's device {x.device}, got {index.device}")
     if weight is None:
