@@ -286,3 +286,21 @@ def test_help_and_version(tmp_path: Path) -> None:
     assert "--min-edges" in run_help
     assert fastgraph("--version", cwd=tmp_path).stdout.startswith("fastgraph ")
     assert os.linesep in run_help
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("0", "0")])
+def test_torch_is_asked_for_huge_pages_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str
+) -> None:
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    if given is not None:
+        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", given)
+    code = "import os; print(os.environ['THP_MEM_ALLOC_ENABLE'])"
+    process = subprocess.run(
+        [sys.executable, "-m", "fastgraph", "-c", code],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert process.stdout.strip() == expected
