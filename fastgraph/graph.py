@@ -7,6 +7,7 @@ edges once and is remembered for as long as the tensor lives unchanged (:mod:`fa
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -68,10 +69,11 @@ class Graph:
         self.num_src = num_src
         self.num_dst = num_dst
         self.num_edges = index.shape[-1]
-        if ptr is None:
-            rows = _compress(index[1], index[0], num_dst, num_src)
-        else:
-            rows = _check_compressed(ptr, index, num_dst, num_src)
+        with _normal_mode():
+            if ptr is None:
+                rows = _compress(index[1], index[0], num_dst, num_src)
+            else:
+                rows = _check_compressed(ptr, index, num_dst, num_src)
         self.by_destination = rows
         """Edges grouped by destination; ``col`` holds sources."""
         self._by_source: Compressed | None = None
@@ -81,7 +83,8 @@ class Graph:
     def by_source(self) -> Compressed:
         """Edges grouped by source, in ascending destination order; ``col`` holds destinations."""
         if self._by_source is None:
-            self._by_source = _transpose(self.by_destination, self.num_src)
+            with _normal_mode():
+                self._by_source = _transpose(self.by_destination, self.num_src)
         return self._by_source
 
     def grouped(self, *, transpose: bool) -> Compressed:
@@ -104,8 +107,9 @@ class Graph:
         """``1 / max(degree, 1)`` of the aggregating nodes, in ``dtype``."""
         key = (transpose, dtype)
         if key not in self._inverse_degrees:
-            degree = self.grouped(transpose=transpose).ptr.diff().clamp_(min=1)
-            self._inverse_degrees[key] = degree.to(dtype).reciprocal_()
+            with _normal_mode():
+                degree = self.grouped(transpose=transpose).ptr.diff().clamp_(min=1)
+                self._inverse_degrees[key] = degree.to(dtype).reciprocal_()
         return self._inverse_degrees[key]
 
     @property
@@ -117,6 +121,11 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"Graph(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges})"
+
+
+def _normal_mode() -> AbstractContextManager[object]:
+    """A graph that is first used in inference mode must still serve training afterwards."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 def _check_index(name: str, index: Tensor, dim: int) -> None:

@@ -132,6 +132,18 @@ def test_inference_tensors_are_not_remembered() -> None:
     assert len(MEMO) == 0
 
 
+def test_a_graph_first_met_in_inference_mode_serves_training() -> None:
+    edges = random_edges(9, 9, 30)
+    x = torch.randn(9, 2, dtype=torch.float64, requires_grad=True)
+    with torch.inference_mode():
+        ops.spmm(x, edges, reduce="mean")
+        ops.segment_reduce(x, edges)
+    known = len(MEMO)
+    assert torch.autograd.gradgradcheck(lambda x: ops.segment_reduce(x, edges), x)
+    assert torch.autograd.gradcheck(lambda x: ops.spmm(x, edges, reduce="mean"), x)
+    assert len(MEMO) == known
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [

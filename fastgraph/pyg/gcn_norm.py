@@ -77,6 +77,8 @@ def _routed(upstream: Callable[..., Any]) -> Callable[..., Any]:
         index, weight = upstream(edge_index, edge_weight, *args, **kwargs)
         if learned and known is not None and known.intact:
             return known.result[0], weight
+        if torch.is_inference_mode_enabled():
+            return index, weight  # training could not use what was computed here
         own = _CALLERS if index is edge_index else index
         kept = (own,) if learned else (own, weight)
         tensors = tuple(t for part in kept for t in _plain_parts(part) or ())

@@ -299,6 +299,18 @@ def test_a_remembered_normalisation_that_was_edited_is_computed_again() -> None:
         assert torch.equal(index, again_index)
 
 
+def test_inference_first_and_training_afterwards() -> None:
+    conv, x = GCNConv(4, 2), torch.randn(10, 4)
+    expected = conv(x, EDGES)
+    with fastgraph.enabled():
+        with torch.inference_mode():
+            torch.testing.assert_close(conv(x, EDGES), expected)
+        conv(x, EDGES).sum().backward()
+        with torch.inference_mode():
+            torch.testing.assert_close(conv(x, EDGES), expected)
+    assert conv.lin.weight.grad is not None
+
+
 def test_learned_weights_through_the_normalisation() -> None:
     conv, x = GCNConv(4, 2), torch.randn(10, 4)
     weight = torch.rand(40, requires_grad=True)
