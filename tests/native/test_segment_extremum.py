@@ -155,10 +155,12 @@ def test_ties_and_argument_exclude_each_other(best: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(0, 3), (5, 0), (1, 1), (300, 7), (513, 33)])
+@pytest.mark.parametrize(
+    "shape", [(0, 3), (5, 0), (300, 7), (513, 33), *((1, n) for n in range(1, 40))]
+)
 def test_divide_by_ties(lib: Any, dtype: torch.dtype, shape: tuple[int, int]) -> None:
     grad = torch.randn(shape).to(dtype)
     ties = torch.randint(0, 4, shape, dtype=torch.int32)  # 0 where the extremum is NaN
-    share = torch.empty_like(grad)
+    share = torch.full_like(grad, 77)
     lib.divide_by_ties(grad, ties, share)
     torch.testing.assert_close(share, grad / ties, equal_nan=True, rtol=0, atol=0)

@@ -277,10 +277,13 @@ void divide_by_ties(Matrix<const T> grad, const int32_t* ties, Matrix<T> share) 
   for_each_task((grad.rows + kStep - 1) / kStep, grad.rows * grad.width, [&](int64_t step) {
     const int64_t begin = step * kStep * grad.width;
     const int64_t end = std::min(grad.rows, (step + 1) * kStep) * grad.width;
-    for_each_chunk<kLanes<T>, 1>(begin, end, [&](auto chunk, int64_t i) {
-      constexpr int N = decltype(chunk)::kLanes;
-      const auto count = __builtin_convertvector(load_raw<N>(ties + i), Vector<A, N>);
-      store<N>(share.data + i, load<N>(grad.data + i) / count);
+    for_each_chunk<kLanes<T>, 1>(begin, end, [&](auto chunk, int64_t first) {
+      using C = decltype(chunk);
+      constexpr int N = C::kLanes;
+      for (int64_t i = first; i < first + C::kWidth; i += N) {
+        const auto count = __builtin_convertvector(load_raw<N>(ties + i), Vector<A, N>);
+        store<N>(share.data + i, load<N>(grad.data + i) / count);
+      }
     });
   });
 }
