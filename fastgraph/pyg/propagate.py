@@ -131,27 +131,18 @@ def run(plan: Plan) -> Tensor:
     """Compute a planned aggregation."""
     x = plan.x if plan.node_dim == 0 else plan.x.movedim(plan.node_dim, 0)
     graph = plan.topology
-    if plan.reduce in SUMS:
-        out = ops.spmm(
-            x,
-            graph.index,
-            plan.weight,
-            ptr=graph.ptr,
-            num_out=plan.num_out,
-            reduce=plan.reduce,
-            transpose=graph.transpose,
-        )
-    else:
-        out = ops.segment_reduce(
-            x,
-            graph.index,
-            plan.weight,
-            ptr=graph.ptr,
-            num_out=plan.num_out,
-            reduce=plan.reduce,
-            transpose=graph.transpose,
-            ties=plan.ties,
-        )
+    operator = (
+        ops.spmm if plan.reduce in SUMS else functools.partial(ops.segment_reduce, ties=plan.ties)
+    )
+    out = operator(
+        x,
+        graph.index,
+        plan.weight,
+        ptr=graph.ptr,
+        num_out=plan.num_out,
+        reduce=plan.reduce,
+        transpose=graph.transpose,
+    )
     return out if plan.node_dim == 0 else out.movedim(0, plan.node_dim)
 
 
