@@ -176,6 +176,8 @@ def test_interrupt(tmp_path: Path, words: tuple[str, ...]) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # A test run in the background ignores the signal, and its children would too.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
