@@ -143,7 +143,8 @@ def run(plan: Plan) -> Tensor:
         reduce=plan.reduce,
         transpose=graph.transpose,
     )
-    return out if plan.node_dim == 0 else out.movedim(0, plan.node_dim)
+    # Users call `view` on upstream's result, which is contiguous.
+    return out if plan.node_dim == 0 else out.movedim(0, plan.node_dim).contiguous()
 
 
 def plan_propagate(

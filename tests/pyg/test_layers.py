@@ -39,6 +39,7 @@ from torch_geometric.utils import (
     to_torch_csr_tensor,
 )
 
+import fastgraph
 from tests.graphs import quantised, random_edges, square_cases
 from tests.pyg.ab import arguments, assert_same, double
 
@@ -206,6 +207,20 @@ def test_static_graphs(name: str) -> None:
     torch.manual_seed(0)
     edges = random_edges(NODES, NODES, 90)
     assert_same(LAYERS[name](), arguments(features(3, NODES, CHANNELS), edges))
+    module = LAYERS[name]()
+    strides = module(features(3, NODES, CHANNELS), edges).stride()
+    with fastgraph.enabled():
+        assert module(features(3, NODES, CHANNELS), edges).stride() == strides
+
+
+@pytest.mark.parametrize("name", ["GCN", "GCN-plain", "SAGE-sum", "SAGE-max", "TAG"])
+def test_outputs_are_upstreams_bit_for_bit(name: str) -> None:
+    """Sums run in edge order and round each product, so not even the last bit differs."""
+    torch.manual_seed(0)
+    module, call = LAYERS[name](), (features(NODES, CHANNELS), random_edges(NODES, NODES, 300))
+    expected = module(*call)
+    with fastgraph.enabled():
+        assert torch.equal(module(*call), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
@@ -242,8 +257,6 @@ def test_models(model: Callable[[], torch.nn.Module]) -> None:
 
 
 def test_label_propagation_and_lightgcn() -> None:
-    import fastgraph
-
     torch.manual_seed(0)
     edges = random_edges(NODES, NODES, 90)
     labels = torch.randint(0, 3, (NODES,))
