@@ -24,7 +24,7 @@ from rich.table import Table
 
 EXAMPLES = Path(__file__).resolve().parent
 # Enough to see the loss fall, few enough for the plain runs to end in a minute or two.
-SCRIPTS = {"gcn.py": 8, "sage.py": 4}
+SCRIPTS = {"gcn.py": 12, "sage.py": 12}
 STDERR_LINES = 20
 
 _EPOCH = re.compile(r"Epoch: (\d+),")
