@@ -104,15 +104,13 @@ def _wrap_class(cls: Any, patches: Patches) -> None:
 def _routed(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
     # `wraps` keeps upstream's `__module__`, by which the template knows its own work.
     @functools.wraps(upstream)
-    def propagate(
-        self: MessagePassing, edge_index: Any, *args: Any, size: Any = None, **kwargs: Any
-    ) -> Tensor:
+    def propagate(self: MessagePassing, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
         if not SWITCH.active:  # an instance kept the wrapper beyond `disable()`
-            return upstream(self, edge_index, *args, size=size, **kwargs)
+            return upstream(self, edge_index, *args, **kwargs)
         if args:
             plan: Plan | str = "propagate was called with positional arguments"
         else:
-            plan = plan_propagate(self, edge_index, size, kwargs)
+            plan = plan_propagate(self, edge_index, kwargs.get("size"), kwargs)
         if isinstance(plan, Plan):
             if not torch.compiler.is_compiling():  # a counter would make Dynamo recompile
                 count_routed(type(self).__name__)
@@ -121,7 +119,7 @@ def _routed(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
             count_refused(type(self).__name__, plan)
         if settings.current().strict and known_message(type(self)) is not None:
             raise RouteRefusedError(f"{type(self).__name__} cannot be routed: {plan}")
-        return upstream(self, edge_index, *args, size=size, **kwargs)
+        return upstream(self, edge_index, *args, **kwargs)
 
     propagate._fastgraph_upstream = upstream  # type: ignore[attr-defined]
     return propagate

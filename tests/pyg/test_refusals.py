@@ -298,5 +298,6 @@ def test_positional_arguments_are_left_to_upstream() -> None:
     expected = conv.propagate(EDGES, (x, x))
     with fastgraph.enabled():
         torch.testing.assert_close(conv.propagate(EDGES, (x, x)), expected)
+        torch.testing.assert_close(conv.propagate(EDGES, (x, x), (NODES, NODES)), expected)
     row = fastgraph.status().rows[0]
-    assert row.reasons == {"propagate was called with positional arguments": 1}
+    assert row.reasons == {"propagate was called with positional arguments": 2}
