@@ -114,10 +114,9 @@ class Graph:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by the structures built so far."""
-        by_source = 0 if self._by_source is None else self._by_source.nbytes
-        degrees = sum(t.nbytes for t in self._inverse_degrees.values())
-        return self.by_destination.nbytes + by_source + degrees
+        """Bytes of both groupings, counting the one by source, which the first gradient builds."""
+        ptr, edges = 8 * (self.num_src + 1), 2 * 4 * self.num_edges
+        return self.by_destination.nbytes + ptr + edges
 
     def __repr__(self) -> str:
         return f"Graph(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges})"

@@ -34,6 +34,7 @@ def tensor_key(tensor: Tensor) -> tuple[object, ...]:
 
 class _Entry(NamedTuple):
     value: Any
+    nbytes: int
     storages: tuple[StorageWeakRef, ...]
 
 
@@ -42,6 +43,8 @@ class Memo:
 
     def __init__(self) -> None:
         self._entries: OrderedDict[tuple[object, ...], _Entry] = OrderedDict()
+        self._nbytes = 0
+        self._added = 0
         self._lock = threading.Lock()
 
     def get(self, key: tuple[object, ...]) -> Any | None:
@@ -60,28 +63,42 @@ class Memo:
         The value must not hold the tensors themselves, which would keep them alive.
         """
         storages = tuple(StorageWeakRef(t.untyped_storage()) for t in tensors if t is not None)
+        entry = _Entry(value, value.nbytes, storages)
         with self._lock:
-            self._entries[key] = _Entry(value, storages)
-            self._drop()
+            self._remove(key)
+            self._entries[key] = entry
+            self._nbytes += entry.nbytes
+            self._added += 1
+            # Looking at every entry each time would make many live graphs slow to add.
+            if 2 * self._added >= len(self._entries):
+                self._remove_freed()
+            self._remove_excess()
 
     def trim(self) -> None:
         """Release what belongs to freed tensors or exceeds the ``cache_bytes`` setting."""
         with self._lock:
-            self._drop()
+            self._remove_freed()
+            self._remove_excess()
 
-    def _drop(self) -> None:
+    def _remove(self, key: tuple[object, ...]) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._nbytes -= entry.nbytes
+
+    def _remove_freed(self) -> None:
+        self._added = 0
         freed = [k for k, e in self._entries.items() if any(s.expired() for s in e.storages)]
         for key in freed:
-            del self._entries[key]
-        excess = self.nbytes - settings.current().cache_bytes
-        while excess > 0 and self._entries:
-            _, entry = self._entries.popitem(last=False)
-            excess -= entry.value.nbytes
+            self._remove(key)
+
+    def _remove_excess(self) -> None:
+        while self._nbytes > settings.current().cache_bytes:
+            self._remove(next(iter(self._entries)))
 
     @property
     def nbytes(self) -> int:
         """Bytes held by all values."""
-        return sum(entry.value.nbytes for entry in self._entries.values())
+        return self._nbytes
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -90,6 +107,7 @@ class Memo:
         """Forget everything."""
         with self._lock:
             self._entries.clear()
+            self._nbytes = 0
 
 
 MEMO = Memo()

@@ -47,6 +47,8 @@ def test_degrees_and_repr() -> None:
     inverse = graph.inverse_degree(transpose=False, dtype=torch.float32)
     assert inverse.tolist() == [0.5, 1.0, 1.0, 1.0]
     assert graph.inverse_degree(transpose=False, dtype=torch.float32) is inverse
+    held = sum(rows.nbytes for rows in (graph.by_destination, graph.by_source))
+    assert graph.nbytes == held
     assert repr(graph) == "Graph(num_src=3, num_dst=4, num_edges=3)"
 
 
@@ -121,6 +123,18 @@ def test_the_memo_is_bounded_by_bytes() -> None:
     with fastgraph.enabled(cache_bytes=0):
         out = ops.spmm(torch.ones(9, 1), kept[0])
         assert out.sum() == 1000 and len(MEMO) == 0
+
+
+def test_freed_graphs_go_while_many_others_live() -> None:
+    kept = [random_edges(9, 9, 30, seed=seed) for seed in range(40)]
+    graphs = [lookup(edges) for edges in kept]
+    for seed in range(200):
+        lookup(random_edges(9, 9, 30, seed=seed))
+    assert len(MEMO) <= 2 * len(kept)
+    assert all(lookup(edges) is graph for edges, graph in zip(kept, graphs, strict=True))
+    MEMO.trim()
+    assert len(MEMO) == len(kept)
+    assert MEMO.nbytes == sum(graph.nbytes for graph in graphs)
 
 
 def test_inference_tensors_are_not_remembered() -> None:
