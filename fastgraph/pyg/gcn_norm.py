@@ -18,7 +18,7 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import gcn_conv
 
 from fastgraph.memo import MEMO, tensor_key
-from fastgraph.routing.conditions import execution_mode
+from fastgraph.routing.conditions import execution_mode, plain_tensor
 from fastgraph.routing.patching import Patches
 
 _CALLERS = object()
@@ -57,7 +57,8 @@ def _routed(upstream: Callable[..., Any]) -> Callable[..., Any]:
         if torch.compiler.is_compiling() or execution_mode() is not None:
             return upstream(edge_index, edge_weight, *args, **kwargs)
         parts = _plain_parts(edge_index)
-        if parts is None or any(t.is_inference() for t in parts):
+        is_plain = edge_weight is None or plain_tensor("edge_weight", edge_weight) is None
+        if parts is None or not is_plain or any(t.is_inference() for t in parts):
             return upstream(edge_index, edge_weight, *args, **kwargs)
         learned = edge_weight is not None and (
             edge_weight.requires_grad or edge_weight.is_inference()

@@ -299,6 +299,20 @@ def test_a_remembered_normalisation_that_was_edited_is_computed_again() -> None:
         assert torch.equal(index, again_index)
 
 
+def test_a_weight_of_another_class_is_left_to_upstream() -> None:
+    class Tagged(torch.Tensor):
+        pass
+
+    conv, x, weight = GCNConv(4, 2), torch.randn(10, 4), torch.rand(40)
+    expected = conv(x, EDGES, weight)
+    fastgraph.clear_cache()
+    with fastgraph.enabled():
+        out = conv(x, EDGES, weight.as_subclass(Tagged))
+        assert len([key for key in MEMO._entries if key[0] == "gcn_norm"]) == 0
+    torch.testing.assert_close(out.as_subclass(torch.Tensor), expected)
+    assert routed() == 0
+
+
 def test_inference_first_and_training_afterwards() -> None:
     conv, x = GCNConv(4, 2), torch.randn(10, 4)
     expected = conv(x, EDGES)
