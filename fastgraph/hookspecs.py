@@ -1,8 +1,8 @@
 """The hooks through which a plugin adds backends and routes.
 
 A plugin is a module or object with functions marked by :data:`hookimpl`, installed under the
-entry-point group ``fastgraph`` or registered with ``fastgraph.hookspecs.plugin_manager()``. Hooks
-are called when fastgraph is enabled or first used, never in a layer's forward.
+entry-point group ``fastgraph``, or registered with ``fastgraph.hookspecs.plugin_manager()`` before
+fastgraph is first enabled or used. Hooks are never called in a layer's forward.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Registry:
 
     def _candidates(
         self, operator: str, device_type: str, dtype: torch.dtype, minimum_priority: int
-    ) -> list[tuple[str, Kernel]]:
+    ) -> list[Kernel]:
         if self._selected is not None:
             candidates = [self.backends[self._selected]]
         else:
@@ -103,8 +103,8 @@ class Registry:
                 for b in self.backends.values()
                 if b.priority >= minimum_priority and b.unavailable() is None
             ]
-        kernels = [(b.name, b.kernel(operator, device_type, dtype)) for b in candidates]
-        return [(name, kernel) for name, kernel in kernels if kernel is not None]
+        kernels = (b.kernel(operator, device_type, dtype) for b in candidates)
+        return [kernel for kernel in kernels if kernel is not None]
 
     def _resolve(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel:
         candidates = self._candidates(operator, device_type, dtype, minimum_priority=-1)
@@ -113,14 +113,7 @@ class Registry:
                 f"backend {self._selected!r} has no kernel {operator!r} "
                 f"for {dtype} on {device_type}"
             )
-        return candidates[0][1]
-
-    def reset(self) -> None:
-        """Forget everything resolved and discovered, as after registering a plugin."""
-        self._backends = None
-        self._selected = None
-        self._kernels.clear()
-        self._wanted = frozenset()
+        return candidates[0]
 
 
 REGISTRY = Registry()

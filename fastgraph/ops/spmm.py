@@ -91,8 +91,7 @@ def _spmm_fake(
     ptr: Tensor | None,
     weight: Tensor | None,
     num_out: int,
-    reduce: str,
-    transpose: bool,
+    *_: object,
 ) -> Tensor:
     check_operands(x, index, ptr, weight)
     return x.new_empty((num_out, *x.shape[1:]))
@@ -109,9 +108,7 @@ def _sddmm(
     return out
 
 
-def _sddmm_fake(
-    grad: Tensor, x: Tensor, index: Tensor, ptr: Tensor | None, reduce: str, transpose: bool
-) -> Tensor:
+def _sddmm_fake(grad: Tensor, x: Tensor, index: Tensor, ptr: Tensor | None, *_: object) -> Tensor:
     check_operands(x, index, ptr, None)
     return x.new_empty(index.shape[-1])
 
