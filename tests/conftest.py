@@ -31,6 +31,12 @@ def restore_threads() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def seed() -> None:
+    """The same random inputs in every run, whichever tests run before."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def leave_nothing_enabled() -> Iterator[None]:
     """Every test starts and ends with upstream's own code in place and an empty status."""
     fastgraph.disable()

@@ -104,8 +104,9 @@ def test_every_width_and_dtype(width: int, dtype: torch.dtype, backend: str) -> 
     grad = torch.randn(40, width).to(dtype)
     ours, theirs = (torch.autograd.grad(y, x, grad)[0].double() for y in (out, reference))
     (truth,) = torch.autograd.grad(scatter(exact, case, None, "max"), exact, grad.double())
-    # A source sums the shares of several destinations; both round.
-    limit = 2 * (theirs - truth).abs().max() + truth.abs().max() * torch.finfo(dtype).eps
+    # A source sums the shares of up to 20 destinations. Upstream's error over one column can be
+    # nought by luck, so an absolute part is needed: a few roundings of the largest partial sum.
+    limit = 2 * (theirs - truth).abs().max() + 4 * truth.abs().max() * torch.finfo(dtype).eps
     assert (ours - truth).abs().max() <= limit
 
 
