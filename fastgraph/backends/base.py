@@ -13,6 +13,24 @@ the signatures of their kernels:
     ``record`` (int32) serves the backward: for ``"split"`` the number of shares, for ``"winner"``
     the edge that won (-1 for none), empty for ``"none"``.
 ``segment_reduce_backward(graph, grad, x, weight, out, record, transpose, ties) -> grad_x``
+
+The attention operators take contiguous ``[nodes, heads, channels]`` tensors, of which those of the
+aggregating nodes are called ``dst`` or query, and end with ``dropout`` (a rate) and ``seed`` (an
+int). An edge is kept where the first word of Philox4x32-10 for the key ``seed`` and the counter
+``(edge, head, 0, 0)`` is at least ``dropout * 2^32``; edges are numbered as the caller gave them.
+``stats`` (accumulating dtype, ``[nodes, heads, 2]``) holds the largest score and the inverse sum of
+exponentials of each aggregating node and head, zeros for one without edges.
+
+``gatv2(graph, x_src, x_dst, att, transpose, slope, dropout, seed) -> (out, stats)``
+    The score of an edge is ``<att, leaky_relu(x_src + x_dst, slope)>``; ``att`` is ``[1, heads,
+    channels]``.
+``gat(graph, x, score_src, score_dst, transpose, slope, dropout, seed) -> (out, stats)``
+    The score is ``leaky_relu(score_src + score_dst, slope)``, from ``[nodes, heads]``.
+``attention(graph, query, key, value, transpose, scale, dropout, seed) -> (out, stats)``
+    The score is ``scale * <query, key>``.
+``gatv2_backward``, ``gat_backward``, ``attention_backward``
+    Take ``(graph, grad, <three tensors>, stats, <the options>)`` and return the gradients of
+    the three tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +45,18 @@ Kernel = Callable[..., Any]
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """The dtypes that operators take."""
 
-OPERATORS = ("spmm", "sddmm", "segment_reduce", "segment_reduce_backward")
+OPERATORS = (
+    "spmm",
+    "sddmm",
+    "segment_reduce",
+    "segment_reduce_backward",
+    "gatv2",
+    "gatv2_backward",
+    "gat",
+    "gat_backward",
+    "attention",
+    "attention_backward",
+)
 
 
 @runtime_checkable

@@ -1,6 +1,9 @@
 """Operators on graphs, with gradients: one file each."""
 
+from fastgraph.ops.attention import attention
+from fastgraph.ops.gat import gat
+from fastgraph.ops.gatv2 import gatv2
 from fastgraph.ops.segment_reduce import segment_reduce
 from fastgraph.ops.spmm import spmm
 
-__all__ = ["segment_reduce", "spmm"]
+__all__ = ["attention", "gat", "gatv2", "segment_reduce", "spmm"]

@@ -162,6 +162,209 @@ void bind_segment_extremum_backward(Tensor rowptr_t, Tensor col_t, OptionalTenso
   });
 }
 
+Dropout checked_dropout(double rate, int64_t seed) {
+  if (!(rate >= 0 && rate <= 1)) {
+    TVM_FFI_THROW(ValueError) << "dropout must be in [0, 1], got " << rate;
+  }
+  return {rate, static_cast<uint64_t>(seed)};
+}
+
+// Sizes of an attention operator, and the checks of what its functions share: `rows` aggregate and
+// `cols` are gathered, whichever of them the graph at hand is compressed by.
+struct AttentionSizes {
+  int64_t rows, cols, heads, width;
+
+  Csr by_row(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id) const {
+    check_shape(rowptr, {rows + 1}, "rowptr");
+    return checked_csr(rowptr, col, edge_id, cols, "rowptr", "col", "edge_id");
+  }
+  Csr by_col(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id) const {
+    check_shape(rowptr, {cols + 1}, "rowptr_t");
+    return checked_csr(rowptr, col, edge_id, rows, "rowptr_t", "col_t", "edge_id_t");
+  }
+  template <typename T>
+  Heads<T> of_rows(const Tensor& tensor, const char* name) const {
+    return checked_heads<T>(tensor, rows, heads, width, name);
+  }
+  template <typename T>
+  Heads<T> of_cols(const Tensor& tensor, const char* name) const {
+    return checked_heads<T>(tensor, cols, heads, width, name);
+  }
+  template <typename T>
+  Matrix<T> row_scores(const Tensor& tensor, const char* name) const {
+    return checked_matrix<T>(tensor, rows, heads, name);
+  }
+  template <typename T>
+  Matrix<T> col_scores(const Tensor& tensor, const char* name) const {
+    return checked_matrix<T>(tensor, cols, heads, name);
+  }
+  template <typename A>
+  SoftmaxStats<A> stats(const Tensor& tensor) const {
+    return {checked<std::remove_const_t<A>>(tensor, {rows, heads, 2}, "stats"), heads};
+  }
+  template <typename A>
+  A* delta(const Tensor& tensor) const {
+    return checked<A>(tensor, {rows, heads}, "delta");
+  }
+};
+
+AttentionSizes attention_sizes(const Tensor& gathered, const char* name, int64_t rows) {
+  check_ndim(gathered, 3, name);
+  return {rows, gathered.size(0), gathered.size(1), gathered.size(2)};
+}
+
+void bind_gatv2(Tensor rowptr, Tensor col, OptionalTensor edge_id, Tensor x_src, Tensor x_dst,
+                Tensor att, double slope, double dropout, int64_t seed, Tensor out, Tensor stats) {
+  check_ndim(x_dst, 3, "x_dst");
+  const AttentionSizes sizes = attention_sizes(x_src, "x_src", x_dst.size(0));
+  const Csr graph = sizes.by_row(rowptr, col, edge_id);
+  dispatch_features(x_src, "x_src", [&](auto type) {
+    using T = decltype(type);
+    gatv2<T>(graph, sizes.of_cols<const T>(x_src, "x_src"), sizes.of_rows<const T>(x_dst, "x_dst"),
+             checked_heads<const T>(att, 1, sizes.heads, sizes.width, "att"), slope,
+             checked_dropout(dropout, seed), sizes.of_rows<T>(out, "out"),
+             sizes.stats<Accumulator<T>>(stats));
+  });
+}
+
+void bind_gatv2_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, Tensor x_src,
+                             Tensor x_dst, Tensor att, double slope, double dropout, int64_t seed,
+                             Tensor stats, Tensor grad, Tensor delta, Tensor grad_dst,
+                             Tensor grad_att) {
+  check_ndim(x_dst, 3, "x_dst");
+  const AttentionSizes sizes = attention_sizes(x_src, "x_src", x_dst.size(0));
+  const Csr graph = sizes.by_row(rowptr, col, edge_id);
+  dispatch_features(x_src, "x_src", [&](auto type) {
+    using T = decltype(type);
+    using A = Accumulator<T>;
+    gatv2_backward_dst<T>(graph, sizes.of_cols<const T>(x_src, "x_src"),
+                          sizes.of_rows<const T>(x_dst, "x_dst"),
+                          checked_heads<const T>(att, 1, sizes.heads, sizes.width, "att"), slope,
+                          checked_dropout(dropout, seed), sizes.stats<const A>(stats),
+                          sizes.of_rows<const T>(grad, "grad"), sizes.delta<A>(delta),
+                          sizes.of_rows<T>(grad_dst, "grad_dst"),
+                          checked_heads<T>(grad_att, 1, sizes.heads, sizes.width, "grad_att"));
+  });
+}
+
+void bind_gatv2_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t, Tensor x_src,
+                             Tensor x_dst, Tensor att, double slope, double dropout, int64_t seed,
+                             Tensor stats, Tensor delta, Tensor grad, Tensor grad_src) {
+  check_ndim(x_dst, 3, "x_dst");
+  const AttentionSizes sizes = attention_sizes(x_src, "x_src", x_dst.size(0));
+  const Csr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t);
+  dispatch_features(x_src, "x_src", [&](auto type) {
+    using T = decltype(type);
+    using A = Accumulator<T>;
+    gatv2_backward_src<T>(
+        transpose, sizes.of_cols<const T>(x_src, "x_src"), sizes.of_rows<const T>(x_dst, "x_dst"),
+        checked_heads<const T>(att, 1, sizes.heads, sizes.width, "att"), slope,
+        checked_dropout(dropout, seed), sizes.stats<const A>(stats), sizes.delta<A>(delta),
+        sizes.of_rows<const T>(grad, "grad"), sizes.of_cols<T>(grad_src, "grad_src"));
+  });
+}
+
+void bind_gat(Tensor rowptr, Tensor col, OptionalTensor edge_id, Tensor x, Tensor score_src,
+              Tensor score_dst, double slope, double dropout, int64_t seed, Tensor out,
+              Tensor stats) {
+  check_ndim(score_dst, 2, "score_dst");
+  const AttentionSizes sizes = attention_sizes(x, "x", score_dst.size(0));
+  const Csr graph = sizes.by_row(rowptr, col, edge_id);
+  dispatch_features(x, "x", [&](auto type) {
+    using T = decltype(type);
+    gat<T>(graph, sizes.of_cols<const T>(x, "x"), sizes.col_scores<const T>(score_src, "score_src"),
+           sizes.row_scores<const T>(score_dst, "score_dst"), slope, checked_dropout(dropout, seed),
+           sizes.of_rows<T>(out, "out"), sizes.stats<Accumulator<T>>(stats));
+  });
+}
+
+void bind_gat_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, Tensor x,
+                           Tensor score_src, Tensor score_dst, double slope, double dropout,
+                           int64_t seed, Tensor stats, Tensor grad, Tensor delta,
+                           Tensor grad_score_dst) {
+  check_ndim(score_dst, 2, "score_dst");
+  const AttentionSizes sizes = attention_sizes(x, "x", score_dst.size(0));
+  const Csr graph = sizes.by_row(rowptr, col, edge_id);
+  dispatch_features(x, "x", [&](auto type) {
+    using T = decltype(type);
+    using A = Accumulator<T>;
+    gat_backward_dst<T>(
+        graph, sizes.of_cols<const T>(x, "x"), sizes.col_scores<const T>(score_src, "score_src"),
+        sizes.row_scores<const T>(score_dst, "score_dst"), slope, checked_dropout(dropout, seed),
+        sizes.stats<const A>(stats), sizes.of_rows<const T>(grad, "grad"), sizes.delta<A>(delta),
+        sizes.row_scores<T>(grad_score_dst, "grad_score_dst"));
+  });
+}
+
+void bind_gat_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t, Tensor x,
+                           Tensor score_src, Tensor score_dst, double slope, double dropout,
+                           int64_t seed, Tensor stats, Tensor delta, Tensor grad,
+                           Tensor grad_score_src, Tensor grad_x) {
+  check_ndim(score_dst, 2, "score_dst");
+  const AttentionSizes sizes = attention_sizes(x, "x", score_dst.size(0));
+  const Csr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t);
+  dispatch_features(x, "x", [&](auto type) {
+    using T = decltype(type);
+    using A = Accumulator<T>;
+    gat_backward_src<T>(
+        transpose, sizes.of_cols<const T>(x, "x"),
+        sizes.col_scores<const T>(score_src, "score_src"),
+        sizes.row_scores<const T>(score_dst, "score_dst"), slope, checked_dropout(dropout, seed),
+        sizes.stats<const A>(stats), sizes.delta<A>(delta), sizes.of_rows<const T>(grad, "grad"),
+        sizes.col_scores<T>(grad_score_src, "grad_score_src"), sizes.of_cols<T>(grad_x, "grad_x"));
+  });
+}
+
+void bind_attention(Tensor rowptr, Tensor col, OptionalTensor edge_id, Tensor query, Tensor key,
+                    Tensor value, double scale, double dropout, int64_t seed, Tensor out,
+                    Tensor stats) {
+  check_ndim(query, 3, "query");
+  const AttentionSizes sizes = attention_sizes(key, "key", query.size(0));
+  const Csr graph = sizes.by_row(rowptr, col, edge_id);
+  dispatch_features(key, "key", [&](auto type) {
+    using T = decltype(type);
+    attention<T>(graph, sizes.of_rows<const T>(query, "query"), sizes.of_cols<const T>(key, "key"),
+                 sizes.of_cols<const T>(value, "value"), scale, checked_dropout(dropout, seed),
+                 sizes.of_rows<T>(out, "out"), sizes.stats<Accumulator<T>>(stats));
+  });
+}
+
+void bind_attention_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, Tensor query,
+                                 Tensor key, Tensor value, double scale, double dropout,
+                                 int64_t seed, Tensor stats, Tensor grad, Tensor delta,
+                                 Tensor grad_query) {
+  check_ndim(query, 3, "query");
+  const AttentionSizes sizes = attention_sizes(key, "key", query.size(0));
+  const Csr graph = sizes.by_row(rowptr, col, edge_id);
+  dispatch_features(key, "key", [&](auto type) {
+    using T = decltype(type);
+    using A = Accumulator<T>;
+    attention_backward_dst<T>(
+        graph, sizes.of_rows<const T>(query, "query"), sizes.of_cols<const T>(key, "key"),
+        sizes.of_cols<const T>(value, "value"), scale, checked_dropout(dropout, seed),
+        sizes.stats<const A>(stats), sizes.of_rows<const T>(grad, "grad"), sizes.delta<A>(delta),
+        sizes.of_rows<T>(grad_query, "grad_query"));
+  });
+}
+
+void bind_attention_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t,
+                                 Tensor query, Tensor key, Tensor value, double scale,
+                                 double dropout, int64_t seed, Tensor stats, Tensor delta,
+                                 Tensor grad, Tensor grad_key, Tensor grad_value) {
+  check_ndim(query, 3, "query");
+  const AttentionSizes sizes = attention_sizes(key, "key", query.size(0));
+  const Csr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t);
+  dispatch_features(key, "key", [&](auto type) {
+    using T = decltype(type);
+    using A = Accumulator<T>;
+    attention_backward_src<T>(
+        transpose, sizes.of_rows<const T>(query, "query"), sizes.of_cols<const T>(key, "key"),
+        sizes.of_cols<const T>(value, "value"), scale, checked_dropout(dropout, seed),
+        sizes.stats<const A>(stats), sizes.delta<A>(delta), sizes.of_rows<const T>(grad, "grad"),
+        sizes.of_cols<T>(grad_key, "grad_key"), sizes.of_cols<T>(grad_value, "grad_value"));
+  });
+}
+
 }  // namespace
 }  // namespace fastgraph
 
@@ -173,5 +376,14 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(sddmm, fastgraph::bind_sddmm);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_extremum, fastgraph::bind_segment_extremum);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(divide_by_ties, fastgraph::bind_divide_by_ties);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_extremum_backward, fastgraph::bind_segment_extremum_backward);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gatv2, fastgraph::bind_gatv2);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gatv2_backward_dst, fastgraph::bind_gatv2_backward_dst);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gatv2_backward_src, fastgraph::bind_gatv2_backward_src);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gat, fastgraph::bind_gat);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gat_backward_dst, fastgraph::bind_gat_backward_dst);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gat_backward_src, fastgraph::bind_gat_backward_src);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention, fastgraph::bind_attention);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_backward_dst, fastgraph::bind_attention_backward_dst);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_backward_src, fastgraph::bind_attention_backward_src);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_serially, fastgraph::run_serially);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(max_threads, fastgraph::max_threads);

@@ -144,6 +144,13 @@ Matrix<T> checked_matrix(const Tensor& tensor, int64_t rows, int64_t width, cons
   return {checked<Value>(tensor, {rows, width}, name), rows, width};
 }
 
+template <typename T>
+Heads<T> checked_heads(const Tensor& tensor, int64_t nodes, int64_t heads, int64_t width,
+                       const char* name) {
+  using Value = std::remove_const_t<T>;
+  return {checked<Value>(tensor, {nodes, heads, width}, name), nodes, heads, width};
+}
+
 inline int64_t checked_size(int64_t size, const char* name) {
   if (size < 0 || size > std::numeric_limits<int32_t>::max()) {
     TVM_FFI_THROW(ValueError) << name << " must be in [0, 2^31), got " << size;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "fastgraph/edge_softmax.h"
 #include "fastgraph/simd.h"
 #include "fastgraph/views.h"
 
@@ -61,5 +62,61 @@ template <typename T>
 void segment_extremum_backward(const Csr& transpose, const T* weight, Matrix<const T> x,
                                Matrix<const T> out, Matrix<const T> grad, const int32_t* argument,
                                Matrix<T> grad_x);
+
+// Attention operators. A row of `graph` is a node that aggregates (dst), a column one that is
+// gathered (src); `transpose` has them the other way round. out[r] is the sum over row r of
+// keep * softmax(score) * value[col], and stats what backward passes need of the softmax. The pass
+// over destinations writes delta, which the one over sources reads.
+
+// Value x_src; score <att, leaky_relu(x_src[col] + x_dst[r])>. att and its gradient have one node.
+template <typename T>
+void gatv2(const Csr& graph, Heads<const T> x_src, Heads<const T> x_dst, Heads<const T> att,
+           double slope, Dropout dropout, Heads<T> out, SoftmaxStats<Accumulator<T>> stats);
+
+template <typename T>
+void gatv2_backward_dst(const Csr& graph, Heads<const T> x_src, Heads<const T> x_dst,
+                        Heads<const T> att, double slope, Dropout dropout,
+                        SoftmaxStats<const Accumulator<T>> stats, Heads<const T> grad,
+                        Accumulator<T>* delta, Heads<T> grad_dst, Heads<T> grad_att);
+
+template <typename T>
+void gatv2_backward_src(const Csr& transpose, Heads<const T> x_src, Heads<const T> x_dst,
+                        Heads<const T> att, double slope, Dropout dropout,
+                        SoftmaxStats<const Accumulator<T>> stats, const Accumulator<T>* delta,
+                        Heads<const T> grad, Heads<T> grad_src);
+
+// Value x; score leaky_relu(score_src[col] + score_dst[r]) from [nodes, heads] matrices.
+template <typename T>
+void gat(const Csr& graph, Heads<const T> x, Matrix<const T> score_src, Matrix<const T> score_dst,
+         double slope, Dropout dropout, Heads<T> out, SoftmaxStats<Accumulator<T>> stats);
+
+template <typename T>
+void gat_backward_dst(const Csr& graph, Heads<const T> x, Matrix<const T> score_src,
+                      Matrix<const T> score_dst, double slope, Dropout dropout,
+                      SoftmaxStats<const Accumulator<T>> stats, Heads<const T> grad,
+                      Accumulator<T>* delta, Matrix<T> grad_score_dst);
+
+template <typename T>
+void gat_backward_src(const Csr& transpose, Heads<const T> x, Matrix<const T> score_src,
+                      Matrix<const T> score_dst, double slope, Dropout dropout,
+                      SoftmaxStats<const Accumulator<T>> stats, const Accumulator<T>* delta,
+                      Heads<const T> grad, Matrix<T> grad_score_src, Heads<T> grad_x);
+
+// Value value; score scale * <query[r], key[col]>.
+template <typename T>
+void attention(const Csr& graph, Heads<const T> query, Heads<const T> key, Heads<const T> value,
+               double scale, Dropout dropout, Heads<T> out, SoftmaxStats<Accumulator<T>> stats);
+
+template <typename T>
+void attention_backward_dst(const Csr& graph, Heads<const T> query, Heads<const T> key,
+                            Heads<const T> value, double scale, Dropout dropout,
+                            SoftmaxStats<const Accumulator<T>> stats, Heads<const T> grad,
+                            Accumulator<T>* delta, Heads<T> grad_query);
+
+template <typename T>
+void attention_backward_src(const Csr& transpose, Heads<const T> query, Heads<const T> key,
+                            Heads<const T> value, double scale, Dropout dropout,
+                            SoftmaxStats<const Accumulator<T>> stats, const Accumulator<T>* delta,
+                            Heads<const T> grad, Heads<T> grad_key, Heads<T> grad_value);
 
 }  // namespace fastgraph

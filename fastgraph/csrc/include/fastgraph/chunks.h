@@ -46,4 +46,14 @@ void for_each_chunk(int64_t begin, int64_t end, const Body& body) {
   }
 }
 
+// The same without overlap, for bodies that add to what stands in a column: the rest of a range is
+// covered by ever narrower vectors.
+template <int kLanes, int kCount, typename Body>
+void for_each_part(int64_t begin, int64_t end, const Body& body) {
+  const int64_t rest = detail::sweep<kLanes, kCount>(begin, end, body);
+  if constexpr (kLanes > 1) {
+    if (rest < end) for_each_part<kLanes / 2, 1>(rest, end, body);
+  }
+}
+
 }  // namespace fastgraph

@@ -172,6 +172,30 @@ inline void store_one(T* p, Accumulator<T> value) {
   store<1>(p, Vector<Accumulator<T>, 1>{value});
 }
 
+// The sum of all lanes, added up as a tree.
+template <typename A, int N>
+inline A sum_of(Vector<A, N> v) {
+  if constexpr (N == 1) {
+    return v[0];
+  } else {
+    Vector<A, N / 2> half[2];
+    std::memcpy(half, &v, sizeof(v));
+    return sum_of<A, N / 2>(half[0] + half[1]);
+  }
+}
+
+// The largest lane; a NaN may be passed over.
+template <typename A, int N>
+inline A max_of(Vector<A, N> v) {
+  if constexpr (N == 1) {
+    return v[0];
+  } else {
+    Vector<A, N / 2> half[2];
+    std::memcpy(half, &v, sizeof(v));
+    return max_of<A, N / 2>(half[0] > half[1] ? half[0] : half[1]);
+  }
+}
+
 // The value that an operator computing in T itself would have: one rounding for half types.
 template <typename T, int N>
 inline Vector<Accumulator<T>, N> round_to(Vector<Accumulator<T>, N> v) {

@@ -40,6 +40,18 @@ struct Matrix {
   int64_t bytes() const { return rows * width * static_cast<int64_t>(sizeof(T)); }
 };
 
+// A row-major [nodes, heads, width] tensor without gaps.
+template <typename T>
+struct Heads {
+  T* data;
+  int64_t nodes;
+  int64_t heads;
+  int64_t width;
+
+  T* at(int64_t node, int64_t head) const { return data + (node * heads + head) * width; }
+  int64_t bytes() const { return nodes * heads * width * static_cast<int64_t>(sizeof(T)); }
+};
+
 // A vector of node indices, one per edge; stride is in elements and may be 0.
 template <typename Index>
 struct Indices {

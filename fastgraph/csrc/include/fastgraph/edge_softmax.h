@@ -1,0 +1,365 @@
+// Attention over neighbourhoods without a tensor of size edges x channels.
+//
+// A pass visits the entries of each row, one head at a time, in blocks whose scores are computed
+// together. The forward pass keeps a running softmax (Milakov and Gimelshein, Online normalizer
+// calculation for softmax, 2018). What it leaves for the backward passes are the largest score and
+// the inverse of the sum of exponentials of each row and head; a single log-sum-exp could not hold
+// both when scores are large. The gradient of a score is p (product - delta), where product is keep
+// <grad_out, value> and delta the sum of p product over the row, so once the pass over destinations
+// has left delta behind, the pass over sources gathers on its own, as in FlashAttention (Dao et
+// al., 2022). delta is not taken from <out, grad_out>, which equals it in exact arithmetic only:
+// where one edge holds all the weight, both roundings must cancel.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "fastgraph/chunks.h"
+#include "fastgraph/exponential.h"
+#include "fastgraph/memory.h"
+#include "fastgraph/parallel.h"
+#include "fastgraph/philox.h"
+#include "fastgraph/schedule.h"
+#include "fastgraph/simd.h"
+#include "fastgraph/views.h"
+
+namespace fastgraph {
+
+// Entries whose scores are computed together: their rows stay in the first cache.
+constexpr int kBlock = 16;
+
+template <typename A>
+using BlockOf = Vector<A, kBlock>;
+
+// Some entries of one row, seen by one head.
+struct EdgeBlock {
+  const Csr& graph;
+  int64_t row;
+  int64_t head;
+  int64_t entry;
+  int count;  // at most kBlock
+
+  int64_t col(int i) const { return graph.col[entry + i]; }
+
+  // Brings the rows of the entries that follow, which may belong to the next row, on their way.
+  template <typename T>
+  void prefetch_next(Heads<const T> x) const {
+    const int64_t begin = entry + count, end = std::min(begin + count, graph.num_entries);
+    for (int64_t e = begin; e < end; ++e) {
+      const T* next = x.at(graph.col[e], head);
+      for (int64_t f = 0; f < x.width; f += kCacheLine / sizeof(T)) prefetch<1>(next + f);
+    }
+  }
+};
+
+// Attention dropout: what remains is scaled up. A rate of 0 drops nothing.
+struct Dropout {
+  double rate;
+  uint64_t seed;
+
+  // 0 for dropped entries, 1 / (1 - rate) for the others; a function of seed, edge and head.
+  template <typename A>
+  BlockOf<A> keep(const EdgeBlock& block) const {
+    if (rate == 0) return splat<A, kBlock>(1);
+    Vector<uint32_t, kBlock> edge{};
+    for (int i = 0; i < block.count; ++i) edge[i] = block.graph.edge(block.entry + i);
+    const auto bits = philox<kBlock>(seed, edge, static_cast<uint32_t>(block.head));
+    const auto threshold = static_cast<uint32_t>(std::min(rate * 0x1p32, 0x1p32 - 1));
+    const A scale = rate < 1 ? static_cast<A>(1 / (1 - rate)) : A{0};
+    A factor[kBlock];
+    for (int i = 0; i < kBlock; ++i) factor[i] = bits[i] < threshold ? A{0} : scale;
+    return load<kBlock>(factor);
+  }
+};
+
+// The softmax of one row and head, as the backward passes need it.
+template <typename A>
+struct SoftmaxStats {
+  A* data;  // [rows, heads, 2]: largest score, inverse sum of exponentials
+  int64_t heads;
+
+  A* at(int64_t row, int64_t head) const { return data + 2 * (row * heads + head); }
+};
+
+// <own, gathered[col(i)]> of each entry i.
+template <typename T>
+inline BlockOf<Accumulator<T>> dots(const EdgeBlock& block, const T* own, Heads<const T> gathered) {
+  using A = Accumulator<T>;
+  BlockOf<A> result{};
+  for_each_part<kLanes<T>, 4>(0, gathered.width, [&](auto chunk, int64_t f) {
+    using C = decltype(chunk);
+    using V = Vector<A, C::kLanes>;
+    V mine[C::kCount];
+    for (int q = 0; q < C::kCount; ++q) mine[q] = load<C::kLanes>(own + f + q * C::kLanes);
+    for (int i = 0; i < block.count; ++i) {
+      const T* row = gathered.at(block.col(i), block.head) + f;
+      V sum{};
+#pragma GCC unroll 4
+      for (int q = 0; q < C::kCount; ++q) sum += mine[q] * load<C::kLanes>(row + q * C::kLanes);
+      result[i] += sum_of<A, C::kLanes>(sum);
+    }
+  });
+  return result;
+}
+
+// sum = rescale * sum + the sum over the block of weight[i] * gathered[col(i)].
+template <typename T>
+inline void add_rows(const EdgeBlock& block, BlockOf<Accumulator<T>> weight,
+                     Heads<const T> gathered, Accumulator<T> rescale, Accumulator<T>* sum) {
+  using A = Accumulator<T>;
+  for_each_part<kLanes<T>, 8>(0, gathered.width, [&](auto chunk, int64_t f) {
+    using C = decltype(chunk);
+    Vector<A, C::kLanes> total[C::kCount];
+    for (int q = 0; q < C::kCount; ++q) {
+      total[q] = rescale * load<C::kLanes>(sum + f + q * C::kLanes);
+    }
+    for (int i = 0; i < block.count; ++i) {
+      const T* row = gathered.at(block.col(i), block.head) + f;
+      const A w = weight[i];
+#pragma GCC unroll 8
+      for (int q = 0; q < C::kCount; ++q) total[q] += w * load<C::kLanes>(row + q * C::kLanes);
+    }
+    for (int q = 0; q < C::kCount; ++q) store<C::kLanes>(sum + f + q * C::kLanes, total[q]);
+  });
+}
+
+// Lanes beyond the block's entries take no part in a softmax.
+template <typename A>
+inline BlockOf<A> masked(const EdgeBlock& block, BlockOf<A> score) {
+  for (int i = block.count; i < kBlock; ++i) score[i] = -std::numeric_limits<A>::infinity();
+  return score;
+}
+
+// What the entries of a block contribute to gradients: to that of the value by `weight`, to that of
+// the score by `score`. Everything is per entry; stats and delta belong to the aggregating node.
+template <typename A>
+struct EdgeGradients {
+  BlockOf<A> weight;
+  BlockOf<A> score;
+};
+
+// For a pass over sources, along the transposed graph; `product` lacks the factor keep.
+template <typename A>
+inline EdgeGradients<A> gradients_of_column(const EdgeBlock& block, BlockOf<A> score,
+                                            BlockOf<A> product, SoftmaxStats<const A> stats,
+                                            const A* delta, const Dropout& dropout) {
+  BlockOf<A> largest{}, inverse_sum{}, deltas{};
+  for (int i = 0; i < block.count; ++i) {
+    const A* own = stats.at(block.col(i), block.head);
+    largest[i] = own[0];
+    inverse_sum[i] = own[1];
+    deltas[i] = delta[block.col(i) * stats.heads + block.head];
+  }
+  const BlockOf<A> p = exp_of_negative<kBlock>(masked<A>(block, score) - largest) * inverse_sum;
+  const BlockOf<A> keep = dropout.keep<A>(block);
+  return {keep * p, p * (keep * product - deltas)};
+}
+
+// The running softmax of a row: state holds the largest score, the sum and the weighted values.
+template <typename T>
+struct OnlineSoftmax {
+  using A = Accumulator<T>;
+
+  Heads<const T> value;
+  Heads<T> out;
+  SoftmaxStats<A> stats;
+  Dropout dropout;
+
+  int64_t state_size() const { return 2 + value.width; }
+  int64_t buffer_size() const { return 0; }
+  void begin(const EdgeBlock&, int64_t, bool, A*) const {}
+
+  void reset(A* state) const {
+    std::fill(state, state + state_size(), A{0});
+    state[0] = -std::numeric_limits<A>::infinity();
+  }
+
+  // The factor by which what was added up so far shrinks when a larger score appears.
+  static A raise(A* state, A largest) {
+    if (!(largest > state[0])) return 1;
+    const A rescale = std::exp(state[0] - largest);
+    state[0] = largest;
+    state[1] *= rescale;
+    return rescale;
+  }
+
+  // What exponentials are taken relative to; -infinity - -infinity would be NaN.
+  static A origin(const A* state) {
+    return state[0] == -std::numeric_limits<A>::infinity() ? A{0} : state[0];
+  }
+
+  void absorb(const EdgeBlock& block, BlockOf<A> score, A* state) const {
+    score = masked<A>(block, score);
+    const A rescale = raise(state, max_of<A, kBlock>(score));
+    BlockOf<A> p = exp_of_negative<kBlock>(score - splat<A, kBlock>(origin(state)));
+    state[1] += sum_of<A, kBlock>(p);
+    if (dropout.rate > 0) p *= dropout.keep<A>(block);
+    add_rows<T>(block, p, value, rescale, state + 2);
+  }
+
+  void merge(const A* piece, A* state) const {
+    const A rescale = raise(state, piece[0]);
+    const A weight = std::exp(piece[0] - origin(state));
+    state[1] += weight * piece[1];
+    for (int64_t f = 2; f < state_size(); ++f) state[f] = rescale * state[f] + weight * piece[f];
+  }
+
+  void finish(int64_t row, int64_t head, bool empty, const A* state) const {
+    A* own = stats.at(row, head);
+    own[0] = empty ? A{0} : state[0];
+    own[1] = empty ? A{0} : 1 / state[1];
+    T* target = out.at(row, head);
+    for_each_part<kLanes<T>, 1>(0, out.width, [&](auto chunk, int64_t f) {
+      constexpr int N = decltype(chunk)::kLanes;
+      store<N>(target + f, load<N>(state + 2 + f) * own[1]);
+    });
+  }
+};
+
+// Sums over a row, as backward passes make them.
+template <typename A>
+struct RowSums {
+  int64_t size;
+
+  int64_t state_size() const { return size; }
+  int64_t buffer_size() const { return 0; }
+  void begin(const EdgeBlock&, int64_t, bool, A*) const {}
+  void reset(A* state) const { std::fill(state, state + size, A{0}); }
+  void merge(const A* piece, A* state) const {
+    for (int64_t f = 0; f < size; ++f) state[f] += piece[f];
+  }
+};
+
+// Number of different `slot` arguments that finish() gets from run_pass().
+inline int64_t num_slots(const Schedule& schedule) {
+  return static_cast<int64_t>(schedule.tasks.size() + schedule.cut_rows.size());
+}
+
+// Calls body(block) for the entries [begin, end) of a row.
+template <typename Body>
+void for_each_block(const Csr& graph, int64_t row, int64_t head, int64_t begin, int64_t end,
+                    const Body& body) {
+  for (int64_t entry = begin; entry < end; entry += kBlock) {
+    const int count = static_cast<int>(std::min<int64_t>(kBlock, end - entry));
+    body(EdgeBlock{graph, row, head, entry, count});
+  }
+}
+
+// Runs a pass over all rows and heads. A pass provides state_size(), reset(state),
+// absorb(block, buffer, state), merge(piece, state) and finish(row, head, empty, slot, state);
+// calls of finish with the same slot do not overlap. Before a row, or a piece of one, is absorbed,
+// begin(first block, end, whole, buffer) sees it; absorb finds what begin left for an entry at that
+// entry's place in the buffer. The result does not depend on the number of threads.
+template <typename A, typename Pass>
+void run_pass(const Csr& graph, const Schedule& schedule, int64_t heads, int64_t width,
+              const Pass& pass) {
+  const int64_t size = pass.state_size();
+  const auto partial = scratch<A>(schedule.num_pieces * heads * size);
+  const int64_t num_tasks = static_cast<int64_t>(schedule.tasks.size());
+  const int64_t work = (graph.num_entries + graph.num_rows) * heads * (width + 1);
+  for_each_task(num_tasks, work, [&](int64_t t) {
+    const Task& task = schedule.tasks[t];
+    const bool whole = task.piece < 0;
+    const auto own = scratch<A>(size), buffer = scratch<A>(pass.buffer_size());
+    for (int64_t row = task.row_begin; row < task.row_end; ++row) {
+      const int64_t begin = std::max(graph.rowptr[row], task.entry_begin);
+      const int64_t end = std::min(graph.rowptr[row + 1], task.entry_end);
+      for (int64_t head = 0; head < heads; ++head) {
+        A* state = whole ? own.get() : &partial[(task.piece * heads + head) * size];
+        pass.reset(state);
+        pass.begin(EdgeBlock{graph, row, head, begin, 0}, end, whole, buffer.get());
+        for_each_block(graph, row, head, begin, end, [&](const EdgeBlock& block) {
+          pass.absorb(block, buffer.get() + (block.entry - begin), state);
+        });
+        if (whole) pass.finish(row, head, begin == end, t, state);
+      }
+    }
+  });
+  const int64_t num_cut = static_cast<int64_t>(schedule.cut_rows.size());
+  for_each_task(num_cut, schedule.num_pieces * heads * size, [&](int64_t c) {
+    const CutRow& cut = schedule.cut_rows[c];
+    const auto state = scratch<A>(size);
+    for (int64_t head = 0; head < heads; ++head) {
+      pass.reset(state.get());
+      for (int64_t piece = cut.piece_begin; piece < cut.piece_end; ++piece) {
+        pass.merge(&partial[(piece * heads + head) * size], state.get());
+      }
+      pass.finish(cut.row, head, false, num_tasks + c, state.get());
+    }
+  });
+}
+
+// The part of a backward pass over destinations that knows the softmax. `Pass` provides
+// score(block) and product(block), without the factor keep.
+template <typename T, typename Pass>
+struct DestinationSoftmax : RowSums<Accumulator<T>> {
+  using A = Accumulator<T>;
+
+  Dropout dropout;
+  SoftmaxStats<const A> stats;
+  A* delta;  // [rows, heads], written here
+
+  // p and keep * product of each entry, kMaxPiece apart.
+  int64_t buffer_size() const { return 2 * kMaxPiece + kBlock; }
+
+  A& delta_of(const EdgeBlock& block) const { return delta[block.row * stats.heads + block.head]; }
+
+  // Fills the buffer and returns the block's part of delta.
+  A fill(const EdgeBlock& block, A* buffer) const {
+    const Pass& pass = static_cast<const Pass&>(*this);
+    const A* own = stats.at(block.row, block.head);
+    const BlockOf<A> score = masked<A>(block, pass.score(block));
+    const BlockOf<A> p = exp_of_negative<kBlock>(score - splat<A, kBlock>(own[0])) * own[1];
+    const BlockOf<A> product = dropout.keep<A>(block) * pass.product(block);
+    store<kBlock>(buffer, p);
+    store<kBlock>(buffer + kMaxPiece, product);
+    return sum_of<A, kBlock>(p * product);
+  }
+
+  // A cut row's delta is there already.
+  void begin(const EdgeBlock& first, int64_t end, bool whole, A* buffer) const {
+    A total = 0;
+    for_each_block(first.graph, first.row, first.head, first.entry, end,
+                   [&](const EdgeBlock& block) {
+                     total += fill(block, buffer + (block.entry - first.entry));
+                   });
+    if (whole) delta_of(first) = total;
+  }
+
+  // The gradients of the scores of a block, after begin().
+  BlockOf<A> score_gradients(const EdgeBlock& block, const A* buffer) const {
+    const BlockOf<A> delta_of_row = splat<A, kBlock>(delta_of(block));
+    return load<kBlock>(buffer) * (load<kBlock>(buffer + kMaxPiece) - delta_of_row);
+  }
+};
+
+// delta of the rows that are cut.
+template <typename T, typename Pass>
+struct DeltaOfCutRows : RowSums<Accumulator<T>> {
+  using A = Accumulator<T>;
+
+  const Pass& pass;
+
+  void absorb(const EdgeBlock& block, A*, A* state) const {
+    A buffer[kMaxPiece + kBlock];
+    state[0] += pass.fill(block, buffer);
+  }
+  void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
+    pass.delta[row * pass.stats.heads + head] = state[0];
+  }
+};
+
+template <typename T, typename Pass>
+void run_destination_pass(const Csr& graph, const Schedule& schedule, int64_t heads, int64_t width,
+                          const Pass& pass) {
+  Schedule cut{{}, schedule.cut_rows, schedule.num_pieces};
+  for (const Task& task : schedule.tasks) {
+    if (task.piece >= 0) cut.tasks.push_back(task);
+  }
+  run_pass<Accumulator<T>>(graph, cut, heads, width, DeltaOfCutRows<T, Pass>{{1}, pass});
+  run_pass<Accumulator<T>>(graph, schedule, heads, width, pass);
+}
+
+}  // namespace fastgraph

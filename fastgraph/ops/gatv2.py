@@ -1,0 +1,65 @@
+"""``gatv2``: additive attention over neighbourhoods."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastgraph.ops.heads import check_heads, define_attention, dropout_seed
+
+
+def gatv2(
+    x_src: Tensor,
+    x_dst: Tensor,
+    att: Tensor,
+    index: Tensor,
+    *,
+    ptr: Tensor | None = None,
+    transpose: bool = False,
+    negative_slope: float = 0.2,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+) -> Tensor:
+    r"""Attention whose scores are :math:`a^\top \mathrm{LeakyReLU}(x^{src}_j + x^{dst}_i)`.
+
+    :math:`y_i = \sum_j \alpha_{ij} x^{src}_j`, where :math:`\alpha_i` is the softmax of the scores
+    of node i's neighbours, for each head on its own (Brody, Alon and Yahav, "How attentive are
+    graph attention networks?", ICLR 2022, equation 7). Nodes without neighbours get 0. Nothing of
+    the size of the edges is stored.
+
+    Args:
+        x_src: gathered features ``[sources, heads, channels]``, float32, float64, bfloat16 or
+            float16.
+        x_dst: features of the aggregating nodes, ``[destinations, heads, channels]``.
+        att: the vector ``a``, ``[1, heads, channels]``.
+        index: int64 or int32 ``[2, E]``, sources in row 0, destinations in row 1; with ``ptr``, the
+            sources ``[E]`` grouped by destination.
+        ptr: int64 or int32 ``[destinations + 1]``, offsets of the groups in ``index``.
+        transpose: reverse every edge.
+        negative_slope: of the LeakyReLU.
+        dropout: probability with which an edge's weight is set to zero; the others are scaled up.
+        seed: one int64 on the CPU that determines which edges are dropped; default: drawn from
+            torch's default generator.
+
+    Returns:
+        ``[destinations, heads, channels]``.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype, device or value.
+        IndexError: ``index`` points outside the nodes.
+    """
+    seed = dropout_seed(dropout, seed)
+    out: Tensor
+    out, _ = GATV2(x_src, x_dst, att, index, ptr, seed, transpose, negative_slope, dropout)
+    return out
+
+
+def _check(x_src: Tensor, x_dst: Tensor, att: Tensor) -> tuple[int, int, torch.Size]:
+    check_heads("x_src", x_src, [None] * 3, x_src)
+    heads, channels = x_src.shape[1:]
+    check_heads("x_dst", x_dst, [None, heads, channels], x_src)
+    check_heads("att", att, [1, heads, channels], x_src)
+    return x_src.shape[0], x_dst.shape[0], x_dst.shape
+
+
+GATV2 = define_attention("gatv2", "x_src x_dst att", "float negative_slope", _check)

@@ -1,0 +1,345 @@
+"""The attention operators gatv2, gat and attention against PyG's formulas, edge by edge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import leaky_relu
+from torch_geometric.utils import softmax
+
+from fastgraph import ops
+from fastgraph.backends.reference import philox
+from tests.graphs import Case, all_cases, hub_edges, random_edges
+
+OPERATORS = ("gatv2", "gat", "attention")
+Inputs = list[Tensor]
+
+
+def inputs_of(
+    name: str, case: Case, heads: int = 2, channels: int = 5, scale: float = 1.0
+) -> Inputs:
+    """Three random float64 tensors for an operator; ``scale`` multiplies the scores."""
+    src, dst = ((n, heads, channels) for n in (case.num_src, case.num_dst))
+    shapes = {
+        "gatv2": (src, dst, (1, heads, channels)),
+        "gat": (src, src[:2], dst[:2]),
+        "attention": (dst, src, src),
+    }[name]
+    factors = {"gatv2": (1, 1, scale), "gat": (1, scale, scale), "attention": (scale, 1, 1)}[name]
+    return [
+        factor * torch.randn(shape, dtype=torch.float64)
+        for factor, shape in zip(factors, shapes, strict=True)
+    ]
+
+
+def upstream(
+    name: str, inputs: Inputs, case: Case, transpose: bool = False, keep: Tensor | None = None
+) -> Tensor:
+    """What PyG's layers compute: messages of all edges, softmax, sum."""
+    a, b, c = inputs
+    src, dst = case.edge_index.long()
+    num_out = case.num_dst
+    if transpose:
+        src, dst, num_out = dst, src, case.num_src
+    if name == "gatv2":
+        score, value = (leaky_relu(a[src] + b[dst], 0.2) * c).sum(-1), a
+    elif name == "gat":
+        score, value = leaky_relu(b[src] + c[dst], 0.2), a
+    else:
+        score, value = (a[dst] * b[src]).sum(-1) / math.sqrt(a.shape[-1]), c
+    alpha = softmax(score, dst, num_nodes=num_out)
+    if keep is not None:
+        alpha = alpha * keep
+    message = value[src] * alpha.unsqueeze(-1)
+    return message.new_zeros(num_out, *value.shape[1:]).index_add(0, dst, message)
+
+
+def operator(name: str) -> Callable[..., Tensor]:
+    function: Callable[..., Tensor] = getattr(ops, name)
+    return function
+
+
+def transposed(case: Case) -> Case:
+    return Case(case.name, case.edge_index, case.num_dst, case.num_src)
+
+
+def with_gradients(function: Callable[[Inputs], Tensor], inputs: Inputs) -> list[Tensor]:
+    """The output and the gradients of all inputs, for a fixed random gradient of the output."""
+    inputs = [t.detach().requires_grad_() for t in inputs]
+    out = function(inputs)
+    generator = torch.Generator().manual_seed(9)
+    grad = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
+
+
+def error_ratios(ours: list[Tensor], theirs: list[Tensor], truth: list[Tensor]) -> list[float]:
+    """Our error over upstream's, for each result; one rounding of the result counts as none."""
+    ratios = []
+    for a, b, exact in zip(ours, theirs, truth, strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        rounding = torch.finfo(a.dtype).eps * exact.norm() + 1e-30
+        errors = ((t.double() - exact).norm() + rounding for t in (a, b))
+        ratios.append(float(next(errors) / next(errors)))
+    return ratios
+
+
+@pytest.mark.parametrize("is_transposed", [False, True], ids=["forward", "transposed"])
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_float64_equals_upstream(name: str, case: Case, is_transposed: bool, backend: str) -> None:
+    inputs = inputs_of(name, transposed(case) if is_transposed else case)
+    ours = with_gradients(
+        lambda t: operator(name)(*t, case.edge_index, transpose=is_transposed), inputs
+    )
+    theirs = with_gradients(lambda t: upstream(name, t, case, is_transposed), inputs)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e2, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("graph", ["random", "hub", "single"])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_errors_are_no_larger_than_upstreams(
+    name: str, graph: str, dtype: torch.dtype, scale: float
+) -> None:
+    """Large scores leave most weight to one edge, where gradients are differences of equals."""
+    if scale * torch.finfo(dtype).eps > 1:
+        pytest.skip("the scores themselves have no correct digit in this dtype")
+    edges = {
+        "random": random_edges(30, 30, 400),
+        "hub": hub_edges(40, 9_000),
+        "single": torch.stack([torch.arange(20), torch.arange(20).flip(0)]),
+    }[graph]
+    case = Case(graph, edges, 40, 40)
+    ratios = []
+    for _ in range(9):
+        inputs = [t.to(dtype) for t in inputs_of(name, case, 2, 24, scale)]
+        results = (
+            with_gradients(lambda t: operator(name)(*t, edges), inputs),
+            with_gradients(lambda t: upstream(name, t, case), inputs),
+            with_gradients(lambda t: upstream(name, t, case), [t.double() for t in inputs]),
+        )
+        ratios.append(error_ratios(*results))
+    # A single draw says little: the errors are those of the few largest of many exponentials.
+    medians = torch.tensor(ratios, dtype=torch.float64).median(0).values
+    assert bool((medians <= 2).all()), f"median ratios {medians.tolist()}"
+
+
+@pytest.mark.parametrize("heads", [1, 3, 8])
+@pytest.mark.parametrize("channels", [1, 2, 7, 8, 16, 33, 64, 130])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_number_of_heads_and_channels(
+    name: str, channels: int, heads: int, backend: str
+) -> None:
+    case = Case("random", random_edges(12, 9, 80), 12, 9)
+    inputs = [t.float() for t in inputs_of(name, case, heads, channels)]
+    ours = with_gradients(lambda t: operator(name)(*t, case.edge_index), inputs)
+    theirs = with_gradients(lambda t: upstream(name, t, case), inputs)
+    truth = with_gradients(lambda t: upstream(name, t, case), [t.double() for t in inputs])
+    assert max(error_ratios(ours, theirs, truth)) <= 2
+
+
+@pytest.mark.parametrize("channels", [0, 4])
+@pytest.mark.parametrize("heads", [0, 2])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_zero_sizes(name: str, heads: int, channels: int, backend: str) -> None:
+    case = Case("random", random_edges(5, 4, 9), 5, 4)
+    inputs = inputs_of(name, case, heads, channels)
+    out, *gradients = with_gradients(lambda t: operator(name)(*t, case.edge_index), inputs)
+    assert out.shape == (4, heads, channels)
+    assert [g.shape for g in gradients] == [t.shape for t in inputs]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_compressed_and_strided_inputs(name: str, backend: str) -> None:
+    case = Case("sorted", random_edges(8, 6, 30), 8, 6)
+    order = case.edge_index[1].argsort(stable=True)
+    ptr = torch.zeros(7, dtype=torch.long)
+    ptr[1:] = torch.bincount(case.edge_index[1], minlength=6).cumsum(0)
+    inputs = inputs_of(name, case)
+    strided = [torch.stack([t, t], dim=-1)[..., 0] for t in inputs]
+    assert not strided[0].is_contiguous()
+    expected = with_gradients(lambda t: upstream(name, t, case), inputs)
+    src = case.edge_index[0][order]
+    for ours in (
+        with_gradients(lambda t: operator(name)(*t, src, ptr=ptr), inputs),
+        with_gradients(lambda t: operator(name)(*t, case.edge_index), strided),
+    ):
+        for a, b in zip(ours, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_first_and_second_derivatives(name: str, dropout: float, backend: str) -> None:
+    case = Case("random", random_edges(4, 3, 8), 4, 3)
+    inputs = [t.requires_grad_() for t in inputs_of(name, case, 2, 2)]
+    seed = torch.tensor([5])
+
+    def function(*inputs: Tensor) -> Tensor:
+        return operator(name)(*inputs, case.edge_index, dropout=dropout, seed=seed)
+
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs)
+
+
+def test_philox_gives_the_published_words() -> None:
+    """Known answers of the authors' Random123 library, for a counter and a key of zeros."""
+    assert int(philox(0, 1, 1, torch.device("cpu"))) == 0x6627E8D5
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_dropout_is_a_function_of_seed_edge_and_head(
+    name: str, dropout: float, backend: str
+) -> None:
+    case = Case("hub", hub_edges(30, 9_000), 30, 30)
+    inputs = inputs_of(name, case, 3, 4)
+    seed = torch.tensor([2**62 + 12345])
+    words = philox(int(seed), case.edge_index.shape[1], 3, torch.device("cpu"))
+    keep = (words >= dropout * 2**32).double() * (1 / (1 - dropout) if dropout < 1 else 0)
+    ours = with_gradients(
+        lambda t: operator(name)(*t, case.edge_index, dropout=dropout, seed=seed), inputs
+    )
+    theirs = with_gradients(lambda t: upstream(name, t, case, keep=keep), inputs)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_dropout_has_the_right_mean_and_variance(name: str) -> None:
+    """Over 1,000 seeds; a row's output is a sum of independent Bernoulli variables."""
+    case = Case("random", random_edges(6, 6, 40), 6, 6)
+    inputs = inputs_of(name, case, 2, 3)
+    dropout, count = 0.3, 1000
+    samples = torch.stack(
+        [
+            operator(name)(*inputs, case.edge_index, dropout=dropout, seed=torch.tensor([s]))
+            for s in range(count)
+        ]
+    )
+    mean = upstream(name, inputs, case)
+    # Of one message m_e alpha_e: alpha_e^2 m_e^2 p / (1 - p).
+    one_edge = (
+        upstream(name, inputs, case, keep=one.unsqueeze(-1))
+        for one in torch.eye(case.edge_index.shape[1], dtype=torch.float64)
+    )
+    variance = sum(message.square() for message in one_edge) * dropout / (1 - dropout)
+    deviation = (variance / count).sqrt()
+    # Five standard deviations of the mean; of the variance, whose own is about sqrt(2 / count).
+    assert bool(((samples.mean(0) - mean).abs() <= 5 * deviation + 1e-12).all())
+    ratio = samples.var(0)[variance > 0] / variance[variance > 0]
+    assert bool(((ratio - 1).abs() < 5 * math.sqrt(2 / count)).all())
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_seed_is_drawn_from_torchs_generator(name: str) -> None:
+    case = Case("random", random_edges(6, 6, 40), 6, 6)
+    inputs = inputs_of(name, case)
+    outs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outs.append(operator(name)(*inputs, case.edge_index, dropout=0.5))
+    assert torch.equal(outs[0], outs[1]) and not torch.equal(outs[0], outs[2])
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_nan_and_infinity_reach_what_they_reach_upstream(name: str, backend: str) -> None:
+    case = Case("random", random_edges(12, 12, 40), 12, 12)
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        for position in range(3):
+            inputs = inputs_of(name, case)
+            inputs[position].view(-1)[0] = bad
+            ours = operator(name)(*inputs, case.edge_index)
+            theirs = upstream(name, inputs, case)
+            torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_threads_do_not_change_a_bit(name: str, dropout: float, restore_threads: None) -> None:
+    case = Case("hub", hub_edges(300, 20_000), 300, 300)
+    inputs = [t.float() for t in inputs_of(name, case, 2, 17)]
+    results = []
+    for threads in (1, 2, 4, 2):
+        torch.set_num_threads(threads)
+        results.append(
+            with_gradients(
+                lambda t: operator(name)(
+                    *t, case.edge_index, dropout=dropout, seed=torch.tensor([3])
+                ),
+                inputs,
+            )
+        )
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_opcheck(name: str, dropout: float) -> None:
+    case = Case("random", random_edges(5, 4, 12), 5, 4)
+    inputs = [t.requires_grad_() for t in inputs_of(name, case)]
+    option = 0.3
+    arguments = (*inputs, case.edge_index, None, torch.tensor([7]), False, option, dropout)
+    torch.library.opcheck(getattr(torch.ops.fastgraph, name).default, arguments)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", OPERATORS)
+def test_compiles_into_one_graph_of_any_size(name: str) -> None:
+    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+    def compiled(a: Tensor, b: Tensor, c: Tensor, edge_index: Tensor) -> Tensor:
+        return operator(name)(a, b, c, edge_index) * 2
+
+    for nodes, edges in ((9, 40), (17, 60)):
+        case = Case("random", random_edges(nodes, nodes, edges), nodes, nodes)
+        inputs = inputs_of(name, case)
+        ours = with_gradients(
+            lambda t, case=case: compiled(*t, case.edge_index),  # type: ignore[misc]
+            inputs,
+        )
+        theirs = with_gradients(lambda t, case=case: 2 * upstream(name, t, case), inputs)  # type: ignore[misc]
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def _bad_calls() -> list[tuple[str, dict[str, Any], type[Exception], str]]:
+    nodes, integers = torch.randn(4, 2, 3), torch.ones(4, 2, 3, dtype=torch.int64)
+    return [
+        ("gatv2", {"att": torch.randn(2, 3)}, ValueError, r"att must have shape \[1, 2, 3\]"),
+        ("gatv2", {"x_dst": torch.randn(4, 2, 5)}, ValueError, "x_dst must have shape"),
+        ("gatv2", {"x_dst": nodes.double()}, ValueError, "x_dst must have the dtype"),
+        ("gatv2", {"x_src": integers}, ValueError, "x_src must be one of"),
+        ("gatv2", {"dropout": 1.5}, ValueError, r"dropout must be in \[0, 1\], got 1.5"),
+        ("gatv2", {"dropout": 0.5, "seed": torch.ones(1)}, ValueError, "seed must be a tensor"),
+        ("gatv2", {"index": torch.tensor([[0], [4]])}, IndexError, "holds index 4 in row 1"),
+        ("gatv2", {"index": torch.tensor([[-1], [0]])}, IndexError, "holds index -1 in row 0"),
+        ("gatv2", {"index": torch.ones(2, 1)}, ValueError, "must be int64 or int32"),
+        ("gat", {"score_src": torch.randn(3, 2)}, ValueError, r"score_src must have shape \[4, 2"),
+        ("gat", {"score_dst": torch.randn(4, 3)}, ValueError, "score_dst must have shape"),
+        ("attention", {"query": torch.randn(4, 6)}, ValueError, "query must have shape"),
+        ("attention", {"value": torch.randn(3, 2, 3)}, ValueError, "value must have shape"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "error", "message"), _bad_calls(), ids=lambda v: v if v in OPERATORS else ""
+)
+def test_bad_input(name: str, wrong: dict[str, Any], error: type[Exception], message: str) -> None:
+    nodes = torch.randn(4, 2, 3)
+    good: dict[str, dict[str, Any]] = {
+        "gatv2": {"x_src": nodes, "x_dst": nodes, "att": nodes[:1]},
+        "gat": {"x": nodes, "score_src": nodes[..., 0], "score_dst": nodes[..., 0]},
+        "attention": {"query": nodes, "key": nodes, "value": nodes},
+    }
+    arguments = {**good[name], "index": torch.tensor([[0, 1], [1, 2]])}
+    operator(name)(**arguments)
+    with pytest.raises(error, match=message):
+        operator(name)(**{**arguments, **wrong})
