@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from measure.graphs import GENERATED, REAL, default_graphs
 from measure.output import RESULTS, write
 
-LAYER_NAMES = ("GCN", "SAGE-max", "SAGE-mean")
+LAYER_NAMES = ("GCN", "SAGE-max", "SAGE-mean", "GATv2", "GAT", "Transformer")
 COLUMNS = (
     "upstream",
     "compile",
@@ -109,6 +109,7 @@ def main(
         "machine": machine_facts(threads),
         "channels": channels,
         "cells": {},
+        "num_edges": {},
         "bandwidth": {},
         "routed_call": {},
         "import": {},
@@ -136,6 +137,7 @@ def main(
         loops = MinimalLoops() if "bandwidth" in chosen else None
         for name in names:
             graph = load(name)
+            results["num_edges"][name] = graph.num_edges
             at(f"{name}: {graph.num_nodes:,} nodes, {graph.num_edges:,} edges")
             if loops is not None:
                 results["bandwidth"][name] = measure_bandwidth(graph, loops, effort)

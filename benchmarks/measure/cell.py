@@ -179,11 +179,14 @@ def measure_cell(
             without_linear(case.build(channels, **{**more, **case.adjacency_options})),
             {"upstream", *columns} - {"ours-fresh"},
         )
-        _check(runs)
+        passed = _check(runs)
         result["message_passing"] = _measure(runs, effort)
 
     if "compile" in columns:
         result["compile"] = _compiled(plain, x, edge_index, expected, effort)
+        if "message-passing" in columns:
+            bare = without_linear(case.build(channels, **case.propagate_options))
+            result["message_passing_compile"] = _compiled(bare, x, edge_index, passed, effort)
     return result
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, SAGEConv, TransformerConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.nn.dense.linear import Linear
 
@@ -68,11 +68,15 @@ _GCN: dict[str, Any] = {
     "bare_options": {"bias": False, "cached": True},
 }
 _SAGE: dict[str, Any] = {"adjacency": csr_adjacency, "bare_options": {"root_weight": False}}
+_ATTENTION: dict[str, Any] = {"heads": 4, "out_channels": 64}
 
 LAYERS: dict[str, LayerCase] = {
     "GCN": LayerCase(GCNConv, bandwidth_of="spmm", **_GCN),
     "SAGE-max": LayerCase(SAGEConv, {"aggr": "max"}, bandwidth_of="segment_reduce", **_SAGE),
     "SAGE-mean": LayerCase(SAGEConv, {"aggr": "mean"}, **_SAGE),
+    "GATv2": LayerCase(GATv2Conv, _ATTENTION),
+    "GAT": LayerCase(GATConv, _ATTENTION),
+    "Transformer": LayerCase(TransformerConv, _ATTENTION),
 }
 
 

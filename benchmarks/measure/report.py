@@ -11,6 +11,9 @@ Cells = dict[str, dict[str, Any]]
 
 _MIB = 2**20
 
+ATTENTION = ("GATv2", "GAT", "Transformer")
+"""Layers of the attention family, whose floors are apart."""
+
 
 @dataclass(frozen=True)
 class Floor:
@@ -95,15 +98,35 @@ def floors(results: dict[str, Any]) -> list[Floor]:
         if gain is not None and by_compiling is not None:
             compiled[name] = gain / by_compiling
     listed.append(_lowest("layer: ours over upstream compiled, slowest cell", compiled, 1))
-    passing = "message_passing"
-    for over, required in (("upstream", 25), ("upstream-csr", 1.5)):
-        values = _ratios(cells, passing, over, "ours")
-        what = f"message passing alone: ours over {over}, geometric mean"
+    attention = {name: cell for name, cell in cells.items() if name.endswith(ATTENTION)}
+    sums = {name: cell for name, cell in cells.items() if name not in attention}
+    for family, over, required in (
+        (sums, "upstream", 25),
+        (sums, "upstream-csr", 1.5),
+        (attention, "upstream", 25),
+    ):
+        values = _ratios(family, "message_passing", over, "ours")
+        kind = "attention" if family is attention else "GCN and SAGE"
+        what = f"message passing alone, {kind}: ours over {over}, geometric mean"
         listed.append(_mean(what, values, required))
+    over_compiled = {}
+    for name, cell in attention.items():
+        gain = ratio(cell, "message_passing", "upstream", "ours")
+        by_compiling = compile_gain(cell, "message_passing_compile")
+        if gain is not None and by_compiling is not None:
+            over_compiled[name] = gain / by_compiling
+    what = "message passing alone, attention: ours over upstream compiled, geometric mean"
+    listed.append(_mean(what, over_compiled, 10))
     for layer, under, required in (
         ("GCN", "ours", 25),
         ("SAGE-max", "ours", 25),
         ("SAGE-max", "ours-fresh", 10),
+        ("GATv2", "ours", 18),
+        ("GAT", "ours", 15),
+        ("Transformer", "ours", 12),
+        ("GATv2", "ours-fresh", 10),
+        ("GAT", "ours-fresh", 10),
+        ("Transformer", "ours-fresh", 10),
     ):
         name = f"tolokers {layer}"
         found = ratio(cells.get(name, {}), "layer", "upstream", under)
@@ -130,16 +153,29 @@ def floors(results: dict[str, Any]) -> list[Floor]:
     listed.append(_highest("import fastgraph after import torch", adds, 200, "ms"))
     memory = {name: value for name, cell in cells.items() if (value := _memory_ratio(cell))}
     listed.append(_lowest("peak memory: ours below upstream, worst cell", memory, 1))
-    tolokers = {name: memory[name] for name in ("tolokers SAGE-max",) if name in memory}
-    listed.append(_lowest("peak memory of SAGE-max on tolokers", tolokers, 30))
+    for layer in ("SAGE-max", "GATv2", "Transformer"):
+        name = f"tolokers {layer}"
+        tolokers = {name: memory[name]} if name in memory else {}
+        listed.append(_lowest(f"peak memory of {layer} on tolokers", tolokers, 30))
+    for layer in ATTENTION:
+        hubs, even = (_per_edge(results, graph, layer) for graph in ("debian", "tolokers"))
+        values = {} if hubs is None or even is None else {layer: hubs / even}
+        what = f"time per edge on debian over tolokers', message passing of {layer}"
+        listed.append(_highest(what, values, 1.5, "x"))
     return listed
 
 
-def compile_gain(cell: dict[str, Any]) -> float | None:
+def _per_edge(results: dict[str, Any], graph: str, layer: str) -> float | None:
+    """Nanoseconds that our message passing takes for each edge."""
+    time = median(results["cells"].get(f"{graph} {layer}", {}), "message_passing", "ours")
+    return None if time is None else 1e6 * time / results["num_edges"][graph]
+
+
+def compile_gain(cell: dict[str, Any], group: str = "compile") -> float | None:
     """How many times faster upstream is compiled; both were timed in turns."""
-    if "error" in cell.get("compile", {}):
+    if "error" in cell.get(group, {}):
         return None
-    return ratio(cell, "compile", "upstream", "compile")
+    return ratio(cell, group, "upstream", "compile")
 
 
 def _number(value: float | None, suffix: str = "") -> str:
@@ -156,6 +192,9 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     return ["| " + " | ".join(line) + " |" for line in lines] + [""]
 
 
+_COMPILED = {"layer": "compile", "message_passing": "message_passing_compile"}
+
+
 def _time_table(cells: Cells, group: str, columns: Sequence[str], gains: Sequence[tuple[str, str]]):  # type: ignore[no-untyped-def]
     rows, collected = [], {gain: [] for gain in gains}
     for name, cell in cells.items():
@@ -163,7 +202,7 @@ def _time_table(cells: Cells, group: str, columns: Sequence[str], gains: Sequenc
             continue
         row = [name]
         for column in columns:
-            where = "compile" if column == "compile" else group
+            where = _COMPILED[group] if column == "compile" else group
             row.append(_number(median(cell, where, column)))
         for gain in gains:
             found = ratio(cell, group, *gain)
@@ -224,7 +263,7 @@ def markdown(results: dict[str, Any], listed: Sequence[Floor]) -> str:
     passing = _time_table(
         cells,
         "message_passing",
-        ("upstream", "upstream-csr", "ours", "ours-csr"),
+        ("upstream", "compile", "upstream-csr", "ours", "ours-csr"),
         (("upstream", "ours"), ("upstream-csr", "ours"), ("upstream-csr", "ours-csr")),
     )
     if passing:

@@ -1,4 +1,4 @@
-"""The PyG adapter: message passing of known form becomes ``spmm`` or ``segment_reduce``.
+"""The PyG adapter: layers and message passing of known form become operators.
 
 Nothing here imports ``torch_geometric`` until a user has: routes are installed after its import.
 """
@@ -21,17 +21,43 @@ def _install_gcn_norm(patches: Patches) -> None:
     gcn_norm.install(patches)
 
 
+def _install_gatv2_conv(patches: Patches) -> None:
+    from fastgraph.pyg import gatv2_conv
+
+    gatv2_conv.install(patches)
+
+
+def _install_gat_conv(patches: Patches) -> None:
+    from fastgraph.pyg import gat_conv
+
+    gat_conv.install(patches)
+
+
+def _install_transformer_conv(patches: Patches) -> None:
+    from fastgraph.pyg import transformer_conv
+
+    transformer_conv.install(patches)
+
+
 ROUTES = (
     Route("PyG propagate", "torch_geometric.nn", _install_propagate),
     Route("PyG gcn_norm", "torch_geometric.nn", _install_gcn_norm),
+    Route("PyG GATv2Conv", "torch_geometric.nn", _install_gatv2_conv),
+    Route("PyG GATConv", "torch_geometric.nn", _install_gat_conv),
+    Route("PyG TransformerConv", "torch_geometric.nn", _install_transformer_conv),
 )
 
 
 def routed_layers() -> list[str]:
-    """Names of PyG's layers whose message has a route. Imports ``torch_geometric``."""
+    """Names of PyG's layers that have a route. Imports ``torch_geometric``."""
     import torch_geometric.nn.conv as conv
 
     from fastgraph.pyg.messages import known_message
 
     classes = (vars(conv)[name] for name in conv.__all__ if name != "MessagePassing")
-    return [c.__name__ for c in classes if hasattr(c, "message") and known_message(c)]
+    attention = (conv.GATConv, conv.GATv2Conv, conv.TransformerConv)
+    return [
+        c.__name__
+        for c in classes
+        if c in attention or (hasattr(c, "message") and known_message(c))
+    ]

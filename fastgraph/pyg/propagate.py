@@ -30,7 +30,7 @@ from fastgraph.pyg.topology import Topology, topology_of
 from fastgraph.routing.conditions import execution_mode, plain_tensor
 from fastgraph.routing.patching import Patches
 from fastgraph.routing.state import SWITCH
-from fastgraph.routing.status import RouteRefusedError, count_refused, count_routed
+from fastgraph.routing.status import RouteRefusedError, count_refused, count_routed, is_counted
 
 _REDUCTIONS = {
     SumAggregation: "sum",
@@ -115,7 +115,7 @@ def _routed(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
             if not torch.compiler.is_compiling():  # a counter would make Dynamo recompile
                 count_routed(type(self).__name__)
             return run(plan)
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and not is_counted(self):
             count_refused(type(self).__name__, plan)
         if settings.current().strict and known_message(type(self)) is not None:
             raise RouteRefusedError(f"{type(self).__name__} cannot be routed: {plan}")
@@ -156,7 +156,7 @@ def plan_propagate(
     message = known_message(cls)
     if message is None:
         return "its message is not a known one"
-    refusal = execution_mode() or _module_refusal(module, cls)
+    refusal = execution_mode() or module_refusal(module, cls)
     if refusal is not None:
         return refusal
     topology = topology_of(edge_index, module.flow)
@@ -248,7 +248,8 @@ def _product_weight(topology: Topology, x: Tensor) -> Tensor | str | None:
     return topology.values
 
 
-def _module_refusal(module: MessagePassing, cls: type[MessagePassing]) -> str | None:
+def module_refusal(module: MessagePassing, cls: type[MessagePassing]) -> str | None:
+    """Why the state of a layer, apart from its message, must be left to upstream."""
     if cls.aggregate is not MessagePassing.aggregate:
         return "aggregate is overridden"
     if cls.update is not MessagePassing.update:

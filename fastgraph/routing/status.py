@@ -80,6 +80,7 @@ class Status:
 STATUS = Status()
 _recorders: list[Status] = [STATUS]
 _warned: set[str] = set()
+_counted: list[object] = []
 
 
 @contextmanager
@@ -91,6 +92,21 @@ def recording() -> Iterator[Status]:
         yield recorder
     finally:
         _recorders.remove(recorder)
+
+
+@contextmanager
+def counted_already(module: object) -> Iterator[None]:
+    """What ``module`` does within is part of a call that has been counted."""
+    _counted.append(module)
+    try:
+        yield
+    finally:
+        _counted.pop()
+
+
+def is_counted(module: object) -> bool:
+    """Whether the innermost call that was counted as a whole is one of this module."""
+    return bool(_counted) and _counted[-1] is module
 
 
 def count_routed(layer: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.explain import Explainer, GNNExplainer
-from torch_geometric.nn import GATConv, GCNConv, GraphConv, MessagePassing, SAGEConv
+from torch_geometric.nn import GCNConv, GraphConv, MessagePassing, ResGatedGraphConv, SAGEConv
 from torch_geometric.utils import to_torch_coo_tensor, to_torch_csr_tensor
 
 import fastgraph
@@ -63,7 +63,7 @@ class Minimal(MessagePassing):
         (OwnMessage(CHANNELS, 4), "its message is not a known one"),
         (OwnAggregate(CHANNELS, 4), "aggregate is overridden"),
         (OwnUpdate(CHANNELS, 4), "update is overridden"),
-        (GATConv(CHANNELS, 4), "its message is not a known one"),
+        (ResGatedGraphConv(CHANNELS, 4), "its message is not a known one"),
         (SAGEConv(CHANNELS, 4, aggr=["mean", "max"]), "aggregation MultiAggregation"),
         (SAGEConv(CHANNELS, 4, aggr="median"), "aggregation MedianAggregation"),
         (GCNConv(CHANNELS, 4, decomposed_layers=2), None),
@@ -207,7 +207,7 @@ def test_tensor_subclasses_run_upstream() -> None:
 
 def test_strict_raises_for_layers_with_a_route_only() -> None:
     with fastgraph.enabled(strict=True):
-        GATConv(CHANNELS, 4)(features(), EDGES)
+        ResGatedGraphConv(CHANNELS, 4)(features(), EDGES)
         with pytest.raises(fastgraph.RouteRefusedError, match="SAGEConv cannot be routed: aggreg"):
             SAGEConv(CHANNELS, 4, aggr="median")(features(), EDGES)
 

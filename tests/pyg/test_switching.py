@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch_geometric.nn.conv.appnp
 from torch import Tensor
-from torch_geometric.nn import GATConv, GCNConv, MessagePassing, SAGEConv
+from torch_geometric.nn import GCNConv, MessagePassing, ResGatedGraphConv, SAGEConv
 
 import fastgraph
 from fastgraph.memo import MEMO
@@ -24,7 +24,7 @@ EDGES = random_edges(10, 10, 40)
 def everything() -> dict[str, object]:
     """Every attribute that a route may replace."""
     found: dict[str, object] = {"script": torch.jit.script}
-    for cls in (MessagePassing, GCNConv, SAGEConv, GATConv):
+    for cls in (MessagePassing, GCNConv, SAGEConv, ResGatedGraphConv):
         found |= {f"{cls.__name__}.{name}": value for name, value in vars(cls).items()}
     for module in (torch_geometric.nn.conv.appnp, torch_geometric.nn.conv.gcn_conv):
         found |= {f"{module.__name__}.{name}": value for name, value in vars(module).items()}
@@ -40,7 +40,7 @@ def routed() -> int:
 
 
 def test_disable_restores_the_very_same_objects() -> None:
-    convs = [GCNConv(4, 2), SAGEConv(4, 2), GATConv(4, 2)]
+    convs = [GCNConv(4, 2), SAGEConv(4, 2), ResGatedGraphConv(4, 2)]
     before = everything()
     for _ in range(2):
         fastgraph.enable()
@@ -246,9 +246,9 @@ def test_is_accelerated() -> None:
         assert fastgraph.is_accelerated(net, x, EDGES) == (True, [])
         assert torch.equal(norm.running_mean, mean)
         assert torch.equal(torch.random.get_rng_state(), state)
-        assert fastgraph.is_accelerated(GATConv(4, 2), x, EDGES) == (
+        assert fastgraph.is_accelerated(ResGatedGraphConv(4, 2), x, EDGES) == (
             False,
-            ["GATConv: its message is not a known one"],
+            ["ResGatedGraphConv: its message is not a known one"],
         )
         assert fastgraph.is_accelerated(torch.nn.Linear(4, 2), x) == (
             False,
@@ -260,7 +260,7 @@ def test_is_accelerated() -> None:
 def test_status_table() -> None:
     with fastgraph.enabled():
         run(SAGEConv(4, 2))
-        run(GATConv(4, 2))
+        run(ResGatedGraphConv(4, 2))
     text = str(fastgraph.status())
     assert "SAGEConv" in text and "its message is not a known one" in text
     row = fastgraph.status().rows[0]

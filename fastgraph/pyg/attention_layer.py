@@ -1,0 +1,208 @@
+"""What the routes of attention layers share.
+
+PyG's attention layers make one message for each edge in two steps (``edge_update`` or ``message``
+finds the weights, ``propagate`` adds up), between which tensors of the size of the edges exist. So
+their ``forward`` is replaced as a whole: it does what upstream's does around one operator.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.nn.aggr import SumAggregation
+from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.utils import add_self_loops, remove_self_loops
+
+from fastgraph import settings
+from fastgraph.backends.registry import REGISTRY
+from fastgraph.memo import MEMO, tensor_key
+from fastgraph.pyg.propagate import module_refusal
+from fastgraph.routing.conditions import execution_mode, plain_tensor
+from fastgraph.routing.patching import Patches
+from fastgraph.routing.state import SWITCH
+from fastgraph.routing.status import (
+    RouteRefusedError,
+    count_refused,
+    count_routed,
+    counted_already,
+)
+
+_METHODS = ("message", "edge_update")
+_OVERRIDABLE = ("message", "edge_update", "edge_updater", "propagate", "aggregate", "update")
+_HOOKS = ("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
+
+Plan = Callable[[], Any]
+"""A forward pass that has been decided on."""
+
+
+class Inputs(NamedTuple):
+    """Features of sources and of destinations, ``[nodes, channels]`` each."""
+
+    src: Tensor
+    dst: Tensor
+
+
+def replace_forward(
+    patches: Patches, cls: type[MessagePassing], plan: Callable[..., Plan | str]
+) -> None:
+    """Replace ``cls.forward``: run what ``plan(module, *args)`` returns, or upstream's own code.
+
+    ``plan`` answers with the reason where it refuses, before anything is computed.
+    """
+    upstream: Callable[..., Any] = cls.forward
+
+    @functools.wraps(upstream)
+    def forward(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
+        if not SWITCH.active:  # an instance kept this function beyond `disable()`
+            return upstream(self, *args, **kwargs)
+        planned = plan(self, *args, **kwargs)
+        name = type(self).__name__
+        if not isinstance(planned, str):
+            if not torch.compiler.is_compiling():  # a counter would make Dynamo recompile
+                count_routed(name)
+            return planned()
+        if settings.current().strict:
+            raise RouteRefusedError(f"{name} cannot be routed: {planned}")
+        if torch.compiler.is_compiling():
+            return upstream(self, *args, **kwargs)
+        count_refused(name, planned)
+        with counted_already(self):
+            return upstream(self, *args, **kwargs)
+
+    patches.replace(cls, "forward", forward)
+
+
+def refusal(
+    module: MessagePassing,
+    layer: type[MessagePassing],
+    operator: str,
+    inputs: Inputs | str,
+    edge_index: object,
+) -> str | None:
+    """Why a call of an attention layer must be left to upstream.
+
+    Args:
+        module: the layer, an instance of ``layer`` or of a subclass.
+        layer: the upstream class whose formula the operator computes.
+        operator: the name of the operator.
+        inputs: from :func:`inputs_of`.
+        edge_index: the caller's graph.
+    """
+    if isinstance(inputs, str):
+        return inputs
+    cls = type(module)
+    for name in _METHODS:
+        if getattr(cls, name) is not getattr(layer, name):
+            return f"{name} is overridden"
+    for name in ("propagate", "edge_updater"):
+        # PyG generates these for each class, and leaves what a user has written.
+        own = f"{cls.__module__}_{cls.__name__}"
+        method = getattr(cls, name)
+        if method is not getattr(MessagePassing, name) and not method.__module__.startswith(own):
+            return f"{name} is overridden"
+    attributes = vars(module)
+    for name in _OVERRIDABLE:
+        if name in attributes:
+            return f"{name} is overridden on the instance"
+    if any(attributes[name] for name in _HOOKS):
+        return "a message-passing hook is set"
+    reason = execution_mode() or module_refusal(module, cls)
+    if reason is not None:
+        return reason
+    if type(module.aggr_module) is not SumAggregation:
+        return f"aggregation {type(module.aggr_module).__name__}"
+    if module.flow != "source_to_target":
+        return f"flow {module.flow}"
+    for parameter in module.parameters():
+        reason = plain_tensor("a parameter", parameter)
+        if reason is not None:
+            return reason
+    return _graph_refusal(edge_index) or REGISTRY.refusal(
+        operator, inputs.src.device.type, inputs.src.dtype
+    )
+
+
+def _graph_refusal(edge_index: Any) -> str | None:
+    if isinstance(edge_index, EdgeIndex):
+        edge_index = edge_index.as_tensor()
+    reason = plain_tensor("edge_index", edge_index)
+    if reason is not None:
+        return reason
+    if edge_index.layout != torch.strided:
+        return "a sparse adjacency matrix in an attention layer"
+    if edge_index.dtype not in (torch.int64, torch.int32):
+        return f"edge_index has dtype {edge_index.dtype}"
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        return f"edge_index has shape {list(edge_index.shape)}"
+    if edge_index.shape[1] < settings.current().min_edges:
+        return f"fewer than min_edges={settings.current().min_edges} edges"
+    return None
+
+
+def inputs_of(x: object) -> Inputs | str:
+    """Features of sources and destinations, the same tensor for a single one, or the reason."""
+    pair = x if isinstance(x, (tuple, list)) else (x, x)
+    if len(pair) != 2:
+        return f"x has {len(pair)} entries"
+    for features in pair:
+        if features is None:
+            return "a bipartite graph without features of the destinations"
+        reason = plain_tensor("x", features)
+        if reason is not None:
+            return reason
+        if features.layout != torch.strided or features.dim() != 2:
+            return "features that are not a dense matrix"
+    return Inputs(*pair)
+
+
+def plain_index(edge_index: Tensor) -> Tensor:
+    """``edge_index`` without PyG's subclass."""
+    return edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+
+
+def with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
+    """``edge_index`` with its self-loops replaced by one for each node, as upstream replaces them.
+
+    Remembered for as long as the caller's tensor lives unchanged, so that the operators find the
+    sorted graph of the result again.
+    """
+    edge_index = plain_index(edge_index)
+    if torch.compiler.is_compiling() or edge_index.is_inference():
+        return _replace_self_loops(edge_index, num_nodes)
+    key = ("self_loops", tensor_key(edge_index), num_nodes)
+    known: Tensor | None = MEMO.get(key)
+    if known is None:
+        with torch.inference_mode(False):  # what is made here must still serve training
+            known = _replace_self_loops(edge_index, num_nodes)
+        MEMO.put(key, known, edge_index)
+    return known
+
+
+def _replace_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
+    edge_index, _ = remove_self_loops(edge_index)
+    edge_index, _ = add_self_loops(edge_index, num_nodes=num_nodes)
+    return edge_index
+
+
+def same_dtype(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All in the dtype that upstream's arithmetic on them would promote to, as under autocast."""
+    dtype = torch.promote_types(torch.promote_types(a.dtype, b.dtype), c.dtype)
+    return a.to(dtype), b.to(dtype), c.to(dtype)
+
+
+def dropout_rate(module: Any) -> float:
+    """The rate of attention dropout that applies now."""
+    return module.dropout if module.training else 0.0
+
+
+def combine_heads(module: Any, out: Tensor, residual: Tensor | None) -> Tensor:
+    """Concatenate or average heads, then add residual and bias, as GATConv and GATv2Conv do."""
+    out = out.flatten(1) if module.concat else out.mean(dim=1)
+    if residual is not None:
+        out = out + residual
+    return out if module.bias is None else out + module.bias

@@ -1,0 +1,330 @@
+"""GATv2Conv, GATConv and TransformerConv: routed where the operators can, upstream's elsewhere."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from torch_geometric import EdgeIndex
+from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
+from torch_geometric.nn.models import GAT
+from torch_geometric.utils import to_torch_csr_tensor
+
+import fastgraph
+from tests.graphs import random_edges, square_cases
+from tests.pyg.ab import arguments, assert_same, run
+
+NODES, CHANNELS = 24, 8
+EDGES = random_edges(NODES, NODES, 90)
+CLASSES = [GATv2Conv, GATConv, TransformerConv]
+
+LAYERS: dict[str, Callable[[], MessagePassing]] = {
+    "GATv2": lambda: GATv2Conv(CHANNELS, 5, heads=3),
+    "GATv2-shared": lambda: GATv2Conv(CHANNELS, 5, heads=2, share_weights=True),
+    "GATv2-mean": lambda: GATv2Conv(CHANNELS, 5, heads=2, concat=False, bias=False),
+    "GATv2-residual": lambda: GATv2Conv(CHANNELS, 5, heads=2, residual=True),
+    "GATv2-no-loops": lambda: GATv2Conv(CHANNELS, 5, add_self_loops=False, negative_slope=0.01),
+    "GAT": lambda: GATConv(CHANNELS, 5, heads=3),
+    "GAT-two-matrices": lambda: GATConv((CHANNELS, CHANNELS), 5, heads=2),
+    "GAT-mean": lambda: GATConv(CHANNELS, 5, heads=2, concat=False, bias=False),
+    "GAT-residual": lambda: GATConv(CHANNELS, 5, heads=2, residual=True),
+    "GAT-no-loops": lambda: GATConv(CHANNELS, 5, add_self_loops=False, negative_slope=0.01),
+    "Transformer": lambda: TransformerConv(CHANNELS, 5, heads=3),
+    "Transformer-beta": lambda: TransformerConv(CHANNELS, 5, heads=2, beta=True),
+    "Transformer-mean": lambda: TransformerConv(CHANNELS, 5, heads=2, concat=False, beta=True),
+    "Transformer-no-root": lambda: TransformerConv(CHANNELS, 5, root_weight=False, bias=False),
+}
+
+
+def features(*shape: int) -> Tensor:
+    torch.manual_seed(4)
+    return torch.randn(*shape)
+
+
+@pytest.mark.parametrize("kind", ["edge_index", "EdgeIndex"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_constructor_options_and_forms_of_the_graph(name: str, kind: str) -> None:
+    edges = {
+        "edge_index": EDGES,
+        "EdgeIndex": EdgeIndex(EDGES, sparse_size=(NODES, NODES)),
+    }[kind]
+    assert_same(LAYERS[name](), arguments(features(NODES, CHANNELS), edges))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_int32_indices_give_the_gradients_of_int64_ones(name: str) -> None:
+    """Upstream's own gradients are wrong for int32, because those of scatter_reduce are."""
+    module, x = LAYERS[name]().double(), features(NODES, CHANNELS).double()
+    expected = run(module, arguments(x, EDGES))
+    with fastgraph.enabled():
+        ours = run(module, arguments(x, EDGES.int()))
+    assert fastgraph.status().rows[0].routed == 1
+    for a, b in zip(ours, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("case", [c for c in square_cases() if c.name != "int32"], ids=str)
+@pytest.mark.parametrize("name", ["GATv2", "GATv2-no-loops", "GAT", "GAT-no-loops", "Transformer"])
+def test_awkward_graphs(name: str, case: Any) -> None:
+    assert_same(LAYERS[name](), arguments(features(case.num_src, CHANNELS), case.edge_index))
+
+
+@pytest.mark.parametrize("sizes", [(9, 5), (5, 9)])
+@pytest.mark.parametrize("cls", CLASSES)
+def test_bipartite(cls: type[MessagePassing], sizes: tuple[int, int]) -> None:
+    edges = random_edges(*sizes, 40)
+    pair = (features(sizes[0], 6), features(sizes[1], CHANNELS))
+    assert_same(cls((6, CHANNELS), 4, heads=2), arguments(pair, edges))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["GATv2", "GAT", "Transformer"])
+def test_dtypes(name: str, dtype: torch.dtype) -> None:
+    assert_same(LAYERS[name]().to(dtype), arguments(features(NODES, CHANNELS).to(dtype), EDGES))
+
+
+@pytest.mark.parametrize("name", ["GATv2", "GATv2-mean", "GAT", "Transformer"])
+def test_autocast(name: str) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        # Under autocast the truth is rounded to bfloat16 too, so only its scale can be compared.
+        assert_same(LAYERS[name](), arguments(features(NODES, CHANNELS), EDGES), factor=4)
+
+
+@pytest.mark.parametrize("v2", [False, True])
+def test_the_gat_model(v2: bool) -> None:
+    model = GAT(CHANNELS, 16, 3, 4, heads=2, v2=v2, jk="cat", norm="batch")
+    layer = type(model.convs[0]).__name__
+    assert_same(model, arguments(features(NODES, CHANNELS), EDGES), layer=layer)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_dropout_in_evaluation_changes_nothing(cls: type[MessagePassing]) -> None:
+    module = cls(CHANNELS, 4, heads=2, dropout=0.6)
+    assert_same(module, arguments(features(NODES, CHANNELS), EDGES), training=False)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_dropout_in_training_follows_torchs_seed(cls: type[MessagePassing]) -> None:
+    module, x = cls(CHANNELS, 4, heads=2, dropout=0.6), features(NODES, CHANNELS)
+    with fastgraph.enabled():
+        outs = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            outs.append(module(x, EDGES))
+    assert torch.equal(outs[0], outs[1]) and not torch.equal(outs[0], outs[2])
+    assert fastgraph.status().rows[0].routed == 3
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("cls", CLASSES)
+def test_gradient_checkpointing_repeats_the_dropout(
+    cls: type[MessagePassing], reentrant: bool
+) -> None:
+    module = cls(CHANNELS, 4, heads=2, dropout=0.6)
+    gradients = []
+    with fastgraph.enabled():
+        for checkpointed in (False, True):
+            x = features(NODES, CHANNELS).requires_grad_()
+            torch.manual_seed(3)
+            if checkpointed:
+                out = checkpoint(module, x, EDGES, use_reentrant=reentrant)
+            else:
+                out = module(x, EDGES)
+            out.square().sum().backward()
+            gradients.append(x.grad)
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_maximum_of_scores_that_overflow_the_exponential(cls: type[MessagePassing]) -> None:
+    module = cls(CHANNELS, 4, heads=2)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(20)
+    x = 5 * features(NODES, CHANNELS)
+    expected = module(x, EDGES)
+    with fastgraph.enabled():
+        out = module(x, EDGES)
+    assert bool(out.isfinite().all())
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+class OwnMessage(GATv2Conv):
+    def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
+        return 2 * super().message(x_j, alpha)
+
+
+class OwnEdgeUpdate(GATConv):
+    def edge_update(
+        self,
+        alpha_j: Tensor,
+        alpha_i: Tensor | None,
+        edge_attr: Tensor | None,
+        index: Tensor,
+        ptr: Tensor | None,
+        dim_size: int | None,
+    ) -> Tensor:
+        alpha = super().edge_update(alpha_j, alpha_i, edge_attr, index, ptr, dim_size)
+        return alpha.square()
+
+
+class OwnPropagate(TransformerConv):
+    def propagate(self, edge_index: Any, size: Any = None, **kwargs: Any) -> Tensor:
+        return 2 * MessagePassing.propagate(self, edge_index, size, **kwargs)
+
+
+class OwnForward(GATv2Conv):
+    """Overrides nothing that matters, so it comes along."""
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return super().forward(x, edge_index).relu()
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "reason"),
+    [
+        (OwnForward(CHANNELS, 4, heads=2), {}, None),
+        (OwnMessage(CHANNELS, 4), {}, "message is overridden"),
+        (OwnEdgeUpdate(CHANNELS, 4), {}, "edge_update is overridden"),
+        (OwnPropagate(CHANNELS, 4), {}, "propagate is overridden"),
+        (GATv2Conv(CHANNELS, 4, aggr="max"), {}, "aggregation MaxAggregation"),
+        (GATConv(CHANNELS, 4, flow="target_to_source"), {}, "flow target_to_source"),
+        (GATv2Conv(CHANNELS, 4, edge_dim=2), {"edge_attr": torch.rand(90, 2)}, "edge features"),
+        (GATConv(CHANNELS, 4, edge_dim=2), {"edge_attr": torch.rand(90, 2)}, "edge features"),
+        (GATConv(CHANNELS, 4, edge_dim=2), {}, None),
+        (GATConv(CHANNELS, 4), {"edge_attr": torch.rand(90, 2)}, None),
+        (TransformerConv(CHANNELS, 4), {"edge_attr": torch.rand(90, 1, 1)}, "edge features"),
+        (GATv2Conv(CHANNELS, 4), {"return_attention_weights": True}, "weights are asked for"),
+        (TransformerConv(CHANNELS, 4), {"return_attention_weights": False}, "weights are asked"),
+        (GATConv(CHANNELS, 4), {"size": (NODES, NODES)}, "the size of the graph is given"),
+    ],
+)
+def test_what_is_routed_and_what_is_not(
+    module: MessagePassing, extra: dict[str, Any], reason: str | None
+) -> None:
+    assert_same(module, arguments(features(NODES, CHANNELS), EDGES, **extra), reason=reason)
+
+
+def test_a_refused_call_is_counted_once() -> None:
+    with fastgraph.enabled():
+        GATv2Conv(CHANNELS, 4)(features(NODES, CHANNELS), EDGES, return_attention_weights=True)
+    (row,) = fastgraph.status().rows
+    assert (row.routed, row.fell_back, dict(row.reasons)) == (
+        0,
+        1,
+        {"attention weights are asked for": 1},
+    )
+
+
+@pytest.mark.parametrize("cls", [GATConv, GATv2Conv])
+def test_sparse_matrices_run_upstream(cls: type[MessagePassing]) -> None:
+    adj = to_torch_csr_tensor(EDGES.unique(dim=1).flip(0), size=(NODES, NODES))
+    conv, x = cls(CHANNELS, 4, add_self_loops=False), features(NODES, CHANNELS)
+    results = []
+    for active in (False, True):
+        with fastgraph.enabled() if active else torch.no_grad():
+            try:
+                results.append(conv(x, adj).detach())
+            except AssertionError as error:  # upstream takes values for edge features
+                results.append(type(error))
+    assert results[0] is results[1] or torch.equal(*results)
+    assert fastgraph.status().rows[0].routed == 0
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        "edge_update_forward_pre",
+        "edge_update_forward",
+        "message_forward_pre",
+        "propagate_forward",
+        "aggregate_forward",
+    ],
+)
+def test_message_passing_hooks_run(hook: str) -> None:
+    conv = GATv2Conv(CHANNELS, 4)
+    seen: list[str] = []
+    handle = getattr(conv, f"register_{hook}_hook")(lambda *_: seen.append(hook))
+    with fastgraph.enabled():
+        conv(features(NODES, CHANNELS), EDGES)
+        assert seen == [hook]
+        handle.remove()
+        conv(features(NODES, CHANNELS), EDGES)
+    (row,) = fastgraph.status().rows
+    assert seen == [hook] and row.routed == 1 and row.fell_back == 1
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_copies_and_the_state_dict(cls: type[MessagePassing]) -> None:
+    conv, x = cls(CHANNELS, 4, heads=2), features(NODES, CHANNELS)
+    keys = list(conv.state_dict())
+    with fastgraph.enabled():
+        expected = conv(x, EDGES)
+        for clone in (copy.deepcopy(conv), pickle.loads(pickle.dumps(conv))):
+            assert torch.equal(clone(x, EDGES), expected)
+        assert list(conv.state_dict()) == keys
+    assert all(row.fell_back == 0 for row in fastgraph.status().rows)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripting_sees_upstream() -> None:
+    """GATConv and GATv2Conv of this PyG cannot be scripted with this torch, routed or not."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = TransformerConv(CHANNELS, 4, heads=2)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return self.conv(x, edge_index)
+
+    model, x = Model(), features(NODES, CHANNELS)
+    expected = model(x, EDGES)
+    with fastgraph.enabled():
+        torch.testing.assert_close(torch.jit.script(model)(x, EDGES), expected)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_compiles(cls: type[MessagePassing]) -> None:
+    conv, x = cls(CHANNELS, 4, heads=2), features(NODES, CHANNELS)
+    expected = conv(x, EDGES)
+    with fastgraph.enabled():
+        compiled = torch.compile(conv, backend="aot_eager")
+        torch.testing.assert_close(compiled(x, EDGES), expected)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_disabling_restores_the_same_function(cls: type[MessagePassing]) -> None:
+    upstream = cls.forward
+    with fastgraph.enabled():
+        assert cls.forward is not upstream
+    assert cls.forward is upstream
+
+
+@pytest.mark.parametrize("cls", [GATConv, GATv2Conv])
+def test_an_edit_of_the_graph_is_seen(cls: type[MessagePassing]) -> None:
+    conv, x, edges = cls(CHANNELS, 4), features(NODES, CHANNELS), EDGES.clone()
+    with fastgraph.enabled():
+        conv(x, edges)
+        edges[1, :30] = 2
+        out = conv(x, edges)
+    torch.testing.assert_close(out, conv(x, edges))
+
+
+def test_training_after_inference_mode() -> None:
+    conv, x, edges = GATv2Conv(CHANNELS, 4), features(NODES, CHANNELS), EDGES.clone()
+    with fastgraph.enabled():
+        with torch.inference_mode():
+            conv(x, edges)
+        conv(x, edges).sum().backward()
+
+
+def test_indices_out_of_range() -> None:
+    with fastgraph.enabled(), pytest.raises(IndexError):
+        TransformerConv(CHANNELS, 4)(features(5, CHANNELS), torch.tensor([[0], [5]]))
