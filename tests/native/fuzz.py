@@ -24,6 +24,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fastgraph.backends import reference
+
 REFUSALS = (TypeError, ValueError, IndexError)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 OTHER_DTYPES = (*DTYPES, torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64)
@@ -87,6 +89,19 @@ class Graph:
     @property
     def arguments(self) -> Call:
         return {"rowptr": self.rowptr, "col": self.index, "edge_id": self.edge_id}
+
+    # What the reference asks of a fastgraph.graph.Graph.
+
+    @property
+    def num_src(self) -> int:
+        return self.num_cols
+
+    @property
+    def num_dst(self) -> int:
+        return self.num_rows
+
+    def edge_list(self) -> tuple[Tensor, Tensor]:
+        return self.col, self.row
 
 
 class Draw:
@@ -176,6 +191,18 @@ def outputs(num_rows: int, num_edges: int) -> tuple[Tensor, Tensor, Tensor]:
 def assert_equal(actual: Tensor, expected: Tensor) -> None:
     expected = expected.to(actual.dtype)
     assert torch.equal(actual, expected), f"got {actual}, expected {expected}"
+
+
+def assert_near(actual: Tensor, expected: Tensor, magnitude: float, what: str) -> None:
+    """For results with roundings in terms of a magnitude, where a wrong row changes more than that.
+
+    A gradient is the difference of such terms, and can be much smaller than they are.
+    """
+    eps = 2e-5 if accumulator(actual.dtype) == torch.float32 else 1e-12
+    largest = float(expected.abs().max()) if expected.numel() else 0.0
+    bound = 2 * torch.finfo(actual.dtype).eps * expected.abs() + eps * (largest + magnitude)
+    error = (actual.double() - expected).abs()
+    assert bool((error <= bound).all()), f"{what}: got {actual}, expected {expected}"
 
 
 # Each function below makes a valid call, and returns it with a check of what it wrote.
@@ -423,6 +450,133 @@ def segment_extremum_backward(lib: Library, draw: Draw) -> Prepared:
     return call, check
 
 
+class Attention:
+    """An attention operator on random inputs, and what the reference makes of them in float64."""
+
+    def __init__(self, lib: Library, draw: Draw, operator: str) -> None:
+        self.graph = graph = built(lib, draw)
+        self.flipped = transposed(lib, graph)
+        dtype, heads, width = draw.one_of(*DTYPES), draw.number(0, 4), draw.width()
+        self.magnitude = 4.0 * (1 + width)  # of a product of two rows
+
+        def nodes(count: int, *shape: int) -> Tensor:
+            return draw.features(dtype, count, heads, *shape)
+
+        if operator == "gatv2":
+            self.inputs = {
+                "x_src": nodes(graph.num_cols, width),
+                "x_dst": nodes(graph.num_rows, width),
+                "att": nodes(1, width),
+            }
+        elif operator == "gat":
+            self.inputs = {
+                "x": nodes(graph.num_cols, width),
+                "score_src": nodes(graph.num_cols),
+                "score_dst": nodes(graph.num_rows),
+            }
+        else:
+            self.inputs = {
+                "query": nodes(graph.num_rows, width),
+                "key": nodes(graph.num_cols, width),
+                "value": nodes(graph.num_cols, width),
+            }
+        tensors = list(self.inputs.values())
+        self.special = draw.with_specials(draw.one_of(*tensors))
+        self.options = {
+            # A power of 2, so that scores have no roundings.
+            "scale" if operator == "attention" else "slope": 0.25,
+            "dropout": draw.one_of(0.0, 0.0, 0.3, 1.0),
+            "seed": draw.number(-(2**63), 2**63 - 1),
+        }
+        arguments = (False, *self.options.values())
+        wide = [tensor.double() for tensor in tensors]
+        out, stats = getattr(reference, operator)(graph, *wide, *arguments)
+        self.grad = draw.features(dtype, *out.shape)
+        backward = getattr(reference, f"{operator}_backward")
+        gradients = backward(graph, self.grad.double(), *wide, stats, *arguments)
+        self.stats = stats.to(accumulator(dtype))
+        self.expected = {
+            f"grad_{name}": gradient for name, gradient in zip(self.inputs, gradients, strict=True)
+        } | {"out": out}
+
+    def forward(self) -> Prepared:
+        stats = torch.full_like(self.stats, 77.0)
+        out = torch.full_like(self.grad, 77.0)
+        call = self.graph.arguments | self.inputs | self.options | {"out": out, "stats": stats}
+
+        def check(_: Any) -> None:
+            if not self.special:
+                assert_near(out, self.expected["out"], 1, "out")
+                assert_near(stats, self.stats.double(), 1, "stats")
+
+        return call, check
+
+    def backward_dst(self, *outputs: str) -> Prepared:
+        delta = torch.full(self.stats.shape[:2], 77.0, dtype=self.stats.dtype)
+        given = {"stats": self.stats, "grad": self.grad, "delta": delta}
+        return self._backward(self.graph.arguments, given, outputs)
+
+    def backward_src(self, lib: Library, function: str, *outputs: str) -> Prepared:
+        call, _ = self.backward_dst()
+        written = [torch.empty_like(self.inputs[name]) for name in self._others(outputs)]
+        lib(f"{function}_backward_dst", *call.values(), *written)
+        given = {"stats": self.stats, "delta": call["delta"], "grad": self.grad}
+        rowptr, index, edge_id = self.flipped.arguments.values()
+        matrix = {"rowptr_t": rowptr, "col_t": index, "edge_id_t": edge_id}
+        return self._backward(matrix, given, outputs)
+
+    def _others(self, outputs: tuple[str, ...]) -> list[str]:
+        return [name for name in self.inputs if name not in outputs]
+
+    def _backward(self, matrix: Call, given: Call, outputs: tuple[str, ...]) -> Prepared:
+        """The gradients of the inputs named in `outputs`."""
+        written = {f"grad_{name}": torch.full_like(self.inputs[name], 77.0) for name in outputs}
+        call = matrix | self.inputs | self.options | given | written
+
+        def check(_: Any) -> None:
+            for name, gradient in written.items():
+                if not self.special:
+                    assert_near(gradient, self.expected[name], self.magnitude, name)
+
+        return call, check
+
+
+def gatv2(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "gatv2").forward()
+
+
+def gatv2_backward_dst(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "gatv2").backward_dst("x_dst", "att")
+
+
+def gatv2_backward_src(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "gatv2").backward_src(lib, "gatv2", "x_src")
+
+
+def gat(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "gat").forward()
+
+
+def gat_backward_dst(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "gat").backward_dst("score_dst")
+
+
+def gat_backward_src(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "gat").backward_src(lib, "gat", "score_src", "x")
+
+
+def attention(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "attention").forward()
+
+
+def attention_backward_dst(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "attention").backward_dst("query")
+
+
+def attention_backward_src(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "attention").backward_src(lib, "attention", "key", "value")
+
+
 CALLS = (
     build_csr,
     check_csr,
@@ -432,6 +586,15 @@ CALLS = (
     segment_extremum,
     divide_by_ties,
     segment_extremum_backward,
+    gatv2,
+    gatv2_backward_dst,
+    gatv2_backward_src,
+    gat,
+    gat_backward_dst,
+    gat_backward_src,
+    attention,
+    attention_backward_dst,
+    attention_backward_src,
 )
 # These take no tensor.
 NOT_CALLED = {"max_threads", "run_serially"}
@@ -455,7 +618,7 @@ def spoiled_tensor(draw: Draw, tensor: Tensor, may_shrink: bool) -> Any:
     kinds = ["object", "dtype", "more_dims", "fewer_dims", "grown", "gaps", "flipped"]
     if may_shrink and tensor.dim() and len(tensor):
         kinds += ["shrunk", "nothing"]
-    if tensor.dim() == 2:
+    if tensor.dim() >= 2:
         kinds += ["turned", "wider"]
     kind = draw.one_of(*kinds)
     if kind == "object":
@@ -469,7 +632,7 @@ def spoiled_tensor(draw: Draw, tensor: Tensor, may_shrink: bool) -> Any:
     if kind == "grown":
         return torch.cat([tensor, tensor[-1:]]) if len(tensor) else tensor.new_zeros(1)
     if kind == "gaps":
-        return tensor.repeat_interleave(2, 0)[::2]
+        return tensor.repeat_interleave(2, -1)[..., ::2]
     if kind == "flipped":
         if tensor.dtype == torch.bfloat16:
             return tensor[:, None]
@@ -480,7 +643,7 @@ def spoiled_tensor(draw: Draw, tensor: Tensor, may_shrink: bool) -> Any:
         return tensor[:0].clone()
     if kind == "wider":
         return torch.cat([tensor, tensor[:, :1]], 1) if tensor.shape[1] else tensor.new_zeros(1, 1)
-    return tensor.T
+    return tensor.transpose(0, -1)
 
 
 def spoiled(draw: Draw, function: str, call: Call, name: str) -> Any:
@@ -497,9 +660,10 @@ def spoiled(draw: Draw, function: str, call: Call, name: str) -> Any:
         info = torch.iinfo(value.dtype)
         changed[draw.number(0, value.numel() - 1)] = max(info.min, min(info.max, bad))
         return changed
-    # Only col_scale and the transpose tell how many rows x should have.
-    told = name != "x" or function == "segment_extremum_backward"
-    return spoiled_tensor(draw, value, told or call.get("col_scale") is not None)
+    # What says how many rows the gathered features should have, where they are not trusted.
+    tells = {"col_scale", "rowptr_t", "score_src", "value"}
+    told = name not in ("x", "x_src") or any(call.get(other) is not None for other in tells)
+    return spoiled_tensor(draw, value, told)
 
 
 def longs(values: Tensor | np.ndarray) -> Tensor:

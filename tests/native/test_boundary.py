@@ -8,9 +8,54 @@ import pytest
 import torch
 from torch import Tensor
 
-from .cases import make_graph, transpose
+from .cases import Sparse, make_graph, transpose
 
-WIDTH = 5
+WIDTH, HEADS = 5, 3
+
+
+def attention_calls(
+    graph: Sparse, matrix: dict[str, Any], matrix_t: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    src = torch.randn(graph.num_cols, HEADS, WIDTH)
+    dst = torch.randn(graph.num_rows, HEADS, WIDTH)
+    att, stats = torch.randn(1, HEADS, WIDTH), torch.randn(graph.num_rows, HEADS, 2)
+    score_src, score_dst = src[..., 0].contiguous(), dst[..., 0].contiguous()
+    options = {"slope": 0.2, "dropout": 0.5, "seed": 7}
+    additive = {"x_src": src, "x_dst": dst, "att": att, **options}
+    scores = {"x": src, "score_src": score_src, "score_dst": score_dst, **options}
+    products = {"query": dst, "key": src, "value": src.clone(), **options}
+    forward = {"out": dst.clone(), "stats": stats}
+    of_dst = {"stats": stats, "grad": dst.clone(), "delta": score_dst.clone()}
+    of_src = {"stats": stats, "delta": score_dst.clone(), "grad": dst.clone()}
+    return {
+        "gatv2": {**matrix, **additive, **forward},
+        "gatv2_backward_dst": {
+            **matrix,
+            **additive,
+            **of_dst,
+            "grad_dst": dst.clone(),
+            "grad_att": att.clone(),
+        },
+        "gatv2_backward_src": {**matrix_t, **additive, **of_src, "grad_src": src.clone()},
+        "gat": {**matrix, **scores, **forward},
+        "gat_backward_dst": {**matrix, **scores, **of_dst, "grad_score_dst": score_dst.clone()},
+        "gat_backward_src": {
+            **matrix_t,
+            **scores,
+            **of_src,
+            "grad_score_src": score_src.clone(),
+            "grad_x": src.clone(),
+        },
+        "attention": {**matrix, **products, **forward},
+        "attention_backward_dst": {**matrix, **products, **of_dst, "grad_query": dst.clone()},
+        "attention_backward_src": {
+            **matrix_t,
+            **products,
+            **of_src,
+            "grad_key": src.clone(),
+            "grad_value": src.clone(),
+        },
+    }
 
 
 def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
@@ -23,7 +68,8 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
     record = torch.zeros(graph.num_rows, WIDTH, dtype=torch.int32)
     weight = torch.randn(graph.num_edges)
     matrix = {"rowptr": rowptr, "col": col, "edge_id": edge_id}
-    return {
+    matrix_t = {"rowptr_t": rowptr_t, "col_t": col_t, "edge_id_t": edge_id_t}
+    return attention_calls(graph, matrix, matrix_t) | {
         "build_csr": {
             "row": graph.row,
             "col": graph.col,
@@ -73,9 +119,7 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
             "argument": None,
         },
         "segment_extremum_backward": {
-            "rowptr_t": rowptr_t,
-            "col_t": col_t,
-            "edge_id_t": edge_id_t,
+            **matrix_t,
             "weight": weight,
             "x": x,
             "out": out,
@@ -94,9 +138,19 @@ FUNCTIONS = (
     "sddmm",
     "segment_extremum",
     "segment_extremum_backward",
+    "gatv2",
+    "gatv2_backward_dst",
+    "gatv2_backward_src",
+    "gat",
+    "gat_backward_dst",
+    "gat_backward_src",
+    "attention",
+    "attention_backward_dst",
+    "attention_backward_src",
 )
 # Sizes are taken from these: what disagrees with them is reported instead.
 LEADING = {"row", "index", "col", "col_t", "rowptr", "rowptr_t", "x"}
+LEADING |= {"x_src", "x_dst", "score_dst", "query", "key"}
 LEADING_IN = {("segment_extremum_backward", "out")}
 STRIDED = {("build_csr", "row"), ("build_csr", "col"), ("check_csr", "ptr"), ("check_csr", "index")}
 
@@ -126,7 +180,7 @@ def test_wrong_tensors_are_named(best: Any, function: str) -> None:
         if name not in LEADING and (function, name) not in LEADING_IN:
             refused(name, grown, ValueError, rf"{name} must have shape \[")
         if (function, name) not in STRIDED:
-            gaps = value.repeat_interleave(2, 0)[::2]
+            gaps = value.repeat_interleave(2, -1)[..., ::2]
             refused(name, gaps, ValueError, rf"{name} must be contiguous, got shape \[")
     for name in ("x", "out", "grad", "ties", "argument", "grad_x"):
         value = arguments.get(name)
