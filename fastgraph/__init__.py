@@ -14,17 +14,21 @@ from typing import TYPE_CHECKING, Any
 from fastgraph import settings as _settings
 
 if TYPE_CHECKING:
+    from fastgraph.comparison.modules import compare
+    from fastgraph.comparison.result import Comparison
     from fastgraph.graph import Graph
     from fastgraph.inspection import is_accelerated
     from fastgraph.routing.state import disable, enable, enabled, is_enabled
     from fastgraph.routing.status import FallbackWarning, RouteRefusedError, Status
 
 __all__ = [
+    "Comparison",
     "FallbackWarning",
     "Graph",
     "RouteRefusedError",
     "Status",
     "clear_cache",
+    "compare",
     "disable",
     "enable",
     "enabled",
@@ -41,10 +45,12 @@ except PackageNotFoundError:  # running from a source tree that was not installe
 # Everything that needs torch is loaded on first use, so that `python -m fastgraph info` can report
 # a missing or broken torch.
 _LAZY = {
+    "Comparison": "fastgraph.comparison.result",
     "FallbackWarning": "fastgraph.routing.status",
     "Graph": "fastgraph.graph",
     "RouteRefusedError": "fastgraph.routing.status",
     "Status": "fastgraph.routing.status",
+    "compare": "fastgraph.comparison.modules",
     "disable": "fastgraph.routing.state",
     "enable": "fastgraph.routing.state",
     "enabled": "fastgraph.routing.state",
