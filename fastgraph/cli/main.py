@@ -26,8 +26,18 @@ _GROUP_HELP = """Run python programs with PyG's message passing replaced by fuse
   python -m fastgraph [OPTIONS] -c CODE [ARGS]...
   python -m fastgraph [OPTIONS] - [ARGS]...
 
-These are short for the command `run`, which lists the options. A script whose name is that of a
+  python -m fastgraph compare [OPTIONS] {SCRIPT | -m MODULE | -c CODE} [ARGS]...
+
+The first are short for the command `run`, which lists the options. A script whose name is that of a
 command is run as ./NAME.
+"""
+
+
+_COMPARE_HELP = """Run a python program plain and with fastgraph, and compare.
+
+Both run in fresh processes with the same seed for torch, numpy and random. Everything after the
+script (or after -m MODULE or -c CODE) belongs to the program. Times are from one optimizer step to
+the next, without the first ones; losses are those whose backward() was called.
 """
 
 
@@ -123,6 +133,51 @@ def run(
         raise click.UsageError("Missing a script, -m MODULE, -c CODE or - for stdin.", ctx)
     # A flag that is not given leaves the choice to the environment.
     return target, runner.Options(report, backend, strict or None, min_edges)
+
+
+@cli.command(cls=_RunCommand, help=_COMPARE_HELP)
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=1, metavar="N", help="Run each way N times."
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=2),
+    default=5,
+    metavar="N",
+    help="Seeds on each side where attention dropout is active (default: 5).",
+)
+@click.option("--seed", type=int, default=0, metavar="N", help="Seed of both (default: 0).")
+@click.option("--html", type=click.Path(dir_okay=False), help="Write a page with plots there.")
+@click.option("--backend", metavar="NAME", help="Use one backend for everything.")
+@click.option("--strict", is_flag=True, help="Fail where a layer that has a route cannot take it.")
+@click.option(
+    "--min-edges",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Leave graphs with fewer edges to upstream.",
+)
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    repeats: int,
+    seeds: int,
+    seed: int,
+    html: str | None,
+    backend: str | None,
+    strict: bool,
+    min_edges: int | None,
+) -> int:
+    """Run a program both ways and print what differs."""
+    target = ctx.meta[_TARGET]
+    if target is None:
+        raise click.UsageError("Missing a script, -m MODULE or -c CODE.", ctx)
+    if target.kind == "stdin":
+        raise click.UsageError("A program from stdin cannot be run twice: give a script.", ctx)
+    from fastgraph.cli.compare import compare_program
+    from fastgraph.comparison.scripts import Plan
+
+    options = runner.Options(False, backend, strict or None, min_edges)
+    return compare_program(Plan(target, options, repeats, seeds, seed), html)
 
 
 @cli.command()

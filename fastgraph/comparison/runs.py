@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fastgraph.comparison.dropout import drops_attention
 from fastgraph.comparison.values import is_differentiable, map_tensors, named_tensors, to_double
 from fastgraph.routing.state import SWITCH, enabled
 
@@ -184,14 +185,7 @@ def check_module(module: object) -> None:
 
 def attention_dropout(module: nn.Module) -> list[str]:
     """Attention layers whose dropout is active; their random stream differs from upstream's."""
-    return [
-        name
-        for name, layer in module.named_modules()
-        if layer.training
-        and hasattr(layer, "heads")
-        and isinstance(rate := getattr(layer, "dropout", None), (int, float))
-        and rate > 0
-    ]
+    return [name for name, layer in module.named_modules() if drops_attention(layer)]
 
 
 def _precision(double: bool) -> torch.autocast | nullcontext[None]:

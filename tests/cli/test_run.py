@@ -128,8 +128,8 @@ def test_endings_of_other_forms(tmp_path: Path) -> None:
     ("words", "code"),
     [
         (("missing.py", "--report"), 2),
-        (("sub/compare",), 2),
-        (("compare",), 2),
+        (("sub/nothing",), 2),
+        (("nothing",), 2),
         (("empty",), 1),
         (("-m", "nothing_of_this_name"), 1),
         (("-m", "package.nothing"), 1),
@@ -141,9 +141,10 @@ def test_missing_programs(project: Path, words: tuple[str, ...], code: int) -> N
 
 
 def test_file_whose_name_has_no_suffix(project: Path) -> None:
-    (project / "compare").write_text(SHOW)
-    (project / "info").write_text(SHOW)
-    assert_same(project, "compare", "x")
+    for name in ("program", "compare", "info"):
+        (project / name).write_text(SHOW)
+    assert_same(project, "program", "x")
+    assert_same(project, "./compare", "x")
     assert_same(project, "./info", "x")
 
 
