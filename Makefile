@@ -28,8 +28,8 @@ $(VENV)/installed: pyproject.toml CMakeLists.txt $(shell find fastgraph/csrc -ty
 	$(BIN)/pip install --quiet --editable ".[test]"
 	touch $@
 
-demo: install ## train GCN and GraphSAGE with and without fastgraph, side by side
-	$(BIN)/python examples/demo.py $(DEMO_ARGS)
+demo: install ## train five models with and without fastgraph; leaves build/demo.html
+	$(BIN)/python examples/demo.py --html build/demo.html $(DEMO_ARGS)
 
 test: install ## run the tests
 	$(PYTEST) tests

@@ -1,121 +1,61 @@
-"""Runs the unmodified training scripts plain and under fastgraph and compares them.
+"""Compares the unmodified training scripts with themselves under fastgraph.
 
-Every run is a fresh process with the same seed::
+Every run is a fresh process with the same seed; a page with plots is written on request::
 
-    python examples/demo.py --dataset Planetoid:Cora --root data
+    python examples/demo.py --dataset Planetoid:Cora --root data --html demo.html
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import subprocess
 import sys
-import tempfile
-from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
+
+from fastgraph.cli.runner import Target
+from fastgraph.comparison.report import check_report, write_report
+from fastgraph.comparison.scripts import Plan, RunError, ScriptComparison, compare_script
+from fastgraph.comparison.tables import duration, findings, print_failure, size, status_of
 
 EXAMPLES = Path(__file__).resolve().parent
-# Enough to see the loss fall, few enough for the plain runs to end in a minute or two.
-SCRIPTS = {"gcn.py": 12, "sage.py": 12}
-STDERR_LINES = 20
+# Enough to see the loss fall, few enough for all runs together to end in two or three minutes.
+SCRIPTS = {"gcn.py": 6, "sage.py": 4, "gatv2.py": 3, "gat.py": 3, "transformer.py": 3}
 
-_EPOCH = re.compile(r"Epoch: (\d+),")
-_SUMMARY = re.compile(r"Median epoch time: (\S+)s, Final loss: (\S+), Test accuracy: (\S+)")
+_ACCURACY = re.compile(r"Test accuracy: (\S+)")
 
 
-class RunError(Exception):
-    """A child process ended with an error, or without the summary line."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one training run reported."""
-
-    seconds: float
-    peak_bytes: int
-    loss: float
-    accuracy: float
-    report: str
-
-
-def run_script(command: list[str], progress: Progress, description: str, epochs: int) -> Result:
-    """Runs one training script and follows its epochs.
-
-    Raises:
-        RunError: it ended with another exit code than 0, or printed no summary; the message holds
-            the command, the exit code and the end of its stderr.
-    """
-    task = progress.add_task(description, total=epochs)
-    summary = None
-    report: list[str] = []
-    # stderr goes to a file: a pipe that is not read while stdout is could fill up and block.
-    with tempfile.TemporaryFile("w+", errors="replace") as stderr:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=stderr, text=True, errors="replace"
-        )
-        assert process.stdout is not None
-        try:
-            with process.stdout:
-                for line in process.stdout:
-                    if found := _EPOCH.match(line):
-                        progress.update(task, completed=int(found[1]))
-                    elif found := _SUMMARY.match(line):
-                        summary = found
-                    else:
-                        report.append(line)
-            # wait4 gives the peak memory of this child alone.
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-        finally:
-            if process.returncode is None:
-                process.kill()
-                process.wait()
-        stderr.seek(0)
-        errors = "".join(deque(stderr, STDERR_LINES))
-    if process.returncode != 0 or summary is None:
-        ending = f"exit code {process.returncode}"
-        if process.returncode == 0:
-            ending += ", no line with the median epoch time"
-        raise RunError(f"{' '.join(command)}\n{ending}; the end of its stderr:\n{errors}")
-    unit = 1 if sys.platform == "darwin" else 1024
-    seconds, loss, accuracy = map(float, summary.groups())
-    # The report may be written to either stream.
-    text = "".join(report) or errors
-    return Result(seconds, usage.ru_maxrss * unit, loss, accuracy, text)
-
-
-def comparison(results: dict[str, tuple[Result, Result]]) -> Table:
-    """The table of (plain, fastgraph) results by script."""
+def comparison(results: list[ScriptComparison]) -> Table:
+    """The table of both sides of all scripts."""
     table = Table(
         title="Time per epoch, peak memory, final loss and test accuracy",
-        box=box.SIMPLE,
-        pad_edge=False,
+        box=None,
+        padding=(0, 2, 0, 0),
     )
     for column in ("script", "run"):
         table.add_column(column, no_wrap=True)
     for column in ("epoch", "faster", "memory", "less", "loss", "acc."):
         table.add_column(column, justify="right", no_wrap=True)
-    for script, (plain, fast) in results.items():
-        for name, result in (("plain", plain), ("fastgraph", fast)):
-            speed_up = f"{plain.seconds / max(result.seconds, 1e-9):.1f}x"
-            ratio = f"{plain.peak_bytes / result.peak_bytes:.1f}x"
+    for found in results:
+        plain, fast = found.step_seconds("plain"), found.step_seconds("fastgraph")
+        faster = f"{plain / fast:.1f}x" if plain and fast else ""
+        less = f"{found.peak_bytes('plain') / found.peak_bytes('fastgraph'):.1f}x"
+        for side in ("plain", "fastgraph"):
+            run = found.of(side)[0]
+            accuracy = _ACCURACY.findall(run.output)
             table.add_row(
-                script if result is plain else "",
-                name,
-                f"{result.seconds:.3f} s",
-                "" if result is plain else speed_up,
-                f"{result.peak_bytes / 2**30:.2f} GiB",
-                "" if result is plain else ratio,
-                f"{result.loss:.5f}",
-                f"{result.accuracy:.4f}",
+                found.title if side == "plain" else "",
+                side,
+                duration(found.step_seconds(side)),
+                "" if side == "plain" else faster,
+                size(found.peak_bytes(side)),
+                "" if side == "plain" else less,
+                f"{run.losses[-1]:.5f}",
+                accuracy[-1] if accuracy else "",
             )
         table.add_section()
     return table
@@ -129,9 +69,13 @@ def main() -> int:
     chosen = ", ".join(f"{count} for {script}" for script, count in SCRIPTS.items())
     parser.add_argument("--epochs", type=int, help=f"epochs of every run (default: {chosen})")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots there")
     arguments = parser.parse_args()
     if arguments.epochs is not None and arguments.epochs < 1:
         parser.error(f"--epochs: expected at least 1, got {arguments.epochs}")
+    if arguments.html is not None:
+        arguments.html.absolute().parent.mkdir(parents=True, exist_ok=True)
+        check_report(arguments.html)
 
     console = Console()
     options = ["--dataset", arguments.dataset]
@@ -144,33 +88,25 @@ def main() -> int:
         console.print(f"Loading the dataset failed with exit code {code}.", style="bold red")
         return 1
 
-    results: dict[str, tuple[Result, Result]] = {}
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
+    results: list[ScriptComparison] = []
     try:
-        with Progress(*columns, console=console) as progress:
-            for script, default_epochs in SCRIPTS.items():
-                epochs = arguments.epochs or default_epochs
-                call = [str(EXAMPLES / script), *options]
-                call += ["--epochs", str(epochs), "--seed", str(arguments.seed)]
-                fast_call = ["-m", "fastgraph", "--report", *call]
-                plain = run_script([sys.executable, *call], progress, f"python {script}", epochs)
-                fast = run_script(
-                    [sys.executable, *fast_call], progress, f"python -m fastgraph {script}", epochs
-                )
-                results[script] = plain, fast
+        for script, default_epochs in SCRIPTS.items():
+            words = [*options, "--epochs", str(arguments.epochs or default_epochs)]
+            words += ["--seed", str(arguments.seed)]
+            plan = Plan(Target("script", str(EXAMPLES / script), words), name=script)
+            with console.status(script) as status:
+                results.append(compare_script(plan, status.update))
+            console.print(f"{script}:", style="bold")
+            for sentence in findings(results[-1]):
+                console.print(Text(f"  {sentence}"), soft_wrap=True)
+            console.print(Text(str(status_of(results[-1].status)).rstrip()), soft_wrap=True)
     except RunError as error:
-        console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+        print_failure(error.run, console)
         return 1
-    for script, (_, fast) in results.items():
-        if fast.report.strip():
-            console.print(f"fastgraph's report on {script}:", style="bold")
-            console.print(fast.report.rstrip(), markup=False, highlight=False)
     console.print(comparison(results))
+    if arguments.html is not None:
+        write_report(arguments.html, results)
+        console.print(f"Plots and details: {arguments.html}", highlight=False, soft_wrap=True)
     return 0
 
 

@@ -206,7 +206,7 @@ class Plan:
         repeats: runs of each side, in alternating order.
         seeds: seeds on each side where attention dropout is active.
         seed: for torch, numpy and random, before the program starts.
-        python: command that starts python.
+        name: what to call the program; by default it is its command line.
     """
 
     target: runner.Target
@@ -214,11 +214,13 @@ class Plan:
     repeats: int = 1
     seeds: int = 5
     seed: int = 0
-    python: tuple[str, ...] = (sys.executable,)
+    name: str = ""
 
     @property
     def title(self) -> str:
-        """The program and its arguments, as on a command line."""
+        """The name of the program, or the program and its arguments."""
+        if self.name:
+            return self.name
         first = {"module": ["-m", self.target.value], "code": ["-c", self.target.value]}
         words = first.get(self.target.kind, [self.target.value])
         return shlex.join([*words, *self.target.arguments])
@@ -281,7 +283,7 @@ def run_once(plan: Plan, side: Side, shift: int, progress: Callable[[str], None]
         events, output = Path(folder, "events.jsonl"), Path(folder, "output.txt")
         events.touch()
         order = Order(str(events), plan.seed + shift, shift, plan.target, plan.options)
-        command = [*plan.python, "-m", "fastgraph.comparison.child", order.to_json()]
+        command = [sys.executable, "-m", "fastgraph.comparison.child", order.to_json()]
         start = time.perf_counter()
         with output.open("wb") as stream, _child(command, side, stream) as process:
             while True:

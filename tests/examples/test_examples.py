@@ -178,7 +178,7 @@ runpy.run_path(script, run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("script", ["gcn.py", "sage.py"])
+@pytest.mark.parametrize("script", ["gcn.py", "gatv2.py"])
 def test_training_scripts(script: str, corpus: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", _RUN, str(EXAMPLES), str(corpus), str(EXAMPLES / script)]
     command += ["--root", str(tmp_path / "cache"), "--epochs", "2", "--hidden-channels", "8"]
@@ -189,14 +189,37 @@ def test_training_scripts(script: str, corpus: Path, tmp_path: Path) -> None:
     assert lines[-1].startswith("Median epoch time: ")
 
 
+def test_demo_compares_all_scripts(tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    command = [sys.executable, "-c", _RUN, str(EXAMPLES), str(tmp_path / "corpus")]
+    code = "def f():\n    return g()\ndef g():\n    return f()\n"
+    for package in ("first", "second"):
+        for module in "abc":
+            (tmp_path / "corpus" / package).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "corpus" / package / f"{module}.py").write_text(code)
+    load = [*command, str(EXAMPLES / "data_loading.py"), "--root", str(root)]
+    subprocess.run(load, check=True, capture_output=True)
+
+    page = tmp_path / "pages" / "demo.html"
+    demo = [sys.executable, str(EXAMPLES / "demo.py"), "--root", str(root), "--epochs", "4"]
+    done = subprocess.run([*demo, "--html", str(page)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = done.stdout[done.stdout.index("Time per epoch") :].splitlines()
+    rows = [line.split() for line in table]
+    for script in ("gcn.py", "sage.py", "gatv2.py", "gat.py", "transformer.py"):
+        position = next(i for i, row in enumerate(rows) if row[:2] == [script, "plain"])
+        plain, fast = rows[position], rows[position + 1]
+        assert fast[0] == "fastgraph"
+        assert plain[-1] == fast[-1], script  # accuracy
+        assert float(plain[-2]) == pytest.approx(float(fast[-2]), abs=2e-5), script  # loss
+        assert script in page.read_text()
+
+
 def test_demo_shows_why_a_run_failed(tmp_path: Path) -> None:
-    from rich.progress import Progress
-
-    import demo
-
-    script = tmp_path / "fails.py"
-    script.write_text("import sys\nprint('the reason', file=sys.stderr)\nsys.exit(3)\n")
-    with Progress(disable=True) as progress, pytest.raises(demo.RunError) as caught:
-        demo.run_script([sys.executable, str(script)], progress, "fails", 1)
-    assert "exit code 3" in str(caught.value)
-    assert "the reason" in str(caught.value)
+    demo = [sys.executable, str(EXAMPLES / "demo.py"), "--dataset", "Nothing:of-this-name"]
+    done = subprocess.run(
+        [*demo, "--root", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "Nothing" in done.stderr
+    assert "Loading the dataset failed with exit code 2" in done.stdout
