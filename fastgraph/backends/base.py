@@ -15,22 +15,29 @@ the signatures of their kernels:
 ``segment_reduce_backward(graph, grad, x, weight, out, record, transpose, ties) -> grad_x``
 
 The attention operators take contiguous ``[nodes, heads, channels]`` tensors, of which those of the
-aggregating nodes are called ``dst`` or query, and end with ``dropout`` (a rate) and ``seed`` (an
-int). An edge is kept where the first word of Philox4x32-10 for the key ``seed`` and the counter
-``(edge, head, 0, 0)`` is at least ``dropout * 2^32``; edges are numbered as the caller gave them.
-``stats`` (accumulating dtype, ``[nodes, heads, 2]``) holds the largest score and the inverse sum of
-exponentials of each aggregating node and head, zeros for one without edges.
+aggregating nodes are called ``dst`` or query; what edges carry may be ``None``. ``dropout`` is a
+rate and ``seed`` an int: an edge is kept where the first word of Philox4x32-10 for the key ``seed``
+and the counter ``(edge, head, 0, 0)`` is at least ``dropout * 2^32``. Edges are numbered as the
+caller gave them. ``stats`` (accumulating dtype, ``[nodes, heads, 2]``) holds the largest score and
+the inverse sum of exponentials of each aggregating node and head, zeros for one without edges.
+``alpha`` are the softmax weights with dropout, ``[E, heads]``, or ``[0, heads]`` where ``weights``
+is false.
 
-``gatv2(graph, x_src, x_dst, att, transpose, slope, dropout, seed) -> (out, stats)``
-    The score of an edge is ``<att, leaky_relu(x_src + x_dst, slope)>``; ``att`` is ``[1, heads,
-    channels]``.
-``gat(graph, x, score_src, score_dst, transpose, slope, dropout, seed) -> (out, stats)``
-    The score is ``leaky_relu(score_src + score_dst, slope)``, from ``[nodes, heads]``.
-``attention(graph, query, key, value, transpose, scale, dropout, seed) -> (out, stats)``
-    The score is ``scale * <query, key>``.
+``gatv2(graph, x_src, x_dst, att, edge, weight_edge, transpose, slope, dropout, seed, weights)``
+    -> ``(out, stats, alpha)``. The score of an edge is ``<att, leaky_relu(z, slope)>``, where ``z``
+    is ``x_src + x_dst + edge @ weight_edge[head]``; ``att`` is ``[1, heads, channels]``, ``edge``
+    ``[E, edge_dim]`` and ``weight_edge`` ``[heads, edge_dim, channels]``.
+``gat(graph, x, score_src, score_dst, score_edge, transpose, slope, dropout, seed, weights)``
+    -> ``(out, stats, alpha)``. The score is ``leaky_relu(score_src + score_dst + score_edge,
+    slope)``, from ``[nodes, heads]`` and ``[E, heads]``.
+``attention(graph, query, key, value, edge, transpose, scale, dropout, seed, weights)``
+    -> ``(out, stats, alpha)``. The channels of ``edge`` ``[E, edge_dim]`` follow those of the key
+    and of the value of each head, so that ``query`` and ``out`` have ``channels + edge_dim`` of
+    them. The score is ``scale * <query, (key, edge)>``.
 ``gatv2_backward``, ``gat_backward``, ``attention_backward``
-    Take ``(graph, grad, <three tensors>, stats, <the options>)`` and return the gradients of
-    the three tensors.
+    Take ``(graph, grad, grad_alpha, <the tensors>, stats, <the options without weights>)``, where
+    ``grad_alpha`` is ``None`` if there was no ``alpha``, and return a gradient for each of the
+    tensors, ``None`` for those that are ``None``.
 """
 
 from __future__ import annotations

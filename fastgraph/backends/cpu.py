@@ -109,126 +109,79 @@ def _segment_reduce_backward(
     return grad_x
 
 
-def _softmax_results(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Empty output and statistics of an attention operator, like a tensor of aggregating nodes."""
-    stats = rows.new_empty(*rows.shape[:2], 2, dtype=accumulator(rows.dtype))
-    return torch.empty_like(rows), stats
+class _Attention:
+    """The kernels of an attention operator.
+
+    Args:
+        name: of the operator and of its native functions.
+        rows: the position of the tensor of the aggregating nodes among the inputs.
+        by_dst: positions of the inputs whose gradients the pass over destinations writes; those of
+            the others come from the pass over sources.
+        per_edge: positions of inputs ``[E, channels]`` to whose gradients all heads add.
+    """
+
+    def __init__(
+        self, name: str, rows: int, by_dst: tuple[int, ...], per_edge: tuple[int, ...] = ()
+    ) -> None:
+        self._name, self._rows, self._by_dst, self._per_edge = name, rows, by_dst, per_edge
+
+    def forward(self, graph: Graph, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        *inputs, transpose, option, dropout, seed, weights = given
+        rows = inputs[self._rows]
+        heads = rows.shape[1]
+        # gat knows the aggregating nodes by their scores alone.
+        out = rows.new_empty(*rows.shape[:2], *(rows if rows.dim() == 3 else inputs[0]).shape[2:])
+        stats = rows.new_empty(*rows.shape[:2], 2, dtype=accumulator(rows.dtype))
+        alpha = rows.new_empty(graph.num_edges if weights else 0, heads)
+        getattr(native.library(), self._name)(
+            *graph.grouped(transpose=transpose),
+            *inputs,
+            option,
+            dropout,
+            seed,
+            out,
+            stats,
+            alpha if weights else None,
+        )
+        return out, stats, alpha
+
+    def backward(
+        self, graph: Graph, grad: Tensor, grad_alpha: Tensor | None, *given: Any
+    ) -> tuple[Tensor | None, ...]:
+        *inputs, stats, transpose, option, dropout, seed = given
+        gradients = [
+            None if tensor is None else self._empty_gradient(position, tensor)
+            for position, tensor in enumerate(inputs)
+        ]
+        delta = stats.new_empty(stats.shape[:2])
+        arguments = (*inputs, option, dropout, seed, stats, grad, grad_alpha, delta)
+        by_dst = [gradients[i] for i in self._by_dst]
+        by_src = [g for i, g in enumerate(gradients) if i not in self._by_dst]
+        rows, cols = (graph.grouped(transpose=t) for t in (transpose, not transpose))
+        library = native.library()
+        getattr(library, f"{self._name}_backward_dst")(*rows, *arguments, *by_dst)
+        getattr(library, f"{self._name}_backward_src")(*cols, *arguments, *by_src)
+        return tuple(None if g is None else g.to(grad.dtype) for g in gradients)
+
+    def _empty_gradient(self, position: int, tensor: Tensor) -> Tensor:
+        if position in self._per_edge:
+            return torch.zeros_like(tensor, dtype=accumulator(tensor.dtype))
+        return torch.empty_like(tensor)
 
 
-def _gatv2(
-    graph: Graph,
-    x_src: Tensor,
-    x_dst: Tensor,
-    att: Tensor,
-    transpose: bool,
-    slope: float,
-    dropout: float,
-    seed: int,
-) -> tuple[Tensor, Tensor]:
-    out, stats = _softmax_results(x_dst)
-    rows = graph.grouped(transpose=transpose)
-    native.library().gatv2(*rows, x_src, x_dst, att, slope, dropout, seed, out, stats)
-    return out, stats
-
-
-def _gatv2_backward(
-    graph: Graph,
-    grad: Tensor,
-    x_src: Tensor,
-    x_dst: Tensor,
-    att: Tensor,
-    stats: Tensor,
-    transpose: bool,
-    *options: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    grad_src, grad_dst, grad_att = (torch.empty_like(t) for t in (x_src, x_dst, att))
-    rows, cols = (graph.grouped(transpose=t) for t in (transpose, not transpose))
-    inputs = (x_src, x_dst, att, *options, stats)
-    delta = stats.new_empty(stats.shape[:2])
-    native.library().gatv2_backward_dst(*rows, *inputs, grad, delta, grad_dst, grad_att)
-    native.library().gatv2_backward_src(*cols, *inputs, delta, grad, grad_src)
-    return grad_src, grad_dst, grad_att
-
-
-def _gat(
-    graph: Graph,
-    x: Tensor,
-    score_src: Tensor,
-    score_dst: Tensor,
-    transpose: bool,
-    slope: float,
-    dropout: float,
-    seed: int,
-) -> tuple[Tensor, Tensor]:
-    out, stats = _softmax_results(x.new_empty(score_dst.shape[0], *x.shape[1:]))
-    rows = graph.grouped(transpose=transpose)
-    native.library().gat(*rows, x, score_src, score_dst, slope, dropout, seed, out, stats)
-    return out, stats
-
-
-def _gat_backward(
-    graph: Graph,
-    grad: Tensor,
-    x: Tensor,
-    score_src: Tensor,
-    score_dst: Tensor,
-    stats: Tensor,
-    transpose: bool,
-    *options: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    grad_x, grad_src, grad_dst = (torch.empty_like(t) for t in (x, score_src, score_dst))
-    rows, cols = (graph.grouped(transpose=t) for t in (transpose, not transpose))
-    inputs = (x, score_src, score_dst, *options, stats)
-    delta = stats.new_empty(stats.shape[:2])
-    native.library().gat_backward_dst(*rows, *inputs, grad, delta, grad_dst)
-    native.library().gat_backward_src(*cols, *inputs, delta, grad, grad_src, grad_x)
-    return grad_x, grad_src, grad_dst
-
-
-def _attention(
-    graph: Graph,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    transpose: bool,
-    scale: float,
-    dropout: float,
-    seed: int,
-) -> tuple[Tensor, Tensor]:
-    out, stats = _softmax_results(query)
-    rows = graph.grouped(transpose=transpose)
-    native.library().attention(*rows, query, key, value, scale, dropout, seed, out, stats)
-    return out, stats
-
-
-def _attention_backward(
-    graph: Graph,
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    stats: Tensor,
-    transpose: bool,
-    *options: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    grad_query, grad_key, grad_value = (torch.empty_like(t) for t in (query, key, value))
-    rows, cols = (graph.grouped(transpose=t) for t in (transpose, not transpose))
-    inputs = (query, key, value, *options, stats)
-    delta = stats.new_empty(stats.shape[:2])
-    native.library().attention_backward_dst(*rows, *inputs, grad, delta, grad_query)
-    native.library().attention_backward_src(*cols, *inputs, delta, grad, grad_key, grad_value)
-    return grad_query, grad_key, grad_value
-
+_GATV2 = _Attention("gatv2", rows=1, by_dst=(1, 2, 3, 4), per_edge=(3,))
+_GAT = _Attention("gat", rows=2, by_dst=(2, 3))
+_ATTENTION = _Attention("attention", rows=0, by_dst=(0, 3), per_edge=(3,))
 
 _KERNELS: dict[str, Callable[..., Any]] = {
     "spmm": _spmm,
     "sddmm": _sddmm,
     "segment_reduce": _segment_reduce,
     "segment_reduce_backward": _segment_reduce_backward,
-    "gatv2": _gatv2,
-    "gatv2_backward": _gatv2_backward,
-    "gat": _gat,
-    "gat_backward": _gat_backward,
-    "attention": _attention,
-    "attention_backward": _attention_backward,
+    "gatv2": _GATV2.forward,
+    "gatv2_backward": _GATV2.backward,
+    "gat": _GAT.forward,
+    "gat_backward": _GAT.backward,
+    "attention": _ATTENTION.forward,
+    "attention_backward": _ATTENTION.backward,
 }

@@ -6,7 +6,8 @@ they also serve as the second derivative of the fused kernels.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from torch.nn.functional import leaky_relu
 
 from fastgraph.backends.base import OPERATORS, Kernel
 from fastgraph.graph import Graph
+
+Results = tuple[Tensor, Tensor, Tensor]
+Gradients = tuple[Tensor | None, ...]
 
 
 class ReferenceBackend:
@@ -143,20 +147,27 @@ class Attention(NamedTuple):
     aggregating: Tensor
     stats: Tensor
 
-    def combine(self, value: Tensor) -> Tensor:
-        """The weighted sum of the gathered nodes' values, ``[nodes, heads, channels]``."""
-        message = (self.keep * self.weight).unsqueeze(-1) * value[self.gathered]
-        out = message.new_zeros(self.stats.shape[0], *value.shape[1:])
-        return out.index_add(0, self.aggregating, message)
+    @property
+    def alpha(self) -> Tensor:
+        """The weights with dropout, ``[E, heads]``."""
+        return self.keep * self.weight
 
-    def gradients(self, grad: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of the scores, ``[E, heads]``, and of ``value``, given that of the output."""
+    def combine(self, value: Tensor) -> Tensor:
+        """The weighted sum of the edges' values ``[E, heads, channels]`` at each node."""
+        return self.sum_at(self.aggregating, self.alpha.unsqueeze(-1) * value, self.stats.shape[0])
+
+    def gradients(
+        self, grad: Tensor, grad_alpha: Tensor | None, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of the scores and of the edges' values, given those of output and weights."""
         message = grad[self.aggregating]
-        product = self.keep * (message * value[self.gathered]).sum(-1)
+        product = (message * value).sum(-1)
+        if grad_alpha is not None:
+            product = product + grad_alpha
+        product = self.keep * product
         delta = self.sum_at(self.aggregating, self.weight * product, self.stats.shape[0])
         grad_score = self.weight * (product - delta[self.aggregating])
-        grad_message = (self.keep * self.weight).unsqueeze(-1) * message
-        return grad_score, self.sum_at(self.gathered, grad_message, value.shape[0])
+        return grad_score, self.alpha.unsqueeze(-1) * message
 
     @staticmethod
     def sum_at(node: Tensor, edges: Tensor, num_nodes: int) -> Tensor:
@@ -222,23 +233,33 @@ def philox(seed: int, num_edges: int, heads: int, device: torch.device) -> Tenso
     return counters[0]
 
 
-def _widened(*tensors: Tensor) -> list[Tensor]:
-    return [t.to(accumulator(t.dtype)) for t in tensors]
+def _widened(*tensors: Tensor | None) -> list[Any]:
+    return [None if t is None else t.to(accumulator(t.dtype)) for t in tensors]
+
+
+def _results(softmax: Attention, value: Tensor, dtype: torch.dtype, weights: bool) -> Results:
+    alpha = softmax.alpha if weights else softmax.weight.new_empty(0, softmax.weight.shape[1])
+    return softmax.combine(value).to(dtype), softmax.stats, alpha.to(dtype)
+
+
+def _narrowed(like: Tensor, *gradients: Tensor | None) -> Gradients:
+    return tuple(None if t is None else t.to(like.dtype) for t in gradients)
 
 
 def _additive(
     graph: Graph,
-    x_src: Tensor,
-    x_dst: Tensor,
-    att: Tensor,
+    tensors: Sequence[Any],
     transpose: bool,
     slope: float,
     dropout: float,
     seed: int,
 ) -> tuple[Attention, Tensor]:
     """The softmax, and the sums within the non-linearity, ``[E, heads, channels]``."""
+    x_src, x_dst, att, edge, weight_edge = tensors
     nodes = endpoints(graph, transpose)
     z = x_src[nodes[0]] + x_dst[nodes[1]]
+    if edge is not None:
+        z = z + torch.einsum("ed,hdc->ehc", edge, weight_edge)
     score = (leaky_relu(z, slope) * att).sum(-1)
     return attend(score, nodes, dropout, seed), z
 
@@ -248,51 +269,64 @@ def gatv2(
     x_src: Tensor,
     x_dst: Tensor,
     att: Tensor,
+    edge: Tensor | None,
+    weight_edge: Tensor | None,
     transpose: bool,
     slope: float,
     dropout: float,
     seed: int,
-) -> tuple[Tensor, Tensor]:
-    wide_src, wide_dst, wide_att = _widened(x_src, x_dst, att)
-    softmax, _ = _additive(graph, wide_src, wide_dst, wide_att, transpose, slope, dropout, seed)
-    return softmax.combine(wide_src).to(x_src.dtype), softmax.stats
+    weights: bool,
+) -> Results:
+    wide = _widened(x_src, x_dst, att, edge, weight_edge)
+    softmax, _ = _additive(graph, wide, transpose, slope, dropout, seed)
+    return _results(softmax, wide[0][softmax.gathered], x_src.dtype, weights)
 
 
 def gatv2_backward(
     graph: Graph,
     grad: Tensor,
+    grad_alpha: Tensor | None,
     x_src: Tensor,
     x_dst: Tensor,
     att: Tensor,
+    edge: Tensor | None,
+    weight_edge: Tensor | None,
     stats: Tensor,
     transpose: bool,
     slope: float,
     dropout: float,
     seed: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = x_src.dtype
-    grad, x_src, x_dst, att = _widened(grad, x_src, x_dst, att)
-    softmax, z = _additive(graph, x_src, x_dst, att, transpose, slope, dropout, seed)
-    grad_score, grad_value = softmax.gradients(grad, x_src)
+) -> Gradients:
+    like = x_src
+    grad, grad_alpha = _widened(grad, grad_alpha)
+    wide = x_src, x_dst, att, edge, weight_edge = _widened(x_src, x_dst, att, edge, weight_edge)
+    softmax, z = _additive(graph, wide, transpose, slope, dropout, seed)
+    grad_score, grad_value = softmax.gradients(grad, grad_alpha, x_src[softmax.gathered])
     grad_z = grad_score.unsqueeze(-1) * att * torch.where(z > 0, torch.ones_like(z), slope)
-    grad_src = grad_value + softmax.sum_at(softmax.gathered, grad_z, x_src.shape[0])
+    grad_src = softmax.sum_at(softmax.gathered, grad_value + grad_z, x_src.shape[0])
     grad_dst = softmax.sum_at(softmax.aggregating, grad_z, x_dst.shape[0])
     grad_att = (grad_score.unsqueeze(-1) * leaky_relu(z, slope)).sum(0, keepdim=True)
-    return grad_src.to(dtype), grad_dst.to(dtype), grad_att.to(dtype)
+    grad_edge = grad_weight = None
+    if edge is not None:
+        grad_edge = torch.einsum("ehc,hdc->ed", grad_z, weight_edge)
+        grad_weight = torch.einsum("ehc,ed->hdc", grad_z, edge)
+    return _narrowed(like, grad_src, grad_dst, grad_att, grad_edge, grad_weight)
 
 
 def _from_scores(
     graph: Graph,
-    score_src: Tensor,
-    score_dst: Tensor,
+    scores: Sequence[Any],
     transpose: bool,
     slope: float,
     dropout: float,
     seed: int,
 ) -> tuple[Attention, Tensor]:
     """The softmax, and the sums within the non-linearity, ``[E, heads]``."""
+    score_src, score_dst, score_edge = scores
     nodes = endpoints(graph, transpose)
     z = score_src[nodes[0]] + score_dst[nodes[1]]
+    if score_edge is not None:
+        z = z + score_edge
     return attend(leaky_relu(z, slope), nodes, dropout, seed), z
 
 
@@ -301,50 +335,66 @@ def gat(
     x: Tensor,
     score_src: Tensor,
     score_dst: Tensor,
+    score_edge: Tensor | None,
     transpose: bool,
     slope: float,
     dropout: float,
     seed: int,
-) -> tuple[Tensor, Tensor]:
-    value, wide_src, wide_dst = _widened(x, score_src, score_dst)
-    softmax, _ = _from_scores(graph, wide_src, wide_dst, transpose, slope, dropout, seed)
-    return softmax.combine(value).to(x.dtype), softmax.stats
+    weights: bool,
+) -> Results:
+    value, *scores = _widened(x, score_src, score_dst, score_edge)
+    softmax, _ = _from_scores(graph, scores, transpose, slope, dropout, seed)
+    return _results(softmax, value[softmax.gathered], x.dtype, weights)
 
 
 def gat_backward(
     graph: Graph,
     grad: Tensor,
+    grad_alpha: Tensor | None,
     x: Tensor,
     score_src: Tensor,
     score_dst: Tensor,
+    score_edge: Tensor | None,
     stats: Tensor,
     transpose: bool,
     slope: float,
     dropout: float,
     seed: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = x.dtype
-    grad, x, score_src, score_dst = _widened(grad, x, score_src, score_dst)
-    softmax, z = _from_scores(graph, score_src, score_dst, transpose, slope, dropout, seed)
-    grad_score, grad_x = softmax.gradients(grad, x)
+) -> Gradients:
+    grad, grad_alpha, value, *scores = _widened(
+        grad, grad_alpha, x, score_src, score_dst, score_edge
+    )
+    softmax, z = _from_scores(graph, scores, transpose, slope, dropout, seed)
+    grad_score, grad_value = softmax.gradients(grad, grad_alpha, value[softmax.gathered])
     grad_z = grad_score * torch.where(z > 0, torch.ones_like(z), slope)
+    grad_x = softmax.sum_at(softmax.gathered, grad_value, x.shape[0])
     grad_src = softmax.sum_at(softmax.gathered, grad_z, score_src.shape[0])
     grad_dst = softmax.sum_at(softmax.aggregating, grad_z, score_dst.shape[0])
-    return grad_x.to(dtype), grad_src.to(dtype), grad_dst.to(dtype)
+    return _narrowed(x, grad_x, grad_src, grad_dst, None if score_edge is None else grad_z)
+
+
+def _with_edges(x: Tensor, edge: Tensor | None) -> Tensor:
+    """``x`` ``[E, heads, channels]`` with the edges' channels behind its own."""
+    if edge is None:
+        return x
+    return torch.cat([x, edge.unsqueeze(1).expand(-1, x.shape[1], -1)], dim=-1)
 
 
 def _from_products(
     graph: Graph,
     query: Tensor,
     key: Tensor,
+    edge: Tensor | None,
     transpose: bool,
     scale: float,
     dropout: float,
     seed: int,
-) -> Attention:
+) -> tuple[Attention, Tensor]:
+    """The softmax, and the keys of the edges."""
     nodes = endpoints(graph, transpose)
-    score = scale * (query[nodes[1]] * key[nodes[0]]).sum(-1)
-    return attend(score, nodes, dropout, seed)
+    keys = _with_edges(key[nodes[0]], edge)
+    score = scale * (query[nodes[1]] * keys).sum(-1)
+    return attend(score, nodes, dropout, seed), keys
 
 
 def attention(
@@ -352,33 +402,48 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    edge: Tensor | None,
     transpose: bool,
     scale: float,
     dropout: float,
     seed: int,
-) -> tuple[Tensor, Tensor]:
-    wide_query, wide_key, wide_value = _widened(query, key, value)
-    softmax = _from_products(graph, wide_query, wide_key, transpose, scale, dropout, seed)
-    return softmax.combine(wide_value).to(query.dtype), softmax.stats
+    weights: bool,
+) -> Results:
+    wide_query, wide_key, wide_value, wide_edge = _widened(query, key, value, edge)
+    softmax, _ = _from_products(
+        graph, wide_query, wide_key, wide_edge, transpose, scale, dropout, seed
+    )
+    values = _with_edges(wide_value[softmax.gathered], wide_edge)
+    return _results(softmax, values, query.dtype, weights)
 
 
 def attention_backward(
     graph: Graph,
     grad: Tensor,
+    grad_alpha: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    edge: Tensor | None,
     stats: Tensor,
     transpose: bool,
     scale: float,
     dropout: float,
     seed: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = query.dtype
-    grad, query, key, value = _widened(grad, query, key, value)
-    softmax = _from_products(graph, query, key, transpose, scale, dropout, seed)
-    grad_score, grad_value = softmax.gradients(grad, value)
+) -> Gradients:
+    like = query
+    grad, grad_alpha = _widened(grad, grad_alpha)
+    query, key, value, edge = _widened(query, key, value, edge)
+    softmax, keys = _from_products(graph, query, key, edge, transpose, scale, dropout, seed)
+    values = _with_edges(value[softmax.gathered], edge)
+    grad_score, grad_values = softmax.gradients(grad, grad_alpha, values)
     scaled = scale * grad_score.unsqueeze(-1)
-    grad_query = softmax.sum_at(softmax.aggregating, scaled * key[softmax.gathered], query.shape[0])
-    grad_key = softmax.sum_at(softmax.gathered, scaled * query[softmax.aggregating], key.shape[0])
-    return grad_query.to(dtype), grad_key.to(dtype), grad_value.to(dtype)
+    grad_keys = scaled * query[softmax.aggregating]
+    grad_query = softmax.sum_at(softmax.aggregating, scaled * keys, query.shape[0])
+    channels = key.shape[-1]
+    grad_key = softmax.sum_at(softmax.gathered, grad_keys[..., :channels], key.shape[0])
+    grad_value = softmax.sum_at(softmax.gathered, grad_values[..., :channels], value.shape[0])
+    grad_edge = None
+    if edge is not None:
+        grad_edge = (grad_keys + grad_values)[..., channels:].sum(1)
+    return _narrowed(like, grad_query, grad_key, grad_value, grad_edge)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastgraph.ops.heads import check_heads, define_attention, dropout_seed
+from fastgraph.ops.heads import check_edges, check_heads, define_attention, dropout_seed
 
 
 def attention(
@@ -14,54 +14,68 @@ def attention(
     value: Tensor,
     index: Tensor,
     *,
+    edge: Tensor | None = None,
     ptr: Tensor | None = None,
     transpose: bool = False,
     scale: float | None = None,
     dropout: float = 0.0,
     seed: Tensor | None = None,
-) -> Tensor:
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
     r"""Attention whose scores are :math:`scale \cdot q_i^\top k_j`.
 
     :math:`y_i = \sum_j \alpha_{ij} v_j`, where :math:`\alpha_i` is the softmax of the scores of
     node i's neighbours, for each head on its own (Vaswani et al., "Attention is all you need", NIPS
     2017, equation 1; Shi et al., "Masked label prediction", IJCAI 2021, equations 3 and 4). Nodes
-    without neighbours get 0. Nothing of the size of the edges is stored.
+    without neighbours get 0. Nothing of the size edges x heads x channels is stored.
+
+    The channels of ``edge`` follow those of the key and of the value of every head. An edge's
+    projection ``W e`` added to keys and values, as in the second paper, comes to the same with
+    ``(q, W^T q)`` for a query, and ``y + W z`` for an output ``(y, z)``.
 
     Args:
-        query: of the aggregating nodes, ``[destinations, heads, channels]``, float32, float64,
-            bfloat16 or float16.
+        query: of the aggregating nodes, ``[destinations, heads, channels + edge_dim]``, float32,
+            float64, bfloat16 or float16.
         key: of the gathered nodes, ``[sources, heads, channels]``.
         value: of the gathered nodes, ``[sources, heads, channels]``.
         scale: default: ``1 / sqrt(channels)``.
         index: int64 or int32 ``[2, E]``, sources in row 0, destinations in row 1; with ``ptr``, the
             sources ``[E]`` grouped by destination.
+        edge: features of the edges, ``[E, edge_dim]``; ``edge_dim`` is 0 without them.
         ptr: int64 or int32 ``[destinations + 1]``, offsets of the groups in ``index``.
         transpose: reverse every edge.
         dropout: probability with which an edge's weight is set to zero; the others are scaled up.
         seed: one int64 on the CPU that determines which edges are dropped; default: drawn from
             torch's default generator.
+        need_weights: whether to return :math:`\alpha`, which takes another pass.
 
     Returns:
-        ``[destinations, heads, channels]``.
+        ``[destinations, heads, channels + edge_dim]``, and :math:`\alpha` with dropout, ``[E,
+        heads]``, if it is needed. Both are differentiable.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype, device or value.
         IndexError: ``index`` points outside the nodes.
     """
-    seed = dropout_seed(dropout, seed)
     if scale is None:
-        scale = max(query.shape[-1], 1) ** -0.5
-    out: Tensor
-    out, _ = ATTENTION(query, key, value, index, ptr, seed, transpose, scale, dropout)
-    return out
+        scale = max(key.shape[-1], 1) ** -0.5
+    tensors = (query, key, value, edge)
+    options = (transpose, scale, dropout, need_weights)
+    out, _, alpha = ATTENTION(*tensors, index, ptr, dropout_seed(dropout, seed), *options)
+    return out, alpha if need_weights else None
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, int, torch.Size]:
+def _check(
+    num_edges: int, query: Tensor, key: Tensor, value: Tensor, edge: Tensor | None
+) -> tuple[int, int, torch.Size]:
     check_heads("key", key, [None] * 3, key)
     heads, channels = key.shape[1:]
+    if edge is not None:
+        check_edges("edge", edge, num_edges, key)
+        channels = channels + edge.shape[1]
     check_heads("query", query, [None, heads, channels], key)
     check_heads("value", value, list(key.shape), key)
     return key.shape[0], query.shape[0], query.shape
 
 
-ATTENTION = define_attention("attention", "query key value", "float scale", _check)
+ATTENTION = define_attention("attention", "query key value edge?", "float scale", _check)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastgraph.ops.heads import check_heads, define_attention, dropout_seed
+from fastgraph.ops.heads import check_edges, check_heads, define_attention, dropout_seed
 
 
 def gat(
@@ -14,18 +14,20 @@ def gat(
     score_dst: Tensor,
     index: Tensor,
     *,
+    score_edge: Tensor | None = None,
     ptr: Tensor | None = None,
     transpose: bool = False,
     negative_slope: float = 0.2,
     dropout: float = 0.0,
     seed: Tensor | None = None,
-) -> Tensor:
-    r"""Attention whose scores are :math:`\mathrm{LeakyReLU}(s^{src}_j + s^{dst}_i)`.
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    r"""Attention whose scores are :math:`\mathrm{LeakyReLU}(s^{src}_j + s^{dst}_i + s_{ij})`.
 
     :math:`y_i = \sum_j \alpha_{ij} x_j`, where :math:`\alpha_i` is the softmax of the scores of
     node i's neighbours, for each head on its own (Velickovic et al., "Graph attention networks",
     ICLR 2018, equation 3, with the product of the concatenation taken node by node). Nodes without
-    neighbours get 0. Nothing of the size of the edges is stored.
+    neighbours get 0. Nothing of the size edges x channels is stored.
 
     Args:
         x: gathered features ``[sources, heads, channels]``, float32, float64, bfloat16 or float16.
@@ -33,32 +35,40 @@ def gat(
         score_dst: scores of the aggregating nodes, ``[destinations, heads]``.
         index: int64 or int32 ``[2, E]``, sources in row 0, destinations in row 1; with ``ptr``, the
             sources ``[E]`` grouped by destination.
+        score_edge: scores of the edges, ``[E, heads]``.
         ptr: int64 or int32 ``[destinations + 1]``, offsets of the groups in ``index``.
         transpose: reverse every edge.
         negative_slope: of the LeakyReLU.
         dropout: probability with which an edge's weight is set to zero; the others are scaled up.
         seed: one int64 on the CPU that determines which edges are dropped; default: drawn from
             torch's default generator.
+        need_weights: whether to return :math:`\alpha`, which takes another pass.
 
     Returns:
-        ``[destinations, heads, channels]``.
+        ``[destinations, heads, channels]``, and :math:`\alpha` with dropout, ``[E, heads]``, if
+        it is needed. Both are differentiable.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype, device or value.
         IndexError: ``index`` points outside the nodes.
     """
-    seed = dropout_seed(dropout, seed)
-    out: Tensor
-    out, _ = GAT(x, score_src, score_dst, index, ptr, seed, transpose, negative_slope, dropout)
-    return out
+    tensors = (x, score_src, score_dst, score_edge)
+    options = (transpose, negative_slope, dropout, need_weights)
+    out, _, alpha = GAT(*tensors, index, ptr, dropout_seed(dropout, seed), *options)
+    return out, alpha if need_weights else None
 
 
-def _check(x: Tensor, score_src: Tensor, score_dst: Tensor) -> tuple[int, int, torch.Size]:
+def _check(
+    num_edges: int, x: Tensor, score_src: Tensor, score_dst: Tensor, score_edge: Tensor | None
+) -> tuple[int, int, torch.Size]:
     check_heads("x", x, [None] * 3, x)
-    check_heads("score_src", score_src, list(x.shape[:2]), x)
-    check_heads("score_dst", score_dst, [None, x.shape[1]], x)
+    heads = x.shape[1]
+    check_heads("score_src", score_src, [x.shape[0], heads], x)
+    check_heads("score_dst", score_dst, [None, heads], x)
+    if score_edge is not None:
+        check_edges("score_edge", score_edge, num_edges, x, heads)
     num_out = score_dst.shape[0]
     return x.shape[0], num_out, torch.Size((num_out, *x.shape[1:]))
 
 
-GAT = define_attention("gat", "x score_src score_dst", "float negative_slope", _check)
+GAT = define_attention("gat", "x score_src score_dst score_edge?", "float negative_slope", _check)

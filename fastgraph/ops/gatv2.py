@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastgraph.ops.heads import check_heads, define_attention, dropout_seed
+from fastgraph.ops.heads import check_edges, check_heads, define_attention, dropout_seed
 
 
 def gatv2(
@@ -14,18 +14,21 @@ def gatv2(
     att: Tensor,
     index: Tensor,
     *,
+    edge: Tensor | None = None,
+    weight_edge: Tensor | None = None,
     ptr: Tensor | None = None,
     transpose: bool = False,
     negative_slope: float = 0.2,
     dropout: float = 0.0,
     seed: Tensor | None = None,
-) -> Tensor:
-    r"""Attention whose scores are :math:`a^\top \mathrm{LeakyReLU}(x^{src}_j + x^{dst}_i)`.
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    r"""Attention with scores :math:`a^\top \mathrm{LeakyReLU}(x^{src}_j + x^{dst}_i + W e_{ij})`.
 
     :math:`y_i = \sum_j \alpha_{ij} x^{src}_j`, where :math:`\alpha_i` is the softmax of the scores
     of node i's neighbours, for each head on its own (Brody, Alon and Yahav, "How attentive are
     graph attention networks?", ICLR 2022, equation 7). Nodes without neighbours get 0. Nothing of
-    the size of the edges is stored.
+    the size edges x channels is stored: features of edges are projected where they are needed.
 
     Args:
         x_src: gathered features ``[sources, heads, channels]``, float32, float64, bfloat16 or
@@ -34,32 +37,50 @@ def gatv2(
         att: the vector ``a``, ``[1, heads, channels]``.
         index: int64 or int32 ``[2, E]``, sources in row 0, destinations in row 1; with ``ptr``, the
             sources ``[E]`` grouped by destination.
+        edge: features of the edges ``e``, ``[E, edge_dim]``; given together with ``weight_edge``.
+        weight_edge: their projection ``W``, ``[heads, edge_dim, channels]``.
         ptr: int64 or int32 ``[destinations + 1]``, offsets of the groups in ``index``.
         transpose: reverse every edge.
         negative_slope: of the LeakyReLU.
         dropout: probability with which an edge's weight is set to zero; the others are scaled up.
         seed: one int64 on the CPU that determines which edges are dropped; default: drawn from
             torch's default generator.
+        need_weights: whether to return :math:`\alpha`, which takes another pass.
 
     Returns:
-        ``[destinations, heads, channels]``.
+        ``[destinations, heads, channels]``, and :math:`\alpha` with dropout, ``[E, heads]``, if
+        it is needed. Both are differentiable.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype, device or value.
         IndexError: ``index`` points outside the nodes.
     """
-    seed = dropout_seed(dropout, seed)
-    out: Tensor
-    out, _ = GATV2(x_src, x_dst, att, index, ptr, seed, transpose, negative_slope, dropout)
-    return out
+    tensors = (x_src, x_dst, att, edge, weight_edge)
+    options = (transpose, negative_slope, dropout, need_weights)
+    out, _, alpha = GATV2(*tensors, index, ptr, dropout_seed(dropout, seed), *options)
+    return out, alpha if need_weights else None
 
 
-def _check(x_src: Tensor, x_dst: Tensor, att: Tensor) -> tuple[int, int, torch.Size]:
+def _check(
+    num_edges: int,
+    x_src: Tensor,
+    x_dst: Tensor,
+    att: Tensor,
+    edge: Tensor | None,
+    weight_edge: Tensor | None,
+) -> tuple[int, int, torch.Size]:
     check_heads("x_src", x_src, [None] * 3, x_src)
     heads, channels = x_src.shape[1:]
     check_heads("x_dst", x_dst, [None, heads, channels], x_src)
     check_heads("att", att, [1, heads, channels], x_src)
+    if edge is not None and weight_edge is not None:
+        check_edges("edge", edge, num_edges, x_src)
+        check_heads("weight_edge", weight_edge, [heads, edge.shape[1], channels], x_src)
+    elif edge is not None or weight_edge is not None:
+        raise ValueError("edge and weight_edge must be given together, got one of them")
     return x_src.shape[0], x_dst.shape[0], x_dst.shape
 
 
-GATV2 = define_attention("gatv2", "x_src x_dst att", "float negative_slope", _check)
+GATV2 = define_attention(
+    "gatv2", "x_src x_dst att edge? weight_edge?", "float negative_slope", _check
+)

@@ -1,7 +1,7 @@
 """What the attention operators share: checks, dropout's seed, and the way they become operators.
 
-Each of them takes three differentiable tensors, then the topology, a seed and options, and returns
-the output together with the statistics of its softmax, which the gradient needs.
+Each of them takes differentiable tensors of nodes and edges, then the topology, a seed and options,
+and returns the output, the statistics of its softmax, which the gradient needs, and its weights.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fastgraph.backends import reference
 from fastgraph.backends.registry import REGISTRY
+from fastgraph.graph import Graph
 from fastgraph.ops.library import Gradient, define
 from fastgraph.ops.topology import check_features, topology
 
@@ -59,89 +60,119 @@ def check_heads(name: str, x: Tensor, shape: Sequence[int | None], like: Tensor)
         )
 
 
+def check_edges(name: str, edges: Tensor, num_edges: int, like: Tensor, *channels: int) -> None:
+    """A matrix with a row for each edge, and the dtype and device of another tensor.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came.
+    """
+    if edges.dim() != 2:
+        raise ValueError(f"{name} must have 2 dimensions, got shape {list(edges.shape)}")
+    check_heads(name, edges, [num_edges, *(channels or edges.shape[1:])], like)
+
+
 def define_attention(
     name: str,
-    arguments: str,
-    options: str,
-    check: Callable[[Tensor, Tensor, Tensor], tuple[int, int, torch.Size]],
+    tensors: str,
+    option: str,
+    check: Callable[..., tuple[int, int, torch.Size]],
 ) -> Any:
     """Declare an attention operator and its backward.
 
     Args:
         name: of the operator; kernels are looked up as ``name`` and ``name + "_backward"``.
-        arguments: names of its three tensors, separated by blanks.
-        options: the schema of what follows ``transpose`` and precedes ``dropout``.
-        check: checks the three tensors and gives the number of gathered nodes, that of aggregating
-            ones and the shape of the output.
+        tensors: the names of its tensors, separated by blanks; those that end in ``?`` are
+            optional.
+        option: the schema of the option between ``transpose`` and ``dropout``.
+        check: checks the tensors, given the number of edges before them, and returns the number of
+            gathered nodes, that of aggregating ones and the shape of the output.
 
     Returns:
-        The operator ``(*tensors, index, ptr, seed, transpose, *options, dropout) -> (out, stats)``.
+        The operator ``(*tensors, index, ptr, seed, transpose, option, dropout, weights) -> (out,
+        stats, alpha)``; see :mod:`fastgraph.backends.base`.
     """
-    tensors = ", ".join(f"Tensor {argument}" for argument in arguments.split())
-    tail = f"bool transpose, {options}, float dropout"
+    names = tensors.split()
+    count = len(names)
+    arguments = ", ".join(
+        f"Tensor{'?' if name.endswith('?') else ''} {name.rstrip('?')}" for name in names
+    )
+    tail = f"bool transpose, {option}, float dropout"
     backward_reference = getattr(reference, f"{name}_backward")
 
     def prepare(
         inputs: Sequence[Tensor], index: Tensor, ptr: Tensor | None, transpose: bool
-    ) -> Any:
-        num_in, num_out, _ = check(*inputs)
+    ) -> Graph:
+        num_in, num_out, _ = check(index.shape[-1], *inputs)
         _check_index(index, ptr, inputs[0])
         return topology(index, ptr, num_in, num_out, transpose)
 
-    def forward(*given: Any) -> tuple[Tensor, Tensor]:
-        inputs, (index, ptr, seed, transpose, *rest) = given[:3], given[3:]
+    def forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        inputs, (index, ptr, seed, transpose, *options, weights) = given[:count], given[count:]
         graph = prepare(inputs, index, ptr, transpose)
         kernel = REGISTRY.kernel(name, inputs[0].device.type, inputs[0].dtype)
-        contiguous = (t.contiguous() for t in inputs)
-        return kernel(graph, *contiguous, transpose, *rest, _number(seed))  # type: ignore[no-any-return]
+        options = [transpose, *options, _number(seed), weights]
+        return kernel(graph, *_contiguous(inputs), *options)  # type: ignore[no-any-return]
 
-    def fake(*given: Any) -> tuple[Tensor, Tensor]:
-        inputs = given[:3]
-        _, _, shape = check(*inputs)
-        dtype = reference.accumulator(inputs[0].dtype)
-        stats = inputs[0].new_empty((*shape[:2], 2), dtype=dtype)
-        return inputs[0].new_empty(shape), stats
+    def fake(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        inputs, index, weights = given[:count], given[count], given[-1]
+        _, _, shape = check(index.shape[-1], *inputs)
+        first = inputs[0]
+        stats = first.new_empty((*shape[:2], 2), dtype=reference.accumulator(first.dtype))
+        alpha = first.new_empty(index.shape[-1] if weights else 0, shape[1])
+        return first.new_empty(shape), stats, alpha
 
-    def backward(grad: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        inputs, (index, ptr, seed, stats, transpose, *rest) = given[:3], given[3:]
-        check_heads("grad", grad, check(*inputs)[2], inputs[0])
-        kernel = REGISTRY.kernel(f"{name}_backward", inputs[0].device.type, inputs[0].dtype)
+    def backward(grad: Tensor, grad_alpha: Tensor | None, *given: Any) -> list[Tensor]:
+        inputs, (index, ptr, seed, stats, transpose, *options) = given[:count], given[count:]
         graph = prepare(inputs, index, ptr, transpose)
-        contiguous = (t.contiguous() for t in (grad, *inputs, stats))
-        return kernel(graph, *contiguous, transpose, *rest, _number(seed))  # type: ignore[no-any-return]
+        check_heads("grad", grad, check(index.shape[-1], *inputs)[2], inputs[0])
+        kernel = REGISTRY.kernel(f"{name}_backward", inputs[0].device.type, inputs[0].dtype)
+        tensors = _contiguous((grad, grad_alpha, *inputs, stats))
+        gradients = kernel(graph, *tensors, transpose, *options, _number(seed))
+        return [grad.new_empty(0) if g is None else g for g in gradients]
 
-    def backward_fake(grad: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        first, second, third = (t.new_empty(t.shape) for t in given[:3])
-        return first, second, third
+    def backward_fake(grad: Tensor, grad_alpha: Tensor | None, *given: Any) -> list[Tensor]:
+        return [grad.new_empty(0) if t is None else t.new_empty(t.shape) for t in given[:count]]
 
-    def save(ctx: Any, given: Sequence[Any], result: tuple[Tensor, Tensor]) -> None:
-        *saved, transpose = given[:7]
-        ctx.options = (transpose, *given[7:])
-        ctx.mark_non_differentiable(result[1])
+    def save(ctx: Any, given: Sequence[Any], result: tuple[Tensor, Tensor, Tensor]) -> None:
+        *saved, transpose = given[: count + 4]
+        *options, ctx.weights = given[count + 4 :]
+        ctx.options = (transpose, *options)
+        ctx.mark_non_differentiable(*(result[1:2] if ctx.weights else result[1:]))
         ctx.save_for_backward(*saved, result[1])
 
-    def gradient(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    def gradient(
+        ctx: Any, grad: Tensor, _: None, grad_alpha: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         *inputs, index, ptr, seed, stats = ctx.saved_tensors
+        grads = (grad, grad_alpha if ctx.weights else None)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             # The gradient itself will be differentiated, so it must be made of torch's operations.
             graph = prepare(inputs, index, ptr, ctx.options[0])
-            gradients = backward_reference(graph, grad, *inputs, stats, *ctx.options, _number(seed))
+            gradients = backward_reference(
+                graph, *grads, *inputs, stats, *ctx.options, _number(seed)
+            )
         else:
-            gradients = backward_operator(grad, *inputs, index, ptr, seed, stats, *ctx.options)
-        return *gradients, *[None] * (3 + len(ctx.options))
+            found = backward_operator(*grads, *inputs, index, ptr, seed, stats, *ctx.options)
+            gradients = [None if t is None else g for t, g in zip(inputs, found, strict=True)]
+        return *gradients, *[None] * (4 + len(ctx.options))
 
     backward_operator = define(
-        f"{name}_backward(Tensor grad, {tensors}, Tensor index, Tensor? ptr, Tensor? seed, "
-        f"Tensor stats, {tail}) -> (Tensor, Tensor, Tensor)",
+        f"{name}_backward(Tensor grad, Tensor? grad_alpha, {arguments}, Tensor index, Tensor? ptr, "
+        f"Tensor? seed, Tensor stats, {tail}) -> Tensor[]",
         backward,
         backward_fake,
     )
     return define(
-        f"{name}({tensors}, Tensor index, Tensor? ptr, Tensor? seed, {tail}) -> (Tensor, Tensor)",
+        f"{name}({arguments}, Tensor index, Tensor? ptr, Tensor? seed, {tail}, bool weights)"
+        " -> (Tensor, Tensor, Tensor)",
         forward,
         fake,
-        Gradient((0, 1, 2), save, gradient),
+        Gradient(tuple(range(count)), save, gradient),
     )
+
+
+def _contiguous(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [None if t is None else t.contiguous() for t in tensors]
 
 
 def _number(seed: Tensor | None) -> int:

@@ -64,7 +64,7 @@ def _forward(module: GATConv, inputs: Inputs, edge_index: Tensor, is_single: boo
     score_dst = (x_dst * module.att_dst).sum(dim=-1)
     if module.add_self_loops:
         edge_index = with_self_loops(edge_index, min(len(inputs.src), len(inputs.dst)))
-    out = ops.gat(
+    out, _ = ops.gat(
         *same_dtype(x_src, score_src, score_dst),
         plain_index(edge_index),
         negative_slope=module.negative_slope,

@@ -55,7 +55,7 @@ def _forward(module: GATv2Conv, inputs: Inputs, edge_index: Tensor, is_single: b
     x_dst = x_src if shared else module.lin_r(inputs.dst).view(shape)
     if module.add_self_loops:
         edge_index = with_self_loops(edge_index, min(len(inputs.src), len(inputs.dst)))
-    out = ops.gatv2(
+    out, _ = ops.gatv2(
         *same_dtype(x_src, x_dst, module.att),
         plain_index(edge_index),
         negative_slope=module.negative_slope,

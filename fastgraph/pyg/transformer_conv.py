@@ -51,7 +51,7 @@ def _forward(module: TransformerConv, inputs: Inputs, edge_index: Tensor) -> Ten
     query = module.lin_query(inputs.dst).view(shape)
     key = module.lin_key(inputs.src).view(shape)
     value = module.lin_value(inputs.src).view(shape)
-    out = ops.attention(
+    out, _ = ops.attention(
         *same_dtype(query, key, value), plain_index(edge_index), dropout=dropout_rate(module)
     )
     out = out.flatten(1) if module.concat else out.mean(dim=1)

@@ -12,7 +12,7 @@ import argparse
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -457,88 +457,103 @@ class Attention:
         self.graph = graph = built(lib, draw)
         self.flipped = transposed(lib, graph)
         dtype, heads, width = draw.one_of(*DTYPES), draw.number(0, 4), draw.width()
-        self.magnitude = 4.0 * (1 + width)  # of a product of two rows
+        edge_dim = draw.one_of(None, None, 0, 1, 3, 16, 20)
 
-        def nodes(count: int, *shape: int) -> Tensor:
-            return draw.features(dtype, count, heads, *shape)
+        def features(count: int, *shape: int) -> Tensor:
+            return draw.features(dtype, count, *shape)
 
+        edge = None if edge_dim is None else features(graph.num_edges, edge_dim)
+        self.inputs: dict[str, Tensor | None]
         if operator == "gatv2":
             self.inputs = {
-                "x_src": nodes(graph.num_cols, width),
-                "x_dst": nodes(graph.num_rows, width),
-                "att": nodes(1, width),
+                "x_src": features(graph.num_cols, heads, width),
+                "x_dst": features(graph.num_rows, heads, width),
+                "att": features(1, heads, width),
+                "edge": edge,
+                "weight_edge": None if edge is None else features(heads, edge_dim, width),
             }
         elif operator == "gat":
             self.inputs = {
-                "x": nodes(graph.num_cols, width),
-                "score_src": nodes(graph.num_cols),
-                "score_dst": nodes(graph.num_rows),
+                "x": features(graph.num_cols, heads, width),
+                "score_src": features(graph.num_cols, heads),
+                "score_dst": features(graph.num_rows, heads),
+                "score_edge": draw.maybe(features(graph.num_edges, heads)),
             }
         else:
             self.inputs = {
-                "query": nodes(graph.num_rows, width),
-                "key": nodes(graph.num_cols, width),
-                "value": nodes(graph.num_cols, width),
+                "query": features(graph.num_rows, heads, width + (edge_dim or 0)),
+                "key": features(graph.num_cols, heads, width),
+                "value": features(graph.num_cols, heads, width),
+                "edge": edge,
             }
-        tensors = list(self.inputs.values())
-        self.special = draw.with_specials(draw.one_of(*tensors))
+        given = [tensor for tensor in self.inputs.values() if tensor is not None]
+        self.special = draw.with_specials(draw.one_of(*given))
         self.options = {
             # A power of 2, so that scores have no roundings.
             "scale" if operator == "attention" else "slope": 0.25,
             "dropout": draw.one_of(0.0, 0.0, 0.3, 1.0),
             "seed": draw.number(-(2**63), 2**63 - 1),
         }
+        wide = [None if t is None else t.double() for t in self.inputs.values()]
         arguments = (False, *self.options.values())
-        wide = [tensor.double() for tensor in tensors]
-        out, stats = getattr(reference, operator)(graph, *wide, *arguments)
+        out, stats, alpha = getattr(reference, operator)(graph, *wide, *arguments, True)
         self.grad = draw.features(dtype, *out.shape)
-        backward = getattr(reference, f"{operator}_backward")
-        gradients = backward(graph, self.grad.double(), *wide, stats, *arguments)
+        self.alpha = draw.maybe(draw.features(dtype, *alpha.shape))
         self.stats = stats.to(accumulator(dtype))
-        self.expected = {
-            f"grad_{name}": gradient for name, gradient in zip(self.inputs, gradients, strict=True)
-        } | {"out": out}
+        gradients = getattr(reference, f"{operator}_backward")(
+            graph,
+            self.grad.double(),
+            None if self.alpha is None else self.alpha.double(),
+            *wide,
+            stats,
+            *arguments,
+        )
+        self.expected = {"out": out, "stats": stats, "alpha": alpha}
+        for name, gradient in zip(self.inputs, gradients, strict=True):
+            self.expected[f"grad_{name}"] = gradient
+        # A product of two rows, or the projection of an edge's.
+        self.magnitude = 4.0 * (1 + width) * (1 + (edge_dim or 0))
 
     def forward(self) -> Prepared:
-        stats = torch.full_like(self.stats, 77.0)
-        out = torch.full_like(self.grad, 77.0)
-        call = self.graph.arguments | self.inputs | self.options | {"out": out, "stats": stats}
+        outputs = {
+            "out": torch.full_like(self.grad, 77.0),
+            "stats": torch.full_like(self.stats, 77.0),
+            "alpha": None if self.alpha is None else torch.full_like(self.alpha, 77.0),
+        }
+        call = self.graph.arguments | self.inputs | self.options | outputs
+        return call, lambda _: self._check(outputs, 1)
 
-        def check(_: Any) -> None:
-            if not self.special:
-                assert_near(out, self.expected["out"], 1, "out")
-                assert_near(stats, self.stats.double(), 1, "stats")
-
-        return call, check
-
-    def backward_dst(self, *outputs: str) -> Prepared:
+    def backward_dst(self, *names: str) -> Prepared:
         delta = torch.full(self.stats.shape[:2], 77.0, dtype=self.stats.dtype)
-        given = {"stats": self.stats, "grad": self.grad, "delta": delta}
-        return self._backward(self.graph.arguments, given, outputs)
+        return self._backward(self.graph.arguments, delta, names)
 
-    def backward_src(self, lib: Library, function: str, *outputs: str) -> Prepared:
-        call, _ = self.backward_dst()
-        written = [torch.empty_like(self.inputs[name]) for name in self._others(outputs)]
-        lib(f"{function}_backward_dst", *call.values(), *written)
-        given = {"stats": self.stats, "delta": call["delta"], "grad": self.grad}
+    def backward_src(self, lib: Library, function: str, *names: str) -> Prepared:
+        others = [name for name in self.inputs if name not in names]
+        call, _ = self.backward_dst(*others)
+        lib(f"{function}_backward_dst", *call.values())
         rowptr, index, edge_id = self.flipped.arguments.values()
         matrix = {"rowptr_t": rowptr, "col_t": index, "edge_id_t": edge_id}
-        return self._backward(matrix, given, outputs)
+        return self._backward(matrix, call["delta"], names)
 
-    def _others(self, outputs: tuple[str, ...]) -> list[str]:
-        return [name for name in self.inputs if name not in outputs]
+    def _backward(self, matrix: Call, delta: Tensor, names: Iterable[str]) -> Prepared:
+        """The pass that writes the gradients of the named inputs."""
+        outputs = {f"grad_{name}": self._gradient(name) for name in names}
+        given = {"stats": self.stats, "grad": self.grad, "grad_alpha": self.alpha, "delta": delta}
+        call = matrix | self.inputs | self.options | given | outputs
+        return call, lambda _: self._check(outputs, self.magnitude)
 
-    def _backward(self, matrix: Call, given: Call, outputs: tuple[str, ...]) -> Prepared:
-        """The gradients of the inputs named in `outputs`."""
-        written = {f"grad_{name}": torch.full_like(self.inputs[name], 77.0) for name in outputs}
-        call = matrix | self.inputs | self.options | given | written
+    def _gradient(self, name: str) -> Tensor | None:
+        tensor = self.inputs[name]
+        if tensor is None:
+            return None
+        if name == "edge":  # added to by each head
+            return torch.zeros_like(tensor, dtype=self.stats.dtype)
+        return torch.full_like(tensor, 77.0)
 
-        def check(_: Any) -> None:
-            for name, gradient in written.items():
-                if not self.special:
-                    assert_near(gradient, self.expected[name], self.magnitude, name)
-
-        return call, check
+    def _check(self, outputs: dict[str, Tensor | None], magnitude: float) -> None:
+        for name, tensor in outputs.items():
+            if tensor is not None and not self.special:
+                assert_near(tensor, self.expected[name], magnitude, name)
 
 
 def gatv2(lib: Library, draw: Draw) -> Prepared:
@@ -546,7 +561,7 @@ def gatv2(lib: Library, draw: Draw) -> Prepared:
 
 
 def gatv2_backward_dst(lib: Library, draw: Draw) -> Prepared:
-    return Attention(lib, draw, "gatv2").backward_dst("x_dst", "att")
+    return Attention(lib, draw, "gatv2").backward_dst("x_dst", "att", "edge", "weight_edge")
 
 
 def gatv2_backward_src(lib: Library, draw: Draw) -> Prepared:
@@ -558,11 +573,11 @@ def gat(lib: Library, draw: Draw) -> Prepared:
 
 
 def gat_backward_dst(lib: Library, draw: Draw) -> Prepared:
-    return Attention(lib, draw, "gat").backward_dst("score_dst")
+    return Attention(lib, draw, "gat").backward_dst("score_dst", "score_edge")
 
 
 def gat_backward_src(lib: Library, draw: Draw) -> Prepared:
-    return Attention(lib, draw, "gat").backward_src(lib, "gat", "score_src", "x")
+    return Attention(lib, draw, "gat").backward_src(lib, "gat", "x", "score_src")
 
 
 def attention(lib: Library, draw: Draw) -> Prepared:
@@ -570,7 +585,7 @@ def attention(lib: Library, draw: Draw) -> Prepared:
 
 
 def attention_backward_dst(lib: Library, draw: Draw) -> Prepared:
-    return Attention(lib, draw, "attention").backward_dst("query")
+    return Attention(lib, draw, "attention").backward_dst("query", "edge")
 
 
 def attention_backward_src(lib: Library, draw: Draw) -> Prepared:

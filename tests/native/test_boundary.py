@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .cases import Sparse, make_graph, transpose
 
-WIDTH, HEADS = 5, 3
+WIDTH, HEADS, EDGE_DIM = 5, 3, 2
 
 
 def attention_calls(
@@ -20,40 +20,69 @@ def attention_calls(
     dst = torch.randn(graph.num_rows, HEADS, WIDTH)
     att, stats = torch.randn(1, HEADS, WIDTH), torch.randn(graph.num_rows, HEADS, 2)
     score_src, score_dst = src[..., 0].contiguous(), dst[..., 0].contiguous()
+    edge, alpha = torch.randn(graph.num_edges, EDGE_DIM), torch.randn(graph.num_edges, HEADS)
+    weight = torch.randn(HEADS, EDGE_DIM, WIDTH)
+    query = torch.randn(graph.num_rows, HEADS, WIDTH + EDGE_DIM)
     options = {"slope": 0.2, "dropout": 0.5, "seed": 7}
-    additive = {"x_src": src, "x_dst": dst, "att": att, **options}
-    scores = {"x": src, "score_src": score_src, "score_dst": score_dst, **options}
-    products = {"query": dst, "key": src, "value": src.clone(), **options}
-    forward = {"out": dst.clone(), "stats": stats}
-    of_dst = {"stats": stats, "grad": dst.clone(), "delta": score_dst.clone()}
-    of_src = {"stats": stats, "delta": score_dst.clone(), "grad": dst.clone()}
+    additive = {"x_src": src, "x_dst": dst, "att": att, "edge": edge, "weight_edge": weight}
+    scores = {"x": src, "score_src": score_src, "score_dst": score_dst, "score_edge": alpha}
+    products = {"query": query, "key": src, "value": src.clone(), "edge": edge}
+
+    def results(out: Tensor) -> dict[str, Tensor]:
+        return {"out": out.clone(), "stats": stats, "alpha": alpha.clone()}
+
+    def given(out: Tensor) -> dict[str, Tensor]:
+        delta = score_dst.clone()
+        return {"stats": stats, "grad": out.clone(), "grad_alpha": alpha, "delta": delta}
+
+    def gradients(**inputs: Tensor) -> dict[str, Tensor]:
+        return {f"grad_{name}": tensor.clone() for name, tensor in inputs.items()}
+
     return {
-        "gatv2": {**matrix, **additive, **forward},
+        "gatv2": {**matrix, **additive, **options, **results(dst)},
         "gatv2_backward_dst": {
             **matrix,
             **additive,
-            **of_dst,
-            "grad_dst": dst.clone(),
-            "grad_att": att.clone(),
+            **options,
+            **given(dst),
+            **gradients(dst=dst, att=att, edge=edge, weight_edge=weight),
         },
-        "gatv2_backward_src": {**matrix_t, **additive, **of_src, "grad_src": src.clone()},
-        "gat": {**matrix, **scores, **forward},
-        "gat_backward_dst": {**matrix, **scores, **of_dst, "grad_score_dst": score_dst.clone()},
+        "gatv2_backward_src": {
+            **matrix_t,
+            **additive,
+            **options,
+            **given(dst),
+            **gradients(src=src),
+        },
+        "gat": {**matrix, **scores, **options, **results(dst)},
+        "gat_backward_dst": {
+            **matrix,
+            **scores,
+            **options,
+            **given(dst),
+            **gradients(score_dst=score_dst, score_edge=alpha),
+        },
         "gat_backward_src": {
             **matrix_t,
             **scores,
-            **of_src,
-            "grad_score_src": score_src.clone(),
-            "grad_x": src.clone(),
+            **options,
+            **given(dst),
+            **gradients(x=src, score_src=score_src),
         },
-        "attention": {**matrix, **products, **forward},
-        "attention_backward_dst": {**matrix, **products, **of_dst, "grad_query": dst.clone()},
+        "attention": {**matrix, **products, **options, **results(query)},
+        "attention_backward_dst": {
+            **matrix,
+            **products,
+            **options,
+            **given(query),
+            **gradients(query=query, edge=edge),
+        },
         "attention_backward_src": {
             **matrix_t,
             **products,
-            **of_src,
-            "grad_key": src.clone(),
-            "grad_value": src.clone(),
+            **options,
+            **given(query),
+            **gradients(key=src, value=src),
         },
     }
 

@@ -60,7 +60,12 @@ def upstream(
 
 
 def operator(name: str) -> Callable[..., Tensor]:
-    function: Callable[..., Tensor] = getattr(ops, name)
+    """An operator's output without the weights."""
+
+    def function(*args: Any, **kwargs: Any) -> Tensor:
+        out: Tensor = getattr(ops, name)(*args, **kwargs)[0]
+        return out
+
     return function
 
 
@@ -99,6 +104,118 @@ def test_float64_equals_upstream(name: str, case: Case, is_transposed: bool, bac
     theirs = with_gradients(lambda t: upstream(name, t, case, is_transposed), inputs)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def edge_inputs_of(name: str, case: Case, edge_dim: int = 3) -> Inputs:
+    """The inputs of :func:`inputs_of`, followed by those that the edges add."""
+    inputs = inputs_of(name, case)
+    heads, channels = inputs[0].shape[1:]
+    edge = torch.randn(case.edge_index.shape[1], edge_dim, dtype=torch.float64)
+    if name == "gatv2":
+        return [*inputs, edge, torch.randn(heads, edge_dim, channels, dtype=torch.float64)]
+    if name == "gat":
+        return [*inputs, torch.randn(len(edge), heads, dtype=torch.float64)]
+    query = torch.randn(case.num_dst, heads, channels + edge_dim, dtype=torch.float64)
+    return [query, *inputs[1:], edge]
+
+
+def call_with_edges(name: str, inputs: Inputs, case: Case, **options: Any) -> tuple[Tensor, Tensor]:
+    names = {"gatv2": ("edge", "weight_edge"), "gat": ("score_edge",), "attention": ("edge",)}
+    edges = dict(zip(names[name], inputs[3:], strict=True))
+    out, alpha = getattr(ops, name)(
+        *inputs[:3], case.edge_index, **edges, need_weights=True, **options
+    )
+    return out, alpha
+
+
+def upstream_with_edges(
+    name: str, inputs: Inputs, case: Case, keep: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Output and weights by PyG's formulas."""
+    a, b, c, *edges = inputs
+    src, dst = case.edge_index.long()
+    if name == "gatv2":
+        z = a[src] + b[dst] + torch.einsum("ed,hdc->ehc", *edges)
+        score, value = (leaky_relu(z, 0.2) * c).sum(-1), a[src]
+    elif name == "gat":
+        score, value = leaky_relu(b[src] + c[dst] + edges[0], 0.2), a[src]
+    else:
+        edge = edges[0].unsqueeze(1).expand(-1, b.shape[1], -1)
+        key, value = (torch.cat([t[src], edge], dim=-1) for t in (b, c))
+        score = (a[dst] * key).sum(-1) / math.sqrt(b.shape[-1])
+    alpha = softmax(score, dst, num_nodes=case.num_dst)
+    if keep is not None:
+        alpha = alpha * keep
+    message = value * alpha.unsqueeze(-1)
+    return message.new_zeros(case.num_dst, *value.shape[1:]).index_add(0, dst, message), alpha
+
+
+def both(results: tuple[Tensor, Tensor]) -> Tensor:
+    """Output and weights as one vector, so that gradients go through both."""
+    return torch.cat([t.flatten() for t in results])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_edge_features_and_weights_equal_upstream(
+    name: str, case: Case, dropout: float, backend: str
+) -> None:
+    inputs, seed = edge_inputs_of(name, case), torch.tensor([11])
+    words = philox(11, case.edge_index.shape[1], 2, torch.device("cpu"))
+    keep = (words >= dropout * 2**32).double() / (1 - dropout)
+    ours = with_gradients(
+        lambda t: both(call_with_edges(name, t, case, dropout=dropout, seed=seed)), inputs
+    )
+    theirs = with_gradients(lambda t: both(upstream_with_edges(name, t, case, keep)), inputs)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("edge_dim", [0, 1, 5, 16, 40])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_errors_with_edge_features_are_no_larger_than_upstreams(
+    name: str, edge_dim: int, dtype: torch.dtype
+) -> None:
+    case = Case("hub", hub_edges(40, 5_000), 40, 40)
+    ratios = []
+    for _ in range(5):
+        inputs = [t.to(dtype) for t in edge_inputs_of(name, case, edge_dim)]
+        results = (
+            with_gradients(lambda t: both(call_with_edges(name, t, case)), inputs),
+            with_gradients(lambda t: both(upstream_with_edges(name, t, case)), inputs),
+            with_gradients(
+                lambda t: both(upstream_with_edges(name, t, case)), [t.double() for t in inputs]
+            ),
+        )
+        ratios.append(error_ratios(*results))
+    medians = torch.tensor(ratios, dtype=torch.float64).median(0).values
+    assert bool((medians <= 2).all()), f"median ratios {medians.tolist()}"
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_derivatives_with_edge_features_and_weights(name: str, backend: str) -> None:
+    case = Case("random", random_edges(4, 3, 8), 4, 3)
+    inputs = [t.requires_grad_() for t in edge_inputs_of(name, case, 2)]
+
+    def function(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return call_with_edges(name, list(inputs), case, dropout=0.4, seed=torch.tensor([5]))
+
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_threads_do_not_change_a_bit_with_edge_features(name: str, restore_threads: None) -> None:
+    case = Case("hub", hub_edges(300, 20_000), 300, 300)
+    inputs = [t.float() for t in edge_inputs_of(name, case, 9)]
+    results = []
+    for threads in (1, 2, 4, 2):
+        torch.set_num_threads(threads)
+        results.append(with_gradients(lambda t: both(call_with_edges(name, t, case)), inputs))
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e2, 1e4])
@@ -286,8 +403,13 @@ def test_threads_do_not_change_a_bit(name: str, dropout: float, restore_threads:
 def test_opcheck(name: str, dropout: float) -> None:
     case = Case("random", random_edges(5, 4, 12), 5, 4)
     inputs = [t.requires_grad_() for t in inputs_of(name, case)]
-    option = 0.3
-    arguments = (*inputs, case.edge_index, None, torch.tensor([7]), False, option, dropout)
+    option, edge = 0.3, torch.randn(12, 2, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(2, 2, 5, dtype=torch.float64, requires_grad=True)
+    if name == "attention":
+        inputs[0] = torch.randn(4, 2, 7, dtype=torch.float64, requires_grad=True)
+    extras = {"gatv2": [edge, weight], "gat": [edge], "attention": [edge]}
+    given = [*inputs, *extras[name]]
+    arguments = (*given, case.edge_index, None, torch.tensor([7]), False, option, dropout, True)
     torch.library.opcheck(getattr(torch.ops.fastgraph, name).default, arguments)
 
 
@@ -322,6 +444,27 @@ def _bad_calls() -> list[tuple[str, dict[str, Any], type[Exception], str]]:
         ("gatv2", {"index": torch.tensor([[0], [4]])}, IndexError, "holds index 4 in row 1"),
         ("gatv2", {"index": torch.tensor([[-1], [0]])}, IndexError, "holds index -1 in row 0"),
         ("gatv2", {"index": torch.ones(2, 1)}, ValueError, "must be int64 or int32"),
+        ("gatv2", {"edge": torch.randn(2, 3)}, ValueError, "must be given together"),
+        (
+            "gatv2",
+            {"edge": torch.randn(3, 3), "weight_edge": torch.randn(2, 3, 3)},
+            ValueError,
+            r"edge must have shape \[2, 3\], got \[3, 3\]",
+        ),
+        (
+            "gatv2",
+            {"edge": torch.randn(2, 5), "weight_edge": torch.randn(2, 3, 5)},
+            ValueError,
+            r"weight_edge must have shape \[2, 5, 3\]",
+        ),
+        (
+            "gat",
+            {"score_edge": torch.randn(2, 3)},
+            ValueError,
+            r"score_edge must have shape \[2, 2",
+        ),
+        ("gat", {"score_edge": torch.randn(2)}, ValueError, "score_edge must have 2 dimensions"),
+        ("attention", {"edge": torch.randn(2, 3)}, ValueError, r"query must have shape .*2, 6\]"),
         ("gat", {"score_src": torch.randn(3, 2)}, ValueError, r"score_src must have shape \[4, 2"),
         ("gat", {"score_dst": torch.randn(4, 3)}, ValueError, "score_dst must have shape"),
         ("attention", {"query": torch.randn(4, 6)}, ValueError, "query must have shape"),

@@ -1,64 +1,81 @@
 // Scaled dot-product attention over neighbourhoods: the score of an entry is
-// scale * <query[row], key[col]>.
+// scale * <query[row], key[col]>. Where edges carry features, these follow the channels of the key
+// and of the value, so queries and outputs are wider by as much.
 #include "cpu/kernels.h"
 
 namespace fastgraph {
 namespace {
 
+// <own, (others[col], edge)> of each entry of a destination; `own` is as wide as both together.
 template <typename T>
-inline BlockOf<Accumulator<T>> dot_scores(const EdgeBlock& block, const T* own,
-                                          Heads<const T> others, Accumulator<T> scale) {
-  return dots<T>(block, own, others) * scale;
+inline BlockOf<Accumulator<T>> dots_of_row(const EdgeBlock& block, const T* own,
+                                           Heads<const T> others, Matrix<const T> edge) {
+  auto product = dots<T>(block, own, NodeRows<T>(others));
+  if (edge.width > 0) product += dots<T>(block, own + others.width, EdgeRows<T>(edge));
+  return product;
+}
+
+// <(own, edge), others[col]> of each entry of a source; `others` are as wide as both together.
+template <typename T>
+inline BlockOf<Accumulator<T>> dots_of_column(const EdgeBlock& block, const T* own,
+                                              Heads<const T> others, Matrix<const T> edge) {
+  const int64_t width = others.width - edge.width;
+  auto product = dots<T>(block, own, NodeRows<T>(others, 0, width));
+  if (edge.width > 0) {
+    product += dots<T>(block, NodeRows<T>(others, width, edge.width), EdgeRows<T>(edge));
+  }
+  return product;
 }
 
 template <typename T>
-struct Forward : OnlineSoftmax<T> {
+struct Scores {
   using A = Accumulator<T>;
 
-  Heads<const T> query;
-  Heads<const T> key;
+  AttentionInputs<T> in;
   A scale;
 
-  void absorb(const EdgeBlock& block, A*, A* state) const {
-    block.prefetch_next(key);
-    block.prefetch_next(this->value);
-    const auto score = dot_scores<T>(block, query.at(block.row, block.head), key, scale);
-    OnlineSoftmax<T>::absorb(block, score, state);
-  }
-
-  void finish(int64_t row, int64_t head, bool empty, int64_t, const A* state) const {
-    OnlineSoftmax<T>::finish(row, head, empty, state);
+  BlockOf<A> operator()(const EdgeBlock& block) const {
+    block.prefetch_next(in.key);
+    block.prefetch_next(in.value);
+    return scale * dots_of_row<T>(block, in.query.at(block.row, block.head), in.key, in.edge);
   }
 };
 
-// The gradient of query.
+// The gradients of query and edge.
 template <typename T>
 struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   using A = Accumulator<T>;
 
-  Heads<const T> query;
-  Heads<const T> key;
-  Heads<const T> value;
+  AttentionInputs<T> in;
   A scale;
-  Heads<const T> grad;
   Heads<T> grad_query;
+  Matrix<A> grad_edge;  // added to
 
-  BlockOf<A> score(const EdgeBlock& block) const {
-    block.prefetch_next(key);
-    return dot_scores<T>(block, query.at(block.row, block.head), key, scale);
-  }
+  BlockOf<A> score(const EdgeBlock& block) const { return Scores<T>{in, scale}(block); }
 
   BlockOf<A> product(const EdgeBlock& block) const {
-    block.prefetch_next(value);
-    return dots<T>(block, grad.at(block.row, block.head), value);
+    return dots_of_row<T>(block, this->grad.at(block.row, block.head), in.value, in.edge);
   }
 
   void absorb(const EdgeBlock& block, const A* buffer, A* state) const {
-    add_rows<T>(block, this->score_gradients(block, buffer), key, A{1}, state);
+    const auto grads = this->score_gradients(block, buffer);
+    const int64_t width = in.key.width;
+    add_rows<A>(block, grads, NodeRows<T>(in.key), A{1}, state);
+    if (in.edge.width == 0) return;
+    add_rows<A>(block, grads, EdgeRows<T>(in.edge), A{1}, state + width);
+    const auto weights = this->weights(block, buffer);
+    const T* query = in.query.at(block.row, block.head) + width;
+    const T* grad = this->grad.at(block.row, block.head) + width;
+    for (int i = 0; i < block.count; ++i) {
+      A* sum = grad_edge.row(block.edge(i));
+      for (int64_t f = 0; f < in.edge.width; ++f) {
+        sum[f] += scale * grads[i] * load_one(query + f) + weights[i] * load_one(grad + f);
+      }
+    }
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
-    for_each_part<kLanes<T>, 1>(0, key.width, [&](auto chunk, int64_t f) {
+    for_each_part<kLanes<T>, 1>(0, grad_query.width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
       store<N>(grad_query.at(row, head) + f, scale * load<N>(state + f));
     });
@@ -67,35 +84,32 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
 
 // Gradients of key and value, along the transpose; state holds both.
 template <typename T>
-struct BackwardSrc : RowSums<Accumulator<T>> {
+struct BackwardSrc : SourceSoftmax<T> {
   using A = Accumulator<T>;
 
-  Heads<const T> query;
-  Heads<const T> key;
-  Heads<const T> value;
+  AttentionInputs<T> in;
   A scale;
-  Dropout dropout;
-  SoftmaxStats<const A> stats;
-  const A* delta;
-  Heads<const T> grad;
   Heads<T> grad_key;
   Heads<T> grad_value;
 
   void absorb(const EdgeBlock& block, A*, A* state) const {
-    block.prefetch_next(query);
-    block.prefetch_next(grad);
-    const auto product = dots<T>(block, value.at(block.row, block.head), grad);
-    const auto score = dot_scores<T>(block, key.at(block.row, block.head), query, scale);
-    const auto grads = gradients_of_column<A>(block, score, product, stats, delta, dropout);
-    add_rows<T>(block, grads.score, query, A{1}, state);
-    add_rows<T>(block, grads.weight, grad, A{1}, state + key.width);
+    block.prefetch_next(in.query);
+    block.prefetch_next(this->grad);
+    const int64_t width = in.key.width;
+    const T *key = in.key.at(block.row, block.head), *value = in.value.at(block.row, block.head);
+    const auto product = dots_of_column<T>(block, value, this->grad, in.edge);
+    const auto score = scale * dots_of_column<T>(block, key, in.query, in.edge);
+    const auto grads = this->gradients(block, score, product);
+    add_rows<A>(block, grads.score, NodeRows<T>(in.query, 0, width), A{1}, state);
+    add_rows<A>(block, grads.weight, NodeRows<T>(this->grad, 0, width), A{1}, state + width);
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
-    for_each_part<kLanes<T>, 1>(0, key.width, [&](auto chunk, int64_t f) {
+    const int64_t width = grad_key.width;
+    for_each_part<kLanes<T>, 1>(0, width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
       store<N>(grad_key.at(row, head) + f, scale * load<N>(state + f));
-      store<N>(grad_value.at(row, head) + f, load<N>(state + key.width + f));
+      store<N>(grad_value.at(row, head) + f, load<N>(state + width + f));
     });
   }
 };
@@ -103,54 +117,46 @@ struct BackwardSrc : RowSums<Accumulator<T>> {
 }  // namespace
 
 template <typename T>
-void attention(const Csr& graph, Heads<const T> query, Heads<const T> key, Heads<const T> value,
-               double scale, Dropout dropout, Heads<T> out, SoftmaxStats<Accumulator<T>> stats) {
-  prefer_huge_pages(out.data, out.bytes());
-  const Forward<T> pass{
-      {value, out, stats, dropout}, query, key, static_cast<Accumulator<T>>(scale)};
-  run_pass<Accumulator<T>>(graph, make_schedule(graph), out.heads, 2 * out.width, pass);
+void attention(const Csr& graph, const AttentionInputs<T>& in, double scale, Dropout dropout,
+               const SoftmaxOutputs<T>& outputs) {
+  const Scores<T> scores{in, static_cast<Accumulator<T>>(scale)};
+  run_forward<T, Scores<T>>(
+      graph, 2 * in.query.width,
+      {scores, NodeRows<T>(in.value), EdgeRows<T>(in.edge), dropout, outputs});
 }
 
 template <typename T>
-void attention_backward_dst(const Csr& graph, Heads<const T> query, Heads<const T> key,
-                            Heads<const T> value, double scale, Dropout dropout,
-                            SoftmaxStats<const Accumulator<T>> stats, Heads<const T> grad,
-                            Accumulator<T>* delta, Heads<T> grad_query) {
-  using A = Accumulator<T>;
+void attention_backward_dst(const Csr& graph, const AttentionInputs<T>& in, double scale,
+                            Dropout dropout, const SoftmaxGradients<T>& given, Heads<T> grad_query,
+                            Matrix<Accumulator<T>> grad_edge) {
   prefer_huge_pages(grad_query.data, grad_query.bytes());
-  const BackwardDst<T> pass{{{key.width}, dropout, stats, delta},
-                            query,
-                            key,
-                            value,
-                            static_cast<A>(scale),
-                            grad,
-                            grad_query};
-  run_destination_pass<T>(graph, make_schedule(graph), key.heads, 2 * key.width, pass);
+  const int64_t width = in.query.width;
+  const BackwardDst<T> pass{
+      {{width}, given, dropout}, in, static_cast<Accumulator<T>>(scale), grad_query, grad_edge};
+  run_destination_pass<T>(graph, make_schedule(graph), in.query.heads, 2 * width, pass);
 }
 
 template <typename T>
-void attention_backward_src(const Csr& transpose, Heads<const T> query, Heads<const T> key,
-                            Heads<const T> value, double scale, Dropout dropout,
-                            SoftmaxStats<const Accumulator<T>> stats, const Accumulator<T>* delta,
-                            Heads<const T> grad, Heads<T> grad_key, Heads<T> grad_value) {
+void attention_backward_src(const Csr& transpose, const AttentionInputs<T>& in, double scale,
+                            Dropout dropout, const SoftmaxGradients<T>& given, Heads<T> grad_key,
+                            Heads<T> grad_value) {
   using A = Accumulator<T>;
   prefer_huge_pages(grad_key.data, grad_key.bytes());
   prefer_huge_pages(grad_value.data, grad_value.bytes());
-  const BackwardSrc<T> pass{{2 * key.width}, query, key,   value, static_cast<A>(scale),
-                            dropout,         stats, delta, grad,  grad_key,
-                            grad_value};
-  run_pass<A>(transpose, make_schedule(transpose), key.heads, 2 * key.width, pass);
+  const int64_t width = in.key.width;
+  const BackwardSrc<T> pass{
+      {{2 * width}, given, dropout}, in, static_cast<A>(scale), grad_key, grad_value};
+  run_pass<A>(transpose, make_schedule(transpose), in.key.heads, 2 * width, pass);
 }
 
-#define FASTGRAPH_INSTANTIATE(T)                                                                   \
-  template void attention(const Csr&, Heads<const T>, Heads<const T>, Heads<const T>, double,      \
-                          Dropout, Heads<T>, SoftmaxStats<Accumulator<T>>);                        \
-  template void attention_backward_dst(const Csr&, Heads<const T>, Heads<const T>, Heads<const T>, \
-                                       double, Dropout, SoftmaxStats<const Accumulator<T>>,        \
-                                       Heads<const T>, Accumulator<T>*, Heads<T>);                 \
-  template void attention_backward_src(const Csr&, Heads<const T>, Heads<const T>, Heads<const T>, \
-                                       double, Dropout, SoftmaxStats<const Accumulator<T>>,        \
-                                       const Accumulator<T>*, Heads<const T>, Heads<T>, Heads<T>);
+#define FASTGRAPH_INSTANTIATE(T)                                                               \
+  template void attention(const Csr&, const AttentionInputs<T>&, double, Dropout,              \
+                          const SoftmaxOutputs<T>&);                                           \
+  template void attention_backward_dst(const Csr&, const AttentionInputs<T>&, double, Dropout, \
+                                       const SoftmaxGradients<T>&, Heads<T>,                   \
+                                       Matrix<Accumulator<T>>);                                \
+  template void attention_backward_src(const Csr&, const AttentionInputs<T>&, double, Dropout, \
+                                       const SoftmaxGradients<T>&, Heads<T>, Heads<T>);
 FASTGRAPH_INSTANTIATE(float)
 FASTGRAPH_INSTANTIATE(double)
 FASTGRAPH_INSTANTIATE(bfloat16)

@@ -172,7 +172,7 @@ Dropout checked_dropout(double rate, int64_t seed) {
 // Sizes of an attention operator, and the checks of what its functions share: `rows` aggregate and
 // `cols` are gathered, whichever of them the graph at hand is compressed by.
 struct AttentionSizes {
-  int64_t rows, cols, heads, width;
+  int64_t rows, cols, heads, width, edges, edge_width;
 
   Csr by_row(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id) const {
     check_shape(rowptr, {rows + 1}, "rowptr");
@@ -190,6 +190,11 @@ struct AttentionSizes {
   Heads<T> of_cols(const Tensor& tensor, const char* name) const {
     return checked_heads<T>(tensor, cols, heads, width, name);
   }
+  // Of rows, with the channels of the edges behind the others.
+  template <typename T>
+  Heads<T> extended_rows(const Tensor& tensor, const char* name) const {
+    return checked_heads<T>(tensor, rows, heads, width + edge_width, name);
+  }
   template <typename T>
   Matrix<T> row_scores(const Tensor& tensor, const char* name) const {
     return checked_matrix<T>(tensor, rows, heads, name);
@@ -198,170 +203,260 @@ struct AttentionSizes {
   Matrix<T> col_scores(const Tensor& tensor, const char* name) const {
     return checked_matrix<T>(tensor, cols, heads, name);
   }
+  template <typename T>
+  Matrix<T> edge_scores(const OptionalTensor& tensor, const char* name) const {
+    return checked_matrix<T>(tensor, edges, heads, name);
+  }
+  template <typename T>
+  Matrix<T> of_edges(const OptionalTensor& tensor, const char* name) const {
+    return checked_matrix<T>(tensor, edges, edge_width, name);
+  }
   template <typename A>
   SoftmaxStats<A> stats(const Tensor& tensor) const {
     return {checked<std::remove_const_t<A>>(tensor, {rows, heads, 2}, "stats"), heads};
   }
-  template <typename A>
-  A* delta(const Tensor& tensor) const {
-    return checked<A>(tensor, {rows, heads}, "delta");
+  template <typename T>
+  SoftmaxOutputs<T> outputs(const Tensor& out, const Tensor& statistics,
+                            const OptionalTensor& alpha) const {
+    return {extended_rows<T>(out, "out"), stats<Accumulator<T>>(statistics),
+            edge_scores<T>(alpha, "alpha")};
+  }
+  template <typename T>
+  SoftmaxGradients<T> gradients(const Tensor& statistics, const Tensor& grad,
+                                const OptionalTensor& grad_alpha, const Tensor& delta) const {
+    using A = Accumulator<T>;
+    return {stats<const A>(statistics), extended_rows<const T>(grad, "grad"),
+            edge_scores<const T>(grad_alpha, "grad_alpha"),
+            checked<A>(delta, {rows, heads}, "delta")};
   }
 };
 
-AttentionSizes attention_sizes(const Tensor& gathered, const char* name, int64_t rows) {
+AttentionSizes attention_sizes(const Tensor& gathered, const char* name, int64_t rows,
+                               const Tensor& col, const char* col_name) {
   check_ndim(gathered, 3, name);
-  return {rows, gathered.size(0), gathered.size(1), gathered.size(2)};
+  check_ndim(col, 1, col_name);
+  return {rows, gathered.size(0), gathered.size(1), gathered.size(2), col.size(0), 0};
 }
 
+// The number of channels that edges carry, 0 for none.
+int64_t edge_width(const OptionalTensor& edge) {
+  if (!edge.has_value()) return 0;
+  check_ndim(edge.value(), 2, "edge");
+  return edge.value().size(1);
+}
+
+void check_given_together(const OptionalTensor& a, const char* a_name, const OptionalTensor& b,
+                          const char* b_name) {
+  if (a.has_value() != b.has_value()) {
+    TVM_FFI_THROW(ValueError) << "expected both or neither of " << a_name << " and " << b_name
+                              << ", got " << (a.has_value() ? a_name : b_name) << " alone";
+  }
+}
+
+// Inputs of gatv2 as they came.
+struct Gatv2Arguments {
+  const Tensor &x_src, &x_dst, &att;
+  const OptionalTensor &edge, &weight_edge;
+
+  AttentionSizes sizes(const Tensor& col, const char* col_name) const {
+    check_ndim(x_dst, 3, "x_dst");
+    check_given_together(edge, "edge", weight_edge, "weight_edge");
+    return attention_sizes(x_src, "x_src", x_dst.size(0), col, col_name);
+  }
+  // `edge_width` of the sizes is for what edges add to outputs.
+  int64_t num_projected() const { return edge_width(edge); }
+
+  template <typename T>
+  Gatv2Inputs<T> checked_for(const AttentionSizes& sizes) const {
+    const int64_t channels = num_projected();
+    return {sizes.of_cols<const T>(x_src, "x_src"), sizes.of_rows<const T>(x_dst, "x_dst"),
+            checked_heads<const T>(att, 1, sizes.heads, sizes.width, "att"),
+            checked_matrix<const T>(edge, sizes.edges, channels, "edge"),
+            checked_heads<const T>(weight_edge, sizes.heads, channels, sizes.width, "weight_edge")};
+  }
+};
+
 void bind_gatv2(Tensor rowptr, Tensor col, OptionalTensor edge_id, Tensor x_src, Tensor x_dst,
-                Tensor att, double slope, double dropout, int64_t seed, Tensor out, Tensor stats) {
-  check_ndim(x_dst, 3, "x_dst");
-  const AttentionSizes sizes = attention_sizes(x_src, "x_src", x_dst.size(0));
+                Tensor att, OptionalTensor edge, OptionalTensor weight_edge, double slope,
+                double dropout, int64_t seed, Tensor out, Tensor stats, OptionalTensor alpha) {
+  const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
+  const AttentionSizes sizes = arguments.sizes(col, "col");
   const Csr graph = sizes.by_row(rowptr, col, edge_id);
   dispatch_features(x_src, "x_src", [&](auto type) {
     using T = decltype(type);
-    gatv2<T>(graph, sizes.of_cols<const T>(x_src, "x_src"), sizes.of_rows<const T>(x_dst, "x_dst"),
-             checked_heads<const T>(att, 1, sizes.heads, sizes.width, "att"), slope,
-             checked_dropout(dropout, seed), sizes.of_rows<T>(out, "out"),
-             sizes.stats<Accumulator<T>>(stats));
+    gatv2<T>(graph, arguments.checked_for<T>(sizes), slope, checked_dropout(dropout, seed),
+             sizes.outputs<T>(out, stats, alpha));
   });
 }
 
 void bind_gatv2_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, Tensor x_src,
-                             Tensor x_dst, Tensor att, double slope, double dropout, int64_t seed,
-                             Tensor stats, Tensor grad, Tensor delta, Tensor grad_dst,
-                             Tensor grad_att) {
-  check_ndim(x_dst, 3, "x_dst");
-  const AttentionSizes sizes = attention_sizes(x_src, "x_src", x_dst.size(0));
+                             Tensor x_dst, Tensor att, OptionalTensor edge,
+                             OptionalTensor weight_edge, double slope, double dropout, int64_t seed,
+                             Tensor stats, Tensor grad, OptionalTensor grad_alpha, Tensor delta,
+                             Tensor grad_dst, Tensor grad_att, OptionalTensor grad_edge,
+                             OptionalTensor grad_weight_edge) {
+  const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
+  const AttentionSizes sizes = arguments.sizes(col, "col");
   const Csr graph = sizes.by_row(rowptr, col, edge_id);
+  check_given_together(edge, "edge", grad_edge, "grad_edge");
+  check_given_together(edge, "edge", grad_weight_edge, "grad_weight_edge");
   dispatch_features(x_src, "x_src", [&](auto type) {
     using T = decltype(type);
-    using A = Accumulator<T>;
-    gatv2_backward_dst<T>(graph, sizes.of_cols<const T>(x_src, "x_src"),
-                          sizes.of_rows<const T>(x_dst, "x_dst"),
-                          checked_heads<const T>(att, 1, sizes.heads, sizes.width, "att"), slope,
-                          checked_dropout(dropout, seed), sizes.stats<const A>(stats),
-                          sizes.of_rows<const T>(grad, "grad"), sizes.delta<A>(delta),
-                          sizes.of_rows<T>(grad_dst, "grad_dst"),
-                          checked_heads<T>(grad_att, 1, sizes.heads, sizes.width, "grad_att"));
+    const int64_t channels = arguments.num_projected();
+    gatv2_backward_dst<T>(
+        graph, arguments.checked_for<T>(sizes), slope, checked_dropout(dropout, seed),
+        sizes.gradients<T>(stats, grad, grad_alpha, delta), sizes.of_rows<T>(grad_dst, "grad_dst"),
+        checked_heads<T>(grad_att, 1, sizes.heads, sizes.width, "grad_att"),
+        checked_matrix<Accumulator<T>>(grad_edge, sizes.edges, channels, "grad_edge"),
+        checked_heads<T>(grad_weight_edge, sizes.heads, channels, sizes.width, "grad_weight_edge"));
   });
 }
 
 void bind_gatv2_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t, Tensor x_src,
-                             Tensor x_dst, Tensor att, double slope, double dropout, int64_t seed,
-                             Tensor stats, Tensor delta, Tensor grad, Tensor grad_src) {
-  check_ndim(x_dst, 3, "x_dst");
-  const AttentionSizes sizes = attention_sizes(x_src, "x_src", x_dst.size(0));
+                             Tensor x_dst, Tensor att, OptionalTensor edge,
+                             OptionalTensor weight_edge, double slope, double dropout, int64_t seed,
+                             Tensor stats, Tensor grad, OptionalTensor grad_alpha, Tensor delta,
+                             Tensor grad_src) {
+  const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
+  const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
   const Csr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t);
   dispatch_features(x_src, "x_src", [&](auto type) {
     using T = decltype(type);
-    using A = Accumulator<T>;
     gatv2_backward_src<T>(
-        transpose, sizes.of_cols<const T>(x_src, "x_src"), sizes.of_rows<const T>(x_dst, "x_dst"),
-        checked_heads<const T>(att, 1, sizes.heads, sizes.width, "att"), slope,
-        checked_dropout(dropout, seed), sizes.stats<const A>(stats), sizes.delta<A>(delta),
-        sizes.of_rows<const T>(grad, "grad"), sizes.of_cols<T>(grad_src, "grad_src"));
+        transpose, arguments.checked_for<T>(sizes), slope, checked_dropout(dropout, seed),
+        sizes.gradients<T>(stats, grad, grad_alpha, delta), sizes.of_cols<T>(grad_src, "grad_src"));
   });
 }
 
+// Inputs of gat as they came.
+struct GatArguments {
+  const Tensor &x, &score_src, &score_dst;
+  const OptionalTensor& score_edge;
+
+  AttentionSizes sizes(const Tensor& col, const char* col_name) const {
+    check_ndim(score_dst, 2, "score_dst");
+    return attention_sizes(x, "x", score_dst.size(0), col, col_name);
+  }
+  template <typename T>
+  GatInputs<T> checked_for(const AttentionSizes& sizes) const {
+    return {sizes.of_cols<const T>(x, "x"), sizes.col_scores<const T>(score_src, "score_src"),
+            sizes.row_scores<const T>(score_dst, "score_dst"),
+            sizes.edge_scores<const T>(score_edge, "score_edge")};
+  }
+};
+
 void bind_gat(Tensor rowptr, Tensor col, OptionalTensor edge_id, Tensor x, Tensor score_src,
-              Tensor score_dst, double slope, double dropout, int64_t seed, Tensor out,
-              Tensor stats) {
-  check_ndim(score_dst, 2, "score_dst");
-  const AttentionSizes sizes = attention_sizes(x, "x", score_dst.size(0));
+              Tensor score_dst, OptionalTensor score_edge, double slope, double dropout,
+              int64_t seed, Tensor out, Tensor stats, OptionalTensor alpha) {
+  const GatArguments arguments{x, score_src, score_dst, score_edge};
+  const AttentionSizes sizes = arguments.sizes(col, "col");
   const Csr graph = sizes.by_row(rowptr, col, edge_id);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
-    gat<T>(graph, sizes.of_cols<const T>(x, "x"), sizes.col_scores<const T>(score_src, "score_src"),
-           sizes.row_scores<const T>(score_dst, "score_dst"), slope, checked_dropout(dropout, seed),
-           sizes.of_rows<T>(out, "out"), sizes.stats<Accumulator<T>>(stats));
+    gat<T>(graph, arguments.checked_for<T>(sizes), slope, checked_dropout(dropout, seed),
+           sizes.outputs<T>(out, stats, alpha));
   });
 }
 
 void bind_gat_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, Tensor x,
-                           Tensor score_src, Tensor score_dst, double slope, double dropout,
-                           int64_t seed, Tensor stats, Tensor grad, Tensor delta,
-                           Tensor grad_score_dst) {
-  check_ndim(score_dst, 2, "score_dst");
-  const AttentionSizes sizes = attention_sizes(x, "x", score_dst.size(0));
+                           Tensor score_src, Tensor score_dst, OptionalTensor score_edge,
+                           double slope, double dropout, int64_t seed, Tensor stats, Tensor grad,
+                           OptionalTensor grad_alpha, Tensor delta, Tensor grad_score_dst,
+                           OptionalTensor grad_score_edge) {
+  const GatArguments arguments{x, score_src, score_dst, score_edge};
+  const AttentionSizes sizes = arguments.sizes(col, "col");
   const Csr graph = sizes.by_row(rowptr, col, edge_id);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
-    using A = Accumulator<T>;
-    gat_backward_dst<T>(
-        graph, sizes.of_cols<const T>(x, "x"), sizes.col_scores<const T>(score_src, "score_src"),
-        sizes.row_scores<const T>(score_dst, "score_dst"), slope, checked_dropout(dropout, seed),
-        sizes.stats<const A>(stats), sizes.of_rows<const T>(grad, "grad"), sizes.delta<A>(delta),
-        sizes.row_scores<T>(grad_score_dst, "grad_score_dst"));
+    gat_backward_dst<T>(graph, arguments.checked_for<T>(sizes), slope,
+                        checked_dropout(dropout, seed),
+                        sizes.gradients<T>(stats, grad, grad_alpha, delta),
+                        sizes.row_scores<T>(grad_score_dst, "grad_score_dst"),
+                        sizes.edge_scores<T>(grad_score_edge, "grad_score_edge"));
   });
 }
 
 void bind_gat_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t, Tensor x,
-                           Tensor score_src, Tensor score_dst, double slope, double dropout,
-                           int64_t seed, Tensor stats, Tensor delta, Tensor grad,
-                           Tensor grad_score_src, Tensor grad_x) {
-  check_ndim(score_dst, 2, "score_dst");
-  const AttentionSizes sizes = attention_sizes(x, "x", score_dst.size(0));
+                           Tensor score_src, Tensor score_dst, OptionalTensor score_edge,
+                           double slope, double dropout, int64_t seed, Tensor stats, Tensor grad,
+                           OptionalTensor grad_alpha, Tensor delta, Tensor grad_x,
+                           Tensor grad_score_src) {
+  const GatArguments arguments{x, score_src, score_dst, score_edge};
+  const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
   const Csr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
-    using A = Accumulator<T>;
     gat_backward_src<T>(
-        transpose, sizes.of_cols<const T>(x, "x"),
-        sizes.col_scores<const T>(score_src, "score_src"),
-        sizes.row_scores<const T>(score_dst, "score_dst"), slope, checked_dropout(dropout, seed),
-        sizes.stats<const A>(stats), sizes.delta<A>(delta), sizes.of_rows<const T>(grad, "grad"),
-        sizes.col_scores<T>(grad_score_src, "grad_score_src"), sizes.of_cols<T>(grad_x, "grad_x"));
+        transpose, arguments.checked_for<T>(sizes), slope, checked_dropout(dropout, seed),
+        sizes.gradients<T>(stats, grad, grad_alpha, delta), sizes.of_cols<T>(grad_x, "grad_x"),
+        sizes.col_scores<T>(grad_score_src, "grad_score_src"));
   });
 }
 
+// Inputs of attention as they came.
+struct AttentionArguments {
+  const Tensor &query, &key, &value;
+  const OptionalTensor& edge;
+
+  AttentionSizes sizes(const Tensor& col, const char* col_name) const {
+    check_ndim(query, 3, "query");
+    AttentionSizes sizes = attention_sizes(key, "key", query.size(0), col, col_name);
+    sizes.edge_width = edge_width(edge);
+    return sizes;
+  }
+  template <typename T>
+  AttentionInputs<T> checked_for(const AttentionSizes& sizes) const {
+    return {sizes.extended_rows<const T>(query, "query"), sizes.of_cols<const T>(key, "key"),
+            sizes.of_cols<const T>(value, "value"), sizes.of_edges<const T>(edge, "edge")};
+  }
+};
+
 void bind_attention(Tensor rowptr, Tensor col, OptionalTensor edge_id, Tensor query, Tensor key,
-                    Tensor value, double scale, double dropout, int64_t seed, Tensor out,
-                    Tensor stats) {
-  check_ndim(query, 3, "query");
-  const AttentionSizes sizes = attention_sizes(key, "key", query.size(0));
+                    Tensor value, OptionalTensor edge, double scale, double dropout, int64_t seed,
+                    Tensor out, Tensor stats, OptionalTensor alpha) {
+  const AttentionArguments arguments{query, key, value, edge};
+  const AttentionSizes sizes = arguments.sizes(col, "col");
   const Csr graph = sizes.by_row(rowptr, col, edge_id);
   dispatch_features(key, "key", [&](auto type) {
     using T = decltype(type);
-    attention<T>(graph, sizes.of_rows<const T>(query, "query"), sizes.of_cols<const T>(key, "key"),
-                 sizes.of_cols<const T>(value, "value"), scale, checked_dropout(dropout, seed),
-                 sizes.of_rows<T>(out, "out"), sizes.stats<Accumulator<T>>(stats));
+    attention<T>(graph, arguments.checked_for<T>(sizes), scale, checked_dropout(dropout, seed),
+                 sizes.outputs<T>(out, stats, alpha));
   });
 }
 
 void bind_attention_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, Tensor query,
-                                 Tensor key, Tensor value, double scale, double dropout,
-                                 int64_t seed, Tensor stats, Tensor grad, Tensor delta,
-                                 Tensor grad_query) {
-  check_ndim(query, 3, "query");
-  const AttentionSizes sizes = attention_sizes(key, "key", query.size(0));
+                                 Tensor key, Tensor value, OptionalTensor edge, double scale,
+                                 double dropout, int64_t seed, Tensor stats, Tensor grad,
+                                 OptionalTensor grad_alpha, Tensor delta, Tensor grad_query,
+                                 OptionalTensor grad_edge) {
+  const AttentionArguments arguments{query, key, value, edge};
+  const AttentionSizes sizes = arguments.sizes(col, "col");
   const Csr graph = sizes.by_row(rowptr, col, edge_id);
+  check_given_together(edge, "edge", grad_edge, "grad_edge");
   dispatch_features(key, "key", [&](auto type) {
     using T = decltype(type);
-    using A = Accumulator<T>;
-    attention_backward_dst<T>(
-        graph, sizes.of_rows<const T>(query, "query"), sizes.of_cols<const T>(key, "key"),
-        sizes.of_cols<const T>(value, "value"), scale, checked_dropout(dropout, seed),
-        sizes.stats<const A>(stats), sizes.of_rows<const T>(grad, "grad"), sizes.delta<A>(delta),
-        sizes.of_rows<T>(grad_query, "grad_query"));
+    attention_backward_dst<T>(graph, arguments.checked_for<T>(sizes), scale,
+                              checked_dropout(dropout, seed),
+                              sizes.gradients<T>(stats, grad, grad_alpha, delta),
+                              sizes.extended_rows<T>(grad_query, "grad_query"),
+                              sizes.of_edges<Accumulator<T>>(grad_edge, "grad_edge"));
   });
 }
 
 void bind_attention_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t,
-                                 Tensor query, Tensor key, Tensor value, double scale,
-                                 double dropout, int64_t seed, Tensor stats, Tensor delta,
-                                 Tensor grad, Tensor grad_key, Tensor grad_value) {
-  check_ndim(query, 3, "query");
-  const AttentionSizes sizes = attention_sizes(key, "key", query.size(0));
+                                 Tensor query, Tensor key, Tensor value, OptionalTensor edge,
+                                 double scale, double dropout, int64_t seed, Tensor stats,
+                                 Tensor grad, OptionalTensor grad_alpha, Tensor delta,
+                                 Tensor grad_key, Tensor grad_value) {
+  const AttentionArguments arguments{query, key, value, edge};
+  const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
   const Csr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t);
   dispatch_features(key, "key", [&](auto type) {
     using T = decltype(type);
-    using A = Accumulator<T>;
     attention_backward_src<T>(
-        transpose, sizes.of_rows<const T>(query, "query"), sizes.of_cols<const T>(key, "key"),
-        sizes.of_cols<const T>(value, "value"), scale, checked_dropout(dropout, seed),
-        sizes.stats<const A>(stats), sizes.delta<A>(delta), sizes.of_rows<const T>(grad, "grad"),
-        sizes.of_cols<T>(grad_key, "grad_key"), sizes.of_cols<T>(grad_value, "grad_value"));
+        transpose, arguments.checked_for<T>(sizes), scale, checked_dropout(dropout, seed),
+        sizes.gradients<T>(stats, grad, grad_alpha, delta), sizes.of_cols<T>(grad_key, "grad_key"),
+        sizes.of_cols<T>(grad_value, "grad_value"));
   });
 }
 

@@ -145,10 +145,23 @@ Matrix<T> checked_matrix(const Tensor& tensor, int64_t rows, int64_t width, cons
 }
 
 template <typename T>
+Matrix<T> checked_matrix(const OptionalTensor& tensor, int64_t rows, int64_t width,
+                         const char* name) {
+  return tensor.has_value() ? checked_matrix<T>(tensor.value(), rows, width, name) : Matrix<T>{};
+}
+
+template <typename T>
 Heads<T> checked_heads(const Tensor& tensor, int64_t nodes, int64_t heads, int64_t width,
                        const char* name) {
   using Value = std::remove_const_t<T>;
   return {checked<Value>(tensor, {nodes, heads, width}, name), nodes, heads, width};
+}
+
+template <typename T>
+Heads<T> checked_heads(const OptionalTensor& tensor, int64_t nodes, int64_t heads, int64_t width,
+                       const char* name) {
+  return tensor.has_value() ? checked_heads<T>(tensor.value(), nodes, heads, width, name)
+                            : Heads<T>{};
 }
 
 inline int64_t checked_size(int64_t size, const char* name) {

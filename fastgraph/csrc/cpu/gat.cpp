@@ -1,18 +1,19 @@
 // Attention from one score for each node and head (Velickovic et al., Graph attention networks,
-// 2018): the score of an entry is leaky_relu(score_src[col] + score_dst[row]).
+// 2018): the score of an entry is leaky_relu(score_src[col] + score_dst[row] + score_edge[edge]).
 #include "cpu/kernels.h"
 
 namespace fastgraph {
 namespace {
 
-// The sums z of which the scores are leaky_relu(z).
+// The sums z of which the scores are leaky_relu(z); `own` is of the row's node, `others` of the
+// gathered ones.
 template <typename T>
 inline BlockOf<Accumulator<T>> score_sums(const EdgeBlock& block, Matrix<const T> own,
-                                          Matrix<const T> others) {
+                                          Matrix<const T> others, Matrix<const T> edges) {
   const Accumulator<T> mine = load_one(own.row(block.row) + block.head);
-  BlockOf<Accumulator<T>> z{};
+  BlockOf<Accumulator<T>> z = load_edges<T>(block, edges);
   for (int i = 0; i < block.count; ++i) {
-    z[i] = mine + load_one(others.row(block.col(i)) + block.head);
+    z[i] += mine + load_one(others.row(block.col(i)) + block.head);
   }
   return z;
 }
@@ -22,55 +23,47 @@ inline BlockOf<A> leaky_relu(BlockOf<A> z, A slope) {
   return z > BlockOf<A>{} ? z : slope * z;
 }
 
-// The sum over a block of grad[i] * leaky_relu'(z_i).
+// grad[i] * leaky_relu'(z_i).
 template <typename A>
-inline A sum_of_slopes(BlockOf<A> z, A slope, BlockOf<A> grad) {
-  return sum_of<A, kBlock>(z > BlockOf<A>{} ? grad : slope * grad);
+inline BlockOf<A> through_leaky_relu(BlockOf<A> z, A slope, BlockOf<A> grad) {
+  return z > BlockOf<A>{} ? grad : slope * grad;
 }
 
 template <typename T>
-struct Forward : OnlineSoftmax<T> {
+struct Scores {
   using A = Accumulator<T>;
 
-  Matrix<const T> score_src;
-  Matrix<const T> score_dst;
+  GatInputs<T> in;
   A slope;
 
-  void absorb(const EdgeBlock& block, A*, A* state) const {
-    block.prefetch_next(this->value);
-    const auto score = leaky_relu<A>(score_sums<T>(block, score_dst, score_src), slope);
-    OnlineSoftmax<T>::absorb(block, score, state);
-  }
-
-  void finish(int64_t row, int64_t head, bool empty, int64_t, const A* state) const {
-    OnlineSoftmax<T>::finish(row, head, empty, state);
+  BlockOf<A> operator()(const EdgeBlock& block) const {
+    block.prefetch_next(in.x);
+    const auto z = score_sums<T>(block, in.score_dst, in.score_src, in.score_edge);
+    return leaky_relu<A>(z, slope);
   }
 };
 
-// The gradient of score_dst.
+// The gradients of score_dst and score_edge.
 template <typename T>
 struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   using A = Accumulator<T>;
 
-  Heads<const T> x;
-  Matrix<const T> score_src;
-  Matrix<const T> score_dst;
+  GatInputs<T> in;
   A slope;
-  Heads<const T> grad;
   Matrix<T> grad_score_dst;
+  Matrix<T> grad_score_edge;
 
-  BlockOf<A> score(const EdgeBlock& block) const {
-    return leaky_relu<A>(score_sums<T>(block, score_dst, score_src), slope);
-  }
+  BlockOf<A> score(const EdgeBlock& block) const { return Scores<T>{in, slope}(block); }
 
   BlockOf<A> product(const EdgeBlock& block) const {
-    block.prefetch_next(x);
-    return dots<T>(block, grad.at(block.row, block.head), x);
+    return dots<T>(block, this->grad.at(block.row, block.head), NodeRows<T>(in.x));
   }
 
   void absorb(const EdgeBlock& block, const A* buffer, A* state) const {
-    const auto z = score_sums<T>(block, score_dst, score_src);
-    state[0] += sum_of_slopes<A>(z, slope, this->score_gradients(block, buffer));
+    const auto z = score_sums<T>(block, in.score_dst, in.score_src, in.score_edge);
+    const auto grad_z = through_leaky_relu<A>(z, slope, this->score_gradients(block, buffer));
+    store_edges<T>(block, grad_z, grad_score_edge);
+    state[0] += sum_of<A, kBlock>(grad_z);
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
@@ -80,33 +73,27 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
 
 // Gradients of score_src and x, along the transpose; state holds both.
 template <typename T>
-struct BackwardSrc : RowSums<Accumulator<T>> {
+struct BackwardSrc : SourceSoftmax<T> {
   using A = Accumulator<T>;
 
-  Heads<const T> x;
-  Matrix<const T> score_src;
-  Matrix<const T> score_dst;
+  GatInputs<T> in;
   A slope;
-  Dropout dropout;
-  SoftmaxStats<const A> stats;
-  const A* delta;
-  Heads<const T> grad;
-  Matrix<T> grad_score_src;
   Heads<T> grad_x;
+  Matrix<T> grad_score_src;
 
   void absorb(const EdgeBlock& block, A*, A* state) const {
-    block.prefetch_next(grad);
-    const auto product = dots<T>(block, x.at(block.row, block.head), grad);
-    const auto z = score_sums<T>(block, score_src, score_dst);
-    const auto grads =
-        gradients_of_column<A>(block, leaky_relu<A>(z, slope), product, stats, delta, dropout);
-    state[0] += sum_of_slopes<A>(z, slope, grads.score);
-    add_rows<T>(block, grads.weight, grad, A{1}, state + 1);
+    const NodeRows<T> grad(this->grad);
+    block.prefetch_next(grad.x);
+    const auto product = dots<T>(block, in.x.at(block.row, block.head), grad);
+    const auto z = score_sums<T>(block, in.score_src, in.score_dst, in.score_edge);
+    const auto grads = this->gradients(block, leaky_relu<A>(z, slope), product);
+    state[0] += sum_of<A, kBlock>(through_leaky_relu<A>(z, slope, grads.score));
+    add_rows<A>(block, grads.weight, grad, A{1}, state + 1);
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
     store_one(grad_score_src.row(row) + head, state[0]);
-    for_each_part<kLanes<T>, 1>(0, x.width, [&](auto chunk, int64_t f) {
+    for_each_part<kLanes<T>, 1>(0, grad_x.width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
       store<N>(grad_x.at(row, head) + f, load<N>(state + 1 + f));
     });
@@ -116,47 +103,42 @@ struct BackwardSrc : RowSums<Accumulator<T>> {
 }  // namespace
 
 template <typename T>
-void gat(const Csr& graph, Heads<const T> x, Matrix<const T> score_src, Matrix<const T> score_dst,
-         double slope, Dropout dropout, Heads<T> out, SoftmaxStats<Accumulator<T>> stats) {
-  prefer_huge_pages(out.data, out.bytes());
-  const Forward<T> pass{
-      {x, out, stats, dropout}, score_src, score_dst, static_cast<Accumulator<T>>(slope)};
-  run_pass<Accumulator<T>>(graph, make_schedule(graph), out.heads, out.width, pass);
+void gat(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
+         const SoftmaxOutputs<T>& outputs) {
+  const Scores<T> scores{in, static_cast<Accumulator<T>>(slope)};
+  const EdgeRows<T> no_edges(Matrix<const T>{});
+  run_forward<T, Scores<T>>(graph, in.x.width,
+                            {scores, NodeRows<T>(in.x), no_edges, dropout, outputs});
 }
 
 template <typename T>
-void gat_backward_dst(const Csr& graph, Heads<const T> x, Matrix<const T> score_src,
-                      Matrix<const T> score_dst, double slope, Dropout dropout,
-                      SoftmaxStats<const Accumulator<T>> stats, Heads<const T> grad,
-                      Accumulator<T>* delta, Matrix<T> grad_score_dst) {
-  using A = Accumulator<T>;
-  const BackwardDst<T> pass{{{1}, dropout, stats, delta}, x,    score_src,     score_dst,
-                            static_cast<A>(slope),        grad, grad_score_dst};
-  run_destination_pass<T>(graph, make_schedule(graph), x.heads, x.width, pass);
+void gat_backward_dst(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
+                      const SoftmaxGradients<T>& given, Matrix<T> grad_score_dst,
+                      Matrix<T> grad_score_edge) {
+  const BackwardDst<T> pass{{{1}, given, dropout},
+                            in,
+                            static_cast<Accumulator<T>>(slope),
+                            grad_score_dst,
+                            grad_score_edge};
+  run_destination_pass<T>(graph, make_schedule(graph), in.x.heads, in.x.width, pass);
 }
 
 template <typename T>
-void gat_backward_src(const Csr& transpose, Heads<const T> x, Matrix<const T> score_src,
-                      Matrix<const T> score_dst, double slope, Dropout dropout,
-                      SoftmaxStats<const Accumulator<T>> stats, const Accumulator<T>* delta,
-                      Heads<const T> grad, Matrix<T> grad_score_src, Heads<T> grad_x) {
+void gat_backward_src(const Csr& transpose, const GatInputs<T>& in, double slope, Dropout dropout,
+                      const SoftmaxGradients<T>& given, Heads<T> grad_x, Matrix<T> grad_score_src) {
   using A = Accumulator<T>;
   prefer_huge_pages(grad_x.data, grad_x.bytes());
-  const BackwardSrc<T> pass{{1 + x.width}, x,     score_src, score_dst, static_cast<A>(slope),
-                            dropout,       stats, delta,     grad,      grad_score_src,
-                            grad_x};
-  run_pass<A>(transpose, make_schedule(transpose), x.heads, 2 * x.width, pass);
+  const BackwardSrc<T> pass{
+      {{1 + in.x.width}, given, dropout}, in, static_cast<A>(slope), grad_x, grad_score_src};
+  run_pass<A>(transpose, make_schedule(transpose), in.x.heads, 2 * in.x.width, pass);
 }
 
-#define FASTGRAPH_INSTANTIATE(T)                                                                   \
-  template void gat(const Csr&, Heads<const T>, Matrix<const T>, Matrix<const T>, double, Dropout, \
-                    Heads<T>, SoftmaxStats<Accumulator<T>>);                                       \
-  template void gat_backward_dst(const Csr&, Heads<const T>, Matrix<const T>, Matrix<const T>,     \
-                                 double, Dropout, SoftmaxStats<const Accumulator<T>>,              \
-                                 Heads<const T>, Accumulator<T>*, Matrix<T>);                      \
-  template void gat_backward_src(const Csr&, Heads<const T>, Matrix<const T>, Matrix<const T>,     \
-                                 double, Dropout, SoftmaxStats<const Accumulator<T>>,              \
-                                 const Accumulator<T>*, Heads<const T>, Matrix<T>, Heads<T>);
+#define FASTGRAPH_INSTANTIATE(T)                                                                 \
+  template void gat(const Csr&, const GatInputs<T>&, double, Dropout, const SoftmaxOutputs<T>&); \
+  template void gat_backward_dst(const Csr&, const GatInputs<T>&, double, Dropout,               \
+                                 const SoftmaxGradients<T>&, Matrix<T>, Matrix<T>);              \
+  template void gat_backward_src(const Csr&, const GatInputs<T>&, double, Dropout,               \
+                                 const SoftmaxGradients<T>&, Heads<T>, Matrix<T>);
 FASTGRAPH_INSTANTIATE(float)
 FASTGRAPH_INSTANTIATE(double)
 FASTGRAPH_INSTANTIATE(bfloat16)

@@ -1,5 +1,6 @@
 // Additive attention (Brody, Alon and Yahav, How attentive are graph attention networks?, 2022):
-// the score of an entry is <att, leaky_relu(x_src[col] + x_dst[row])>.
+// the score of an entry is <att, leaky_relu(z)>, z = x_src[col] + x_dst[row] + weight_edge^T edge.
+// The projection of the edges is made channel by channel where it is needed, and never stored.
 #include "cpu/kernels.h"
 
 namespace fastgraph {
@@ -10,11 +11,50 @@ inline V leaky_relu(V z, A slope) {
   return z > V{} ? z : slope * z;
 }
 
-// The scores of a block of entries; `own` is the head of the row's node, `others` are gathered.
+// What edges add to z.
 template <typename T>
+struct EdgeProjection {
+  using A = Accumulator<T>;
+
+  Matrix<const T> edge;
+  Heads<const T> weight;  // [heads, channels of edges, width]
+
+  int64_t channels() const { return edge.width; }
+  A channel(const EdgeBlock& block, int i, int64_t d) const {
+    return load_one(edge.row(block.edge(i)) + d);
+  }
+
+  // Adds the part that stands in a chunk of channels at f.
+  template <typename C>
+  void add_to(Vector<A, C::kLanes>* z, const EdgeBlock& block, int i, int64_t f) const {
+    for (int64_t d = 0; d < channels(); ++d) {
+      const A factor = channel(block, i, d);
+      const T* row = weight.at(block.head, d) + f;
+#pragma GCC unroll 4
+      for (int q = 0; q < C::kCount; ++q) z[q] += factor * load<C::kLanes>(row + q * C::kLanes);
+    }
+  }
+};
+
+// For graphs without features of edges, whose loops have nothing to skip then.
+template <typename T>
+struct NoEdges {
+  template <typename C>
+  void add_to(Vector<Accumulator<T>, C::kLanes>*, const EdgeBlock&, int, int64_t) const {}
+};
+
+// Calls body with what the edges of these inputs add to z.
+template <typename T, typename Body>
+inline auto with_edges(const Gatv2Inputs<T>& in, const Body& body) {
+  if (in.edge.width > 0) return body(EdgeProjection<T>{in.edge, in.weight_edge});
+  return body(NoEdges<T>{});
+}
+
+// The scores of a block of entries; see Scores::of().
+template <typename T, typename Edges>
 inline BlockOf<Accumulator<T>> additive_scores(const EdgeBlock& block, const T* own,
-                                               Heads<const T> others, Heads<const T> att,
-                                               Accumulator<T> slope) {
+                                               Heads<const T> others, const Edges& edges,
+                                               Heads<const T> att, Accumulator<T> slope) {
   using A = Accumulator<T>;
   BlockOf<A> score{};
   for_each_part<kLanes<T>, 4>(0, others.width, [&](auto chunk, int64_t f) {
@@ -27,11 +67,12 @@ inline BlockOf<Accumulator<T>> additive_scores(const EdgeBlock& block, const T* 
     }
     for (int i = 0; i < block.count; ++i) {
       const T* other = others.at(block.col(i), block.head) + f;
-      V sum{};
+      V z[C::kCount], sum{};
 #pragma GCC unroll 4
-      for (int q = 0; q < C::kCount; ++q) {
-        sum += factor[q] * leaky_relu(mine[q] + load<C::kLanes>(other + q * C::kLanes), slope);
-      }
+      for (int q = 0; q < C::kCount; ++q) z[q] = mine[q] + load<C::kLanes>(other + q * C::kLanes);
+      edges.template add_to<C>(z, block, i, f);
+#pragma GCC unroll 4
+      for (int q = 0; q < C::kCount; ++q) sum += factor[q] * leaky_relu(z[q], slope);
       score[i] += sum_of<A, C::kLanes>(sum);
     }
   });
@@ -40,9 +81,9 @@ inline BlockOf<Accumulator<T>> additive_scores(const EdgeBlock& block, const T* 
 
 // slopes += grad[i] * leaky_relu'(z_i) over the block, and activations += grad[i] * leaky_relu(z_i)
 // unless it is null.
-template <bool kActivations, typename T>
+template <bool kActivations, typename T, typename Edges>
 inline void add_activations(const EdgeBlock& block, const T* own, Heads<const T> others,
-                            Accumulator<T> slope, BlockOf<Accumulator<T>> grad,
+                            const Edges& edges, Accumulator<T> slope, BlockOf<Accumulator<T>> grad,
                             Accumulator<T>* slopes, Accumulator<T>* activations) {
   using A = Accumulator<T>;
   for_each_part<kLanes<T>, 4>(0, others.width, [&](auto chunk, int64_t f) {
@@ -58,12 +99,15 @@ inline void add_activations(const EdgeBlock& block, const T* own, Heads<const T>
     for (int i = 0; i < block.count; ++i) {
       const T* other = others.at(block.col(i), block.head) + f;
       const A g = grad[i];
+      V z[C::kCount];
+#pragma GCC unroll 4
+      for (int q = 0; q < C::kCount; ++q) z[q] = mine[q] + load<N>(other + q * N);
+      edges.template add_to<C>(z, block, i, f);
 #pragma GCC unroll 4
       for (int q = 0; q < C::kCount; ++q) {
-        const V z = mine[q] + load<N>(other + q * N);
-        const V sloped = z > V{} ? splat<A, N>(g) : splat<A, N>(slope * g);
+        const V sloped = z[q] > V{} ? splat<A, N>(g) : splat<A, N>(slope * g);
         slope_sum[q] += sloped;
-        if constexpr (kActivations) activation_sum[q] += sloped * z;
+        if constexpr (kActivations) activation_sum[q] += sloped * z[q];
       }
     }
     for (int q = 0; q < C::kCount; ++q) {
@@ -73,61 +117,108 @@ inline void add_activations(const EdgeBlock& block, const T* own, Heads<const T>
   });
 }
 
+// grad_edge += weight_edge grad_z_i of each entry, and grad_weight += edge_i grad_z_i^T over the
+// block, where grad_z = grad[i] * att * leaky_relu'(z_i).
 template <typename T>
-struct Forward : OnlineSoftmax<T> {
+inline void add_edge_gradients(const EdgeBlock& block, const T* own, Heads<const T> others,
+                               const EdgeProjection<T>& edges, Heads<const T> att,
+                               Accumulator<T> slope, BlockOf<Accumulator<T>> grad,
+                               Matrix<Accumulator<T>> grad_edge, Accumulator<T>* grad_weight) {
+  using A = Accumulator<T>;
+  const int64_t width = others.width;
+  for_each_part<kLanes<T>, 4>(0, width, [&](auto chunk, int64_t f) {
+    using C = decltype(chunk);
+    constexpr int N = C::kLanes;
+    using V = Vector<A, N>;
+    for (int i = 0; i < block.count; ++i) {
+      const T* other = others.at(block.col(i), block.head) + f;
+      V z[C::kCount];
+      for (int q = 0; q < C::kCount; ++q) {
+        z[q] = load<N>(own + f + q * N) + load<N>(other + q * N);
+      }
+      edges.template add_to<C>(z, block, i, f);
+      for (int q = 0; q < C::kCount; ++q) {
+        const V scaled = grad[i] * load<N>(att.at(0, block.head) + f + q * N);
+        z[q] = z[q] > V{} ? scaled : slope * scaled;
+      }
+      for (int64_t d = 0; d < edges.channels(); ++d) {
+        const T* weight = edges.weight.at(block.head, d) + f;
+        const A factor = edges.channel(block, i, d);
+        A* target = grad_weight + d * width + f;
+        V sum{};
+#pragma GCC unroll 4
+        for (int q = 0; q < C::kCount; ++q) {
+          sum += load<N>(weight + q * N) * z[q];
+          store<N>(target + q * N, load<N>(target + q * N) + factor * z[q]);
+        }
+        grad_edge.row(block.edge(i))[d] += sum_of<A, N>(sum);
+      }
+    }
+  });
+}
+
+template <typename T>
+struct Scores {
   using A = Accumulator<T>;
 
-  Heads<const T> x_src;
-  Heads<const T> x_dst;
-  Heads<const T> att;
+  Gatv2Inputs<T> in;
   A slope;
 
-  void absorb(const EdgeBlock& block, A*, A* state) const {
-    block.prefetch_next(x_src);
-    const T* own = x_dst.at(block.row, block.head);
-    const auto score = additive_scores<T>(block, own, x_src, att, slope);
-    OnlineSoftmax<T>::absorb(block, score, state);
+  // `own` is the head of the row's node, `others` are gathered.
+  BlockOf<A> of(const EdgeBlock& block, const T* own, Heads<const T> others) const {
+    return with_edges<T>(in, [&](const auto& edges) {
+      return additive_scores<T>(block, own, others, edges, in.att, slope);
+    });
   }
 
-  void finish(int64_t row, int64_t head, bool empty, int64_t, const A* state) const {
-    OnlineSoftmax<T>::finish(row, head, empty, state);
+  BlockOf<A> operator()(const EdgeBlock& block) const {
+    block.prefetch_next(in.x_src);
+    return of(block, in.x_dst.at(block.row, block.head), in.x_src);
   }
 };
 
-// Gradients of x_dst and att; state holds the sums of slopes and of activations.
+// Gradients of x_dst, att, edge and weight_edge; state holds the sums of slopes, of activations and
+// those for weight_edge.
 template <typename T>
 struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   using A = Accumulator<T>;
 
-  Heads<const T> x_src;
-  Heads<const T> x_dst;
-  Heads<const T> att;
-  A slope;
-  Heads<const T> grad;
+  Scores<T> scores;
   Heads<T> grad_dst;
-  A* grad_att;  // [slots, heads, width]
+  Matrix<A> grad_edge;
+  Heads<A> sums;  // [slots, heads, (1 + channels of edges) * width]: of att and of weight_edge
 
-  BlockOf<A> score(const EdgeBlock& block) const {
-    block.prefetch_next(x_src);
-    return additive_scores<T>(block, x_dst.at(block.row, block.head), x_src, att, slope);
-  }
+  BlockOf<A> score(const EdgeBlock& block) const { return scores(block); }
 
   BlockOf<A> product(const EdgeBlock& block) const {
-    return dots<T>(block, grad.at(block.row, block.head), x_src);
+    return dots<T>(block, this->grad.at(block.row, block.head), NodeRows<T>(scores.in.x_src));
   }
 
   void absorb(const EdgeBlock& block, const A* buffer, A* state) const {
+    const Gatv2Inputs<T>& in = scores.in;
     const auto grads = this->score_gradients(block, buffer);
-    const T* own = x_dst.at(block.row, block.head);
-    add_activations<true, T>(block, own, x_src, slope, grads, state, state + x_src.width);
+    const T* own = in.x_dst.at(block.row, block.head);
+    const int64_t width = in.x_src.width;
+    with_edges<T>(in, [&](const auto& edges) {
+      add_activations<true, T>(block, own, in.x_src, edges, scores.slope, grads, state,
+                               state + width);
+    });
+    if (in.edge.width > 0) {
+      add_edge_gradients<T>(block, own, in.x_src, {in.edge, in.weight_edge}, in.att, scores.slope,
+                            grads, grad_edge, state + 2 * width);
+    }
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t slot, const A* state) const {
-    const int64_t width = att.width;
-    A* sum = grad_att + (slot * att.heads + head) * width;
+    const int64_t width = grad_dst.width;
+    const T* att = scores.in.att.at(0, head);
     for_each_part<kLanes<T>, 1>(0, width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
-      store<N>(grad_dst.at(row, head) + f, load<N>(att.at(0, head) + f) * load<N>(state + f));
+      store<N>(grad_dst.at(row, head) + f, load<N>(att + f) * load<N>(state + f));
+    });
+    A* sum = sums.at(slot, head);
+    for_each_part<kLanes<T>, 1>(0, sums.width, [&](auto chunk, int64_t f) {
+      constexpr int N = decltype(chunk)::kLanes;
       store<N>(sum + f, load<N>(sum + f) + load<N>(state + width + f));
     });
   }
@@ -136,99 +227,102 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
 // The gradient of x_src, along the transpose; state holds the sums of gradients as a value and of
 // slopes.
 template <typename T>
-struct BackwardSrc : RowSums<Accumulator<T>> {
+struct BackwardSrc : SourceSoftmax<T> {
   using A = Accumulator<T>;
 
-  Heads<const T> x_src;
-  Heads<const T> x_dst;
-  Heads<const T> att;
-  A slope;
-  Dropout dropout;
-  SoftmaxStats<const A> stats;
-  const A* delta;
-  Heads<const T> grad;
+  Scores<T> scores;
   Heads<T> grad_src;
 
   void absorb(const EdgeBlock& block, A*, A* state) const {
-    block.prefetch_next(x_dst);
-    block.prefetch_next(grad);
-    const T* own = x_src.at(block.row, block.head);
+    const Gatv2Inputs<T>& in = scores.in;
+    const NodeRows<T> grad(this->grad);
+    block.prefetch_next(in.x_dst);
+    block.prefetch_next(grad.x);
+    const T* own = in.x_src.at(block.row, block.head);
     const auto product = dots<T>(block, own, grad);
-    const auto score = additive_scores<T>(block, own, x_dst, att, slope);
-    const auto grads = gradients_of_column<A>(block, score, product, stats, delta, dropout);
-    add_rows<T>(block, grads.weight, grad, A{1}, state);
-    add_activations<false, T>(block, own, x_dst, slope, grads.score, state + x_src.width, nullptr);
+    const auto grads = this->gradients(block, scores.of(block, own, in.x_dst), product);
+    add_rows<A>(block, grads.weight, grad, A{1}, state);
+    with_edges<T>(in, [&](const auto& edges) {
+      add_activations<false, T>(block, own, in.x_dst, edges, scores.slope, grads.score,
+                                state + grad.width, nullptr);
+    });
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
-    const int64_t width = att.width;
+    const int64_t width = grad_src.width;
+    const T* att = scores.in.att.at(0, head);
     for_each_part<kLanes<T>, 1>(0, width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
-      const auto through_score = load<N>(att.at(0, head) + f) * load<N>(state + width + f);
+      const auto through_score = load<N>(att + f) * load<N>(state + width + f);
       store<N>(grad_src.at(row, head) + f, load<N>(state + f) + through_score);
     });
   }
 };
 
-}  // namespace
-
+// target[head][f] = the sum over slots of sums[slot][head][begin + f].
 template <typename T>
-void gatv2(const Csr& graph, Heads<const T> x_src, Heads<const T> x_dst, Heads<const T> att,
-           double slope, Dropout dropout, Heads<T> out, SoftmaxStats<Accumulator<T>> stats) {
-  prefer_huge_pages(out.data, out.bytes());
-  const Forward<T> pass{
-      {x_src, out, stats, dropout}, x_src, x_dst, att, static_cast<Accumulator<T>>(slope)};
-  run_pass<Accumulator<T>>(graph, make_schedule(graph), out.heads, out.width, pass);
-}
-
-template <typename T>
-void gatv2_backward_dst(const Csr& graph, Heads<const T> x_src, Heads<const T> x_dst,
-                        Heads<const T> att, double slope, Dropout dropout,
-                        SoftmaxStats<const Accumulator<T>> stats, Heads<const T> grad,
-                        Accumulator<T>* delta, Heads<T> grad_dst, Heads<T> grad_att) {
-  using A = Accumulator<T>;
-  prefer_huge_pages(grad_dst.data, grad_dst.bytes());
-  const Schedule schedule = make_schedule(graph);
-  const int64_t slots = num_slots(schedule), size = att.heads * att.width;
-  const auto sums = scratch<A>(slots * size);
-  std::fill(sums.get(), sums.get() + slots * size, A{0});
-  const BackwardDst<T> pass{{{2 * att.width}, dropout, stats, delta},
-                            x_src,
-                            x_dst,
-                            att,
-                            static_cast<A>(slope),
-                            grad,
-                            grad_dst,
-                            sums.get()};
-  run_destination_pass<T>(graph, schedule, att.heads, 2 * att.width, pass);
-  for (int64_t f = 0; f < size; ++f) {
-    double total = 0;
-    for (int64_t slot = 0; slot < slots; ++slot) total += sums[slot * size + f];
-    store_one(grad_att.data + f, static_cast<A>(total));
+void sum_slots(Heads<const Accumulator<T>> sums, int64_t begin, int64_t width, T* target) {
+  for (int64_t head = 0; head < sums.heads; ++head) {
+    for (int64_t f = 0; f < width; ++f) {
+      double total = 0;
+      for (int64_t slot = 0; slot < sums.nodes; ++slot) total += sums.at(slot, head)[begin + f];
+      store_one(target + head * width + f, static_cast<Accumulator<T>>(total));
+    }
   }
 }
 
+}  // namespace
+
 template <typename T>
-void gatv2_backward_src(const Csr& transpose, Heads<const T> x_src, Heads<const T> x_dst,
-                        Heads<const T> att, double slope, Dropout dropout,
-                        SoftmaxStats<const Accumulator<T>> stats, const Accumulator<T>* delta,
-                        Heads<const T> grad, Heads<T> grad_src) {
-  using A = Accumulator<T>;
-  prefer_huge_pages(grad_src.data, grad_src.bytes());
-  const BackwardSrc<T> pass{{2 * att.width}, x_src, x_dst, att,  static_cast<A>(slope),
-                            dropout,         stats, delta, grad, grad_src};
-  run_pass<A>(transpose, make_schedule(transpose), att.heads, 2 * att.width, pass);
+void gatv2(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,
+           const SoftmaxOutputs<T>& outputs) {
+  const Scores<T> scores{in, static_cast<Accumulator<T>>(slope)};
+  const EdgeRows<T> no_edges(Matrix<const T>{});
+  run_forward<T, Scores<T>>(graph, (1 + in.edge.width) * in.x_src.width,
+                            {scores, NodeRows<T>(in.x_src), no_edges, dropout, outputs});
 }
 
-#define FASTGRAPH_INSTANTIATE(T)                                                                   \
-  template void gatv2(const Csr&, Heads<const T>, Heads<const T>, Heads<const T>, double, Dropout, \
-                      Heads<T>, SoftmaxStats<Accumulator<T>>);                                     \
-  template void gatv2_backward_dst(const Csr&, Heads<const T>, Heads<const T>, Heads<const T>,     \
-                                   double, Dropout, SoftmaxStats<const Accumulator<T>>,            \
-                                   Heads<const T>, Accumulator<T>*, Heads<T>, Heads<T>);           \
-  template void gatv2_backward_src(const Csr&, Heads<const T>, Heads<const T>, Heads<const T>,     \
-                                   double, Dropout, SoftmaxStats<const Accumulator<T>>,            \
-                                   const Accumulator<T>*, Heads<const T>, Heads<T>);
+template <typename T>
+void gatv2_backward_dst(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,
+                        const SoftmaxGradients<T>& given, Heads<T> grad_dst, Heads<T> grad_att,
+                        Matrix<Accumulator<T>> grad_edge, Heads<T> grad_weight_edge) {
+  using A = Accumulator<T>;
+  prefer_huge_pages(grad_dst.data, grad_dst.bytes());
+  const Schedule schedule = make_schedule(graph);
+  const int64_t width = in.att.width, heads = in.att.heads, slots = num_slots(schedule);
+  const int64_t num_sums = (1 + in.edge.width) * width;
+  const auto sums = scratch<A>(slots * heads * num_sums);
+  std::fill(sums.get(), sums.get() + slots * heads * num_sums, A{0});
+  const BackwardDst<T> pass{{{width + num_sums}, given, dropout},
+                            {in, static_cast<A>(slope)},
+                            grad_dst,
+                            grad_edge,
+                            {sums.get(), slots, heads, num_sums}};
+  run_destination_pass<T>(graph, schedule, heads, width + num_sums, pass);
+  const Heads<const A> all{sums.get(), slots, heads, num_sums};
+  sum_slots<T>(all, 0, width, grad_att.data);
+  sum_slots<T>(all, width, num_sums - width, grad_weight_edge.data);
+}
+
+template <typename T>
+void gatv2_backward_src(const Csr& transpose, const Gatv2Inputs<T>& in, double slope,
+                        Dropout dropout, const SoftmaxGradients<T>& given, Heads<T> grad_src) {
+  using A = Accumulator<T>;
+  prefer_huge_pages(grad_src.data, grad_src.bytes());
+  const int64_t width = in.att.width;
+  const BackwardSrc<T> pass{{{2 * width}, given, dropout}, {in, static_cast<A>(slope)}, grad_src};
+  const int64_t work = (2 + in.edge.width) * width;
+  run_pass<A>(transpose, make_schedule(transpose), in.att.heads, work, pass);
+}
+
+#define FASTGRAPH_INSTANTIATE(T)                                                       \
+  template void gatv2(const Csr&, const Gatv2Inputs<T>&, double, Dropout,              \
+                      const SoftmaxOutputs<T>&);                                       \
+  template void gatv2_backward_dst(const Csr&, const Gatv2Inputs<T>&, double, Dropout, \
+                                   const SoftmaxGradients<T>&, Heads<T>, Heads<T>,     \
+                                   Matrix<Accumulator<T>>, Heads<T>);                  \
+  template void gatv2_backward_src(const Csr&, const Gatv2Inputs<T>&, double, Dropout, \
+                                   const SoftmaxGradients<T>&, Heads<T>);
 FASTGRAPH_INSTANTIATE(float)
 FASTGRAPH_INSTANTIATE(double)
 FASTGRAPH_INSTANTIATE(bfloat16)

@@ -65,58 +65,76 @@ void segment_extremum_backward(const Csr& transpose, const T* weight, Matrix<con
 
 // Attention operators. A row of `graph` is a node that aggregates (dst), a column one that is
 // gathered (src); `transpose` has them the other way round. out[r] is the sum over row r of
-// keep * softmax(score) * value[col], and stats what backward passes need of the softmax. The pass
-// over destinations writes delta, which the one over sources reads.
+// keep * softmax(score) * value. What edges carry is optional: no data, and a width of 0.
 
-// Value x_src; score <att, leaky_relu(x_src[col] + x_dst[r])>. att and its gradient have one node.
+// Value x_src; score <att, leaky_relu(x_src[col] + x_dst[r] + weight_edge^T edge)>.
 template <typename T>
-void gatv2(const Csr& graph, Heads<const T> x_src, Heads<const T> x_dst, Heads<const T> att,
-           double slope, Dropout dropout, Heads<T> out, SoftmaxStats<Accumulator<T>> stats);
-
-template <typename T>
-void gatv2_backward_dst(const Csr& graph, Heads<const T> x_src, Heads<const T> x_dst,
-                        Heads<const T> att, double slope, Dropout dropout,
-                        SoftmaxStats<const Accumulator<T>> stats, Heads<const T> grad,
-                        Accumulator<T>* delta, Heads<T> grad_dst, Heads<T> grad_att);
+struct Gatv2Inputs {
+  Heads<const T> x_src;
+  Heads<const T> x_dst;
+  Heads<const T> att;          // [1, heads, width]
+  Matrix<const T> edge;        // [edges, channels of edges]
+  Heads<const T> weight_edge;  // [heads, channels of edges, width]
+};
 
 template <typename T>
-void gatv2_backward_src(const Csr& transpose, Heads<const T> x_src, Heads<const T> x_dst,
-                        Heads<const T> att, double slope, Dropout dropout,
-                        SoftmaxStats<const Accumulator<T>> stats, const Accumulator<T>* delta,
-                        Heads<const T> grad, Heads<T> grad_src);
+void gatv2(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,
+           const SoftmaxOutputs<T>& outputs);
 
-// Value x; score leaky_relu(score_src[col] + score_dst[r]) from [nodes, heads] matrices.
+// grad_edge is added to, because all heads contribute.
 template <typename T>
-void gat(const Csr& graph, Heads<const T> x, Matrix<const T> score_src, Matrix<const T> score_dst,
-         double slope, Dropout dropout, Heads<T> out, SoftmaxStats<Accumulator<T>> stats);
-
-template <typename T>
-void gat_backward_dst(const Csr& graph, Heads<const T> x, Matrix<const T> score_src,
-                      Matrix<const T> score_dst, double slope, Dropout dropout,
-                      SoftmaxStats<const Accumulator<T>> stats, Heads<const T> grad,
-                      Accumulator<T>* delta, Matrix<T> grad_score_dst);
+void gatv2_backward_dst(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,
+                        const SoftmaxGradients<T>& given, Heads<T> grad_dst, Heads<T> grad_att,
+                        Matrix<Accumulator<T>> grad_edge, Heads<T> grad_weight_edge);
 
 template <typename T>
-void gat_backward_src(const Csr& transpose, Heads<const T> x, Matrix<const T> score_src,
-                      Matrix<const T> score_dst, double slope, Dropout dropout,
-                      SoftmaxStats<const Accumulator<T>> stats, const Accumulator<T>* delta,
-                      Heads<const T> grad, Matrix<T> grad_score_src, Heads<T> grad_x);
+void gatv2_backward_src(const Csr& transpose, const Gatv2Inputs<T>& in, double slope,
+                        Dropout dropout, const SoftmaxGradients<T>& given, Heads<T> grad_src);
 
-// Value value; score scale * <query[r], key[col]>.
+// Value x; score leaky_relu(score_src[col] + score_dst[r] + score_edge[edge]).
 template <typename T>
-void attention(const Csr& graph, Heads<const T> query, Heads<const T> key, Heads<const T> value,
-               double scale, Dropout dropout, Heads<T> out, SoftmaxStats<Accumulator<T>> stats);
-
-template <typename T>
-void attention_backward_dst(const Csr& graph, Heads<const T> query, Heads<const T> key,
-                            Heads<const T> value, double scale, Dropout dropout,
-                            SoftmaxStats<const Accumulator<T>> stats, Heads<const T> grad,
-                            Accumulator<T>* delta, Heads<T> grad_query);
+struct GatInputs {
+  Heads<const T> x;
+  Matrix<const T> score_src;   // [nodes, heads]
+  Matrix<const T> score_dst;   // [nodes, heads]
+  Matrix<const T> score_edge;  // [edges, heads]
+};
 
 template <typename T>
-void attention_backward_src(const Csr& transpose, Heads<const T> query, Heads<const T> key,
-                            Heads<const T> value, double scale, Dropout dropout,
-                            SoftmaxStats<const Accumulator<T>> stats, const Accumulator<T>* delta,
-                            Heads<const T> grad, Heads<T> grad_key, Heads<T> grad_value);
+void gat(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
+         const SoftmaxOutputs<T>& outputs);
+
+template <typename T>
+void gat_backward_dst(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
+                      const SoftmaxGradients<T>& given, Matrix<T> grad_score_dst,
+                      Matrix<T> grad_score_edge);
+
+template <typename T>
+void gat_backward_src(const Csr& transpose, const GatInputs<T>& in, double slope, Dropout dropout,
+                      const SoftmaxGradients<T>& given, Heads<T> grad_x, Matrix<T> grad_score_src);
+
+// Value (value, edge); score scale * <query[r], (key[col], edge)>.
+template <typename T>
+struct AttentionInputs {
+  Heads<const T> query;  // as wide as key and edge together
+  Heads<const T> key;
+  Heads<const T> value;
+  Matrix<const T> edge;  // [edges, channels of edges]
+};
+
+template <typename T>
+void attention(const Csr& graph, const AttentionInputs<T>& in, double scale, Dropout dropout,
+               const SoftmaxOutputs<T>& outputs);
+
+// grad_edge is added to, because all heads contribute.
+template <typename T>
+void attention_backward_dst(const Csr& graph, const AttentionInputs<T>& in, double scale,
+                            Dropout dropout, const SoftmaxGradients<T>& given, Heads<T> grad_query,
+                            Matrix<Accumulator<T>> grad_edge);
+
+template <typename T>
+void attention_backward_src(const Csr& transpose, const AttentionInputs<T>& in, double scale,
+                            Dropout dropout, const SoftmaxGradients<T>& given, Heads<T> grad_key,
+                            Heads<T> grad_value);
 
 }  // namespace fastgraph

@@ -42,6 +42,7 @@ struct EdgeBlock {
   int count;  // at most kBlock
 
   int64_t col(int i) const { return graph.col[entry + i]; }
+  int64_t edge(int i) const { return graph.edge(entry + i); }
 
   // Brings the rows of the entries that follow, which may belong to the next row, on their way.
   template <typename T>
@@ -64,7 +65,7 @@ struct Dropout {
   BlockOf<A> keep(const EdgeBlock& block) const {
     if (rate == 0) return splat<A, kBlock>(1);
     Vector<uint32_t, kBlock> edge{};
-    for (int i = 0; i < block.count; ++i) edge[i] = block.graph.edge(block.entry + i);
+    for (int i = 0; i < block.count; ++i) edge[i] = block.edge(i);
     const auto bits = philox<kBlock>(seed, edge, static_cast<uint32_t>(block.head));
     const auto threshold = static_cast<uint32_t>(std::min(rate * 0x1p32, 0x1p32 - 1));
     const A scale = rate < 1 ? static_cast<A>(1 / (1 - rate)) : A{0};
@@ -83,18 +84,60 @@ struct SoftmaxStats {
   A* at(int64_t row, int64_t head) const { return data + 2 * (row * heads + head); }
 };
 
-// <own, gathered[col(i)]> of each entry i.
+// Some channels of the nodes that entries lead to.
 template <typename T>
-inline BlockOf<Accumulator<T>> dots(const EdgeBlock& block, const T* own, Heads<const T> gathered) {
+struct NodeRows {
+  Heads<const T> x;
+  int64_t begin;
+  int64_t width;
+
+  explicit NodeRows(Heads<const T> all) : x(all), begin(0), width(all.width) {}
+  NodeRows(Heads<const T> all, int64_t first, int64_t count) : x(all), begin(first), width(count) {}
+
+  const T* at(const EdgeBlock& block, int i) const {
+    return x.at(block.col(i), block.head) + begin;
+  }
+};
+
+// What the edges of entries carry, the same for all heads; nothing if the width is 0.
+template <typename T>
+struct EdgeRows {
+  Matrix<const T> x;
+  int64_t width;
+
+  explicit EdgeRows(Matrix<const T> all) : x(all), width(all.width) {}
+
+  const T* at(const EdgeBlock& block, int i) const { return x.row(block.edge(i)); }
+};
+
+// One value for each edge and head, [edges, heads]; without data a zero.
+template <typename T>
+inline BlockOf<Accumulator<T>> load_edges(const EdgeBlock& block, Matrix<const T> x) {
+  BlockOf<Accumulator<T>> values{};
+  if (x.data == nullptr) return values;
+  for (int i = 0; i < block.count; ++i) values[i] = load_one(x.row(block.edge(i)) + block.head);
+  return values;
+}
+
+// The reverse; without data nothing is written.
+template <typename T>
+inline void store_edges(const EdgeBlock& block, BlockOf<Accumulator<T>> values, Matrix<T> x) {
+  if (x.data == nullptr) return;
+  for (int i = 0; i < block.count; ++i) store_one(x.row(block.edge(i)) + block.head, values[i]);
+}
+
+// <own, rows[i]> of each entry i.
+template <typename T, typename Rows>
+inline BlockOf<Accumulator<T>> dots(const EdgeBlock& block, const T* own, const Rows& rows) {
   using A = Accumulator<T>;
   BlockOf<A> result{};
-  for_each_part<kLanes<T>, 4>(0, gathered.width, [&](auto chunk, int64_t f) {
+  for_each_part<kLanes<T>, 4>(0, rows.width, [&](auto chunk, int64_t f) {
     using C = decltype(chunk);
     using V = Vector<A, C::kLanes>;
     V mine[C::kCount];
     for (int q = 0; q < C::kCount; ++q) mine[q] = load<C::kLanes>(own + f + q * C::kLanes);
     for (int i = 0; i < block.count; ++i) {
-      const T* row = gathered.at(block.col(i), block.head) + f;
+      const T* row = rows.at(block, i) + f;
       V sum{};
 #pragma GCC unroll 4
       for (int q = 0; q < C::kCount; ++q) sum += mine[q] * load<C::kLanes>(row + q * C::kLanes);
@@ -104,19 +147,39 @@ inline BlockOf<Accumulator<T>> dots(const EdgeBlock& block, const T* own, Heads<
   return result;
 }
 
-// sum = rescale * sum + the sum over the block of weight[i] * gathered[col(i)].
+// <of_nodes[i], of_edges[i]> of each entry i, added up in the order in which dots(own, edges) does,
+// so that the pass over sources finds the scores of the one over destinations.
 template <typename T>
-inline void add_rows(const EdgeBlock& block, BlockOf<Accumulator<T>> weight,
-                     Heads<const T> gathered, Accumulator<T> rescale, Accumulator<T>* sum) {
+inline BlockOf<Accumulator<T>> dots(const EdgeBlock& block, const NodeRows<T>& of_nodes,
+                                    const EdgeRows<T>& of_edges) {
   using A = Accumulator<T>;
-  for_each_part<kLanes<T>, 8>(0, gathered.width, [&](auto chunk, int64_t f) {
+  BlockOf<A> result{};
+  for_each_part<kLanes<T>, 4>(0, of_edges.width, [&](auto chunk, int64_t f) {
+    using C = decltype(chunk);
+    constexpr int N = C::kLanes;
+    for (int i = 0; i < block.count; ++i) {
+      const T *a = of_nodes.at(block, i) + f, *b = of_edges.at(block, i) + f;
+      Vector<A, N> sum{};
+      for (int q = 0; q < C::kCount; ++q) sum += load<N>(a + q * N) * load<N>(b + q * N);
+      result[i] += sum_of<A, N>(sum);
+    }
+  });
+  return result;
+}
+
+// sum = rescale * sum + the sum over the block of weight[i] * rows[i].
+template <typename A, typename Rows>
+inline void add_rows(const EdgeBlock& block, BlockOf<A> weight, const Rows& rows, A rescale,
+                     A* sum) {
+  constexpr int kWide = kVectorBytes / static_cast<int>(sizeof(A));
+  for_each_part<kWide, 8>(0, rows.width, [&](auto chunk, int64_t f) {
     using C = decltype(chunk);
     Vector<A, C::kLanes> total[C::kCount];
     for (int q = 0; q < C::kCount; ++q) {
       total[q] = rescale * load<C::kLanes>(sum + f + q * C::kLanes);
     }
     for (int i = 0; i < block.count; ++i) {
-      const T* row = gathered.at(block.col(i), block.head) + f;
+      const auto* row = rows.at(block, i) + f;
       const A w = weight[i];
 #pragma GCC unroll 8
       for (int q = 0; q < C::kCount; ++q) total[q] += w * load<C::kLanes>(row + q * C::kLanes);
@@ -132,42 +195,36 @@ inline BlockOf<A> masked(const EdgeBlock& block, BlockOf<A> score) {
   return score;
 }
 
-// What the entries of a block contribute to gradients: to that of the value by `weight`, to that of
-// the score by `score`. Everything is per entry; stats and delta belong to the aggregating node.
-template <typename A>
-struct EdgeGradients {
-  BlockOf<A> weight;
-  BlockOf<A> score;
+// What a forward pass writes.
+template <typename T>
+struct SoftmaxOutputs {
+  Heads<T> out;
+  SoftmaxStats<Accumulator<T>> stats;
+  Matrix<T> alpha;  // the weights with dropout, [edges, heads], or no data
 };
 
-// For a pass over sources, along the transposed graph; `product` lacks the factor keep.
-template <typename A>
-inline EdgeGradients<A> gradients_of_column(const EdgeBlock& block, BlockOf<A> score,
-                                            BlockOf<A> product, SoftmaxStats<const A> stats,
-                                            const A* delta, const Dropout& dropout) {
-  BlockOf<A> largest{}, inverse_sum{}, deltas{};
-  for (int i = 0; i < block.count; ++i) {
-    const A* own = stats.at(block.col(i), block.head);
-    largest[i] = own[0];
-    inverse_sum[i] = own[1];
-    deltas[i] = delta[block.col(i) * stats.heads + block.head];
-  }
-  const BlockOf<A> p = exp_of_negative<kBlock>(masked<A>(block, score) - largest) * inverse_sum;
-  const BlockOf<A> keep = dropout.keep<A>(block);
-  return {keep * p, p * (keep * product - deltas)};
-}
+// What backward passes are given besides the inputs of the forward pass.
+template <typename T>
+struct SoftmaxGradients {
+  SoftmaxStats<const Accumulator<T>> stats;
+  Heads<const T> grad;         // of the output
+  Matrix<const T> grad_alpha;  // of the weights, or no data
+  Accumulator<T>* delta;       // [rows, heads]; the pass over destinations writes it
+};
 
 // The running softmax of a row: state holds the largest score, the sum and the weighted values.
-template <typename T>
+// `Scores` gives the scores of a block.
+template <typename T, typename Scores>
 struct OnlineSoftmax {
   using A = Accumulator<T>;
 
-  Heads<const T> value;
-  Heads<T> out;
-  SoftmaxStats<A> stats;
+  Scores scores;
+  NodeRows<T> value;
+  EdgeRows<T> edge_value;  // channels of the output that follow those of `value`
   Dropout dropout;
+  SoftmaxOutputs<T> outputs;
 
-  int64_t state_size() const { return 2 + value.width; }
+  int64_t state_size() const { return 2 + value.width + edge_value.width; }
   int64_t buffer_size() const { return 0; }
   void begin(const EdgeBlock&, int64_t, bool, A*) const {}
 
@@ -190,13 +247,16 @@ struct OnlineSoftmax {
     return state[0] == -std::numeric_limits<A>::infinity() ? A{0} : state[0];
   }
 
-  void absorb(const EdgeBlock& block, BlockOf<A> score, A* state) const {
-    score = masked<A>(block, score);
+  void absorb(const EdgeBlock& block, A*, A* state) const {
+    const BlockOf<A> score = masked<A>(block, scores(block));
     const A rescale = raise(state, max_of<A, kBlock>(score));
     BlockOf<A> p = exp_of_negative<kBlock>(score - splat<A, kBlock>(origin(state)));
     state[1] += sum_of<A, kBlock>(p);
     if (dropout.rate > 0) p *= dropout.keep<A>(block);
-    add_rows<T>(block, p, value, rescale, state + 2);
+    add_rows<A>(block, p, value, rescale, state + 2);
+    if (edge_value.width > 0) {
+      add_rows<A>(block, p, edge_value, rescale, state + 2 + value.width);
+    }
   }
 
   void merge(const A* piece, A* state) const {
@@ -206,8 +266,9 @@ struct OnlineSoftmax {
     for (int64_t f = 2; f < state_size(); ++f) state[f] = rescale * state[f] + weight * piece[f];
   }
 
-  void finish(int64_t row, int64_t head, bool empty, const A* state) const {
-    A* own = stats.at(row, head);
+  void finish(int64_t row, int64_t head, bool empty, int64_t, const A* state) const {
+    const Heads<T> out = outputs.out;
+    A* own = outputs.stats.at(row, head);
     own[0] = empty ? A{0} : state[0];
     own[1] = empty ? A{0} : 1 / state[1];
     T* target = out.at(row, head);
@@ -291,28 +352,56 @@ void run_pass(const Csr& graph, const Schedule& schedule, int64_t heads, int64_t
   });
 }
 
+// The weights themselves, once a forward pass has left the statistics.
+template <typename T, typename Scores>
+struct Weights : RowSums<Accumulator<T>> {
+  using A = Accumulator<T>;
+
+  const OnlineSoftmax<T, Scores>& forward;
+
+  void absorb(const EdgeBlock& block, A*, A*) const {
+    const A* own = forward.outputs.stats.at(block.row, block.head);
+    const BlockOf<A> score = masked<A>(block, forward.scores(block));
+    const BlockOf<A> p = exp_of_negative<kBlock>(score - splat<A, kBlock>(own[0])) * own[1];
+    store_edges<T>(block, p * forward.dropout.template keep<A>(block), forward.outputs.alpha);
+  }
+  void finish(int64_t, int64_t, bool, int64_t, const A*) const {}
+};
+
+template <typename T, typename Scores>
+void run_forward(const Csr& graph, int64_t width, const OnlineSoftmax<T, Scores>& pass) {
+  const SoftmaxOutputs<T>& outputs = pass.outputs;
+  prefer_huge_pages(outputs.out.data, outputs.out.bytes());
+  const Schedule schedule = make_schedule(graph);
+  run_pass<Accumulator<T>>(graph, schedule, outputs.out.heads, width, pass);
+  if (outputs.alpha.data == nullptr) return;
+  run_pass<Accumulator<T>>(graph, schedule, outputs.out.heads, width,
+                           Weights<T, Scores>{{0}, pass});
+}
+
 // The part of a backward pass over destinations that knows the softmax. `Pass` provides
 // score(block) and product(block), without the factor keep.
 template <typename T, typename Pass>
-struct DestinationSoftmax : RowSums<Accumulator<T>> {
+struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   using A = Accumulator<T>;
 
   Dropout dropout;
-  SoftmaxStats<const A> stats;
-  A* delta;  // [rows, heads], written here
 
   // p and keep * product of each entry, kMaxPiece apart.
   int64_t buffer_size() const { return 2 * kMaxPiece + kBlock; }
 
-  A& delta_of(const EdgeBlock& block) const { return delta[block.row * stats.heads + block.head]; }
+  A& delta_of(const EdgeBlock& block) const {
+    return this->delta[block.row * this->stats.heads + block.head];
+  }
 
   // Fills the buffer and returns the block's part of delta.
   A fill(const EdgeBlock& block, A* buffer) const {
     const Pass& pass = static_cast<const Pass&>(*this);
-    const A* own = stats.at(block.row, block.head);
+    const A* own = this->stats.at(block.row, block.head);
     const BlockOf<A> score = masked<A>(block, pass.score(block));
     const BlockOf<A> p = exp_of_negative<kBlock>(score - splat<A, kBlock>(own[0])) * own[1];
-    const BlockOf<A> product = dropout.keep<A>(block) * pass.product(block);
+    const BlockOf<A> direct = load_edges<T>(block, this->grad_alpha);
+    const BlockOf<A> product = dropout.keep<A>(block) * (pass.product(block) + direct);
     store<kBlock>(buffer, p);
     store<kBlock>(buffer + kMaxPiece, product);
     return sum_of<A, kBlock>(p * product);
@@ -332,6 +421,41 @@ struct DestinationSoftmax : RowSums<Accumulator<T>> {
   BlockOf<A> score_gradients(const EdgeBlock& block, const A* buffer) const {
     const BlockOf<A> delta_of_row = splat<A, kBlock>(delta_of(block));
     return load<kBlock>(buffer) * (load<kBlock>(buffer + kMaxPiece) - delta_of_row);
+  }
+
+  // The weights of a block with dropout, after begin().
+  BlockOf<A> weights(const EdgeBlock& block, const A* buffer) const {
+    return load<kBlock>(buffer) * dropout.keep<A>(block);
+  }
+};
+
+// The same for a pass over sources, along the transposed graph.
+template <typename T>
+struct SourceSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
+  using A = Accumulator<T>;
+
+  Dropout dropout;
+
+  // What the entries of a block contribute to gradients: to that of the value by `weight`, to that
+  // of the score by `score`.
+  struct EdgeGradients {
+    BlockOf<A> weight;
+    BlockOf<A> score;
+  };
+
+  // `product` lacks the factor keep.
+  EdgeGradients gradients(const EdgeBlock& block, BlockOf<A> score, BlockOf<A> product) const {
+    BlockOf<A> largest{}, inverse_sum{}, deltas{};
+    for (int i = 0; i < block.count; ++i) {
+      const A* own = this->stats.at(block.col(i), block.head);
+      largest[i] = own[0];
+      inverse_sum[i] = own[1];
+      deltas[i] = this->delta[block.col(i) * this->stats.heads + block.head];
+    }
+    const BlockOf<A> p = exp_of_negative<kBlock>(masked<A>(block, score) - largest) * inverse_sum;
+    const BlockOf<A> keep = dropout.keep<A>(block);
+    product += load_edges<T>(block, this->grad_alpha);
+    return {keep * p, p * (keep * product - deltas)};
   }
 };
 
