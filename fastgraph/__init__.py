@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fastgraph import settings as _settings
 
 if TYPE_CHECKING:
+    from fastgraph.comparison.checking import DivergenceError
     from fastgraph.comparison.modules import compare
     from fastgraph.comparison.result import Comparison
     from fastgraph.graph import Graph
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Comparison",
+    "DivergenceError",
     "FallbackWarning",
     "Graph",
     "RouteRefusedError",
@@ -46,6 +48,7 @@ except PackageNotFoundError:  # running from a source tree that was not installe
 # a missing or broken torch.
 _LAZY = {
     "Comparison": "fastgraph.comparison.result",
+    "DivergenceError": "fastgraph.comparison.checking",
     "FallbackWarning": "fastgraph.routing.status",
     "Graph": "fastgraph.graph",
     "RouteRefusedError": "fastgraph.routing.status",

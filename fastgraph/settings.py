@@ -32,6 +32,19 @@ def _parse_bool(text: str) -> bool:
     raise ValueError("1 or 0")
 
 
+def _parse_enabled(text: str) -> bool:
+    if _is_compare(text):
+        return True
+    try:
+        return _parse_bool(text)
+    except ValueError:
+        raise ValueError("1, 0 or compare") from None
+
+
+def _is_compare(text: str) -> bool:
+    return text.strip().lower() == "compare"
+
+
 def _parse_count(text: str) -> int:
     try:
         return int(text)
@@ -82,6 +95,8 @@ class Settings:
             ``avx2``, ``avx512``; ``None``: the best this machine has.
         check_cache: ``FASTGRAPH_CHECK_CACHE``. Recompute a checksum of a known graph's index on
             every call, to find edits that torch cannot see. Slow.
+        compare: ``FASTGRAPH_COMPARE``, or ``FASTGRAPH=compare`` for this and ``enabled``. Run every
+            call of a routed layer both ways and raise where they differ. Very slow.
 
     Raises:
         ValueError: a value of the wrong type or out of range.
@@ -89,7 +104,7 @@ class Settings:
 
     enabled: bool | None = _setting(
         "FASTGRAPH",
-        _parse_bool,
+        _parse_enabled,
         None,
         _expect("True, False or None", lambda value: value is None or isinstance(value, bool)),
     )
@@ -115,6 +130,7 @@ class Settings:
         ),
     )
     check_cache: bool = _setting("FASTGRAPH_CHECK_CACHE", _parse_bool, False, _is_flag)
+    compare: bool = _setting("FASTGRAPH_COMPARE", _parse_bool, False, _is_flag)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -137,6 +153,8 @@ class Settings:
                     f"{_hint(name, accepted)}"
                 )
         values: dict[str, Any] = {}
+        if _is_compare(given.get("FASTGRAPH", "")):
+            values["compare"] = True
         for attribute in attrs.fields(cls):
             variable = known[attribute.name]
             text = given.get(variable, "")

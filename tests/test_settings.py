@@ -23,6 +23,7 @@ def test_defaults() -> None:
         cache_bytes=2**30,
         cpu_level=None,
         check_cache=False,
+        compare=False,
     )
 
 
@@ -39,6 +40,10 @@ def test_defaults() -> None:
         ("FASTGRAPH_CACHE_BYTES", "0", "cache_bytes", 0),
         ("FASTGRAPH_CPU_LEVEL", "avx2", "cpu_level", "avx2"),
         ("FASTGRAPH_CHECK_CACHE", "1", "check_cache", True),
+        ("FASTGRAPH_COMPARE", "1", "compare", True),
+        ("FASTGRAPH", "1", "compare", False),
+        ("FASTGRAPH", "compare", "compare", True),
+        ("FASTGRAPH", "compare", "enabled", True),
     ],
 )
 def test_variables(variable: str, text: str, name: str, value: Any) -> None:
@@ -48,7 +53,7 @@ def test_variables(variable: str, text: str, name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("variable", "text", "words"),
     [
-        ("FASTGRAPH", "maybe", ("1 or 0", "'maybe'")),
+        ("FASTGRAPH", "maybe", ("1, 0 or compare", "'maybe'")),
         ("FASTGRAPH_STRICT", "2", ("1 or 0", "'2'")),
         ("FASTGRAPH_MIN_EDGES", "-1", ("an integer >= 0", "-1")),
         ("FASTGRAPH_MIN_EDGES", "1e3", ("an integer >= 0", "'1e3'")),

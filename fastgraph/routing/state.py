@@ -89,6 +89,7 @@ def enable(
     strict: bool | None = None,
     min_edges: int | None = None,
     cache_bytes: int | None = None,
+    compare: bool | None = None,
 ) -> None:
     """Route PyG's layers through fastgraph in the whole process. Idempotent.
 
@@ -100,6 +101,8 @@ def enable(
         strict: raise ``RouteRefusedError`` where a layer that has a route cannot take it.
         min_edges: leave graphs with fewer edges to upstream.
         cache_bytes: memory for sorted graphs, least recently used first.
+        compare: run every call of a routed layer both ways and raise ``DivergenceError`` where our
+            error exceeds upstream's own; several times as slow as upstream.
 
     Raises:
         ValueError: an unknown or unavailable backend, or a value out of range.
@@ -109,6 +112,7 @@ def enable(
         "strict": strict,
         "min_edges": min_edges,
         "cache_bytes": cache_bytes,
+        "compare": compare,
     }
     chosen = settings.from_environment()
     if chosen.enabled is False:
@@ -118,11 +122,13 @@ def enable(
     settings.set_current(chosen)
     MEMO.trim()
     SWITCH.turn(True)
+    _watch(chosen.compare)
 
 
 def disable() -> None:
     """Restore upstream's own code, object for object, in the whole process. Idempotent."""
     SWITCH.turn(False)
+    _watch(False)
 
 
 @contextmanager
@@ -132,16 +138,33 @@ def enabled(
     strict: bool | None = None,
     min_edges: int | None = None,
     cache_bytes: int | None = None,
+    compare: bool | None = None,
 ) -> Iterator[None]:
     """:func:`enable` within a ``with`` block; the state before it comes back, however nested."""
     active, chosen, selected = SWITCH.active, settings.current(), REGISTRY.selected
-    enable(backend=backend, strict=strict, min_edges=min_edges, cache_bytes=cache_bytes)
+    enable(
+        backend=backend,
+        strict=strict,
+        min_edges=min_edges,
+        cache_bytes=cache_bytes,
+        compare=compare,
+    )
     try:
         yield
     finally:
         settings.set_current(chosen)
         REGISTRY.select(selected)
         SWITCH.turn(active)
+        _watch(active and chosen.compare)
+
+
+def _watch(active: bool) -> None:
+    if active:
+        from fastgraph.comparison.checking import WATCH
+
+        WATCH.start()
+    elif "fastgraph.comparison.checking" in sys.modules:
+        sys.modules["fastgraph.comparison.checking"].WATCH.stop()
 
 
 def is_enabled() -> bool:

@@ -1,0 +1,133 @@
+"""Comparing every call of a routed layer while a program runs: ``FASTGRAPH=compare``."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastgraph.comparison.errors import TensorError
+from fastgraph.comparison.modules import compare_accuracy, inconclusive
+from fastgraph.comparison.runs import untouched_randomness
+from fastgraph.comparison.upstream_path import is_message_passing
+from fastgraph.routing.conditions import execution_mode
+from fastgraph.routing.status import STATUS
+
+
+class DivergenceError(RuntimeError):
+    """A layer's output or gradient is farther from float64 than upstream's allows.
+
+    Attributes:
+        layer: name of the layer within the module that was called; empty for that module itself.
+        error: the first tensor that differs.
+    """
+
+    def __init__(self, layer: str, kind: str, error: TensorError) -> None:
+        self.layer = layer
+        self.error = error
+        what = error.name if error.kind == "output" else f"the {error.kind} {error.name}"
+        super().__init__(
+            f"{kind}{f' {layer!r}' if layer else ''}: {what} differs from upstream in float64 by "
+            f"{error.ours:.2e} of its largest magnitude at {list(error.worst)}; upstream's own "
+            f"error is {error.upstream:.2e} and {error.limit:.2e} is allowed"
+        )
+
+
+class _Calls(threading.local):
+    """The calls of modules that are under way in a thread."""
+
+    def __init__(self) -> None:
+        self.stack: list[nn.Module] = []
+        self.is_checking = False
+
+
+class Watch:
+    """Runs each call of an outermost message-passing layer again, both ways and in float64.
+
+    Only calls that were routed are compared. The layer is copied before the call, so that what it
+    keeps from one call to the next is compared as well.
+    """
+
+    def __init__(self) -> None:
+        self._calls = _Calls()
+        self._upstream: Callable[..., Any] | None = None
+
+    def start(self) -> None:
+        """Watch all modules from now on. Idempotent."""
+        if self._upstream is not None:
+            return
+        # torch's global hooks see no keyword arguments before a call, and none at all after one
+        # that failed.
+        upstream = self._upstream = nn.Module.__call__
+
+        @functools.wraps(upstream)
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or self._calls.is_checking:
+                return upstream(module, *args, **kwargs)
+            return self._call(upstream, module, args, kwargs)
+
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+
+    def stop(self) -> None:
+        """Watch nothing any more, and put torch's own function back. Idempotent."""
+        if self._upstream is not None:
+            nn.Module.__call__ = self._upstream  # type: ignore[method-assign]
+            self._upstream = None
+
+    def _call(
+        self,
+        upstream: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        calls = self._calls
+        is_layer = is_message_passing(module) and execution_mode() is None
+        copied = None
+        if is_layer and not any(is_message_passing(outer) for outer in calls.stack):
+            with untouched_randomness(0, ()):
+                copied = copy.deepcopy(module)
+        routed = _routed()
+        calls.stack.append(module)
+        try:
+            output = upstream(module, *args, **kwargs)
+        finally:
+            calls.stack.pop()
+        if copied is not None and _routed() > routed:
+            calls.is_checking = True
+            try:
+                _check(module, copied, args, kwargs, calls.stack[0] if calls.stack else module)
+            finally:
+                calls.is_checking = False
+        return output
+
+
+def _routed() -> int:
+    return sum(row.routed for row in STATUS.rows)
+
+
+def _check(
+    module: nn.Module,
+    copied: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    root: nn.Module,
+) -> None:
+    accuracy = compare_accuracy(copied, args, kwargs)
+    name = next((name for name, found in root.named_modules() if found is module), "")
+    reason = inconclusive(accuracy)
+    if reason is not None:
+        warnings.warn(f"fastgraph cannot compare {type(module).__name__}: {reason}", stacklevel=4)
+        return
+    for error in accuracy.tensors:
+        if not error.ok:
+            raise DivergenceError(name, type(module).__name__, error)
+
+
+WATCH = Watch()
