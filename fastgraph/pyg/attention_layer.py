@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
+from torch_geometric.nn import Linear
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils import add_self_loops, remove_self_loops
@@ -160,18 +161,70 @@ def inputs_of(x: object) -> Inputs | str:
     return Inputs(*pair)
 
 
+def edge_refusal(
+    lin_edge: Any, edge_attr: object, edge_index: Tensor, num_dims: tuple[int, ...] = (1, 2)
+) -> str | None:
+    """Why features of edges that ``lin_edge`` projects must be left to upstream.
+
+    The routes fold the projection into something else, so nobody may be watching it.
+    """
+    if type(lin_edge) is not Linear or lin_edge.bias is not None:
+        return "lin_edge is not a Linear without bias"
+    hooks = (lin_edge._forward_hooks, lin_edge._forward_pre_hooks, lin_edge._backward_hooks)
+    if any(hooks) or lin_edge._backward_pre_hooks or "weight" not in lin_edge._parameters:
+        return "lin_edge has hooks or a computed weight"
+    reason = plain_tensor("edge_attr", edge_attr)
+    if reason is not None:
+        return reason
+    assert isinstance(edge_attr, Tensor)
+    channels = 1 if edge_attr.dim() == 1 else edge_attr.shape[-1]
+    expected = (edge_index.shape[1], lin_edge.in_channels)
+    if edge_attr.dim() not in num_dims or (edge_attr.shape[0], channels) != expected:
+        return f"edge_attr has shape {list(edge_attr.shape)}, expected {list(expected)}"
+    if edge_attr.dtype != lin_edge.weight.dtype and not torch.is_autocast_enabled(
+        edge_attr.device.type
+    ):
+        return f"edge_attr has dtype {edge_attr.dtype}, lin_edge {lin_edge.weight.dtype}"
+    if edge_attr.layout != torch.strided or edge_attr.device != edge_index.device:
+        return "edge_attr is not a dense tensor on the graph's device"
+    return None
+
+
+def edge_weight(module: Any) -> Tensor:
+    """The projection of edges, ``[heads, channels, edge_dim]``."""
+    weight: Tensor = module.lin_edge.weight
+    return weight.view(module.heads, module.out_channels, -1)
+
+
 def plain_index(edge_index: Tensor) -> Tensor:
     """``edge_index`` without PyG's subclass."""
     return edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
 
 
-def with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
+def with_self_loops(
+    module: Any, edge_index: Tensor, edge_attr: Tensor | None, inputs: Inputs
+) -> tuple[Tensor, Tensor | None]:
+    """The edges of a GAT layer, ``edge_attr`` as a matrix: with self-loops where it adds them."""
+    edge_index = plain_index(edge_index)
+    if edge_attr is not None and edge_attr.dim() == 1:
+        edge_attr = edge_attr.view(-1, 1)
+    if not module.add_self_loops:
+        return edge_index, edge_attr
+    num_nodes = min(len(inputs.src), len(inputs.dst))
+    if edge_attr is not None:
+        others, edge_attr = remove_self_loops(edge_index, edge_attr)
+        _, edge_attr = add_self_loops(
+            others, edge_attr, fill_value=module.fill_value, num_nodes=num_nodes
+        )
+    return _index_with_self_loops(edge_index, num_nodes), edge_attr
+
+
+def _index_with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
     """``edge_index`` with its self-loops replaced by one for each node, as upstream replaces them.
 
     Remembered for as long as the caller's tensor lives unchanged, so that the operators find the
     sorted graph of the result again.
     """
-    edge_index = plain_index(edge_index)
     if torch.compiler.is_compiling() or edge_index.is_inference():
         return _replace_self_loops(edge_index, num_nodes)
     key = ("self_loops", tensor_key(edge_index), num_nodes)
@@ -189,15 +242,21 @@ def _replace_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
     return edge_index
 
 
-def same_dtype(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def same_dtype(*tensors: Tensor | None) -> list[Any]:
     """All in the dtype that upstream's arithmetic on them would promote to, as under autocast."""
-    dtype = torch.promote_types(torch.promote_types(a.dtype, b.dtype), c.dtype)
-    return a.to(dtype), b.to(dtype), c.to(dtype)
+    dtypes = [tensor.dtype for tensor in tensors if tensor is not None]
+    dtype = functools.reduce(torch.promote_types, dtypes)
+    return [None if tensor is None else tensor.to(dtype) for tensor in tensors]
 
 
 def dropout_rate(module: Any) -> float:
     """The rate of attention dropout that applies now."""
     return module.dropout if module.training else 0.0
+
+
+def weights_refusal(edge_index: object) -> str | None:
+    """Why attention weights cannot be returned together with the edges that they belong to."""
+    return "attention weights of an EdgeIndex" if isinstance(edge_index, EdgeIndex) else None
 
 
 def combine_heads(module: Any, out: Tensor, residual: Tensor | None) -> Tensor:

@@ -13,11 +13,13 @@ from fastgraph.pyg.attention_layer import (
     Plan,
     combine_heads,
     dropout_rate,
+    edge_refusal,
+    edge_weight,
     inputs_of,
-    plain_index,
     refusal,
     replace_forward,
     same_dtype,
+    weights_refusal,
     with_self_loops,
 )
 from fastgraph.routing.patching import Patches
@@ -41,33 +43,60 @@ def plan(
     reason = refusal(module, GATConv, "gat", inputs, edge_index)
     if reason is not None or isinstance(inputs, str):
         return reason or ""
-    # Without a projection of its own upstream ignores edge features.
-    if edge_attr is not None and module.lin_edge is not None:
-        return "edge features"
-    if size is not None:
-        return "the size of the graph is given"
+    if module.lin_edge is None:
+        edge_attr = None  # upstream ignores it too
+    if edge_attr is not None:
+        reason = edge_refusal(module.lin_edge, edge_attr, edge_index)
+    if size is not None and tuple(size) != (len(inputs.src), len(inputs.dst)):
+        reason = reason or f"size is {tuple(size)}, unlike the features"
     if return_attention_weights:
-        return "attention weights are asked for"
-    return lambda: _forward(module, inputs, edge_index, isinstance(x, Tensor))
+        reason = reason or weights_refusal(edge_index)
+    if reason is not None:
+        return reason
+    shared = module.lin is not None and isinstance(x, Tensor)
+    weights = bool(return_attention_weights)
+    return lambda: _forward(module, inputs, edge_index, edge_attr, shared, weights)
 
 
-def _forward(module: GATConv, inputs: Inputs, edge_index: Tensor, is_single: bool) -> Tensor:
+def _forward(
+    module: GATConv,
+    inputs: Inputs,
+    edge_index: Tensor,
+    edge_attr: Tensor | None,
+    shared: bool,
+    need_weights: bool,
+) -> Any:
     shape = (-1, module.heads, module.out_channels)
     residual = None if module.res is None else module.res(inputs.dst)
     lin_src, lin_dst = (
         (module.lin_src, module.lin_dst) if module.lin is None else (module.lin, module.lin)
     )
     x_src = lin_src(inputs.src).view(shape)
-    shared = is_single and module.lin is not None
     x_dst = x_src if shared else lin_dst(inputs.dst).view(shape)
     score_src = (x_src * module.att_src).sum(dim=-1)
     score_dst = (x_dst * module.att_dst).sum(dim=-1)
-    if module.add_self_loops:
-        edge_index = with_self_loops(edge_index, min(len(inputs.src), len(inputs.dst)))
-    out, _ = ops.gat(
-        *same_dtype(x_src, score_src, score_dst),
-        plain_index(edge_index),
+    edge_index, edge = with_self_loops(module, edge_index, edge_attr, inputs)
+    x_src, score_src, score_dst, score_edge = same_dtype(
+        x_src, score_src, score_dst, _edge_scores(module, edge)
+    )
+    out, alpha = ops.gat(
+        x_src,
+        score_src,
+        score_dst,
+        edge_index,
+        score_edge=score_edge,
         negative_slope=module.negative_slope,
         dropout=dropout_rate(module),
+        need_weights=need_weights,
     )
-    return combine_heads(module, out, residual)
+    out = combine_heads(module, out, residual)
+    # A copy, because edits must not reach the remembered self-loops.
+    return (out, (edge_index.clone(), alpha)) if need_weights else out
+
+
+def _edge_scores(module: GATConv, edge: Tensor | None) -> Tensor | None:
+    """``<att_edge, W e>`` of each head as ``<W^T att_edge, e>``, ``[E, heads]``."""
+    if edge is None:
+        return None
+    folded: Tensor = (edge_weight(module) * module.att_edge.squeeze(0).unsqueeze(-1)).sum(dim=1)
+    return edge @ folded.t()

@@ -13,11 +13,13 @@ from fastgraph.pyg.attention_layer import (
     Plan,
     combine_heads,
     dropout_rate,
+    edge_refusal,
+    edge_weight,
     inputs_of,
-    plain_index,
     refusal,
     replace_forward,
     same_dtype,
+    weights_refusal,
     with_self_loops,
 )
 from fastgraph.routing.patching import Patches
@@ -41,24 +43,42 @@ def plan(
     if reason is not None or isinstance(inputs, str):
         return reason or ""
     if edge_attr is not None:
-        return "edge features"
+        reason = edge_refusal(module.lin_edge, edge_attr, edge_index)
     if return_attention_weights:
-        return "attention weights are asked for"
-    return lambda: _forward(module, inputs, edge_index, isinstance(x, Tensor))
+        reason = reason or weights_refusal(edge_index)
+    if reason is not None:
+        return reason
+    shared = module.share_weights and isinstance(x, Tensor)
+    weights = bool(return_attention_weights)
+    return lambda: _forward(module, inputs, edge_index, edge_attr, shared, weights)
 
 
-def _forward(module: GATv2Conv, inputs: Inputs, edge_index: Tensor, is_single: bool) -> Tensor:
+def _forward(
+    module: GATv2Conv,
+    inputs: Inputs,
+    edge_index: Tensor,
+    edge_attr: Tensor | None,
+    shared: bool,
+    need_weights: bool,
+) -> Any:
     shape = (-1, module.heads, module.out_channels)
     residual = None if module.res is None else module.res(inputs.dst)
     x_src = module.lin_l(inputs.src).view(shape)
-    shared = is_single and module.share_weights
     x_dst = x_src if shared else module.lin_r(inputs.dst).view(shape)
-    if module.add_self_loops:
-        edge_index = with_self_loops(edge_index, min(len(inputs.src), len(inputs.dst)))
-    out, _ = ops.gatv2(
-        *same_dtype(x_src, x_dst, module.att),
-        plain_index(edge_index),
+    edge_index, edge = with_self_loops(module, edge_index, edge_attr, inputs)
+    weight_edge = None if edge is None else edge_weight(module).transpose(1, 2)
+    x_src, x_dst, att, edge, weight_edge = same_dtype(x_src, x_dst, module.att, edge, weight_edge)
+    out, alpha = ops.gatv2(
+        x_src,
+        x_dst,
+        att,
+        edge_index,
+        edge=edge,
+        weight_edge=weight_edge,
         negative_slope=module.negative_slope,
         dropout=dropout_rate(module),
+        need_weights=need_weights,
     )
-    return combine_heads(module, out, residual)
+    out = combine_heads(module, out, residual)
+    # A copy, because edits must not reach the remembered self-loops.
+    return (out, (edge_index.clone(), alpha)) if need_weights else out

@@ -13,12 +13,15 @@ from fastgraph.pyg.attention_layer import (
     Inputs,
     Plan,
     dropout_rate,
+    edge_refusal,
+    edge_weight,
     inputs_of,
     plain_index,
     refusal,
     replace_forward,
     same_dtype,
 )
+from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.patching import Patches
 
 
@@ -40,24 +43,88 @@ def plan(
     if reason is not None or isinstance(inputs, str):
         return reason or ""
     if edge_attr is not None or module.lin_edge is not None:
-        return "edge features"
-    if isinstance(return_attention_weights, bool):  # upstream returns them for False as well
-        return "attention weights are asked for"
-    return lambda: _forward(module, inputs, edge_index)
+        reason = _edge_refusal(module, edge_attr, edge_index)
+    # Upstream returns weights for False as well, and those without dropout.
+    need_weights = isinstance(return_attention_weights, bool)
+    if need_weights and dropout_rate(module) > 0:
+        reason = reason or "attention weights without the dropout that is applied"
+    if reason is not None:
+        return reason
+    return lambda: _forward(module, inputs, edge_index, edge_attr, need_weights)
 
 
-def _forward(module: TransformerConv, inputs: Inputs, edge_index: Tensor) -> Tensor:
+def _edge_refusal(module: TransformerConv, edge_attr: Any, edge_index: Tensor) -> str | None:
+    if module.lin_edge is not None:
+        return edge_refusal(module.lin_edge, edge_attr, edge_index, num_dims=(2,))
+    # Without a projection upstream adds what it gets to values [E, heads, channels].
+    reason = plain_tensor("edge_attr", edge_attr)
+    if reason is not None:
+        return reason
+    channels = (1, module.out_channels)
+    if (
+        edge_attr.dim() != 3
+        or edge_attr.shape[:2] != (edge_index.shape[1], 1)
+        or edge_attr.shape[2] not in channels
+        or edge_attr.dtype != module.lin_value.weight.dtype
+    ):
+        return f"edge_attr of shape {list(edge_attr.shape)}, {edge_attr.dtype}, without edge_dim"
+    return None
+
+
+def _forward(
+    module: TransformerConv,
+    inputs: Inputs,
+    edge_index: Tensor,
+    edge_attr: Tensor | None,
+    need_weights: bool,
+) -> Any:
     shape = (-1, module.heads, module.out_channels)
     query = module.lin_query(inputs.dst).view(shape)
     key = module.lin_key(inputs.src).view(shape)
     value = module.lin_value(inputs.src).view(shape)
-    out, _ = ops.attention(
-        *same_dtype(query, key, value), plain_index(edge_index), dropout=dropout_rate(module)
-    )
+    out, alpha = _attend(module, query, key, value, edge_index, edge_attr, need_weights)
     out = out.flatten(1) if module.concat else out.mean(dim=1)
-    if not module.root_weight:
-        return out
-    root: Tensor = module.lin_skip(inputs.dst)
+    if module.root_weight:
+        out = _with_root(module, out, module.lin_skip(inputs.dst))
+    return (out, (edge_index, alpha)) if need_weights else out
+
+
+def _attend(
+    module: TransformerConv,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    edge_index: Tensor,
+    edge_attr: Tensor | None,
+    need_weights: bool,
+) -> tuple[Tensor, Tensor | None]:
+    edge = None if edge_attr is None else edge_attr.flatten(1)
+    if edge is not None:
+        # What a query has to say to the features themselves: nothing where only values get them.
+        extension = query.new_zeros(*query.shape[:2], edge.shape[1])
+        if module.lin_edge is not None:
+            extension = torch.einsum("nhc,hcd->nhd", query, edge_weight(module))
+            edge = edge.to(query.dtype)  # as autocast does before a projection
+        query = torch.cat([query, extension.to(query.dtype)], dim=-1)
+    query, key, value, edge = same_dtype(query, key, value, edge)
+    out, alpha = ops.attention(
+        query,
+        key,
+        value,
+        plain_index(edge_index),
+        edge=edge,
+        dropout=dropout_rate(module),
+        need_weights=need_weights,
+    )
+    if edge is None:
+        return out, alpha
+    out, of_edges = out.split([module.out_channels, edge.shape[1]], dim=-1)
+    if module.lin_edge is not None:
+        of_edges = torch.einsum("nhd,hcd->nhc", of_edges, edge_weight(module))
+    return out + of_edges, alpha
+
+
+def _with_root(module: TransformerConv, out: Tensor, root: Tensor) -> Tensor:
     if module.lin_beta is None:
         return out + root
     beta: Tensor = module.lin_beta(torch.cat([out, root, out - root], dim=-1)).sigmoid()

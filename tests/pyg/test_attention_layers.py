@@ -195,14 +195,18 @@ class OwnForward(GATv2Conv):
         (OwnPropagate(CHANNELS, 4), {}, "propagate is overridden"),
         (GATv2Conv(CHANNELS, 4, aggr="max"), {}, "aggregation MaxAggregation"),
         (GATConv(CHANNELS, 4, flow="target_to_source"), {}, "flow target_to_source"),
-        (GATv2Conv(CHANNELS, 4, edge_dim=2), {"edge_attr": torch.rand(90, 2)}, "edge features"),
-        (GATConv(CHANNELS, 4, edge_dim=2), {"edge_attr": torch.rand(90, 2)}, "edge features"),
         (GATConv(CHANNELS, 4, edge_dim=2), {}, None),
         (GATConv(CHANNELS, 4), {"edge_attr": torch.rand(90, 2)}, None),
-        (TransformerConv(CHANNELS, 4), {"edge_attr": torch.rand(90, 1, 1)}, "edge features"),
-        (GATv2Conv(CHANNELS, 4), {"return_attention_weights": True}, "weights are asked for"),
-        (TransformerConv(CHANNELS, 4), {"return_attention_weights": False}, "weights are asked"),
-        (GATConv(CHANNELS, 4), {"size": (NODES, NODES)}, "the size of the graph is given"),
+        (TransformerConv(CHANNELS, 4), {"edge_attr": torch.rand(90, 1, 1)}, None),
+        (TransformerConv(CHANNELS, 4), {"edge_attr": torch.rand(90, 1, 4)}, None),
+        (TransformerConv(CHANNELS, 4), {"edge_attr": torch.rand(4)}, "without edge_dim"),
+        (GATConv(CHANNELS, 4), {"size": (NODES, NODES)}, None),
+        (GATv2Conv(CHANNELS, 4), {"return_attention_weights": False}, None),
+        (
+            TransformerConv(CHANNELS, 4, dropout=0.5),
+            {"return_attention_weights": True},
+            "without the dropout",
+        ),
     ],
 )
 def test_what_is_routed_and_what_is_not(
@@ -211,15 +215,110 @@ def test_what_is_routed_and_what_is_not(
     assert_same(module, arguments(features(NODES, CHANNELS), EDGES, **extra), reason=reason)
 
 
-def test_a_refused_call_is_counted_once() -> None:
-    with fastgraph.enabled():
-        GATv2Conv(CHANNELS, 4)(features(NODES, CHANNELS), EDGES, return_attention_weights=True)
-    (row,) = fastgraph.status().rows
-    assert (row.routed, row.fell_back, dict(row.reasons)) == (
-        0,
-        1,
-        {"attention weights are asked for": 1},
+EDGE_LAYERS: dict[str, Callable[[], MessagePassing]] = {
+    "GATv2": lambda: GATv2Conv(CHANNELS, 5, heads=3, edge_dim=2),
+    "GATv2-no-loops": lambda: GATv2Conv(CHANNELS, 5, heads=2, edge_dim=2, add_self_loops=False),
+    "GAT": lambda: GATConv(CHANNELS, 5, heads=3, edge_dim=2),
+    "GAT-no-loops": lambda: GATConv(CHANNELS, 5, heads=2, edge_dim=2, add_self_loops=False),
+    "Transformer": lambda: TransformerConv(CHANNELS, 5, heads=3, edge_dim=2),
+    "Transformer-beta": lambda: TransformerConv(CHANNELS, 5, heads=2, edge_dim=2, beta=True),
+}
+
+
+@pytest.mark.parametrize("needs", [None, True], ids=["", "weights"])
+@pytest.mark.parametrize("name", EDGE_LAYERS)
+def test_edge_features(name: str, needs: bool | None) -> None:
+    call = arguments(
+        features(NODES, CHANNELS), EDGES, features(90, 2), return_attention_weights=needs
     )
+    assert_same(EDGE_LAYERS[name](), call)
+
+
+@pytest.mark.parametrize("case", [c for c in square_cases() if c.name != "int32"], ids=str)
+@pytest.mark.parametrize("name", EDGE_LAYERS)
+def test_edge_features_on_awkward_graphs(name: str, case: Any) -> None:
+    edge_attr = features(case.edge_index.shape[1], 2)
+    call = arguments(features(case.num_src, CHANNELS), case.edge_index, edge_attr)
+    assert_same(EDGE_LAYERS[name](), call)
+
+
+@pytest.mark.parametrize("fill_value", ["mean", "add", "max", 0.5, torch.tensor([1.0, 2.0])])
+@pytest.mark.parametrize("cls", [GATv2Conv, GATConv])
+def test_features_of_self_loops(cls: type[MessagePassing], fill_value: Any) -> None:
+    conv = cls(CHANNELS, 4, heads=2, edge_dim=2, fill_value=fill_value)
+    if isinstance(fill_value, Tensor):
+        # The comparison in float64 fills with float64.
+        conv.double()
+        assert_same(
+            conv, arguments(features(NODES, CHANNELS).double(), EDGES, features(90, 2).double())
+        )
+    else:
+        assert_same(conv, arguments(features(NODES, CHANNELS), EDGES, features(90, 2)))
+
+
+@pytest.mark.parametrize("cls", [GATv2Conv, GATConv])
+def test_one_feature_for_each_edge(cls: type[MessagePassing]) -> None:
+    conv = cls(CHANNELS, 4, heads=2, edge_dim=1)
+    assert_same(conv, arguments(features(NODES, CHANNELS), EDGES, features(90)))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_edge_features_of_a_bipartite_graph(cls: type[MessagePassing]) -> None:
+    pair = (features(9, 6), features(5, CHANNELS))
+    edges = random_edges(9, 5, 40)
+    conv = cls((6, CHANNELS), 4, heads=2, edge_dim=3)
+    assert_same(conv, arguments(pair, edges, features(40, 3)))
+
+
+@pytest.mark.parametrize("name", ["GATv2", "GAT", "Transformer"])
+def test_edge_features_under_autocast(name: str) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        call = arguments(features(NODES, CHANNELS), EDGES, features(90, 2))
+        # Under autocast the truth is rounded to bfloat16 too, so only its scale can be compared.
+        assert_same(EDGE_LAYERS[name](), call, factor=4)
+
+
+@pytest.mark.parametrize("name", EDGE_LAYERS)
+def test_edge_features_that_do_not_fit_fail_as_upstream(name: str) -> None:
+    module, x = EDGE_LAYERS[name](), features(NODES, CHANNELS)
+    for wrong in (features(89, 2), features(90, 3), features(90, 2).double()):
+        with pytest.raises(Exception) as expected:
+            module(x, EDGES, wrong)
+        with fastgraph.enabled(), pytest.raises(expected.type):
+            module(x, EDGES, wrong)
+
+
+@pytest.mark.parametrize("name", ["GATv2", "GAT", "Transformer"])
+def test_a_projection_that_is_watched_runs(name: str) -> None:
+    module, seen = EDGE_LAYERS[name](), []
+    module.lin_edge.register_forward_hook(lambda *_: seen.append(1))
+    with fastgraph.enabled():
+        module(features(NODES, CHANNELS), EDGES, features(90, 2))
+    assert seen == [1]
+    assert "lin_edge has hooks" in next(iter(fastgraph.status().rows[0].reasons))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_attention_weights(cls: type[MessagePassing]) -> None:
+    module, x = cls(CHANNELS, 4, heads=2), features(NODES, CHANNELS)
+    assert_same(module, arguments(x, EDGES, return_attention_weights=True))
+    _, (edges, alpha) = module(x, EDGES, return_attention_weights=True)
+    with fastgraph.enabled():
+        _, (our_edges, our_alpha) = module(x, EDGES, return_attention_weights=True)
+        assert torch.equal(our_edges, edges)
+        torch.testing.assert_close(our_alpha, alpha)
+        if cls is not TransformerConv:
+            # An edit must not reach what later calls use.
+            our_edges.zero_()
+            assert torch.equal(module(x, EDGES, return_attention_weights=True)[1][0], edges)
+
+
+def test_a_refused_call_is_counted_once() -> None:
+    module = TransformerConv(CHANNELS, 4, dropout=0.5)
+    with fastgraph.enabled():
+        module(features(NODES, CHANNELS), EDGES, return_attention_weights=True)
+    (row,) = fastgraph.status().rows
+    assert (row.routed, row.fell_back, len(row.reasons)) == (0, 1, 1)
 
 
 @pytest.mark.parametrize("cls", [GATConv, GATv2Conv])
