@@ -14,7 +14,7 @@ from torch import nn
 
 from fastgraph.comparison.errors import TensorError
 from fastgraph.comparison.modules import compare_accuracy, inconclusive
-from fastgraph.comparison.runs import untouched_randomness
+from fastgraph.comparison.runs import is_comparing, untouched_randomness
 from fastgraph.comparison.upstream_path import is_message_passing
 from fastgraph.routing.conditions import execution_mode
 from fastgraph.routing.status import STATUS
@@ -44,7 +44,6 @@ class _Calls(threading.local):
 
     def __init__(self) -> None:
         self.stack: list[nn.Module] = []
-        self.is_checking = False
 
 
 class Watch:
@@ -68,7 +67,7 @@ class Watch:
 
         @functools.wraps(upstream)
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or self._calls.is_checking:
+            if torch.compiler.is_compiling() or is_comparing():
                 return upstream(module, *args, **kwargs)
             return self._call(upstream, module, args, kwargs)
 
@@ -100,11 +99,7 @@ class Watch:
         finally:
             calls.stack.pop()
         if copied is not None and _routed() > routed:
-            calls.is_checking = True
-            try:
-                _check(module, copied, args, kwargs, calls.stack[0] if calls.stack else module)
-            finally:
-                calls.is_checking = False
+            _check(module, copied, args, kwargs, calls.stack[0] if calls.stack else module)
         return output
 
 

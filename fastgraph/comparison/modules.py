@@ -19,6 +19,7 @@ from fastgraph.comparison.runs import (
     Results,
     attention_dropout,
     check_module,
+    comparing,
     ours,
     untouched_randomness,
     upstream,
@@ -107,7 +108,8 @@ def compare_call(
     tensors = _tensors(module, args, kwargs)
     device = _device(tensors)
     means: tuple[MeanDifference, ...] = ()
-    with torch.inference_mode(False), torch.enable_grad(), untouched_randomness(_SEED, tensors):
+    around = untouched_randomness(_SEED, tensors)
+    with torch.inference_mode(False), torch.enable_grad(), comparing(), around:
         calls = [Call(module, args, kwargs), Call(module, args, kwargs)]
         sides = (upstream, ours)
         if accuracy.attention_dropout:
@@ -153,7 +155,7 @@ def compare_accuracy(
 
     # Around everything, because copying a module may draw random numbers as well.
     around = untouched_randomness(_SEED, tensors)
-    with torch.inference_mode(False), torch.enable_grad(), around:
+    with torch.inference_mode(False), torch.enable_grad(), comparing(), around:
         with recording() as seen:
             our_results = run(ours())
         with upstream():

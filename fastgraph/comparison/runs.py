@@ -8,6 +8,7 @@ import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,6 +146,24 @@ def ours() -> Iterator[None]:
         if not SWITCH.active:
             raise RuntimeError("fastgraph is switched off by FASTGRAPH=0: nothing to compare")
         yield
+
+
+_comparing: ContextVar[bool] = ContextVar("fastgraph_comparing", default=False)
+
+
+@contextmanager
+def comparing() -> Iterator[None]:
+    """What runs in the block is part of a comparison, and is not to be compared itself."""
+    token = _comparing.set(True)
+    try:
+        yield
+    finally:
+        _comparing.reset(token)
+
+
+def is_comparing() -> bool:
+    """Whether a comparison is under way in this thread."""
+    return _comparing.get()
 
 
 @contextmanager

@@ -128,6 +128,12 @@ def test_only_while_enabled_and_only_what_was_routed(checked: list[str]) -> None
     assert checked == ["GCNConv"]
 
 
+def test_comparisons_are_not_compared_themselves(checked: list[str]) -> None:
+    with fastgraph.enabled(compare=True):
+        assert fastgraph.compare(GCNConv(6, 4), torch.randn(NODES, 6), EDGES).ok
+    assert not checked
+
+
 def test_torchs_own_function_comes_back() -> None:
     upstream = nn.Module.__call__
     fastgraph.enable(compare=True)
