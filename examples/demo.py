@@ -20,7 +20,7 @@ from rich.text import Text
 from fastgraph.cli.runner import Target
 from fastgraph.comparison.report import check_report, write_report
 from fastgraph.comparison.scripts import Plan, RunError, ScriptComparison, compare_script
-from fastgraph.comparison.tables import duration, findings, print_failure, size, status_of
+from fastgraph.comparison.tables import findings, print_failure, size, status_of
 
 EXAMPLES = Path(__file__).resolve().parent
 # Enough to see the loss fall, few enough for all runs together to end in two or three minutes.
@@ -45,12 +45,12 @@ def comparison(results: list[ScriptComparison]) -> Table:
         faster = f"{plain / fast:.1f}x" if plain and fast else ""
         less = f"{found.peak_bytes('plain') / found.peak_bytes('fastgraph'):.1f}x"
         for side in ("plain", "fastgraph"):
-            run = found.of(side)[0]
+            run, seconds = found.of(side)[0], found.step_seconds(side)
             accuracy = _ACCURACY.findall(run.output)
             table.add_row(
                 found.title if side == "plain" else "",
                 side,
-                duration(found.step_seconds(side)),
+                "" if seconds is None else f"{seconds:.3f} s",
                 "" if side == "plain" else faster,
                 size(found.peak_bytes(side)),
                 "" if side == "plain" else less,

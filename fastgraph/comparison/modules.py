@@ -131,7 +131,7 @@ def compare_call(
         upstream_paths=accuracy.paths,
         routing=accuracy.routing,
         inconclusive=inconclusive(accuracy),
-        notes=_notes(accuracy),
+        notes=_notes(module, accuracy),
     )
 
 
@@ -197,9 +197,11 @@ def inconclusive(accuracy: Accuracy) -> str | None:
     return None
 
 
-def _notes(accuracy: Accuracy) -> tuple[str, ...]:
+def _notes(module: nn.Module, accuracy: Accuracy) -> tuple[str, ...]:
     notes = []
-    if not any(row.routed for row in accuracy.routing):
+    if any(_is_compiled(part) for part in module.modules()):
+        notes.append("calls within torch.compile are not counted, so routing is not known for them")
+    elif not any(row.routed for row in accuracy.routing):
         notes.append("no layer was routed: both sides ran upstream's own code")
     if accuracy.attention_dropout:
         layers = ", ".join(name or "the module" for name in accuracy.attention_dropout)
@@ -209,6 +211,11 @@ def _notes(accuracy: Accuracy) -> tuple[str, ...]:
             "means over several seeds are compared"
         )
     return tuple(notes)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    # torch.compile(module), and module.compile()
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
 
 
 def _tensors(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:

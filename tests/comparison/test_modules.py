@@ -220,6 +220,15 @@ def test_forms_of_arguments() -> None:
     assert not x.requires_grad
 
 
+def test_compiled_modules_are_said_to_be_uncounted() -> None:
+    compiled = torch.compile(GCNConv(6, 4), backend="eager")
+    found = compare(compiled, features(), EDGES)
+    assert found.ok, str(found)
+    assert found.notes == (
+        "calls within torch.compile are not counted, so routing is not known for them",
+    )
+
+
 def test_only_inputs_that_require_a_gradient_where_some_do() -> None:
     weight = torch.rand(300).requires_grad_()
     found = compare(GCNConv(6, 4), features(), EDGES, edge_weight=weight)
