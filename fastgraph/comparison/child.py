@@ -24,8 +24,8 @@ from wrapt import register_post_import_hook
 from fastgraph.cli import runner
 from fastgraph.comparison.dropout import drops_attention
 
-_STATM = Path("/proc/self/statm")
 _STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Observer:
         self._owner = os.getpid()
         self._file = open(order.events, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
         self._losses: list[float] = []
-        self._high = 0
+        self._memory = PeakMemory()
         self._dropping: set[str] = set()
         self._remove_layer_hook: Callable[[], None] | None = None
 
@@ -110,8 +110,6 @@ class Observer:
 
         @functools.wraps(upstream)
         def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            # What forward keeps for backward is in memory here.
-            self._high = max(self._high, resident())
             if tensor.numel() == 1:
                 self._losses.append(float(tensor.detach()))
             return upstream(tensor, *args, **kwargs)
@@ -128,26 +126,39 @@ class Observer:
             self._remove_layer_hook()
             self._remove_layer_hook = None
         loss = sum(self._losses) / len(self._losses) if self._losses else None
-        self._write("step", time=now, loss=loss, resident=max(self._high, resident()))
+        self._write("step", time=now, loss=loss, peak=self._memory.since_last())
         self._losses.clear()
-        self._high = 0
 
     def _end(self) -> None:
         status = sys.modules.get("fastgraph.routing.status")
         rows = [] if status is None else [asdict(row) for row in status.STATUS.rows]
-        self._write("end", peak=peak(), layers=rows, dropping=sorted(self._dropping))
+        self._write("end", peak=self._memory.ever(), layers=rows, dropping=sorted(self._dropping))
         self._file.close()
 
 
-def resident() -> int:
-    """Bytes in memory now; 0 where the operating system does not tell."""
-    if not _STATM.exists():
-        return 0
-    return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+class PeakMemory:
+    """Most bytes that were in memory, as the kernel counts them; 0 where it does not."""
+
+    def __init__(self) -> None:
+        self._ever = 0
+
+    def since_last(self) -> int:
+        """Since the last such question, or since the start where the count cannot be restarted."""
+        self.ever()
+        found = _high_water_mark()
+        try:
+            _CLEAR.write_text("5")
+        except OSError:  # not on every system, nor in every container
+            return self._ever
+        return found
+
+    def ever(self) -> int:
+        """Since the start."""
+        self._ever = max(self._ever, _high_water_mark())
+        return self._ever
 
 
-def peak() -> int:
-    """Most bytes that were in memory at a time; 0 where the operating system does not tell."""
+def _high_water_mark() -> int:
     if not _STATUS.exists():
         return 0
     lines = _STATUS.read_text().splitlines()

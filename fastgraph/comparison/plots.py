@@ -22,7 +22,7 @@ _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 def step_time_plot(found: ScriptComparison, salt: str) -> str:
-    """Milliseconds from step to step over the steps, on a logarithmic scale.
+    """Milliseconds from step to step over the steps.
 
     Args:
         found: what to plot.
@@ -33,21 +33,21 @@ def step_time_plot(found: ScriptComparison, salt: str) -> str:
         times = [step.time for step in run.steps]
         return [1e3 * (b - a) for a, b in itertools.pairwise(times)]
 
-    return _plot(found, seconds, "time per step (ms)", salt, first=2, logarithmic=True)
+    return _plot(found, seconds, "time per step (ms)", salt, first=2)
 
 
 def memory_plot(found: ScriptComparison, salt: str) -> str:
-    """MiB in memory over the steps; arguments as for :func:`step_time_plot`."""
+    """The largest resident MiB of each step; arguments as for :func:`step_time_plot`."""
 
     def mebibytes(run: Run) -> list[float]:
-        return [step.resident / 2**20 for step in run.steps]
+        return [step.peak / 2**20 for step in run.steps]
 
-    return _plot(found, mebibytes, "resident memory (MiB)", salt, from_zero=True)
+    return _plot(found, mebibytes, "peak memory (MiB)", salt)
 
 
 def loss_plot(found: ScriptComparison, salt: str) -> str:
     """Both loss curves; arguments as for :func:`step_time_plot`."""
-    return _plot(found, lambda run: run.losses, "loss", salt)
+    return _plot(found, lambda run: run.losses, "loss", salt, from_zero=False)
 
 
 def _plot(
@@ -57,8 +57,7 @@ def _plot(
     salt: str,
     *,
     first: int = 1,
-    logarithmic: bool = False,
-    from_zero: bool = False,
+    from_zero: bool = True,
 ) -> str:
     figure = Figure(figsize=(4.6, 3.0), layout="constrained")
     axes: Axes = figure.add_subplot()
@@ -74,8 +73,6 @@ def _plot(
                 marker="o" if len(heights) < 30 else None,
                 markersize=3,
             )
-    if logarithmic:
-        axes.set_yscale("log")
     if from_zero:
         axes.set_ylim(0, 1.15 * axes.get_ylim()[1])
     axes.set_xlabel("optimizer step")

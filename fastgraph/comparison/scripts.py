@@ -48,12 +48,13 @@ class Step:
     Attributes:
         time: when it ended, in seconds on the child's clock.
         loss: mean of the losses whose ``backward`` led to it; ``None`` if it had none.
-        resident: bytes in memory before backward or after the step, whichever was more.
+        peak: most bytes in memory since the step before; since the start, where the operating
+            system cannot tell.
     """
 
     time: float
     loss: float | None
-    resident: int
+    peak: int
 
 
 @dataclass(frozen=True)
@@ -310,7 +311,7 @@ def run_once(plan: Plan, side: Side, shift: int, progress: Callable[[str], None]
         peak_bytes=end["peak"] or usage.ru_maxrss * unit,
         output=text,
         steps=tuple(
-            Step(event["time"], event["loss"], event["resident"])
+            Step(event["time"], event["loss"], event["peak"])
             for event in found
             if event["kind"] == "step"
         ),

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fastgraph.cli.runner import Target
+from fastgraph.comparison.scripts import Plan, run_once
 from tests.cli.commands import fastgraph, python
 
 pytest.importorskip("torch_geometric")
@@ -156,6 +158,26 @@ def test_report_without_its_packages(tmp_path: Path) -> None:
     )
     assert 'the report needs matplotlib: pip install "fastgraph[compare]"' in done.stderr
     assert done.returncode == 1
+
+
+def test_memory_of_each_step(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        """\
+import torch
+weight = torch.ones(1, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for large in (0, 1, 0, 0):
+    torch.ones(large * 30_000_000)
+    weight.sum().backward()
+    optimizer.step()
+"""
+    )
+    target = Target("script", str(tmp_path / "program.py"), [])
+    run = run_once(Plan(target), "plain", 0, lambda text: None)
+    before, during, after, last = (step.peak for step in run.steps)
+    assert during - before > 100e6
+    assert during - last > 100e6 or after == during  # where the count cannot be restarted
+    assert run.peak_bytes >= during
 
 
 def test_comparing_does_not_load_torch_before_the_program_does(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_browser_draws_the_plots(tmp_path: Path) -> None:
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     (found,) = re.findall(r'data-found="([^"]*)"', shown.stdout)
     measured = json.loads(found.replace("&quot;", '"').replace("&amp;", "&"))
-    names = ["time per step (ms)", "resident memory (MiB)", "loss"]
+    names = ["time per step (ms)", "peak memory (MiB)", "loss"]
     assert [box["name"] for box in measured["boxes"]] == 2 * names
     for box in measured["boxes"]:
         assert box["width"] > 200, box
