@@ -44,13 +44,15 @@ the next, without the first ones; losses are those whose backward() was called.
 class _RunCommand(click.Command):
     """A command whose options end where python's own would: at the program to run."""
 
+    forms = "{SCRIPT | -m MODULE | -c CODE | -} [ARGS]..."
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own, target = self._split(ctx, args)
         ctx.meta[_TARGET] = target
         return super().parse_args(ctx, own)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return [*super().collect_usage_pieces(ctx), "{SCRIPT | -m MODULE | -c CODE | -} [ARGS]..."]
+        return [*super().collect_usage_pieces(ctx), self.forms]
 
     def _split(self, ctx: click.Context, args: list[str]) -> tuple[list[str], runner.Target | None]:
         takes_value = {
@@ -80,6 +82,10 @@ class _RunCommand(click.Command):
             else:
                 position += 1
         return args, None
+
+
+class _CompareCommand(_RunCommand):
+    forms = "{SCRIPT | -m MODULE | -c CODE} [ARGS]..."
 
 
 class _DefaultToRun(click.Group):
@@ -135,7 +141,7 @@ def run(
     return target, runner.Options(report, backend, strict or None, min_edges)
 
 
-@cli.command(cls=_RunCommand, help=_COMPARE_HELP)
+@cli.command(cls=_CompareCommand, help=_COMPARE_HELP)
 @click.option(
     "--repeats", type=click.IntRange(min=1), default=1, metavar="N", help="Run each way N times."
 )
