@@ -14,6 +14,11 @@ the signatures of their kernels:
     the edge that won (-1 for none), empty for ``"none"``.
 ``segment_reduce_backward(graph, grad, x, weight, out, record, transpose, ties) -> grad_x``
 
+``head_scores(x, att) -> scores``
+    Dot products of the heads of ``x`` ``[nodes, heads, channels]`` and ``att`` ``[count, heads,
+    channels]``, as ``[nodes, count, heads]``.
+``head_scores_backward(x, att, grad) -> (grad_x, grad_att)``
+
 The attention operators take contiguous ``[nodes, heads, channels]`` tensors, of which those of the
 aggregating nodes are called ``dst`` or query; what edges carry may be ``None``. ``dropout`` is a
 rate and ``seed`` an int: an edge is kept where the first word of Philox4x32-10 for the key ``seed``
@@ -57,6 +62,8 @@ OPERATORS = (
     "sddmm",
     "segment_reduce",
     "segment_reduce_backward",
+    "head_scores",
+    "head_scores_backward",
     "gatv2",
     "gatv2_backward",
     "gat",

@@ -109,6 +109,18 @@ def _segment_reduce_backward(
     return grad_x
 
 
+def _head_scores(x: Tensor, att: Tensor) -> Tensor:
+    scores = x.new_empty(x.shape[0], att.shape[0], x.shape[1])
+    native.library().head_scores(x, att, scores)
+    return scores
+
+
+def _head_scores_backward(x: Tensor, att: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    grad_x, grad_att = torch.empty_like(x), torch.empty_like(att)
+    native.library().head_scores_backward(x, att, grad, grad_x, grad_att)
+    return grad_x, grad_att
+
+
 class _Attention:
     """The kernels of an attention operator.
 
@@ -178,6 +190,8 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "sddmm": _sddmm,
     "segment_reduce": _segment_reduce,
     "segment_reduce_backward": _segment_reduce_backward,
+    "head_scores": _head_scores,
+    "head_scores_backward": _head_scores_backward,
     "gatv2": _GATV2.forward,
     "gatv2_backward": _GATV2.backward,
     "gat": _GAT.forward,

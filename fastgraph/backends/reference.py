@@ -131,6 +131,19 @@ def segment_reduce_backward(
     return grad_x.index_add(0, gathered, grad_message.to(dtype)).to(x.dtype)
 
 
+def head_scores(x: Tensor, att: Tensor) -> Tensor:
+    dtype = accumulator(x.dtype)
+    return (x.to(dtype).unsqueeze(1) * att.to(dtype)).sum(-1).to(x.dtype)
+
+
+def head_scores_backward(x: Tensor, att: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    wide_x, wide_att, wide_grad = _widened(x, att, grad)
+    wide_grad = wide_grad.unsqueeze(-1)
+    grad_x = (wide_grad * wide_att).sum(1)
+    grad_att = (wide_grad * wide_x.unsqueeze(1)).sum(0)
+    return grad_x.to(x.dtype), grad_att.to(x.dtype)
+
+
 class Attention(NamedTuple):
     """A softmax over the edges of each aggregating node, one for each head.
 

@@ -260,8 +260,24 @@ def weights_refusal(edge_index: object) -> str | None:
 
 
 def combine_heads(module: Any, out: Tensor, residual: Tensor | None) -> Tensor:
-    """Concatenate or average heads, then add residual and bias, as GATConv and GATv2Conv do."""
-    out = out.flatten(1) if module.concat else out.mean(dim=1)
-    if residual is not None:
-        out = out + residual
-    return out if module.bias is None else out + module.bias
+    """Concatenate or average heads, then add residual and bias, as GATConv and GATv2Conv do.
+
+    ``out`` ``[nodes, heads, channels]`` is an operator's output that nothing else refers to.
+    """
+    if not module.concat:
+        out = out.mean(dim=1)
+    for term in (residual, module.bias):
+        if term is not None:
+            out = add_to(out, term)
+    return out.flatten(1)
+
+
+def add_to(out: Tensor, term: Tensor) -> Tensor:
+    """``out + term`` in the memory of ``out``, where the dtype of the sum is that of ``out``.
+
+    A fresh tensor costs more than adding. ``term`` is ``[nodes, channels]`` or ``[channels]``, with
+    the channels of all heads of ``out``.
+    """
+    term = term.reshape(*term.shape[:-1], *out.shape[1:])
+    fits = torch.promote_types(out.dtype, term.dtype) == out.dtype
+    return out.add_(term) if fits else out + term

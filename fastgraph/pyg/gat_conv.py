@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch_geometric.nn.conv import GATConv
 
@@ -72,9 +73,12 @@ def _forward(
         (module.lin_src, module.lin_dst) if module.lin is None else (module.lin, module.lin)
     )
     x_src = lin_src(inputs.src).view(shape)
-    x_dst = x_src if shared else lin_dst(inputs.dst).view(shape)
-    score_src = (x_src * module.att_src).sum(dim=-1)
-    score_dst = (x_dst * module.att_dst).sum(dim=-1)
+    if shared:
+        scores = _scores(x_src, torch.cat([module.att_src, module.att_dst]))
+        score_src, score_dst = scores.unbind(dim=1)
+    else:
+        score_src = _scores(x_src, module.att_src).squeeze(1)
+        score_dst = _scores(lin_dst(inputs.dst).view(shape), module.att_dst).squeeze(1)
     edge_index, edge = with_self_loops(module, edge_index, edge_attr, inputs)
     x_src, score_src, score_dst, score_edge = same_dtype(
         x_src, score_src, score_dst, _edge_scores(module, edge)
@@ -92,6 +96,11 @@ def _forward(
     out = combine_heads(module, out, residual)
     # A copy, because edits must not reach the remembered self-loops.
     return (out, (edge_index.clone(), alpha)) if need_weights else out
+
+
+def _scores(x: Tensor, att: Tensor) -> Tensor:
+    x, att = same_dtype(x, att)
+    return ops.head_scores(x, att)
 
 
 def _edge_scores(module: GATConv, edge: Tensor | None) -> Tensor | None:

@@ -12,6 +12,7 @@ from fastgraph import ops
 from fastgraph.pyg.attention_layer import (
     Inputs,
     Plan,
+    add_to,
     dropout_rate,
     edge_refusal,
     edge_weight,
@@ -83,9 +84,11 @@ def _forward(
     key = module.lin_key(inputs.src).view(shape)
     value = module.lin_value(inputs.src).view(shape)
     out, alpha = _attend(module, query, key, value, edge_index, edge_attr, need_weights)
-    out = out.flatten(1) if module.concat else out.mean(dim=1)
+    if not module.concat:
+        out = out.mean(dim=1)
     if module.root_weight:
         out = _with_root(module, out, module.lin_skip(inputs.dst))
+    out = out.flatten(1)
     return (out, (edge_index, alpha)) if need_weights else out
 
 
@@ -126,6 +129,7 @@ def _attend(
 
 def _with_root(module: TransformerConv, out: Tensor, root: Tensor) -> Tensor:
     if module.lin_beta is None:
-        return out + root
+        return add_to(out, root)
+    out = out.flatten(1)
     beta: Tensor = module.lin_beta(torch.cat([out, root, out - root], dim=-1)).sigmoid()
     return beta * root + (1 - beta) * out

@@ -450,6 +450,36 @@ def segment_extremum_backward(lib: Library, draw: Draw) -> Prepared:
     return call, check
 
 
+def head_scores(lib: Library, draw: Draw) -> Prepared:
+    dtype, heads, width = draw.one_of(*DTYPES), draw.number(0, 4), draw.width()
+    nodes, count = draw.number(0, draw.one_of(5, 600)), draw.number(0, 3)
+    x, att = draw.features(dtype, nodes, heads, width), draw.features(dtype, count, heads, width)
+    special = draw.with_specials(x)
+    scores = torch.full((nodes, count, heads), 77.0, dtype=dtype)
+
+    def check(_: Any) -> None:
+        if not special:
+            assert_equal(scores, reference.head_scores(x.double(), att.double()))
+
+    return {"x": x, "att": att, "scores": scores}, check
+
+
+def head_scores_backward(lib: Library, draw: Draw) -> Prepared:
+    call, _ = head_scores(lib, draw)
+    x, att, scores = call.values()
+    special = not bool(x.isfinite().all())
+    grad = draw.features(scores.dtype, *scores.shape)
+    grad_x, grad_att = torch.full_like(x, 77.0), torch.full_like(att, 77.0)
+
+    def check(_: Any) -> None:
+        if not special:
+            expected = reference.head_scores_backward(x.double(), att.double(), grad.double())
+            assert_equal(grad_x, expected[0])
+            assert_equal(grad_att, expected[1])
+
+    return {"x": x, "att": att, "grad": grad, "grad_x": grad_x, "grad_att": grad_att}, check
+
+
 class Attention:
     """An attention operator on random inputs, and what the reference makes of them in float64."""
 
@@ -601,6 +631,8 @@ CALLS = (
     segment_extremum,
     divide_by_ties,
     segment_extremum_backward,
+    head_scores,
+    head_scores_backward,
     gatv2,
     gatv2_backward_dst,
     gatv2_backward_src,

@@ -38,7 +38,7 @@ print("survived")
 """
 
 
-def sanitizer_environment() -> dict[str, str]:
+def sanitizer_environment(level: str) -> dict[str, str]:
     """Variables under which an uninstrumented Python runs instrumented libraries."""
     # libstdc++ has to be there when the sanitizer looks for the function that throws.
     names = ("libasan.so", "libubsan.so", "libstdc++.so")
@@ -47,9 +47,12 @@ def sanitizer_environment() -> dict[str, str]:
     for name, path in zip(names, found, strict=True):
         if not Path(path).is_absolute():
             raise SystemExit(f"{COMPILER} has no {name}; set CXX to a GCC that comes with it")
+    # GCC 12 does not align what it moves off the stack to 64 bytes (its bug 110027), and storing a
+    # vector of AVX-512 there ends the process.
+    after_return = int(level != "avx512")
     return os.environ | {
         "LD_PRELOAD": " ".join(str(Path(path).resolve()) for path in found),
-        "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=1",
+        "ASAN_OPTIONS": f"detect_leaks=0:detect_stack_use_after_return={after_return}",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     }
 
@@ -110,7 +113,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     library = build(options.level)
-    environ = sanitizer_environment()
+    environ = sanitizer_environment(options.level)
     with tempfile.TemporaryDirectory() as folder:
         check_that_planted_errors_are_caught(environ, Path(folder))
         fuzz(

@@ -39,6 +39,13 @@ def attention_calls(
         return {f"grad_{name}": tensor.clone() for name, tensor in inputs.items()}
 
     return {
+        "head_scores": {"x": src, "att": att, "scores": score_src.unsqueeze(1).clone()},
+        "head_scores_backward": {
+            "x": src,
+            "att": att,
+            "grad": score_src.unsqueeze(1).clone(),
+            **gradients(x=src, att=att),
+        },
         "gatv2": {**matrix, **additive, **options, **results(dst)},
         "gatv2_backward_dst": {
             **matrix,
@@ -167,6 +174,8 @@ FUNCTIONS = (
     "sddmm",
     "segment_extremum",
     "segment_extremum_backward",
+    "head_scores",
+    "head_scores_backward",
     "gatv2",
     "gatv2_backward_dst",
     "gatv2_backward_src",
@@ -180,7 +189,11 @@ FUNCTIONS = (
 # Sizes are taken from these: what disagrees with them is reported instead.
 LEADING = {"row", "index", "col", "col_t", "rowptr", "rowptr_t", "x"}
 LEADING |= {"x_src", "x_dst", "score_dst", "query", "key"}
-LEADING_IN = {("segment_extremum_backward", "out")}
+LEADING_IN = {
+    ("segment_extremum_backward", "out"),
+    ("head_scores", "att"),
+    ("head_scores_backward", "att"),
+}
 STRIDED = {("build_csr", "row"), ("build_csr", "col"), ("check_csr", "ptr"), ("check_csr", "index")}
 
 

@@ -162,6 +162,32 @@ void bind_segment_extremum_backward(Tensor rowptr_t, Tensor col_t, OptionalTenso
   });
 }
 
+void bind_head_scores(Tensor x, Tensor att, Tensor scores) {
+  check_ndim(x, 3, "x");
+  check_ndim(att, 3, "att");
+  const int64_t nodes = x.size(0), heads = x.size(1), width = x.size(2), count = att.size(0);
+  dispatch_features(x, "x", [&](auto type) {
+    using T = decltype(type);
+    head_scores<T>(checked_heads<const T>(x, nodes, heads, width, "x"),
+                   checked_heads<const T>(att, count, heads, width, "att"),
+                   checked_heads<T>(scores, nodes, count, heads, "scores"));
+  });
+}
+
+void bind_head_scores_backward(Tensor x, Tensor att, Tensor grad, Tensor grad_x, Tensor grad_att) {
+  check_ndim(x, 3, "x");
+  check_ndim(att, 3, "att");
+  const int64_t nodes = x.size(0), heads = x.size(1), width = x.size(2), count = att.size(0);
+  dispatch_features(x, "x", [&](auto type) {
+    using T = decltype(type);
+    head_scores_backward<T>(checked_heads<const T>(x, nodes, heads, width, "x"),
+                            checked_heads<const T>(att, count, heads, width, "att"),
+                            checked_heads<const T>(grad, nodes, count, heads, "grad"),
+                            checked_heads<T>(grad_x, nodes, heads, width, "grad_x"),
+                            checked_heads<T>(grad_att, count, heads, width, "grad_att"));
+  });
+}
+
 Dropout checked_dropout(double rate, int64_t seed) {
   if (!(rate >= 0 && rate <= 1)) {
     TVM_FFI_THROW(ValueError) << "dropout must be in [0, 1], got " << rate;
@@ -471,6 +497,8 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(sddmm, fastgraph::bind_sddmm);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_extremum, fastgraph::bind_segment_extremum);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(divide_by_ties, fastgraph::bind_divide_by_ties);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_extremum_backward, fastgraph::bind_segment_extremum_backward);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(head_scores, fastgraph::bind_head_scores);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(head_scores_backward, fastgraph::bind_head_scores_backward);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gatv2, fastgraph::bind_gatv2);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gatv2_backward_dst, fastgraph::bind_gatv2_backward_dst);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gatv2_backward_src, fastgraph::bind_gatv2_backward_src);

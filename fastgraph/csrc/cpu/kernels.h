@@ -63,6 +63,14 @@ void segment_extremum_backward(const Csr& transpose, const T* weight, Matrix<con
                                Matrix<const T> out, Matrix<const T> grad, const int32_t* argument,
                                Matrix<T> grad_x);
 
+// scores[n][k][h] = <x[n][h], att[k][h]>.
+template <typename T>
+void head_scores(Heads<const T> x, Heads<const T> att, Heads<T> scores);
+
+template <typename T>
+void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> grad,
+                          Heads<T> grad_x, Heads<T> grad_att);
+
 // Attention operators. A row of `graph` is a node that aggregates (dst), a column one that is
 // gathered (src); `transpose` has them the other way round. out[r] is the sum over row r of
 // keep * softmax(score) * value. What edges carry is optional: no data, and a width of 0.

@@ -1,0 +1,94 @@
+// Dot products of each node's heads with a few vectors: what GAT scores nodes by.
+#include "cpu/kernels.h"
+
+namespace fastgraph {
+namespace {
+
+constexpr int64_t kNodesOfTask = 256;
+
+template <typename T>
+inline Accumulator<T> dot(const T* a, const T* b, int64_t width) {
+  using A = Accumulator<T>;
+  A total = 0;
+  for_each_part<kLanes<T>, 4>(0, width, [&](auto chunk, int64_t f) {
+    using C = decltype(chunk);
+    constexpr int N = C::kLanes;
+    Vector<A, N> sum{};
+    for (int q = 0; q < C::kCount; ++q) sum += load<N>(a + f + q * N) * load<N>(b + f + q * N);
+    total += sum_of<A, N>(sum);
+  });
+  return total;
+}
+
+// Calls body(task, first node, end) for a cut of the nodes that does not depend on the threads.
+template <typename Body>
+void for_each_part_of_nodes(int64_t nodes, int64_t work_of_node, const Body& body) {
+  const int64_t tasks = (nodes + kNodesOfTask - 1) / kNodesOfTask;
+  for_each_task(tasks, nodes * work_of_node, [&](int64_t task) {
+    const int64_t begin = task * kNodesOfTask;
+    body(task, begin, std::min(begin + kNodesOfTask, nodes));
+  });
+}
+
+}  // namespace
+
+template <typename T>
+void head_scores(Heads<const T> x, Heads<const T> att, Heads<T> scores) {
+  const int64_t size = att.nodes * x.heads;
+  for_each_part_of_nodes(x.nodes, size * x.width, [&](int64_t, int64_t begin, int64_t end) {
+    for (int64_t node = begin; node < end; ++node) {
+      for (int64_t head = 0; head < x.heads; ++head) {
+        for (int64_t k = 0; k < att.nodes; ++k) {
+          store_one(scores.at(node, k) + head, dot(x.at(node, head), att.at(k, head), x.width));
+        }
+      }
+    }
+  });
+}
+
+template <typename T>
+void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> grad,
+                          Heads<T> grad_x, Heads<T> grad_att) {
+  using A = Accumulator<T>;
+  prefer_huge_pages(grad_x.data, grad_x.bytes());
+  const int64_t size = att.nodes * att.heads * att.width;
+  const int64_t slots = (x.nodes + kNodesOfTask - 1) / kNodesOfTask;
+  const auto sums = scratch<A>(slots * size);
+  std::fill(sums.get(), sums.get() + slots * size, A{0});
+  for_each_part_of_nodes(x.nodes, 2 * size, [&](int64_t task, int64_t begin, int64_t end) {
+    const Heads<A> sum{&sums[task * size], att.nodes, att.heads, att.width};
+    for (int64_t node = begin; node < end; ++node) {
+      for (int64_t head = 0; head < x.heads; ++head) {
+        for_each_part<kLanes<T>, 1>(0, x.width, [&](auto chunk, int64_t f) {
+          constexpr int N = decltype(chunk)::kLanes;
+          const Vector<A, N> own = load<N>(x.at(node, head) + f);
+          Vector<A, N> total{};
+          for (int64_t k = 0; k < att.nodes; ++k) {
+            const A g = load_one(grad.at(node, k) + head);
+            A* target = sum.at(k, head) + f;
+            store<N>(target, load<N>(target) + g * own);
+            total += g * load<N>(att.at(k, head) + f);
+          }
+          store<N>(grad_x.at(node, head) + f, total);
+        });
+      }
+    }
+  });
+  for (int64_t f = 0; f < size; ++f) {
+    double total = 0;
+    for (int64_t slot = 0; slot < slots; ++slot) total += sums[slot * size + f];
+    store_one(grad_att.data + f, static_cast<A>(total));
+  }
+}
+
+#define FASTGRAPH_INSTANTIATE(T)                                                               \
+  template void head_scores(Heads<const T>, Heads<const T>, Heads<T>);                         \
+  template void head_scores_backward(Heads<const T>, Heads<const T>, Heads<const T>, Heads<T>, \
+                                     Heads<T>);
+FASTGRAPH_INSTANTIATE(float)
+FASTGRAPH_INSTANTIATE(double)
+FASTGRAPH_INSTANTIATE(bfloat16)
+FASTGRAPH_INSTANTIATE(float16)
+#undef FASTGRAPH_INSTANTIATE
+
+}  // namespace fastgraph

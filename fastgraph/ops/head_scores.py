@@ -1,0 +1,86 @@
+"""``head_scores``: dot products of each node's heads with a few vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastgraph.backends import reference
+from fastgraph.backends.registry import REGISTRY
+from fastgraph.ops.heads import check_heads
+from fastgraph.ops.library import Gradient, define
+
+
+def head_scores(x: Tensor, att: Tensor) -> Tensor:
+    r"""The scores :math:`s_{nkh} = \langle x_{nh}, a_{kh} \rangle` by which GAT rates nodes.
+
+    The same as ``(x.unsqueeze(1) * att).sum(-1)`` without the product: ``x`` is read once in the
+    forward pass and once in the backward pass.
+
+    Args:
+        x: features ``[nodes, heads, channels]``, float32, float64, bfloat16 or float16.
+        att: vectors ``[count, heads, channels]``.
+
+    Returns:
+        ``[nodes, count, heads]``.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype or device.
+    """
+    out: Tensor = HEAD_SCORES(x, att)
+    return out
+
+
+def _check(x: Tensor, att: Tensor) -> torch.Size:
+    check_heads("x", x, [None] * 3, x)
+    check_heads("att", att, [None, *x.shape[1:]], x)
+    return torch.Size((x.shape[0], att.shape[0], x.shape[1]))
+
+
+def _forward(x: Tensor, att: Tensor) -> Tensor:
+    _check(x, att)
+    kernel = REGISTRY.kernel("head_scores", x.device.type, x.dtype)
+    return kernel(x.contiguous(), att.contiguous())  # type: ignore[no-any-return]
+
+
+def _fake(x: Tensor, att: Tensor) -> Tensor:
+    return x.new_empty(_check(x, att))
+
+
+def _backward(x: Tensor, att: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    check_heads("grad", grad, list(_check(x, att)), x)
+    kernel = REGISTRY.kernel("head_scores_backward", x.device.type, x.dtype)
+    return kernel(x.contiguous(), att.contiguous(), grad.contiguous())  # type: ignore[no-any-return]
+
+
+def _backward_fake(x: Tensor, att: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), att.new_empty(att.shape)
+
+
+def _save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
+    ctx.save_for_backward(*arguments)
+
+
+def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    x, att = ctx.saved_tensors
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        # The gradient itself will be differentiated, so it must be made of torch's operations.
+        return reference.head_scores_backward(x, att, grad)
+    found: tuple[Tensor, Tensor] = HEAD_SCORES_BACKWARD(x, att, grad)
+    return found
+
+
+HEAD_SCORES_BACKWARD = define(
+    "head_scores_backward(Tensor x, Tensor att, Tensor grad) -> (Tensor, Tensor)",
+    _backward,
+    _backward_fake,
+)
+HEAD_SCORES = define(
+    "head_scores(Tensor x, Tensor att) -> Tensor",
+    _forward,
+    _fake,
+    Gradient((0, 1), _save, _gradient),
+)
