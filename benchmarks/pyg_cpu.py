@@ -35,6 +35,7 @@ COLUMNS = (
     "ours-csr",
     "ceiling",
     "message-passing",
+    "bfloat16",
     "memory",
     "bandwidth",
     "routed-call",

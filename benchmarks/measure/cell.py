@@ -19,6 +19,9 @@ from measure.timing import Contestant, interleave
 # order differ by less; one wrong row among 100,000 by more.
 _TOLERANCE = 1e-4
 
+# The same for bfloat16 beside float32: a few of its roundings.
+_HALF_TOLERANCE = 0.05
+
 # A softmax does not change when all scores of a row do, so these are 0 but for roundings.
 _ZERO_GRADIENTS = ("gradient of lin_key.bias",)
 
@@ -96,7 +99,9 @@ def _contestant(name: str, run: Run, *, ours: bool = False) -> Contestant:
 
 
 def _check(
-    runs: dict[str, tuple[Contestant, Run]], expected: dict[str, Tensor] | None = None
+    runs: dict[str, tuple[Contestant, Run]],
+    expected: dict[str, Tensor] | None = None,
+    tolerance: float = _TOLERANCE,
 ) -> dict[str, Tensor]:
     """Run each contestant once: it must take its own path, and all must agree with the first.
 
@@ -115,10 +120,10 @@ def _check(
         for what, value in expected.items():
             norm = largest if what in _ZERO_GRADIENTS else value.norm().clamp(min=1e-30)
             error = float((found[what] - value).norm() / norm)
-            if not error < _TOLERANCE:
+            if not error < tolerance:
                 raise ColumnError(
                     f"{name}: {what} differs from upstream's by {error:.1e} of its norm, "
-                    f"expected less than {_TOLERANCE:.0e}"
+                    f"expected less than {tolerance:.0e}"
                 )
         run.prepare()
     assert expected is not None
@@ -187,12 +192,28 @@ def measure_cell(
         passed = _check(runs)
         result["message_passing"] = _measure(runs, effort)
 
+    if "bfloat16" in columns:
+        result["bfloat16"] = _half(case, x, edge_index, channels, effort)
+
     if "compile" in columns:
         result["compile"] = _compiled(plain, x, edge_index, expected, effort)
         if "message-passing" in columns:
             bare = without_linear(case.build(channels, **case.propagate_options))
             result["message_passing_compile"] = _compiled(bare, x, edge_index, passed, effort)
     return result
+
+
+def _half(
+    case: LayerCase, x: Tensor, edge_index: Tensor, channels: int, effort: Effort
+) -> dict[str, dict[str, float]]:
+    """Our message passing alone in float32 and in bfloat16."""
+    runs = {}
+    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+        layer = without_linear(case.build(channels, **case.propagate_options)).to(dtype)
+        run = Run(layer, x.detach().to(dtype).requires_grad_(), edge_index)
+        runs[name] = _contestant(name, run, ours=True), run
+    _check(runs, tolerance=_HALF_TOLERANCE)
+    return _measure(runs, effort)
 
 
 def _compiled(

@@ -134,6 +134,9 @@ def floors(results: dict[str, Any]) -> list[Floor]:
         listed.append(
             _lowest(f"layer on tolokers: {layer}, {under} over upstream", values, required)
         )
+    halves = _ratios(attention, "bfloat16", "float32", "bfloat16")
+    what = "message passing alone, attention: bfloat16 over float32, slowest cell"
+    listed.append(_lowest(what, halves, 1))
     for operator in ("spmm", "segment_reduce"):
         for loop, what in (
             ("minimal_read", "that reads"),
@@ -288,6 +291,19 @@ def markdown(results: dict[str, Any], listed: Sequence[Floor]) -> str:
     if memory:
         lines += ["## Peak memory of one forward and backward above the baseline, MiB", ""]
         lines += table(["graph, layer", "upstream", "ours", "below"], memory)
+    halves = [
+        (
+            name,
+            _number(median(cell, "bfloat16", "float32")),
+            _number(median(cell, "bfloat16", "bfloat16")),
+            _number(ratio(cell, "bfloat16", "float32", "bfloat16"), "x"),
+        )
+        for name, cell in cells.items()
+        if "bfloat16" in cell
+    ]
+    if halves:
+        lines += ["## Message passing alone, ours in two dtypes, milliseconds", ""]
+        lines += table(["graph, layer", "float32", "bfloat16", "gain"], halves)
     if results["bandwidth"]:
         names = ("minimal_read", "minimal_sum", "spmm", "segment_reduce")
         rows = [
