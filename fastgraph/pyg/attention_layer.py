@@ -211,12 +211,15 @@ def with_self_loops(
     if not module.add_self_loops:
         return edge_index, edge_attr
     num_nodes = min(len(inputs.src), len(inputs.dst))
+    with_loops = _index_with_self_loops(edge_index, num_nodes)
     if edge_attr is not None:
-        others, edge_attr = remove_self_loops(edge_index, edge_attr)
+        others = edge_index
+        if with_loops.shape[1] != edge_index.shape[1] + num_nodes:  # else there are none to remove
+            others, edge_attr = remove_self_loops(edge_index, edge_attr)
         _, edge_attr = add_self_loops(
             others, edge_attr, fill_value=module.fill_value, num_nodes=num_nodes
         )
-    return _index_with_self_loops(edge_index, num_nodes), edge_attr
+    return with_loops, edge_attr
 
 
 def _index_with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:

@@ -2,6 +2,7 @@
 // the score of an entry is <att, leaky_relu(z)>, z = x_src[col] + x_dst[row] + weight_edge^T edge.
 // The projection of the edges is made channel by channel where it is needed, and never stored.
 #include "cpu/kernels.h"
+#include "fastgraph/partial_sums.h"
 
 namespace fastgraph {
 namespace {
@@ -259,18 +260,6 @@ struct BackwardSrc : SourceSoftmax<T> {
   }
 };
 
-// target[head][f] = the sum over slots of sums[slot][head][begin + f].
-template <typename T>
-void sum_slots(Heads<const Accumulator<T>> sums, int64_t begin, int64_t width, T* target) {
-  for (int64_t head = 0; head < sums.heads; ++head) {
-    for (int64_t f = 0; f < width; ++f) {
-      double total = 0;
-      for (int64_t slot = 0; slot < sums.nodes; ++slot) total += sums.at(slot, head)[begin + f];
-      store_one(target + head * width + f, static_cast<Accumulator<T>>(total));
-    }
-  }
-}
-
 }  // namespace
 
 template <typename T>
@@ -299,9 +288,12 @@ void gatv2_backward_dst(const Csr& graph, const Gatv2Inputs<T>& in, double slope
                             grad_edge,
                             {sums.get(), slots, heads, num_sums}};
   run_destination_pass<T>(graph, schedule, heads, width + num_sums, pass);
-  const Heads<const A> all{sums.get(), slots, heads, num_sums};
-  sum_slots<T>(all, 0, width, grad_att.data);
-  sum_slots<T>(all, width, num_sums - width, grad_weight_edge.data);
+  const int64_t of_edges = num_sums - width;
+  for (int64_t head = 0; head < heads; ++head) {
+    const A* own = &sums[head * num_sums];
+    sum_slots<T>(own, slots, heads * num_sums, width, grad_att.at(0, head));
+    sum_slots<T>(own + width, slots, heads * num_sums, of_edges, grad_weight_edge.at(head, 0));
+  }
 }
 
 template <typename T>

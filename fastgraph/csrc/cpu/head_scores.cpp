@@ -1,5 +1,6 @@
 // Dot products of each node's heads with a few vectors: what GAT scores nodes by.
 #include "cpu/kernels.h"
+#include "fastgraph/partial_sums.h"
 
 namespace fastgraph {
 namespace {
@@ -74,11 +75,7 @@ void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> g
       }
     }
   });
-  for (int64_t f = 0; f < size; ++f) {
-    double total = 0;
-    for (int64_t slot = 0; slot < slots; ++slot) total += sums[slot * size + f];
-    store_one(grad_att.data + f, static_cast<A>(total));
-  }
+  sum_slots<T>(sums.get(), slots, size, size, grad_att.data);
 }
 
 #define FASTGRAPH_INSTANTIATE(T)                                                               \
