@@ -153,8 +153,9 @@ def test_the_wheel_holds_the_package_and_its_libraries_only(wheel: Path) -> None
         f"fastgraph/lib/libfastgraph_cpu_{level}.so" for level in LEVELS
     }
     suffixes = {Path(name).suffix for name in names if name.startswith("fastgraph/")}
-    assert suffixes <= {".py", ".so", ".typed"}
+    assert suffixes == {".html", ".py", ".so", ".typed"}
     assert "fastgraph/py.typed" in names
+    assert "fastgraph/comparison/templates/report.html" in names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
 
 
