@@ -19,8 +19,9 @@ from measure.timing import Contestant, interleave
 # order differ by less; one wrong row among 100,000 by more.
 _TOLERANCE = 1e-4
 
-# The same for bfloat16 beside float32: a few of its roundings.
-_HALF_TOLERANCE = 0.05
+# The same for bfloat16 beside float32: inputs themselves are rounded to 0.4 %, and gradients of
+# attention vectors are small sums of large terms (seen: a tenth of the norm).
+_HALF_TOLERANCE = 0.25
 
 # A softmax does not change when all scores of a row do, so these are 0 but for roundings.
 _ZERO_GRADIENTS = ("gradient of lin_key.bias",)
