@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
@@ -26,22 +28,31 @@ def graphs() -> dict[str, tuple[Rows, Tensor]]:
     return {name: (compress(*given), given[0]) for name, given in edges.items()}
 
 
-def head_inputs(rows: Rows, heads: int, width: int, dtype: torch.dtype) -> list[Tensor]:
-    """x_src, x_dst and att."""
+def head_inputs(
+    rows: Rows, heads: int, width: int, dtype: torch.dtype, edge_dim: int = 0
+) -> list[Tensor | None]:
+    """x_src, x_dst, att, edge and weight_edge."""
+    edge, weight_edge = (rows.col.numel(), edge_dim), (heads, edge_dim, width)
     return [
         normal(rows.num_cols, heads, width, dtype=dtype, seed=1),
         normal(rows.num_rows, heads, width, dtype=dtype, seed=2),
         normal(heads, width, dtype=dtype, seed=3) / width**0.5,
+        normal(*edge, dtype=dtype, seed=4) if edge_dim else None,
+        normal(*weight_edge, dtype=dtype, seed=5) if edge_dim else None,
     ]
 
 
 def gatv2_reference(
-    edges: Tensor, x_src: Tensor, x_dst: Tensor, att: Tensor, slope: float, keep: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Output and stats in float64; ``keep`` are the factors of dropout, ``[E, heads]``."""
+    edges: Tensor, inputs: Sequence[Tensor | None], slope: float, keep: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, stats and weights in float64; ``keep`` are the factors of dropout, ``[E, heads]``."""
     src, dst = edges.long()
-    x_src, x_dst, att = x_src.double(), x_dst.double(), att.double()
-    score = (leaky_relu(x_src[src] + x_dst[dst], slope) * att).sum(-1)
+    x_src, x_dst, att, edge, weight = (None if x is None else x.double() for x in inputs)
+    assert x_src is not None and x_dst is not None and att is not None
+    z = x_src[src] + x_dst[dst]
+    if edge is not None and weight is not None:
+        z = z + torch.einsum("ed,hdc->ehc", edge, weight)
+    score = (leaky_relu(z, slope) * att).sum(-1)
     zeros = score.new_zeros(x_dst.shape[:2])
     index = dst.unsqueeze(-1).expand_as(score)
     largest = zeros.scatter_reduce(0, index, score, "amax", include_self=False)
@@ -52,4 +63,4 @@ def gatv2_reference(
     if keep is not None:
         alpha = alpha * keep
     out = torch.zeros_like(x_dst).index_add(0, dst, alpha.unsqueeze(-1) * x_src[src])
-    return out, torch.stack([largest, inverse], dim=-1)
+    return out, torch.stack([largest, inverse], dim=-1), alpha

@@ -43,15 +43,20 @@ SIMT_EXPORT int64_t simt_gatv2_workspace(const Csr* graph, int64_t longest, int6
 }
 
 SIMT_EXPORT int simt_gatv2(int dtype, const Csr* graph, int64_t longest, const void* x_src,
-                           const void* x_dst, const void* att, float slope, double dropout,
-                           uint64_t seed, void* out, float* stats, int64_t heads, int64_t width,
-                           float* workspace) {
+                           const void* x_dst, const void* att, const void* edge,
+                           const void* weight_edge, int64_t edge_dim, float slope, double dropout,
+                           uint64_t seed, void* out, float* stats, void* alpha, int64_t heads,
+                           int64_t width, float* workspace) {
   return with_type(dtype, [&](auto tag) -> int {
     using T = decltype(tag);
-    return gatv2<T>(*graph, longest, {static_cast<const T*>(x_src), graph->num_cols, heads, width},
-                    {static_cast<const T*>(x_dst), graph->num_rows, heads, width},
-                    static_cast<const T*>(att), slope, {dropout, seed},
-                    {static_cast<T*>(out), graph->num_rows, heads, width}, stats, workspace,
-                    nullptr);
+    const Gatv2Inputs<T> in{{static_cast<const T*>(x_src), graph->num_cols, heads, width},
+                            {static_cast<const T*>(x_dst), graph->num_rows, heads, width},
+                            {static_cast<const T*>(att), 1, heads, width},
+                            {static_cast<const T*>(edge), graph->num_entries, edge_dim},
+                            {static_cast<const T*>(weight_edge), heads, edge_dim, width}};
+    const SoftmaxOutputs<T> outputs{{static_cast<T*>(out), graph->num_rows, heads, width},
+                                    stats,
+                                    {static_cast<T*>(alpha), graph->num_entries, heads}};
+    return gatv2<T>(*graph, longest, in, slope, {dropout, seed}, outputs, workspace, nullptr);
   });
 }

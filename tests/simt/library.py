@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -41,10 +42,12 @@ COMMON = (
     *(f"-I{CSRC}", f"-I{CSRC / 'include'}", f"-I{HERE / 'emulator'}"),
 )
 ASAN = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
-# Loads of vectors have to stay whole for their alignment to be seen.
-FLAVOURS = {
+# For the runtime, the kernels and the linker.
+FLAVOURS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    # Loads of vectors have to stay whole for their alignment to be seen.
     "checked": ((), ("-fsanitize=thread", "-fno-tree-sra"), ()),
-    "asan": ((*ASAN, "-DSIMT_PORTABLE"), ASAN, ASAN),
+    # Optimising what the sanitizers add takes longer than running it as it is.
+    "asan": ((*ASAN, "-DSIMT_PORTABLE"), (*ASAN, "-O0"), ASAN),
 }
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -204,8 +207,8 @@ class Emulator:
         self.lib.simt_gatv2_workspace.restype = size
         self.lib.simt_gatv2_workspace.argtypes = [pointer, size, size, size]
         self.lib.simt_gatv2.argtypes = [
-            *(ctypes.c_int, pointer, size, pointer, pointer, pointer, ctypes.c_float),
-            *(ctypes.c_double, ctypes.c_uint64, pointer, pointer, size, size, pointer),
+            *(ctypes.c_int, pointer, size, *[pointer] * 5, size, ctypes.c_float, ctypes.c_double),
+            *(ctypes.c_uint64, pointer, pointer, pointer, size, size, pointer),
         ]
         self.lib.simt_planted.argtypes = [
             *(ctypes.c_char_p, ctypes.c_int, ctypes.c_int, pointer, pointer)
@@ -242,32 +245,38 @@ class Emulator:
     def gatv2(
         self,
         rows: Rows,
-        x_src: Tensor,
-        x_dst: Tensor,
-        att: Tensor,
+        inputs: Sequence[Tensor | None],
         slope: float = 0.2,
         dropout: float = 0.0,
         dropout_seed: int = 0,
+        weights: bool = False,
         seed: int = 0,
-    ) -> tuple[Tensor, Tensor]:
-        """The output and stats."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The output, stats and weights; inputs are x_src, x_dst, att, edge and weight_edge."""
+        x_src, edge = inputs[0], inputs[3]
+        assert x_src is not None
+        dtype, (heads, width) = x_src.dtype, x_src.shape[1:]
+        num_edges = rows.col.numel() if weights else 0
         self.lib.simt_begin(seed)
         with Device(self.lib) as device:
-            graph, (heads, width) = device.csr(rows), x_src.shape[1:]
+            graph = device.csr(rows)
             floats = self.lib.simt_gatv2_workspace(graph, rows.longest, heads, width)
             workspace = device.empty("workspace", 4 * floats)
-            out = device.empty("out", x_dst.nbytes)
+            out = device.empty("out", rows.num_rows * heads * width * dtype.itemsize)
             stats = device.empty("stats", rows.num_rows * heads * 8)
+            alpha = device.empty("alpha", num_edges * heads * dtype.itemsize)
+            names = ("x_src", "x_dst", "att", "edge", "weight_edge")
             code = self.lib.simt_gatv2(
-                *(DTYPES[x_src.dtype], graph, rows.longest, device.put("x_src", x_src)),
-                *(device.put("x_dst", x_dst), device.put("att", att), slope, dropout, dropout_seed),
-                *(out, stats, heads, width, workspace),
+                *(DTYPES[dtype], graph, rows.longest),
+                *(device.put(*given) for given in zip(names, inputs, strict=True)),
+                *(0 if edge is None else edge.shape[1], slope, dropout, dropout_seed),
+                *(out, stats, alpha if weights else None, heads, width, workspace),
             )
             self.check(code)
-            shape = rows.num_rows, heads
             return (
-                device.get(out, *shape, width, dtype=x_src.dtype),
-                device.get(stats, *shape, 2, dtype=torch.float32),
+                device.get(out, rows.num_rows, heads, width, dtype=dtype),
+                device.get(stats, rows.num_rows, heads, 2, dtype=torch.float32),
+                device.get(alpha, num_edges, heads, dtype=dtype),
             )
 
     def planted(self, name: str, bug: bool, blocks: int = 1, seed: int = 0) -> Tensor:

@@ -12,6 +12,7 @@ import tempfile
 
 import torch
 
+from tests.native.cases import normal
 from tests.simt.cases import gatv2_reference, graphs, head_inputs
 from tests.simt.library import Emulator
 
@@ -48,12 +49,13 @@ def main() -> None:
         if name == "hub":  # slow, and "cut" has long rows too
             continue
         for dtype in (torch.float32, torch.bfloat16):
+            weight = normal(edges.shape[1], dtype=dtype)
             for heads, width in ((1, 7), (2, 16), (1, 64)):
-                inputs = head_inputs(rows, heads, width, dtype)
-                out, _ = emulator.gatv2(rows, *inputs, 0.2, 0.0, 0)
-                expected, _ = gatv2_reference(edges, *inputs, 0.2, None)
+                inputs = head_inputs(rows, heads, width, dtype, edge_dim=heads - 1)
+                out, _, _ = emulator.gatv2(rows, inputs, 0.2, weights=True)
+                expected, _, _ = gatv2_reference(edges, inputs, 0.2)
                 torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=2e-2)
-                emulator.spmm(rows, inputs[0].flatten(1), torch.ones(edges.shape[1], dtype=dtype))
+                emulator.spmm(rows, normal(rows.num_cols, width, dtype=dtype), weight)
     print("no error found")
 
 

@@ -67,3 +67,10 @@ def test_infinite_features_of_strangers_do_not_leak(emulator: Emulator) -> None:
     expected = spmm_reference(sparse(rows, edges), x)
     assert torch.equal(out.isinf(), expected.isinf())
     assert not out.isnan().any()
+
+
+def test_infinite_weights_meet_no_zeros_that_are_not_there(emulator: Emulator) -> None:
+    rows, edges = GRAPHS["random"]
+    x, weight = torch.ones(rows.num_cols, 4), torch.full((edges.shape[1],), float("inf"))
+    expected = spmm_reference(sparse(rows, edges), x, weight)
+    assert torch.equal(emulator.spmm(rows, x, weight).double(), expected)

@@ -27,13 +27,29 @@ struct Dropout {
   uint64_t seed;
 };
 
+// What attention operators write.
+template <typename T>
+struct SoftmaxOutputs {
+  Heads<T> out;
+  float* stats;     // [rows, heads, 2]: largest score, inverse sum of exponentials
+  Matrix<T> alpha;  // the weights with dropout, [edges, heads], or no data
+};
+
+template <typename T>
+struct Gatv2Inputs {
+  Heads<const T> x_src;
+  Heads<const T> x_dst;
+  Heads<const T> att;          // [1, heads, width]
+  Matrix<const T> edge;        // [edges, channels of edges]; no data and a width of 0 without them
+  Heads<const T> weight_edge;  // [heads, channels of edges, width]
+};
+
 int64_t gatv2_workspace(const Csr& graph, int64_t longest, int64_t heads, int64_t width);
 
-// Without features of edges. stats is [rows, heads, 2]. Returns cudaErrorInvalidValue for heads
-// wider than kMaxHeadWidth.
+// Returns cudaErrorInvalidValue for heads wider than kMaxHeadWidth.
 template <typename T>
-cudaError_t gatv2(const Csr& graph, int64_t longest, Heads<const T> x_src, Heads<const T> x_dst,
-                  const T* att, float slope, Dropout dropout, Heads<T> out, float* stats,
-                  float* workspace, Stream stream);
+cudaError_t gatv2(const Csr& graph, int64_t longest, const Gatv2Inputs<T>& in, float slope,
+                  Dropout dropout, const SoftmaxOutputs<T>& outputs, float* workspace,
+                  Stream stream);
 
 }  // namespace fastgraph::cuda
