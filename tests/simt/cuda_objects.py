@@ -35,7 +35,7 @@ def find_nvcc() -> str | None:
 
 def usages(nvcc: str, source: Path, architecture: str) -> Iterator[Usage]:
     BUILD.mkdir(parents=True, exist_ok=True)
-    command = [
+    command: list[str | Path] = [
         *(nvcc, "-std=c++17", "-O3", f"-arch={architecture}", "-Werror", "all-warnings"),
         *(f"-I{CSRC}", f"-I{CSRC / 'include'}", "-Xptxas", "-v"),
         *("-c", source, "-o", BUILD / f"{source.stem}.{architecture}.o"),

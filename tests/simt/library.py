@@ -85,7 +85,8 @@ def build(flavour: str) -> Path:
     for source in (RUNTIME, *KERNELS):
         flags = for_runtime if source == RUNTIME else for_kernels
         objects.append(folder / f"{source.stem}.o")
-        command = [COMPILER, *COMMON, *flags, "-x", "c++", "-c", source, "-o", objects[-1]]
+        command: list[str | Path] = [COMPILER, *COMMON, *flags, "-x", "c++", "-c", source]
+        command += ["-o", objects[-1]]
         subprocess.run(command, check=True)
     # The instrumentation calls functions that are ours, so its own library is not linked.
     partial = library.with_suffix(".part")
@@ -161,7 +162,7 @@ class Device:
             self.lib.simt_free(buffer)
 
     def empty(self, name: str, num_bytes: int) -> int:
-        pointer = self.lib.simt_allocate(num_bytes, name.encode())
+        pointer: int = self.lib.simt_allocate(num_bytes, name.encode())
         self.buffers.append(pointer)
         return pointer
 

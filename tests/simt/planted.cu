@@ -81,6 +81,31 @@ __global__ void shuffle_outside_mask(const float* in, float* out) {
   out[t] = __shfl_xor_sync(mask, in[t], kBug ? 16 : 8);
 }
 
+template <bool kBug>
+__global__ void shuffle_by_a_stranger(const float* in, float* out) {
+  const int t = threadIdx.x;
+  out[t] = __shfl_xor_sync(kBug ? 0xfffffffeu : 0xffffffffu, in[t], 1);
+}
+
+template <bool kBug>
+__global__ void different_collectives(const float* in, float* out) {
+  const int t = threadIdx.x;
+  if (kBug && t % 2 == 0) {
+    __ballot_sync(0xffffffffu, 1);
+  } else {
+    __syncwarp(kBug ? 0xffffffffu : __ballot_sync(0xffffffffu, 1));
+  }
+  out[t] = in[t];
+}
+
+template <bool kBug>
+__global__ void warp_against_block(const float* in, float* out) {
+  const int t = threadIdx.x;
+  if (kBug && t % 32 < 16) __syncwarp();
+  __syncthreads();
+  out[t] = in[t];
+}
+
 // All blocks count in one place.
 template <bool kBug>
 __global__ void plain_count(const float*, float* out) {
@@ -137,10 +162,11 @@ struct Case {
 
 #define CASE(name) {#name, name<false>, name<true>}
 const Case kCases[] = {
-    CASE(missing_barrier),      CASE(missing_warp_barrier), CASE(missing_second_barrier),
-    CASE(barrier_after_exit),   CASE(barrier_in_branch),    CASE(shuffle_in_branch),
-    CASE(shuffle_outside_mask), CASE(plain_count),          CASE(same_output_of_blocks),
-    CASE(unwritten_shared),     CASE(shared_overrun),       CASE(global_overrun),
+    CASE(missing_barrier),      CASE(missing_warp_barrier),  CASE(missing_second_barrier),
+    CASE(barrier_after_exit),   CASE(barrier_in_branch),     CASE(shuffle_in_branch),
+    CASE(shuffle_outside_mask), CASE(shuffle_by_a_stranger), CASE(different_collectives),
+    CASE(warp_against_block),   CASE(plain_count),           CASE(same_output_of_blocks),
+    CASE(unwritten_shared),     CASE(shared_overrun),        CASE(global_overrun),
     CASE(misaligned_load),
 };
 #undef CASE

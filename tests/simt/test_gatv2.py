@@ -11,6 +11,7 @@ from tests.simt.library import DTYPES, Emulator, SimtError
 
 # Heads, width: each layout of lanes and packs, whole and with a rest.
 SHAPES = (
+    (2, 0),
     (1, 1),
     (3, 7),
     (2, 33),
@@ -43,10 +44,10 @@ def check(
         bits = philox(seed, edges.shape[1], shape[0], torch.device("cpu"))
         keep = (bits >= int(dropout * 2**32)) / (1 - dropout)
     expected, expected_stats, expected_alpha = gatv2_reference(edges, inputs, SLOPE, keep)
-    close = {"rtol": 2e-5 + torch.finfo(dtype).eps, "atol": 2e-5}
+    rtol, atol = 2e-5 + torch.finfo(dtype).eps, 2e-5
     torch.testing.assert_close(stats.double(), expected_stats, rtol=2e-5, atol=2e-5)
-    torch.testing.assert_close(out.double(), expected, **close)
-    torch.testing.assert_close(alpha.double(), expected_alpha, **close)
+    torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=atol)
+    torch.testing.assert_close(alpha.double(), expected_alpha, rtol=rtol, atol=atol)
 
 
 @pytest.mark.parametrize("edge_dim", [0, 3])
@@ -96,3 +97,9 @@ def test_heads_too_wide_for_registers_are_refused(emulator: Emulator) -> None:
     rows, _ = GRAPHS["random"]
     with pytest.raises(SimtError, match="error 1"):
         emulator.gatv2(rows, head_inputs(rows, 1, 513, torch.float32))
+
+
+def test_more_heads_than_a_grid_takes(emulator: Emulator) -> None:
+    rows, _ = GRAPHS["one_edge"]
+    with pytest.raises(SimtError, match="kernel gatv2_rows: impossible launch"):
+        emulator.gatv2(rows, head_inputs(rows, 65_536, 1, torch.float32))

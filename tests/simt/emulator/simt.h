@@ -2,8 +2,8 @@
 //
 // Every CUDA thread is a fiber. Blocks run one after another, threads in an order that a seed
 // decides, so nothing runs in accidental lockstep; a thread is left where it waits for others and,
-// if the kernels were compiled with SIMT_CHECKED, at any access to memory. What cannot be right
-// ends the launch with a message that names kernel, block and thread; runtime.cpp tells how.
+// if the runtime sees them, at any access to memory. What cannot be right ends the launch with a
+// message that names kernel, block and thread; runtime.cpp tells how.
 #pragma once
 
 #include <algorithm>
@@ -17,10 +17,8 @@
 
 #define __global__
 #define __device__
-#define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define __align__(n) alignas(n)
 
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
