@@ -15,7 +15,7 @@ tools = $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pypr
   print(*project["project"]["optional-dependencies"][sys.argv[1]], sep="\n")' $(1) \
   >$(VENV)/$(1).txt && $(BIN)/pip install --quiet --requirement $(VENV)/$(1).txt
 
-.PHONY: help install demo test scatter test-scatter wheel test-wheel sanitize aarch64 lint format bench clean
+.PHONY: help install demo test scatter test-scatter wheel test-wheel sanitize aarch64 cuda-objects lint format bench clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -65,18 +65,21 @@ aarch64: install ## compile the portable kernels for 64-bit Arm
 	  -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DFASTGRAPH_LIBRARY_DIR=$(abspath build/aarch64/lib)
 	$(BIN)/cmake --build build/aarch64
 
+cuda-objects: install ## compile the CUDA kernels and print registers and spills
+	$(BIN)/python -m tests.simt.cuda_objects
+
 lint: install ## ruff, mypy and clang-format
 	$(call tools,lint)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy fastgraph
-	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.cpp' '*.h')
+	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
 
 format: install ## apply ruff and clang-format
 	$(call tools,lint)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h')
+	$(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
 
 bench: install ## measure against upstream; FASTGRAPH_DATA names a folder with the real graphs
 	$(call tools,bench)

@@ -1,30 +1,18 @@
 // Fixed-width vectors on top of the compiler's vector extension, and the conversions between the
-// element types of tensors and the types that kernels accumulate in.
+// element types of tensors and the types that CPU kernels accumulate in.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
+#include "fastgraph/types.h"
+
 #if defined(__F16C__)
 #include <immintrin.h>
 #endif
 
 namespace fastgraph {
-
-struct bfloat16 {
-  uint16_t bits;
-};
-struct float16 {
-  uint16_t bits;
-};
-
-// The type in which values of type T are multiplied, compared and added up.
-template <typename T>
-using Accumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
-
-template <typename T>
-constexpr bool is_half = sizeof(T) == 2;
 
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64;

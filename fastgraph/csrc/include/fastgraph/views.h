@@ -3,6 +3,13 @@
 
 #include <cstdint>
 
+// Functions that both a CPU kernel and a CUDA kernel may call.
+#if defined(__CUDACC__)
+#define FASTGRAPH_BOTH __host__ __device__
+#else
+#define FASTGRAPH_BOTH
+#endif
+
 namespace fastgraph {
 
 // A compressed sparse matrix: the entries of row r are [rowptr[r], rowptr[r + 1]), ascending in
@@ -16,7 +23,7 @@ struct Csr {
   int64_t num_cols;
   int64_t num_entries;
 
-  int64_t edge(int64_t entry) const { return edge_id ? edge_id[entry] : entry; }
+  FASTGRAPH_BOTH int64_t edge(int64_t entry) const { return edge_id ? edge_id[entry] : entry; }
 };
 
 // The same with writable arrays, for the functions that build one.
@@ -36,8 +43,8 @@ struct Matrix {
   int64_t rows;
   int64_t width;
 
-  T* row(int64_t r) const { return data + r * width; }
-  int64_t bytes() const { return rows * width * static_cast<int64_t>(sizeof(T)); }
+  FASTGRAPH_BOTH T* row(int64_t r) const { return data + r * width; }
+  FASTGRAPH_BOTH int64_t bytes() const { return rows * width * static_cast<int64_t>(sizeof(T)); }
 };
 
 // A row-major [nodes, heads, width] tensor without gaps.
@@ -48,8 +55,12 @@ struct Heads {
   int64_t heads;
   int64_t width;
 
-  T* at(int64_t node, int64_t head) const { return data + (node * heads + head) * width; }
-  int64_t bytes() const { return nodes * heads * width * static_cast<int64_t>(sizeof(T)); }
+  FASTGRAPH_BOTH T* at(int64_t node, int64_t head) const {
+    return data + (node * heads + head) * width;
+  }
+  FASTGRAPH_BOTH int64_t bytes() const {
+    return nodes * heads * width * static_cast<int64_t>(sizeof(T));
+  }
 };
 
 // A vector of node indices, one per edge; stride is in elements and may be 0.
@@ -59,7 +70,9 @@ struct Indices {
   int64_t stride;
   int64_t size;
 
-  int64_t operator[](int64_t i) const { return static_cast<int64_t>(data[i * stride]); }
+  FASTGRAPH_BOTH int64_t operator[](int64_t i) const {
+    return static_cast<int64_t>(data[i * stride]);
+  }
 };
 
 }  // namespace fastgraph

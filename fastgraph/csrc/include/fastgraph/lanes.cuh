@@ -1,0 +1,146 @@
+// Groups of lanes that share a row, and what they load and store together.
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "fastgraph/platform.cuh"
+#include "fastgraph/types.h"
+
+namespace fastgraph {
+
+constexpr int kWarp = 32;
+constexpr int kBlockThreads = 128;
+
+// kCount consecutive lanes of a warp, a power of two. Groups of a warp may take different paths.
+template <int kCount>
+struct Lanes {
+  int lane;       // within the group
+  unsigned mask;  // the group's lanes in its warp
+
+  static __device__ Lanes mine() {
+    const int in_warp = threadIdx.x % kWarp;
+    const unsigned all = 0xffffffffu >> (kWarp - kCount);
+    return {in_warp % kCount, all << (in_warp / kCount * kCount)};
+  }
+
+  template <typename T>
+  __device__ T from(T value, int source) const {
+    return __shfl_sync(mask, value, source, kCount);
+  }
+
+  // The sum over the group, with the same bits in each lane.
+  __device__ float sum(float value) const {
+#pragma unroll
+    for (int bits = kCount / 2; bits > 0; bits /= 2) {
+      value += __shfl_xor_sync(mask, value, bits, kCount);
+    }
+    return value;
+  }
+};
+
+// The number of this group among all in the grid's x direction.
+template <int kCount>
+__device__ int64_t group_index() {
+  return (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kCount;
+}
+
+inline __device__ float widened(float value) { return value; }
+inline __device__ float widened(bfloat16 value) {
+  return __uint_as_float(static_cast<uint32_t>(value.bits) << 16);
+}
+inline __device__ float widened(float16 value) {
+  return __half2float(__ushort_as_half(value.bits));
+}
+
+template <typename T>
+__device__ T narrowed(float value) {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    return {__bfloat16_as_ushort(__float2bfloat16_rn(value))};
+  } else if constexpr (std::is_same_v<T, float16>) {
+    return {__half_as_ushort(__float2half_rn(value))};
+  } else {
+    return value;
+  }
+}
+
+inline constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Values that one instruction loads or stores: the alignment tells the compiler that it may.
+template <typename T, int kCount>
+struct alignas(sizeof(T) * kCount) Pack {
+  T values[kCount];
+};
+
+// As many values as 16 bytes hold.
+template <typename T>
+constexpr int kPack = 16 / static_cast<int>(sizeof(T));
+
+// Whether rows of `width` values, and as many floats, consist of whole packs in aligned memory.
+template <typename T>
+bool fits_packs(int64_t width, std::initializer_list<const void*> arrays) {
+  bool fits = width % kPack<T> == 0;
+  for (const void* p : arrays) {
+    fits &= reinterpret_cast<uintptr_t>(p) % (kPack<T> * sizeof(float)) == 0;
+  }
+  return fits;
+}
+
+// A group's share of a row: of each kPacks * kLanes packs lane l holds those at l, l + kLanes, ...
+// Columns at and beyond `width` hold zeros and are not touched in memory.
+template <typename T, int kValues, int kLanes, int kPacks>
+struct RowShare {
+  using P = Pack<T, kValues>;
+  static constexpr int kWidth = kValues * kLanes * kPacks;
+
+  P packs[kPacks];
+
+  static __device__ int column(int lane, int q) { return (q * kLanes + lane) * kValues; }
+
+  __device__ void load(const T* row, int lane, int64_t width) {
+#pragma unroll
+    for (int q = 0; q < kPacks; ++q) {
+      const int f = column(lane, q);
+      packs[q] = f < width ? *reinterpret_cast<const P*>(row + f) : P{};
+    }
+  }
+
+  // Pack q, value i as a float.
+  __device__ float at(int q, int i) const { return widened(packs[q].values[i]); }
+};
+
+// Sums in a group's layout of a row.
+template <int kValues, int kLanes, int kPacks>
+struct RowSums {
+  float values[kPacks][kValues];
+
+  __device__ void clear() {
+    each([](float& value, int, int) { value = 0; });
+  }
+
+  // Calls body(value, q, i) for each value of this lane.
+  template <typename Body>
+  __device__ void each(const Body& body) {
+#pragma unroll
+    for (int q = 0; q < kPacks; ++q) {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) body(values[q][i], q, i);
+    }
+  }
+
+  template <typename T>
+  __device__ void store(T* row, int lane, int64_t width, float factor) const {
+    using Share = RowShare<T, kValues, kLanes, kPacks>;
+#pragma unroll
+    for (int q = 0; q < kPacks; ++q) {
+      const int f = Share::column(lane, q);
+      if (f >= width) continue;
+      typename Share::P pack;
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) pack.values[i] = narrowed<T>(values[q][i] * factor);
+      *reinterpret_cast<typename Share::P*>(row + f) = pack;
+    }
+  }
+};
+
+}  // namespace fastgraph

@@ -1,0 +1,46 @@
+// The only place that knows which compiler reads the kernels: nvcc, or that of the host, which runs
+// them on the CPU in tests (tests/simt).
+#pragma once
+
+#if defined(__CUDACC__)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#define FASTGRAPH_SHARED(T, name, count) __shared__ T name[count]
+#define FASTGRAPH_DYNAMIC_SHARED(T, name)                           \
+  extern __shared__ __align__(16) unsigned char fastgraph_shared[]; \
+  T* const name = reinterpret_cast<T*>(fastgraph_shared)
+#else
+#include "simt.h"
+#endif
+
+namespace fastgraph {
+
+using Stream = cudaStream_t;
+
+struct Launch {
+  const char* name;  // of the kernel, for messages
+  dim3 grid;
+  dim3 block;
+  size_t shared_bytes;
+  Stream stream;
+};
+
+// Starts a kernel; an empty grid is nothing to do. Errors of the kernel itself appear later, as
+// always with CUDA.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch(const Launch& how, void (*kernel)(Parameters...), Arguments... arguments) {
+  if (how.grid.x == 0 || how.grid.y == 0) return cudaSuccess;
+#if defined(__CUDACC__)
+  kernel<<<how.grid, how.block, how.shared_bytes, how.stream>>>(
+      static_cast<Parameters>(arguments)...);
+  return cudaGetLastError();
+#else
+  auto closure = [&] { kernel(static_cast<Parameters>(arguments)...); };
+  const auto body = [](void* c) { (*static_cast<decltype(closure)*>(c))(); };
+  return simt::run(how.name, how.grid, how.block, how.shared_bytes, body, &closure);
+#endif
+}
+
+}  // namespace fastgraph
