@@ -19,8 +19,14 @@ from rich.text import Text
 
 from fastgraph.cli.runner import Target
 from fastgraph.comparison.report import check_report, write_report
-from fastgraph.comparison.scripts import Plan, RunError, ScriptComparison, compare_script
-from fastgraph.comparison.tables import findings, print_failure, size, status_of
+from fastgraph.comparison.scripts import (
+    Plan,
+    RunError,
+    ScriptComparison,
+    compare_script,
+    status_of,
+)
+from fastgraph.comparison.tables import findings, print_failure, size
 
 EXAMPLES = Path(__file__).resolve().parent
 # Enough to see the loss fall, few enough for all runs together to end in two or three minutes.

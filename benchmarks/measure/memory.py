@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import json
 import os
 import subprocess
@@ -13,23 +11,7 @@ from pathlib import Path
 
 import click
 
-_STATUS = Path("/proc/self/status")
-_CLEAR = Path("/proc/self/clear_refs")
-
-
-def resident(field: str = "VmRSS") -> int:
-    """Bytes of a field of ``/proc/self/status``: ``VmRSS`` (now) or ``VmHWM`` (peak)."""
-    for line in _STATUS.read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"{_STATUS} has no line {field}")
-
-
-def reset_peak() -> None:
-    """Let the peak start again from what is resident now, without freed memory still held."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    _CLEAR.write_text("5")
+from fastgraph.comparison.memory import release_freed, resident, restart_peak
 
 
 def peak_in_child(graph: str, layer: str, *, ours: bool, channels: int, threads: int) -> int:
@@ -85,10 +67,12 @@ def main(graph: str, layer: str, ours: int, channels: int, threads: int) -> None
         data = load(graph)
         x, grad = features(data.num_nodes)
         with expect_routed(module) if ours else nullcontext():
-            reset_peak()
-            baseline = resident()
+            release_freed()
+            if not restart_peak():
+                raise click.ClickException("this system does not let the peak start again")
+            baseline = resident() or 0
             step(x, grad, data.edge_index)
-            peak = resident("VmHWM") - baseline
+            peak = (resident("VmHWM") or 0) - baseline
     click.echo(json.dumps({"peak": peak, "baseline": baseline}))
 
 

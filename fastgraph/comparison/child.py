@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,9 +22,7 @@ from wrapt import register_post_import_hook
 
 from fastgraph.cli import runner
 from fastgraph.comparison.dropout import drops_attention
-
-_STATUS = Path("/proc/self/status")
-_CLEAR = Path("/proc/self/clear_refs")
+from fastgraph.comparison.memory import resident, restart_peak
 
 
 @dataclass(frozen=True)
@@ -145,24 +142,13 @@ class PeakMemory:
     def since_last(self) -> int:
         """Since the last such question, or since the start where the count cannot be restarted."""
         self.ever()
-        found = _high_water_mark()
-        try:
-            _CLEAR.write_text("5")
-        except OSError:  # not on every system, nor in every container
-            return self._ever
-        return found
+        found = resident("VmHWM") or 0
+        return found if restart_peak() else self._ever
 
     def ever(self) -> int:
         """Since the start."""
-        self._ever = max(self._ever, _high_water_mark())
+        self._ever = max(self._ever, resident("VmHWM") or 0)
         return self._ever
-
-
-def _high_water_mark() -> int:
-    if not _STATUS.exists():
-        return 0
-    lines = _STATUS.read_text().splitlines()
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def main(text: str) -> None:

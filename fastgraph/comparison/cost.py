@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-_STATUS = Path("/proc/self/status")
-_CLEAR = Path("/proc/self/clear_refs")
+from fastgraph.comparison.memory import release_freed, resident, restart_peak
 
 MEMORY_MEASURE = (
     "largest resident set during the pass above what was resident before it, this process"
@@ -102,28 +98,10 @@ def _peak(step: Callable[[], object], device: torch.device) -> int | None:
         before = torch.cuda.memory_allocated(device)
         step()
         return torch.cuda.max_memory_allocated(device) - before
-    if not sys.platform.startswith("linux") or not _reset_peak():
+    release_freed()
+    if not restart_peak():
         return None
-    before = _resident("VmRSS")
+    resident_before = resident()
     step()
-    return max(0, _resident("VmHWM") - before)
-
-
-def _reset_peak() -> bool:
-    """Let the peak start again from what is resident now, without freed memory still held."""
-    gc.collect()
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # glibc only
-        libc.malloc_trim(0)
-    try:
-        _CLEAR.write_text("5")
-    except OSError:  # not in every container
-        return False
-    return True
-
-
-def _resident(field: str) -> int:
-    for line in _STATUS.read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"{_STATUS} has no line {field}")
+    peak = resident("VmHWM")
+    return None if resident_before is None or peak is None else max(0, peak - resident_before)
