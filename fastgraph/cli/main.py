@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 import click
 
@@ -119,16 +120,30 @@ def cli() -> None:
     """Dispatch to a command."""
 
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _enable_options(command: _Function) -> _Function:
+    """What both commands hand on to ``enable()``."""
+    for option in (
+        click.option(
+            "--min-edges",
+            type=click.IntRange(min=0),
+            metavar="N",
+            help="Leave graphs with fewer edges to upstream.",
+        ),
+        click.option(
+            "--strict", is_flag=True, help="Fail where a layer that has a route cannot take it."
+        ),
+        click.option("--backend", metavar="NAME", help="Use one backend for everything."),
+    ):
+        command = option(command)
+    return command
+
+
 @cli.command(cls=_RunCommand, help=_RUN_HELP)
 @click.option("--report", is_flag=True, help="At exit, show on stderr what was routed and why not.")
-@click.option("--backend", metavar="NAME", help="Use one backend for everything.")
-@click.option("--strict", is_flag=True, help="Fail where a layer that has a route cannot take it.")
-@click.option(
-    "--min-edges",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Leave graphs with fewer edges to upstream.",
-)
+@_enable_options
 @click.pass_context
 def run(
     ctx: click.Context, report: bool, backend: str | None, strict: bool, min_edges: int | None
@@ -154,14 +169,7 @@ def run(
 )
 @click.option("--seed", type=int, default=0, metavar="N", help="Seed of both (default: 0).")
 @click.option("--html", type=click.Path(dir_okay=False), help="Write a page with plots there.")
-@click.option("--backend", metavar="NAME", help="Use one backend for everything.")
-@click.option("--strict", is_flag=True, help="Fail where a layer that has a route cannot take it.")
-@click.option(
-    "--min-edges",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="Leave graphs with fewer edges to upstream.",
-)
+@_enable_options
 @click.pass_context
 def compare(
     ctx: click.Context,
