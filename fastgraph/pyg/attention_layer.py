@@ -78,24 +78,34 @@ def replace_forward(
     patches.replace(cls, "forward", forward)
 
 
-def refusal(
+def accepted_inputs(
     module: MessagePassing,
     layer: type[MessagePassing],
     operator: str,
-    inputs: Inputs | str,
+    x: object,
     edge_index: object,
-) -> str | None:
-    """Why a call of an attention layer must be left to upstream.
+) -> Inputs | str:
+    """The features of a call of an attention layer, or why it must be left to upstream.
 
     Args:
         module: the layer, an instance of ``layer`` or of a subclass.
         layer: the upstream class whose formula the operator computes.
         operator: the name of the operator.
-        inputs: from :func:`inputs_of`.
+        x: the caller's features, one tensor or a pair.
         edge_index: the caller's graph.
     """
+    inputs = _inputs_of(x)
     if isinstance(inputs, str):
         return inputs
+    reason = (
+        _module_refusal(module, layer)
+        or _graph_refusal(edge_index)
+        or REGISTRY.refusal(operator, inputs.src.device.type, inputs.src.dtype)
+    )
+    return inputs if reason is None else reason
+
+
+def _module_refusal(module: MessagePassing, layer: type[MessagePassing]) -> str | None:
     cls = type(module)
     for name in _METHODS:
         if getattr(cls, name) is not getattr(layer, name):
@@ -123,9 +133,7 @@ def refusal(
         reason = plain_tensor("a parameter", parameter)
         if reason is not None:
             return reason
-    return _graph_refusal(edge_index) or REGISTRY.refusal(
-        operator, inputs.src.device.type, inputs.src.dtype
-    )
+    return None
 
 
 def _graph_refusal(edge_index: Any) -> str | None:
@@ -145,7 +153,7 @@ def _graph_refusal(edge_index: Any) -> str | None:
     return None
 
 
-def inputs_of(x: object) -> Inputs | str:
+def _inputs_of(x: object) -> Inputs | str:
     """Features of sources and destinations, the same tensor for a single one, or the reason."""
     pair = x if isinstance(x, (tuple, list)) else (x, x)
     if len(pair) != 2:
@@ -273,6 +281,12 @@ def combine_heads(module: Any, out: Tensor, residual: Tensor | None) -> Tensor:
         if term is not None:
             out = add_to(out, term)
     return out.flatten(1)
+
+
+def with_weights(out: Tensor, edge_index: Tensor, alpha: Tensor | None) -> Any:
+    """What GATConv and GATv2Conv return: weights come with the edges that they belong to."""
+    # A copy, because edits must not reach the remembered self-loops.
+    return out if alpha is None else (out, (edge_index.clone(), alpha))
 
 
 def add_to(out: Tensor, term: Tensor) -> Tensor:

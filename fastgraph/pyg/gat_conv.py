@@ -12,16 +12,16 @@ from fastgraph import ops
 from fastgraph.pyg.attention_layer import (
     Inputs,
     Plan,
+    accepted_inputs,
     combine_heads,
     dropout_rate,
     edge_refusal,
     edge_weight,
-    inputs_of,
-    refusal,
     replace_forward,
     same_dtype,
     weights_refusal,
     with_self_loops,
+    with_weights,
 )
 from fastgraph.routing.patching import Patches
 
@@ -40,10 +40,10 @@ def plan(
     return_attention_weights: bool | None = None,
 ) -> Plan | str:
     """The forward pass of a call, or the reason to leave it to upstream."""
-    inputs = inputs_of(x)
-    reason = refusal(module, GATConv, "gat", inputs, edge_index)
-    if reason is not None or isinstance(inputs, str):
-        return reason or ""
+    inputs = accepted_inputs(module, GATConv, "gat", x, edge_index)
+    if isinstance(inputs, str):
+        return inputs
+    reason = None
     if module.lin_edge is None:
         edge_attr = None  # upstream ignores it too
     if edge_attr is not None:
@@ -93,9 +93,7 @@ def _forward(
         dropout=dropout_rate(module),
         need_weights=need_weights,
     )
-    out = combine_heads(module, out, residual)
-    # A copy, because edits must not reach the remembered self-loops.
-    return (out, (edge_index.clone(), alpha)) if need_weights else out
+    return with_weights(combine_heads(module, out, residual), edge_index, alpha)
 
 
 def _scores(x: Tensor, att: Tensor) -> Tensor:

@@ -11,16 +11,16 @@ from fastgraph import ops
 from fastgraph.pyg.attention_layer import (
     Inputs,
     Plan,
+    accepted_inputs,
     combine_heads,
     dropout_rate,
     edge_refusal,
     edge_weight,
-    inputs_of,
-    refusal,
     replace_forward,
     same_dtype,
     weights_refusal,
     with_self_loops,
+    with_weights,
 )
 from fastgraph.routing.patching import Patches
 
@@ -38,10 +38,10 @@ def plan(
     return_attention_weights: bool | None = None,
 ) -> Plan | str:
     """The forward pass of a call, or the reason to leave it to upstream."""
-    inputs = inputs_of(x)
-    reason = refusal(module, GATv2Conv, "gatv2", inputs, edge_index)
-    if reason is not None or isinstance(inputs, str):
-        return reason or ""
+    inputs = accepted_inputs(module, GATv2Conv, "gatv2", x, edge_index)
+    if isinstance(inputs, str):
+        return inputs
+    reason = None
     if edge_attr is not None:
         reason = edge_refusal(module.lin_edge, edge_attr, edge_index)
     if return_attention_weights:
@@ -79,6 +79,4 @@ def _forward(
         dropout=dropout_rate(module),
         need_weights=need_weights,
     )
-    out = combine_heads(module, out, residual)
-    # A copy, because edits must not reach the remembered self-loops.
-    return (out, (edge_index.clone(), alpha)) if need_weights else out
+    return with_weights(combine_heads(module, out, residual), edge_index, alpha)

@@ -12,13 +12,12 @@ from fastgraph import ops
 from fastgraph.pyg.attention_layer import (
     Inputs,
     Plan,
+    accepted_inputs,
     add_to,
     dropout_rate,
     edge_refusal,
     edge_weight,
-    inputs_of,
     plain_index,
-    refusal,
     replace_forward,
     same_dtype,
 )
@@ -39,10 +38,10 @@ def plan(
     return_attention_weights: bool | None = None,
 ) -> Plan | str:
     """The forward pass of a call, or the reason to leave it to upstream."""
-    inputs = inputs_of(x)
-    reason = refusal(module, TransformerConv, "attention", inputs, edge_index)
-    if reason is not None or isinstance(inputs, str):
-        return reason or ""
+    inputs = accepted_inputs(module, TransformerConv, "attention", x, edge_index)
+    if isinstance(inputs, str):
+        return inputs
+    reason = None
     if edge_attr is not None or module.lin_edge is not None:
         reason = _edge_refusal(module, edge_attr, edge_index)
     # Upstream returns weights for False as well, and those without dropout.
