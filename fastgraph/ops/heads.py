@@ -101,14 +101,14 @@ def define_attention(
 
     def prepare(
         inputs: Sequence[Tensor], index: Tensor, ptr: Tensor | None, transpose: bool
-    ) -> Graph:
-        num_in, num_out, _ = check(index.shape[-1], *inputs)
+    ) -> tuple[Graph, torch.Size]:
+        num_in, num_out, shape = check(index.shape[-1], *inputs)
         _check_index(index, ptr, inputs[0])
-        return topology(index, ptr, num_in, num_out, transpose)
+        return topology(index, ptr, num_in, num_out, transpose), shape
 
     def forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
         inputs, (index, ptr, seed, transpose, *options, weights) = given[:count], given[count:]
-        graph = prepare(inputs, index, ptr, transpose)
+        graph, _ = prepare(inputs, index, ptr, transpose)
         kernel = REGISTRY.kernel(name, inputs[0].device.type, inputs[0].dtype)
         options = [transpose, *options, _number(seed), weights]
         return kernel(graph, *_contiguous(inputs), *options)  # type: ignore[no-any-return]
@@ -123,8 +123,8 @@ def define_attention(
 
     def backward(grad: Tensor, grad_alpha: Tensor | None, *given: Any) -> list[Tensor]:
         inputs, (index, ptr, seed, stats, transpose, *options) = given[:count], given[count:]
-        graph = prepare(inputs, index, ptr, transpose)
-        check_heads("grad", grad, check(index.shape[-1], *inputs)[2], inputs[0])
+        graph, shape = prepare(inputs, index, ptr, transpose)
+        check_heads("grad", grad, shape, inputs[0])
         kernel = REGISTRY.kernel(f"{name}_backward", inputs[0].device.type, inputs[0].dtype)
         tensors = _contiguous((grad, grad_alpha, *inputs, stats))
         gradients = kernel(graph, *tensors, transpose, *options, _number(seed))
@@ -141,13 +141,13 @@ def define_attention(
         ctx.save_for_backward(*saved, result[1])
 
     def gradient(
-        ctx: Any, grad: Tensor, _: None, grad_alpha: Tensor | None
+        ctx: Any, grad: Tensor, grad_stats: None, grad_alpha: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         *inputs, index, ptr, seed, stats = ctx.saved_tensors
         grads = (grad, grad_alpha if ctx.weights else None)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             # The gradient itself will be differentiated, so it must be made of torch's operations.
-            graph = prepare(inputs, index, ptr, ctx.options[0])
+            graph, _ = prepare(inputs, index, ptr, ctx.options[0])
             gradients = backward_reference(
                 graph, *grads, *inputs, stats, *ctx.options, _number(seed)
             )
