@@ -24,17 +24,19 @@ class Compressed(NamedTuple):
 
     ``ptr`` (int64, [rows + 1]) delimits the rows, ``col`` (int32, [entries]) holds the column of
     each entry, and ``edge_id`` (int32, [entries]) the position of each entry in the caller's edge
-    order; ``None`` stands for the identity.
+    order; ``None`` stands for the identity. ``longest`` is the number of entries of the longest
+    row, or any upper bound.
     """
 
     ptr: Tensor
     col: Tensor
     edge_id: Tensor | None
+    longest: int
 
     @property
     def nbytes(self) -> int:
         """Bytes of the three tensors."""
-        return sum(t.nbytes for t in self if t is not None)
+        return sum(t.nbytes for t in self[:3] if t is not None)
 
 
 class Graph:
@@ -140,14 +142,14 @@ def _compress(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Compres
     index, edge_id = (row.new_empty(row.numel(), dtype=torch.int32) for _ in range(2))
     if row.device.type == "cpu" and native.is_available():
         is_sorted = native.library().build_csr(row, col, num_rows, num_cols, ptr, index, edge_id)
-        return Compressed(ptr, index, None if is_sorted else edge_id)
+        return Compressed(ptr, index, None if is_sorted else edge_id, row.numel())
     _check_range(row, num_rows, 1)
     _check_range(col, num_cols, 0)
     order = torch.argsort(row, stable=True)
     counts = torch.bincount(row, minlength=num_rows)
     ptr[0] = 0
     torch.cumsum(counts, 0, out=ptr[1:])
-    return Compressed(ptr, col[order].int(), order.int())
+    return Compressed(ptr, col[order].int(), order.int(), _longest(ptr))
 
 
 def _check_compressed(ptr: Tensor, index: Tensor, num_rows: int, num_cols: int) -> Compressed:
@@ -155,7 +157,7 @@ def _check_compressed(ptr: Tensor, index: Tensor, num_rows: int, num_cols: int) 
     out_index = index.new_empty(index.numel(), dtype=torch.int32)
     if ptr.device.type == "cpu" and native.is_available():
         native.library().check_csr(ptr, index, num_rows, num_cols, out_ptr, out_index)
-        return Compressed(out_ptr, out_index, None)
+        return Compressed(out_ptr, out_index, None, index.numel())
     if ptr.numel() != num_rows + 1:
         raise ValueError(f"ptr must have {num_rows + 1} elements, got {ptr.numel()}")
     if int(ptr[0]) != 0 or int(ptr[-1]) != index.numel() or bool((ptr.diff() < 0).any()):
@@ -163,7 +165,8 @@ def _check_compressed(ptr: Tensor, index: Tensor, num_rows: int, num_cols: int) 
             f"ptr must rise from 0 to the number of edges ({index.numel()}) without falling"
         )
     _check_range(index, num_cols, 0)
-    return Compressed(out_ptr.copy_(ptr), out_index.copy_(index), None)
+    out_ptr.copy_(ptr)
+    return Compressed(out_ptr, out_index.copy_(index), None, _longest(out_ptr))
 
 
 def _check_range(index: Tensor, size: int, row: int) -> None:
@@ -182,13 +185,17 @@ def _transpose(rows: Compressed, num_cols: int) -> Compressed:
     index, edge_id = torch.empty_like(rows.col), torch.empty_like(rows.col)
     if rows.ptr.device.type == "cpu" and native.is_available():
         native.library().transpose_csr(*rows, num_cols, ptr, index, edge_id)
-        return Compressed(ptr, index, edge_id)
+        return Compressed(ptr, index, edge_id, index.numel())
     row_of_entry = torch.repeat_interleave(rows.ptr.diff(), output_size=rows.col.numel())
     order = torch.argsort(rows.col, stable=True)
     ptr[0] = 0
     torch.cumsum(torch.bincount(rows.col, minlength=num_cols), 0, out=ptr[1:])
     edge_id = order.int() if rows.edge_id is None else rows.edge_id[order]
-    return Compressed(ptr, row_of_entry[order].int(), edge_id)
+    return Compressed(ptr, row_of_entry[order].int(), edge_id, _longest(ptr))
+
+
+def _longest(ptr: Tensor) -> int:
+    return int(ptr.diff().max()) if ptr.numel() > 1 else 0
 
 
 class _Memoised(NamedTuple):

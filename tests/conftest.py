@@ -9,9 +9,13 @@ import torch
 
 import fastgraph
 from fastgraph.backends.registry import REGISTRY
+from fastgraph.hookspecs import plugin_manager
+from tests.simt import backend as simt
+
+plugin_manager().register(simt)
 
 
-@pytest.fixture(params=["cpu", "reference", "scatter"])
+@pytest.fixture(params=["cpu", "reference", "scatter", "simt"])
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every backend in turn, selected for the test."""
     why_not = REGISTRY.backends[request.param].unavailable()

@@ -30,8 +30,8 @@ class Sparse:
         return self.row.numel()
 
     @property
-    def csr(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        return self.rowptr, self.index, self.edge_id
+    def csr(self) -> tuple[Tensor, Tensor, Tensor | None, int]:
+        return self.rowptr, self.index, self.edge_id, self.num_edges
 
 
 def compress(lib: Any, row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Sparse:

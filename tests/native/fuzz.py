@@ -88,7 +88,18 @@ class Graph:
 
     @property
     def arguments(self) -> Call:
-        return {"rowptr": self.rowptr, "col": self.index, "edge_id": self.edge_id}
+        return {
+            "rowptr": self.rowptr,
+            "col": self.index,
+            "edge_id": self.edge_id,
+            "longest": self.num_edges,
+        }
+
+    @property
+    def arguments_t(self) -> Call:
+        """The same for functions whose graph is a transposed one."""
+        names = ("rowptr_t", "col_t", "edge_id_t", "longest")
+        return dict(zip(names, self.arguments.values(), strict=True))
 
     # What the reference asks of a fastgraph.graph.Graph.
 
@@ -421,11 +432,7 @@ def segment_extremum_backward(lib: Library, draw: Draw) -> Prepared:
     grad = draw.features(dtype, graph.num_rows, width)
     argument = draw.maybe(forward.argument.int())
     grad_x = torch.full_like(x, 77.0)
-    rowptr, index, edge_id = flipped.arguments.values()
-    call = {
-        "rowptr_t": rowptr,
-        "col_t": index,
-        "edge_id_t": edge_id,
+    call = flipped.arguments_t | {
         "weight": weight,
         "x": x,
         "out": out,
@@ -561,9 +568,7 @@ class Attention:
         others = [name for name in self.inputs if name not in names]
         call, _ = self.backward_dst(*others)
         lib(f"{function}_backward_dst", *call.values())
-        rowptr, index, edge_id = self.flipped.arguments.values()
-        matrix = {"rowptr_t": rowptr, "col_t": index, "edge_id_t": edge_id}
-        return self._backward(matrix, call["delta"], names)
+        return self._backward(self.flipped.arguments_t, call["delta"], names)
 
     def _backward(self, matrix: Call, delta: Tensor, names: Iterable[str]) -> Prepared:
         """The pass that writes the gradients of the named inputs."""

@@ -97,14 +97,15 @@ def attention_calls(
 def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
     graph = make_graph(lib, "random")
     flipped = transpose(lib, graph)
-    rowptr, col, edge_id = graph.csr
-    rowptr_t, col_t, edge_id_t = flipped.csr
+    rowptr, col, edge_id, longest = graph.csr
+    rowptr_t, col_t, edge_id_t, longest_t = flipped.csr
     x = torch.randn(graph.num_cols, WIDTH)
     out = torch.randn(graph.num_rows, WIDTH)
     record = torch.zeros(graph.num_rows, WIDTH, dtype=torch.int32)
     weight = torch.randn(graph.num_edges)
-    matrix = {"rowptr": rowptr, "col": col, "edge_id": edge_id}
+    matrix = {"rowptr": rowptr, "col": col, "edge_id": edge_id, "longest": longest}
     matrix_t = {"rowptr_t": rowptr_t, "col_t": col_t, "edge_id_t": edge_id_t}
+    matrix_t["longest"] = longest_t
     return attention_calls(graph, matrix, matrix_t) | {
         "build_csr": {
             "row": graph.row,

@@ -13,12 +13,12 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
+import tvm_ffi
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,29 +28,28 @@ CSRC = ROOT / "fastgraph" / "csrc"
 COMPILER = os.environ.get("CXX", "c++")
 
 KERNELS = (
-    CSRC / "cuda" / "gatv2.cu",
-    CSRC / "cuda" / "spmm.cu",
-    HERE / "exports.cu",
+    *sorted(set((CSRC / "cuda").glob("*.cu")) - {CSRC / "cuda" / "gatv2.cu"}),
     HERE / "planted.cu",
 )
-RUNTIME = HERE / "emulator" / "runtime.cpp"
+# What is not watched: the emulator itself, and the host's side of the kernels.
+HOST = (HERE / "emulator" / "runtime.cpp", CSRC / "bindings" / "operators.cpp")
+TVM_FFI = Path(tvm_ffi.__file__).parent
 
 COMMON = (
     *("-std=c++17", "-O1", "-g", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
     # Kernels look at memory as vectors, which nvcc does not mind.
     *("-Wno-psabi", "-fno-strict-aliasing", "-fvisibility=hidden", "-ffp-contract=off"),
-    *(f"-I{CSRC}", f"-I{CSRC / 'include'}", f"-I{HERE / 'emulator'}"),
+    *(f"-I{CSRC}", f"-I{CSRC / 'include'}", f"-I{HERE / 'emulator'}", f"-I{ROOT}"),
+    *("-isystem", str(TVM_FFI / "include"), '-DFASTGRAPH_DEVICE="tests/simt/device.h"'),
 )
 ASAN = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
-# For the runtime, the kernels and the linker.
+# For the host, the kernels and the linker.
 FLAVOURS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     # Loads of vectors have to stay whole for their alignment to be seen.
     "checked": ((), ("-fsanitize=thread", "-fno-tree-sra"), ()),
     # Optimising what the sanitizers add takes longer than running it as it is.
     "asan": ((*ASAN, "-DSIMT_PORTABLE"), (*ASAN, "-O0"), ASAN),
 }
-
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 def why_unavailable() -> str | None:
@@ -69,223 +68,77 @@ def why_unavailable() -> str | None:
 
 @functools.cache
 def build(flavour: str) -> Path:
-    """Compile one flavour, unless it is there already, and return its path."""
-    for_runtime, for_kernels, for_link = FLAVOURS[flavour]
-    headers = [*CSRC.rglob("*.h"), *CSRC.rglob("*.cuh"), *HERE.rglob("*.h")]
-    digest = hashlib.sha256(repr((COMPILER, COMMON, FLAVOURS[flavour])).encode())
-    for source in (*sorted(headers), RUNTIME, *KERNELS):
-        digest.update(source.read_bytes())
+    """Compile what has changed of one flavour, and return its path."""
+    for_host, for_kernels, for_link = FLAVOURS[flavour]
     folder = BUILD / flavour
-    library = folder / f"{digest.hexdigest()[:16]}.so"
-    if library.exists():
-        return library
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    objects = []
-    for source in (RUNTIME, *KERNELS):
-        flags = for_runtime if source == RUNTIME else for_kernels
-        objects.append(folder / f"{source.stem}.o")
-        command: list[str | Path] = [COMPILER, *COMMON, *flags, "-x", "c++", "-c", source]
-        command += ["-o", objects[-1]]
-        subprocess.run(command, check=True)
-    # The instrumentation calls functions that are ours, so its own library is not linked.
-    partial = library.with_suffix(".part")
-    subprocess.run(
-        [COMPILER, "-shared", "-Wl,--no-undefined", *for_link, *objects, "-ldl", "-o", partial],
-        check=True,
-    )
-    partial.rename(library)
+    folder.mkdir(parents=True, exist_ok=True)
+    given = {source: for_host for source in HOST} | {source: for_kernels for source in KERNELS}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(_compile, given, given.values(), [folder] * len(given)))
+    name = hashlib.sha256(repr((objects, for_link)).encode()).hexdigest()[:16]
+    library = folder / f"{name}.so"
+    if not library.exists():
+        # The instrumentation calls functions that are ours, so its own library is not linked.
+        partial = folder / f"{name}.{os.getpid()}"
+        subprocess.run(
+            [
+                *(COMPILER, "-shared", *for_link, *objects),
+                *(f"-L{TVM_FFI / 'lib'}", "-ltvm_ffi", "-ldl", "-o", partial),
+            ],
+            check=True,
+        )
+        partial.rename(library)
+    for path in folder.iterdir():
+        if path not in (library, *objects):
+            path.unlink()
     return library
+
+
+def _compile(source: Path, flags: Sequence[str], folder: Path) -> Path:
+    command: list[str | Path] = [COMPILER, *COMMON, *flags, "-x", "c++", "-c", source]
+    digest = hashlib.sha256(repr(command).encode())
+    headers = [*CSRC.rglob("*.h"), *CSRC.rglob("*.cuh"), *HERE.rglob("*.h")]
+    for path in (source, *sorted(headers)):
+        digest.update(path.read_bytes())
+    found = folder / f"{source.stem}-{digest.hexdigest()[:16]}.o"
+    if not found.exists():
+        partial = found.with_suffix(f".{os.getpid()}")
+        subprocess.run([*command, "-o", partial], check=True)
+        partial.rename(found)
+    return found
 
 
 class SimtError(RuntimeError):
     """What the emulator has found wrong with a kernel."""
 
 
-class CsrView(ctypes.Structure):
-    """fastgraph::Csr."""
-
-    _fields_ = (
-        ("rowptr", ctypes.c_void_p),
-        ("col", ctypes.c_void_p),
-        ("edge_id", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int64),
-        ("num_cols", ctypes.c_int64),
-        ("num_entries", ctypes.c_int64),
-    )
-
-
-@dataclass
-class Rows:
-    """A compressed matrix on the host."""
-
-    ptr: Tensor
-    col: Tensor
-    edge_id: Tensor | None
-    num_cols: int
-
-    @property
-    def num_rows(self) -> int:
-        return self.ptr.numel() - 1
-
-    @property
-    def longest(self) -> int:
-        return int(self.ptr.diff().max()) if self.num_rows else 0
-
-
-def compress(edge_index: Tensor, num_src: int, num_dst: int) -> Rows:
-    src, dst = edge_index.long()
-    order = dst.argsort(stable=True)
-    ptr = torch.zeros(num_dst + 1, dtype=torch.int64)
-    ptr[1:] = torch.bincount(dst, minlength=num_dst).cumsum(0)
-    in_order = bool((order == torch.arange(order.numel())).all())
-    return Rows(ptr, src[order].int(), None if in_order else order.int(), num_src)
-
-
-@dataclass
-class Device:
-    """The memory of the emulated GPU during one call; a context manager."""
-
-    lib: Any
-    buffers: list[int] = field(default_factory=list)
-
-    def __enter__(self) -> Device:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for buffer in reversed(self.buffers):
-            self.lib.simt_free(buffer)
-
-    def empty(self, name: str, num_bytes: int) -> int:
-        pointer: int = self.lib.simt_allocate(num_bytes, name.encode())
-        self.buffers.append(pointer)
-        return pointer
-
-    def put(self, name: str, tensor: Tensor | None) -> int | None:
-        if tensor is None:
-            return None
-        tensor = tensor.contiguous()
-        pointer = self.empty(name, tensor.nbytes)
-        if tensor.nbytes:
-            self.lib.simt_write(pointer, tensor.data_ptr(), tensor.nbytes)
-        return pointer
-
-    def csr(self, rows: Rows) -> Any:
-        pointers = [self.put(name, getattr(rows, name)) for name in ("ptr", "col", "edge_id")]
-        return ctypes.byref(CsrView(*pointers, rows.num_rows, rows.num_cols, rows.col.numel()))
-
-    @staticmethod
-    def get(pointer: int, *shape: int, dtype: torch.dtype) -> Tensor:
-        out = torch.empty(shape, dtype=dtype)
-        ctypes.memmove(out.data_ptr(), pointer, out.nbytes)
-        return out
-
-
-@dataclass
 class Emulator:
-    """The kernels of one build. Each call takes the seed of the order in which threads run."""
+    """One build of the CUDA kernels.
 
-    path: Path | str
-    lib: Any = field(init=False)
+    Attributes:
+        functions: those of ``csrc/bindings/operators.cpp``, for tensors on the CPU.
+    """
 
-    def __post_init__(self) -> None:
-        self.lib = ctypes.CDLL(str(self.path))
-        self.lib.simt_error.restype = ctypes.c_char_p
-        self.lib.simt_allocate.restype = ctypes.c_void_p
-        self.lib.simt_allocate.argtypes = [ctypes.c_size_t, ctypes.c_char_p]
-        self.lib.simt_free.argtypes = [ctypes.c_void_p]
-        self.lib.simt_write.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-        self.lib.simt_begin.argtypes = [ctypes.c_uint64]
-        pointer, size = ctypes.c_void_p, ctypes.c_int64
-        self.lib.simt_spmm_workspace.restype = size
-        self.lib.simt_spmm_workspace.argtypes = [pointer, size, size]
-        self.lib.simt_spmm.argtypes = [ctypes.c_int, pointer, size, *[pointer] * 5, size, pointer]
-        self.lib.simt_gatv2_workspace.restype = size
-        self.lib.simt_gatv2_workspace.argtypes = [pointer, size, size, size]
-        self.lib.simt_gatv2.argtypes = [
-            *(ctypes.c_int, pointer, size, *[pointer] * 5, size, ctypes.c_float, ctypes.c_double),
-            *(ctypes.c_uint64, pointer, pointer, pointer, size, size, pointer),
-        ]
-        self.lib.simt_planted.argtypes = [
+    def __init__(self, path: Path | str) -> None:
+        self.functions: Any = tvm_ffi.load_module(str(path))
+        self._lib = ctypes.CDLL(str(path), mode=os.RTLD_LAZY)
+        self._lib.simt_seed.argtypes = [ctypes.c_uint64]
+        self._lib.simt_planted.restype = ctypes.c_char_p
+        pointer = ctypes.c_void_p
+        self._lib.simt_planted.argtypes = [
             *(ctypes.c_char_p, ctypes.c_int, ctypes.c_int, pointer, pointer)
         ]
 
-    def check(self, code: int) -> None:
-        if code:
-            raise SimtError(self.lib.simt_error().decode() or f"error {code}")
-
-    def spmm(
-        self,
-        rows: Rows,
-        x: Tensor,
-        weight: Tensor | None = None,
-        row_scale: Tensor | None = None,
-        col_scale: Tensor | None = None,
-        seed: int = 0,
-    ) -> Tensor:
-        self.lib.simt_begin(seed)
-        with Device(self.lib) as device:
-            graph, width = device.csr(rows), x.shape[1]
-            floats = self.lib.simt_spmm_workspace(graph, rows.longest, width)
-            workspace = device.empty("workspace", 4 * floats)
-            shape = rows.num_rows, width
-            out = device.empty("out", rows.num_rows * width * x.element_size())
-            code = self.lib.simt_spmm(
-                *(DTYPES[x.dtype], graph, rows.longest, device.put("weight", weight)),
-                *(device.put("row_scale", row_scale), device.put("col_scale", col_scale)),
-                *(device.put("x", x), out, width, workspace),
-            )
-            self.check(code)
-            return device.get(out, *shape, dtype=x.dtype)
-
-    def gatv2(
-        self,
-        rows: Rows,
-        inputs: Sequence[Tensor | None],
-        slope: float = 0.2,
-        dropout: float = 0.0,
-        dropout_seed: int = 0,
-        weights: bool = False,
-        seed: int = 0,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The output, stats and weights; inputs are x_src, x_dst, att, edge and weight_edge."""
-        x_src, edge = inputs[0], inputs[3]
-        assert x_src is not None
-        dtype, (heads, width) = x_src.dtype, x_src.shape[1:]
-        num_edges = rows.col.numel() if weights else 0
-        self.lib.simt_begin(seed)
-        with Device(self.lib) as device:
-            graph = device.csr(rows)
-            floats = self.lib.simt_gatv2_workspace(graph, rows.longest, heads, width)
-            workspace = device.empty("workspace", 4 * floats)
-            out = device.empty("out", rows.num_rows * heads * width * dtype.itemsize)
-            stats = device.empty("stats", rows.num_rows * heads * 8)
-            alpha = device.empty("alpha", num_edges * heads * dtype.itemsize)
-            names = ("x_src", "x_dst", "att", "edge", "weight_edge")
-            code = self.lib.simt_gatv2(
-                *(DTYPES[dtype], graph, rows.longest),
-                *(device.put(*given) for given in zip(names, inputs, strict=True)),
-                *(0 if edge is None else edge.shape[1], slope, dropout, dropout_seed),
-                *(out, stats, alpha if weights else None, heads, width, workspace),
-            )
-            self.check(code)
-            return (
-                device.get(out, rows.num_rows, heads, width, dtype=dtype),
-                device.get(stats, rows.num_rows, heads, 2, dtype=torch.float32),
-                device.get(alpha, num_edges, heads, dtype=dtype),
-            )
+    def seed(self, seed: int) -> None:
+        """Let the threads run in another order."""
+        self._lib.simt_seed(seed)
 
     def planted(self, name: str, bug: bool, blocks: int = 1, seed: int = 0) -> Tensor:
         """Run a kernel of planted.cu on the numbers from 0 to 63."""
-        self.lib.simt_begin(seed)
-        with Device(self.lib) as device:
-            given = device.put("in", torch.arange(64.0))
-            out = device.put("out", torch.zeros(64))
-            self.check(self.lib.simt_planted(name.encode(), bug, blocks, given, out))
-            assert out is not None
-            return device.get(out, 64, dtype=torch.float32)
+        self.seed(seed)
+        given, out = torch.arange(64.0), torch.zeros(64)
+        arguments = (name.encode(), bug, blocks, given.data_ptr(), out.data_ptr())
+        report: bytes = self._lib.simt_planted(*arguments)
+        if report:
+            raise SimtError(report.decode())
+        return out

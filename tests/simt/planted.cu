@@ -173,15 +173,27 @@ const Case kCases[] = {
 
 }  // namespace
 
-// Runs a case on two blocks; both arrays have 64 values. Returns -1 for a name that there is not.
-extern "C" __attribute__((visibility("default"))) int simt_planted(const char* name, int bug,
-                                                                   int blocks, const float* in,
-                                                                   float* out) {
+// Runs a case on some blocks; both arrays have 64 values. Returns what the emulator says, or null
+// for a name that there is not.
+extern "C" __attribute__((visibility("default"))) const char* simt_planted(const char* name,
+                                                                           int bug, int blocks,
+                                                                           const float* in,
+                                                                           float* out) {
+  constexpr size_t kBytes = 64 * sizeof(float);
   for (const Case& c : kCases) {
     if (std::strcmp(c.name, name) != 0) continue;
+    simt::begin();
+    void* const given = simt::allocate(kBytes, "in");
+    void* const result = simt::allocate(kBytes, "out");
+    simt::write(given, in, kBytes);
+    simt::write(result, out, kBytes);
     const size_t shared = kThreads * sizeof(float);
-    return launch({c.name, static_cast<unsigned>(blocks), kThreads, shared, nullptr},
-                  bug ? c.bug : c.harmless, in, out);
+    launch({c.name, static_cast<unsigned>(blocks), kThreads, shared, nullptr},
+           bug ? c.bug : c.harmless, static_cast<const float*>(given), static_cast<float*>(result));
+    simt::read(out, result, kBytes);
+    simt::release(result);
+    simt::release(given);
+    return simt::error();
   }
-  return -1;
+  return nullptr;
 }

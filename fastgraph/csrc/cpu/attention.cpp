@@ -2,6 +2,7 @@
 // scale * <query[row], key[col]>. Where edges carry features, these follow the channels of the key
 // and of the value, so queries and outputs are wider by as much.
 #include "cpu/kernels.h"
+#include "fastgraph/edge_softmax.h"
 
 namespace fastgraph {
 namespace {
@@ -127,40 +128,34 @@ void attention(const Csr& graph, const AttentionInputs<T>& in, double scale, Dro
 
 template <typename T>
 void attention_backward_dst(const Csr& graph, const AttentionInputs<T>& in, double scale,
-                            Dropout dropout, const SoftmaxGradients<T>& given, Heads<T> grad_query,
+                            Dropout dropout, const SoftmaxGradients<T>& given,
+                            Accumulator<T>* delta, Heads<T> grad_query,
                             Matrix<Accumulator<T>> grad_edge) {
   prefer_huge_pages(grad_query.data, grad_query.bytes());
   const int64_t width = in.query.width;
-  const BackwardDst<T> pass{
-      {{width}, given, dropout}, in, static_cast<Accumulator<T>>(scale), grad_query, grad_edge};
+  const BackwardDst<T> pass{{{width}, given, delta, dropout},
+                            in,
+                            static_cast<Accumulator<T>>(scale),
+                            grad_query,
+                            grad_edge};
   run_destination_pass<T>(graph, make_schedule(graph), in.query.heads, 2 * width, pass);
 }
 
 template <typename T>
 void attention_backward_src(const Csr& transpose, const AttentionInputs<T>& in, double scale,
-                            Dropout dropout, const SoftmaxGradients<T>& given, Heads<T> grad_key,
-                            Heads<T> grad_value) {
+                            Dropout dropout, const SoftmaxGradients<T>& given,
+                            const Accumulator<T>* delta, Heads<T> grad_key, Heads<T> grad_value) {
   using A = Accumulator<T>;
   prefer_huge_pages(grad_key.data, grad_key.bytes());
   prefer_huge_pages(grad_value.data, grad_value.bytes());
   const int64_t width = in.key.width;
   const BackwardSrc<T> pass{
-      {{2 * width}, given, dropout}, in, static_cast<A>(scale), grad_key, grad_value};
+      {{2 * width}, given, delta, dropout}, in, static_cast<A>(scale), grad_key, grad_value};
   run_pass<A>(transpose, make_schedule(transpose), in.key.heads, 2 * width, pass);
 }
 
-#define FASTGRAPH_INSTANTIATE(T)                                                               \
-  template void attention(const Csr&, const AttentionInputs<T>&, double, Dropout,              \
-                          const SoftmaxOutputs<T>&);                                           \
-  template void attention_backward_dst(const Csr&, const AttentionInputs<T>&, double, Dropout, \
-                                       const SoftmaxGradients<T>&, Heads<T>,                   \
-                                       Matrix<Accumulator<T>>);                                \
-  template void attention_backward_src(const Csr&, const AttentionInputs<T>&, double, Dropout, \
-                                       const SoftmaxGradients<T>&, Heads<T>, Heads<T>);
-FASTGRAPH_INSTANTIATE(float)
-FASTGRAPH_INSTANTIATE(double)
-FASTGRAPH_INSTANTIATE(bfloat16)
-FASTGRAPH_INSTANTIATE(float16)
-#undef FASTGRAPH_INSTANTIATE
+FASTGRAPH_INSTANTIATE(attention)
+FASTGRAPH_INSTANTIATE(attention_backward_dst)
+FASTGRAPH_INSTANTIATE(attention_backward_src)
 
 }  // namespace fastgraph

@@ -1,6 +1,7 @@
 // Attention from one score for each node and head (Velickovic et al., Graph attention networks,
 // 2018): the score of an entry is leaky_relu(score_src[col] + score_dst[row] + score_edge[edge]).
 #include "cpu/kernels.h"
+#include "fastgraph/edge_softmax.h"
 
 namespace fastgraph {
 namespace {
@@ -113,9 +114,9 @@ void gat(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout
 
 template <typename T>
 void gat_backward_dst(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
-                      const SoftmaxGradients<T>& given, Matrix<T> grad_score_dst,
-                      Matrix<T> grad_score_edge) {
-  const BackwardDst<T> pass{{{1}, given, dropout},
+                      const SoftmaxGradients<T>& given, Accumulator<T>* delta,
+                      Matrix<T> grad_score_dst, Matrix<T> grad_score_edge) {
+  const BackwardDst<T> pass{{{1}, given, delta, dropout},
                             in,
                             static_cast<Accumulator<T>>(slope),
                             grad_score_dst,
@@ -125,24 +126,17 @@ void gat_backward_dst(const Csr& graph, const GatInputs<T>& in, double slope, Dr
 
 template <typename T>
 void gat_backward_src(const Csr& transpose, const GatInputs<T>& in, double slope, Dropout dropout,
-                      const SoftmaxGradients<T>& given, Heads<T> grad_x, Matrix<T> grad_score_src) {
+                      const SoftmaxGradients<T>& given, const Accumulator<T>* delta,
+                      Heads<T> grad_x, Matrix<T> grad_score_src) {
   using A = Accumulator<T>;
   prefer_huge_pages(grad_x.data, grad_x.bytes());
   const BackwardSrc<T> pass{
-      {{1 + in.x.width}, given, dropout}, in, static_cast<A>(slope), grad_x, grad_score_src};
+      {{1 + in.x.width}, given, delta, dropout}, in, static_cast<A>(slope), grad_x, grad_score_src};
   run_pass<A>(transpose, make_schedule(transpose), in.x.heads, 2 * in.x.width, pass);
 }
 
-#define FASTGRAPH_INSTANTIATE(T)                                                                 \
-  template void gat(const Csr&, const GatInputs<T>&, double, Dropout, const SoftmaxOutputs<T>&); \
-  template void gat_backward_dst(const Csr&, const GatInputs<T>&, double, Dropout,               \
-                                 const SoftmaxGradients<T>&, Matrix<T>, Matrix<T>);              \
-  template void gat_backward_src(const Csr&, const GatInputs<T>&, double, Dropout,               \
-                                 const SoftmaxGradients<T>&, Heads<T>, Matrix<T>);
-FASTGRAPH_INSTANTIATE(float)
-FASTGRAPH_INSTANTIATE(double)
-FASTGRAPH_INSTANTIATE(bfloat16)
-FASTGRAPH_INSTANTIATE(float16)
-#undef FASTGRAPH_INSTANTIATE
+FASTGRAPH_INSTANTIATE(gat)
+FASTGRAPH_INSTANTIATE(gat_backward_dst)
+FASTGRAPH_INSTANTIATE(gat_backward_src)
 
 }  // namespace fastgraph

@@ -2,6 +2,7 @@
 // the score of an entry is <att, leaky_relu(z)>, z = x_src[col] + x_dst[row] + weight_edge^T edge.
 // The projection of the edges is made channel by channel where it is needed, and never stored.
 #include "cpu/kernels.h"
+#include "fastgraph/edge_softmax.h"
 #include "fastgraph/partial_sums.h"
 
 namespace fastgraph {
@@ -273,8 +274,9 @@ void gatv2(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dro
 
 template <typename T>
 void gatv2_backward_dst(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,
-                        const SoftmaxGradients<T>& given, Heads<T> grad_dst, Heads<T> grad_att,
-                        Matrix<Accumulator<T>> grad_edge, Heads<T> grad_weight_edge) {
+                        const SoftmaxGradients<T>& given, Accumulator<T>* delta, Heads<T> grad_dst,
+                        Heads<T> grad_att, Matrix<Accumulator<T>> grad_edge,
+                        Heads<T> grad_weight_edge) {
   using A = Accumulator<T>;
   prefer_huge_pages(grad_dst.data, grad_dst.bytes());
   const Schedule schedule = make_schedule(graph);
@@ -282,7 +284,7 @@ void gatv2_backward_dst(const Csr& graph, const Gatv2Inputs<T>& in, double slope
   const int64_t num_sums = (1 + in.edge.width) * width;
   const auto sums = scratch<A>(slots * heads * num_sums);
   std::fill(sums.get(), sums.get() + slots * heads * num_sums, A{0});
-  const BackwardDst<T> pass{{{width + num_sums}, given, dropout},
+  const BackwardDst<T> pass{{{width + num_sums}, given, delta, dropout},
                             {in, static_cast<A>(slope)},
                             grad_dst,
                             grad_edge,
@@ -298,27 +300,19 @@ void gatv2_backward_dst(const Csr& graph, const Gatv2Inputs<T>& in, double slope
 
 template <typename T>
 void gatv2_backward_src(const Csr& transpose, const Gatv2Inputs<T>& in, double slope,
-                        Dropout dropout, const SoftmaxGradients<T>& given, Heads<T> grad_src) {
+                        Dropout dropout, const SoftmaxGradients<T>& given,
+                        const Accumulator<T>* delta, Heads<T> grad_src) {
   using A = Accumulator<T>;
   prefer_huge_pages(grad_src.data, grad_src.bytes());
   const int64_t width = in.att.width;
-  const BackwardSrc<T> pass{{{2 * width}, given, dropout}, {in, static_cast<A>(slope)}, grad_src};
+  const BackwardSrc<T> pass{
+      {{2 * width}, given, delta, dropout}, {in, static_cast<A>(slope)}, grad_src};
   const int64_t work = (2 + in.edge.width) * width;
   run_pass<A>(transpose, make_schedule(transpose), in.att.heads, work, pass);
 }
 
-#define FASTGRAPH_INSTANTIATE(T)                                                       \
-  template void gatv2(const Csr&, const Gatv2Inputs<T>&, double, Dropout,              \
-                      const SoftmaxOutputs<T>&);                                       \
-  template void gatv2_backward_dst(const Csr&, const Gatv2Inputs<T>&, double, Dropout, \
-                                   const SoftmaxGradients<T>&, Heads<T>, Heads<T>,     \
-                                   Matrix<Accumulator<T>>, Heads<T>);                  \
-  template void gatv2_backward_src(const Csr&, const Gatv2Inputs<T>&, double, Dropout, \
-                                   const SoftmaxGradients<T>&, Heads<T>);
-FASTGRAPH_INSTANTIATE(float)
-FASTGRAPH_INSTANTIATE(double)
-FASTGRAPH_INSTANTIATE(bfloat16)
-FASTGRAPH_INSTANTIATE(float16)
-#undef FASTGRAPH_INSTANTIATE
+FASTGRAPH_INSTANTIATE(gatv2)
+FASTGRAPH_INSTANTIATE(gatv2_backward_dst)
+FASTGRAPH_INSTANTIATE(gatv2_backward_src)
 
 }  // namespace fastgraph

@@ -1,5 +1,8 @@
 // Dot products of each node's heads with a few vectors: what GAT scores nodes by.
 #include "cpu/kernels.h"
+#include "fastgraph/dot.h"
+#include "fastgraph/memory.h"
+#include "fastgraph/parallel.h"
 #include "fastgraph/partial_sums.h"
 
 namespace fastgraph {
@@ -7,25 +10,12 @@ namespace {
 
 constexpr int64_t kNodesOfTask = 256;
 
-template <typename T>
-inline Accumulator<T> dot(const T* a, const T* b, int64_t width) {
-  using A = Accumulator<T>;
-  A total = 0;
-  for_each_part<kLanes<T>, 4>(0, width, [&](auto chunk, int64_t f) {
-    using C = decltype(chunk);
-    constexpr int N = C::kLanes;
-    Vector<A, N> sum{};
-    for (int q = 0; q < C::kCount; ++q) sum += load<N>(a + f + q * N) * load<N>(b + f + q * N);
-    total += sum_of<A, N>(sum);
-  });
-  return total;
-}
+int64_t num_node_tasks(int64_t nodes) { return (nodes + kNodesOfTask - 1) / kNodesOfTask; }
 
 // Calls body(task, first node, end) for a cut of the nodes that does not depend on the threads.
 template <typename Body>
-void for_each_part_of_nodes(int64_t nodes, int64_t work_of_node, const Body& body) {
-  const int64_t tasks = (nodes + kNodesOfTask - 1) / kNodesOfTask;
-  for_each_task(tasks, nodes * work_of_node, [&](int64_t task) {
+void for_each_node_task(int64_t nodes, int64_t work_of_node, const Body& body) {
+  for_each_task(num_node_tasks(nodes), nodes * work_of_node, [&](int64_t task) {
     const int64_t begin = task * kNodesOfTask;
     body(task, begin, std::min(begin + kNodesOfTask, nodes));
   });
@@ -36,7 +26,7 @@ void for_each_part_of_nodes(int64_t nodes, int64_t work_of_node, const Body& bod
 template <typename T>
 void head_scores(Heads<const T> x, Heads<const T> att, Heads<T> scores) {
   const int64_t size = att.nodes * x.heads;
-  for_each_part_of_nodes(x.nodes, size * x.width, [&](int64_t, int64_t begin, int64_t end) {
+  for_each_node_task(x.nodes, size * x.width, [&](int64_t, int64_t begin, int64_t end) {
     for (int64_t node = begin; node < end; ++node) {
       for (int64_t head = 0; head < x.heads; ++head) {
         for (int64_t k = 0; k < att.nodes; ++k) {
@@ -53,10 +43,10 @@ void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> g
   using A = Accumulator<T>;
   prefer_huge_pages(grad_x.data, grad_x.bytes());
   const int64_t size = att.nodes * att.heads * att.width;
-  const int64_t slots = (x.nodes + kNodesOfTask - 1) / kNodesOfTask;
+  const int64_t slots = num_node_tasks(x.nodes);
   const auto sums = scratch<A>(slots * size);
   std::fill(sums.get(), sums.get() + slots * size, A{0});
-  for_each_part_of_nodes(x.nodes, 2 * size, [&](int64_t task, int64_t begin, int64_t end) {
+  for_each_node_task(x.nodes, 2 * size, [&](int64_t task, int64_t begin, int64_t end) {
     const Heads<A> sum{&sums[task * size], att.nodes, att.heads, att.width};
     for (int64_t node = begin; node < end; ++node) {
       for (int64_t head = 0; head < x.heads; ++head) {
@@ -78,14 +68,7 @@ void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> g
   sum_slots<T>(sums.get(), slots, size, size, grad_att.data);
 }
 
-#define FASTGRAPH_INSTANTIATE(T)                                                               \
-  template void head_scores(Heads<const T>, Heads<const T>, Heads<T>);                         \
-  template void head_scores_backward(Heads<const T>, Heads<const T>, Heads<const T>, Heads<T>, \
-                                     Heads<T>);
-FASTGRAPH_INSTANTIATE(float)
-FASTGRAPH_INSTANTIATE(double)
-FASTGRAPH_INSTANTIATE(bfloat16)
-FASTGRAPH_INSTANTIATE(float16)
-#undef FASTGRAPH_INSTANTIATE
+FASTGRAPH_INSTANTIATE(head_scores)
+FASTGRAPH_INSTANTIATE(head_scores_backward)
 
 }  // namespace fastgraph

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "fastgraph/edge_softmax.h"
+#include "fastgraph/attention_arguments.h"
 #include "fastgraph/simd.h"
 #include "fastgraph/views.h"
 
@@ -71,19 +71,9 @@ template <typename T>
 void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> grad,
                           Heads<T> grad_x, Heads<T> grad_att);
 
-// Attention operators. A row of `graph` is a node that aggregates (dst), a column one that is
-// gathered (src); `transpose` has them the other way round. out[r] is the sum over row r of
-// keep * softmax(score) * value. What edges carry is optional: no data, and a width of 0.
-
-// Value x_src; score <att, leaky_relu(x_src[col] + x_dst[r] + weight_edge^T edge)>.
-template <typename T>
-struct Gatv2Inputs {
-  Heads<const T> x_src;
-  Heads<const T> x_dst;
-  Heads<const T> att;          // [1, heads, width]
-  Matrix<const T> edge;        // [edges, channels of edges]
-  Heads<const T> weight_edge;  // [heads, channels of edges, width]
-};
+// Attention operators: out[r] is the sum over row r of keep * softmax(score) * value, with values
+// and scores as attention_arguments.h has them. A pass over destinations leaves delta [rows, heads]
+// for the pass over sources, along the transposed graph.
 
 template <typename T>
 void gatv2(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,
@@ -92,21 +82,14 @@ void gatv2(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dro
 // grad_edge is added to, because all heads contribute.
 template <typename T>
 void gatv2_backward_dst(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,
-                        const SoftmaxGradients<T>& given, Heads<T> grad_dst, Heads<T> grad_att,
-                        Matrix<Accumulator<T>> grad_edge, Heads<T> grad_weight_edge);
+                        const SoftmaxGradients<T>& given, Accumulator<T>* delta, Heads<T> grad_dst,
+                        Heads<T> grad_att, Matrix<Accumulator<T>> grad_edge,
+                        Heads<T> grad_weight_edge);
 
 template <typename T>
 void gatv2_backward_src(const Csr& transpose, const Gatv2Inputs<T>& in, double slope,
-                        Dropout dropout, const SoftmaxGradients<T>& given, Heads<T> grad_src);
-
-// Value x; score leaky_relu(score_src[col] + score_dst[r] + score_edge[edge]).
-template <typename T>
-struct GatInputs {
-  Heads<const T> x;
-  Matrix<const T> score_src;   // [nodes, heads]
-  Matrix<const T> score_dst;   // [nodes, heads]
-  Matrix<const T> score_edge;  // [edges, heads]
-};
+                        Dropout dropout, const SoftmaxGradients<T>& given,
+                        const Accumulator<T>* delta, Heads<T> grad_src);
 
 template <typename T>
 void gat(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
@@ -114,21 +97,13 @@ void gat(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout
 
 template <typename T>
 void gat_backward_dst(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
-                      const SoftmaxGradients<T>& given, Matrix<T> grad_score_dst,
-                      Matrix<T> grad_score_edge);
+                      const SoftmaxGradients<T>& given, Accumulator<T>* delta,
+                      Matrix<T> grad_score_dst, Matrix<T> grad_score_edge);
 
 template <typename T>
 void gat_backward_src(const Csr& transpose, const GatInputs<T>& in, double slope, Dropout dropout,
-                      const SoftmaxGradients<T>& given, Heads<T> grad_x, Matrix<T> grad_score_src);
-
-// Value (value, edge); score scale * <query[r], (key[col], edge)>.
-template <typename T>
-struct AttentionInputs {
-  Heads<const T> query;  // as wide as key and edge together
-  Heads<const T> key;
-  Heads<const T> value;
-  Matrix<const T> edge;  // [edges, channels of edges]
-};
+                      const SoftmaxGradients<T>& given, const Accumulator<T>* delta,
+                      Heads<T> grad_x, Matrix<T> grad_score_src);
 
 template <typename T>
 void attention(const Csr& graph, const AttentionInputs<T>& in, double scale, Dropout dropout,
@@ -137,12 +112,20 @@ void attention(const Csr& graph, const AttentionInputs<T>& in, double scale, Dro
 // grad_edge is added to, because all heads contribute.
 template <typename T>
 void attention_backward_dst(const Csr& graph, const AttentionInputs<T>& in, double scale,
-                            Dropout dropout, const SoftmaxGradients<T>& given, Heads<T> grad_query,
+                            Dropout dropout, const SoftmaxGradients<T>& given,
+                            Accumulator<T>* delta, Heads<T> grad_query,
                             Matrix<Accumulator<T>> grad_edge);
 
 template <typename T>
 void attention_backward_src(const Csr& transpose, const AttentionInputs<T>& in, double scale,
-                            Dropout dropout, const SoftmaxGradients<T>& given, Heads<T> grad_key,
-                            Heads<T> grad_value);
+                            Dropout dropout, const SoftmaxGradients<T>& given,
+                            const Accumulator<T>* delta, Heads<T> grad_key, Heads<T> grad_value);
+
+// Defines a kernel for all element types.
+#define FASTGRAPH_INSTANTIATE(kernel)                   \
+  template decltype(kernel<float>) kernel<float>;       \
+  template decltype(kernel<double>) kernel<double>;     \
+  template decltype(kernel<bfloat16>) kernel<bfloat16>; \
+  template decltype(kernel<float16>) kernel<float16>;
 
 }  // namespace fastgraph

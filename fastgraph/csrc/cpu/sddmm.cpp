@@ -1,4 +1,5 @@
 #include "cpu/kernels.h"
+#include "fastgraph/dot.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
 #include "fastgraph/schedule.h"
@@ -7,28 +8,6 @@ namespace fastgraph {
 namespace {
 
 constexpr int64_t kAhead = 8;
-
-// The order of additions depends on the width alone.
-template <typename T>
-inline Accumulator<T> dot(const T* a, const T* b, int64_t width) {
-  using A = Accumulator<T>;
-  constexpr int kLane = kLanes<T>;
-  constexpr int kChains = 4;  // independent sums, to hide the latency of an addition
-  Vector<A, kLane> sum[kChains] = {};
-  int64_t f = 0;
-  for (; f + kChains * kLane <= width; f += kChains * kLane) {
-#pragma GCC unroll 4
-    for (int q = 0; q < kChains; ++q) {
-      sum[q] += load<kLane>(a + f + q * kLane) * load<kLane>(b + f + q * kLane);
-    }
-  }
-  for (; f + kLane <= width; f += kLane) sum[0] += load<kLane>(a + f) * load<kLane>(b + f);
-  const Vector<A, kLane> lanes = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-  A total = 0;
-  for (; f < width; ++f) total += load_one(a + f) * load_one(b + f);
-  for (int lane = 0; lane < kLane; ++lane) total += lanes[lane];
-  return total;
-}
 
 }  // namespace
 
@@ -56,11 +35,6 @@ void sddmm(const Csr& graph, const Accumulator<T>* row_scale, Matrix<const T> gr
   });
 }
 
-template void sddmm(const Csr&, const float*, Matrix<const float>, Matrix<const float>, float*);
-template void sddmm(const Csr&, const double*, Matrix<const double>, Matrix<const double>, double*);
-template void sddmm(const Csr&, const float*, Matrix<const bfloat16>, Matrix<const bfloat16>,
-                    bfloat16*);
-template void sddmm(const Csr&, const float*, Matrix<const float16>, Matrix<const float16>,
-                    float16*);
+FASTGRAPH_INSTANTIATE(sddmm)
 
 }  // namespace fastgraph

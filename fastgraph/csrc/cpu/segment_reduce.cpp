@@ -309,16 +309,8 @@ void segment_extremum_backward(const Csr& transpose, const T* weight, Matrix<con
                 [&](int64_t i) { op.merge(schedule.cut_rows[i]); });
 }
 
-#define FASTGRAPH_INSTANTIATE(T)                                                                   \
-  template void segment_extremum(const Csr&, const T*, bool, Matrix<const T>, Matrix<T>, int32_t*, \
-                                 int32_t*);                                                        \
-  template void segment_extremum_backward(const Csr&, const T*, Matrix<const T>, Matrix<const T>,  \
-                                          Matrix<const T>, const int32_t*, Matrix<T>);             \
-  template void divide_by_ties(Matrix<const T>, const int32_t*, Matrix<T>);
-FASTGRAPH_INSTANTIATE(float)
-FASTGRAPH_INSTANTIATE(double)
-FASTGRAPH_INSTANTIATE(bfloat16)
-FASTGRAPH_INSTANTIATE(float16)
-#undef FASTGRAPH_INSTANTIATE
+FASTGRAPH_INSTANTIATE(segment_extremum)
+FASTGRAPH_INSTANTIATE(segment_extremum_backward)
+FASTGRAPH_INSTANTIATE(divide_by_ties)
 
 }  // namespace fastgraph

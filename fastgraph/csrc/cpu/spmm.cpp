@@ -106,13 +106,6 @@ void spmm(const Csr& graph, const T* weight, const Accumulator<T>* row_scale,
                 [&](int64_t i) { op.merge(schedule.cut_rows[i]); });
 }
 
-template void spmm(const Csr&, const float*, const float*, const float*, Matrix<const float>,
-                   Matrix<float>);
-template void spmm(const Csr&, const double*, const double*, const double*, Matrix<const double>,
-                   Matrix<double>);
-template void spmm(const Csr&, const bfloat16*, const float*, const float*, Matrix<const bfloat16>,
-                   Matrix<bfloat16>);
-template void spmm(const Csr&, const float16*, const float*, const float*, Matrix<const float16>,
-                   Matrix<float16>);
+FASTGRAPH_INSTANTIATE(spmm)
 
 }  // namespace fastgraph

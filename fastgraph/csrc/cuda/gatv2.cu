@@ -25,9 +25,7 @@ struct Gatv2 {
   Heads<float> partial;  // what the pieces add up to
   float* partial_stats;  // [pieces, heads, 2]: largest score, sum of exponentials
 
-  __device__ float* stats_of(int64_t row, int head) const {
-    return outputs.stats + 2 * (row * outputs.out.heads + head);
-  }
+  __device__ float* stats_of(int64_t row, int head) const { return outputs.stats.at(row, head); }
   __device__ float* stats_of_piece(int64_t piece, int head) const {
     return partial_stats + 2 * (piece * outputs.out.heads + head);
   }
@@ -308,34 +306,30 @@ cudaError_t run_single(const Gatv2<T>& op, Stream stream) {
 
 }  // namespace
 
-int64_t gatv2_workspace(const Csr& graph, int64_t longest, int64_t heads, int64_t width) {
-  return num_pieces(graph, longest) * heads * (width + 2);
-}
-
 template <typename T>
-cudaError_t gatv2(const Csr& graph, int64_t longest, const Gatv2Inputs<T>& in, float slope,
-                  Dropout dropout, const SoftmaxOutputs<T>& outputs, float* workspace,
-                  Stream stream) {
+cudaError_t gatv2(Queue& queue, const Csr& graph, const Gatv2Inputs<T>& in, double slope,
+                  Dropout dropout, const SoftmaxOutputs<T>& outputs) {
   const Heads<T>& out = outputs.out;
   if (out.width > kMaxHeadWidth) return cudaErrorInvalidValue;
-  const int64_t pieces = num_pieces(graph, longest);
+  const int64_t pieces = num_pieces(graph);
   const auto threshold = static_cast<uint32_t>(min(dropout.rate * 0x1p32, 0x1p32 - 1));
   const float keep = dropout.rate < 1 ? static_cast<float>(1 / (1 - dropout.rate)) : 0.0f;
-  const Heads<float> partial{workspace, pieces, out.heads, out.width};
-  float* partial_stats = workspace + pieces * out.heads * out.width;
-  const Gatv2<T> op{graph,     pieces, in,      slope,   dropout.seed,
-                    threshold, keep,   outputs, partial, partial_stats};
+  float* partial = queue.scratch<float>(pieces * out.heads * out.width);
+  const Gatv2<T> op{graph,
+                    pieces,
+                    in,
+                    static_cast<float>(slope),
+                    dropout.seed,
+                    threshold,
+                    keep,
+                    outputs,
+                    {partial, pieces, out.heads, out.width},
+                    queue.scratch<float>(pieces * out.heads * 2)};
   const bool packed = fits_packs<T>(out.width, {in.x_src.data, in.x_dst.data, in.att.data,
-                                                in.weight_edge.data, out.data, workspace});
-  return packed ? run_packed(op, stream) : run_single(op, stream);
+                                                in.weight_edge.data, out.data, partial});
+  return packed ? run_packed(op, queue.stream()) : run_single(op, queue.stream());
 }
 
-#define FASTGRAPH_INSTANTIATE(T)                                                         \
-  template cudaError_t gatv2(const Csr&, int64_t, const Gatv2Inputs<T>&, float, Dropout, \
-                             const SoftmaxOutputs<T>&, float*, Stream);
-FASTGRAPH_INSTANTIATE(float)
-FASTGRAPH_INSTANTIATE(bfloat16)
-FASTGRAPH_INSTANTIATE(float16)
-#undef FASTGRAPH_INSTANTIATE
+FASTGRAPH_INSTANTIATE(gatv2)
 
 }  // namespace fastgraph::cuda

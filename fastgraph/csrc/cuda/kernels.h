@@ -1,55 +1,101 @@
 // The CUDA kernels: what cpu/kernels.h says of the functions with the same names holds here too,
-// for tensors on the device. They trust their arguments, run on the caller's stream and wait for
-// nothing. `longest` is the number of entries of the longest row, or any upper bound: where it is
-// small there are no long rows to cut. `workspace` has as many floats as ..._workspace() says.
+// for tensors on the device, with the same arguments. They trust their arguments, run on the
+// caller's stream and wait for nothing. Where those of the CPU add to grad_edge, these write it.
 #pragma once
 
 #include <cstdint>
 
-#include "fastgraph/platform.cuh"
+#include "cuda/queue.h"
+#include "fastgraph/attention_arguments.h"
 #include "fastgraph/types.h"
 #include "fastgraph/views.h"
 
 namespace fastgraph::cuda {
 
-int64_t spmm_workspace(const Csr& graph, int64_t longest, int64_t width);
+template <typename T>
+cudaError_t spmm(Queue& queue, const Csr& graph, const T* weight, const Accumulator<T>* row_scale,
+                 const Accumulator<T>* col_scale, Matrix<const T> x, Matrix<T> out);
 
 template <typename T>
-cudaError_t spmm(const Csr& graph, int64_t longest, const T* weight, const float* row_scale,
-                 const float* col_scale, Matrix<const T> x, Matrix<T> out, float* workspace,
-                 Stream stream);
+cudaError_t sddmm(Queue& queue, const Csr& graph, const Accumulator<T>* row_scale,
+                  Matrix<const T> grad, Matrix<const T> x, T* out);
 
-// The widest head that a group of lanes holds in registers.
+template <typename T>
+cudaError_t segment_extremum(Queue& queue, const Csr& graph, const T* weight, bool is_max,
+                             Matrix<const T> x, Matrix<T> out, int32_t* ties, int32_t* argument);
+
+template <typename T>
+cudaError_t divide_by_ties(Queue& queue, Matrix<const T> grad, const int32_t* ties,
+                           Matrix<T> share);
+
+template <typename T>
+cudaError_t segment_extremum_backward(Queue& queue, const Csr& transpose, const T* weight,
+                                      Matrix<const T> x, Matrix<const T> out, Matrix<const T> grad,
+                                      const int32_t* argument, Matrix<T> grad_x);
+
+template <typename T>
+cudaError_t head_scores(Queue& queue, Heads<const T> x, Heads<const T> att, Heads<T> scores);
+
+template <typename T>
+cudaError_t head_scores_backward(Queue& queue, Heads<const T> x, Heads<const T> att,
+                                 Heads<const T> grad, Heads<T> grad_x, Heads<T> grad_att);
+
+// The widest head that a group of lanes holds in registers; the attention operators return
+// cudaErrorInvalidValue for wider ones.
 constexpr int64_t kMaxHeadWidth = 512;
 
-struct Dropout {
-  double rate;
-  uint64_t seed;
-};
-
-// What attention operators write.
 template <typename T>
-struct SoftmaxOutputs {
-  Heads<T> out;
-  float* stats;     // [rows, heads, 2]: largest score, inverse sum of exponentials
-  Matrix<T> alpha;  // the weights with dropout, [edges, heads], or no data
-};
+cudaError_t gatv2(Queue& queue, const Csr& graph, const Gatv2Inputs<T>& in, double slope,
+                  Dropout dropout, const SoftmaxOutputs<T>& outputs);
 
 template <typename T>
-struct Gatv2Inputs {
-  Heads<const T> x_src;
-  Heads<const T> x_dst;
-  Heads<const T> att;          // [1, heads, width]
-  Matrix<const T> edge;        // [edges, channels of edges]; no data and a width of 0 without them
-  Heads<const T> weight_edge;  // [heads, channels of edges, width]
-};
+cudaError_t gatv2_backward_dst(Queue& queue, const Csr& graph, const Gatv2Inputs<T>& in,
+                               double slope, Dropout dropout, const SoftmaxGradients<T>& given,
+                               Accumulator<T>* delta, Heads<T> grad_dst, Heads<T> grad_att,
+                               Matrix<Accumulator<T>> grad_edge, Heads<T> grad_weight_edge);
 
-int64_t gatv2_workspace(const Csr& graph, int64_t longest, int64_t heads, int64_t width);
-
-// Returns cudaErrorInvalidValue for heads wider than kMaxHeadWidth.
 template <typename T>
-cudaError_t gatv2(const Csr& graph, int64_t longest, const Gatv2Inputs<T>& in, float slope,
-                  Dropout dropout, const SoftmaxOutputs<T>& outputs, float* workspace,
-                  Stream stream);
+cudaError_t gatv2_backward_src(Queue& queue, const Csr& transpose, const Gatv2Inputs<T>& in,
+                               double slope, Dropout dropout, const SoftmaxGradients<T>& given,
+                               const Accumulator<T>* delta, Heads<T> grad_src);
+
+template <typename T>
+cudaError_t gat(Queue& queue, const Csr& graph, const GatInputs<T>& in, double slope,
+                Dropout dropout, const SoftmaxOutputs<T>& outputs);
+
+template <typename T>
+cudaError_t gat_backward_dst(Queue& queue, const Csr& graph, const GatInputs<T>& in, double slope,
+                             Dropout dropout, const SoftmaxGradients<T>& given,
+                             Accumulator<T>* delta, Matrix<T> grad_score_dst,
+                             Matrix<T> grad_score_edge);
+
+template <typename T>
+cudaError_t gat_backward_src(Queue& queue, const Csr& transpose, const GatInputs<T>& in,
+                             double slope, Dropout dropout, const SoftmaxGradients<T>& given,
+                             const Accumulator<T>* delta, Heads<T> grad_x,
+                             Matrix<T> grad_score_src);
+
+template <typename T>
+cudaError_t attention(Queue& queue, const Csr& graph, const AttentionInputs<T>& in, double scale,
+                      Dropout dropout, const SoftmaxOutputs<T>& outputs);
+
+template <typename T>
+cudaError_t attention_backward_dst(Queue& queue, const Csr& graph, const AttentionInputs<T>& in,
+                                   double scale, Dropout dropout, const SoftmaxGradients<T>& given,
+                                   Accumulator<T>* delta, Heads<T> grad_query,
+                                   Matrix<Accumulator<T>> grad_edge);
+
+template <typename T>
+cudaError_t attention_backward_src(Queue& queue, const Csr& transpose, const AttentionInputs<T>& in,
+                                   double scale, Dropout dropout, const SoftmaxGradients<T>& given,
+                                   const Accumulator<T>* delta, Heads<T> grad_key,
+                                   Heads<T> grad_value);
+
+// Defines a kernel for all element types.
+#define FASTGRAPH_INSTANTIATE(kernel)                   \
+  template decltype(kernel<float>) kernel<float>;       \
+  template decltype(kernel<double>) kernel<double>;     \
+  template decltype(kernel<bfloat16>) kernel<bfloat16>; \
+  template decltype(kernel<float16>) kernel<float16>;
 
 }  // namespace fastgraph::cuda

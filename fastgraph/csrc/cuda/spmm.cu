@@ -12,19 +12,21 @@ constexpr int kInFlight = 4;
 
 template <typename T>
 struct Spmm {
+  using A = Accumulator<T>;
+
   Csr graph;
   int64_t pieces;
   const T* weight;
-  const float* row_scale;
-  const float* col_scale;
+  const A* row_scale;
+  const A* col_scale;
   Matrix<const T> x;
   Matrix<T> out;
-  Matrix<float> partial;  // a row for each piece
+  Matrix<A> partial;  // a row for each piece
 };
 
 template <typename T>
-__device__ float coefficient(const Spmm<T>& op, int64_t entry, int32_t col) {
-  const float w = op.weight ? widened(op.weight[op.graph.edge(entry)]) : 1.0f;
+__device__ Accumulator<T> coefficient(const Spmm<T>& op, int64_t entry, int32_t col) {
+  const Accumulator<T> w = op.weight ? widened(op.weight[op.graph.edge(entry)]) : 1;
   return op.col_scale ? w * __ldg(op.col_scale + col) : w;
 }
 
@@ -32,30 +34,30 @@ __device__ float coefficient(const Spmm<T>& op, int64_t entry, int32_t col) {
 // and the coefficient of one entry; the group then takes them one by one.
 template <typename T, int kValues, int kLanes>
 __device__ void add_entries(const Spmm<T>& op, const Span& span, int64_t first, Lanes<kLanes> lanes,
-                            RowSums<kValues, kLanes, 1>& sum) {
+                            RowSums<Accumulator<T>, kValues, kLanes, 1>& sum) {
+  using A = Accumulator<T>;
   const T* x = op.x.data + first;
   const int64_t width = op.x.width;
   for (int64_t base = span.begin; base < span.end; base += kLanes) {
     const int count = static_cast<int>(min(span.end - base, static_cast<int64_t>(kLanes)));
     const int64_t entry = base + min(lanes.lane, count - 1);
     const int32_t own_col = __ldg(op.graph.col + entry);
-    const float own = coefficient(op, entry, own_col);
+    const A own = coefficient(op, entry, own_col);
     for (int j = 0; j < count; j += kInFlight) {
       RowShare<T, kValues, kLanes, 1> rows[kInFlight];
-      float factor[kInFlight];
+      A factor[kInFlight];
 #pragma unroll
       for (int u = 0; u < kInFlight; ++u) {
         const int source = min(j + u, count - 1);
         const int64_t col = lanes.from(own_col, source);
-        const float shared = lanes.from(own, source);
-        factor[u] = shared;
-        // Beyond the end nothing is loaded, and a zero is added.
+        factor[u] = lanes.from(own, source);
+        // Beyond the end nothing is loaded.
         rows[u].load(x + col * width, lanes.lane, j + u < count ? width - first : 0);
       }
 #pragma unroll
       for (int u = 0; u < kInFlight; ++u) {
         if (j + u >= count) break;  // 0 times infinity would be NaN
-        sum.each([&](float& value, int q, int i) { value += factor[u] * rows[u].at(q, i); });
+        sum.each([&](A& value, int q, int i) { value += factor[u] * rows[u].at(q, i); });
       }
     }
   }
@@ -69,14 +71,14 @@ __global__ void __launch_bounds__(kBlockThreads) spmm_rows(Spmm<T> op) {
   if (span.row < 0) return;
   const auto lanes = Lanes<kLanes>::mine();
   const int64_t first = static_cast<int64_t>(blockIdx.y) * (kValues * kLanes);
-  RowSums<kValues, kLanes, 1> sum;
+  RowSums<Accumulator<T>, kValues, kLanes, 1> sum;
   sum.clear();
   add_entries(op, span, first, lanes, sum);
   const int64_t width = op.x.width - first;
   if (span.piece >= 0) {
-    sum.store(op.partial.row(span.piece) + first, lanes.lane, width, 1.0f);
+    sum.store(op.partial.row(span.piece) + first, lanes.lane, width, 1);
   } else {
-    const float scale = op.row_scale ? op.row_scale[span.row] : 1.0f;
+    const Accumulator<T> scale = op.row_scale ? op.row_scale[span.row] : 1;
     sum.store(op.out.row(span.row) + first, lanes.lane, width, scale);
   }
 }
@@ -87,9 +89,9 @@ __global__ void __launch_bounds__(kBlockThreads) spmm_merge(Spmm<T> op) {
   for (int64_t row = blockIdx.x; row < op.graph.num_rows; row += gridDim.x) {
     const int64_t begin = op.graph.rowptr[row], end = op.graph.rowptr[row + 1];
     if (end - begin <= kChunk) continue;
-    const float scale = op.row_scale ? op.row_scale[row] : 1.0f;
+    const Accumulator<T> scale = op.row_scale ? op.row_scale[row] : 1;
     for (int64_t f = threadIdx.x; f < op.out.width; f += blockDim.x) {
-      float sum = 0;
+      Accumulator<T> sum = 0;
       for_each_piece(begin, end, [&](int64_t piece) { sum += op.partial.row(piece)[f]; });
       op.out.row(row)[f] = narrowed<T>(sum * scale);
     }
@@ -116,30 +118,20 @@ cudaError_t run_lanes(const Spmm<T>& op, Stream stream) {
 
 }  // namespace
 
-int64_t spmm_workspace(const Csr& graph, int64_t longest, int64_t width) {
-  return num_pieces(graph, longest) * width;
-}
-
 template <typename T>
-cudaError_t spmm(const Csr& graph, int64_t longest, const T* weight, const float* row_scale,
-                 const float* col_scale, Matrix<const T> x, Matrix<T> out, float* workspace,
-                 Stream stream) {
-  const int64_t pieces = num_pieces(graph, longest);
-  const Spmm<T> op{graph,     pieces, weight, row_scale,
-                   col_scale, x,      out,    {workspace, pieces, x.width}};
-  const bool packed = fits_packs<T>(x.width, {x.data, out.data, workspace});
-  const cudaError_t error = packed ? run_lanes<kPack<T>>(op, stream) : run_lanes<1>(op, stream);
+cudaError_t spmm(Queue& queue, const Csr& graph, const T* weight, const Accumulator<T>* row_scale,
+                 const Accumulator<T>* col_scale, Matrix<const T> x, Matrix<T> out) {
+  const int64_t pieces = num_pieces(graph);
+  auto* partial = queue.scratch<Accumulator<T>>(pieces * x.width);
+  const Spmm<T> op{graph, pieces, weight, row_scale, col_scale, x, out, {partial, pieces, x.width}};
+  const bool packed = fits_packs<T>(x.width, {x.data, out.data, partial});
+  const cudaError_t error =
+      packed ? run_lanes<kPack<T>>(op, queue.stream()) : run_lanes<1>(op, queue.stream());
   if (error != cudaSuccess || pieces == 0) return error;
   const auto blocks = static_cast<unsigned>(min(graph.num_rows, kMergeBlocks));
-  return launch({"spmm_merge", blocks, kBlockThreads, 0, stream}, spmm_merge<T>, op);
+  return launch({"spmm_merge", blocks, kBlockThreads, 0, queue.stream()}, spmm_merge<T>, op);
 }
 
-#define FASTGRAPH_INSTANTIATE(T)                                                       \
-  template cudaError_t spmm(const Csr&, int64_t, const T*, const float*, const float*, \
-                            Matrix<const T>, Matrix<T>, float*, Stream);
-FASTGRAPH_INSTANTIATE(float)
-FASTGRAPH_INSTANTIATE(bfloat16)
-FASTGRAPH_INSTANTIATE(float16)
-#undef FASTGRAPH_INSTANTIATE
+FASTGRAPH_INSTANTIATE(spmm)
 
 }  // namespace fastgraph::cuda

@@ -289,7 +289,7 @@ bool release_barrier() {
 
 #if defined(__SANITIZE_ADDRESS__)
 
-void* allocate(size_t bytes, const char*) {
+void* obtain(size_t bytes, const char*) {
   void* p = nullptr;
   if (posix_memalign(&p, 256, std::max<size_t>(bytes, 1)) != 0) std::abort();
   std::memset(p, 0xff, bytes);
@@ -359,7 +359,7 @@ void forget_contents(void* p, size_t bytes) {
   std::memset(p, 0xff, bytes);  // NaN, or an index that leads nowhere
 }
 
-void* allocate(size_t bytes, const char* name) {
+void* obtain(size_t bytes, const char* name) {
   const size_t end = memory.used + (bytes + kGap - 1) / kGap * kGap + kGap;
   if (end > kArenaBytes) std::abort();
   char* p = memory.arena + memory.used;
@@ -553,7 +553,7 @@ void* shared_array(void** slot, size_t bytes, const char* name) {
   };
   static_assert(sizeof(Array) <= 16);
   auto* array = static_cast<Array*>(*slot);
-  if (array == nullptr) *slot = array = new Array{allocate(bytes, name), 0};
+  if (array == nullptr) *slot = array = new Array{obtain(bytes, name), 0};
   if (array->serial != machine.serial) forget_contents(array->data, bytes);
   array->serial = machine.serial;
   return array->data;
@@ -588,7 +588,7 @@ cudaError_t run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, Bo
   machine.closure = closure;
   machine.random = (machine.seed + 1) * 0x9E3779B97F4A7C15u;
   machine.launch_begin = machine.serial + 1;
-  if (shared_bytes > 0) machine.dynamic_shared = allocate(shared_bytes, "dynamic shared memory");
+  if (shared_bytes > 0) machine.dynamic_shared = obtain(shared_bytes, "dynamic shared memory");
   std::vector<size_t> order(blocks);
   for (size_t i = 0; i < blocks; ++i) {
     order[i] = i;
@@ -604,29 +604,32 @@ cudaError_t run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, Bo
   return machine.error.empty() ? cudaSuccess : cudaErrorLaunchFailure;
 }
 
+void begin() { machine.error.clear(); }
+const char* error() { return machine.error.c_str(); }
+void* allocate(size_t bytes, const char* name) { return obtain(bytes, name); }
+void release(void* address) { free_buffer(address); }
+
+#if defined(__SANITIZE_ADDRESS__)
+void write(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
+void read(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
+#else
+void write(void* to, const void* from, size_t bytes) {
+  std::memcpy(to, from, bytes);
+  for (size_t i = 0; i < bytes; ++i) memory.of(to)[i].written = true;
+}
+void read(void* to, const void* from, size_t bytes) {
+  const Byte* state = memory.of(from);
+  for (size_t i = 0; i < bytes; ++i) {
+    if (state[i].written) static_cast<char*>(to)[i] = static_cast<const char*>(from)[i];
+  }
+}
+#endif
+
 }  // namespace simt
 
-// ---- What tests call
-
-#define SIMT_EXPORT extern "C" __attribute__((visibility("default")))
-
-// Before each call: the order in which threads will run, and no error yet.
-SIMT_EXPORT void simt_begin(uint64_t seed) {
+// The order in which threads run from now on.
+extern "C" __attribute__((visibility("default"))) void simt_seed(uint64_t seed) {
   simt::machine.seed = seed;
-  simt::machine.error.clear();
-}
-SIMT_EXPORT const char* simt_error() { return simt::machine.error.c_str(); }
-SIMT_EXPORT void* simt_allocate(size_t bytes, const char* name) {
-  return simt::allocate(bytes, name);
-}
-SIMT_EXPORT void simt_free(void* p) { simt::free_buffer(p); }
-
-// From the host into a buffer.
-SIMT_EXPORT void simt_write(void* to, const void* from, size_t bytes) {
-  std::memcpy(to, from, bytes);
-#if !defined(__SANITIZE_ADDRESS__)
-  for (size_t i = 0; i < bytes; ++i) simt::memory.of(to)[i].written = true;
-#endif
 }
 
 // ---- What code compiled with -fsanitize=thread calls before each access

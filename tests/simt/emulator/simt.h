@@ -67,6 +67,16 @@ using Body = void (*)(void* closure);
 cudaError_t run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, Body body,
                 void* closure);
 
+// What the host does. Before each call: no error yet.
+void begin();
+const char* error();
+// Memory of the emulated GPU, without content.
+void* allocate(size_t bytes, const char* name);
+void release(void* address);
+void write(void* to, const void* from, size_t bytes);
+// Back to the host, only what was ever written.
+void read(void* to, const void* from, size_t bytes);
+
 template <typename T>
 T shuffle(unsigned mask, T value, int source, Place place) {
   static_assert(sizeof(T) <= sizeof(uint64_t));

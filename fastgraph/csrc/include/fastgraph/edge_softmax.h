@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "fastgraph/attention_arguments.h"
 #include "fastgraph/chunks.h"
 #include "fastgraph/exponential.h"
 #include "fastgraph/memory.h"
@@ -55,34 +56,19 @@ struct EdgeBlock {
   }
 };
 
-// Attention dropout: what remains is scaled up. A rate of 0 drops nothing.
-struct Dropout {
-  double rate;
-  uint64_t seed;
-
-  // 0 for dropped entries, 1 / (1 - rate) for the others; a function of seed, edge and head.
-  template <typename A>
-  BlockOf<A> keep(const EdgeBlock& block) const {
-    if (rate == 0) return splat<A, kBlock>(1);
-    Vector<uint32_t, kBlock> edge{};
-    for (int i = 0; i < block.count; ++i) edge[i] = block.edge(i);
-    const auto bits = philox<kBlock>(seed, edge, static_cast<uint32_t>(block.head));
-    const auto threshold = static_cast<uint32_t>(std::min(rate * 0x1p32, 0x1p32 - 1));
-    const A scale = rate < 1 ? static_cast<A>(1 / (1 - rate)) : A{0};
-    A factor[kBlock];
-    for (int i = 0; i < kBlock; ++i) factor[i] = bits[i] < threshold ? A{0} : scale;
-    return load<kBlock>(factor);
-  }
-};
-
-// The softmax of one row and head, as the backward passes need it.
+// 0 for dropped entries, 1 / (1 - rate) for the others; a function of seed, edge and head.
 template <typename A>
-struct SoftmaxStats {
-  A* data;  // [rows, heads, 2]: largest score, inverse sum of exponentials
-  int64_t heads;
-
-  A* at(int64_t row, int64_t head) const { return data + 2 * (row * heads + head); }
-};
+BlockOf<A> kept(const Dropout& dropout, const EdgeBlock& block) {
+  if (dropout.rate == 0) return splat<A, kBlock>(1);
+  Vector<uint32_t, kBlock> edge{};
+  for (int i = 0; i < block.count; ++i) edge[i] = block.edge(i);
+  const auto bits = philox<kBlock>(dropout.seed, edge, static_cast<uint32_t>(block.head));
+  const auto threshold = static_cast<uint32_t>(std::min(dropout.rate * 0x1p32, 0x1p32 - 1));
+  const A scale = dropout.rate < 1 ? static_cast<A>(1 / (1 - dropout.rate)) : A{0};
+  A factor[kBlock];
+  for (int i = 0; i < kBlock; ++i) factor[i] = bits[i] < threshold ? A{0} : scale;
+  return load<kBlock>(factor);
+}
 
 // Some channels of the nodes that entries lead to.
 template <typename T>
@@ -195,22 +181,11 @@ inline BlockOf<A> masked(const EdgeBlock& block, BlockOf<A> score) {
   return score;
 }
 
-// What a forward pass writes.
-template <typename T>
-struct SoftmaxOutputs {
-  Heads<T> out;
-  SoftmaxStats<Accumulator<T>> stats;
-  Matrix<T> alpha;  // the weights with dropout, [edges, heads], or no data
-};
-
-// What backward passes are given besides the inputs of the forward pass.
-template <typename T>
-struct SoftmaxGradients {
-  SoftmaxStats<const Accumulator<T>> stats;
-  Heads<const T> grad;         // of the output
-  Matrix<const T> grad_alpha;  // of the weights, or no data
-  Accumulator<T>* delta;       // [rows, heads]; the pass over destinations writes it
-};
+// exp(score - largest) / sum, from what a forward pass left of each softmax.
+template <typename A>
+inline BlockOf<A> softmax_of(BlockOf<A> score, BlockOf<A> largest, BlockOf<A> inverse_sum) {
+  return exp_of_negative<kBlock>(score - largest) * inverse_sum;
+}
 
 // The running softmax of a row: state holds the largest score, the sum and the weighted values.
 // `Scores` gives the scores of a block.
@@ -252,7 +227,7 @@ struct OnlineSoftmax {
     const A rescale = raise(state, max_of<A, kBlock>(score));
     BlockOf<A> p = exp_of_negative<kBlock>(score - splat<A, kBlock>(origin(state)));
     state[1] += sum_of<A, kBlock>(p);
-    if (dropout.rate > 0) p *= dropout.keep<A>(block);
+    if (dropout.rate > 0) p *= kept<A>(dropout, block);
     add_rows<A>(block, p, value, rescale, state + 2);
     if (edge_value.width > 0) {
       add_rows<A>(block, p, edge_value, rescale, state + 2 + value.width);
@@ -362,8 +337,8 @@ struct Weights : RowSums<Accumulator<T>> {
   void absorb(const EdgeBlock& block, A*, A*) const {
     const A* own = forward.outputs.stats.at(block.row, block.head);
     const BlockOf<A> score = masked<A>(block, forward.scores(block));
-    const BlockOf<A> p = exp_of_negative<kBlock>(score - splat<A, kBlock>(own[0])) * own[1];
-    store_edges<T>(block, p * forward.dropout.template keep<A>(block), forward.outputs.alpha);
+    const BlockOf<A> p = softmax_of<A>(score, splat<A, kBlock>(own[0]), splat<A, kBlock>(own[1]));
+    store_edges<T>(block, p * kept<A>(forward.dropout, block), forward.outputs.alpha);
   }
   void finish(int64_t, int64_t, bool, int64_t, const A*) const {}
 };
@@ -385,13 +360,14 @@ template <typename T, typename Pass>
 struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   using A = Accumulator<T>;
 
+  A* delta;  // [rows, heads], written
   Dropout dropout;
 
   // p and keep * product of each entry, kMaxPiece apart.
   int64_t buffer_size() const { return 2 * kMaxPiece + kBlock; }
 
   A& delta_of(const EdgeBlock& block) const {
-    return this->delta[block.row * this->stats.heads + block.head];
+    return delta[block.row * this->stats.heads + block.head];
   }
 
   // Fills the buffer and returns the block's part of delta.
@@ -399,9 +375,9 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
     const Pass& pass = static_cast<const Pass&>(*this);
     const A* own = this->stats.at(block.row, block.head);
     const BlockOf<A> score = masked<A>(block, pass.score(block));
-    const BlockOf<A> p = exp_of_negative<kBlock>(score - splat<A, kBlock>(own[0])) * own[1];
+    const BlockOf<A> p = softmax_of<A>(score, splat<A, kBlock>(own[0]), splat<A, kBlock>(own[1]));
     const BlockOf<A> direct = load_edges<T>(block, this->grad_alpha);
-    const BlockOf<A> product = dropout.keep<A>(block) * (pass.product(block) + direct);
+    const BlockOf<A> product = kept<A>(dropout, block) * (pass.product(block) + direct);
     store<kBlock>(buffer, p);
     store<kBlock>(buffer + kMaxPiece, product);
     return sum_of<A, kBlock>(p * product);
@@ -425,7 +401,7 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
 
   // The weights of a block with dropout, after begin().
   BlockOf<A> weights(const EdgeBlock& block, const A* buffer) const {
-    return load<kBlock>(buffer) * dropout.keep<A>(block);
+    return load<kBlock>(buffer) * kept<A>(dropout, block);
   }
 };
 
@@ -434,6 +410,7 @@ template <typename T>
 struct SourceSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   using A = Accumulator<T>;
 
+  const A* delta;  // [destinations, heads]
   Dropout dropout;
 
   // What the entries of a block contribute to gradients: to that of the value by `weight`, to that
@@ -450,10 +427,10 @@ struct SourceSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
       const A* own = this->stats.at(block.col(i), block.head);
       largest[i] = own[0];
       inverse_sum[i] = own[1];
-      deltas[i] = this->delta[block.col(i) * this->stats.heads + block.head];
+      deltas[i] = delta[block.col(i) * this->stats.heads + block.head];
     }
-    const BlockOf<A> p = exp_of_negative<kBlock>(masked<A>(block, score) - largest) * inverse_sum;
-    const BlockOf<A> keep = dropout.keep<A>(block);
+    const BlockOf<A> p = softmax_of<A>(masked<A>(block, score), largest, inverse_sum);
+    const BlockOf<A> keep = kept<A>(dropout, block);
     product += load_edges<T>(block, this->grad_alpha);
     return {keep * p, p * (keep * product - deltas)};
   }

@@ -30,7 +30,8 @@ struct Lanes {
   }
 
   // The sum over the group, with the same bits in each lane.
-  __device__ float sum(float value) const {
+  template <typename A>
+  __device__ A sum(A value) const {
 #pragma unroll
     for (int bits = kCount / 2; bits > 0; bits /= 2) {
       value += __shfl_xor_sync(mask, value, bits, kCount);
@@ -46,6 +47,7 @@ __device__ int64_t group_index() {
 }
 
 inline __device__ float widened(float value) { return value; }
+inline __device__ double widened(double value) { return value; }
 inline __device__ float widened(bfloat16 value) {
   return __uint_as_float(static_cast<uint32_t>(value.bits) << 16);
 }
@@ -54,7 +56,7 @@ inline __device__ float widened(float16 value) {
 }
 
 template <typename T>
-__device__ T narrowed(float value) {
+__device__ T narrowed(Accumulator<T> value) {
   if constexpr (std::is_same_v<T, bfloat16>) {
     return {__bfloat16_as_ushort(__float2bfloat16_rn(value))};
   } else if constexpr (std::is_same_v<T, float16>) {
@@ -76,12 +78,12 @@ struct alignas(sizeof(T) * kCount) Pack {
 template <typename T>
 constexpr int kPack = 16 / static_cast<int>(sizeof(T));
 
-// Whether rows of `width` values, and as many floats, consist of whole packs in aligned memory.
+// Whether rows of `width` values, and as many of their sums, consist of whole packs in aligned memory.
 template <typename T>
 bool fits_packs(int64_t width, std::initializer_list<const void*> arrays) {
   bool fits = width % kPack<T> == 0;
   for (const void* p : arrays) {
-    fits &= reinterpret_cast<uintptr_t>(p) % (kPack<T> * sizeof(float)) == 0;
+    fits &= reinterpret_cast<uintptr_t>(p) % (kPack<T> * sizeof(Accumulator<T>)) == 0;
   }
   return fits;
 }
@@ -105,17 +107,17 @@ struct RowShare {
     }
   }
 
-  // Pack q, value i as a float.
-  __device__ float at(int q, int i) const { return widened(packs[q].values[i]); }
+  // Value i of pack q.
+  __device__ Accumulator<T> at(int q, int i) const { return widened(packs[q].values[i]); }
 };
 
 // Sums in a group's layout of a row.
-template <int kValues, int kLanes, int kPacks>
+template <typename A, int kValues, int kLanes, int kPacks>
 struct RowSums {
-  float values[kPacks][kValues];
+  A values[kPacks][kValues];
 
   __device__ void clear() {
-    each([](float& value, int, int) { value = 0; });
+    each([](A& value, int, int) { value = 0; });
   }
 
   // Calls body(value, q, i) for each value of this lane.
@@ -129,7 +131,7 @@ struct RowSums {
   }
 
   template <typename T>
-  __device__ void store(T* row, int lane, int64_t width, float factor) const {
+  __device__ void store(T* row, int lane, int64_t width, A factor) const {
     using Share = RowShare<T, kValues, kLanes, kPacks>;
 #pragma unroll
     for (int q = 0; q < kPacks; ++q) {

@@ -28,10 +28,9 @@ struct Span {
   int64_t piece;
 };
 
-// How many pieces to make room for; 0 if no row is long. `longest` are the entries of the longest
-// row, or any upper bound.
-inline int64_t num_pieces(const Csr& graph, int64_t longest) {
-  return longest > kChunk ? 2 * ((graph.num_entries + kChunk - 1) / kChunk) : 0;
+// How many pieces to make room for; 0 if no row is long.
+inline int64_t num_pieces(const Csr& graph) {
+  return graph.longest > kChunk ? 2 * ((graph.num_entries + kChunk - 1) / kChunk) : 0;
 }
 
 // The row in which an entry stands.

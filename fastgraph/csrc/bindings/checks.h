@@ -10,8 +10,10 @@
 #include <initializer_list>
 #include <limits>
 #include <string>
+#include <type_traits>
 
-#include "fastgraph/simd.h"
+#include FASTGRAPH_DEVICE  // "cpu/device.h", for example
+#include "fastgraph/types.h"
 #include "fastgraph/views.h"
 
 namespace fastgraph {
@@ -78,13 +80,6 @@ inline std::string shape_text(const Tensor& tensor) {
   return text + "]";
 }
 
-inline void check_cpu(const Tensor& tensor, const char* name) {
-  if (tensor.device().device_type != kDLCPU) {
-    TVM_FFI_THROW(ValueError) << name << " must be on the CPU, got device type "
-                              << tensor.device().device_type;
-  }
-}
-
 template <typename T>
 void check_dtype(const Tensor& tensor, const char* name) {
   if (dtype_of(tensor) != kDType<T>) {
@@ -115,22 +110,17 @@ inline void check_shape(const Tensor& tensor, std::initializer_list<int64_t> sha
   }
 }
 
-template <typename T>
-T* data_of(const Tensor& tensor) {
-  return reinterpret_cast<T*>(static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset());
-}
-
-// A contiguous CPU tensor of type T and the given shape.
+// A contiguous tensor of type T and the given shape on the device of the call.
 template <typename T>
 T* checked(const Tensor& tensor, std::initializer_list<int64_t> shape, const char* name) {
-  check_cpu(tensor, name);
-  check_dtype<T>(tensor, name);
+  check_device(tensor, name);
+  check_dtype<std::remove_const_t<T>>(tensor, name);
   check_shape(tensor, shape, name);
   if (!tensor.IsContiguous()) {
     TVM_FFI_THROW(ValueError) << name << " must be contiguous, got shape " << shape_text(tensor)
                               << " with other strides";
   }
-  return data_of<T>(tensor);
+  return memory_of<T>(tensor, name);
 }
 
 template <typename T>
@@ -140,8 +130,7 @@ T* checked(const OptionalTensor& tensor, std::initializer_list<int64_t> shape, c
 
 template <typename T>
 Matrix<T> checked_matrix(const Tensor& tensor, int64_t rows, int64_t width, const char* name) {
-  using Value = std::remove_const_t<T>;
-  return {checked<Value>(tensor, {rows, width}, name), rows, width};
+  return {checked<T>(tensor, {rows, width}, name), rows, width};
 }
 
 template <typename T>
@@ -153,8 +142,7 @@ Matrix<T> checked_matrix(const OptionalTensor& tensor, int64_t rows, int64_t wid
 template <typename T>
 Heads<T> checked_heads(const Tensor& tensor, int64_t nodes, int64_t heads, int64_t width,
                        const char* name) {
-  using Value = std::remove_const_t<T>;
-  return {checked<Value>(tensor, {nodes, heads, width}, name), nodes, heads, width};
+  return {checked<T>(tensor, {nodes, heads, width}, name), nodes, heads, width};
 }
 
 template <typename T>
@@ -173,21 +161,21 @@ inline int64_t checked_size(int64_t size, const char* name) {
 
 template <typename Index>
 Indices<Index> checked_indices(const Tensor& tensor, int64_t size, const char* name) {
-  check_cpu(tensor, name);
+  check_device(tensor, name);
   check_dtype<Index>(tensor, name);
   check_shape(tensor, {size}, name);
   const int64_t stride = size > 1 ? tensor.stride(0) : 1;
   if (stride < 0) {
     TVM_FFI_THROW(ValueError) << name << " must have a stride >= 0, got " << stride;
   }
-  return {data_of<const Index>(tensor), stride, size};
+  return {memory_of<const Index>(tensor, name), stride, size};
 }
 
-// rowptr, col and edge_id of a matrix that build_csr, check_csr or transpose_csr has made. Sizes
-// are checked, contents only where that takes no time.
+// rowptr, col, edge_id and longest of a matrix that fastgraph.graph has made. Sizes are checked,
+// contents only where that takes no time.
 inline Csr checked_csr(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id,
-                       int64_t num_cols, const char* rowptr_name, const char* col_name,
-                       const char* edge_id_name) {
+                       int64_t longest, int64_t num_cols, const char* rowptr_name,
+                       const char* col_name, const char* edge_id_name) {
   check_ndim(rowptr, 1, rowptr_name);
   check_ndim(col, 1, col_name);
   if (rowptr.size(0) < 1) {
@@ -195,12 +183,14 @@ inline Csr checked_csr(const Tensor& rowptr, const Tensor& col, const OptionalTe
   }
   const int64_t num_rows = checked_size(rowptr.size(0) - 1, "the number of rows");
   const int64_t num_entries = checked_size(col.size(0), "the number of edges");
-  const Csr graph{checked<int64_t>(rowptr, {num_rows + 1}, rowptr_name),
-                  checked<int32_t>(col, {num_entries}, col_name),
-                  checked<int32_t>(edge_id, {num_entries}, edge_id_name),
+  const Csr graph{checked<const int64_t>(rowptr, {num_rows + 1}, rowptr_name),
+                  checked<const int32_t>(col, {num_entries}, col_name),
+                  checked<const int32_t>(edge_id, {num_entries}, edge_id_name),
                   num_rows,
                   num_cols,
-                  num_entries};
+                  num_entries,
+                  checked_size(longest, "longest")};
+  if (!kReadable) return graph;
   if (graph.rowptr[0] != 0 || graph.rowptr[num_rows] != num_entries) {
     TVM_FFI_THROW(ValueError) << rowptr_name << " must run from 0 to " << num_entries
                               << " (the size of " << col_name << "), got " << graph.rowptr[0]

@@ -1,0 +1,204 @@
+"""Operators computed by a native library: memory for the results, and one call for each.
+
+The libraries for different devices have functions of the same names and arguments
+(``csrc/bindings/operators.cpp``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastgraph.backends.base import Kernel
+from fastgraph.backends.reference import accumulator
+from fastgraph.graph import Graph
+
+
+def native_kernels(library: Callable[[], Any]) -> dict[str, Kernel]:
+    """The kernels by the names of their operators; ``library`` is asked at each call."""
+    plain = _Plain(library)
+    gatv2 = _Attention(library, "gatv2", rows=1, by_dst=(1, 2, 3, 4), per_edge=(3,))
+    gat = _Attention(library, "gat", rows=2, by_dst=(2, 3))
+    attention = _Attention(library, "attention", rows=0, by_dst=(0, 3), per_edge=(3,))
+    return {
+        "spmm": plain.spmm,
+        "sddmm": plain.sddmm,
+        "segment_reduce": plain.segment_reduce,
+        "segment_reduce_backward": plain.segment_reduce_backward,
+        "head_scores": plain.head_scores,
+        "head_scores_backward": plain.head_scores_backward,
+        "gatv2": gatv2.forward,
+        "gatv2_backward": gatv2.backward,
+        "gat": gat.forward,
+        "gat_backward": gat.backward,
+        "attention": attention.forward,
+        "attention_backward": attention.backward,
+    }
+
+
+def _scales(
+    graph: Graph, reduce: str, transpose: bool, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """Factors of the aggregating and of the gathered nodes."""
+    if reduce == "sum":
+        return None, None
+    if reduce == "mean":
+        return graph.inverse_degree(transpose=transpose, dtype=accumulator(dtype)), None
+    return None, graph.inverse_degree(transpose=not transpose, dtype=accumulator(dtype))
+
+
+class _Plain:
+    """The kernels of all operators but attention."""
+
+    def __init__(self, library: Callable[[], Any]) -> None:
+        self._library = library
+
+    def spmm(
+        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
+    ) -> Tensor:
+        rows = graph.grouped(transpose=transpose)
+        row_scale, col_scale = _scales(graph, reduce, transpose, x.dtype)
+        out = x.new_empty(rows.ptr.numel() - 1, x.shape[1])
+        weight = None if weight is None else weight.contiguous()
+        self._library().spmm(*rows, weight, row_scale, col_scale, x, out)
+        return out
+
+    def sddmm(self, graph: Graph, grad: Tensor, x: Tensor, reduce: str, transpose: bool) -> Tensor:
+        row_scale, col_scale = _scales(graph, reduce, transpose, x.dtype)
+        if col_scale is not None:  # scale rows of the transposed graph instead
+            transpose, row_scale, grad, x = not transpose, col_scale, x, grad
+        rows = graph.grouped(transpose=transpose)
+        out = x.new_empty(graph.num_edges)
+        self._library().sddmm(*rows, row_scale, grad, x, out)
+        return out
+
+    def segment_reduce(
+        self,
+        graph: Graph,
+        x: Tensor,
+        weight: Tensor | None,
+        reduce: str,
+        transpose: bool,
+        ties: str,
+    ) -> tuple[Tensor, Tensor]:
+        rows = graph.grouped(transpose=transpose)
+        out = x.new_empty(rows.ptr.numel() - 1, x.shape[1])
+        record = x.new_empty(0 if ties == "none" else out.shape, dtype=torch.int32)
+        self._library().segment_extremum(
+            *rows,
+            None if weight is None else weight.contiguous(),
+            reduce == "max",
+            x,
+            out,
+            record if ties == "split" else None,
+            record if ties == "winner" else None,
+        )
+        return out, record
+
+    def segment_reduce_backward(
+        self,
+        graph: Graph,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor | None,
+        out: Tensor,
+        record: Tensor,
+        transpose: bool,
+        ties: str,
+    ) -> Tensor:
+        cols = graph.grouped(transpose=not transpose)
+        grad_x = torch.empty_like(x)
+        if ties == "split":
+            share = torch.empty_like(grad)
+            self._library().divide_by_ties(grad, record, share)
+            grad = share
+        self._library().segment_extremum_backward(
+            *cols,
+            None if weight is None else weight.contiguous(),
+            x,
+            out,
+            grad,
+            record if ties == "winner" else None,
+            grad_x,
+        )
+        return grad_x
+
+    def head_scores(self, x: Tensor, att: Tensor) -> Tensor:
+        scores = x.new_empty(x.shape[0], att.shape[0], x.shape[1])
+        self._library().head_scores(x, att, scores)
+        return scores
+
+    def head_scores_backward(self, x: Tensor, att: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        grad_x, grad_att = torch.empty_like(x), torch.empty_like(att)
+        self._library().head_scores_backward(x, att, grad, grad_x, grad_att)
+        return grad_x, grad_att
+
+
+class _Attention:
+    """The kernels of an attention operator.
+
+    Args:
+        library: gives the native library.
+        name: of the operator and of its native functions.
+        rows: the position of the tensor of the aggregating nodes among the inputs.
+        by_dst: positions of the inputs whose gradients the pass over destinations writes; those of
+            the others come from the pass over sources.
+        per_edge: positions of inputs ``[E, channels]`` to whose gradients all heads add.
+    """
+
+    def __init__(
+        self,
+        library: Callable[[], Any],
+        name: str,
+        rows: int,
+        by_dst: tuple[int, ...],
+        per_edge: tuple[int, ...] = (),
+    ) -> None:
+        self._library = library
+        self._name, self._rows, self._by_dst, self._per_edge = name, rows, by_dst, per_edge
+
+    def forward(self, graph: Graph, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        *inputs, transpose, option, dropout, seed, weights = given
+        rows = inputs[self._rows]
+        heads = rows.shape[1]
+        # gat knows the aggregating nodes by their scores alone.
+        out = rows.new_empty(*rows.shape[:2], *(rows if rows.dim() == 3 else inputs[0]).shape[2:])
+        stats = rows.new_empty(*rows.shape[:2], 2, dtype=accumulator(rows.dtype))
+        alpha = rows.new_empty(graph.num_edges if weights else 0, heads)
+        getattr(self._library(), self._name)(
+            *graph.grouped(transpose=transpose),
+            *inputs,
+            option,
+            dropout,
+            seed,
+            out,
+            stats,
+            alpha if weights else None,
+        )
+        return out, stats, alpha
+
+    def backward(
+        self, graph: Graph, grad: Tensor, grad_alpha: Tensor | None, *given: Any
+    ) -> tuple[Tensor | None, ...]:
+        *inputs, stats, transpose, option, dropout, seed = given
+        gradients = [
+            None if tensor is None else self._empty_gradient(position, tensor)
+            for position, tensor in enumerate(inputs)
+        ]
+        delta = stats.new_empty(stats.shape[:2])
+        arguments = (*inputs, option, dropout, seed, stats, grad, grad_alpha, delta)
+        by_dst = [gradients[i] for i in self._by_dst]
+        by_src = [g for i, g in enumerate(gradients) if i not in self._by_dst]
+        rows, cols = (graph.grouped(transpose=t) for t in (transpose, not transpose))
+        library = self._library()
+        getattr(library, f"{self._name}_backward_dst")(*rows, *arguments, *by_dst)
+        getattr(library, f"{self._name}_backward_src")(*cols, *arguments, *by_src)
+        return tuple(None if g is None else g.to(grad.dtype) for g in gradients)
+
+    def _empty_gradient(self, position: int, tensor: Tensor) -> Tensor:
+        if position in self._per_edge:
+            return torch.zeros_like(tensor, dtype=accumulator(tensor.dtype))
+        return torch.empty_like(tensor)

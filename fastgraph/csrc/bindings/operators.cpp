@@ -1,0 +1,463 @@
+// The functions that Python calls: check tensors, pick the element type, run the kernel. Compiled
+// for each kind of device; checks.h includes what differs between them.
+#include <tvm/ffi/function.h>
+
+#include "bindings/checks.h"
+#include "fastgraph/attention_arguments.h"
+
+namespace fastgraph {
+namespace {
+
+void bind_spmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
+               OptionalTensor weight, OptionalTensor row_scale, OptionalTensor col_scale, Tensor x,
+               Tensor out) {
+  Call call(x);
+  check_ndim(x, 2, "x");
+  const int64_t width = x.size(1);
+  const Csr graph =
+      checked_csr(rowptr, col, edge_id, longest, x.size(0), "rowptr", "col", "edge_id");
+  dispatch_features(x, "x", [&](auto type) {
+    using T = decltype(type);
+    using A = Accumulator<T>;
+    call.run(kernels::spmm<T>, graph, checked<const T>(weight, {graph.num_entries}, "weight"),
+             checked<const A>(row_scale, {graph.num_rows}, "row_scale"),
+             checked<const A>(col_scale, {graph.num_cols}, "col_scale"),
+             checked_matrix<const T>(x, graph.num_cols, width, "x"),
+             checked_matrix<T>(out, graph.num_rows, width, "out"));
+  });
+}
+
+void bind_sddmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
+                OptionalTensor row_scale, Tensor grad, Tensor x, Tensor out) {
+  Call call(x);
+  check_ndim(x, 2, "x");
+  const int64_t width = x.size(1);
+  const Csr graph =
+      checked_csr(rowptr, col, edge_id, longest, x.size(0), "rowptr", "col", "edge_id");
+  dispatch_features(x, "x", [&](auto type) {
+    using T = decltype(type);
+    using A = Accumulator<T>;
+    call.run(kernels::sddmm<T>, graph, checked<const A>(row_scale, {graph.num_rows}, "row_scale"),
+             checked_matrix<const T>(grad, graph.num_rows, width, "grad"),
+             checked_matrix<const T>(x, graph.num_cols, width, "x"),
+             checked<T>(out, {graph.num_entries}, "out"));
+  });
+}
+
+void bind_segment_extremum(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
+                           OptionalTensor weight, bool is_max, Tensor x, Tensor out,
+                           OptionalTensor ties, OptionalTensor argument) {
+  Call call(x);
+  if (ties.has_value() && argument.has_value()) {
+    TVM_FFI_THROW(ValueError) << "expected at most one of ties and argument, got both";
+  }
+  check_ndim(x, 2, "x");
+  const int64_t width = x.size(1);
+  const Csr graph =
+      checked_csr(rowptr, col, edge_id, longest, x.size(0), "rowptr", "col", "edge_id");
+  dispatch_features(x, "x", [&](auto type) {
+    using T = decltype(type);
+    call.run(kernels::segment_extremum<T>, graph,
+             checked<const T>(weight, {graph.num_entries}, "weight"), is_max,
+             checked_matrix<const T>(x, graph.num_cols, width, "x"),
+             checked_matrix<T>(out, graph.num_rows, width, "out"),
+             checked<int32_t>(ties, {graph.num_rows, width}, "ties"),
+             checked<int32_t>(argument, {graph.num_rows, width}, "argument"));
+  });
+}
+
+void bind_divide_by_ties(Tensor grad, Tensor ties, Tensor share) {
+  Call call(grad);
+  check_ndim(grad, 2, "grad");
+  const int64_t num_rows = grad.size(0), width = grad.size(1);
+  dispatch_features(grad, "grad", [&](auto type) {
+    using T = decltype(type);
+    call.run(kernels::divide_by_ties<T>, checked_matrix<const T>(grad, num_rows, width, "grad"),
+             checked<const int32_t>(ties, {num_rows, width}, "ties"),
+             checked_matrix<T>(share, num_rows, width, "share"));
+  });
+}
+
+void bind_segment_extremum_backward(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t,
+                                    int64_t longest, OptionalTensor weight, Tensor x, Tensor out,
+                                    Tensor grad, OptionalTensor argument, Tensor grad_x) {
+  Call call(x);
+  check_ndim(x, 2, "x");
+  check_ndim(out, 2, "out");
+  const int64_t width = x.size(1), num_rows = out.size(0);
+  const Csr transpose =
+      checked_csr(rowptr_t, col_t, edge_id_t, longest, num_rows, "rowptr_t", "col_t", "edge_id_t");
+  dispatch_features(x, "x", [&](auto type) {
+    using T = decltype(type);
+    call.run(kernels::segment_extremum_backward<T>, transpose,
+             checked<const T>(weight, {transpose.num_entries}, "weight"),
+             checked_matrix<const T>(x, transpose.num_rows, width, "x"),
+             checked_matrix<const T>(out, num_rows, width, "out"),
+             checked_matrix<const T>(grad, num_rows, width, "grad"),
+             checked<const int32_t>(argument, {num_rows, width}, "argument"),
+             checked_matrix<T>(grad_x, transpose.num_rows, width, "grad_x"));
+  });
+}
+
+void bind_head_scores(Tensor x, Tensor att, Tensor scores) {
+  Call call(x);
+  check_ndim(x, 3, "x");
+  check_ndim(att, 3, "att");
+  const int64_t nodes = x.size(0), heads = x.size(1), width = x.size(2), count = att.size(0);
+  dispatch_features(x, "x", [&](auto type) {
+    using T = decltype(type);
+    call.run(kernels::head_scores<T>, checked_heads<const T>(x, nodes, heads, width, "x"),
+             checked_heads<const T>(att, count, heads, width, "att"),
+             checked_heads<T>(scores, nodes, count, heads, "scores"));
+  });
+}
+
+void bind_head_scores_backward(Tensor x, Tensor att, Tensor grad, Tensor grad_x, Tensor grad_att) {
+  Call call(x);
+  check_ndim(x, 3, "x");
+  check_ndim(att, 3, "att");
+  const int64_t nodes = x.size(0), heads = x.size(1), width = x.size(2), count = att.size(0);
+  dispatch_features(x, "x", [&](auto type) {
+    using T = decltype(type);
+    call.run(kernels::head_scores_backward<T>, checked_heads<const T>(x, nodes, heads, width, "x"),
+             checked_heads<const T>(att, count, heads, width, "att"),
+             checked_heads<const T>(grad, nodes, count, heads, "grad"),
+             checked_heads<T>(grad_x, nodes, heads, width, "grad_x"),
+             checked_heads<T>(grad_att, count, heads, width, "grad_att"));
+  });
+}
+
+Dropout checked_dropout(double rate, int64_t seed) {
+  if (!(rate >= 0 && rate <= 1)) {
+    TVM_FFI_THROW(ValueError) << "dropout must be in [0, 1], got " << rate;
+  }
+  return {rate, static_cast<uint64_t>(seed)};
+}
+
+// Sizes of an attention operator, and the checks of what its functions share: `rows` aggregate and
+// `cols` are gathered, whichever of them the graph at hand is compressed by.
+struct AttentionSizes {
+  int64_t rows, cols, heads, width, edges;
+  int64_t edge_width = 0;  // channels of edges that follow the others in outputs
+
+  Csr by_row(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id,
+             int64_t longest) const {
+    check_shape(rowptr, {rows + 1}, "rowptr");
+    return checked_csr(rowptr, col, edge_id, longest, cols, "rowptr", "col", "edge_id");
+  }
+  Csr by_col(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id,
+             int64_t longest) const {
+    check_shape(rowptr, {cols + 1}, "rowptr_t");
+    return checked_csr(rowptr, col, edge_id, longest, rows, "rowptr_t", "col_t", "edge_id_t");
+  }
+  template <typename T>
+  Heads<T> of_rows(const Tensor& tensor, const char* name) const {
+    return checked_heads<T>(tensor, rows, heads, width, name);
+  }
+  template <typename T>
+  Heads<T> of_cols(const Tensor& tensor, const char* name) const {
+    return checked_heads<T>(tensor, cols, heads, width, name);
+  }
+  // Of rows, with the channels of the edges behind the others.
+  template <typename T>
+  Heads<T> extended_rows(const Tensor& tensor, const char* name) const {
+    return checked_heads<T>(tensor, rows, heads, width + edge_width, name);
+  }
+  template <typename T>
+  Matrix<T> row_scores(const Tensor& tensor, const char* name) const {
+    return checked_matrix<T>(tensor, rows, heads, name);
+  }
+  template <typename T>
+  Matrix<T> col_scores(const Tensor& tensor, const char* name) const {
+    return checked_matrix<T>(tensor, cols, heads, name);
+  }
+  template <typename T>
+  Matrix<T> edge_scores(const OptionalTensor& tensor, const char* name) const {
+    return checked_matrix<T>(tensor, edges, heads, name);
+  }
+  template <typename T>
+  Matrix<T> of_edges(const OptionalTensor& tensor, const char* name) const {
+    return checked_matrix<T>(tensor, edges, edge_width, name);
+  }
+  template <typename A>
+  SoftmaxStats<A> stats(const Tensor& tensor) const {
+    return {checked<A>(tensor, {rows, heads, 2}, "stats"), heads};
+  }
+  template <typename T>
+  SoftmaxOutputs<T> outputs(const Tensor& out, const Tensor& statistics,
+                            const OptionalTensor& alpha) const {
+    return {extended_rows<T>(out, "out"), stats<Accumulator<T>>(statistics),
+            edge_scores<T>(alpha, "alpha")};
+  }
+  template <typename T>
+  SoftmaxGradients<T> gradients(const Tensor& statistics, const Tensor& grad,
+                                const OptionalTensor& grad_alpha) const {
+    return {stats<const Accumulator<T>>(statistics), extended_rows<const T>(grad, "grad"),
+            edge_scores<const T>(grad_alpha, "grad_alpha")};
+  }
+  template <typename A>
+  A* of_softmax(const Tensor& tensor, const char* name) const {
+    return checked<A>(tensor, {rows, heads}, name);
+  }
+};
+
+AttentionSizes attention_sizes(const Tensor& gathered, const char* name, int64_t rows,
+                               const Tensor& col, const char* col_name) {
+  check_ndim(gathered, 3, name);
+  check_ndim(col, 1, col_name);
+  return {rows, gathered.size(0), gathered.size(1), gathered.size(2), col.size(0)};
+}
+
+// The number of channels that edges carry, 0 for none.
+int64_t edge_width(const OptionalTensor& edge) {
+  if (!edge.has_value()) return 0;
+  check_ndim(edge.value(), 2, "edge");
+  return edge.value().size(1);
+}
+
+void check_given_together(const OptionalTensor& a, const char* a_name, const OptionalTensor& b,
+                          const char* b_name) {
+  if (a.has_value() != b.has_value()) {
+    TVM_FFI_THROW(ValueError) << "expected both or neither of " << a_name << " and " << b_name
+                              << ", got " << (a.has_value() ? a_name : b_name) << " alone";
+  }
+}
+
+// Inputs of gatv2 as they came.
+struct Gatv2Arguments {
+  const Tensor &x_src, &x_dst, &att;
+  const OptionalTensor &edge, &weight_edge;
+
+  AttentionSizes sizes(const Tensor& col, const char* col_name) const {
+    check_ndim(x_dst, 3, "x_dst");
+    check_given_together(edge, "edge", weight_edge, "weight_edge");
+    return attention_sizes(x_src, "x_src", x_dst.size(0), col, col_name);
+  }
+  int64_t num_projected() const { return edge_width(edge); }
+
+  template <typename T>
+  Gatv2Inputs<T> checked_for(const AttentionSizes& sizes) const {
+    const int64_t channels = num_projected();
+    return {sizes.of_cols<const T>(x_src, "x_src"), sizes.of_rows<const T>(x_dst, "x_dst"),
+            checked_heads<const T>(att, 1, sizes.heads, sizes.width, "att"),
+            checked_matrix<const T>(edge, sizes.edges, channels, "edge"),
+            checked_heads<const T>(weight_edge, sizes.heads, channels, sizes.width, "weight_edge")};
+  }
+};
+
+void bind_gatv2(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest, Tensor x_src,
+                Tensor x_dst, Tensor att, OptionalTensor edge, OptionalTensor weight_edge,
+                double slope, double dropout, int64_t seed, Tensor out, Tensor stats,
+                OptionalTensor alpha) {
+  Call call(x_src);
+  const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
+  const AttentionSizes sizes = arguments.sizes(col, "col");
+  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest);
+  dispatch_features(x_src, "x_src", [&](auto type) {
+    using T = decltype(type);
+    call.run(kernels::gatv2<T>, graph, arguments.checked_for<T>(sizes), slope,
+             checked_dropout(dropout, seed), sizes.outputs<T>(out, stats, alpha));
+  });
+}
+
+void bind_gatv2_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
+                             Tensor x_src, Tensor x_dst, Tensor att, OptionalTensor edge,
+                             OptionalTensor weight_edge, double slope, double dropout, int64_t seed,
+                             Tensor stats, Tensor grad, OptionalTensor grad_alpha, Tensor delta,
+                             Tensor grad_dst, Tensor grad_att, OptionalTensor grad_edge,
+                             OptionalTensor grad_weight_edge) {
+  Call call(x_src);
+  const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
+  const AttentionSizes sizes = arguments.sizes(col, "col");
+  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest);
+  check_given_together(edge, "edge", grad_edge, "grad_edge");
+  check_given_together(edge, "edge", grad_weight_edge, "grad_weight_edge");
+  dispatch_features(x_src, "x_src", [&](auto type) {
+    using T = decltype(type);
+    const int64_t channels = arguments.num_projected();
+    call.run(
+        kernels::gatv2_backward_dst<T>, graph, arguments.checked_for<T>(sizes), slope,
+        checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha),
+        sizes.of_softmax<Accumulator<T>>(delta, "delta"), sizes.of_rows<T>(grad_dst, "grad_dst"),
+        checked_heads<T>(grad_att, 1, sizes.heads, sizes.width, "grad_att"),
+        checked_matrix<Accumulator<T>>(grad_edge, sizes.edges, channels, "grad_edge"),
+        checked_heads<T>(grad_weight_edge, sizes.heads, channels, sizes.width, "grad_weight_edge"));
+  });
+}
+
+void bind_gatv2_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t,
+                             int64_t longest, Tensor x_src, Tensor x_dst, Tensor att,
+                             OptionalTensor edge, OptionalTensor weight_edge, double slope,
+                             double dropout, int64_t seed, Tensor stats, Tensor grad,
+                             OptionalTensor grad_alpha, Tensor delta, Tensor grad_src) {
+  Call call(x_src);
+  const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
+  const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
+  const Csr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest);
+  dispatch_features(x_src, "x_src", [&](auto type) {
+    using T = decltype(type);
+    call.run(kernels::gatv2_backward_src<T>, transpose, arguments.checked_for<T>(sizes), slope,
+             checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha),
+             sizes.of_softmax<const Accumulator<T>>(delta, "delta"),
+             sizes.of_cols<T>(grad_src, "grad_src"));
+  });
+}
+
+// Inputs of gat as they came.
+struct GatArguments {
+  const Tensor &x, &score_src, &score_dst;
+  const OptionalTensor& score_edge;
+
+  AttentionSizes sizes(const Tensor& col, const char* col_name) const {
+    check_ndim(score_dst, 2, "score_dst");
+    return attention_sizes(x, "x", score_dst.size(0), col, col_name);
+  }
+  template <typename T>
+  GatInputs<T> checked_for(const AttentionSizes& sizes) const {
+    return {sizes.of_cols<const T>(x, "x"), sizes.col_scores<const T>(score_src, "score_src"),
+            sizes.row_scores<const T>(score_dst, "score_dst"),
+            sizes.edge_scores<const T>(score_edge, "score_edge")};
+  }
+};
+
+void bind_gat(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest, Tensor x,
+              Tensor score_src, Tensor score_dst, OptionalTensor score_edge, double slope,
+              double dropout, int64_t seed, Tensor out, Tensor stats, OptionalTensor alpha) {
+  Call call(x);
+  const GatArguments arguments{x, score_src, score_dst, score_edge};
+  const AttentionSizes sizes = arguments.sizes(col, "col");
+  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest);
+  dispatch_features(x, "x", [&](auto type) {
+    using T = decltype(type);
+    call.run(kernels::gat<T>, graph, arguments.checked_for<T>(sizes), slope,
+             checked_dropout(dropout, seed), sizes.outputs<T>(out, stats, alpha));
+  });
+}
+
+void bind_gat_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
+                           Tensor x, Tensor score_src, Tensor score_dst, OptionalTensor score_edge,
+                           double slope, double dropout, int64_t seed, Tensor stats, Tensor grad,
+                           OptionalTensor grad_alpha, Tensor delta, Tensor grad_score_dst,
+                           OptionalTensor grad_score_edge) {
+  Call call(x);
+  const GatArguments arguments{x, score_src, score_dst, score_edge};
+  const AttentionSizes sizes = arguments.sizes(col, "col");
+  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest);
+  dispatch_features(x, "x", [&](auto type) {
+    using T = decltype(type);
+    call.run(kernels::gat_backward_dst<T>, graph, arguments.checked_for<T>(sizes), slope,
+             checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha),
+             sizes.of_softmax<Accumulator<T>>(delta, "delta"),
+             sizes.row_scores<T>(grad_score_dst, "grad_score_dst"),
+             sizes.edge_scores<T>(grad_score_edge, "grad_score_edge"));
+  });
+}
+
+void bind_gat_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t, int64_t longest,
+                           Tensor x, Tensor score_src, Tensor score_dst, OptionalTensor score_edge,
+                           double slope, double dropout, int64_t seed, Tensor stats, Tensor grad,
+                           OptionalTensor grad_alpha, Tensor delta, Tensor grad_x,
+                           Tensor grad_score_src) {
+  Call call(x);
+  const GatArguments arguments{x, score_src, score_dst, score_edge};
+  const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
+  const Csr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest);
+  dispatch_features(x, "x", [&](auto type) {
+    using T = decltype(type);
+    call.run(kernels::gat_backward_src<T>, transpose, arguments.checked_for<T>(sizes), slope,
+             checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha),
+             sizes.of_softmax<const Accumulator<T>>(delta, "delta"),
+             sizes.of_cols<T>(grad_x, "grad_x"),
+             sizes.col_scores<T>(grad_score_src, "grad_score_src"));
+  });
+}
+
+// Inputs of attention as they came.
+struct AttentionArguments {
+  const Tensor &query, &key, &value;
+  const OptionalTensor& edge;
+
+  AttentionSizes sizes(const Tensor& col, const char* col_name) const {
+    check_ndim(query, 3, "query");
+    AttentionSizes sizes = attention_sizes(key, "key", query.size(0), col, col_name);
+    sizes.edge_width = edge_width(edge);
+    return sizes;
+  }
+  template <typename T>
+  AttentionInputs<T> checked_for(const AttentionSizes& sizes) const {
+    return {sizes.extended_rows<const T>(query, "query"), sizes.of_cols<const T>(key, "key"),
+            sizes.of_cols<const T>(value, "value"), sizes.of_edges<const T>(edge, "edge")};
+  }
+};
+
+void bind_attention(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
+                    Tensor query, Tensor key, Tensor value, OptionalTensor edge, double scale,
+                    double dropout, int64_t seed, Tensor out, Tensor stats, OptionalTensor alpha) {
+  Call call(key);
+  const AttentionArguments arguments{query, key, value, edge};
+  const AttentionSizes sizes = arguments.sizes(col, "col");
+  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest);
+  dispatch_features(key, "key", [&](auto type) {
+    using T = decltype(type);
+    call.run(kernels::attention<T>, graph, arguments.checked_for<T>(sizes), scale,
+             checked_dropout(dropout, seed), sizes.outputs<T>(out, stats, alpha));
+  });
+}
+
+void bind_attention_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
+                                 Tensor query, Tensor key, Tensor value, OptionalTensor edge,
+                                 double scale, double dropout, int64_t seed, Tensor stats,
+                                 Tensor grad, OptionalTensor grad_alpha, Tensor delta,
+                                 Tensor grad_query, OptionalTensor grad_edge) {
+  Call call(key);
+  const AttentionArguments arguments{query, key, value, edge};
+  const AttentionSizes sizes = arguments.sizes(col, "col");
+  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest);
+  check_given_together(edge, "edge", grad_edge, "grad_edge");
+  dispatch_features(key, "key", [&](auto type) {
+    using T = decltype(type);
+    call.run(kernels::attention_backward_dst<T>, graph, arguments.checked_for<T>(sizes), scale,
+             checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha),
+             sizes.of_softmax<Accumulator<T>>(delta, "delta"),
+             sizes.extended_rows<T>(grad_query, "grad_query"),
+             sizes.of_edges<Accumulator<T>>(grad_edge, "grad_edge"));
+  });
+}
+
+void bind_attention_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t,
+                                 int64_t longest, Tensor query, Tensor key, Tensor value,
+                                 OptionalTensor edge, double scale, double dropout, int64_t seed,
+                                 Tensor stats, Tensor grad, OptionalTensor grad_alpha, Tensor delta,
+                                 Tensor grad_key, Tensor grad_value) {
+  Call call(key);
+  const AttentionArguments arguments{query, key, value, edge};
+  const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
+  const Csr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest);
+  dispatch_features(key, "key", [&](auto type) {
+    using T = decltype(type);
+    call.run(kernels::attention_backward_src<T>, transpose, arguments.checked_for<T>(sizes), scale,
+             checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha),
+             sizes.of_softmax<const Accumulator<T>>(delta, "delta"),
+             sizes.of_cols<T>(grad_key, "grad_key"), sizes.of_cols<T>(grad_value, "grad_value"));
+  });
+}
+
+}  // namespace
+}  // namespace fastgraph
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(spmm, fastgraph::bind_spmm);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(sddmm, fastgraph::bind_sddmm);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_extremum, fastgraph::bind_segment_extremum);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(divide_by_ties, fastgraph::bind_divide_by_ties);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_extremum_backward, fastgraph::bind_segment_extremum_backward);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(head_scores, fastgraph::bind_head_scores);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(head_scores_backward, fastgraph::bind_head_scores_backward);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gatv2, fastgraph::bind_gatv2);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gatv2_backward_dst, fastgraph::bind_gatv2_backward_dst);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gatv2_backward_src, fastgraph::bind_gatv2_backward_src);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gat, fastgraph::bind_gat);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gat_backward_dst, fastgraph::bind_gat_backward_dst);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gat_backward_src, fastgraph::bind_gat_backward_src);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention, fastgraph::bind_attention);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_backward_dst, fastgraph::bind_attention_backward_dst);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_backward_src, fastgraph::bind_attention_backward_src);

@@ -1,0 +1,42 @@
+// What bindings need to know of the CPU.
+#pragma once
+
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+
+#include <utility>
+
+#include "cpu/kernels.h"
+
+namespace fastgraph {
+
+namespace kernels = ::fastgraph;
+
+// Whether bindings can look into tensors.
+constexpr bool kReadable = true;
+
+// A call of a function with tensors where `tensor` is.
+class Call {
+ public:
+  explicit Call(const tvm::ffi::TensorView&) {}
+
+  template <typename... Parameters, typename... Arguments>
+  void run(void (*kernel)(Parameters...), Arguments&&... arguments) const {
+    kernel(std::forward<Arguments>(arguments)...);
+  }
+};
+
+inline void check_device(const tvm::ffi::TensorView& tensor, const char* name) {
+  if (tensor.device().device_type != kDLCPU) {
+    TVM_FFI_THROW(ValueError) << name << " must be on the CPU, got device type "
+                              << tensor.device().device_type;
+  }
+}
+
+// Where kernels find a tensor; T is const for those that they only read.
+template <typename T>
+T* memory_of(const tvm::ffi::TensorView& tensor, const char*) {
+  return reinterpret_cast<T*>(static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset());
+}
+
+}  // namespace fastgraph

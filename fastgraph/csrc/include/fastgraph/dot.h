@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+
+#include "fastgraph/chunks.h"
+#include "fastgraph/simd.h"
+
+namespace fastgraph {
+
+// The dot product of two rows; the order of additions depends on the width alone.
+template <typename T>
+inline Accumulator<T> dot(const T* a, const T* b, int64_t width) {
+  using A = Accumulator<T>;
+  constexpr int kLane = kLanes<T>;
+  constexpr int kChains = 4;  // independent sums, to hide the latency of an addition
+  Vector<A, kLane> sum[kChains] = {};
+  int64_t f = 0;
+  for (; f + kChains * kLane <= width; f += kChains * kLane) {
+#pragma GCC unroll 4
+    for (int q = 0; q < kChains; ++q) {
+      sum[q] += load<kLane>(a + f + q * kLane) * load<kLane>(b + f + q * kLane);
+    }
+  }
+  for (; f + kLane <= width; f += kLane) sum[0] += load<kLane>(a + f) * load<kLane>(b + f);
+  const Vector<A, kLane> lanes = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  A total = sum_of<A, kLane>(lanes);
+  for_each_part<kLane, 1>(f, width, [&](auto chunk, int64_t g) {
+    constexpr int N = decltype(chunk)::kLanes;
+    total += sum_of<A, N>(load<N>(a + g) * load<N>(b + g));
+  });
+  return total;
+}
+
+}  // namespace fastgraph

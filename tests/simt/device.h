@@ -1,0 +1,85 @@
+// The emulated GPU as bindings see it, in the place of cuda/device.h. Tensors are on the host; each
+// is in the memory of the emulator for the time of a call, so that every access is watched.
+#pragma once
+
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cuda/kernels.h"
+
+namespace fastgraph {
+
+namespace kernels = ::fastgraph::cuda;
+
+constexpr bool kReadable = true;
+
+class Call : public cuda::Queue {
+ public:
+  explicit Call(const tvm::ffi::TensorView&) : Queue(nullptr) {
+    simt::begin();
+    current() = this;
+  }
+  ~Call() {
+    for (auto buffer = buffers_.rbegin(); buffer != buffers_.rend(); ++buffer) {
+      simt::release(buffer->address);
+    }
+    current() = nullptr;
+  }
+
+  static Call*& current() {
+    static Call* call = nullptr;
+    return call;
+  }
+
+  // Where kernels find a tensor. Those that they write hold nothing before.
+  void* mirror(const tvm::ffi::TensorView& tensor, const char* name, bool is_written) {
+    char* host = static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset();
+    const size_t bytes = tvm::ffi::GetDataSize(tensor.numel(), tensor.dtype());
+    void* address = simt::allocate(bytes, name);
+    buffers_.push_back({address, is_written ? host : nullptr, bytes});
+    if (!is_written) simt::write(address, host, bytes);
+    return address;
+  }
+
+  template <typename... Parameters, typename... Arguments>
+  void run(cudaError_t (*kernel)(cuda::Queue&, Parameters...), Arguments&&... arguments) {
+    if (kernel(*this, std::forward<Arguments>(arguments)...) != cudaSuccess) {
+      TVM_FFI_THROW(RuntimeError) << simt::error();
+    }
+    for (const Buffer& buffer : buffers_) {
+      if (buffer.host != nullptr) simt::read(buffer.host, buffer.address, buffer.bytes);
+    }
+  }
+
+ private:
+  struct Buffer {
+    void* address;
+    void* host;  // null if kernels only read it
+    size_t bytes;
+  };
+
+  void* allocate(int64_t bytes) override {
+    buffers_.push_back({simt::allocate(bytes, "scratch"), nullptr, 0});
+    return buffers_.back().address;
+  }
+
+  std::vector<Buffer> buffers_;
+};
+
+inline void check_device(const tvm::ffi::TensorView& tensor, const char* name) {
+  if (tensor.device().device_type != kDLCPU) {
+    TVM_FFI_THROW(ValueError) << name << " must be on the CPU, got device type "
+                              << tensor.device().device_type;
+  }
+}
+
+template <typename T>
+T* memory_of(const tvm::ffi::TensorView& tensor, const char* name) {
+  return static_cast<T*>(Call::current()->mirror(tensor, name, !std::is_const_v<T>));
+}
+
+}  // namespace fastgraph
