@@ -21,6 +21,7 @@ class Registry:
         self._selected: str | None = None
         self._kernels: dict[tuple[str, str, torch.dtype], Kernel] = {}
         self._wanted: frozenset[tuple[str, str, torch.dtype]] = frozenset()
+        self._absent = ""
 
     @property
     def backends(self) -> dict[str, Backend]:
@@ -65,6 +66,8 @@ class Registry:
             for key in itertools.product(OPERATORS, DEVICE_TYPES, FLOATING)
             if self._candidates(*key, minimum_priority=0)
         )
+        reasons = ((b.name, b.unavailable()) for b in self.backends.values() if b.priority >= 0)
+        self._absent = "".join(f"; {name} is unavailable: {why}" for name, why in reasons if why)
 
     @property
     def selected(self) -> str | None:
@@ -90,7 +93,8 @@ class Registry:
         """
         if (operator, device_type, dtype) in self._wanted:
             return None
-        return f"no backend computes {operator} for {dtype} on {device_type}"
+        absent = "" if device_type == "cpu" else self._absent
+        return f"no backend computes {operator} for {dtype} on {device_type}{absent}"
 
     def _candidates(
         self, operator: str, device_type: str, dtype: torch.dtype, minimum_priority: int
