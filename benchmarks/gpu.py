@@ -10,6 +10,7 @@ timed beside upstream and other packages. Results go to ``benchmarks/results/<da
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -122,6 +123,8 @@ def _measure(
     from measure.graphs import imitate, load
 
     device = torch.device(device_name)
+    if device.type == "cuda":
+        os.environ["FASTGRAPH_BACKEND"] = "cuda"  # which computes on request only
     results: dict[str, Any] = {
         "machine": facts(device),
         "bandwidth": bandwidth(device),

@@ -15,7 +15,7 @@ class CudaBackend:
     """Kernels for NVIDIA GPUs; see ``fastgraph/csrc/cuda``."""
 
     name = "cuda"
-    priority = 100
+    priority = -3  # on request, until it has been measured against upstream on a GPU
 
     def unavailable(self) -> str | None:
         return native.why_cuda_unavailable()

@@ -21,7 +21,7 @@ class Registry:
         self._selected: str | None = None
         self._kernels: dict[tuple[str, str, torch.dtype], Kernel] = {}
         self._wanted: frozenset[tuple[str, str, torch.dtype]] = frozenset()
-        self._absent = ""
+        self._hints: dict[str, str] = {}
 
     @property
     def backends(self) -> dict[str, Backend]:
@@ -66,8 +66,20 @@ class Registry:
             for key in itertools.product(OPERATORS, DEVICE_TYPES, FLOATING)
             if self._candidates(*key, minimum_priority=0)
         )
-        reasons = ((b.name, b.unavailable()) for b in self.backends.values() if b.priority >= 0)
-        self._absent = "".join(f"; {name} is unavailable: {why}" for name, why in reasons if why)
+        self._hints = {device_type: self._hint(device_type) for device_type in DEVICE_TYPES[1:]}
+
+    def _hint(self, device_type: str) -> str:
+        """What a user of this device could change about a refusal."""
+        hint = ""
+        for backend in self.backends.values():
+            why_not = backend.unavailable()
+            if backend.kernel("spmm", device_type, torch.float32) is None:
+                continue
+            if why_not is not None:
+                hint += f"; {backend.name} is unavailable: {why_not}"
+            elif backend.priority < 0:
+                hint += f"; {backend.name} would on request"
+        return hint
 
     @property
     def selected(self) -> str | None:
@@ -93,8 +105,8 @@ class Registry:
         """
         if (operator, device_type, dtype) in self._wanted:
             return None
-        absent = "" if device_type == "cpu" else self._absent
-        return f"no backend computes {operator} for {dtype} on {device_type}{absent}"
+        hint = self._hints.get(device_type, "")
+        return f"no backend computes {operator} for {dtype} on {device_type}{hint}"
 
     def _candidates(
         self, operator: str, device_type: str, dtype: torch.dtype, minimum_priority: int

@@ -11,17 +11,18 @@ from fastgraph.backends.registry import REGISTRY
 
 
 @pytest.fixture
-def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
-    """A GPU on which our kernels are available."""
-    if request.config.getoption("--emulate"):
-        REGISTRY.select("simt")
-        yield torch.device("cpu")
-        REGISTRY.select(None)
-        return
-    why_not = REGISTRY.backends["cuda"].unavailable()
+def device(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[torch.device]:
+    """A GPU on which our kernels are available and selected."""
+    name = "simt" if request.config.getoption("--emulate") else "cuda"
+    why_not = REGISTRY.backends[name].unavailable()
     if why_not is not None:
         pytest.skip(why_not)
-    yield torch.device("cuda", torch.cuda.current_device())
+    monkeypatch.setenv("FASTGRAPH_BACKEND", name)  # for enable()
+    REGISTRY.select(name)
+    yield torch.device("cpu" if name == "simt" else f"cuda:{torch.cuda.current_device()}")
+    REGISTRY.select(None)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastgraph import ops
+from fastgraph.backends.registry import REGISTRY
 from tests.graphs import Case, all_cases, hub_edges, quantised, random_edges
 
 # Builds the differentiable inputs, in float64 on the CPU, and the operator that takes them.
@@ -129,7 +130,10 @@ def check(
         x.to(dtype).double() for x in inputs
     ]  # what is rounded here is not the kernels' error
     ours = results(inputs, call, case, device, dtype)
+    selected = REGISTRY.selected
+    REGISTRY.select("cpu")
     truth = results(inputs, call, case, torch.device("cpu"), torch.float64)
+    REGISTRY.select(selected)
     # Sums of up to some thousand terms, and the rounding of the result itself.
     relative = {torch.float64: 1e-11, torch.float32: 1e-4}.get(dtype, 8 * torch.finfo(dtype).eps)
     for position, (a, b) in enumerate(zip(ours, truth, strict=True)):
