@@ -69,12 +69,13 @@ class Registry:
         self._hints = {device_type: self._hint(device_type) for device_type in DEVICE_TYPES[1:]}
 
     def _hint(self, device_type: str) -> str:
-        """What a user of this device could change about a refusal."""
+        """Why the backends made for this device, and not for the CPU, do not compute."""
         hint = ""
         for backend in self.backends.values():
-            why_not = backend.unavailable()
-            if backend.kernel("spmm", device_type, torch.float32) is None:
+            serves = (backend.kernel("spmm", t, torch.float32) for t in (device_type, "cpu"))
+            if [kernel is not None for kernel in serves] != [True, False]:
                 continue
+            why_not = backend.unavailable()
             if why_not is not None:
                 hint += f"; {backend.name} is unavailable: {why_not}"
             elif backend.priority < 0:
