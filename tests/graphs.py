@@ -36,6 +36,13 @@ def hub_edges(num_nodes: int, num_edges: int) -> Tensor:
     return edges
 
 
+def cut_case() -> Case:
+    """Rows of 300, 0, 301 and 257 edges, and a few: CUDA kernels cut edges at multiples of 256, so
+    that a piece ends with one long row and the next begins in its middle."""
+    dst = torch.tensor([0] * 300 + [2] * 301 + [3] * 257 + [4] * 3)
+    return Case("cut", torch.stack([random_edges(50, 1, dst.numel())[0], dst]), 50, 6)
+
+
 def square_cases() -> list[Case]:
     """Graphs with as many sources as destinations."""
     loops = torch.arange(6).repeat(2, 1)

@@ -6,9 +6,9 @@ import functools
 
 import torch
 
-from fastgraph.hookspecs import hookimpl
 from fastgraph.backends.base import FLOATING, Backend, Kernel
 from fastgraph.backends.kernels import native_kernels
+from fastgraph.hookspecs import hookimpl
 from tests.simt import library
 
 

@@ -72,7 +72,7 @@ def build(flavour: str) -> Path:
     for_host, for_kernels, for_link = FLAVOURS[flavour]
     folder = BUILD / flavour
     folder.mkdir(parents=True, exist_ok=True)
-    given = {source: for_host for source in HOST} | {source: for_kernels for source in KERNELS}
+    given = dict.fromkeys(HOST, for_host) | dict.fromkeys(KERNELS, for_kernels)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(_compile, given, given.values(), [folder] * len(given)))
     name = hashlib.sha256(repr((objects, for_link)).encode()).hexdigest()[:16]
