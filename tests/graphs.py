@@ -17,6 +17,10 @@ class Case:
     num_src: int
     num_dst: int
 
+    @property
+    def num_edges(self) -> int:
+        return self.edge_index.shape[1]
+
     def __str__(self) -> str:
         return self.name
 
