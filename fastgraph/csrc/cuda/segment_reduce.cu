@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kBlockThreads) extremum_rows(Extremum<T> op) {
 // The extrema of long rows, from those of their pieces: a block for each row.
 template <typename T, Record kRecord>
 __global__ void __launch_bounds__(kBlockThreads) extremum_merge(Extremum<T> op) {
-  for_each_long_row(op.graph, [&](int64_t row, int64_t begin, int64_t end) {
+  visit_long_rows(op.graph, [&](int64_t row, int64_t begin, int64_t end) {
     const int64_t width = op.out.width;
     for (int64_t f = threadIdx.x; f < width; f += blockDim.x) {
       Running<Accumulator<T>, kRecord> running;
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(kBlockThreads) backward_rows(ExtremumBackward<
 
 template <typename T>
 __global__ void __launch_bounds__(kBlockThreads) backward_merge(ExtremumBackward<T> op) {
-  for_each_long_row(op.graph, [&](int64_t row, int64_t begin, int64_t end) {
+  visit_long_rows(op.graph, [&](int64_t row, int64_t begin, int64_t end) {
     for (int64_t f = threadIdx.x; f < op.x.width; f += blockDim.x) {
       Accumulator<T> sum = 0;
       for_each_piece(begin, end, [&](int64_t piece) { sum += op.partial.row(piece)[f]; });

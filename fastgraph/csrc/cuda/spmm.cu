@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kBlockThreads) spmm_rows(Spmm<T> op) {
 // The sums of long rows, from those of their pieces: a block for each row.
 template <typename T>
 __global__ void __launch_bounds__(kBlockThreads) spmm_merge(Spmm<T> op) {
-  for_each_long_row(op.graph, [&](int64_t row, int64_t begin, int64_t end) {
+  visit_long_rows(op.graph, [&](int64_t row, int64_t begin, int64_t end) {
     const Accumulator<T> scale = op.row_scale ? op.row_scale[row] : 1;
     for (int64_t f = threadIdx.x; f < op.out.width; f += blockDim.x) {
       Accumulator<T> sum = 0;

@@ -76,7 +76,7 @@ __device__ void for_each_piece(int64_t begin, int64_t end, const Body& body) {
 
 // Calls body(row, begin, end) for the long rows, one after another in each block.
 template <typename Body>
-__device__ void for_each_long_row(const Csr& graph, const Body& body) {
+__device__ void visit_long_rows(const Csr& graph, const Body& body) {
   for (int64_t row = blockIdx.x; row < graph.num_rows; row += gridDim.x) {
     const int64_t begin = __ldg(graph.rowptr + row), end = __ldg(graph.rowptr + row + 1);
     if (end - begin > kChunk) body(row, begin, end);
