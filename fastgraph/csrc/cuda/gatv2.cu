@@ -1,307 +1,411 @@
 // Additive attention: the score of an entry is <att, leaky_relu(z)>, where z = x_src[col] +
-// x_dst[row] + weight_edge^T edge.
-//
-// A group of lanes holds a head of one destination in registers and visits its entries once, with a
-// running softmax (Milakov and Gimelshein, Online normalizer calculation for softmax, 2018). The
-// grid's y direction are the heads, so that blocks at work together gather from the same columns.
+// x_dst[row] + weight_edge^T edge. The projection of the edges is made where it is needed and never
+// stored.
 #include "cuda/kernels.h"
-#include "fastgraph/lanes.cuh"
-#include "fastgraph/philox.cuh"
-#include "fastgraph/pieces.cuh"
+#include "fastgraph/block_sums.cuh"
+#include "fastgraph/edge_softmax.cuh"
 
 namespace fastgraph::cuda {
 namespace {
 
+template <typename T, bool kEdges>
+struct Additive {
+  using A = Accumulator<T>;
+
+  Gatv2Inputs<T> in;
+  A slope;
+
+  __device__ A leaky_relu(A z) const { return z > 0 ? z : slope * z; }
+  __device__ A through_leaky_relu(A z, A grad) const { return z > 0 ? grad : slope * grad; }
+
+  // z of the entries, between a node and others.
+  template <typename L, int kCount>
+  __device__ void find_z(const Part<L>& part, const typename L::Share& node,
+                         const typename L::Share (&others)[kCount], const Entries<kCount>& entries,
+                         typename L::Sums (&z)[kCount]) const {
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      z[u].each([&](A& sum, int q, int i) { sum = others[u].at(q, i) + node.at(q, i); });
+    }
+    if constexpr (kEdges) {
+      for (int64_t d = 0; d < in.edge.width; ++d) {
+        const auto weight = part.load(in.weight_edge.at(part.head, d), in.weight_edge.width);
+#pragma unroll
+        for (int u = 0; u < kCount; ++u) {
+          const A channel = widened(in.edge.row(entries.edge[u])[d]);
+          z[u].each([&](A& sum, int q, int i) { sum += channel * weight.at(q, i); });
+        }
+      }
+    }
+  }
+
+  // dot += this lane's part of the scores.
+  template <typename L, int kCount>
+  __device__ void add_scores(const Part<L>& part, const typename L::Share& node,
+                             const typename L::Share& att,
+                             const typename L::Share (&others)[kCount],
+                             const Entries<kCount>& entries, A (&dot)[kCount]) const {
+    typename L::Sums z[kCount];
+    find_z(part, node, others, entries, z);
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      z[u].each([&](A& sum, int q, int i) { dot[u] += att.at(q, i) * leaky_relu(sum); });
+    }
+  }
+};
+
+template <typename T, bool kEdgesOf>
+struct Scores {
+  using Element = T;
+  using A = Accumulator<T>;
+  static constexpr bool kEdges = kEdgesOf, kScores = true, kProducts = false;
+  static constexpr int kGathered = 1;
+
+  Additive<T, kEdges> additive;
+
+  template <typename L>
+  struct Held {
+    typename L::Share dst, att;
+  };
+  template <typename L, int kCount>
+  struct Gathered {
+    typename L::Share src[kCount];
+  };
+
+  FASTGRAPH_BOTH int64_t dot_width() const { return additive.in.x_src.width; }
+
+  template <typename L>
+  __device__ Held<L> hold(const Part<L>& part, int64_t row) const {
+    return {part.load(additive.in.x_dst, row), part.load(additive.in.att, 0)};
+  }
+  template <typename L, int kCount>
+  __device__ Gathered<L, kCount> gather(const Part<L>& part, const Entries<kCount>& entries) const {
+    Gathered<L, kCount> gathered;
+    part.gather(additive.in.x_src, entries, gathered.src);
+    return gathered;
+  }
+  template <typename L, int kCount>
+  __device__ void add_dots(const Part<L>& part, const Held<L>& held,
+                           const Gathered<L, kCount>& gathered, const Entries<kCount>& entries,
+                           Dots<A, kCount>& dots) const {
+    additive.add_scores(part, held.dst, held.att, gathered.src, entries, dots.score);
+  }
+  __device__ A score_of_dot(A dot) const { return dot; }
+
+  template <typename L, int kCount>
+  static __device__ const typename L::Share& value(const Gathered<L, kCount>& gathered, int u) {
+    return gathered.src[u];
+  }
+};
+
+// Gradients of x_dst, att and edge.
+template <typename T, bool kEdgesOf>
+struct Destinations : DestinationPass<T> {
+  using A = Accumulator<T>;
+  static constexpr bool kEdges = kEdgesOf, kScores = true;
+  static constexpr int kGathered = 1;
+
+  Additive<T, kEdges> additive;
+  RowResult<T> grad_dst;
+  Heads<A> grad_att;  // a node for each block
+  Matrix<A> grad_edge;
+  A* grad_score;  // [entries, heads], for EdgeWeights; null if edges have no features
+
+  template <typename L>
+  struct Held {
+    typename L::Share dst, att, grad;
+  };
+  template <typename L, int kCount>
+  struct Gathered {
+    typename L::Share src[kCount];
+  };
+  template <typename L>
+  struct Totals {
+    typename L::Sums att;
+    __device__ void clear() { att.clear(); }
+  };
+
+  __device__ int64_t result_width() const { return grad_dst.rows.width; }
+
+  template <typename L>
+  __device__ Held<L> hold(const Part<L>& part, int64_t row) const {
+    return {part.load(additive.in.x_dst, row), part.load(additive.in.att, 0),
+            part.load(this->given.grad, row)};
+  }
+  template <typename L, int kCount>
+  __device__ Gathered<L, kCount> gather(const Part<L>& part, const Entries<kCount>& entries) const {
+    Gathered<L, kCount> gathered;
+    part.gather(additive.in.x_src, entries, gathered.src);
+    return gathered;
+  }
+  template <typename L, int kCount>
+  __device__ void add_dots(const Part<L>& part, const Held<L>& held,
+                           const Gathered<L, kCount>& gathered, const Entries<kCount>& entries,
+                           Dots<A, kCount>& dots) const {
+    additive.add_scores(part, held.dst, held.att, gathered.src, entries, dots.score);
+    add_products<L>(held.grad, gathered.src, dots.product);
+  }
+  __device__ A score_of_dot(A dot) const { return dot; }
+
+  template <typename L>
+  __device__ void add_gradients(const Part<L>& part, const Span& span, const Held<L>& held,
+                                const EntrySoftmax<L>& softmax, Totals<L>& totals) const {
+    constexpr int kCount = L::in_flight(1);
+    typename L::Sums slopes;
+    slopes.clear();
+    for_each_batch(this->graph, span, part.lanes, [&](const Batch& batch) {
+      const A own = softmax.gradient(batch);
+      if (kEdges && part.first == 0 && part.lanes.lane < batch.count) {
+        grad_score[batch.entry * grad_att.heads + part.head] = own;
+      }
+      for_each_entries<kCount, kEdges>(batch, part.lanes, [&](const Entries<kCount>& entries) {
+        const auto gathered = gather(part, entries);
+        typename L::Sums z[kCount];
+        additive.find_z(part, held.dst, gathered.src, entries, z);
+#pragma unroll
+        for (int u = 0; u < kCount; ++u) {
+          const A grad = part.lanes.from(own, entries.lane[u]);
+          if (u >= entries.count) break;
+          z[u].each([&](A& value, int q, int i) {
+            const A sloped = additive.through_leaky_relu(value, grad);
+            slopes.values[q][i] += sloped;
+            totals.att.values[q][i] += sloped * value;
+            value = held.att.at(q, i) * sloped;
+          });
+        }
+        if constexpr (kEdges) add_edges(part, entries, z);
+      });
+    });
+    slopes.each([&](A& value, int q, int i) { value *= held.att.at(q, i); });
+    grad_dst.store(part, span, slopes);
+  }
+
+  // grad_edge += weight_edge grad_z of each entry. A group takes the heads of its rows one after
+  // another, and each channel is always the same lane's.
+  template <typename L, int kCount>
+  __device__ void add_edges(const Part<L>& part, const Entries<kCount>& entries,
+                            const typename L::Sums (&grad_z)[kCount]) const {
+    const Heads<const T>& weights = additive.in.weight_edge;
+    for (int64_t begin = 0; begin < grad_edge.width; begin += L::kLanes) {
+      const int count = static_cast<int>(min(grad_edge.width - begin, int64_t{L::kLanes}));
+      A own[kCount] = {};
+      for (int c = 0; c < count; ++c) {
+        const auto weight = part.load(weights.at(part.head, begin + c), weights.width);
+#pragma unroll
+        for (int u = 0; u < kCount; ++u) {
+          A dot = 0;
+          for_each_value<L>([&](int q, int i) { dot += weight.at(q, i) * grad_z[u].values[q][i]; });
+          dot = part.lanes.sum(dot);
+          if (part.lanes.lane == c) own[u] = dot;
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kCount; ++u) {
+        if (u >= entries.count || part.lanes.lane >= count) continue;
+        A* target = grad_edge.row(entries.edge[u]) + begin + part.lanes.lane;
+        *target = part.head == 0 && part.first == 0 ? own[u] : *target + own[u];
+      }
+    }
+  }
+
+  template <typename L>
+  __device__ void store_totals(const Part<L>& part, const Totals<L>& totals) const {
+    store_block_sum(totals.att, grad_att.at(blockIdx.x, part.head) + part.first,
+                    grad_att.width - part.first);
+  }
+};
+
+// The gradient of weight_edge: the sum of edge grad_z^T over all entries, for some channels of the
+// edges at a time.
 template <typename T>
-struct Gatv2 {
+struct EdgeWeights {
+  using A = Accumulator<T>;
+
   Csr graph;
   int64_t pieces;
-  Gatv2Inputs<T> in;
-  float slope;
-  uint64_t seed;
-  uint32_t threshold;  // entries whose random bits are below it are dropped
-  float keep;          // the factor of the others; 1 without dropout
-  SoftmaxOutputs<T> outputs;
-  Heads<float> partial;  // what the pieces add up to
-  float* partial_stats;  // [pieces, heads, 2]: largest score, sum of exponentials
-
-  __device__ float* stats_of(int64_t row, int head) const { return outputs.stats.at(row, head); }
-  __device__ float* stats_of_piece(int64_t piece, int head) const {
-    return partial_stats + 2 * (piece * outputs.out.heads + head);
-  }
+  Additive<T, true> additive;
+  const A* grad_score;  // [entries, heads]
+  Matrix<A> sums;       // [blocks, heads * channels of edges * width]
 };
 
-// 0 for a dropped edge.
-template <typename T>
-__device__ float keep_factor(const Gatv2<T>& op, int32_t edge, int head) {
-  if (op.threshold == 0) return op.keep;
-  const uint32_t bits = philox(op.seed, static_cast<uint32_t>(edge), static_cast<uint32_t>(head));
-  return bits < op.threshold ? 0.0f : op.keep;
-}
-
-// exp(score - largest); where there is no finite score yet, -infinity - -infinity would be NaN.
-inline __device__ float weight_of(float score, float largest) {
-  return expf(score - (largest == -INFINITY ? 0.0f : largest));
-}
-
-template <typename Sums>
-struct OnlineSoftmax {
-  float largest;
-  float total;
-  Sums sums;
-
-  __device__ void clear() {
-    largest = -INFINITY;
-    total = 0;
-    sums.clear();
-  }
-
-  // Makes room for a larger score: what was added up so far shrinks.
-  __device__ void raise(float score) {
-    if (!(score > largest)) return;
-    const float rescale = expf(largest - score);
-    largest = score;
-    total *= rescale;
-    sums.each([&](float& value, int, int) { value *= rescale; });
-  }
-};
-
-// The layout of a head: kPacks packs of kValues values in each of kLanes lanes.
-template <typename T, int kValuesOf, int kLanesOf, int kPacksOf, bool kEdgesOf>
-struct Layout {
-  static constexpr bool kEdges = kEdgesOf;  // whether edges have features
-  static constexpr int kValues = kValuesOf, kLanes = kLanesOf, kPacks = kPacksOf;
-  // Rows on their way at the same time, within 32 registers of each lane. More than 4 would leave
-  // most of them idle at the end of the short rows that most graphs have.
-  static constexpr int kInFlight = kValues * kPacks * sizeof(T) > 32 ? 2 : 4;
-  using Share = RowShare<T, kValues, kLanes, kPacks>;
-  using Sums = RowSums<kValues, kLanes, kPacks>;
-};
-
-// Some entries of a row, of which the first `count` take part; the others hold zeros.
 template <typename L>
-struct Entries {
-  int count;
-  int32_t edge[L::kInFlight];
-  float keep[L::kInFlight];
-  float score[L::kInFlight];
-  typename L::Share src[L::kInFlight];
-};
+constexpr int kEdgeChannels = std::clamp(32 / (L::kValues * L::kPacks), 1, 8);
 
-// The scores of the entries, known to the whole group. The projection of the edges is made where it
-// is needed and never stored.
 template <typename L, typename T>
-__device__ void find_scores(const Gatv2<T>& op, int head, const typename L::Share& dst,
-                            const typename L::Share& att, Lanes<L::kLanes> lanes,
-                            Entries<L>& entries) {
-  typename L::Sums z[L::kInFlight];
+__global__ void __launch_bounds__(kBlockThreads) gatv2_edge_weights(EdgeWeights<T> op) {
+  using A = typename L::A;
+  constexpr int kCount = L::in_flight(1), kChannels = kEdgeChannels<L>;
+  const Gatv2Inputs<T>& in = op.additive.in;
+  const int64_t groups = static_cast<int64_t>(gridDim.x) * (kBlockThreads / L::kLanes);
+  const int64_t tasks = op.pieces + op.graph.num_rows, width = in.att.width;
+  for (int64_t channel = blockIdx.z * kChannels; channel < in.edge.width;
+       channel += gridDim.z * kChannels) {
+    const int channels = static_cast<int>(min(in.edge.width - channel, int64_t{kChannels}));
+    for_each_head<L>(in.att.heads, width, [&](const Part<L>& part) {
+      typename L::Sums sums[kChannels];
+      for (auto& sum : sums) sum.clear();
+      const auto att = part.load(in.att, 0);
+      for (int64_t task = group_index<L::kLanes>(); task < tasks; task += groups) {
+        const Span span = span_of(op.graph, task, op.pieces);
+        if (span.row < 0) continue;
+        const auto dst = part.load(in.x_dst, span.row);
+        for_each_batch(op.graph, span, part.lanes, [&](const Batch& batch) {
+          const A own = op.grad_score[batch.entry * in.att.heads + part.head];
+          for_each_entries<kCount, true>(batch, part.lanes, [&](const Entries<kCount>& entries) {
+            typename L::Share src[kCount];
+            typename L::Sums z[kCount];
+            part.gather(in.x_src, entries, src);
+            op.additive.find_z(part, dst, src, entries, z);
 #pragma unroll
-  for (int u = 0; u < L::kInFlight; ++u) {
-    z[u].each([&](float& sum, int q, int i) { sum = entries.src[u].at(q, i) + dst.at(q, i); });
-  }
-  for (int64_t d = 0; L::kEdges && d < op.in.edge.width; ++d) {
-    typename L::Share weight;
-    weight.load(op.in.weight_edge.at(head, d), lanes.lane, op.in.x_src.width);
+            for (int u = 0; u < kCount; ++u) {
+              const A grad = part.lanes.from(own, entries.lane[u]);
+              if (u >= entries.count) break;
+              z[u].each([&](A& value, int q, int i) {
+                value = att.at(q, i) * op.additive.through_leaky_relu(value, grad);
+              });
+              const T* edge = in.edge.row(entries.edge[u]) + channel;
 #pragma unroll
-    for (int u = 0; u < L::kInFlight; ++u) {
-      const float channel = widened(op.in.edge.row(entries.edge[u])[d]);
-      z[u].each([&](float& sum, int q, int i) { sum += channel * weight.at(q, i); });
-    }
-  }
-#pragma unroll
-  for (int u = 0; u < L::kInFlight; ++u) {
-    float dot = 0;
-    z[u].each(
-        [&](float& sum, int q, int i) { dot += att.at(q, i) * (sum > 0 ? sum : op.slope * sum); });
-    entries.score[u] = lanes.sum(dot);
-  }
-}
-
-// Calls body(entries) for the entries of the span, in order. Each lane reads the column and draws
-// the dropout of one entry; the group then takes several at a time.
-template <typename L, typename T, typename Body>
-__device__ void for_each_entries(const Gatv2<T>& op, const Span& span, int head,
-                                 Lanes<L::kLanes> lanes, const Body& body) {
-  const int64_t width = op.in.x_src.width;
-  typename L::Share dst, att;
-  dst.load(op.in.x_dst.at(span.row, head), lanes.lane, width);
-  att.load(op.in.att.at(0, head), lanes.lane, width);
-  for (int64_t base = span.begin; base < span.end; base += L::kLanes) {
-    const int count = static_cast<int>(min(span.end - base, static_cast<int64_t>(L::kLanes)));
-    const int64_t entry = base + min(lanes.lane, count - 1);
-    const int32_t own_col = __ldg(op.graph.col + entry);
-    const auto own_edge = static_cast<int32_t>(op.graph.edge(entry));
-    const float own_keep = keep_factor(op, own_edge, head);
-    for (int j = 0; j < count; j += L::kInFlight) {
-      Entries<L> entries;
-      entries.count = min(count - j, L::kInFlight);
-#pragma unroll
-      for (int u = 0; u < L::kInFlight; ++u) {
-        const int source = min(j + u, count - 1);
-        const int32_t col = lanes.from(own_col, source);
-        entries.edge[u] = lanes.from(own_edge, source);
-        entries.keep[u] = lanes.from(own_keep, source);
-        entries.src[u].load(op.in.x_src.at(col, head), lanes.lane, u < entries.count ? width : 0);
+              for (int c = 0; c < kChannels; ++c) {
+                if (c >= channels) break;
+                const A factor = widened(edge[c]);
+                sums[c].each([&](A& sum, int q, int i) { sum += factor * z[u].values[q][i]; });
+              }
+            }
+          });
+        });
       }
-      find_scores<L>(op, head, dst, att, lanes, entries);
-      body(entries);
-    }
-  }
-}
-
-template <typename L>
-__device__ void absorb(const Entries<L>& entries, OnlineSoftmax<typename L::Sums>& softmax) {
-  float largest = -INFINITY;
 #pragma unroll
-  for (int u = 0; u < L::kInFlight; ++u) {
-    if (u < entries.count) largest = fmaxf(largest, entries.score[u]);
+      for (int c = 0; c < kChannels; ++c) {
+        if (c >= channels) break;
+        A* row = op.sums.row(blockIdx.x) + (part.head * in.edge.width + channel + c) * width;
+        store_block_sum(sums[c], row + part.first, width - part.first);
+      }
+    });
   }
-  softmax.raise(largest);
-#pragma unroll
-  for (int u = 0; u < L::kInFlight; ++u) {
-    if (u >= entries.count) break;
-    const float p = weight_of(entries.score[u], softmax.largest);
-    softmax.total += p;
-    const float weight = p * entries.keep[u];
-    softmax.sums.each([&](float& sum, int q, int i) { sum += weight * entries.src[u].at(q, i); });
-  }
-}
-
-// Writes a row's largest score and inverse sum of exponentials, zeros for an empty one, and returns
-// the latter.
-inline __device__ float finish_stats(float* stats, float largest, float total, bool empty,
-                                     bool writes) {
-  const float inverse = empty ? 0.0f : 1.0f / total;
-  if (writes) {
-    stats[0] = empty ? 0.0f : largest;
-    stats[1] = inverse;
-  }
-  return inverse;
 }
 
 template <typename L, typename T>
-__global__ void __launch_bounds__(kBlockThreads) gatv2_rows(Gatv2<T> op) {
-  const int64_t task = group_index<L::kLanes>();
-  if (task >= op.pieces + op.graph.num_rows) return;
-  const Span span = span_of(op.graph, task, op.pieces);
-  if (span.row < 0) return;
-  const auto lanes = Lanes<L::kLanes>::mine();
-  const int head = blockIdx.y;
-  OnlineSoftmax<typename L::Sums> softmax;
-  softmax.clear();
-  if (span.begin < span.end) {
-    for_each_entries<L>(op, span, head, lanes,
-                        [&](const Entries<L>& entries) { absorb(entries, softmax); });
-  }
-  const Heads<T>& out = op.outputs.out;
-  if (span.piece >= 0) {
-    if (lanes.lane == 0) {
-      float* stats = op.stats_of_piece(span.piece, head);
-      stats[0] = softmax.largest;
-      stats[1] = softmax.total;
-    }
-    softmax.sums.store(op.partial.at(span.piece, head), lanes.lane, out.width, 1.0f);
-  } else {
-    const float inverse = finish_stats(op.stats_of(span.row, head), softmax.largest, softmax.total,
-                                       span.begin == span.end, lanes.lane == 0);
-    softmax.sums.store(out.at(span.row, head), lanes.lane, out.width, inverse);
-  }
+cudaError_t run_edge_weights(Queue& queue, const Destinations<T, true>& pass,
+                             Heads<T> grad_weight_edge) {
+  const Gatv2Inputs<T>& in = pass.additive.in;
+  const int64_t width = in.att.heads * in.edge.width * in.att.width;
+  const unsigned heads = heads_of_grid(in.att.heads);
+  const unsigned channels = heads_of_grid(ceil_div(in.edge.width, kEdgeChannels<L>));
+  const unsigned blocks = sum_blocks(blocks_for<L>(pass.tasks), int64_t{heads} * channels);
+  auto* sums = queue.scratch<Accumulator<T>>(blocks * width);
+  const EdgeWeights<T> op{
+      pass.graph, pass.pieces, pass.additive, pass.grad_score, {sums, blocks, width}};
+  const dim3 grid(blocks, heads, channels);
+  const cudaError_t error = launch({"gatv2_edge_weights", grid, kBlockThreads, 0, queue.stream()},
+                                   gatv2_edge_weights<L, T>, op);
+  return error == cudaSuccess ? run_add_rows<T>(queue, op.sums, grad_weight_edge.data) : error;
 }
 
-// The weights of the entries, once the stats are known.
-template <typename L, typename T>
-__global__ void __launch_bounds__(kBlockThreads) gatv2_weights(Gatv2<T> op) {
-  const int64_t task = group_index<L::kLanes>();
-  if (task >= op.pieces + op.graph.num_rows) return;
-  const Span span = span_of(op.graph, task, op.pieces);
-  if (span.row < 0 || span.begin == span.end) return;
-  const auto lanes = Lanes<L::kLanes>::mine();
-  const int head = blockIdx.y;
-  const float* stats = op.stats_of(span.row, head);
-  const float largest = stats[0], inverse = stats[1];
-  for_each_entries<L>(op, span, head, lanes, [&](const Entries<L>& entries) {
+// The gradient of x_src, along the transpose.
+template <typename T, bool kEdgesOf>
+struct Sources : SourcePass<T> {
+  using A = Accumulator<T>;
+  static constexpr bool kEdges = kEdgesOf, kScores = true;
+  static constexpr int kGathered = 2;
+
+  Additive<T, kEdges> additive;
+  RowResult<T> grad_src;
+
+  template <typename L>
+  struct Held {
+    typename L::Share src, att;
+  };
+  template <typename L, int kCount>
+  struct Gathered {
+    typename L::Share dst[kCount], grad[kCount];
+  };
+  template <typename L>
+  using Sums = typename L::Sums;
+
+  __device__ int64_t result_width() const { return grad_src.rows.width; }
+
+  template <typename L>
+  __device__ Held<L> hold(const Part<L>& part, int64_t row) const {
+    return {part.load(additive.in.x_src, row), part.load(additive.in.att, 0)};
+  }
+  template <typename L, int kCount>
+  __device__ Gathered<L, kCount> gather(const Part<L>& part, const Entries<kCount>& entries) const {
+    Gathered<L, kCount> gathered;
+    part.gather(additive.in.x_dst, entries, gathered.dst);
+    part.gather(this->given.grad, entries, gathered.grad);
+    return gathered;
+  }
+  template <typename L, int kCount>
+  __device__ void add_dots(const Part<L>& part, const Held<L>& held,
+                           const Gathered<L, kCount>& gathered, const Entries<kCount>& entries,
+                           Dots<A, kCount>& dots) const {
+    additive.add_scores(part, held.src, held.att, gathered.dst, entries, dots.score);
+    add_products<L>(held.src, gathered.grad, dots.product);
+  }
+  __device__ A score_of_dot(A dot) const { return dot; }
+
+  template <typename L, int kCount>
+  __device__ void add(const Part<L>& part, const Held<L>& held, const Gathered<L, kCount>& gathered,
+                      const Entries<kCount>& entries, const A (&of_value)[kCount],
+                      const A (&of_score)[kCount], typename L::Sums& sums) const {
+    typename L::Sums z[kCount];
+    additive.find_z(part, held.src, gathered.dst, entries, z);
 #pragma unroll
-    for (int u = 0; u < L::kInFlight; ++u) {
-      if (lanes.lane != u || u >= entries.count) continue;
-      const float weight = weight_of(entries.score[u], largest) * inverse * entries.keep[u];
-      op.outputs.alpha.row(entries.edge[u])[head] = narrowed<T>(weight);
-    }
-  });
-}
-
-// The softmax of long rows, from those of their pieces: a block for each row and head. All threads
-// find the sum of exponentials, each the values of its channels.
-template <typename T>
-__global__ void __launch_bounds__(kBlockThreads) gatv2_merge(Gatv2<T> op) {
-  const int head = blockIdx.y;
-  const Heads<T>& out = op.outputs.out;
-  for (int64_t row = blockIdx.x; row < op.graph.num_rows; row += gridDim.x) {
-    const int64_t begin = op.graph.rowptr[row], end = op.graph.rowptr[row + 1];
-    if (end - begin <= kChunk) continue;
-    float largest = -INFINITY, total = 0;
-    for_each_piece(begin, end, [&](int64_t piece) {
-      largest = fmaxf(largest, op.stats_of_piece(piece, head)[0]);
-    });
-    for_each_piece(begin, end, [&](int64_t piece) {
-      const float* stats = op.stats_of_piece(piece, head);
-      total += weight_of(stats[0], largest) * stats[1];
-    });
-    const float inverse =
-        finish_stats(op.stats_of(row, head), largest, total, false, threadIdx.x == 0);
-    for (int64_t f = threadIdx.x; f < out.width; f += blockDim.x) {
-      float sum = 0;
-      for_each_piece(begin, end, [&](int64_t piece) {
-        const float weight = weight_of(op.stats_of_piece(piece, head)[0], largest);
-        sum += weight * op.partial.at(piece, head)[f];
+    for (int u = 0; u < kCount; ++u) {
+      if (u >= entries.count) break;
+      sums.each([&](A& sum, int q, int i) {
+        const A sloped = additive.through_leaky_relu(z[u].values[q][i], of_score[u]);
+        sum += of_value[u] * gathered.grad[u].at(q, i);
+        sum += held.att.at(q, i) * sloped;
       });
-      out.at(row, head)[f] = narrowed<T>(sum * inverse);
     }
   }
-}
 
-template <typename L, typename T>
-cudaError_t run_layout(const Gatv2<T>& op, Stream stream) {
-  const int64_t groups = op.pieces + op.graph.num_rows;
-  const auto blocks = static_cast<unsigned>(ceil_div(groups * L::kLanes, kBlockThreads));
-  const auto rows = static_cast<unsigned>(min(op.graph.num_rows, kMergeBlocks));
-  const auto heads = static_cast<unsigned>(op.outputs.out.heads);
-  cudaError_t error =
-      launch({"gatv2_rows", {blocks, heads}, kBlockThreads, 0, stream}, gatv2_rows<L, T>, op);
-  if (error == cudaSuccess && op.pieces > 0) {
-    error = launch({"gatv2_merge", {rows, heads}, kBlockThreads, 0, stream}, gatv2_merge<T>, op);
+  template <typename L>
+  __device__ void store(const Part<L>& part, const Span& span, const typename L::Sums& sums) const {
+    grad_src.store(part, span, sums);
   }
-  if (error != cudaSuccess || op.outputs.alpha.data == nullptr) return error;
-  return launch({"gatv2_weights", {blocks, heads}, kBlockThreads, 0, stream}, gatv2_weights<L, T>,
-                op);
-}
+};
 
-template <int kValues, int kLanes, int kPacks, typename T>
-cudaError_t run(const Gatv2<T>& op, Stream stream) {
-  if (op.in.edge.width > 0) {
-    return run_layout<Layout<T, kValues, kLanes, kPacks, true>>(op, stream);
+template <typename L, typename T, bool kEdges>
+cudaError_t run_destinations_of(Queue& queue, const DestinationPass<T>& base,
+                                const Additive<T, kEdges>& additive, Heads<T> grad_dst,
+                                Heads<T> grad_att, Matrix<Accumulator<T>> grad_edge,
+                                Heads<T> grad_weight_edge) {
+  using A = Accumulator<T>;
+  const int64_t width = grad_att.heads * grad_att.width;
+  // Where all heads add to the same gradient of an edge, one group takes them all.
+  const unsigned heads =
+      heads_of_grid(kEdges ? std::min<int64_t>(1, grad_att.heads) : grad_att.heads);
+  const unsigned blocks = sum_blocks(blocks_for<L>(base.tasks), heads);
+  const Destinations<T, kEdges> pass{
+      base,
+      additive,
+      RowResult<T>(queue, base.pieces, grad_dst),
+      {queue.scratch<A>(blocks * width), blocks, grad_att.heads, grad_att.width},
+      grad_edge,
+      queue.scratch<A>(kEdges ? base.graph.num_entries * grad_att.heads : 0)};
+  cudaError_t error = run_destinations<L>(queue, "gatv2_destinations", pass, {blocks, heads});
+  if (error == cudaSuccess) error = merge(queue, base.graph, pass.grad_dst);
+  if (error == cudaSuccess) {
+    error = run_add_rows<T>(queue, {pass.grad_att.data, blocks, width}, grad_att.data);
   }
-  return run_layout<Layout<T, kValues, kLanes, kPacks, false>>(op, stream);
+  if constexpr (kEdges) {
+    if (error == cudaSuccess) error = run_edge_weights<L>(queue, pass, grad_weight_edge);
+  }
+  return error;
 }
 
-// Narrow heads are shared by fewer lanes, so that a warp takes several nodes.
-template <typename T>
-cudaError_t run_packed(const Gatv2<T>& op, Stream stream) {
-  constexpr int kValues = kPack<T>;
-  const int64_t packs = op.outputs.out.width / kValues;
-  if (packs <= 8) return run<kValues, 8, 1>(op, stream);
-  if (packs <= 16) return run<kValues, 16, 1>(op, stream);
-  if (packs <= 32) return run<kValues, 32, 1>(op, stream);
-  if (packs <= 64) return run<kValues, 32, 2>(op, stream);
-  return run<kValues, 32, static_cast<int>(kMaxHeadWidth) / (32 * kValues)>(op, stream);
+template <typename T, typename Run>
+cudaError_t with_edges(const Gatv2Inputs<T>& in, const Run& run) {
+  return in.edge.width > 0 ? run(std::true_type{}) : run(std::false_type{});
 }
 
 template <typename T>
-cudaError_t run_single(const Gatv2<T>& op, Stream stream) {
-  const int64_t width = op.outputs.out.width;
-  if (width <= 8) return run<1, 8, 1>(op, stream);
-  if (width <= 32) return run<1, 32, 1>(op, stream);
-  if (width <= 128) return run<1, 32, 4>(op, stream);
-  return run<1, 32, static_cast<int>(kMaxHeadWidth) / 32>(op, stream);
+bool is_packed(const Gatv2Inputs<T>& in, std::initializer_list<const void*> others) {
+  return fits_packs<T>(in.att.width,
+                       {in.x_src.data, in.x_dst.data, in.att.data, in.weight_edge.data}) &&
+         fits_packs<T>(in.att.width, others);
 }
 
 }  // namespace
@@ -309,27 +413,45 @@ cudaError_t run_single(const Gatv2<T>& op, Stream stream) {
 template <typename T>
 cudaError_t gatv2(Queue& queue, const Csr& graph, const Gatv2Inputs<T>& in, double slope,
                   Dropout dropout, const SoftmaxOutputs<T>& outputs) {
-  const Heads<T>& out = outputs.out;
-  if (out.width > kMaxHeadWidth) return cudaErrorInvalidValue;
-  const int64_t pieces = num_pieces(graph);
-  const auto threshold = static_cast<uint32_t>(min(dropout.rate * 0x1p32, 0x1p32 - 1));
-  const float keep = dropout.rate < 1 ? static_cast<float>(1 / (1 - dropout.rate)) : 0.0f;
-  float* partial = queue.scratch<float>(pieces * out.heads * out.width);
-  const Gatv2<T> op{graph,
-                    pieces,
-                    in,
-                    static_cast<float>(slope),
-                    dropout.seed,
-                    threshold,
-                    keep,
-                    outputs,
-                    {partial, pieces, out.heads, out.width},
-                    queue.scratch<float>(pieces * out.heads * 2)};
-  const bool packed = fits_packs<T>(out.width, {in.x_src.data, in.x_dst.data, in.att.data,
-                                                in.weight_edge.data, out.data, partial});
-  return packed ? run_packed(op, queue.stream()) : run_single(op, queue.stream());
+  const bool packed = is_packed(in, {outputs.out.data});
+  return with_edges(in, [&](auto edges) {
+    const Scores<T, edges.value> scores{{in, static_cast<Accumulator<T>>(slope)}};
+    return run_forward(queue, "gatv2_rows", graph, scores, dropout, outputs, packed);
+  });
+}
+
+template <typename T>
+cudaError_t gatv2_backward_dst(Queue& queue, const Csr& graph, const Gatv2Inputs<T>& in,
+                               double slope, Dropout dropout, const SoftmaxGradients<T>& given,
+                               Accumulator<T>* delta, Heads<T> grad_dst, Heads<T> grad_att,
+                               Matrix<Accumulator<T>> grad_edge, Heads<T> grad_weight_edge) {
+  const bool packed = is_packed(in, {given.grad.data, grad_dst.data});
+  const DestinationPass<T> base(queue, graph, dropout, given, delta);
+  return with_edges(in, [&](auto edges) {
+    const Additive<T, edges.value> additive{in, static_cast<Accumulator<T>>(slope)};
+    return with_layout<T>(in.att.width, packed, [&](auto layout) {
+      return run_destinations_of<decltype(layout)>(queue, base, additive, grad_dst, grad_att,
+                                                   grad_edge, grad_weight_edge);
+    });
+  });
+}
+
+template <typename T>
+cudaError_t gatv2_backward_src(Queue& queue, const Csr& transpose, const Gatv2Inputs<T>& in,
+                               double slope, Dropout dropout, const SoftmaxGradients<T>& given,
+                               const Accumulator<T>* delta, Heads<T> grad_src) {
+  const bool packed = is_packed(in, {given.grad.data, grad_src.data});
+  const SourcePass<T> base(transpose, dropout, given, delta);
+  return with_edges(in, [&](auto edges) {
+    const Sources<T, edges.value> pass{
+        base, {in, static_cast<Accumulator<T>>(slope)}, RowResult<T>(queue, base.pieces, grad_src)};
+    const cudaError_t error = run_sources(queue, "gatv2_sources", pass, packed);
+    return error == cudaSuccess ? merge(queue, transpose, pass.grad_src) : error;
+  });
 }
 
 FASTGRAPH_INSTANTIATE(gatv2)
+FASTGRAPH_INSTANTIATE(gatv2_backward_dst)
+FASTGRAPH_INSTANTIATE(gatv2_backward_src)
 
 }  // namespace fastgraph::cuda

@@ -160,6 +160,9 @@ T __ldg(const T* address) {
 }
 
 inline float __uint_as_float(uint32_t bits) { return simt::bit_cast<float>(bits); }
+// Products that no addition takes in; the emulator is compiled without contraction.
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>((static_cast<uint64_t>(a) * b) >> 32);
 }

@@ -1,0 +1,321 @@
+// Scaled dot-product attention: the score of an entry is scale * <query[row], key[col]>. Where
+// edges carry features, these follow the channels of the key and of the value, so queries and
+// outputs are wider by as much.
+#include "cuda/kernels.h"
+#include "fastgraph/edge_softmax.cuh"
+
+namespace fastgraph::cuda {
+namespace {
+
+// Replaces the share of channels from x.width on by that of an edge's features.
+template <typename L, typename T>
+__device__ void load_behind(const Part<L>& part, const T* edge, int64_t begin, int64_t width,
+                            typename L::Share& share) {
+  using P = typename L::Share::P;
+#pragma unroll
+  for (int q = 0; q < L::kPacks; ++q) {
+    const int64_t f = part.first + L::Share::column(part.lanes.lane, q) - begin;
+    if (f >= 0 && f < width) share.packs[q] = *reinterpret_cast<const P*>(edge + f);
+  }
+}
+
+// The rows of nodes that entries lead to, with the features of the edges behind them.
+template <bool kEdges, typename L, typename T, int kCount>
+__device__ void gather_joined(const Part<L>& part, Heads<const T> x, Matrix<const T> edge,
+                              const Entries<kCount>& entries, typename L::Share (&rows)[kCount]) {
+  part.gather(x, entries, rows);
+  if constexpr (kEdges) {
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      const int64_t width = u < entries.count ? edge.width : 0;
+      load_behind(part, edge.row(entries.edge[u]), x.width, width, rows[u]);
+    }
+  }
+}
+
+template <typename T, bool kEdgesOf>
+struct Scores {
+  using Element = T;
+  using A = Accumulator<T>;
+  static constexpr bool kEdges = kEdgesOf, kScores = true, kProducts = false;
+  static constexpr int kGathered = 2;
+
+  AttentionInputs<T> in;
+  A scale;
+
+  template <typename L>
+  struct Held {
+    typename L::Share query;
+  };
+  template <typename L, int kCount>
+  struct Gathered {
+    typename L::Share key[kCount], value[kCount];
+  };
+
+  FASTGRAPH_BOTH int64_t dot_width() const { return in.query.width; }
+
+  template <typename L>
+  __device__ Held<L> hold(const Part<L>& part, int64_t row) const {
+    return {part.load(in.query, row)};
+  }
+  template <typename L, int kCount>
+  __device__ Gathered<L, kCount> gather(const Part<L>& part, const Entries<kCount>& entries) const {
+    Gathered<L, kCount> gathered;
+    gather_joined<kEdges>(part, in.key, in.edge, entries, gathered.key);
+    gather_joined<kEdges>(part, in.value, in.edge, entries, gathered.value);
+    return gathered;
+  }
+  template <typename L, int kCount>
+  __device__ void add_dots(const Part<L>&, const Held<L>& held, const Gathered<L, kCount>& gathered,
+                           const Entries<kCount>&, Dots<A, kCount>& dots) const {
+    add_products<L>(held.query, gathered.key, dots.score);
+  }
+  __device__ A score_of_dot(A dot) const { return times(scale, dot); }
+
+  template <typename L, int kCount>
+  static __device__ const typename L::Share& value(const Gathered<L, kCount>& gathered, int u) {
+    return gathered.value[u];
+  }
+};
+
+// The gradients of query and edge.
+template <typename T, bool kEdgesOf>
+struct Destinations : DestinationPass<T> {
+  using A = Accumulator<T>;
+  static constexpr bool kEdges = kEdgesOf, kScores = true;
+  static constexpr int kGathered = 2;
+
+  AttentionInputs<T> in;
+  A scale;
+  RowResult<T> grad_query;
+  Matrix<A> grad_edge;
+
+  template <typename L>
+  struct Held {
+    typename L::Share query, grad;
+  };
+  template <typename L, int kCount>
+  struct Gathered {
+    typename L::Share key[kCount], value[kCount];
+  };
+  template <typename L>
+  using Totals = NoTotals<L>;
+
+  __device__ int64_t result_width() const { return grad_query.rows.width; }
+
+  template <typename L>
+  __device__ Held<L> hold(const Part<L>& part, int64_t row) const {
+    return {part.load(in.query, row), part.load(this->given.grad, row)};
+  }
+  template <typename L, int kCount>
+  __device__ Gathered<L, kCount> gather(const Part<L>& part, const Entries<kCount>& entries) const {
+    Gathered<L, kCount> gathered;
+    gather_joined<kEdges>(part, in.key, in.edge, entries, gathered.key);
+    gather_joined<kEdges>(part, in.value, in.edge, entries, gathered.value);
+    return gathered;
+  }
+  template <typename L, int kCount>
+  __device__ void add_dots(const Part<L>&, const Held<L>& held, const Gathered<L, kCount>& gathered,
+                           const Entries<kCount>&, Dots<A, kCount>& dots) const {
+    add_products<L>(held.query, gathered.key, dots.score);
+    add_products<L>(held.grad, gathered.value, dots.product);
+  }
+  __device__ A score_of_dot(A dot) const { return times(scale, dot); }
+
+  template <typename L>
+  __device__ void add_gradients(const Part<L>& part, const Span& span, const Held<L>&,
+                                const EntrySoftmax<L>& softmax, NoTotals<L>&) const {
+    constexpr int kCount = L::in_flight(1);
+    typename L::Sums sums;
+    sums.clear();
+    for_each_batch(this->graph, span, part.lanes, [&](const Batch& batch) {
+      const A own = softmax.gradient(batch);
+      for_each_entries<kCount, kEdges>(batch, part.lanes, [&](const Entries<kCount>& entries) {
+        typename L::Share key[kCount];
+        gather_joined<kEdges>(part, in.key, in.edge, entries, key);
+#pragma unroll
+        for (int u = 0; u < kCount; ++u) {
+          const A grad = part.lanes.from(own, entries.lane[u]);
+          if (u >= entries.count) break;
+          sums.each([&](A& sum, int q, int i) { sum += grad * key[u].at(q, i); });
+        }
+      });
+      if (kEdges && part.first == 0) add_edges(part, span.row, batch, own, softmax);
+    });
+    sums.each([&](A& sum, int, int) { sum *= scale; });
+    grad_query.store(part, span, sums);
+  }
+
+  // grad_edge += scale * grad * query + weight * grad_out of each entry of a batch, of the channels
+  // that stand for edges. A group takes the heads of its rows one after another, and each channel
+  // is always the same lane's.
+  template <typename L>
+  __device__ void add_edges(const Part<L>& part, int64_t row, const Batch& batch, A own_grad,
+                            const EntrySoftmax<L>& softmax) const {
+    const T* query = in.query.at(row, part.head) + in.key.width;
+    const T* grad_out = this->given.grad.at(row, part.head) + in.key.width;
+    const A own_weight = softmax.weight[batch.number] * this->keep(batch.edge, part.head);
+    for (int u = 0; u < batch.count; ++u) {
+      const A grad = scale * part.lanes.from(own_grad, u);
+      const A weight = part.lanes.from(own_weight, u);
+      A* target = grad_edge.row(part.lanes.from(batch.edge, u));
+      for (int64_t f = part.lanes.lane; f < grad_edge.width; f += L::kLanes) {
+        const A sum = grad * widened(query[f]) + weight * widened(grad_out[f]);
+        target[f] = part.head == 0 ? sum : target[f] + sum;
+      }
+    }
+  }
+  template <typename L>
+  __device__ void store_totals(const Part<L>&, const NoTotals<L>&) const {}
+};
+
+// Gradients of key and value, along the transpose.
+template <typename T, bool kEdgesOf>
+struct Sources : SourcePass<T> {
+  using A = Accumulator<T>;
+  static constexpr bool kEdges = kEdgesOf, kScores = true;
+  static constexpr int kGathered = kEdges ? 3 : 2;
+
+  AttentionInputs<T> in;
+  A scale;
+  RowResult<T> grad_key;
+  RowResult<T> grad_value;
+
+  template <typename L>
+  struct Held {
+    typename L::Share key, value;
+  };
+  template <typename L, int kCount>
+  struct Gathered {
+    typename L::Share query[kCount], grad[kCount];
+  };
+  template <typename L>
+  struct Sums {
+    typename L::Sums key, value;
+    __device__ void clear() {
+      key.clear();
+      value.clear();
+    }
+  };
+
+  __device__ int64_t result_width() const { return grad_key.rows.width; }
+
+  template <typename L>
+  __device__ Held<L> hold(const Part<L>& part, int64_t row) const {
+    return {part.load(in.key, row), part.load(in.value, row)};
+  }
+  template <typename L, int kCount>
+  __device__ Gathered<L, kCount> gather(const Part<L>& part, const Entries<kCount>& entries) const {
+    Gathered<L, kCount> gathered;
+    part.gather(in.query, entries, gathered.query);
+    part.gather(this->given.grad, entries, gathered.grad);
+    return gathered;
+  }
+  template <typename L, int kCount>
+  __device__ void add_dots(const Part<L>& part, const Held<L>& held,
+                           const Gathered<L, kCount>& gathered, const Entries<kCount>& entries,
+                           Dots<A, kCount>& dots) const {
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      typename L::Share key = held.key, value = held.value;
+      if constexpr (kEdges) {
+        const T* edge = in.edge.row(entries.edge[u]);
+        const int64_t width = u < entries.count ? in.edge.width : 0;
+        load_behind(part, edge, in.key.width, width, key);
+        load_behind(part, edge, in.key.width, width, value);
+      }
+      for_each_value<L>([&](int q, int i) {
+        dots.score[u] += key.at(q, i) * gathered.query[u].at(q, i);
+        dots.product[u] += value.at(q, i) * gathered.grad[u].at(q, i);
+      });
+    }
+  }
+  __device__ A score_of_dot(A dot) const { return times(scale, dot); }
+
+  template <typename L, int kCount>
+  __device__ void add(const Part<L>&, const Held<L>&, const Gathered<L, kCount>& gathered,
+                      const Entries<kCount>& entries, const A (&of_value)[kCount],
+                      const A (&of_score)[kCount], Sums<L>& sums) const {
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      if (u >= entries.count) break;
+      sums.key.each([&](A& sum, int q, int i) { sum += of_score[u] * gathered.query[u].at(q, i); });
+      sums.value.each(
+          [&](A& sum, int q, int i) { sum += of_value[u] * gathered.grad[u].at(q, i); });
+    }
+  }
+  template <typename L>
+  __device__ void store(const Part<L>& part, const Span& span, Sums<L>& sums) const {
+    sums.key.each([&](A& sum, int, int) { sum *= scale; });
+    grad_key.store(part, span, sums.key);
+    grad_value.store(part, span, sums.value);
+  }
+};
+
+template <typename T, typename Run>
+cudaError_t with_edges(const AttentionInputs<T>& in, const Run& run) {
+  return in.edge.width > 0 ? run(std::true_type{}) : run(std::false_type{});
+}
+
+template <typename T>
+bool is_packed(const AttentionInputs<T>& in, std::initializer_list<const void*> others) {
+  return fits_packs<T>(in.key.width, {in.query.data, in.key.data, in.value.data}) &&
+         fits_packs<T>(in.edge.width, {in.edge.data}) && fits_packs<T>(in.key.width, others);
+}
+
+}  // namespace
+
+template <typename T>
+cudaError_t attention(Queue& queue, const Csr& graph, const AttentionInputs<T>& in, double scale,
+                      Dropout dropout, const SoftmaxOutputs<T>& outputs) {
+  const bool packed = is_packed(in, {outputs.out.data});
+  return with_edges(in, [&](auto edges) {
+    const Scores<T, edges.value> scores{in, static_cast<Accumulator<T>>(scale)};
+    return run_forward(queue, "attention_rows", graph, scores, dropout, outputs, packed);
+  });
+}
+
+template <typename T>
+cudaError_t attention_backward_dst(Queue& queue, const Csr& graph, const AttentionInputs<T>& in,
+                                   double scale, Dropout dropout, const SoftmaxGradients<T>& given,
+                                   Accumulator<T>* delta, Heads<T> grad_query,
+                                   Matrix<Accumulator<T>> grad_edge) {
+  const bool packed = is_packed(in, {given.grad.data, grad_query.data});
+  const DestinationPass<T> base(queue, graph, dropout, given, delta);
+  return with_edges(in, [&](auto edges) {
+    const Destinations<T, edges.value> pass{base, in, static_cast<Accumulator<T>>(scale),
+                                            RowResult<T>(queue, base.pieces, grad_query),
+                                            grad_edge};
+    // Where all heads add to the same gradient of an edge, one group takes them all.
+    const int64_t heads = edges.value ? std::min<int64_t>(1, in.key.heads) : in.key.heads;
+    const cudaError_t error = with_layout<T>(in.query.width, packed, [&](auto layout) {
+      using L = decltype(layout);
+      const dim3 grid(blocks_for<L>(pass.tasks), heads_of_grid(heads));
+      return run_destinations<L>(queue, "attention_destinations", pass, grid);
+    });
+    return error == cudaSuccess ? merge(queue, graph, pass.grad_query) : error;
+  });
+}
+
+template <typename T>
+cudaError_t attention_backward_src(Queue& queue, const Csr& transpose, const AttentionInputs<T>& in,
+                                   double scale, Dropout dropout, const SoftmaxGradients<T>& given,
+                                   const Accumulator<T>* delta, Heads<T> grad_key,
+                                   Heads<T> grad_value) {
+  const bool packed = is_packed(in, {given.grad.data, grad_key.data, grad_value.data});
+  const SourcePass<T> base(transpose, dropout, given, delta);
+  return with_edges(in, [&](auto edges) {
+    const Sources<T, edges.value> pass{base, in, static_cast<Accumulator<T>>(scale),
+                                       RowResult<T>(queue, base.pieces, grad_key),
+                                       RowResult<T>(queue, base.pieces, grad_value)};
+    cudaError_t error = run_sources(queue, "attention_sources", pass, packed);
+    if (error == cudaSuccess) error = merge(queue, transpose, pass.grad_key);
+    return error == cudaSuccess ? merge(queue, transpose, pass.grad_value) : error;
+  });
+}
+
+FASTGRAPH_INSTANTIATE(attention)
+FASTGRAPH_INSTANTIATE(attention_backward_dst)
+FASTGRAPH_INSTANTIATE(attention_backward_src)
+
+}  // namespace fastgraph::cuda

@@ -1,0 +1,254 @@
+// Attention from one score for each node and head: the score of an entry is
+// leaky_relu(score_src[col] + score_dst[row] + score_edge[edge]), which each lane finds for its
+// own.
+#include "cuda/kernels.h"
+#include "fastgraph/edge_softmax.cuh"
+
+namespace fastgraph::cuda {
+namespace {
+
+template <typename T>
+struct NodeScores {
+  using A = Accumulator<T>;
+
+  GatInputs<T> in;
+  A slope;
+
+  __device__ A leaky_relu(A z) const { return z > 0 ? z : times(slope, z); }
+  __device__ A through_leaky_relu(A z, A grad) const { return z > 0 ? grad : slope * grad; }
+
+  // What the score of a lane's entry is leaky_relu of.
+  __device__ A find_z(const Batch& batch, int64_t src, int64_t dst, int head) const {
+    const A nodes = widened(in.score_dst.row(dst)[head]) + widened(in.score_src.row(src)[head]);
+    if (in.score_edge.data == nullptr) return nodes;
+    return nodes + widened(in.score_edge.row(batch.edge)[head]);
+  }
+};
+
+template <typename T>
+struct Scores {
+  using Element = T;
+  using A = Accumulator<T>;
+  static constexpr bool kEdges = false, kScores = false, kProducts = false;
+  static constexpr int kGathered = 1;
+
+  NodeScores<T> scores;
+
+  struct Held {};
+  template <typename L, int kCount>
+  struct Gathered {
+    typename L::Share x[kCount];
+  };
+
+  FASTGRAPH_BOTH int64_t dot_width() const { return scores.in.x.width; }
+
+  __device__ A own_score(int64_t row, int head, const Batch& batch) const {
+    return scores.leaky_relu(scores.find_z(batch, batch.col, row, head));
+  }
+  template <typename L>
+  __device__ Held hold(const Part<L>&, int64_t) const {
+    return {};
+  }
+  template <typename L, int kCount>
+  __device__ Gathered<L, kCount> gather(const Part<L>& part, const Entries<kCount>& entries) const {
+    Gathered<L, kCount> gathered;
+    part.gather(scores.in.x, entries, gathered.x);
+    return gathered;
+  }
+  template <typename L, int kCount>
+  static __device__ const typename L::Share& value(const Gathered<L, kCount>& gathered, int u) {
+    return gathered.x[u];
+  }
+};
+
+// The gradients of score_dst and score_edge.
+template <typename T>
+struct Destinations : DestinationPass<T> {
+  using A = Accumulator<T>;
+  static constexpr bool kEdges = false, kScores = false;
+  static constexpr int kGathered = 1;
+
+  NodeScores<T> scores;
+  RowResult<T> grad_score_dst;
+  Matrix<T> grad_score_edge;
+
+  template <typename L>
+  struct Held {
+    typename L::Share grad;
+  };
+  template <typename L, int kCount>
+  struct Gathered {
+    typename L::Share x[kCount];
+  };
+  template <typename L>
+  using Totals = NoTotals<L>;
+
+  __device__ int64_t result_width() const { return 1; }
+
+  __device__ A own_score(int64_t row, int head, const Batch& batch) const {
+    return scores.leaky_relu(scores.find_z(batch, batch.col, row, head));
+  }
+  template <typename L>
+  __device__ Held<L> hold(const Part<L>& part, int64_t row) const {
+    return {part.load(this->given.grad, row)};
+  }
+  template <typename L, int kCount>
+  __device__ Gathered<L, kCount> gather(const Part<L>& part, const Entries<kCount>& entries) const {
+    Gathered<L, kCount> gathered;
+    part.gather(scores.in.x, entries, gathered.x);
+    return gathered;
+  }
+  template <typename L, int kCount>
+  __device__ void add_dots(const Part<L>&, const Held<L>& held, const Gathered<L, kCount>& gathered,
+                           const Entries<kCount>&, Dots<A, kCount>& dots) const {
+    add_products<L>(held.grad, gathered.x, dots.product);
+  }
+
+  template <typename L>
+  __device__ void add_gradients(const Part<L>& part, const Span& span, const Held<L>&,
+                                const EntrySoftmax<L>& softmax, NoTotals<L>&) const {
+    A sum = 0;
+    for_each_batch(this->graph, span, part.lanes, [&](const Batch& batch) {
+      if (part.lanes.lane >= batch.count) return;
+      const A z = scores.find_z(batch, batch.col, span.row, part.head);
+      const A grad = scores.through_leaky_relu(z, softmax.gradient(batch));
+      if (grad_score_edge.data) grad_score_edge.row(batch.edge)[part.head] = narrowed<T>(grad);
+      sum += grad;
+    });
+    sum = part.lanes.sum(sum);
+    if (part.lanes.lane == 0) grad_score_dst.store_one(span, part.head, sum);
+  }
+  template <typename L>
+  __device__ void store_totals(const Part<L>&, const NoTotals<L>&) const {}
+};
+
+// Gradients of x and score_src, along the transpose.
+template <typename T>
+struct Sources : SourcePass<T> {
+  using A = Accumulator<T>;
+  static constexpr bool kEdges = false, kScores = false;
+  static constexpr int kGathered = 1;
+
+  NodeScores<T> scores;
+  RowResult<T> grad_x;
+  RowResult<T> grad_score_src;
+
+  template <typename L>
+  struct Held {
+    typename L::Share x;
+  };
+  template <typename L, int kCount>
+  struct Gathered {
+    typename L::Share grad[kCount];
+  };
+  template <typename L>
+  struct Sums {
+    typename L::Sums x;
+    A score;  // over the entries of this lane
+    __device__ void clear() {
+      x.clear();
+      score = 0;
+    }
+  };
+
+  __device__ int64_t result_width() const { return grad_x.rows.width; }
+
+  __device__ A own_score(int64_t row, int head, const Batch& batch) const {
+    return scores.leaky_relu(scores.find_z(batch, row, batch.col, head));
+  }
+  template <typename L>
+  __device__ Held<L> hold(const Part<L>& part, int64_t row) const {
+    return {part.load(scores.in.x, row)};
+  }
+  template <typename L, int kCount>
+  __device__ Gathered<L, kCount> gather(const Part<L>& part, const Entries<kCount>& entries) const {
+    Gathered<L, kCount> gathered;
+    part.gather(this->given.grad, entries, gathered.grad);
+    return gathered;
+  }
+  template <typename L, int kCount>
+  __device__ void add_dots(const Part<L>&, const Held<L>& held, const Gathered<L, kCount>& gathered,
+                           const Entries<kCount>&, Dots<A, kCount>& dots) const {
+    add_products<L>(held.x, gathered.grad, dots.product);
+  }
+
+  template <typename L, int kCount>
+  __device__ void add(const Part<L>&, const Held<L>&, const Gathered<L, kCount>& gathered,
+                      const Entries<kCount>& entries, const A (&of_value)[kCount],
+                      const A (&)[kCount], Sums<L>& sums) const {
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      if (u >= entries.count) break;
+      sums.x.each([&](A& sum, int q, int i) { sum += of_value[u] * gathered.grad[u].at(q, i); });
+    }
+  }
+  template <typename L>
+  __device__ void add_own(int64_t row, int head, const Batch& batch, A of_score,
+                          Sums<L>& sums) const {
+    const A z = scores.find_z(batch, row, batch.col, head);
+    sums.score += scores.through_leaky_relu(z, of_score);
+  }
+  template <typename L>
+  __device__ void store(const Part<L>& part, const Span& span, const Sums<L>& sums) const {
+    grad_x.store(part, span, sums.x);
+    const A score = part.lanes.sum(sums.score);
+    if (part.lanes.lane == 0 && part.first == 0) grad_score_src.store_one(span, part.head, score);
+  }
+};
+
+// A matrix [nodes, heads] as heads of one channel.
+template <typename T>
+Heads<T> as_heads(Matrix<T> x) {
+  return {x.data, x.rows, x.width, 1};
+}
+
+}  // namespace
+
+template <typename T>
+cudaError_t gat(Queue& queue, const Csr& graph, const GatInputs<T>& in, double slope,
+                Dropout dropout, const SoftmaxOutputs<T>& outputs) {
+  const bool packed = fits_packs<T>(in.x.width, {in.x.data, outputs.out.data});
+  const Scores<T> scores{{in, static_cast<Accumulator<T>>(slope)}};
+  return run_forward(queue, "gat_rows", graph, scores, dropout, outputs, packed);
+}
+
+template <typename T>
+cudaError_t gat_backward_dst(Queue& queue, const Csr& graph, const GatInputs<T>& in, double slope,
+                             Dropout dropout, const SoftmaxGradients<T>& given,
+                             Accumulator<T>* delta, Matrix<T> grad_score_dst,
+                             Matrix<T> grad_score_edge) {
+  const DestinationPass<T> base(queue, graph, dropout, given, delta);
+  const Destinations<T> pass{base,
+                             {in, static_cast<Accumulator<T>>(slope)},
+                             RowResult<T>(queue, base.pieces, as_heads(grad_score_dst)),
+                             grad_score_edge};
+  const bool packed = fits_packs<T>(in.x.width, {in.x.data, given.grad.data});
+  const cudaError_t error = with_layout<T>(in.x.width, packed, [&](auto layout) {
+    using L = decltype(layout);
+    const dim3 grid(blocks_for<L>(pass.tasks), heads_of_grid(in.x.heads));
+    return run_destinations<L>(queue, "gat_destinations", pass, grid);
+  });
+  return error == cudaSuccess ? merge(queue, graph, pass.grad_score_dst) : error;
+}
+
+template <typename T>
+cudaError_t gat_backward_src(Queue& queue, const Csr& transpose, const GatInputs<T>& in,
+                             double slope, Dropout dropout, const SoftmaxGradients<T>& given,
+                             const Accumulator<T>* delta, Heads<T> grad_x,
+                             Matrix<T> grad_score_src) {
+  const SourcePass<T> base(transpose, dropout, given, delta);
+  const Sources<T> pass{base,
+                        {in, static_cast<Accumulator<T>>(slope)},
+                        RowResult<T>(queue, base.pieces, grad_x),
+                        RowResult<T>(queue, base.pieces, as_heads(grad_score_src))};
+  const bool packed = fits_packs<T>(in.x.width, {in.x.data, given.grad.data, grad_x.data});
+  cudaError_t error = run_sources(queue, "gat_sources", pass, packed);
+  if (error == cudaSuccess) error = merge(queue, transpose, pass.grad_x);
+  return error == cudaSuccess ? merge(queue, transpose, pass.grad_score_src) : error;
+}
+
+FASTGRAPH_INSTANTIATE(gat)
+FASTGRAPH_INSTANTIATE(gat_backward_dst)
+FASTGRAPH_INSTANTIATE(gat_backward_src)
+
+}  // namespace fastgraph::cuda
