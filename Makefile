@@ -15,7 +15,7 @@ tools = $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pypr
   print(*project["project"]["optional-dependencies"][sys.argv[1]], sep="\n")' $(1) \
   >$(VENV)/$(1).txt && $(BIN)/pip install --quiet --requirement $(VENV)/$(1).txt
 
-.PHONY: help install demo test scatter test-scatter wheel test-wheel sanitize aarch64 cuda-objects lint format bench clean
+.PHONY: help install demo test scatter test-scatter wheel test-wheel sanitize aarch64 cuda lint format bench clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -65,8 +65,9 @@ aarch64: install ## compile the portable kernels for 64-bit Arm
 	  -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DFASTGRAPH_LIBRARY_DIR=$(abspath build/aarch64/lib)
 	$(BIN)/cmake --build build/aarch64
 
-cuda-objects: install ## compile the CUDA kernels and print registers and spills
-	$(BIN)/python -m tests.simt.cuda_objects
+cuda: install ## compile the CUDA kernels for all architectures, and compare their registers
+	$(call tools,native)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.cuda.registers
 
 lint: install ## ruff, mypy and clang-format
 	$(call tools,lint)

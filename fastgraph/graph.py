@@ -138,18 +138,25 @@ def _check_index(name: str, index: Tensor, dim: int) -> None:
 
 
 def _compress(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Compressed:
-    ptr = row.new_empty(num_rows + 1, dtype=torch.int64)
-    index, edge_id = (row.new_empty(row.numel(), dtype=torch.int32) for _ in range(2))
     if row.device.type == "cpu" and native.is_available():
+        ptr = row.new_empty(num_rows + 1, dtype=torch.int64)
+        index, edge_id = (row.new_empty(row.numel(), dtype=torch.int32) for _ in range(2))
         is_sorted = native.library().build_csr(row, col, num_rows, num_cols, ptr, index, edge_id)
         return Compressed(ptr, index, None if is_sorted else edge_id, row.numel())
-    _check_range(row, num_rows, 1)
-    _check_range(col, num_cols, 0)
-    order = torch.argsort(row, stable=True)
-    counts = torch.bincount(row, minlength=num_rows)
-    ptr[0] = 0
-    torch.cumsum(counts, 0, out=ptr[1:])
-    return Compressed(ptr, col[order].int(), order.int(), _longest(ptr))
+    if row.numel() == 0:
+        empty = row.new_empty(0, dtype=torch.int32)
+        return Compressed(row.new_zeros(num_rows + 1, dtype=torch.int64), empty, None, 0)
+    # Indices out of range may do what they like to the order: the caller learns of them below.
+    keys, order = torch.sort(row.int(), stable=True)
+    ptr = _starts(keys, num_rows)
+    # All that the host must know, in one transfer.
+    numbers = [*torch.aminmax(row), *torch.aminmax(col), _longest(ptr), (row.diff() >= 0).all()]
+    low_row, high_row, low_col, high_col, longest, is_sorted = _to_host(numbers)
+    _check_range(low_col, high_col, num_cols, 0)
+    _check_range(low_row, high_row, num_rows, 1)
+    if is_sorted:
+        return Compressed(ptr, col.int(), None, longest)
+    return Compressed(ptr, col[order].int(), order.int(), longest)
 
 
 def _check_compressed(ptr: Tensor, index: Tensor, num_rows: int, num_cols: int) -> Compressed:
@@ -160,19 +167,20 @@ def _check_compressed(ptr: Tensor, index: Tensor, num_rows: int, num_cols: int) 
         return Compressed(out_ptr, out_index, None, index.numel())
     if ptr.numel() != num_rows + 1:
         raise ValueError(f"ptr must have {num_rows + 1} elements, got {ptr.numel()}")
-    if int(ptr[0]) != 0 or int(ptr[-1]) != index.numel() or bool((ptr.diff() < 0).any()):
+    bounds = torch.aminmax(index) if index.numel() else ()
+    numbers = [ptr[0], ptr[-1], (ptr.diff() >= 0).all(), _longest(ptr), *bounds]
+    first, last, rises, longest, *low_and_high = _to_host(numbers)
+    if first != 0 or last != index.numel() or not rises:
         raise ValueError(
             f"ptr must rise from 0 to the number of edges ({index.numel()}) without falling"
         )
-    _check_range(index, num_cols, 0)
-    out_ptr.copy_(ptr)
-    return Compressed(out_ptr, out_index.copy_(index), None, _longest(out_ptr))
+    if low_and_high:
+        low, high = low_and_high
+        _check_range(low, high, num_cols, 0)
+    return Compressed(out_ptr.copy_(ptr), out_index.copy_(index), None, longest)
 
 
-def _check_range(index: Tensor, size: int, row: int) -> None:
-    if index.numel() == 0:
-        return
-    low, high = int(index.min()), int(index.max())
+def _check_range(low: int, high: int, size: int, row: int) -> None:
     if low < 0 or high >= size:
         raise IndexError(
             f"edge_index holds index {low if low < 0 else high} in row {row}, "
@@ -181,21 +189,30 @@ def _check_range(index: Tensor, size: int, row: int) -> None:
 
 
 def _transpose(rows: Compressed, num_cols: int) -> Compressed:
-    ptr = rows.ptr.new_empty(num_cols + 1)
-    index, edge_id = torch.empty_like(rows.col), torch.empty_like(rows.col)
     if rows.ptr.device.type == "cpu" and native.is_available():
+        ptr = rows.ptr.new_empty(num_cols + 1)
+        index, edge_id = torch.empty_like(rows.col), torch.empty_like(rows.col)
         native.library().transpose_csr(*rows, num_cols, ptr, index, edge_id)
         return Compressed(ptr, index, edge_id, index.numel())
     row_of_entry = torch.repeat_interleave(rows.ptr.diff(), output_size=rows.col.numel())
-    order = torch.argsort(rows.col, stable=True)
-    ptr[0] = 0
-    torch.cumsum(torch.bincount(rows.col, minlength=num_cols), 0, out=ptr[1:])
+    keys, order = torch.sort(rows.col, stable=True)
+    ptr = _starts(keys, num_cols)
     edge_id = order.int() if rows.edge_id is None else rows.edge_id[order]
-    return Compressed(ptr, row_of_entry[order].int(), edge_id, _longest(ptr))
+    return Compressed(ptr, row_of_entry[order].int(), edge_id, int(_longest(ptr)))
 
 
-def _longest(ptr: Tensor) -> int:
-    return int(ptr.diff().max()) if ptr.numel() > 1 else 0
+def _starts(keys: Tensor, size: int) -> Tensor:
+    """Where each of ``size`` keys begins among the sorted ones, and where the last ends."""
+    return torch.searchsorted(keys, torch.arange(size + 1, dtype=keys.dtype, device=keys.device))
+
+
+def _longest(ptr: Tensor) -> Tensor:
+    return ptr.diff().amax() if ptr.numel() > 1 else ptr.new_zeros(())
+
+
+def _to_host(numbers: list[Tensor]) -> list[int]:
+    found: list[int] = torch.stack([number.long() for number in numbers]).tolist()
+    return found
 
 
 class _Memoised(NamedTuple):

@@ -120,3 +120,45 @@ def why_unavailable() -> str | None:
 def is_available() -> bool:
     """Whether the kernels can be used here."""
     return why_unavailable() is None
+
+
+_CUDA_LIBRARY: Final = _LIBRARY_DIR / "libfastgraph_cuda.so"
+
+
+@functools.cache
+def cuda_library() -> Any:
+    """The module of CUDA kernels.
+
+    Its functions take tensors on one GPU and check them; those that it shares with
+    :func:`library` have the same arguments.
+
+    Raises:
+        OSError: If the library cannot be loaded, or is missing from the installation.
+    """
+    import tvm_ffi
+
+    return tvm_ffi.load_module(str(_CUDA_LIBRARY))
+
+
+@functools.cache
+def why_cuda_unavailable() -> str | None:
+    """Why the CUDA kernels cannot be used here, or ``None`` if they can."""
+    if torch.version.cuda is None:
+        return "this torch was built without CUDA"
+    if not _CUDA_LIBRARY.exists():
+        return (
+            "this installation has no CUDA kernels; building from source makes them where there "
+            "are nvcc and a GPU, or everywhere with FASTGRAPH_CUDA=on"
+        )
+    if not torch.cuda.is_available():
+        return "torch finds no GPU"
+    built, supported = (
+        divmod(version, 1000)
+        for version in (cuda_library().runtime_version(), cuda_library().driver_version())
+    )
+    if supported[0] < built[0]:
+        return (
+            f"the CUDA kernels were built with CUDA {built[0]}.{built[1] // 10}, but the driver "
+            f"supports {supported[0]}.{supported[1] // 10} at most"
+        )
+    return None

@@ -15,6 +15,10 @@ from tests.simt import backend as simt
 plugin_manager().register(simt)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--emulate", action="store_true", help="run tests/cuda without a GPU")
+
+
 @pytest.fixture(params=["cpu", "reference", "scatter", "simt"])
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every backend in turn, selected for the test."""

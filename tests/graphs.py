@@ -17,6 +17,10 @@ class Case:
     num_src: int
     num_dst: int
 
+    @property
+    def num_edges(self) -> int:
+        return self.edge_index.shape[1]
+
     def __str__(self) -> str:
         return self.name
 
@@ -34,6 +38,13 @@ def hub_edges(num_nodes: int, num_edges: int) -> Tensor:
     edges = random_edges(num_nodes, num_nodes, num_edges, seed=1)
     edges[1, ::2] = 3
     return edges
+
+
+def cut_case() -> Case:
+    """Rows of 300, 0, 301 and 257 edges, and a few: CUDA kernels cut edges at multiples of 256, so
+    that a piece ends with one long row and the next begins in its middle."""
+    dst = torch.tensor([0] * 300 + [2] * 301 + [3] * 257 + [4] * 3)
+    return Case("cut", torch.stack([random_edges(50, 1, dst.numel())[0], dst]), 50, 6)
 
 
 def square_cases() -> list[Case]:

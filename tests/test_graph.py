@@ -181,10 +181,18 @@ def test_without_the_native_library(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr("fastgraph.native.is_available", lambda: False)
             plain = Graph(case.edge_index, case.num_src, case.num_dst)
             assert all(map(torch.equal, native.edge_list(), plain.edge_list()))
-            for ours, theirs in zip(native.by_source, plain.by_source, strict=True):
-                assert torch.equal(ours, theirs)
+            for name in ("by_destination", "by_source"):
+                *ours, bound = getattr(native, name)
+                *theirs, longest = getattr(plain, name)
+                for a, b in zip(ours, theirs, strict=True):
+                    assert (a is None and b is None) or torch.equal(a, b)
+                assert longest == max(theirs[0].diff().tolist(), default=0) <= bound
     monkeypatch.setattr("fastgraph.native.is_available", lambda: False)
     with pytest.raises(IndexError, match="index 7 in row 1, expected 0 <= index < 3"):
         Graph(torch.tensor([[0], [7]]), 3, 3)
+    with pytest.raises(IndexError, match="index -1 in row 0, expected 0 <= index < 3"):
+        Graph(torch.tensor([[-1], [1]]), 3, 3)
     with pytest.raises(ValueError, match="ptr must rise from 0"):
         Graph(torch.tensor([0, 1]), 3, 2, torch.tensor([0, 2, 1]))
+    with pytest.raises(IndexError, match="index 3 in row 0, expected 0 <= index < 3"):
+        Graph(torch.tensor([0, 3]), 3, 2, torch.tensor([0, 1, 2]))

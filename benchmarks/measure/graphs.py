@@ -68,6 +68,29 @@ def load(name: str) -> GraphData:
     return GraphData(name, edge_index.contiguous(), num_nodes)
 
 
+# Nodes and edges (both directions counted) of graphs whose size and skew are imitated.
+SHAPES = {
+    "like-ogbn-arxiv": (169_343, 2_332_486),
+    "like-web-traffic": (2_890_331, 12_895_369),
+    "like-ogbn-products": (2_449_029, 123_718_280),
+}
+
+
+def imitate(name: str, device: torch.device) -> GraphData:
+    """A random graph with the size of a well-known one and R-MAT's skew, made on the device."""
+    num_nodes, num_edges = SHAPES[name]
+    generator = torch.Generator(device).manual_seed(0)
+    ends = torch.zeros(2, num_edges // 2, dtype=torch.int64, device=device)
+    thresholds = torch.tensor(_KRONECKER_QUADRANTS, device=device).cumsum(0)[:-1]
+    for _ in range((num_nodes - 1).bit_length()):
+        draw = torch.rand(num_edges // 2, generator=generator, device=device)
+        quadrant = torch.bucketize(draw, thresholds)
+        ends = 2 * ends + torch.stack([quadrant // 2, quadrant % 2])
+    order = torch.randperm(num_nodes, generator=generator, device=device)
+    ends = order[ends % num_nodes]
+    return GraphData(name, torch.cat([ends, ends.flip(0)], dim=1), num_nodes)
+
+
 def _from_pyg(name: str, root: Path) -> GraphData:
     from torch_geometric.datasets import HeterophilousGraphDataset, Planetoid
 

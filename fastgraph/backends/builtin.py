@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from fastgraph.backends.base import Backend
 from fastgraph.backends.cpu import CpuBackend
+from fastgraph.backends.cuda import CudaBackend
 from fastgraph.backends.reference import ReferenceBackend
 from fastgraph.backends.scatter import ScatterBackend
 from fastgraph.hookspecs import hookimpl
@@ -13,4 +14,4 @@ from fastgraph.hookspecs import hookimpl
 
 @hookimpl
 def fastgraph_backends() -> Sequence[Backend]:
-    return [CpuBackend(), ScatterBackend(), ReferenceBackend()]
+    return [CpuBackend(), CudaBackend(), ScatterBackend(), ReferenceBackend()]

@@ -21,6 +21,7 @@ class Registry:
         self._selected: str | None = None
         self._kernels: dict[tuple[str, str, torch.dtype], Kernel] = {}
         self._wanted: frozenset[tuple[str, str, torch.dtype]] = frozenset()
+        self._hints: dict[str, str] = {}
 
     @property
     def backends(self) -> dict[str, Backend]:
@@ -65,6 +66,21 @@ class Registry:
             for key in itertools.product(OPERATORS, DEVICE_TYPES, FLOATING)
             if self._candidates(*key, minimum_priority=0)
         )
+        self._hints = {device_type: self._hint(device_type) for device_type in DEVICE_TYPES[1:]}
+
+    def _hint(self, device_type: str) -> str:
+        """Why the backends made for this device, and not for the CPU, do not compute."""
+        hint = ""
+        for backend in self.backends.values():
+            serves = (backend.kernel("spmm", t, torch.float32) for t in (device_type, "cpu"))
+            if [kernel is not None for kernel in serves] != [True, False]:
+                continue
+            why_not = backend.unavailable()
+            if why_not is not None:
+                hint += f"; {backend.name} is unavailable: {why_not}"
+            elif backend.priority < 0:
+                hint += f"; {backend.name} would on request"
+        return hint
 
     @property
     def selected(self) -> str | None:
@@ -90,7 +106,8 @@ class Registry:
         """
         if (operator, device_type, dtype) in self._wanted:
             return None
-        return f"no backend computes {operator} for {dtype} on {device_type}"
+        hint = self._hints.get(device_type, "")
+        return f"no backend computes {operator} for {dtype} on {device_type}{hint}"
 
     def _candidates(
         self, operator: str, device_type: str, dtype: torch.dtype, minimum_priority: int

@@ -118,6 +118,9 @@ class Observer:
             self._dropping.add(type(layer).__name__)
 
     def _step(self, *_: Any) -> None:
+        cuda = gpus()
+        if cuda is not None:
+            cuda.synchronize()  # a step ends when its kernels do
         now = time.perf_counter()
         if self._remove_layer_hook is not None:
             self._remove_layer_hook()
@@ -129,26 +132,56 @@ class Observer:
     def _end(self) -> None:
         status = sys.modules.get("fastgraph.routing.status")
         rows = [] if status is None else [asdict(row) for row in status.STATUS.rows]
-        self._write("end", peak=self._memory.ever(), layers=rows, dropping=sorted(self._dropping))
+        self._write(
+            "end",
+            peak=self._memory.ever(),
+            on_gpu=gpus() is not None,
+            layers=rows,
+            dropping=sorted(self._dropping),
+        )
         self._file.close()
 
 
+def gpus() -> Any:
+    """The ``torch.cuda`` that the program uses, or ``None`` while it uses no GPU."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+
+
 class PeakMemory:
-    """Most bytes that were in memory, as the kernel counts them; 0 where it does not."""
+    """Most bytes in memory: on all GPUs together once the program uses one, resident before.
+
+    What is resident is counted by the operating system; 0 where it does not.
+    """
 
     def __init__(self) -> None:
         self._ever = 0
+        self._on_gpus = False
 
     def since_last(self) -> int:
         """Since the last such question, or since the start where the count cannot be restarted."""
         self.ever()
-        found = resident("VmHWM") or 0
-        return found if restart_peak() else self._ever
+        cuda = gpus()
+        if cuda is None:
+            found = resident("VmHWM") or 0
+            return found if restart_peak() else self._ever
+        found = _allocated(cuda)
+        for device in range(cuda.device_count()):
+            cuda.reset_peak_memory_stats(device)
+        return found
 
     def ever(self) -> int:
         """Since the start."""
-        self._ever = max(self._ever, resident("VmHWM") or 0)
+        cuda = gpus()
+        if cuda is not None and not self._on_gpus:
+            self._on_gpus, self._ever = True, 0
+        found = (resident("VmHWM") or 0) if cuda is None else _allocated(cuda)
+        self._ever = max(self._ever, found)
         return self._ever
+
+
+def _allocated(cuda: Any) -> int:
+    return sum(cuda.max_memory_allocated(device) for device in range(cuda.device_count()))
 
 
 def main(text: str) -> None:

@@ -7,7 +7,7 @@ import inspect
 import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -207,9 +207,13 @@ def attention_dropout(module: nn.Module) -> list[str]:
     return [name for name, layer in module.named_modules() if drops_attention(layer)]
 
 
-def _precision(double: bool) -> torch.autocast | nullcontext[None]:
-    # The truth must not be rounded by the caller's autocast.
-    return torch.autocast("cpu", enabled=False) if double else nullcontext()
+@contextmanager
+def _precision(double: bool) -> Iterator[None]:
+    with ExitStack() as stack:
+        if double:  # the truth must not be rounded by the caller's autocast
+            for device_type in ("cpu", "cuda"):
+                stack.enter_context(torch.autocast(device_type, enabled=False))
+        yield
 
 
 def _cast_to_double(module: nn.Module) -> None:

@@ -66,7 +66,8 @@ class Run:
         shift: which of the seeds, from 0.
         exit_code: as the operating system gives it; negative for a signal.
         seconds: from start to end, imports included.
-        peak_bytes: most memory that was resident at a time.
+        peak_bytes: most memory that was resident at a time, or allocated on GPUs if it used any.
+        on_gpu: whether it used any.
         output: what it printed, to either stream.
         steps: its optimizer steps.
         layers: fastgraph's status at its end; empty if it was killed.
@@ -78,6 +79,7 @@ class Run:
     exit_code: int
     seconds: float
     peak_bytes: int
+    on_gpu: bool
     output: str
     steps: tuple[Step, ...]
     layers: tuple[StatusRow, ...]
@@ -301,7 +303,9 @@ def run_once(plan: Plan, side: Side, shift: int, progress: Callable[[str], None]
         found = [json.loads(line) for line in events.read_text().splitlines()]
         text = output.read_text(errors="replace")
     ends: list[dict[str, Any]] = [event for event in found if event["kind"] == "end"]
-    end: dict[str, Any] = ends[0] if ends else {"peak": 0, "layers": [], "dropping": []}
+    end: dict[str, Any] = (
+        ends[0] if ends else {"peak": 0, "on_gpu": False, "layers": [], "dropping": []}
+    )
     unit = 1 if sys.platform == "darwin" else 1024
     return Run(
         side=side,
@@ -309,6 +313,7 @@ def run_once(plan: Plan, side: Side, shift: int, progress: Callable[[str], None]
         exit_code=process.returncode,
         seconds=seconds,
         peak_bytes=end["peak"] or usage.ru_maxrss * unit,
+        on_gpu=end["on_gpu"],
         output=text,
         steps=tuple(
             Step(event["time"], event["loss"], event["peak"])

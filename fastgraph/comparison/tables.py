@@ -37,7 +37,8 @@ def cost_table(found: ScriptComparison) -> Table:
     """Time, memory and final loss of both sides."""
     table = Table()
     table.add_column("run")
-    for heading in ("time per step", "steps", "peak memory", "final loss", "whole run"):
+    memory = "peak GPU memory" if found.of("plain")[0].on_gpu else "peak memory"
+    for heading in ("time per step", "steps", memory, "final loss", "whole run"):
         table.add_column(heading, justify="right")
     for side, name in SIDES:
         run = found.of(side)[0]

@@ -21,6 +21,7 @@ from torch_geometric.nn.aggr import (
     SumAggregation,
 )
 from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.typing import WITH_TORCH_SCATTER
 
 from fastgraph import ops, settings
 from fastgraph.backends.registry import REGISTRY
@@ -193,9 +194,16 @@ def plan_propagate(
     if refusal is not None:
         return refusal
     node_dim = module.node_dim + x.dim() if module.node_dim < 0 else module.node_dim
-    # torch.sparse.mm gives the gradient of an extremum to one edge, scatter_reduce splits it.
-    ties = "winner" if fused else "split"
+    ties = "winner" if fused or _scatters_to_one_winner(x) else "split"
     return Plan(x, topology, weight, reduce, num_out, node_dim, ties)
+
+
+def _scatters_to_one_winner(x: Tensor) -> bool:
+    """Whether upstream gives the gradient of an extremum to one edge, as torch_scatter does.
+
+    ``scatter_reduce`` splits it; ``torch.sparse.mm``, on matrices, does not either.
+    """
+    return x.is_cuda and WITH_TORCH_SCATTER and not torch.compiler.is_compiling()
 
 
 def _fuses_edge_index(module: MessagePassing, edge_index: EdgeIndex, reduce: str) -> bool:

@@ -108,7 +108,11 @@ def _attend(
             extension = torch.einsum("nhc,hcd->nhd", query, edge_weight(module))
             edge = edge.to(query.dtype)  # as autocast does before a projection
         query = torch.cat([query, extension.to(query.dtype)], dim=-1)
-    query, key, value, edge = same_dtype(query, key, value, edge)
+    tensors = same_dtype(query, key, value, edge)
+    if query.is_cuda and torch.is_autocast_enabled("cuda") and tensors[0].dtype != torch.float64:
+        # There, and not on the CPU, autocast adds up scores in float32, and so what follows.
+        tensors = [None if tensor is None else tensor.float() for tensor in tensors]
+    query, key, value, edge = tensors
     out, alpha = ops.attention(
         query,
         key,

@@ -44,6 +44,7 @@ def run(side: Side, seconds: float, *, title: str = "", shift: int = 0) -> Run:
         exit_code=0,
         seconds=9 * seconds,
         peak_bytes=(500 if side == "plain" else 250) << 20,
+        on_gpu=False,
         output=f"epoch 1\n<script>alert({title!r})</script>\nlast of {side}\n",
         steps=steps,
         layers=layers if side == "fastgraph" else (),
@@ -81,7 +82,9 @@ def test_page_has_the_numbers() -> None:
 
 
 def test_program_without_steps_has_no_plots() -> None:
-    bare = tuple(Run(side, 0, 0, 1.0, 1 << 20, "", (), (), ()) for side in ("plain", "fastgraph"))
+    bare = tuple(
+        Run(side, 0, 0, 1.0, 1 << 20, False, "", (), (), ()) for side in ("plain", "fastgraph")
+    )
     page = render([ScriptComparison("a.py", bare, huge_pages=True)])
     assert "<svg" not in page
     assert "No optimizer steps were seen" in page

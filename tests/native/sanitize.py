@@ -99,8 +99,8 @@ def check_that_planted_errors_are_caught(environ: dict[str, str], folder: Path) 
 
 
 def fuzz(library: Path, environ: dict[str, str], journal: Path, options: list[str]) -> None:
-    script = Path(__file__).with_name("fuzz.py")
-    process = subprocess.run([sys.executable, script, library, journal, *options], env=environ)
+    command = [sys.executable, "-m", "tests.native.fuzz", library, journal, *options]
+    process = subprocess.run(command, env=environ, cwd=ROOT, check=False)
     if process.returncode:
         last = journal.read_text() if journal.exists() else "none\n"
         raise SystemExit(f"failed with exit code {process.returncode}; last call: {last}")

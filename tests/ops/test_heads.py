@@ -486,3 +486,22 @@ def test_bad_input(name: str, wrong: dict[str, Any], error: type[Exception], mes
     operator(name)(**arguments)
     with pytest.raises(error, match=message):
         operator(name)(**{**arguments, **wrong})
+
+
+def test_exponentials_are_right_to_the_last_places(backend: str) -> None:
+    """The weights of two edges whose scores are 0 and s have the ratio exp(s)."""
+    score = -torch.linspace(0, 87, 5001)
+    num = score.numel()
+    nodes = torch.arange(num)
+    index = torch.stack([nodes, nodes]).repeat(1, 2)
+    index[0, num:] = num
+    of_src = torch.cat([score, torch.zeros(1)]).view(-1, 1)
+    _, alpha = ops.gat(
+        *(torch.zeros(num + 1, 1, 1), of_src, torch.zeros(num, 1), index),
+        negative_slope=1.0,
+        need_weights=True,
+    )
+    ratio = alpha[:num].double() / alpha[num:].double()
+    error = (ratio.flatten() / score.double().exp() - 1).abs()
+    # Two units in the last place of the exponential itself, and a rounding of each weight.
+    assert float(error.max()) < 3 * torch.finfo(torch.float32).eps

@@ -42,6 +42,13 @@ LAYERS: dict[str, Callable[[], MessagePassing]] = {
 }
 
 
+def num_routed(cls: type[MessagePassing]) -> int:
+    """How many calls of a layer ran through the operator, if none fell back."""
+    rows = [row for row in fastgraph.status().rows if row.layer == cls.__name__]
+    assert all(row.fell_back == 0 for row in rows)
+    return sum(row.routed for row in rows)
+
+
 def features(*shape: int) -> Tensor:
     torch.manual_seed(4)
     return torch.randn(*shape)
@@ -138,6 +145,7 @@ def test_gradient_checkpointing_repeats_the_dropout(
                 out = module(x, EDGES)
             out.square().sum().backward()
             gradients.append(x.grad)
+    assert num_routed(cls) == 3  # a checkpoint runs the forward pass again
     torch.testing.assert_close(*gradients)
 
 
@@ -151,6 +159,7 @@ def test_a_maximum_of_scores_that_overflow_the_exponential(cls: type[MessagePass
     expected = module(x, EDGES)
     with fastgraph.enabled():
         out = module(x, EDGES)
+    assert num_routed(cls) == 1
     assert bool(out.isfinite().all())
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
@@ -368,7 +377,7 @@ def test_copies_and_the_state_dict(cls: type[MessagePassing]) -> None:
         for clone in (copy.deepcopy(conv), pickle.loads(pickle.dumps(conv))):
             assert torch.equal(clone(x, EDGES), expected)
         assert list(conv.state_dict()) == keys
-    assert all(row.fell_back == 0 for row in fastgraph.status().rows)
+    assert num_routed(cls) == 3
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -394,8 +403,15 @@ def test_compiles(cls: type[MessagePassing]) -> None:
     conv, x = cls(CHANNELS, 4, heads=2), features(NODES, CHANNELS)
     expected = conv(x, EDGES)
     with fastgraph.enabled():
-        compiled = torch.compile(conv, backend="aot_eager")
+        graphs: list[str] = []
+
+        def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+            graphs.append(graph.code)
+            return graph.forward
+
+        compiled = torch.compile(conv, backend=backend, fullgraph=True)
         torch.testing.assert_close(compiled(x, EDGES), expected)
+    assert len(graphs) == 1 and "torch.ops.fastgraph." in graphs[0]
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -413,6 +429,7 @@ def test_an_edit_of_the_graph_is_seen(cls: type[MessagePassing]) -> None:
         conv(x, edges)
         edges[1, :30] = 2
         out = conv(x, edges)
+    assert num_routed(cls) == 2
     torch.testing.assert_close(out, conv(x, edges))
 
 

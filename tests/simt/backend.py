@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 
-from fastgraph.hookspecs import hookimpl
 from fastgraph.backends.base import FLOATING, Backend, Kernel
 from fastgraph.backends.kernels import native_kernels
+from fastgraph.hookspecs import hookimpl
 from tests.simt import library
 
 
@@ -18,14 +19,18 @@ def emulator() -> library.Emulator:
     return library.Emulator(library.build("checked"))
 
 
-_KERNELS = native_kernels(lambda: emulator().functions)
-
-
 class SimtBackend:
-    """CUDA kernels executed on the CPU; see ``tests/simt/emulator``."""
+    """CUDA kernels executed on the CPU; see ``tests/simt/emulator``.
+
+    Args:
+        emulator: gives the build to call.
+    """
 
     name = "simt"
     priority = -100  # on request only
+
+    def __init__(self, emulator: Callable[[], library.Emulator] = emulator) -> None:
+        self._kernels = native_kernels(lambda: emulator().functions)
 
     def unavailable(self) -> str | None:
         return library.why_unavailable()
@@ -33,7 +38,7 @@ class SimtBackend:
     def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel | None:
         if device_type != "cpu" or dtype not in FLOATING:
             return None
-        return _KERNELS.get(operator)
+        return self._kernels.get(operator)
 
 
 @hookimpl

@@ -41,7 +41,7 @@ class Call : public cuda::Queue {
     const size_t bytes = tvm::ffi::GetDataSize(tensor.numel(), tensor.dtype());
     void* address = simt::allocate(bytes, name);
     buffers_.push_back({address, is_written ? host : nullptr, bytes});
-    if (!is_written) simt::write(address, host, bytes);
+    if (!is_written && bytes > 0) simt::write(address, host, bytes);  // empty ones may be null
     return address;
   }
 

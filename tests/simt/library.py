@@ -40,6 +40,7 @@ COMMON = (
     # Kernels look at memory as vectors, which nvcc does not mind.
     *("-Wno-psabi", "-fno-strict-aliasing", "-fvisibility=hidden", "-ffp-contract=off"),
     *(f"-I{CSRC}", f"-I{CSRC / 'include'}", f"-I{HERE / 'emulator'}", f"-I{ROOT}"),
+    "-DFASTGRAPH_SIMT",
     *("-isystem", str(TVM_FFI / "include"), '-DFASTGRAPH_DEVICE="tests/simt/device.h"'),
 )
 ASAN = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
@@ -72,7 +73,7 @@ def build(flavour: str) -> Path:
     for_host, for_kernels, for_link = FLAVOURS[flavour]
     folder = BUILD / flavour
     folder.mkdir(parents=True, exist_ok=True)
-    given = {source: for_host for source in HOST} | {source: for_kernels for source in KERNELS}
+    given = dict.fromkeys(HOST, for_host) | dict.fromkeys(KERNELS, for_kernels)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(_compile, given, given.values(), [folder] * len(given)))
     name = hashlib.sha256(repr((objects, for_link)).encode()).hexdigest()[:16]

@@ -6,71 +6,75 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.native.cases import Sparse, assert_close, normal, spmm_reference
-from tests.simt.cases import graphs
-from tests.simt.library import DTYPES, Emulator, Rows
-
-WIDTHS = (0, 1, 7, 33, 64, 130, 200)
-GRAPHS = graphs()
-
-
-def check(
-    emulator: Emulator, name: str, x: Tensor, weight: Tensor | None = None, scaled: bool = False
-) -> None:
-    rows, edges = GRAPHS[name]
-    row_scale = normal(rows.num_rows, dtype=torch.float32, seed=4) if scaled else None
-    col_scale = normal(rows.num_cols, dtype=torch.float32, seed=5) if scaled else None
-    out = emulator.spmm(rows, x, weight, row_scale, col_scale)
-    graph = sparse(rows, edges)
-    expected = spmm_reference(graph, x, weight, row_scale, col_scale)
-    factors = [None if f is None else f.abs() for f in (weight, row_scale, col_scale)]
-    assert_close(out, expected, spmm_reference(graph, x.abs(), *factors))
+from fastgraph.graph import Graph
+from tests.native.cases import assert_close, normal
+from tests.simt.compared import (
+    CASES,
+    DTYPES,
+    WIDTHS,
+    assert_same,
+    assert_same_in_every_order,
+    cpu,
+    graph_of,
+    irregular,
+    simt,
+)
 
 
-def sparse(rows: Rows, edges: Tensor) -> Sparse:
-    src, dst = edges.long()
-    return Sparse(dst, src, rows.num_rows, rows.num_cols, rows.ptr, rows.col, rows.edge_id)
+def check(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str) -> None:
+    out = simt("spmm", graph, x, weight, reduce, False)
+    wide = [None if t is None else t.double() for t in (x, weight)]
+    magnitudes = [None if t is None else t.abs() for t in wide]
+    expected = cpu("spmm", graph, *wide, reduce, False)
+    assert_close(out, expected, cpu("spmm", graph, *magnitudes, reduce, False))
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-def test_every_graph(emulator: Emulator, name: str) -> None:
-    rows, edges = GRAPHS[name]
-    x = normal(rows.num_cols, 20, dtype=torch.float32)
-    check(emulator, name, x)
-    check(emulator, name, x, normal(edges.shape[1], dtype=torch.float32, seed=1), scaled=True)
+@pytest.mark.parametrize("name", CASES)
+def test_every_graph(name: str) -> None:
+    graph = graph_of(name)
+    x = normal(graph.num_src, 20, dtype=torch.float32)
+    check(graph, x, None, "sum")
+    check(graph, x, normal(graph.num_edges, dtype=torch.float32, seed=1), "mean")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_width(emulator: Emulator, width: int, dtype: torch.dtype) -> None:
-    for name in ("random", "cut"):
-        rows, edges = GRAPHS[name]
-        weight = normal(edges.shape[1], dtype=dtype, seed=1)
-        check(emulator, name, normal(rows.num_cols, width, dtype=dtype), weight)
+def test_every_layout(width: int, dtype: torch.dtype) -> None:
+    for name, reduce in (("random", "mean_adjoint"), ("cut", "sum")):
+        graph = graph_of(name)
+        x = normal(graph.num_src, width, dtype=dtype)
+        check(graph, x, normal(graph.num_edges, dtype=dtype, seed=1), reduce)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rows_that_are_not_cut_are_added_up_as_on_the_cpu(width: int, dtype: torch.dtype) -> None:
+    graph = graph_of("random")
+    given = (graph, normal(graph.num_src, width, dtype=dtype), None, "sum", False)
+    assert_same(simt("spmm", *given), cpu("spmm", *given))
 
 
 @pytest.mark.parametrize("width", [33, 64])
-def test_bits_do_not_depend_on_the_order_of_threads(emulator: Emulator, width: int) -> None:
-    rows, edges = GRAPHS["hub"]
-    x = normal(rows.num_cols, width, dtype=torch.float32)
-    weight = normal(edges.shape[1], dtype=torch.float32, seed=1)
-    first, *others = [emulator.spmm(rows, x, weight, seed=seed) for seed in range(4)]
-    for other in others:
-        assert torch.equal(first, other)
+def test_bits_do_not_depend_on_the_order_of_threads(width: int) -> None:
+    graph = graph_of("hub")
+    x = normal(graph.num_src, width, dtype=torch.float32)
+    weight = normal(graph.num_edges, dtype=torch.float32, seed=1)
+    assert_same_in_every_order("spmm", graph, x, weight, "sum", False)
 
 
-def test_infinite_features_of_strangers_do_not_leak(emulator: Emulator) -> None:
-    rows, edges = GRAPHS["random"]
-    x = normal(rows.num_cols, 5, dtype=torch.float32)
-    x[edges[0, 0]] = float("inf")
-    out = emulator.spmm(rows, x)
-    expected = spmm_reference(sparse(rows, edges), x)
-    assert torch.equal(out.isinf(), expected.isinf())
-    assert not out.isnan().any()
+@pytest.mark.parametrize("width", [5, 8])
+@pytest.mark.parametrize("name", ["random", "isolated", "cut"])
+def test_infinities_reach_what_they_reach_on_the_cpu(name: str, width: int) -> None:
+    graph = graph_of(name)
+    x = irregular(graph.num_src, width, dtype=torch.float32)
+    weights = irregular(graph.num_edges, dtype=torch.float32, seed=1)
+    for weight in (None, weights):
+        given = (graph, x, weight, "sum", False)
+        out, expected = simt("spmm", *given), cpu("spmm", *given)
+        assert_same(out.where(~out.isfinite(), 0), expected.where(~expected.isfinite(), 0))
 
 
-def test_infinite_weights_meet_no_zeros_that_are_not_there(emulator: Emulator) -> None:
-    rows, edges = GRAPHS["random"]
-    x, weight = torch.ones(rows.num_cols, 4), torch.full((edges.shape[1],), float("inf"))
-    expected = spmm_reference(sparse(rows, edges), x, weight)
-    assert torch.equal(emulator.spmm(rows, x, weight).double(), expected)
+def test_infinite_weights_meet_no_zeros_that_are_not_there() -> None:
+    graph = graph_of("random")
+    given = (graph, torch.ones(12, 4), torch.full((graph.num_edges,), float("inf")), "sum", False)
+    assert not simt("spmm", *given).isnan().any()

@@ -86,16 +86,14 @@ __global__ void __launch_bounds__(kBlockThreads) spmm_rows(Spmm<T> op) {
 // The sums of long rows, from those of their pieces: a block for each row.
 template <typename T>
 __global__ void __launch_bounds__(kBlockThreads) spmm_merge(Spmm<T> op) {
-  for (int64_t row = blockIdx.x; row < op.graph.num_rows; row += gridDim.x) {
-    const int64_t begin = op.graph.rowptr[row], end = op.graph.rowptr[row + 1];
-    if (end - begin <= kChunk) continue;
+  visit_long_rows(op.graph, [&](int64_t row, int64_t begin, int64_t end) {
     const Accumulator<T> scale = op.row_scale ? op.row_scale[row] : 1;
     for (int64_t f = threadIdx.x; f < op.out.width; f += blockDim.x) {
       Accumulator<T> sum = 0;
       for_each_piece(begin, end, [&](int64_t piece) { sum += op.partial.row(piece)[f]; });
       op.out.row(row)[f] = narrowed<T>(sum * scale);
     }
-  }
+  });
 }
 
 template <int kValues, int kLanes, typename T>

@@ -147,8 +147,9 @@ void enter(Fiber& fiber) {
 void leave() {
   Fiber& fiber = *machine.current;
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(&fiber.fake_stack, machine.scheduler_stack,
-                                 machine.scheduler_stack_bytes);
+  // What the sanitizer keeps beside the stack goes with the thread.
+  void** const kept = fiber.state == State::kExited ? nullptr : &fiber.fake_stack;
+  __sanitizer_start_switch_fiber(kept, machine.scheduler_stack, machine.scheduler_stack_bytes);
 #endif
   switch_context(fiber, machine.scheduler);
 #if defined(__SANITIZE_ADDRESS__)

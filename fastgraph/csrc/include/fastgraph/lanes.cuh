@@ -56,7 +56,7 @@ inline __device__ float widened(float16 value) {
 }
 
 template <typename T>
-__device__ T narrowed(Accumulator<T> value) {
+__device__ __forceinline__ T narrowed(Accumulator<T> value) {
   if constexpr (std::is_same_v<T, bfloat16>) {
     return {__bfloat16_as_ushort(__float2bfloat16_rn(value))};
   } else if constexpr (std::is_same_v<T, float16>) {
@@ -64,6 +64,12 @@ __device__ T narrowed(Accumulator<T> value) {
   } else {
     return value;
   }
+}
+
+// The value that an operator computing in T itself would have: one rounding for half types.
+template <typename T>
+__device__ Accumulator<T> rounded(Accumulator<T> value) {
+  return widened(narrowed<T>(value));
 }
 
 inline constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -74,11 +80,22 @@ struct alignas(sizeof(T) * kCount) Pack {
   T values[kCount];
 };
 
+template <int kCount, typename T>
+__device__ Pack<T, kCount> load_pack(const T* p) {
+  return *reinterpret_cast<const Pack<T, kCount>*>(p);
+}
+
+template <int kCount, typename T>
+__device__ void store_pack(T* p, const Pack<T, kCount>& pack) {
+  *reinterpret_cast<Pack<T, kCount>*>(p) = pack;
+}
+
 // As many values as 16 bytes hold.
 template <typename T>
 constexpr int kPack = 16 / static_cast<int>(sizeof(T));
 
-// Whether rows of `width` values, and as many of their sums, consist of whole packs in aligned memory.
+// Whether rows of `width` values, and as many of their sums, consist of whole packs in aligned
+// memory.
 template <typename T>
 bool fits_packs(int64_t width, std::initializer_list<const void*> arrays) {
   bool fits = width % kPack<T> == 0;

@@ -33,9 +33,8 @@ inline int64_t num_pieces(const Csr& graph) {
   return graph.longest > kChunk ? 2 * ((graph.num_entries + kChunk - 1) / kChunk) : 0;
 }
 
-// The row in which an entry stands.
-inline __device__ int64_t row_of(const Csr& graph, int64_t entry) {
-  int64_t low = 0, high = graph.num_rows - 1;
+// The row in which an entry stands, if it is one of those from low to high.
+inline __device__ int64_t row_between(const Csr& graph, int64_t low, int64_t high, int64_t entry) {
   while (low < high) {
     const int64_t middle = (low + high + 1) / 2;
     if (__ldg(graph.rowptr + middle) <= entry) {
@@ -45,6 +44,10 @@ inline __device__ int64_t row_of(const Csr& graph, int64_t entry) {
     }
   }
   return low;
+}
+
+inline __device__ int64_t row_of(const Csr& graph, int64_t entry) {
+  return row_between(graph, 0, graph.num_rows - 1, entry);
 }
 
 // The span of a task: first the pieces, because they take longest, then the rows.
@@ -68,6 +71,15 @@ template <typename Body>
 __device__ void for_each_piece(int64_t begin, int64_t end, const Body& body) {
   for (int64_t chunk = begin / kChunk; chunk * kChunk < end; ++chunk) {
     body(2 * chunk + (chunk * kChunk < begin ? 1 : 0));
+  }
+}
+
+// Calls body(row, begin, end) for the long rows, one after another in each block.
+template <typename Body>
+__device__ void visit_long_rows(const Csr& graph, const Body& body) {
+  for (int64_t row = blockIdx.x; row < graph.num_rows; row += gridDim.x) {
+    const int64_t begin = __ldg(graph.rowptr + row), end = __ldg(graph.rowptr + row + 1);
+    if (end - begin > kChunk) body(row, begin, end);
   }
 }
 

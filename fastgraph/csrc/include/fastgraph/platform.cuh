@@ -1,8 +1,10 @@
-// The only place that knows which compiler reads the kernels: nvcc, or that of the host, which runs
-// them on the CPU in tests (tests/simt).
+// The only place that knows whether kernels are for a GPU, or for the emulator that runs them on the
+// CPU in tests (tests/simt).
 #pragma once
 
-#if defined(__CUDACC__)
+#if defined(FASTGRAPH_SIMT)
+#include "simt.h"
+#else
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -11,8 +13,6 @@
 #define FASTGRAPH_DYNAMIC_SHARED(T, name)                           \
   extern __shared__ __align__(16) unsigned char fastgraph_shared[]; \
   T* const name = reinterpret_cast<T*>(fastgraph_shared)
-#else
-#include "simt.h"
 #endif
 
 namespace fastgraph {
@@ -27,12 +27,13 @@ struct Launch {
   Stream stream;
 };
 
+#if defined(__CUDACC__) || defined(FASTGRAPH_SIMT)
 // Starts a kernel; an empty grid is nothing to do. Errors of the kernel itself appear later, as
 // always with CUDA.
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch(const Launch& how, void (*kernel)(Parameters...), Arguments... arguments) {
   if (how.grid.x == 0 || how.grid.y == 0) return cudaSuccess;
-#if defined(__CUDACC__)
+#if !defined(FASTGRAPH_SIMT)
   kernel<<<how.grid, how.block, how.shared_bytes, how.stream>>>(
       static_cast<Parameters>(arguments)...);
   return cudaGetLastError();
@@ -42,5 +43,6 @@ cudaError_t launch(const Launch& how, void (*kernel)(Parameters...), Arguments..
   return simt::run(how.name, how.grid, how.block, how.shared_bytes, body, &closure);
 #endif
 }
+#endif
 
 }  // namespace fastgraph

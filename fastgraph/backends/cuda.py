@@ -1,0 +1,26 @@
+"""The CUDA kernels."""
+
+from __future__ import annotations
+
+import torch
+
+from fastgraph import native
+from fastgraph.backends.base import FLOATING, Kernel
+from fastgraph.backends.kernels import native_kernels
+
+_KERNELS = native_kernels(native.cuda_library)
+
+
+class CudaBackend:
+    """Kernels for NVIDIA GPUs; see ``fastgraph/csrc/cuda``."""
+
+    name = "cuda"
+    priority = -3  # on request, until it has been measured against upstream on a GPU
+
+    def unavailable(self) -> str | None:
+        return native.why_cuda_unavailable()
+
+    def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel | None:
+        if device_type != "cuda" or dtype not in FLOATING:
+            return None
+        return _KERNELS.get(operator)

@@ -1,0 +1,130 @@
+// For each entry the dot product of two rows. A group of lanes takes some consecutive entries,
+// whatever rows they stand in, so that long rows need no cutting; entries of one row find its
+// features in the cache.
+#include "cuda/kernels.h"
+#include "fastgraph/lanes.cuh"
+#include "fastgraph/pieces.cuh"
+
+namespace fastgraph::cuda {
+namespace {
+
+// Entries of a group: enough to be worth the search for the row of the first.
+constexpr int64_t kTaken = 32;
+
+// Entries whose rows are on their way from memory at the same time.
+constexpr int kInFlight = 4;
+
+template <typename T>
+struct Sddmm {
+  using A = Accumulator<T>;
+
+  Csr graph;
+  const A* row_scale;
+  Matrix<const T> grad;
+  Matrix<const T> x;
+  T* out;
+};
+
+// The row in which an entry stands, found from an earlier row with steps that double.
+inline __device__ int64_t row_from(const Csr& graph, int64_t row, int64_t entry) {
+  int64_t step = 1;
+  while (row + step < graph.num_rows && __ldg(graph.rowptr + row + step) <= entry) {
+    row += step;
+    step *= 2;
+  }
+  return row_between(graph, row, min(row + step, graph.num_rows) - 1, entry);
+}
+
+// The dot products of `count` pairs of rows, known to the whole group.
+template <int kValues, int kLanes, typename T>
+__device__ void find_dots(const T* const (&a)[kInFlight], const T* const (&b)[kInFlight], int count,
+                          int64_t width, Lanes<kLanes> lanes, Accumulator<T> (&dots)[kInFlight]) {
+  using Share = RowShare<T, kValues, kLanes, 1>;
+#pragma unroll
+  for (int u = 0; u < kInFlight; ++u) dots[u] = 0;
+  for (int64_t first = 0; first < width; first += Share::kWidth) {
+    Share left[kInFlight], right[kInFlight];
+#pragma unroll
+    for (int u = 0; u < kInFlight; ++u) {
+      const int64_t rest = u < count ? width - first : 0;
+      left[u].load(a[u] + first, lanes.lane, rest);
+      right[u].load(b[u] + first, lanes.lane, rest);
+    }
+#pragma unroll
+    for (int u = 0; u < kInFlight; ++u) {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) dots[u] += left[u].at(0, i) * right[u].at(0, i);
+    }
+  }
+#pragma unroll
+  for (int u = 0; u < kInFlight; ++u) dots[u] = lanes.sum(dots[u]);
+}
+
+// Each lane finds the row and the column of one entry and writes its result; the group computes
+// them, a few at a time.
+template <typename T, int kValues, int kLanes>
+__global__ void __launch_bounds__(kBlockThreads) sddmm_entries(Sddmm<T> op) {
+  using A = Accumulator<T>;
+  const int64_t first = group_index<kLanes>() * kTaken;
+  if (first >= op.graph.num_entries) return;
+  const auto lanes = Lanes<kLanes>::mine();
+  const int64_t end = min(first + kTaken, op.graph.num_entries);
+  int64_t row = row_of(op.graph, first);
+  for (int64_t base = first; base < end; base += kLanes) {
+    const int count = static_cast<int>(min(end - base, static_cast<int64_t>(kLanes)));
+    const int64_t entry = base + min(lanes.lane, count - 1);
+    row = row_from(op.graph, row, entry);
+    const auto own_row = static_cast<int32_t>(row);
+    const int32_t own_col = __ldg(op.graph.col + entry);
+    A own = 0;
+    for (int j = 0; j < count; j += kInFlight) {
+      const T *grad[kInFlight], *x[kInFlight];
+#pragma unroll
+      for (int u = 0; u < kInFlight; ++u) {
+        const int source = min(j + u, count - 1);
+        grad[u] = op.grad.row(lanes.from(own_row, source));
+        x[u] = op.x.row(lanes.from(own_col, source));
+      }
+      A dots[kInFlight];
+      find_dots<kValues>(grad, x, count - j, op.x.width, lanes, dots);
+#pragma unroll
+      for (int u = 0; u < kInFlight; ++u) {
+        if (lanes.lane == j + u) own = dots[u];
+      }
+    }
+    if (lanes.lane >= count) continue;
+    const A scale = op.row_scale ? __ldg(op.row_scale + row) : 1;
+    op.out[op.graph.edge(entry)] = narrowed<T>(scale * own);
+  }
+}
+
+template <int kValues, int kLanes, typename T>
+cudaError_t run(const Sddmm<T>& op, Stream stream) {
+  const int64_t groups = ceil_div(op.graph.num_entries, kTaken);
+  const auto blocks = static_cast<unsigned>(ceil_div(groups * kLanes, kBlockThreads));
+  return launch({"sddmm_entries", blocks, kBlockThreads, 0, stream},
+                sddmm_entries<T, kValues, kLanes>, op);
+}
+
+// Narrow rows are shared by fewer lanes, so that a warp takes several.
+template <int kValues, typename T>
+cudaError_t run_lanes(const Sddmm<T>& op, Stream stream) {
+  const int64_t packs = ceil_div(op.x.width, kValues);
+  if (packs <= 8) return run<kValues, 8>(op, stream);
+  if (packs <= 16) return run<kValues, 16>(op, stream);
+  return run<kValues, 32>(op, stream);
+}
+
+}  // namespace
+
+template <typename T>
+cudaError_t sddmm(Queue& queue, const Csr& graph, const Accumulator<T>* row_scale,
+                  Matrix<const T> grad, Matrix<const T> x, T* out) {
+  const Sddmm<T> op{graph, row_scale, grad, x, out};
+  const bool packed = fits_packs<T>(x.width, {grad.data, x.data});
+  return packed ? run_lanes<kPack<T>>(op, queue.stream()) : run_lanes<1>(op, queue.stream());
+}
+
+FASTGRAPH_INSTANTIATE(sddmm)
+
+}  // namespace fastgraph::cuda

@@ -1,0 +1,147 @@
+"""Builds the CUDA library for all architectures and compares registers with ``registers.json``.
+
+The table holds what a thread of each kernel uses on each architecture. A kernel fails that keeps
+more of its registers in memory than the table says and the few bytes by which compilers differ;
+``--write`` puts what was found into the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import tvm_ffi
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "cuda"
+LIBRARY = BUILD / "lib" / "libfastgraph_cuda.so"
+TABLE = Path(__file__).with_name("registers.json")
+TOLERANCE = 8
+"""Bytes that a kernel may keep in memory beyond those of the table."""
+
+
+class Usage(NamedTuple):
+    """What a thread, and for shared memory a block, uses."""
+
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+
+
+Usages = dict[str, dict[str, Usage]]
+"""By kernel and architecture."""
+
+
+def find_nvcc() -> str | None:
+    installed = [Path("/usr/local/cuda/bin"), *sorted(Path("/usr/local").glob("cuda-*/bin"))]
+    return shutil.which("nvcc") or next(
+        (str(path / "nvcc") for path in installed if (path / "nvcc").exists()), None
+    )
+
+
+def build(nvcc: str) -> str:
+    """What the compiler says while it builds everything anew."""
+    shutil.rmtree(BUILD, ignore_errors=True)
+    configure = [
+        *("cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DFASTGRAPH_CUDA=on"),
+        *(f"-DCMAKE_CUDA_COMPILER={nvcc}", "-DCMAKE_CUDA_FLAGS=-Xptxas -v"),
+        *(f"-DPython_EXECUTABLE={sys.executable}", f"-DFASTGRAPH_LIBRARY_DIR={LIBRARY.parent}"),
+    ]
+    subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
+    command = ["cmake", "--build", BUILD, "--target", "fastgraph_cuda"]
+    process = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if process.returncode:
+        raise SystemExit(process.stdout)
+    readable = subprocess.run(
+        ["c++filt"], input=process.stdout, capture_output=True, text=True, check=True
+    )
+    return readable.stdout
+
+
+def parsed(log: str) -> Usages:
+    """The usages that the assembler reports, by the names of kernels without their arguments."""
+    for namespace in ("fastgraph::", "cuda::", "(anonymous namespace)::"):
+        log = log.replace(namespace, "")
+    usages: Usages = {}
+    for entry in log.split("Compiling entry function '")[1:]:
+        signature, _, rest = entry.partition("' for '")
+        signature = signature.removeprefix("void ")
+        # A template argument may be in parentheses too, such as the type of an enumerator.
+        template, closed, _ = signature.rpartition(">(")
+        kernel = template + ">" if closed else signature.split("(")[0]
+        found = (
+            re.search(rf"(\d+) {what}", rest) for what in ("registers", "bytes spill", "bytes smem")
+        )
+        numbers = (int(match[1]) if match else 0 for match in found)
+        usages.setdefault(kernel, {})[rest.partition("'")[0]] = Usage(*numbers)
+    return usages
+
+
+def read_table(path: Path) -> Usages:
+    table = json.loads(path.read_text()) if path.exists() else {}
+    return {
+        kernel: {arch: Usage(*numbers) for arch, numbers in by_arch.items()}
+        for kernel, by_arch in table.items()
+    }
+
+
+def write_table(path: Path, table: Usages) -> None:
+    """One line for each kernel."""
+    lines = (f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(table.items()))
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def excesses(old: Usages, new: Usages) -> list[str]:
+    """What spills more than it did; a kernel that the table does not know may not spill."""
+    found = []
+    for kernel, by_arch in new.items():
+        for arch, usage in by_arch.items():
+            known = old.get(kernel, {}).get(arch, Usage(0, 0, 0)).spilled_bytes
+            if usage.spilled_bytes > known + TOLERANCE:
+                found.append(f"{kernel} on {arch}: {usage.spilled_bytes} bytes instead of {known}")
+    return found
+
+
+def check_that_it_loads() -> None:
+    """The library opens where there is no driver, and refuses tensors on the CPU."""
+    library = tvm_ffi.load_module(str(LIBRARY))
+    assert library.runtime_version() >= 12000
+    ptr, col, x = torch.zeros(2).long(), torch.zeros(0).int(), torch.zeros(1, 1)
+    with pytest.raises(ValueError, match="expected tensors on a GPU"):
+        library.spmm(ptr, col, None, 0, None, None, None, x, x)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help=f"write {TABLE.name}")
+    options = parser.parse_args(arguments)
+    nvcc = find_nvcc()
+    if nvcc is None:
+        print("skipped: there is no nvcc")
+        return
+    found = parsed(build(nvcc))
+    check_that_it_loads()
+    if options.write:
+        write_table(TABLE, found)
+        return
+    spilling = excesses(read_table(TABLE), found)
+    if spilling:
+        raise SystemExit("\n".join(["more registers are kept in memory:", *spilling]))
+    spills = [usage for by_arch in found.values() for usage in by_arch.values()]
+    most = max(usage.spilled_bytes for usage in spills)
+    print(f"{len(found)} kernels, at most {most} bytes of registers kept in memory")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The table of registers, without a compiler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cuda import registers
+from tests.cuda.registers import Usage
+
+LOG = """
+ptxas info    : Compiling entry function 'void fastgraph::cuda::(anonymous namespace)::rows<float, \
+(fastgraph::cuda::(anonymous namespace)::Record)2, 4>(fastgraph::cuda::Op<float>)' for 'sm_90'
+ptxas info    : Function properties for rows
+    16 bytes stack frame, 24 bytes spill stores, 20 bytes spill loads
+ptxas info    : Used 72 registers, used 1 barriers, 16 bytes stack, 1024 bytes smem
+ptxas info    : Compiling entry function 'merge(float*)' for 'sm_80'
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 30 registers, used 0 barriers
+"""
+ROWS = "rows<float, (Record)2, 4>"
+
+
+def test_what_the_assembler_reports() -> None:
+    assert registers.parsed(LOG) == {
+        ROWS: {"sm_90": Usage(72, 24, 1024)},
+        "merge": {"sm_80": Usage(30, 0, 0)},
+    }
+
+
+def test_the_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+    table = {ROWS: {"sm_80": Usage(1, 2, 3), "sm_90": Usage(4, 5, 6)}}
+    registers.write_table(tmp_path / "table.json", table)
+    assert registers.read_table(tmp_path / "table.json") == table
+    assert registers.read_table(tmp_path / "missing.json") == {}
+
+
+def test_kernels_that_spill_more_than_the_table_says() -> None:
+    old = {"a": {"sm_90": Usage(64, 16, 0)}}
+    few = {"a": {"sm_90": Usage(128, 24, 0)}, "b": {"sm_90": Usage(32, 8, 0)}}
+    assert not registers.excesses(old, few)
+    many = {"a": {"sm_80": Usage(64, 12, 0), "sm_90": Usage(64, 28, 0)}}
+    assert registers.excesses(old, many) == [
+        "a on sm_80: 12 bytes instead of 0",
+        "a on sm_90: 28 bytes instead of 16",
+    ]
+
+
+def test_without_nvcc(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(registers, "find_nvcc", lambda: None)
+    registers.main([])
+    assert capsys.readouterr().out == "skipped: there is no nvcc\n"

@@ -1,0 +1,456 @@
+"""A valid call of each native function with random arguments, and a check of what it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastgraph.backends import reference
+from tests.native.drawing import (
+    DTYPES,
+    Call,
+    Draw,
+    Graph,
+    Library,
+    Prepared,
+    accumulator,
+    assert_equal,
+    assert_near,
+    outputs,
+)
+
+
+def build_csr(lib: Library, draw: Draw) -> Prepared:
+    row, col, num_rows, num_cols = draw.edges()
+    dtype = draw.index_dtype()
+    rowptr, index, edge_id = outputs(num_rows, row.numel())
+    call = {
+        "row": draw.indices(row, dtype),
+        "col": draw.indices(col, dtype),
+        "num_rows": num_rows,
+        "num_cols": num_cols,
+        "rowptr": rowptr,
+        "col_out": index,
+        "edge_id": edge_id,
+    }
+
+    def check(in_order: Any) -> None:
+        order = row.argsort(stable=True)
+        assert in_order == torch.equal(order, torch.arange(row.numel()))
+        count = torch.bincount(row, minlength=num_rows)
+        assert_equal(rowptr, torch.cat([torch.zeros(1, dtype=torch.int64), count.cumsum(0)]))
+        assert_equal(index, col[order])
+        if not in_order:
+            assert_equal(edge_id, order)
+
+    return call, check
+
+
+def built(lib: Library, draw: Draw) -> Graph:
+    row, col, num_rows, num_cols = draw.edges()
+    rowptr, index, edge_id = outputs(num_rows, row.numel())
+    in_order = lib("build_csr", row, col, num_rows, num_cols, rowptr, index, edge_id)
+    return Graph(row, col, num_rows, num_cols, rowptr, index, None if in_order else edge_id)
+
+
+def transposed(lib: Library, graph: Graph) -> Graph:
+    rowptr, index, edge_id = outputs(graph.num_cols, graph.num_edges)
+    lib("transpose_csr", *graph.arguments.values(), graph.num_cols, rowptr, index, edge_id)
+    return Graph(graph.col, graph.row, graph.num_cols, graph.num_rows, rowptr, index, edge_id)
+
+
+def check_csr(lib: Library, draw: Draw) -> Prepared:
+    graph, dtype = built(lib, draw), draw.index_dtype()
+    rowptr, index, _ = outputs(graph.num_rows, graph.num_edges)
+    call = {
+        "ptr": draw.indices(graph.rowptr, dtype),
+        "index": draw.indices(graph.index, dtype),
+        "num_rows": graph.num_rows,
+        "num_cols": graph.num_cols,
+        "rowptr": rowptr,
+        "col_out": index,
+    }
+
+    def check(_: Any) -> None:
+        assert_equal(rowptr, graph.rowptr)
+        assert_equal(index, graph.index)
+
+    return call, check
+
+
+def transpose_csr(lib: Library, draw: Draw) -> Prepared:
+    graph = built(lib, draw)
+    rowptr, index, edge_id = outputs(graph.num_cols, graph.num_edges)
+    call = graph.arguments | {
+        "num_cols": graph.num_cols,
+        "rowptr_t": rowptr,
+        "col_t": index,
+        "edge_id_t": edge_id,
+    }
+
+    def check(_: Any) -> None:
+        order = graph.index.argsort(stable=True)
+        assert_equal(index, graph.row[graph.entry][order])
+        assert_equal(edge_id, graph.entry[order])
+        assert_equal(rowptr.diff(), torch.bincount(graph.col, minlength=graph.num_cols))
+
+    return call, check
+
+
+def spmm(lib: Library, draw: Draw) -> Prepared:
+    graph, width, dtype = built(lib, draw), draw.width(), draw.one_of(*DTYPES)
+    scale = accumulator(dtype)
+    weight = draw.maybe(draw.features(dtype, graph.num_edges))
+    row_scale = draw.maybe(draw.powers(scale, graph.num_rows))
+    col_scale = draw.maybe(draw.powers(scale, graph.num_cols))
+    x = draw.features(dtype, graph.num_cols, width)
+    special = draw.with_specials(x)
+    out = torch.full((graph.num_rows, width), 77.0, dtype=dtype)
+    call = graph.arguments | {
+        "weight": weight,
+        "row_scale": row_scale,
+        "col_scale": col_scale,
+        "x": x,
+        "out": out,
+    }
+
+    def check(_: Any) -> None:
+        messages = x.double()[graph.col]
+        if weight is not None:
+            messages *= weight.double()[:, None]
+        if col_scale is not None:
+            messages *= col_scale.double()[graph.col, None]
+        total = torch.zeros(graph.num_rows, width, dtype=torch.float64)
+        total.index_add_(0, graph.row, messages)
+        if row_scale is not None:
+            total *= row_scale.double()[:, None]
+        if not special:
+            assert_equal(out, total)
+
+    return call, check
+
+
+def sddmm(lib: Library, draw: Draw) -> Prepared:
+    graph, width, dtype = built(lib, draw), draw.width(), draw.one_of(*DTYPES)
+    row_scale = draw.maybe(draw.powers(accumulator(dtype), graph.num_rows))
+    grad = draw.features(dtype, graph.num_rows, width)
+    x = draw.features(dtype, graph.num_cols, width)
+    special = draw.with_specials(x)
+    out = torch.full((graph.num_edges,), 77.0, dtype=dtype)
+    call = graph.arguments | {"row_scale": row_scale, "grad": grad, "x": x, "out": out}
+
+    def check(_: Any) -> None:
+        product = (grad.double()[graph.row] * x.double()[graph.col]).sum(1)
+        if row_scale is not None:
+            product *= row_scale.double()[graph.row]
+        if not special:
+            assert_equal(out, product)
+
+    return call, check
+
+
+@dataclass
+class Extremum:
+    """A largest or smallest value per row and what torch says about it."""
+
+    out: Tensor
+    ties: Tensor
+    argument: Tensor
+
+
+def extremum(graph: Graph, weight: Tensor | None, is_max: bool, x: Tensor) -> Extremum:
+    row, entry = graph.row[graph.entry], graph.entry
+    messages = x.double()[graph.index.long()]
+    if weight is not None:
+        messages *= weight.double()[entry, None]
+    index = row[:, None].expand_as(messages)
+    out = torch.zeros(graph.num_rows, x.shape[1], dtype=torch.float64)
+    reduce = "amax" if is_max else "amin"
+    out = out.scatter_reduce(0, index, messages, reduce, include_self=False)
+    best = messages == out[row]
+    ties = torch.zeros(out.shape, dtype=torch.int64).scatter_add(0, index, best.long())
+    ties += (out == 0) & (graph.rowptr.diff() > 0)[:, None]
+    # Among equals the first entry wins.
+    position = torch.where(best, torch.arange(len(row))[:, None], len(row))
+    first = torch.full(out.shape, len(row)).scatter_reduce(0, index, position, "amin")
+    argument = torch.cat([entry, torch.tensor([-1])])[first]
+    return Extremum(out, ties, argument)
+
+
+def segment_extremum(lib: Library, draw: Draw) -> Prepared:
+    graph, width, dtype = built(lib, draw), draw.width(), draw.one_of(*DTYPES)
+    weight = draw.maybe(draw.features(dtype, graph.num_edges))
+    x = draw.features(dtype, graph.num_cols, width)
+    special = draw.with_specials(x)
+    out = torch.full((graph.num_rows, width), 77.0, dtype=dtype)
+    record = torch.full(out.shape, -77, dtype=torch.int32)
+    recorded, is_max = draw.one_of(None, "ties", "argument"), draw.flag()
+    call = graph.arguments | {
+        "weight": weight,
+        "is_max": is_max,
+        "x": x,
+        "out": out,
+        "ties": record if recorded == "ties" else None,
+        "argument": record if recorded == "argument" else None,
+    }
+
+    def check(_: Any) -> None:
+        if special:
+            return
+        expected = extremum(graph, weight, is_max, x)
+        assert_equal(out, expected.out)
+        if recorded is not None:
+            assert_equal(record, getattr(expected, recorded))
+
+    return call, check
+
+
+def divide_by_ties(lib: Library, draw: Draw) -> Prepared:
+    dtype, width = draw.one_of(*DTYPES), draw.width()
+    grad = draw.features(dtype, draw.number(0, draw.one_of(4, 600)), width)
+    ties = torch.exp2(draw.integers(0, 5, *grad.shape).double()).int()
+    special = draw.with_specials(grad)
+    if draw.flag():
+        ties = ties * draw.integers(-1, 2, *grad.shape).int()
+        special = True
+    share = torch.full_like(grad, 77.0)
+
+    def check(_: Any) -> None:
+        if not special:
+            assert_equal(share, grad.double() / ties)
+
+    return {"grad": grad, "ties": ties, "share": share}, check
+
+
+def segment_extremum_backward(lib: Library, draw: Draw) -> Prepared:
+    graph, width, dtype = built(lib, draw), draw.width(), draw.one_of(*DTYPES)
+    flipped = transposed(lib, graph)
+    weight = draw.maybe(draw.features(dtype, graph.num_edges))
+    x = draw.features(dtype, graph.num_cols, width)
+    special = draw.with_specials(x)
+    forward = extremum(graph, weight, draw.flag(), x)
+    out = forward.out.to(dtype)
+    grad = draw.features(dtype, graph.num_rows, width)
+    argument = draw.maybe(forward.argument.int())
+    grad_x = torch.full_like(x, 77.0)
+    call = flipped.arguments_t | {
+        "weight": weight,
+        "x": x,
+        "out": out,
+        "grad": grad,
+        "argument": argument,
+        "grad_x": grad_x,
+    }
+
+    def check(_: Any) -> None:
+        factor = torch.ones(graph.num_edges, 1, dtype=torch.float64)
+        if weight is not None:
+            factor = weight.double()[:, None]
+        if argument is not None:
+            won = argument.long()[graph.row] == torch.arange(graph.num_edges)[:, None]
+        else:
+            won = factor * x.double()[graph.col] == forward.out[graph.row]
+        expected = torch.zeros(x.shape, dtype=torch.float64)
+        expected.index_add_(0, graph.col, factor * won * grad.double()[graph.row])
+        if not special:
+            assert_equal(grad_x, expected)
+
+    return call, check
+
+
+def head_scores(lib: Library, draw: Draw) -> Prepared:
+    dtype, heads, width = draw.one_of(*DTYPES), draw.number(0, 4), draw.width()
+    nodes, count = draw.number(0, draw.one_of(5, 600)), draw.number(0, 3)
+    x, att = draw.features(dtype, nodes, heads, width), draw.features(dtype, count, heads, width)
+    special = draw.with_specials(x)
+    scores = torch.full((nodes, count, heads), 77.0, dtype=dtype)
+
+    def check(_: Any) -> None:
+        if not special:
+            assert_equal(scores, reference.head_scores(x.double(), att.double()))
+
+    return {"x": x, "att": att, "scores": scores}, check
+
+
+def head_scores_backward(lib: Library, draw: Draw) -> Prepared:
+    call, _ = head_scores(lib, draw)
+    x, att, scores = call.values()
+    special = not bool(x.isfinite().all())
+    grad = draw.features(scores.dtype, *scores.shape)
+    grad_x, grad_att = torch.full_like(x, 77.0), torch.full_like(att, 77.0)
+
+    def check(_: Any) -> None:
+        if not special:
+            expected = reference.head_scores_backward(x.double(), att.double(), grad.double())
+            assert_equal(grad_x, expected[0])
+            assert_equal(grad_att, expected[1])
+
+    return {"x": x, "att": att, "grad": grad, "grad_x": grad_x, "grad_att": grad_att}, check
+
+
+class Attention:
+    """An attention operator on random inputs, and what the reference makes of them in float64."""
+
+    def __init__(self, lib: Library, draw: Draw, operator: str) -> None:
+        self.graph = graph = built(lib, draw)
+        self.flipped = transposed(lib, graph)
+        dtype, heads, width = draw.one_of(*DTYPES), draw.number(0, 4), draw.width()
+        edge_dim = draw.one_of(None, None, 0, 1, 3, 16, 20)
+
+        def features(count: int, *shape: int) -> Tensor:
+            return draw.features(dtype, count, *shape)
+
+        edge = None if edge_dim is None else features(graph.num_edges, edge_dim)
+        self.inputs: dict[str, Tensor | None]
+        if operator == "gatv2":
+            self.inputs = {
+                "x_src": features(graph.num_cols, heads, width),
+                "x_dst": features(graph.num_rows, heads, width),
+                "att": features(1, heads, width),
+                "edge": edge,
+                "weight_edge": None if edge is None else features(heads, edge_dim, width),
+            }
+        elif operator == "gat":
+            self.inputs = {
+                "x": features(graph.num_cols, heads, width),
+                "score_src": features(graph.num_cols, heads),
+                "score_dst": features(graph.num_rows, heads),
+                "score_edge": draw.maybe(features(graph.num_edges, heads)),
+            }
+        else:
+            self.inputs = {
+                "query": features(graph.num_rows, heads, width + (edge_dim or 0)),
+                "key": features(graph.num_cols, heads, width),
+                "value": features(graph.num_cols, heads, width),
+                "edge": edge,
+            }
+        given = [tensor for tensor in self.inputs.values() if tensor is not None]
+        self.special = draw.with_specials(draw.one_of(*given))
+        self.options = {
+            # A power of 2, so that scores have no roundings.
+            "scale" if operator == "attention" else "slope": 0.25,
+            "dropout": draw.one_of(0.0, 0.0, 0.3, 1.0),
+            "seed": draw.number(-(2**63), 2**63 - 1),
+        }
+        wide = [None if t is None else t.double() for t in self.inputs.values()]
+        arguments = (False, *self.options.values())
+        out, stats, alpha = getattr(reference, operator)(graph, *wide, *arguments, True)
+        self.grad = draw.features(dtype, *out.shape)
+        self.alpha = draw.maybe(draw.features(dtype, *alpha.shape))
+        self.stats = stats.to(accumulator(dtype))
+        gradients = getattr(reference, f"{operator}_backward")(
+            graph,
+            self.grad.double(),
+            None if self.alpha is None else self.alpha.double(),
+            *wide,
+            stats,
+            *arguments,
+        )
+        self.expected = {"out": out, "stats": stats, "alpha": alpha}
+        for name, gradient in zip(self.inputs, gradients, strict=True):
+            self.expected[f"grad_{name}"] = gradient
+        # A product of two rows, or the projection of an edge's.
+        self.magnitude = 4.0 * (1 + width) * (1 + (edge_dim or 0))
+
+    def forward(self) -> Prepared:
+        outputs = {
+            "out": torch.full_like(self.grad, 77.0),
+            "stats": torch.full_like(self.stats, 77.0),
+            "alpha": None if self.alpha is None else torch.full_like(self.alpha, 77.0),
+        }
+        call = self.graph.arguments | self.inputs | self.options | outputs
+        return call, lambda _: self._check(outputs, 1)
+
+    def backward_dst(self, *names: str) -> Prepared:
+        delta = torch.full(self.stats.shape[:2], 77.0, dtype=self.stats.dtype)
+        return self._backward(self.graph.arguments, delta, names)
+
+    def backward_src(self, lib: Library, function: str, *names: str) -> Prepared:
+        others = [name for name in self.inputs if name not in names]
+        call, _ = self.backward_dst(*others)
+        lib(f"{function}_backward_dst", *call.values())
+        return self._backward(self.flipped.arguments_t, call["delta"], names)
+
+    def _backward(self, matrix: Call, delta: Tensor, names: Iterable[str]) -> Prepared:
+        """The pass that writes the gradients of the named inputs."""
+        outputs = {f"grad_{name}": self._gradient(name) for name in names}
+        given = {"stats": self.stats, "grad": self.grad, "grad_alpha": self.alpha, "delta": delta}
+        call = matrix | self.inputs | self.options | given | outputs
+        return call, lambda _: self._check(outputs, self.magnitude)
+
+    def _gradient(self, name: str) -> Tensor | None:
+        tensor = self.inputs[name]
+        if tensor is None:
+            return None
+        if name == "edge":  # added to by each head
+            return torch.zeros_like(tensor, dtype=self.stats.dtype)
+        return torch.full_like(tensor, 77.0)
+
+    def _check(self, outputs: dict[str, Tensor | None], magnitude: float) -> None:
+        for name, tensor in outputs.items():
+            if tensor is not None and not self.special:
+                assert_near(tensor, self.expected[name], magnitude, name)
+
+
+def gatv2(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "gatv2").forward()
+
+
+def gatv2_backward_dst(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "gatv2").backward_dst("x_dst", "att", "edge", "weight_edge")
+
+
+def gatv2_backward_src(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "gatv2").backward_src(lib, "gatv2", "x_src")
+
+
+def gat(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "gat").forward()
+
+
+def gat_backward_dst(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "gat").backward_dst("score_dst", "score_edge")
+
+
+def gat_backward_src(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "gat").backward_src(lib, "gat", "x", "score_src")
+
+
+def attention(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "attention").forward()
+
+
+def attention_backward_dst(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "attention").backward_dst("query", "edge")
+
+
+def attention_backward_src(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "attention").backward_src(lib, "attention", "key", "value")
+
+
+CALLS = (
+    build_csr,
+    check_csr,
+    transpose_csr,
+    spmm,
+    sddmm,
+    segment_extremum,
+    divide_by_ties,
+    segment_extremum_backward,
+    head_scores,
+    head_scores_backward,
+    gatv2,
+    gatv2_backward_dst,
+    gatv2_backward_src,
+    gat,
+    gat_backward_dst,
+    gat_backward_src,
+    attention,
+    attention_backward_dst,
+    attention_backward_src,
+)
+# These take no tensor.
