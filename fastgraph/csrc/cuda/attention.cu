@@ -38,7 +38,7 @@ struct Scores {
   using Element = T;
   using A = Accumulator<T>;
   static constexpr bool kEdges = kEdgesOf, kScores = true, kProducts = false;
-  static constexpr int kGathered = 2;
+  static constexpr int kRows = kEdges ? 4 : 2;
 
   AttentionInputs<T> in;
   A scale;
@@ -83,7 +83,7 @@ template <typename T, bool kEdgesOf>
 struct Destinations : DestinationPass<T> {
   using A = Accumulator<T>;
   static constexpr bool kEdges = kEdgesOf, kScores = true;
-  static constexpr int kGathered = 2;
+  static constexpr int kRows = kEdges ? 4 : 2;
 
   AttentionInputs<T> in;
   A scale;
@@ -125,7 +125,7 @@ struct Destinations : DestinationPass<T> {
   template <typename L>
   __device__ void add_gradients(const Part<L>& part, const Span& span, const Held<L>&,
                                 const EntrySoftmax<L>& softmax, NoTotals<L>&) const {
-    constexpr int kCount = L::in_flight(1);
+    constexpr int kCount = L::template kInFlight<kEdges ? 2 : 1>;
     typename L::Sums sums;
     sums.clear();
     for_each_batch(this->graph, span, part.lanes, [&](const Batch& batch) {
@@ -174,7 +174,7 @@ template <typename T, bool kEdgesOf>
 struct Sources : SourcePass<T> {
   using A = Accumulator<T>;
   static constexpr bool kEdges = kEdgesOf, kScores = true;
-  static constexpr int kGathered = kEdges ? 3 : 2;
+  static constexpr int kRows = kEdges ? 4 : 2;
 
   AttentionInputs<T> in;
   A scale;

@@ -29,8 +29,8 @@ template <typename T>
 struct Scores {
   using Element = T;
   using A = Accumulator<T>;
-  static constexpr bool kEdges = false, kScores = false, kProducts = false;
-  static constexpr int kGathered = 1;
+  static constexpr bool kEdges = false, kScores = false;
+  static constexpr int kRows = 1;
 
   NodeScores<T> scores;
 
@@ -66,7 +66,7 @@ template <typename T>
 struct Destinations : DestinationPass<T> {
   using A = Accumulator<T>;
   static constexpr bool kEdges = false, kScores = false;
-  static constexpr int kGathered = 1;
+  static constexpr int kRows = 1;
 
   NodeScores<T> scores;
   RowResult<T> grad_score_dst;
@@ -127,7 +127,7 @@ template <typename T>
 struct Sources : SourcePass<T> {
   using A = Accumulator<T>;
   static constexpr bool kEdges = false, kScores = false;
-  static constexpr int kGathered = 1;
+  static constexpr int kRows = 1;
 
   NodeScores<T> scores;
   RowResult<T> grad_x;

@@ -59,7 +59,7 @@ struct Scores {
   using Element = T;
   using A = Accumulator<T>;
   static constexpr bool kEdges = kEdgesOf, kScores = true, kProducts = false;
-  static constexpr int kGathered = 1;
+  static constexpr int kRows = kEdges ? 3 : 1;
 
   Additive<T, kEdges> additive;
 
@@ -103,7 +103,7 @@ template <typename T, bool kEdgesOf>
 struct Destinations : DestinationPass<T> {
   using A = Accumulator<T>;
   static constexpr bool kEdges = kEdgesOf, kScores = true;
-  static constexpr int kGathered = 1;
+  static constexpr int kRows = kEdges ? 3 : 1;
 
   Additive<T, kEdges> additive;
   RowResult<T> grad_dst;
@@ -150,7 +150,7 @@ struct Destinations : DestinationPass<T> {
   template <typename L>
   __device__ void add_gradients(const Part<L>& part, const Span& span, const Held<L>& held,
                                 const EntrySoftmax<L>& softmax, Totals<L>& totals) const {
-    constexpr int kCount = L::in_flight(1);
+    constexpr int kCount = L::template kInFlight<kEdges ? 4 : 2>;
     typename L::Sums slopes;
     slopes.clear();
     for_each_batch(this->graph, span, part.lanes, [&](const Batch& batch) {
@@ -234,7 +234,7 @@ constexpr int kEdgeChannels = std::clamp(32 / (L::kValues * L::kPacks), 1, 8);
 template <typename L, typename T>
 __global__ void __launch_bounds__(kBlockThreads) gatv2_edge_weights(EdgeWeights<T> op) {
   using A = typename L::A;
-  constexpr int kCount = L::in_flight(1), kChannels = kEdgeChannels<L>;
+  constexpr int kCount = L::template kInFlight<4>, kChannels = kEdgeChannels<L>;
   const Gatv2Inputs<T>& in = op.additive.in;
   const int64_t groups = static_cast<int64_t>(gridDim.x) * (kBlockThreads / L::kLanes);
   const int64_t tasks = op.pieces + op.graph.num_rows, width = in.att.width;
@@ -306,7 +306,7 @@ template <typename T, bool kEdgesOf>
 struct Sources : SourcePass<T> {
   using A = Accumulator<T>;
   static constexpr bool kEdges = kEdgesOf, kScores = true;
-  static constexpr int kGathered = 2;
+  static constexpr int kRows = kEdges ? 4 : 3;
 
   Additive<T, kEdges> additive;
   RowResult<T> grad_src;

@@ -42,14 +42,21 @@ struct Layout {
   using Share = RowShare<T, kValues, kLanes, kPacks>;
   using Sums = RowSums<A, kValues, kLanes, kPacks>;
 
-  // Entries on their way from memory at the same time if each brings `rows` rows, within 32
-  // registers of each lane. More than 4 would leave most of them idle at the end of the short rows
-  // that most graphs have.
-  static constexpr int in_flight(int rows) {
-    constexpr int kRegisters = kPacks * (kValues * sizeof(T) > 4 ? kValues * sizeof(T) / 4 : 1);
-    return std::clamp(32 / (rows * kRegisters), 1, 4);
-  }
+  // Entries that a group takes at the same time, to have their rows on the way together, if each
+  // needs registers for kRows rows: they get 48. More than 4 would leave most of them idle at the
+  // end of the short rows that most graphs have.
+  static constexpr int kRegisters = kPacks * kValues * sizeof(A) / 4;
+  template <int kRows>
+  static constexpr int kInFlight = 48 / (kRows * kRegisters) >= 4   ? 4
+                                   : 48 / (kRows * kRegisters) >= 2 ? 2
+                                                                    : 1;
 };
+
+// Blocks that have to fit on a multiprocessor, 0 to let the compiler choose. It would keep too many
+// registers in memory for the sake of another block where edges have features, heads are wide or
+// sums double.
+template <typename L, typename Pass>
+constexpr int kBlocks = Pass::kEdges || !L::kWhole || sizeof(typename L::A) == 8 ? 2 : 0;
 
 // Calls run with the layout for heads of a width; `packed` tells whether they consist of packs.
 // Narrow heads are shared by fewer lanes, so that a warp takes several nodes.
@@ -67,7 +74,7 @@ cudaError_t with_layout(int64_t width, bool packed, const Run& run) {
   if (packs <= 16) return run(Layout<T, kValues, 16, 1>{});
   if (packs <= 32) return run(Layout<T, kValues, 32, 1>{});
   if (packs <= 64) return run(Layout<T, kValues, 32, 2>{});
-  return run(Layout<T, kValues, 32, 4, false>{});
+  return run(Layout<T, kValues, 32, std::min(4, 16 / kValues), false>{});
 }
 
 // Calls body(q, i) for value i of each pack q in a layout.
@@ -236,9 +243,7 @@ __device__ Dots<typename L::A, kCount> find_dots(const P& pass, const Part<L>& p
                                                  const Held& held, const Entries<kCount>& entries,
                                                  const Gathered& gathered) {
   Dots<typename L::A, kCount> dots = {};
-  if constexpr (!P::kScores && !P::kProducts) {
-    return dots;
-  } else if constexpr (L::kWhole) {
+  if constexpr (L::kWhole) {
     pass.add_dots(part, held, gathered, entries, dots);
   } else {
     for_each_part<L>(part.lanes, part.head, pass.dot_width(), [&](const Part<L>& other) {
@@ -419,9 +424,9 @@ __device__ void ForwardPass<S>::finish(const Part<L>& part, const Span& span,
 }
 
 template <typename L, typename S>
-__global__ void __launch_bounds__(kBlockThreads) softmax_rows(ForwardPass<S> pass) {
+__global__ void __launch_bounds__(kBlockThreads, kBlocks<L, S>) softmax_rows(ForwardPass<S> pass) {
   using A = typename L::A;
-  constexpr int kCount = L::in_flight(S::kGathered);
+  constexpr int kCount = L::template kInFlight<S::kRows>;
   const int64_t task = group_index<L::kLanes>(), heads = pass.outputs.out.heads;
   if (task >= pass.pieces + pass.graph.num_rows) return;
   const Span span = span_of(pass.graph, task, pass.pieces);
@@ -436,7 +441,10 @@ __global__ void __launch_bounds__(kBlockThreads) softmax_rows(ForwardPass<S> pas
       if constexpr (!S::kScores) own_score = pass.scores.own_score(span.row, part.head, batch);
       for_each_entries<kCount, S::kEdges>(batch, part.lanes, [&](const Entries<kCount>& entries) {
         const auto gathered = pass.scores.gather(part, entries);
-        auto dots = find_dots(pass.scores, part, span.row, held, entries, gathered);
+        Dots<A, kCount> dots;
+        if constexpr (S::kScores) {
+          dots = find_dots(pass.scores, part, span.row, held, entries, gathered);
+        }
         A keep[kCount], largest = -INFINITY;
 #pragma unroll
         for (int u = 0; u < kCount; ++u) {
@@ -610,7 +618,7 @@ template <typename L, typename P, typename Held>
 __device__ void fill(const P& pass, const Part<L>& part, const Span& span, const Held& held,
                      EntrySoftmax<L>& softmax) {
   using A = typename L::A;
-  constexpr int kCount = L::in_flight(P::kGathered);
+  constexpr int kCount = L::template kInFlight<P::kRows>;
   const A* stats = pass.given.stats.at(span.row, part.head);
   const A largest = stats[0], inverse = stats[1];
   A delta = 0;
@@ -641,7 +649,7 @@ __device__ void fill(const P& pass, const Part<L>& part, const Span& span, const
 // Totals, sums over all rows of a group; add_gradients(part, span, held, softmax, totals); and
 // store_totals(part, totals).
 template <typename L, typename P>
-__global__ void __launch_bounds__(kBlockThreads) destination_rows(P pass) {
+__global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) destination_rows(P pass) {
   const int64_t groups = static_cast<int64_t>(gridDim.x) * (kBlockThreads / L::kLanes);
   const int64_t width = pass.only_delta ? 0 : pass.result_width();
   for_each_head<L>(pass.given.grad.heads, width, [&](const Part<L>& part) {
@@ -732,9 +740,9 @@ struct OwnSoftmax {
 // to gradients of values and scores; add_own(row, head, batch, of_score, sums), the same for a
 // lane's entry, if kScores is false; and store(part, span, sums).
 template <typename L, typename P>
-__global__ void __launch_bounds__(kBlockThreads) source_rows(P pass) {
+__global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) source_rows(P pass) {
   using A = typename L::A;
-  constexpr int kCount = L::in_flight(P::kGathered);
+  constexpr int kCount = L::template kInFlight<P::kRows>;
   const int64_t task = group_index<L::kLanes>();
   if (task >= pass.pieces + pass.graph.num_rows) return;
   const Span span = span_of(pass.graph, task, pass.pieces);
