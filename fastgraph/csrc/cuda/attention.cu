@@ -34,7 +34,7 @@ __device__ void gather_joined(const Part<L>& part, Heads<const T> x, Matrix<cons
 }
 
 template <typename T, bool kEdgesOf>
-struct Scores {
+struct AttentionScores {
   using Element = T;
   using A = Accumulator<T>;
   static constexpr bool kEdges = kEdgesOf, kScores = true, kProducts = false;
@@ -80,7 +80,7 @@ struct Scores {
 
 // The gradients of query and edge.
 template <typename T, bool kEdgesOf>
-struct Destinations : DestinationPass<T> {
+struct AttentionDestinations : DestinationPass<T> {
   using A = Accumulator<T>;
   static constexpr bool kEdges = kEdgesOf, kScores = true;
   static constexpr int kRows = kEdges ? 4 : 2;
@@ -125,7 +125,7 @@ struct Destinations : DestinationPass<T> {
   template <typename L>
   __device__ void add_gradients(const Part<L>& part, const Span& span, const Held<L>&,
                                 const EntrySoftmax<L>& softmax, NoTotals<L>&) const {
-    constexpr int kCount = L::template kInFlight<kEdges ? 2 : 1>;
+    constexpr int kCount = L::template kInFlight < kEdges ? 2 : 1 > ;
     typename L::Sums sums;
     sums.clear();
     for_each_batch(this->graph, span, part.lanes, [&](const Batch& batch) {
@@ -171,7 +171,7 @@ struct Destinations : DestinationPass<T> {
 
 // Gradients of key and value, along the transpose.
 template <typename T, bool kEdgesOf>
-struct Sources : SourcePass<T> {
+struct AttentionSources : SourcePass<T> {
   using A = Accumulator<T>;
   static constexpr bool kEdges = kEdgesOf, kScores = true;
   static constexpr int kRows = kEdges ? 4 : 2;
@@ -270,7 +270,7 @@ cudaError_t attention(Queue& queue, const Csr& graph, const AttentionInputs<T>& 
                       Dropout dropout, const SoftmaxOutputs<T>& outputs) {
   const bool packed = is_packed(in, {outputs.out.data});
   return with_edges(in, [&](auto edges) {
-    const Scores<T, edges.value> scores{in, static_cast<Accumulator<T>>(scale)};
+    const AttentionScores<T, edges.value> scores{in, static_cast<Accumulator<T>>(scale)};
     return run_forward(queue, "attention_rows", graph, scores, dropout, outputs, packed);
   });
 }
@@ -283,9 +283,9 @@ cudaError_t attention_backward_dst(Queue& queue, const Csr& graph, const Attenti
   const bool packed = is_packed(in, {given.grad.data, grad_query.data});
   const DestinationPass<T> base(queue, graph, dropout, given, delta);
   return with_edges(in, [&](auto edges) {
-    const Destinations<T, edges.value> pass{base, in, static_cast<Accumulator<T>>(scale),
-                                            RowResult<T>(queue, base.pieces, grad_query),
-                                            grad_edge};
+    const AttentionDestinations<T, edges.value> pass{base, in, static_cast<Accumulator<T>>(scale),
+                                                     RowResult<T>(queue, base.pieces, grad_query),
+                                                     grad_edge};
     // Where all heads add to the same gradient of an edge, one group takes them all.
     const int64_t heads = edges.value ? std::min<int64_t>(1, in.key.heads) : in.key.heads;
     const cudaError_t error = with_layout<T>(in.query.width, packed, [&](auto layout) {
@@ -305,9 +305,9 @@ cudaError_t attention_backward_src(Queue& queue, const Csr& transpose, const Att
   const bool packed = is_packed(in, {given.grad.data, grad_key.data, grad_value.data});
   const SourcePass<T> base(transpose, dropout, given, delta);
   return with_edges(in, [&](auto edges) {
-    const Sources<T, edges.value> pass{base, in, static_cast<Accumulator<T>>(scale),
-                                       RowResult<T>(queue, base.pieces, grad_key),
-                                       RowResult<T>(queue, base.pieces, grad_value)};
+    const AttentionSources<T, edges.value> pass{base, in, static_cast<Accumulator<T>>(scale),
+                                                RowResult<T>(queue, base.pieces, grad_key),
+                                                RowResult<T>(queue, base.pieces, grad_value)};
     cudaError_t error = run_sources(queue, "attention_sources", pass, packed);
     if (error == cudaSuccess) error = merge(queue, transpose, pass.grad_key);
     return error == cudaSuccess ? merge(queue, transpose, pass.grad_value) : error;

@@ -26,7 +26,7 @@ struct NodeScores {
 };
 
 template <typename T>
-struct Scores {
+struct GatScores {
   using Element = T;
   using A = Accumulator<T>;
   static constexpr bool kEdges = false, kScores = false;
@@ -63,7 +63,7 @@ struct Scores {
 
 // The gradients of score_dst and score_edge.
 template <typename T>
-struct Destinations : DestinationPass<T> {
+struct GatDestinations : DestinationPass<T> {
   using A = Accumulator<T>;
   static constexpr bool kEdges = false, kScores = false;
   static constexpr int kRows = 1;
@@ -124,7 +124,7 @@ struct Destinations : DestinationPass<T> {
 
 // Gradients of x and score_src, along the transpose.
 template <typename T>
-struct Sources : SourcePass<T> {
+struct GatSources : SourcePass<T> {
   using A = Accumulator<T>;
   static constexpr bool kEdges = false, kScores = false;
   static constexpr int kRows = 1;
@@ -208,7 +208,7 @@ template <typename T>
 cudaError_t gat(Queue& queue, const Csr& graph, const GatInputs<T>& in, double slope,
                 Dropout dropout, const SoftmaxOutputs<T>& outputs) {
   const bool packed = fits_packs<T>(in.x.width, {in.x.data, outputs.out.data});
-  const Scores<T> scores{{in, static_cast<Accumulator<T>>(slope)}};
+  const GatScores<T> scores{{in, static_cast<Accumulator<T>>(slope)}};
   return run_forward(queue, "gat_rows", graph, scores, dropout, outputs, packed);
 }
 
@@ -218,10 +218,10 @@ cudaError_t gat_backward_dst(Queue& queue, const Csr& graph, const GatInputs<T>&
                              Accumulator<T>* delta, Matrix<T> grad_score_dst,
                              Matrix<T> grad_score_edge) {
   const DestinationPass<T> base(queue, graph, dropout, given, delta);
-  const Destinations<T> pass{base,
-                             {in, static_cast<Accumulator<T>>(slope)},
-                             RowResult<T>(queue, base.pieces, as_heads(grad_score_dst)),
-                             grad_score_edge};
+  const GatDestinations<T> pass{base,
+                                {in, static_cast<Accumulator<T>>(slope)},
+                                RowResult<T>(queue, base.pieces, as_heads(grad_score_dst)),
+                                grad_score_edge};
   const bool packed = fits_packs<T>(in.x.width, {in.x.data, given.grad.data});
   const cudaError_t error = with_layout<T>(in.x.width, packed, [&](auto layout) {
     using L = decltype(layout);
@@ -237,10 +237,10 @@ cudaError_t gat_backward_src(Queue& queue, const Csr& transpose, const GatInputs
                              const Accumulator<T>* delta, Heads<T> grad_x,
                              Matrix<T> grad_score_src) {
   const SourcePass<T> base(transpose, dropout, given, delta);
-  const Sources<T> pass{base,
-                        {in, static_cast<Accumulator<T>>(slope)},
-                        RowResult<T>(queue, base.pieces, grad_x),
-                        RowResult<T>(queue, base.pieces, as_heads(grad_score_src))};
+  const GatSources<T> pass{base,
+                           {in, static_cast<Accumulator<T>>(slope)},
+                           RowResult<T>(queue, base.pieces, grad_x),
+                           RowResult<T>(queue, base.pieces, as_heads(grad_score_src))};
   const bool packed = fits_packs<T>(in.x.width, {in.x.data, given.grad.data, grad_x.data});
   cudaError_t error = run_sources(queue, "gat_sources", pass, packed);
   if (error == cudaSuccess) error = merge(queue, transpose, pass.grad_x);

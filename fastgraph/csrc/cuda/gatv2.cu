@@ -55,7 +55,7 @@ struct Additive {
 };
 
 template <typename T, bool kEdgesOf>
-struct Scores {
+struct Gatv2Scores {
   using Element = T;
   using A = Accumulator<T>;
   static constexpr bool kEdges = kEdgesOf, kScores = true, kProducts = false;
@@ -100,7 +100,7 @@ struct Scores {
 
 // Gradients of x_dst, att and edge.
 template <typename T, bool kEdgesOf>
-struct Destinations : DestinationPass<T> {
+struct Gatv2Destinations : DestinationPass<T> {
   using A = Accumulator<T>;
   static constexpr bool kEdges = kEdgesOf, kScores = true;
   static constexpr int kRows = kEdges ? 3 : 1;
@@ -150,7 +150,7 @@ struct Destinations : DestinationPass<T> {
   template <typename L>
   __device__ void add_gradients(const Part<L>& part, const Span& span, const Held<L>& held,
                                 const EntrySoftmax<L>& softmax, Totals<L>& totals) const {
-    constexpr int kCount = L::template kInFlight<kEdges ? 4 : 2>;
+    constexpr int kCount = L::template kInFlight < kEdges ? 4 : 2 > ;
     typename L::Sums slopes;
     slopes.clear();
     for_each_batch(this->graph, span, part.lanes, [&](const Batch& batch) {
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(kBlockThreads) gatv2_edge_weights(EdgeWeights<
 }
 
 template <typename L, typename T>
-cudaError_t run_edge_weights(Queue& queue, const Destinations<T, true>& pass,
+cudaError_t run_edge_weights(Queue& queue, const Gatv2Destinations<T, true>& pass,
                              Heads<T> grad_weight_edge) {
   const Gatv2Inputs<T>& in = pass.additive.in;
   const int64_t width = in.att.heads * in.edge.width * in.att.width;
@@ -303,7 +303,7 @@ cudaError_t run_edge_weights(Queue& queue, const Destinations<T, true>& pass,
 
 // The gradient of x_src, along the transpose.
 template <typename T, bool kEdgesOf>
-struct Sources : SourcePass<T> {
+struct Gatv2Sources : SourcePass<T> {
   using A = Accumulator<T>;
   static constexpr bool kEdges = kEdgesOf, kScores = true;
   static constexpr int kRows = kEdges ? 4 : 3;
@@ -378,7 +378,7 @@ cudaError_t run_destinations_of(Queue& queue, const DestinationPass<T>& base,
   const unsigned heads =
       heads_of_grid(kEdges ? std::min<int64_t>(1, grad_att.heads) : grad_att.heads);
   const unsigned blocks = sum_blocks(blocks_for<L>(base.tasks), heads);
-  const Destinations<T, kEdges> pass{
+  const Gatv2Destinations<T, kEdges> pass{
       base,
       additive,
       RowResult<T>(queue, base.pieces, grad_dst),
@@ -415,7 +415,7 @@ cudaError_t gatv2(Queue& queue, const Csr& graph, const Gatv2Inputs<T>& in, doub
                   Dropout dropout, const SoftmaxOutputs<T>& outputs) {
   const bool packed = is_packed(in, {outputs.out.data});
   return with_edges(in, [&](auto edges) {
-    const Scores<T, edges.value> scores{{in, static_cast<Accumulator<T>>(slope)}};
+    const Gatv2Scores<T, edges.value> scores{{in, static_cast<Accumulator<T>>(slope)}};
     return run_forward(queue, "gatv2_rows", graph, scores, dropout, outputs, packed);
   });
 }
@@ -443,7 +443,7 @@ cudaError_t gatv2_backward_src(Queue& queue, const Csr& transpose, const Gatv2In
   const bool packed = is_packed(in, {given.grad.data, grad_src.data});
   const SourcePass<T> base(transpose, dropout, given, delta);
   return with_edges(in, [&](auto edges) {
-    const Sources<T, edges.value> pass{
+    const Gatv2Sources<T, edges.value> pass{
         base, {in, static_cast<Accumulator<T>>(slope)}, RowResult<T>(queue, base.pieces, grad_src)};
     const cudaError_t error = run_sources(queue, "gatv2_sources", pass, packed);
     return error == cudaSuccess ? merge(queue, transpose, pass.grad_src) : error;

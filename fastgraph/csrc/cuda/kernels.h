@@ -40,10 +40,6 @@ template <typename T>
 cudaError_t head_scores_backward(Queue& queue, Heads<const T> x, Heads<const T> att,
                                  Heads<const T> grad, Heads<T> grad_x, Heads<T> grad_att);
 
-// The widest head that a group of lanes holds in registers; the attention operators return
-// cudaErrorInvalidValue for wider ones.
-constexpr int64_t kMaxHeadWidth = 512;
-
 template <typename T>
 cudaError_t gatv2(Queue& queue, const Csr& graph, const Gatv2Inputs<T>& in, double slope,
                   Dropout dropout, const SoftmaxOutputs<T>& outputs);

@@ -450,7 +450,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, S>) softmax_rows(For
         for (int u = 0; u < kCount; ++u) {
           if constexpr (!S::kScores) dots.score[u] = part.lanes.from(own_score, entries.lane[u]);
           keep[u] = part.lanes.from(own_keep, entries.lane[u]);
-          if (dots.score[u] > largest) largest = dots.score[u];
+          if (u < entries.count && dots.score[u] > largest) largest = dots.score[u];
         }
         softmax.raise(largest);
 #pragma unroll

@@ -1,0 +1,252 @@
+"""The CUDA kernels of attention, executed by the emulator, beside the reference in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastgraph.backends.reference import ReferenceBackend
+from fastgraph.graph import Graph
+from tests.native.cases import normal, unit_roundoff
+from tests.simt.compared import (
+    CASES,
+    DTYPES,
+    assert_same,
+    assert_same_in_every_order,
+    cpu,
+    graph_of,
+    simt,
+)
+
+OPERATORS = ("gatv2", "gat", "attention")
+WIDTHS = (0, 1, 7, 8, 16, 33, 64, 128, 130, 256, 300, 512, 520, 1100)
+"""Every layout of packs and lanes, whole, with a rest, and in parts."""
+
+Inputs = list[Tensor | None]
+
+
+def inputs_of(
+    operator: str,
+    graph: Graph,
+    heads: int,
+    width: int,
+    dtype: torch.dtype,
+    edge_dim: int = 0,
+    transpose: bool = False,
+) -> Inputs:
+    """The tensors that an operator takes; the last are of the edges, ``None`` without features."""
+    src, dst = (graph.num_dst, graph.num_src) if transpose else (graph.num_src, graph.num_dst)
+    edges, factor = graph.num_edges, 1 / max(width, 1) ** 0.5
+    shapes: list[tuple[int, ...]] = {
+        "gatv2": [
+            *((src, heads, width), (dst, heads, width), (1, heads, width)),
+            *((edges, edge_dim), (heads, edge_dim, width)),
+        ],
+        "gat": [(src, heads, width), (src, heads), (dst, heads), (edges, heads)],
+        "attention": [
+            *((dst, heads, width + edge_dim), (src, heads, width), (src, heads, width)),
+            (edges, edge_dim),
+        ],
+    }[operator]
+    tensors = [normal(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)]
+    if operator == "gatv2":
+        tensors[2] = tensors[2] * factor
+    return [t if i < 3 or edge_dim else None for i, t in enumerate(tensors)]
+
+
+def option_of(operator: str, inputs: Inputs) -> float:
+    """The negative slope, or the factor of the scores."""
+    if operator != "attention":
+        return 0.2
+    assert inputs[0] is not None
+    return 1 / max(inputs[0].shape[-1], 1) ** 0.5
+
+
+def widened(tensors: Any) -> list[Any]:
+    return [None if t is None else t.double() for t in tensors]
+
+
+def reference(operator: str, *arguments: Any) -> Any:
+    return ReferenceBackend().kernel(operator, "cpu", torch.float64)(*arguments)
+
+
+def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """Equal up to the rounding of a result, and of the sums beside which it may be small."""
+    accumulated = 1e-12 if dtype == torch.float64 else 1e-5
+    scale = float(expected.square().mean().sqrt()) if expected.numel() else 0.0
+    rtol, atol = unit_roundoff(actual.dtype) + accumulated, accumulated * (scale + 0.05)
+    if unit_roundoff(dtype) > 1e-4 and actual.dtype == dtype:
+        atol = max(atol, 1e-7)  # half of the smallest float16
+    torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=atol)
+
+
+def check(
+    operator: str,
+    graph: Graph,
+    inputs: Inputs,
+    transpose: bool = False,
+    dropout: float = 0.0,
+    seed: int = 0,
+) -> None:
+    """Output, stats, weights and the gradients of all tensors."""
+    options = (transpose, option_of(operator, inputs), dropout, seed)
+    dtype = inputs[0].dtype  # type: ignore[union-attr]
+    out, stats, alpha = simt(operator, graph, *inputs, *options, True)
+    expected = reference(operator, graph, *widened(inputs), *options, True)
+    for a, b in zip((out, stats, alpha), expected, strict=True):
+        assert_close(a, b, dtype)
+    grads = [normal(*t.shape, dtype=dtype, seed=seed) for seed, t in ((8, out), (9, alpha))]
+    backward = f"{operator}_backward"
+    gradients = simt(backward, graph, *grads, *inputs, stats, *options)
+    wide = [*widened(grads), *widened(inputs), stats.double()]
+    for a, b in zip(gradients, reference(backward, graph, *wide, *options), strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert_close(a, b, dtype)
+
+
+@pytest.mark.parametrize("transpose", [False, True], ids=["forward", "transposed"])
+@pytest.mark.parametrize("edge_dim", [0, 3])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_graph(operator: str, name: str, edge_dim: int, transpose: bool) -> None:
+    graph = graph_of(name)
+    inputs = inputs_of(operator, graph, 2, 12, torch.float32, edge_dim, transpose)
+    check(operator, graph, inputs, transpose)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_layout(operator: str, width: int, dtype: torch.dtype) -> None:
+    graph = graph_of("random")
+    heads = 1 if width > 256 else 2
+    for edge_dim in (0, 3, 8):
+        check(operator, graph, inputs_of(operator, graph, heads, width, dtype, edge_dim))
+
+
+@pytest.mark.parametrize("edge_dim", [0, 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["cut", "hub"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_long_rows(operator: str, name: str, dtype: torch.dtype, edge_dim: int) -> None:
+    """Both passes meet them, each in one of the directions."""
+    graph = graph_of(name)
+    for transpose in (False, True):
+        inputs = inputs_of(operator, graph, 2, 40, dtype, edge_dim, transpose)
+        check(operator, graph, inputs, transpose, dropout=0.3, seed=7)
+
+
+@pytest.mark.parametrize("width", [1, 600])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_long_rows_of_single_values_and_of_parts(operator: str, width: int) -> None:
+    graph = graph_of("cut")
+    for transpose in (False, True):
+        inputs = inputs_of(operator, graph, 1, width, torch.float32, 2, transpose)
+        check(operator, graph, inputs, transpose)
+
+
+@pytest.mark.parametrize("edge_dim", [1, 2, 4, 16, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("operator", ["gatv2", "attention"])
+def test_every_number_of_edge_features(operator: str, dtype: torch.dtype, edge_dim: int) -> None:
+    graph = graph_of("random")
+    for width in (5, 16, 128):
+        check(operator, graph, inputs_of(operator, graph, 3, width, dtype, edge_dim))
+
+
+@pytest.mark.parametrize("dropout", [0.4, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_dropout(operator: str, dtype: torch.dtype, dropout: float) -> None:
+    graph = graph_of("random")
+    inputs = inputs_of(operator, graph, 3, 24, dtype, 2)
+    check(operator, graph, inputs, dropout=dropout, seed=0x1234_5678_9ABC_DEF1)
+
+
+@pytest.mark.parametrize("name", ["random", "cut"])
+@pytest.mark.parametrize("width", [7, 64])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_bits_do_not_depend_on_the_order_of_threads(operator: str, width: int, name: str) -> None:
+    graph = graph_of(name)
+    for transpose in (False, True):
+        inputs = inputs_of(operator, graph, 2, width, torch.float32, 3, transpose)
+        options = (transpose, option_of(operator, inputs), 0.3, 5)
+        assert_same_in_every_order(operator, graph, *inputs, *options, True)
+        out, stats, alpha = simt(operator, graph, *inputs, *options, True)
+        grads = [normal(*t.shape, dtype=t.dtype) for t in (out, alpha)]
+        assert_same_in_every_order(f"{operator}_backward", graph, *grads, *inputs, stats, *options)
+
+
+def saturated(operator: str) -> tuple[Graph, Inputs]:
+    """Scores that leave all weight to the last source, without two edges that share it."""
+    edges = torch.cartesian_prod(torch.arange(9), torch.arange(5)).t().contiguous()
+    steps = 1000 * torch.arange(9.0).view(-1, 1, 1)
+    ones = torch.ones(5, 2, 12)
+    value = normal(9, 2, 12, dtype=torch.float32)
+    inputs: dict[str, Inputs] = {
+        "gatv2": [steps + value, ones, ones[:1], None, None],
+        "gat": [value, steps[:, 0].repeat(1, 2), ones[:, :, 0].contiguous(), None],
+        "attention": [ones, (steps + value) / 12, value, None],
+    }
+    return Graph(edges, 9, 5), inputs[operator]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_gradients_of_scores_vanish_where_one_edge_has_all_weight(
+    operator: str, dropout: float
+) -> None:
+    graph, inputs = saturated(operator)
+    options = (False, 0.2, dropout, 3)
+    out, stats, alpha = simt(operator, graph, *inputs, *options, True)
+    assert int((alpha != 0).sum()) <= 10
+    grads = [normal(*t.shape, dtype=t.dtype) for t in (out, alpha)]
+    gradients = simt(f"{operator}_backward", graph, *grads, *inputs, stats, *options)
+    for position in {"gatv2": (1, 2), "gat": (1, 2), "attention": (0, 1)}[operator]:
+        assert torch.count_nonzero(gradients[position]) == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["random", "isolated", "cut"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_infinities_reach_what_they_reach_on_the_cpu(operator: str, name: str, bad: float) -> None:
+    graph = graph_of(name)
+    for position in range(4):
+        inputs = inputs_of(operator, graph, 2, 8, torch.float32, 3)
+        inputs[position].view(-1)[0] = bad  # type: ignore[union-attr]
+        given = (graph, *inputs, False, 0.2, 0.0, 0, True)
+        found, expected = simt(operator, *given), cpu(operator, *given)
+        for a, b in zip(found, expected, strict=True):
+            assert_same(a.where(~a.isfinite(), 0), b.where(~b.isfinite(), 0))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["random", "cut"])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_infinite_gradients_reach_what_they_reach_on_the_cpu(
+    operator: str, name: str, bad: float
+) -> None:
+    graph = graph_of(name)
+    for transpose in (False, True):
+        inputs = inputs_of(operator, graph, 2, 8, torch.float32, 3, transpose)
+        options = (transpose, 0.2, 0.3, 5)
+        out, stats, alpha = cpu(operator, graph, *inputs, *options, True)
+        grad, grad_alpha = (normal(*t.shape, dtype=t.dtype) for t in (out, alpha))
+        grad.view(-1)[3] = bad
+        given = (graph, grad, grad_alpha, *inputs, stats, *options)
+        backward = f"{operator}_backward"
+        for a, b in zip(simt(backward, *given), cpu(backward, *given), strict=True):
+            assert_same(a.where(~a.isfinite(), 0), b.where(~b.isfinite(), 0))
+
+
+def test_more_heads_than_a_grid_takes() -> None:
+    graph = graph_of("one_edge")
+    inputs = inputs_of("gat", graph, 65_540, 1, torch.float32)
+    found = simt("gat", graph, *inputs, False, 0.2, 0.0, 0, False)
+    expected = cpu("gat", graph, *inputs, False, 0.2, 0.0, 0, False)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
