@@ -15,7 +15,7 @@ tools = $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pypr
   print(*project["project"]["optional-dependencies"][sys.argv[1]], sep="\n")' $(1) \
   >$(VENV)/$(1).txt && $(BIN)/pip install --quiet --requirement $(VENV)/$(1).txt
 
-.PHONY: help install demo test scatter test-scatter emulate wheel test-wheel sanitize aarch64 cuda lint format bench clean
+.PHONY: help install demo test scatter test-scatter emulate coverage wheel test-wheel sanitize aarch64 cuda lint format bench clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -46,6 +46,9 @@ test-scatter: scatter ## run the operator and route tests with torch_scatter pre
 emulate: install ## run the tests of routes and GPUs with the CUDA kernels executed by the emulator
 	FASTGRAPH_BACKEND=simt $(PYTEST) tests/pyg --ignore tests/pyg/test_switching.py
 	$(PYTEST) tests/cuda/test_operators.py --emulate
+
+coverage: install ## count which lines of the CUDA kernels the tests execute
+	$(BIN)/python -m tests.simt.coverage
 
 wheel: install ## build a wheel for many Linux distributions into dist/
 	$(call tools,wheel)

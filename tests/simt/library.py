@@ -1,7 +1,8 @@
 """Builds the CUDA kernels for the emulator, and calls them.
 
 ``checked`` is watched by the emulator itself and runs in the process of the tests; ``asan`` is
-built with AddressSanitizer and UndefinedBehaviorSanitizer and needs a process of its own.
+built with AddressSanitizer and UndefinedBehaviorSanitizer and needs a process of its own;
+``coverage`` counts how often each line of a kernel runs.
 """
 
 from __future__ import annotations
@@ -44,12 +45,14 @@ COMMON = (
     *("-isystem", str(TVM_FFI / "include"), '-DFASTGRAPH_DEVICE="tests/simt/device.h"'),
 )
 ASAN = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+# Loads of vectors have to stay whole for their alignment to be seen.
+WATCHED = ("-fsanitize=thread", "-fno-tree-sra")
 # For the host, the kernels and the linker.
 FLAVOURS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    # Loads of vectors have to stay whole for their alignment to be seen.
-    "checked": ((), ("-fsanitize=thread", "-fno-tree-sra"), ()),
+    "checked": ((), WATCHED, ()),
     # Optimising what the sanitizers add takes longer than running it as it is.
     "asan": ((*ASAN, "-DSIMT_PORTABLE"), (*ASAN, "-O0"), ASAN),
+    "coverage": ((), (*WATCHED, "--coverage"), ("--coverage",)),
 }
 
 
@@ -89,8 +92,9 @@ def build(flavour: str) -> Path:
             check=True,
         )
         partial.rename(library)
+    kept = {path.stem for path in (library, *objects)}  # with what the compiler puts beside them
     for path in folder.iterdir():
-        if path not in (library, *objects):
+        if path.stem not in kept:
             path.unlink()
     return library
 

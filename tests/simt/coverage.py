@@ -1,0 +1,71 @@
+"""Which lines of the CUDA kernels the tests execute.
+
+Runs the tests of the kernels on a build that counts, prints the lines that none of them reaches,
+and fails if these are more than one in twenty.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from tests.simt.library import CSRC, KERNELS, ROOT, build
+
+TESTS = ("tests/simt", "tests/cuda/test_operators.py")
+# What the emulator sees for itself, and what has another build.
+OTHERS = ("tests/simt/test_emulator.py", "tests/simt/test_sanitized.py")
+LEAST = 0.95
+
+
+def run_tests() -> None:
+    ignored = [f"--ignore={path}" for path in OTHERS]
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--emulate", *ignored, *TESTS],
+        cwd=ROOT,
+        env=os.environ | {"SIMT_FLAVOUR": "coverage"},
+        check=True,
+    )
+
+
+def counts(folder: Path) -> dict[str, dict[int, int]]:
+    """How often each line ran, by the name of its file, over all instances of templates."""
+    found: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for notes in sorted(folder.glob("*.gcno")):
+        command = ["gcov", "--json-format", "--stdout", str(notes)]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        for line in text.splitlines():
+            for file in json.loads(line)["files"]:
+                path = Path(file["file"])
+                if CSRC not in path.parents or path.suffix not in (".cu", ".cuh"):
+                    continue
+                for entry in file["lines"]:
+                    found[path.name][entry["line_number"]] += entry["count"]
+    return found
+
+
+def main() -> None:
+    folder = build("coverage").parent
+    for old in folder.glob("*.gcda"):
+        old.unlink()
+    run_tests()
+    found = counts(folder)
+    missing = {path.name for path in KERNELS if CSRC in path.parents} - found.keys()
+    if missing:
+        raise SystemExit(f"nothing was counted in {', '.join(sorted(missing))}")
+    for name, lines in sorted(found.items()):
+        unreached = [number for number, count in sorted(lines.items()) if count == 0]
+        share = 1 - len(unreached) / len(lines)
+        print(f"{100 * share:6.1f} % of {len(lines):4} lines of {name}; not {unreached}")
+    every = [count > 0 for lines in found.values() for count in lines.values()]
+    share = sum(every) / len(every)
+    print(f"{100 * share:6.1f} % of {len(every)} lines")
+    if share < LEAST:
+        raise SystemExit(f"expected at least {100 * LEAST:.0f} %")
+
+
+if __name__ == "__main__":
+    main()
