@@ -15,7 +15,7 @@ tools = $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pypr
   print(*project["project"]["optional-dependencies"][sys.argv[1]], sep="\n")' $(1) \
   >$(VENV)/$(1).txt && $(BIN)/pip install --quiet --requirement $(VENV)/$(1).txt
 
-.PHONY: help install demo test scatter test-scatter wheel test-wheel sanitize aarch64 cuda lint format bench clean
+.PHONY: help install demo test scatter test-scatter emulate wheel test-wheel sanitize aarch64 cuda lint format bench clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -40,7 +40,12 @@ scatter: install ## build torch_scatter for this torch (minutes the first time)
 	  PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install --quiet --no-build-isolation torch_scatter
 
 test-scatter: scatter ## run the operator and route tests with torch_scatter present
-	$(PYTEST) tests/ops tests/pyg
+	$(PYTEST) tests/ops tests/pyg -k "not simt"
+
+# Switching is the same for every backend, and its tests start processes that do not know this one.
+emulate: install ## run the tests of routes and GPUs with the CUDA kernels executed by the emulator
+	FASTGRAPH_BACKEND=simt $(PYTEST) tests/pyg --ignore tests/pyg/test_switching.py
+	$(PYTEST) tests/cuda/test_operators.py --emulate
 
 wheel: install ## build a wheel for many Linux distributions into dist/
 	$(call tools,wheel)

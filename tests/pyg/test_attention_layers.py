@@ -156,12 +156,8 @@ def test_a_maximum_of_scores_that_overflow_the_exponential(cls: type[MessagePass
         for parameter in module.parameters():
             parameter.mul_(20)
     x = 5 * features(NODES, CHANNELS)
-    expected = module(x, EDGES)
-    with fastgraph.enabled():
-        out = module(x, EDGES)
-    assert num_routed(cls) == 1
-    assert bool(out.isfinite().all())
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+    assert bool(module(x, EDGES).isfinite().all())
+    assert_same(module, arguments(x, EDGES))
 
 
 class OwnMessage(GATv2Conv):

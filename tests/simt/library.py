@@ -83,7 +83,7 @@ def build(flavour: str) -> Path:
         partial = folder / f"{name}.{os.getpid()}"
         subprocess.run(
             [
-                *(COMPILER, "-shared", *for_link, *objects),
+                *(COMPILER, "-shared", "-Wl,--no-undefined", *for_link, *objects),
                 *(f"-L{TVM_FFI / 'lib'}", "-ltvm_ffi", "-ldl", "-o", partial),
             ],
             check=True,
@@ -122,7 +122,7 @@ class Emulator:
 
     def __init__(self, path: Path | str) -> None:
         self.functions: Any = tvm_ffi.load_module(str(path))
-        self._lib = ctypes.CDLL(str(path), mode=os.RTLD_LAZY)
+        self._lib = ctypes.CDLL(str(path))
         self._lib.simt_seed.argtypes = [ctypes.c_uint64]
         self._lib.simt_planted.restype = ctypes.c_char_p
         pointer = ctypes.c_void_p

@@ -49,6 +49,20 @@ CALLS: dict[str, Callable[[New, Case, int], Tensor]] = {
     "head_scores": lambda new, c, width: ops.head_scores(
         new(c.num_src, 2, width), new(3, 2, width)
     ),
+    "gatv2": lambda new, c, width: ops.gatv2(
+        *(new(c.num_src, 2, width), new(c.num_dst, 2, width), new(1, 2, width), c.edge_index),
+        edge=new(c.num_edges, 3),
+        weight_edge=new(2, 3, width),
+    )[0],
+    "gat": lambda new, c, width: ops.gat(
+        *(new(c.num_src, 2, width), new(c.num_src, 2), new(c.num_dst, 2), c.edge_index),
+        score_edge=new(c.num_edges, 2),
+    )[0],
+    "attention": lambda new, c, width: ops.attention(
+        *(new(c.num_dst, 2, width + 3), new(c.num_src, 2, width), new(c.num_src, 2, width)),
+        c.edge_index,
+        edge=new(c.num_edges, 3),
+    )[0],
 }
 # A layout of single values and one of packs for each size of an element.
 LAYOUTS = (
