@@ -243,6 +243,30 @@ def test_infinite_gradients_reach_what_they_reach_on_the_cpu(
             assert_same(a.where(~a.isfinite(), 0), b.where(~b.isfinite(), 0))
 
 
+@pytest.mark.parametrize("width", [1, 4, 8])
+def test_infinite_features_of_edges_meet_no_channels_that_are_not_there(width: int) -> None:
+    """Of a score that falls to -infinity, and of gradients that do, nothing becomes NaN."""
+    graph = graph_of("random")
+    shapes = [(12, 1, width), (12, 1, width), (1, 1, width), (40, 1), (1, 1, width)]
+    inputs = [normal(*shape, dtype=torch.float32).abs() for shape in shapes]
+    options = (False, 0.2, 0.0, 0)
+    inputs[2] *= -1
+    inputs[3][5] = float("inf")
+    given = (graph, *inputs, *options, True)
+    for a, b in zip(simt("gatv2", *given), cpu("gatv2", *given), strict=True):
+        assert b.isfinite().all()
+        torch.testing.assert_close(a, b)
+    inputs[3][5] = 1
+    out, stats, alpha = cpu("gatv2", *given)
+    grad_alpha = torch.zeros_like(alpha)
+    grad_alpha[5] = float("inf")
+    given = (graph, torch.zeros_like(out), grad_alpha, *inputs, stats, *options)
+    found, expected = simt("gatv2_backward", *given), cpu("gatv2_backward", *given)
+    assert expected[3].isinf().any()
+    for a, b in zip(found, expected, strict=True):
+        assert_same(a.where(~a.isfinite(), 0), b.where(~b.isfinite(), 0))
+
+
 def test_more_heads_than_a_grid_takes() -> None:
     graph = graph_of("one_edge")
     inputs = inputs_of("gat", graph, 65_540, 1, torch.float32)

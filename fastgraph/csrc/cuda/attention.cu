@@ -11,11 +11,10 @@ namespace {
 template <typename L, typename T>
 __device__ void load_behind(const Part<L>& part, const T* edge, int64_t begin, int64_t width,
                             typename L::Share& share) {
-  using P = typename L::Share::P;
 #pragma unroll
   for (int q = 0; q < L::kPacks; ++q) {
     const int64_t f = part.first + L::Share::column(part.lanes.lane, q) - begin;
-    if (f >= 0 && f < width) share.packs[q] = *reinterpret_cast<const P*>(edge + f);
+    if (f >= 0 && f < width) share.packs[q] = load_pack<L::kValues>(edge + f);
   }
 }
 
@@ -125,7 +124,7 @@ struct AttentionDestinations : DestinationPass<T> {
   template <typename L>
   __device__ void add_gradients(const Part<L>& part, const Span& span, const Held<L>&,
                                 const EntrySoftmax<L>& softmax, NoTotals<L>&) const {
-    constexpr int kCount = L::template kInFlight < kEdges ? 2 : 1 > ;
+    constexpr int kCount = L::template kInFlight<(kEdges ? 2 : 1)>;
     typename L::Sums sums;
     sums.clear();
     for_each_batch(this->graph, span, part.lanes, [&](const Batch& batch) {
@@ -290,7 +289,7 @@ cudaError_t attention_backward_dst(Queue& queue, const Csr& graph, const Attenti
     const int64_t heads = edges.value ? std::min<int64_t>(1, in.key.heads) : in.key.heads;
     const cudaError_t error = with_layout<T>(in.query.width, packed, [&](auto layout) {
       using L = decltype(layout);
-      const dim3 grid(blocks_for<L>(pass.tasks), heads_of_grid(heads));
+      const dim3 grid(blocks_for<L>(pass.tasks), grid_size(heads));
       return run_destinations<L>(queue, "attention_destinations", pass, grid);
     });
     return error == cudaSuccess ? merge(queue, graph, pass.grad_query) : error;

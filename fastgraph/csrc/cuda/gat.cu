@@ -225,7 +225,7 @@ cudaError_t gat_backward_dst(Queue& queue, const Csr& graph, const GatInputs<T>&
   const bool packed = fits_packs<T>(in.x.width, {in.x.data, given.grad.data});
   const cudaError_t error = with_layout<T>(in.x.width, packed, [&](auto layout) {
     using L = decltype(layout);
-    const dim3 grid(blocks_for<L>(pass.tasks), heads_of_grid(in.x.heads));
+    const dim3 grid(blocks_for<L>(pass.tasks), grid_size(in.x.heads));
     return run_destinations<L>(queue, "gat_destinations", pass, grid);
   });
   return error == cudaSuccess ? merge(queue, graph, pass.grad_score_dst) : error;

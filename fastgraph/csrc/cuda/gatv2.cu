@@ -18,7 +18,8 @@ struct Additive {
   __device__ A leaky_relu(A z) const { return z > 0 ? z : slope * z; }
   __device__ A through_leaky_relu(A z, A grad) const { return z > 0 ? grad : slope * grad; }
 
-  // z of the entries, between a node and others.
+  // z of the entries, between a node and others; 0 in channels that are not there, since the
+  // features of an edge may be infinite.
   template <typename L, int kCount>
   __device__ void find_z(const Part<L>& part, const typename L::Share& node,
                          const typename L::Share (&others)[kCount], const Entries<kCount>& entries,
@@ -33,7 +34,9 @@ struct Additive {
 #pragma unroll
         for (int u = 0; u < kCount; ++u) {
           const A channel = widened(in.edge.row(entries.edge[u])[d]);
-          z[u].each([&](A& sum, int q, int i) { sum += channel * weight.at(q, i); });
+          z[u].each([&](A& sum, int q, int i) {
+            if (part.covers(q, in.att.width)) sum += channel * weight.at(q, i);
+          });
         }
       }
     }
@@ -150,7 +153,7 @@ struct Gatv2Destinations : DestinationPass<T> {
   template <typename L>
   __device__ void add_gradients(const Part<L>& part, const Span& span, const Held<L>& held,
                                 const EntrySoftmax<L>& softmax, Totals<L>& totals) const {
-    constexpr int kCount = L::template kInFlight < kEdges ? 4 : 2 > ;
+    constexpr int kCount = L::template kInFlight<(kEdges ? 4 : 2)>;
     typename L::Sums slopes;
     slopes.clear();
     for_each_batch(this->graph, span, part.lanes, [&](const Batch& batch) {
@@ -170,7 +173,7 @@ struct Gatv2Destinations : DestinationPass<T> {
             const A sloped = additive.through_leaky_relu(value, grad);
             slopes.values[q][i] += sloped;
             totals.att.values[q][i] += sloped * value;
-            value = held.att.at(q, i) * sloped;
+            value = part.covers(q, grad_att.width) ? held.att.at(q, i) * sloped : A{0};
           });
         }
         if constexpr (kEdges) add_edges(part, entries, z);
@@ -289,8 +292,8 @@ cudaError_t run_edge_weights(Queue& queue, const Gatv2Destinations<T, true>& pas
                              Heads<T> grad_weight_edge) {
   const Gatv2Inputs<T>& in = pass.additive.in;
   const int64_t width = in.att.heads * in.edge.width * in.att.width;
-  const unsigned heads = heads_of_grid(in.att.heads);
-  const unsigned channels = heads_of_grid(ceil_div(in.edge.width, kEdgeChannels<L>));
+  const unsigned heads = grid_size(in.att.heads);
+  const unsigned channels = grid_size(ceil_div(in.edge.width, kEdgeChannels<L>));
   const unsigned blocks = sum_blocks(blocks_for<L>(pass.tasks), int64_t{heads} * channels);
   auto* sums = queue.scratch<Accumulator<T>>(blocks * width);
   const EdgeWeights<T> op{
@@ -375,8 +378,7 @@ cudaError_t run_destinations_of(Queue& queue, const DestinationPass<T>& base,
   using A = Accumulator<T>;
   const int64_t width = grad_att.heads * grad_att.width;
   // Where all heads add to the same gradient of an edge, one group takes them all.
-  const unsigned heads =
-      heads_of_grid(kEdges ? std::min<int64_t>(1, grad_att.heads) : grad_att.heads);
+  const unsigned heads = grid_size(kEdges ? std::min<int64_t>(1, grad_att.heads) : grad_att.heads);
   const unsigned blocks = sum_blocks(blocks_for<L>(base.tasks), heads);
   const Gatv2Destinations<T, kEdges> pass{
       base,

@@ -21,8 +21,6 @@
 
 namespace fastgraph::cuda {
 
-constexpr int64_t kMaxGrid = 65535;  // in the directions y and z
-
 inline __device__ float times(float a, float b) { return __fmul_rn(a, b); }
 inline __device__ double times(double a, double b) { return __dmul_rn(a, b); }
 inline __device__ float exponential(float x) { return expf(x); }
@@ -107,6 +105,11 @@ struct Part {
   int head;
   int64_t first;
 
+  // Whether pack q of this lane lies in a row of that width.
+  __device__ bool covers(int q, int64_t width) const {
+    return first + Share::column(lanes.lane, q) < width;
+  }
+
   // The share of a row, zeros beyond its width.
   __device__ Share load(const T* row, int64_t width) const {
     Share share;
@@ -155,8 +158,9 @@ __device__ void for_each_head(int64_t heads, int64_t width, const Body& body) {
   }
 }
 
-inline unsigned heads_of_grid(int64_t heads) {
-  return static_cast<unsigned>(std::min(heads, kMaxGrid));
+// As many as a grid takes in the directions y and z; blocks stride over the others.
+inline unsigned grid_size(int64_t count) {
+  return static_cast<unsigned>(std::min<int64_t>(count, 65535));
 }
 
 // ---- How a group walks over the entries of a span
@@ -237,7 +241,9 @@ __device__ void add_products(const typename L::Share& own,
 
 // A pass provides hold(part, row), what a group holds of its row; gather(part, entries), the rows
 // of some entries; add_dots(part, held, gathered, entries, dots), which adds a lane's part of the
-// dot products that it asks for by kScores and kProducts; and score_of_dot(dot).
+// dot products, as wide as dot_width(), that it asks for by kScores and kProducts; and
+// score_of_dot(dot). kEdges tells whether it needs to know the edges of entries, and kRows for how
+// many rows each entry takes registers.
 template <typename P, typename L, typename Held, int kCount, typename Gathered>
 __device__ Dots<typename L::A, kCount> find_dots(const P& pass, const Part<L>& part, int64_t row,
                                                  const Held& held, const Entries<kCount>& entries,
@@ -328,12 +334,12 @@ template <typename T>
 cudaError_t merge(Queue& queue, const Csr& graph, const RowResult<T>& result) {
   if (result.pieces.nodes == 0) return cudaSuccess;
   const int64_t width = result.rows.heads * result.rows.width;
-  const dim3 grid(merge_blocks(graph), heads_of_grid(ceil_div(width, kBlockThreads)));
+  const dim3 grid(merge_blocks(graph), grid_size(ceil_div(width, kBlockThreads)));
   return launch({"merge_pieces", grid, kBlockThreads, 0, queue.stream()}, merge_pieces<T>, graph,
                 result);
 }
 
-// Groups of a kernel with one for each piece and row.
+// Blocks of a kernel that takes so many groups.
 template <typename L>
 unsigned blocks_for(int64_t groups) {
   return static_cast<unsigned>(ceil_div(groups * L::kLanes, kBlockThreads));
@@ -371,6 +377,18 @@ struct OnlineSoftmax {
   }
 };
 
+// Writes a row's largest score and inverse sum of exponentials, zeros for an empty one, and returns
+// the latter.
+template <typename A>
+__device__ A finish_stats(A* stats, A largest, A total, bool empty, bool writes) {
+  const A inverse = empty ? A{0} : 1 / total;
+  if (writes) {
+    stats[0] = empty ? A{0} : largest;
+    stats[1] = inverse;
+  }
+  return inverse;
+}
+
 // S provides the scores: besides what find_dots() asks for, value(gathered, u), the share of the
 // value of an entry, and own_score(row, head, batch), that of a lane's entry, if kScores is false.
 template <typename S>
@@ -387,41 +405,25 @@ struct ForwardPass {
   SoftmaxStats<A> stats_of_pieces;  // largest score, sum of exponentials
   A* score;                         // [entries, heads], or null if nobody asks
 
+  // Of a span, all of whose entries the softmax has seen.
   template <typename L>
   __device__ void finish(const Part<L>& part, const Span& span,
-                         const OnlineSoftmax<L>& softmax) const;
+                         const OnlineSoftmax<L>& softmax) const {
+    const bool writes = part.lanes.lane == 0 && part.first == 0;
+    if (span.piece < 0) {
+      const A inverse = finish_stats(outputs.stats.at(span.row, part.head), softmax.largest,
+                                     softmax.total, span.begin == span.end, writes);
+      part.store(softmax.sums, outputs.out, span.row, inverse);
+      return;
+    }
+    if (writes) {
+      A* stats = stats_of_pieces.at(span.piece, part.head);
+      stats[0] = softmax.largest;
+      stats[1] = softmax.total;
+    }
+    part.store(softmax.sums, sums_of_pieces, span.piece, 1);
+  }
 };
-
-// Writes a row's largest score and inverse sum of exponentials, zeros for an empty one, and returns
-// the latter.
-template <typename A>
-__device__ A finish_stats(A* stats, A largest, A total, bool empty, bool writes) {
-  const A inverse = empty ? A{0} : 1 / total;
-  if (writes) {
-    stats[0] = empty ? A{0} : largest;
-    stats[1] = inverse;
-  }
-  return inverse;
-}
-
-template <typename S>
-template <typename L>
-__device__ void ForwardPass<S>::finish(const Part<L>& part, const Span& span,
-                                       const OnlineSoftmax<L>& softmax) const {
-  const bool writes = part.lanes.lane == 0 && part.first == 0;
-  if (span.piece < 0) {
-    const A inverse = finish_stats(outputs.stats.at(span.row, part.head), softmax.largest,
-                                   softmax.total, span.begin == span.end, writes);
-    part.store(softmax.sums, outputs.out, span.row, inverse);
-    return;
-  }
-  if (writes) {
-    A* stats = stats_of_pieces.at(span.piece, part.head);
-    stats[0] = softmax.largest;
-    stats[1] = softmax.total;
-  }
-  part.store(softmax.sums, sums_of_pieces, span.piece, 1);
-}
 
 template <typename L, typename S>
 __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, S>) softmax_rows(ForwardPass<S> pass) {
@@ -543,7 +545,7 @@ cudaError_t run_forward(Queue& queue, const char* name, const Csr& graph, const 
       {queue.scratch<A>(pieces * out.heads * out.width), pieces, out.heads, out.width},
       {queue.scratch<A>(pieces * out.heads * 2), out.heads},
       weights ? queue.scratch<A>(graph.num_entries * out.heads) : nullptr};
-  const unsigned heads = heads_of_grid(out.heads);
+  const unsigned heads = grid_size(out.heads);
   cudaError_t error = with_layout<T>(scores.dot_width(), packed, [&](auto layout) {
     using L = decltype(layout);
     const dim3 grid(blocks_for<L>(pieces + graph.num_rows), heads);
@@ -562,6 +564,13 @@ cudaError_t run_forward(Queue& queue, const char* name, const Csr& graph, const 
 }
 
 // ---- The backward pass over destinations
+
+// The gradient of the weight of a lane's entry.
+template <typename T>
+__device__ Accumulator<T> grad_of_weight(const SoftmaxGradients<T>& given, const Batch& batch,
+                                         int head) {
+  return given.grad_alpha.data ? widened(given.grad_alpha.row(batch.edge)[head]) : 0;
+}
 
 // A group visits the entries of a row twice: first for delta, then, with the rows in the cache, for
 // the gradients. A kernel for the pieces of long rows alone (only_delta) goes before.
@@ -590,11 +599,6 @@ struct DestinationPass {
         only_delta(false) {}
 
   __device__ int64_t dot_width() const { return given.grad.width; }
-
-  // What the gradient of the weights says to a lane's entry.
-  __device__ A direct(const Batch& batch, int head) const {
-    return given.grad_alpha.data ? widened(given.grad_alpha.row(batch.edge)[head]) : A{0};
-  }
 };
 
 // The entries of a span: each lane knows those that it reads.
@@ -623,7 +627,7 @@ __device__ void fill(const P& pass, const Part<L>& part, const Span& span, const
   const A largest = stats[0], inverse = stats[1];
   A delta = 0;
   for_each_batch(pass.graph, span, part.lanes, [&](const Batch& batch) {
-    A score = 0, product = pass.direct(batch, part.head);
+    A score = 0, product = grad_of_weight(pass.given, batch, part.head);
     if constexpr (!P::kScores) score = pass.own_score(span.row, part.head, batch);
     for_each_entries<kCount, P::kEdges>(batch, part.lanes, [&](const Entries<kCount>& entries) {
       const auto gathered = pass.gather(part, entries);
@@ -721,17 +725,16 @@ struct SourcePass {
 // What a lane knows of the softmax to which its entry belongs.
 template <typename A>
 struct OwnSoftmax {
-  A largest, inverse, delta, keep, direct;
+  A largest, inverse, delta, keep, grad_of_weight;
 
   template <typename T>
   __device__ OwnSoftmax(const SourcePass<T>& pass, const Batch& batch, int head) {
-    const auto stats = *reinterpret_cast<const Pack<A, 2>*>(pass.given.stats.at(batch.col, head));
+    const auto stats = load_pack<2>(pass.given.stats.at(batch.col, head));
     largest = stats.values[0];
     inverse = stats.values[1];
     delta = __ldg(pass.delta + batch.col * pass.given.stats.heads + head);
     keep = pass.keep(batch.edge, head);
-    const Matrix<const T>& grad_alpha = pass.given.grad_alpha;
-    direct = grad_alpha.data ? widened(grad_alpha.row(batch.edge)[head]) : A{0};
+    grad_of_weight = cuda::grad_of_weight(pass.given, batch, head);
   }
 };
 
@@ -758,7 +761,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) source_rows(P pa
       for_each_entries<kCount, P::kEdges>(batch, part.lanes, [&](const Entries<kCount>& entries) {
         const auto gathered = pass.gather(part, entries);
         const auto dots = find_dots(pass, part, span.row, held, entries, gathered);
-        A product = own.direct;
+        A product = own.grad_of_weight;
         bool mine = false;
 #pragma unroll
         for (int u = 0; u < kCount; ++u) {
@@ -792,7 +795,7 @@ cudaError_t run_sources(Queue& queue, const char* name, const P& pass, bool pack
   return with_layout<T>(pass.given.grad.width, packed, [&](auto layout) {
     using L = decltype(layout);
     const dim3 grid(blocks_for<L>(pass.pieces + pass.graph.num_rows),
-                    heads_of_grid(pass.given.grad.heads));
+                    grid_size(pass.given.grad.heads));
     return launch({name, grid, kBlockThreads, 0, queue.stream()}, source_rows<L, P>, pass);
   });
 }
