@@ -1,5 +1,5 @@
-// The only place that knows whether kernels are for a GPU, or for the emulator that runs them on the
-// CPU in tests (tests/simt).
+// The only place that knows whether kernels are for a GPU, or for the emulator that runs them on
+// the CPU in tests (tests/simt).
 #pragma once
 
 #if defined(FASTGRAPH_SIMT)
