@@ -141,10 +141,10 @@ __global__ void __launch_bounds__(kBlockThreads) extremum_rows(Extremum<T> op) {
   }
 }
 
-// The extrema of long rows, from those of their pieces: a block for each row.
+// The extrema of long rows, from those of their pieces.
 template <typename T, Record kRecord>
 __global__ void __launch_bounds__(kBlockThreads) extremum_merge(Extremum<T> op) {
-  visit_long_rows(op.graph, [&](int64_t row, int64_t begin, int64_t end) {
+  for_each_long_row(op.graph, [&](int64_t row, int64_t begin, int64_t end) {
     const int64_t width = op.out.width;
     for (int64_t f = threadIdx.x; f < width; f += blockDim.x) {
       Running<Accumulator<T>, kRecord> running;
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(kBlockThreads) backward_rows(ExtremumBackward<
 
 template <typename T>
 __global__ void __launch_bounds__(kBlockThreads) backward_merge(ExtremumBackward<T> op) {
-  visit_long_rows(op.graph, [&](int64_t row, int64_t begin, int64_t end) {
+  for_each_long_row(op.graph, [&](int64_t row, int64_t begin, int64_t end) {
     for (int64_t f = threadIdx.x; f < op.x.width; f += blockDim.x) {
       Accumulator<T> sum = 0;
       for_each_piece(begin, end, [&](int64_t piece) { sum += op.partial.row(piece)[f]; });
@@ -285,8 +285,8 @@ dim3 grid_of(const Op& op) {
 }
 
 template <typename Op>
-unsigned merge_blocks(const Op& op) {
-  return op.pieces == 0 ? 0 : static_cast<unsigned>(min(op.graph.num_rows, kMergeBlocks));
+unsigned blocks_to_merge(const Op& op) {
+  return op.pieces == 0 ? 0 : merge_blocks(op.graph);
 }
 
 template <Record kRecord>
@@ -298,7 +298,7 @@ struct Forward {
   }
   template <typename T>
   static cudaError_t merge(const Extremum<T>& op, Stream stream) {
-    return launch({"extremum_merge", merge_blocks(op), kBlockThreads, 0, stream},
+    return launch({"extremum_merge", blocks_to_merge(op), kBlockThreads, 0, stream},
                   extremum_merge<T, kRecord>, op);
   }
 };
@@ -312,8 +312,8 @@ struct Backward {
   }
   template <typename T>
   static cudaError_t merge(const ExtremumBackward<T>& op, Stream stream) {
-    return launch({"backward_merge", merge_blocks(op), kBlockThreads, 0, stream}, backward_merge<T>,
-                  op);
+    return launch({"backward_merge", blocks_to_merge(op), kBlockThreads, 0, stream},
+                  backward_merge<T>, op);
   }
 };
 

@@ -83,10 +83,10 @@ __global__ void __launch_bounds__(kBlockThreads) spmm_rows(Spmm<T> op) {
   }
 }
 
-// The sums of long rows, from those of their pieces: a block for each row.
+// The sums of long rows, from those of their pieces.
 template <typename T>
 __global__ void __launch_bounds__(kBlockThreads) spmm_merge(Spmm<T> op) {
-  visit_long_rows(op.graph, [&](int64_t row, int64_t begin, int64_t end) {
+  for_each_long_row(op.graph, [&](int64_t row, int64_t begin, int64_t end) {
     const Accumulator<T> scale = op.row_scale ? op.row_scale[row] : 1;
     for (int64_t f = threadIdx.x; f < op.out.width; f += blockDim.x) {
       Accumulator<T> sum = 0;
@@ -126,8 +126,8 @@ cudaError_t spmm(Queue& queue, const Csr& graph, const T* weight, const Accumula
   const cudaError_t error =
       packed ? run_lanes<kPack<T>>(op, queue.stream()) : run_lanes<1>(op, queue.stream());
   if (error != cudaSuccess || pieces == 0) return error;
-  const auto blocks = static_cast<unsigned>(min(graph.num_rows, kMergeBlocks));
-  return launch({"spmm_merge", blocks, kBlockThreads, 0, queue.stream()}, spmm_merge<T>, op);
+  return launch({"spmm_merge", merge_blocks(graph), kBlockThreads, 0, queue.stream()},
+                spmm_merge<T>, op);
 }
 
 FASTGRAPH_INSTANTIATE(spmm)

@@ -296,20 +296,6 @@ struct RowResult {
   }
 };
 
-// Calls body(row, begin, end) for the long rows among the kBlockThreads ones that are this block's,
-// with all of its threads.
-template <typename Body>
-__device__ void for_each_long_row(const Csr& graph, const Body& body) {
-  FASTGRAPH_SHARED(int64_t, ends, kBlockThreads + 1);
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kBlockThreads;
-  const int64_t count = min(graph.num_rows - first, static_cast<int64_t>(kBlockThreads));
-  for (int64_t i = threadIdx.x; i <= count; i += kBlockThreads) ends[i] = graph.rowptr[first + i];
-  __syncthreads();
-  for (int64_t i = 0; i < count; ++i) {
-    if (ends[i + 1] - ends[i] > kChunk) body(first + i, ends[i], ends[i + 1]);
-  }
-}
-
 // The sums over long rows, from those over their pieces.
 template <typename T>
 __global__ void __launch_bounds__(kBlockThreads) merge_pieces(Csr graph, RowResult<T> result) {
@@ -323,11 +309,6 @@ __global__ void __launch_bounds__(kBlockThreads) merge_pieces(Csr graph, RowResu
       result.rows.at(row, 0)[f] = narrowed<T>(sum);
     }
   });
-}
-
-// Blocks of a kernel that calls for_each_long_row().
-inline unsigned merge_blocks(const Csr& graph) {
-  return static_cast<unsigned>(ceil_div(graph.num_rows, kBlockThreads));
 }
 
 template <typename T>

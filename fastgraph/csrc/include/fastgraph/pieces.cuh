@@ -9,15 +9,13 @@
 
 #include <cstdint>
 
+#include "fastgraph/lanes.cuh"
 #include "fastgraph/platform.cuh"
 #include "fastgraph/views.h"
 
 namespace fastgraph {
 
 constexpr int kChunk = 256;
-
-// Blocks of a kernel that merges: they stride over the rows, few of which are long.
-constexpr int64_t kMergeBlocks = 1024;
 
 // The work of one group of lanes: some entries of a row, none if the row is -1. The result is the
 // row's if piece is -1.
@@ -74,13 +72,23 @@ __device__ void for_each_piece(int64_t begin, int64_t end, const Body& body) {
   }
 }
 
-// Calls body(row, begin, end) for the long rows, one after another in each block.
+// Calls body(row, begin, end) for the long rows among the kBlockThreads ones that are this block's,
+// with all of its threads.
 template <typename Body>
-__device__ void visit_long_rows(const Csr& graph, const Body& body) {
-  for (int64_t row = blockIdx.x; row < graph.num_rows; row += gridDim.x) {
-    const int64_t begin = __ldg(graph.rowptr + row), end = __ldg(graph.rowptr + row + 1);
-    if (end - begin > kChunk) body(row, begin, end);
+__device__ void for_each_long_row(const Csr& graph, const Body& body) {
+  FASTGRAPH_SHARED(int64_t, ends, kBlockThreads + 1);
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kBlockThreads;
+  const int64_t count = min(graph.num_rows - first, static_cast<int64_t>(kBlockThreads));
+  for (int64_t i = threadIdx.x; i <= count; i += kBlockThreads) ends[i] = graph.rowptr[first + i];
+  __syncthreads();
+  for (int64_t i = 0; i < count; ++i) {
+    if (ends[i + 1] - ends[i] > kChunk) body(first + i, ends[i], ends[i + 1]);
   }
+}
+
+// Blocks of a kernel that calls for_each_long_row().
+inline unsigned merge_blocks(const Csr& graph) {
+  return static_cast<unsigned>(ceil_div(graph.num_rows, kBlockThreads));
 }
 
 }  // namespace fastgraph
