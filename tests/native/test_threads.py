@@ -36,7 +36,7 @@ class Inputs:
         """
         graph = compress(lib, self.row, self.col, self.rows, self.cols)
         flipped = transpose(lib, graph)
-        results = [*graph.csr, *flipped.csr]
+        results = [*graph.csr[:3], *flipped.csr[:3]]
 
         def new(*shape: int, dtype: torch.dtype = self.x.dtype) -> Tensor:
             results.append(torch.empty(*shape, dtype=dtype))

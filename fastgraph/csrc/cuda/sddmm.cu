@@ -106,15 +106,6 @@ cudaError_t run(const Sddmm<T>& op, Stream stream) {
                 sddmm_entries<T, kValues, kLanes>, op);
 }
 
-// Narrow rows are shared by fewer lanes, so that a warp takes several.
-template <int kValues, typename T>
-cudaError_t run_lanes(const Sddmm<T>& op, Stream stream) {
-  const int64_t packs = ceil_div(op.x.width, kValues);
-  if (packs <= 8) return run<kValues, 8>(op, stream);
-  if (packs <= 16) return run<kValues, 16>(op, stream);
-  return run<kValues, 32>(op, stream);
-}
-
 }  // namespace
 
 template <typename T>
@@ -122,7 +113,9 @@ cudaError_t sddmm(Queue& queue, const Csr& graph, const Accumulator<T>* row_scal
                   Matrix<const T> grad, Matrix<const T> x, T* out) {
   const Sddmm<T> op{graph, row_scale, grad, x, out};
   const bool packed = fits_packs<T>(x.width, {grad.data, x.data});
-  return packed ? run_lanes<kPack<T>>(op, queue.stream()) : run_lanes<1>(op, queue.stream());
+  return with_split<T>(x.width, packed, [&](auto split) {
+    return run<split.kValues, split.kLanes>(op, queue.stream());
+  });
 }
 
 FASTGRAPH_INSTANTIATE(sddmm)

@@ -317,19 +317,11 @@ struct Backward {
   }
 };
 
-// Narrow rows are shared by fewer lanes, so that a warp takes several.
-template <typename Pass, int kValues, typename Op>
-cudaError_t run_lanes(const Op& op, Stream stream) {
-  const int64_t packs = ceil_div(op.x.width, kValues);
-  if (packs <= 8) return Pass::template rows<kValues, 8>(op, stream);
-  if (packs <= 16) return Pass::template rows<kValues, 16>(op, stream);
-  return Pass::template rows<kValues, 32>(op, stream);
-}
-
 template <typename Pass, typename T, template <typename> class Op>
 cudaError_t run(const Op<T>& op, bool packed, Stream stream) {
-  const cudaError_t error =
-      packed ? run_lanes<Pass, kPack<T>>(op, stream) : run_lanes<Pass, 1>(op, stream);
+  const cudaError_t error = with_split<T>(op.x.width, packed, [&](auto split) {
+    return Pass::template rows<split.kValues, split.kLanes>(op, stream);
+  });
   return error == cudaSuccess ? Pass::merge(op, stream) : error;
 }
 

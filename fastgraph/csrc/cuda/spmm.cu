@@ -105,15 +105,6 @@ cudaError_t run(const Spmm<T>& op, Stream stream) {
                 spmm_rows<T, kValues, kLanes>, op);
 }
 
-// Narrow rows are shared by fewer lanes, so that a warp takes several.
-template <int kValues, typename T>
-cudaError_t run_lanes(const Spmm<T>& op, Stream stream) {
-  const int64_t packs = ceil_div(op.x.width, kValues);
-  if (packs <= 8) return run<kValues, 8>(op, stream);
-  if (packs <= 16) return run<kValues, 16>(op, stream);
-  return run<kValues, 32>(op, stream);
-}
-
 }  // namespace
 
 template <typename T>
@@ -123,8 +114,9 @@ cudaError_t spmm(Queue& queue, const Csr& graph, const T* weight, const Accumula
   auto* partial = queue.scratch<Accumulator<T>>(pieces * x.width);
   const Spmm<T> op{graph, pieces, weight, row_scale, col_scale, x, out, {partial, pieces, x.width}};
   const bool packed = fits_packs<T>(x.width, {x.data, out.data, partial});
-  const cudaError_t error =
-      packed ? run_lanes<kPack<T>>(op, queue.stream()) : run_lanes<1>(op, queue.stream());
+  const cudaError_t error = with_split<T>(x.width, packed, [&](auto split) {
+    return run<split.kValues, split.kLanes>(op, queue.stream());
+  });
   if (error != cudaSuccess || pieces == 0) return error;
   return launch({"spmm_merge", merge_blocks(graph), kBlockThreads, 0, queue.stream()},
                 spmm_merge<T>, op);

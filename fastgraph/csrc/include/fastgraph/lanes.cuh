@@ -162,4 +162,25 @@ struct RowSums {
   }
 };
 
+// How many values of a row a lane takes at a time, and how many lanes share it.
+template <int kValuesOf, int kLanesOf>
+struct Split {
+  static constexpr int kValues = kValuesOf, kLanes = kLanesOf;
+};
+
+// Calls run(Split{}) for rows of a width; `packed` tells whether they consist of packs. Narrow rows
+// are shared by fewer lanes, so that a warp takes several.
+template <typename T, typename Run>
+auto with_split(int64_t width, bool packed, const Run& run) {
+  const auto with_values = [&](auto values) {
+    constexpr int kValues = decltype(values)::value;
+    const int64_t packs = ceil_div(width, kValues);
+    if (packs <= 8) return run(Split<kValues, 8>{});
+    if (packs <= 16) return run(Split<kValues, 16>{});
+    return run(Split<kValues, 32>{});
+  };
+  return packed ? with_values(std::integral_constant<int, kPack<T>>{})
+                : with_values(std::integral_constant<int, 1>{});
+}
+
 }  // namespace fastgraph
