@@ -15,7 +15,7 @@ tools = $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pypr
   print(*project["project"]["optional-dependencies"][sys.argv[1]], sep="\n")' $(1) \
   >$(VENV)/$(1).txt && $(BIN)/pip install --quiet --requirement $(VENV)/$(1).txt
 
-.PHONY: help install demo test scatter test-scatter emulate coverage wheel test-wheel sanitize aarch64 cuda lint format bench clean
+.PHONY: help install demo test scatter test-scatter test-cuda emulate coverage wheel test-wheel sanitize aarch64 cuda lint format bench clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -42,10 +42,12 @@ scatter: install ## build torch_scatter for this torch (minutes the first time)
 test-scatter: scatter ## run the operator and route tests with torch_scatter present
 	$(PYTEST) tests/ops tests/pyg -k "not simt"
 
+test-cuda: install ## run the tests of GPUs with the kernels executed by the emulator
+	$(PYTEST) tests/cuda --emulate
+
 # Switching is the same for every backend, and its tests start processes that do not know this one.
-emulate: install ## run the tests of routes and GPUs with the CUDA kernels executed by the emulator
+emulate: test-cuda ## and all tests of routes
 	FASTGRAPH_BACKEND=simt $(PYTEST) tests/pyg --ignore tests/pyg/test_switching.py
-	$(PYTEST) tests/cuda/test_operators.py --emulate
 
 coverage: install ## count which lines of the CUDA kernels the tests execute
 	$(BIN)/python -m tests.simt.coverage
