@@ -21,10 +21,22 @@ from pathlib import Path
 from typing import Any
 
 import click
+import torch
 from rich.console import Console
+from torch import Tensor
 
-from measure.graphs import SHAPES
+from measure.device import (
+    Contestant,
+    bandwidth,
+    copies_beyond_cache,
+    facts,
+    interleave,
+    peak_bytes,
+    summary,
+)
+from measure.graphs import SHAPES, GraphData, default_graphs, imitate, load
 from measure.output import RESULTS, write
+from measure.rivals import Rival, rivals
 
 ROOT = Path(__file__).resolve().parent.parent
 _LAYERS = ("GCN", "SAGE-max", "SAGE-mean", "GATv2", "GAT", "Transformer")
@@ -44,7 +56,7 @@ console = Console(stderr=True)
 @click.option("--seconds", default=240.0, show_default=True, help="For all timings together.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
 @click.option("--device", default="cuda", show_default=True, help="cpu tries the script itself.")
-@click.option("--graphs", default=",".join(("tolokers", "wordnet", "debian", "wing", *SHAPES)))
+@click.option("--graphs", help="Names with commas between; all there are unless told.")
 @click.option("--widths", default=",".join(map(str, _WIDTHS)), show_default=True)
 def main(
     build: bool,
@@ -53,7 +65,7 @@ def main(
     seconds: float,
     out: Path,
     device: str,
-    graphs: str,
+    graphs: str | None,
     widths: str,
 ) -> None:
     stages: dict[str, Any] = {}
@@ -63,7 +75,8 @@ def main(
         ("sanitize", _sanitize_commands() if sanitize else []),
     ):
         stages[name] = [_run(command) for command in commands]
-    results = _measure(device, graphs.split(","), [int(w) for w in widths.split(",")], seconds)
+    names = graphs.split(",") if graphs else [*default_graphs(), *SHAPES]
+    results = _measure(device, names, [int(w) for w in widths.split(",")], seconds)
     results["stages"] = stages
     results["command"] = shlex.join(["python", "benchmarks/gpu.py", *sys.argv[1:]])
     path = write(out, "gpu", results, markdown(results))
@@ -117,11 +130,6 @@ def _run(command: list[str]) -> dict[str, Any]:
 def _measure(
     device_name: str, graphs: list[str], widths: list[int], seconds: float
 ) -> dict[str, Any]:
-    import torch
-
-    from measure.device import bandwidth, facts
-    from measure.graphs import imitate, load
-
     device = torch.device(device_name)
     if device.type == "cuda":
         os.environ["FASTGRAPH_BACKEND"] = "cuda"  # which computes on request only
@@ -142,13 +150,10 @@ def _measure(
     return results
 
 
-def _cells(graph: Any, layer: str, width: int, dtype: Any, seconds: float) -> list[dict[str, Any]]:
+def _cells(
+    graph: GraphData, layer: str, width: int, dtype: torch.dtype, seconds: float
+) -> list[dict[str, Any]]:
     """A row for each rival: forward and backward time, and peak memory."""
-    import torch
-
-    from measure.device import copies_beyond_cache, interleave, summary
-    from measure.rivals import rivals
-
     device = graph.edge_index.device
     copies = copies_beyond_cache(device, graph.num_nodes * width * dtype.itemsize)
     torch.manual_seed(0)
@@ -157,7 +162,8 @@ def _cells(graph: Any, layer: str, width: int, dtype: Any, seconds: float) -> li
         for _ in range(copies)
     ]
     compiled = (graph.name, width) == _COMPILED and dtype == torch.float32
-    rows, timed = [], []
+    rows: list[dict[str, Any]] = []
+    timed: list[tuple[dict[str, Any], Contestant, Contestant]] = []
     for rival in rivals(layer, graph, width, dtype, compiled):
         row = {
             "graph": graph.name,
@@ -173,20 +179,19 @@ def _cells(graph: Any, layer: str, width: int, dtype: Any, seconds: float) -> li
             timed.append((row, *_contestants(rival, inputs, row)))
         except torch.OutOfMemoryError:
             row["failed"] = "out of memory"
-    for position, kind in enumerate(("forward", "backward"), start=1):
-        interleave([entry[position] for entry in timed], device, copies, seconds / 2)
-        for entry in timed:
-            entry[0][kind] = summary(entry[position])
+    interleave([forward for _, forward, _ in timed], device, copies, seconds / 2)
+    interleave([backward for _, _, backward in timed], device, copies, seconds / 2)
+    for row, forward, backward in timed:
+        row |= {"forward": summary(forward), "backward": summary(backward)}
     return rows
 
 
-def _contestants(rival: Any, inputs: list[Any], row: dict[str, Any]) -> tuple[Any, Any]:
+def _contestants(
+    rival: Rival, inputs: list[Tensor], row: dict[str, Any]
+) -> tuple[Contestant, Contestant]:
     """The forward and the backward pass; each has run once, and their memory is in the row."""
-    import torch
 
-    from measure.device import Contestant, peak_bytes
-
-    def forward(number: int) -> Any:
+    def forward(number: int) -> Tensor:
         return rival.forward(inputs[number])
 
     # Two graphs of gradients are kept; more would not fit beside upstream's edge tensors.
@@ -204,7 +209,7 @@ def _contestants(rival: Any, inputs: list[Any], row: dict[str, Any]) -> tuple[An
 
     return (
         Contestant(rival.name, forward, rival.context),
-        Contestant(rival.name, backward, rival.context),
+        Contestant(rival.name, backward),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Contestants run in turns of so many steps, the first of which is not timed.
+# Contestants run in turns of so many steps, after one that is not timed.
 _STEPS_OF_TURN = 5
 
 Step = Callable[[int], object]

@@ -19,9 +19,9 @@ def csr_adjacency(edge_index: Tensor, num_nodes: int, weight: Tensor | None = No
     """``adj_t`` as ``torch.sparse`` CSR ``[num_nodes, num_nodes]``: destinations are the rows."""
     source, destination = edge_index
     if weight is None:
-        weight = torch.ones(edge_index.shape[1])
+        weight = torch.ones(edge_index.shape[1], device=edge_index.device)
     order = torch.argsort(destination * num_nodes + source, stable=True)
-    ptr = torch.zeros(num_nodes + 1, dtype=torch.int64)
+    ptr = torch.zeros(num_nodes + 1, dtype=torch.int64, device=edge_index.device)
     torch.cumsum(torch.bincount(destination, minlength=num_nodes), 0, out=ptr[1:])
     size = (num_nodes, num_nodes)
     return torch.sparse_csr_tensor(ptr, source[order], weight[order], size)

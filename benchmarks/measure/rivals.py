@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import importlib
+import importlib.util
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from measure.graphs import GraphData
-from measure.layers import LAYERS, csr_adjacency, without_linear
-from measure.routing import ours_enabled
+from measure.layers import LAYERS, csr_adjacency, gcn_adjacency, without_linear
+from measure.routing import expect_routed, ours_enabled
 
 HEADS = 4
 # A dense mask of pairs beyond this does not fit or takes too long to make.
@@ -31,7 +31,7 @@ class Rival:
     Args:
         name: the column.
         forward: from features ``[nodes, width]`` to the output.
-        context: entered around some calls, untimed.
+        context: entered around some forward passes, untimed.
     """
 
     name: str
@@ -49,7 +49,12 @@ def rivals(
     def forward(x: Tensor) -> Tensor:
         return module(x, index)  # type: ignore[no-any-return]
 
-    found = [Rival("upstream", forward), Rival("ours", forward, ours_enabled)]
+    @contextmanager
+    def routed() -> Iterator[None]:
+        with ours_enabled(), expect_routed(module):
+            yield
+
+    found = [Rival("upstream", forward), Rival("ours", forward, routed)]
     if compiled:
         traced = torch.compile(copy.deepcopy(module))
         found.append(Rival("compile", lambda x: traced(x, index)))
@@ -70,16 +75,12 @@ def _message_passing(layer: str, width: int) -> nn.Module:
 
 def _sparse(layer: str, graph: GraphData) -> Rival:
     """torch.sparse, which calls cuSPARSE, on a matrix that an expert makes once."""
-    weight = None
+    index, num = graph.edge_index, graph.num_nodes
     if layer == "GCN":
-        from torch_geometric.nn.conv.gcn_conv import gcn_norm
-
-        index, weight = gcn_norm(graph.edge_index, num_nodes=graph.num_nodes)
+        matrix = gcn_adjacency(index, num)
     else:
-        index = graph.edge_index
-        degree = torch.bincount(index[1], minlength=graph.num_nodes).clamp(min=1)
-        weight = degree.float().reciprocal()[index[1]]
-    matrix = csr_adjacency(index, graph.num_nodes, weight)
+        degree = torch.bincount(index[1], minlength=num).clamp(min=1)
+        matrix = csr_adjacency(index, num, degree.float().reciprocal()[index[1]])
     return Rival("torch.sparse", lambda x: torch.sparse.mm(matrix, x))
 
 
