@@ -13,6 +13,8 @@ from tests.graphs import Case, all_cases, cut_case, hub_edges
 from tests.native.cases import normal
 from tests.simt.backend import SimtBackend, emulator
 
+_SIMT, _CPU = SimtBackend(), CpuBackend()
+
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 WIDTHS = (0, 1, 7, 33, 64, 130, 200)
 """Every layout of packs and lanes, whole and with a rest."""
@@ -35,11 +37,11 @@ def graph_of(name: str) -> Graph:
 def simt(operator: str, *arguments: Any, seed: int = 0) -> Any:
     """What the emulated CUDA kernel returns; ``seed`` decides the order of its threads."""
     emulator().seed(seed)
-    return SimtBackend().kernel(operator, "cpu", torch.float32)(*arguments)
+    return _SIMT.kernel(operator, "cpu", torch.float32)(*arguments)
 
 
 def cpu(operator: str, *arguments: Any) -> Any:
-    return CpuBackend().kernel(operator, "cpu", torch.float32)(*arguments)
+    return _CPU.kernel(operator, "cpu", torch.float32)(*arguments)
 
 
 def irregular(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:

@@ -4,6 +4,7 @@
 // they read memory in order; the nodes of a group are far apart, so that all of them meet the
 // same vectors.
 #include "cuda/kernels.h"
+#include "fastgraph/block_sums.cuh"
 #include "fastgraph/lanes.cuh"
 
 namespace fastgraph::cuda {
@@ -167,21 +168,6 @@ __global__ void __launch_bounds__(kBlockThreads) head_scores_sums(HeadScoresBack
   }
 }
 
-// The sum of one value over the slots: a warp for each value.
-template <typename T>
-__global__ void __launch_bounds__(kBlockThreads) head_scores_total(HeadScoresBackward<T> op) {
-  const int64_t size = op.att.nodes * op.att.heads * op.att.width;
-  const int64_t value = group_index<kWarp>();
-  if (value >= size) return;
-  const auto lanes = Lanes<kWarp>::mine();
-  double sum = 0;
-  for (int64_t slot = lanes.lane; slot < op.sum_slots; slot += kWarp) {
-    sum += op.sums[slot * size + value];
-  }
-  sum = lanes.sum(sum);
-  if (lanes.lane == 0) op.grad_att.data[value] = narrowed<T>(static_cast<Accumulator<T>>(sum));
-}
-
 template <int kLanes>
 unsigned blocks_of(int64_t groups) {
   return static_cast<unsigned>(ceil_div(groups * kLanes, kBlockThreads));
@@ -213,8 +199,7 @@ struct Backward {
     error = launch({"head_scores_sums", summing, kBlockThreads, 0, queue.stream()},
                    head_scores_sums<T, kValues, kLanes>, op);
     if (error != cudaSuccess) return error;
-    return launch({"head_scores_total", blocks_of<kWarp>(size), kBlockThreads, 0, queue.stream()},
-                  head_scores_total<T>, op);
+    return run_add_rows<T>(queue, {op.sums, op.sum_slots, size}, op.grad_att.data);
   }
 };
 
