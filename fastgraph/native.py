@@ -15,6 +15,7 @@ LEVELS: Final = ("baseline", "avx2", "avx512")
 """Instruction levels, each of which includes those before it."""
 
 _LIBRARY_DIR: Final = Path(__file__).parent / "lib"
+_CUDA_LIBRARY: Final = _LIBRARY_DIR / "libfastgraph_cuda.so"
 
 _forked = False
 
@@ -120,9 +121,6 @@ def why_unavailable() -> str | None:
 def is_available() -> bool:
     """Whether the kernels can be used here."""
     return why_unavailable() is None
-
-
-_CUDA_LIBRARY: Final = _LIBRARY_DIR / "libfastgraph_cuda.so"
 
 
 @functools.cache

@@ -37,7 +37,7 @@ def step_time_plot(found: ScriptComparison, salt: str) -> str:
 
 
 def memory_plot(found: ScriptComparison, salt: str) -> str:
-    """The largest resident MiB of each step; arguments as for :func:`step_time_plot`."""
+    """The most MiB in memory in each step; arguments as for :func:`step_time_plot`."""
 
     def mebibytes(run: Run) -> list[float]:
         return [step.peak / 2**20 for step in run.steps]
