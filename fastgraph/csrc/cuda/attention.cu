@@ -251,11 +251,6 @@ struct AttentionSources : SourcePass<T> {
   }
 };
 
-template <typename T, typename Run>
-cudaError_t with_edges(const AttentionInputs<T>& in, const Run& run) {
-  return in.edge.width > 0 ? run(std::true_type{}) : run(std::false_type{});
-}
-
 template <typename T>
 bool is_packed(const AttentionInputs<T>& in, std::initializer_list<const void*> others) {
   return fits_packs<T>(in.key.width, {in.query.data, in.key.data, in.value.data}) &&

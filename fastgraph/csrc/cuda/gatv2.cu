@@ -398,11 +398,6 @@ cudaError_t run_destinations_of(Queue& queue, const DestinationPass<T>& base,
   return error;
 }
 
-template <typename T, typename Run>
-cudaError_t with_edges(const Gatv2Inputs<T>& in, const Run& run) {
-  return in.edge.width > 0 ? run(std::true_type{}) : run(std::false_type{});
-}
-
 template <typename T>
 bool is_packed(const Gatv2Inputs<T>& in, std::initializer_list<const void*> others) {
   return fits_packs<T>(in.att.width,

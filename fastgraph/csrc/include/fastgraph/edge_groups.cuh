@@ -1,0 +1,321 @@
+// Groups of lanes that walk over the entries of rows, for attention.
+//
+// A group of lanes holds a head of one node in registers and walks over the entries of its row, a
+// batch at a time. Each lane reads the column of one entry of the batch, draws its dropout and
+// knows its softmax; the group then takes several entries at a time, whose rows all lanes gather
+// together. The grid's y direction are the heads, so that blocks at work together gather from the
+// same columns.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/queue.h"
+#include "fastgraph/attention_arguments.h"
+#include "fastgraph/lanes.cuh"
+#include "fastgraph/philox.cuh"
+#include "fastgraph/pieces.cuh"
+
+namespace fastgraph::cuda {
+
+// ---- How a group holds a head
+
+// kPacks packs of kValues values in each of kLanes lanes. A head that does not fit (kWhole is
+// false) is taken in parts of that size, one after another, and dot products are made anew for
+// each.
+template <typename T, int kValuesOf, int kLanesOf, int kPacksOf, bool kWholeOf = true>
+struct Layout {
+  using Element = T;
+  using A = Accumulator<T>;
+  static constexpr int kValues = kValuesOf, kLanes = kLanesOf, kPacks = kPacksOf;
+  static constexpr bool kWhole = kWholeOf;
+  using Share = RowShare<T, kValues, kLanes, kPacks>;
+  using Sums = RowSums<A, kValues, kLanes, kPacks>;
+
+  // Entries that a group takes at the same time, to have their rows on the way together, if each
+  // needs registers for kRows rows: they get 48. More than 4 would leave most of them idle at the
+  // end of the short rows that most graphs have.
+  static constexpr int kRegisters = kPacks * kValues * sizeof(A) / 4;
+  template <int kRows>
+  static constexpr int kInFlight = 48 / (kRows * kRegisters) >= 4   ? 4
+                                   : 48 / (kRows * kRegisters) >= 2 ? 2
+                                                                    : 1;
+};
+
+// Blocks that have to fit on a multiprocessor, 0 to let the compiler choose. It would keep too many
+// registers in memory for the sake of another block where edges have features, heads are wide or
+// sums double.
+template <typename L, typename Pass>
+constexpr int kBlocks = Pass::kEdges || !L::kWhole || sizeof(typename L::A) == 8 ? 2 : 0;
+
+// Calls run with the layout for heads of a width; `packed` tells whether they consist of packs.
+// Narrow heads are shared by fewer lanes, so that a warp takes several nodes.
+template <typename T, typename Run>
+cudaError_t with_layout(int64_t width, bool packed, const Run& run) {
+  constexpr int kValues = kPack<T>;
+  if (!packed) {
+    if (width <= 8) return run(Layout<T, 1, 8, 1>{});
+    if (width <= 32) return run(Layout<T, 1, 32, 1>{});
+    return run(Layout<T, 1, 32, 4, false>{});
+  }
+  const int64_t packs = width / kValues;
+  if (packs <= 4) return run(Layout<T, kValues, 4, 1>{});
+  if (packs <= 8) return run(Layout<T, kValues, 8, 1>{});
+  if (packs <= 16) return run(Layout<T, kValues, 16, 1>{});
+  if (packs <= 32) return run(Layout<T, kValues, 32, 1>{});
+  if (packs <= 64) return run(Layout<T, kValues, 32, 2>{});
+  return run(Layout<T, kValues, 32, std::min(4, 16 / kValues), false>{});
+}
+
+// Calls body(q, i) for value i of each pack q in a layout.
+template <typename L, typename Body>
+__device__ void for_each_value(const Body& body) {
+#pragma unroll
+  for (int q = 0; q < L::kPacks; ++q) {
+#pragma unroll
+    for (int i = 0; i < L::kValues; ++i) body(q, i);
+  }
+}
+
+// Some entries of a batch, of which the first `count` take part; the others repeat the last.
+template <int kCount>
+struct Entries {
+  int count;
+  int lane[kCount];  // the one that has read it
+  int32_t col[kCount];
+  uint32_t edge[kCount];  // set if the edges carry something that is gathered
+};
+
+// What a group works on: a head, from the channel `first` on.
+template <typename L>
+struct Part {
+  using T = typename L::Element;
+  using Share = typename L::Share;
+  using Sums = typename L::Sums;
+
+  Lanes<L::kLanes> lanes;
+  int head;
+  int64_t first;
+
+  // Whether pack q of this lane lies in a row of that width.
+  __device__ bool covers(int q, int64_t width) const {
+    return first + Share::column(lanes.lane, q) < width;
+  }
+
+  // The share of a row, zeros beyond its width.
+  __device__ Share load(const T* row, int64_t width) const {
+    Share share;
+    share.load(row + first, lanes.lane, width - first);
+    return share;
+  }
+
+  // The share of a node's head, zeros if it is not wanted.
+  __device__ Share load(Heads<const T> x, int64_t node, bool wanted = true) const {
+    return load(x.at(node, head), wanted ? x.width : 0);
+  }
+
+  template <int kCount>
+  __device__ void gather(Heads<const T> x, const Entries<kCount>& entries,
+                         Share (&rows)[kCount]) const {
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) rows[u] = load(x, entries.col[u], u < entries.count);
+  }
+
+  template <typename To>
+  __device__ void store(const Sums& sums, Heads<To> x, int64_t node, typename L::A factor) const {
+    sums.store(x.at(node, head) + first, lanes.lane, x.width - first, factor);
+  }
+};
+
+// Calls body(part) for the parts of a head.
+template <typename L, typename Body>
+__device__ void for_each_part(Lanes<L::kLanes> lanes, int head, int64_t width, const Body& body) {
+  if constexpr (L::kWhole) {
+    body(Part<L>{lanes, head, 0});
+  } else {
+    int64_t first = 0;
+    do {  // heads without channels have one part
+      body(Part<L>{lanes, head, first});
+      first += L::Share::kWidth;
+    } while (first < width);
+  }
+}
+
+// The same for the heads that belong to this block.
+template <typename L, typename Body>
+__device__ void for_each_head(int64_t heads, int64_t width, const Body& body) {
+  const auto lanes = Lanes<L::kLanes>::mine();
+  for (int64_t head = blockIdx.y; head < heads; head += gridDim.y) {
+    for_each_part<L>(lanes, static_cast<int>(head), width, body);
+  }
+}
+
+// As many as a grid takes in the directions y and z; blocks stride over the others.
+inline unsigned grid_size(int64_t count) {
+  return static_cast<unsigned>(std::min<int64_t>(count, 65535));
+}
+
+// ---- How a group walks over the entries of a span
+
+// Entries of which each lane reads one; those beyond the last read the last once more.
+struct Batch {
+  int number;  // in its span
+  int count;
+  int64_t entry;
+  int32_t col;
+  uint32_t edge;
+};
+
+template <int kLanes, typename Body>
+__device__ void for_each_batch(const Csr& graph, const Span& span, Lanes<kLanes> lanes,
+                               const Body& body) {
+  int number = 0;
+  for (int64_t base = span.begin; base < span.end; base += kLanes, ++number) {
+    const int count = static_cast<int>(min(span.end - base, static_cast<int64_t>(kLanes)));
+    const int64_t entry = base + min(lanes.lane, count - 1);
+    const auto edge = static_cast<uint32_t>(graph.edge(entry));
+    body(Batch{number, count, entry, __ldg(graph.col + entry), edge});
+  }
+}
+
+// Calls body(entries) for the entries of a batch, kCount at a time.
+template <int kCount, bool kEdges, int kLanes, typename Body>
+__device__ void for_each_entries(const Batch& batch, Lanes<kLanes> lanes, const Body& body) {
+  for (int j = 0; j < batch.count; j += kCount) {
+    Entries<kCount> entries;
+    entries.count = min(batch.count - j, kCount);
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      entries.lane[u] = min(j + u, batch.count - 1);
+      entries.col[u] = lanes.from(batch.col, entries.lane[u]);
+      if constexpr (kEdges) entries.edge[u] = lanes.from(batch.edge, entries.lane[u]);
+    }
+    body(entries);
+  }
+}
+
+// 0 for dropped edges, 1 / (1 - rate) for the others; see Dropout.
+template <typename A>
+struct Keep {
+  uint64_t seed;
+  uint32_t threshold;  // edges whose random bits are below it are dropped
+  A scale;
+
+  explicit Keep(const Dropout& dropout)
+      : seed(dropout.seed),
+        threshold(static_cast<uint32_t>(std::min(dropout.rate * 0x1p32, 0x1p32 - 1))),
+        scale(dropout.rate < 1 ? static_cast<A>(1 / (1 - dropout.rate)) : A{0}) {}
+
+  __device__ A operator()(uint32_t edge, int head) const {
+    if (threshold == 0) return scale;
+    return philox(seed, edge, static_cast<uint32_t>(head)) < threshold ? A{0} : scale;
+  }
+};
+
+// What a group finds of some entries together: what their scores are made of, and the products of
+// their values with the gradient of the output.
+template <typename A, int kCount>
+struct Dots {
+  A score[kCount];
+  A product[kCount];
+};
+
+// dot += this lane's part of <own, others[u]>.
+template <typename L, int kCount>
+__device__ void add_products(const typename L::Share& own,
+                             const typename L::Share (&others)[kCount],
+                             typename L::A (&dot)[kCount]) {
+#pragma unroll
+  for (int u = 0; u < kCount; ++u) {
+    for_each_value<L>([&](int q, int i) { dot[u] += own.at(q, i) * others[u].at(q, i); });
+  }
+}
+
+// A pass provides hold(part, row), what a group holds of its row; gather(part, entries), the rows
+// of some entries; add_dots(part, held, gathered, entries, dots), which adds a lane's part of the
+// dot products, as wide as dot_width(), that it asks for by kScores and kProducts; and
+// score_of_dot(dot). kEdges tells whether it needs to know the edges of entries, and kRows for how
+// many rows each entry takes registers.
+template <typename P, typename L, typename Held, int kCount, typename Gathered>
+__device__ Dots<typename L::A, kCount> find_dots(const P& pass, const Part<L>& part, int64_t row,
+                                                 const Held& held, const Entries<kCount>& entries,
+                                                 const Gathered& gathered) {
+  Dots<typename L::A, kCount> dots = {};
+  if constexpr (L::kWhole) {
+    pass.add_dots(part, held, gathered, entries, dots);
+  } else {
+    for_each_part<L>(part.lanes, part.head, pass.dot_width(), [&](const Part<L>& other) {
+      pass.add_dots(other, pass.hold(other, row), pass.gather(other, entries), entries, dots);
+    });
+  }
+#pragma unroll
+  for (int u = 0; u < kCount; ++u) {
+    if constexpr (P::kScores) dots.score[u] = pass.score_of_dot(part.lanes.sum(dots.score[u]));
+    if constexpr (P::kProducts) dots.product[u] = part.lanes.sum(dots.product[u]);
+  }
+  return dots;
+}
+
+// ---- Results of rows
+
+// Where the sums over rows go, and those over the pieces of long rows until they are merged.
+template <typename T>
+struct RowResult {
+  Heads<T> rows;
+  Heads<Accumulator<T>> pieces;
+
+  RowResult(Queue& queue, int64_t num_pieces, Heads<T> out)
+      : rows(out),
+        pieces{queue.scratch<Accumulator<T>>(num_pieces * out.heads * out.width), num_pieces,
+               out.heads, out.width} {}
+
+  template <typename L>
+  __device__ void store(const Part<L>& part, const Span& span, const typename L::Sums& sums) const {
+    if (span.piece >= 0) {
+      part.store(sums, pieces, span.piece, 1);
+    } else {
+      part.store(sums, rows, span.row, 1);
+    }
+  }
+
+  // For results of one channel.
+  __device__ void store_one(const Span& span, int head, Accumulator<T> sum) const {
+    if (span.piece >= 0) {
+      *pieces.at(span.piece, head) = sum;
+    } else {
+      *rows.at(span.row, head) = narrowed<T>(sum);
+    }
+  }
+};
+
+// The sums over long rows, from those over their pieces.
+template <typename T>
+__global__ void __launch_bounds__(kBlockThreads) merge_pieces(Csr graph, RowResult<T> result) {
+  const int64_t width = result.rows.heads * result.rows.width;
+  const int64_t stride = static_cast<int64_t>(gridDim.y) * kBlockThreads;
+  for_each_long_row(graph, [&](int64_t row, int64_t begin, int64_t end) {
+    int64_t f = static_cast<int64_t>(blockIdx.y) * kBlockThreads + threadIdx.x;
+    for (; f < width; f += stride) {
+      Accumulator<T> sum = 0;
+      for_each_piece(begin, end, [&](int64_t piece) { sum += result.pieces.at(piece, 0)[f]; });
+      result.rows.at(row, 0)[f] = narrowed<T>(sum);
+    }
+  });
+}
+
+template <typename T>
+cudaError_t merge(Queue& queue, const Csr& graph, const RowResult<T>& result) {
+  if (result.pieces.nodes == 0) return cudaSuccess;
+  const int64_t width = result.rows.heads * result.rows.width;
+  const dim3 grid(merge_blocks(graph), grid_size(ceil_div(width, kBlockThreads)));
+  return launch({"merge_pieces", grid, kBlockThreads, 0, queue.stream()}, merge_pieces<T>, graph,
+                result);
+}
+
+// Blocks of a kernel that takes so many groups.
+template <typename L>
+unsigned blocks_for(int64_t groups) {
+  return static_cast<unsigned>(ceil_div(groups * L::kLanes, kBlockThreads));
+}
+
+}  // namespace fastgraph::cuda
