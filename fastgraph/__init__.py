@@ -80,10 +80,15 @@ def status() -> Status:
 
 
 def clear_cache() -> None:
-    """Forget all sorted graphs; needed only after editing an index through numpy or ``.data``."""
+    """Forget all sorted graphs, and return the memory that waits for results to the system.
+
+    Needed only after editing an index through numpy or ``.data``.
+    """
+    from fastgraph.backends.memory import POOL
     from fastgraph.memo import MEMO
 
     MEMO.clear()
+    POOL.clear()
 
 
 # The command line reports an invalid variable itself.

@@ -91,6 +91,8 @@ class Settings:
         strict: ``FASTGRAPH_STRICT``. Raise where a layer that has a route cannot take it.
         min_edges: ``FASTGRAPH_MIN_EDGES``. Graphs with fewer edges are left to upstream.
         cache_bytes: ``FASTGRAPH_CACHE_BYTES``. Memory for sorted graphs.
+        reuse_bytes: ``FASTGRAPH_REUSE_BYTES``. Memory of freed results on the CPU that is kept for
+            the next ones.
         cpu_level: ``FASTGRAPH_CPU_LEVEL``. Highest instruction set to use, one of ``baseline``,
             ``avx2``, ``avx512``; ``None``: the best this machine has.
         check_cache: ``FASTGRAPH_CHECK_CACHE``. Recompute a checksum of a known graph's index on
@@ -120,6 +122,7 @@ class Settings:
     strict: bool = _setting("FASTGRAPH_STRICT", _parse_bool, False, _is_flag)
     min_edges: int = _setting("FASTGRAPH_MIN_EDGES", _parse_count, 0, _is_count)
     cache_bytes: int = _setting("FASTGRAPH_CACHE_BYTES", _parse_count, 1 << 30, _is_count)
+    reuse_bytes: int = _setting("FASTGRAPH_REUSE_BYTES", _parse_count, 1 << 30, _is_count)
     cpu_level: str | None = _setting(
         "FASTGRAPH_CPU_LEVEL",
         str,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends.base import Kernel
+from fastgraph.backends.memory import empty
 from fastgraph.backends.reference import accumulator
 from fastgraph.graph import Graph
 
@@ -61,7 +62,7 @@ class _Plain:
     ) -> Tensor:
         rows = graph.grouped(transpose=transpose)
         row_scale, col_scale = _scales(graph, reduce, transpose, x.dtype)
-        out = x.new_empty(rows.ptr.numel() - 1, x.shape[1])
+        out = empty(x, (rows.ptr.numel() - 1, x.shape[1]))
         weight = None if weight is None else weight.contiguous()
         self._library().spmm(*rows, weight, row_scale, col_scale, x, out)
         return out
@@ -71,7 +72,7 @@ class _Plain:
         if col_scale is not None:  # scale rows of the transposed graph instead
             transpose, row_scale, grad, x = not transpose, col_scale, x, grad
         rows = graph.grouped(transpose=transpose)
-        out = x.new_empty(graph.num_edges)
+        out = empty(x, (graph.num_edges,))
         self._library().sddmm(*rows, row_scale, grad, x, out)
         return out
 
@@ -85,8 +86,8 @@ class _Plain:
         ties: str,
     ) -> tuple[Tensor, Tensor]:
         rows = graph.grouped(transpose=transpose)
-        out = x.new_empty(rows.ptr.numel() - 1, x.shape[1])
-        record = x.new_empty(0 if ties == "none" else out.shape, dtype=torch.int32)
+        out = empty(x, (rows.ptr.numel() - 1, x.shape[1]))
+        record = empty(x, (0,) if ties == "none" else out.shape, torch.int32)
         self._library().segment_extremum(
             *rows,
             None if weight is None else weight.contiguous(),
@@ -110,9 +111,9 @@ class _Plain:
         ties: str,
     ) -> Tensor:
         cols = graph.grouped(transpose=not transpose)
-        grad_x = torch.empty_like(x)
+        grad_x = empty(x, x.shape)
         if ties == "split":
-            share = torch.empty_like(grad)
+            share = empty(grad, grad.shape)
             self._library().divide_by_ties(grad, record, share)
             grad = share
         self._library().segment_extremum_backward(
@@ -127,12 +128,12 @@ class _Plain:
         return grad_x
 
     def head_scores(self, x: Tensor, att: Tensor) -> Tensor:
-        scores = x.new_empty(x.shape[0], att.shape[0], x.shape[1])
+        scores = empty(x, (x.shape[0], att.shape[0], x.shape[1]))
         self._library().head_scores(x, att, scores)
         return scores
 
     def head_scores_backward(self, x: Tensor, att: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        grad_x, grad_att = torch.empty_like(x), torch.empty_like(att)
+        grad_x, grad_att = empty(x, x.shape), empty(att, att.shape)
         self._library().head_scores_backward(x, att, grad, grad_x, grad_att)
         return grad_x, grad_att
 
@@ -165,9 +166,9 @@ class _Attention:
         rows = inputs[self._rows]
         heads = rows.shape[1]
         # gat knows the aggregating nodes by their scores alone.
-        out = rows.new_empty(*rows.shape[:2], *(rows if rows.dim() == 3 else inputs[0]).shape[2:])
-        stats = rows.new_empty(*rows.shape[:2], 2, dtype=accumulator(rows.dtype))
-        alpha = rows.new_empty(graph.num_edges if weights else 0, heads)
+        out = empty(rows, rows.shape[:2] + (rows if rows.dim() == 3 else inputs[0]).shape[2:])
+        stats = empty(rows, (*rows.shape[:2], 2), accumulator(rows.dtype))
+        alpha = empty(rows, (graph.num_edges if weights else 0, heads))
         getattr(self._library(), self._name)(
             *graph.grouped(transpose=transpose),
             *inputs,
@@ -188,7 +189,7 @@ class _Attention:
             None if tensor is None else self._empty_gradient(position, tensor)
             for position, tensor in enumerate(inputs)
         ]
-        delta = stats.new_empty(stats.shape[:2])
+        delta = empty(stats, stats.shape[:2])
         arguments = (*inputs, option, dropout, seed, stats, grad, grad_alpha, delta)
         by_dst = [gradients[i] for i in self._by_dst]
         by_src = [g for i, g in enumerate(gradients) if i not in self._by_dst]
@@ -201,4 +202,4 @@ class _Attention:
     def _empty_gradient(self, position: int, tensor: Tensor) -> Tensor:
         if position in self._per_edge:
             return torch.zeros_like(tensor, dtype=accumulator(tensor.dtype))
-        return torch.empty_like(tensor)
+        return empty(tensor, tensor.shape)
