@@ -18,12 +18,17 @@ from fastgraph.backends.reference import accumulator
 from fastgraph.graph import Graph
 
 
-def native_kernels(library: Callable[[], Any]) -> dict[str, Kernel]:
-    """The kernels by the names of their operators; ``library`` is asked at each call."""
+def native_kernels(library: Callable[[], Any], *, leaves_edges: bool = False) -> dict[str, Kernel]:
+    """The kernels by the names of their operators.
+
+    Args:
+        library: gives the native library; asked at each call.
+        leaves_edges: ``kLeavesEdges`` of the library's ``device.h``.
+    """
     plain = _Plain(library)
-    gatv2 = _Attention(library, "gatv2", rows=1, by_dst=(1, 2, 3, 4), per_edge=(3,))
-    gat = _Attention(library, "gat", rows=2, by_dst=(2, 3))
-    attention = _Attention(library, "attention", rows=0, by_dst=(0, 3), per_edge=(3,))
+    gatv2 = _Attention(library, leaves_edges, "gatv2", rows=1, by_dst=(1, 2, 3, 4), per_edge=(3,))
+    gat = _Attention(library, leaves_edges, "gat", rows=2, by_dst=(2, 3))
+    attention = _Attention(library, leaves_edges, "attention", rows=0, by_dst=(0, 3), per_edge=(3,))
     return {
         "spmm": plain.spmm,
         "sddmm": plain.sddmm,
@@ -143,6 +148,8 @@ class _Attention:
 
     Args:
         library: gives the native library.
+        leaves_edges: whether two numbers for each edge and head pass from one backward pass to the
+            other, or one for each aggregating node and head.
         name: of the operator and of its native functions.
         rows: the position of the tensor of the aggregating nodes among the inputs.
         by_dst: positions of the inputs whose gradients the pass over destinations writes; those of
@@ -153,12 +160,13 @@ class _Attention:
     def __init__(
         self,
         library: Callable[[], Any],
+        leaves_edges: bool,
         name: str,
         rows: int,
         by_dst: tuple[int, ...],
         per_edge: tuple[int, ...] = (),
     ) -> None:
-        self._library = library
+        self._library, self._leaves_edges = library, leaves_edges
         self._name, self._rows, self._by_dst, self._per_edge = name, rows, by_dst, per_edge
 
     def forward(self, graph: Graph, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -189,14 +197,15 @@ class _Attention:
             None if tensor is None else self._empty_gradient(position, tensor)
             for position, tensor in enumerate(inputs)
         ]
-        delta = empty(stats, stats.shape[:2])
-        arguments = (*inputs, option, dropout, seed, stats, grad, grad_alpha, delta)
+        rows, heads, _ = stats.shape
+        between = empty(stats, (graph.num_edges, heads, 2) if self._leaves_edges else (rows, heads))
+        arguments = (*inputs, option, dropout, seed, stats, grad, grad_alpha, between)
         by_dst = [gradients[i] for i in self._by_dst]
         by_src = [g for i, g in enumerate(gradients) if i not in self._by_dst]
-        rows, cols = (graph.grouped(transpose=t) for t in (transpose, not transpose))
+        by_row, by_col = (graph.grouped(transpose=t) for t in (transpose, not transpose))
         library = self._library()
-        getattr(library, f"{self._name}_backward_dst")(*rows, *arguments, *by_dst)
-        getattr(library, f"{self._name}_backward_src")(*cols, *arguments, *by_src)
+        getattr(library, f"{self._name}_backward_dst")(*by_row, *arguments, *by_dst)
+        getattr(library, f"{self._name}_backward_src")(*by_col, *arguments, *by_src)
         return tuple(None if g is None else g.to(grad.dtype) for g in gradients)
 
     def _empty_gradient(self, position: int, tensor: Tensor) -> Tensor:

@@ -366,20 +366,21 @@ class Attention:
         return call, lambda _: self._check(outputs, 1)
 
     def backward_dst(self, *names: str) -> Prepared:
-        delta = torch.full(self.stats.shape[:2], 77.0, dtype=self.stats.dtype)
-        return self._backward(self.graph.arguments, delta, names)
+        between = self.stats.new_full((*self.expected["alpha"].shape, 2), 77.0)
+        return self._backward(self.graph.arguments, between, names)
 
     def backward_src(self, lib: Library, function: str, *names: str) -> Prepared:
         others = [name for name in self.inputs if name not in names]
         call, _ = self.backward_dst(*others)
         lib(f"{function}_backward_dst", *call.values())
-        return self._backward(self.flipped.arguments_t, call["delta"], names)
+        return self._backward(self.flipped.arguments_t, call["between"], names)
 
-    def _backward(self, matrix: Call, delta: Tensor, names: Iterable[str]) -> Prepared:
+    def _backward(self, matrix: Call, between: Tensor, names: Iterable[str]) -> Prepared:
         """The pass that writes the gradients of the named inputs."""
         outputs = {f"grad_{name}": self._gradient(name) for name in names}
-        given = {"stats": self.stats, "grad": self.grad, "grad_alpha": self.alpha, "delta": delta}
-        call = matrix | self.inputs | self.options | given | outputs
+        given = {"stats": self.stats, "grad": self.grad, "grad_alpha": self.alpha}
+        passed = {"between": between}
+        call = matrix | self.inputs | self.options | given | passed | outputs
         return call, lambda _: self._check(outputs, self.magnitude)
 
     def _gradient(self, name: str) -> Tensor | None:

@@ -32,8 +32,8 @@ def attention_calls(
         return {"out": out.clone(), "stats": stats, "alpha": alpha.clone()}
 
     def given(out: Tensor) -> dict[str, Tensor]:
-        delta = score_dst.clone()
-        return {"stats": stats, "grad": out.clone(), "grad_alpha": alpha, "delta": delta}
+        between = torch.zeros(graph.num_edges, HEADS, 2)
+        return {"stats": stats, "grad": out.clone(), "grad_alpha": alpha, "between": between}
 
     def gradients(**inputs: Tensor) -> dict[str, Tensor]:
         return {f"grad_{name}": tensor.clone() for name, tensor in inputs.items()}

@@ -16,6 +16,7 @@ namespace fastgraph {
 namespace kernels = ::fastgraph::cuda;
 
 constexpr bool kReadable = true;
+constexpr bool kLeavesEdges = false;
 
 class Call : public cuda::Queue {
  public:

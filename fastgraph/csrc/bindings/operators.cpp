@@ -195,9 +195,11 @@ struct AttentionSizes {
     return {stats<const Accumulator<T>>(statistics), extended_rows<const T>(grad, "grad"),
             edge_scores<const T>(grad_alpha, "grad_alpha")};
   }
+  // What the pass over destinations leaves for the one over sources.
   template <typename A>
-  A* of_softmax(const Tensor& tensor, const char* name) const {
-    return checked<A>(tensor, {rows, heads}, name);
+  A* between_passes(const Tensor& tensor) const {
+    if (kLeavesEdges) return checked<A>(tensor, {edges, heads, 2}, "between");
+    return checked<A>(tensor, {rows, heads}, "between");
   }
 };
 
@@ -263,7 +265,7 @@ void bind_gatv2(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longe
 void bind_gatv2_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
                              Tensor x_src, Tensor x_dst, Tensor att, OptionalTensor edge,
                              OptionalTensor weight_edge, double slope, double dropout, int64_t seed,
-                             Tensor stats, Tensor grad, OptionalTensor grad_alpha, Tensor delta,
+                             Tensor stats, Tensor grad, OptionalTensor grad_alpha, Tensor between,
                              Tensor grad_dst, Tensor grad_att, OptionalTensor grad_edge,
                              OptionalTensor grad_weight_edge) {
   Call call(x_src);
@@ -278,7 +280,7 @@ void bind_gatv2_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, 
     call.run(
         kernels::gatv2_backward_dst<T>, graph, arguments.checked_for<T>(sizes), slope,
         checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha),
-        sizes.of_softmax<Accumulator<T>>(delta, "delta"), sizes.of_rows<T>(grad_dst, "grad_dst"),
+        sizes.between_passes<Accumulator<T>>(between), sizes.of_rows<T>(grad_dst, "grad_dst"),
         checked_heads<T>(grad_att, 1, sizes.heads, sizes.width, "grad_att"),
         checked_matrix<Accumulator<T>>(grad_edge, sizes.edges, channels, "grad_edge"),
         checked_heads<T>(grad_weight_edge, sizes.heads, channels, sizes.width, "grad_weight_edge"));
@@ -289,7 +291,7 @@ void bind_gatv2_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_
                              int64_t longest, Tensor x_src, Tensor x_dst, Tensor att,
                              OptionalTensor edge, OptionalTensor weight_edge, double slope,
                              double dropout, int64_t seed, Tensor stats, Tensor grad,
-                             OptionalTensor grad_alpha, Tensor delta, Tensor grad_src) {
+                             OptionalTensor grad_alpha, Tensor between, Tensor grad_src) {
   Call call(x_src);
   const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
   const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
@@ -298,7 +300,7 @@ void bind_gatv2_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_
     using T = decltype(type);
     call.run(kernels::gatv2_backward_src<T>, transpose, arguments.checked_for<T>(sizes), slope,
              checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha),
-             sizes.of_softmax<const Accumulator<T>>(delta, "delta"),
+             sizes.between_passes<const Accumulator<T>>(between),
              sizes.of_cols<T>(grad_src, "grad_src"));
   });
 }
@@ -337,7 +339,7 @@ void bind_gat(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest
 void bind_gat_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
                            Tensor x, Tensor score_src, Tensor score_dst, OptionalTensor score_edge,
                            double slope, double dropout, int64_t seed, Tensor stats, Tensor grad,
-                           OptionalTensor grad_alpha, Tensor delta, Tensor grad_score_dst,
+                           OptionalTensor grad_alpha, Tensor between, Tensor grad_score_dst,
                            OptionalTensor grad_score_edge) {
   Call call(x);
   const GatArguments arguments{x, score_src, score_dst, score_edge};
@@ -347,7 +349,7 @@ void bind_gat_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, in
     using T = decltype(type);
     call.run(kernels::gat_backward_dst<T>, graph, arguments.checked_for<T>(sizes), slope,
              checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha),
-             sizes.of_softmax<Accumulator<T>>(delta, "delta"),
+             sizes.between_passes<Accumulator<T>>(between),
              sizes.row_scores<T>(grad_score_dst, "grad_score_dst"),
              sizes.edge_scores<T>(grad_score_edge, "grad_score_edge"));
   });
@@ -356,7 +358,7 @@ void bind_gat_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, in
 void bind_gat_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t, int64_t longest,
                            Tensor x, Tensor score_src, Tensor score_dst, OptionalTensor score_edge,
                            double slope, double dropout, int64_t seed, Tensor stats, Tensor grad,
-                           OptionalTensor grad_alpha, Tensor delta, Tensor grad_x,
+                           OptionalTensor grad_alpha, Tensor between, Tensor grad_x,
                            Tensor grad_score_src) {
   Call call(x);
   const GatArguments arguments{x, score_src, score_dst, score_edge};
@@ -366,7 +368,7 @@ void bind_gat_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id
     using T = decltype(type);
     call.run(kernels::gat_backward_src<T>, transpose, arguments.checked_for<T>(sizes), slope,
              checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha),
-             sizes.of_softmax<const Accumulator<T>>(delta, "delta"),
+             sizes.between_passes<const Accumulator<T>>(between),
              sizes.of_cols<T>(grad_x, "grad_x"),
              sizes.col_scores<T>(grad_score_src, "grad_score_src"));
   });
@@ -407,7 +409,7 @@ void bind_attention(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t l
 void bind_attention_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
                                  Tensor query, Tensor key, Tensor value, OptionalTensor edge,
                                  double scale, double dropout, int64_t seed, Tensor stats,
-                                 Tensor grad, OptionalTensor grad_alpha, Tensor delta,
+                                 Tensor grad, OptionalTensor grad_alpha, Tensor between,
                                  Tensor grad_query, OptionalTensor grad_edge) {
   Call call(key);
   const AttentionArguments arguments{query, key, value, edge};
@@ -418,7 +420,7 @@ void bind_attention_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_
     using T = decltype(type);
     call.run(kernels::attention_backward_dst<T>, graph, arguments.checked_for<T>(sizes), scale,
              checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha),
-             sizes.of_softmax<Accumulator<T>>(delta, "delta"),
+             sizes.between_passes<Accumulator<T>>(between),
              sizes.extended_rows<T>(grad_query, "grad_query"),
              sizes.of_edges<Accumulator<T>>(grad_edge, "grad_edge"));
   });
@@ -427,8 +429,8 @@ void bind_attention_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_
 void bind_attention_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t,
                                  int64_t longest, Tensor query, Tensor key, Tensor value,
                                  OptionalTensor edge, double scale, double dropout, int64_t seed,
-                                 Tensor stats, Tensor grad, OptionalTensor grad_alpha, Tensor delta,
-                                 Tensor grad_key, Tensor grad_value) {
+                                 Tensor stats, Tensor grad, OptionalTensor grad_alpha,
+                                 Tensor between, Tensor grad_key, Tensor grad_value) {
   Call call(key);
   const AttentionArguments arguments{query, key, value, edge};
   const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
@@ -437,7 +439,7 @@ void bind_attention_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor e
     using T = decltype(type);
     call.run(kernels::attention_backward_src<T>, transpose, arguments.checked_for<T>(sizes), scale,
              checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha),
-             sizes.of_softmax<const Accumulator<T>>(delta, "delta"),
+             sizes.between_passes<const Accumulator<T>>(between),
              sizes.of_cols<T>(grad_key, "grad_key"), sizes.of_cols<T>(grad_value, "grad_value"));
   });
 }

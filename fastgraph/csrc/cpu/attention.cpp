@@ -16,18 +16,6 @@ inline BlockOf<Accumulator<T>> dots_of_row(const EdgeBlock& block, const T* own,
   return product;
 }
 
-// <(own, edge), others[col]> of each entry of a source; `others` are as wide as both together.
-template <typename T>
-inline BlockOf<Accumulator<T>> dots_of_column(const EdgeBlock& block, const T* own,
-                                              Heads<const T> others, Matrix<const T> edge) {
-  const int64_t width = others.width - edge.width;
-  auto product = dots<T>(block, own, NodeRows<T>(others, 0, width));
-  if (edge.width > 0) {
-    product += dots<T>(block, NodeRows<T>(others, width, edge.width), EdgeRows<T>(edge));
-  }
-  return product;
-}
-
 template <typename T>
 struct Scores {
   using A = Accumulator<T>;
@@ -36,8 +24,6 @@ struct Scores {
   A scale;
 
   BlockOf<A> operator()(const EdgeBlock& block) const {
-    block.prefetch_next(in.key);
-    block.prefetch_next(in.value);
     return scale * dots_of_row<T>(block, in.query.at(block.row, block.head), in.key, in.edge);
   }
 };
@@ -60,11 +46,12 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
 
   void absorb(const EdgeBlock& block, const A* buffer, A* state) const {
     const auto grads = this->score_gradients(block, buffer);
+    const auto weights = this->weights(block, buffer);
+    this->leave(block, weights, grads);
     const int64_t width = in.key.width;
     add_rows<A>(block, grads, NodeRows<T>(in.key), A{1}, state);
     if (in.edge.width == 0) return;
     add_rows<A>(block, grads, EdgeRows<T>(in.edge), A{1}, state + width);
-    const auto weights = this->weights(block, buffer);
     const T* query = in.query.at(block.row, block.head) + width;
     const T* grad = this->grad.at(block.row, block.head) + width;
     for (int i = 0; i < block.count; ++i) {
@@ -94,13 +81,8 @@ struct BackwardSrc : SourceSoftmax<T> {
   Heads<T> grad_value;
 
   void absorb(const EdgeBlock& block, A*, A* state) const {
-    block.prefetch_next(in.query);
-    block.prefetch_next(this->grad);
     const int64_t width = in.key.width;
-    const T *key = in.key.at(block.row, block.head), *value = in.value.at(block.row, block.head);
-    const auto product = dots_of_column<T>(block, value, this->grad, in.edge);
-    const auto score = scale * dots_of_column<T>(block, key, in.query, in.edge);
-    const auto grads = this->gradients(block, score, product);
+    const auto grads = this->gradients(block);
     add_rows<A>(block, grads.score, NodeRows<T>(in.query, 0, width), A{1}, state);
     add_rows<A>(block, grads.weight, NodeRows<T>(this->grad, 0, width), A{1}, state + width);
   }
@@ -129,11 +111,11 @@ void attention(const Csr& graph, const AttentionInputs<T>& in, double scale, Dro
 template <typename T>
 void attention_backward_dst(const Csr& graph, const AttentionInputs<T>& in, double scale,
                             Dropout dropout, const SoftmaxGradients<T>& given,
-                            Accumulator<T>* delta, Heads<T> grad_query,
+                            Accumulator<T>* edges, Heads<T> grad_query,
                             Matrix<Accumulator<T>> grad_edge) {
   prefer_huge_pages(grad_query.data, grad_query.bytes());
   const int64_t width = in.query.width;
-  const BackwardDst<T> pass{{{width}, given, delta, dropout},
+  const BackwardDst<T> pass{{{width}, given, edges, dropout},
                             in,
                             static_cast<Accumulator<T>>(scale),
                             grad_query,
@@ -143,14 +125,14 @@ void attention_backward_dst(const Csr& graph, const AttentionInputs<T>& in, doub
 
 template <typename T>
 void attention_backward_src(const Csr& transpose, const AttentionInputs<T>& in, double scale,
-                            Dropout dropout, const SoftmaxGradients<T>& given,
-                            const Accumulator<T>* delta, Heads<T> grad_key, Heads<T> grad_value) {
+                            Dropout, const SoftmaxGradients<T>& given, const Accumulator<T>* edges,
+                            Heads<T> grad_key, Heads<T> grad_value) {
   using A = Accumulator<T>;
   prefer_huge_pages(grad_key.data, grad_key.bytes());
   prefer_huge_pages(grad_value.data, grad_value.bytes());
   const int64_t width = in.key.width;
   const BackwardSrc<T> pass{
-      {{2 * width}, given, delta, dropout}, in, static_cast<A>(scale), grad_key, grad_value};
+      {{2 * width}, given.grad, edges}, in, static_cast<A>(scale), grad_key, grad_value};
   run_pass<A>(transpose, make_schedule(transpose), in.key.heads, 2 * width, pass);
 }
 

@@ -15,6 +15,11 @@ namespace kernels = ::fastgraph;
 // Whether bindings can look into tensors.
 constexpr bool kReadable = true;
 
+// Whether a backward pass of attention over destinations leaves the gradients of all edges,
+// [edges, heads, 2], for the pass over sources, or delta, [rows, heads], from which that pass
+// computes them again.
+constexpr bool kLeavesEdges = true;
+
 // A call of a function with tensors where `tensor` is.
 class Call {
  public:

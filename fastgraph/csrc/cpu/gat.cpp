@@ -38,7 +38,6 @@ struct Scores {
   A slope;
 
   BlockOf<A> operator()(const EdgeBlock& block) const {
-    block.prefetch_next(in.x);
     const auto z = score_sums<T>(block, in.score_dst, in.score_src, in.score_edge);
     return leaky_relu<A>(z, slope);
   }
@@ -64,6 +63,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     const auto z = score_sums<T>(block, in.score_dst, in.score_src, in.score_edge);
     const auto grad_z = through_leaky_relu<A>(z, slope, this->score_gradients(block, buffer));
     store_edges<T>(block, grad_z, grad_score_edge);
+    this->leave(block, this->weights(block, buffer), grad_z);
     state[0] += sum_of<A, kBlock>(grad_z);
   }
 
@@ -77,19 +77,13 @@ template <typename T>
 struct BackwardSrc : SourceSoftmax<T> {
   using A = Accumulator<T>;
 
-  GatInputs<T> in;
-  A slope;
   Heads<T> grad_x;
   Matrix<T> grad_score_src;
 
   void absorb(const EdgeBlock& block, A*, A* state) const {
-    const NodeRows<T> grad(this->grad);
-    block.prefetch_next(grad.x);
-    const auto product = dots<T>(block, in.x.at(block.row, block.head), grad);
-    const auto z = score_sums<T>(block, in.score_src, in.score_dst, in.score_edge);
-    const auto grads = this->gradients(block, leaky_relu<A>(z, slope), product);
-    state[0] += sum_of<A, kBlock>(through_leaky_relu<A>(z, slope, grads.score));
-    add_rows<A>(block, grads.weight, grad, A{1}, state + 1);
+    const auto grads = this->gradients(block);
+    state[0] += sum_of<A, kBlock>(grads.score);
+    add_rows<A>(block, grads.weight, NodeRows<T>(this->grad), A{1}, state + 1);
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
@@ -114,9 +108,9 @@ void gat(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout
 
 template <typename T>
 void gat_backward_dst(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
-                      const SoftmaxGradients<T>& given, Accumulator<T>* delta,
+                      const SoftmaxGradients<T>& given, Accumulator<T>* edges,
                       Matrix<T> grad_score_dst, Matrix<T> grad_score_edge) {
-  const BackwardDst<T> pass{{{1}, given, delta, dropout},
+  const BackwardDst<T> pass{{{1}, given, edges, dropout},
                             in,
                             static_cast<Accumulator<T>>(slope),
                             grad_score_dst,
@@ -125,14 +119,12 @@ void gat_backward_dst(const Csr& graph, const GatInputs<T>& in, double slope, Dr
 }
 
 template <typename T>
-void gat_backward_src(const Csr& transpose, const GatInputs<T>& in, double slope, Dropout dropout,
-                      const SoftmaxGradients<T>& given, const Accumulator<T>* delta,
+void gat_backward_src(const Csr& transpose, const GatInputs<T>& in, double, Dropout,
+                      const SoftmaxGradients<T>& given, const Accumulator<T>* edges,
                       Heads<T> grad_x, Matrix<T> grad_score_src) {
-  using A = Accumulator<T>;
   prefer_huge_pages(grad_x.data, grad_x.bytes());
-  const BackwardSrc<T> pass{
-      {{1 + in.x.width}, given, delta, dropout}, in, static_cast<A>(slope), grad_x, grad_score_src};
-  run_pass<A>(transpose, make_schedule(transpose), in.x.heads, 2 * in.x.width, pass);
+  const BackwardSrc<T> pass{{{1 + in.x.width}, given.grad, edges}, grad_x, grad_score_src};
+  run_pass<Accumulator<T>>(transpose, make_schedule(transpose), in.x.heads, in.x.width, pass);
 }
 
 FASTGRAPH_INSTANTIATE(gat)

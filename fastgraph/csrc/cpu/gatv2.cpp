@@ -52,7 +52,7 @@ inline auto with_edges(const Gatv2Inputs<T>& in, const Body& body) {
   return body(NoEdges<T>{});
 }
 
-// The scores of a block of entries; see Scores::of().
+// The scores of a block of entries; `own` is the head of the row's node, `others` are gathered.
 template <typename T, typename Edges>
 inline BlockOf<Accumulator<T>> additive_scores(const EdgeBlock& block, const T* own,
                                                Heads<const T> others, const Edges& edges,
@@ -62,7 +62,7 @@ inline BlockOf<Accumulator<T>> additive_scores(const EdgeBlock& block, const T* 
   for_each_part<kLanes<T>, 4>(0, others.width, [&](auto chunk, int64_t f) {
     using C = decltype(chunk);
     using V = Vector<A, C::kLanes>;
-    V mine[C::kCount], factor[C::kCount];
+    V mine[C::kCount], factor[C::kCount], sums[kBlock];
     for (int q = 0; q < C::kCount; ++q) {
       mine[q] = load<C::kLanes>(own + f + q * C::kLanes);
       factor[q] = load<C::kLanes>(att.at(0, block.head) + f + q * C::kLanes);
@@ -74,9 +74,12 @@ inline BlockOf<Accumulator<T>> additive_scores(const EdgeBlock& block, const T* 
       for (int q = 0; q < C::kCount; ++q) z[q] = mine[q] + load<C::kLanes>(other + q * C::kLanes);
       edges.template add_to<C>(z, block, i, f);
 #pragma GCC unroll 4
-      for (int q = 0; q < C::kCount; ++q) sum += factor[q] * leaky_relu(z[q], slope);
-      score[i] += sum_of<A, C::kLanes>(sum);
+      for (int q = 0; q < C::kCount; ++q) {
+        sum = multiply_add<A, C::kLanes>(factor[q], leaky_relu(z[q], slope), sum);
+      }
+      sums[i] = sum;
     }
+    score += sums_of_block<A, C::kLanes>(sums, block.count);
   });
   return score;
 }
@@ -109,7 +112,9 @@ inline void add_activations(const EdgeBlock& block, const T* own, Heads<const T>
       for (int q = 0; q < C::kCount; ++q) {
         const V sloped = z[q] > V{} ? splat<A, N>(g) : splat<A, N>(slope * g);
         slope_sum[q] += sloped;
-        if constexpr (kActivations) activation_sum[q] += sloped * z[q];
+        if constexpr (kActivations) {
+          activation_sum[q] = multiply_add<A, N>(sloped, z[q], activation_sum[q]);
+        }
       }
     }
     for (int q = 0; q < C::kCount; ++q) {
@@ -166,16 +171,11 @@ struct Scores {
   Gatv2Inputs<T> in;
   A slope;
 
-  // `own` is the head of the row's node, `others` are gathered.
-  BlockOf<A> of(const EdgeBlock& block, const T* own, Heads<const T> others) const {
-    return with_edges<T>(in, [&](const auto& edges) {
-      return additive_scores<T>(block, own, others, edges, in.att, slope);
-    });
-  }
-
   BlockOf<A> operator()(const EdgeBlock& block) const {
-    block.prefetch_next(in.x_src);
-    return of(block, in.x_dst.at(block.row, block.head), in.x_src);
+    const T* own = in.x_dst.at(block.row, block.head);
+    return with_edges<T>(in, [&](const auto& edges) {
+      return additive_scores<T>(block, own, in.x_src, edges, in.att, slope);
+    });
   }
 };
 
@@ -199,6 +199,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   void absorb(const EdgeBlock& block, const A* buffer, A* state) const {
     const Gatv2Inputs<T>& in = scores.in;
     const auto grads = this->score_gradients(block, buffer);
+    this->leave(block, this->weights(block, buffer), grads);
     const T* own = in.x_dst.at(block.row, block.head);
     const int64_t width = in.x_src.width;
     with_edges<T>(in, [&](const auto& edges) {
@@ -237,16 +238,12 @@ struct BackwardSrc : SourceSoftmax<T> {
 
   void absorb(const EdgeBlock& block, A*, A* state) const {
     const Gatv2Inputs<T>& in = scores.in;
-    const NodeRows<T> grad(this->grad);
-    block.prefetch_next(in.x_dst);
-    block.prefetch_next(grad.x);
+    const auto grads = this->gradients(block);
     const T* own = in.x_src.at(block.row, block.head);
-    const auto product = dots<T>(block, own, grad);
-    const auto grads = this->gradients(block, scores.of(block, own, in.x_dst), product);
-    add_rows<A>(block, grads.weight, grad, A{1}, state);
+    add_rows<A>(block, grads.weight, NodeRows<T>(this->grad), A{1}, state);
     with_edges<T>(in, [&](const auto& edges) {
       add_activations<false, T>(block, own, in.x_dst, edges, scores.slope, grads.score,
-                                state + grad.width, nullptr);
+                                state + this->grad.width, nullptr);
     });
   }
 
@@ -274,7 +271,7 @@ void gatv2(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dro
 
 template <typename T>
 void gatv2_backward_dst(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,
-                        const SoftmaxGradients<T>& given, Accumulator<T>* delta, Heads<T> grad_dst,
+                        const SoftmaxGradients<T>& given, Accumulator<T>* edges, Heads<T> grad_dst,
                         Heads<T> grad_att, Matrix<Accumulator<T>> grad_edge,
                         Heads<T> grad_weight_edge) {
   using A = Accumulator<T>;
@@ -284,7 +281,7 @@ void gatv2_backward_dst(const Csr& graph, const Gatv2Inputs<T>& in, double slope
   const int64_t num_sums = (1 + in.edge.width) * width;
   const auto sums = scratch<A>(slots * heads * num_sums);
   std::fill(sums.get(), sums.get() + slots * heads * num_sums, A{0});
-  const BackwardDst<T> pass{{{width + num_sums}, given, delta, dropout},
+  const BackwardDst<T> pass{{{width + num_sums}, given, edges, dropout},
                             {in, static_cast<A>(slope)},
                             grad_dst,
                             grad_edge,
@@ -299,14 +296,14 @@ void gatv2_backward_dst(const Csr& graph, const Gatv2Inputs<T>& in, double slope
 }
 
 template <typename T>
-void gatv2_backward_src(const Csr& transpose, const Gatv2Inputs<T>& in, double slope,
-                        Dropout dropout, const SoftmaxGradients<T>& given,
-                        const Accumulator<T>* delta, Heads<T> grad_src) {
+void gatv2_backward_src(const Csr& transpose, const Gatv2Inputs<T>& in, double slope, Dropout,
+                        const SoftmaxGradients<T>& given, const Accumulator<T>* edges,
+                        Heads<T> grad_src) {
   using A = Accumulator<T>;
   prefer_huge_pages(grad_src.data, grad_src.bytes());
   const int64_t width = in.att.width;
   const BackwardSrc<T> pass{
-      {{2 * width}, given, delta, dropout}, {in, static_cast<A>(slope)}, grad_src};
+      {{2 * width}, given.grad, edges}, {in, static_cast<A>(slope)}, grad_src};
   const int64_t work = (2 + in.edge.width) * width;
   run_pass<A>(transpose, make_schedule(transpose), in.att.heads, work, pass);
 }

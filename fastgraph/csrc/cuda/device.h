@@ -16,6 +16,7 @@ namespace fastgraph {
 namespace kernels = ::fastgraph::cuda;
 
 constexpr bool kReadable = false;
+constexpr bool kLeavesEdges = false;
 
 inline void check_cuda(cudaError_t error, const char* what) {
   if (error != cudaSuccess) {

@@ -1,14 +1,15 @@
 // Attention over neighbourhoods without a tensor of size edges x channels.
 //
-// A pass visits the entries of each row, one head at a time, in blocks whose scores are computed
-// together. The forward pass keeps a running softmax (Milakov and Gimelshein, Online normalizer
-// calculation for softmax, 2018). What it leaves for the backward passes are the largest score and
-// the inverse of the sum of exponentials of each row and head; a single log-sum-exp could not hold
-// both when scores are large. The gradient of a score is p (product - delta), where product is keep
-// <grad_out, value> and delta the sum of p product over the row, so once the pass over destinations
-// has left delta behind, the pass over sources gathers on its own, as in FlashAttention (Dao et
-// al., 2022). delta is not taken from <out, grad_out>, which equals it in exact arithmetic only:
-// where one edge holds all the weight, both roundings must cancel.
+// A pass visits the entries of each row in blocks whose scores are computed together, one head
+// after the other. The forward pass keeps a running softmax (Milakov and Gimelshein, Online
+// normalizer calculation for softmax, 2018). What it leaves for the backward passes are the largest
+// score and the inverse of the sum of exponentials of each row and head; a single log-sum-exp could
+// not hold both when scores are large. The gradient of a score is p (product - delta), where
+// product is keep <grad_out, value> and delta the sum of p product over the row. delta is not taken
+// from <out, grad_out>, which equals it in exact arithmetic only: where one edge holds all the
+// weight, both roundings must cancel. The pass over destinations leaves two numbers for each entry
+// and head, keep p and the gradient of the score, so that the pass over sources only gathers;
+// computing them again would cost it twice the time.
 #pragma once
 
 #include <algorithm>
@@ -44,14 +45,26 @@ struct EdgeBlock {
 
   int64_t col(int i) const { return graph.col[entry + i]; }
   int64_t edge(int i) const { return graph.edge(entry + i); }
+};
 
-  // Brings the rows of the entries that follow, which may belong to the next row, on their way.
-  template <typename T>
-  void prefetch_next(Heads<const T> x) const {
-    const int64_t begin = entry + count, end = std::min(begin + count, graph.num_entries);
-    for (int64_t e = begin; e < end; ++e) {
-      const T* next = x.at(graph.col[e], head);
-      for (int64_t f = 0; f < x.width; f += kCacheLine / sizeof(T)) prefetch<1>(next + f);
+// The entries [begin, end) of a row, seen by all heads.
+struct RowEntries {
+  const Csr& graph;
+  int64_t row;
+  int64_t heads;
+  int64_t begin;
+  int64_t end;
+
+  // Calls body(block, place), place counting the calls. All heads see some entries before any sees
+  // the next ones, so that what is gathered is read in pieces as long as a node has features.
+  template <typename Body>
+  void for_each_block(const Body& body) const {
+    int64_t place = 0;
+    for (int64_t entry = begin; entry < end; entry += kBlock) {
+      const int count = static_cast<int>(std::min<int64_t>(kBlock, end - entry));
+      for (int64_t head = 0; head < heads; ++head) {
+        body(EdgeBlock{graph, row, head, entry, count}, place++);
+      }
     }
   }
 };
@@ -112,6 +125,19 @@ inline void store_edges(const EdgeBlock& block, BlockOf<Accumulator<T>> values, 
   for (int i = 0; i < block.count; ++i) store_one(x.row(block.edge(i)) + block.head, values[i]);
 }
 
+// The sums of the lanes of the first `count` vectors, and zeros; writes v.
+template <typename A, int N>
+inline BlockOf<A> sums_of_block(Vector<A, N> (&v)[kBlock], int count) {
+  Vector<A, N> sums[kBlock / N] = {};
+#pragma GCC unroll 16
+  for (int i = 0; i < kBlock / N; ++i) {
+    if (i * N < count) sums[i] = sums_of<A, N>(v + i * N, std::min(count - i * N, N));
+  }
+  BlockOf<A> result;
+  std::memcpy(&result, sums, sizeof(result));
+  return result;
+}
+
 // <own, rows[i]> of each entry i.
 template <typename T, typename Rows>
 inline BlockOf<Accumulator<T>> dots(const EdgeBlock& block, const T* own, const Rows& rows) {
@@ -120,35 +146,18 @@ inline BlockOf<Accumulator<T>> dots(const EdgeBlock& block, const T* own, const 
   for_each_part<kLanes<T>, 4>(0, rows.width, [&](auto chunk, int64_t f) {
     using C = decltype(chunk);
     using V = Vector<A, C::kLanes>;
-    V mine[C::kCount];
+    V mine[C::kCount], sums[kBlock];
     for (int q = 0; q < C::kCount; ++q) mine[q] = load<C::kLanes>(own + f + q * C::kLanes);
     for (int i = 0; i < block.count; ++i) {
       const T* row = rows.at(block, i) + f;
       V sum{};
 #pragma GCC unroll 4
-      for (int q = 0; q < C::kCount; ++q) sum += mine[q] * load<C::kLanes>(row + q * C::kLanes);
-      result[i] += sum_of<A, C::kLanes>(sum);
+      for (int q = 0; q < C::kCount; ++q) {
+        sum = multiply_add<A, C::kLanes>(mine[q], load<C::kLanes>(row + q * C::kLanes), sum);
+      }
+      sums[i] = sum;
     }
-  });
-  return result;
-}
-
-// <of_nodes[i], of_edges[i]> of each entry i, added up in the order in which dots(own, edges) does,
-// so that the pass over sources finds the scores of the one over destinations.
-template <typename T>
-inline BlockOf<Accumulator<T>> dots(const EdgeBlock& block, const NodeRows<T>& of_nodes,
-                                    const EdgeRows<T>& of_edges) {
-  using A = Accumulator<T>;
-  BlockOf<A> result{};
-  for_each_part<kLanes<T>, 4>(0, of_edges.width, [&](auto chunk, int64_t f) {
-    using C = decltype(chunk);
-    constexpr int N = C::kLanes;
-    for (int i = 0; i < block.count; ++i) {
-      const T *a = of_nodes.at(block, i) + f, *b = of_edges.at(block, i) + f;
-      Vector<A, N> sum{};
-      for (int q = 0; q < C::kCount; ++q) sum += load<N>(a + q * N) * load<N>(b + q * N);
-      result[i] += sum_of<A, N>(sum);
-    }
+    result += sums_of_block<A, C::kLanes>(sums, block.count);
   });
   return result;
 }
@@ -166,9 +175,11 @@ inline void add_rows(const EdgeBlock& block, BlockOf<A> weight, const Rows& rows
     }
     for (int i = 0; i < block.count; ++i) {
       const auto* row = rows.at(block, i) + f;
-      const A w = weight[i];
+      const auto w = splat<A, C::kLanes>(weight[i]);
 #pragma GCC unroll 8
-      for (int q = 0; q < C::kCount; ++q) total[q] += w * load<C::kLanes>(row + q * C::kLanes);
+      for (int q = 0; q < C::kCount; ++q) {
+        total[q] = multiply_add<A, C::kLanes>(w, load<C::kLanes>(row + q * C::kLanes), total[q]);
+      }
     }
     for (int q = 0; q < C::kCount; ++q) store<C::kLanes>(sum + f + q * C::kLanes, total[q]);
   });
@@ -177,8 +188,7 @@ inline void add_rows(const EdgeBlock& block, BlockOf<A> weight, const Rows& rows
 // Lanes beyond the block's entries take no part in a softmax.
 template <typename A>
 inline BlockOf<A> masked(const EdgeBlock& block, BlockOf<A> score) {
-  for (int i = block.count; i < kBlock; ++i) score[i] = -std::numeric_limits<A>::infinity();
-  return score;
+  return first_lanes<A, kBlock>(block.count, score, -std::numeric_limits<A>::infinity());
 }
 
 // exp(score - largest) / sum, from what a forward pass left of each softmax.
@@ -201,7 +211,7 @@ struct OnlineSoftmax {
 
   int64_t state_size() const { return 2 + value.width + edge_value.width; }
   int64_t buffer_size() const { return 0; }
-  void begin(const EdgeBlock&, int64_t, bool, A*) const {}
+  void begin(const RowEntries&, bool, A*) const {}
 
   void reset(A* state) const {
     std::fill(state, state + state_size(), A{0});
@@ -211,7 +221,8 @@ struct OnlineSoftmax {
   // The factor by which what was added up so far shrinks when a larger score appears.
   static A raise(A* state, A largest) {
     if (!(largest > state[0])) return 1;
-    const A rescale = std::exp(state[0] - largest);
+    const bool first = state[0] == -std::numeric_limits<A>::infinity();
+    const A rescale = first ? A{0} : std::exp(state[0] - largest);
     state[0] = largest;
     state[1] *= rescale;
     return rescale;
@@ -261,7 +272,7 @@ struct RowSums {
 
   int64_t state_size() const { return size; }
   int64_t buffer_size() const { return 0; }
-  void begin(const EdgeBlock&, int64_t, bool, A*) const {}
+  void begin(const RowEntries&, bool, A*) const {}
   void reset(A* state) const { std::fill(state, state + size, A{0}); }
   void merge(const A* piece, A* state) const {
     for (int64_t f = 0; f < size; ++f) state[f] += piece[f];
@@ -273,21 +284,11 @@ inline int64_t num_slots(const Schedule& schedule) {
   return static_cast<int64_t>(schedule.tasks.size() + schedule.cut_rows.size());
 }
 
-// Calls body(block) for the entries [begin, end) of a row.
-template <typename Body>
-void for_each_block(const Csr& graph, int64_t row, int64_t head, int64_t begin, int64_t end,
-                    const Body& body) {
-  for (int64_t entry = begin; entry < end; entry += kBlock) {
-    const int count = static_cast<int>(std::min<int64_t>(kBlock, end - entry));
-    body(EdgeBlock{graph, row, head, entry, count});
-  }
-}
-
 // Runs a pass over all rows and heads. A pass provides state_size(), reset(state),
 // absorb(block, buffer, state), merge(piece, state) and finish(row, head, empty, slot, state);
 // calls of finish with the same slot do not overlap. Before a row, or a piece of one, is absorbed,
-// begin(first block, end, whole, buffer) sees it; absorb finds what begin left for an entry at that
-// entry's place in the buffer. The result does not depend on the number of threads.
+// begin(entries, whole, buffer) sees it; each block has buffer_size() values of the buffer, where
+// absorb finds what begin left. The result does not depend on the number of threads.
 template <typename A, typename Pass>
 void run_pass(const Csr& graph, const Schedule& schedule, int64_t heads, int64_t width,
               const Pass& pass) {
@@ -298,18 +299,20 @@ void run_pass(const Csr& graph, const Schedule& schedule, int64_t heads, int64_t
   for_each_task(num_tasks, work, [&](int64_t t) {
     const Task& task = schedule.tasks[t];
     const bool whole = task.piece < 0;
-    const auto own = scratch<A>(size), buffer = scratch<A>(pass.buffer_size());
+    const int64_t max_blocks = (task.entry_end - task.entry_begin + kBlock - 1) / kBlock * heads;
+    const auto own = scratch<A>(heads * size), buffer = scratch<A>(max_blocks * pass.buffer_size());
+    A* states = whole ? own.get() : &partial[task.piece * heads * size];
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {
       const int64_t begin = std::max(graph.rowptr[row], task.entry_begin);
       const int64_t end = std::min(graph.rowptr[row + 1], task.entry_end);
-      for (int64_t head = 0; head < heads; ++head) {
-        A* state = whole ? own.get() : &partial[(task.piece * heads + head) * size];
-        pass.reset(state);
-        pass.begin(EdgeBlock{graph, row, head, begin, 0}, end, whole, buffer.get());
-        for_each_block(graph, row, head, begin, end, [&](const EdgeBlock& block) {
-          pass.absorb(block, buffer.get() + (block.entry - begin), state);
-        });
-        if (whole) pass.finish(row, head, begin == end, t, state);
+      for (int64_t head = 0; head < heads; ++head) pass.reset(states + head * size);
+      const RowEntries entries{graph, row, heads, begin, end};
+      pass.begin(entries, whole, buffer.get());
+      entries.for_each_block([&](const EdgeBlock& block, int64_t place) {
+        pass.absorb(block, &buffer[place * pass.buffer_size()], states + block.head * size);
+      });
+      for (int64_t head = 0; whole && head < heads; ++head) {
+        pass.finish(row, head, begin == end, t, states + head * size);
       }
     }
   });
@@ -360,15 +363,14 @@ template <typename T, typename Pass>
 struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   using A = Accumulator<T>;
 
-  A* delta;  // [rows, heads], written
+  A* edges;  // [edges, heads, 2], written: keep * p, and what leave() is given
   Dropout dropout;
+  A* delta = nullptr;  // [rows, heads], from run_destination_pass()
 
-  // p and keep * product of each entry, kMaxPiece apart.
-  int64_t buffer_size() const { return 2 * kMaxPiece + kBlock; }
+  // p and keep * product of each entry.
+  int64_t buffer_size() const { return 2 * kBlock; }
 
-  A& delta_of(const EdgeBlock& block) const {
-    return delta[block.row * this->stats.heads + block.head];
-  }
+  A& delta_of(int64_t row, int64_t head) const { return delta[row * this->stats.heads + head]; }
 
   // Fills the buffer and returns the block's part of delta.
   A fill(const EdgeBlock& block, A* buffer) const {
@@ -379,60 +381,70 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
     const BlockOf<A> direct = load_edges<T>(block, this->grad_alpha);
     const BlockOf<A> product = kept<A>(dropout, block) * (pass.product(block) + direct);
     store<kBlock>(buffer, p);
-    store<kBlock>(buffer + kMaxPiece, product);
+    store<kBlock>(buffer + kBlock, product);
+    if (block.head == 0) expect_writes(block);
     return sum_of<A, kBlock>(p * product);
   }
 
   // A cut row's delta is there already.
-  void begin(const EdgeBlock& first, int64_t end, bool whole, A* buffer) const {
-    A total = 0;
-    for_each_block(first.graph, first.row, first.head, first.entry, end,
-                   [&](const EdgeBlock& block) {
-                     total += fill(block, buffer + (block.entry - first.entry));
-                   });
-    if (whole) delta_of(first) = total;
+  void begin(const RowEntries& entries, bool whole, A* buffer) const {
+    for (int64_t head = 0; whole && head < entries.heads; ++head) delta_of(entries.row, head) = 0;
+    entries.for_each_block([&](const EdgeBlock& block, int64_t place) {
+      const A part = fill(block, buffer + place * buffer_size());
+      if (whole) delta_of(block.row, block.head) += part;
+    });
   }
 
   // The gradients of the scores of a block, after begin().
   BlockOf<A> score_gradients(const EdgeBlock& block, const A* buffer) const {
-    const BlockOf<A> delta_of_row = splat<A, kBlock>(delta_of(block));
-    return load<kBlock>(buffer) * (load<kBlock>(buffer + kMaxPiece) - delta_of_row);
+    const BlockOf<A> delta_of_row = splat<A, kBlock>(delta_of(block.row, block.head));
+    return load<kBlock>(buffer) * (load<kBlock>(buffer + kBlock) - delta_of_row);
   }
 
   // The weights of a block with dropout, after begin().
   BlockOf<A> weights(const EdgeBlock& block, const A* buffer) const {
     return load<kBlock>(buffer) * kept<A>(dropout, block);
   }
+
+  // Where leave() will write is scattered, and stores wait for each other's cache lines.
+  void expect_writes(const EdgeBlock& block) const {
+    for (int i = 0; i < block.count; ++i) {
+      __builtin_prefetch(edges + 2 * block.edge(i) * this->stats.heads, 1);
+    }
+  }
+
+  // Leaves the weights of a block and the gradients of its scores, or of what these are made of.
+  void leave(const EdgeBlock& block, BlockOf<A> weight, BlockOf<A> gradient) const {
+    for (int i = 0; i < block.count; ++i) {
+      A* own = edges + 2 * (block.edge(i) * this->stats.heads + block.head);
+      own[0] = weight[i];
+      own[1] = gradient[i];
+    }
+  }
 };
 
-// The same for a pass over sources, along the transposed graph.
+// The part of a backward pass over sources, along the transposed graph, that reads what the pass
+// over destinations has left.
 template <typename T>
-struct SourceSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
+struct SourceSoftmax : RowSums<Accumulator<T>> {
   using A = Accumulator<T>;
 
-  const A* delta;  // [destinations, heads]
-  Dropout dropout;
+  Heads<const T> grad;
+  const A* edges;
 
-  // What the entries of a block contribute to gradients: to that of the value by `weight`, to that
-  // of the score by `score`.
   struct EdgeGradients {
     BlockOf<A> weight;
     BlockOf<A> score;
   };
 
-  // `product` lacks the factor keep.
-  EdgeGradients gradients(const EdgeBlock& block, BlockOf<A> score, BlockOf<A> product) const {
-    BlockOf<A> largest{}, inverse_sum{}, deltas{};
+  EdgeGradients gradients(const EdgeBlock& block) const {
+    EdgeGradients found{};
     for (int i = 0; i < block.count; ++i) {
-      const A* own = this->stats.at(block.col(i), block.head);
-      largest[i] = own[0];
-      inverse_sum[i] = own[1];
-      deltas[i] = delta[block.col(i) * this->stats.heads + block.head];
+      const A* own = edges + 2 * (block.edge(i) * grad.heads + block.head);
+      found.weight[i] = own[0];
+      found.score[i] = own[1];
     }
-    const BlockOf<A> p = softmax_of<A>(masked<A>(block, score), largest, inverse_sum);
-    const BlockOf<A> keep = kept<A>(dropout, block);
-    product += load_edges<T>(block, this->grad_alpha);
-    return {keep * p, p * (keep * product - deltas)};
+    return found;
   }
 };
 
@@ -444,17 +456,19 @@ struct DeltaOfCutRows : RowSums<Accumulator<T>> {
   const Pass& pass;
 
   void absorb(const EdgeBlock& block, A*, A* state) const {
-    A buffer[kMaxPiece + kBlock];
+    A buffer[2 * kBlock];
     state[0] += pass.fill(block, buffer);
   }
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
-    pass.delta[row * pass.stats.heads + head] = state[0];
+    pass.delta_of(row, head) = state[0];
   }
 };
 
 template <typename T, typename Pass>
 void run_destination_pass(const Csr& graph, const Schedule& schedule, int64_t heads, int64_t width,
-                          const Pass& pass) {
+                          Pass pass) {
+  const auto delta = scratch<Accumulator<T>>(graph.num_rows * heads);
+  pass.delta = delta.get();
   Schedule cut{{}, schedule.cut_rows, schedule.num_pieces};
   for (const Task& task : schedule.tasks) {
     if (task.piece >= 0) cut.tasks.push_back(task);

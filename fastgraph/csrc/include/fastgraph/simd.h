@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "fastgraph/types.h"
 
@@ -131,6 +132,28 @@ inline Vector<uint16_t, N> narrow(Vector<float, N> value, float16) {
   return __builtin_convertvector(sign | result, Vector<uint16_t, N>);
 }
 
+// a * b + c, rounded once where the processor can.
+template <typename A, int N>
+inline Vector<A, N> multiply_add(Vector<A, N> a, Vector<A, N> b, Vector<A, N> c) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<A, float> && N == 16) {
+    return (Vector<A, N>)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+  }
+  if constexpr (std::is_same_v<A, double> && N == 8) {
+    return (Vector<A, N>)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+  }
+#endif
+#if defined(__FMA__)
+  if constexpr (std::is_same_v<A, float> && N == 8) {
+    return (Vector<A, N>)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+  }
+  if constexpr (std::is_same_v<A, double> && N == 4) {
+    return (Vector<A, N>)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+  }
+#endif
+  return a * b + c;
+}
+
 // N consecutive values of a tensor as accumulators.
 template <int N, typename T>
 inline Vector<Accumulator<T>, N> load(const T* p) {
@@ -170,6 +193,62 @@ inline A sum_of(Vector<A, N> v) {
     std::memcpy(half, &v, sizeof(v));
     return sum_of<A, N / 2>(half[0] + half[1]);
   }
+}
+
+namespace detail {
+
+// {a[0] + a[1], a[2] + a[3], ..., b[0] + b[1], b[2] + b[3], ...}
+template <typename A, int N, size_t... kLane>
+inline Vector<A, N> sums_of_pairs(Vector<A, N> a, Vector<A, N> b, std::index_sequence<kLane...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, (2 * kLane)...) +
+         __builtin_shufflevector(a, b, (2 * kLane + 1)...);
+#else
+  using I = Vector<Bits<A>, N>;
+  return __builtin_shuffle(a, b, I{(2 * kLane)...}) +
+         __builtin_shuffle(a, b, I{(2 * kLane + 1)...});
+#endif
+}
+
+}  // namespace detail
+
+// `value` in the first `count` lanes and `other` in those after them.
+template <typename A, int N>
+inline Vector<A, N> first_lanes(int count, Vector<A, N> value, A other) {
+  Vector<A, N> lane;
+#pragma GCC unroll 16
+  for (int i = 0; i < N; ++i) lane[i] = static_cast<A>(i);
+  return lane < splat<A, N>(static_cast<A>(count)) ? value : splat<A, N>(other);
+}
+
+// The sums of the lanes of the first `count` of N vectors, which together cost little more than one
+// sum, and zeros. The order of additions does not depend on `count`. Writes v.
+template <typename A, int N>
+inline Vector<A, N> sums_of(Vector<A, N>* v, int count) {
+  constexpr auto kLanes = std::make_index_sequence<N>{};
+  if (2 * count > N) {
+    for (int i = count; i < N; ++i) v[i] = Vector<A, N>{};
+    Vector<A, N> sums[N];
+    std::memcpy(sums, v, sizeof(sums));
+#pragma GCC unroll 4
+    for (int pairs = N / 2; pairs > 0; pairs /= 2) {
+#pragma GCC unroll 8
+      for (int i = 0; i < pairs; ++i) {
+        sums[i] = detail::sums_of_pairs<A, N>(sums[2 * i], sums[2 * i + 1], kLanes);
+      }
+    }
+    return sums[0];
+  }
+  int left = count;
+  for (int level = N; level > 1; level /= 2) {
+    const int pairs = (left + 1) / 2;
+    for (int i = 0; i < pairs; ++i) {
+      const int second = 2 * i + 1 < left ? 2 * i + 1 : 2 * i;
+      v[i] = detail::sums_of_pairs<A, N>(v[2 * i], v[second], kLanes);
+    }
+    left = pairs;
+  }
+  return first_lanes<A, N>(count, v[0], A{0});
 }
 
 // The largest lane; a NaN may be passed over.
