@@ -16,6 +16,8 @@ LEVELS: Final = ("baseline", "avx2", "avx512")
 
 _LIBRARY_DIR: Final = Path(__file__).parent / "lib"
 _CUDA_LIBRARY: Final = _LIBRARY_DIR / "libfastgraph_cuda.so"
+_CUDA_CAPABILITY: Final = (8, 0)
+"""The lowest one for which CMakeLists.txt compiles."""
 
 _forked = False
 
@@ -150,6 +152,10 @@ def why_cuda_unavailable() -> str | None:
         )
     if not torch.cuda.is_available():
         return "torch finds no GPU"
+    newest = max(map(torch.cuda.get_device_capability, range(torch.cuda.device_count())))
+    if newest < _CUDA_CAPABILITY:
+        needed, found = (".".join(map(str, version)) for version in (_CUDA_CAPABILITY, newest))
+        return f"the CUDA kernels need compute capability {needed}, but the GPU has {found}"
     built, supported = (
         divmod(version, 1000)
         for version in (cuda_library().runtime_version(), cuda_library().driver_version())

@@ -30,7 +30,13 @@ def gpu_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(native, "cuda_library", lambda: versions)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    set_gpus(monkeypatch, (9, 0))
     return library
+
+
+def set_gpus(monkeypatch: pytest.MonkeyPatch, *capabilities: tuple[int, int]) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: capabilities[i])
 
 
 def test_available(gpu_machine: Path) -> None:
@@ -50,6 +56,15 @@ def test_no_kernels(gpu_machine: Path) -> None:
 def test_no_gpu(gpu_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert native.why_cuda_unavailable() == "torch finds no GPU"
+
+
+def test_old_gpu(gpu_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_gpus(monkeypatch, (7, 0), (7, 5))
+    expected = "the CUDA kernels need compute capability 8.0, but the GPU has 7.5"
+    assert native.why_cuda_unavailable() == expected
+    native.why_cuda_unavailable.cache_clear()
+    set_gpus(monkeypatch, (7, 5), (12, 0))
+    assert native.why_cuda_unavailable() is None
 
 
 def test_old_driver(gpu_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
