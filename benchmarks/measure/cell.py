@@ -15,9 +15,11 @@ from measure.layers import LayerCase, linear_modules, without_linear
 from measure.routing import ColumnError, expect_routed, expect_upstream, ours_enabled
 from measure.timing import Contestant, interleave
 
-# Norm of the difference over the norm of upstream's value. Sums of 20,000 float32 terms in another
-# order differ by less; one wrong row among 100,000 by more.
-_TOLERANCE = 1e-4
+# Norm of the difference over the norm of upstream's value. One wrong row among 100,000 differs by
+# more; sums of 20,000 float32 terms in another order by less, and so does a score whose sign rounds
+# the other way at the kink of leaky_relu (seen: 1.3e-4 for GAT on debian, where float64 says that
+# the error is upstream's).
+_TOLERANCE = 1e-3
 
 # The same for bfloat16 beside float32: inputs themselves are rounded to 0.4 %, and gradients of
 # attention vectors are small sums of large terms (seen: a tenth of the norm).
