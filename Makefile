@@ -8,14 +8,16 @@ BASE_TORCH := $(shell $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
 
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest
+# One process for each core, with two threads that do not spin while they wait for each other.
+PYTEST := OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
+PARALLEL := --numprocesses auto --maxprocesses 8 --dist worksteal
 
 # $(call tools,EXTRA): install what an extra lists, without building the package again.
 tools = $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
   print(*project["project"]["optional-dependencies"][sys.argv[1]], sep="\n")' $(1) \
   >$(VENV)/$(1).txt && $(BIN)/pip install --quiet --requirement $(VENV)/$(1).txt
 
-.PHONY: help install demo test scatter test-scatter test-cuda emulate coverage wheel test-wheel sanitize aarch64 cuda lint format bench clean
+.PHONY: help install demo test emulator scatter test-scatter test-cuda emulate coverage wheel test-wheel sanitize aarch64 cuda lint format bench clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -31,8 +33,8 @@ $(VENV)/installed: pyproject.toml CMakeLists.txt $(shell find fastgraph/csrc -ty
 demo: install ## train five models with and without fastgraph; leaves build/demo.html
 	$(BIN)/python examples/demo.py --html build/demo.html $(DEMO_ARGS)
 
-test: install ## run the tests
-	$(PYTEST) tests
+test: install emulator ## run the tests
+	$(PYTEST) $(PARALLEL) tests
 
 scatter: install ## build torch_scatter for this torch (minutes the first time)
 	$(call tools,native)
@@ -40,14 +42,17 @@ scatter: install ## build torch_scatter for this torch (minutes the first time)
 	  PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install --quiet --no-build-isolation torch_scatter
 
 test-scatter: scatter ## run the operator and route tests with torch_scatter present
-	$(PYTEST) tests/ops tests/pyg -k "not simt"
+	$(PYTEST) $(PARALLEL) tests/ops tests/pyg -k "not simt"
 
-test-cuda: install ## run the tests of GPUs with the kernels executed by the emulator
-	$(PYTEST) tests/cuda --emulate
+emulator: install # before the tests, whose processes would otherwise wait for each other's
+	$(BIN)/python -m tests.simt.library
+
+test-cuda: install emulator ## run the tests of GPUs with the kernels executed by the emulator
+	$(PYTEST) $(PARALLEL) tests/cuda --emulate
 
 # Switching is the same for every backend, and its tests start processes that do not know this one.
 emulate: test-cuda ## and all tests of routes
-	FASTGRAPH_BACKEND=simt $(PYTEST) tests/pyg --ignore tests/pyg/test_switching.py
+	FASTGRAPH_BACKEND=simt $(PYTEST) $(PARALLEL) tests/pyg --ignore tests/pyg/test_switching.py
 
 coverage: install ## count which lines of the CUDA kernels the tests execute
 	$(BIN)/python -m tests.simt.coverage

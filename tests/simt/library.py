@@ -3,6 +3,9 @@
 ``checked`` is watched by the emulator itself and runs in the process of the tests; ``asan`` is
 built with AddressSanitizer and UndefinedBehaviorSanitizer and needs a process of its own;
 ``coverage`` counts how often each line of a kernel runs.
+
+``python -m tests.simt.library`` builds what the tests need, on all cores; left to the tests, each
+of several processes would build it.
 """
 
 from __future__ import annotations
@@ -147,3 +150,16 @@ class Emulator:
         if report:
             raise SimtError(report.decode())
         return out
+
+
+def main() -> None:
+    why_not = why_unavailable()
+    if why_not is not None:
+        print(f"no emulator: {why_not}")
+        return
+    for flavour in ("checked", "asan"):
+        print(build(flavour))
+
+
+if __name__ == "__main__":
+    main()
