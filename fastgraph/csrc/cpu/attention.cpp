@@ -111,11 +111,11 @@ void attention(const Csr& graph, const AttentionInputs<T>& in, double scale, Dro
 template <typename T>
 void attention_backward_dst(const Csr& graph, const AttentionInputs<T>& in, double scale,
                             Dropout dropout, const SoftmaxGradients<T>& given,
-                            Accumulator<T>* edges, Heads<T> grad_query,
+                            Accumulator<T>* edge_grads, Heads<T> grad_query,
                             Matrix<Accumulator<T>> grad_edge) {
   prefer_huge_pages(grad_query.data, grad_query.bytes());
   const int64_t width = in.query.width;
-  const BackwardDst<T> pass{{{width}, given, edges, dropout},
+  const BackwardDst<T> pass{{{width}, given, edge_grads, dropout},
                             in,
                             static_cast<Accumulator<T>>(scale),
                             grad_query,
@@ -125,14 +125,15 @@ void attention_backward_dst(const Csr& graph, const AttentionInputs<T>& in, doub
 
 template <typename T>
 void attention_backward_src(const Csr& transpose, const AttentionInputs<T>& in, double scale,
-                            Dropout, const SoftmaxGradients<T>& given, const Accumulator<T>* edges,
-                            Heads<T> grad_key, Heads<T> grad_value) {
+                            Dropout, const SoftmaxGradients<T>& given,
+                            const Accumulator<T>* edge_grads, Heads<T> grad_key,
+                            Heads<T> grad_value) {
   using A = Accumulator<T>;
   prefer_huge_pages(grad_key.data, grad_key.bytes());
   prefer_huge_pages(grad_value.data, grad_value.bytes());
   const int64_t width = in.key.width;
   const BackwardSrc<T> pass{
-      {{2 * width}, given.grad, edges}, in, static_cast<A>(scale), grad_key, grad_value};
+      {{2 * width}, given.grad, edge_grads}, in, static_cast<A>(scale), grad_key, grad_value};
   run_pass<A>(transpose, make_schedule(transpose), in.key.heads, 2 * width, pass);
 }
 

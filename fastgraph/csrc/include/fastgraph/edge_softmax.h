@@ -363,7 +363,7 @@ template <typename T, typename Pass>
 struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   using A = Accumulator<T>;
 
-  A* edges;  // [edges, heads, 2], written: keep * p, and what leave() is given
+  A* edge_grads;  // [edges, heads, 2], written: what leave() is given
   Dropout dropout;
   A* delta = nullptr;  // [rows, heads], from run_destination_pass()
 
@@ -409,14 +409,14 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   // Where leave() will write is scattered, and stores wait for each other's cache lines.
   void expect_writes(const EdgeBlock& block) const {
     for (int i = 0; i < block.count; ++i) {
-      __builtin_prefetch(edges + 2 * block.edge(i) * this->stats.heads, 1);
+      __builtin_prefetch(edge_grads + 2 * block.edge(i) * this->stats.heads, 1);
     }
   }
 
   // Leaves the weights of a block and the gradients of its scores, or of what these are made of.
   void leave(const EdgeBlock& block, BlockOf<A> weight, BlockOf<A> gradient) const {
     for (int i = 0; i < block.count; ++i) {
-      A* own = edges + 2 * (block.edge(i) * this->stats.heads + block.head);
+      A* own = edge_grads + 2 * (block.edge(i) * this->stats.heads + block.head);
       own[0] = weight[i];
       own[1] = gradient[i];
     }
@@ -430,7 +430,7 @@ struct SourceSoftmax : RowSums<Accumulator<T>> {
   using A = Accumulator<T>;
 
   Heads<const T> grad;
-  const A* edges;
+  const A* edge_grads;
 
   struct EdgeGradients {
     BlockOf<A> weight;
@@ -440,7 +440,7 @@ struct SourceSoftmax : RowSums<Accumulator<T>> {
   EdgeGradients gradients(const EdgeBlock& block) const {
     EdgeGradients found{};
     for (int i = 0; i < block.count; ++i) {
-      const A* own = edges + 2 * (block.edge(i) * grad.heads + block.head);
+      const A* own = edge_grads + 2 * (block.edge(i) * grad.heads + block.head);
       found.weight[i] = own[0];
       found.score[i] = own[1];
     }

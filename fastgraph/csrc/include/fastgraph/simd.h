@@ -132,7 +132,7 @@ inline Vector<uint16_t, N> narrow(Vector<float, N> value, float16) {
   return __builtin_convertvector(sign | result, Vector<uint16_t, N>);
 }
 
-// a * b + c, rounded once where the processor can.
+// a * b + c, rounded once by x86 processors that can do so.
 template <typename A, int N>
 inline Vector<A, N> multiply_add(Vector<A, N> a, Vector<A, N> b, Vector<A, N> c) {
 #if defined(__AVX512F__)
@@ -225,7 +225,7 @@ inline Vector<A, N> first_lanes(int count, Vector<A, N> value, A other) {
 // sum, and zeros. The order of additions does not depend on `count`. Writes v.
 template <typename A, int N>
 inline Vector<A, N> sums_of(Vector<A, N>* v, int count) {
-  constexpr auto kLanes = std::make_index_sequence<N>{};
+  constexpr auto kEach = std::make_index_sequence<N>{};
   if (2 * count > N) {
     for (int i = count; i < N; ++i) v[i] = Vector<A, N>{};
     Vector<A, N> sums[N];
@@ -234,7 +234,7 @@ inline Vector<A, N> sums_of(Vector<A, N>* v, int count) {
     for (int pairs = N / 2; pairs > 0; pairs /= 2) {
 #pragma GCC unroll 8
       for (int i = 0; i < pairs; ++i) {
-        sums[i] = detail::sums_of_pairs<A, N>(sums[2 * i], sums[2 * i + 1], kLanes);
+        sums[i] = detail::sums_of_pairs<A, N>(sums[2 * i], sums[2 * i + 1], kEach);
       }
     }
     return sums[0];
@@ -244,7 +244,7 @@ inline Vector<A, N> sums_of(Vector<A, N>* v, int count) {
     const int pairs = (left + 1) / 2;
     for (int i = 0; i < pairs; ++i) {
       const int second = 2 * i + 1 < left ? 2 * i + 1 : 2 * i;
-      v[i] = detail::sums_of_pairs<A, N>(v[2 * i], v[second], kLanes);
+      v[i] = detail::sums_of_pairs<A, N>(v[2 * i], v[second], kEach);
     }
     left = pairs;
   }
