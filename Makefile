@@ -44,7 +44,7 @@ scatter: install ## build torch_scatter for this torch (minutes the first time)
 test-scatter: scatter ## run the operator and route tests with torch_scatter present
 	$(PYTEST) $(PARALLEL) tests/ops tests/pyg -k "not simt"
 
-emulator: install # before the tests, whose processes would otherwise wait for each other's
+emulator: install # left to the tests, each of their processes would build it
 	$(BIN)/python -m tests.simt.library
 
 test-cuda: install emulator ## run the tests of GPUs with the kernels executed by the emulator

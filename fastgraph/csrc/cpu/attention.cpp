@@ -83,8 +83,8 @@ struct BackwardSrc : SourceSoftmax<T> {
   void absorb(const EdgeBlock& block, A*, A* state) const {
     const int64_t width = in.key.width;
     const auto grads = this->gradients(block);
-    add_rows<A>(block, grads.score, NodeRows<T>(in.query, 0, width), A{1}, state);
-    add_rows<A>(block, grads.weight, NodeRows<T>(this->grad, 0, width), A{1}, state + width);
+    add_rows<A>(block, grads.score, NodeRows<T>(in.query, width), A{1}, state);
+    add_rows<A>(block, grads.weight, NodeRows<T>(this->grad, width), A{1}, state + width);
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
@@ -111,11 +111,11 @@ void attention(const Csr& graph, const AttentionInputs<T>& in, double scale, Dro
 template <typename T>
 void attention_backward_dst(const Csr& graph, const AttentionInputs<T>& in, double scale,
                             Dropout dropout, const SoftmaxGradients<T>& given,
-                            Accumulator<T>* edge_grads, Heads<T> grad_query,
+                            Accumulator<T>* between, Heads<T> grad_query,
                             Matrix<Accumulator<T>> grad_edge) {
   prefer_huge_pages(grad_query.data, grad_query.bytes());
   const int64_t width = in.query.width;
-  const BackwardDst<T> pass{{{width}, given, edge_grads, dropout},
+  const BackwardDst<T> pass{{{width}, given, between, dropout},
                             in,
                             static_cast<Accumulator<T>>(scale),
                             grad_query,
@@ -126,14 +126,13 @@ void attention_backward_dst(const Csr& graph, const AttentionInputs<T>& in, doub
 template <typename T>
 void attention_backward_src(const Csr& transpose, const AttentionInputs<T>& in, double scale,
                             Dropout, const SoftmaxGradients<T>& given,
-                            const Accumulator<T>* edge_grads, Heads<T> grad_key,
-                            Heads<T> grad_value) {
+                            const Accumulator<T>* between, Heads<T> grad_key, Heads<T> grad_value) {
   using A = Accumulator<T>;
   prefer_huge_pages(grad_key.data, grad_key.bytes());
   prefer_huge_pages(grad_value.data, grad_value.bytes());
   const int64_t width = in.key.width;
   const BackwardSrc<T> pass{
-      {{2 * width}, given.grad, edge_grads}, in, static_cast<A>(scale), grad_key, grad_value};
+      {{2 * width}, given.grad, between}, in, static_cast<A>(scale), grad_key, grad_value};
   run_pass<A>(transpose, make_schedule(transpose), in.key.heads, 2 * width, pass);
 }
 

@@ -108,9 +108,9 @@ void gat(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout
 
 template <typename T>
 void gat_backward_dst(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
-                      const SoftmaxGradients<T>& given, Accumulator<T>* edge_grads,
+                      const SoftmaxGradients<T>& given, Accumulator<T>* between,
                       Matrix<T> grad_score_dst, Matrix<T> grad_score_edge) {
-  const BackwardDst<T> pass{{{1}, given, edge_grads, dropout},
+  const BackwardDst<T> pass{{{1}, given, between, dropout},
                             in,
                             static_cast<Accumulator<T>>(slope),
                             grad_score_dst,
@@ -120,10 +120,10 @@ void gat_backward_dst(const Csr& graph, const GatInputs<T>& in, double slope, Dr
 
 template <typename T>
 void gat_backward_src(const Csr& transpose, const GatInputs<T>& in, double, Dropout,
-                      const SoftmaxGradients<T>& given, const Accumulator<T>* edge_grads,
+                      const SoftmaxGradients<T>& given, const Accumulator<T>* between,
                       Heads<T> grad_x, Matrix<T> grad_score_src) {
   prefer_huge_pages(grad_x.data, grad_x.bytes());
-  const BackwardSrc<T> pass{{{1 + in.x.width}, given.grad, edge_grads}, grad_x, grad_score_src};
+  const BackwardSrc<T> pass{{{1 + in.x.width}, given.grad, between}, grad_x, grad_score_src};
   run_pass<Accumulator<T>>(transpose, make_schedule(transpose), in.x.heads, in.x.width, pass);
 }
 

@@ -271,7 +271,7 @@ void gatv2(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dro
 
 template <typename T>
 void gatv2_backward_dst(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,
-                        const SoftmaxGradients<T>& given, Accumulator<T>* edge_grads,
+                        const SoftmaxGradients<T>& given, Accumulator<T>* between,
                         Heads<T> grad_dst, Heads<T> grad_att, Matrix<Accumulator<T>> grad_edge,
                         Heads<T> grad_weight_edge) {
   using A = Accumulator<T>;
@@ -281,7 +281,7 @@ void gatv2_backward_dst(const Csr& graph, const Gatv2Inputs<T>& in, double slope
   const int64_t num_sums = (1 + in.edge.width) * width;
   const auto sums = scratch<A>(slots * heads * num_sums);
   std::fill(sums.get(), sums.get() + slots * heads * num_sums, A{0});
-  const BackwardDst<T> pass{{{width + num_sums}, given, edge_grads, dropout},
+  const BackwardDst<T> pass{{{width + num_sums}, given, between, dropout},
                             {in, static_cast<A>(slope)},
                             grad_dst,
                             grad_edge,
@@ -297,13 +297,13 @@ void gatv2_backward_dst(const Csr& graph, const Gatv2Inputs<T>& in, double slope
 
 template <typename T>
 void gatv2_backward_src(const Csr& transpose, const Gatv2Inputs<T>& in, double slope, Dropout,
-                        const SoftmaxGradients<T>& given, const Accumulator<T>* edge_grads,
+                        const SoftmaxGradients<T>& given, const Accumulator<T>* between,
                         Heads<T> grad_src) {
   using A = Accumulator<T>;
   prefer_huge_pages(grad_src.data, grad_src.bytes());
   const int64_t width = in.att.width;
   const BackwardSrc<T> pass{
-      {{2 * width}, given.grad, edge_grads}, {in, static_cast<A>(slope)}, grad_src};
+      {{2 * width}, given.grad, between}, {in, static_cast<A>(slope)}, grad_src};
   const int64_t work = (2 + in.edge.width) * width;
   run_pass<A>(transpose, make_schedule(transpose), in.att.heads, work, pass);
 }

@@ -73,7 +73,7 @@ void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> g
 
 // Attention operators: out[r] is the sum over row r of keep * softmax(score) * value, with values
 // and scores as attention_arguments.h has them. A pass over destinations leaves
-// edge_grads, [edges, heads, 2], for the pass over sources, along the transposed graph; see
+// `between`, [edges, heads, 2], for the pass over sources, along the transposed graph; see
 // edge_softmax.h.
 
 template <typename T>
@@ -83,14 +83,14 @@ void gatv2(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dro
 // grad_edge is added to, because all heads contribute.
 template <typename T>
 void gatv2_backward_dst(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,
-                        const SoftmaxGradients<T>& given, Accumulator<T>* edge_grads,
+                        const SoftmaxGradients<T>& given, Accumulator<T>* between,
                         Heads<T> grad_dst, Heads<T> grad_att, Matrix<Accumulator<T>> grad_edge,
                         Heads<T> grad_weight_edge);
 
 template <typename T>
 void gatv2_backward_src(const Csr& transpose, const Gatv2Inputs<T>& in, double slope,
                         Dropout dropout, const SoftmaxGradients<T>& given,
-                        const Accumulator<T>* edge_grads, Heads<T> grad_src);
+                        const Accumulator<T>* between, Heads<T> grad_src);
 
 template <typename T>
 void gat(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
@@ -98,12 +98,12 @@ void gat(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout
 
 template <typename T>
 void gat_backward_dst(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
-                      const SoftmaxGradients<T>& given, Accumulator<T>* edge_grads,
+                      const SoftmaxGradients<T>& given, Accumulator<T>* between,
                       Matrix<T> grad_score_dst, Matrix<T> grad_score_edge);
 
 template <typename T>
 void gat_backward_src(const Csr& transpose, const GatInputs<T>& in, double slope, Dropout dropout,
-                      const SoftmaxGradients<T>& given, const Accumulator<T>* edge_grads,
+                      const SoftmaxGradients<T>& given, const Accumulator<T>* between,
                       Heads<T> grad_x, Matrix<T> grad_score_src);
 
 template <typename T>
@@ -114,14 +114,13 @@ void attention(const Csr& graph, const AttentionInputs<T>& in, double scale, Dro
 template <typename T>
 void attention_backward_dst(const Csr& graph, const AttentionInputs<T>& in, double scale,
                             Dropout dropout, const SoftmaxGradients<T>& given,
-                            Accumulator<T>* edge_grads, Heads<T> grad_query,
+                            Accumulator<T>* between, Heads<T> grad_query,
                             Matrix<Accumulator<T>> grad_edge);
 
 template <typename T>
 void attention_backward_src(const Csr& transpose, const AttentionInputs<T>& in, double scale,
                             Dropout dropout, const SoftmaxGradients<T>& given,
-                            const Accumulator<T>* edge_grads, Heads<T> grad_key,
-                            Heads<T> grad_value);
+                            const Accumulator<T>* between, Heads<T> grad_key, Heads<T> grad_value);
 
 // Defines a kernel for all element types.
 #define FASTGRAPH_INSTANTIATE(kernel)                   \

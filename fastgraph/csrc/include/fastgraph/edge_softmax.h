@@ -83,19 +83,16 @@ BlockOf<A> kept(const Dropout& dropout, const EdgeBlock& block) {
   return load<kBlock>(factor);
 }
 
-// Some channels of the nodes that entries lead to.
+// The first channels of the nodes that entries lead to, all of them unless told.
 template <typename T>
 struct NodeRows {
   Heads<const T> x;
-  int64_t begin;
   int64_t width;
 
-  explicit NodeRows(Heads<const T> all) : x(all), begin(0), width(all.width) {}
-  NodeRows(Heads<const T> all, int64_t first, int64_t count) : x(all), begin(first), width(count) {}
+  explicit NodeRows(Heads<const T> all) : NodeRows(all, all.width) {}
+  NodeRows(Heads<const T> all, int64_t count) : x(all), width(count) {}
 
-  const T* at(const EdgeBlock& block, int i) const {
-    return x.at(block.col(i), block.head) + begin;
-  }
+  const T* at(const EdgeBlock& block, int i) const { return x.at(block.col(i), block.head); }
 };
 
 // What the edges of entries carry, the same for all heads; nothing if the width is 0.
@@ -363,7 +360,7 @@ template <typename T, typename Pass>
 struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   using A = Accumulator<T>;
 
-  A* edge_grads;  // [edges, heads, 2], written: what leave() is given
+  A* between;  // [edges, heads, 2], written: what leave() is given
   Dropout dropout;
   A* delta = nullptr;  // [rows, heads], from run_destination_pass()
 
@@ -382,14 +379,14 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
     const BlockOf<A> product = kept<A>(dropout, block) * (pass.product(block) + direct);
     store<kBlock>(buffer, p);
     store<kBlock>(buffer + kBlock, product);
-    if (block.head == 0) expect_writes(block);
     return sum_of<A, kBlock>(p * product);
   }
 
   // A cut row's delta is there already.
   void begin(const RowEntries& entries, bool whole, A* buffer) const {
-    for (int64_t head = 0; whole && head < entries.heads; ++head) delta_of(entries.row, head) = 0;
+    if (whole) std::fill_n(&delta_of(entries.row, 0), entries.heads, A{0});
     entries.for_each_block([&](const EdgeBlock& block, int64_t place) {
+      if (block.head == 0) expect_writes(block);
       const A part = fill(block, buffer + place * buffer_size());
       if (whole) delta_of(block.row, block.head) += part;
     });
@@ -409,14 +406,14 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   // Where leave() will write is scattered, and stores wait for each other's cache lines.
   void expect_writes(const EdgeBlock& block) const {
     for (int i = 0; i < block.count; ++i) {
-      __builtin_prefetch(edge_grads + 2 * block.edge(i) * this->stats.heads, 1);
+      __builtin_prefetch(between + 2 * block.edge(i) * this->stats.heads, 1);
     }
   }
 
   // Leaves the weights of a block and the gradients of its scores, or of what these are made of.
   void leave(const EdgeBlock& block, BlockOf<A> weight, BlockOf<A> gradient) const {
     for (int i = 0; i < block.count; ++i) {
-      A* own = edge_grads + 2 * (block.edge(i) * this->stats.heads + block.head);
+      A* own = between + 2 * (block.edge(i) * this->stats.heads + block.head);
       own[0] = weight[i];
       own[1] = gradient[i];
     }
@@ -430,7 +427,7 @@ struct SourceSoftmax : RowSums<Accumulator<T>> {
   using A = Accumulator<T>;
 
   Heads<const T> grad;
-  const A* edge_grads;
+  const A* between;
 
   struct EdgeGradients {
     BlockOf<A> weight;
@@ -440,7 +437,7 @@ struct SourceSoftmax : RowSums<Accumulator<T>> {
   EdgeGradients gradients(const EdgeBlock& block) const {
     EdgeGradients found{};
     for (int i = 0; i < block.count; ++i) {
-      const A* own = edge_grads + 2 * (block.edge(i) * grad.heads + block.head);
+      const A* own = between + 2 * (block.edge(i) * grad.heads + block.head);
       found.weight[i] = own[0];
       found.score[i] = own[1];
     }

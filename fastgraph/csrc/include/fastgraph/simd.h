@@ -227,6 +227,7 @@ template <typename A, int N>
 inline Vector<A, N> sums_of(Vector<A, N>* v, int count) {
   constexpr auto kEach = std::make_index_sequence<N>{};
   if (2 * count > N) {
+    // The usual case: unrolled, so that all sums stay in registers.
     for (int i = count; i < N; ++i) v[i] = Vector<A, N>{};
     Vector<A, N> sums[N];
     std::memcpy(sums, v, sizeof(sums));
@@ -239,6 +240,7 @@ inline Vector<A, N> sums_of(Vector<A, N>* v, int count) {
     }
     return sums[0];
   }
+  // A sum without a partner is its own; the lanes that this fills are not among the first.
   int left = count;
   for (int level = N; level > 1; level /= 2) {
     const int pairs = (left + 1) / 2;
