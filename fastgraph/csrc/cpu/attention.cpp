@@ -35,7 +35,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
 
   AttentionInputs<T> in;
   A scale;
-  Heads<T> grad_query;
+  Result<T> grad_query;
   Matrix<A> grad_edge;  // added to
 
   BlockOf<A> score(const EdgeBlock& block) const { return Scores<T>{in, scale}(block); }
@@ -49,7 +49,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     const auto weights = this->weights(block, buffer);
     this->leave(block, weights, grads);
     const int64_t width = in.key.width;
-    add_rows<A>(block, grads, NodeRows<T>(in.key), A{1}, state);
+    add_rows<A>(block, grads, NodeRows<T>::seen_before(in.key), A{1}, state);
     if (in.edge.width == 0) return;
     add_rows<A>(block, grads, EdgeRows<T>(in.edge), A{1}, state + width);
     const T* query = in.query.at(block.row, block.head) + width;
@@ -63,9 +63,9 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
-    for_each_part<kLanes<T>, 1>(0, grad_query.width, [&](auto chunk, int64_t f) {
+    for_each_part<kLanes<T>, 1>(0, in.query.width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
-      store<N>(grad_query.at(row, head) + f, scale * load<N>(state + f));
+      grad_query.template store<N>(row, head, f, scale * load<N>(state + f));
     });
   }
 };
@@ -77,8 +77,8 @@ struct BackwardSrc : SourceSoftmax<T> {
 
   AttentionInputs<T> in;
   A scale;
-  Heads<T> grad_key;
-  Heads<T> grad_value;
+  Result<T> grad_key;
+  Result<T> grad_value;
 
   void absorb(const EdgeBlock& block, A*, A* state) const {
     const int64_t width = in.key.width;
@@ -88,11 +88,11 @@ struct BackwardSrc : SourceSoftmax<T> {
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
-    const int64_t width = grad_key.width;
+    const int64_t width = in.key.width;
     for_each_part<kLanes<T>, 1>(0, width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
-      store<N>(grad_key.at(row, head) + f, scale * load<N>(state + f));
-      store<N>(grad_value.at(row, head) + f, load<N>(state + width + f));
+      grad_key.template store<N>(row, head, f, scale * load<N>(state + f));
+      grad_value.template store<N>(row, head, f, load<N>(state + width + f));
     });
   }
 };
@@ -113,12 +113,11 @@ void attention_backward_dst(const Csr& graph, const AttentionInputs<T>& in, doub
                             Dropout dropout, const SoftmaxGradients<T>& given,
                             Accumulator<T>* between, Heads<T> grad_query,
                             Matrix<Accumulator<T>> grad_edge) {
-  prefer_huge_pages(grad_query.data, grad_query.bytes());
   const int64_t width = in.query.width;
   const BackwardDst<T> pass{{{width}, given, between, dropout},
                             in,
                             static_cast<Accumulator<T>>(scale),
-                            grad_query,
+                            Result<T>(grad_query),
                             grad_edge};
   run_destination_pass<T>(graph, make_schedule(graph), in.query.heads, 2 * width, pass);
 }
@@ -128,11 +127,10 @@ void attention_backward_src(const Csr& transpose, const AttentionInputs<T>& in, 
                             Dropout, const SoftmaxGradients<T>& given,
                             const Accumulator<T>* between, Heads<T> grad_key, Heads<T> grad_value) {
   using A = Accumulator<T>;
-  prefer_huge_pages(grad_key.data, grad_key.bytes());
-  prefer_huge_pages(grad_value.data, grad_value.bytes());
   const int64_t width = in.key.width;
   const BackwardSrc<T> pass{
-      {{2 * width}, given.grad, between}, in, static_cast<A>(scale), grad_key, grad_value};
+      {{2 * width}, given.grad, between}, in, static_cast<A>(scale), Result<T>(grad_key),
+      Result<T>(grad_value)};
   run_pass<A>(transpose, make_schedule(transpose), in.key.heads, 2 * width, pass);
 }
 

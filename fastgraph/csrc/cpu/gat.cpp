@@ -77,7 +77,8 @@ template <typename T>
 struct BackwardSrc : SourceSoftmax<T> {
   using A = Accumulator<T>;
 
-  Heads<T> grad_x;
+  int64_t width;
+  Result<T> grad_x;
   Matrix<T> grad_score_src;
 
   void absorb(const EdgeBlock& block, A*, A* state) const {
@@ -88,9 +89,9 @@ struct BackwardSrc : SourceSoftmax<T> {
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
     store_one(grad_score_src.row(row) + head, state[0]);
-    for_each_part<kLanes<T>, 1>(0, grad_x.width, [&](auto chunk, int64_t f) {
+    for_each_part<kLanes<T>, 1>(0, width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
-      store<N>(grad_x.at(row, head) + f, load<N>(state + 1 + f));
+      grad_x.template store<N>(row, head, f, load<N>(state + 1 + f));
     });
   }
 };
@@ -122,8 +123,7 @@ template <typename T>
 void gat_backward_src(const Csr& transpose, const GatInputs<T>& in, double, Dropout,
                       const SoftmaxGradients<T>& given, const Accumulator<T>* between,
                       Heads<T> grad_x, Matrix<T> grad_score_src) {
-  prefer_huge_pages(grad_x.data, grad_x.bytes());
-  const BackwardSrc<T> pass{{{1 + in.x.width}, given.grad, between}, grad_x, grad_score_src};
+  const BackwardSrc<T> pass{{{1 + in.x.width}, given.grad, between}, in.x.width, Result<T>(grad_x), grad_score_src};
   run_pass<Accumulator<T>>(transpose, make_schedule(transpose), in.x.heads, in.x.width, pass);
 }
 

@@ -55,7 +55,7 @@ inline auto with_edges(const Gatv2Inputs<T>& in, const Body& body) {
 // The scores of a block of entries; `own` is the head of the row's node, `others` are gathered.
 template <typename T, typename Edges>
 inline BlockOf<Accumulator<T>> additive_scores(const EdgeBlock& block, const T* own,
-                                               Heads<const T> others, const Edges& edges,
+                                               const NodeRows<T>& others, const Edges& edges,
                                                Heads<const T> att, Accumulator<T> slope) {
   using A = Accumulator<T>;
   BlockOf<A> score{};
@@ -63,12 +63,14 @@ inline BlockOf<Accumulator<T>> additive_scores(const EdgeBlock& block, const T* 
     using C = decltype(chunk);
     using V = Vector<A, C::kLanes>;
     V mine[C::kCount], factor[C::kCount], sums[kBlock];
+#pragma GCC unroll 4
     for (int q = 0; q < C::kCount; ++q) {
       mine[q] = load<C::kLanes>(own + f + q * C::kLanes);
       factor[q] = load<C::kLanes>(att.at(0, block.head) + f + q * C::kLanes);
     }
     for (int i = 0; i < block.count; ++i) {
-      const T* other = others.at(block.col(i), block.head) + f;
+      others.template expect<C::kWidth>(block, i, f);
+      const T* other = others.at(block, i) + f;
       V z[C::kCount], sum{};
 #pragma GCC unroll 4
       for (int q = 0; q < C::kCount; ++q) z[q] = mine[q] + load<C::kLanes>(other + q * C::kLanes);
@@ -87,7 +89,7 @@ inline BlockOf<Accumulator<T>> additive_scores(const EdgeBlock& block, const T* 
 // slopes += grad[i] * leaky_relu'(z_i) over the block, and activations += grad[i] * leaky_relu(z_i)
 // unless it is null.
 template <bool kActivations, typename T, typename Edges>
-inline void add_activations(const EdgeBlock& block, const T* own, Heads<const T> others,
+inline void add_activations(const EdgeBlock& block, const T* own, const NodeRows<T>& others,
                             const Edges& edges, Accumulator<T> slope, BlockOf<Accumulator<T>> grad,
                             Accumulator<T>* slopes, Accumulator<T>* activations) {
   using A = Accumulator<T>;
@@ -96,13 +98,15 @@ inline void add_activations(const EdgeBlock& block, const T* own, Heads<const T>
     constexpr int N = C::kLanes;
     using V = Vector<A, N>;
     V mine[C::kCount], slope_sum[C::kCount], activation_sum[C::kCount] = {};
+#pragma GCC unroll 4
     for (int q = 0; q < C::kCount; ++q) {
       mine[q] = load<N>(own + f + q * N);
       slope_sum[q] = load<N>(slopes + f + q * N);
       if constexpr (kActivations) activation_sum[q] = load<N>(activations + f + q * N);
     }
     for (int i = 0; i < block.count; ++i) {
-      const T* other = others.at(block.col(i), block.head) + f;
+      others.template expect<C::kWidth>(block, i, f);
+      const T* other = others.at(block, i) + f;
       const A g = grad[i];
       V z[C::kCount];
 #pragma GCC unroll 4
@@ -117,6 +121,7 @@ inline void add_activations(const EdgeBlock& block, const T* own, Heads<const T>
         }
       }
     }
+#pragma GCC unroll 4
     for (int q = 0; q < C::kCount; ++q) {
       store<N>(slopes + f + q * N, slope_sum[q]);
       if constexpr (kActivations) store<N>(activations + f + q * N, activation_sum[q]);
@@ -174,7 +179,7 @@ struct Scores {
   BlockOf<A> operator()(const EdgeBlock& block) const {
     const T* own = in.x_dst.at(block.row, block.head);
     return with_edges<T>(in, [&](const auto& edges) {
-      return additive_scores<T>(block, own, in.x_src, edges, in.att, slope);
+      return additive_scores<T>(block, own, NodeRows<T>(in.x_src), edges, in.att, slope);
     });
   }
 };
@@ -186,14 +191,15 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   using A = Accumulator<T>;
 
   Scores<T> scores;
-  Heads<T> grad_dst;
+  Result<T> grad_dst;
   Matrix<A> grad_edge;
   Heads<A> sums;  // [slots, heads, (1 + channels of edges) * width]: of att and of weight_edge
 
   BlockOf<A> score(const EdgeBlock& block) const { return scores(block); }
 
   BlockOf<A> product(const EdgeBlock& block) const {
-    return dots<T>(block, this->grad.at(block.row, block.head), NodeRows<T>(scores.in.x_src));
+    return dots<T>(block, this->grad.at(block.row, block.head),
+                   NodeRows<T>::seen_before(scores.in.x_src));
   }
 
   void absorb(const EdgeBlock& block, const A* buffer, A* state) const {
@@ -203,8 +209,8 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     const T* own = in.x_dst.at(block.row, block.head);
     const int64_t width = in.x_src.width;
     with_edges<T>(in, [&](const auto& edges) {
-      add_activations<true, T>(block, own, in.x_src, edges, scores.slope, grads, state,
-                               state + width);
+      add_activations<true, T>(block, own, NodeRows<T>::seen_before(in.x_src), edges, scores.slope,
+                               grads, state, state + width);
     });
     if (in.edge.width > 0) {
       add_edge_gradients<T>(block, own, in.x_src, {in.edge, in.weight_edge}, in.att, scores.slope,
@@ -213,11 +219,11 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t slot, const A* state) const {
-    const int64_t width = grad_dst.width;
+    const int64_t width = scores.in.att.width;
     const T* att = scores.in.att.at(0, head);
     for_each_part<kLanes<T>, 1>(0, width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
-      store<N>(grad_dst.at(row, head) + f, load<N>(att + f) * load<N>(state + f));
+      grad_dst.template store<N>(row, head, f, load<N>(att + f) * load<N>(state + f));
     });
     A* sum = sums.at(slot, head);
     for_each_part<kLanes<T>, 1>(0, sums.width, [&](auto chunk, int64_t f) {
@@ -234,7 +240,7 @@ struct BackwardSrc : SourceSoftmax<T> {
   using A = Accumulator<T>;
 
   Scores<T> scores;
-  Heads<T> grad_src;
+  Result<T> grad_src;
 
   void absorb(const EdgeBlock& block, A*, A* state) const {
     const Gatv2Inputs<T>& in = scores.in;
@@ -242,18 +248,18 @@ struct BackwardSrc : SourceSoftmax<T> {
     const T* own = in.x_src.at(block.row, block.head);
     add_rows<A>(block, grads.weight, NodeRows<T>(this->grad), A{1}, state);
     with_edges<T>(in, [&](const auto& edges) {
-      add_activations<false, T>(block, own, in.x_dst, edges, scores.slope, grads.score,
+      add_activations<false, T>(block, own, NodeRows<T>(in.x_dst), edges, scores.slope, grads.score,
                                 state + this->grad.width, nullptr);
     });
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
-    const int64_t width = grad_src.width;
+    const int64_t width = scores.in.att.width;
     const T* att = scores.in.att.at(0, head);
     for_each_part<kLanes<T>, 1>(0, width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
       const auto through_score = load<N>(att + f) * load<N>(state + width + f);
-      store<N>(grad_src.at(row, head) + f, load<N>(state + f) + through_score);
+      grad_src.template store<N>(row, head, f, load<N>(state + f) + through_score);
     });
   }
 };
@@ -266,7 +272,7 @@ void gatv2(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dro
   const Scores<T> scores{in, static_cast<Accumulator<T>>(slope)};
   const EdgeRows<T> no_edges(Matrix<const T>{});
   run_forward<T, Scores<T>>(graph, (1 + in.edge.width) * in.x_src.width,
-                            {scores, NodeRows<T>(in.x_src), no_edges, dropout, outputs});
+                            {scores, NodeRows<T>::seen_before(in.x_src), no_edges, dropout, outputs});
 }
 
 template <typename T>
@@ -275,7 +281,6 @@ void gatv2_backward_dst(const Csr& graph, const Gatv2Inputs<T>& in, double slope
                         Heads<T> grad_dst, Heads<T> grad_att, Matrix<Accumulator<T>> grad_edge,
                         Heads<T> grad_weight_edge) {
   using A = Accumulator<T>;
-  prefer_huge_pages(grad_dst.data, grad_dst.bytes());
   const Schedule schedule = make_schedule(graph);
   const int64_t width = in.att.width, heads = in.att.heads, slots = num_slots(schedule);
   const int64_t num_sums = (1 + in.edge.width) * width;
@@ -283,7 +288,7 @@ void gatv2_backward_dst(const Csr& graph, const Gatv2Inputs<T>& in, double slope
   std::fill(sums.get(), sums.get() + slots * heads * num_sums, A{0});
   const BackwardDst<T> pass{{{width + num_sums}, given, between, dropout},
                             {in, static_cast<A>(slope)},
-                            grad_dst,
+                            Result<T>(grad_dst),
                             grad_edge,
                             {sums.get(), slots, heads, num_sums}};
   run_destination_pass<T>(graph, schedule, heads, width + num_sums, pass);
@@ -300,10 +305,9 @@ void gatv2_backward_src(const Csr& transpose, const Gatv2Inputs<T>& in, double s
                         const SoftmaxGradients<T>& given, const Accumulator<T>* between,
                         Heads<T> grad_src) {
   using A = Accumulator<T>;
-  prefer_huge_pages(grad_src.data, grad_src.bytes());
   const int64_t width = in.att.width;
   const BackwardSrc<T> pass{
-      {{2 * width}, given.grad, between}, {in, static_cast<A>(slope)}, grad_src};
+      {{2 * width}, given.grad, between}, {in, static_cast<A>(slope)}, Result<T>(grad_src)};
   const int64_t work = (2 + in.edge.width) * width;
   run_pass<A>(transpose, make_schedule(transpose), in.att.heads, work, pass);
 }

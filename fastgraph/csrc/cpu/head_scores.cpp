@@ -1,9 +1,9 @@
 // Dot products of each node's heads with a few vectors: what GAT scores nodes by.
 #include "cpu/kernels.h"
 #include "fastgraph/dot.h"
-#include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
 #include "fastgraph/partial_sums.h"
+#include "fastgraph/result.h"
 
 namespace fastgraph {
 namespace {
@@ -41,7 +41,7 @@ template <typename T>
 void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> grad,
                           Heads<T> grad_x, Heads<T> grad_att) {
   using A = Accumulator<T>;
-  prefer_huge_pages(grad_x.data, grad_x.bytes());
+  const Result<T> result(grad_x);
   const int64_t size = att.nodes * att.heads * att.width;
   const int64_t slots = num_node_tasks(x.nodes);
   const auto sums = scratch<A>(slots * size);
@@ -60,7 +60,7 @@ void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> g
             store<N>(target, load<N>(target) + g * own);
             total += g * load<N>(att.at(k, head) + f);
           }
-          store<N>(grad_x.at(node, head) + f, total);
+          result.template store<N>(node, head, f, total);
         });
       }
     }

@@ -4,6 +4,7 @@
 #include "fastgraph/chunks.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
+#include "fastgraph/result.h"
 #include "fastgraph/schedule.h"
 
 namespace fastgraph {
@@ -35,6 +36,13 @@ struct Running {
     if constexpr (kRecord != Record::kNothing) record = take ? value_record : record;
     best = take ? value : best;
   }
+
+  // The same for values without a NaN.
+  void update_numbers(V value, I value_record) {
+    if constexpr (kRecord == Record::kTies) record = value == best ? record + value_record : record;
+    if constexpr (kRecord != Record::kNothing) record = value > best ? value_record : record;
+    best = larger<A, N>(value, best);
+  }
 };
 
 template <typename T>
@@ -45,8 +53,8 @@ struct Extremum {
   const T* weight;
   A sign;
   Matrix<const T> x;
-  Matrix<T> out;
-  int32_t* record;
+  Result<T> out;
+  Result<int32_t> record;
   A* partial_best;
   int32_t* partial_record;
 
@@ -56,10 +64,17 @@ struct Extremum {
     }
   }
 
-  template <typename C, bool kWeighted, Record kRecord, typename R>
-  void walk(const Task& task, const A* coefficient, int64_t begin, int64_t end, int64_t f,
-            R (&running)[C::kCount]) const {
+  // The extremum of the columns of C that begin at f, over the entries [begin, end) of a row.
+  // Unless kNans, nothing is written and false is returned if there may be a NaN.
+  template <typename C, bool kWeighted, Record kRecord, bool kNans>
+  bool reduce(const Task& task, const A* coefficient, int64_t row, int64_t begin, int64_t end,
+              int64_t f) const {
     constexpr int N = C::kLanes;
+    constexpr int kSums = C::kCount < 4 ? C::kCount : 4;
+    Running<A, N, kRecord> running[C::kCount];
+    Vector<A, N> sum[kSums] = {};  // a NaN stays in a sum, not in a maximum
+#pragma GCC unroll 16
+    for (int q = 0; q < C::kCount; ++q) running[q].reset();
     for (int64_t e = begin; e < end; ++e) {
       if (e + kAhead < task.entry_end) {
         prefetch<C::kWidth * sizeof(T)>(x.row(graph.col[e + kAhead]) + f);
@@ -75,9 +90,32 @@ struct Extremum {
           // Messages that upstream would have stored in T tie after that rounding.
           if constexpr (kRecord != Record::kArgument) value = round_to<T, N>(value);
         }
-        running[q].update(value, edges);
+        if constexpr (kNans) {
+          running[q].update(value, edges);
+        } else {
+          running[q].update_numbers(value, edges);
+          sum[q % kSums] += value;
+        }
       }
     }
+    if constexpr (!kNans) {
+#pragma GCC unroll 4
+      for (int q = 1; q < kSums; ++q) sum[0] += sum[q];
+      const A total = sum_of<A, N>(sum[0]);
+      if (total != total) return false;
+    }
+#pragma GCC unroll 16
+    for (int q = 0; q < C::kCount; ++q) {
+      const int64_t column = f + q * N;
+      if (task.piece < 0) {
+        finish<N, kRecord>(row, column, begin == end, running[q]);
+      } else {
+        const int64_t at = task.piece * x.width + column;
+        store<N>(partial_best + at, running[q].best);
+        store_raw<N>(partial_record + at, as_int32<N>(running[q].record));
+      }
+    }
+    return true;
   }
 
   template <bool kWeighted, Record kRecord>
@@ -90,41 +128,30 @@ struct Extremum {
       const int64_t end = whole ? graph.rowptr[row + 1] : task.entry_end;
       for_each_chunk<kLanes<T>, kVectorRegisters / 4>(0, x.width, [&](auto chunk, int64_t f) {
         using C = decltype(chunk);
-        Running<A, C::kLanes, kRecord> running[C::kCount];
-        for (auto& r : running) r.reset();
-        walk<C, kWeighted, kRecord>(task, coefficient, begin, end, f, running);
-        for (int q = 0; q < C::kCount; ++q) {
-          const int64_t column = f + q * C::kLanes;
-          if (whole) {
-            finish<C::kLanes, kRecord>(row, column, begin == end, running[q]);
-          } else {
-            const int64_t at = task.piece * x.width + column;
-            store<C::kLanes>(partial_best + at, running[q].best);
-            store_record(partial_record, at, running[q].record);
-          }
+        if (!reduce<C, kWeighted, kRecord, false>(task, coefficient, row, begin, end, f)) {
+          reduce<C, kWeighted, kRecord, true>(task, coefficient, row, begin, end, f);
         }
       });
     }
   }
 
-  template <typename I>
-  static void store_record(int32_t* to, int64_t at, I value) {
-    constexpr int N = sizeof(I) / sizeof(Bits<A>);
-    store_raw<N>(to + at, __builtin_convertvector(value, Vector<int32_t, N>));
+  template <int N>
+  static Vector<int32_t, N> as_int32(Vector<Bits<A>, N> value) {
+    return __builtin_convertvector(value, Vector<int32_t, N>);
   }
 
   template <int N, Record kRecord>
   void finish(int64_t row, int64_t column, bool empty, Running<A, N, kRecord> r) const {
     using I = typename Running<A, N, kRecord>::I;
     if (empty) r.best = splat<A, N>(0);
-    store<N>(out.row(row) + column, sign * r.best);
+    out.template store<N>(row, column, sign * r.best);
     if constexpr (kRecord == Record::kTies) {
       // A NaN equals nothing; a zero ties with the zero that upstream's output starts from.
       I ties = r.record & (r.best == r.best);
       if (!empty) ties -= (r.best == splat<A, N>(0));
-      store_record(record, row * x.width + column, ties);
+      record.template store<N>(row, column, as_int32<N>(ties));
     } else if constexpr (kRecord == Record::kArgument) {
-      store_record(record, row * x.width + column, r.record);
+      record.template store<N>(row, column, as_int32<N>(r.record));
     }
   }
 
@@ -168,14 +195,21 @@ struct ExtremumBackward {
   Matrix<const T> out;
   Matrix<const T> grad;
   const int32_t* argument;
-  Matrix<T> grad_x;
+  Result<T> grad_x;
   A* partial;
 
-  template <typename C, bool kArgument, bool kWeighted, typename V>
-  void walk(const Task& task, int64_t begin, int64_t end, int64_t f, const V (&own)[C::kCount],
-            V (&sum)[C::kCount]) const {
+  // The gradient of the columns of C that begin at f, over the entries [begin, end) of a row.
+  template <typename C, bool kArgument, bool kWeighted>
+  void reduce(const Task& task, int64_t own_row, int64_t begin, int64_t end, int64_t f) const {
     constexpr int N = C::kLanes;
+    using V = Vector<A, N>;
     using I = Vector<Bits<A>, N>;
+    V own[C::kCount], sum[C::kCount];
+#pragma GCC unroll 16
+    for (int q = 0; q < C::kCount; ++q) {
+      own[q] = load<N>(x.row(own_row) + f + q * N);
+      sum[q] = V{};
+    }
     for (int64_t e = begin; e < end; ++e) {
       if (e + kAhead < task.entry_end) {
         const int64_t ahead = graph.col[e + kAhead];
@@ -189,7 +223,7 @@ struct ExtremumBackward {
       const int64_t row = graph.col[e];
       const int64_t edge = graph.edge(e);
       const A w = kWeighted ? load_one(weight + edge) : A{1};
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int q = 0; q < C::kCount; ++q) {
         const int64_t column = f + q * N;
         if constexpr (kArgument) {
@@ -202,9 +236,19 @@ struct ExtremumBackward {
           const I won = value == load<N>(out.row(row) + column);
           // A product, not a choice, because upstream's 0 * inf is NaN.
           const V one_or_zero = won ? splat<A, N>(1) : V{};
-          const V share = one_or_zero * load<N>(grad.row(row) + column);
-          sum[q] += kWeighted ? w * share : share;
+          const V g = load<N>(grad.row(row) + column);
+          sum[q] = kWeighted ? sum[q] + w * (one_or_zero * g)
+                             : multiply_add<A, N>(one_or_zero, g, sum[q]);
         }
+      }
+    }
+#pragma GCC unroll 16
+    for (int q = 0; q < C::kCount; ++q) {
+      const int64_t column = f + q * N;
+      if (task.piece < 0) {
+        grad_x.template store<N>(own_row, column, sum[q]);
+      } else {
+        store<N>(partial + task.piece * x.width + column, sum[q]);
       }
     }
   }
@@ -216,21 +260,7 @@ struct ExtremumBackward {
       const int64_t begin = whole ? graph.rowptr[row] : task.entry_begin;
       const int64_t end = whole ? graph.rowptr[row + 1] : task.entry_end;
       for_each_chunk<kLanes<T>, kVectorRegisters / 4>(0, x.width, [&](auto chunk, int64_t f) {
-        using C = decltype(chunk);
-        using V = Vector<A, C::kLanes>;
-        V own[C::kCount], sum[C::kCount] = {};
-        for (int q = 0; q < C::kCount; ++q) {
-          own[q] = load<C::kLanes>(x.row(row) + f + q * C::kLanes);
-        }
-        walk<C, kArgument, kWeighted>(task, begin, end, f, own, sum);
-        for (int q = 0; q < C::kCount; ++q) {
-          const int64_t column = f + q * C::kLanes;
-          if (whole) {
-            store<C::kLanes>(grad_x.row(row) + column, sum[q]);
-          } else {
-            store<C::kLanes>(partial + task.piece * x.width + column, sum[q]);
-          }
-        }
+        reduce<decltype(chunk), kArgument, kWeighted>(task, row, begin, end, f);
       });
     }
   }
@@ -241,7 +271,7 @@ struct ExtremumBackward {
       for (int64_t piece = cut.piece_begin; piece < cut.piece_end; ++piece) {
         sum += partial[piece * x.width + f];
       }
-      store_one(grad_x.row(cut.row) + f, sum);
+      grad_x.template store<1>(cut.row, f, Vector<A, 1>{sum});
     }
   }
 };
@@ -253,13 +283,18 @@ void segment_extremum(const Csr& graph, const T* weight, bool is_max, Matrix<con
                       Matrix<T> out, int32_t* ties, int32_t* argument) {
   using A = Accumulator<T>;
   int32_t* record = ties ? ties : argument;
-  prefer_huge_pages(out.data, out.bytes());
-  if (record) prefer_huge_pages(record, out.rows * out.width * sizeof(int32_t));
+  const Matrix<int32_t> records{record, record ? out.rows : 0, out.width};
   const Schedule schedule = make_schedule(graph);
   const auto partial_best = scratch<A>(schedule.num_pieces * x.width);
   const auto partial_record = scratch<int32_t>(schedule.num_pieces * x.width);
-  const Extremum<T> op{graph, weight, is_max ? A{1} : A{-1}, x,
-                       out,   record, partial_best.get(),    partial_record.get()};
+  const Extremum<T> op{graph,
+                       weight,
+                       is_max ? A{1} : A{-1},
+                       x,
+                       Result<T>(out),
+                       Result<int32_t>(records),
+                       partial_best.get(),
+                       partial_record.get()};
   if (ties) {
     op.template run<Record::kTies>(schedule);
   } else if (argument) {
@@ -273,7 +308,7 @@ template <typename T>
 void divide_by_ties(Matrix<const T> grad, const int32_t* ties, Matrix<T> share) {
   using A = Accumulator<T>;
   constexpr int64_t kStep = 256;
-  prefer_huge_pages(share.data, share.bytes());
+  const Result<T> result(Matrix<T>{share.data, 1, share.rows * share.width});
   for_each_task((grad.rows + kStep - 1) / kStep, grad.rows * grad.width, [&](int64_t step) {
     const int64_t begin = step * kStep * grad.width;
     const int64_t end = std::min(grad.rows, (step + 1) * kStep) * grad.width;
@@ -282,7 +317,7 @@ void divide_by_ties(Matrix<const T> grad, const int32_t* ties, Matrix<T> share) 
       constexpr int N = C::kLanes;
       for (int64_t i = first; i < first + C::kWidth; i += N) {
         const auto count = __builtin_convertvector(load_raw<N>(ties + i), Vector<A, N>);
-        store<N>(share.data + i, load<N>(grad.data + i) / count);
+        result.template store<N>(0, i, load<N>(grad.data + i) / count);
       }
     });
   });
@@ -292,10 +327,11 @@ template <typename T>
 void segment_extremum_backward(const Csr& transpose, const T* weight, Matrix<const T> x,
                                Matrix<const T> out, Matrix<const T> grad, const int32_t* argument,
                                Matrix<T> grad_x) {
-  prefer_huge_pages(grad_x.data, grad_x.bytes());
   const Schedule schedule = make_schedule(transpose);
   const auto partial = scratch<Accumulator<T>>(schedule.num_pieces * x.width);
-  const ExtremumBackward<T> op{transpose, weight, x, out, grad, argument, grad_x, partial.get()};
+  const ExtremumBackward<T> op{transpose, weight,   x,
+                               out,       grad,     argument,
+                               Result<T>(grad_x), partial.get()};
   const int64_t work = (transpose.num_entries + transpose.num_rows) * x.width;
   for_each_task(schedule.tasks.size(), work, [&](int64_t i) {
     const Task& task = schedule.tasks[i];

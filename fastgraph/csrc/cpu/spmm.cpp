@@ -2,6 +2,7 @@
 #include "fastgraph/chunks.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
+#include "fastgraph/result.h"
 #include "fastgraph/schedule.h"
 
 namespace fastgraph {
@@ -36,7 +37,7 @@ struct Spmm {
   const A* row_scale;
   const A* col_scale;
   Matrix<const T> x;
-  Matrix<T> out;
+  Result<T> out;
   A* partial;  // one row for each piece of a cut row
 
   void fill_coefficients(const Task& task, A* coefficient) const {
@@ -56,15 +57,16 @@ struct Spmm {
       const bool whole = task.piece < 0;
       const int64_t begin = whole ? graph.rowptr[row] - task.entry_begin : 0;
       const int64_t end = whole ? graph.rowptr[row + 1] - task.entry_begin : stop;
-      for_each_chunk<kLanes<T>, kVectorRegisters / 2>(0, x.width, [&](auto chunk, int64_t f) {
+      for_each_chunk<kLanes<T>, kVectorRegisters / 4>(0, x.width, [&](auto chunk, int64_t f) {
         using C = decltype(chunk);
         Vector<A, C::kLanes> sum[C::kCount] = {};
         add_entries<C, kWeighted>(x.data + f, x.width, col, coefficient, begin, end, stop, sum);
         const A scale = row_scale ? row_scale[row] : A{1};
+#pragma GCC unroll 16
         for (int q = 0; q < C::kCount; ++q) {
           const int64_t column = f + q * C::kLanes;
           if (whole) {
-            store<C::kLanes>(out.row(row) + column, scale * sum[q]);
+            out.template store<C::kLanes>(row, column, scale * sum[q]);
           } else {
             store<C::kLanes>(partial + task.piece * x.width + column, sum[q]);
           }
@@ -75,12 +77,12 @@ struct Spmm {
 
   void merge(const CutRow& cut) const {
     const A scale = row_scale ? row_scale[cut.row] : A{1};
-    for (int64_t f = 0; f < out.width; ++f) {
+    for (int64_t f = 0; f < x.width; ++f) {
       A sum = 0;
       for (int64_t piece = cut.piece_begin; piece < cut.piece_end; ++piece) {
-        sum += partial[piece * out.width + f];
+        sum += partial[piece * x.width + f];
       }
-      store_one(out.row(cut.row) + f, scale * sum);
+      out.template store<1>(cut.row, f, Vector<A, 1>{scale * sum});
     }
   }
 };
@@ -90,10 +92,9 @@ struct Spmm {
 template <typename T>
 void spmm(const Csr& graph, const T* weight, const Accumulator<T>* row_scale,
           const Accumulator<T>* col_scale, Matrix<const T> x, Matrix<T> out) {
-  prefer_huge_pages(out.data, out.bytes());
   const Schedule schedule = make_schedule(graph);
   const auto partial = scratch<Accumulator<T>>(schedule.num_pieces * x.width);
-  const Spmm<T> op{graph, weight, row_scale, col_scale, x, out, partial.get()};
+  const Spmm<T> op{graph, weight, row_scale, col_scale, x, Result<T>(out), partial.get()};
   const int64_t work = (graph.num_entries + graph.num_rows) * x.width;
   for_each_task(schedule.tasks.size(), work, [&](int64_t i) {
     if (weight || col_scale) {

@@ -23,6 +23,7 @@
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
 #include "fastgraph/philox.h"
+#include "fastgraph/result.h"
 #include "fastgraph/schedule.h"
 #include "fastgraph/simd.h"
 #include "fastgraph/views.h"
@@ -34,6 +35,10 @@ constexpr int kBlock = 16;
 
 template <typename A>
 using BlockOf = Vector<A, kBlock>;
+
+// How many entries ahead of the one being read to ask for rows: they come from anywhere, and
+// nothing but this tells the processor so in time.
+constexpr int64_t kAhead = 8;
 
 // Some entries of one row, seen by one head.
 struct EdgeBlock {
@@ -88,11 +93,26 @@ template <typename T>
 struct NodeRows {
   Heads<const T> x;
   int64_t width;
+  bool seen = false;  // the pass has just read the same rows
 
   explicit NodeRows(Heads<const T> all) : NodeRows(all, all.width) {}
   NodeRows(Heads<const T> all, int64_t count) : x(all), width(count) {}
 
+  static NodeRows seen_before(Heads<const T> all) {
+    NodeRows rows(all);
+    rows.seen = true;
+    return rows;
+  }
+
   const T* at(const EdgeBlock& block, int i) const { return x.at(block.col(i), block.head); }
+
+  // Asks for what entries further on will need where entry i reads kCount values at f.
+  template <int kCount>
+  FASTGRAPH_PREFETCHES void expect(const EdgeBlock& block, int i, int64_t f) const {
+    const int64_t entry = block.entry + i + kAhead;
+    if (seen || entry >= block.graph.num_entries) return;
+    prefetch<kCount * sizeof(T)>(x.at(block.graph.col[entry], block.head) + f);
+  }
 };
 
 // What the edges of entries carry, the same for all heads; nothing if the width is 0.
@@ -104,6 +124,10 @@ struct EdgeRows {
   explicit EdgeRows(Matrix<const T> all) : x(all), width(all.width) {}
 
   const T* at(const EdgeBlock& block, int i) const { return x.row(block.edge(i)); }
+
+  // Rows of edges mostly follow each other in memory.
+  template <int kCount>
+  void expect(const EdgeBlock&, int, int64_t) const {}
 };
 
 // One value for each edge and head, [edges, heads]; without data a zero.
@@ -144,8 +168,10 @@ inline BlockOf<Accumulator<T>> dots(const EdgeBlock& block, const T* own, const 
     using C = decltype(chunk);
     using V = Vector<A, C::kLanes>;
     V mine[C::kCount], sums[kBlock];
+#pragma GCC unroll 4
     for (int q = 0; q < C::kCount; ++q) mine[q] = load<C::kLanes>(own + f + q * C::kLanes);
     for (int i = 0; i < block.count; ++i) {
+      rows.template expect<C::kWidth>(block, i, f);
       const T* row = rows.at(block, i) + f;
       V sum{};
 #pragma GCC unroll 4
@@ -167,10 +193,12 @@ inline void add_rows(const EdgeBlock& block, BlockOf<A> weight, const Rows& rows
   for_each_part<kWide, 8>(0, rows.width, [&](auto chunk, int64_t f) {
     using C = decltype(chunk);
     Vector<A, C::kLanes> total[C::kCount];
+#pragma GCC unroll 8
     for (int q = 0; q < C::kCount; ++q) {
       total[q] = rescale * load<C::kLanes>(sum + f + q * C::kLanes);
     }
     for (int i = 0; i < block.count; ++i) {
+      rows.template expect<C::kWidth>(block, i, f);
       const auto* row = rows.at(block, i) + f;
       const auto w = splat<A, C::kLanes>(weight[i]);
 #pragma GCC unroll 8
@@ -178,6 +206,7 @@ inline void add_rows(const EdgeBlock& block, BlockOf<A> weight, const Rows& rows
         total[q] = multiply_add<A, C::kLanes>(w, load<C::kLanes>(row + q * C::kLanes), total[q]);
       }
     }
+#pragma GCC unroll 8
     for (int q = 0; q < C::kCount; ++q) store<C::kLanes>(sum + f + q * C::kLanes, total[q]);
   });
 }
@@ -205,6 +234,7 @@ struct OnlineSoftmax {
   EdgeRows<T> edge_value;  // channels of the output that follow those of `value`
   Dropout dropout;
   SoftmaxOutputs<T> outputs;
+  Result<T> out{outputs.out};
 
   int64_t state_size() const { return 2 + value.width + edge_value.width; }
   int64_t buffer_size() const { return 0; }
@@ -250,14 +280,12 @@ struct OnlineSoftmax {
   }
 
   void finish(int64_t row, int64_t head, bool empty, int64_t, const A* state) const {
-    const Heads<T> out = outputs.out;
     A* own = outputs.stats.at(row, head);
     own[0] = empty ? A{0} : state[0];
     own[1] = empty ? A{0} : 1 / state[1];
-    T* target = out.at(row, head);
-    for_each_part<kLanes<T>, 1>(0, out.width, [&](auto chunk, int64_t f) {
+    for_each_part<kLanes<T>, 1>(0, outputs.out.width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
-      store<N>(target + f, load<N>(state + 2 + f) * own[1]);
+      out.template store<N>(row, head, f, load<N>(state + 2 + f) * own[1]);
     });
   }
 };
@@ -346,7 +374,6 @@ struct Weights : RowSums<Accumulator<T>> {
 template <typename T, typename Scores>
 void run_forward(const Csr& graph, int64_t width, const OnlineSoftmax<T, Scores>& pass) {
   const SoftmaxOutputs<T>& outputs = pass.outputs;
-  prefer_huge_pages(outputs.out.data, outputs.out.bytes());
   const Schedule schedule = make_schedule(graph);
   run_pass<Accumulator<T>>(graph, schedule, outputs.out.heads, width, pass);
   if (outputs.alpha.data == nullptr) return;
@@ -404,7 +431,7 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   }
 
   // Where leave() will write is scattered, and stores wait for each other's cache lines.
-  void expect_writes(const EdgeBlock& block) const {
+  FASTGRAPH_PREFETCHES void expect_writes(const EdgeBlock& block) const {
     for (int i = 0; i < block.count; ++i) {
       __builtin_prefetch(between + 2 * block.edge(i) * this->stats.heads, 1);
     }

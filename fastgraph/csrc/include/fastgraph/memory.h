@@ -12,8 +12,11 @@ constexpr int64_t kCacheLine = 64;
 // costs 25,000 page faults otherwise, which takes as long as computing it.
 void prefer_huge_pages(void* data, int64_t bytes);
 
+// For functions that do nothing but prefetch: GCC drops calls of them, since they have no result.
+#define FASTGRAPH_PREFETCHES __attribute__((always_inline)) inline
+
 template <int64_t kBytes, typename T>
-inline void prefetch(const T* p) {
+FASTGRAPH_PREFETCHES void prefetch(const T* p) {
   const char* bytes = reinterpret_cast<const char*>(p);
 #pragma GCC unroll 32
   for (int64_t offset = 0; offset < kBytes; offset += kCacheLine) {

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "fastgraph/simd.h"
+
 namespace fastgraph {
 
 // True in a process that was forked after this library was loaded. The OpenMP runtime's threads
@@ -18,14 +20,19 @@ int max_threads();
 constexpr int64_t kParallelThreshold = 1 << 15;
 
 // Calls body(i) for 0 <= i < count in any order. Tasks must not depend on which thread runs them,
-// and must not throw. `work` estimates the elementary operations of all tasks together.
+// and must not throw. `work` estimates the elementary operations of all tasks together. What tasks
+// have written, streams included, can be read afterwards.
 template <typename Body>
 void for_each_task(int64_t count, int64_t work, const Body& body) {
   if (count > 1 && work >= kParallelThreshold && max_threads() > 1) {
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t i = 0; i < count; ++i) body(i);
+    for (int64_t i = 0; i < count; ++i) {
+      body(i);
+      finish_streams();
+    }
   } else {
     for (int64_t i = 0; i < count; ++i) body(i);
+    finish_streams();
   }
 }
 

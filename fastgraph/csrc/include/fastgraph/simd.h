@@ -9,7 +9,7 @@
 
 #include "fastgraph/types.h"
 
-#if defined(__F16C__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
@@ -59,6 +59,38 @@ inline Vector<T, N> load_raw(const T* p) {
 template <int N, typename T>
 inline void store_raw(T* p, Vector<T, N> v) {
   std::memcpy(p, &v, sizeof(v));
+}
+
+// The same without filling caches where the processor can; p must be aligned to the vector. Other
+// threads see it after finish_streams().
+template <int N, typename T>
+inline void stream_raw(T* p, Vector<T, N> v) {
+  constexpr size_t kBytes = sizeof(v);
+#if defined(__AVX512F__)
+  if constexpr (kBytes == 64) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(p), (__m512i)v);
+    return;
+  }
+#endif
+#if defined(__AVX__)
+  if constexpr (kBytes == 32) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(p), (__m256i)v);
+    return;
+  }
+#endif
+#if defined(__SSE2__)
+  if constexpr (kBytes == 16) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(p), (__m128i)v);
+    return;
+  }
+#endif
+  store_raw<N>(p, v);
+}
+
+inline void finish_streams() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
 }
 
 template <int N>
@@ -152,6 +184,20 @@ inline Vector<A, N> multiply_add(Vector<A, N> a, Vector<A, N> b, Vector<A, N> c)
   }
 #endif
   return a * b + c;
+}
+
+// The larger of two vectors lane by lane; b where they are equal or one is NaN.
+template <typename A, int N>
+inline Vector<A, N> larger(Vector<A, N> a, Vector<A, N> b) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<A, float> && N == 16) {
+    return (Vector<A, N>)_mm512_max_ps((__m512)a, (__m512)b);
+  }
+  if constexpr (std::is_same_v<A, double> && N == 8) {
+    return (Vector<A, N>)_mm512_max_pd((__m512d)a, (__m512d)b);
+  }
+#endif
+  return a > b ? a : b;
 }
 
 // N consecutive values of a tensor as accumulators.

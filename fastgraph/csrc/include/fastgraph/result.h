@@ -1,0 +1,59 @@
+// What CPU kernels write.
+#pragma once
+
+#include <cstdint>
+
+#include "fastgraph/memory.h"
+#include "fastgraph/simd.h"
+#include "fastgraph/views.h"
+
+namespace fastgraph {
+
+// A tensor whose values are written once each and not read. One that no cache could hold is written
+// past the caches: its memory need not be read first, and what the kernel reads stays in them.
+template <typename T>
+class Result {
+ public:
+  explicit Result(Matrix<T> to) : Result(Heads<T>{to.data, to.rows, 1, to.width}) {}
+
+  explicit Result(Heads<T> to) : to_(to) {
+    const auto address = reinterpret_cast<uintptr_t>(to.data);
+    const int64_t row_bytes = to.width * static_cast<int64_t>(sizeof(T));
+    past_caches_ =
+        to.bytes() >= kLarge && address % kCacheLine == 0 && row_bytes % kCacheLine == 0;
+    prefer_huge_pages(to.data, to.bytes());
+  }
+
+  // Writes N columns, the first of which is a multiple of N unless they are the last ones.
+  template <int N, typename V>
+  void store(int64_t node, int64_t head, int64_t column, V values) const {
+    T* p = to_.at(node, head) + column;
+    if constexpr (is_half<T>) {
+      write<N>(reinterpret_cast<uint16_t*>(p), narrow<N>(values, T{}));
+    } else {
+      write<N>(p, values);
+    }
+  }
+
+  template <int N, typename V>
+  void store(int64_t row, int64_t column, V values) const {
+    store<N>(row, 0, column, values);
+  }
+
+ private:
+  static constexpr int64_t kLarge = int64_t{1} << 25;
+
+  template <int N, typename U, typename V>
+  void write(U* p, V values) const {
+    if (past_caches_) {
+      stream_raw<N>(p, values);
+    } else {
+      store_raw<N>(p, values);
+    }
+  }
+
+  Heads<T> to_;
+  bool past_caches_;
+};
+
+}  // namespace fastgraph
