@@ -72,7 +72,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   }
 };
 
-// Gradients of score_src and x, along the transpose; state holds both.
+// Gradients of x and score_src, along the transpose; state holds both.
 template <typename T>
 struct BackwardSrc : SourceSoftmax<T> {
   using A = Accumulator<T>;
@@ -83,15 +83,15 @@ struct BackwardSrc : SourceSoftmax<T> {
 
   void absorb(const EdgeBlock& block, A*, A* state) const {
     const auto grads = this->gradients(block);
-    state[0] += sum_of<A, kBlock>(grads.score);
-    add_rows<A>(block, grads.weight, NodeRows<T>(this->grad), A{1}, state + 1);
+    add_rows<A>(block, grads.weight, NodeRows<T>(this->grad), A{1}, state);
+    state[width] += sum_of<A, kBlock>(grads.score);
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
-    store_one(grad_score_src.row(row) + head, state[0]);
+    store_one(grad_score_src.row(row) + head, state[width]);
     for_each_part<kLanes<T>, 1>(0, width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
-      grad_x.template store<N>(row, head, f, load<N>(state + 1 + f));
+      grad_x.template store<N>(row, head, f, load<N>(state + f));
     });
   }
 };

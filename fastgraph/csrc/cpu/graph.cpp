@@ -76,7 +76,7 @@ class CountingSort {
   int64_t num_edges_;
   int64_t num_rows_;
   int64_t num_chunks_;
-  std::unique_ptr<int32_t[]> counters_;
+  Scratch<int32_t> counters_;
 };
 
 // The first index out of range; only called when there is one.

@@ -223,7 +223,7 @@ inline BlockOf<A> softmax_of(BlockOf<A> score, BlockOf<A> largest, BlockOf<A> in
   return exp_of_negative<kBlock>(score - largest) * inverse_sum;
 }
 
-// The running softmax of a row: state holds the largest score, the sum and the weighted values.
+// The running softmax of a row: state holds the weighted values, the largest score and the sum.
 // `Scores` gives the scores of a block.
 template <typename T, typename Scores>
 struct OnlineSoftmax {
@@ -236,56 +236,56 @@ struct OnlineSoftmax {
   SoftmaxOutputs<T> outputs;
   Result<T> out{outputs.out};
 
-  int64_t state_size() const { return 2 + value.width + edge_value.width; }
+  int64_t num_values() const { return value.width + edge_value.width; }
+  int64_t state_size() const { return num_values() + 2; }
   int64_t buffer_size() const { return 0; }
   void begin(const RowEntries&, bool, A*) const {}
 
-  void reset(A* state) const {
-    std::fill(state, state + state_size(), A{0});
-    state[0] = -std::numeric_limits<A>::infinity();
-  }
+  void reset(A* state) const { state[num_values()] = -std::numeric_limits<A>::infinity(); }
 
   // The factor by which what was added up so far shrinks when a larger score appears.
-  static A raise(A* state, A largest) {
-    if (!(largest > state[0])) return 1;
-    const bool first = state[0] == -std::numeric_limits<A>::infinity();
-    const A rescale = first ? A{0} : std::exp(state[0] - largest);
-    state[0] = largest;
-    state[1] *= rescale;
+  static A raise(A& largest, A& sum, A score) {
+    if (!(score > largest)) return 1;
+    const bool first = largest == -std::numeric_limits<A>::infinity();
+    const A rescale = first ? A{0} : std::exp(largest - score);
+    largest = score;
+    sum *= rescale;
     return rescale;
   }
 
   // What exponentials are taken relative to; -infinity - -infinity would be NaN.
-  static A origin(const A* state) {
-    return state[0] == -std::numeric_limits<A>::infinity() ? A{0} : state[0];
+  static A origin(A largest) {
+    return largest == -std::numeric_limits<A>::infinity() ? A{0} : largest;
   }
 
   void absorb(const EdgeBlock& block, A*, A* state) const {
+    A& largest = state[num_values()];
+    A& sum = state[num_values() + 1];
     const BlockOf<A> score = masked<A>(block, scores(block));
-    const A rescale = raise(state, max_of<A, kBlock>(score));
-    BlockOf<A> p = exp_of_negative<kBlock>(score - splat<A, kBlock>(origin(state)));
-    state[1] += sum_of<A, kBlock>(p);
+    const A rescale = raise(largest, sum, max_of<A, kBlock>(score));
+    BlockOf<A> p = exp_of_negative<kBlock>(score - splat<A, kBlock>(origin(largest)));
+    sum += sum_of<A, kBlock>(p);
     if (dropout.rate > 0) p *= kept<A>(dropout, block);
-    add_rows<A>(block, p, value, rescale, state + 2);
-    if (edge_value.width > 0) {
-      add_rows<A>(block, p, edge_value, rescale, state + 2 + value.width);
-    }
+    add_rows<A>(block, p, value, rescale, state);
+    if (edge_value.width > 0) add_rows<A>(block, p, edge_value, rescale, state + value.width);
   }
 
   void merge(const A* piece, A* state) const {
-    const A rescale = raise(state, piece[0]);
-    const A weight = std::exp(piece[0] - origin(state));
-    state[1] += weight * piece[1];
-    for (int64_t f = 2; f < state_size(); ++f) state[f] = rescale * state[f] + weight * piece[f];
+    const int64_t values = num_values();
+    A& largest = state[values];
+    const A rescale = raise(largest, state[values + 1], piece[values]);
+    const A weight = std::exp(piece[values] - origin(largest));
+    state[values + 1] += weight * piece[values + 1];
+    for (int64_t f = 0; f < values; ++f) state[f] = rescale * state[f] + weight * piece[f];
   }
 
   void finish(int64_t row, int64_t head, bool empty, int64_t, const A* state) const {
     A* own = outputs.stats.at(row, head);
-    own[0] = empty ? A{0} : state[0];
-    own[1] = empty ? A{0} : 1 / state[1];
+    own[0] = empty ? A{0} : state[num_values()];
+    own[1] = empty ? A{0} : 1 / state[num_values() + 1];
     for_each_part<kLanes<T>, 1>(0, outputs.out.width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
-      out.template store<N>(row, head, f, load<N>(state + 2 + f) * own[1]);
+      out.template store<N>(row, head, f, load<N>(state + f) * own[1]);
     });
   }
 };
@@ -298,7 +298,7 @@ struct RowSums {
   int64_t state_size() const { return size; }
   int64_t buffer_size() const { return 0; }
   void begin(const RowEntries&, bool, A*) const {}
-  void reset(A* state) const { std::fill(state, state + size, A{0}); }
+  void reset(A*) const {}
   void merge(const A* piece, A* state) const {
     for (int64_t f = 0; f < size; ++f) state[f] += piece[f];
   }
@@ -309,15 +309,16 @@ inline int64_t num_slots(const Schedule& schedule) {
   return static_cast<int64_t>(schedule.tasks.size() + schedule.cut_rows.size());
 }
 
-// Runs a pass over all rows and heads. A pass provides state_size(), reset(state),
-// absorb(block, buffer, state), merge(piece, state) and finish(row, head, empty, slot, state);
-// calls of finish with the same slot do not overlap. Before a row, or a piece of one, is absorbed,
+// Runs a pass over all rows and heads. A pass provides state_size(), reset(state), which finds
+// zeros, absorb(block, buffer, state), merge(piece, state) and finish(row, head, empty, slot,
+// state); calls of finish with the same slot do not overlap. Before a row, or a piece of one, is absorbed,
 // begin(entries, whole, buffer) sees it; each block has buffer_size() values of the buffer, where
 // absorb finds what begin left. The result does not depend on the number of threads.
 template <typename A, typename Pass>
 void run_pass(const Csr& graph, const Schedule& schedule, int64_t heads, int64_t width,
               const Pass& pass) {
-  const int64_t size = pass.state_size();
+  constexpr int64_t kOfLine = kCacheLine / sizeof(A);
+  const int64_t size = (pass.state_size() + kOfLine - 1) / kOfLine * kOfLine;
   const auto partial = scratch<A>(schedule.num_pieces * heads * size);
   const int64_t num_tasks = static_cast<int64_t>(schedule.tasks.size());
   const int64_t work = (graph.num_entries + graph.num_rows) * heads * (width + 1);
@@ -330,6 +331,7 @@ void run_pass(const Csr& graph, const Schedule& schedule, int64_t heads, int64_t
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {
       const int64_t begin = std::max(graph.rowptr[row], task.entry_begin);
       const int64_t end = std::min(graph.rowptr[row + 1], task.entry_end);
+      std::fill_n(states, heads * size, A{0});
       for (int64_t head = 0; head < heads; ++head) pass.reset(states + head * size);
       const RowEntries entries{graph, row, heads, begin, end};
       pass.begin(entries, whole, buffer.get());
@@ -346,6 +348,7 @@ void run_pass(const Csr& graph, const Schedule& schedule, int64_t heads, int64_t
     const CutRow& cut = schedule.cut_rows[c];
     const auto state = scratch<A>(size);
     for (int64_t head = 0; head < heads; ++head) {
+      std::fill_n(state.get(), size, A{0});
       pass.reset(state.get());
       for (int64_t piece = cut.piece_begin; piece < cut.piece_end; ++piece) {
         pass.merge(&partial[(piece * heads + head) * size], state.get());

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
+#include <new>
 
 namespace fastgraph {
 
@@ -24,10 +26,20 @@ FASTGRAPH_PREFETCHES void prefetch(const T* p) {
   }
 }
 
-// Uninitialised working memory.
+struct Free {
+  void operator()(void* p) const { std::free(p); }
+};
+
+// Uninitialised working memory that begins with a cache line.
 template <typename T>
-std::unique_ptr<T[]> scratch(int64_t size) {
-  return std::unique_ptr<T[]>(new T[static_cast<size_t>(size)]);
+using Scratch = std::unique_ptr<T[], Free>;
+
+template <typename T>
+Scratch<T> scratch(int64_t size) {
+  const auto bytes = static_cast<size_t>(size) * sizeof(T);
+  void* p = std::aligned_alloc(kCacheLine, (bytes + kCacheLine - 1) / kCacheLine * kCacheLine);
+  if (p == nullptr && bytes > 0) throw std::bad_alloc();
+  return Scratch<T>(static_cast<T*>(p));
 }
 
 }  // namespace fastgraph
