@@ -17,6 +17,11 @@ constexpr int64_t kMaxPiece = 4096;
 // Entries plus rows in a task of whole rows; rows count because an empty one costs something too.
 constexpr int64_t kTaskWork = 1024;
 
+// A small matrix is cut into about this many tasks, so that threads have something to share, but
+// into none of less than the least work.
+constexpr int64_t kFewTasks = 64;
+constexpr int64_t kLeastTaskWork = 256;
+
 struct Task {
   int64_t row_begin;
   int64_t row_end;
@@ -38,13 +43,15 @@ struct Schedule {
 };
 
 inline Schedule make_schedule(const Csr& graph) {
+  const int64_t total = graph.num_entries + graph.num_rows;
+  const int64_t work = std::clamp(total / kFewTasks, kLeastTaskWork, kTaskWork);
   Schedule schedule;
-  schedule.tasks.reserve((graph.num_entries + graph.num_rows) / (kTaskWork / 2) + 1);
+  schedule.tasks.reserve(total / (work / 2) + 1);
   const int64_t* rowptr = graph.rowptr;
   for (int64_t row = 0; row < graph.num_rows;) {
-    const int64_t limit = rowptr[row] + row + kTaskWork;
+    const int64_t limit = rowptr[row] + row + work;
     // First row end beyond the limit, searched in the only range where it can be.
-    int64_t low = row, high = std::min(graph.num_rows, row + kTaskWork);
+    int64_t low = row, high = std::min(graph.num_rows, row + work);
     while (low < high) {
       const int64_t middle = low + (high - low + 1) / 2;
       if (rowptr[middle] + middle <= limit) {
