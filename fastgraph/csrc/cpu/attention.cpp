@@ -128,9 +128,11 @@ void attention_backward_src(const Csr& transpose, const AttentionInputs<T>& in, 
                             const Accumulator<T>* between, Heads<T> grad_key, Heads<T> grad_value) {
   using A = Accumulator<T>;
   const int64_t width = in.key.width;
-  const BackwardSrc<T> pass{
-      {{2 * width}, given.grad, between}, in, static_cast<A>(scale), Result<T>(grad_key),
-      Result<T>(grad_value)};
+  const BackwardSrc<T> pass{{{2 * width}, given.grad, between},
+                            in,
+                            static_cast<A>(scale),
+                            Result<T>(grad_key),
+                            Result<T>(grad_value)};
   run_pass<A>(transpose, make_schedule(transpose), in.key.heads, 2 * width, pass);
 }
 

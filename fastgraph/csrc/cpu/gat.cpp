@@ -123,7 +123,8 @@ template <typename T>
 void gat_backward_src(const Csr& transpose, const GatInputs<T>& in, double, Dropout,
                       const SoftmaxGradients<T>& given, const Accumulator<T>* between,
                       Heads<T> grad_x, Matrix<T> grad_score_src) {
-  const BackwardSrc<T> pass{{{1 + in.x.width}, given.grad, between}, in.x.width, Result<T>(grad_x), grad_score_src};
+  const BackwardSrc<T> pass{
+      {{1 + in.x.width}, given.grad, between}, in.x.width, Result<T>(grad_x), grad_score_src};
   run_pass<Accumulator<T>>(transpose, make_schedule(transpose), in.x.heads, in.x.width, pass);
 }
 

@@ -271,8 +271,9 @@ void gatv2(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dro
            const SoftmaxOutputs<T>& outputs) {
   const Scores<T> scores{in, static_cast<Accumulator<T>>(slope)};
   const EdgeRows<T> no_edges(Matrix<const T>{});
-  run_forward<T, Scores<T>>(graph, (1 + in.edge.width) * in.x_src.width,
-                            {scores, NodeRows<T>::seen_before(in.x_src), no_edges, dropout, outputs});
+  run_forward<T, Scores<T>>(
+      graph, (1 + in.edge.width) * in.x_src.width,
+      {scores, NodeRows<T>::seen_before(in.x_src), no_edges, dropout, outputs});
 }
 
 template <typename T>

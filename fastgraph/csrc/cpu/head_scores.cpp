@@ -1,6 +1,7 @@
 // Dot products of each node's heads with a few vectors: what GAT scores nodes by.
 #include "cpu/kernels.h"
 #include "fastgraph/dot.h"
+#include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
 #include "fastgraph/partial_sums.h"
 #include "fastgraph/result.h"

@@ -5,11 +5,6 @@
 #include "fastgraph/schedule.h"
 
 namespace fastgraph {
-namespace {
-
-constexpr int64_t kAhead = 8;
-
-}  // namespace
 
 template <typename T>
 void sddmm(const Csr& graph, const Accumulator<T>* row_scale, Matrix<const T> grad,

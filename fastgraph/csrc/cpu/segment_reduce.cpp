@@ -10,8 +10,6 @@
 namespace fastgraph {
 namespace {
 
-constexpr int64_t kAhead = 8;
-
 // What is recorded beside the extremum itself.
 enum class Record { kNothing, kTies, kArgument };
 
@@ -329,8 +327,7 @@ void segment_extremum_backward(const Csr& transpose, const T* weight, Matrix<con
                                Matrix<T> grad_x) {
   const Schedule schedule = make_schedule(transpose);
   const auto partial = scratch<Accumulator<T>>(schedule.num_pieces * x.width);
-  const ExtremumBackward<T> op{transpose, weight,   x,
-                               out,       grad,     argument,
+  const ExtremumBackward<T> op{transpose,         weight,       x, out, grad, argument,
                                Result<T>(grad_x), partial.get()};
   const int64_t work = (transpose.num_entries + transpose.num_rows) * x.width;
   for_each_task(schedule.tasks.size(), work, [&](int64_t i) {

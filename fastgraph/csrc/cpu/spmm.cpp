@@ -8,9 +8,6 @@
 namespace fastgraph {
 namespace {
 
-// Rows of x to have on their way from memory ahead of the one being added.
-constexpr int64_t kAhead = 8;
-
 // sum += coefficient[e] * x[col[e]] over the entries [begin, end), in order. `stop` is where the
 // task ends: rows are prefetched across the end of this one.
 template <typename C, bool kWeighted, typename T, typename V>

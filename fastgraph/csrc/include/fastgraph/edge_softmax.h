@@ -36,10 +36,6 @@ constexpr int kBlock = 16;
 template <typename A>
 using BlockOf = Vector<A, kBlock>;
 
-// How many entries ahead of the one being read to ask for rows: they come from anywhere, and
-// nothing but this tells the processor so in time.
-constexpr int64_t kAhead = 8;
-
 // Some entries of one row, seen by one head.
 struct EdgeBlock {
   const Csr& graph;
@@ -311,9 +307,9 @@ inline int64_t num_slots(const Schedule& schedule) {
 
 // Runs a pass over all rows and heads. A pass provides state_size(), reset(state), which finds
 // zeros, absorb(block, buffer, state), merge(piece, state) and finish(row, head, empty, slot,
-// state); calls of finish with the same slot do not overlap. Before a row, or a piece of one, is absorbed,
-// begin(entries, whole, buffer) sees it; each block has buffer_size() values of the buffer, where
-// absorb finds what begin left. The result does not depend on the number of threads.
+// state); calls of finish with the same slot do not overlap. Before a row, or a piece of one, is
+// absorbed, begin(entries, whole, buffer) sees it; each block has buffer_size() values of the
+// buffer, where absorb finds what begin left. The result does not depend on the number of threads.
 template <typename A, typename Pass>
 void run_pass(const Csr& graph, const Schedule& schedule, int64_t heads, int64_t width,
               const Pass& pass) {

@@ -14,6 +14,10 @@ constexpr int64_t kCacheLine = 64;
 // costs 25,000 page faults otherwise, which takes as long as computing it.
 void prefer_huge_pages(void* data, int64_t bytes);
 
+// How many entries ahead of the one being read to ask for the row of another node: it may be
+// anywhere, which nothing else tells the processor in time.
+constexpr int64_t kAhead = 8;
+
 // For functions that do nothing but prefetch: GCC drops calls of them, since they have no result.
 #define FASTGRAPH_PREFETCHES __attribute__((always_inline)) inline
 

@@ -19,8 +19,7 @@ class Result {
   explicit Result(Heads<T> to) : to_(to) {
     const auto address = reinterpret_cast<uintptr_t>(to.data);
     const int64_t row_bytes = to.width * static_cast<int64_t>(sizeof(T));
-    past_caches_ =
-        to.bytes() >= kLarge && address % kCacheLine == 0 && row_bytes % kCacheLine == 0;
+    past_caches_ = to.bytes() >= kLarge && address % kCacheLine == 0 && row_bytes % kCacheLine == 0;
     prefer_huge_pages(to.data, to.bytes());
   }
 
