@@ -62,6 +62,17 @@ def test_gradients_and_changes_in_place() -> None:
     assert torch.equal(x.grad, 2.0 * (x > 0))
 
 
+def test_gradients_are_added_up_in_place() -> None:
+    x = torch.randn(NODES, WIDTH).requires_grad_()
+    hidden = x * 1
+    (grad,) = torch.autograd.grad((ops.spmm(hidden, RING) + ops.spmm(hidden, RING)).sum(), hidden)
+    assert torch.equal(grad, torch.full_like(grad, 2))
+    # The sum stands in the memory of one of the two gradients, which came from the pool.
+    idle, size = POOL.idle_bytes, grad.nbytes
+    del grad
+    assert POOL.idle_bytes >= idle + size
+
+
 def test_threads_share_the_pool() -> None:
     _, out = _result()
     held = [out]

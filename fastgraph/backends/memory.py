@@ -96,7 +96,6 @@ def empty(like: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) 
     if like.device.type != "cpu" or numel * dtype.itemsize < _SMALLEST:
         return like.new_empty(shape, dtype=dtype)
     block = torch.frombuffer(POOL.take(numel * dtype.itemsize), dtype=dtype, count=numel)
-    whole = block.view(torch.Size(shape))
-    # Not a view, which autograd would refuse to change in place.
-    fresh = like.new_empty(0, dtype=dtype)
-    return fresh.set_(whole.untyped_storage(), 0, whole.shape, whole.stride())
+    # Not a view, which autograd would refuse to change in place, nor made from a storage object of
+    # Python's, which would count as a second owner: gradients are added up in place for one owner.
+    return like.new_empty(0, dtype=dtype).set_(block.view(torch.Size(shape)))
