@@ -124,7 +124,7 @@ struct Extremum {
       const bool whole = task.piece < 0;
       const int64_t begin = whole ? graph.rowptr[row] : task.entry_begin;
       const int64_t end = whole ? graph.rowptr[row + 1] : task.entry_end;
-      for_each_chunk<kLanes<T>, kVectorRegisters / 4>(0, x.width, [&](auto chunk, int64_t f) {
+      for_each_chunk<kLanes<T>, kVectorsOfChunk>(0, x.width, [&](auto chunk, int64_t f) {
         using C = decltype(chunk);
         if (!reduce<C, kWeighted, kRecord, false>(task, coefficient, row, begin, end, f)) {
           reduce<C, kWeighted, kRecord, true>(task, coefficient, row, begin, end, f);
@@ -257,7 +257,7 @@ struct ExtremumBackward {
       const bool whole = task.piece < 0;
       const int64_t begin = whole ? graph.rowptr[row] : task.entry_begin;
       const int64_t end = whole ? graph.rowptr[row + 1] : task.entry_end;
-      for_each_chunk<kLanes<T>, kVectorRegisters / 4>(0, x.width, [&](auto chunk, int64_t f) {
+      for_each_chunk<kLanes<T>, kVectorsOfChunk>(0, x.width, [&](auto chunk, int64_t f) {
         reduce<decltype(chunk), kArgument, kWeighted>(task, row, begin, end, f);
       });
     }

@@ -54,7 +54,7 @@ struct Spmm {
       const bool whole = task.piece < 0;
       const int64_t begin = whole ? graph.rowptr[row] - task.entry_begin : 0;
       const int64_t end = whole ? graph.rowptr[row + 1] - task.entry_begin : stop;
-      for_each_chunk<kLanes<T>, kVectorRegisters / 4>(0, x.width, [&](auto chunk, int64_t f) {
+      for_each_chunk<kLanes<T>, kVectorsOfChunk>(0, x.width, [&](auto chunk, int64_t f) {
         using C = decltype(chunk);
         Vector<A, C::kLanes> sum[C::kCount] = {};
         add_entries<C, kWeighted>(x.data + f, x.width, col, coefficient, begin, end, stop, sum);

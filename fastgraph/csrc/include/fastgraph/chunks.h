@@ -7,6 +7,10 @@
 
 namespace fastgraph {
 
+// Vectors of a row that are added up at once. With more, the prefetches of an entry wait for each
+// other; with fewer, the work for an entry counts too often.
+constexpr int kVectorsOfChunk = 8;
+
 // kCount vectors of kLanes values each, known at compile time.
 template <int kLanesOfChunk, int kCountOfChunk>
 struct Chunk {

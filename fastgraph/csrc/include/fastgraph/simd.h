@@ -17,16 +17,10 @@ namespace fastgraph {
 
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64;
-constexpr int kVectorRegisters = 32;
 #elif defined(__AVX2__)
 constexpr int kVectorBytes = 32;
-constexpr int kVectorRegisters = 16;
-#elif defined(__aarch64__)
-constexpr int kVectorBytes = 16;
-constexpr int kVectorRegisters = 32;
 #else
 constexpr int kVectorBytes = 16;
-constexpr int kVectorRegisters = 16;
 #endif
 
 // Values of type T that one register holds after conversion to the accumulator type.
