@@ -8,11 +8,11 @@ namespace fastgraph {
 namespace {
 
 // <own, (others[col], edge)> of each entry of a destination; `own` is as wide as both together.
-template <typename T>
-inline BlockOf<Accumulator<T>> dots_of_row(const EdgeBlock& block, const T* own,
+template <typename T, typename Block>
+inline BlockOf<Accumulator<T>> dots_of_row(const Block& block, Heads<const T> own,
                                            Heads<const T> others, Matrix<const T> edge) {
-  auto product = dots<T>(block, own, NodeRows<T>(others));
-  if (edge.width > 0) product += dots<T>(block, own + others.width, EdgeRows<T>(edge));
+  auto product = dots<T>(block, own, 0, NodeRows<T>(others));
+  if (edge.width > 0) product += dots<T>(block, own, others.width, EdgeRows<T>(edge));
   return product;
 }
 
@@ -23,8 +23,9 @@ struct Scores {
   AttentionInputs<T> in;
   A scale;
 
-  BlockOf<A> operator()(const EdgeBlock& block) const {
-    return scale * dots_of_row<T>(block, in.query.at(block.row, block.head), in.key, in.edge);
+  template <typename Block>
+  BlockOf<A> operator()(const Block& block) const {
+    return scale * dots_of_row<T>(block, in.query, in.key, in.edge);
   }
 };
 
@@ -38,10 +39,23 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   Result<T> grad_query;
   Matrix<A> grad_edge;  // added to
 
-  BlockOf<A> score(const EdgeBlock& block) const { return Scores<T>{in, scale}(block); }
+  template <typename Block>
+  BlockOf<A> score(const Block& block) const {
+    return Scores<T>{in, scale}(block);
+  }
 
-  BlockOf<A> product(const EdgeBlock& block) const {
-    return dots_of_row<T>(block, this->grad.at(block.row, block.head), in.value, in.edge);
+  template <typename Block>
+  BlockOf<A> product(const Block& block) const {
+    return dots_of_row<T>(block, this->grad, in.value, in.edge);
+  }
+
+  bool knows_few() const { return in.edge.width == 0; }
+  void absorb_few(const SharedBlock& block, int64_t, A*) const {
+    const auto grads = this->gradients_of_few(block, score(block));
+    this->leave(block, grads.weight, grads.score);
+    for (int h = 0; h < block.heads; ++h) {
+      store_sum<T>(block, h, grads.score, NodeRows<T>::seen_before(in.key), scale, grad_query);
+    }
   }
 
   void absorb(const EdgeBlock& block, const A* buffer, A* state) const {

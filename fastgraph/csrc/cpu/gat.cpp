@@ -8,15 +8,24 @@ namespace {
 
 // The sums z of which the scores are leaky_relu(z); `own` is of the row's node, `others` of the
 // gathered ones.
-template <typename T>
-inline BlockOf<Accumulator<T>> score_sums(const EdgeBlock& block, Matrix<const T> own,
+template <typename T, typename Block>
+inline BlockOf<Accumulator<T>> score_sums(const Block& block, Matrix<const T> own,
                                           Matrix<const T> others, Matrix<const T> edges) {
-  const Accumulator<T> mine = load_one(own.row(block.row) + block.head);
   BlockOf<Accumulator<T>> z = load_edges<T>(block, edges);
-  for (int i = 0; i < block.count; ++i) {
-    z[i] += mine + load_one(others.row(block.col(i)) + block.head);
-  }
+  const T* mine = own.row(block.row) + block.head;
+  for_each_lane(block, [&](int lane, int i, int h) {
+    z[lane] += load_one(mine + h) + load_one(others.row(block.col(i)) + block.head + h);
+  });
   return z;
+}
+
+// The sums over a row of few entries, to its node in [nodes, heads].
+template <typename T>
+inline void store_sum_of_entries(const SharedBlock& block, BlockOf<Accumulator<T>> values,
+                                 Matrix<T> to) {
+  const auto sums = sum_of_entries<Accumulator<T>>(block, values);
+  T* own = to.row(block.row) + block.head;
+  for (int h = 0; h < block.heads; ++h) store_one(own + h, sums[h * block.stride]);
 }
 
 template <typename A>
@@ -37,7 +46,8 @@ struct Scores {
   GatInputs<T> in;
   A slope;
 
-  BlockOf<A> operator()(const EdgeBlock& block) const {
+  template <typename Block>
+  BlockOf<A> operator()(const Block& block) const {
     const auto z = score_sums<T>(block, in.score_dst, in.score_src, in.score_edge);
     return leaky_relu<A>(z, slope);
   }
@@ -53,10 +63,24 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   Matrix<T> grad_score_dst;
   Matrix<T> grad_score_edge;
 
-  BlockOf<A> score(const EdgeBlock& block) const { return Scores<T>{in, slope}(block); }
+  template <typename Block>
+  BlockOf<A> score(const Block& block) const {
+    return Scores<T>{in, slope}(block);
+  }
 
-  BlockOf<A> product(const EdgeBlock& block) const {
-    return dots<T>(block, this->grad.at(block.row, block.head), NodeRows<T>(in.x));
+  template <typename Block>
+  BlockOf<A> product(const Block& block) const {
+    return dots<T>(block, this->grad, 0, NodeRows<T>(in.x));
+  }
+
+  bool knows_few() const { return true; }
+  void absorb_few(const SharedBlock& block, int64_t, A*) const {
+    const auto z = score_sums<T>(block, in.score_dst, in.score_src, in.score_edge);
+    const auto grads = this->gradients_of_few(block, leaky_relu<A>(z, slope));
+    const auto grad_z = through_leaky_relu<A>(z, slope, grads.score);
+    store_edges<T>(block, grad_z, grad_score_edge);
+    this->leave(block, grads.weight, grad_z);
+    store_sum_of_entries<T>(block, grad_z, grad_score_dst);
   }
 
   void absorb(const EdgeBlock& block, const A* buffer, A* state) const {
@@ -85,6 +109,15 @@ struct BackwardSrc : SourceSoftmax<T> {
     const auto grads = this->gradients(block);
     add_rows<A>(block, grads.weight, NodeRows<T>(this->grad), A{1}, state);
     state[width] += sum_of<A, kBlock>(grads.score);
+  }
+
+  bool knows_few() const { return true; }
+  void absorb_few(const SharedBlock& block, int64_t, A*) const {
+    const auto grads = this->gradients(block);
+    for (int h = 0; h < block.heads; ++h) {
+      store_sum<T>(block, h, grads.weight, NodeRows<T>(this->grad), A{1}, grad_x);
+    }
+    store_sum_of_entries<T>(block, grads.score, grad_score_src);
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {

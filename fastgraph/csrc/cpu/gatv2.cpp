@@ -22,16 +22,16 @@ struct EdgeProjection {
   Heads<const T> weight;  // [heads, channels of edges, width]
 
   int64_t channels() const { return edge.width; }
-  A channel(const EdgeBlock& block, int i, int64_t d) const {
+  A channel(const Entries& block, int i, int64_t d) const {
     return load_one(edge.row(block.edge(i)) + d);
   }
 
   // Adds the part that stands in a chunk of channels at f.
   template <typename C>
-  void add_to(Vector<A, C::kLanes>* z, const EdgeBlock& block, int i, int64_t f) const {
+  void add_to(Vector<A, C::kLanes>* z, const Entries& block, int i, int h, int64_t f) const {
     for (int64_t d = 0; d < channels(); ++d) {
       const A factor = channel(block, i, d);
-      const T* row = weight.at(block.head, d) + f;
+      const T* row = weight.at(block.head + h, d) + f;
 #pragma GCC unroll 4
       for (int q = 0; q < C::kCount; ++q) z[q] += factor * load<C::kLanes>(row + q * C::kLanes);
     }
@@ -42,7 +42,7 @@ struct EdgeProjection {
 template <typename T>
 struct NoEdges {
   template <typename C>
-  void add_to(Vector<Accumulator<T>, C::kLanes>*, const EdgeBlock&, int, int64_t) const {}
+  void add_to(Vector<Accumulator<T>, C::kLanes>*, const Entries&, int, int, int64_t) const {}
 };
 
 // Calls body with what the edges of these inputs add to z.
@@ -52,9 +52,9 @@ inline auto with_edges(const Gatv2Inputs<T>& in, const Body& body) {
   return body(NoEdges<T>{});
 }
 
-// The scores of a block of entries; `own` is the head of the row's node, `others` are gathered.
-template <typename T, typename Edges>
-inline BlockOf<Accumulator<T>> additive_scores(const EdgeBlock& block, const T* own,
+// The scores of a block of entries; the row is one of `nodes`, `others` are gathered.
+template <typename T, typename Edges, typename Block>
+inline BlockOf<Accumulator<T>> additive_scores(const Block& block, Heads<const T> nodes,
                                                const NodeRows<T>& others, const Edges& edges,
                                                Heads<const T> att, Accumulator<T> slope) {
   using A = Accumulator<T>;
@@ -63,55 +63,63 @@ inline BlockOf<Accumulator<T>> additive_scores(const EdgeBlock& block, const T* 
     using C = decltype(chunk);
     using V = Vector<A, C::kLanes>;
     V mine[C::kCount], factor[C::kCount], sums[kBlock];
-#pragma GCC unroll 4
-    for (int q = 0; q < C::kCount; ++q) {
-      mine[q] = load<C::kLanes>(own + f + q * C::kLanes);
-      factor[q] = load<C::kLanes>(att.at(0, block.head) + f + q * C::kLanes);
-    }
-    for (int i = 0; i < block.count; ++i) {
-      others.template expect<C::kWidth>(block, i, f);
-      const T* other = others.at(block, i) + f;
-      V z[C::kCount], sum{};
-#pragma GCC unroll 4
-      for (int q = 0; q < C::kCount; ++q) z[q] = mine[q] + load<C::kLanes>(other + q * C::kLanes);
-      edges.template add_to<C>(z, block, i, f);
+    for (int h = 0; h < block.heads; ++h) {
+      const T* own = nodes.at(block.row, block.head + h) + f;
+      const T* weight = att.at(0, block.head + h) + f;
 #pragma GCC unroll 4
       for (int q = 0; q < C::kCount; ++q) {
-        sum = multiply_add<A, C::kLanes>(factor[q], leaky_relu(z[q], slope), sum);
+        mine[q] = load<C::kLanes>(own + q * C::kLanes);
+        factor[q] = load<C::kLanes>(weight + q * C::kLanes);
       }
-      sums[i] = sum;
+      for (int i = 0; i < block.count; ++i) {
+        others.template expect<C::kWidth>(block, i, h, f);
+        const T* other = others.at(block, i, h) + f;
+        V z[C::kCount], sum{};
+#pragma GCC unroll 4
+        for (int q = 0; q < C::kCount; ++q) z[q] = mine[q] + load<C::kLanes>(other + q * C::kLanes);
+        edges.template add_to<C>(z, block, i, h, f);
+#pragma GCC unroll 4
+        for (int q = 0; q < C::kCount; ++q) {
+          sum = multiply_add<A, C::kLanes>(factor[q], leaky_relu(z[q], slope), sum);
+        }
+        sums[h * block.stride + i] = sum;
+      }
     }
-    score += sums_of_block<A, C::kLanes>(sums, block.count);
+    score += sums_of_block<A, C::kLanes>(block, sums);
   });
   return score;
 }
 
-// slopes += grad[i] * leaky_relu'(z_i) over the block, and activations += grad[i] * leaky_relu(z_i)
-// unless it is null.
-template <bool kActivations, typename T, typename Edges>
-inline void add_activations(const EdgeBlock& block, const T* own, const NodeRows<T>& others,
-                            const Edges& edges, Accumulator<T> slope, BlockOf<Accumulator<T>> grad,
-                            Accumulator<T>* slopes, Accumulator<T>* activations) {
+// The slopes of head h: the sums over the entries of grad[i] * leaky_relu'(z_i), which start from
+// before(N, f) and are given to after(N, f, sum), N channels at a time. Besides, activations +=
+// grad[i] * leaky_relu(z_i) over the block, unless null.
+template <bool kActivations, typename T, typename Edges, typename Before, typename After,
+          typename Block>
+inline void sum_slopes(const Block& block, int h, Heads<const T> nodes, const NodeRows<T>& others,
+                       const Edges& edges, Accumulator<T> slope, BlockOf<Accumulator<T>> grad,
+                       Accumulator<T>* activations, const Before& before, const After& after) {
   using A = Accumulator<T>;
+  const T* own = nodes.at(block.row, block.head + h);
   for_each_part<kLanes<T>, 4>(0, others.width, [&](auto chunk, int64_t f) {
     using C = decltype(chunk);
     constexpr int N = C::kLanes;
+    constexpr std::integral_constant<int, N> kLane{};
     using V = Vector<A, N>;
     V mine[C::kCount], slope_sum[C::kCount], activation_sum[C::kCount] = {};
 #pragma GCC unroll 4
     for (int q = 0; q < C::kCount; ++q) {
       mine[q] = load<N>(own + f + q * N);
-      slope_sum[q] = load<N>(slopes + f + q * N);
+      slope_sum[q] = before(kLane, f + q * N);
       if constexpr (kActivations) activation_sum[q] = load<N>(activations + f + q * N);
     }
     for (int i = 0; i < block.count; ++i) {
-      others.template expect<C::kWidth>(block, i, f);
-      const T* other = others.at(block, i) + f;
-      const A g = grad[i];
+      others.template expect<C::kWidth>(block, i, h, f);
+      const T* other = others.at(block, i, h) + f;
+      const A g = grad[h * block.stride + i];
       V z[C::kCount];
 #pragma GCC unroll 4
       for (int q = 0; q < C::kCount; ++q) z[q] = mine[q] + load<N>(other + q * N);
-      edges.template add_to<C>(z, block, i, f);
+      edges.template add_to<C>(z, block, i, h, f);
 #pragma GCC unroll 4
       for (int q = 0; q < C::kCount; ++q) {
         const V sloped = z[q] > V{} ? splat<A, N>(g) : splat<A, N>(slope * g);
@@ -123,10 +131,21 @@ inline void add_activations(const EdgeBlock& block, const T* own, const NodeRows
     }
 #pragma GCC unroll 4
     for (int q = 0; q < C::kCount; ++q) {
-      store<N>(slopes + f + q * N, slope_sum[q]);
+      after(kLane, f + q * N, slope_sum[q]);
       if constexpr (kActivations) store<N>(activations + f + q * N, activation_sum[q]);
     }
   });
+}
+
+// The slopes of a block of one head, added to those in memory.
+template <bool kActivations, typename T, typename Edges>
+inline void add_slopes(const EdgeBlock& block, Heads<const T> nodes, const NodeRows<T>& others,
+                       const Edges& edges, Accumulator<T> slope, BlockOf<Accumulator<T>> grad,
+                       Accumulator<T>* activations, Accumulator<T>* slopes) {
+  sum_slopes<kActivations, T>(
+      block, 0, nodes, others, edges, slope, grad, activations,
+      [&](auto lanes, int64_t f) { return load<decltype(lanes)::value>(slopes + f); },
+      [&](auto lanes, int64_t f, auto sum) { store<decltype(lanes)::value>(slopes + f, sum); });
 }
 
 // grad_edge += weight_edge grad_z_i of each entry, and grad_weight += edge_i grad_z_i^T over the
@@ -148,7 +167,7 @@ inline void add_edge_gradients(const EdgeBlock& block, const T* own, Heads<const
       for (int q = 0; q < C::kCount; ++q) {
         z[q] = load<N>(own + f + q * N) + load<N>(other + q * N);
       }
-      edges.template add_to<C>(z, block, i, f);
+      edges.template add_to<C>(z, block, i, 0, f);
       for (int q = 0; q < C::kCount; ++q) {
         const V scaled = grad[i] * load<N>(att.at(0, block.head) + f + q * N);
         z[q] = z[q] > V{} ? scaled : slope * scaled;
@@ -176,10 +195,10 @@ struct Scores {
   Gatv2Inputs<T> in;
   A slope;
 
-  BlockOf<A> operator()(const EdgeBlock& block) const {
-    const T* own = in.x_dst.at(block.row, block.head);
+  template <typename Block>
+  BlockOf<A> operator()(const Block& block) const {
     return with_edges<T>(in, [&](const auto& edges) {
-      return additive_scores<T>(block, own, NodeRows<T>(in.x_src), edges, in.att, slope);
+      return additive_scores<T>(block, in.x_dst, NodeRows<T>(in.x_src), edges, in.att, slope);
     });
   }
 };
@@ -195,24 +214,44 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   Matrix<A> grad_edge;
   Heads<A> sums;  // [slots, heads, (1 + channels of edges) * width]: of att and of weight_edge
 
-  BlockOf<A> score(const EdgeBlock& block) const { return scores(block); }
+  template <typename Block>
+  BlockOf<A> score(const Block& block) const {
+    return scores(block);
+  }
 
-  BlockOf<A> product(const EdgeBlock& block) const {
-    return dots<T>(block, this->grad.at(block.row, block.head),
-                   NodeRows<T>::seen_before(scores.in.x_src));
+  template <typename Block>
+  BlockOf<A> product(const Block& block) const {
+    return dots<T>(block, this->grad, 0, NodeRows<T>::seen_before(scores.in.x_src));
+  }
+
+  bool knows_few() const { return scores.in.edge.width == 0; }
+  void absorb_few(const SharedBlock& block, int64_t slot, A*) const {
+    const Gatv2Inputs<T>& in = scores.in;
+    const auto grads = this->gradients_of_few(block, score(block));
+    this->leave(block, grads.weight, grads.score);
+    for (int h = 0; h < block.heads; ++h) {
+      const int64_t head = block.head + h;
+      sum_slopes<true, T>(block, h, in.x_dst, NodeRows<T>::seen_before(in.x_src), NoEdges<T>{},
+                          scores.slope, grads.score, sums.at(slot, head), Zeros<A>{},
+                          [&](auto lanes, int64_t f, auto slopes) {
+                            constexpr int N = decltype(lanes)::value;
+                            grad_dst.template store<N>(block.row, head, f,
+                                                       load<N>(in.att.at(0, head) + f) * slopes);
+                          });
+    }
   }
 
   void absorb(const EdgeBlock& block, const A* buffer, A* state) const {
     const Gatv2Inputs<T>& in = scores.in;
     const auto grads = this->score_gradients(block, buffer);
     this->leave(block, this->weights(block, buffer), grads);
-    const T* own = in.x_dst.at(block.row, block.head);
     const int64_t width = in.x_src.width;
     with_edges<T>(in, [&](const auto& edges) {
-      add_activations<true, T>(block, own, NodeRows<T>::seen_before(in.x_src), edges, scores.slope,
-                               grads, state, state + width);
+      add_slopes<true, T>(block, in.x_dst, NodeRows<T>::seen_before(in.x_src), edges, scores.slope,
+                          grads, state + width, state);
     });
     if (in.edge.width > 0) {
+      const T* own = in.x_dst.at(block.row, block.head);
       add_edge_gradients<T>(block, own, in.x_src, {in.edge, in.weight_edge}, in.att, scores.slope,
                             grads, grad_edge, state + 2 * width);
     }
@@ -242,14 +281,34 @@ struct BackwardSrc : SourceSoftmax<T> {
   Scores<T> scores;
   Result<T> grad_src;
 
+  bool knows_few() const { return true; }
+  void absorb_few(const SharedBlock& block, int64_t, A* room) const {
+    const Gatv2Inputs<T>& in = scores.in;
+    const auto grads = this->gradients(block);
+    for (int h = 0; h < block.heads; ++h) {
+      const int64_t head = block.head + h;
+      sum_rows<A>(
+          block, h, grads.weight, NodeRows<T>(this->grad), Zeros<A>{},
+          [&](auto lanes, int64_t f, auto sum) { store<decltype(lanes)::value>(room + f, sum); });
+      with_edges<T>(in, [&](const auto& edges) {
+        sum_slopes<false, T>(
+            block, h, in.x_src, NodeRows<T>(in.x_dst), edges, scores.slope, grads.score, nullptr,
+            Zeros<A>{}, [&](auto lanes, int64_t f, auto slopes) {
+              constexpr int N = decltype(lanes)::value;
+              const auto through_score = load<N>(in.att.at(0, head) + f) * slopes;
+              grad_src.template store<N>(block.row, head, f, load<N>(room + f) + through_score);
+            });
+      });
+    }
+  }
+
   void absorb(const EdgeBlock& block, A*, A* state) const {
     const Gatv2Inputs<T>& in = scores.in;
     const auto grads = this->gradients(block);
-    const T* own = in.x_src.at(block.row, block.head);
     add_rows<A>(block, grads.weight, NodeRows<T>(this->grad), A{1}, state);
     with_edges<T>(in, [&](const auto& edges) {
-      add_activations<false, T>(block, own, NodeRows<T>(in.x_dst), edges, scores.slope, grads.score,
-                                state + this->grad.width, nullptr);
+      add_slopes<false, T>(block, in.x_src, NodeRows<T>(in.x_dst), edges, scores.slope, grads.score,
+                           nullptr, state + this->grad.width);
     });
   }
 

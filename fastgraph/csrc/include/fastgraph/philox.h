@@ -9,14 +9,15 @@
 
 namespace fastgraph {
 
-// The first of the four words for the counters (counter[lane], second, 0, 0).
+// The first of the four words for the counters (counter[lane], second[lane], 0, 0).
 template <int N>
-inline Vector<uint32_t, N> philox(uint64_t key, Vector<uint32_t, N> counter, uint32_t second) {
+inline Vector<uint32_t, N> philox(uint64_t key, Vector<uint32_t, N> counter,
+                                  Vector<uint32_t, N> second) {
   using U = Vector<uint32_t, N>;
   using W = Vector<uint64_t, N>;
   constexpr uint64_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
   uint32_t key0 = static_cast<uint32_t>(key), key1 = static_cast<uint32_t>(key >> 32);
-  U c0 = counter, c1 = splat<uint32_t, N>(second), c2{}, c3{};
+  U c0 = counter, c1 = second, c2{}, c3{};
   for (int round = 0; round < 10; ++round) {
     const W product0 = __builtin_convertvector(c0, W) * kMultiplier0;
     const W product1 = __builtin_convertvector(c2, W) * kMultiplier1;

@@ -252,13 +252,13 @@ inline Vector<A, N> sums_of_pairs(Vector<A, N> a, Vector<A, N> b, std::index_seq
 
 }  // namespace detail
 
-// `value` in the first `count` lanes and `other` in those after them.
+// 0, 1, 2, ...
 template <typename A, int N>
-inline Vector<A, N> first_lanes(int count, Vector<A, N> value, A other) {
+inline Vector<A, N> lane_numbers() {
   Vector<A, N> lane;
 #pragma GCC unroll 16
   for (int i = 0; i < N; ++i) lane[i] = static_cast<A>(i);
-  return lane < splat<A, N>(static_cast<A>(count)) ? value : splat<A, N>(other);
+  return lane;
 }
 
 // The sums of the lanes of the first `count` of N vectors, which together cost little more than one
@@ -290,7 +290,7 @@ inline Vector<A, N> sums_of(Vector<A, N>* v, int count) {
     }
     left = pairs;
   }
-  return first_lanes<A, N>(count, v[0], A{0});
+  return lane_numbers<A, N>() < splat<A, N>(static_cast<A>(count)) ? v[0] : Vector<A, N>{};
 }
 
 // The largest lane; a NaN may be passed over.
