@@ -2,6 +2,7 @@
 // scale * <query[row], key[col]>. Where edges carry features, these follow the channels of the key
 // and of the value, so queries and outputs are wider by as much.
 #include "cpu/kernels.h"
+#include "fastgraph/edge_blocks.h"
 #include "fastgraph/edge_softmax.h"
 
 namespace fastgraph {

@@ -1,6 +1,7 @@
 // Attention from one score for each node and head (Velickovic et al., Graph attention networks,
 // 2018): the score of an entry is leaky_relu(score_src[col] + score_dst[row] + score_edge[edge]).
 #include "cpu/kernels.h"
+#include "fastgraph/edge_blocks.h"
 #include "fastgraph/edge_softmax.h"
 
 namespace fastgraph {

@@ -2,6 +2,7 @@
 // the score of an entry is <att, leaky_relu(z)>, z = x_src[col] + x_dst[row] + weight_edge^T edge.
 // The projection of the edges is made channel by channel where it is needed, and never stored.
 #include "cpu/kernels.h"
+#include "fastgraph/edge_blocks.h"
 #include "fastgraph/edge_softmax.h"
 #include "fastgraph/partial_sums.h"
 
