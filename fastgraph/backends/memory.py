@@ -98,4 +98,6 @@ def empty(like: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) 
     block = torch.frombuffer(POOL.take(numel * dtype.itemsize), dtype=dtype, count=numel)
     # Not a view, which autograd would refuse to change in place, nor made from a storage object of
     # Python's, which would count as a second owner: gradients are added up in place for one owner.
-    return like.new_empty(0, dtype=dtype).set_(block.view(torch.Size(shape)))
+    fresh = like.new_empty(0, dtype=dtype)
+    fresh.set_(block.view(torch.Size(shape)))  # type: ignore[call-overload]  # missing in the stubs
+    return fresh

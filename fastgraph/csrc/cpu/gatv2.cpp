@@ -92,8 +92,8 @@ inline BlockOf<Accumulator<T>> additive_scores(const Block& block, Heads<const T
 }
 
 // The slopes of head h: the sums over the entries of grad[i] * leaky_relu'(z_i), which start from
-// before(N, f) and are given to after(N, f, sum), N channels at a time. Besides, activations +=
-// grad[i] * leaky_relu(z_i) over the block, unless null.
+// before(N, f) and are given to after(N, f, sum), N channels at a time. With kActivations, the sum
+// over the entries of grad[i] * leaky_relu(z_i) is added to activations besides.
 template <bool kActivations, typename T, typename Edges, typename Before, typename After,
           typename Block>
 inline void sum_slopes(const Block& block, int h, Heads<const T> nodes, const NodeRows<T>& others,
