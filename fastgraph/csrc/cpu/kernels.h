@@ -72,9 +72,8 @@ void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> g
                           Heads<T> grad_x, Heads<T> grad_att);
 
 // Attention operators: out[r] is the sum over row r of keep * softmax(score) * value, with values
-// and scores as attention_arguments.h has them. A pass over destinations leaves
-// `between`, [edges, heads, 2], for the pass over sources, along the transposed graph; see
-// edge_softmax.h.
+// and scores as attention_arguments.h has them. A pass over destinations leaves `between`,
+// [edges, heads, 2], for the pass over sources, along the transposed graph; see edge_softmax.h.
 
 template <typename T>
 void gatv2(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,

@@ -28,18 +28,14 @@ struct Running {
     record = splat<Bits<A>, N>(kRecord == Record::kArgument ? -1 : 0);
   }
 
+  // Unless kNans, value is a number.
+  template <bool kNans>
   void update(V value, I value_record) {
-    const I take = (value > best) | (value != value);
+    I take = value > best;
+    if constexpr (kNans) take |= value != value;
     if constexpr (kRecord == Record::kTies) record = value == best ? record + value_record : record;
     if constexpr (kRecord != Record::kNothing) record = take ? value_record : record;
-    best = take ? value : best;
-  }
-
-  // The same for values without a NaN.
-  void update_numbers(V value, I value_record) {
-    if constexpr (kRecord == Record::kTies) record = value == best ? record + value_record : record;
-    if constexpr (kRecord != Record::kNothing) record = value > best ? value_record : record;
-    best = larger<A, N>(value, best);
+    best = kNans ? (take ? value : best) : larger<A, N>(value, best);
   }
 };
 
@@ -88,12 +84,8 @@ struct Extremum {
           // Messages that upstream would have stored in T tie after that rounding.
           if constexpr (kRecord != Record::kArgument) value = round_to<T, N>(value);
         }
-        if constexpr (kNans) {
-          running[q].update(value, edges);
-        } else {
-          running[q].update_numbers(value, edges);
-          sum[q % kSums] += value;
-        }
+        running[q].template update<kNans>(value, edges);
+        if constexpr (!kNans) sum[q % kSums] += value;
       }
     }
     if constexpr (!kNans) {
@@ -161,7 +153,8 @@ struct Extremum {
       running.reset();
       for (int64_t piece = cut.piece_begin; piece < cut.piece_end; ++piece) {
         const int64_t at = piece * x.width + f;
-        running.update(typename R::V{partial_best[at]}, typename R::I{partial_record[at]});
+        running.template update<true>(typename R::V{partial_best[at]},
+                                      typename R::I{partial_record[at]});
       }
       finish<1, kRecord>(cut.row, f, false, running);
     }

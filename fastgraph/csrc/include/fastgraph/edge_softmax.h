@@ -78,6 +78,13 @@ inline Softmax<A> softmax_of_few(const SharedBlock& block, BlockOf<A> score) {
   return {exponential, largest, 1 / sum_of_entries<A>(block, exponential)};
 }
 
+// What passes from a backward pass over destinations to the one over sources.
+template <typename A>
+struct EdgeGradients {
+  BlockOf<A> weight;  // the weights themselves, with dropout
+  BlockOf<A> score;   // gradients of the scores, or of what these are made of
+};
+
 // exp(score - largest) / sum, from what a forward pass left of each softmax.
 template <typename A>
 inline BlockOf<A> softmax_of(BlockOf<A> score, BlockOf<A> largest, BlockOf<A> inverse_sum) {
@@ -190,9 +197,9 @@ inline int64_t num_slots(const Schedule& schedule) {
 // zeros, absorb(block, buffer, state), merge(piece, state) and finish(row, head, empty, slot,
 // state); calls of finish with the same slot do not overlap. Before a row, or a piece of one, is
 // absorbed, begin(entries, whole, buffer) sees it; each block has buffer_size() values of the
-// buffer, where absorb finds what begin left. A pass that knows_few() does all
-// that in absorb_few(block, slot, room) for rows of few entries, with room for state_size() values.
-// The result does not depend on the number of threads.
+// buffer, where absorb finds what begin left. A pass that knows_few() does all that in
+// absorb_few(block, slot, room) for rows of few entries, with room for state_size() values. The
+// result does not depend on the number of threads.
 template <typename A, typename Pass>
 void run_pass(const Csr& graph, const Schedule& schedule, int64_t heads, int64_t width,
               const Pass& pass) {
@@ -312,13 +319,8 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
     return load<kBlock>(buffer) * (load<kBlock>(buffer + kBlock) - delta_of_row);
   }
 
-  struct FewGradients {
-    BlockOf<A> weight;  // with dropout
-    BlockOf<A> score;
-  };
-
-  // The same for a row of few entries with these scores.
-  FewGradients gradients_of_few(const SharedBlock& block, BlockOf<A> scores) const {
+  // Weights and gradients for a row of few entries with these scores.
+  EdgeGradients<A> gradients_of_few(const SharedBlock& block, BlockOf<A> scores) const {
     const Softmax<A> softmax = softmax_of_few<A>(block, scores);
     const BlockOf<A> p = softmax.exponential * softmax.inverse_sum;
     const BlockOf<A> keep = kept<A>(dropout, block);
@@ -360,14 +362,9 @@ struct SourceSoftmax : RowSums<Accumulator<T>> {
   Heads<const T> grad;
   const A* between;
 
-  struct EdgeGradients {
-    BlockOf<A> weight;
-    BlockOf<A> score;
-  };
-
   template <typename Block>
-  EdgeGradients gradients(const Block& block) const {
-    EdgeGradients found{};
+  EdgeGradients<A> gradients(const Block& block) const {
+    EdgeGradients<A> found{};
     for_each_lane(block, [&](int lane, int i, int h) {
       const A* own = between + 2 * (block.edge(i) * grad.heads + block.head + h);
       found.weight[lane] = own[0];
