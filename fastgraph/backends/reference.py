@@ -118,7 +118,8 @@ def segment_reduce_backward(
     gathered, aggregating, _ = endpoints(graph, transpose)
     message = messages(x.detach(), weight, gathered)
     if ties == "split":
-        grad = grad / record
+        # No edge reads the rows without edges, but a second derivative would divide 0 by 0 there.
+        grad = grad / torch.where(out.detach().isnan(), record, record.clamp(min=1))
         share = (message == out.detach()[aggregating]).to(grad.dtype)
         grad_message = share * grad[aggregating]
     else:
