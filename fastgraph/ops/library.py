@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from operator import or_
+from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 LIBRARY = torch.library.Library("fastgraph", "DEF")
@@ -37,7 +41,7 @@ def define(
     implementation: Callable[..., Any],
     fake: Callable[..., Any],
     gradient: Gradient | None = None,
-) -> Any:
+) -> Callable[..., Any]:
     """Declare an operator with its implementation for all devices and its shape rule.
 
     Returns:
@@ -48,18 +52,34 @@ def define(
     LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fastgraph::{name}", fake, lib=LIBRARY)
     operator = getattr(torch.ops.fastgraph, name).default
-    if gradient is not None:
-        _define_gradient(operator, gradient)
-    return operator
+    recorded = None if gradient is None else _define_gradient(operator, implementation, gradient)
+    types = [_TYPES[str(argument.type)] for argument in operator._schema.arguments]
+
+    def call(*arguments: Any) -> Any:
+        if _needs_dispatcher(arguments, types):
+            return operator(*arguments)
+        if recorded is None:
+            return implementation(*arguments)
+        return recorded(None, *arguments)
+
+    return call
 
 
-def _define_gradient(operator: Any, gradient: Gradient) -> None:
+def _define_gradient(
+    operator: Any, implementation: Callable[..., Any], gradient: Gradient
+) -> Callable[..., Any]:
     """Do what ``torch.library.register_autograd`` does, without handling defaults at every call.
 
     On a graph of Cora's size that cost is visible.
+
+    Returns:
+        What the dispatcher calls for autograd: a function of a set of dispatch keys, ``None`` if it
+        is not the dispatcher that calls, and the arguments.
     """
 
     def below_autograd(keys: Any, arguments: Sequence[Any]) -> Any:
+        if keys is None:
+            return implementation(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
@@ -75,13 +95,59 @@ def _define_gradient(operator: Any, gradient: Gradient) -> None:
         def backward(ctx: Any, *gradients: Any) -> Any:
             return *gradient.backward(ctx, *gradients), None
 
+    # Without what torch does before it for transforms of torch.func.
+    plain_apply: Callable[..., Any] = super(torch.autograd.Function, Function).apply
+
     def autograd(keys: Any, *arguments: Any) -> Any:
         recorded = torch.is_grad_enabled() and any(
             arguments[i] is not None and arguments[i].requires_grad for i in gradient.differentiable
         )
         # Forward-mode differentiation raises an error there, where it would get zeros below.
         if recorded or forward_ad._current_level >= 0:
-            return Function.apply(*arguments, keys)  # type: ignore[no-untyped-call]
+            return (plain_apply if keys is None else Function.apply)(*arguments, keys)
         return below_autograd(keys, arguments)
 
     LIBRARY.impl(operator, autograd, "Autograd", with_keyset=True)
+    return autograd
+
+
+# What arguments must be lest the dispatcher complain, or convert them.
+_TYPES: dict[str, Any] = {
+    "Tensor": Tensor,
+    "Optional[Tensor]": (Tensor, NoneType),
+    "int": int,
+    "float": float,
+    "bool": bool,
+    "str": str,
+}
+
+
+def _bits(*names: str) -> int:
+    keys = (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)) for name in names)
+    return functools.reduce(or_, (key.raw_repr() for key in keys))
+
+
+_AUTOGRAD = _bits("AutogradCPU", "AutogradCUDA", "AutogradOther")
+_ORDINARY = _AUTOGRAD | _bits(
+    "CPU", "CUDA", "AutocastCPU", "AutocastCUDA", "ADInplaceOrView", "BackendSelect"
+)
+
+
+def _needs_dispatcher(arguments: Sequence[Any], types: Sequence[Any]) -> bool:
+    """Whether torch's dispatcher would do more with a call than find the implementation.
+
+    Its two turns take as long as all else that Python does for a small graph.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or not all(map(isinstance, arguments, types))
+        or torch._C._has_torch_function(arguments)
+        or torch._C._autograd._profiler_enabled()  # which lists operators
+        or torch._C._dispatch_tls_local_exclude_set().raw_repr() & _AUTOGRAD
+    ):
+        return True
+    keys = torch._C._dispatch_tls_local_include_set().raw_repr()
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            keys |= torch._C._dispatch_keys(argument).raw_repr()
+    return bool(keys & ~_ORDINARY)

@@ -1,0 +1,124 @@
+"""Calls of operators go past torch's dispatcher only where it would add nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fastgraph import ops
+from tests.graphs import random_edges
+
+EDGES = random_edges(6, 6, 20)
+
+
+def features() -> Tensor:
+    torch.manual_seed(0)
+    return torch.randn(6, 5)
+
+
+class _Calls(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [_Calls, _Functions])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_modes_see_the_operator(mode: type[_Calls | _Functions], requires_grad: bool) -> None:
+    x = features().requires_grad_(requires_grad)
+    with mode() as calls:
+        out = ops.spmm(x, EDGES)
+    assert "fastgraph.spmm.default" in calls.names
+    assert torch.equal(out, ops.spmm(x, EDGES))
+
+
+def test_profiler_lists_operators() -> None:
+    x = features().requires_grad_()
+    with torch.profiler.profile() as profile:
+        ops.segment_reduce(x, EDGES).sum().backward()
+    names = {event.key for event in profile.key_averages()}
+    assert {"fastgraph::segment_reduce", "fastgraph::segment_reduce_backward"} <= names
+
+
+def test_negated_views_are_resolved() -> None:
+    """The imaginary part of a conjugate is a view whose memory holds the opposite sign."""
+    x = torch.complex(features(), features() + 1).conj().imag
+    assert x.is_neg()
+    assert torch.equal(ops.spmm(x, EDGES), ops.spmm(x.resolve_neg(), EDGES))
+
+
+def test_fake_tensors_compute_shapes() -> None:
+    with FakeTensorMode(allow_non_fake_inputs=False) as mode:
+        x, edges = mode.from_tensor(features()), mode.from_tensor(EDGES)
+        out = ops.spmm(x, edges, num_out=9)
+    assert type(out) is type(x) and out.shape == (9, 5)
+    assert ops.spmm(x, edges, num_out=9).shape == (9, 5)  # outside of the mode, too
+
+
+def test_subclasses_of_tensors_see_the_operator() -> None:
+    seen = []
+
+    class Logged(Tensor):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(str(func))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    ops.spmm(features().as_subclass(Logged), EDGES)
+    assert "fastgraph.spmm.default" in seen
+
+
+def test_nothing_is_recorded_below_autograd() -> None:
+    x = features().requires_grad_()
+    with torch._C._AutoDispatchBelowAutograd():
+        assert ops.spmm(x, EDGES).grad_fn is None
+    with torch.inference_mode():
+        assert ops.spmm(x, EDGES).is_inference()
+    with torch.no_grad():
+        assert not ops.spmm(x, EDGES).requires_grad
+    assert not ops.spmm(x.detach(), EDGES).requires_grad
+
+
+def test_forward_mode_is_refused() -> None:
+    x = features()
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(RuntimeError, match="jvp"):
+            ops.spmm(dual, EDGES)
+
+
+def test_a_tensor_that_outlived_its_transform() -> None:
+    """Dead wrappers of torch.func are unwrapped, as by torch's own operators."""
+    escaped = []
+    torch.func.grad(lambda x: (escaped.append(x), x.sum())[1])(features())
+    assert torch.equal(ops.spmm(escaped[0], EDGES), ops.spmm(features(), EDGES))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"), [({"index": [[0], [1]]}, "index"), ({"num_out": 2.5}, "num_out")]
+)
+def test_wrong_types_are_named(change: dict[str, object], name: str) -> None:
+    with pytest.raises(RuntimeError, match=f"argument '{name}'"):
+        ops.spmm(**{"x": features(), "index": EDGES, **change})
