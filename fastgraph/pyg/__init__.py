@@ -21,6 +21,18 @@ def _install_gcn_norm(patches: Patches) -> None:
     gcn_norm.install(patches)
 
 
+def _install_gcn_conv(patches: Patches) -> None:
+    from fastgraph.pyg import gcn_conv
+
+    gcn_conv.install(patches)
+
+
+def _install_sage_conv(patches: Patches) -> None:
+    from fastgraph.pyg import sage_conv
+
+    sage_conv.install(patches)
+
+
 def _install_gatv2_conv(patches: Patches) -> None:
     from fastgraph.pyg import gatv2_conv
 
@@ -42,6 +54,8 @@ def _install_transformer_conv(patches: Patches) -> None:
 ROUTES = (
     Route("PyG propagate", "torch_geometric.nn", _install_propagate),
     Route("PyG gcn_norm", "torch_geometric.nn", _install_gcn_norm),
+    Route("PyG GCNConv", "torch_geometric.nn", _install_gcn_conv),
+    Route("PyG SAGEConv", "torch_geometric.nn", _install_sage_conv),
     Route("PyG GATv2Conv", "torch_geometric.nn", _install_gatv2_conv),
     Route("PyG GATConv", "torch_geometric.nn", _install_gat_conv),
     Route("PyG TransformerConv", "torch_geometric.nn", _install_transformer_conv),

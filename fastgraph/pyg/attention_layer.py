@@ -22,7 +22,8 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 from fastgraph import settings
 from fastgraph.backends.registry import REGISTRY
 from fastgraph.memo import MEMO, tensor_key
-from fastgraph.pyg.propagate import module_refusal
+from fastgraph.pyg.in_place import add_to, unwatched
+from fastgraph.pyg.propagate import from_template, module_refusal
 from fastgraph.routing.conditions import execution_mode, plain_tensor
 from fastgraph.routing.patching import Patches
 from fastgraph.routing.state import SWITCH
@@ -111,10 +112,8 @@ def _module_refusal(module: MessagePassing, layer: type[MessagePassing]) -> str 
         if getattr(cls, name) is not getattr(layer, name):
             return f"{name} is overridden"
     for name in ("propagate", "edge_updater"):
-        # PyG generates these for each class, and leaves what a user has written.
-        own = f"{cls.__module__}_{cls.__name__}"
         method = getattr(cls, name)
-        if method is not getattr(MessagePassing, name) and not method.__module__.startswith(own):
+        if method is not getattr(MessagePassing, name) and not from_template(cls, method):
             return f"{name} is overridden"
     attributes = vars(module)
     for name in _OVERRIDABLE:
@@ -178,8 +177,7 @@ def edge_refusal(
     """
     if type(lin_edge) is not Linear or lin_edge.bias is not None:
         return "lin_edge is not a Linear without bias"
-    hooks = (lin_edge._forward_hooks, lin_edge._forward_pre_hooks, lin_edge._backward_hooks)
-    if any(hooks) or lin_edge._backward_pre_hooks or "weight" not in lin_edge._parameters:
+    if not unwatched(lin_edge):
         return "lin_edge has hooks or a computed weight"
     reason = plain_tensor("edge_attr", edge_attr)
     if reason is not None:
@@ -279,7 +277,7 @@ def combine_heads(module: Any, out: Tensor, residual: Tensor | None) -> Tensor:
         out = out.mean(dim=1)
     for term in (residual, module.bias):
         if term is not None:
-            out = add_to(out, term)
+            out = add_to_heads(out, term)
     return out.flatten(1)
 
 
@@ -289,12 +287,6 @@ def with_weights(out: Tensor, edge_index: Tensor, alpha: Tensor | None) -> Any:
     return out if alpha is None else (out, (edge_index.clone(), alpha))
 
 
-def add_to(out: Tensor, term: Tensor) -> Tensor:
-    """``out + term`` in the memory of ``out``, where the dtype of the sum is that of ``out``.
-
-    A fresh tensor costs more than adding. ``term`` is ``[nodes, channels]`` or ``[channels]``, with
-    the channels of all heads of ``out``.
-    """
-    term = term.reshape(*term.shape[:-1], *out.shape[1:])
-    fits = torch.promote_types(out.dtype, term.dtype) == out.dtype
-    return out.add_(term) if fits else out + term
+def add_to_heads(out: Tensor, term: Tensor) -> Tensor:
+    """``out + term``; ``term``, for every node or each, has the channels of all heads in a row."""
+    return add_to(out, term.reshape(*term.shape[:-1], *out.shape[1:]))

@@ -96,34 +96,70 @@ def _wrap_class(cls: Any, patches: Patches) -> None:
     if hasattr(inherited, "_fastgraph_upstream"):
         cls._orig_propagate = inherited._fastgraph_upstream
     if vars(cls).get("propagate") is generated:
-        wrapper = _routed(generated)
+        wrapper = _routed(generated, from_template(cls, generated))
         # An instance binds the saved function to itself when explaining ends.
         patches.replace(cls, "_jinja_propagate", wrapper)
         patches.replace(cls, "propagate", wrapper)
 
 
-def _routed(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def from_template(cls: type[MessagePassing], method: Any) -> bool:
+    """Whether PyG generated a method for this class; it leaves alone what a user has written."""
+    return bool(method.__module__.startswith(f"{cls.__module__}_{cls.__name__}"))
+
+
+def _routed(upstream: Callable[..., Tensor], generated: bool) -> Callable[..., Tensor]:
     # `wraps` keeps upstream's `__module__`, by which the template knows its own work.
     @functools.wraps(upstream)
     def propagate(self: MessagePassing, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
         if not SWITCH.active:  # an instance kept the wrapper beyond `disable()`
             return upstream(self, edge_index, *args, **kwargs)
-        if args:
-            plan: Plan | str = "propagate was called with positional arguments"
+        plan = None
+        if generated:
+            plan = _counted_plan(self, edge_index, args, kwargs)
         else:
-            plan = plan_propagate(self, edge_index, kwargs.get("size"), kwargs)
-        if isinstance(plan, Plan):
-            if not torch.compiler.is_compiling():  # a counter would make Dynamo recompile
-                count_routed(type(self).__name__)
-            return run(plan)
-        if not torch.compiler.is_compiling() and not is_counted(self):
-            count_refused(type(self).__name__, plan)
-        if settings.current().strict and known_message(type(self)) is not None:
-            raise RouteRefusedError(f"{type(self).__name__} cannot be routed: {plan}")
-        return upstream(self, edge_index, *args, **kwargs)
+            _refuse(self, "propagate is overridden")
+        return upstream(self, edge_index, *args, **kwargs) if plan is None else run(plan)
 
     propagate._fastgraph_upstream = upstream  # type: ignore[attr-defined]
     return propagate
+
+
+def aggregate(module: MessagePassing, edge_index: Any, **arguments: Any) -> tuple[Tensor, bool]:
+    """``module.propagate(edge_index, **arguments)`` and whether the caller may change the result.
+
+    It may if nothing else refers to the result and no gradient needs it.
+    """
+    cls = type(module)
+    upstream = getattr(cls.propagate, "_fastgraph_upstream", None)
+    if upstream is None or "propagate" in vars(module) or not from_template(cls, upstream):
+        return module.propagate(edge_index, **arguments), False
+    plan = _counted_plan(module, edge_index, (), arguments)
+    if plan is None:
+        return upstream(module, edge_index, **arguments), False
+    return run(plan), plan.reduce in SUMS and plan.node_dim == 0
+
+
+def _counted_plan(
+    module: MessagePassing, edge_index: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Plan | None:
+    """The plan of a call of ``propagate``, or ``None`` for upstream's code; either is counted."""
+    plan: Plan | str = "propagate was called with positional arguments"
+    if not args:
+        plan = plan_propagate(module, edge_index, kwargs.get("size"), kwargs)
+    if isinstance(plan, str):
+        _refuse(module, plan)
+        return None
+    if not torch.compiler.is_compiling():  # a counter would make Dynamo recompile
+        count_routed(type(module).__name__)
+    return plan
+
+
+def _refuse(module: MessagePassing, reason: str) -> None:
+    name = type(module).__name__
+    if not torch.compiler.is_compiling() and not is_counted(module):
+        count_refused(name, reason)
+    if settings.current().strict and known_message(type(module)) is not None:
+        raise RouteRefusedError(f"{name} cannot be routed: {reason}")
 
 
 def run(plan: Plan) -> Tensor:
@@ -185,8 +221,9 @@ def plan_propagate(
         return found
     weight = found
     if weight is not None:
-        dtype = torch.promote_types(weight.dtype, x.dtype)
-        x, weight = x.to(dtype), weight.to(dtype)
+        if weight.dtype != x.dtype:
+            dtype = torch.promote_types(weight.dtype, x.dtype)
+            x, weight = x.to(dtype), weight.to(dtype)
         if weight.requires_grad and reduce not in SUMS:
             return "max and min have no gradient for edge weights"
     operator = "spmm" if reduce in SUMS else "segment_reduce"
@@ -262,11 +299,13 @@ def module_refusal(module: MessagePassing, cls: type[MessagePassing]) -> str | N
         return "aggregate is overridden"
     if cls.update is not MessagePassing.update:
         return "update is overridden"
+    if cls._index_select is not MessagePassing._index_select:
+        return "_index_select is overridden"
     attributes = vars(module)
     for name in _METHODS:
         if name in attributes:
             return f"{name} is overridden on the instance"
-    if any(attributes[name] for name in _HOOKS):
+    if any(map(attributes.__getitem__, _HOOKS)):
         return "a message-passing hook is set"
     if module.explain:
         return "explaining"
@@ -308,4 +347,4 @@ def _message_weight(
         return f"{message.weight} is on another device"
     if x.dim() > 2 and node_dim not in (-2, x.dim() - 2):
         return "edge weights with channels before the last two dimensions"
-    return weight.view(-1)
+    return weight if weight.dim() == 1 else weight.view(-1)

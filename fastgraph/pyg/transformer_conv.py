@@ -13,7 +13,7 @@ from fastgraph.pyg.attention_layer import (
     Inputs,
     Plan,
     accepted_inputs,
-    add_to,
+    add_to_heads,
     dropout_rate,
     edge_refusal,
     edge_weight,
@@ -132,7 +132,7 @@ def _attend(
 
 def _with_root(module: TransformerConv, out: Tensor, root: Tensor) -> Tensor:
     if module.lin_beta is None:
-        return add_to(out, root)
+        return add_to_heads(out, root)
     out = out.flatten(1)
     beta: Tensor = module.lin_beta(torch.cat([out, root, out - root], dim=-1)).sigmoid()
     return beta * root + (1 - beta) * out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -43,6 +44,16 @@ class OwnUpdate(SAGEConv):
         return 2 * inputs
 
 
+class OwnPropagate(GCNConv):
+    def propagate(self, edge_index: Tensor, size: Any = None, **kwargs: Any) -> Tensor:
+        return 2 * super().propagate(edge_index, size=size, **kwargs)
+
+
+class OwnSelection(SAGEConv):
+    def _index_select(self, src: Tensor, index: Tensor) -> Tensor:
+        return 2 * super()._index_select(src, index)
+
+
 class Inherits(SAGEConv):
     """Overrides nothing that matters, so it comes along."""
 
@@ -63,6 +74,7 @@ class Minimal(MessagePassing):
         (OwnMessage(CHANNELS, 4), "its message is not a known one"),
         (OwnAggregate(CHANNELS, 4), "aggregate is overridden"),
         (OwnUpdate(CHANNELS, 4), "update is overridden"),
+        (OwnSelection(CHANNELS, 4), "_index_select is overridden"),
         (ResGatedGraphConv(CHANNELS, 4), "its message is not a known one"),
         (SAGEConv(CHANNELS, 4, aggr=["mean", "max"]), "aggregation MultiAggregation"),
         (SAGEConv(CHANNELS, 4, aggr="median"), "aggregation MedianAggregation"),
@@ -80,6 +92,22 @@ def test_classes(module: MessagePassing, reason: str | None) -> None:
         assert sum(row.routed for row in fastgraph.status().rows) == 0
         return
     assert_same(module, arguments(features(), EDGES), reason=reason)
+
+
+@pytest.mark.parametrize("base_is_used", [False, True])
+def test_a_propagate_that_wraps_the_inherited_one(base_is_used: bool) -> None:
+    """The user's own runs; what it calls may take a route, once PyG has generated it."""
+    torch.manual_seed(0)
+    if base_is_used:
+        GCNConv(CHANNELS, 4)
+    conv = OwnPropagate(CHANNELS, 4)
+    expected = conv(features(), EDGES)
+    with fastgraph.enabled(min_edges=0):
+        torch.testing.assert_close(conv(features(), EDGES), expected)
+        torch.testing.assert_close(copy.deepcopy(conv)(features(), EDGES), expected)
+    (row,) = fastgraph.status().rows
+    assert row.reasons == {"propagate is overridden": 2}
+    torch.testing.assert_close(conv(features(), EDGES), expected)
 
 
 def test_learned_weights_of_a_maximum() -> None:

@@ -1,0 +1,132 @@
+"""Layers add bias and root term to the memory of what they aggregated, if nobody can see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.nn import GCNConv, Linear, SAGEConv
+
+import fastgraph
+from fastgraph.pyg import propagate
+from tests.graphs import random_edges
+from tests.pyg.ab import arguments, assert_same
+
+EDGES = random_edges(12, 12, 40)
+
+
+def features() -> Tensor:
+    torch.manual_seed(0)
+    return torch.randn(12, 4)
+
+
+@pytest.fixture
+def aggregated(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """What the routed aggregations returned."""
+    found: list[Tensor] = []
+    run = propagate.run
+
+    def recording(plan: propagate.Plan) -> Tensor:
+        found.append(run(plan))
+        return found[-1]
+
+    monkeypatch.setattr(propagate, "run", recording)
+    return found
+
+
+def without_linear(conv: SAGEConv) -> SAGEConv:
+    conv.lin_l = conv.lin_r = torch.nn.Identity()
+    return conv
+
+
+@pytest.mark.parametrize(
+    ("conv", "owned"),
+    [
+        (GCNConv(4, 5), True),
+        (GCNConv(4, 5, bias=False), True),
+        (without_linear(SAGEConv(4, 4)), True),
+        (without_linear(SAGEConv(4, 4, aggr="max")), False),  # its gradient needs the maxima
+        (SAGEConv(4, 4), False),
+    ],
+)
+def test_what_becomes_of_the_aggregation(conv: Any, owned: bool, aggregated: list[Tensor]) -> None:
+    with fastgraph.enabled(min_edges=0):
+        out = conv(features(), EDGES)
+    assert (out.data_ptr() == aggregated[0].data_ptr()) is owned
+    assert_same(conv, arguments(features(), EDGES))
+
+
+def observed(linear: Linear) -> Linear:
+    linear.register_forward_hook(lambda module, given, out: setattr(module, "seen", out))
+    return linear
+
+
+def test_a_hook_sees_what_it_would_see_upstream() -> None:
+    conv, x = SAGEConv(4, 5), features()
+    observed(conv.lin_l)
+    expected = conv(x, EDGES)
+    seen = conv.lin_l.seen.clone()
+    with fastgraph.enabled(min_edges=0):
+        torch.testing.assert_close(conv(x, EDGES), expected)
+    torch.testing.assert_close(conv.lin_l.seen, seen)
+
+
+def test_global_hooks_see_what_they_would_see_upstream() -> None:
+    conv, x, seen = SAGEConv(4, 5), features(), {}
+
+    def hook(module: torch.nn.Module, given: Any, out: Tensor) -> None:
+        seen[module] = out
+
+    handle = torch.nn.modules.module.register_module_forward_hook(hook)
+    try:
+        conv(x, EDGES)
+        expected = {module: out.clone() for module, out in seen.items()}
+        with fastgraph.enabled(min_edges=0):
+            conv(x, EDGES)
+    finally:
+        handle.remove()
+    for module, out in expected.items():
+        torch.testing.assert_close(seen[module], out)
+
+
+def test_a_replaced_linear_keeps_its_result() -> None:
+    """A module may return what it keeps, and then nothing may be added to it."""
+
+    class Constant(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.value = torch.ones(12, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.value
+
+    conv = SAGEConv(4, 5)
+    conv.lin_l = Constant()
+    with fastgraph.enabled(min_edges=0):
+        conv(features(), EDGES)
+    assert torch.equal(conv.lin_l.value, torch.ones(12, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_bias_of_another_dtype(dtype: torch.dtype) -> None:
+    conv, x = GCNConv(4, 5), features()
+    conv.bias = torch.nn.Parameter(torch.randn(5, dtype=dtype))
+    expected = conv(x, EDGES)
+    with fastgraph.enabled(min_edges=0):
+        out = conv(x, EDGES)
+    assert out.dtype == expected.dtype
+    torch.testing.assert_close(out, expected)
+
+
+def test_second_derivatives() -> None:
+    def gradient(conv: Any) -> Tensor:
+        x = features().requires_grad_()
+        (first,) = torch.autograd.grad(conv(x, EDGES).pow(3).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), x)[0]
+
+    for conv in (GCNConv(4, 5), SAGEConv(4, 5), SAGEConv(4, 5, aggr="max")):
+        expected = gradient(conv)
+        with fastgraph.enabled(min_edges=0):
+            torch.testing.assert_close(gradient(conv), expected, rtol=1e-4, atol=1e-4)
