@@ -135,16 +135,19 @@ def define_attention(
 
     def save(ctx: Any, given: Sequence[Any], result: tuple[Tensor, Tensor, Tensor]) -> None:
         *saved, transpose = given[: count + 4]
-        *options, ctx.weights = given[count + 4 :]
+        *options, weights = given[count + 4 :]
         ctx.options = (transpose, *options)
-        ctx.mark_non_differentiable(*(result[1:2] if ctx.weights else result[1:]))
+        ctx.shape = result[0].shape
+        ctx.mark_non_differentiable(*(result[1:2] if weights else result[1:]))
         ctx.save_for_backward(*saved, result[1])
 
     def gradient(
-        ctx: Any, grad: Tensor, grad_stats: None, grad_alpha: Tensor | None
+        ctx: Any, grad: Tensor | None, grad_stats: None, grad_alpha: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         *inputs, index, ptr, seed, stats = ctx.saved_tensors
-        grads = (grad, grad_alpha if ctx.weights else None)
+        if grad is None:  # only the weights were used
+            grad = inputs[0].new_zeros(ctx.shape)
+        grads = (grad, grad_alpha)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             # The gradient itself will be differentiated, so it must be made of torch's operations.
             graph, _ = prepare(inputs, index, ptr, ctx.options[0])

@@ -28,7 +28,8 @@ class Gradient(NamedTuple):
     Attributes:
         differentiable: positions of the arguments that may require a gradient.
         save: stores on ``ctx`` what ``backward`` needs, given the arguments and the result.
-        backward: the gradients of all arguments, given ``ctx`` and those of the results.
+        backward: the gradients of all arguments, given ``ctx`` and those of the results, ``None``
+            for a result that played no part.
     """
 
     differentiable: tuple[int, ...]
@@ -88,11 +89,15 @@ def _define_gradient(
         def forward(ctx: Any, *inputs: Any) -> Any:
             *arguments, keys = inputs
             result = below_autograd(keys, arguments)
+            # Zeros for what cannot have a gradient would be as large as the result.
+            ctx.set_materialize_grads(False)
             gradient.save(ctx, arguments, result)
             return result
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
+            if all(g is None for g in gradients):
+                return (None,) * len(ctx.needs_input_grad)
             return *gradient.backward(ctx, *gradients), None
 
     # Without what torch does before it for transforms of torch.func.

@@ -122,3 +122,41 @@ def test_a_tensor_that_outlived_its_transform() -> None:
 def test_wrong_types_are_named(change: dict[str, object], name: str) -> None:
     with pytest.raises(RuntimeError, match=f"argument '{name}'"):
         ops.spmm(**{"x": features(), "index": EDGES, **change})
+
+
+def test_no_zeros_are_made_for_what_has_no_gradient() -> None:
+    """The record of a maximum is as large as its output."""
+    x = features().requires_grad_()
+    out = ops.segment_reduce(x, EDGES)
+    grad = torch.ones_like(out)
+    with _Calls() as calls:
+        out.backward(grad)
+    assert "aten.zeros.default" not in calls.names
+    assert "fastgraph.segment_reduce_backward.default" in calls.names
+
+
+def test_a_result_without_a_gradient() -> None:
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> None:
+            return None
+
+    x = features().requires_grad_()
+    assert torch.autograd.grad(Nothing.apply(ops.spmm(x, EDGES)).sum(), x, allow_unused=True) == (
+        None,
+    )
+
+
+def test_gradients_through_attention_weights_alone() -> None:
+    torch.manual_seed(0)
+    x, score = torch.randn(6, 2, 3), torch.randn(6, 2, requires_grad=True)
+    out, alpha = ops.gat(x, score, score, EDGES, need_weights=True)
+    factor = torch.randn_like(alpha)
+    (alone,) = torch.autograd.grad((alpha * factor).sum(), score, retain_graph=True)
+    (beside,) = torch.autograd.grad((alpha * factor).sum() + 0 * out.sum(), score)
+    torch.testing.assert_close(alone, beside)
+    assert alone.abs().sum() > 0
