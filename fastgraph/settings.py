@@ -91,8 +91,8 @@ class Settings:
         strict: ``FASTGRAPH_STRICT``. Raise where a layer that has a route cannot take it.
         min_edges: ``FASTGRAPH_MIN_EDGES``. Graphs with fewer edges are left to upstream.
         cache_bytes: ``FASTGRAPH_CACHE_BYTES``. Memory for sorted graphs.
-        reuse_bytes: ``FASTGRAPH_REUSE_BYTES``. Memory of freed results on the CPU that is kept for
-            the next ones.
+        reuse_bytes: ``FASTGRAPH_REUSE_BYTES``. Memory of freed results, of operators and of dense
+            products in routed layers, on the CPU that is kept for the next ones.
         cpu_level: ``FASTGRAPH_CPU_LEVEL``. Highest instruction set to use, one of ``baseline``,
             ``avx2``, ``avx512``; ``None``: the best this machine has.
         check_cache: ``FASTGRAPH_CHECK_CACHE``. Recompute a checksum of a known graph's index on

@@ -8,6 +8,7 @@ alone, so the block is free when torch frees the storage, in whichever thread th
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import threading
@@ -48,6 +49,8 @@ class BlockPool:
                 self._idle.remove(block)
         if block is None:
             block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                block.madvise(mmap.MADV_HUGEPAGE)
         view = memoryview(block)
         weakref.finalize(view, self._give_back, block).atexit = False
         return view
@@ -89,12 +92,18 @@ def _block_size(num_bytes: int) -> int:
 POOL = BlockPool()
 
 
+def is_large(like: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> bool:
+    """Whether :func:`empty` would take a tensor from the pool."""
+    itemsize = (like.dtype if dtype is None else dtype).itemsize
+    return like.device.type == "cpu" and math.prod(shape) * itemsize >= _SMALLEST
+
+
 def empty(like: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
     """An uninitialised contiguous tensor on the device of ``like``, by default of its dtype."""
     dtype = like.dtype if dtype is None else dtype
-    numel = math.prod(shape)
-    if like.device.type != "cpu" or numel * dtype.itemsize < _SMALLEST:
+    if not is_large(like, shape, dtype):
         return like.new_empty(shape, dtype=dtype)
+    numel = math.prod(shape)
     block = torch.frombuffer(POOL.take(numel * dtype.itemsize), dtype=dtype, count=numel)
     # Not a view, which autograd would refuse to change in place, nor made from a storage object of
     # Python's, which would count as a second owner: gradients are added up in place for one owner.

@@ -138,21 +138,29 @@ _ORDINARY = _AUTOGRAD | _bits(
 )
 
 
+def is_ordinary(arguments: Sequence[Any]) -> bool:
+    """Whether tensors among the arguments mean to torch what they mean to a kernel, and no more.
+
+    False for subclasses and lazy views, while a mode or a transform is active, and under a
+    compiler.
+    """
+    if torch.compiler.is_compiling() or torch._C._has_torch_function(arguments):
+        return False
+    keys = torch._C._dispatch_tls_local_include_set().raw_repr()
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            keys |= torch._C._dispatch_keys(argument).raw_repr()
+    excluded = torch._C._dispatch_tls_local_exclude_set().raw_repr()
+    return not keys & ~_ORDINARY and not excluded & _AUTOGRAD
+
+
 def _needs_dispatcher(arguments: Sequence[Any], types: Sequence[Any]) -> bool:
     """Whether torch's dispatcher would do more with a call than find the implementation.
 
     Its two turns take as long as all else that Python does for a small graph.
     """
-    if (
-        torch.compiler.is_compiling()
+    return (
+        not is_ordinary(arguments)
         or not all(map(isinstance, arguments, types))
-        or torch._C._has_torch_function(arguments)
         or torch._C._autograd._profiler_enabled()  # which lists operators
-        or torch._C._dispatch_tls_local_exclude_set().raw_repr() & _AUTOGRAD
-    ):
-        return True
-    keys = torch._C._dispatch_tls_local_include_set().raw_repr()
-    for argument in arguments:
-        if isinstance(argument, Tensor):
-            keys |= torch._C._dispatch_keys(argument).raw_repr()
-    return bool(keys & ~_ORDINARY)
+    )

@@ -22,7 +22,8 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 from fastgraph import settings
 from fastgraph.backends.registry import REGISTRY
 from fastgraph.memo import MEMO, tensor_key
-from fastgraph.pyg.in_place import add_to, unwatched
+from fastgraph.pyg.in_place import add_to
+from fastgraph.pyg.linear import unwatched
 from fastgraph.pyg.propagate import from_template, module_refusal
 from fastgraph.routing.conditions import execution_mode, plain_tensor
 from fastgraph.routing.patching import Patches

@@ -23,6 +23,7 @@ from fastgraph.pyg.attention_layer import (
     with_self_loops,
     with_weights,
 )
+from fastgraph.pyg.linear import project
 from fastgraph.routing.patching import Patches
 
 
@@ -68,17 +69,17 @@ def _forward(
     need_weights: bool,
 ) -> Any:
     shape = (-1, module.heads, module.out_channels)
-    residual = None if module.res is None else module.res(inputs.dst)
+    residual = None if module.res is None else project(module.res, inputs.dst)
     lin_src, lin_dst = (
         (module.lin_src, module.lin_dst) if module.lin is None else (module.lin, module.lin)
     )
-    x_src = lin_src(inputs.src).view(shape)
+    x_src = project(lin_src, inputs.src).view(shape)
     if shared:
         scores = _scores(x_src, torch.cat([module.att_src, module.att_dst]))
         score_src, score_dst = scores.unbind(dim=1)
     else:
         score_src = _scores(x_src, module.att_src).squeeze(1)
-        score_dst = _scores(lin_dst(inputs.dst).view(shape), module.att_dst).squeeze(1)
+        score_dst = _scores(project(lin_dst, inputs.dst).view(shape), module.att_dst).squeeze(1)
     edge_index, edge = with_self_loops(module, edge_index, edge_attr, inputs)
     x_src, score_src, score_dst, score_edge = same_dtype(
         x_src, score_src, score_dst, _edge_scores(module, edge)

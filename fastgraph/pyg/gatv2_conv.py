@@ -22,6 +22,7 @@ from fastgraph.pyg.attention_layer import (
     with_self_loops,
     with_weights,
 )
+from fastgraph.pyg.linear import project
 from fastgraph.routing.patching import Patches
 
 
@@ -62,9 +63,9 @@ def _forward(
     need_weights: bool,
 ) -> Any:
     shape = (-1, module.heads, module.out_channels)
-    residual = None if module.res is None else module.res(inputs.dst)
-    x_src = module.lin_l(inputs.src).view(shape)
-    x_dst = x_src if shared else module.lin_r(inputs.dst).view(shape)
+    residual = None if module.res is None else project(module.res, inputs.dst)
+    x_src = project(module.lin_l, inputs.src).view(shape)
+    x_dst = x_src if shared else project(module.lin_r, inputs.dst).view(shape)
     edge_index, edge = with_self_loops(module, edge_index, edge_attr, inputs)
     weight_edge = None if edge is None else edge_weight(module).transpose(1, 2)
     x_src, x_dst, att, edge, weight_edge = same_dtype(x_src, x_dst, module.att, edge, weight_edge)

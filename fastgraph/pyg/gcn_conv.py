@@ -13,6 +13,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import GCNConv, gcn_conv
 
 from fastgraph.pyg.in_place import add_to
+from fastgraph.pyg.linear import project
 from fastgraph.pyg.propagate import aggregate
 from fastgraph.routing.patching import Patches
 from fastgraph.routing.state import SWITCH
@@ -33,7 +34,7 @@ def _routed(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
             return upstream(self, x, edge_index, edge_weight)
         if self.normalize:
             edge_index, edge_weight = _normalised(self, x, edge_index, edge_weight)
-        out, owned = aggregate(self, edge_index, x=self.lin(x), edge_weight=edge_weight)
+        out, owned = aggregate(self, edge_index, x=project(self.lin, x), edge_weight=edge_weight)
         return add_to(out, self.bias) if owned else out + self.bias
 
     return forward

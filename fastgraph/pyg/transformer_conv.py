@@ -21,6 +21,7 @@ from fastgraph.pyg.attention_layer import (
     replace_forward,
     same_dtype,
 )
+from fastgraph.pyg.linear import project
 from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.patching import Patches
 
@@ -79,14 +80,14 @@ def _forward(
     need_weights: bool,
 ) -> Any:
     shape = (-1, module.heads, module.out_channels)
-    query = module.lin_query(inputs.dst).view(shape)
-    key = module.lin_key(inputs.src).view(shape)
-    value = module.lin_value(inputs.src).view(shape)
+    query = project(module.lin_query, inputs.dst).view(shape)
+    key = project(module.lin_key, inputs.src).view(shape)
+    value = project(module.lin_value, inputs.src).view(shape)
     out, alpha = _attend(module, query, key, value, edge_index, edge_attr, need_weights)
     if not module.concat:
         out = out.mean(dim=1)
     if module.root_weight:
-        out = _with_root(module, out, module.lin_skip(inputs.dst))
+        out = _with_root(module, out, project(module.lin_skip, inputs.dst))
     out = out.flatten(1)
     return (out, (edge_index, alpha)) if need_weights else out
 

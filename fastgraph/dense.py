@@ -1,0 +1,72 @@
+"""Dense products in memory that is used again.
+
+A layer multiplies the features of all nodes before or after it aggregates them. On large graphs the
+system zeroes the pages of each product, and of each gradient of its input, which takes a sixth of
+the product's own time and leaves small pages, from which gathering rows is slower. torch computes
+the products here, too; only their memory comes from :mod:`fastgraph.backends.memory`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from fastgraph.backends.memory import empty, is_large
+from fastgraph.ops.library import is_ordinary
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``torch.nn.functional.linear``: :math:`y = x W^T + b`.
+
+    Args:
+        x: ``[nodes, in_channels]``; other shapes are torch's to compute.
+        weight: ``[out_channels, in_channels]``.
+        bias: ``[out_channels]``.
+
+    Returns:
+        ``[nodes, out_channels]``, which nothing else refers to.
+    """
+    if _gains(x, weight, bias):
+        return _Linear.apply(x, weight, bias)  # type: ignore[no-any-return,no-untyped-call]
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+def _gains(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether memory is large enough to matter, and torch would do nothing but multiply."""
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    return (
+        is_ordinary(tensors)
+        and x.dim() == weight.dim() == 2
+        and any(is_large(x, (x.shape[0], channels)) for channels in weight.shape)
+        and all(t.dtype == x.dtype and t.device == x.device for t in tensors)
+        and not torch.is_autocast_enabled(x.device.type)
+        and forward_ad._current_level < 0
+    )
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        needs_x, needs_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        return _product(x, weight.t(), bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        needs_bias = ctx.needs_input_grad[2]
+        return (
+            None if weight is None else _product(grad, weight),
+            None if x is None else grad.t() @ x,
+            grad.sum(0) if needs_bias else None,
+        )
+
+
+def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    if torch.is_grad_enabled():  # a gradient that will be differentiated itself
+        return a @ b
+    out = empty(a, (a.shape[0], b.shape[1]))
+    return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)

@@ -1,0 +1,33 @@
+"""PyG's ``Linear`` within layers whose ``forward`` is replaced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
+from torch_geometric.nn import Linear
+
+from fastgraph import dense
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def unwatched(module: Any) -> bool:
+    """Whether a module is PyG's ``Linear`` and nobody sees what it does: no hook, no other weight.
+
+    Its result is then new memory that its gradient does not need.
+    """
+    if type(module) is not Linear or _has_any_global_hook():
+        return False
+    attributes = vars(module)
+    watched = any(map(attributes.__getitem__, _HOOKS)) or "forward" in attributes
+    return not watched and "weight" in module._parameters
+
+
+def project(module: Any, x: Tensor) -> Tensor:
+    """``module(x)``; the same in memory that is used again, if that makes no other difference."""
+    if unwatched(module):
+        return dense.linear(x, module.weight, module.bias)
+    result: Tensor = module(x)
+    return result

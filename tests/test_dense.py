@@ -1,0 +1,119 @@
+"""Dense products in memory from the pool are torch's own in every other respect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.nn import (
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    Linear,
+    MessagePassing,
+    SAGEConv,
+    TransformerConv,
+)
+
+import fastgraph
+from fastgraph import dense
+from fastgraph.backends import memory
+from tests.graphs import random_edges
+from tests.pyg.ab import arguments, assert_same
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_SMALLEST", 1)
+
+
+def _pooled(tensor: Tensor) -> bool:
+    """Whether the memory came from the pool: torch's own can grow."""
+    return not tensor.untyped_storage().resizable()
+
+
+def _operands(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    torch.manual_seed(0)
+    shapes = (11, 5), (7, 5), (7,)
+    return [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("learned", ["xwb", "x", "w", "b", "wb", ""])
+def test_values_and_gradients_are_torchs(dtype: torch.dtype, has_bias: bool, learned: str) -> None:
+    def run(function: Any) -> list[Tensor | None]:
+        x, weight, bias = _operands(dtype)
+        for letter, leaf in zip("xwb", (x, weight, bias), strict=True):
+            leaf.requires_grad_(letter in learned)
+        out = function(x, weight, bias if has_bias else None)
+        if out.requires_grad:
+            out.backward(torch.arange(77, dtype=dtype).view(11, 7) / 50)
+        return [out.detach(), x.grad, weight.grad, bias.grad]
+
+    ours, theirs = run(dense.linear), run(torch.nn.functional.linear)
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or b is None or torch.equal(a, b)
+    assert _pooled(ours[0]) and (ours[1] is None or _pooled(ours[1]))
+
+
+def test_second_derivatives() -> None:
+    x, weight, bias = _operands(torch.float64)
+    assert torch.autograd.gradgradcheck(dense.linear, (x, weight, bias))
+
+
+def test_inputs_that_are_not_contiguous() -> None:
+    x, weight, bias = (leaf.detach() for leaf in _operands())
+    wide = torch.stack([x, x], dim=-1)[..., 0].requires_grad_()
+    by_column = weight.t().contiguous().t()
+    out = dense.linear(wide, by_column, bias)
+    assert _pooled(out) and torch.equal(out, torch.nn.functional.linear(wide, by_column, bias))
+    out.sum().backward()  # an expanded gradient
+    torch.testing.assert_close(wide.grad, weight.sum(0).expand(11, 5))
+
+
+def test_what_is_left_to_torch() -> None:
+    x, weight, bias = (leaf.detach() for leaf in _operands())
+    assert dense.linear(x.view(1, 11, 5), weight, bias).shape == (1, 11, 7)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert dense.linear(x, weight, bias).dtype == torch.bfloat16
+    compiled = torch.compile(dense.linear, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x, weight, bias), dense.linear(x, weight, bias))
+    batched = torch.func.vmap(dense.linear, in_dims=(0, None, None))(x.view(1, 11, 5), weight, bias)
+    torch.testing.assert_close(batched[0], dense.linear(x, weight, bias))
+    for wrong in (x.double(), torch.ones(11, 4)):
+        with pytest.raises(RuntimeError):
+            dense.linear(wrong, weight, bias)
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        GCNConv(5, 6),
+        SAGEConv(5, 6, project=True),
+        SAGEConv(5, 6, aggr="max", normalize=True),
+        GATConv(5, 3, heads=2, residual=True),
+        GATv2Conv(5, 3, heads=2, residual=True),
+        TransformerConv(5, 3, heads=2),
+    ],
+    ids=lambda conv: type(conv).__name__,
+)
+def test_layers(conv: MessagePassing) -> None:
+    """Every product of a layer, unless somebody watches it."""
+    x, edges = torch.randn(11, 5), random_edges(11, 11, 40)
+    assert_same(conv, arguments(x, edges))
+    made: list[Tensor] = []
+    linear = dense.linear
+    with pytest.MonkeyPatch.context() as patch, fastgraph.enabled(min_edges=0):
+        patch.setattr(dense, "linear", lambda *given: made.append(linear(*given)) or made[-1])
+        conv(x, edges)
+        products = {m for m in conv.modules() if isinstance(m, Linear)}
+        assert len(made) == len(products) and all(map(_pooled, made))
+        made.clear()
+        for module in products:
+            module.register_forward_hook(lambda *_: None)
+        conv(x, edges)
+        assert not made
