@@ -5,60 +5,30 @@ Nothing here imports ``torch_geometric`` until a user has: routes are installed 
 
 from __future__ import annotations
 
+import importlib
+
 from fastgraph.routing.patching import Patches
 from fastgraph.routing.route import Route
 
 
-def _install_propagate(patches: Patches) -> None:
-    from fastgraph.pyg import propagate
+def _route(replaced: str, module: str) -> Route:
+    """The route that ``fastgraph.pyg.<module>`` installs."""
 
-    propagate.install(patches)
+    def install(patches: Patches) -> None:
+        importlib.import_module(f"fastgraph.pyg.{module}").install(patches)
 
-
-def _install_gcn_norm(patches: Patches) -> None:
-    from fastgraph.pyg import gcn_norm
-
-    gcn_norm.install(patches)
-
-
-def _install_gcn_conv(patches: Patches) -> None:
-    from fastgraph.pyg import gcn_conv
-
-    gcn_conv.install(patches)
-
-
-def _install_sage_conv(patches: Patches) -> None:
-    from fastgraph.pyg import sage_conv
-
-    sage_conv.install(patches)
-
-
-def _install_gatv2_conv(patches: Patches) -> None:
-    from fastgraph.pyg import gatv2_conv
-
-    gatv2_conv.install(patches)
-
-
-def _install_gat_conv(patches: Patches) -> None:
-    from fastgraph.pyg import gat_conv
-
-    gat_conv.install(patches)
-
-
-def _install_transformer_conv(patches: Patches) -> None:
-    from fastgraph.pyg import transformer_conv
-
-    transformer_conv.install(patches)
+    return Route(f"PyG {replaced}", "torch_geometric.nn", install)
 
 
 ROUTES = (
-    Route("PyG propagate", "torch_geometric.nn", _install_propagate),
-    Route("PyG gcn_norm", "torch_geometric.nn", _install_gcn_norm),
-    Route("PyG GCNConv", "torch_geometric.nn", _install_gcn_conv),
-    Route("PyG SAGEConv", "torch_geometric.nn", _install_sage_conv),
-    Route("PyG GATv2Conv", "torch_geometric.nn", _install_gatv2_conv),
-    Route("PyG GATConv", "torch_geometric.nn", _install_gat_conv),
-    Route("PyG TransformerConv", "torch_geometric.nn", _install_transformer_conv),
+    _route("propagate", "propagate"),
+    _route("gcn_norm", "gcn_norm"),
+    _route("GCNConv", "gcn_conv"),
+    _route("SAGEConv", "sage_conv"),
+    _route("GraphConv", "graph_conv"),
+    _route("GATv2Conv", "gatv2_conv"),
+    _route("GATConv", "gat_conv"),
+    _route("TransformerConv", "transformer_conv"),
 )
 
 

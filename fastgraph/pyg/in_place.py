@@ -7,8 +7,12 @@ take its place.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from fastgraph.pyg.linear import project, unwatched
 
 
 def add_to(out: Tensor, term: Tensor) -> Tensor:
@@ -16,3 +20,11 @@ def add_to(out: Tensor, term: Tensor) -> Tensor:
     fits = out.shape[out.dim() - term.dim() :] == term.shape
     in_place = fits and torch.promote_types(out.dtype, term.dtype) == out.dtype
     return out.add_(term) if in_place else out + term
+
+
+def add_projections(neighbours: Tensor, owned: bool, linear: Any, root: Tensor) -> Tensor:
+    """``linear(neighbours) + root``; ``owned`` says that ``neighbours`` may be changed."""
+    out = project(linear, neighbours)
+    if out is not neighbours:
+        owned = unwatched(linear)
+    return add_to(out, root) if owned else out + root

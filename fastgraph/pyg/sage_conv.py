@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.conv import SAGEConv
 
-from fastgraph.pyg.in_place import add_to
-from fastgraph.pyg.linear import project, unwatched
+from fastgraph.pyg.in_place import add_projections
+from fastgraph.pyg.linear import project
 from fastgraph.pyg.propagate import aggregate
 from fastgraph.routing.patching import Patches
 from fastgraph.routing.state import SWITCH
@@ -35,10 +35,7 @@ def _routed(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if self.project and hasattr(self, "lin"):
             x = (project(self.lin, x[0]).relu(), x[1])
         neighbours, owned = aggregate(self, edge_index, x=x, size=size)
-        out = project(self.lin_l, neighbours)
-        root = project(self.lin_r, x[1])
-        owned = owned if out is neighbours else unwatched(self.lin_l)
-        out = add_to(out, root) if owned else out + root
+        out = add_projections(neighbours, owned, self.lin_l, project(self.lin_r, x[1]))
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
     return forward

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.nn import GCNConv, Linear, SAGEConv
+from torch_geometric.nn import GCNConv, GraphConv, Linear, SAGEConv
 
 import fastgraph
 from fastgraph.pyg import propagate
@@ -49,6 +49,7 @@ def without_linear(conv: SAGEConv) -> SAGEConv:
         (without_linear(SAGEConv(4, 4)), True),
         (without_linear(SAGEConv(4, 4, aggr="max")), False),  # its gradient needs the maxima
         (SAGEConv(4, 4), False),
+        (GraphConv(4, 4), False),
     ],
 )
 def test_what_becomes_of_the_aggregation(conv: Any, owned: bool, aggregated: list[Tensor]) -> None:
@@ -63,14 +64,16 @@ def observed(linear: Linear) -> Linear:
     return linear
 
 
-def test_a_hook_sees_what_it_would_see_upstream() -> None:
-    conv, x = SAGEConv(4, 5), features()
-    observed(conv.lin_l)
+@pytest.mark.parametrize(
+    ("conv", "name"), [(SAGEConv(4, 5), "lin_l"), (GraphConv(4, 5), "lin_rel")]
+)
+def test_a_hook_sees_what_it_would_see_upstream(conv: Any, name: str) -> None:
+    linear, x = observed(getattr(conv, name)), features()
     expected = conv(x, EDGES)
-    seen = conv.lin_l.seen.clone()
+    seen = linear.seen.clone()
     with fastgraph.enabled(min_edges=0):
         torch.testing.assert_close(conv(x, EDGES), expected)
-    torch.testing.assert_close(conv.lin_l.seen, seen)
+    torch.testing.assert_close(linear.seen, seen)
 
 
 def test_global_hooks_see_what_they_would_see_upstream() -> None:
@@ -126,7 +129,7 @@ def test_second_derivatives() -> None:
         (first,) = torch.autograd.grad(conv(x, EDGES).pow(3).sum(), x, create_graph=True)
         return torch.autograd.grad(first.square().sum(), x)[0]
 
-    for conv in (GCNConv(4, 5), SAGEConv(4, 5), SAGEConv(4, 5, aggr="max")):
+    for conv in (GCNConv(4, 5), SAGEConv(4, 5), GraphConv(4, 5), SAGEConv(4, 5, aggr="max")):
         expected = gradient(conv)
         with fastgraph.enabled(min_edges=0):
             torch.testing.assert_close(gradient(conv), expected, rtol=1e-4, atol=1e-4)
