@@ -13,6 +13,7 @@ from torch import Tensor
 import fastgraph
 from fastgraph import ops, settings
 from fastgraph.backends.memory import _SMALLEST, POOL, empty
+from fastgraph.comparison.memory import release_freed
 
 WIDTH = 256
 NODES = _SMALLEST // (4 * WIDTH) + 3
@@ -100,6 +101,14 @@ def test_clear_cache_returns_the_memory() -> None:
     _result()
     assert POOL.idle_bytes > 0
     fastgraph.clear_cache()
+    assert POOL.idle_bytes == 0
+
+
+def test_a_measurement_of_memory_begins_without_idle_blocks() -> None:
+    """What a warm-up has left would hide as much of what is measured."""
+    _result()
+    assert POOL.idle_bytes > 0
+    release_freed()
     assert POOL.idle_bytes == 0
 
 
