@@ -53,15 +53,15 @@ def define(
     LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fastgraph::{name}", fake, lib=LIBRARY)
     operator = getattr(torch.ops.fastgraph, name).default
-    recorded = None if gradient is None else _define_gradient(operator, implementation, gradient)
+    autograd = None if gradient is None else _define_gradient(operator, implementation, gradient)
     types = [_TYPES[str(argument.type)] for argument in operator._schema.arguments]
 
     def call(*arguments: Any) -> Any:
         if _needs_dispatcher(arguments, types):
             return operator(*arguments)
-        if recorded is None:
+        if autograd is None:
             return implementation(*arguments)
-        return recorded(None, *arguments)
+        return autograd(None, *arguments)
 
     return call
 

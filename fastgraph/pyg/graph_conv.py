@@ -13,7 +13,6 @@ from torch import Tensor
 from torch_geometric.nn.conv import GraphConv
 
 from fastgraph.pyg.in_place import add_projections
-from fastgraph.pyg.linear import project
 from fastgraph.pyg.propagate import aggregate
 from fastgraph.routing.patching import Patches
 from fastgraph.routing.state import SWITCH
@@ -38,6 +37,6 @@ def _routed(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if not SWITCH.active or x[1] is None:
             return upstream(self, x, edge_index, edge_weight, size)
         neighbours, owned = aggregate(self, edge_index, x=x, edge_weight=edge_weight, size=size)
-        return add_projections(neighbours, owned, self.lin_rel, project(self.lin_root, x[1]))
+        return add_projections(neighbours, owned, self.lin_rel, self.lin_root, x[1])
 
     return forward

@@ -22,9 +22,10 @@ def add_to(out: Tensor, term: Tensor) -> Tensor:
     return out.add_(term) if in_place else out + term
 
 
-def add_projections(neighbours: Tensor, owned: bool, linear: Any, root: Tensor) -> Tensor:
-    """``linear(neighbours) + root``; ``owned`` says that ``neighbours`` may be changed."""
+def add_projections(neighbours: Tensor, owned: bool, linear: Any, of_root: Any, x: Any) -> Tensor:
+    """``linear(neighbours) + of_root(x)``; ``owned`` says that ``neighbours`` may be changed."""
     out = project(linear, neighbours)
     if out is not neighbours:
         owned = unwatched(linear)
+    root = project(of_root, x)
     return add_to(out, root) if owned else out + root

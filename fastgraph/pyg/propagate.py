@@ -104,7 +104,8 @@ def _wrap_class(cls: Any, patches: Patches) -> None:
 
 def from_template(cls: type[MessagePassing], method: Any) -> bool:
     """Whether PyG generated a method for this class; it leaves alone what a user has written."""
-    return bool(method.__module__.startswith(f"{cls.__module__}_{cls.__name__}"))
+    module = f"{cls.__module__}_{cls.__name__}_{method.__name__}"
+    return bool(method.__module__.startswith(module))
 
 
 def _routed(upstream: Callable[..., Tensor], generated: bool) -> Callable[..., Tensor]:

@@ -35,7 +35,7 @@ def _routed(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if self.project and hasattr(self, "lin"):
             x = (project(self.lin, x[0]).relu(), x[1])
         neighbours, owned = aggregate(self, edge_index, x=x, size=size)
-        out = add_projections(neighbours, owned, self.lin_l, project(self.lin_r, x[1]))
+        out = add_projections(neighbours, owned, self.lin_l, self.lin_r, x[1])
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
     return forward

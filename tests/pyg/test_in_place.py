@@ -94,6 +94,22 @@ def test_global_hooks_see_what_they_would_see_upstream() -> None:
         torch.testing.assert_close(seen[module], out)
 
 
+@pytest.mark.parametrize(
+    ("conv", "names"),
+    [(SAGEConv(4, 5), ("lin_l", "lin_r")), (GraphConv(4, 5), ("lin_rel", "lin_root"))],
+)
+def test_modules_are_called_in_upstreams_order(conv: Any, names: tuple[str, ...]) -> None:
+    """They may draw random numbers."""
+    for name in names:
+        setattr(conv, name, torch.nn.Sequential(getattr(conv, name), torch.nn.Dropout()))
+    x = features()
+    torch.manual_seed(1)
+    expected = conv(x, EDGES)
+    torch.manual_seed(1)
+    with fastgraph.enabled(min_edges=0):
+        torch.testing.assert_close(conv(x, EDGES), expected)
+
+
 def test_a_replaced_linear_keeps_its_result() -> None:
     """A module may return what it keeps, and then nothing may be added to it."""
 
