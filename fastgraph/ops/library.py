@@ -157,7 +157,7 @@ def is_ordinary(arguments: Sequence[Any]) -> bool:
 def _needs_dispatcher(arguments: Sequence[Any], types: Sequence[Any]) -> bool:
     """Whether torch's dispatcher would do more with a call than find the implementation.
 
-    Its two turns take as long as all else that Python does for a small graph.
+    Its two turns, each through Python, are a good part of what a call on a small graph costs.
     """
     return (
         not is_ordinary(arguments)
