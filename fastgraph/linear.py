@@ -1,9 +1,9 @@
 """Dense products in memory that is used again.
 
 A layer multiplies the features of all nodes before or after it aggregates them. On large graphs the
-system zeroes the pages of each product, and of each gradient of its input, which takes a sixth of
-the product's own time and leaves small pages, from which gathering rows is slower. torch computes
-the products here, too; only their memory comes from :mod:`fastgraph.backends.memory`.
+system zeroes the pages of each product, and of each gradient of its input, and they are small ones,
+from which gathering rows is slower. torch computes the products here, too; only their memory comes
+from :mod:`fastgraph.backends.memory`.
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ from torch_geometric.nn import (
 )
 
 import fastgraph
-from fastgraph import dense
 from fastgraph.backends import memory
+from fastgraph.linear import linear
+from fastgraph.pyg import linear as pyg_linear
 from tests.graphs import random_edges
 from tests.pyg.ab import arguments, assert_same
 
@@ -54,7 +55,7 @@ def test_values_and_gradients_are_torchs(dtype: torch.dtype, has_bias: bool, lea
             out.backward(torch.arange(77, dtype=dtype).view(11, 7) / 50)
         return [out.detach(), x.grad, weight.grad, bias.grad]
 
-    ours, theirs = run(dense.linear), run(torch.nn.functional.linear)
+    ours, theirs = run(linear), run(torch.nn.functional.linear)
     for a, b in zip(ours, theirs, strict=True):
         assert (a is None) == (b is None)
         assert a is None or b is None or torch.equal(a, b)
@@ -63,14 +64,14 @@ def test_values_and_gradients_are_torchs(dtype: torch.dtype, has_bias: bool, lea
 
 def test_second_derivatives() -> None:
     x, weight, bias = _operands(torch.float64)
-    assert torch.autograd.gradgradcheck(dense.linear, (x, weight, bias))
+    assert torch.autograd.gradgradcheck(linear, (x, weight, bias))
 
 
 def test_inputs_that_are_not_contiguous() -> None:
     x, weight, bias = (leaf.detach() for leaf in _operands())
     wide = torch.stack([x, x], dim=-1)[..., 0].requires_grad_()
     by_column = weight.t().contiguous().t()
-    out = dense.linear(wide, by_column, bias)
+    out = linear(wide, by_column, bias)
     assert _pooled(out) and torch.equal(out, torch.nn.functional.linear(wide, by_column, bias))
     out.sum().backward()  # an expanded gradient
     torch.testing.assert_close(wide.grad, weight.sum(0).expand(11, 5))
@@ -78,16 +79,16 @@ def test_inputs_that_are_not_contiguous() -> None:
 
 def test_what_is_left_to_torch() -> None:
     x, weight, bias = (leaf.detach() for leaf in _operands())
-    assert dense.linear(x.view(1, 11, 5), weight, bias).shape == (1, 11, 7)
+    assert linear(x.view(1, 11, 5), weight, bias).shape == (1, 11, 7)
     with torch.autocast("cpu", torch.bfloat16):
-        assert dense.linear(x, weight, bias).dtype == torch.bfloat16
-    compiled = torch.compile(dense.linear, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(x, weight, bias), dense.linear(x, weight, bias))
-    batched = torch.func.vmap(dense.linear, in_dims=(0, None, None))(x.view(1, 11, 5), weight, bias)
-    torch.testing.assert_close(batched[0], dense.linear(x, weight, bias))
+        assert linear(x, weight, bias).dtype == torch.bfloat16
+    compiled = torch.compile(linear, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x, weight, bias), linear(x, weight, bias))
+    batched = torch.func.vmap(linear, in_dims=(0, None, None))(x.view(1, 11, 5), weight, bias)
+    torch.testing.assert_close(batched[0], linear(x, weight, bias))
     for wrong in (x.double(), torch.ones(11, 4)):
         with pytest.raises(RuntimeError):
-            dense.linear(wrong, weight, bias)
+            linear(wrong, weight, bias)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +109,8 @@ def test_layers(conv: MessagePassing) -> None:
     x, edges = torch.randn(11, 5), random_edges(11, 11, 40)
     assert_same(conv, arguments(x, edges))
     made: list[Tensor] = []
-    linear = dense.linear
     with pytest.MonkeyPatch.context() as patch, fastgraph.enabled(min_edges=0):
-        patch.setattr(dense, "linear", lambda *given: made.append(linear(*given)) or made[-1])
+        patch.setattr(pyg_linear, "linear", lambda *given: made.append(linear(*given)) or made[-1])
         conv(x, edges)
         products = {m for m in conv.modules() if isinstance(m, Linear)}
         assert len(made) == len(products) and all(map(_pooled, made))

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn import Linear
 
-from fastgraph import dense
+from fastgraph.linear import linear
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -28,6 +28,6 @@ def unwatched(module: Any) -> bool:
 def project(module: Any, x: Tensor) -> Tensor:
     """``module(x)``; the same in memory that is used again, if that makes no other difference."""
     if unwatched(module):
-        return dense.linear(x, module.weight, module.bias)
+        return linear(x, module.weight, module.bias)
     result: Tensor = module(x)
     return result
