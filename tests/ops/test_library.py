@@ -22,24 +22,22 @@ def features() -> Tensor:
     return torch.randn(6, 5)
 
 
-class _Calls(TorchDispatchMode):
+class _Recorder:
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def record(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.append(str(func))
         return func(*args, **(kwargs or {}))
 
 
-class _Functions(TorchFunctionMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
+class _Calls(_Recorder, TorchDispatchMode):
+    __torch_dispatch__ = _Recorder.record
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
+
+class _Functions(_Recorder, TorchFunctionMode):
+    __torch_function__ = _Recorder.record
 
 
 @pytest.mark.parametrize("mode", [_Calls, _Functions])
