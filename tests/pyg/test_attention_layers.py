@@ -18,7 +18,7 @@ from torch_geometric.utils import to_torch_csr_tensor
 
 import fastgraph
 from tests.graphs import random_edges, square_cases
-from tests.pyg.ab import arguments, assert_same, run
+from tests.pyg.ab import Arguments, arguments, assert_errors_alike, assert_same, run
 
 NODES, CHANNELS = 24, 8
 EDGES = random_edges(NODES, NODES, 90)
@@ -151,13 +151,15 @@ def test_gradient_checkpointing_repeats_the_dropout(
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_a_maximum_of_scores_that_overflow_the_exponential(cls: type[MessagePassing]) -> None:
-    module = cls(CHANNELS, 4, heads=2)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.mul_(20)
-    x = 5 * features(NODES, CHANNELS)
-    assert bool(module(x, EDGES).isfinite().all())
-    assert_same(module, arguments(x, EDGES))
+    def draw(seed: int) -> tuple[MessagePassing, Arguments]:
+        torch.manual_seed(seed)
+        module, x = cls(CHANNELS, 4, heads=2), 5 * torch.randn(NODES, CHANNELS)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.mul_(20)
+        return module, arguments(x, EDGES)
+
+    assert_errors_alike(draw(seed) for seed in range(100))
 
 
 class OwnMessage(GATv2Conv):
@@ -277,10 +279,14 @@ def test_edge_features_of_a_bipartite_graph(cls: type[MessagePassing]) -> None:
 
 @pytest.mark.parametrize("name", ["GATv2", "GAT", "Transformer"])
 def test_edge_features_under_autocast(name: str) -> None:
+    def draw(seed: int) -> tuple[MessagePassing, Arguments]:
+        torch.manual_seed(seed)
+        call = arguments(torch.randn(NODES, CHANNELS), EDGES, torch.randn(90, 2))
+        return EDGE_LAYERS[name](), call
+
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        call = arguments(features(NODES, CHANNELS), EDGES, features(90, 2))
-        # Under autocast the truth is rounded to bfloat16 too, so only its scale can be compared.
-        assert_same(EDGE_LAYERS[name](), call, factor=4)
+        assert_errors_alike(draw(seed) for seed in range(15))
+    assert fastgraph.status().rows[0].fell_back == 0
 
 
 @pytest.mark.parametrize("name", EDGE_LAYERS)
