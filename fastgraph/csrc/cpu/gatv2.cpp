@@ -1,6 +1,8 @@
 // Additive attention (Brody, Alon and Yahav, How attentive are graph attention networks?, 2022):
 // the score of an entry is <att, leaky_relu(z)>, z = x_src[col] + x_dst[row] + weight_edge^T edge.
 // The projection of the edges is made channel by channel where it is needed, and never stored.
+#include <algorithm>
+
 #include "cpu/kernels.h"
 #include "fastgraph/edge_blocks.h"
 #include "fastgraph/edge_softmax.h"

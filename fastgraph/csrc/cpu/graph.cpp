@@ -1,3 +1,4 @@
+// Making compressed rows of edges, checking and transposing them.
 #include <algorithm>
 #include <atomic>
 #include <vector>
@@ -68,8 +69,6 @@ class CountingSort {
     rowptr[num_rows_] = start[steps];
   }
 
-  int64_t num_rows() const { return num_rows_; }
-
  private:
   int64_t first(int64_t step) const { return std::min(step * kStep, num_rows_); }
 
@@ -84,8 +83,8 @@ template <typename Index>
 BadIndex find_bad_index(Indices<Index> row, Indices<Index> col, int64_t num_rows,
                         int64_t num_cols) {
   for (int64_t i = 0; i < row.size; ++i) {
-    if (!in_range(row[i], num_rows)) return {i, row[i], true};
-    if (!in_range(col[i], num_cols)) return {i, col[i], false};
+    if (!in_range(row[i], num_rows)) return {row[i], true};
+    if (!in_range(col[i], num_cols)) return {col[i], false};
   }
   return {};
 }

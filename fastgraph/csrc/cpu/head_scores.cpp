@@ -1,4 +1,6 @@
 // Dot products of each node's heads with a few vectors: what GAT scores nodes by.
+#include <algorithm>
+
 #include "cpu/kernels.h"
 #include "fastgraph/dot.h"
 #include "fastgraph/memory.h"

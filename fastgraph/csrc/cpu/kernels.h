@@ -1,4 +1,4 @@
-// The CPU kernels. They trust their arguments; bindings.cpp checks them.
+// The CPU kernels. They trust their arguments; csrc/bindings checks them.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,8 @@
 
 namespace fastgraph {
 
-// An index outside its range: the value and the edge where it stands; edge is -1 if all are fine.
+// An index outside its range.
 struct BadIndex {
-  int64_t edge = -1;
   int64_t value = 0;
   bool in_row = false;  // in the row array rather than in the column array
 };

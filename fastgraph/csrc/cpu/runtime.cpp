@@ -1,3 +1,4 @@
+// Threads and memory of the process.
 #include <omp.h>
 #include <pthread.h>
 #include <sys/mman.h>

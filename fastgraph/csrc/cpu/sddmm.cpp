@@ -1,3 +1,6 @@
+// Dot products of the rows of two matrices that each entry of a sparse one joins.
+#include <algorithm>
+
 #include "cpu/kernels.h"
 #include "fastgraph/dot.h"
 #include "fastgraph/memory.h"
@@ -16,9 +19,8 @@ void sddmm(const Csr& graph, const Accumulator<T>* row_scale, Matrix<const T> gr
     const Task& task = schedule.tasks[i];
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {
       const A scale = row_scale ? row_scale[row] : A{1};
-      const int64_t begin = std::max(graph.rowptr[row], task.entry_begin);
-      const int64_t end = std::min(graph.rowptr[row + 1], task.entry_end);
-      for (int64_t e = begin; e < end; ++e) {
+      const EntryRange entries = task.entries(graph, row);
+      for (int64_t e = entries.begin; e < entries.end; ++e) {
         if (e + kAhead < task.entry_end) {
           const T* next = x.row(graph.col[e + kAhead]);
           for (int64_t f = 0; f < x.width; f += kCacheLine / sizeof(T)) prefetch<1>(next + f);

@@ -1,9 +1,12 @@
+// Maxima and minima of the rows of x that the entries of a row lead to.
+#include <algorithm>
 #include <limits>
 
 #include "cpu/kernels.h"
 #include "fastgraph/chunks.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
+#include "fastgraph/partial_sums.h"
 #include "fastgraph/result.h"
 #include "fastgraph/schedule.h"
 
@@ -58,10 +61,10 @@ struct Extremum {
     }
   }
 
-  // The extremum of the columns of C that begin at f, over the entries [begin, end) of a row.
+  // The extremum of the columns of C that begin at f, over some entries of a row.
   // Unless kNans, nothing is written and false is returned if there may be a NaN.
   template <typename C, bool kWeighted, Record kRecord, bool kNans>
-  bool reduce(const Task& task, const A* coefficient, int64_t row, int64_t begin, int64_t end,
+  bool reduce(const Task& task, const A* coefficient, int64_t row, EntryRange entries,
               int64_t f) const {
     constexpr int N = C::kLanes;
     constexpr int kSums = C::kCount < 4 ? C::kCount : 4;
@@ -69,7 +72,7 @@ struct Extremum {
     Vector<A, N> sum[kSums] = {};  // a NaN stays in a sum, not in a maximum
 #pragma GCC unroll 16
     for (int q = 0; q < C::kCount; ++q) running[q].reset();
-    for (int64_t e = begin; e < end; ++e) {
+    for (int64_t e = entries.begin; e < entries.end; ++e) {
       if (e + kAhead < task.entry_end) {
         prefetch<C::kWidth * sizeof(T)>(x.row(graph.col[e + kAhead]) + f);
       }
@@ -97,8 +100,8 @@ struct Extremum {
 #pragma GCC unroll 16
     for (int q = 0; q < C::kCount; ++q) {
       const int64_t column = f + q * N;
-      if (task.piece < 0) {
-        finish<N, kRecord>(row, column, begin == end, running[q]);
+      if (task.whole()) {
+        finish<N, kRecord>(row, column, entries.empty(), running[q]);
       } else {
         const int64_t at = task.piece * x.width + column;
         store<N>(partial_best + at, running[q].best);
@@ -113,13 +116,11 @@ struct Extremum {
     A coefficient[kWeighted ? kMaxPiece : 1];
     if (kWeighted) fill_coefficients(task, coefficient);
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-      const bool whole = task.piece < 0;
-      const int64_t begin = whole ? graph.rowptr[row] : task.entry_begin;
-      const int64_t end = whole ? graph.rowptr[row + 1] : task.entry_end;
+      const EntryRange entries = task.entries(graph, row);
       for_each_chunk<kLanes<T>, kVectorsOfChunk>(0, x.width, [&](auto chunk, int64_t f) {
         using C = decltype(chunk);
-        if (!reduce<C, kWeighted, kRecord, false>(task, coefficient, row, begin, end, f)) {
-          reduce<C, kWeighted, kRecord, true>(task, coefficient, row, begin, end, f);
+        if (!reduce<C, kWeighted, kRecord, false>(task, coefficient, row, entries, f)) {
+          reduce<C, kWeighted, kRecord, true>(task, coefficient, row, entries, f);
         }
       });
     }
@@ -164,15 +165,10 @@ struct Extremum {
   void run(const Schedule& schedule) const {
     const bool weighted = weight || sign < 0;
     const int64_t work = (graph.num_entries + graph.num_rows) * x.width;
-    for_each_task(schedule.tasks.size(), work, [&](int64_t i) {
-      if (weighted) {
-        run<true, kRecord>(schedule.tasks[i]);
-      } else {
-        run<false, kRecord>(schedule.tasks[i]);
-      }
-    });
-    for_each_task(schedule.cut_rows.size(), schedule.num_pieces * x.width,
-                  [&](int64_t i) { merge<kRecord>(schedule.cut_rows[i]); });
+    run_schedule(
+        schedule, work, x.width,
+        [&](const Task& task) { weighted ? run<true, kRecord>(task) : run<false, kRecord>(task); },
+        [&](const CutRow& cut) { merge<kRecord>(cut); });
   }
 };
 
@@ -189,9 +185,9 @@ struct ExtremumBackward {
   Result<T> grad_x;
   A* partial;
 
-  // The gradient of the columns of C that begin at f, over the entries [begin, end) of a row.
+  // The gradient of the columns of C that begin at f, over some entries of a row.
   template <typename C, bool kArgument, bool kWeighted>
-  void reduce(const Task& task, int64_t own_row, int64_t begin, int64_t end, int64_t f) const {
+  void reduce(const Task& task, int64_t own_row, EntryRange entries, int64_t f) const {
     constexpr int N = C::kLanes;
     using V = Vector<A, N>;
     using I = Vector<Bits<A>, N>;
@@ -201,7 +197,7 @@ struct ExtremumBackward {
       own[q] = load<N>(x.row(own_row) + f + q * N);
       sum[q] = V{};
     }
-    for (int64_t e = begin; e < end; ++e) {
+    for (int64_t e = entries.begin; e < entries.end; ++e) {
       if (e + kAhead < task.entry_end) {
         const int64_t ahead = graph.col[e + kAhead];
         if constexpr (kArgument) {
@@ -236,7 +232,7 @@ struct ExtremumBackward {
 #pragma GCC unroll 16
     for (int q = 0; q < C::kCount; ++q) {
       const int64_t column = f + q * N;
-      if (task.piece < 0) {
+      if (task.whole()) {
         grad_x.template store<N>(own_row, column, sum[q]);
       } else {
         store<N>(partial + task.piece * x.width + column, sum[q]);
@@ -247,22 +243,10 @@ struct ExtremumBackward {
   template <bool kArgument, bool kWeighted>
   void run(const Task& task) const {
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-      const bool whole = task.piece < 0;
-      const int64_t begin = whole ? graph.rowptr[row] : task.entry_begin;
-      const int64_t end = whole ? graph.rowptr[row + 1] : task.entry_end;
+      const EntryRange entries = task.entries(graph, row);
       for_each_chunk<kLanes<T>, kVectorsOfChunk>(0, x.width, [&](auto chunk, int64_t f) {
-        reduce<decltype(chunk), kArgument, kWeighted>(task, row, begin, end, f);
+        reduce<decltype(chunk), kArgument, kWeighted>(task, row, entries, f);
       });
-    }
-  }
-
-  void merge(const CutRow& cut) const {
-    for (int64_t f = 0; f < x.width; ++f) {
-      A sum = 0;
-      for (int64_t piece = cut.piece_begin; piece < cut.piece_end; ++piece) {
-        sum += partial[piece * x.width + f];
-      }
-      grad_x.template store<1>(cut.row, f, Vector<A, 1>{sum});
     }
   }
 };
@@ -318,21 +302,22 @@ template <typename T>
 void segment_extremum_backward(const Csr& transpose, const T* weight, Matrix<const T> x,
                                Matrix<const T> out, Matrix<const T> grad, const int32_t* argument,
                                Matrix<T> grad_x) {
+  using A = Accumulator<T>;
   const Schedule schedule = make_schedule(transpose);
-  const auto partial = scratch<Accumulator<T>>(schedule.num_pieces * x.width);
+  const auto partial = scratch<A>(schedule.num_pieces * x.width);
   const ExtremumBackward<T> op{transpose,         weight,       x, out, grad, argument,
                                Result<T>(grad_x), partial.get()};
   const int64_t work = (transpose.num_entries + transpose.num_rows) * x.width;
-  for_each_task(schedule.tasks.size(), work, [&](int64_t i) {
-    const Task& task = schedule.tasks[i];
-    if (argument) {
-      weight ? op.template run<true, true>(task) : op.template run<true, false>(task);
-    } else {
-      weight ? op.template run<false, true>(task) : op.template run<false, false>(task);
-    }
-  });
-  for_each_task(schedule.cut_rows.size(), schedule.num_pieces * x.width,
-                [&](int64_t i) { op.merge(schedule.cut_rows[i]); });
+  run_schedule(
+      schedule, work, x.width,
+      [&](const Task& task) {
+        if (argument) {
+          weight ? op.template run<true, true>(task) : op.template run<true, false>(task);
+        } else {
+          weight ? op.template run<false, true>(task) : op.template run<false, false>(task);
+        }
+      },
+      [&](const CutRow& cut) { merge_pieces<T>(op.partial, cut, x.width, A{1}, op.grad_x); });
 }
 
 FASTGRAPH_INSTANTIATE(segment_extremum)

@@ -1,7 +1,8 @@
+// Sums of the rows of x that the entries of a row lead to.
 #include "cpu/kernels.h"
 #include "fastgraph/chunks.h"
 #include "fastgraph/memory.h"
-#include "fastgraph/parallel.h"
+#include "fastgraph/partial_sums.h"
 #include "fastgraph/result.h"
 #include "fastgraph/schedule.h"
 
@@ -48,21 +49,20 @@ struct Spmm {
   void run(const Task& task) const {
     A coefficient[kWeighted ? kMaxPiece : 1];
     if (kWeighted) fill_coefficients(task, coefficient);
-    const int32_t* col = graph.col + task.entry_begin;
-    const int64_t stop = task.entry_end - task.entry_begin;
+    const int64_t first = task.entry_begin;
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-      const bool whole = task.piece < 0;
-      const int64_t begin = whole ? graph.rowptr[row] - task.entry_begin : 0;
-      const int64_t end = whole ? graph.rowptr[row + 1] - task.entry_begin : stop;
+      const EntryRange entries = task.entries(graph, row);
       for_each_chunk<kLanes<T>, kVectorsOfChunk>(0, x.width, [&](auto chunk, int64_t f) {
         using C = decltype(chunk);
         Vector<A, C::kLanes> sum[C::kCount] = {};
-        add_entries<C, kWeighted>(x.data + f, x.width, col, coefficient, begin, end, stop, sum);
+        add_entries<C, kWeighted>(x.data + f, x.width, graph.col + first, coefficient,
+                                  entries.begin - first, entries.end - first,
+                                  task.entry_end - first, sum);
         const A scale = row_scale ? row_scale[row] : A{1};
 #pragma GCC unroll 16
         for (int q = 0; q < C::kCount; ++q) {
           const int64_t column = f + q * C::kLanes;
-          if (whole) {
+          if (task.whole()) {
             out.template store<C::kLanes>(row, column, scale * sum[q]);
           } else {
             store<C::kLanes>(partial + task.piece * x.width + column, sum[q]);
@@ -73,14 +73,7 @@ struct Spmm {
   }
 
   void merge(const CutRow& cut) const {
-    const A scale = row_scale ? row_scale[cut.row] : A{1};
-    for (int64_t f = 0; f < x.width; ++f) {
-      A sum = 0;
-      for (int64_t piece = cut.piece_begin; piece < cut.piece_end; ++piece) {
-        sum += partial[piece * x.width + f];
-      }
-      out.template store<1>(cut.row, f, Vector<A, 1>{scale * sum});
-    }
+    merge_pieces<T>(partial, cut, x.width, row_scale ? row_scale[cut.row] : A{1}, out);
   }
 };
 
@@ -93,15 +86,12 @@ void spmm(const Csr& graph, const T* weight, const Accumulator<T>* row_scale,
   const auto partial = scratch<Accumulator<T>>(schedule.num_pieces * x.width);
   const Spmm<T> op{graph, weight, row_scale, col_scale, x, Result<T>(out), partial.get()};
   const int64_t work = (graph.num_entries + graph.num_rows) * x.width;
-  for_each_task(schedule.tasks.size(), work, [&](int64_t i) {
-    if (weight || col_scale) {
-      op.template run<true>(schedule.tasks[i]);
-    } else {
-      op.template run<false>(schedule.tasks[i]);
-    }
-  });
-  for_each_task(schedule.cut_rows.size(), schedule.num_pieces * x.width,
-                [&](int64_t i) { op.merge(schedule.cut_rows[i]); });
+  run_schedule(
+      schedule, work, x.width,
+      [&](const Task& task) {
+        weight || col_scale ? op.template run<true>(task) : op.template run<false>(task);
+      },
+      [&](const CutRow& cut) { op.merge(cut); });
 }
 
 FASTGRAPH_INSTANTIATE(spmm)

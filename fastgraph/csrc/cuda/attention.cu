@@ -1,6 +1,8 @@
 // Scaled dot-product attention: the score of an entry is scale * <query[row], key[col]>. Where
 // edges carry features, these follow the channels of the key and of the value, so queries and
 // outputs are wider by as much.
+#include <algorithm>
+
 #include "cuda/kernels.h"
 #include "fastgraph/edge_softmax.cuh"
 

@@ -1,6 +1,8 @@
 // Additive attention: the score of an entry is <att, leaky_relu(z)>, where z = x_src[col] +
 // x_dst[row] + weight_edge^T edge. The projection of the edges is made where it is needed and never
 // stored.
+#include <algorithm>
+
 #include "cuda/kernels.h"
 #include "fastgraph/block_sums.cuh"
 #include "fastgraph/edge_softmax.cuh"

@@ -1,3 +1,4 @@
+// The dot product of two rows.
 #pragma once
 
 #include <cstdint>

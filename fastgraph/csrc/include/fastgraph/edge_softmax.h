@@ -210,14 +210,13 @@ void run_pass(const Csr& graph, const Schedule& schedule, int64_t heads, int64_t
   const int64_t work = (graph.num_entries + graph.num_rows) * heads * (width + 1);
   for_each_task(num_tasks, work, [&](int64_t t) {
     const Task& task = schedule.tasks[t];
-    const bool whole = task.piece < 0;
+    const bool whole = task.whole();
     const int64_t max_blocks = (task.entry_end - task.entry_begin + kBlock - 1) / kBlock * heads;
     const auto own = scratch<A>(heads * size), buffer = scratch<A>(max_blocks * pass.buffer_size());
     A* states = whole ? own.get() : &partial[task.piece * heads * size];
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-      const int64_t begin = std::max(graph.rowptr[row], task.entry_begin);
-      const int64_t end = std::min(graph.rowptr[row + 1], task.entry_end);
-      const RowEntries entries{graph, row, heads, begin, end};
+      const EntryRange range = task.entries(graph, row);
+      const RowEntries entries{graph, row, heads, range.begin, range.end};
       if (whole && entries.few() && pass.knows_few()) {
         entries.for_each_shared_block(
             [&](const SharedBlock& block) { pass.absorb_few(block, t, states); });
@@ -230,7 +229,7 @@ void run_pass(const Csr& graph, const Schedule& schedule, int64_t heads, int64_t
         pass.absorb(block, &buffer[place * pass.buffer_size()], states + block.head * size);
       });
       for (int64_t head = 0; whole && head < heads; ++head) {
-        pass.finish(row, head, begin == end, t, states + head * size);
+        pass.finish(row, head, range.empty(), t, states + head * size);
       }
     }
   });
@@ -397,7 +396,7 @@ void run_destination_pass(const Csr& graph, const Schedule& schedule, int64_t he
   pass.delta = delta.get();
   Schedule cut{{}, schedule.cut_rows, schedule.num_pieces};
   for (const Task& task : schedule.tasks) {
-    if (task.piece >= 0) cut.tasks.push_back(task);
+    if (!task.whole()) cut.tasks.push_back(task);
   }
   run_pass<Accumulator<T>>(graph, cut, heads, width, DeltaOfCutRows<T, Pass>{{1}, pass});
   run_pass<Accumulator<T>>(graph, schedule, heads, width, pass);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "fastgraph/parallel.h"
 #include "fastgraph/views.h"
 
 namespace fastgraph {
@@ -22,12 +23,27 @@ constexpr int64_t kTaskWork = 1024;
 constexpr int64_t kFewTasks = 64;
 constexpr int64_t kLeastTaskWork = 256;
 
+struct EntryRange {
+  int64_t begin;
+  int64_t end;
+
+  bool empty() const { return begin == end; }
+};
+
 struct Task {
   int64_t row_begin;
   int64_t row_end;
   int64_t entry_begin;
   int64_t entry_end;
   int64_t piece;  // where the partial result of a cut row goes; -1 for whole rows
+
+  bool whole() const { return piece < 0; }
+
+  // The entries of a row of this task.
+  EntryRange entries(const Csr& graph, int64_t row) const {
+    if (whole()) return {graph.rowptr[row], graph.rowptr[row + 1]};
+    return {entry_begin, entry_end};
+  }
 };
 
 struct CutRow {
@@ -76,6 +92,17 @@ inline Schedule make_schedule(const Csr& graph) {
     row = end;
   }
   return schedule;
+}
+
+// Calls run(task) for all tasks, which together take about `work` elementary operations, and then
+// merge(cut row) for the rows that were cut, whose pieces have `width` values each.
+template <typename Run, typename Merge>
+void run_schedule(const Schedule& schedule, int64_t work, int64_t width, const Run& run,
+                  const Merge& merge) {
+  for_each_task(static_cast<int64_t>(schedule.tasks.size()), work,
+                [&](int64_t i) { run(schedule.tasks[i]); });
+  for_each_task(static_cast<int64_t>(schedule.cut_rows.size()), schedule.num_pieces * width,
+                [&](int64_t i) { merge(schedule.cut_rows[i]); });
 }
 
 }  // namespace fastgraph
