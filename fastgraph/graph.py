@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastgraph import native, settings
+from fastgraph import native
 from fastgraph.memo import MEMO, tensor_key
 
 MAX_INDEX = 2**31 - 1
@@ -215,15 +215,6 @@ def _to_host(numbers: list[Tensor]) -> list[int]:
     return found
 
 
-class _Memoised(NamedTuple):
-    graph: Graph
-    checksum: tuple[int, ...] | None
-
-    @property
-    def nbytes(self) -> int:
-        return self.graph.nbytes
-
-
 def graph_of(index: Tensor, ptr: Tensor | None, num_src: int, num_dst: int) -> Graph:
     """The graph of these index tensors, built on first sight; arguments as for :class:`Graph`.
 
@@ -234,21 +225,8 @@ def graph_of(index: Tensor, ptr: Tensor | None, num_src: int, num_dst: int) -> G
         # Inference tensors have no version counter, so an edit could not be seen.
         return Graph(index, num_src, num_dst, ptr)
     key = (tensor_key(index), None if ptr is None else tensor_key(ptr), num_src, num_dst)
-    found: _Memoised | None = MEMO.get(key)
-    if found is None:
+    graph: Graph | None = MEMO.get(key, index, ptr)
+    if graph is None:
         graph = Graph(index, num_src, num_dst, ptr)
-        checksum = _checksum(index, ptr) if settings.current().check_cache else None
-        MEMO.put(key, _Memoised(graph, checksum), index, ptr)
-        return graph
-    if found.checksum is not None and found.checksum != _checksum(index, ptr):
-        raise RuntimeError(
-            "an index tensor was changed without torch noticing (through numpy or .data); "
-            "call fastgraph.clear_cache() after such an edit"
-        )
-    return found.graph
-
-
-def _checksum(index: Tensor, ptr: Tensor | None) -> tuple[int, ...]:
-    """A sum weighted by position, in wrapping int64 arithmetic, of each tensor."""
-    tensors = [t.flatten() for t in (index, ptr) if t is not None]
-    return tuple(int((t * torch.arange(1, t.numel() + 1, device=t.device)).sum()) for t in tensors)
+        MEMO.put(key, graph, index, ptr)
+    return graph

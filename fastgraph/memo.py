@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -32,10 +34,16 @@ def tensor_key(tensor: Tensor) -> tuple[object, ...]:
     )
 
 
+def is_recording() -> bool:
+    """Whether operations are being recorded, where a remembered result would be a constant."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
 class _Entry(NamedTuple):
     value: Any
     nbytes: int
     storages: tuple[StorageWeakRef, ...]
+    checksum: tuple[int, ...] | None
 
 
 class Memo:
@@ -47,11 +55,20 @@ class Memo:
         self._added = 0
         self._lock = threading.Lock()
 
-    def get(self, key: tuple[object, ...]) -> Any | None:
-        """The value stored under a key made of :func:`tensor_key` of living tensors."""
+    def get(self, key: tuple[object, ...], *tensors: Tensor | None) -> Any | None:
+        """The value stored under a key made of :func:`tensor_key` of these tensors.
+
+        Raises:
+            RuntimeError: with ``FASTGRAPH_CHECK_CACHE=1``, a tensor was edited behind torch's back.
+        """
         entry = self._entries.get(key)
         if entry is None:
             return None
+        if entry.checksum is not None and entry.checksum != _checksum(tensors):
+            raise RuntimeError(
+                "a tensor of a graph was changed without torch noticing (through numpy or .data); "
+                "call fastgraph.clear_cache() after such an edit"
+            )
         with self._lock:
             if key in self._entries:  # another thread may have evicted it since
                 self._entries.move_to_end(key)
@@ -63,7 +80,8 @@ class Memo:
         The value must not hold the tensors themselves, which would keep them alive.
         """
         storages = tuple(StorageWeakRef(t.untyped_storage()) for t in tensors if t is not None)
-        entry = _Entry(value, value.nbytes, storages)
+        checksum = _checksum(tensors) if settings.current().check_cache else None
+        entry = _Entry(value, value.nbytes, storages, checksum)
         with self._lock:
             self._remove(key)
             self._entries[key] = entry
@@ -108,6 +126,14 @@ class Memo:
         with self._lock:
             self._entries.clear()
             self._nbytes = 0
+
+
+def _checksum(tensors: Iterable[Tensor | None]) -> tuple[int, ...]:
+    """A sum of the bits weighted by position, in wrapping int64 arithmetic, of each tensor."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    flat = [t.detach().flatten() for t in tensors if t is not None]
+    bits = [t.view(integers[t.element_size()]) for t in flat]
+    return tuple(int((t * torch.arange(1, len(t) + 1, device=t.device)).sum()) for t in bits)
 
 
 MEMO = Memo()

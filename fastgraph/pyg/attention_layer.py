@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import UninitializedParameter
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import Linear
 from torch_geometric.nn.aggr import SumAggregation
@@ -21,7 +22,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from fastgraph import settings
 from fastgraph.backends.registry import REGISTRY
-from fastgraph.memo import MEMO, tensor_key
+from fastgraph.memo import MEMO, is_recording, tensor_key
 from fastgraph.pyg.in_place import add_to
 from fastgraph.pyg.linear import unwatched
 from fastgraph.pyg.propagate import from_template, module_refusal
@@ -58,6 +59,7 @@ def replace_forward(
     ``plan`` answers with the reason where it refuses, before anything is computed.
     """
     upstream: Callable[..., Any] = cls.forward
+    plan.__qualname__ = upstream.__qualname__  # which wrong calls are reported with
 
     @functools.wraps(upstream)
     def forward(self: MessagePassing, *args: Any, **kwargs: Any) -> Any:
@@ -101,7 +103,7 @@ def accepted_inputs(
         return inputs
     reason = (
         _module_refusal(module, layer)
-        or _graph_refusal(edge_index)
+        or _graph_refusal(edge_index, inputs)
         or REGISTRY.refusal(operator, inputs.src.device.type, inputs.src.dtype)
     )
     return inputs if reason is None else reason
@@ -131,13 +133,17 @@ def _module_refusal(module: MessagePassing, layer: type[MessagePassing]) -> str 
         return f"flow {module.flow}"
     for parameter in module.parameters():
         reason = plain_tensor("a parameter", parameter)
-        if reason is not None:
+        # A lazy projection gets its weight when it is called.
+        if reason is not None and type(parameter) is not UninitializedParameter:
             return reason
     return None
 
 
-def _graph_refusal(edge_index: Any) -> str | None:
+def _graph_refusal(edge_index: Any, inputs: Inputs) -> str | None:
     if isinstance(edge_index, EdgeIndex):
+        for size, features in zip(edge_index.sparse_size(), inputs, strict=True):
+            if size is not None and size != len(features):
+                return f"the EdgeIndex has size {edge_index.sparse_size()}, unlike the features"
         edge_index = edge_index.as_tensor()
     reason = plain_tensor("edge_index", edge_index)
     if reason is not None:
@@ -235,10 +241,10 @@ def _index_with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
     Remembered for as long as the caller's tensor lives unchanged, so that the operators find the
     sorted graph of the result again.
     """
-    if torch.compiler.is_compiling() or edge_index.is_inference():
+    if is_recording() or edge_index.is_inference():
         return _replace_self_loops(edge_index, num_nodes)
     key = ("self_loops", tensor_key(edge_index), num_nodes)
-    known: Tensor | None = MEMO.get(key)
+    known: Tensor | None = MEMO.get(key, edge_index)
     if known is None:
         with torch.inference_mode(False):  # what is made here must still serve training
             known = _replace_self_loops(edge_index, num_nodes)
@@ -274,20 +280,24 @@ def combine_heads(module: Any, out: Tensor, residual: Tensor | None) -> Tensor:
 
     ``out`` ``[nodes, heads, channels]`` is an operator's output that nothing else refers to.
     """
+    terms = [term for term in (residual, module.bias) if term is not None]
+    out = join_heads(module, out, bool(terms))
+    return functools.reduce(add_to, terms, out)
+
+
+def join_heads(module: Any, out: Tensor, changed: bool) -> Tensor:
+    """Concatenate or average heads ``[nodes, heads, channels]``.
+
+    ``changed`` says that something will be added in place. What upstream would have added out of
+    place is no view of anything to autograd, and so must the sum be none.
+    """
     if not module.concat:
-        out = out.mean(dim=1)
-    for term in (residual, module.bias):
-        if term is not None:
-            out = add_to_heads(out, term)
-    return out.flatten(1)
+        return out.mean(dim=1)
+    size = (out.shape[0], out.shape[1] * out.shape[2])
+    return torch.ops.aten._unsafe_view(out, size) if changed else out.view(size)
 
 
 def with_weights(out: Tensor, edge_index: Tensor, alpha: Tensor | None) -> Any:
     """What GATConv and GATv2Conv return: weights come with the edges that they belong to."""
     # A copy, because edits must not reach the remembered self-loops.
     return out if alpha is None else (out, (edge_index.clone(), alpha))
-
-
-def add_to_heads(out: Tensor, term: Tensor) -> Tensor:
-    """``out + term``; ``term``, for every node or each, has the channels of all heads in a row."""
-    return add_to(out, term.reshape(*term.shape[:-1], *out.shape[1:]))

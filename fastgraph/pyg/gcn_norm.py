@@ -3,13 +3,14 @@
 PyG's layers normalise anew at every forward unless ``cached=True``. The result depends only on the
 arguments, so upstream's own result is kept for as long as the caller's tensors live unchanged. Its
 ``edge_index`` is then the same tensor at every call, and the operators find its sorted graph.
+
+Only layers get what is remembered: users who call ``gcn_norm`` may change what it returns.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +18,12 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import gcn_conv
 
-from fastgraph.memo import MEMO, tensor_key
+from fastgraph.memo import MEMO, is_recording, tensor_key
 from fastgraph.routing.conditions import execution_mode, plain_tensor
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.state import SWITCH
+
+UPSTREAM = gcn_conv.gcn_norm
 
 _CALLERS = object()
 """Stands for the caller's own ``edge_index``, which a remembered result must not keep alive."""
@@ -39,56 +43,63 @@ class _Normalised(NamedTuple):
     @property
     def intact(self) -> bool:
         """Whether nobody has edited what upstream would have computed afresh."""
-        return self.versions == tuple(t._version for t in self.tensors)
+        return self.versions == tuple(t._version for t in self.tensors) and not any(
+            t.requires_grad for t in self.tensors
+        )
 
 
 def install(patches: Patches) -> None:
-    """Replace ``gcn_norm`` in every PyG module that has imported it."""
-    upstream = gcn_conv.gcn_norm
-    routed = _routed(upstream)
+    """Replace ``gcn_norm`` in the modules of PyG's layers, but not where users import it from."""
     for name, module in list(sys.modules.items()):
-        if name.startswith("torch_geometric.nn") and vars(module).get("gcn_norm") is upstream:
-            patches.replace(module, "gcn_norm", routed)
+        imported = name.startswith("torch_geometric.nn") and module is not gcn_conv
+        if imported and vars(module).get("gcn_norm") is UPSTREAM:
+            patches.replace(module, "gcn_norm", gcn_norm)
 
 
-def _routed(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(upstream)
-    def gcn_norm(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or execution_mode() is not None:
-            return upstream(edge_index, edge_weight, *args, **kwargs)
-        parts = _plain_parts(edge_index)
-        is_plain = edge_weight is None or plain_tensor("edge_weight", edge_weight) is None
-        if parts is None or not is_plain or any(t.is_inference() for t in parts):
-            return upstream(edge_index, edge_weight, *args, **kwargs)
-        learned = edge_weight is not None and (
-            edge_weight.requires_grad or edge_weight.is_inference()
-        )
-        inputs = parts if edge_weight is None or learned else (*parts, edge_weight)
-        key = (
-            "gcn_norm",
-            learned,
-            _description(edge_index),
-            *map(tensor_key, inputs),
-            args,
-            *kwargs.items(),
-        )
-        known: _Normalised | None = MEMO.get(key)
-        if known is not None and known.intact and not learned:
-            return tuple(edge_index if part is _CALLERS else part for part in known.result)
-        index, weight = upstream(edge_index, edge_weight, *args, **kwargs)
-        if learned and known is not None and known.intact:
-            return known.result[0], weight
-        if torch.is_inference_mode_enabled():
-            return index, weight  # training could not use what was computed here
-        own = _CALLERS if index is edge_index else index
-        kept = (own,) if learned else (own, weight)
-        tensors = tuple(t for part in kept for t in _plain_parts(part) or ())
-        versions = tuple(t._version for t in tensors)
-        if tensors:
-            MEMO.put(key, _Normalised(kept, tensors, versions), *inputs)
-        return index, weight
+@functools.wraps(UPSTREAM)
+def gcn_norm(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Upstream's result, the same tensors for as long as the arguments live unchanged."""
+    parts = _parts_to_remember_by(edge_index, edge_weight)
+    if parts is None:
+        return UPSTREAM(edge_index, edge_weight, *args, **kwargs)
+    learned = edge_weight is not None and (edge_weight.requires_grad or edge_weight.is_inference())
+    inputs = parts if edge_weight is None or learned else (*parts, edge_weight)
+    key = (
+        "gcn_norm",
+        learned,
+        _description(edge_index),
+        torch.get_default_dtype(),
+        *map(tensor_key, inputs),
+        args,
+        *kwargs.items(),
+    )
+    known: _Normalised | None = MEMO.get(key, *inputs)
+    if known is not None and known.intact and not learned:
+        return tuple(edge_index if part is _CALLERS else part for part in known.result)
+    index, weight = UPSTREAM(edge_index, edge_weight, *args, **kwargs)
+    if learned and known is not None and known.intact:
+        return known.result[0], weight
+    if torch.is_inference_mode_enabled():
+        return index, weight  # training could not use what was computed here
+    own = _CALLERS if index is edge_index else index
+    kept = (own,) if learned else (own, weight)
+    tensors = tuple(t for part in kept for t in _plain_parts(part) or ())
+    versions = tuple(t._version for t in tensors)
+    if tensors:
+        MEMO.put(key, _Normalised(kept, tensors, versions), *inputs)
+    return index, weight
 
-    return gcn_norm
+
+def _parts_to_remember_by(edge_index: Any, edge_weight: Any) -> tuple[Tensor, ...] | None:
+    """The tensors that hold the graph; ``None`` where nothing may be remembered."""
+    if not SWITCH.active or is_recording() or execution_mode() is not None:
+        return None
+    if edge_weight is not None and plain_tensor("edge_weight", edge_weight) is not None:
+        return None
+    parts = _plain_parts(edge_index)
+    if parts is None or any(t.is_inference() for t in parts):
+        return None
+    return parts
 
 
 def _plain_parts(edge_index: object) -> tuple[Tensor, ...] | None:

@@ -28,6 +28,7 @@ def replace_forward(
     ``forward`` answers with ``None``, before it computes anything, where it has nothing to gain.
     """
     upstream: Callable[..., Tensor] = cls.forward
+    forward.__qualname__ = upstream.__qualname__  # which wrong calls are reported with
 
     @functools.wraps(upstream)
     def replacement(self: MessagePassing, *args: Any, **kwargs: Any) -> Tensor:

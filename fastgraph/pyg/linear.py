@@ -7,10 +7,28 @@ from typing import Any
 from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn import Linear
+from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
 from fastgraph.linear import linear
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+# As PyG defines them; a program may replace them later.
+_FORWARDS = {
+    cls: cls.forward
+    for cls in (Linear, SumAggregation, MeanAggregation, MaxAggregation, MinAggregation)
+}
+
+
+def is_watched(module: Any) -> bool:
+    """Whether somebody would notice that a module of PyG is not called, or calls something else."""
+    attributes = vars(module)
+    return (
+        _has_any_global_hook()
+        or any(map(attributes.__getitem__, _HOOKS))
+        or "forward" in attributes
+        or type(module).forward is not _FORWARDS[type(module)]
+    )
 
 
 def unwatched(module: Any) -> bool:
@@ -18,11 +36,7 @@ def unwatched(module: Any) -> bool:
 
     Its result is then new memory that its gradient does not need.
     """
-    if type(module) is not Linear or _has_any_global_hook():
-        return False
-    attributes = vars(module)
-    watched = any(map(attributes.__getitem__, _HOOKS)) or "forward" in attributes
-    return not watched and "weight" in module._parameters
+    return type(module) is Linear and not is_watched(module) and "weight" in module._parameters
 
 
 def project(module: Any, x: Tensor) -> Tensor:

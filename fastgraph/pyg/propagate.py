@@ -26,6 +26,7 @@ from torch_geometric.typing import WITH_TORCH_SCATTER
 from fastgraph import ops, settings
 from fastgraph.backends.registry import REGISTRY
 from fastgraph.ops.spmm import REDUCTIONS as SUMS
+from fastgraph.pyg.linear import is_watched
 from fastgraph.pyg.messages import Message, known_message, multiplies_adjacency
 from fastgraph.pyg.topology import Topology, topology_of
 from fastgraph.routing.conditions import execution_mode, plain_tensor
@@ -132,7 +133,11 @@ def aggregate(module: MessagePassing, edge_index: Any, **arguments: Any) -> tupl
     """
     cls = type(module)
     upstream = getattr(cls.propagate, "_fastgraph_upstream", None)
-    if upstream is None or "propagate" in vars(module) or not from_template(cls, upstream):
+    own = vars(module).get("propagate")
+    if own is not None and not hasattr(own, "_fastgraph_upstream"):
+        # PyG does this itself for decomposed layers and while explaining.
+        _refuse(module, "propagate is replaced on the instance")
+    if upstream is None or own is not None or not from_template(cls, upstream):
         return module.propagate(edge_index, **arguments), False
     plan = _counted_plan(module, edge_index, (), arguments)
     if plan is None:
@@ -205,9 +210,10 @@ def plan_propagate(
     reduce = _REDUCTIONS[type(module.aggr_module)]
     # Where PyG multiplies by the adjacency matrix instead of making messages.
     fused = topology.values is not None and module.fuse
-    if fused and not multiplies_adjacency(cls):
+    fused_index = isinstance(edge_index, EdgeIndex) and _fuses_edge_index(module, edge_index)
+    if (fused or fused_index) and not multiplies_adjacency(cls):
         return "message_and_aggregate is overridden"
-    if isinstance(edge_index, EdgeIndex) and _fuses_edge_index(module, edge_index, reduce):
+    if fused_index and reduce not in SUMS:
         return "EdgeIndex.matmul breaks ties of max and min in its own way"
 
     located = _features(module, edge_index, topology, size, arguments.get("x"), fused)
@@ -244,13 +250,8 @@ def _scatters_to_one_winner(x: Tensor) -> bool:
     return x.is_cuda and WITH_TORCH_SCATTER and not torch.compiler.is_compiling()
 
 
-def _fuses_edge_index(module: MessagePassing, edge_index: EdgeIndex, reduce: str) -> bool:
-    return bool(
-        reduce not in SUMS
-        and module.fuse
-        and module.SUPPORTS_FUSED_EDGE_INDEX
-        and edge_index.is_sorted_by_col
-    )
+def _fuses_edge_index(module: MessagePassing, edge_index: EdgeIndex) -> bool:
+    return bool(module.fuse and module.SUPPORTS_FUSED_EDGE_INDEX and edge_index.is_sorted_by_col)
 
 
 def _features(
@@ -279,6 +280,8 @@ def _features(
     refusal = plain_tensor("x", features)
     if refusal is not None:
         return refusal
+    if features.layout != torch.strided:
+        return f"features of layout {features.layout}"
     if features.dim() < 2 or not -features.dim() <= module.node_dim < features.dim():
         return f"features of {features.dim()} dimensions with node_dim={module.node_dim}"
     num_out = sizes[gathered] if sizes[aggregating] is None else sizes[aggregating]
@@ -315,8 +318,8 @@ def module_refusal(module: MessagePassing, cls: type[MessagePassing]) -> str | N
     aggregation = module.aggr_module
     if type(aggregation) not in _REDUCTIONS:
         return f"aggregation {type(aggregation).__name__}"
-    if aggregation._forward_hooks or aggregation._forward_pre_hooks:
-        return "a hook is set on the aggregation"
+    if is_watched(aggregation):
+        return "the aggregation is replaced or has hooks"
     return None
 
 

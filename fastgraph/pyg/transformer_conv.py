@@ -13,14 +13,15 @@ from fastgraph.pyg.attention_layer import (
     Inputs,
     Plan,
     accepted_inputs,
-    add_to_heads,
     dropout_rate,
     edge_refusal,
     edge_weight,
+    join_heads,
     plain_index,
     replace_forward,
     same_dtype,
 )
+from fastgraph.pyg.in_place import add_to
 from fastgraph.pyg.linear import project
 from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.patching import Patches
@@ -84,11 +85,9 @@ def _forward(
     key = project(module.lin_key, inputs.src).view(shape)
     value = project(module.lin_value, inputs.src).view(shape)
     out, alpha = _attend(module, query, key, value, edge_index, edge_attr, need_weights)
-    if not module.concat:
-        out = out.mean(dim=1)
+    out = join_heads(module, out, module.root_weight)
     if module.root_weight:
         out = _with_root(module, out, project(module.lin_skip, inputs.dst))
-    out = out.flatten(1)
     return (out, (edge_index, alpha)) if need_weights else out
 
 
@@ -133,7 +132,6 @@ def _attend(
 
 def _with_root(module: TransformerConv, out: Tensor, root: Tensor) -> Tensor:
     if module.lin_beta is None:
-        return add_to_heads(out, root)
-    out = out.flatten(1)
+        return add_to(out, root)
     beta: Tensor = module.lin_beta(torch.cat([out, root, out - root], dim=-1)).sigmoid()
     return beta * root + (1 - beta) * out

@@ -10,6 +10,8 @@ from torch.nn import Parameter
 
 def execution_mode() -> str | None:
     """Upstream's own code must run where an operator would be opaque or silently wrong."""
+    if torch.compiler.is_exporting():
+        return "exporting a program, which must run without fastgraph"
     if torch.compiler.is_compiling():
         return "exporting to ONNX" if torch.onnx.is_in_onnx_export() else None
     if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]

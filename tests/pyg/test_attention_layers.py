@@ -162,6 +162,30 @@ def test_a_maximum_of_scores_that_overflow_the_exponential(cls: type[MessagePass
     assert_errors_alike(draw(seed) for seed in range(100))
 
 
+@pytest.mark.parametrize("cls", CLASSES)
+def test_lazy_layers(cls: type[MessagePassing]) -> None:
+    conv, x = cls(-1, 4, heads=2), features(NODES, CHANNELS)
+    with fastgraph.enabled(strict=True):
+        out = conv(x, EDGES)
+    torch.testing.assert_close(out, conv(x, EDGES))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_result_is_a_view_where_upstreams_is(name: str) -> None:
+    """A view refuses some operations in place."""
+    module, x = LAYERS[name](), features(NODES, CHANNELS)
+    with fastgraph.enabled():
+        ours = module(x, EDGES)
+    assert ours._is_view() == module(x, EDGES)._is_view()
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_an_edge_index_of_another_size_fails_as_upstream(cls: type[MessagePassing]) -> None:
+    graph = EdgeIndex(EDGES, sparse_size=(NODES + 3, NODES + 3))
+    with fastgraph.enabled(), pytest.raises(ValueError, match="expected size"):
+        cls(CHANNELS, 4)(features(NODES, CHANNELS), graph)
+
+
 class OwnMessage(GATv2Conv):
     def message(self, x_j: Tensor, alpha: Tensor) -> Tensor:
         return 2 * super().message(x_j, alpha)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle
 import warnings
 from typing import Any
@@ -10,8 +11,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch_geometric import EdgeIndex
 from torch_geometric.explain import Explainer, GNNExplainer
-from torch_geometric.nn import GCNConv, GraphConv, MessagePassing, ResGatedGraphConv, SAGEConv
+from torch_geometric.nn import (
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GraphConv,
+    MessagePassing,
+    ResGatedGraphConv,
+    SAGEConv,
+    SumAggregation,
+)
 from torch_geometric.utils import to_torch_coo_tensor, to_torch_csr_tensor
 
 import fastgraph
@@ -78,20 +90,20 @@ class Minimal(MessagePassing):
         (ResGatedGraphConv(CHANNELS, 4), "its message is not a known one"),
         (SAGEConv(CHANNELS, 4, aggr=["mean", "max"]), "aggregation MultiAggregation"),
         (SAGEConv(CHANNELS, 4, aggr="median"), "aggregation MedianAggregation"),
-        (GCNConv(CHANNELS, 4, decomposed_layers=2), None),
         (Inherits(CHANNELS, 4), None),
         (Minimal("max"), None),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, torch.nn.Module) else None,
 )
 def test_classes(module: MessagePassing, reason: str | None) -> None:
-    torch.manual_seed(0)
-    if module.decomposed_layers > 1:
-        with fastgraph.enabled():
-            module(features(), EDGES)
-        assert sum(row.routed for row in fastgraph.status().rows) == 0
-        return
     assert_same(module, arguments(features(), EDGES), reason=reason)
+
+
+def test_decomposed_layers() -> None:
+    with fastgraph.enabled():
+        GCNConv(CHANNELS, 4, decomposed_layers=2)(features(), EDGES)
+    (row,) = fastgraph.status().rows
+    assert row.routed == 0 and set(row.reasons) == {"propagate is replaced on the instance"}
 
 
 def test_a_propagate_that_wraps_the_inherited_one() -> None:
@@ -158,6 +170,83 @@ def test_message_passing_hooks_run(hook: str) -> None:
         fastgraph.status().reset()
         conv(features(), EDGES)
     assert fastgraph.status().rows[0].routed == 1
+
+
+def watch_backward(conv: MessagePassing, seen: list[str]) -> None:
+    conv.aggr_module.register_full_backward_hook(lambda *_: seen.append("backward"))
+
+
+def replace_on_the_instance(conv: MessagePassing, seen: list[str]) -> None:
+    original = conv.aggr_module.forward
+    conv.aggr_module.forward = lambda *a, **k: (seen.append("instance"), 2 * original(*a, **k))[1]
+
+
+@pytest.mark.parametrize("watch", [watch_backward, replace_on_the_instance])
+@pytest.mark.parametrize("layer", [SAGEConv, GCNConv, GATv2Conv])
+def test_an_aggregation_that_somebody_watches_or_replaces(layer: Any, watch: Any) -> None:
+    conv, seen = layer(CHANNELS, 4), list[str]()
+    watch(conv, seen)
+    expected = conv(features(), EDGES)
+    seen.clear()
+    with fastgraph.enabled(min_edges=0):
+        out = conv(features().requires_grad_(), EDGES)
+        out.sum().backward()
+    torch.testing.assert_close(out, expected)
+    assert len(seen) == 1
+    assert "the aggregation is replaced or has hooks" in fastgraph.status().rows[0].reasons
+
+
+def test_an_aggregation_class_that_was_patched(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = SumAggregation.forward
+    monkeypatch.setattr(SumAggregation, "forward", lambda *a, **k: 2 * original(*a, **k))
+    conv = GCNConv(CHANNELS, 4)
+    expected = conv(features(), EDGES)
+    with fastgraph.enabled(min_edges=0):
+        torch.testing.assert_close(conv(features(), EDGES), expected)
+
+
+class OwnProduct(GraphConv):
+    def message_and_aggregate(
+        self, edge_index: Any, x: Any, edge_weight: Tensor | None = None
+    ) -> Tensor:
+        return 3 * super().message_and_aggregate(edge_index, x, edge_weight)
+
+
+def test_an_own_product_with_a_sorted_edge_index() -> None:
+    graph = EdgeIndex(EDGES, sparse_size=(NODES, NODES)).sort_by("col").values
+    conv = OwnProduct(CHANNELS, 4)
+    expected = conv(features(), graph)
+    with fastgraph.enabled(min_edges=0):
+        torch.testing.assert_close(conv(features(), graph), expected)
+    assert "message_and_aggregate is overridden" in fastgraph.status().rows[0].reasons
+
+
+def test_sparse_features_fail_as_upstream() -> None:
+    sparse = features().to_sparse()
+    for conv in (SAGEConv(CHANNELS, 4), GraphConv(CHANNELS, 4)):
+        with pytest.raises(Exception) as expected:
+            conv(sparse, EDGES)
+        with fastgraph.enabled(min_edges=0), pytest.raises(expected.type):
+            conv(sparse, EDGES)
+
+
+def test_what_is_remembered_does_not_become_a_constant_of_a_traced_graph() -> None:
+    for conv in (GCNConv(CHANNELS, 4), GATConv(CHANNELS, 4)):
+        edges = EDGES[:, EDGES[0] != EDGES[1]]  # as many in both graphs
+        with fastgraph.enabled(min_edges=0):
+            conv(features(), edges)
+            graph = make_fx(functools.partial(conv))(features(), edges)
+            torch.testing.assert_close(
+                graph(features(), edges.flip(0)), conv(features(), edges.flip(0))
+            )
+
+
+def test_wrong_calls_name_the_layer() -> None:
+    x = features()
+    with fastgraph.enabled():
+        for conv in (GATConv(CHANNELS, 4), GCNConv(CHANNELS, 4), SAGEConv(CHANNELS, 4)):
+            with pytest.raises(TypeError, match=rf"{type(conv).__name__}\.forward\(\)"):
+                conv(x, EDGES, unheard_of=1)
 
 
 def test_module_hooks_are_none_of_our_business() -> None:

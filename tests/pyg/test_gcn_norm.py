@@ -1,0 +1,137 @@
+"""The route of ``gcn_norm``: what is remembered, for whom and for how long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GraphConv, TransformerConv
+
+import fastgraph
+from fastgraph.memo import MEMO
+from tests.graphs import random_edges
+
+EDGES = random_edges(10, 10, 40)
+
+
+def routed() -> int:
+    return sum(row.routed for row in fastgraph.status().rows)
+
+
+def test_normalisation_is_remembered_and_follows_edits() -> None:
+    conv, x = GCNConv(4, 2), torch.randn(10, 4)
+    edges, weight = EDGES.clone(), torch.rand(40)
+    with fastgraph.enabled():
+        for change in (None, "edges", "weight"):
+            if change == "edges":
+                edges[0] = edges[0].flip(0)
+            if change == "weight":
+                weight.mul_(2).add_(torch.rand(40))
+            ours = [conv(x, edges, weight), conv(x, edges, weight)]
+            known = len(MEMO)
+            conv(x, edges, weight)
+            assert len(MEMO) == known
+            with fastgraph.enabled():
+                fastgraph.disable()
+                expected = conv(x, edges, weight)
+            for out in ours:
+                torch.testing.assert_close(out, expected)
+
+
+def test_what_layers_share_is_computed_again_once_it_was_edited() -> None:
+    from torch_geometric.nn.conv import sg_conv
+
+    with fastgraph.enabled():
+        index, weight = sg_conv.gcn_norm(EDGES, None, 10)
+        assert sg_conv.gcn_norm(EDGES, None, 10)[1] is weight
+        expected = weight.clone()
+        weight.zero_()
+        again_index, again = sg_conv.gcn_norm(EDGES, None, 10)
+        torch.testing.assert_close(again, expected)
+        assert torch.equal(index, again_index)
+        again.requires_grad_()
+        assert not sg_conv.gcn_norm(EDGES, None, 10)[1].requires_grad
+
+
+def test_users_get_tensors_of_their_own() -> None:
+    from torch_geometric.nn.conv import gcn_conv
+
+    first, second = GCNConv(4, 2, cached=True), GCNConv(4, 2, cached=True)
+    x = torch.randn(10, 4)
+    with fastgraph.enabled():
+        pairs = [gcn_conv.gcn_norm(EDGES, None, 10) for _ in range(2)]
+        first(x, EDGES), second(x, EDGES)
+    assert pairs[0][1] is not pairs[1][1]
+    for a, b in zip(first._cached_edge_index, second._cached_edge_index, strict=True):
+        assert a is not b
+
+
+def test_a_normalisation_that_was_replaced_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch_geometric.nn.conv import gcn_conv
+
+    def doubled(*args: object) -> tuple[Tensor, Tensor]:
+        index, weight = upstream(*args)
+        return index, 2 * weight
+
+    upstream = gcn_conv.gcn_norm
+    monkeypatch.setattr(gcn_conv, "gcn_norm", doubled)
+    conv, x = GCNConv(4, 2), torch.randn(10, 4)
+    expected = conv(x, EDGES)
+    with fastgraph.enabled():
+        torch.testing.assert_close(conv(x, EDGES), expected)
+
+
+def test_the_default_dtype_is_part_of_what_is_remembered() -> None:
+    from torch_geometric.nn.conv import sg_conv
+
+    with fastgraph.enabled():
+        assert sg_conv.gcn_norm(EDGES, None, 10)[1].dtype == torch.float32
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert sg_conv.gcn_norm(EDGES, None, 10)[1].dtype == torch.float64
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("edit", ["edge_index", "edge_weight"])
+@pytest.mark.parametrize("layer", [GCNConv, GraphConv, GATConv, GATv2Conv, TransformerConv])
+def test_edits_that_torch_cannot_see_are_found(
+    layer: Any, edit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if edit == "edge_weight" and layer is not GCNConv:
+        pytest.skip("nothing is derived from the weights of other layers")
+    monkeypatch.setenv("FASTGRAPH_CHECK_CACHE", "1")
+    conv, x, edges, weight = layer(4, 2), torch.randn(10, 4), EDGES.clone(), torch.rand(40)
+    arguments = (x, edges, weight) if layer is GCNConv else (x, edges)
+    with fastgraph.enabled():
+        conv(*arguments)
+        conv(*arguments)
+        (edges if edit == "edge_index" else weight).numpy()[..., 0] += 1
+        with pytest.raises(RuntimeError, match="without torch noticing"):
+            conv(*arguments)
+
+
+def test_a_weight_of_another_class_is_left_to_upstream() -> None:
+    class Tagged(torch.Tensor):
+        pass
+
+    conv, x, weight = GCNConv(4, 2), torch.randn(10, 4), torch.rand(40)
+    expected = conv(x, EDGES, weight)
+    fastgraph.clear_cache()
+    with fastgraph.enabled():
+        out = conv(x, EDGES, weight.as_subclass(Tagged))
+        assert len([key for key in MEMO._entries if key[0] == "gcn_norm"]) == 0
+    torch.testing.assert_close(out.as_subclass(torch.Tensor), expected)
+    assert routed() == 0
+
+
+def test_learned_weights_through_the_normalisation() -> None:
+    conv, x = GCNConv(4, 2), torch.randn(10, 4)
+    weight = torch.rand(40, requires_grad=True)
+    expected = torch.autograd.grad(conv(x, EDGES, weight).sum(), weight)
+    with fastgraph.enabled():
+        for _ in range(2):
+            ours = torch.autograd.grad(conv(x, EDGES, weight).sum(), weight)
+            torch.testing.assert_close(ours, expected)
