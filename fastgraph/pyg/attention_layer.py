@@ -26,7 +26,8 @@ from fastgraph.memo import MEMO, is_recording, tensor_key
 from fastgraph.pyg.in_place import add_to
 from fastgraph.pyg.linear import unwatched
 from fastgraph.pyg.propagate import from_template, module_refusal
-from fastgraph.routing.conditions import execution_mode, plain_tensor
+from fastgraph.pyg.topology import topology_of
+from fastgraph.routing.conditions import execution_mode, plain_tensor, too_few_edges
 from fastgraph.routing.patching import Patches
 from fastgraph.routing.state import SWITCH
 from fastgraph.routing.status import (
@@ -37,10 +38,10 @@ from fastgraph.routing.status import (
 )
 
 _METHODS = ("message", "edge_update")
-_OVERRIDABLE = ("message", "edge_update", "edge_updater", "propagate", "aggregate", "update")
+_OVERRIDABLE = ("edge_update", "edge_updater", "propagate")
 _HOOKS = ("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
 
-Plan = Callable[[], Any]
+Forward = Callable[[], Any]
 """A forward pass that has been decided on."""
 
 
@@ -51,8 +52,8 @@ class Inputs(NamedTuple):
     dst: Tensor
 
 
-def replace_forward(
-    patches: Patches, cls: type[MessagePassing], plan: Callable[..., Plan | str]
+def route_forward(
+    patches: Patches, cls: type[MessagePassing], plan: Callable[..., Forward | str]
 ) -> None:
     """Replace ``cls.forward``: run what ``plan(module, *args)`` returns, or upstream's own code.
 
@@ -103,7 +104,7 @@ def accepted_inputs(
         return inputs
     reason = (
         _module_refusal(module, layer)
-        or _graph_refusal(edge_index, inputs)
+        or _graph_refusal(module, edge_index, inputs)
         or REGISTRY.refusal(operator, inputs.src.device.type, inputs.src.dtype)
     )
     return inputs if reason is None else reason
@@ -139,24 +140,17 @@ def _module_refusal(module: MessagePassing, layer: type[MessagePassing]) -> str 
     return None
 
 
-def _graph_refusal(edge_index: Any, inputs: Inputs) -> str | None:
+def _graph_refusal(module: MessagePassing, edge_index: Any, inputs: Inputs) -> str | None:
+    topology = topology_of(edge_index, module.flow)
+    if isinstance(topology, str):
+        return topology
+    if topology.values is not None:
+        return "a sparse adjacency matrix in an attention layer"
     if isinstance(edge_index, EdgeIndex):
         for size, features in zip(edge_index.sparse_size(), inputs, strict=True):
             if size is not None and size != len(features):
                 return f"the EdgeIndex has size {edge_index.sparse_size()}, unlike the features"
-        edge_index = edge_index.as_tensor()
-    reason = plain_tensor("edge_index", edge_index)
-    if reason is not None:
-        return reason
-    if edge_index.layout != torch.strided:
-        return "a sparse adjacency matrix in an attention layer"
-    if edge_index.dtype not in (torch.int64, torch.int32):
-        return f"edge_index has dtype {edge_index.dtype}"
-    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        return f"edge_index has shape {list(edge_index.shape)}"
-    if edge_index.shape[1] < settings.current().min_edges:
-        return f"fewer than min_edges={settings.current().min_edges} edges"
-    return None
+    return too_few_edges(topology.num_edges)
 
 
 def _inputs_of(x: object) -> Inputs | str:
@@ -203,7 +197,7 @@ def edge_refusal(
     return None
 
 
-def edge_weight(module: Any) -> Tensor:
+def edge_projection(module: Any) -> Tensor:
     """The projection of edges, ``[heads, channels, edge_dim]``."""
     weight: Tensor = module.lin_edge.weight
     return weight.view(module.heads, module.out_channels, -1)

@@ -10,14 +10,14 @@ from torch_geometric.nn.conv import GATConv
 
 from fastgraph import ops
 from fastgraph.pyg.attention_layer import (
+    Forward,
     Inputs,
-    Plan,
     accepted_inputs,
     combine_heads,
     dropout_rate,
+    edge_projection,
     edge_refusal,
-    edge_weight,
-    replace_forward,
+    route_forward,
     same_dtype,
     weights_refusal,
     with_self_loops,
@@ -29,7 +29,7 @@ from fastgraph.routing.patching import Patches
 
 def install(patches: Patches) -> None:
     """Replace ``GATConv.forward``."""
-    replace_forward(patches, GATConv, plan)
+    route_forward(patches, GATConv, plan)
 
 
 def plan(
@@ -39,7 +39,7 @@ def plan(
     edge_attr: Tensor | None = None,
     size: Any = None,
     return_attention_weights: bool | None = None,
-) -> Plan | str:
+) -> Forward | str:
     """The forward pass of a call, or the reason to leave it to upstream."""
     inputs = accepted_inputs(module, GATConv, "gat", x, edge_index)
     if isinstance(inputs, str):
@@ -106,5 +106,5 @@ def _edge_scores(module: GATConv, edge: Tensor | None) -> Tensor | None:
     """``<att_edge, W e>`` of each head as ``<W^T att_edge, e>``, ``[E, heads]``."""
     if edge is None:
         return None
-    folded: Tensor = (edge_weight(module) * module.att_edge.squeeze(0).unsqueeze(-1)).sum(dim=1)
+    folded: Tensor = (edge_projection(module) * module.att_edge.squeeze(0).unsqueeze(-1)).sum(dim=1)
     return edge @ folded.t()

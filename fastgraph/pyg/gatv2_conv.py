@@ -9,14 +9,14 @@ from torch_geometric.nn.conv import GATv2Conv
 
 from fastgraph import ops
 from fastgraph.pyg.attention_layer import (
+    Forward,
     Inputs,
-    Plan,
     accepted_inputs,
     combine_heads,
     dropout_rate,
+    edge_projection,
     edge_refusal,
-    edge_weight,
-    replace_forward,
+    route_forward,
     same_dtype,
     weights_refusal,
     with_self_loops,
@@ -28,7 +28,7 @@ from fastgraph.routing.patching import Patches
 
 def install(patches: Patches) -> None:
     """Replace ``GATv2Conv.forward``."""
-    replace_forward(patches, GATv2Conv, plan)
+    route_forward(patches, GATv2Conv, plan)
 
 
 def plan(
@@ -37,7 +37,7 @@ def plan(
     edge_index: Any,
     edge_attr: Tensor | None = None,
     return_attention_weights: bool | None = None,
-) -> Plan | str:
+) -> Forward | str:
     """The forward pass of a call, or the reason to leave it to upstream."""
     inputs = accepted_inputs(module, GATv2Conv, "gatv2", x, edge_index)
     if isinstance(inputs, str):
@@ -67,7 +67,7 @@ def _forward(
     x_src = project(module.lin_l, inputs.src).view(shape)
     x_dst = x_src if shared else project(module.lin_r, inputs.dst).view(shape)
     edge_index, edge = with_self_loops(module, edge_index, edge_attr, inputs)
-    weight_edge = None if edge is None else edge_weight(module).transpose(1, 2)
+    weight_edge = None if edge is None else edge_projection(module).transpose(1, 2)
     x_src, x_dst, att, edge, weight_edge = same_dtype(x_src, x_dst, module.att, edge, weight_edge)
     out, alpha = ops.gatv2(
         x_src,

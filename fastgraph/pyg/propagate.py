@@ -29,7 +29,7 @@ from fastgraph.ops.spmm import REDUCTIONS as SUMS
 from fastgraph.pyg.linear import is_watched
 from fastgraph.pyg.messages import Message, known_message, multiplies_adjacency
 from fastgraph.pyg.topology import Topology, topology_of
-from fastgraph.routing.conditions import execution_mode, plain_tensor
+from fastgraph.routing.conditions import execution_mode, plain_tensor, too_few_edges
 from fastgraph.routing.patching import Patches
 from fastgraph.routing.state import SWITCH
 from fastgraph.routing.status import RouteRefusedError, count_refused, count_routed, is_counted
@@ -205,8 +205,9 @@ def plan_propagate(
     topology = topology_of(edge_index, module.flow)
     if isinstance(topology, str):
         return topology
-    if topology.num_edges < settings.current().min_edges:
-        return f"fewer than min_edges={settings.current().min_edges} edges"
+    refusal = too_few_edges(topology.num_edges)
+    if refusal is not None:
+        return refusal
     reduce = _REDUCTIONS[type(module.aggr_module)]
     # Where PyG multiplies by the adjacency matrix instead of making messages.
     fused = topology.values is not None and module.fuse

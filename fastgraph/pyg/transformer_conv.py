@@ -10,15 +10,15 @@ from torch_geometric.nn.conv import TransformerConv
 
 from fastgraph import ops
 from fastgraph.pyg.attention_layer import (
+    Forward,
     Inputs,
-    Plan,
     accepted_inputs,
     dropout_rate,
+    edge_projection,
     edge_refusal,
-    edge_weight,
     join_heads,
     plain_index,
-    replace_forward,
+    route_forward,
     same_dtype,
 )
 from fastgraph.pyg.in_place import add_to
@@ -29,7 +29,7 @@ from fastgraph.routing.patching import Patches
 
 def install(patches: Patches) -> None:
     """Replace ``TransformerConv.forward``."""
-    replace_forward(patches, TransformerConv, plan)
+    route_forward(patches, TransformerConv, plan)
 
 
 def plan(
@@ -38,7 +38,7 @@ def plan(
     edge_index: Any,
     edge_attr: Tensor | None = None,
     return_attention_weights: bool | None = None,
-) -> Plan | str:
+) -> Forward | str:
     """The forward pass of a call, or the reason to leave it to upstream."""
     inputs = accepted_inputs(module, TransformerConv, "attention", x, edge_index)
     if isinstance(inputs, str):
@@ -105,7 +105,7 @@ def _attend(
         # What a query has to say to the features themselves: nothing where only values get them.
         extension = query.new_zeros(*query.shape[:2], edge.shape[1])
         if module.lin_edge is not None:
-            extension = torch.einsum("nhc,hcd->nhd", query, edge_weight(module))
+            extension = torch.einsum("nhc,hcd->nhd", query, edge_projection(module))
             edge = edge.to(query.dtype)  # as autocast does before a projection
         query = torch.cat([query, extension.to(query.dtype)], dim=-1)
     tensors = same_dtype(query, key, value, edge)
@@ -126,7 +126,7 @@ def _attend(
         return out, alpha
     out, of_edges = out.split([module.out_channels, edge.shape[1]], dim=-1)
     if module.lin_edge is not None:
-        of_edges = torch.einsum("nhd,hcd->nhc", of_edges, edge_weight(module))
+        of_edges = torch.einsum("nhd,hcd->nhc", of_edges, edge_projection(module))
     return out + of_edges, alpha
 
 

@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
+from fastgraph import settings
+
 
 def execution_mode() -> str | None:
     """Upstream's own code must run where an operator would be opaque or silently wrong."""
@@ -30,3 +32,9 @@ def plain_tensor(name: str, value: object) -> str | None:
     if torch.compiler.is_compiling() and isinstance(value, Tensor):
         return None
     return f"{name} is a {type(value).__name__}, not a plain tensor"
+
+
+def too_few_edges(num_edges: int) -> str | None:
+    """A call costs more than it gains on a graph below the ``min_edges`` setting."""
+    least = settings.current().min_edges
+    return f"fewer than min_edges={least} edges" if num_edges < least else None
