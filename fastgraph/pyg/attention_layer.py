@@ -26,7 +26,7 @@ from fastgraph.memo import MEMO, is_recording, tensor_key
 from fastgraph.pyg.in_place import add_to
 from fastgraph.pyg.linear import unwatched
 from fastgraph.pyg.propagate import from_template, module_refusal
-from fastgraph.pyg.topology import topology_of
+from fastgraph.pyg.topology import Topology, topology_of
 from fastgraph.routing.conditions import execution_mode, plain_tensor, too_few_edges
 from fastgraph.routing.patching import Patches
 from fastgraph.routing.state import SWITCH
@@ -144,12 +144,16 @@ def _graph_refusal(module: MessagePassing, edge_index: Any, inputs: Inputs) -> s
     topology = topology_of(edge_index, module.flow)
     if isinstance(topology, str):
         return topology
-    if topology.values is not None:
-        return "a sparse adjacency matrix in an attention layer"
+    sizes: tuple[int | None, ...] = (None, None)
     if isinstance(edge_index, EdgeIndex):
-        for size, features in zip(edge_index.sparse_size(), inputs, strict=True):
-            if size is not None and size != len(features):
-                return f"the EdgeIndex has size {edge_index.sparse_size()}, unlike the features"
+        sizes = edge_index.sparse_size()
+    elif edge_index.layout == torch.sparse_csc:
+        return "a sparse CSC adjacency matrix in an attention layer"
+    elif topology.values is not None:
+        sizes = tuple(reversed(edge_index.shape))
+    for size, features in zip(sizes, inputs, strict=True):
+        if size is not None and size != len(features):
+            return f"a graph of size {tuple(sizes)}, unlike the features"
     return too_few_edges(topology.num_edges)
 
 
@@ -183,6 +187,8 @@ def edge_refusal(
     reason = plain_tensor("edge_attr", edge_attr)
     if reason is not None:
         return reason
+    if edge_index.layout != torch.strided:
+        return "edge_attr beside a sparse adjacency matrix"
     assert isinstance(edge_attr, Tensor)
     channels = 1 if edge_attr.dim() == 1 else edge_attr.shape[-1]
     expected = (edge_index.shape[1], lin_edge.in_channels)
@@ -204,8 +210,33 @@ def edge_projection(module: Any) -> Tensor:
 
 
 def plain_index(edge_index: Tensor) -> Tensor:
-    """``edge_index`` without PyG's subclass."""
-    return edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+    """A graph in any of PyG's forms as a dense ``edge_index``.
+
+    That of a sparse matrix is remembered for as long as the matrix lives unchanged.
+    """
+    if edge_index.layout == torch.strided:
+        return edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
+    topology = topology_of(edge_index, "source_to_target")
+    assert isinstance(topology, Topology)
+    parts = [part for part in (topology.index, topology.ptr) if part is not None]
+    if is_recording() or any(part.is_inference() for part in parts):
+        return _index_of_entries(topology)
+    key = ("edge_index", *map(tensor_key, parts))
+    known: Tensor | None = MEMO.get(key, *parts)
+    if known is None:
+        with torch.inference_mode(False):  # what is made here must still serve training
+            known = _index_of_entries(topology)
+        MEMO.put(key, known, *parts)
+    return known
+
+
+def _index_of_entries(topology: Topology) -> Tensor:
+    """Sources and destinations of the entries of a COO or CSR matrix, in their order."""
+    index, ptr = topology.index, topology.ptr
+    if ptr is None:
+        return index.flip(0)
+    rows = torch.repeat_interleave(ptr.diff(), output_size=topology.num_edges)
+    return torch.stack([index, rows.to(index.dtype)])
 
 
 def with_self_loops(
@@ -264,9 +295,11 @@ def dropout_rate(module: Any) -> float:
     return module.dropout if module.training else 0.0
 
 
-def weights_refusal(edge_index: object) -> str | None:
+def weights_refusal(edge_index: Tensor) -> str | None:
     """Why attention weights cannot be returned together with the edges that they belong to."""
-    return "attention weights of an EdgeIndex" if isinstance(edge_index, EdgeIndex) else None
+    if isinstance(edge_index, EdgeIndex) or edge_index.layout != torch.strided:
+        return "attention weights of a graph that is not a plain edge_index"
+    return None
 
 
 def combine_heads(module: Any, out: Tensor, residual: Tensor | None) -> Tensor:

@@ -20,6 +20,7 @@ from fastgraph.pyg.attention_layer import (
     plain_index,
     route_forward,
     same_dtype,
+    weights_refusal,
 )
 from fastgraph.pyg.in_place import add_to
 from fastgraph.pyg.linear import project
@@ -48,6 +49,8 @@ def plan(
         reason = _edge_refusal(module, edge_attr, edge_index)
     # Upstream returns weights for False as well, and those without dropout.
     need_weights = isinstance(return_attention_weights, bool)
+    if need_weights and edge_index.layout != torch.strided:
+        reason = reason or weights_refusal(edge_index)
     if need_weights and dropout_rate(module) > 0:
         reason = reason or "attention weights without the dropout that is applied"
     if reason is not None:
@@ -64,7 +67,8 @@ def _edge_refusal(module: TransformerConv, edge_attr: Any, edge_index: Tensor) -
         return reason
     channels = (1, module.out_channels)
     if (
-        edge_attr.dim() != 3
+        edge_index.layout != torch.strided
+        or edge_attr.dim() != 3
         or edge_attr.shape[:2] != (edge_index.shape[1], 1)
         or edge_attr.shape[2] not in channels
         or edge_attr.dtype != module.lin_value.weight.dtype

@@ -14,7 +14,10 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing, TransformerConv
 from torch_geometric.nn.models import GAT
-from torch_geometric.utils import to_torch_csr_tensor
+from torch_geometric.utils import (
+    to_torch_coo_tensor,
+    to_torch_csr_tensor,
+)
 
 import fastgraph
 from tests.graphs import random_edges, square_cases
@@ -356,19 +359,46 @@ def test_a_refused_call_is_counted_once() -> None:
     assert (row.routed, row.fell_back, len(row.reasons)) == (0, 1, 1)
 
 
-@pytest.mark.parametrize("cls", [GATConv, GATv2Conv])
-def test_sparse_matrices_run_upstream(cls: type[MessagePassing]) -> None:
-    adj = to_torch_csr_tensor(EDGES.unique(dim=1).flip(0), size=(NODES, NODES))
-    conv, x = cls(CHANNELS, 4, add_self_loops=False), features(NODES, CHANNELS)
-    results = []
-    for active in (False, True):
-        with fastgraph.enabled() if active else torch.no_grad():
-            try:
-                results.append(conv(x, adj).detach())
-            except AssertionError as error:  # upstream takes values for edge features
-                results.append(type(error))
-    assert results[0] is results[1] or torch.equal(*results)
-    assert fastgraph.status().rows[0].routed == 0
+SIMPLE = EDGES.unique(dim=1)
+MATRICES = {"csr": to_torch_csr_tensor, "coo": to_torch_coo_tensor}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.filterwarnings("ignore:Converting sparse tensor")
+@pytest.mark.parametrize("layout", MATRICES)
+@pytest.mark.parametrize("name", LAYERS)
+def test_sparse_matrices(name: str, layout: str) -> None:
+    matrix = MATRICES[layout](SIMPLE.flip(0), torch.rand(SIMPLE.shape[1]), size=(NODES, NODES))
+    x, module = features(NODES, CHANNELS), LAYERS[name]()
+    torch.testing.assert_close(module(x, matrix), module(x, SIMPLE))
+    assert_same(module, arguments(x, matrix), upstream_call=arguments(x, SIMPLE))
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_bipartite_sparse_matrix(cls: type[MessagePassing]) -> None:
+    edges = random_edges(9, 5, 40).unique(dim=1)
+    matrix = to_torch_csr_tensor(edges.flip(0), size=(5, 9))
+    pair = (features(9, 6), features(5, CHANNELS))
+    assert_same(
+        cls((6, CHANNELS), 4, heads=2),
+        arguments(pair, matrix),
+        upstream_call=arguments(pair, edges),
+    )
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_sparse_matrix_that_does_not_fit_or_gives_weights(cls: type[MessagePassing]) -> None:
+    conv, x = cls(CHANNELS, 4), features(NODES, CHANNELS)
+    matrix = to_torch_csr_tensor(SIMPLE.flip(0), size=(NODES, NODES))
+    wrong = to_torch_csr_tensor(SIMPLE.flip(0), size=(NODES + 1, NODES + 1))
+    with fastgraph.enabled(), pytest.raises(ValueError, match="expected size"):
+        conv(x, wrong)
+    expected = conv(x, matrix, return_attention_weights=True)
+    fastgraph.status().reset()
+    with fastgraph.enabled():
+        ours = conv(x, matrix, return_attention_weights=True)
+    torch.testing.assert_close(ours[0], expected[0])
+    assert "attention weights of" in next(iter(fastgraph.status().rows[0].reasons))
 
 
 @pytest.mark.parametrize(
