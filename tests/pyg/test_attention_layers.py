@@ -491,7 +491,7 @@ def test_an_edit_of_the_graph_is_seen(cls: type[MessagePassing]) -> None:
 
 def test_training_after_inference_mode() -> None:
     conv, x, edges = GATv2Conv(CHANNELS, 4), features(NODES, CHANNELS), EDGES.clone()
-    with fastgraph.enabled():
+    with fastgraph.enabled(strict=True):
         with torch.inference_mode():
             conv(x, edges)
         conv(x, edges).sum().backward()

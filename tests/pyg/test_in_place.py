@@ -53,7 +53,7 @@ def without_linear(conv: SAGEConv) -> SAGEConv:
     ],
 )
 def test_what_becomes_of_the_aggregation(conv: Any, owned: bool, aggregated: list[Tensor]) -> None:
-    with fastgraph.enabled(min_edges=0):
+    with fastgraph.enabled(strict=True):
         out = conv(features(), EDGES)
     assert (out.data_ptr() == aggregated[0].data_ptr()) is owned
     assert_same(conv, arguments(features(), EDGES))
@@ -64,7 +64,7 @@ def test_the_root_term_is_added_to_the_product(conv: Any, monkeypatch: pytest.Mo
     made: list[Tensor] = []
     upstream = linear.linear
     monkeypatch.setattr(linear, "linear", lambda *a: made.append(upstream(*a)) or made[-1])
-    with fastgraph.enabled(min_edges=0):
+    with fastgraph.enabled(strict=True):
         out = conv(features(), EDGES)
     assert len(made) == 2 and out.data_ptr() == made[0].data_ptr()
 
@@ -82,7 +82,7 @@ def test_a_hook_sees_what_it_would_see_upstream(conv: Any, name: str) -> None:
     expected = conv(x, EDGES)
     seen = module.seen.clone()
     del module.seen
-    with fastgraph.enabled(min_edges=0):
+    with fastgraph.enabled(strict=True):
         torch.testing.assert_close(conv(x, EDGES), expected)
     torch.testing.assert_close(module.seen, seen)
 
@@ -98,7 +98,7 @@ def test_global_hooks_see_what_they_would_see_upstream() -> None:
         conv(x, EDGES)
         expected = {module: out.clone() for module, out in seen.items()}
         seen.clear()
-        with fastgraph.enabled(min_edges=0):
+        with fastgraph.enabled():
             conv(x, EDGES)
     finally:
         handle.remove()
@@ -118,7 +118,7 @@ def test_modules_are_called_in_upstreams_order(conv: Any, names: tuple[str, ...]
     torch.manual_seed(1)
     expected = conv(x, EDGES)
     torch.manual_seed(1)
-    with fastgraph.enabled(min_edges=0):
+    with fastgraph.enabled(strict=True):
         torch.testing.assert_close(conv(x, EDGES), expected)
 
 
@@ -135,7 +135,7 @@ def test_a_replaced_linear_keeps_its_result() -> None:
 
     conv = SAGEConv(4, 5)
     conv.lin_l = Constant()
-    with fastgraph.enabled(min_edges=0):
+    with fastgraph.enabled(strict=True):
         conv(features(), EDGES)
     assert torch.equal(conv.lin_l.value, torch.ones(12, 5))
 
@@ -145,7 +145,7 @@ def test_a_bias_of_another_dtype(dtype: torch.dtype) -> None:
     conv, x = GCNConv(4, 5), features()
     conv.bias = torch.nn.Parameter(torch.randn(5, dtype=dtype))
     expected = conv(x, EDGES)
-    with fastgraph.enabled(min_edges=0):
+    with fastgraph.enabled(strict=True):
         out = conv(x, EDGES)
     assert out.dtype == expected.dtype
     torch.testing.assert_close(out, expected)
@@ -159,5 +159,5 @@ def test_second_derivatives() -> None:
 
     for conv in (GCNConv(4, 5), SAGEConv(4, 5), GraphConv(4, 5), SAGEConv(4, 5, aggr="max")):
         expected = gradient(conv.double())
-        with fastgraph.enabled(min_edges=0):
+        with fastgraph.enabled(strict=True):
             torch.testing.assert_close(gradient(conv), expected)

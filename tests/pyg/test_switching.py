@@ -273,7 +273,7 @@ def test_status_table() -> None:
 def test_inference_first_and_training_afterwards() -> None:
     conv, x = GCNConv(4, 2), torch.randn(10, 4)
     expected = conv(x, EDGES)
-    with fastgraph.enabled():
+    with fastgraph.enabled(strict=True):
         with torch.inference_mode():
             torch.testing.assert_close(conv(x, EDGES), expected)
         conv(x, EDGES).sum().backward()
@@ -293,7 +293,7 @@ def test_gradient_checkpointing_and_double_backward() -> None:
         return grad.square().sum()
 
     expected = torch.autograd.grad(penalty(conv(x, EDGES)), x)
-    with fastgraph.enabled():
+    with fastgraph.enabled(strict=True):
         torch.testing.assert_close(torch.autograd.grad(penalty(conv(x, EDGES)), x), expected)
         out = checkpoint(conv, x, EDGES, use_reentrant=False)
         recomputed = torch.autograd.grad(out.sum(), x)
