@@ -53,6 +53,11 @@ class TensorError:
         return self.ours <= self.limit
 
     @property
+    def share(self) -> float:
+        """Our error as a share of the limit."""
+        return self.ours / self.limit if self.limit else self.ours
+
+    @property
     def ratio(self) -> float:
         """Our error as a multiple of upstream's; 1 where both are zero."""
         if self.upstream == 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -12,10 +11,11 @@ from fastgraph.comparison.cost import Cost
 from fastgraph.comparison.errors import ROUNDINGS, TensorError
 from fastgraph.comparison.means import MeanDifference
 from fastgraph.comparison.upstream_path import UpstreamPath
+from fastgraph.rendering import rendered
 from fastgraph.routing.status import StatusRow
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """One call of a module through upstream and through fastgraph.
 
@@ -54,7 +54,7 @@ class Comparison:
     @property
     def worst(self) -> TensorError:
         """The tensor whose error is largest compared with its limit."""
-        return max(self.tensors, key=lambda t: t.ours / t.limit if t.limit else t.ours)
+        return max(self.tensors, key=lambda tensor: tensor.share)
 
     @property
     def speed_up(self) -> float:
@@ -62,10 +62,9 @@ class Comparison:
         return self.upstream.seconds / self.ours.seconds
 
     def __str__(self) -> str:
-        console = Console(width=120, color_system=None)
-        with console.capture() as capture:
-            console.print(Group(*self._parts()))
-        return capture.get()
+        return rendered(*self._parts())
+
+    __repr__ = __str__
 
     def _parts(self) -> list[Table | Text]:
         verdict = "agrees with upstream" if self.ok else "DIFFERS FROM UPSTREAM"

@@ -55,6 +55,7 @@ def compare(module: nn.Module, *args: Any, **kwargs: Any) -> fastgraph.Compariso
 def test_layers_agree_and_were_routed(layer: nn.Module) -> None:
     found = compare(layer, features(), EDGES)
     assert found.ok, str(found)
+    assert repr(found) == str(found)
     assert [(row.layer, row.routed, row.fell_back) for row in found.routing] == [
         (type(layer).__name__, 1, 0)
     ]
