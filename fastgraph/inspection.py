@@ -7,24 +7,41 @@ from typing import Any
 
 import torch
 
+from fastgraph.comparison.runs import check_type, tensors_of, untouched_randomness
 from fastgraph.routing import state, status
 
 
 def is_accelerated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[bool, list[str]]:
     """Whether all message passing in ``module(*args, **kwargs)`` runs through fastgraph.
 
-    The module is copied and run once on these inputs, so its buffers, its hooks' effects on itself
-    and torch's random state are as before; the counters of ``fastgraph.status()`` do not move.
+    The module is copied and run once on these inputs, so its buffers and its hooks' effects on
+    itself are as before, and so are the random states of torch, on the devices of these tensors, of
+    numpy and of python; the counters of ``fastgraph.status()`` do not move. What ``torch.compile``
+    has compiled runs eagerly here: the compiled code takes the same routes.
+
+    Args:
+        module: any module, in the mode and on the device in which it is to run.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
 
     Returns:
         ``(accelerated, reasons)``: true if something was routed and nothing fell back; the reasons
         name each layer that fell back, or say that no layer with a route was met.
+
+    Raises:
+        TypeError: not a ``torch.nn.Module``.
     """
+    check_type(module)
     if not state.is_enabled():
         return False, ["fastgraph is not enabled"]
-    with torch.random.fork_rng(devices=[]), status.recording() as seen:
+    with (
+        untouched_randomness(0, tensors_of(module, args, kwargs)),
+        torch.compiler.set_stance("force_eager"),
+        status.recording() as seen,
+    ):
         copy.deepcopy(module)(*args, **kwargs)
     reasons = [f"{row.layer}: {reason}" for row in seen.rows for reason in row.reasons]
     if not seen.rows:
-        reasons.append(f"{type(module).__name__} runs no layer that fastgraph knows")
+        original = getattr(module, "_orig_mod", module)
+        reasons.append(f"{type(original).__name__} runs no layer that fastgraph knows")
     return not reasons, reasons

@@ -132,12 +132,14 @@ class Observer:
     def _end(self) -> None:
         status = sys.modules.get("fastgraph.routing.status")
         rows = [] if status is None else [asdict(row) for row in status.STATUS.rows]
+        compiled = status is not None and status.has_compiled()
         self._write(
             "end",
             peak=self._memory.ever(),
             on_gpu=gpus() is not None,
             layers=rows,
             dropping=sorted(self._dropping),
+            compiled=compiled,
         )
         self._file.close()
 

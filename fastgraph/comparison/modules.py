@@ -21,12 +21,12 @@ from fastgraph.comparison.runs import (
     check_module,
     comparing,
     ours,
+    tensors_of,
     untouched_randomness,
     upstream,
 )
 from fastgraph.comparison.upstream_path import UpstreamPath, recorded_paths
-from fastgraph.comparison.values import named_tensors
-from fastgraph.routing.status import StatusRow, recording
+from fastgraph.routing.status import NOT_COUNTED, StatusRow, recording
 
 _SEED = 0
 
@@ -105,7 +105,7 @@ def compare_call(
         raise ValueError(f"seeds must be at least 2, got {seeds!r}")
     kwargs = kwargs or {}
     accuracy = compare_accuracy(module, args, kwargs, factor=factor)
-    tensors = _tensors(module, args, kwargs)
+    tensors = tensors_of(module, args, kwargs)
     device = _device(tensors)
     means: tuple[MeanDifference, ...] = ()
     around = untouched_randomness(_SEED, tensors)
@@ -147,7 +147,7 @@ def compare_accuracy(
     """
     check_module(module)
     dropout = attention_dropout(module)
-    tensors = _tensors(module, args, kwargs)
+    tensors = tensors_of(module, args, kwargs)
 
     def run(side: AbstractContextManager[Any], *, double: bool = False) -> Results:
         with side, untouched_randomness(_SEED, tensors):
@@ -200,7 +200,7 @@ def inconclusive(accuracy: Accuracy) -> str | None:
 def _notes(module: nn.Module, accuracy: Accuracy) -> tuple[str, ...]:
     notes = []
     if any(_is_compiled(part) for part in module.modules()):
-        notes.append("calls within torch.compile are not counted, so routing is not known for them")
+        notes.append(f"{NOT_COUNTED}, so routing is not known for them")
     elif not any(row.routed for row in accuracy.routing):
         notes.append("no layer was routed: both sides ran upstream's own code")
     if accuracy.attention_dropout:
@@ -216,11 +216,6 @@ def _notes(module: nn.Module, accuracy: Accuracy) -> tuple[str, ...]:
 def _is_compiled(module: nn.Module) -> bool:
     # torch.compile(module), and module.compile()
     return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
-
-
-def _tensors(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    inputs = named_tensors((tuple(args), dict(kwargs)), "").values()
-    return [*module.parameters(), *inputs] if isinstance(module, nn.Module) else []
 
 
 def _device(tensors: Sequence[Tensor]) -> torch.device:

@@ -166,6 +166,12 @@ def is_comparing() -> bool:
     return _comparing.get()
 
 
+def tensors_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """All parameters and inputs of a call."""
+    inputs = named_tensors((tuple(args), dict(kwargs)), "").values()
+    return [*module.parameters(), *inputs]
+
+
 @contextmanager
 def untouched_randomness(seed: int, tensors: Sequence[Tensor]) -> Iterator[None]:
     """All random streams start from ``seed`` in the block, and continue after it as before it."""
@@ -186,15 +192,24 @@ def untouched_randomness(seed: int, tensors: Sequence[Tensor]) -> Iterator[None]
                 numpy.random.set_state(numpy_state)
 
 
-def check_module(module: object) -> None:
+def check_type(module: object) -> None:
+    """Refuse what is no module.
+
+    Raises:
+        TypeError: not a ``torch.nn.Module``.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+
+
+def check_module(module: nn.Module) -> None:
     """Refuse what cannot be copied and run.
 
     Raises:
         TypeError: not a ``torch.nn.Module``.
         ValueError: parameters whose shape is not known yet.
     """
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+    check_type(module)
     lazy = [name for name, parameter in module.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise ValueError(

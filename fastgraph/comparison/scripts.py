@@ -72,6 +72,7 @@ class Run:
         steps: its optimizer steps.
         layers: fastgraph's status at its end; empty if it was killed.
         dropping: classes of attention layers whose dropout was active.
+        compiled: whether torch compiled anything, calls of which that status does not count.
     """
 
     side: Side
@@ -84,6 +85,7 @@ class Run:
     steps: tuple[Step, ...]
     layers: tuple[StatusRow, ...]
     dropping: tuple[str, ...]
+    compiled: bool
 
     @property
     def step_seconds(self) -> list[float]:
@@ -304,7 +306,9 @@ def run_once(plan: Plan, side: Side, shift: int, progress: Callable[[str], None]
         text = output.read_text(errors="replace")
     ends: list[dict[str, Any]] = [event for event in found if event["kind"] == "end"]
     end: dict[str, Any] = (
-        ends[0] if ends else {"peak": 0, "on_gpu": False, "layers": [], "dropping": []}
+        ends[0]
+        if ends
+        else {"peak": 0, "on_gpu": False, "layers": [], "dropping": [], "compiled": False}
     )
     unit = 1 if sys.platform == "darwin" else 1024
     return Run(
@@ -324,6 +328,7 @@ def run_once(plan: Plan, side: Side, shift: int, progress: Callable[[str], None]
             StatusRow(**{**row, "reasons": Counter(row["reasons"])}) for row in end["layers"]
         ),
         dropping=tuple(end["dropping"]),
+        compiled=end["compiled"],
     )
 
 

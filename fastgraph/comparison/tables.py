@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastgraph.comparison.scripts import Run, ScriptComparison, Side, status_of
+from fastgraph.routing.status import NOT_COUNTED
 
 SIDES: tuple[tuple[Side, str], ...] = (("plain", "python"), ("fastgraph", "python -m fastgraph"))
 _LAST_LINES = 3
@@ -64,6 +65,8 @@ def findings(found: ScriptComparison) -> list[str]:
     share = found.peak_bytes("fastgraph") / found.peak_bytes("plain")
     lines.append(f"Peak memory is {100 * share:.0f} % of plain python's.")
     lines += _loss_findings(found)
+    if found.of("fastgraph")[0].compiled:
+        lines.append(f"In the status, {NOT_COUNTED}.")
     if found.huge_pages:
         lines.append(
             "python -m fastgraph also sets THP_MEM_ALLOC_ENABLE=1; set it yourself to give it to "

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+from fastgraph.rendering import rendered
+
+NOT_COUNTED = "calls within torch.compile are not counted"
 
 
 class FallbackWarning(UserWarning):
@@ -42,7 +49,7 @@ class Status:
         """The row of a layer class, created on first use."""
         found = self._rows.get(layer)
         if found is None:
-            found = self._rows[layer] = StatusRow(layer)
+            found = self._rows.setdefault(layer, StatusRow(layer))  # another thread may be first
         return found
 
     def reset(self) -> None:
@@ -50,7 +57,6 @@ class Status:
         self._rows.clear()
 
     def __str__(self) -> str:
-        from rich.console import Console
         from rich.table import Table
 
         table = Table(title="fastgraph status")
@@ -69,60 +75,106 @@ class Status:
                 table.add_row(*(counts if position == 0 else ("", "", "")), reason, str(calls))
         if not self.rows:
             table.add_row("(no calls)", "", "", "", "")
-        console = Console(width=120, color_system=None)
-        with console.capture() as capture:
-            console.print(table)
-        return capture.get()
+        if self is STATUS and has_compiled():
+            table.caption, table.caption_justify = NOT_COUNTED, "left"
+        return rendered(table)
 
     __repr__ = __str__
 
 
+def has_compiled() -> bool:
+    """Whether torch has compiled anything in this process, layers or not.
+
+    A counter in compiled code would have to be guarded, and the code compiled again at its change.
+    """
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and dynamo.counters["frames"]["ok"] > 0
+
+
 STATUS = Status()
-_recorders: list[Status] = [STATUS]
 _warned: set[str] = set()
-_counted: list[object] = []
+
+# Two threads may be refused for the same reason. A child made by os.fork() while another thread
+# holds the lock would wait for it forever; a signal's handler may count while its own thread does.
+_lock = threading.RLock()
+os.register_at_fork(
+    before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release
+)
+
+
+class _Thread(threading.local):
+    """Where a thread counts, and the calls under way in it that are counted as a whole."""
+
+    def __init__(self) -> None:
+        self.recorders = [STATUS]
+        self.counted: list[object] = []
+
+
+_thread = _Thread()
 
 
 @contextmanager
 def recording() -> Iterator[Status]:
-    """Count calls in a status of their own, without warnings, instead of the process's."""
+    """Count this thread's calls in a status of their own, without warnings."""
     recorder = Status()
-    _recorders.append(recorder)
+    recorders = _thread.recorders
+    recorders.append(recorder)
     try:
         yield recorder
     finally:
-        _recorders.remove(recorder)
+        recorders.pop()
 
 
 @contextmanager
 def counted_already(module: object) -> Iterator[None]:
     """What ``module`` does within is part of a call that has been counted."""
-    _counted.append(module)
+    counted = _thread.counted
+    counted.append(module)
     try:
         yield
     finally:
-        _counted.pop()
+        counted.pop()
 
 
 def is_counted(module: object) -> bool:
     """Whether the innermost call that was counted as a whole is one of this module."""
-    return bool(_counted) and _counted[-1] is module
+    counted = _thread.counted
+    return bool(counted) and counted[-1] is module
 
 
 def count_routed(layer: str) -> None:
     """Count a call that runs our kernels."""
-    _recorders[-1].row(layer).routed += 1
+    # Without the lock, which would take longer: python lets other threads run at calls and jumps
+    # only, and between reading and writing this attribute there are none.
+    _thread.recorders[-1].row(layer).routed += 1
 
 
 def count_refused(layer: str, reason: str) -> None:
     """Count a call that runs upstream's code, and say so once for each reason."""
-    row = _recorders[-1].row(layer)
-    row.fell_back += 1
-    row.reasons[reason] += 1
-    if reason not in _warned and len(_recorders) == 1:
-        _warned.add(reason)
+    recorders = _thread.recorders
+    with _lock:
+        row = recorders[-1].row(layer)
+        row.fell_back += 1
+        row.reasons[reason] += 1
+        is_new = len(recorders) == 1 and reason not in _warned
+        if is_new:
+            _warned.add(reason)
+    if is_new:
         warnings.warn(
             f"fastgraph: {layer} runs upstream's own code: {reason}",
             FallbackWarning,
-            stacklevel=4,
+            stacklevel=caller_level(),
         )
+
+
+_LIBRARIES = ("fastgraph", "torch", "torch_geometric")
+
+
+def caller_level() -> int:
+    """The ``stacklevel`` at which a warning of the calling function points at the user's line."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
+        if frame.f_back is None:
+            break
+        level, frame = level + 1, frame.f_back
+    return level

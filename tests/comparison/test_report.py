@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib")
 
 from fastgraph.comparison.report import check_report, render, write_report
 from fastgraph.comparison.scripts import Run, ScriptComparison, Side, Step
-from fastgraph.routing.status import StatusRow
+from fastgraph.routing.status import NOT_COUNTED, StatusRow
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -49,6 +49,7 @@ def run(side: Side, seconds: float, *, title: str = "", shift: int = 0) -> Run:
         steps=steps,
         layers=layers if side == "fastgraph" else (),
         dropping=(),
+        compiled=side == "fastgraph",
     )
 
 
@@ -83,12 +84,15 @@ def test_page_has_the_numbers() -> None:
 
 def test_program_without_steps_has_no_plots() -> None:
     bare = tuple(
-        Run(side, 0, 0, 1.0, 1 << 20, False, "", (), (), ()) for side in ("plain", "fastgraph")
+        Run(side, 0, 0, 1.0, 1 << 20, False, "", (), (), (), False)
+        for side in ("plain", "fastgraph")
     )
     page = render([ScriptComparison("a.py", bare, huge_pages=True)])
     assert "<svg" not in page
     assert "No optimizer steps were seen" in page
     assert "THP_MEM_ALLOC_ENABLE" in page
+    assert NOT_COUNTED not in page
+    assert NOT_COUNTED in render([comparison()])
 
 
 def test_equal_comparisons_give_equal_pages() -> None:
