@@ -7,6 +7,7 @@ edges once and is remembered for as long as the tensor lives unchanged (:mod:`fa
 
 from __future__ import annotations
 
+import operator
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -54,7 +55,9 @@ class Graph:
 
     Raises:
         IndexError: an index lies outside its node range.
-        ValueError: wrong shape or dtype, or more than 2^31 - 1 nodes or edges.
+        ValueError: wrong shape or dtype, a negative number of nodes, or more than 2^31 - 1 nodes or
+            edges.
+        TypeError: ``index`` or ``ptr`` is not a tensor, or a number of nodes not an integer.
     """
 
     def __init__(
@@ -63,6 +66,8 @@ class Graph:
         _check_index("edge_index" if ptr is None else "index", index, 2 if ptr is None else 1)
         if ptr is not None:
             _check_index("ptr", ptr, 1)
+        _check_count("num_src", num_src)
+        _check_count("num_dst", num_dst)
         if max(num_src, num_dst, index.shape[-1]) > MAX_INDEX:
             raise ValueError(
                 f"fastgraph supports at most {MAX_INDEX} nodes and edges, got {num_src} sources, "
@@ -129,7 +134,18 @@ def _normal_mode() -> AbstractContextManager[object]:
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
-def _check_index(name: str, index: Tensor, dim: int) -> None:
+def _check_count(name: str, count: int) -> None:
+    try:
+        is_negative = operator.index(count) < 0
+    except TypeError:
+        raise TypeError(f"{name} must be an integer >= 0, got {count!r}") from None
+    if is_negative:
+        raise ValueError(f"{name} must be an integer >= 0, got {count}")
+
+
+def _check_index(name: str, index: object, dim: int) -> None:
+    if not isinstance(index, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(index).__name__}")
     if index.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{name} must be int64 or int32, got {index.dtype}")
     if index.dim() != dim or (dim == 2 and index.shape[0] != 2):
@@ -176,7 +192,12 @@ def _check_compressed(ptr: Tensor, index: Tensor, num_rows: int, num_cols: int) 
         )
     if low_and_high:
         low, high = low_and_high
-        _check_range(low, high, num_cols, 0)
+        if low < 0 or high >= num_cols:
+            position = int(((index < 0) | (index >= num_cols)).nonzero()[0])
+            raise IndexError(
+                f"index holds {int(index[position])} at position {position}, "
+                f"expected 0 <= index < {num_cols}"
+            )
     return Compressed(out_ptr.copy_(ptr), out_index.copy_(index), None, longest)
 
 

@@ -86,7 +86,7 @@ def test_an_edit_behind_torch_is_found_by_the_checking_mode(
     edges = torch.tensor([[0, 1], [1, 0]])
     array = edges.numpy()
     monkeypatch.setenv("FASTGRAPH_CHECK_CACHE", "1")
-    settings.set_current(settings.from_environment())
+    settings.set_current(settings.Settings.from_environment())
     try:
         ops.spmm(torch.ones(2, 1), edges)
         array[0, 0] = 1
@@ -96,7 +96,7 @@ def test_an_edit_behind_torch_is_found_by_the_checking_mode(
         assert ops.spmm(torch.ones(2, 1), edges).tolist() == [[1.0], [1.0]]
     finally:
         monkeypatch.undo()
-        settings.set_current(settings.from_environment())
+        settings.set_current(settings.Settings.from_environment())
 
 
 def test_a_freed_tensor_frees_its_graph_and_its_address_is_not_mistaken() -> None:
@@ -166,6 +166,20 @@ def test_a_graph_first_met_in_inference_mode_serves_training() -> None:
         ((torch.tensor([[3], [0]]), 3, 3), IndexError, "index 3 in row 0, expected 0 <= index < 3"),
         ((torch.tensor([[0], [-2]]), 3, 3), IndexError, "index -2 in row 1"),
         ((torch.tensor([[0], [0]]), 2**31, 3), ValueError, "at most 2147483647 nodes and edges"),
+        ((torch.tensor([[0], [0]]), -1, 3), ValueError, "num_src must be an integer >= 0, got -1"),
+        ((torch.tensor([[0], [0]]), 3, -1), ValueError, "num_dst must be an integer >= 0, got -1"),
+        (
+            (torch.tensor([[0], [0]]), 3.0, 3),
+            TypeError,
+            r"num_src must be an integer >= 0, got 3\.0",
+        ),
+        (([[0], [1]], 3, 3), TypeError, "edge_index must be a torch.Tensor, got list"),
+        (
+            (torch.tensor([0, 3]), 3, 2, torch.tensor([0, 1, 2])),
+            IndexError,
+            "index holds 3 at position 1, expected 0 <= index < 3",
+        ),
+        ((torch.tensor([0]), 3, 1, [0, 1]), TypeError, "ptr must be a torch.Tensor, got list"),
     ],
 )
 def test_bad_input(arguments: tuple[object, ...], error: type[Exception], text: str) -> None:
@@ -194,5 +208,5 @@ def test_without_the_native_library(monkeypatch: pytest.MonkeyPatch) -> None:
         Graph(torch.tensor([[-1], [1]]), 3, 3)
     with pytest.raises(ValueError, match="ptr must rise from 0"):
         Graph(torch.tensor([0, 1]), 3, 2, torch.tensor([0, 2, 1]))
-    with pytest.raises(IndexError, match="index 3 in row 0, expected 0 <= index < 3"):
+    with pytest.raises(IndexError, match="index holds 3 at position 1, expected 0 <= index < 3"):
         Graph(torch.tensor([0, 3]), 3, 2, torch.tensor([0, 1, 2]))

@@ -55,6 +55,7 @@ def attention(
 
     Raises:
         ValueError: an argument has the wrong shape, dtype, device or value.
+        TypeError: ``seed`` is not a tensor.
         IndexError: ``index`` points outside the nodes.
     """
     if scale is None:
@@ -68,12 +69,12 @@ def attention(
 def _check(
     num_edges: int, query: Tensor, key: Tensor, value: Tensor, edge: Tensor | None
 ) -> tuple[int, int, torch.Size]:
-    check_heads("key", key, [None] * 3, key)
+    check_heads("key", key, ("sources", "heads", "channels"), key)
     heads, channels = key.shape[1:]
     if edge is not None:
         check_edges("edge", edge, num_edges, key)
         channels = channels + edge.shape[1]
-    check_heads("query", query, [None, heads, channels], key)
+    check_heads("query", query, ("destinations", heads, channels), key)
     check_heads("value", value, list(key.shape), key)
     return key.shape[0], query.shape[0], query.shape
 

@@ -50,6 +50,7 @@ def gat(
 
     Raises:
         ValueError: an argument has the wrong shape, dtype, device or value.
+        TypeError: ``seed`` is not a tensor.
         IndexError: ``index`` points outside the nodes.
     """
     tensors = (x, score_src, score_dst, score_edge)
@@ -61,10 +62,10 @@ def gat(
 def _check(
     num_edges: int, x: Tensor, score_src: Tensor, score_dst: Tensor, score_edge: Tensor | None
 ) -> tuple[int, int, torch.Size]:
-    check_heads("x", x, [None] * 3, x)
+    check_heads("x", x, ("sources", "heads", "channels"), x)
     heads = x.shape[1]
     check_heads("score_src", score_src, [x.shape[0], heads], x)
-    check_heads("score_dst", score_dst, [None, heads], x)
+    check_heads("score_dst", score_dst, ("destinations", heads), x)
     if score_edge is not None:
         check_edges("score_edge", score_edge, num_edges, x, heads)
     num_out = score_dst.shape[0]

@@ -53,6 +53,7 @@ def gatv2(
 
     Raises:
         ValueError: an argument has the wrong shape, dtype, device or value.
+        TypeError: ``seed`` is not a tensor.
         IndexError: ``index`` points outside the nodes.
     """
     tensors = (x_src, x_dst, att, edge, weight_edge)
@@ -69,9 +70,9 @@ def _check(
     edge: Tensor | None,
     weight_edge: Tensor | None,
 ) -> tuple[int, int, torch.Size]:
-    check_heads("x_src", x_src, [None] * 3, x_src)
+    check_heads("x_src", x_src, ("sources", "heads", "channels"), x_src)
     heads, channels = x_src.shape[1:]
-    check_heads("x_dst", x_dst, [None, heads, channels], x_src)
+    check_heads("x_dst", x_dst, ("destinations", heads, channels), x_src)
     check_heads("att", att, [1, heads, channels], x_src)
     if edge is not None and weight_edge is not None:
         check_edges("edge", edge, num_edges, x_src)

@@ -11,7 +11,7 @@ from torch import Tensor
 from fastgraph.backends import reference
 from fastgraph.backends.registry import REGISTRY
 from fastgraph.ops.heads import check_heads
-from fastgraph.ops.library import Gradient, define
+from fastgraph.ops.library import Gradient, define, differentiated_again
 
 
 def head_scores(x: Tensor, att: Tensor) -> Tensor:
@@ -35,8 +35,8 @@ def head_scores(x: Tensor, att: Tensor) -> Tensor:
 
 
 def _check(x: Tensor, att: Tensor) -> torch.Size:
-    check_heads("x", x, [None] * 3, x)
-    check_heads("att", att, [None, *x.shape[1:]], x)
+    check_heads("x", x, ("nodes", "heads", "channels"), x)
+    check_heads("att", att, ("count", *x.shape[1:]), x)
     return torch.Size((x.shape[0], att.shape[0], x.shape[1]))
 
 
@@ -66,8 +66,7 @@ def _save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
 
 def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
     x, att = ctx.saved_tensors
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        # The gradient itself will be differentiated, so it must be made of torch's operations.
+    if differentiated_again():
         return reference.head_scores_backward(x, att, grad)
     found: tuple[Tensor, Tensor] = HEAD_SCORES_BACKWARD(x, att, grad)
     return found

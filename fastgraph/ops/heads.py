@@ -15,10 +15,13 @@ from torch import Tensor
 from fastgraph.backends import reference
 from fastgraph.backends.registry import REGISTRY
 from fastgraph.graph import Graph
-from fastgraph.ops.library import Gradient, define
-from fastgraph.ops.topology import check_features, topology
+from fastgraph.ops.library import Gradient, define, differentiated_again
+from fastgraph.ops.topology import check_features, check_index, topology
 
 SEED_LIMIT = 2**63 - 1
+
+# Of index, ptr, seed, transpose, the operator's own option, dropout and weights.
+_NO_GRADIENTS = (None,) * 7
 
 
 def dropout_seed(dropout: float, seed: Tensor | None) -> Tensor | None:
@@ -26,6 +29,7 @@ def dropout_seed(dropout: float, seed: Tensor | None) -> Tensor | None:
 
     Raises:
         ValueError: ``dropout`` is not a probability, or ``seed`` not one int64 on the CPU.
+        TypeError: ``seed`` is not a tensor.
     """
     if not 0 <= dropout <= 1:
         raise ValueError(f"dropout must be in [0, 1], got {dropout}")
@@ -33,6 +37,8 @@ def dropout_seed(dropout: float, seed: Tensor | None) -> Tensor | None:
         return None
     if seed is None:
         return torch.randint(SEED_LIMIT, (1,))
+    if not isinstance(seed, Tensor):
+        raise TypeError(f"seed must be a tensor of one int64 on the CPU, got {seed!r}")
     if seed.numel() != 1 or seed.dtype != torch.int64 or seed.device.type != "cpu":
         raise ValueError(
             "seed must be a tensor of one int64 on the CPU, "
@@ -41,17 +47,19 @@ def dropout_seed(dropout: float, seed: Tensor | None) -> Tensor | None:
     return seed
 
 
-def check_heads(name: str, x: Tensor, shape: Sequence[int | None], like: Tensor) -> None:
-    """A tensor has this shape (``None``: any size), and the dtype and device of another.
+def check_heads(name: str, x: Tensor, shape: Sequence[int | str], like: Tensor) -> None:
+    """A tensor has this shape (a name: any size), and the dtype and device of another.
 
     Raises:
         ValueError: naming the argument, what was expected and what came.
     """
     check_features(name, x)
     sizes = list(x.shape)
-    expected = [size if want is None else want for size, want in zip(sizes, shape, strict=False)]
+    expected = [
+        size if type(want) is str else want for size, want in zip(sizes, shape, strict=False)
+    ]
     if len(sizes) != len(shape) or sizes != expected:
-        wanted = ", ".join("nodes" if want is None else str(want) for want in shape)
+        wanted = ", ".join(map(str, shape))
         raise ValueError(f"{name} must have shape [{wanted}], got {sizes}")
     if x.dtype != like.dtype or x.device != like.device:
         raise ValueError(
@@ -92,7 +100,6 @@ def define_attention(
         stats, alpha)``; see :mod:`fastgraph.backends.base`.
     """
     names = tensors.split()
-    count = len(names)
     arguments = ", ".join(
         f"Tensor{'?' if name.endswith('?') else ''} {name.rstrip('?')}" for name in names
     )
@@ -103,18 +110,18 @@ def define_attention(
         inputs: Sequence[Tensor], index: Tensor, ptr: Tensor | None, transpose: bool
     ) -> tuple[Graph, torch.Size]:
         num_in, num_out, shape = check(index.shape[-1], *inputs)
-        _check_index(index, ptr, inputs[0])
+        check_index(index, ptr, inputs[0])
         return topology(index, ptr, num_in, num_out, transpose), shape
 
     def forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        inputs, (index, ptr, seed, transpose, *options, weights) = given[:count], given[count:]
+        *inputs, index, ptr, seed, transpose, option, dropout, weights = given
         graph, _ = prepare(inputs, index, ptr, transpose)
         kernel = REGISTRY.kernel(name, inputs[0].device.type, inputs[0].dtype)
-        options = [transpose, *options, _number(seed), weights]
+        options = (transpose, option, dropout, _number(seed), weights)
         return kernel(graph, *_contiguous(inputs), *options)  # type: ignore[no-any-return]
 
     def fake(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        inputs, index, weights = given[:count], given[count], given[-1]
+        *inputs, index, _ptr, _seed, _transpose, _option, _dropout, weights = given
         _, _, shape = check(index.shape[-1], *inputs)
         first = inputs[0]
         stats = first.new_empty((*shape[:2], 2), dtype=reference.accumulator(first.dtype))
@@ -122,24 +129,24 @@ def define_attention(
         return first.new_empty(shape), stats, alpha
 
     def backward(grad: Tensor, grad_alpha: Tensor | None, *given: Any) -> list[Tensor]:
-        inputs, (index, ptr, seed, stats, transpose, *options) = given[:count], given[count:]
+        *inputs, index, ptr, seed, stats, transpose, option, dropout = given
         graph, shape = prepare(inputs, index, ptr, transpose)
         check_heads("grad", grad, shape, inputs[0])
         kernel = REGISTRY.kernel(f"{name}_backward", inputs[0].device.type, inputs[0].dtype)
         tensors = _contiguous((grad, grad_alpha, *inputs, stats))
-        gradients = kernel(graph, *tensors, transpose, *options, _number(seed))
+        gradients = kernel(graph, *tensors, transpose, option, dropout, _number(seed))
         return [grad.new_empty(0) if g is None else g for g in gradients]
 
     def backward_fake(grad: Tensor, grad_alpha: Tensor | None, *given: Any) -> list[Tensor]:
-        return [grad.new_empty(0) if t is None else t.new_empty(t.shape) for t in given[:count]]
+        *inputs, _index, _ptr, _seed, _stats, _transpose, _option, _dropout = given
+        return [grad.new_empty(0) if t is None else t.new_empty(t.shape) for t in inputs]
 
     def save(ctx: Any, given: Sequence[Any], result: tuple[Tensor, Tensor, Tensor]) -> None:
-        *saved, transpose = given[: count + 4]
-        *options, weights = given[count + 4 :]
-        ctx.options = (transpose, *options)
+        *tensors, transpose, option, dropout, weights = given
+        ctx.options = (transpose, option, dropout)
         ctx.shape = result[0].shape
         ctx.mark_non_differentiable(*(result[1:2] if weights else result[1:]))
-        ctx.save_for_backward(*saved, result[1])
+        ctx.save_for_backward(*tensors, result[1])
 
     def gradient(
         ctx: Any, grad: Tensor | None, grad_stats: None, grad_alpha: Tensor | None
@@ -148,8 +155,7 @@ def define_attention(
         if grad is None:  # only the weights were used
             grad = inputs[0].new_zeros(ctx.shape)
         grads = (grad, grad_alpha)
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            # The gradient itself will be differentiated, so it must be made of torch's operations.
+        if differentiated_again():
             graph, _ = prepare(inputs, index, ptr, ctx.options[0])
             gradients = backward_reference(
                 graph, *grads, *inputs, stats, *ctx.options, _number(seed)
@@ -157,7 +163,7 @@ def define_attention(
         else:
             found = backward_operator(*grads, *inputs, index, ptr, seed, stats, *ctx.options)
             gradients = [None if t is None else g for t, g in zip(inputs, found, strict=True)]
-        return *gradients, *[None] * (4 + len(ctx.options))
+        return *gradients, *_NO_GRADIENTS
 
     backward_operator = define(
         f"{name}_backward(Tensor grad, Tensor? grad_alpha, {arguments}, Tensor index, Tensor? ptr, "
@@ -170,7 +176,7 @@ def define_attention(
         " -> (Tensor, Tensor, Tensor)",
         forward,
         fake,
-        Gradient(tuple(range(count)), save, gradient),
+        Gradient(tuple(range(len(names))), save, gradient),
     )
 
 
@@ -180,12 +186,3 @@ def _contiguous(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
 
 def _number(seed: Tensor | None) -> int:
     return 0 if seed is None else int(seed)
-
-
-def _check_index(index: Tensor, ptr: Tensor | None, x: Tensor) -> None:
-    if index.layout is not torch.strided:
-        raise ValueError(f"index must be a dense tensor, got layout {index.layout}")
-    if index.device != x.device or (ptr is not None and ptr.device != x.device):
-        raise ValueError(
-            f"index and ptr must be on the features' device {x.device}, got {index.device}"
-        )

@@ -66,6 +66,15 @@ def define(
     return call
 
 
+def differentiated_again() -> bool:
+    """Whether a gradient that is computed now will itself be differentiated.
+
+    It must then be made of torch's operations. Compilers trace it with gradients enabled, too, but
+    differentiate once.
+    """
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
 def _define_gradient(
     operator: Any, implementation: Callable[..., Any], gradient: Gradient
 ) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fastgraph.backends import reference
 from fastgraph.backends.base import Kernel
 from fastgraph.backends.registry import REGISTRY
-from fastgraph.ops.library import Gradient, define
+from fastgraph.ops.library import Gradient, define, differentiated_again
 from fastgraph.ops.topology import (
     check_choice,
     check_features,
@@ -167,8 +167,7 @@ def _backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
             "segment_reduce ran with ties='none' and recorded nothing, so it has no gradient"
         )
     arguments = (grad, x, index, ptr, weight, out, record, ctx.transpose, ctx.ties)
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        # The gradient itself will be differentiated, so it must be made of torch's operations.
+    if differentiated_again():
         grad_x = _gradient(reference.segment_reduce_backward, *arguments)
     else:
         grad_x = SEGMENT_REDUCE_BACKWARD(*arguments)

@@ -17,7 +17,14 @@ from fastgraph.graph import Graph, graph_of
 def topology(
     index: Tensor, ptr: Tensor | None, num_in: int, num_out: int, transpose: bool
 ) -> Graph:
-    """The memoised graph with ``num_in`` gathered and ``num_out`` aggregating nodes."""
+    """The memoised graph with ``num_in`` gathered and ``num_out`` aggregating nodes.
+
+    Raises:
+        ValueError: ``num_out`` is negative, or as for :class:`fastgraph.Graph`.
+        IndexError: ``index`` points outside the nodes.
+    """
+    if num_out < 0:
+        raise ValueError(f"num_out must be an integer >= 0, got {num_out}")
     num_src, num_dst = (num_out, num_in) if transpose else (num_in, num_out)
     return graph_of(index, ptr, num_src, num_dst)
 
@@ -39,10 +46,7 @@ def check_operands(x: Tensor, index: Tensor, ptr: Tensor | None, weight: Tensor 
         ValueError: naming the argument, what was expected and what came.
     """
     check_features("x", x)
-    if index.layout is not torch.strided:
-        raise ValueError(f"index must be a dense tensor, got layout {index.layout}")
-    if index.device != x.device or (ptr is not None and ptr.device != x.device):
-        raise ValueError(f"index and ptr must be on x's device {x.device}, got {index.device}")
+    check_index(index, ptr, x)
     if weight is None:
         return
     if weight.shape != (index.shape[-1],):
@@ -54,6 +58,21 @@ def check_operands(x: Tensor, index: Tensor, ptr: Tensor | None, weight: Tensor 
         raise ValueError(
             f"weight must have x's dtype and device ({x.dtype}, {x.device}), "
             f"got ({weight.dtype}, {weight.device})"
+        )
+
+
+def check_index(index: Tensor, ptr: Tensor | None, features: Tensor) -> None:
+    """The topology is dense and on the features' device.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came.
+    """
+    if index.layout is not torch.strided:
+        raise ValueError(f"index must be a dense tensor, got layout {index.layout}")
+    if index.device != features.device or (ptr is not None and ptr.device != features.device):
+        found = index.device if ptr is None else f"{index.device} and {ptr.device}"
+        raise ValueError(
+            f"index and ptr must be on the features' device {features.device}, got {found}"
         )
 
 

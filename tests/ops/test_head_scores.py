@@ -81,7 +81,7 @@ def test_threads_do_not_change_a_bit(restore_threads: None) -> None:
     ("x", "att", "message"),
     [
         (torch.randn(4, 6), torch.randn(1, 2, 3), "x must have shape"),
-        (torch.randn(4, 2, 3), torch.randn(1, 3, 3), r"att must have shape \[nodes, 2, 3\]"),
+        (torch.randn(4, 2, 3), torch.randn(1, 3, 3), r"att must have shape \[count, 2, 3\]"),
         (torch.randn(4, 2, 3), torch.randn(1, 2, 3).double(), "att must have the dtype"),
         (torch.ones(4, 2, 3, dtype=torch.int64), torch.randn(1, 2, 3), "x must be one of"),
     ],

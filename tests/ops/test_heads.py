@@ -441,6 +441,15 @@ def _bad_calls() -> list[tuple[str, dict[str, Any], type[Exception], str]]:
         ("gatv2", {"x_src": integers}, ValueError, "x_src must be one of"),
         ("gatv2", {"dropout": 1.5}, ValueError, r"dropout must be in \[0, 1\], got 1.5"),
         ("gatv2", {"dropout": 0.5, "seed": torch.ones(1)}, ValueError, "seed must be a tensor"),
+        ("gatv2", {"dropout": 0.5, "seed": 3}, TypeError, "seed must be a tensor .*, got 3"),
+        ("gat", {"x": torch.randn(4, 6)}, ValueError, r"x must have shape \[sources, heads, chann"),
+        (
+            "gat",
+            {"score_dst": torch.randn(4, 3)},
+            ValueError,
+            r"score_dst must have shape \[destinations, 2\], got \[4, 3\]",
+        ),
+        ("attention", {"key": torch.randn(4, 6)}, ValueError, r"key must have shape \[sources, he"),
         ("gatv2", {"index": torch.tensor([[0], [4]])}, IndexError, "holds index 4 in row 1"),
         ("gatv2", {"index": torch.tensor([[-1], [0]])}, IndexError, "holds index -1 in row 0"),
         ("gatv2", {"index": torch.ones(2, 1)}, ValueError, "must be int64 or int32"),
@@ -466,7 +475,6 @@ def _bad_calls() -> list[tuple[str, dict[str, Any], type[Exception], str]]:
         ("gat", {"score_edge": torch.randn(2)}, ValueError, "score_edge must have 2 dimensions"),
         ("attention", {"edge": torch.randn(2, 3)}, ValueError, r"query must have shape .*2, 6\]"),
         ("gat", {"score_src": torch.randn(3, 2)}, ValueError, r"score_src must have shape \[4, 2"),
-        ("gat", {"score_dst": torch.randn(4, 3)}, ValueError, "score_dst must have shape"),
         ("attention", {"query": torch.randn(4, 6)}, ValueError, "query must have shape"),
         ("attention", {"value": torch.randn(3, 2, 3)}, ValueError, "value must have shape"),
     ]

@@ -209,7 +209,12 @@ def test_bits_do_not_depend_on_threads(threads: int, restore_threads: None) -> N
         ({"index": torch.ones(3, 2).long()}, ValueError, r"edge_index must be \[2, num_edges\]"),
         ({"x": torch.ones(4, 2).to_sparse()}, ValueError, "x must be a dense tensor, got layout"),
         ({"index": torch.ones(2, 2).long().to_sparse()}, ValueError, "must be a dense tensor"),
-        ({"index": torch.zeros(2, 2, device="meta").long()}, ValueError, "must be on x's device"),
+        (
+            {"index": torch.zeros(2, 2, device="meta").long()},
+            ValueError,
+            "must be on the features' device",
+        ),
+        ({"num_out": -1}, ValueError, "num_out must be an integer >= 0, got -1"),
         ({"weight": torch.ones(3)}, ValueError, "weight must have one value for each of 2 edges"),
         ({"weight": torch.ones(2).double()}, ValueError, "weight must have x's dtype and device"),
         ({"reduce": "max"}, ValueError, r"reduce must be one of \['sum', 'mean'\], got 'max'"),
