@@ -1,4 +1,4 @@
-"""fastgraph: fused message passing for PyTorch Geometric and DGL.
+"""fastgraph: fused message passing for PyTorch Geometric.
 
 Put ``import fastgraph; fastgraph.enable()`` at the top of a training script, or run it with
 ``python -m fastgraph train.py``.
@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from fastgraph import settings as _settings
+from fastgraph.cli.interpreter import module_to_run as _module_to_run
 
 if TYPE_CHECKING:
     from fastgraph.comparison.checking import DivergenceError
@@ -91,7 +92,6 @@ def clear_cache() -> None:
     POOL.clear()
 
 
-# The command line reports an invalid variable itself.
-_is_command = ("-m", "fastgraph") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
-if not _is_command and _settings.from_environment().enabled:
+# `python -m fastgraph` enables by itself, and reports an invalid variable itself.
+if _module_to_run(sys.orig_argv) != "fastgraph" and _settings.Settings.from_environment().enabled:
     importlib.import_module("fastgraph.routing.state").enable()

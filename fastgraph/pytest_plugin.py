@@ -32,7 +32,10 @@ def pytest_configure(config: pytest.Config) -> None:
         import fastgraph
 
         config.stash[_USED] = True
-        fastgraph.enable(min_edges=0)
+        try:
+            fastgraph.enable(min_edges=0)
+        except ValueError as error:
+            raise pytest.UsageError(f"--fastgraph: {error}") from None
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -60,11 +63,11 @@ def pytest_terminal_summary(
     if not config.stash.get(_USED, False):
         return
     import fastgraph
-    from fastgraph import settings
+    from fastgraph.settings import NOT_ENABLED, Settings
 
     terminalreporter.section("fastgraph")
-    if settings.from_environment().enabled is False:
-        terminalreporter.write_line("fastgraph was not enabled: FASTGRAPH=0")
+    if Settings.from_environment().enabled is False:
+        terminalreporter.write_line(NOT_ENABLED)
     elif config.pluginmanager.hasplugin("dsession"):
         terminalreporter.write_line(
             "every worker has a status of its own; run without -n to see it"

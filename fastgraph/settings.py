@@ -14,6 +14,8 @@ CPU_LEVELS = ("baseline", "avx2", "avx512")
 # Read by other parts: the graphs of tests and benchmarks, and the build.
 _OTHER_VARIABLES = ("FASTGRAPH_DATA", "FASTGRAPH_CUDA")
 
+NOT_ENABLED = "fastgraph was not enabled: FASTGRAPH=0"
+
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
@@ -193,11 +195,6 @@ class Settings:
 def variables() -> dict[str, str]:
     """The environment variable of each setting, by the setting's name."""
     return {field.name: field.metadata["variable"] for field in attrs.fields(Settings)}
-
-
-def from_environment(environ: Mapping[str, str] | None = None) -> Settings:
-    """:meth:`Settings.from_environment`."""
-    return Settings.from_environment(environ)
 
 
 _current: Settings | None = None

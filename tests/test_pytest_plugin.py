@@ -75,6 +75,14 @@ def test_option(project: Path) -> None:
     assert routed(done.stdout) == 2
 
 
+def test_unusable_settings_are_a_usage_error(project: Path) -> None:
+    done = pytest_run(project, "--fastgraph", FASTGRAPH_BACKEND="foo")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "ERROR: --fastgraph: " in done.stderr
+    assert "'foo'" in done.stderr
+    assert "INTERNALERROR" not in done.stdout + done.stderr
+
+
 def test_kill_switch_is_said(project: Path) -> None:
     done = pytest_run(project, "--fastgraph", "-k", "other", FASTGRAPH="0")
     assert done.returncode == 0, done.stdout

@@ -78,7 +78,7 @@ def test_variables_of_others_are_left_alone() -> None:
 
 def test_os_environ_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FASTGRAPH_MIN_EDGES", "5")
-    assert settings.from_environment().min_edges == 5
+    assert Settings.from_environment().min_edges == 5
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,6 @@ def attempt(question: Callable[[], _T]) -> _T | Problem:
         return question()
     except ModuleNotFoundError as error:
         return Problem(f"{error.name or error} is not installed")
-    except (ImportError, OSError, RuntimeError, AttributeError, ValueError, TypeError) as error:
-        return Problem(_describe(error))
     except (KeyboardInterrupt, MemoryError):
         raise
     except BaseException as error:

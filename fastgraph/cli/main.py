@@ -94,9 +94,15 @@ class _DefaultToRun(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = {"--help", "--version", *self.commands}
-        if args and args[0] not in own:
+        is_program = args[0] not in own if args else _has_program_on_stdin()
+        if is_program:
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+
+def _has_program_on_stdin() -> bool:
+    """Whether python would take standard input for the program, where none is named."""
+    return sys.stdin is not None and not sys.stdin.isatty()
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -150,6 +156,8 @@ def run(
 ) -> tuple[runner.Target, runner.Options]:
     """Describe the program to run; it starts outside click, which handles exceptions itself."""
     target = ctx.meta[_TARGET]
+    if target is None and _has_program_on_stdin():
+        target = runner.Target("stdin", "", [])
     if target is None:
         raise click.UsageError("Missing a script, -m MODULE, -c CODE or - for stdin.", ctx)
     # A flag that is not given leaves the choice to the environment.

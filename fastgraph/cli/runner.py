@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import importlib.machinery
 import io
@@ -12,14 +11,19 @@ import runpy
 import sys
 import types
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
-from fastgraph.settings import Settings
+from fastgraph.cli.children import enable_in_children
+from fastgraph.cli.ending import print_at_exit
+from fastgraph.settings import NOT_ENABLED, Settings
+
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+"""The variable by which torch is asked for huge pages, read when torch is loaded."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """The program: a script's path, a module's name, code, or ``-`` for standard input."""
+    """The program: a script's path, a module's name, code, or standard input (``-`` or empty)."""
 
     kind: Literal["script", "module", "code", "stdin"]
     value: str
@@ -34,6 +38,11 @@ class Options:
     backend: str | None = None
     strict: bool | None = None
     min_edges: int | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Those of ``fastgraph.enable()``."""
+        return {"backend": self.backend, "strict": self.strict, "min_edges": self.min_edges}
 
 
 def run(target: Target, options: Options) -> None:
@@ -104,17 +113,15 @@ def _enable(options: Options) -> None:
         _exit(f"fastgraph: {error}", 2)
     if switched_off:
         if options.report:
-            _at_exit("fastgraph was not enabled: FASTGRAPH=0\n")
+            print_at_exit(lambda: f"{NOT_ENABLED}\n")
         return
-    # torch reads this when it is loaded. A fresh tensor of 100 MB then costs 50 page faults instead
-    # of 25,000, which take longer than computing it.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    # A fresh tensor of 100 MB then costs 50 page faults instead of 25,000, which take longer than
+    # computing it.
+    os.environ.setdefault(HUGE_PAGES, "1")
     try:
         import fastgraph
 
-        fastgraph.enable(
-            backend=options.backend, strict=options.strict, min_edges=options.min_edges
-        )
+        fastgraph.enable(**options.arguments)
     except ValueError as error:
         _exit(f"fastgraph: {error}", 2)
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
@@ -124,24 +131,9 @@ def _enable(options: Options) -> None:
             "FASTGRAPH=0 runs the program without fastgraph.",
             1,
         )
+    enable_in_children(options.arguments)
     if options.report:
-        _at_exit(None)
-
-
-def _at_exit(text: str | None) -> None:
-    """Print ``text``, or the status, after the program and its own exit handlers."""
-    owner = os.getpid()
-
-    def report() -> None:
-        # A child made by os.fork() inherits exit handlers.
-        if os.getpid() != owner or sys.stderr is None or sys.stderr.closed:
-            return
-        import fastgraph
-
-        sys.stdout.flush()
-        sys.stderr.write(text or str(fastgraph.status()))
-
-    atexit.register(report)
+        print_at_exit(lambda: str(fastgraph.status()))
 
 
 def _exit(message: str, code: int) -> NoReturn:
@@ -157,6 +149,8 @@ def _fresh_main() -> types.ModuleType:
     if sys.version_info < (3, 14):
         module.__annotations__ = {}
     sys.modules["__main__"] = module
+    if "__mp_main__" in sys.modules:  # an alias that multiprocessing has made, which torch imports
+        sys.modules["__mp_main__"] = module
     return module
 
 

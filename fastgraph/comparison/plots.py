@@ -10,11 +10,11 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fastgraph.comparison.scripts import Run, ScriptComparison, Side
+from fastgraph.comparison.scripts import COMMANDS, Run, ScriptComparison, Side
 
-_STYLES: dict[Side, tuple[str, str, str]] = {
-    "plain": ("python", "#8c8c8c", "-"),
-    "fastgraph": ("python -m fastgraph", "#1f77b4", "--"),
+_STYLES: dict[Side, tuple[str, str]] = {
+    "plain": ("#8c8c8c", "-"),
+    "fastgraph": ("#1f77b4", "--"),
 }
 
 # Left out of the file, so that equal comparisons give equal pages.
@@ -61,7 +61,7 @@ def _plot(
 ) -> str:
     figure = Figure(figsize=(4.6, 3.0), layout="constrained")
     axes: Axes = figure.add_subplot()
-    for side, (name, color, line) in _STYLES.items():
+    for side, (color, line) in _STYLES.items():
         for position, run in enumerate(found.of(side)):
             heights = values(run)
             axes.plot(
@@ -69,7 +69,7 @@ def _plot(
                 heights,
                 line,
                 color=color,
-                label=name if position == 0 else None,
+                label=COMMANDS[side] if position == 0 else None,
                 marker="o" if len(heights) < 30 else None,
                 markersize=3,
             )

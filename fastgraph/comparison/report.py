@@ -10,8 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fastgraph.comparison.scripts import ScriptComparison
-from fastgraph.comparison.tables import SIDES, duration, findings, size
+from fastgraph.comparison.scripts import COMMANDS, ScriptComparison
+from fastgraph.comparison.tables import costs, findings
 
 _LAST_LINES = 5
 
@@ -76,20 +76,13 @@ def _program(found: ScriptComparison, name: str) -> dict[str, Any]:
     plain, fast = found.step_seconds("plain"), found.step_seconds("fastgraph")
     drawn = [plots.step_time_plot, plots.memory_plot, plots.loss_plot]
     has_steps = any(run.steps for run in found.runs)
-    sides = []
-    for side, command in SIDES:
-        run = found.of(side)[0]
-        sides.append(
-            {
-                "command": command,
-                "step": duration(found.step_seconds(side)),
-                "steps": len(run.steps),
-                "peak": size(found.peak_bytes(side)),
-                "loss": f"{run.losses[-1]:.6f}" if run.losses else "not seen",
-                "seconds": f"{run.seconds:.1f} s",
-                "lines": "\n".join(run.last_lines(_LAST_LINES)),
-            }
-        )
+    sides = [
+        {
+            **costs(found, side)._asdict(),
+            "lines": "\n".join(found.of(side)[0].last_lines(_LAST_LINES)),
+        }
+        for side in COMMANDS
+    ]
     return {
         "id": name,
         "title": found.title,

@@ -21,8 +21,12 @@ from typing import Any, Literal
 from fastgraph.cli import runner
 from fastgraph.comparison.child import Order
 from fastgraph.routing.status import Status, StatusRow
+from fastgraph.settings import Settings
 
 Side = Literal["plain", "fastgraph"]
+
+COMMANDS: dict[Side, str] = {"plain": "python", "fastgraph": "python -m fastgraph"}
+"""How each side runs a program, in the order in which they are shown."""
 
 # Steps while caches fill, memory is first touched and graphs are sorted.
 WARM_UP = 2
@@ -245,15 +249,15 @@ def compare_script(
 
     Raises:
         RunError: a run ended with another exit code than 0.
-        ValueError: ``FASTGRAPH=0`` is set, or a number of runs below 1.
+        ValueError: ``FASTGRAPH=0`` is set, a variable is invalid, or a number of runs is below 1.
     """
-    if os.environ.get("FASTGRAPH", "").strip().lower() in ("0", "false", "no", "off"):
+    if Settings.from_environment().enabled is False:
         raise ValueError("FASTGRAPH=0 switches fastgraph off: there is nothing to compare")
     for name in ("repeats", "seeds"):
         if getattr(plan, name) < 1:
             raise ValueError(f"{name} must be at least 1, got {getattr(plan, name)}")
     runs: list[Run] = []
-    sides: tuple[Side, Side] = ("plain", "fastgraph")
+    sides = list(COMMANDS)
 
     def run_both(shift: int, *, reverse: bool) -> None:
         for side in reversed(sides) if reverse else sides:
@@ -264,7 +268,7 @@ def compare_script(
 
     def result() -> ScriptComparison:
         return ScriptComparison(
-            plan.title, tuple(runs), huge_pages="THP_MEM_ALLOC_ENABLE" not in os.environ
+            plan.title, tuple(runs), huge_pages=runner.HUGE_PAGES not in os.environ
         )
 
     for repeat in range(plan.repeats):
@@ -284,7 +288,7 @@ def run_once(plan: Plan, side: Side, shift: int, progress: Callable[[str], None]
         shift: which of the seeds.
         progress: told in words how far it is.
     """
-    name = "python" if side == "plain" else "python -m fastgraph"
+    name = COMMANDS[side]
     if shift:
         name += f", seed {plan.seed + shift}"
     with tempfile.TemporaryDirectory(prefix="fastgraph-") as folder:

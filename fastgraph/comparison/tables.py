@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fastgraph.comparison.scripts import Run, ScriptComparison, Side, status_of
+from fastgraph.cli.runner import HUGE_PAGES
+from fastgraph.comparison.scripts import COMMANDS, Run, ScriptComparison, Side, status_of
 from fastgraph.routing.status import NOT_COUNTED
 
-SIDES: tuple[tuple[Side, str], ...] = (("plain", "python"), ("fastgraph", "python -m fastgraph"))
 _LAST_LINES = 3
 
 
@@ -19,7 +21,7 @@ def print_comparison(found: ScriptComparison, console: Console) -> None:
     console.print(cost_table(found))
     for line in findings(found):
         console.print(Text(line), soft_wrap=True)
-    for side, name in SIDES:
+    for side, name in COMMANDS.items():
         console.print(Text(f"Last lines of {name}:", style="bold"))
         for line in found.of(side)[0].last_lines(_LAST_LINES):
             console.print(Text(f"  {line}"), soft_wrap=True)
@@ -29,7 +31,7 @@ def print_comparison(found: ScriptComparison, console: Console) -> None:
 def print_failure(run: Run, console: Console) -> None:
     """Print a failed run's output and how it ended."""
     console.print(Text(run.output.rstrip()), soft_wrap=True)
-    name = dict(SIDES)[run.side]
+    name = COMMANDS[run.side]
     message = f"The run under {name} ended with exit code {run.exit_code}; its output is above."
     console.print(Text(message, style="bold red"), soft_wrap=True)
 
@@ -41,17 +43,33 @@ def cost_table(found: ScriptComparison) -> Table:
     memory = "peak GPU memory" if found.of("plain")[0].on_gpu else "peak memory"
     for heading in ("time per step", "steps", memory, "final loss", "whole run"):
         table.add_column(heading, justify="right")
-    for side, name in SIDES:
-        run = found.of(side)[0]
-        table.add_row(
-            name,
-            duration(found.step_seconds(side)),
-            str(len(run.steps)),
-            size(found.peak_bytes(side)),
-            f"{run.losses[-1]:.6f}" if run.losses else "not seen",
-            f"{run.seconds:.1f} s",
-        )
+    for side in COMMANDS:
+        table.add_row(*costs(found, side))
     return table
+
+
+class Costs(NamedTuple):
+    """What one side took, in words."""
+
+    command: str
+    step: str
+    steps: str
+    peak: str
+    loss: str
+    seconds: str
+
+
+def costs(found: ScriptComparison, side: Side) -> Costs:
+    """Time, memory and final loss of one side."""
+    run = found.of(side)[0]
+    return Costs(
+        command=COMMANDS[side],
+        step=duration(found.step_seconds(side)),
+        steps=str(len(run.steps)),
+        peak=size(found.peak_bytes(side)),
+        loss=f"{run.losses[-1]:.6f}" if run.losses else "not seen",
+        seconds=f"{run.seconds:.1f} s",
+    )
 
 
 def findings(found: ScriptComparison) -> list[str]:
@@ -69,14 +87,13 @@ def findings(found: ScriptComparison) -> list[str]:
         lines.append(f"In the status, {NOT_COUNTED}.")
     if found.huge_pages:
         lines.append(
-            "python -m fastgraph also sets THP_MEM_ALLOC_ENABLE=1; set it yourself to give it to "
-            "both."
+            f"{COMMANDS['fastgraph']} also sets {HUGE_PAGES}=1; set it yourself to give it to both."
         )
     return lines
 
 
 def _loss_findings(found: ScriptComparison) -> list[str]:
-    first = [len(found.of(side)[0].steps) for side, _ in SIDES]
+    first = [len(found.of(side)[0].steps) for side in COMMANDS]
     lines = []
     if first[0] != first[1]:
         lines.append(f"The runs took {first[0]} and {first[1]} steps.")
@@ -85,7 +102,7 @@ def _loss_findings(found: ScriptComparison) -> list[str]:
             f"Attention dropout is active in {', '.join(found.dropping)}: the random streams "
             "differ by design, so final losses over several seeds are compared, not steps."
         )
-        for side, name in SIDES:
+        for side, name in COMMANDS.items():
             spread = found.final_losses(side)
             if spread is not None:
                 lines.append(

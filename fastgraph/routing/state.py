@@ -114,7 +114,7 @@ def enable(
         "cache_bytes": cache_bytes,
         "compare": compare,
     }
-    chosen = settings.from_environment()
+    chosen = settings.Settings.from_environment()
     if chosen.enabled is False:
         return
     chosen = chosen.replace(**{k: v for k, v in given.items() if v is not None})

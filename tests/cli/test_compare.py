@@ -140,6 +140,8 @@ for _ in range(3):
         (("--html", "missing/a.html", "-c", "1"), {}, "expected a file in a writable directory"),
         (("--html", ".", "-c", "1"), {}, "is a directory"),
         (("-c", "1"), {"FASTGRAPH": "0"}, "FASTGRAPH=0 switches fastgraph off"),
+        (("-c", "1"), {"FASTGRAPH": "bad"}, "FASTGRAPH must be 1, 0 or compare, got 'bad'"),
+        (("-c", "1"), {"FASTGRAPH_MIN_EDGES": "x"}, "MIN_EDGES must be an integer >= 0, got 'x'"),
     ],
 )
 def test_usage_errors(

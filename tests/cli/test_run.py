@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from fastgraph.cli.interpreter import module_to_run
+from fastgraph.cli.main import main
 from tests.cli.commands import environment, fastgraph, python
 
 SHOW = """\
@@ -81,6 +83,8 @@ def test_run_takes_the_same_forms(project: Path) -> None:
 
 def test_stdin_archive_symlink_bytecode_and_safe_path(project: Path) -> None:
     assert_same(project, "-", "a", "--strict", stdin=SHOW)
+    assert_same(project, stdin=SHOW)
+    assert fastgraph("--report", cwd=project, stdin="print(3)", FASTGRAPH="0").stdout == "3\n"
     with zipfile.ZipFile(project / "app.zip", "w") as archive:
         archive.writestr("__main__.py", SHOW)
     assert_same(project, "app.zip", "a")
@@ -163,6 +167,7 @@ if __name__ == "__main__":
     )
     assert assert_same(tmp_path, "program.py").stdout.endswith("6\n")
     assert assert_same(tmp_path, "-m", "program").returncode == 0
+    assert fastgraph("program.py", cwd=tmp_path).stdout.endswith("6\n")
 
 
 @pytest.mark.parametrize("words", [("wait.py",), ("-m", "wait")])
@@ -254,9 +259,9 @@ def test_kill_switch(tmp_path: Path) -> None:
     [
         (("--backnd", "x", "a.py"), {}, "No such option"),
         (("--min-edges", "-1", "a.py"), {}, "-1 is not in the range"),
-        (("--report",), {}, "Missing a script"),
         (("-m",), {}, "Argument expected for the -m option"),
         (("-c", "1"), {"FASTGRAPH_STRCT": "1"}, "did you mean 'FASTGRAPH_STRICT'"),
+        (("-c", "1"), {"FASTGRAPH": "2"}, "FASTGRAPH must be 1, 0 or compare, got '2'"),
         (("--backend", "cpv", "-c", "1"), {}, "did you mean 'cpu'"),
     ],
 )
@@ -267,6 +272,95 @@ def test_usage_errors(
     assert message in ours.stderr
     assert "Traceback" not in ours.stderr
     assert ours.returncode == 2
+
+
+def test_a_terminal_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    for words, said in ((["--report"], "Missing a script"), ([], "Commands:")):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "module"),
+    [
+        (["python", "-m", "fastgraph", "-m", "x"], "fastgraph"),
+        (["python", "-mfastgraph", "x.py"], "fastgraph"),
+        (["python", "-B", "-Wignore", "-X", "dev", "-m", "fastgraph"], "fastgraph"),
+        (["python", "-W", "-m", "-IBm", "fastgraph"], "fastgraph"),
+        (["python", "--check-hash-based-pycs", "never", "-m", "fastgraph"], "fastgraph"),
+        (["python", "en.py", "-m", "fastgraph"], None),
+        (["python", "--", "en.py", "-m", "fastgraph"], None),
+        (["python", "-", "-m", "fastgraph"], None),
+        (["python", "-c", "1", "-m", "fastgraph"], None),
+        (["python", "-Bc1", "-m", "fastgraph"], None),
+        (["python", "-m", "pytest", "-m", "fastgraph"], "pytest"),
+        (["python", "-X"], None),
+        (["python"], None),
+        ([], None),
+    ],
+)
+def test_module_to_run(words: list[str], module: str | None) -> None:
+    assert module_to_run(words) == module
+
+
+def test_a_programs_own_arguments_do_not_switch_fastgraph_off(tmp_path: Path) -> None:
+    (tmp_path / "en.py").write_text("import fastgraph; print(fastgraph.is_enabled())")
+    done = python("en.py", "-m", "fastgraph", cwd=tmp_path, FASTGRAPH="1")
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_invalid_variable_where_the_module_follows_its_option(tmp_path: Path) -> None:
+    done = python("-mfastgraph", "-c", "1", cwd=tmp_path, FASTGRAPH="2")
+    assert done.stderr == "fastgraph: FASTGRAPH must be 1, 0 or compare, got '2'\n"
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_children_are_enabled_with_the_same_options(tmp_path: Path, method: str) -> None:
+    (tmp_path / "program.py").write_text(
+        """\
+import multiprocessing, sys
+import torch
+def work(depth):
+    import fastgraph
+    from fastgraph import settings
+    print(depth, fastgraph.is_enabled(), settings.current().min_edges, flush=True)
+    if depth:
+        start(depth - 1)
+def start(depth):
+    process = multiprocessing.get_context(sys.argv[1]).Process(target=work, args=(depth,))
+    process.start()
+    process.join()
+if __name__ == "__main__":
+    start(1)
+    import fastgraph
+    fastgraph.disable()
+    start(0)
+"""
+    )
+    ours = fastgraph("--min-edges", "7", "program.py", method, cwd=tmp_path)
+    assert ours.stdout.splitlines()[:2] == ["1 True 7", "0 True 7"], ours.stderr
+    assert ours.stdout.splitlines()[2].startswith("0 False"), ours.stderr
+    assert (ours.stderr, ours.returncode) == ("", 0)
+
+
+def test_spawned_children_that_do_not_use_torch_do_not_load_it(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        """\
+import multiprocessing, sys
+def work(): print("torch" in sys.modules)
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=work)
+    process.start()
+    process.join()
+"""
+    )
+    assert fastgraph("program.py", cwd=tmp_path).stdout == "False\n"
 
 
 def test_missing_torch_is_said_and_the_kill_switch_still_runs(tmp_path: Path) -> None:
