@@ -6,18 +6,21 @@ import copy
 import functools
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from fastgraph.cli.ending import print_at_exit
 from fastgraph.comparison.errors import TensorError
 from fastgraph.comparison.modules import compare_accuracy, inconclusive
 from fastgraph.comparison.runs import is_comparing, untouched_randomness
 from fastgraph.comparison.upstream_path import is_message_passing
 from fastgraph.routing.conditions import execution_mode
-from fastgraph.routing.status import STATUS
+from fastgraph.routing.status import STATUS, caller_level, has_compiled
+
+NOT_COMPARED = "calls within torch.compile are not compared"
 
 
 class DivergenceError(RuntimeError):
@@ -31,12 +34,51 @@ class DivergenceError(RuntimeError):
     def __init__(self, layer: str, kind: str, error: TensorError) -> None:
         self.layer = layer
         self.error = error
-        what = error.name if error.kind == "output" else f"the {error.kind} {error.name}"
         super().__init__(
-            f"{kind}{f' {layer!r}' if layer else ''}: {what} differs from upstream in float64 by "
+            f"{_named(kind, layer)}: {_described(error)} differs from upstream in float64 by "
             f"{error.ours:.2e} of its largest magnitude at {list(error.worst)}; upstream's own "
             f"error is {error.upstream:.2e} and {error.limit:.2e} is allowed"
         )
+
+
+def _named(kind: str, layer: str) -> str:
+    return f"{kind} {layer!r}" if layer else kind
+
+
+def _described(error: TensorError) -> str:
+    return error.name if error.kind == "output" else f"the {error.kind} {error.name}"
+
+
+class Tally:
+    """What was compared so far, in all threads: printed at exit, as nothing else says so."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._worst: tuple[str, TensorError] | None = None
+
+    def add(self, layer: str, tensors: Sequence[TensorError]) -> None:
+        """Count a call of a layer."""
+        worst = max(tensors, key=lambda tensor: tensor.share)
+        with self._lock:
+            self._calls += 1
+            if self._worst is None or worst.share > self._worst[1].share:
+                self._worst = layer, worst
+
+    def __str__(self) -> str:
+        text = "fastgraph compared no calls: no routed layer ran"
+        if self._worst is not None:
+            layer, error = self._worst
+            calls = "1 call" if self._calls == 1 else f"{self._calls} calls"
+            text = (
+                f"fastgraph compared {calls} of routed layers with upstream: the "
+                f"largest error is {error.share:.2g} of what is allowed, in {_described(error)} of "
+                f"{layer}"
+            )
+        return f"{text}; {NOT_COMPARED}" if has_compiled() else text
+
+
+_TALLY = Tally()
 
 
 class _Calls(threading.local):
@@ -56,11 +98,15 @@ class Watch:
     def __init__(self) -> None:
         self._calls = _Calls()
         self._upstream: Callable[..., Any] | None = None
+        self._is_announced = False
 
     def start(self) -> None:
-        """Watch all modules from now on. Idempotent."""
+        """Watch all modules from now on, and say at exit what was compared. Idempotent."""
         if self._upstream is not None:
             return
+        if not self._is_announced:
+            self._is_announced = True
+            print_at_exit(lambda: f"{_TALLY}\n")
         # torch's global hooks see no keyword arguments before a call, and none at all after one
         # that failed.
         upstream = self._upstream = nn.Module.__call__
@@ -118,8 +164,11 @@ def _check(
     name = next((name for name, found in root.named_modules() if found is module), "")
     reason = inconclusive(accuracy)
     if reason is not None:
-        warnings.warn(f"fastgraph cannot compare {type(module).__name__}: {reason}", stacklevel=4)
+        warnings.warn(
+            f"fastgraph cannot compare {type(module).__name__}: {reason}", stacklevel=caller_level()
+        )
         return
+    _TALLY.add(_named(type(module).__name__, name), accuracy.tensors)
     for error in accuracy.tensors:
         if not error.ok:
             raise DivergenceError(name, type(module).__name__, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +157,36 @@ GCNConv(3, 2)(torch.randn(4, 3), torch.tensor([[0, 1], [1, 2]]))
 """
     assert python("-c", code, cwd=tmp_path, FASTGRAPH="compare").stdout == "checked GCNConv\n"
     assert python("-c", code, cwd=tmp_path, FASTGRAPH="1").stdout == ""
+
+
+def test_what_was_compared_is_said_at_exit(tmp_path: Path) -> None:
+    code = """\
+import os, torch, fastgraph
+from torch_geometric.nn import GCNConv
+x, edges = torch.randn(4, 3), torch.tensor([[0, 1], [1, 2]])
+net = torch.nn.ModuleDict({"first": GCNConv(3, 2)})
+net.forward = lambda: net["first"](x, edges)
+for _ in range(3): net()
+fastgraph.disable()
+fastgraph.enable(compare=True)
+if os.fork() == 0: raise SystemExit
+os.wait()
+"""
+    said = python("-c", code, cwd=tmp_path, FASTGRAPH="compare").stderr
+    assert re.fullmatch(
+        r"fastgraph compared 3 calls of routed layers with upstream: the largest error is [\d.]+ "
+        r"of what is allowed, in [a-z_. ]+ of GCNConv 'first'\n",
+        said,
+    )
+
+
+def test_compiled_calls_are_said_not_to_be_compared(tmp_path: Path) -> None:
+    code = """\
+import torch, fastgraph
+from torch_geometric.nn import GCNConv
+conv = torch.compile(GCNConv(3, 2), backend="eager")
+conv(torch.randn(4, 3), torch.tensor([[0, 1], [1, 2]]))
+"""
+    said = python("-c", code, cwd=tmp_path, FASTGRAPH="compare").stderr
+    expected = f"fastgraph compared no calls: no routed layer ran; {checking.NOT_COMPARED}"
+    assert said.splitlines()[-1] == expected
