@@ -455,9 +455,13 @@ def attention_backward(
     grad_keys = scaled * query[softmax.aggregating]
     grad_query = softmax.sum_at(softmax.aggregating, scaled * keys, query.shape[0])
     channels = key.shape[-1]
-    grad_key = softmax.sum_at(softmax.gathered, grad_keys[..., :channels], key.shape[0])
-    grad_value = softmax.sum_at(softmax.gathered, grad_values[..., :channels], value.shape[0])
+
+    def of_sources(grads: Tensor) -> Tensor:
+        # Batched gradients do not know the view that `grads[..., :channels]` would make.
+        return softmax.sum_at(softmax.gathered, grads.narrow(-1, 0, channels), key.shape[0])
+
+    grad_key, grad_value = of_sources(grad_keys), of_sources(grad_values)
     grad_edge = None
     if edge is not None:
-        grad_edge = (grad_keys + grad_values)[..., channels:].sum(1)
+        grad_edge = (grad_keys + grad_values).narrow(-1, channels, edge.shape[1]).sum(1)
     return _narrowed(like, grad_query, grad_key, grad_value, grad_edge)

@@ -11,7 +11,7 @@ from torch import Tensor
 from fastgraph.backends import reference
 from fastgraph.backends.registry import REGISTRY
 from fastgraph.ops.heads import check_heads
-from fastgraph.ops.library import Gradient, define, differentiated_again
+from fastgraph.ops.library import Gradient, define, needs_torch_operations
 
 
 def head_scores(x: Tensor, att: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def _save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
 
 def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
     x, att = ctx.saved_tensors
-    if differentiated_again():
+    if needs_torch_operations(grad):
         return reference.head_scores_backward(x, att, grad)
     found: tuple[Tensor, Tensor] = HEAD_SCORES_BACKWARD(x, att, grad)
     return found

@@ -15,7 +15,7 @@ from torch import Tensor
 from fastgraph.backends import reference
 from fastgraph.backends.registry import REGISTRY
 from fastgraph.graph import Graph
-from fastgraph.ops.library import Gradient, define, differentiated_again
+from fastgraph.ops.library import Gradient, define, needs_torch_operations
 from fastgraph.ops.topology import check_features, check_index, topology
 
 SEED_LIMIT = 2**63 - 1
@@ -155,7 +155,7 @@ def define_attention(
         if grad is None:  # only the weights were used
             grad = inputs[0].new_zeros(ctx.shape)
         grads = (grad, grad_alpha)
-        if differentiated_again():
+        if needs_torch_operations(*grads):
             graph, _ = prepare(inputs, index, ptr, ctx.options[0])
             gradients = backward_reference(
                 graph, *grads, *inputs, stats, *ctx.options, _number(seed)

@@ -66,13 +66,25 @@ def define(
     return call
 
 
-def differentiated_again() -> bool:
-    """Whether a gradient that is computed now will itself be differentiated.
+def needs_torch_operations(*grads: Tensor | None) -> bool:
+    """Whether gradients for these gradients of results must be made of torch's own operations.
 
-    It must then be made of torch's operations. Compilers trace it with gradients enabled, too, but
-    differentiate once.
+    So they must where they will themselves be differentiated, backward or forward, and for a batch
+    of ``grads`` at once. Compilers trace with gradients enabled, too, but differentiate once.
     """
-    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if torch.compiler.is_compiling():
+        return False
+    return (
+        torch.is_grad_enabled()
+        or forward_ad._current_level >= 0
+        or any(g is not None and _is_batch(g) for g in grads)
+    )
+
+
+def _is_batch(tensor: Tensor) -> bool:
+    # That of torch.func.vmap, and that of torch.autograd.grad(..., is_grads_batched=True).
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
 def _define_gradient(

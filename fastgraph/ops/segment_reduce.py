@@ -11,7 +11,7 @@ from torch import Tensor
 from fastgraph.backends import reference
 from fastgraph.backends.base import Kernel
 from fastgraph.backends.registry import REGISTRY
-from fastgraph.ops.library import Gradient, define, differentiated_again
+from fastgraph.ops.library import Gradient, define, needs_torch_operations
 from fastgraph.ops.topology import (
     check_choice,
     check_features,
@@ -167,7 +167,7 @@ def _backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
             "segment_reduce ran with ties='none' and recorded nothing, so it has no gradient"
         )
     arguments = (grad, x, index, ptr, weight, out, record, ctx.transpose, ctx.ties)
-    if differentiated_again():
+    if needs_torch_operations(grad):
         grad_x = _gradient(reference.segment_reduce_backward, *arguments)
     else:
         grad_x = SEGMENT_REDUCE_BACKWARD(*arguments)

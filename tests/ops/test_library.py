@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -158,3 +159,41 @@ def test_gradients_through_attention_weights_alone() -> None:
     (beside,) = torch.autograd.grad((alpha * factor).sum() + 0 * out.sum(), score)
     torch.testing.assert_close(alone, beside)
     assert alone.abs().sum() > 0
+
+
+def results(x: Tensor) -> dict[str, Tensor]:
+    """A differentiable result of every operator that has a backward operator."""
+    heads = x.unflatten(1, (2, 2))
+    score = heads.sum(-1)
+    return {
+        "segment_reduce": ops.segment_reduce(x, EDGES),
+        "head_scores": ops.head_scores(heads, heads[:2]),
+        "gat": ops.gat(heads, score, score, EDGES)[0],
+        "gatv2": ops.gatv2(heads, heads, heads[:1], EDGES)[0],
+        "attention": ops.attention(heads, heads, heads, EDGES)[0],
+        "spmm": ops.spmm(x, EDGES),
+    }
+
+
+def test_a_batch_of_gradients() -> None:
+    x = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    for name, out in results(x).items():
+        grads = torch.randn(3, *out.shape, dtype=torch.float64)
+        (together,) = torch.autograd.grad(out, x, grads, retain_graph=True, is_grads_batched=True)
+        each = [torch.autograd.grad(out, x, grad, retain_graph=True)[0] for grad in grads]
+        torch.testing.assert_close(together, torch.stack(each), msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_the_tangent_of_a_gradient() -> None:
+    """The gradient is linear in the gradient of the result, so its tangent is another gradient."""
+    x = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    for name, out in results(x).items():
+        if name == "spmm":
+            continue  # says that it has no forward-mode derivative
+        grad, tangent = torch.randn_like(out), torch.randn_like(out)
+        (expected,) = torch.autograd.grad(out, x, tangent, retain_graph=True)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(grad, tangent)
+            (found,) = torch.autograd.grad(out, x, dual, retain_graph=True)
+            found = forward_ad.unpack_dual(found).tangent
+        torch.testing.assert_close(found, expected, msg=lambda m, n=name: f"{n}: {m}")
