@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fastgraph.backends.base import FALLBACK_PRIORITY
 from fastgraph.backends.registry import Registry
 
 PLUGIN = Path(__file__).parent / "plugins" / "fastgraph_squares"
@@ -61,17 +62,24 @@ def test_a_plugin_installed_as_an_entry_point(tmp_path: Path) -> None:
 
 
 class Fake:
-    priority = 500
-
-    def __init__(self, name: str, why_not: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        why_not: str | None = None,
+        priority: int = 500,
+        device_types: tuple[str, ...] = ("cpu", "cuda"),
+    ) -> None:
         self.name = name
         self.why_not = why_not
+        self.priority = priority
+        self.device_types = device_types
 
     def unavailable(self) -> str | None:
         return self.why_not
 
     def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> object:
-        return (lambda *_: self.name) if operator == "spmm" else None
+        known = operator == "spmm" and device_type in self.device_types
+        return (lambda *_: self.name) if known else None
 
 
 def registry(*backends: object) -> Registry:
@@ -86,6 +94,20 @@ def test_the_first_available_backend_with_a_kernel_computes() -> None:
     found.select(None)
     assert found.refusal("spmm", "cpu", torch.float32) is None
     assert "no backend computes sddmm" in str(found.refusal("sddmm", "cpu", torch.float32))
+
+
+@pytest.mark.parametrize("why_not", [None, "no driver"])
+def test_what_is_made_for_a_device_serves_it_before_the_last_resort(why_not: str | None) -> None:
+    """As where a backward pass runs after the block that enabled the backend by name."""
+    found = registry(
+        Fake("reference", priority=FALLBACK_PRIORITY),
+        Fake("anywhere", priority=-2),
+        Fake("gpu", why_not, priority=-3, device_types=("cuda",)),
+    )
+    found.select(None)
+    assert found.kernel("spmm", "cuda", torch.float32)() == ("reference" if why_not else "gpu")
+    assert found.kernel("spmm", "cpu", torch.float32)() == "reference"
+    assert "gpu" in str(found.refusal("spmm", "cuda", torch.float32))  # nothing is routed to it
 
 
 def test_selection_errors_name_the_reason() -> None:

@@ -54,6 +54,9 @@ import torch
 
 Kernel = Callable[..., Any]
 
+FALLBACK_PRIORITY = -1
+"""The priority of the last resort; see :class:`Backend`."""
+
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """The dtypes that operators take."""
 
@@ -79,8 +82,11 @@ class Backend(Protocol):
 
     Attributes:
         name: unique; what ``fastgraph.enable(backend=...)`` takes.
-        priority: the highest available one computes an operator. A backend with a negative priority
-            is used only on request, because upstream's own code is at least as fast.
+        priority: the highest available one computes an operator. Layers are routed to backends
+            with a priority of 0 or more. Operators that are called nevertheless, by name or by the
+            backward pass of a forward pass that ran elsewhere, fall to a backend made for their
+            device, whatever its priority, and else to the one with ``FALLBACK_PRIORITY``. Other
+            backends with a lower priority compute on request only.
     """
 
     name: str

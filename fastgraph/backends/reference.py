@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from fastgraph.backends.base import OPERATORS, Kernel
+from fastgraph.backends.base import FALLBACK_PRIORITY, OPERATORS, Kernel
 from fastgraph.graph import Graph
 
 Results = tuple[Tensor, Tensor, Tensor]
@@ -24,7 +24,7 @@ class ReferenceBackend:
     """Pure torch, used where nothing else exists and on request."""
 
     name = "reference"
-    priority = -1
+    priority = FALLBACK_PRIORITY
 
     def unavailable(self) -> str | None:
         return None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 import itertools
+from collections.abc import Sequence
 
 import torch
 
-from fastgraph.backends.base import FLOATING, OPERATORS, Backend, Kernel
+from fastgraph.backends.base import FALLBACK_PRIORITY, FLOATING, OPERATORS, Backend, Kernel
 
 DEVICE_TYPES = ("cpu", "cuda", "mps", "xpu")
 """Devices for which a backend is asked whether it wants to compute."""
@@ -64,17 +65,14 @@ class Registry:
         self._wanted = frozenset(
             key
             for key in itertools.product(OPERATORS, DEVICE_TYPES, FLOATING)
-            if self._candidates(*key, minimum_priority=0)
+            if self._first_kernel(self._wanting(), *key)
         )
         self._hints = {device_type: self._hint(device_type) for device_type in DEVICE_TYPES[1:]}
 
     def _hint(self, device_type: str) -> str:
         """Why the backends made for this device, and not for the CPU, do not compute."""
         hint = ""
-        for backend in self.backends.values():
-            serves = (backend.kernel("spmm", t, torch.float32) for t in (device_type, "cpu"))
-            if [kernel is not None for kernel in serves] != [True, False]:
-                continue
+        for backend in self._made_for(device_type):
             why_not = backend.unavailable()
             if why_not is not None:
                 hint += f"; {backend.name} is unavailable: {why_not}"
@@ -88,7 +86,11 @@ class Registry:
         return self._selected
 
     def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel:
-        """The kernel to run; the reference where nothing faster exists.
+        """The kernel to run; the reference where nothing else exists.
+
+        Also of operators that nobody wants routed. A forward pass within ``enabled(backend=...)``
+        may have its backward pass after the block, and what is made for a device serves it better
+        than the reference, which stores every message.
 
         Raises:
             NotImplementedError: the selected backend has no such kernel.
@@ -109,28 +111,42 @@ class Registry:
         hint = self._hints.get(device_type, "")
         return f"no backend computes {operator} for {dtype} on {device_type}{hint}"
 
-    def _candidates(
-        self, operator: str, device_type: str, dtype: torch.dtype, minimum_priority: int
-    ) -> list[Kernel]:
+    def _wanting(self) -> list[Backend]:
+        """Backends to which layers are routed."""
         if self._selected is not None:
-            candidates = [self.backends[self._selected]]
-        else:
-            candidates = [
-                b
-                for b in self.backends.values()
-                if b.priority >= minimum_priority and b.unavailable() is None
-            ]
-        kernels = (b.kernel(operator, device_type, dtype) for b in candidates)
-        return [kernel for kernel in kernels if kernel is not None]
+            return [self.backends[self._selected]]
+        return [backend for backend in self.backends.values() if backend.priority >= 0]
+
+    def _made_for(self, device_type: str) -> list[Backend]:
+        """Backends for this device, and not for the CPU."""
+        found = []
+        for backend in self.backends.values():
+            serves = (backend.kernel("spmm", t, torch.float32) for t in (device_type, "cpu"))
+            if [kernel is not None for kernel in serves] == [True, False]:
+                found.append(backend)
+        return found
+
+    def _first_kernel(
+        self, backends: Sequence[Backend], operator: str, device_type: str, dtype: torch.dtype
+    ) -> Kernel | None:
+        for backend in backends:
+            kernel = backend.kernel(operator, device_type, dtype)
+            if kernel is not None and (self._selected or backend.unavailable() is None):
+                return kernel
+        return None
 
     def _resolve(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel:
-        candidates = self._candidates(operator, device_type, dtype, minimum_priority=-1)
-        if not candidates:
+        backends = self._wanting()
+        if self._selected is None:
+            backends += self._made_for(device_type)
+            backends += [b for b in self.backends.values() if b.priority == FALLBACK_PRIORITY]
+        kernel = self._first_kernel(backends, operator, device_type, dtype)
+        if kernel is None:
             raise NotImplementedError(
                 f"backend {self._selected!r} has no kernel {operator!r} "
                 f"for {dtype} on {device_type}"
             )
-        return candidates[0]
+        return kernel
 
 
 REGISTRY = Registry()
