@@ -16,8 +16,6 @@ LEVELS: Final = ("baseline", "avx2", "avx512")
 
 _LIBRARY_DIR: Final = Path(__file__).parent / "lib"
 _CUDA_LIBRARY: Final = _LIBRARY_DIR / "libfastgraph_cuda.so"
-_CUDA_CAPABILITY: Final = (8, 0)
-"""The lowest one for which CMakeLists.txt compiles."""
 
 _forked = False
 
@@ -133,7 +131,7 @@ def cuda_library() -> Any:
     :func:`library` have the same arguments.
 
     Raises:
-        OSError: If the library cannot be loaded, or is missing from the installation.
+        RuntimeError: If the library cannot be loaded, or is missing from the installation.
     """
     import tvm_ffi
 
@@ -142,7 +140,11 @@ def cuda_library() -> Any:
 
 @functools.cache
 def why_cuda_unavailable() -> str | None:
-    """Why the CUDA kernels cannot be used here, or ``None`` if they can."""
+    """Why the CUDA kernels cannot be used here, or ``None`` if they can.
+
+    Asked whenever fastgraph is enabled, so it leaves CUDA alone: processes that are forked
+    afterwards could not use it any more. Whether a GPU is too old is seen by the first call on it.
+    """
     if torch.version.cuda is None:
         return "this torch was built without CUDA"
     if not _CUDA_LIBRARY.exists():
@@ -150,15 +152,14 @@ def why_cuda_unavailable() -> str | None:
             "this installation has no CUDA kernels; building from source makes them where there "
             "are nvcc and a GPU, or everywhere with FASTGRAPH_CUDA=on"
         )
-    if not torch.cuda.is_available():
+    if torch.cuda.device_count() == 0:  # unlike is_available(), counted by NVML
         return "torch finds no GPU"
-    newest = max(map(torch.cuda.get_device_capability, range(torch.cuda.device_count())))
-    if newest < _CUDA_CAPABILITY:
-        needed, found = (".".join(map(str, version)) for version in (_CUDA_CAPABILITY, newest))
-        return f"the CUDA kernels need compute capability {needed}, but the GPU has {found}"
+    try:
+        library = cuda_library()
+    except RuntimeError as error:
+        return f"the CUDA kernels cannot be loaded: {error}"
     built, supported = (
-        divmod(version, 1000)
-        for version in (cuda_library().runtime_version(), cuda_library().driver_version())
+        divmod(version, 1000) for version in (library.runtime_version(), library.driver_version())
     )
     if supported[0] < built[0]:
         return (

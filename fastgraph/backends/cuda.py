@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import torch
 
 from fastgraph import native
 from fastgraph.backends.base import FLOATING, Kernel
 from fastgraph.backends.kernels import native_kernels
 
-_KERNELS = native_kernels(native.cuda_library)
+
+def with_torchs_error(kernel: Kernel) -> Kernel:
+    """A kernel that raises torch's own error where its scratch memory does not fit."""
+
+    @functools.wraps(kernel)
+    def call(*arguments: Any) -> Any:
+        try:
+            return kernel(*arguments)
+        except MemoryError as error:
+            raise torch.OutOfMemoryError(str(error)) from None
+
+    return call
+
+
+_KERNELS = {
+    name: with_torchs_error(kernel) for name, kernel in native_kernels(native.cuda_library).items()
+}
 
 
 class CudaBackend:

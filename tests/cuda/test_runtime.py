@@ -76,16 +76,21 @@ def test_memory_does_not_grow_with_edges_times_channels(gpu: torch.device) -> No
 
 
 def test_too_little_memory_is_torchs_own_error(gpu: torch.device) -> None:
-    leaves, index = inputs(gpu)
+    """Of the result in the first case, of what the kernel passes on to another in the second."""
     total = torch.cuda.get_device_properties(gpu).total_memory
-    torch.cuda.empty_cache()
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**20) / total)
-    try:
-        with pytest.raises(torch.OutOfMemoryError):
-            ops.spmm(torch.empty(NODES, 2**16, device=gpu), index)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-    step(leaves, index)
+    index = hub_edges(8, 20_000).to(gpu)
+    narrow, wide = (torch.ones(8, width, device=gpu) for width in (4, 2**18))  # 8 MiB
+    expected = ops.spmm(narrow, index)
+    result, scratch = 2**20, 64 * 2**20  # the latter needs 160 MiB
+    for room in (result, scratch):
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + room) / total)
+        try:
+            with pytest.raises(torch.OutOfMemoryError):
+                ops.spmm(wide, index)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+    assert torch.equal(ops.spmm(narrow, index), expected)
 
 
 def test_tensors_on_different_devices(gpu: torch.device) -> None:

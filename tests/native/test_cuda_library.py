@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from fastgraph import native
+from fastgraph.backends.cuda import with_torchs_error
 from fastgraph.backends.registry import REGISTRY
+
+LOAD = native.cuda_library.__wrapped__
 
 
 @pytest.fixture(autouse=True)
@@ -29,14 +32,8 @@ def gpu_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(native, "_CUDA_LIBRARY", library)
     monkeypatch.setattr(native, "cuda_library", lambda: versions)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    set_gpus(monkeypatch, (9, 0))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     return library
-
-
-def set_gpus(monkeypatch: pytest.MonkeyPatch, *capabilities: tuple[int, int]) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: capabilities[i])
 
 
 def test_available(gpu_machine: Path) -> None:
@@ -54,16 +51,23 @@ def test_no_kernels(gpu_machine: Path) -> None:
 
 
 def test_no_gpu(gpu_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert native.why_cuda_unavailable() == "torch finds no GPU"
 
 
-def test_old_gpu(gpu_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_gpus(monkeypatch, (7, 0), (7, 5))
-    expected = "the CUDA kernels need compute capability 8.0, but the GPU has 7.5"
-    assert native.why_cuda_unavailable() == expected
-    native.why_cuda_unavailable.cache_clear()
-    set_gpus(monkeypatch, (7, 5), (12, 0))
+def test_a_library_that_does_not_load(gpu_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "cuda_library", LOAD)
+    assert "the CUDA kernels cannot be loaded" in str(native.why_cuda_unavailable())
+
+
+def test_asking_leaves_cuda_alone(gpu_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is forked later could not use it any more."""
+
+    def initialise() -> None:
+        raise AssertionError("CUDA was initialised")
+
+    monkeypatch.setattr(torch.cuda, "_lazy_init", initialise)
+    REGISTRY.select(None)
     assert native.why_cuda_unavailable() is None
 
 
@@ -80,3 +84,11 @@ def test_a_refusal_on_a_gpu_says_why_our_kernels_are_not_there() -> None:
     hint = "would on request" if why_not is None else f"is unavailable: {why_not}"
     reason = str(REGISTRY.refusal("gatv2", "cuda", torch.float32))
     assert f"no backend computes gatv2 for torch.float32 on cuda; cuda {hint}" in reason
+
+
+def test_too_little_scratch_memory_is_torchs_own_error() -> None:
+    def spmm(*_: object) -> None:
+        raise MemoryError("tried to allocate 2 GiB")
+
+    with pytest.raises(torch.OutOfMemoryError, match="2 GiB"):
+        with_torchs_error(spmm)()

@@ -54,7 +54,13 @@ class Call : public cuda::Queue {
 
   template <typename... Parameters, typename... Arguments>
   void run(cudaError_t (*kernel)(cuda::Queue&, Parameters...), Arguments&&... arguments) {
-    check_cuda(kernel(*this, std::forward<Arguments>(arguments)...), "fastgraph's CUDA kernels");
+    const cudaError_t error = kernel(*this, std::forward<Arguments>(arguments)...);
+    if (error == cudaErrorNoKernelImageForDevice) {
+      TVM_FFI_THROW(RuntimeError) << "fastgraph's CUDA kernels were not compiled for GPU "
+                                  << device_.device_id << ": build them on this machine, or with "
+                                  << "FASTGRAPH_CUDA=on for compute capability 8.0 and above";
+    }
+    check_cuda(error, "fastgraph's CUDA kernels");
   }
 
  private:
