@@ -19,6 +19,11 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 WIDTHS = (0, 1, 7, 33, 64, 130, 200)
 """Every layout of packs and lanes, whole and with a rest."""
 
+WIDER_THAN_A_GRID = 65535 * 32 + 1
+"""Columns one by one: 32 for each block that a grid takes in the direction y, and one more."""
+
+LOOP = Graph(torch.zeros(2, 1, dtype=torch.int64), 1, 1)
+
 CASES = {
     case.name: case
     for case in (

@@ -13,6 +13,8 @@ from tests.native.cases import accumulator, features, normal, unit_roundoff
 from tests.simt.compared import (
     CASES,
     DTYPES,
+    LOOP,
+    WIDER_THAN_A_GRID,
     WIDTHS,
     assert_same,
     assert_same_in_every_order,
@@ -113,3 +115,7 @@ def test_bits_do_not_depend_on_the_order_of_threads(width: int, ties: str) -> No
     grad = normal(*out.shape, dtype=torch.float32, seed=3)
     given = (graph, grad, x, weight, out, record, True, ties)
     assert_same_in_every_order("segment_reduce_backward", *given)
+
+
+def test_wider_than_a_grid() -> None:
+    check(LOOP, normal(1, WIDER_THAN_A_GRID, dtype=torch.float32), None, "max")

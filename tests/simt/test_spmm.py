@@ -11,6 +11,8 @@ from tests.native.cases import assert_close, normal
 from tests.simt.compared import (
     CASES,
     DTYPES,
+    LOOP,
+    WIDER_THAN_A_GRID,
     WIDTHS,
     assert_same,
     assert_same_in_every_order,
@@ -78,3 +80,8 @@ def test_infinite_weights_meet_no_zeros_that_are_not_there() -> None:
     graph = graph_of("random")
     given = (graph, torch.ones(12, 4), torch.full((graph.num_edges,), float("inf")), "sum", False)
     assert not simt("spmm", *given).isnan().any()
+
+
+def test_wider_than_a_grid() -> None:
+    given = (LOOP, normal(1, WIDER_THAN_A_GRID, dtype=torch.float32), None, "sum", False)
+    assert_same(simt("spmm", *given), cpu("spmm", *given))

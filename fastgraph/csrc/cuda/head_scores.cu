@@ -10,9 +10,6 @@
 namespace fastgraph::cuda {
 namespace {
 
-// Nodes whose rows are on their way from memory at the same time.
-constexpr int kInFlight = 4;
-
 // Gradients of vectors are sums over the nodes. Groups of at most this many threads in all leave
 // theirs, each of at least so many nodes, and a second kernel adds them up in order.
 constexpr int64_t kSummingThreads = 1 << 16;
@@ -85,7 +82,8 @@ struct HeadScoresBackward {
   Heads<T> grad_x;
   Heads<T> grad_att;
   int64_t sum_slots;
-  A* sums;  // [sum_slots, vectors, heads, width]
+  A* sums;            // [sum_slots, vectors, heads, width]
+  unsigned part = 0;  // of the columns, where this grid begins
 };
 
 // 0 for nodes and vectors that there are not.
@@ -134,7 +132,7 @@ __global__ void __launch_bounds__(kBlockThreads) head_scores_sums(HeadScoresBack
   const auto [head, slot] = start_of_group<kLanes>(op.x.heads);
   if (slot >= op.sum_slots) return;
   const auto lanes = Lanes<kLanes>::mine();
-  const int64_t first = static_cast<int64_t>(blockIdx.y) * Row::kWidth;
+  const int64_t first = static_cast<int64_t>(op.part + blockIdx.y) * Row::kWidth;
   const int64_t width = op.x.width - first;
   const Heads<A> partial{op.sums, op.sum_slots * op.att.nodes, op.x.heads, op.x.width};
   for (int64_t k = 0; k < op.att.nodes; k += kVectors) {
@@ -192,12 +190,15 @@ struct Backward {
         min(ceil_div(op.x.nodes, kNodesOfSlot), ceil_div(kSummingThreads, heads * parts * kLanes));
     op.sums = queue.scratch<Accumulator<T>>(op.sum_slots * size);
     const unsigned blocks = blocks_of<kLanes>(op.slots * heads);
-    const dim3 summing{blocks_of<kLanes>(op.sum_slots * heads), static_cast<unsigned>(parts)};
+    const unsigned summing = blocks_of<kLanes>(op.sum_slots * heads);
     cudaError_t error = launch({"head_scores_grad_x", blocks, kBlockThreads, 0, queue.stream()},
                                head_scores_grad_x<T, kValues, kLanes>, op);
     if (error != cudaSuccess) return error;
-    error = launch({"head_scores_sums", summing, kBlockThreads, 0, queue.stream()},
-                   head_scores_sums<T, kValues, kLanes>, op);
+    error = for_each_grid<kValues * kLanes>(op.x.width, [&](unsigned part, unsigned columns) {
+      op.part = part;
+      return launch({"head_scores_sums", {summing, columns}, kBlockThreads, 0, queue.stream()},
+                    head_scores_sums<T, kValues, kLanes>, op);
+    });
     if (error != cudaSuccess) return error;
     return run_add_rows<T>(queue, {op.sums, op.sum_slots, size}, op.grad_att.data);
   }

@@ -11,9 +11,6 @@ namespace {
 // Entries of a group: enough to be worth the search for the row of the first.
 constexpr int64_t kTaken = 32;
 
-// Entries whose rows are on their way from memory at the same time.
-constexpr int kInFlight = 4;
-
 template <typename T>
 struct Sddmm {
   using A = Accumulator<T>;

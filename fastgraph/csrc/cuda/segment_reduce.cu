@@ -10,9 +10,6 @@
 namespace fastgraph::cuda {
 namespace {
 
-// Rows that are on their way from memory at the same time.
-constexpr int kInFlight = 4;
-
 // What is recorded beside the extremum itself.
 enum class Record { kNothing, kTies, kArgument };
 
@@ -45,6 +42,7 @@ struct Extremum {
   int32_t* record;
   Matrix<A> partial;  // a row for each piece
   int32_t* partial_record;
+  unsigned part = 0;  // of the columns, where this grid begins
 };
 
 // Updates with sign * weight * x[col] of the entries of the span, in order. Each lane reads the
@@ -109,7 +107,7 @@ __global__ void __launch_bounds__(kBlockThreads) extremum_rows(Extremum<T> op) {
   const Span span = span_of(op.graph, task, op.pieces);
   if (span.row < 0) return;
   const auto lanes = Lanes<kLanes>::mine();
-  const int64_t first = static_cast<int64_t>(blockIdx.y) * (kValues * kLanes);
+  const int64_t first = static_cast<int64_t>(op.part + blockIdx.y) * (kValues * kLanes);
   R running[kValues];
   update_all<kRecord>(op, span, first, lanes, running);
   const int64_t f = first + lanes.lane * kValues;
@@ -189,6 +187,7 @@ struct ExtremumBackward {
   Matrix<const int32_t> argument;
   Matrix<T> grad_x;
   Matrix<A> partial;  // a row for each piece
+  unsigned part = 0;  // of the columns, where this grid begins
 };
 
 // sum += what the entries of the span have won of their rows' gradients, in order.
@@ -253,7 +252,7 @@ __global__ void __launch_bounds__(kBlockThreads) backward_rows(ExtremumBackward<
   const Span span = span_of(op.graph, task, op.pieces);
   if (span.row < 0) return;
   const auto lanes = Lanes<kLanes>::mine();
-  const int64_t first = static_cast<int64_t>(blockIdx.y) * (kValues * kLanes);
+  const int64_t first = static_cast<int64_t>(op.part + blockIdx.y) * (kValues * kLanes);
   RowSums<Accumulator<T>, kValues, kLanes, 1> sum;
   sum.clear();
   add_shares<kArgument>(op, span, first, lanes, sum);
@@ -276,12 +275,15 @@ __global__ void __launch_bounds__(kBlockThreads) backward_merge(ExtremumBackward
   });
 }
 
-// A group of kLanes lanes for each piece and row, and for as many columns as it holds.
+// Starts a group of kLanes lanes for each piece and row, and for as many columns as it holds.
 template <int kValues, int kLanes, typename Op>
-dim3 grid_of(const Op& op) {
+cudaError_t launch_rows(const char* name, Stream stream, void (*kernel)(Op), Op op) {
   const int64_t groups = op.pieces + op.graph.num_rows;
-  return {static_cast<unsigned>(ceil_div(groups * kLanes, kBlockThreads)),
-          static_cast<unsigned>(ceil_div(op.x.width, kValues * kLanes))};
+  const auto blocks = static_cast<unsigned>(ceil_div(groups * kLanes, kBlockThreads));
+  return for_each_grid<kValues * kLanes>(op.x.width, [&](unsigned part, unsigned parts) {
+    op.part = part;
+    return launch({name, {blocks, parts}, kBlockThreads, 0, stream}, kernel, op);
+  });
 }
 
 template <typename Op>
@@ -293,8 +295,8 @@ template <Record kRecord>
 struct Forward {
   template <int kValues, int kLanes, typename T>
   static cudaError_t rows(const Extremum<T>& op, Stream stream) {
-    return launch({"extremum_rows", grid_of<kValues, kLanes>(op), kBlockThreads, 0, stream},
-                  extremum_rows<T, kRecord, kValues, kLanes>, op);
+    return launch_rows<kValues, kLanes>("extremum_rows", stream,
+                                        extremum_rows<T, kRecord, kValues, kLanes>, op);
   }
   template <typename T>
   static cudaError_t merge(const Extremum<T>& op, Stream stream) {
@@ -307,8 +309,8 @@ template <bool kArgument>
 struct Backward {
   template <int kValues, int kLanes, typename T>
   static cudaError_t rows(const ExtremumBackward<T>& op, Stream stream) {
-    return launch({"backward_rows", grid_of<kValues, kLanes>(op), kBlockThreads, 0, stream},
-                  backward_rows<T, kArgument, kValues, kLanes>, op);
+    return launch_rows<kValues, kLanes>("backward_rows", stream,
+                                        backward_rows<T, kArgument, kValues, kLanes>, op);
   }
   template <typename T>
   static cudaError_t merge(const ExtremumBackward<T>& op, Stream stream) {

@@ -7,9 +7,6 @@
 namespace fastgraph::cuda {
 namespace {
 
-// Rows of x that are on their way from memory at the same time.
-constexpr int kInFlight = 4;
-
 template <typename T>
 struct Spmm {
   using A = Accumulator<T>;
@@ -22,6 +19,7 @@ struct Spmm {
   Matrix<const T> x;
   Matrix<T> out;
   Matrix<A> partial;  // a row for each piece
+  unsigned part = 0;  // of the columns, where this grid begins
 };
 
 template <typename T>
@@ -70,7 +68,7 @@ __global__ void __launch_bounds__(kBlockThreads) spmm_rows(Spmm<T> op) {
   const Span span = span_of(op.graph, task, op.pieces);
   if (span.row < 0) return;
   const auto lanes = Lanes<kLanes>::mine();
-  const int64_t first = static_cast<int64_t>(blockIdx.y) * (kValues * kLanes);
+  const int64_t first = static_cast<int64_t>(op.part + blockIdx.y) * (kValues * kLanes);
   RowSums<Accumulator<T>, kValues, kLanes, 1> sum;
   sum.clear();
   add_entries(op, span, first, lanes, sum);
@@ -97,12 +95,14 @@ __global__ void __launch_bounds__(kBlockThreads) spmm_merge(Spmm<T> op) {
 }
 
 template <int kValues, int kLanes, typename T>
-cudaError_t run(const Spmm<T>& op, Stream stream) {
+cudaError_t run(Spmm<T> op, Stream stream) {
   const int64_t groups = op.pieces + op.graph.num_rows;
   const auto blocks = static_cast<unsigned>(ceil_div(groups * kLanes, kBlockThreads));
-  const auto parts = static_cast<unsigned>(ceil_div(op.x.width, kValues * kLanes));
-  return launch({"spmm_rows", {blocks, parts}, kBlockThreads, 0, stream},
-                spmm_rows<T, kValues, kLanes>, op);
+  return for_each_grid<kValues * kLanes>(op.x.width, [&](unsigned part, unsigned parts) {
+    op.part = part;
+    return launch({"spmm_rows", {blocks, parts}, kBlockThreads, 0, stream},
+                  spmm_rows<T, kValues, kLanes>, op);
+  });
 }
 
 }  // namespace

@@ -40,30 +40,34 @@ __device__ void store_block_sum(const RowSums<A, kValues, kLanes, kPacks>& sums,
   __syncthreads();  // before the next sum overwrites this one
 }
 
+// There are as few blocks of add_rows as warps' widths in a row, so each has many threads.
+constexpr int kAddingThreads = 1024;
+
 // total[f] = the sum of sums[row][f] over the rows. Each warp of a block adds up every so many of
 // them for a warp's width of columns.
 template <typename T>
-__global__ void __launch_bounds__(kBlockThreads)
+__global__ void __launch_bounds__(kAddingThreads)
     add_rows(Matrix<const Accumulator<T>> sums, T* total) {
-  FASTGRAPH_SHARED(double, of_warps, kBlockThreads);
+  constexpr int kWarps = kAddingThreads / kWarp;
+  FASTGRAPH_SHARED(double, of_warps, kAddingThreads);
   const int lane = static_cast<int>(threadIdx.x) % kWarp,
             warp = static_cast<int>(threadIdx.x) / kWarp;
   const int64_t f = static_cast<int64_t>(blockIdx.x) * kWarp + lane;
   double sum = 0;
-  for (int64_t row = warp; f < sums.width && row < sums.rows; row += kBlockThreads / kWarp) {
+  for (int64_t row = warp; f < sums.width && row < sums.rows; row += kWarps) {
     sum += sums.row(row)[f];
   }
   of_warps[threadIdx.x] = sum;
   __syncthreads();
   if (warp > 0 || f >= sums.width) return;
-  for (int other = 1; other < kBlockThreads / kWarp; ++other) sum += of_warps[other * kWarp + lane];
+  for (int other = 1; other < kWarps; ++other) sum += of_warps[other * kWarp + lane];
   total[f] = narrowed<T>(static_cast<Accumulator<T>>(sum));
 }
 
 template <typename T>
 cudaError_t run_add_rows(Queue& queue, Matrix<Accumulator<T>> sums, T* total) {
   const auto blocks = static_cast<unsigned>(ceil_div(sums.width, kWarp));
-  return launch({"add_rows", blocks, kBlockThreads, 0, queue.stream()}, add_rows<T>,
+  return launch({"add_rows", blocks, kAddingThreads, 0, queue.stream()}, add_rows<T>,
                 Matrix<const Accumulator<T>>{sums.data, sums.rows, sums.width}, total);
 }
 

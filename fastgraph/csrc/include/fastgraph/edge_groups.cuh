@@ -150,11 +150,6 @@ __device__ void for_each_head(int64_t heads, int64_t width, const Body& body) {
   }
 }
 
-// As many as a grid takes in the directions y and z; blocks stride over the others.
-inline unsigned grid_size(int64_t count) {
-  return static_cast<unsigned>(std::min<int64_t>(count, 65535));
-}
-
 // ---- How a group walks over the entries of a span
 
 // Entries of which each lane reads one; those beyond the last read the last once more.

@@ -1,6 +1,7 @@
 // Groups of lanes that share a row, and what they load and store together.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 
@@ -11,6 +12,10 @@ namespace fastgraph {
 
 constexpr int kWarp = 32;
 constexpr int kBlockThreads = 128;
+
+// Rows that a group has on their way from memory at the same time, where one of its lanes holds a
+// pack of each at most.
+constexpr int kInFlight = 4;
 
 // kCount consecutive lanes of a warp, a power of two. Groups of a warp may take different paths.
 template <int kCount>
@@ -73,6 +78,26 @@ __device__ Accumulator<T> rounded(Accumulator<T> value) {
 }
 
 inline constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// As many as a grid takes in the directions y and z; blocks stride over the others.
+inline unsigned grid_size(int64_t count) {
+  return static_cast<unsigned>(std::min<int64_t>(count, 65535));
+}
+
+// Calls start(part, parts) for grids that together cover the columns of a row, in parts of kWidth,
+// in their y direction: each takes `parts` from `part` on. Blocks that stride over parts would need
+// more registers.
+template <int kWidth, typename Start>
+cudaError_t for_each_grid(int64_t width, const Start& start) {
+  cudaError_t error = cudaSuccess;
+  const int64_t all = ceil_div(width, kWidth);
+  for (int64_t part = 0; part < all && error == cudaSuccess;) {
+    const unsigned parts = grid_size(all - part);
+    error = start(static_cast<unsigned>(part), parts);
+    part += parts;
+  }
+  return error;
+}
 
 // Values that one instruction loads or stores: the alignment tells the compiler that it may.
 template <typename T, int kCount>
