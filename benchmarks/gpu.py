@@ -2,269 +2,270 @@
 
     FASTGRAPH_DATA=... python benchmarks/gpu.py
 
-Needs torch, nvcc, cmake, ninja and the packages that fastgraph depends on, but no network. The
-tests run on the GPU, some also under compute-sanitizer; then message passing of each layer is
-timed beside upstream and other packages. Results go to ``benchmarks/results/<date>-gpu.json`` and
-``.md``.
+Needs a GPU with its driver, nvcc, cmake, ninja and a C++17 compiler, compute-sanitizer, and the
+packages torch, torch_geometric, apache-tvm-ffi, attrs, click, numpy, pluggy, rich and wrapt, for
+the tests also pytest, pytest-timeout and hypothesis; what is missing is named before anything runs.
+fastgraph itself need not be installed, and there need be no network: unpack wheels into a folder
+and let PYTHONPATH name it. Where pytest-xdist or matplotlib are missing, tests run one by one, or
+there is no figure.
+
+The tests run on the GPU, some also under compute-sanitizer; then message passing of each layer is
+timed beside upstream and other packages. What is found goes line by line to
+``benchmarks/results/<date>-gpu.jsonl``, and in the end, also when the time is over, to ``.json``,
+``.md`` and ``.svg`` beside it. Several calls share the work with ``--stages``, ``--graphs`` and one
+``--record``: cells that are in the record already are not measured again.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib.util
 import os
 import shlex
-import shutil
+import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import click
-import torch
-from rich.console import Console
-from torch import Tensor
-
-from measure.device import (
-    Contestant,
-    bandwidth,
-    copies_beyond_cache,
-    facts,
-    interleave,
-    peak_bytes,
-    summary,
-)
-from measure.graphs import SHAPES, GraphData, default_graphs, imitate, load
-from measure.output import RESULTS, write
-from measure.rivals import Rival, rivals
+from measure.requirements import find_program, missing
 
 ROOT = Path(__file__).resolve().parent.parent
-_LAYERS = ("GCN", "SAGE-max", "SAGE-mean", "GATv2", "GAT", "Transformer")
-_WIDTHS = (64, 256, 512)
-# Where compiling upstream's layers, about half a minute each, is worth the time.
-_COMPILED = ("tolokers", 256)
+LIBRARY = ROOT / "fastgraph" / "lib" / "libfastgraph_cuda.so"
+STAGES = ("build", "test", "sanitize", "measure")
+WIDTHS = (256, 64, 512)
 # Each test under a tool that watches every access runs a hundred times slower.
 _SANITIZED = "test_every_graph and (random or hub_small) and not dropout"
+# Of memory, for sorted graphs: all that are measured stay known.
+_CACHE_BYTES = 32 << 30
 
-console = Console(stderr=True)
+
+def main() -> None:
+    options = _options()
+    tell(f"{options.seconds:.0f} seconds for {', '.join(options.stages) or 'the report alone'}")
+    lacking = missing(options.stages)
+    if lacking:
+        sys.exit(f"this machine lacks {', '.join(lacking)}")
+    sys.path.insert(0, str(ROOT))  # where fastgraph is not installed
+    from measure.output import RESULTS, Record
+
+    path, folder = options.record, options.out or RESULTS
+    record = Record(path) if path is not None else Record.fresh(folder, "gpu")
+    record.add("command", shlex.join(["python", "benchmarks/gpu.py", *sys.argv[1:]]))
+    # A time limit of others ends this process by a signal; what is known then is reported, too.
+    signal.signal(signal.SIGTERM, _end)
+    deadline = time.monotonic() + options.seconds
+    try:
+        failed = run_stages(options, record, deadline)
+        if "measure" in options.stages and "build" not in failed:
+            measure(options, record, deadline)
+            # Memory may be too small; anything else is a mistake of ours.
+            if any(
+                row["rival"] == "ours" and row.get("failed", "out of memory") != "out of memory"
+                for row in record.lines("row")
+            ):
+                failed.append("measure")
+    finally:
+        report(record)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}; see {record.stem}.md")
 
 
-@click.command(help=(__doc__ or "").split("\n\n")[0])
-@click.option("--build/--no-build", default=True)
-@click.option("--test/--no-test", default=True)
-@click.option("--sanitize/--no-sanitize", default=True)
-@click.option("--seconds", default=240.0, show_default=True, help="For all timings together.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
-@click.option("--device", default="cuda", show_default=True, help="cpu tries the script itself.")
-@click.option("--graphs", help="Names with commas between; all there are unless told.")
-@click.option("--widths", default=",".join(map(str, _WIDTHS)), show_default=True)
-def main(
-    build: bool,
-    test: bool,
-    sanitize: bool,
-    seconds: float,
-    out: Path,
-    device: str,
-    graphs: str | None,
-    widths: str,
-) -> None:
-    stages: dict[str, Any] = {}
-    for name, commands in (
-        ("build", _build_commands() if build else []),
-        ("test", _test_commands() if test else []),
-        ("sanitize", _sanitize_commands() if sanitize else []),
+def _options() -> argparse.Namespace:
+    def names(text: str) -> list[str]:
+        return [name for name in text.split(",") if name]
+
+    def stages(text: str) -> list[str]:
+        unknown = set(names(text)) - set(STAGES)
+        if unknown:
+            raise argparse.ArgumentTypeError(f"expected some of {', '.join(STAGES)}, got {text!r}")
+        return names(text)
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--stages", type=stages, default=list(STAGES), help="some, with commas; none: report only")
+    add("--seconds", type=float, default=450.0, help="for all stages together; default: 450")
+    add("--graphs", type=names, help="with commas; default: all there are")
+    add("--layers", type=names, help="with commas; default: all")
+    add("--widths", type=lambda text: [int(w) for w in names(text)], default=list(WIDTHS))
+    add("--out", type=Path, help="folder for the results")
+    add("--record", type=Path, help="a .jsonl file to add to; default: a new one in the folder")
+    add("--device", default="cuda", help="cpu tries the measurements themselves")
+    return parser.parse_args()
+
+
+_running: set[subprocess.Popen[str]] = set()
+
+
+def _end(*_: object) -> None:
+    for process in _running:
+        os.killpg(process.pid, signal.SIGKILL)
+    sys.exit("ended by a signal")
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def run_stages(options: argparse.Namespace, record: Any, deadline: float) -> list[str]:
+    """Run the stages before the measurements; return the names of those that failed."""
+    failed: list[str] = []
+    for stage, commands in (
+        ("build", build_commands),
+        ("test", test_commands),
+        ("sanitize", sanitize_commands),
     ):
-        stages[name] = [_run(command) for command in commands]
-    names = graphs.split(",") if graphs else [*default_graphs(), *SHAPES]
-    results = _measure(device, names, [int(w) for w in widths.split(",")], seconds)
-    results["stages"] = stages
-    results["command"] = shlex.join(["python", "benchmarks/gpu.py", *sys.argv[1:]])
-    path = write(out, "gpu", results, markdown(results))
-    console.print(f"written to {path}")
-    if any(step["exit_code"] for steps in stages.values() for step in steps):
-        sys.exit("a stage before the measurements has failed; see the table")
+        if stage not in options.stages or "build" in failed:
+            continue
+        given, environ = commands()
+        seconds = max(1.0, deadline - time.monotonic())
+        if stage == "sanitize" and "measure" in options.stages:
+            seconds /= 3
+        # Only the commands of a build need each other.
+        with ThreadPoolExecutor(1 if stage == "build" else len(given)) as pool:
+            steps = list(pool.map(lambda c: run(c, environ, seconds), given))  # noqa: B023
+        for step in steps:
+            record.add("stage", {"stage": stage, **step})
+        if any(step["exit_code"] for step in steps) or (stage == "build" and not LIBRARY.exists()):
+            failed.append(stage)
+    return failed
 
 
-def _build_commands() -> list[list[str]]:
+Commands = tuple[list[list[str]], dict[str, str]]
+
+
+def build_commands() -> Commands:
+    """The library for the GPU at hand, and for no other."""
+    import torch
+
+    if not torch.cuda.is_available():
+        sys.exit("torch finds no GPU")
+    LIBRARY.unlink(missing_ok=True)  # what is tested is what was built
+    major, minor = torch.cuda.get_device_capability()
     folder = str(ROOT / "build" / "gpu")
-    options = [f"-DPython_EXECUTABLE={sys.executable}", "-DFASTGRAPH_CUDA=auto"]
+    given = {
+        "Python_EXECUTABLE": sys.executable,
+        "CMAKE_CUDA_COMPILER": find_program("nvcc"),
+        "FASTGRAPH_CUDA": "on",
+        "FASTGRAPH_CUDA_ARCHITECTURES": f"{major}{minor}",
+    }
+    options = [f"-D{name}={value}" for name, value in given.items()]
     return [
         ["cmake", "-S", str(ROOT), "-B", folder, "-G", "Ninja", *options],
         ["cmake", "--build", folder, "--target", "all"],
-    ]
+    ], {}
 
 
-def _test_commands() -> list[list[str]]:
-    return [[sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/cuda"]]
+def test_commands() -> Commands:
+    parallel = ["-n", "8", "--dist", "worksteal"] if importlib.util.find_spec("xdist") else []
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    return [[*pytest, *parallel, "--gpu", "tests/cuda"]], {}
 
 
-def _sanitize_commands() -> list[list[str]]:
-    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    if not Path(tool).exists():
-        console.print("compute-sanitizer is not installed: nothing is run under it")
-        return []
-    tests = [sys.executable, "-m", "pytest", "-q", "-x", "tests/cuda/test_operators.py"]
+def sanitize_commands() -> Commands:
+    tool = find_program("compute-sanitizer") or "compute-sanitizer"
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--gpu"]
+    tests += ["tests/cuda/test_operators.py", "-k", _SANITIZED, "-o", "timeout=0"]
+    # Torch looks for what a GPU can do by calls that fail; they are no errors.
+    options = ["--error-exitcode", "9", "--report-api-errors", "no"]
+    # Blocks of torch's cache are larger than asked for, and overruns into them go unseen.
     return [
-        [tool, "--tool", kind, "--error-exitcode", "9", *tests, "-k", _SANITIZED]
-        for kind in ("memcheck", "racecheck")
-    ]
+        [tool, "--tool", kind, *options, *tests]
+        for kind in ("memcheck", "racecheck", "initcheck", "synccheck")
+    ], {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 
 
-def _run(command: list[str]) -> dict[str, Any]:
-    console.print(shlex.join(command))
+def run(command: Sequence[str], environ: dict[str, str], seconds: float) -> dict[str, Any]:
+    """Run a command and tell how it went; one that takes longer is stopped."""
+    tell(shlex.join(command))
     start = time.perf_counter()
-    process = subprocess.run(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
-    tail = process.stdout.splitlines()[-15:]
-    if process.returncode:
-        console.print("\n".join(tail), markup=False)
+    _running.add(process)
+    try:
+        output, _ = process.communicate(timeout=seconds)
+        code = process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, code = process.communicate()[0] + f"\nstopped after {seconds:.0f} s", 124
+    _running.discard(process)
+    tail = output.splitlines()[-40:]
+    if code:
+        tell("\n".join(tail))
     return {
         "command": shlex.join(command),
-        "exit_code": process.returncode,
+        "exit_code": code,
         "seconds": round(time.perf_counter() - start, 1),
         "last_line": tail[-1] if tail else "",
+        **({"output": tail} if code else {}),
     }
 
 
-def _measure(
-    device_name: str, graphs: list[str], widths: list[int], seconds: float
-) -> dict[str, Any]:
-    device = torch.device(device_name)
-    if device.type == "cuda":
-        os.environ["FASTGRAPH_BACKEND"] = "cuda"  # which computes on request only
-    results: dict[str, Any] = {
-        "machine": facts(device),
-        "bandwidth": bandwidth(device),
-        "cells": [],
-    }
-    cells = len(graphs) * len(_LAYERS) * len(widths) * 2
-    for name in graphs:
-        graph = imitate(name, device) if name in SHAPES else load(name)
-        graph = replace(graph, edge_index=graph.edge_index.to(device))
-        for layer in _LAYERS:
-            for width in widths:
-                for dtype in (torch.float32, torch.bfloat16):
-                    console.print(f"{name} {layer} {width} {dtype}")
-                    results["cells"] += _cells(graph, layer, width, dtype, seconds / cells)
-    return results
+def measure(options: argparse.Namespace, record: Any, deadline: float) -> None:
+    """Put machine, bandwidth and the rows of all cells into the record."""
+    import torch
 
+    from fastgraph.backends.cpu import CpuBackend
+    from fastgraph.backends.cuda import CudaBackend
+    from measure.cells import Bench, plan
+    from measure.device import DeviceLostError, bandwidth, cache_bytes, facts
+    from measure.graphs import SHAPES, default_graphs
+    from measure.layers import LAYERS
+    from measure.routing import Counted
 
-def _cells(
-    graph: GraphData, layer: str, width: int, dtype: torch.dtype, seconds: float
-) -> list[dict[str, Any]]:
-    """A row for each rival: forward and backward time, and peak memory."""
-    device = graph.edge_index.device
-    copies = copies_beyond_cache(device, graph.num_nodes * width * dtype.itemsize)
-    torch.manual_seed(0)
-    inputs = [
-        torch.randn(graph.num_nodes, width, device=device, dtype=dtype, requires_grad=True)
-        for _ in range(copies)
-    ]
-    compiled = (graph.name, width) == _COMPILED and dtype == torch.float32
-    rows: list[dict[str, Any]] = []
-    timed: list[tuple[dict[str, Any], Contestant, Contestant]] = []
-    for rival in rivals(layer, graph, width, dtype, compiled):
-        row = {
-            "graph": graph.name,
-            "num_nodes": graph.num_nodes,
-            "num_edges": graph.num_edges,
-            "layer": layer,
-            "width": width,
-            "dtype": str(dtype).removeprefix("torch."),
-            "rival": rival.name,
-        }
-        rows.append(row)
+    device = torch.device(options.device)
+    counted = Counted(CudaBackend() if device.type == "cuda" else CpuBackend())
+    why_not = counted.unavailable()
+    if why_not is not None:
+        sys.exit(why_not)
+    record.add("machine", facts(device))
+    record.add("cache_bytes", cache_bytes(device))
+    record.add("bandwidth", bandwidth(device))
+    graphs = options.graphs or [*default_graphs(), *SHAPES]
+    cells = plan(graphs, options.layers or list(LAYERS), options.widths)
+    with counted.enabled(_CACHE_BYTES):
         try:
-            timed.append((row, *_contestants(rival, inputs, row)))
-        except torch.OutOfMemoryError:
-            row["failed"] = "out of memory"
-    interleave([forward for _, forward, _ in timed], device, copies, seconds / 2)
-    interleave([backward for _, _, backward in timed], device, copies, seconds / 2)
-    for row, forward, backward in timed:
-        row |= {"forward": summary(forward), "backward": summary(backward)}
-    return rows
+            Bench(device, counted).measure(cells, record, deadline, tell)
+        except DeviceLostError as error:
+            sys.exit(f"the GPU is lost, call again with --record {record.path}: {error}")
 
 
-def _contestants(
-    rival: Rival, inputs: list[Tensor], row: dict[str, Any]
-) -> tuple[Contestant, Contestant]:
-    """The forward and the backward pass; each has run once, and their memory is in the row."""
+def report(record: Any) -> None:
+    """Write everything that the record holds as JSON, Markdown and a figure."""
+    from measure.gpu_report import markdown, plot
+    from measure.output import write_to
 
-    def forward(number: int) -> Tensor:
-        return rival.forward(inputs[number])
+    def last(kind: str, otherwise: Callable[[], Any]) -> Any:
+        return (record.lines(kind) or [otherwise()])[-1]
 
-    # Two graphs of gradients are kept; more would not fit beside upstream's edge tensors.
-    with rival.context():
-        outputs = [forward(number) for number in (0, 1)]
-        grads = [torch.randn_like(out) for out in outputs]
-        row["peak_bytes"] = peak_bytes(
-            lambda number: torch.autograd.grad(forward(number), inputs[number], grads[number]),
-            inputs[0].device,
-        )
-
-    def backward(number: int) -> None:
-        at = number % 2
-        torch.autograd.grad(outputs[at], inputs[at], grads[at], retain_graph=True)
-
-    return (
-        Contestant(rival.name, forward, rival.context),
-        Contestant(rival.name, backward),
-    )
-
-
-def markdown(results: dict[str, Any]) -> str:
-    """The tables: what ran, and milliseconds, megabytes and ratios of each cell."""
-    lines = ["# Message passing on a GPU", "", f"`{results['command']}`", ""]
-    lines += [f"- {name}: {value}" for name, value in results["machine"].items()]
-    lines += [f"- {name}: {value:,.0f}" for name, value in results["bandwidth"].items()]
-    lines += ["", "| stage | seconds | exit code | last line |", "|---|---|---|---|"]
-    for name, steps in results["stages"].items():
-        for step in steps:
-            lines.append(
-                f"| {name} | {step['seconds']} | {step['exit_code']} | {step['last_line']} |"
-            )
-    lines += [
-        "",
-        "Forward and backward in milliseconds (medians); gather: bytes of the features of all",
-        "edges over the time of the forward pass; ratios are of a rival's figures over ours.",
-        "",
-        "| graph | layer | width | dtype | rival | forward | backward | peak MB | gather GB/s |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for cell in results["cells"]:
-        place = f"| {cell['graph']} | {cell['layer']} | {cell['width']} | {cell['dtype']} "
-        if "failed" in cell:
-            lines.append(f"{place}| {cell['rival']} | {cell['failed']} | | | |")
-            continue
-        size = 4 if cell["dtype"] == "float32" else 2
-        gathered = cell["num_edges"] * cell["width"] * size / cell["forward"]["median"] / 1e6
-        peak = "" if cell["peak_bytes"] is None else f"{cell['peak_bytes'] / 1e6:,.0f}"
-        lines.append(
-            f"{place}| {cell['rival']} | {cell['forward']['median']:.3f} "
-            f"| {cell['backward']['median']:.3f} | {peak} | {gathered:,.0f} |"
-        )
-    return "\n".join([*lines, "", *_ratios(results["cells"])])
-
-
-def _ratios(cells: list[dict[str, Any]]) -> list[str]:
-    lines = ["| graph | layer | width | dtype | rival | forward | backward | memory |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
-    timed = [cell for cell in cells if "failed" not in cell]
-    for ours in (cell for cell in timed if cell["rival"] == "ours"):
-        key = ("graph", "layer", "width", "dtype")
-        for cell in timed:
-            if cell is ours or any(cell[k] != ours[k] for k in key):
-                continue
-            ratios = [
-                f"{cell[k]['median'] / ours[k]['median']:.2f}" for k in ("forward", "backward")
-            ]
-            memory = f"{cell['peak_bytes'] / ours['peak_bytes']:.1f}" if ours["peak_bytes"] else ""
-            place = " | ".join(str(ours[k]) for k in key)
-            lines.append(f"| {place} | {cell['rival']} | {' | '.join(ratios)} | {memory} |")
-    return lines
+    results = {
+        "commands": record.lines("command"),
+        "machine": last("machine", dict),
+        "bandwidth": last("bandwidth", dict),
+        "cache_bytes": last("cache_bytes", int),
+        "left": last("left", list),
+        "stages": record.lines("stage"),
+        "cells": record.lines("row"),
+    }
+    path = write_to(record.stem, results, markdown(results))
+    try:
+        plot(results, record.path.with_suffix(".svg"))
+    except ImportError as error:
+        tell(f"no figure: {error}")
+    tell(f"written to {path}")
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     main()

@@ -23,9 +23,9 @@ from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from measure.graphs import GENERATED, REAL, default_graphs
+from measure.layers import LAYERS
 from measure.output import RESULTS, write
 
-LAYER_NAMES = ("GCN", "SAGE-max", "SAGE-mean", "GATv2", "GAT", "Transformer")
 COLUMNS = (
     "upstream",
     "compile",
@@ -68,7 +68,7 @@ class _Names(click.ParamType):
 
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--graphs", type=_Names((*REAL, *GENERATED)), help="Default: all there are.")
-@click.option("--layers", type=_Names(LAYER_NAMES), default=LAYER_NAMES, show_default=True)
+@click.option("--layers", type=_Names(tuple(LAYERS)), default=tuple(LAYERS), show_default=True)
 @click.option("--columns", type=_Names(COLUMNS), help=f"Default: {','.join(COLUMNS)}.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
@@ -83,14 +83,13 @@ def main(
     channels: int,
     quick: bool,
 ) -> None:
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # read when torch is loaded
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # read by child processes
     import torch
 
     from measure.cell import Effort, measure_cell
     from measure.gather import CHANNELS, MinimalLoops
     from measure.graphs import load
     from measure.kernels import measure_bandwidth, measure_import, measure_routed_call
-    from measure.layers import LAYERS
     from measure.machine import machine_facts
     from measure.memory import peak_in_child
     from measure.report import floor_lines, floors, markdown

@@ -16,10 +16,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Contestants run in turns of so many steps, after one that is not timed.
-_STEPS_OF_TURN = 5
+# A turn of a contestant lasts about this long, in steps of which there are at most so many.
+_TURN_MILLISECONDS = 50.0
+_MOST_STEPS = 20
+
+# A longer step does not notice that another contestant ran before it.
+_WARMED_BELOW = 200.0
+
+# The GPU sleeps while the steps of a turn are queued, so that it never waits for Python.
+_LONGEST_HEAD_START = 0.02
+_CYCLES_PER_SECOND = 2e9
 
 Step = Callable[[int], object]
+
+
+class DeviceLostError(RuntimeError):
+    """The GPU does not answer this process any more."""
+
+
+def failure(error: Exception, device: torch.device) -> str:
+    """What a row says of an error in what it measures.
+
+    Raises:
+        DeviceLostError: nothing can be measured after this error.
+    """
+    text = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    if not _is_gpu(device):
+        return text
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        raise DeviceLostError(text) from error
+    if isinstance(error, torch.OutOfMemoryError):
+        torch.cuda.empty_cache()
+        return "out of memory"
+    return text
 
 
 @dataclass
@@ -29,52 +60,75 @@ class Contestant:
     Args:
         name: the column.
         step: what is timed, given the number of the set of inputs to use.
+        copies: how many sets of inputs there are; steps take them in turn.
         context: entered around each turn, untimed.
+
+    Attributes:
+        failed: why it is not timed any more.
     """
 
     name: str
     step: Step
+    copies: int = 1
     context: Callable[[], AbstractContextManager[object]] = nullcontext
     milliseconds: list[float] = field(default_factory=list)
+    failed: str | None = None
+    _steps: int = 0
 
     @property
     def median(self) -> float:
         return statistics.median(self.milliseconds)
 
+    def turn(self, device: torch.device) -> None:
+        """Time some steps, as many as fit into a turn by what is known."""
+        estimate = self.median if self.milliseconds else None
+        count = 1 if estimate is None else int(_TURN_MILLISECONDS / max(estimate, 1e-6))
+        try:
+            with self.context():
+                warm_up = estimate is None or estimate < _WARMED_BELOW
+                self.milliseconds += self._timed(device, max(1, min(_MOST_STEPS, count)), warm_up)
+        except Exception as error:
+            self.failed = failure(error, device)
+
+    def _next(self) -> None:
+        self.step(self._steps % self.copies)
+        self._steps += 1
+
+    def _timed(self, device: torch.device, count: int, warm_up: bool) -> list[float]:
+        start = time.perf_counter()
+        if warm_up:
+            self._next()
+        if not _is_gpu(device):
+            times = [time.perf_counter()]
+            for _ in range(count):
+                self._next()
+                times.append(time.perf_counter())
+            return [1e3 * (b - a) for a, b in itertools.pairwise(times)]
+        to_queue = (time.perf_counter() - start) * (count + 1)
+        torch.cuda._sleep(int(min(to_queue, _LONGEST_HEAD_START) * _CYCLES_PER_SECOND))
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        marks[0].record()
+        for mark in marks[1:]:
+            self._next()
+            mark.record()
+        torch.cuda.synchronize(device)
+        return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
+
 
 def copies_beyond_cache(device: torch.device, num_bytes: int) -> int:
     """How many sets of inputs of this size do not fit into the last cache together."""
-    cache = torch.cuda.get_device_properties(device).L2_cache_size if _is_gpu(device) else 0
-    return max(2, min(16, 2 * cache // max(1, num_bytes) + 1))
+    return max(2, 2 * cache_bytes(device) // max(1, num_bytes) + 1)
 
 
-def interleave(
-    contestants: Sequence[Contestant], device: torch.device, copies: int, budget: float
-) -> None:
-    """Time all contestants in turns for about ``budget`` seconds, three turns at least."""
-    turns, end = 0, time.perf_counter() + budget
-    while turns < 3 or time.perf_counter() < end:
-        for contestant in contestants:
-            with contestant.context():
-                contestant.milliseconds += _turn(contestant.step, device, copies)
-        turns += 1
-
-
-def _turn(step: Step, device: torch.device, copies: int) -> list[float]:
-    step(copies - 1)
-    if not _is_gpu(device):
-        times = [time.perf_counter()]
-        for number in range(_STEPS_OF_TURN):
-            step(number % copies)
-            times.append(time.perf_counter())
-        return [1e3 * (b - a) for a, b in itertools.pairwise(times)]
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(_STEPS_OF_TURN + 1)]
-    marks[0].record()
-    for number, mark in enumerate(marks[1:]):
-        step(number % copies)
-        mark.record()
-    torch.cuda.synchronize(device)
-    return [a.elapsed_time(b) for a, b in itertools.pairwise(marks)]
+def interleave(contestants: Sequence[Contestant], device: torch.device, budget: float) -> None:
+    """Time all contestants in turns for about ``budget`` seconds, one turn at least."""
+    end = time.perf_counter() + budget
+    while True:
+        running = [c for c in contestants if c.failed is None]
+        for contestant in running:
+            contestant.turn(device)
+        if not running or time.perf_counter() >= end:
+            return
 
 
 def peak_bytes(step: Step, device: torch.device) -> int | None:
@@ -90,23 +144,22 @@ def peak_bytes(step: Step, device: torch.device) -> int | None:
 
 
 def bandwidth(device: torch.device) -> dict[str, float]:
-    """GB/s: of a copy from memory to memory, and of gathering rows that stay in the last cache."""
+    """GB/s: of a copy from memory to memory, and of reading rows that stay in the last cache."""
     num_bytes = 2**30 if _is_gpu(device) else 2**24
     source = torch.ones(num_bytes // 4, device=device)
     target = torch.empty_like(source)
     rows = torch.ones(8192, 256, device=device)  # 8 MiB
     index = torch.randint(8192, (num_bytes // 1024,), device=device)
-    gathered = torch.empty(index.numel(), 256, device=device)
+    bags = torch.arange(0, index.numel(), 64, device=device)  # so that little is written
 
     def gather(_: int) -> Tensor:
-        return torch.index_select(rows, 0, index, out=gathered)
+        return torch.nn.functional.embedding_bag(index, rows, bags, mode="sum")
 
     copying = Contestant("copy", lambda _: target.copy_(source))
     gathering = Contestant("gather", gather)
-    interleave([copying, gathering], device, 1, 0.5)
-    # A copy reads and writes; a gather that stays in the cache writes to memory only.
+    interleave([copying, gathering], device, 0.5)
     return {
-        "copy_gb_per_s": 2 * num_bytes / copying.median / 1e6,
+        "copy_gb_per_s": 2 * num_bytes / copying.median / 1e6,  # reads and writes
         "cached_gather_gb_per_s": num_bytes / gathering.median / 1e6,
     }
 
@@ -132,6 +185,11 @@ def facts(device: torch.device) -> dict[str, str]:
         shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
         found["driver"] = shown.strip().partition("\n")[0]
     return found
+
+
+def cache_bytes(device: torch.device) -> int:
+    """The size of the last cache; 0 on the CPU, where nothing is compared with it."""
+    return torch.cuda.get_device_properties(device).L2_cache_size if _is_gpu(device) else 0
 
 
 def summary(contestant: Contestant) -> dict[str, Any]:

@@ -19,8 +19,6 @@ from measure.layers import LAYERS, without_linear
 from measure.routing import expect_routed, ours_enabled
 from measure.timing import Contestant, Spread, interleave
 
-_CALLS = 1000
-
 
 def measure_bandwidth(graph: GraphData, loops: MinimalLoops, effort: Effort) -> dict[str, Any]:
     """GB/s of gathered rows: our operators on plain sums and maxima beside the minimal loops."""
@@ -47,7 +45,7 @@ def measure_bandwidth(graph: GraphData, loops: MinimalLoops, effort: Effort) -> 
     }
 
 
-def measure_routed_call(graph: GraphData, channels: int, calls: int = _CALLS) -> dict[str, Any]:
+def measure_routed_call(graph: GraphData, channels: int, calls: int) -> dict[str, Any]:
     """Forward of a layer that is nothing but ``propagate``, beside its kernel, in microseconds.
 
     The native call makes its output too, since every caller needs one.

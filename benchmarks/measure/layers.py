@@ -44,7 +44,6 @@ class LayerCase:
         adjacency_options: more arguments where the matrix is given.
         propagate_options: more arguments where message passing alone is measured.
         bare_options: more arguments that leave nothing in ``forward`` but ``propagate``.
-        bandwidth_of: the operator it runs in, for the gather bandwidth and the cost of a call.
     """
 
     layer: type[nn.Module]
@@ -53,7 +52,6 @@ class LayerCase:
     adjacency_options: Mapping[str, Any] = field(default_factory=dict)
     propagate_options: Mapping[str, Any] = field(default_factory=dict)
     bare_options: Mapping[str, Any] | None = None
-    bandwidth_of: str | None = None
 
     def build(self, channels: int, **more: Any) -> nn.Module:
         """The layer on ``channels`` inputs; the same parameters at every call."""
@@ -71,8 +69,8 @@ _SAGE: dict[str, Any] = {"adjacency": csr_adjacency, "bare_options": {"root_weig
 _ATTENTION: dict[str, Any] = {"heads": 4, "out_channels": 64}
 
 LAYERS: dict[str, LayerCase] = {
-    "GCN": LayerCase(GCNConv, bandwidth_of="spmm", **_GCN),
-    "SAGE-max": LayerCase(SAGEConv, {"aggr": "max"}, bandwidth_of="segment_reduce", **_SAGE),
+    "GCN": LayerCase(GCNConv, **_GCN),
+    "SAGE-max": LayerCase(SAGEConv, {"aggr": "max"}, **_SAGE),
     "SAGE-mean": LayerCase(SAGEConv, {"aggr": "mean"}, **_SAGE),
     "GATv2": LayerCase(GATv2Conv, _ATTENTION),
     "GAT": LayerCase(GATConv, _ATTENTION),

@@ -55,7 +55,8 @@ def _memory_ratio(cell: dict[str, Any]) -> float | None:
     return memory["upstream"] / max(memory["ours"], 1) if memory else None
 
 
-def _lowest(what: str, values: dict[str, float], required: float, unit: str = "x") -> Floor:
+def lowest(what: str, values: dict[str, float], required: float, unit: str = "x") -> Floor:
+    """A floor for the lowest of the values."""
     if not values:
         return Floor(what, f">= {required:g}{unit}", "not measured", None)
     name = min(values, key=values.__getitem__)
@@ -91,13 +92,13 @@ def floors(results: dict[str, Any]) -> list[Floor]:
         ):
             if (group, under) != ("message_passing", "ours-fresh"):
                 values = _ratios(cells, group, over, under)
-                listed.append(_lowest(f"{title}: {under} over {over}, slowest cell", values, 1))
+                listed.append(lowest(f"{title}: {under} over {over}, slowest cell", values, 1))
     compiled = {}
     for name, cell in cells.items():
         gain, by_compiling = ratio(cell, "layer", "upstream", "ours"), compile_gain(cell)
         if gain is not None and by_compiling is not None:
             compiled[name] = gain / by_compiling
-    listed.append(_lowest("layer: ours over upstream compiled, slowest cell", compiled, 1))
+    listed.append(lowest("layer: ours over upstream compiled, slowest cell", compiled, 1))
     attention = {name: cell for name, cell in cells.items() if name.endswith(ATTENTION)}
     sums = {name: cell for name, cell in cells.items() if name not in attention}
     for family, over, required in (
@@ -132,11 +133,11 @@ def floors(results: dict[str, Any]) -> list[Floor]:
         found = ratio(cells.get(name, {}), "layer", "upstream", under)
         values = {} if found is None else {name: found}
         listed.append(
-            _lowest(f"layer on tolokers: {layer}, {under} over upstream", values, required)
+            lowest(f"layer on tolokers: {layer}, {under} over upstream", values, required)
         )
     halves = _ratios(attention, "bfloat16", "float32", "bfloat16")
     what = "message passing alone, attention: bfloat16 over float32, slowest cell"
-    listed.append(_lowest(what, halves, 1))
+    listed.append(lowest(what, halves, 1))
     for operator in ("spmm", "segment_reduce"):
         for loop, what in (
             ("minimal_read", "that reads"),
@@ -147,7 +148,7 @@ def floors(results: dict[str, Any]) -> list[Floor]:
                 for graph, row in results["bandwidth"].items()
             }
             listed.append(
-                _lowest(f"{operator} forward: bandwidth over a loop {what}", shares, 80, " %")
+                lowest(f"{operator} forward: bandwidth over a loop {what}", shares, 80, " %")
             )
     overheads = {name: row["overhead_us"] for name, row in results["routed_call"].items()}
     listed.append(_highest("a routed call on a small graph", overheads, 60, "us"))
@@ -155,11 +156,11 @@ def floors(results: dict[str, Any]) -> list[Floor]:
     adds = {"median": times["fastgraph"]["median"]} if times else {}
     listed.append(_highest("import fastgraph after import torch", adds, 200, "ms"))
     memory = {name: value for name, cell in cells.items() if (value := _memory_ratio(cell))}
-    listed.append(_lowest("peak memory: ours below upstream, worst cell", memory, 1))
+    listed.append(lowest("peak memory: ours below upstream, worst cell", memory, 1))
     for layer in ("SAGE-max", "GATv2", "Transformer"):
         name = f"tolokers {layer}"
         tolokers = {name: memory[name]} if name in memory else {}
-        listed.append(_lowest(f"peak memory of {layer} on tolokers", tolokers, 30))
+        listed.append(lowest(f"peak memory of {layer} on tolokers", tolokers, 30))
     for layer in ATTENTION:
         hubs, even = (_per_edge(results, graph, layer) for graph in ("debian", "tolokers"))
         values = {} if hubs is None or even is None else {layer: hubs / even}

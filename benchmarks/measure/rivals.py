@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +14,13 @@ from torch import Tensor, nn
 
 from measure.graphs import GraphData
 from measure.layers import LAYERS, csr_adjacency, gcn_adjacency, without_linear
-from measure.routing import expect_routed, ours_enabled
+from measure.routing import expect_routed
 
 HEADS = 4
 # A dense mask of pairs beyond this does not fit or takes too long to make.
 _MAX_FLEX_NODES = 20_000
+_MOST_TURBO_EDGES = 20_000_000
+_TURBO = ("SAGE-max", "GATv2", "Transformer")
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -30,39 +31,61 @@ class Rival:
 
     Args:
         name: the column.
-        forward: from features ``[nodes, width]`` to the output.
-        context: entered around some forward passes, untimed.
+        make: prepares it and returns the forward pass, from features ``[nodes, width]``.
+        ours: whether our kernels compute it, and they alone.
     """
 
     name: str
-    forward: Forward
-    context: Callable[[], AbstractContextManager[object]] = nullcontext
+    make: Callable[[], Forward]
+    ours: bool = False
 
 
 def rivals(
     layer: str, graph: GraphData, width: int, dtype: torch.dtype, compiled: bool
 ) -> list[Rival]:
-    """All that can compute this layer on this graph, upstream and ours first."""
+    """All that can compute this layer on this graph, upstream and ours first.
+
+    Args:
+        compiled: only these two and what ``torch.compile`` makes.
+    """
     module = _message_passing(layer, width).to(graph.edge_index.device, dtype)
     index = graph.edge_index
 
     def forward(x: Tensor) -> Tensor:
         return module(x, index)  # type: ignore[no-any-return]
 
-    @contextmanager
-    def routed() -> Iterator[None]:
-        with ours_enabled(), expect_routed(module):
-            yield
+    def make_ours() -> Forward:
+        checked = False
 
-    found = [Rival("upstream", forward), Rival("ours", forward, routed)]
+        def ours(x: Tensor) -> Tensor:
+            nonlocal checked
+            if checked:
+                return forward(x)
+            with expect_routed(module):
+                out = forward(x)
+            checked = True
+            return out
+
+        return ours
+
+    found = [Rival("upstream", lambda: forward), Rival("ours", make_ours, ours=True)]
     if compiled:
-        traced = torch.compile(copy.deepcopy(module))
-        found.append(Rival("compile", lambda x: traced(x, index)))
+        # The backward pass of one forward pass is timed many times.
+        torch._functorch.config.donated_buffer = False
+        found.append(Rival("compile", lambda: _compiled(module, index)))
+        if layer == "Transformer" and _fits_a_mask(graph):
+            found.append(Rival("flex_attention", lambda: _flex(graph)))
+        return found
     if layer in ("GCN", "SAGE-mean") and dtype == torch.float32:
-        found.append(_sparse(layer, graph))
-    if layer == "Transformer" and _fits_a_mask(graph):
-        found.append(_flex(graph))
-    return found + _turbo(layer, graph, module, dtype)
+        found.append(Rival("torch.sparse", lambda: _sparse(layer, graph)))
+    if layer in _TURBO and dtype == torch.float32 and importlib.util.find_spec("turbo_gnn"):
+        found.append(Rival("turbo-gnn", lambda: _turbo(layer, graph, module)))
+    return found
+
+
+def _compiled(module: nn.Module, index: Tensor) -> Forward:
+    traced = torch.compile(copy.deepcopy(module))
+    return lambda x: traced(x, index)
 
 
 def _message_passing(layer: str, width: int) -> nn.Module:
@@ -73,7 +96,7 @@ def _message_passing(layer: str, width: int) -> nn.Module:
     return without_linear(case.build(width, **options, **(case.bare_options or {})))
 
 
-def _sparse(layer: str, graph: GraphData) -> Rival:
+def _sparse(layer: str, graph: GraphData) -> Forward:
     """torch.sparse, which calls cuSPARSE, on a matrix that an expert makes once."""
     index, num = graph.edge_index, graph.num_nodes
     if layer == "GCN":
@@ -81,7 +104,7 @@ def _sparse(layer: str, graph: GraphData) -> Rival:
     else:
         degree = torch.bincount(index[1], minlength=num).clamp(min=1)
         matrix = csr_adjacency(index, num, degree.float().reciprocal()[index[1]])
-    return Rival("torch.sparse", lambda x: torch.sparse.mm(matrix, x))
+    return lambda x: torch.sparse.mm(matrix, x)
 
 
 def _fits_a_mask(graph: GraphData) -> bool:
@@ -91,7 +114,7 @@ def _fits_a_mask(graph: GraphData) -> bool:
     return bool(keys.unique().numel() == keys.numel())
 
 
-def _flex(graph: GraphData) -> Rival:
+def _flex(graph: GraphData) -> Forward:
     """``flex_attention`` over a block mask of the edges."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -108,18 +131,16 @@ def _flex(graph: GraphData) -> Rival:
         out = attend(heads, heads, heads, block_mask=mask)
         return out[0].transpose(0, 1).reshape(num, -1)  # type: ignore[no-any-return]
 
-    return Rival("flex_attention", forward)
+    return forward
 
 
-def _turbo(layer: str, graph: GraphData, module: Any, dtype: torch.dtype) -> list[Rival]:
-    """The published fused kernels (arXiv 2605.31500), where their package is installed."""
-    if dtype != torch.float32 or importlib.util.find_spec("turbo_gnn") is None:
-        return []
+def _turbo(layer: str, graph: GraphData, module: Any) -> Forward:
+    """The published fused kernels (arXiv 2605.31500)."""
     turbo = importlib.import_module("turbo_gnn")
-    index, num = graph.edge_index, graph.num_nodes
-    adjacency = turbo.AdjacencyForwardBackwardWithNodeBuckets.from_edge_list(
-        index.cpu(), num_nodes=num
-    ).to(index.device)
+    num, adjacency = graph.num_nodes, _turbo_adjacency(graph)
+
+    def extremum(x: Tensor) -> Tensor:
+        return turbo.reduction_aggr(adjacency, x, reduce="max")  # type: ignore[no-any-return]
 
     def gatv2(x: Tensor) -> Tensor:
         heads = x.view(num, HEADS, -1)
@@ -133,9 +154,20 @@ def _turbo(layer: str, graph: GraphData, module: Any, dtype: torch.dtype) -> lis
             adjacency, heads, Q=heads, K=heads, V=heads, scale=scale
         )
 
-    known: dict[str, Forward] = {
-        "SAGE-max": lambda x: turbo.reduction_aggr(adjacency, x, reduce="max"),
-        "GATv2": gatv2,
-        "Transformer": attention,
-    }
-    return [Rival("turbo-gnn", known[layer])] if layer in known else []
+    return dict(zip(_TURBO, (extremum, gatv2, attention), strict=True))[layer]
+
+
+_adjacencies: dict[str, Any] = {}
+
+
+def _turbo_adjacency(graph: GraphData) -> Any:
+    """Made once for each graph, on the CPU and slowly."""
+    if graph.num_edges > _MOST_TURBO_EDGES:
+        raise ValueError(f"its graph is built on the CPU, too slowly for {graph.num_edges:,} edges")
+    if graph.name not in _adjacencies:
+        turbo = importlib.import_module("turbo_gnn")
+        made = turbo.AdjacencyForwardBackwardWithNodeBuckets.from_edge_list(
+            graph.edge_index.cpu(), num_nodes=graph.num_nodes
+        )
+        _adjacencies[graph.name] = made.to(graph.edge_index.device)
+    return _adjacencies[graph.name]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
+import torch
 from torch import nn
+
+from fastgraph.backends.base import Backend, Kernel
+from fastgraph.hookspecs import hookimpl, plugin_manager
 
 
 class ColumnError(RuntimeError):
@@ -59,3 +65,73 @@ def expect_upstream(module: nn.Module) -> Iterator[None]:
     yield
     if fastgraph.is_enabled() or _calls(module) != before:
         raise ColumnError(f"{type(module).__name__} should have run upstream's code alone")
+
+
+class Counted:
+    """The best backend for a device, with its calls counted: proof of what has run, and when.
+
+    As kernels are looked up when they run, that of a backward pass too, it has to stay selected for
+    as long as anything is measured. That also spares Dynamo, which forgets what it has compiled
+    whenever fastgraph is switched.
+    """
+
+    name = "counted"
+    priority = -1000  # on request only
+
+    def __init__(self, backend: Backend) -> None:
+        self.calls: Counter[str] = Counter()
+        self._backend = backend
+
+    def unavailable(self) -> str | None:
+        return self._backend.unavailable()
+
+    def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel | None:
+        kernel = self._backend.kernel(operator, device_type, dtype)
+        if kernel is None:
+            return None
+
+        def counted(*arguments: Any) -> Any:
+            self.calls[operator] += 1
+            return kernel(*arguments)
+
+        return counted
+
+    @hookimpl
+    def fastgraph_backends(self) -> list[Backend]:
+        return [self]
+
+    @contextmanager
+    def enabled(self, cache_bytes: int) -> Iterator[None]:
+        """fastgraph enabled with this backend, in the whole process."""
+        import fastgraph
+
+        plugin_manager().register(self)
+        with fastgraph.enabled(backend=self.name, min_edges=0, cache_bytes=cache_bytes):
+            yield
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Fail unless our kernels run in the block.
+
+        Raises:
+            ColumnError: something else computed.
+        """
+        before = self.calls.total()
+        yield
+        if self.calls.total() == before:
+            raise ColumnError("our kernels should have run, but none was called")
+
+    @contextmanager
+    def standing_by(self) -> Iterator[None]:
+        """Upstream's own code is in place in the block; fail if our kernels run nevertheless.
+
+        Raises:
+            ColumnError: they did.
+        """
+        from fastgraph.routing.state import SWITCH
+
+        before = self.calls.copy()
+        with SWITCH.upstream():
+            yield
+        if self.calls != before:
+            raise ColumnError(f"our kernels should not have run: {self.calls - before}")

@@ -1,4 +1,7 @@
-"""These tests need a GPU; the option ``--emulate`` puts the emulator in its place."""
+"""These tests need a GPU; the option ``--emulate`` puts the emulator in its place.
+
+Without both they skip, but with the option ``--gpu`` they fail.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,10 @@ import torch
 from fastgraph.backends.registry import REGISTRY
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gpu", action="store_true", help="tests/cuda: fail without our kernels")
+
+
 @pytest.fixture
 def device(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
@@ -18,7 +25,8 @@ def device(
     name = "simt" if request.config.getoption("--emulate") else "cuda"
     why_not = REGISTRY.backends[name].unavailable()
     if why_not is not None:
-        pytest.skip(why_not)
+        # The option is unknown when pytest starts above this folder.
+        (pytest.fail if request.config.getoption("--gpu", default=False) else pytest.skip)(why_not)
     monkeypatch.setenv("FASTGRAPH_BACKEND", name)  # for enable()
     REGISTRY.select(name)
     yield torch.device("cpu" if name == "simt" else f"cuda:{torch.cuda.current_device()}")

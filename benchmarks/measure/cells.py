@@ -1,0 +1,201 @@
+"""The cells of a GPU benchmark: in which order they are measured, and how."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from measure.device import Contestant, copies_beyond_cache, failure, interleave, peak_bytes, summary
+from measure.graphs import SHAPES, GraphData, imitate, load
+from measure.output import Record
+from measure.rivals import Forward, Rival, rivals
+from measure.routing import Counted
+
+# Where what torch.compile makes is measured: it takes about half a minute for each.
+_COMPILED = {"tolokers": None, "wing": ("Transformer",)}
+_FIRST_WIDTH = 256
+# Measured at one width in float32 only, because upstream takes seconds there.
+_LARGE = ("like-ogbn-products",)
+# Outputs whose backward pass is timed are kept together, in memory of this size.
+_KEPT_BYTES = 4 << 30
+_LONGEST_CELL = 3.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One layer on one graph. ``compiled`` ones measure what ``torch.compile`` makes."""
+
+    graph: str
+    layer: str
+    width: int
+    dtype: torch.dtype
+    compiled: bool = False
+
+    def __str__(self) -> str:
+        *place, compiled = self.to_json().values()
+        return " ".join(map(str, [*place, *(["compiled"] if compiled else [])]))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "graph": self.graph,
+            "layer": self.layer,
+            "width": self.width,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "compiled": self.compiled,
+        }
+
+
+def plan(graphs: Sequence[str], layers: Sequence[str], widths: Sequence[int]) -> list[Cell]:
+    """All cells, those first that say most."""
+    first = _FIRST_WIDTH if _FIRST_WIDTH in widths else widths[0]
+    cells = [Cell(g, layer, first, torch.float32) for g in graphs for layer in layers]
+    for graph, known in _COMPILED.items():
+        if graph in graphs:
+            chosen = [layer for layer in layers if known is None or layer in known]
+            cells += [Cell(graph, layer, first, torch.float32, True) for layer in chosen]
+    for dtype in (torch.bfloat16, torch.float32):
+        for width in [first] if dtype == torch.bfloat16 else [w for w in widths if w != first]:
+            cells += _even(graphs, layers, width, dtype)
+    for width in widths:
+        if width != first:
+            cells += _even(graphs, layers, width, torch.bfloat16)
+    return cells
+
+
+def _even(
+    graphs: Sequence[str], layers: Sequence[str], width: int, dtype: torch.dtype
+) -> list[Cell]:
+    return [Cell(g, layer, width, dtype) for g in graphs if g not in _LARGE for layer in layers]
+
+
+class Bench:
+    """Measures cells on a device while fastgraph is enabled with ``counted``."""
+
+    def __init__(self, device: torch.device, counted: Counted) -> None:
+        self._device = device
+        self._counted = counted
+        self._graphs: dict[str, GraphData] = {}
+
+    def measure(
+        self, cells: Sequence[Cell], record: Record, deadline: float, tell: Callable[[str], None]
+    ) -> None:
+        """Put the rows of all cells into the record, but those of cells that are there already.
+
+        Args:
+            deadline: the ``time.monotonic()`` after which no cell is begun.
+            tell: takes a line for each cell.
+        """
+        done = [{k: row[k] for k in cells[0].to_json()} for row in record.lines("row")]
+        left = [cell for cell in cells if cell.to_json() not in done]
+        for number, cell in enumerate(left):
+            seconds = deadline - time.monotonic()
+            if seconds <= 0:
+                record.add("left", [str(c) for c in left[number:]])
+                return
+            tell(str(cell))
+            for row in self.rows(cell, min(_LONGEST_CELL, seconds / (len(left) - number))):
+                record.add("row", row)
+
+    def rows(self, cell: Cell, budget: float) -> list[dict[str, Any]]:
+        """A row for each rival: forward and backward time, and peak memory, or why it failed."""
+        try:
+            graph = self._graph(cell.graph)
+            found = rivals(cell.layer, graph, cell.width, cell.dtype, cell.compiled)
+            inputs = self._inputs(graph, cell)
+        except Exception as error:
+            return [{**cell.to_json(), "rival": "all", "failed": failure(error, self._device)}]
+        rows: list[dict[str, Any]] = []
+        timed: list[tuple[dict[str, Any], Contestant, Contestant]] = []
+        for rival in found:
+            row = {
+                **cell.to_json(),
+                "num_nodes": graph.num_nodes,
+                "num_edges": graph.num_edges,
+                "rival": rival.name,
+            }
+            rows.append(row)
+            try:
+                timed.append((row, *self._contestants(rival, inputs, row)))
+            except Exception as error:
+                row["failed"] = failure(error, self._device)
+        interleave([forward for _, forward, _ in timed], self._device, budget / 2)
+        interleave([backward for _, _, backward in timed], self._device, budget / 2)
+        for row, forward, backward in timed:
+            why = forward.failed or backward.failed
+            if why is not None:
+                row["failed"] = why
+            else:
+                row |= {"forward": summary(forward), "backward": summary(backward)}
+        return rows
+
+    def _graph(self, name: str) -> GraphData:
+        if name not in self._graphs:
+            graph = imitate(name, self._device) if name in SHAPES else load(name)
+            self._graphs[name] = replace(graph, edge_index=graph.edge_index.to(self._device))
+        return self._graphs[name]
+
+    def _inputs(self, graph: GraphData, cell: Cell) -> list[Tensor]:
+        size = graph.num_nodes * cell.width * cell.dtype.itemsize
+        torch.manual_seed(0)
+        shape = (graph.num_nodes, cell.width)
+        return [
+            torch.randn(shape, device=self._device, dtype=cell.dtype, requires_grad=True)
+            for _ in range(copies_beyond_cache(self._device, size))
+        ]
+
+    def _contestants(
+        self, rival: Rival, inputs: list[Tensor], row: dict[str, Any]
+    ) -> tuple[Contestant, Contestant]:
+        """The forward and the backward pass; each has run, and their memory is in the row."""
+
+        def context() -> AbstractContextManager[None]:
+            return self._counted.running() if rival.ours else self._counted.standing_by()
+
+        with context():
+            run = rival.make()
+            out = run(inputs[0])
+            grad = torch.randn_like(out)
+        with context():
+            (first,) = torch.autograd.grad(out, inputs[0], grad)
+
+        def whole(number: int) -> None:
+            torch.autograd.grad(run(inputs[number]), inputs[number], grad)
+
+        with context():
+            row["peak_bytes"] = peak_bytes(whole, self._device)
+            if rival.ours:
+                again = run(inputs[0])
+                (second,) = torch.autograd.grad(again, inputs[0], grad)
+                row["repeats"] = torch.equal(out, again) and torch.equal(first, second)
+                del again, second
+        del out, first
+        return self._timed(rival.name, run, inputs, grad, row["peak_bytes"], context)
+
+    def _timed(
+        self,
+        name: str,
+        run: Forward,
+        inputs: list[Tensor],
+        grad: Tensor,
+        peak: int | None,
+        context: Callable[[], AbstractContextManager[None]],
+    ) -> tuple[Contestant, Contestant]:
+        kept = max(2, min(len(inputs), _KEPT_BYTES // max(1, peak or _KEPT_BYTES)))
+        with context():
+            outputs = [run(x) for x in inputs[:kept]]
+        grads = [grad.clone() for _ in outputs]
+
+        def backward(number: int) -> None:
+            given = outputs[number], inputs[number], grads[number]
+            torch.autograd.grad(*given, retain_graph=True)
+
+        return (
+            Contestant(name, lambda number: run(inputs[number]), len(inputs), context),
+            Contestant(name, backward, kept, context),
+        )

@@ -1,0 +1,204 @@
+"""What measurements on a GPU say: tables, floors and a figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from measure.report import Floor, floor_lines, lowest, table
+
+Row = dict[str, Any]
+
+DIRECTIONS = ("forward", "backward")
+_PLACE = ("graph", "layer", "width", "dtype")
+_ATTENTION = ("GATv2", "Transformer")
+
+
+def _itemsize(row: Row) -> int:
+    return 4 if row["dtype"] == "float32" else 2
+
+
+def _name(row: Row) -> str:
+    return " ".join(str(row[key]) for key in _PLACE)
+
+
+def gathered_gb_per_s(row: Row) -> float:
+    """Bytes of the features of all edges, over the time of the forward pass."""
+    gathered = row["num_edges"] * row["width"] * _itemsize(row)
+    return float(gathered / row["forward"]["median"] / 1e6)
+
+
+def pairs(rows: Iterable[Row]) -> list[tuple[Row, Row]]:
+    """Each rival that was timed, and ours of the same cell."""
+    timed = [row for row in rows if "failed" not in row]
+    cells = {_cell(row): row for row in timed if row["rival"] == "ours"}
+    return [
+        (row, cells[_cell(row)]) for row in timed if row["rival"] != "ours" and _cell(row) in cells
+    ]
+
+
+def _cell(row: Row) -> tuple[Any, ...]:
+    return (*(row[key] for key in _PLACE), row["compiled"])
+
+
+def _gains(
+    rows: Iterable[Row], rival: str, direction: str, wanted: Callable[[Row], bool]
+) -> dict[str, float]:
+    """How many times faster we are, by cell."""
+    return {
+        _name(ours): row[direction]["median"] / ours[direction]["median"]
+        for row, ours in pairs(rows)
+        if row["rival"] == rival and wanted(row)
+    }
+
+
+def floors(results: dict[str, Any]) -> list[Floor]:
+    """What is required of an H200, met or not."""
+    rows = results["cells"]
+    ours = [row for row in rows if row["rival"] == "ours" and "failed" not in row]
+
+    def is_float32(row: Row) -> bool:
+        return bool(row["dtype"] == "float32")
+
+    def is_anchor(row: Row) -> bool:
+        return _name(row) == "tolokers GATv2 256 float32"
+
+    def of(*layers: str) -> Callable[[Row], bool]:
+        return lambda row: row["layer"] in layers
+
+    listed = [
+        lowest(f"over PyG, float32, {way}, slowest cell", _gains(rows, "upstream", way, w), 1)
+        for way, w in ((way, is_float32) for way in DIRECTIONS)
+    ]
+    for way, required in zip(DIRECTIONS, (20, 8), strict=True):
+        found = _gains(rows, "upstream", way, is_anchor)
+        listed.append(lowest(f"over PyG, tolokers GATv2 of 4 heads of 64, {way}", found, required))
+    memory = {
+        _name(b): a["peak_bytes"] / b["peak_bytes"]
+        for a, b in pairs(rows)
+        if a["rival"] == "upstream" and is_anchor(a) and b["peak_bytes"]
+    }
+    listed.append(lowest("peak memory below PyG's, tolokers GATv2", memory, 30))
+    for layers, way, required in (
+        (_ATTENTION, "forward", 1.3),
+        (_ATTENTION, "backward", 2),
+        (("SAGE-max",), "forward", 1.2),
+        (("SAGE-max",), "backward", 1.2),
+        (("GCN", "SAGE-mean"), "forward", 1),
+    ):
+        found = _gains(rows, "turbo-gnn", way, of(*layers))
+        listed.append(lowest(f"over turbo-gnn, {', '.join(layers)}, {way}", found, required))
+    shares = {
+        _name(row): 100 * gathered_gb_per_s(row) / results["bandwidth"][_memory(row, results)]
+        for row in ours
+        if row["width"] == 256 and is_float32(row) and results["bandwidth"]
+    }
+    listed.append(lowest("share of measured bandwidth, forward, width 256", shares, 70, " %"))
+    halves = {_name(row): row for row in ours if row["dtype"] == "bfloat16"}
+    for way in DIRECTIONS:
+        gains = {
+            name: row[way]["median"] / half[way]["median"]
+            for row in ours
+            if (half := halves.get(name := _name({**row, "dtype": "bfloat16"}))) is not None
+            and is_float32(row)
+        }
+        listed.append(lowest(f"bfloat16 over float32, {way}, slowest cell", gains, 1.6))
+    repeats = {_name(row): float(row["repeats"]) for row in ours}
+    listed.append(lowest("results with the same bits in two runs", repeats, 1, ""))
+    return listed
+
+
+def _memory(row: Row, results: dict[str, Any]) -> str:
+    """The bandwidth that bounds a gather: of the last cache, where the features fit into it."""
+    fits = row["num_nodes"] * row["width"] * _itemsize(row) <= results["cache_bytes"]
+    return "cached_gather_gb_per_s" if fits else "copy_gb_per_s"
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """Floors, what ran, and milliseconds, megabytes and ratios of each cell."""
+    lines = ["# Message passing on a GPU", ""]
+    lines += [f"- `{command}`" for command in results["commands"]]
+    lines += [f"- {name}: {value}" for name, value in results["machine"].items()]
+    lines += [f"- {name}: {value:,.0f}" for name, value in results["bandwidth"].items()]
+    lines += ["", "## Floors", "", *floor_lines(floors(results)), "## Stages", ""]
+    keys = ("stage", "seconds", "exit_code", "last_line")
+    stages = ([str(step[key]) for key in keys] for step in results["stages"])
+    lines += table(["stage", "seconds", "exit code", "last line"], stages)
+    if results["left"]:
+        lines += ["Left when the time was over: " + "; ".join(results["left"]) + ".", ""]
+    heads = [*_PLACE, "rival", "forward", "backward", "peak MB", "gather GB/s"]
+    lines += [
+        "## Milliseconds",
+        "",
+        "Medians; gather: bytes of the features of all edges over the time of the forward pass.",
+        "",
+        *table(heads, (_cells(row) for row in results["cells"])),
+        "## Times and memory of rivals over ours",
+        "",
+        *table([*_PLACE, "rival", *DIRECTIONS, "memory"], map(_ratios, pairs(results["cells"]))),
+    ]
+    return "\n".join(lines)
+
+
+def _cells(row: Row) -> list[str]:
+    place = [str(row[key]) for key in (*_PLACE, "rival")]
+    if "failed" in row:
+        return [*place, row["failed"].replace("|", "/"), "", "", ""]
+    peak = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:,.0f}"
+    times = [f"{row[way]['median']:.3f}" for way in DIRECTIONS]
+    return [*place, *times, peak, f"{gathered_gb_per_s(row):,.0f}"]
+
+
+def _ratios(pair: tuple[Row, Row]) -> list[str]:
+    row, ours = pair
+    gains = [f"{row[way]['median'] / ours[way]['median']:.2f}" for way in DIRECTIONS]
+    memory = f"{row['peak_bytes'] / ours['peak_bytes']:.1f}" if ours["peak_bytes"] else ""
+    return [*(str(row[key]) for key in (*_PLACE, "rival")), *gains, memory]
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Draw each rival's times over ours in float32 at width 256, by graph and layer.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    drawn = [
+        (row, ours)
+        for row, ours in pairs(results["cells"])
+        if row["dtype"] == "float32" and row["width"] == 256
+    ]
+    rivals = list(dict.fromkeys(row["rival"] for row, _ in drawn))
+    graphs = list(dict.fromkeys(row["graph"] for row, _ in drawn))
+    layers = list(dict.fromkeys(row["layer"] for row, _ in drawn))
+    if not drawn:
+        return
+    figure, axes = pyplot.subplots(
+        len(rivals), 2, figsize=(14, 3 * len(rivals)), squeeze=False, sharex=True
+    )
+    width = 0.8 / len(layers)
+    for line, rival in zip(axes, rivals, strict=True):
+        for axis, way in zip(line, DIRECTIONS, strict=True):
+            for number, layer in enumerate(layers):
+                found = {
+                    row["graph"]: row[way]["median"] / ours[way]["median"]
+                    for row, ours in drawn
+                    if (row["rival"], row["layer"]) == (rival, layer)
+                }
+                places = [i + (number - (len(layers) - 1) / 2) * width for i in range(len(graphs))]
+                heights = [found.get(graph, math.nan) for graph in graphs]
+                axis.bar(places, heights, width, label=layer)
+            axis.axhline(1, color="black", linewidth=0.8)
+            axis.set_yscale("log")
+            axis.set_title(f"{rival}: {way} time over ours")
+            axis.set_xticks(range(len(graphs)), graphs, rotation=20)
+    axes[0][0].legend(ncols=3, fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)

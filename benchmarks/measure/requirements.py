@@ -1,0 +1,45 @@
+"""What a benchmark on a bare machine needs, looked for before anything else is imported."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+# What to import, and what to install for it.
+_PACKAGES = {
+    "torch": "torch",
+    "torch_geometric": "torch_geometric",
+    "tvm_ffi": "apache-tvm-ffi",
+    **{name: name for name in ("attrs", "click", "numpy", "pluggy", "rich", "wrapt")},
+}
+_TEST_PACKAGES = {
+    "pytest": "pytest",
+    "pytest_timeout": "pytest-timeout",
+    "hypothesis": "hypothesis",
+}
+
+
+def find_program(name: str) -> str | None:
+    """A program on PATH, or one of CUDA's in its usual place."""
+    usual = Path("/usr/local/cuda/bin") / name
+    return shutil.which(name) or (str(usual) if usual.exists() else None)
+
+
+def missing(stages: Collection[str]) -> list[str]:
+    """What these stages need and this machine lacks."""
+    packages = dict(_PACKAGES)
+    if "test" in stages or "sanitize" in stages:
+        packages |= _TEST_PACKAGES
+    programs = ["cmake", "ninja", "nvcc", "c++"] if "build" in stages else []
+    if "sanitize" in stages:
+        programs.append("compute-sanitizer")
+    return [
+        *(f"the package {wheel}" for name, wheel in packages.items() if not _is_there(name)),
+        *(f"the program {name}" for name in programs if find_program(name) is None),
+    ]
+
+
+def _is_there(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
