@@ -53,6 +53,7 @@ def build(nvcc: str) -> str:
     shutil.rmtree(BUILD, ignore_errors=True)
     configure = [
         *("cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DFASTGRAPH_CUDA=on"),
+        "-DFASTGRAPH_WERROR=ON",
         *(f"-DCMAKE_CUDA_COMPILER={nvcc}", "-DCMAKE_CUDA_FLAGS=-Xptxas -v"),
         *(f"-DPython_EXECUTABLE={sys.executable}", f"-DFASTGRAPH_LIBRARY_DIR={LIBRARY.parent}"),
     ]
@@ -128,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     nvcc = find_nvcc()
     if nvcc is None:
-        print("skipped: there is no nvcc")
+        print("skipped: the CUDA kernels are not compiled, there is no nvcc")
         return
     found = parsed(build(nvcc))
     check_that_it_loads()

@@ -50,4 +50,6 @@ def test_kernels_that_spill_more_than_the_table_says() -> None:
 def test_without_nvcc(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(registers, "find_nvcc", lambda: None)
     registers.main([])
-    assert capsys.readouterr().out == "skipped: there is no nvcc\n"
+    assert (
+        capsys.readouterr().out == "skipped: the CUDA kernels are not compiled, there is no nvcc\n"
+    )
