@@ -51,16 +51,21 @@ test-cuda: install emulator ## run the tests of GPUs with the kernels executed b
 	$(PYTEST) $(PARALLEL) tests/cuda --emulate
 
 # Switching is the same for every backend, and its tests start processes that do not know this one.
-emulate: test-cuda ## and all tests of routes
+emulate: test-cuda ## run the GPU and route tests on emulated kernels
 	FASTGRAPH_BACKEND=simt $(PYTEST) $(PARALLEL) tests/pyg --ignore tests/pyg/test_switching.py
 
 coverage: install ## count which lines of the CUDA kernels the tests execute
 	$(BIN)/python -m tests.simt.coverage
 
+# With the CUDA kernels where they can be compiled; for all architectures that takes minutes.
+NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+WHEEL_CUDA ?= $(if $(NVCC),on,off)
+
 wheel: install ## build a wheel for many Linux distributions into dist/
 	$(call tools,wheel)
 	rm -rf dist
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist/raw .
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist/raw \
+	  --config-settings=cmake.define.FASTGRAPH_CUDA=$(WHEEL_CUDA) .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude libtvm_ffi.so \
 	  --wheel-dir dist dist/raw/*.whl
 	rm -r dist/raw

@@ -155,7 +155,7 @@ class Emulator:
 def main() -> None:
     why_not = why_unavailable()
     if why_not is not None:
-        print(f"no emulator: {why_not}")
+        print(f"skipped: no emulator, {why_not}")
         return
     for flavour in ("checked", "asan"):
         print(build(flavour))
