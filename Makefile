@@ -59,7 +59,7 @@ coverage: install ## count which lines of the CUDA kernels the tests execute
 
 # With the CUDA kernels where they can be compiled; for all architectures that takes minutes.
 NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
-WHEEL_CUDA ?= $(if $(NVCC),on,off)
+WHEEL_CUDA := $(or $(FASTGRAPH_CUDA),$(if $(NVCC),on,off))
 
 wheel: install ## build a wheel for many Linux distributions into dist/
 	$(call tools,wheel)

@@ -31,8 +31,12 @@ def gathered_gb_per_s(row: Row) -> float:
 
 
 def pairs(rows: Iterable[Row]) -> list[tuple[Row, Row]]:
-    """Each rival that was timed, and ours of the same cell."""
-    timed = [row for row in rows if "failed" not in row]
+    """Each rival that was timed, and ours of the same cell; upstream once, without the compiled."""
+    timed = [
+        row
+        for row in rows
+        if "failed" not in row and not (row["compiled"] and row["rival"] == "upstream")
+    ]
     cells = {_cell(row): row for row in timed if row["rival"] == "ours"}
     return [
         (row, cells[_cell(row)]) for row in timed if row["rival"] != "ours" and _cell(row) in cells

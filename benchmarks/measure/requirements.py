@@ -14,11 +14,7 @@ _PACKAGES = {
     "tvm_ffi": "apache-tvm-ffi",
     **{name: name for name in ("attrs", "click", "numpy", "pluggy", "rich", "wrapt")},
 }
-_TEST_PACKAGES = {
-    "pytest": "pytest",
-    "pytest_timeout": "pytest-timeout",
-    "hypothesis": "hypothesis",
-}
+_TEST_PACKAGES = {"pytest": "pytest", "pytest_timeout": "pytest-timeout"}
 
 
 def find_program(name: str) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as functorch_config
 
 from measure.graphs import GraphData
 from measure.layers import LAYERS, csr_adjacency, gcn_adjacency, without_linear
@@ -71,7 +72,7 @@ def rivals(
     found = [Rival("upstream", lambda: forward), Rival("ours", make_ours, ours=True)]
     if compiled:
         # The backward pass of one forward pass is timed many times.
-        torch._functorch.config.donated_buffer = False
+        functorch_config.donated_buffer = False
         found.append(Rival("compile", lambda: _compiled(module, index)))
         if layer == "Transformer" and _fits_a_mask(graph):
             found.append(Rival("flex_attention", lambda: _flex(graph)))

@@ -85,6 +85,7 @@ def test_floors_compare_rows_of_one_cell() -> None:
         row("upstream", 30, peak_bytes=200),
         row("ours", 1),
         row("ours", 100, compiled=True),
+        row("upstream", 30, compiled=True),
         row("ours", 0.5, dtype="bfloat16"),
         row("turbo-gnn", 0, failed="out of memory"),
     ]
