@@ -20,7 +20,7 @@ from fastgraph.memo import MEMO, tensor_key
 MAX_INDEX = 2**31 - 1
 
 
-class Compressed(NamedTuple):
+class Csr(NamedTuple):
     """Entries of a sparse matrix grouped by row.
 
     ``ptr`` (int64, [rows + 1]) delimits the rows, ``col`` (int32, [entries]) holds the column of
@@ -80,21 +80,21 @@ class Graph:
             if ptr is None:
                 rows = _compress(index[1], index[0], num_dst, num_src)
             else:
-                rows = _check_compressed(ptr, index, num_dst, num_src)
+                rows = _check_csr(ptr, index, num_dst, num_src)
         self.by_destination = rows
         """Edges grouped by destination; ``col`` holds sources."""
-        self._by_source: Compressed | None = None
+        self._by_source: Csr | None = None
         self._inverse_degrees: dict[tuple[bool, torch.dtype], Tensor] = {}
 
     @property
-    def by_source(self) -> Compressed:
+    def by_source(self) -> Csr:
         """Edges grouped by source, in ascending destination order; ``col`` holds destinations."""
         if self._by_source is None:
             with _normal_mode():
                 self._by_source = _transpose(self.by_destination, self.num_src)
         return self._by_source
 
-    def grouped(self, *, transpose: bool) -> Compressed:
+    def grouped(self, *, transpose: bool) -> Csr:
         """Edges grouped by the node that aggregates: destination, or source when transposed."""
         return self.by_source if transpose else self.by_destination
 
@@ -153,15 +153,15 @@ def _check_index(name: str, index: object, dim: int) -> None:
         raise ValueError(f"{name} must be {expected}, got shape {list(index.shape)}")
 
 
-def _compress(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Compressed:
+def _compress(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Csr:
     if row.device.type == "cpu" and native.is_available():
         ptr = row.new_empty(num_rows + 1, dtype=torch.int64)
         index, edge_id = (row.new_empty(row.numel(), dtype=torch.int32) for _ in range(2))
         is_sorted = native.library().build_csr(row, col, num_rows, num_cols, ptr, index, edge_id)
-        return Compressed(ptr, index, None if is_sorted else edge_id, row.numel())
+        return Csr(ptr, index, None if is_sorted else edge_id, row.numel())
     if row.numel() == 0:
         empty = row.new_empty(0, dtype=torch.int32)
-        return Compressed(row.new_zeros(num_rows + 1, dtype=torch.int64), empty, None, 0)
+        return Csr(row.new_zeros(num_rows + 1, dtype=torch.int64), empty, None, 0)
     # Indices out of range may do what they like to the order: the caller learns of them below.
     keys, order = torch.sort(row.int(), stable=True)
     ptr = _starts(keys, num_rows)
@@ -171,16 +171,16 @@ def _compress(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Compres
     _check_range(low_col, high_col, num_cols, 0)
     _check_range(low_row, high_row, num_rows, 1)
     if is_sorted:
-        return Compressed(ptr, col.int(), None, longest)
-    return Compressed(ptr, col[order].int(), order.int(), longest)
+        return Csr(ptr, col.int(), None, longest)
+    return Csr(ptr, col[order].int(), order.int(), longest)
 
 
-def _check_compressed(ptr: Tensor, index: Tensor, num_rows: int, num_cols: int) -> Compressed:
+def _check_csr(ptr: Tensor, index: Tensor, num_rows: int, num_cols: int) -> Csr:
     out_ptr = ptr.new_empty(num_rows + 1, dtype=torch.int64)
     out_index = index.new_empty(index.numel(), dtype=torch.int32)
     if ptr.device.type == "cpu" and native.is_available():
         native.library().check_csr(ptr, index, num_rows, num_cols, out_ptr, out_index)
-        return Compressed(out_ptr, out_index, None, index.numel())
+        return Csr(out_ptr, out_index, None, index.numel())
     if ptr.numel() != num_rows + 1:
         raise ValueError(f"ptr must have {num_rows + 1} elements, got {ptr.numel()}")
     bounds = torch.aminmax(index) if index.numel() else ()
@@ -198,7 +198,7 @@ def _check_compressed(ptr: Tensor, index: Tensor, num_rows: int, num_cols: int) 
                 f"index holds {int(index[position])} at position {position}, "
                 f"expected 0 <= index < {num_cols}"
             )
-    return Compressed(out_ptr.copy_(ptr), out_index.copy_(index), None, longest)
+    return Csr(out_ptr.copy_(ptr), out_index.copy_(index), None, longest)
 
 
 def _check_range(low: int, high: int, size: int, row: int) -> None:
@@ -209,17 +209,17 @@ def _check_range(low: int, high: int, size: int, row: int) -> None:
         )
 
 
-def _transpose(rows: Compressed, num_cols: int) -> Compressed:
+def _transpose(rows: Csr, num_cols: int) -> Csr:
     if rows.ptr.device.type == "cpu" and native.is_available():
         ptr = rows.ptr.new_empty(num_cols + 1)
         index, edge_id = torch.empty_like(rows.col), torch.empty_like(rows.col)
         native.library().transpose_csr(*rows, num_cols, ptr, index, edge_id)
-        return Compressed(ptr, index, edge_id, index.numel())
+        return Csr(ptr, index, edge_id, index.numel())
     row_of_entry = torch.repeat_interleave(rows.ptr.diff(), output_size=rows.col.numel())
     keys, order = torch.sort(rows.col, stable=True)
     ptr = _starts(keys, num_cols)
     edge_id = order.int() if rows.edge_id is None else rows.edge_id[order]
-    return Compressed(ptr, row_of_entry[order].int(), edge_id, int(_longest(ptr)))
+    return Csr(ptr, row_of_entry[order].int(), edge_id, int(_longest(ptr)))
 
 
 def _starts(keys: Tensor, size: int) -> Tensor:

@@ -9,10 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from fastgraph.settings import Settings
-
-LEVELS: Final = ("baseline", "avx2", "avx512")
-"""Instruction levels, each of which includes those before it."""
+from fastgraph.settings import CPU_LEVELS, Settings
 
 _LIBRARY_DIR: Final = Path(__file__).parent / "lib"
 _CUDA_LIBRARY: Final = _LIBRARY_DIR / "libfastgraph_cuda.so"
@@ -46,7 +43,7 @@ def _machine_level() -> str:
 
 def available_levels() -> list[str]:
     """Levels that were built and that this processor executes, lowest first."""
-    supported = LEVELS[: LEVELS.index(_machine_level()) + 1]
+    supported = CPU_LEVELS[: CPU_LEVELS.index(_machine_level()) + 1]
     return [level for level in supported if _library_path(level).exists()]
 
 
@@ -63,7 +60,7 @@ def cpu_level() -> str:
     bound = Settings.from_environment().cpu_level
     if bound is None:
         return available[-1]
-    within = [level for level in available if LEVELS.index(level) <= LEVELS.index(bound)]
+    within = [level for level in available if CPU_LEVELS.index(level) <= CPU_LEVELS.index(bound)]
     return (within or available)[-1 if within else 0]
 
 
@@ -86,9 +83,9 @@ def _default_library() -> Any:
 
 @functools.cache
 def _load(level: str) -> Any:
-    if level not in LEVELS:
-        raise ValueError(f"level must be one of {', '.join(LEVELS)}, got {level!r}")
-    if LEVELS.index(level) > LEVELS.index(_machine_level()):
+    if level not in CPU_LEVELS:
+        raise ValueError(f"level must be one of {', '.join(CPU_LEVELS)}, got {level!r}")
+    if CPU_LEVELS.index(level) > CPU_LEVELS.index(_machine_level()):
         raise ValueError(
             f"level must be at most {_machine_level()!r} on this processor, got {level!r}"
         )

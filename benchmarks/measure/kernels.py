@@ -98,7 +98,7 @@ def _native_call(
         def extremum() -> None:
             out = torch.empty_like(x)
             ties = torch.empty(x.shape, dtype=torch.int32) if training else None
-            library.segment_extremum(*rows, None, True, x, out, ties, None)
+            library.segment_reduce(*rows, None, True, x, out, ties, None)
 
         return extremum
     if layer not in ("GCN", "SAGE-mean"):

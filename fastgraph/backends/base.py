@@ -76,6 +76,11 @@ OPERATORS = (
 )
 
 
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which sums over tensors of this one are accumulated."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 @runtime_checkable
 class Backend(Protocol):
     """A provider of kernels.

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastgraph.backends.base import Kernel
+from fastgraph.backends.base import Kernel, accumulator
 from fastgraph.backends.memory import empty
-from fastgraph.backends.reference import accumulator
 from fastgraph.graph import Graph
 
 
@@ -93,7 +92,7 @@ class _Plain:
         rows = graph.grouped(transpose=transpose)
         out = empty(x, (rows.ptr.numel() - 1, x.shape[1]))
         record = empty(x, (0,) if ties == "none" else out.shape, torch.int32)
-        self._library().segment_extremum(
+        self._library().segment_reduce(
             *rows,
             None if weight is None else weight.contiguous(),
             reduce == "max",
@@ -121,7 +120,7 @@ class _Plain:
             share = empty(grad, grad.shape)
             self._library().divide_by_ties(grad, record, share)
             grad = share
-        self._library().segment_extremum_backward(
+        self._library().segment_reduce_backward(
             *cols,
             None if weight is None else weight.contiguous(),
             x,

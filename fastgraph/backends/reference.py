@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from fastgraph.backends.base import FALLBACK_PRIORITY, OPERATORS, Kernel
+from fastgraph.backends.base import FALLBACK_PRIORITY, OPERATORS, Kernel, accumulator
 from fastgraph.graph import Graph
 
 Results = tuple[Tensor, Tensor, Tensor]
@@ -32,11 +32,6 @@ class ReferenceBackend:
     def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel | None:
         kernel: Kernel | None = globals()[operator] if operator in OPERATORS else None
         return kernel
-
-
-def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which sums are accumulated."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def endpoints(graph: Graph, transpose: bool) -> tuple[Tensor, Tensor, int]:

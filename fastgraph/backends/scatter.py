@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
-from fastgraph.backends.base import Kernel
+from fastgraph.backends.base import Kernel, accumulator
 from fastgraph.graph import Graph
 
 
@@ -46,7 +46,7 @@ def _spmm(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose
     from torch_scatter import scatter
 
     gathered, aggregating, num_out = reference.endpoints(graph, transpose)
-    dtype = reference.accumulator(x.dtype)
+    dtype = accumulator(x.dtype)
     message = reference.messages(
         x.to(dtype), None if weight is None else weight.to(dtype), gathered
     )

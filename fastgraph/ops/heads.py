@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
+from fastgraph.backends.base import accumulator
 from fastgraph.backends.registry import REGISTRY
 from fastgraph.graph import Graph
 from fastgraph.ops.library import Gradient, define, needs_torch_operations
@@ -124,7 +125,7 @@ def define_attention(
         *inputs, index, _ptr, _seed, _transpose, _option, _dropout, weights = given
         _, _, shape = check(index.shape[-1], *inputs)
         first = inputs[0]
-        stats = first.new_empty((*shape[:2], 2), dtype=reference.accumulator(first.dtype))
+        stats = first.new_empty((*shape[:2], 2), dtype=accumulator(first.dtype))
         alpha = first.new_empty(index.shape[-1] if weights else 0, shape[1])
         return first.new_empty(shape), stats, alpha
 

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
+from fastgraph.backends.base import FLOATING, accumulator
 from tests.native.drawing import (
-    DTYPES,
     Call,
     Draw,
     Graph,
     Library,
     Prepared,
-    accumulator,
     assert_equal,
     assert_near,
     outputs,
@@ -102,7 +101,7 @@ def transpose_csr(lib: Library, draw: Draw) -> Prepared:
 
 
 def spmm(lib: Library, draw: Draw) -> Prepared:
-    graph, width, dtype = built(lib, draw), draw.width(), draw.one_of(*DTYPES)
+    graph, width, dtype = built(lib, draw), draw.width(), draw.one_of(*FLOATING)
     scale = accumulator(dtype)
     weight = draw.maybe(draw.features(dtype, graph.num_edges))
     row_scale = draw.maybe(draw.powers(scale, graph.num_rows))
@@ -135,7 +134,7 @@ def spmm(lib: Library, draw: Draw) -> Prepared:
 
 
 def sddmm(lib: Library, draw: Draw) -> Prepared:
-    graph, width, dtype = built(lib, draw), draw.width(), draw.one_of(*DTYPES)
+    graph, width, dtype = built(lib, draw), draw.width(), draw.one_of(*FLOATING)
     row_scale = draw.maybe(draw.powers(accumulator(dtype), graph.num_rows))
     grad = draw.features(dtype, graph.num_rows, width)
     x = draw.features(dtype, graph.num_cols, width)
@@ -181,8 +180,8 @@ def extremum(graph: Graph, weight: Tensor | None, is_max: bool, x: Tensor) -> Ex
     return Extremum(out, ties, argument)
 
 
-def segment_extremum(lib: Library, draw: Draw) -> Prepared:
-    graph, width, dtype = built(lib, draw), draw.width(), draw.one_of(*DTYPES)
+def segment_reduce(lib: Library, draw: Draw) -> Prepared:
+    graph, width, dtype = built(lib, draw), draw.width(), draw.one_of(*FLOATING)
     weight = draw.maybe(draw.features(dtype, graph.num_edges))
     x = draw.features(dtype, graph.num_cols, width)
     special = draw.with_specials(x)
@@ -210,7 +209,7 @@ def segment_extremum(lib: Library, draw: Draw) -> Prepared:
 
 
 def divide_by_ties(lib: Library, draw: Draw) -> Prepared:
-    dtype, width = draw.one_of(*DTYPES), draw.width()
+    dtype, width = draw.one_of(*FLOATING), draw.width()
     grad = draw.features(dtype, draw.number(0, draw.one_of(4, 600)), width)
     ties = torch.exp2(draw.integers(0, 5, *grad.shape).double()).int()
     special = draw.with_specials(grad)
@@ -226,8 +225,8 @@ def divide_by_ties(lib: Library, draw: Draw) -> Prepared:
     return {"grad": grad, "ties": ties, "share": share}, check
 
 
-def segment_extremum_backward(lib: Library, draw: Draw) -> Prepared:
-    graph, width, dtype = built(lib, draw), draw.width(), draw.one_of(*DTYPES)
+def segment_reduce_backward(lib: Library, draw: Draw) -> Prepared:
+    graph, width, dtype = built(lib, draw), draw.width(), draw.one_of(*FLOATING)
     flipped = transposed(lib, graph)
     weight = draw.maybe(draw.features(dtype, graph.num_edges))
     x = draw.features(dtype, graph.num_cols, width)
@@ -263,7 +262,7 @@ def segment_extremum_backward(lib: Library, draw: Draw) -> Prepared:
 
 
 def head_scores(lib: Library, draw: Draw) -> Prepared:
-    dtype, heads, width = draw.one_of(*DTYPES), draw.number(0, 4), draw.width()
+    dtype, heads, width = draw.one_of(*FLOATING), draw.number(0, 4), draw.width()
     nodes, count = draw.number(0, draw.one_of(5, 600)), draw.number(0, 3)
     x, att = draw.features(dtype, nodes, heads, width), draw.features(dtype, count, heads, width)
     special = draw.with_specials(x)
@@ -298,7 +297,7 @@ class Attention:
     def __init__(self, lib: Library, draw: Draw, operator: str) -> None:
         self.graph = graph = built(lib, draw)
         self.flipped = transposed(lib, graph)
-        dtype, heads, width = draw.one_of(*DTYPES), draw.number(0, 4), draw.width()
+        dtype, heads, width = draw.one_of(*FLOATING), draw.number(0, 4), draw.width()
         edge_dim = draw.one_of(None, None, 0, 1, 3, 16, 20)
 
         def features(count: int, *shape: int) -> Tensor:
@@ -439,9 +438,9 @@ CALLS = (
     transpose_csr,
     spmm,
     sddmm,
-    segment_extremum,
+    segment_reduce,
     divide_by_ties,
-    segment_extremum_backward,
+    segment_reduce_backward,
     head_scores,
     head_scores_backward,
     gatv2,

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+from fastgraph.backends.base import accumulator
+
 WIDTHS = (0, 1, 3, 7, 16, 33, 64, 100, 256, 300)
 GRAPHS = ("random", "hub", "sorted", "one_edge", "no_edges", "no_rows")
 
@@ -82,10 +83,6 @@ def features(rows: int, width: int, dtype: torch.dtype, seed: int = 0) -> Tensor
 def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
-def accumulator(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:

@@ -14,9 +14,10 @@ import tvm_ffi
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fastgraph.backends.base import FLOATING, accumulator
+
 REFUSALS = (TypeError, ValueError, IndexError)
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-OTHER_DTYPES = (*DTYPES, torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64)
+OTHER_DTYPES = (*FLOATING, torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64)
 BAD_INDICES = (-1, -(2**31), -(2**63), 2**31 - 1, 2**31, 2**32, 2**32 + 1, 2**63 - 1)
 BAD_SIZES = (-1, 2**31 - 1, 2**31, 2**32 + 1, -(2**63), 2**63 - 1, None, "3", 2.5)
 BAD_OBJECTS = (None, "tensor", 3, 2.5, [1, 2], True)
@@ -173,10 +174,6 @@ class Draw:
         for value in (float("nan"), float("inf"), float("-inf")):
             x.view(-1)[self.number(0, x.numel() - 1)] = value
         return True
-
-
-def accumulator(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def outputs(num_rows: int, num_edges: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from fastgraph import native
+from fastgraph.settings import CPU_LEVELS
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "sanitize"
@@ -108,7 +109,7 @@ def fuzz(library: Path, environ: dict[str, str], journal: Path, options: list[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--level", default=native.cpu_level(), choices=native.LEVELS)
+    parser.add_argument("--level", default=native.cpu_level(), choices=CPU_LEVELS)
     parser.add_argument("--examples", type=int, default=120, help="valid calls of each function")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -146,7 +146,7 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
             "x": x,
             "out": weight.clone(),
         },
-        "segment_extremum": {
+        "segment_reduce": {
             **matrix,
             "weight": weight,
             "is_max": True,
@@ -155,7 +155,7 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
             "ties": record,
             "argument": None,
         },
-        "segment_extremum_backward": {
+        "segment_reduce_backward": {
             **matrix_t,
             "weight": weight,
             "x": x,
@@ -173,8 +173,8 @@ FUNCTIONS = (
     "transpose_csr",
     "spmm",
     "sddmm",
-    "segment_extremum",
-    "segment_extremum_backward",
+    "segment_reduce",
+    "segment_reduce_backward",
     "head_scores",
     "head_scores_backward",
     "gatv2",
@@ -191,7 +191,7 @@ FUNCTIONS = (
 LEADING = {"row", "index", "col", "col_t", "rowptr", "rowptr_t", "x"}
 LEADING |= {"x_src", "x_dst", "score_dst", "query", "key"}
 LEADING_IN = {
-    ("segment_extremum_backward", "out"),
+    ("segment_reduce_backward", "out"),
     ("head_scores", "att"),
     ("head_scores_backward", "att"),
 }

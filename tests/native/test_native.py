@@ -3,12 +3,13 @@ from __future__ import annotations
 import pytest
 
 from fastgraph import native
+from fastgraph.settings import CPU_LEVELS
 
 
 def test_available_levels_ascend_to_the_one_in_use() -> None:
     levels = native.available_levels()
     assert levels
-    assert levels == [level for level in native.LEVELS if level in levels]
+    assert levels == [level for level in CPU_LEVELS if level in levels]
 
 
 def test_setting_bounds_the_level(monkeypatch: pytest.MonkeyPatch) -> None:

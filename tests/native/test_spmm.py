@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
+from fastgraph.backends.base import FLOATING, accumulator
+
 from .cases import (
-    DTYPES,
     GRAPHS,
     WIDTHS,
-    accumulator,
     assert_close,
     make_graph,
     normal,
@@ -19,7 +19,7 @@ from .cases import (
 
 
 @pytest.mark.parametrize("factors", ["none", "weight", "scales", "all"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_spmm_matches_float64(lib: Any, name: str, dtype: torch.dtype, factors: str) -> None:
     graph = make_graph(lib, name)
@@ -39,7 +39,7 @@ def test_spmm_matches_float64(lib: Any, name: str, dtype: torch.dtype, factors: 
         assert_close(out, spmm_reference(graph, x, *used), magnitude)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATING)
 def test_spmm_over_the_transpose(lib: Any, dtype: torch.dtype) -> None:
     graph = make_graph(lib, "hub")
     flipped = transpose(lib, graph)
@@ -51,7 +51,7 @@ def test_spmm_over_the_transpose(lib: Any, dtype: torch.dtype) -> None:
     assert_close(out, spmm_reference(flipped, x, weight), magnitude)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATING)
 def test_spmm_propagates_nan_and_infinity(lib: Any, dtype: torch.dtype) -> None:
     graph = make_graph(lib, "random")
     x = normal(graph.num_cols, 20, dtype=dtype)
@@ -63,7 +63,7 @@ def test_spmm_propagates_nan_and_infinity(lib: Any, dtype: torch.dtype) -> None:
     assert torch.equal(out.isinf(), expected.isinf())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_sddmm_matches_float64(lib: Any, name: str, dtype: torch.dtype) -> None:
     graph = make_graph(lib, name)

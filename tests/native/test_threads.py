@@ -11,7 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from .cases import DTYPES, compress, normal, transpose
+from fastgraph.backends.base import FLOATING
+
+from .cases import compress, normal, transpose
 
 
 class Inputs:
@@ -48,9 +50,9 @@ class Inputs:
         for wants_ties in (True, False):
             out, record = new(*rows), new(*rows, dtype=torch.int32)
             ties, argument = (record, None) if wants_ties else (None, record)
-            lib.segment_extremum(*graph.csr, self.weight, True, self.x, out, ties, argument)
+            lib.segment_reduce(*graph.csr, self.weight, True, self.x, out, ties, argument)
             grad_x = new(self.cols, self.width)
-            lib.segment_extremum_backward(
+            lib.segment_reduce_backward(
                 *flipped.csr, self.weight, self.x, out, self.grad, argument, grad_x
             )
         return [result for result in results if result is not None]
@@ -65,7 +67,7 @@ def identical(first: list[Tensor], second: list[Tensor]) -> bool:
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATING)
 def test_results_do_not_depend_on_threads(lib: Any, dtype: torch.dtype) -> None:
     inputs = Inputs(dtype)
     runs = []

@@ -15,7 +15,6 @@ from tests.simt.backend import SimtBackend, emulator
 
 _SIMT, _CPU = SimtBackend(), CpuBackend()
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 WIDTHS = (0, 1, 7, 33, 64, 130, 200)
 """Every layout of packs and lanes, whole and with a rest."""
 

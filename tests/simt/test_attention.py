@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from fastgraph.backends.base import FLOATING
 from fastgraph.backends.reference import ReferenceBackend
 from fastgraph.graph import Graph
 from tests.native.cases import normal, unit_roundoff
 from tests.simt.compared import (
     CASES,
-    DTYPES,
     assert_same,
     assert_same_in_every_order,
     cpu,
@@ -118,7 +118,7 @@ def test_every_graph(operator: str, name: str, edge_dim: int, transpose: bool) -
     check(operator, graph, inputs, transpose)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_every_layout(operator: str, width: int, dtype: torch.dtype) -> None:
@@ -129,7 +129,7 @@ def test_every_layout(operator: str, width: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("edge_dim", [0, 3])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("name", ["cut", "hub"])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_long_rows(operator: str, name: str, dtype: torch.dtype, edge_dim: int) -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fastgraph.backends.base import FLOATING
 from tests.native.cases import assert_close, normal
 from tests.simt.compared import (
-    DTYPES,
     WIDTHS,
     assert_same,
     assert_same_in_every_order,
@@ -44,7 +44,7 @@ def check(tensors: Inputs) -> None:
         assert_close(ours, theirs, magnitude)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("width", [*WIDTHS, 3, 12, 24])
 def test_every_layout(width: int, dtype: torch.dtype) -> None:
     check(inputs(9, 2, 3, width, dtype))

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fastgraph.backends.base import FLOATING
 from fastgraph.graph import Graph
 from tests.native.cases import assert_close, normal
 from tests.simt.compared import (
     CASES,
-    DTYPES,
     WIDTHS,
     assert_same,
     assert_same_in_every_order,
@@ -40,7 +40,7 @@ def test_every_graph(name: str, reduce: str) -> None:
     check(graph, *inputs(graph, 20), reduce)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_layout(width: int, dtype: torch.dtype) -> None:
     for name, reduce in (("random", "sum"), ("cut", "mean")):

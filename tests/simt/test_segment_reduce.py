@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fastgraph.backends.base import FLOATING, accumulator
 from fastgraph.graph import Graph
-from tests.native.cases import accumulator, features, normal, unit_roundoff
+from tests.native.cases import features, normal, unit_roundoff
 from tests.simt.compared import (
     CASES,
-    DTYPES,
     LOOP,
     WIDER_THAN_A_GRID,
     WIDTHS,
@@ -68,7 +68,7 @@ def test_every_graph(name: str, reduce: str) -> None:
     check(graph, x, weight, reduce)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_layout(width: int, dtype: torch.dtype) -> None:
     for name, transpose in LAYOUT_CASES:
@@ -81,7 +81,7 @@ def test_every_layout(width: int, dtype: torch.dtype) -> None:
         check(graph, x, None, "max", transpose, "winner")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATING)
 def test_messages_tie_after_their_rounding(dtype: torch.dtype) -> None:
     graph = graph_of("duplicates")
     x = 1 + torch.arange(3.0).view(3, 1).expand(3, 8) * torch.finfo(dtype).eps

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fastgraph.backends.base import FLOATING
 from fastgraph.graph import Graph
 from tests.native.cases import assert_close, normal
 from tests.simt.compared import (
     CASES,
-    DTYPES,
     LOOP,
     WIDER_THAN_A_GRID,
     WIDTHS,
@@ -39,7 +39,7 @@ def test_every_graph(name: str) -> None:
     check(graph, x, normal(graph.num_edges, dtype=torch.float32, seed=1), "mean")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_every_layout(width: int, dtype: torch.dtype) -> None:
     for name, reduce in (("random", "mean_adjoint"), ("cut", "sum")):
@@ -48,7 +48,7 @@ def test_every_layout(width: int, dtype: torch.dtype) -> None:
         check(graph, x, normal(graph.num_edges, dtype=dtype, seed=1), reduce)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_rows_that_are_not_cut_are_added_up_as_on_the_cpu(width: int, dtype: torch.dtype) -> None:
     graph = graph_of("random")

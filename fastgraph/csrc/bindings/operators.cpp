@@ -44,7 +44,7 @@ void bind_sddmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longe
   });
 }
 
-void bind_segment_extremum(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
+void bind_segment_reduce(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
                            OptionalTensor weight, bool is_max, Tensor x, Tensor out,
                            OptionalTensor ties, OptionalTensor argument) {
   Call call(x);
@@ -57,7 +57,7 @@ void bind_segment_extremum(Tensor rowptr, Tensor col, OptionalTensor edge_id, in
       checked_csr(rowptr, col, edge_id, longest, x.size(0), "rowptr", "col", "edge_id");
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
-    call.run(kernels::segment_extremum<T>, graph,
+    call.run(kernels::segment_reduce<T>, graph,
              checked<const T>(weight, {graph.num_entries}, "weight"), is_max,
              checked_matrix<const T>(x, graph.num_cols, width, "x"),
              checked_matrix<T>(out, graph.num_rows, width, "out"),
@@ -78,7 +78,7 @@ void bind_divide_by_ties(Tensor grad, Tensor ties, Tensor share) {
   });
 }
 
-void bind_segment_extremum_backward(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t,
+void bind_segment_reduce_backward(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t,
                                     int64_t longest, OptionalTensor weight, Tensor x, Tensor out,
                                     Tensor grad, OptionalTensor argument, Tensor grad_x) {
   Call call(x);
@@ -89,7 +89,7 @@ void bind_segment_extremum_backward(Tensor rowptr_t, Tensor col_t, OptionalTenso
       checked_csr(rowptr_t, col_t, edge_id_t, longest, num_rows, "rowptr_t", "col_t", "edge_id_t");
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
-    call.run(kernels::segment_extremum_backward<T>, transpose,
+    call.run(kernels::segment_reduce_backward<T>, transpose,
              checked<const T>(weight, {transpose.num_entries}, "weight"),
              checked_matrix<const T>(x, transpose.num_rows, width, "x"),
              checked_matrix<const T>(out, num_rows, width, "out"),
@@ -449,9 +449,9 @@ void bind_attention_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor e
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(spmm, fastgraph::bind_spmm);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(sddmm, fastgraph::bind_sddmm);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_extremum, fastgraph::bind_segment_extremum);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_reduce, fastgraph::bind_segment_reduce);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(divide_by_ties, fastgraph::bind_divide_by_ties);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_extremum_backward, fastgraph::bind_segment_extremum_backward);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_reduce_backward, fastgraph::bind_segment_reduce_backward);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(head_scores, fastgraph::bind_head_scores);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(head_scores_backward, fastgraph::bind_head_scores_backward);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gatv2, fastgraph::bind_gatv2);

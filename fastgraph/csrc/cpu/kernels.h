@@ -49,16 +49,16 @@ void sddmm(const Csr& graph, const Accumulator<T>* row_scale, Matrix<const T> gr
 // out[r] = largest (or smallest) weight[edge(e)] * x[col[e]] of row r, 0 for empty rows. At most
 // one of ties and argument is not null.
 template <typename T>
-void segment_extremum(const Csr& graph, const T* weight, bool is_max, Matrix<const T> x,
+void segment_reduce(const Csr& graph, const T* weight, bool is_max, Matrix<const T> x,
                       Matrix<T> out, int32_t* ties, int32_t* argument);
 
 // share = grad / ties: what each of the tied entries receives of a row's gradient.
 template <typename T>
 void divide_by_ties(Matrix<const T> grad, const int32_t* ties, Matrix<T> share);
 
-// The gradient of segment_extremum for x, gathered over the transpose of its graph.
+// The gradient of segment_reduce for x, gathered over the transpose of its graph.
 template <typename T>
-void segment_extremum_backward(const Csr& transpose, const T* weight, Matrix<const T> x,
+void segment_reduce_backward(const Csr& transpose, const T* weight, Matrix<const T> x,
                                Matrix<const T> out, Matrix<const T> grad, const int32_t* argument,
                                Matrix<T> grad_x);
 

@@ -254,7 +254,7 @@ struct ExtremumBackward {
 }  // namespace
 
 template <typename T>
-void segment_extremum(const Csr& graph, const T* weight, bool is_max, Matrix<const T> x,
+void segment_reduce(const Csr& graph, const T* weight, bool is_max, Matrix<const T> x,
                       Matrix<T> out, int32_t* ties, int32_t* argument) {
   using A = Accumulator<T>;
   int32_t* record = ties ? ties : argument;
@@ -299,7 +299,7 @@ void divide_by_ties(Matrix<const T> grad, const int32_t* ties, Matrix<T> share) 
 }
 
 template <typename T>
-void segment_extremum_backward(const Csr& transpose, const T* weight, Matrix<const T> x,
+void segment_reduce_backward(const Csr& transpose, const T* weight, Matrix<const T> x,
                                Matrix<const T> out, Matrix<const T> grad, const int32_t* argument,
                                Matrix<T> grad_x) {
   using A = Accumulator<T>;
@@ -320,8 +320,8 @@ void segment_extremum_backward(const Csr& transpose, const T* weight, Matrix<con
       [&](const CutRow& cut) { merge_pieces<T>(op.partial, cut, x.width, A{1}, op.grad_x); });
 }
 
-FASTGRAPH_INSTANTIATE(segment_extremum)
-FASTGRAPH_INSTANTIATE(segment_extremum_backward)
+FASTGRAPH_INSTANTIATE(segment_reduce)
+FASTGRAPH_INSTANTIATE(segment_reduce_backward)
 FASTGRAPH_INSTANTIATE(divide_by_ties)
 
 }  // namespace fastgraph

@@ -21,7 +21,7 @@ cudaError_t sddmm(Queue& queue, const Csr& graph, const Accumulator<T>* row_scal
                   Matrix<const T> grad, Matrix<const T> x, T* out);
 
 template <typename T>
-cudaError_t segment_extremum(Queue& queue, const Csr& graph, const T* weight, bool is_max,
+cudaError_t segment_reduce(Queue& queue, const Csr& graph, const T* weight, bool is_max,
                              Matrix<const T> x, Matrix<T> out, int32_t* ties, int32_t* argument);
 
 template <typename T>
@@ -29,7 +29,7 @@ cudaError_t divide_by_ties(Queue& queue, Matrix<const T> grad, const int32_t* ti
                            Matrix<T> share);
 
 template <typename T>
-cudaError_t segment_extremum_backward(Queue& queue, const Csr& transpose, const T* weight,
+cudaError_t segment_reduce_backward(Queue& queue, const Csr& transpose, const T* weight,
                                       Matrix<const T> x, Matrix<const T> out, Matrix<const T> grad,
                                       const int32_t* argument, Matrix<T> grad_x);
 

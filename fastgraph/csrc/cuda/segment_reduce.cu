@@ -330,7 +330,7 @@ cudaError_t run(const Op<T>& op, bool packed, Stream stream) {
 }  // namespace
 
 template <typename T>
-cudaError_t segment_extremum(Queue& queue, const Csr& graph, const T* weight, bool is_max,
+cudaError_t segment_reduce(Queue& queue, const Csr& graph, const T* weight, bool is_max,
                              Matrix<const T> x, Matrix<T> out, int32_t* ties, int32_t* argument) {
   using A = Accumulator<T>;
   int32_t* const record = ties ? ties : argument;
@@ -366,7 +366,7 @@ cudaError_t divide_by_ties(Queue& queue, Matrix<const T> grad, const int32_t* ti
 }
 
 template <typename T>
-cudaError_t segment_extremum_backward(Queue& queue, const Csr& transpose, const T* weight,
+cudaError_t segment_reduce_backward(Queue& queue, const Csr& transpose, const T* weight,
                                       Matrix<const T> x, Matrix<const T> out, Matrix<const T> grad,
                                       const int32_t* argument, Matrix<T> grad_x) {
   const int64_t pieces = num_pieces(transpose);
@@ -386,8 +386,8 @@ cudaError_t segment_extremum_backward(Queue& queue, const Csr& transpose, const 
                   : run<Backward<false>>(op, packed, queue.stream());
 }
 
-FASTGRAPH_INSTANTIATE(segment_extremum)
+FASTGRAPH_INSTANTIATE(segment_reduce)
 FASTGRAPH_INSTANTIATE(divide_by_ties)
-FASTGRAPH_INSTANTIATE(segment_extremum_backward)
+FASTGRAPH_INSTANTIATE(segment_reduce_backward)
 
 }  // namespace fastgraph::cuda
