@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,16 +15,30 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.datasets import HeterophilousGraphDataset, Planetoid
 from torch_geometric.loader import DataLoader
-from torch_geometric.nn import GCN, GraphSAGE
+from torch_geometric.nn import GAT, GCN, GraphSAGE, MessagePassing, TransformerConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.utils import stochastic_blockmodel_graph
 
 import fastgraph
 
+
+class Transformer(BasicGNN):
+    """The model of PyG's other layers for ``TransformerConv``."""
+
+    supports_edge_weight = False
+    supports_edge_attr = True
+
+    def init_conv(self, in_channels: int, out_channels: int, **kwargs: Any) -> MessagePassing:
+        return TransformerConv(in_channels, out_channels // 4, heads=4, **kwargs)
+
+
 MODELS: dict[str, Callable[..., BasicGNN]] = {
     "GCN": GCN,
     "SAGE-max": lambda *args, **kwargs: GraphSAGE(*args, aggr="max", **kwargs),
     "SAGE-mean": GraphSAGE,
+    "GAT": lambda *args, **kwargs: GAT(*args, heads=4, **kwargs),
+    "GATv2": lambda *args, **kwargs: GAT(*args, v2=True, heads=4, **kwargs),
+    "Transformer": Transformer,
 }
 
 
@@ -57,7 +72,8 @@ def made_graph() -> Data:
 def train(make: Callable[..., BasicGNN], data: Data, epochs: int, dropout: float) -> list[float]:
     """Losses of all steps, then the test accuracy."""
     torch.manual_seed(1)
-    model = make(data.num_features, 32, 2, int(data.y.max()) + 1, dropout=dropout)
+    classes = int(data.y.max()) + 1
+    model = make(data.num_features, 32, 2, classes, jk="last", dropout=dropout)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     losses = []
     for _ in range(epochs):
@@ -96,14 +112,16 @@ def test_losses_step_by_step_on_real_graphs(name: str, graph: str, tmp_path: Pat
     assert_equal_training(MODELS[name], data, epochs=30 if graph == "Cora" else 2)
 
 
-def test_accuracy_with_dropout(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["GCN", "GAT", "GATv2"])
+def test_accuracy_with_dropout(name: str, tmp_path: Path) -> None:
     data = real_graph("Cora", tmp_path)
     data.x = F.normalize(data.x, p=1.0)
-    plain = train(GCN, data, 100, dropout=0.5)
+    plain = train(MODELS[name], data, 100, dropout=0.5)
     with fastgraph.enabled():
-        routed = train(GCN, data, 100, dropout=0.5)
+        routed = train(MODELS[name], data, 100, dropout=0.5)
     assert min(routed[-1], plain[-1]) > 0.75
-    assert abs(routed[-1] - plain[-1]) < 0.02
+    # GAT's attention drops other edges than upstream's, as another seed would.
+    assert abs(routed[-1] - plain[-1]) < (0.02 if name == "GCN" else 0.04)
 
 
 def test_batches_of_small_graphs_from_forked_workers() -> None:
