@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fastgraph import native
-from fastgraph.memo import MEMO, tensor_key
+from fastgraph.memo import MEMO, is_recording, tensor_key
 
 MAX_INDEX = 2**31 - 1
 
@@ -251,3 +251,24 @@ def graph_of(index: Tensor, ptr: Tensor | None, num_src: int, num_dst: int) -> G
         graph = Graph(index, num_src, num_dst, ptr)
         MEMO.put(key, graph, index, ptr)
     return graph
+
+
+def with_self_loops(index: Tensor, num_nodes: int) -> Tensor:
+    """``edge_index`` with its self-loops replaced by one for each node, behind all other edges.
+
+    Remembered for as long as ``index`` lives unchanged, so that the graph of the result is, too.
+    """
+    if is_recording() or index.is_inference():
+        return _replace_self_loops(index, num_nodes)
+    key = ("self_loops", tensor_key(index), num_nodes)
+    known: Tensor | None = MEMO.get(key, index)
+    if known is None:
+        with _normal_mode():
+            known = _replace_self_loops(index, num_nodes)
+        MEMO.put(key, known, index)
+    return known
+
+
+def _replace_self_loops(index: Tensor, num_nodes: int) -> Tensor:
+    loops = torch.arange(num_nodes, dtype=index.dtype, device=index.device)
+    return torch.cat([index[:, index[0] != index[1]], loops.expand(2, num_nodes)], dim=1)

@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastgraph.ops.heads import check_edges, check_heads, define_attention, dropout_seed
+from fastgraph.ops.heads import (
+    check_edges,
+    check_heads,
+    check_self_loops,
+    define_attention,
+    dropout_seed,
+)
 
 
 def attention(
@@ -16,6 +22,7 @@ def attention(
     *,
     edge: Tensor | None = None,
     ptr: Tensor | None = None,
+    self_loops: int = 0,
     transpose: bool = False,
     scale: float | None = None,
     dropout: float = 0.0,
@@ -43,6 +50,8 @@ def attention(
             sources ``[E]`` grouped by destination.
         edge: features of the edges, ``[E, edge_dim]``; ``edge_dim`` is 0 without them.
         ptr: int64 or int32 ``[destinations + 1]``, offsets of the groups in ``index``.
+        self_loops: replace the self-loops in ``index`` by one for each of so many nodes; not
+            together with ``edge``, ``ptr`` or ``need_weights``.
         transpose: reverse every edge.
         dropout: probability with which an edge's weight is set to zero; the others are scaled up.
         seed: one int64 on the CPU that determines which edges are dropped; default: drawn from
@@ -61,7 +70,9 @@ def attention(
     if scale is None:
         scale = max(key.shape[-1], 1) ** -0.5
     tensors = (query, key, value, edge)
-    options = (transpose, scale, dropout, need_weights)
+    if self_loops:
+        check_self_loops(self_loops, edge=edge, ptr=ptr, need_weights=need_weights)
+    options = (self_loops, transpose, scale, dropout, need_weights)
     out, _, alpha = ATTENTION(*tensors, index, ptr, dropout_seed(dropout, seed), *options)
     return out, alpha if need_weights else None
 

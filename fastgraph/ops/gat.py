@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastgraph.ops.heads import check_edges, check_heads, define_attention, dropout_seed
+from fastgraph.ops.heads import (
+    check_edges,
+    check_heads,
+    check_self_loops,
+    define_attention,
+    dropout_seed,
+)
 
 
 def gat(
@@ -16,6 +22,7 @@ def gat(
     *,
     score_edge: Tensor | None = None,
     ptr: Tensor | None = None,
+    self_loops: int = 0,
     transpose: bool = False,
     negative_slope: float = 0.2,
     dropout: float = 0.0,
@@ -37,6 +44,8 @@ def gat(
             sources ``[E]`` grouped by destination.
         score_edge: scores of the edges, ``[E, heads]``.
         ptr: int64 or int32 ``[destinations + 1]``, offsets of the groups in ``index``.
+        self_loops: replace the self-loops in ``index`` by one for each of so many nodes; not
+            together with ``score_edge``, ``ptr`` or ``need_weights``.
         transpose: reverse every edge.
         negative_slope: of the LeakyReLU.
         dropout: probability with which an edge's weight is set to zero; the others are scaled up.
@@ -54,7 +63,9 @@ def gat(
         IndexError: ``index`` points outside the nodes.
     """
     tensors = (x, score_src, score_dst, score_edge)
-    options = (transpose, negative_slope, dropout, need_weights)
+    if self_loops:
+        check_self_loops(self_loops, score_edge=score_edge, ptr=ptr, need_weights=need_weights)
+    options = (self_loops, transpose, negative_slope, dropout, need_weights)
     out, _, alpha = GAT(*tensors, index, ptr, dropout_seed(dropout, seed), *options)
     return out, alpha if need_weights else None
 

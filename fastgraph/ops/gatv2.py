@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastgraph.ops.heads import check_edges, check_heads, define_attention, dropout_seed
+from fastgraph.ops.heads import (
+    check_edges,
+    check_heads,
+    check_self_loops,
+    define_attention,
+    dropout_seed,
+)
 
 
 def gatv2(
@@ -17,6 +23,7 @@ def gatv2(
     edge: Tensor | None = None,
     weight_edge: Tensor | None = None,
     ptr: Tensor | None = None,
+    self_loops: int = 0,
     transpose: bool = False,
     negative_slope: float = 0.2,
     dropout: float = 0.0,
@@ -40,6 +47,8 @@ def gatv2(
         edge: features of the edges ``e``, ``[E, edge_dim]``; given together with ``weight_edge``.
         weight_edge: their projection ``W``, ``[heads, edge_dim, channels]``.
         ptr: int64 or int32 ``[destinations + 1]``, offsets of the groups in ``index``.
+        self_loops: replace the self-loops in ``index`` by one for each of so many nodes; not
+            together with ``edge``, ``ptr`` or ``need_weights``.
         transpose: reverse every edge.
         negative_slope: of the LeakyReLU.
         dropout: probability with which an edge's weight is set to zero; the others are scaled up.
@@ -57,7 +66,9 @@ def gatv2(
         IndexError: ``index`` points outside the nodes.
     """
     tensors = (x_src, x_dst, att, edge, weight_edge)
-    options = (transpose, negative_slope, dropout, need_weights)
+    if self_loops:
+        check_self_loops(self_loops, edge=edge, ptr=ptr, need_weights=need_weights)
+    options = (self_loops, transpose, negative_slope, dropout, need_weights)
     out, _, alpha = GATV2(*tensors, index, ptr, dropout_seed(dropout, seed), *options)
     return out, alpha if need_weights else None
 

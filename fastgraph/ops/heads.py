@@ -15,14 +15,14 @@ from torch import Tensor
 from fastgraph.backends import reference
 from fastgraph.backends.base import accumulator
 from fastgraph.backends.registry import REGISTRY
-from fastgraph.graph import Graph
+from fastgraph.graph import Graph, with_self_loops
 from fastgraph.ops.library import Gradient, define, needs_torch_operations
 from fastgraph.ops.topology import check_features, check_index, topology
 
 SEED_LIMIT = 2**63 - 1
 
 # Of index, ptr, seed, transpose, the operator's own option, dropout and weights.
-_NO_GRADIENTS = (None,) * 7
+_NO_GRADIENTS = (None,) * 8
 
 
 def dropout_seed(dropout: float, seed: Tensor | None) -> Tensor | None:
@@ -97,32 +97,38 @@ def define_attention(
             gathered nodes, that of aggregating ones and the shape of the output.
 
     Returns:
-        The operator ``(*tensors, index, ptr, seed, transpose, option, dropout, weights) -> (out,
-        stats, alpha)``; see :mod:`fastgraph.backends.base`.
+        The operator ``(*tensors, index, ptr, seed, self_loops, transpose, option, dropout, weights)
+        -> (out, stats, alpha)``; see :mod:`fastgraph.backends.base`.
     """
     names = tensors.split()
     arguments = ", ".join(
         f"Tensor{'?' if name.endswith('?') else ''} {name.rstrip('?')}" for name in names
     )
-    tail = f"bool transpose, {option}, float dropout"
+    tail = f"SymInt self_loops, bool transpose, {option}, float dropout"
     backward_reference = getattr(reference, f"{name}_backward")
 
     def prepare(
-        inputs: Sequence[Tensor], index: Tensor, ptr: Tensor | None, transpose: bool
+        inputs: Sequence[Tensor],
+        index: Tensor,
+        ptr: Tensor | None,
+        self_loops: int,
+        transpose: bool,
     ) -> tuple[Graph, torch.Size]:
         num_in, num_out, shape = check(index.shape[-1], *inputs)
         check_index(index, ptr, inputs[0])
+        if self_loops:
+            index = with_self_loops(index, self_loops)
         return topology(index, ptr, num_in, num_out, transpose), shape
 
     def forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        *inputs, index, ptr, seed, transpose, option, dropout, weights = given
-        graph, _ = prepare(inputs, index, ptr, transpose)
+        *inputs, index, ptr, seed, self_loops, transpose, option, dropout, weights = given
+        graph, _ = prepare(inputs, index, ptr, self_loops, transpose)
         kernel = REGISTRY.kernel(name, inputs[0].device.type, inputs[0].dtype)
         options = (transpose, option, dropout, _number(seed), weights)
         return kernel(graph, *_contiguous(inputs), *options)  # type: ignore[no-any-return]
 
     def fake(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        *inputs, index, _ptr, _seed, _transpose, _option, _dropout, weights = given
+        *inputs, index, _ptr, _seed, _loops, _transpose, _option, _dropout, weights = given
         _, _, shape = check(index.shape[-1], *inputs)
         first = inputs[0]
         stats = first.new_empty((*shape[:2], 2), dtype=accumulator(first.dtype))
@@ -130,8 +136,8 @@ def define_attention(
         return first.new_empty(shape), stats, alpha
 
     def backward(grad: Tensor, grad_alpha: Tensor | None, *given: Any) -> list[Tensor]:
-        *inputs, index, ptr, seed, stats, transpose, option, dropout = given
-        graph, shape = prepare(inputs, index, ptr, transpose)
+        *inputs, index, ptr, seed, stats, self_loops, transpose, option, dropout = given
+        graph, shape = prepare(inputs, index, ptr, self_loops, transpose)
         check_heads("grad", grad, shape, inputs[0])
         kernel = REGISTRY.kernel(f"{name}_backward", inputs[0].device.type, inputs[0].dtype)
         tensors = _contiguous((grad, grad_alpha, *inputs, stats))
@@ -139,12 +145,12 @@ def define_attention(
         return [grad.new_empty(0) if g is None else g for g in gradients]
 
     def backward_fake(grad: Tensor, grad_alpha: Tensor | None, *given: Any) -> list[Tensor]:
-        *inputs, _index, _ptr, _seed, _stats, _transpose, _option, _dropout = given
+        *inputs, _index, _ptr, _seed, _stats, _loops, _transpose, _option, _dropout = given
         return [grad.new_empty(0) if t is None else t.new_empty(t.shape) for t in inputs]
 
     def save(ctx: Any, given: Sequence[Any], result: tuple[Tensor, Tensor, Tensor]) -> None:
-        *tensors, transpose, option, dropout, weights = given
-        ctx.options = (transpose, option, dropout)
+        *tensors, self_loops, transpose, option, dropout, weights = given
+        ctx.self_loops, ctx.options = self_loops, (transpose, option, dropout)
         ctx.shape = result[0].shape
         ctx.mark_non_differentiable(*(result[1:2] if weights else result[1:]))
         ctx.save_for_backward(*tensors, result[1])
@@ -157,12 +163,14 @@ def define_attention(
             grad = inputs[0].new_zeros(ctx.shape)
         grads = (grad, grad_alpha)
         if needs_torch_operations(*grads):
-            graph, _ = prepare(inputs, index, ptr, ctx.options[0])
+            graph, _ = prepare(inputs, index, ptr, ctx.self_loops, ctx.options[0])
             gradients = backward_reference(
                 graph, *grads, *inputs, stats, *ctx.options, _number(seed)
             )
         else:
-            found = backward_operator(*grads, *inputs, index, ptr, seed, stats, *ctx.options)
+            found = backward_operator(
+                *grads, *inputs, index, ptr, seed, stats, ctx.self_loops, *ctx.options
+            )
             gradients = [None if t is None else g for t, g in zip(inputs, found, strict=True)]
         return *gradients, *_NO_GRADIENTS
 
@@ -179,6 +187,19 @@ def define_attention(
         fake,
         Gradient(tuple(range(len(names))), save, gradient),
     )
+
+
+def check_self_loops(num_nodes: int, **given: object) -> None:
+    """Self-loops stand for no edge that a caller knows, so nothing may be given for each edge.
+
+    Raises:
+        ValueError: ``num_nodes`` is negative, or one of the arguments ``given`` is there.
+    """
+    if num_nodes < 0:
+        raise ValueError(f"self_loops must be an integer >= 0, got {num_nodes}")
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise ValueError(f"self_loops cannot be combined with {name}")
 
 
 def _contiguous(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:

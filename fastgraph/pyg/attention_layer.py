@@ -20,7 +20,7 @@ from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
-from fastgraph import settings
+from fastgraph import graph, settings
 from fastgraph.backends.registry import REGISTRY
 from fastgraph.memo import MEMO, is_recording, tensor_key
 from fastgraph.pyg.in_place import add_to
@@ -240,16 +240,25 @@ def _index_of_entries(topology: Topology) -> Tensor:
 
 
 def with_self_loops(
-    module: Any, edge_index: Tensor, edge_attr: Tensor | None, inputs: Inputs
-) -> tuple[Tensor, Tensor | None]:
-    """The edges of a GAT layer, ``edge_attr`` as a matrix: with self-loops where it adds them."""
+    module: Any,
+    edge_index: Tensor,
+    edge_attr: Tensor | None,
+    inputs: Inputs,
+    need_weights: bool,
+) -> tuple[Tensor, Tensor | None, int]:
+    """The edges of a GAT layer, ``edge_attr`` as a matrix, and the nodes yet to get a self-loop.
+
+    Where the layer adds self-loops, the operator does so if nothing goes with single edges.
+    """
     edge_index = plain_index(edge_index)
     if edge_attr is not None and edge_attr.dim() == 1:
         edge_attr = edge_attr.view(-1, 1)
     if not module.add_self_loops:
-        return edge_index, edge_attr
+        return edge_index, edge_attr, 0
     num_nodes = min(len(inputs.src), len(inputs.dst))
-    with_loops = _index_with_self_loops(edge_index, num_nodes)
+    if edge_attr is None and not need_weights:
+        return edge_index, None, num_nodes
+    with_loops = graph.with_self_loops(edge_index, num_nodes)
     if edge_attr is not None:
         others = edge_index
         if with_loops.shape[1] != edge_index.shape[1] + num_nodes:  # else there are none to remove
@@ -257,30 +266,7 @@ def with_self_loops(
         _, edge_attr = add_self_loops(
             others, edge_attr, fill_value=module.fill_value, num_nodes=num_nodes
         )
-    return with_loops, edge_attr
-
-
-def _index_with_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """``edge_index`` with its self-loops replaced by one for each node, as upstream replaces them.
-
-    Remembered for as long as the caller's tensor lives unchanged, so that the operators find the
-    sorted graph of the result again.
-    """
-    if is_recording() or edge_index.is_inference():
-        return _replace_self_loops(edge_index, num_nodes)
-    key = ("self_loops", tensor_key(edge_index), num_nodes)
-    known: Tensor | None = MEMO.get(key, edge_index)
-    if known is None:
-        with torch.inference_mode(False):  # what is made here must still serve training
-            known = _replace_self_loops(edge_index, num_nodes)
-        MEMO.put(key, known, edge_index)
-    return known
-
-
-def _replace_self_loops(edge_index: Tensor, num_nodes: int) -> Tensor:
-    edge_index, _ = remove_self_loops(edge_index)
-    edge_index, _ = add_self_loops(edge_index, num_nodes=num_nodes)
-    return edge_index
+    return with_loops, edge_attr, 0
 
 
 def same_dtype(*tensors: Tensor | None) -> list[Any]:

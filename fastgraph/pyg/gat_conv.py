@@ -80,7 +80,9 @@ def _forward(
     else:
         score_src = _scores(x_src, module.att_src).squeeze(1)
         score_dst = _scores(project(lin_dst, inputs.dst).view(shape), module.att_dst).squeeze(1)
-    edge_index, edge = with_self_loops(module, edge_index, edge_attr, inputs)
+    edge_index, edge, self_loops = with_self_loops(
+        module, edge_index, edge_attr, inputs, need_weights
+    )
     x_src, score_src, score_dst, score_edge = same_dtype(
         x_src, score_src, score_dst, _edge_scores(module, edge)
     )
@@ -90,6 +92,7 @@ def _forward(
         score_dst,
         edge_index,
         score_edge=score_edge,
+        self_loops=self_loops,
         negative_slope=module.negative_slope,
         dropout=dropout_rate(module),
         need_weights=need_weights,

@@ -66,7 +66,9 @@ def _forward(
     residual = None if module.res is None else project(module.res, inputs.dst)
     x_src = project(module.lin_l, inputs.src).view(shape)
     x_dst = x_src if shared else project(module.lin_r, inputs.dst).view(shape)
-    edge_index, edge = with_self_loops(module, edge_index, edge_attr, inputs)
+    edge_index, edge, self_loops = with_self_loops(
+        module, edge_index, edge_attr, inputs, need_weights
+    )
     weight_edge = None if edge is None else edge_projection(module).transpose(1, 2)
     x_src, x_dst, att, edge, weight_edge = same_dtype(x_src, x_dst, module.att, edge, weight_edge)
     out, alpha = ops.gatv2(
@@ -76,6 +78,7 @@ def _forward(
         edge_index,
         edge=edge,
         weight_edge=weight_edge,
+        self_loops=self_loops,
         negative_slope=module.negative_slope,
         dropout=dropout_rate(module),
         need_weights=need_weights,

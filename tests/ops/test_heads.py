@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
-from torch_geometric.utils import softmax
+from torch_geometric.utils import add_self_loops, remove_self_loops, softmax
 
 from fastgraph import ops
 from fastgraph.backends.reference import philox
@@ -104,6 +104,38 @@ def test_float64_equals_upstream(name: str, case: Case, is_transposed: bool, bac
     theirs = with_gradients(lambda t: upstream(name, t, case, is_transposed), inputs)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("is_transposed", [False, True], ids=["forward", "transposed"])
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_self_loops(name: str, case: Case, is_transposed: bool, backend: str) -> None:
+    """They are those of PyG's two functions, with each backend's own gradients."""
+    count = min(case.num_src, case.num_dst)
+    edges, _ = add_self_loops(remove_self_loops(case.edge_index)[0], num_nodes=count)
+    inputs = inputs_of(name, transposed(case) if is_transposed else case)
+
+    def call(index: Tensor, **options: Any) -> list[Tensor]:
+        return with_gradients(
+            lambda t: operator(name)(*t, index, transpose=is_transposed, **options), inputs
+        )
+
+    for a, b in zip(call(case.edge_index, self_loops=count), call(edges), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"self_loops": -1}, "self_loops must be an integer >= 0, got -1"),
+        ({"self_loops": 4, "score_edge": torch.rand(12, 2)}, "self_loops .* with score_edge"),
+        ({"self_loops": 4, "need_weights": True}, "self_loops .* with need_weights"),
+    ],
+)
+def test_what_self_loops_cannot_be_combined_with(options: dict[str, Any], text: str) -> None:
+    x, score, edges = torch.rand(4, 2, 3), torch.rand(4, 2), random_edges(4, 4, 12)
+    with pytest.raises(ValueError, match=text):
+        ops.gat(x, score, score, edges, **options)
 
 
 def edge_inputs_of(name: str, case: Case, edge_dim: int = 3) -> Inputs:
@@ -409,7 +441,7 @@ def test_opcheck(name: str, dropout: float) -> None:
         inputs[0] = torch.randn(4, 2, 7, dtype=torch.float64, requires_grad=True)
     extras = {"gatv2": [edge, weight], "gat": [edge], "attention": [edge]}
     given = [*inputs, *extras[name]]
-    arguments = (*given, case.edge_index, None, torch.tensor([7]), False, option, dropout, True)
+    arguments = (*given, case.edge_index, None, torch.tensor([7]), 0, False, option, dropout, True)
     torch.library.opcheck(getattr(torch.ops.fastgraph, name).default, arguments)
 
 

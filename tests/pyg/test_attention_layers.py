@@ -471,6 +471,23 @@ def test_compiles(cls: type[MessagePassing]) -> None:
 
 
 @pytest.mark.parametrize("cls", CLASSES)
+def test_compiled_layers_sort_a_graph_once(
+    cls: type[MessagePassing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conv, x, edges = cls(CHANNELS, 4, heads=2), features(NODES, CHANNELS), EDGES.clone()
+    sorted_graphs = []
+    build = fastgraph.Graph.__init__
+    monkeypatch.setattr(
+        fastgraph.Graph, "__init__", lambda *given: (sorted_graphs.append(1), build(*given))[1]
+    )
+    with fastgraph.enabled():
+        compiled = torch.compile(conv, backend="aot_eager", fullgraph=True)
+        for _ in range(3):
+            compiled(x, edges).sum().backward()
+    assert len(sorted_graphs) == 1
+
+
+@pytest.mark.parametrize("cls", CLASSES)
 def test_disabling_restores_the_same_function(cls: type[MessagePassing]) -> None:
     upstream = cls.forward
     with fastgraph.enabled():
