@@ -131,7 +131,7 @@ class Observer:
 
     def _end(self) -> None:
         status = sys.modules.get("fastgraph.routing.status")
-        rows = [] if status is None else [asdict(row) for row in status.STATUS.rows]
+        rows = [] if status is None else [vars(row) for row in status.STATUS.rows]
         compiled = status is not None and status.has_compiled()
         self._write(
             "end",

@@ -24,8 +24,7 @@ def is_watched(module: Any) -> bool:
     """Whether somebody would notice that a module of PyG is not called, or calls something else."""
     attributes = vars(module)
     return (
-        _has_any_global_hook()
-        or any(map(attributes.__getitem__, _HOOKS))
+        any(map(attributes.__getitem__, _HOOKS))
         or "forward" in attributes
         or type(module).forward is not _FORWARDS[type(module)]
     )
@@ -36,7 +35,9 @@ def unwatched(module: Any) -> bool:
 
     Its result is then new memory that its gradient does not need.
     """
-    return type(module) is Linear and not is_watched(module) and "weight" in module._parameters
+    if type(module) is not Linear or _has_any_global_hook():
+        return False
+    return not is_watched(module) and "weight" in module._parameters
 
 
 def project(module: Any, x: Tensor) -> Tensor:

@@ -64,6 +64,14 @@ def test_script_is_run_both_ways(project: Path) -> None:
     assert drawn not in other.stdout
 
 
+def test_layers_that_fall_back_are_reported(project: Path) -> None:
+    text = TRAIN.replace("GCNConv(4, 2)", "GCNConv(4, 2, aggr='median')")
+    (project / "train.py").write_text(text)
+    done = fastgraph("compare", "train.py", "gcn", cwd=project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "aggregation MedianAggregation" in done.stdout
+
+
 def test_attention_dropout_compares_seeds(project: Path) -> None:
     done = fastgraph("compare", "--seeds", "3", "train.py", "gat", cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -98,7 +98,7 @@ def test_global_hooks_see_what_they_would_see_upstream() -> None:
         conv(x, EDGES)
         expected = {module: out.clone() for module, out in seen.items()}
         seen.clear()
-        with fastgraph.enabled():
+        with fastgraph.enabled(strict=True):
             conv(x, EDGES)
     finally:
         handle.remove()
