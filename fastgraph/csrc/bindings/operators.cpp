@@ -45,8 +45,8 @@ void bind_sddmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longe
 }
 
 void bind_segment_reduce(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-                           OptionalTensor weight, bool is_max, Tensor x, Tensor out,
-                           OptionalTensor ties, OptionalTensor argument) {
+                         OptionalTensor weight, bool is_max, Tensor x, Tensor out,
+                         OptionalTensor ties, OptionalTensor argument) {
   Call call(x);
   if (ties.has_value() && argument.has_value()) {
     TVM_FFI_THROW(ValueError) << "expected at most one of ties and argument, got both";
@@ -79,8 +79,8 @@ void bind_divide_by_ties(Tensor grad, Tensor ties, Tensor share) {
 }
 
 void bind_segment_reduce_backward(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t,
-                                    int64_t longest, OptionalTensor weight, Tensor x, Tensor out,
-                                    Tensor grad, OptionalTensor argument, Tensor grad_x) {
+                                  int64_t longest, OptionalTensor weight, Tensor x, Tensor out,
+                                  Tensor grad, OptionalTensor argument, Tensor grad_x) {
   Call call(x);
   check_ndim(x, 2, "x");
   check_ndim(out, 2, "out");

@@ -255,7 +255,7 @@ struct ExtremumBackward {
 
 template <typename T>
 void segment_reduce(const Csr& graph, const T* weight, bool is_max, Matrix<const T> x,
-                      Matrix<T> out, int32_t* ties, int32_t* argument) {
+                    Matrix<T> out, int32_t* ties, int32_t* argument) {
   using A = Accumulator<T>;
   int32_t* record = ties ? ties : argument;
   const Matrix<int32_t> records{record, record ? out.rows : 0, out.width};
@@ -300,8 +300,8 @@ void divide_by_ties(Matrix<const T> grad, const int32_t* ties, Matrix<T> share) 
 
 template <typename T>
 void segment_reduce_backward(const Csr& transpose, const T* weight, Matrix<const T> x,
-                               Matrix<const T> out, Matrix<const T> grad, const int32_t* argument,
-                               Matrix<T> grad_x) {
+                             Matrix<const T> out, Matrix<const T> grad, const int32_t* argument,
+                             Matrix<T> grad_x) {
   using A = Accumulator<T>;
   const Schedule schedule = make_schedule(transpose);
   const auto partial = scratch<A>(schedule.num_pieces * x.width);

@@ -331,7 +331,7 @@ cudaError_t run(const Op<T>& op, bool packed, Stream stream) {
 
 template <typename T>
 cudaError_t segment_reduce(Queue& queue, const Csr& graph, const T* weight, bool is_max,
-                             Matrix<const T> x, Matrix<T> out, int32_t* ties, int32_t* argument) {
+                           Matrix<const T> x, Matrix<T> out, int32_t* ties, int32_t* argument) {
   using A = Accumulator<T>;
   int32_t* const record = ties ? ties : argument;
   const int64_t pieces = num_pieces(graph);
@@ -367,8 +367,8 @@ cudaError_t divide_by_ties(Queue& queue, Matrix<const T> grad, const int32_t* ti
 
 template <typename T>
 cudaError_t segment_reduce_backward(Queue& queue, const Csr& transpose, const T* weight,
-                                      Matrix<const T> x, Matrix<const T> out, Matrix<const T> grad,
-                                      const int32_t* argument, Matrix<T> grad_x) {
+                                    Matrix<const T> x, Matrix<const T> out, Matrix<const T> grad,
+                                    const int32_t* argument, Matrix<T> grad_x) {
   const int64_t pieces = num_pieces(transpose);
   auto* const partial = queue.scratch<Accumulator<T>>(pieces * x.width);
   const ExtremumBackward<T> op{transpose,
