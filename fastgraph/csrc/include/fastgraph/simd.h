@@ -59,7 +59,7 @@ inline void store_raw(T* p, Vector<T, N> v) {
 // threads see it after finish_streams().
 template <int N, typename T>
 inline void stream_raw(T* p, Vector<T, N> v) {
-  constexpr size_t kBytes = sizeof(v);
+  [[maybe_unused]] constexpr size_t kBytes = sizeof(v);  // used where there are such stores
 #if defined(__AVX512F__)
   if constexpr (kBytes == 64) {
     _mm512_stream_si512(reinterpret_cast<__m512i*>(p), (__m512i)v);
