@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fastgraph import native
-from fastgraph.memo import MEMO, is_recording, tensor_key
+from fastgraph.memo import MEMO, remembered, tensor_key
 
 MAX_INDEX = 2**31 - 1
 
@@ -258,15 +258,7 @@ def with_self_loops(index: Tensor, num_nodes: int) -> Tensor:
 
     Remembered for as long as ``index`` lives unchanged, so that the graph of the result is, too.
     """
-    if is_recording() or index.is_inference():
-        return _replace_self_loops(index, num_nodes)
-    key = ("self_loops", tensor_key(index), num_nodes)
-    known: Tensor | None = MEMO.get(key, index)
-    if known is None:
-        with _normal_mode():
-            known = _replace_self_loops(index, num_nodes)
-        MEMO.put(key, known, index)
-    return known
+    return remembered("self_loops", _replace_self_loops, index, num_nodes)
 
 
 def _replace_self_loops(index: Tensor, num_nodes: int) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -137,3 +137,23 @@ def _checksum(tensors: Iterable[Tensor | None]) -> tuple[int, ...]:
 
 
 MEMO = Memo()
+
+
+def remembered(name: str, compute: Callable[..., Tensor], *given: Tensor | int | None) -> Tensor:
+    """``compute(*given)``: one tensor for as long as the tensors among ``given`` live unchanged.
+
+    Args:
+        name: tells it from what else is derived from these tensors.
+        compute: a function of ``given`` alone.
+        given: its arguments.
+    """
+    tensors = [value for value in given if isinstance(value, Tensor)]
+    if is_recording() or any(tensor.is_inference() for tensor in tensors):
+        return compute(*given)
+    key = (name, *(tensor_key(v) if isinstance(v, Tensor) else v for v in given))
+    known: Tensor | None = MEMO.get(key, *tensors)
+    if known is None:
+        with torch.inference_mode(False):  # what is made here must still serve training
+            known = compute(*given)
+        MEMO.put(key, known, *tensors)
+    return known

@@ -22,7 +22,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from fastgraph import graph, settings
 from fastgraph.backends.registry import REGISTRY
-from fastgraph.memo import MEMO, is_recording, tensor_key
+from fastgraph.memo import remembered
 from fastgraph.pyg.in_place import add_to
 from fastgraph.pyg.linear import unwatched
 from fastgraph.pyg.propagate import from_template, module_refusal
@@ -218,24 +218,14 @@ def plain_index(edge_index: Tensor) -> Tensor:
         return edge_index.as_tensor() if isinstance(edge_index, EdgeIndex) else edge_index
     topology = topology_of(edge_index, "source_to_target")
     assert isinstance(topology, Topology)
-    parts = [part for part in (topology.index, topology.ptr) if part is not None]
-    if is_recording() or any(part.is_inference() for part in parts):
-        return _index_of_entries(topology)
-    key = ("edge_index", *map(tensor_key, parts))
-    known: Tensor | None = MEMO.get(key, *parts)
-    if known is None:
-        with torch.inference_mode(False):  # what is made here must still serve training
-            known = _index_of_entries(topology)
-        MEMO.put(key, known, *parts)
-    return known
+    return remembered("entries", _index_of_entries, topology.index, topology.ptr)
 
 
-def _index_of_entries(topology: Topology) -> Tensor:
+def _index_of_entries(index: Tensor, ptr: Tensor | None) -> Tensor:
     """Sources and destinations of the entries of a COO or CSR matrix, in their order."""
-    index, ptr = topology.index, topology.ptr
     if ptr is None:
         return index.flip(0)
-    rows = torch.repeat_interleave(ptr.diff(), output_size=topology.num_edges)
+    rows = torch.repeat_interleave(ptr.diff(), output_size=index.shape[0])
     return torch.stack([index, rows.to(index.dtype)])
 
 
