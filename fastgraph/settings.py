@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+# Instruction levels, each of which includes those before it.
 CPU_LEVELS = ("baseline", "avx2", "avx512")
 
 # What a program needs for its graphs grows with the machine that it was written for.

@@ -21,7 +21,7 @@ from fastgraph.ops.topology import check_features, check_index, topology
 
 SEED_LIMIT = 2**63 - 1
 
-# Of index, ptr, seed, transpose, the operator's own option, dropout and weights.
+# Of index, ptr, seed, self_loops, transpose, the operator's own option, dropout and weights.
 _NO_GRADIENTS = (None,) * 8
 
 

@@ -78,6 +78,14 @@ def run(module: torch.nn.Module, call: Arguments, training: bool = True) -> list
     return [*(out.detach() for out in outputs), *zeros]
 
 
+def _upstream_and_truth(
+    module: torch.nn.Module, call: Arguments, training: bool = True
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Upstream's results as they are, and in float64."""
+    exact = copy.deepcopy(module).double()
+    return run(module, call, training), run(exact, double(call), training)
+
+
 def _scale(value: Tensor) -> float:
     return float(value.abs().max()) if value.numel() else 0.0
 
@@ -106,8 +114,7 @@ def assert_same(
     """
     layer = type(module).__name__ if layer is None else layer
     expected_call = call if upstream_call is None else upstream_call
-    upstream = run(module, expected_call, training)
-    truth = run(copy.deepcopy(module).double(), double(expected_call), training)
+    upstream, truth = _upstream_and_truth(module, expected_call, training)
     fastgraph.status().reset()
     with fastgraph.enabled(min_edges=0):
         ours = run(module, call, training)
@@ -135,7 +142,7 @@ def assert_errors_alike(
     """
     rows = []
     for module, call in draws:
-        upstream, truth = run(module, call), run(copy.deepcopy(module).double(), double(call))
+        upstream, truth = _upstream_and_truth(module, call)
         with fastgraph.enabled(min_edges=0):
             ours = run(module, call)
         assert all(bool(a.isfinite().all()) for a in ours)
