@@ -7,6 +7,7 @@ edges once and is remembered for as long as the tensor lives unchanged (:mod:`fa
 
 from __future__ import annotations
 
+import copy
 import operator
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastgraph import native
+from fastgraph.backends.base import accumulator
 from fastgraph.memo import MEMO, remembered, tensor_key
 
 MAX_INDEX = 2**31 - 1
@@ -118,6 +120,13 @@ class Graph:
                 degree = self.grouped(transpose=transpose).ptr.diff().clamp_(min=1)
                 self._inverse_degrees[key] = degree.to(dtype).reciprocal_()
         return self._inverse_degrees[key]
+
+    def renumbered(self) -> Graph:
+        """The same graph with its edges in ascending destination order."""
+        graph = copy.copy(self)
+        graph.by_destination = self.by_destination._replace(edge_id=None)
+        graph._by_source = None
+        return graph
 
     @property
     def nbytes(self) -> int:
@@ -264,3 +273,89 @@ def with_self_loops(index: Tensor, num_nodes: int) -> Tensor:
 def _replace_self_loops(index: Tensor, num_nodes: int) -> Tensor:
     loops = torch.arange(num_nodes, dtype=index.dtype, device=index.device)
     return torch.cat([index[:, index[0] != index[1]], loops.expand(2, num_nodes)], dim=1)
+
+
+class WeightedGraph(NamedTuple):
+    """A graph and one weight for each of its edges, ``[E]``."""
+
+    graph: Graph
+    weight: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both."""
+        return self.graph.nbytes + self.weight.nbytes
+
+
+def normalised_graph_of(
+    index: Tensor,
+    weight: Tensor | None,
+    num_nodes: int,
+    loop_weight: float,
+    transpose: bool,
+    dtype: torch.dtype,
+) -> WeightedGraph:
+    """The graph of GCN with its weights, made on first sight; see :func:`fastgraph.ops.gcn`.
+
+    Its edges are numbered as they are sorted. Everything is computed in the accumulating dtype, and
+    the weights rounded to ``dtype``.
+
+    Raises:
+        IndexError: ``index`` points outside the nodes.
+        ValueError: wrong shape or dtype of ``index``.
+    """
+    return remembered(
+        "normalised", _normalise, index, weight, num_nodes, loop_weight, transpose, dtype
+    )
+
+
+def _normalise(
+    index: Tensor,
+    weight: Tensor | None,
+    num_nodes: int,
+    loop_weight: float,
+    transpose: bool,
+    dtype: torch.dtype,
+) -> WeightedGraph:
+    _check_index("edge_index", index, 2)
+    wide = accumulator(dtype)
+    if weight is not None:
+        weight = weight.to(wide)
+    elif loop_weight not in (0, 1):
+        weight = torch.ones(index.shape[1], dtype=wide, device=index.device)
+    if loop_weight != 0:
+        index, weight = _add_remaining_self_loops(index, weight, num_nodes, loop_weight)
+    graph = Graph(index, num_nodes, num_nodes)
+    order = graph.by_destination.edge_id
+    graph = graph.renumbered()
+    src, dst = graph.edge_list()
+    if weight is None:
+        degree = graph.grouped(transpose=transpose).ptr.diff().to(wide)
+    else:
+        weight = weight if order is None else weight[order]
+        degree = weight.new_zeros(num_nodes).index_add_(0, src if transpose else dst, weight)
+    scale = degree.pow_(-0.5)
+    scale.masked_fill_(scale == torch.inf, 0)
+    normalised = scale[src] if weight is None else scale[src] * weight
+    return WeightedGraph(graph, (normalised * scale[dst]).to(dtype))
+
+
+def _add_remaining_self_loops(
+    index: Tensor, weight: Tensor | None, num_nodes: int, loop_weight: float
+) -> tuple[Tensor, Tensor | None]:
+    """One self-loop for each node, behind all other edges; the last one's weight where it has some.
+
+    Raises:
+        IndexError: a self-loop that has a weight lies outside the nodes.
+    """
+    with_loops = _replace_self_loops(index, num_nodes)
+    if weight is None:
+        return with_loops, None
+    is_loop = index[0] == index[1]
+    loops = index[0, is_loop]
+    if loops.numel() > 0:
+        low, high = _to_host([*torch.aminmax(loops)])
+        _check_range(low, high, num_nodes, 0)
+    loop_weights = weight.new_full((num_nodes,), loop_weight)
+    loop_weights[loops] = weight[is_loop]
+    return with_loops, torch.cat([weight[~is_loop], loop_weights])

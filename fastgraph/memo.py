@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -138,20 +138,22 @@ def _checksum(tensors: Iterable[Tensor | None]) -> tuple[int, ...]:
 
 MEMO = Memo()
 
+Value = TypeVar("Value")
 
-def remembered(name: str, compute: Callable[..., Tensor], *given: Tensor | int | None) -> Tensor:
-    """``compute(*given)``: one tensor for as long as the tensors among ``given`` live unchanged.
+
+def remembered(name: str, compute: Callable[..., Value], *given: object) -> Value:
+    """``compute(*given)``: one result for as long as the tensors among ``given`` live unchanged.
 
     Args:
         name: tells it from what else is derived from these tensors.
-        compute: a function of ``given`` alone.
+        compute: a function of ``given`` alone, whose result has an attribute ``nbytes``.
         given: its arguments.
     """
     tensors = [value for value in given if isinstance(value, Tensor)]
     if is_recording() or any(tensor.is_inference() for tensor in tensors):
         return compute(*given)
     key = (name, *(tensor_key(v) if isinstance(v, Tensor) else v for v in given))
-    known: Tensor | None = MEMO.get(key, *tensors)
+    known: Value | None = MEMO.get(key, *tensors)
     if known is None:
         with torch.inference_mode(False):  # what is made here must still serve training
             known = compute(*given)

@@ -131,18 +131,43 @@ def aggregate(module: MessagePassing, edge_index: Any, **arguments: Any) -> tupl
 
     It may if nothing else refers to the result and no gradient needs it.
     """
-    cls = type(module)
-    upstream = getattr(cls.propagate, "_fastgraph_upstream", None)
     own = vars(module).get("propagate")
     if own is not None and not hasattr(own, "_fastgraph_upstream"):
         # PyG does this itself for decomposed layers and while explaining.
         _refuse(module, "propagate is replaced on the instance")
-    if upstream is None or own is not None or not from_template(cls, upstream):
+    upstream = _generated_propagate(module)
+    if upstream is None:
         return module.propagate(edge_index, **arguments), False
     plan = _counted_plan(module, edge_index, (), arguments)
     if plan is None:
         return upstream(module, edge_index, **arguments), False
     return run(plan), plan.reduce in SUMS and plan.node_dim == 0
+
+
+def aggregate_by(
+    operator: Callable[..., Tensor], module: MessagePassing, edge_index: Any, **arguments: Any
+) -> tuple[Tensor, bool] | None:
+    """:func:`aggregate` by an operator that does more than the sum that ``propagate`` asks for.
+
+    ``operator`` takes ``(x, index, weight, transpose=...)``. ``None`` if ``propagate`` asks for
+    something else or would be left to upstream, which is not counted.
+    """
+    if _generated_propagate(module) is None:
+        return None
+    plan = plan_propagate(module, edge_index, None, arguments)
+    if isinstance(plan, str) or plan.reduce != "sum":
+        return None
+    _count_routed(module)
+    return run(plan, operator), plan.node_dim == 0
+
+
+def _generated_propagate(module: MessagePassing) -> Callable[..., Tensor] | None:
+    """What PyG generated, if that is what a call of ``module.propagate`` would reach."""
+    cls = type(module)
+    upstream: Callable[..., Tensor] | None = getattr(cls.propagate, "_fastgraph_upstream", None)
+    if upstream is None or "propagate" in vars(module) or not from_template(cls, upstream):
+        return None
+    return upstream
 
 
 def _counted_plan(
@@ -155,9 +180,13 @@ def _counted_plan(
     if isinstance(plan, str):
         _refuse(module, plan)
         return None
+    _count_routed(module)
+    return plan
+
+
+def _count_routed(module: MessagePassing) -> None:
     if not torch.compiler.is_compiling():  # a counter would make Dynamo recompile
         count_routed(type(module).__name__)
-    return plan
 
 
 def _refuse(module: MessagePassing, reason: str) -> None:
@@ -168,22 +197,20 @@ def _refuse(module: MessagePassing, reason: str) -> None:
         raise RouteRefusedError(f"{name} cannot be routed: {reason}")
 
 
-def run(plan: Plan) -> Tensor:
-    """Compute a planned aggregation."""
+def run(plan: Plan, operator: Callable[..., Tensor] | None = None) -> Tensor:
+    """Compute a planned aggregation, by another operator if one is given."""
     x = plan.x if plan.node_dim == 0 else plan.x.movedim(plan.node_dim, 0)
     graph = plan.topology
-    operator = (
-        ops.spmm if plan.reduce in SUMS else functools.partial(ops.segment_reduce, ties=plan.ties)
-    )
-    out = operator(
-        x,
-        graph.index,
-        plan.weight,
-        ptr=graph.ptr,
-        num_out=plan.num_out,
-        reduce=plan.reduce,
-        transpose=graph.transpose,
-    )
+    if operator is None:
+        reduction: Callable[..., Tensor] = (
+            ops.spmm
+            if plan.reduce in SUMS
+            else functools.partial(ops.segment_reduce, ties=plan.ties)
+        )
+        operator = functools.partial(
+            reduction, ptr=graph.ptr, num_out=plan.num_out, reduce=plan.reduce
+        )
+    out = operator(x, graph.index, plan.weight, transpose=graph.transpose)
     # Users call `view` on upstream's result, which is contiguous.
     return out if plan.node_dim == 0 else out.movedim(0, plan.node_dim).contiguous()
 

@@ -108,7 +108,8 @@ def test_autocast(name: str) -> None:
 
 @pytest.mark.parametrize("v2", [False, True])
 def test_the_gat_model(v2: bool) -> None:
-    model = GAT(CHANNELS, 16, 3, 4, heads=2, v2=v2, jk="cat", norm="batch")
+    # Normalised over a batch, the gradients of biases would be nothing but roundings.
+    model = GAT(CHANNELS, 16, 3, 4, heads=2, v2=v2, jk="cat", norm="layer")
     layer = type(model.convs[0]).__name__
     assert_same(model, arguments(features(NODES, CHANNELS), EDGES), layer=layer)
 
@@ -472,14 +473,9 @@ def test_compiles(cls: type[MessagePassing]) -> None:
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_compiled_layers_sort_a_graph_once(
-    cls: type[MessagePassing], monkeypatch: pytest.MonkeyPatch
+    cls: type[MessagePassing], sorted_graphs: list[fastgraph.Graph]
 ) -> None:
     conv, x, edges = cls(CHANNELS, 4, heads=2), features(NODES, CHANNELS), EDGES.clone()
-    sorted_graphs = []
-    build = fastgraph.Graph.__init__
-    monkeypatch.setattr(
-        fastgraph.Graph, "__init__", lambda *given: (sorted_graphs.append(1), build(*given))[1]
-    )
     with fastgraph.enabled():
         compiled = torch.compile(conv, backend="aot_eager", fullgraph=True)
         for _ in range(3):

@@ -40,6 +40,22 @@ def test_normalisation_is_remembered_and_follows_edits() -> None:
                 torch.testing.assert_close(out, expected)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_compiled_layers_normalise_and_sort_a_graph_once(
+    weighted: bool, sorted_graphs: list[fastgraph.Graph]
+) -> None:
+    conv, x, edges = GCNConv(4, 2), torch.randn(10, 4), EDGES.clone()
+    weight = torch.rand(40) if weighted else None
+    expected = conv(x, edges, weight)
+    with fastgraph.enabled():
+        compiled = torch.compile(conv, backend="aot_eager", fullgraph=True)
+        for _ in range(3):
+            out = compiled(x, edges, weight)
+            out.sum().backward()
+        torch.testing.assert_close(out, expected)
+    assert len(sorted_graphs) == 1
+
+
 def test_what_layers_share_is_computed_again_once_it_was_edited() -> None:
     from torch_geometric.nn.conv import sg_conv
 

@@ -28,8 +28,8 @@ def aggregated(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     found: list[Tensor] = []
     run = propagate.run
 
-    def recording(plan: propagate.Plan) -> Tensor:
-        found.append(run(plan))
+    def recording(*given: Any) -> Tensor:
+        found.append(run(*given))
         return found[-1]
 
     monkeypatch.setattr(propagate, "run", recording)

@@ -1,0 +1,90 @@
+"""``gcn``: sums over neighbourhoods with the symmetric normalisation of graph convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fastgraph.backends.registry import REGISTRY
+from fastgraph.graph import normalised_graph_of
+from fastgraph.ops.library import Gradient, define
+from fastgraph.ops.topology import check_operands, flatten, unflatten
+
+
+def gcn(
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor | None = None,
+    *,
+    loop_weight: float = 1.0,
+    transpose: bool = False,
+) -> Tensor:
+    r"""Aggregate neighbour features: :math:`y = \hat D^{-1/2} \hat A \hat D^{-1/2} x`.
+
+    :math:`\hat A` is the adjacency matrix, in which every node has a self-loop, and :math:`\hat D`
+    the diagonal matrix of its row sums (Kipf and Welling, "Semi-supervised classification with
+    graph convolutional networks", ICLR 2017, equation 2). The graph and its normalisation are
+    remembered for as long as ``index`` and ``weight`` live unchanged.
+
+    Args:
+        x: features ``[nodes, *channels]``, float32, float64, bfloat16 or float16.
+        index: int64 or int32 ``[2, E]``, sources in row 0, destinations in row 1.
+        weight: one weight for each edge, ``[E]``, of ``x``'s dtype, which gets no gradient.
+        loop_weight: of the self-loops of nodes that have none; where ``index`` has one, the last
+            one's weight is kept. 0: add none.
+        transpose: reverse every edge (PyG's ``flow="target_to_source"``).
+
+    Returns:
+        Of the shape of ``x``; zero for nodes without neighbours.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype, device or value, or ``weight`` requires
+            a gradient.
+        IndexError: ``index`` points outside the nodes.
+    """
+    if weight is not None and weight.requires_grad:
+        raise ValueError("weight must not require a gradient")
+    out: Tensor = GCN(x, index, weight, float(loop_weight), transpose, False)
+    return out
+
+
+def _gcn(
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor | None,
+    loop_weight: float,
+    transpose: bool,
+    adjoint: bool,
+) -> Tensor:
+    check_operands(x, index, None, weight)
+    graph, weight = normalised_graph_of(index, weight, x.shape[0], loop_weight, transpose, x.dtype)
+    kernel = REGISTRY.kernel("spmm", x.device.type, x.dtype)
+    out: Tensor = kernel(graph, flatten(x), weight, "sum", transpose is not adjoint)
+    return unflatten(out, *x.shape)
+
+
+def _gcn_fake(x: Tensor, index: Tensor, weight: Tensor | None, *_: object) -> Tensor:
+    check_operands(x, index, None, weight)
+    return x.new_empty(x.shape)
+
+
+def _save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
+    _, index, weight, ctx.loop_weight, ctx.transpose, ctx.adjoint = arguments
+    ctx.save_for_backward(index, weight)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    grad_x = GCN(grad, *ctx.saved_tensors, ctx.loop_weight, ctx.transpose, not ctx.adjoint)
+    return grad_x, None, None, None, None, None
+
+
+# With `adjoint` the features travel against the edges, whose weights stay what they are.
+GCN = define(
+    "gcn(Tensor x, Tensor index, Tensor? weight, float loop_weight, bool transpose, bool adjoint)"
+    " -> Tensor",
+    _gcn,
+    _gcn_fake,
+    Gradient((0,), _save, _backward),
+)
