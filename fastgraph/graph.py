@@ -326,16 +326,18 @@ def _normalise(
     if loop_weight != 0:
         index, weight = _add_remaining_self_loops(index, weight, num_nodes, loop_weight)
     graph = Graph(index, num_nodes, num_nodes)
-    order = graph.by_destination.edge_id
+    if weight is not None and graph.by_destination.edge_id is not None:
+        weight = weight[graph.by_destination.edge_id]
     graph = graph.renumbered()
-    src, dst = graph.edge_list()
+    rows = graph.grouped(transpose=transpose)
     if weight is None:
-        degree = graph.grouped(transpose=transpose).ptr.diff().to(wide)
-    else:
-        weight = weight if order is None else weight[order]
-        degree = weight.new_zeros(num_nodes).index_add_(0, src if transpose else dst, weight)
+        degree = rows.ptr.diff().to(wide)
+    else:  # in one order, unlike a scatter on a GPU
+        values = weight if rows.edge_id is None else weight[rows.edge_id]
+        degree = torch.segment_reduce(values, "sum", offsets=rows.ptr, initial=0, unsafe=True)
     scale = degree.pow_(-0.5)
     scale.masked_fill_(scale == torch.inf, 0)
+    src, dst = graph.edge_list()
     normalised = scale[src] if weight is None else scale[src] * weight
     return WeightedGraph(graph, (normalised * scale[dst]).to(dtype))
 

@@ -34,9 +34,11 @@ def _forward(
     dtype = x.dtype
     x = project(module.lin, x)
     found = None
-    if x.dtype == dtype and _is_constant(module, edge_index, edge_weight, dtype):
+    # Under autocast weights of the dtype before the projection are wider than what they multiply.
+    promoted = torch.promote_types(x.dtype, dtype) == dtype
+    if promoted and _is_constant(module, edge_index, edge_weight, dtype):
         operator = functools.partial(ops.gcn, loop_weight=_loop_weight(module, edge_weight))
-        found = aggregate_by(operator, module, edge_index, x=x, edge_weight=edge_weight)
+        found = aggregate_by(operator, module, edge_index, x=x.to(dtype), edge_weight=edge_weight)
     if found is None:
         if module.normalize:
             edge_index, edge_weight = _normalised(module, x, dtype, edge_index, edge_weight)
