@@ -158,7 +158,7 @@ class Extremum:
 
     out: Tensor
     ties: Tensor
-    argument: Tensor
+    winner: Tensor
 
 
 def extremum(graph: Graph, weight: Tensor | None, is_max: bool, x: Tensor) -> Extremum:
@@ -176,8 +176,8 @@ def extremum(graph: Graph, weight: Tensor | None, is_max: bool, x: Tensor) -> Ex
     # Among equals the first entry wins.
     position = torch.where(best, torch.arange(len(row))[:, None], len(row))
     first = torch.full(out.shape, len(row)).scatter_reduce(0, index, position, "amin")
-    argument = torch.cat([entry, torch.tensor([-1])])[first]
-    return Extremum(out, ties, argument)
+    winner = torch.cat([entry, torch.tensor([-1])])[first]
+    return Extremum(out, ties, winner)
 
 
 def segment_reduce(lib: Library, draw: Draw) -> Prepared:
@@ -187,14 +187,14 @@ def segment_reduce(lib: Library, draw: Draw) -> Prepared:
     special = draw.with_specials(x)
     out = torch.full((graph.num_rows, width), 77.0, dtype=dtype)
     record = torch.full(out.shape, -77, dtype=torch.int32)
-    recorded, is_max = draw.one_of(None, "ties", "argument"), draw.flag()
+    recorded, is_max = draw.one_of(None, "ties", "winner"), draw.flag()
     call = graph.arguments | {
         "weight": weight,
         "is_max": is_max,
         "x": x,
         "out": out,
         "ties": record if recorded == "ties" else None,
-        "argument": record if recorded == "argument" else None,
+        "winner": record if recorded == "winner" else None,
     }
 
     def check(_: Any) -> None:
@@ -234,14 +234,14 @@ def segment_reduce_backward(lib: Library, draw: Draw) -> Prepared:
     forward = extremum(graph, weight, draw.flag(), x)
     out = forward.out.to(dtype)
     grad = draw.features(dtype, graph.num_rows, width)
-    argument = draw.maybe(forward.argument.int())
+    winner = draw.maybe(forward.winner.int())
     grad_x = torch.full_like(x, 77.0)
     call = flipped.arguments_t | {
         "weight": weight,
         "x": x,
         "out": out,
         "grad": grad,
-        "argument": argument,
+        "winner": winner,
         "grad_x": grad_x,
     }
 
@@ -249,8 +249,8 @@ def segment_reduce_backward(lib: Library, draw: Draw) -> Prepared:
         factor = torch.ones(graph.num_edges, 1, dtype=torch.float64)
         if weight is not None:
             factor = weight.double()[:, None]
-        if argument is not None:
-            won = argument.long()[graph.row] == torch.arange(graph.num_edges)[:, None]
+        if winner is not None:
+            won = winner.long()[graph.row] == torch.arange(graph.num_edges)[:, None]
         else:
             won = factor * x.double()[graph.col] == forward.out[graph.row]
         expected = torch.zeros(x.shape, dtype=torch.float64)

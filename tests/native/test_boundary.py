@@ -153,7 +153,7 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
             "x": x,
             "out": out.clone(),
             "ties": record,
-            "argument": None,
+            "winner": None,
         },
         "segment_reduce_backward": {
             **matrix_t,
@@ -161,7 +161,7 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
             "x": x,
             "out": out,
             "grad": out.clone(),
-            "argument": record,
+            "winner": record,
             "grad_x": x.clone(),
         },
     }
@@ -225,7 +225,7 @@ def test_wrong_tensors_are_named(best: Any, function: str) -> None:
         if (function, name) not in STRIDED:
             gaps = value.repeat_interleave(2, -1)[..., ::2]
             refused(name, gaps, ValueError, rf"{name} must be contiguous, got shape \[")
-    for name in ("x", "out", "grad", "ties", "argument", "grad_x"):
+    for name in ("x", "out", "grad", "ties", "winner", "grad_x"):
         value = arguments.get(name)
         if isinstance(value, Tensor) and value.dim() == 2 and name != "x":
             refused(name, value[:, 1:].contiguous(), ValueError, rf"{name} must have shape \[")

@@ -21,8 +21,8 @@ def extremum(
     out = torch.full(shape, 77.0, dtype=x.dtype)
     recorded = torch.full(shape, -77, dtype=torch.int32) if record else None
     ties = recorded if record == "ties" else None
-    argument = recorded if record == "argument" else None
-    lib.segment_reduce(*graph.csr, weight, reduce == "amax", x, out, ties, argument)
+    winner = recorded if record == "winner" else None
+    lib.segment_reduce(*graph.csr, weight, reduce == "amax", x, out, ties, winner)
     return out, recorded
 
 
@@ -83,7 +83,7 @@ def sparse_product_gradient(
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("name", ["random", "hub", "sorted", "one_edge"])
-def test_argument_and_its_gradient_match_sparse_mm(
+def test_winners_and_their_gradient_match_sparse_mm(
     lib: Any, name: str, dtype: torch.dtype, reduce: str, weighted: bool
 ) -> None:
     graph = make_graph(lib, name)
@@ -99,19 +99,19 @@ def test_argument_and_its_gradient_match_sparse_mm(
         expected, expected_grad = sparse_product_gradient(
             graph, ones if weight is None else weight, reduce, x, grad
         )
-        out, argument = extremum(lib, graph, weight, reduce, x, "argument")
+        out, winner = extremum(lib, graph, weight, reduce, x, "winner")
         torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
-        assert argument is not None
+        assert winner is not None
         empty = graph.rowptr.diff() == 0
-        assert bool((argument[empty] == -1).all())
-        winner = argument[~empty].long()
+        assert bool((winner[empty] == -1).all())
+        edge = winner[~empty].long()
         assert torch.equal(
-            graph.row[winner.clamp(min=0)][winner >= 0],
-            torch.arange(graph.num_rows)[~empty][:, None].expand_as(winner)[winner >= 0],
+            graph.row[edge.clamp(min=0)][edge >= 0],
+            torch.arange(graph.num_rows)[~empty][:, None].expand_as(edge)[edge >= 0],
         )
 
         grad_x = torch.full_like(x, 99.0)
-        lib.segment_reduce_backward(*flipped.csr, weight, x, out, grad, argument, grad_x)
+        lib.segment_reduce_backward(*flipped.csr, weight, x, out, grad, winner, grad_x)
         torch.testing.assert_close(grad_x, expected_grad, rtol=0.02, atol=0.02)
 
 
@@ -148,11 +148,11 @@ def test_gradient_over_ties_matches_its_definition(
         assert bool((error <= bound)[regular].all())
 
 
-def test_ties_and_argument_exclude_each_other(best: Any) -> None:
+def test_ties_and_winners_exclude_each_other(best: Any) -> None:
     graph = make_graph(best, "one_edge")
     x, out = torch.zeros(4, 2), torch.zeros(3, 2)
     record = torch.zeros(3, 2, dtype=torch.int32)
-    with pytest.raises(ValueError, match="expected at most one of ties and argument, got both"):
+    with pytest.raises(ValueError, match="expected at most one of ties and winner, got both"):
         best.segment_reduce(*graph.csr, None, True, x, out, record, record)
 
 

@@ -49,11 +49,11 @@ class Inputs:
         lib.sddmm(*graph.csr, None, self.grad, self.x, new(self.edges))
         for wants_ties in (True, False):
             out, record = new(*rows), new(*rows, dtype=torch.int32)
-            ties, argument = (record, None) if wants_ties else (None, record)
-            lib.segment_reduce(*graph.csr, self.weight, True, self.x, out, ties, argument)
+            ties, winner = (record, None) if wants_ties else (None, record)
+            lib.segment_reduce(*graph.csr, self.weight, True, self.x, out, ties, winner)
             grad_x = new(self.cols, self.width)
             lib.segment_reduce_backward(
-                *flipped.csr, self.weight, self.x, out, self.grad, argument, grad_x
+                *flipped.csr, self.weight, self.x, out, self.grad, winner, grad_x
             )
         return [result for result in results if result is not None]
 

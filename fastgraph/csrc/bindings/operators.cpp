@@ -46,10 +46,10 @@ void bind_sddmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longe
 
 void bind_segment_reduce(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
                          OptionalTensor weight, bool is_max, Tensor x, Tensor out,
-                         OptionalTensor ties, OptionalTensor argument) {
+                         OptionalTensor ties, OptionalTensor winner) {
   Call call(x);
-  if (ties.has_value() && argument.has_value()) {
-    TVM_FFI_THROW(ValueError) << "expected at most one of ties and argument, got both";
+  if (ties.has_value() && winner.has_value()) {
+    TVM_FFI_THROW(ValueError) << "expected at most one of ties and winner, got both";
   }
   check_ndim(x, 2, "x");
   const int64_t width = x.size(1);
@@ -62,7 +62,7 @@ void bind_segment_reduce(Tensor rowptr, Tensor col, OptionalTensor edge_id, int6
              checked_matrix<const T>(x, graph.num_cols, width, "x"),
              checked_matrix<T>(out, graph.num_rows, width, "out"),
              checked<int32_t>(ties, {graph.num_rows, width}, "ties"),
-             checked<int32_t>(argument, {graph.num_rows, width}, "argument"));
+             checked<int32_t>(winner, {graph.num_rows, width}, "winner"));
   });
 }
 
@@ -80,7 +80,7 @@ void bind_divide_by_ties(Tensor grad, Tensor ties, Tensor share) {
 
 void bind_segment_reduce_backward(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t,
                                   int64_t longest, OptionalTensor weight, Tensor x, Tensor out,
-                                  Tensor grad, OptionalTensor argument, Tensor grad_x) {
+                                  Tensor grad, OptionalTensor winner, Tensor grad_x) {
   Call call(x);
   check_ndim(x, 2, "x");
   check_ndim(out, 2, "out");
@@ -94,7 +94,7 @@ void bind_segment_reduce_backward(Tensor rowptr_t, Tensor col_t, OptionalTensor 
              checked_matrix<const T>(x, transpose.num_rows, width, "x"),
              checked_matrix<const T>(out, num_rows, width, "out"),
              checked_matrix<const T>(grad, num_rows, width, "grad"),
-             checked<const int32_t>(argument, {num_rows, width}, "argument"),
+             checked<const int32_t>(winner, {num_rows, width}, "winner"),
              checked_matrix<T>(grad_x, transpose.num_rows, width, "grad_x"));
   });
 }

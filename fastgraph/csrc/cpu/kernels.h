@@ -47,10 +47,10 @@ void sddmm(const Csr& graph, const Accumulator<T>* row_scale, Matrix<const T> gr
            Matrix<const T> x, T* out);
 
 // out[r] = largest (or smallest) weight[edge(e)] * x[col[e]] of row r, 0 for empty rows. At most
-// one of ties and argument is not null.
+// one of ties and winner is not null.
 template <typename T>
 void segment_reduce(const Csr& graph, const T* weight, bool is_max, Matrix<const T> x,
-                    Matrix<T> out, int32_t* ties, int32_t* argument);
+                    Matrix<T> out, int32_t* ties, int32_t* winner);
 
 // share = grad / ties: what each of the tied entries receives of a row's gradient.
 template <typename T>
@@ -59,7 +59,7 @@ void divide_by_ties(Matrix<const T> grad, const int32_t* ties, Matrix<T> share);
 // The gradient of segment_reduce for x, gathered over the transpose of its graph.
 template <typename T>
 void segment_reduce_backward(const Csr& transpose, const T* weight, Matrix<const T> x,
-                             Matrix<const T> out, Matrix<const T> grad, const int32_t* argument,
+                             Matrix<const T> out, Matrix<const T> grad, const int32_t* winner,
                              Matrix<T> grad_x);
 
 // scores[n][k][h] = <x[n][h], att[k][h]>.

@@ -14,7 +14,7 @@ namespace fastgraph {
 namespace {
 
 // What is recorded beside the extremum itself.
-enum class Record { kNothing, kTies, kArgument };
+enum class Record { kNothing, kTies, kWinner };
 
 // The running extremum of one chunk. A minimum is the negated maximum of negated values, which
 // is exact. A NaN replaces everything, a later NaN an earlier one, and a tie keeps the earlier.
@@ -28,7 +28,7 @@ struct Running {
 
   void reset() {
     best = splat<A, N>(-std::numeric_limits<A>::infinity());
-    record = splat<Bits<A>, N>(kRecord == Record::kArgument ? -1 : 0);
+    record = splat<Bits<A>, N>(kRecord == Record::kWinner ? -1 : 0);
   }
 
   // Unless kNans, value is a number.
@@ -77,7 +77,7 @@ struct Extremum {
         prefetch<C::kWidth * sizeof(T)>(x.row(graph.col[e + kAhead]) + f);
       }
       const T* source = x.row(graph.col[e]) + f;
-      const Bits<A> edge = kRecord == Record::kArgument ? graph.edge(e) : 1;
+      const Bits<A> edge = kRecord == Record::kWinner ? graph.edge(e) : 1;
       const auto edges = splat<Bits<A>, N>(edge);
 #pragma GCC unroll 16
       for (int q = 0; q < C::kCount; ++q) {
@@ -85,7 +85,7 @@ struct Extremum {
         if constexpr (kWeighted) {
           value *= coefficient[e - task.entry_begin];
           // Messages that upstream would have stored in T tie after that rounding.
-          if constexpr (kRecord != Record::kArgument) value = round_to<T, N>(value);
+          if constexpr (kRecord != Record::kWinner) value = round_to<T, N>(value);
         }
         running[q].template update<kNans>(value, edges);
         if constexpr (!kNans) sum[q % kSums] += value;
@@ -141,7 +141,7 @@ struct Extremum {
       I ties = r.record & (r.best == r.best);
       if (!empty) ties -= (r.best == splat<A, N>(0));
       record.template store<N>(row, column, as_int32<N>(ties));
-    } else if constexpr (kRecord == Record::kArgument) {
+    } else if constexpr (kRecord == Record::kWinner) {
       record.template store<N>(row, column, as_int32<N>(r.record));
     }
   }
@@ -181,12 +181,12 @@ struct ExtremumBackward {
   Matrix<const T> x;
   Matrix<const T> out;
   Matrix<const T> grad;
-  const int32_t* argument;
+  const int32_t* winner;
   Result<T> grad_x;
   A* partial;
 
   // The gradient of the columns of C that begin at f, over some entries of a row.
-  template <typename C, bool kArgument, bool kWeighted>
+  template <typename C, bool kWinner, bool kWeighted>
   void reduce(const Task& task, int64_t own_row, EntryRange entries, int64_t f) const {
     constexpr int N = C::kLanes;
     using V = Vector<A, N>;
@@ -200,8 +200,8 @@ struct ExtremumBackward {
     for (int64_t e = entries.begin; e < entries.end; ++e) {
       if (e + kAhead < task.entry_end) {
         const int64_t ahead = graph.col[e + kAhead];
-        if constexpr (kArgument) {
-          prefetch<C::kWidth * sizeof(int32_t)>(argument + ahead * x.width + f);
+        if constexpr (kWinner) {
+          prefetch<C::kWidth * sizeof(int32_t)>(winner + ahead * x.width + f);
         } else {
           prefetch<C::kWidth * sizeof(T)>(out.row(ahead) + f);
         }
@@ -213,9 +213,9 @@ struct ExtremumBackward {
 #pragma GCC unroll 16
       for (int q = 0; q < C::kCount; ++q) {
         const int64_t column = f + q * N;
-        if constexpr (kArgument) {
-          const auto winner = load_raw<N>(argument + row * x.width + column);
-          const I won = __builtin_convertvector(winner, I) == splat<Bits<A>, N>(edge);
+        if constexpr (kWinner) {
+          const auto winners = load_raw<N>(winner + row * x.width + column);
+          const I won = __builtin_convertvector(winners, I) == splat<Bits<A>, N>(edge);
           const V g = load<N>(grad.row(row) + column);
           sum[q] += won ? (kWeighted ? w * g : g) : V{};
         } else {
@@ -240,12 +240,12 @@ struct ExtremumBackward {
     }
   }
 
-  template <bool kArgument, bool kWeighted>
+  template <bool kWinner, bool kWeighted>
   void run(const Task& task) const {
     for (int64_t row = task.row_begin; row < task.row_end; ++row) {
       const EntryRange entries = task.entries(graph, row);
       for_each_chunk<kLanes<T>, kVectorsOfChunk>(0, x.width, [&](auto chunk, int64_t f) {
-        reduce<decltype(chunk), kArgument, kWeighted>(task, row, entries, f);
+        reduce<decltype(chunk), kWinner, kWeighted>(task, row, entries, f);
       });
     }
   }
@@ -255,9 +255,9 @@ struct ExtremumBackward {
 
 template <typename T>
 void segment_reduce(const Csr& graph, const T* weight, bool is_max, Matrix<const T> x,
-                    Matrix<T> out, int32_t* ties, int32_t* argument) {
+                    Matrix<T> out, int32_t* ties, int32_t* winner) {
   using A = Accumulator<T>;
-  int32_t* record = ties ? ties : argument;
+  int32_t* record = ties ? ties : winner;
   const Matrix<int32_t> records{record, record ? out.rows : 0, out.width};
   const Schedule schedule = make_schedule(graph);
   const auto partial_best = scratch<A>(schedule.num_pieces * x.width);
@@ -272,8 +272,8 @@ void segment_reduce(const Csr& graph, const T* weight, bool is_max, Matrix<const
                        partial_record.get()};
   if (ties) {
     op.template run<Record::kTies>(schedule);
-  } else if (argument) {
-    op.template run<Record::kArgument>(schedule);
+  } else if (winner) {
+    op.template run<Record::kWinner>(schedule);
   } else {
     op.template run<Record::kNothing>(schedule);
   }
@@ -300,18 +300,18 @@ void divide_by_ties(Matrix<const T> grad, const int32_t* ties, Matrix<T> share) 
 
 template <typename T>
 void segment_reduce_backward(const Csr& transpose, const T* weight, Matrix<const T> x,
-                             Matrix<const T> out, Matrix<const T> grad, const int32_t* argument,
+                             Matrix<const T> out, Matrix<const T> grad, const int32_t* winner,
                              Matrix<T> grad_x) {
   using A = Accumulator<T>;
   const Schedule schedule = make_schedule(transpose);
   const auto partial = scratch<A>(schedule.num_pieces * x.width);
-  const ExtremumBackward<T> op{transpose,         weight,       x, out, grad, argument,
+  const ExtremumBackward<T> op{transpose,         weight,       x, out, grad, winner,
                                Result<T>(grad_x), partial.get()};
   const int64_t work = (transpose.num_entries + transpose.num_rows) * x.width;
   run_schedule(
       schedule, work, x.width,
       [&](const Task& task) {
-        if (argument) {
+        if (winner) {
           weight ? op.template run<true, true>(task) : op.template run<true, false>(task);
         } else {
           weight ? op.template run<false, true>(task) : op.template run<false, false>(task);

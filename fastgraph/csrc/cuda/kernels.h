@@ -22,7 +22,7 @@ cudaError_t sddmm(Queue& queue, const Csr& graph, const Accumulator<T>* row_scal
 
 template <typename T>
 cudaError_t segment_reduce(Queue& queue, const Csr& graph, const T* weight, bool is_max,
-                           Matrix<const T> x, Matrix<T> out, int32_t* ties, int32_t* argument);
+                           Matrix<const T> x, Matrix<T> out, int32_t* ties, int32_t* winner);
 
 template <typename T>
 cudaError_t divide_by_ties(Queue& queue, Matrix<const T> grad, const int32_t* ties,
@@ -31,7 +31,7 @@ cudaError_t divide_by_ties(Queue& queue, Matrix<const T> grad, const int32_t* ti
 template <typename T>
 cudaError_t segment_reduce_backward(Queue& queue, const Csr& transpose, const T* weight,
                                     Matrix<const T> x, Matrix<const T> out, Matrix<const T> grad,
-                                    const int32_t* argument, Matrix<T> grad_x);
+                                    const int32_t* winner, Matrix<T> grad_x);
 
 template <typename T>
 cudaError_t head_scores(Queue& queue, Heads<const T> x, Heads<const T> att, Heads<T> scores);

@@ -11,7 +11,7 @@ namespace fastgraph::cuda {
 namespace {
 
 // What is recorded beside the extremum itself.
-enum class Record { kNothing, kTies, kArgument };
+enum class Record { kNothing, kTies, kWinner };
 
 // The running extremum of one column, and how many values equal it or which edge it came from. A
 // minimum is the negated maximum of negated values, which is exact. A NaN replaces everything, a
@@ -19,7 +19,7 @@ enum class Record { kNothing, kTies, kArgument };
 template <typename A, Record kRecord>
 struct Running {
   A best = -INFINITY;
-  int32_t record = kRecord == Record::kArgument ? -1 : 0;
+  int32_t record = kRecord == Record::kWinner ? -1 : 0;
 
   __device__ void update(A value, int32_t value_record) {
     if (kRecord == Record::kTies && value == best) record += value_record;
@@ -57,7 +57,7 @@ __device__ void update_all(const Extremum<T>& op, const Span& span, int64_t firs
     const int count = static_cast<int>(min(span.end - base, static_cast<int64_t>(kLanes)));
     const int64_t entry = base + min(lanes.lane, count - 1);
     const int32_t own_col = __ldg(op.graph.col + entry);
-    const bool needs_edge = kRecord == Record::kArgument || op.weight != nullptr;
+    const bool needs_edge = kRecord == Record::kWinner || op.weight != nullptr;
     const auto own_edge = needs_edge ? static_cast<int32_t>(op.graph.edge(entry)) : 0;
     const A own = op.weight ? op.sign * widened(op.weight[own_edge]) : op.sign;
     for (int j = 0; j < count; j += kInFlight) {
@@ -69,7 +69,7 @@ __device__ void update_all(const Extremum<T>& op, const Span& span, int64_t firs
         const int source = min(j + u, count - 1);
         const int64_t col = lanes.from(own_col, source);
         factor[u] = lanes.from(own, source);
-        record[u] = kRecord == Record::kArgument ? lanes.from(own_edge, source) : 1;
+        record[u] = kRecord == Record::kWinner ? lanes.from(own_edge, source) : 1;
         rows[u].load(x + col * width, lanes.lane, j + u < count ? width - first : 0);
       }
 #pragma unroll
@@ -79,7 +79,7 @@ __device__ void update_all(const Extremum<T>& op, const Span& span, int64_t firs
         for (int i = 0; i < kValues; ++i) {
           const A value = factor[u] * rows[u].at(0, i);
           // Messages that upstream would have stored in T tie after that rounding.
-          running[i].update(kRecord == Record::kArgument ? value : rounded<T>(value), record[u]);
+          running[i].update(kRecord == Record::kWinner ? value : rounded<T>(value), record[u]);
         }
       }
     }
@@ -95,7 +95,7 @@ __device__ T finished_value(const Extremum<T>& op, bool empty,
 // A NaN equals nothing; a zero ties with the zero that upstream's output starts from.
 template <typename A, Record kRecord>
 __device__ int32_t finished_record(bool empty, const Running<A, kRecord>& r) {
-  if (kRecord == Record::kArgument) return r.record;
+  if (kRecord == Record::kWinner) return r.record;
   return (r.best == r.best ? r.record : 0) + (!empty && r.best == 0 ? 1 : 0);
 }
 
@@ -184,37 +184,37 @@ struct ExtremumBackward {
   Matrix<const T> x;
   Matrix<const T> out;
   Matrix<const T> grad;
-  Matrix<const int32_t> argument;
+  Matrix<const int32_t> winner;
   Matrix<T> grad_x;
   Matrix<A> partial;  // a row for each piece
   unsigned part = 0;  // of the columns, where this grid begins
 };
 
 // sum += what the entries of the span have won of their rows' gradients, in order.
-template <bool kArgument, int kValues, int kLanes, typename T>
+template <bool kWinner, int kValues, int kLanes, typename T>
 __device__ void add_shares(const ExtremumBackward<T>& op, const Span& span, int64_t first,
                            Lanes<kLanes> lanes, RowSums<Accumulator<T>, kValues, kLanes, 1>& sum) {
   using A = Accumulator<T>;
   // What tells whether a value has won: the edge that did, or the value that did.
-  using Winner = std::conditional_t<kArgument, int32_t, T>;
-  const Winner* winner;
-  if constexpr (kArgument) {
-    winner = op.argument.data + first;
+  using Mark = std::conditional_t<kWinner, int32_t, T>;
+  const Mark* mark;
+  if constexpr (kWinner) {
+    mark = op.winner.data + first;
   } else {
-    winner = op.out.data + first;
+    mark = op.out.data + first;
   }
   const int64_t width = op.x.width;
   RowShare<T, kValues, kLanes, 1> own;
-  own.load(op.x.row(span.row) + first, lanes.lane, kArgument ? 0 : width - first);
+  own.load(op.x.row(span.row) + first, lanes.lane, kWinner ? 0 : width - first);
   for (int64_t base = span.begin; base < span.end; base += kLanes) {
     const int count = static_cast<int>(min(span.end - base, static_cast<int64_t>(kLanes)));
     const int64_t entry = base + min(lanes.lane, count - 1);
     const int32_t own_row = __ldg(op.graph.col + entry);
-    const bool needs_edge = kArgument || op.weight != nullptr;
+    const bool needs_edge = kWinner || op.weight != nullptr;
     const auto own_edge = needs_edge ? static_cast<int32_t>(op.graph.edge(entry)) : 0;
     const A own_weight = op.weight ? widened(op.weight[own_edge]) : 1;
     for (int j = 0; j < count; j += kInFlight) {
-      RowShare<Winner, kValues, kLanes, 1> winners[kInFlight];
+      RowShare<Mark, kValues, kLanes, 1> marks[kInFlight];
       RowShare<T, kValues, kLanes, 1> grads[kInFlight];
       A weight[kInFlight];
       int32_t edge[kInFlight];
@@ -223,19 +223,19 @@ __device__ void add_shares(const ExtremumBackward<T>& op, const Span& span, int6
         const int source = min(j + u, count - 1);
         const int64_t offset = lanes.from(own_row, source) * width;
         weight[u] = lanes.from(own_weight, source);
-        edge[u] = kArgument ? lanes.from(own_edge, source) : 0;
+        edge[u] = kWinner ? lanes.from(own_edge, source) : 0;
         const int64_t rest = j + u < count ? width - first : 0;
-        winners[u].load(winner + offset, lanes.lane, rest);
+        marks[u].load(mark + offset, lanes.lane, rest);
         grads[u].load(op.grad.data + first + offset, lanes.lane, rest);
       }
 #pragma unroll
       for (int u = 0; u < kInFlight; ++u) {
         if (j + u >= count) break;
         sum.each([&](A& value, int q, int i) {
-          if constexpr (kArgument) {
-            if (winners[u].packs[q].values[i] == edge[u]) value += weight[u] * grads[u].at(q, i);
+          if constexpr (kWinner) {
+            if (marks[u].packs[q].values[i] == edge[u]) value += weight[u] * grads[u].at(q, i);
           } else {
-            const bool won = rounded<T>(weight[u] * own.at(q, i)) == winners[u].at(q, i);
+            const bool won = rounded<T>(weight[u] * own.at(q, i)) == marks[u].at(q, i);
             // A product, not a choice, because upstream's 0 * inf is NaN.
             value += weight[u] * ((won ? A{1} : A{0}) * grads[u].at(q, i));
           }
@@ -245,7 +245,7 @@ __device__ void add_shares(const ExtremumBackward<T>& op, const Span& span, int6
   }
 }
 
-template <typename T, bool kArgument, int kValues, int kLanes>
+template <typename T, bool kWinner, int kValues, int kLanes>
 __global__ void __launch_bounds__(kBlockThreads) backward_rows(ExtremumBackward<T> op) {
   const int64_t task = group_index<kLanes>();
   if (task >= op.pieces + op.graph.num_rows) return;
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(kBlockThreads) backward_rows(ExtremumBackward<
   const int64_t first = static_cast<int64_t>(op.part + blockIdx.y) * (kValues * kLanes);
   RowSums<Accumulator<T>, kValues, kLanes, 1> sum;
   sum.clear();
-  add_shares<kArgument>(op, span, first, lanes, sum);
+  add_shares<kWinner>(op, span, first, lanes, sum);
   const int64_t width = op.x.width - first;
   if (span.piece >= 0) {
     sum.store(op.partial.row(span.piece) + first, lanes.lane, width, 1);
@@ -305,12 +305,12 @@ struct Forward {
   }
 };
 
-template <bool kArgument>
+template <bool kWinner>
 struct Backward {
   template <int kValues, int kLanes, typename T>
   static cudaError_t rows(const ExtremumBackward<T>& op, Stream stream) {
     return launch_rows<kValues, kLanes>("backward_rows", stream,
-                                        backward_rows<T, kArgument, kValues, kLanes>, op);
+                                        backward_rows<T, kWinner, kValues, kLanes>, op);
   }
   template <typename T>
   static cudaError_t merge(const ExtremumBackward<T>& op, Stream stream) {
@@ -331,9 +331,9 @@ cudaError_t run(const Op<T>& op, bool packed, Stream stream) {
 
 template <typename T>
 cudaError_t segment_reduce(Queue& queue, const Csr& graph, const T* weight, bool is_max,
-                           Matrix<const T> x, Matrix<T> out, int32_t* ties, int32_t* argument) {
+                           Matrix<const T> x, Matrix<T> out, int32_t* ties, int32_t* winner) {
   using A = Accumulator<T>;
-  int32_t* const record = ties ? ties : argument;
+  int32_t* const record = ties ? ties : winner;
   const int64_t pieces = num_pieces(graph);
   auto* const partial = queue.scratch<A>(pieces * x.width);
   auto* const partial_record = queue.scratch<int32_t>(record ? pieces * x.width : 0);
@@ -348,7 +348,7 @@ cudaError_t segment_reduce(Queue& queue, const Csr& graph, const T* weight, bool
                        partial_record};
   const bool packed = fits_packs<T>(x.width, {x.data, out.data, record, partial, partial_record});
   if (ties) return run<Forward<Record::kTies>>(op, packed, queue.stream());
-  if (argument) return run<Forward<Record::kArgument>>(op, packed, queue.stream());
+  if (winner) return run<Forward<Record::kWinner>>(op, packed, queue.stream());
   return run<Forward<Record::kNothing>>(op, packed, queue.stream());
 }
 
@@ -368,7 +368,7 @@ cudaError_t divide_by_ties(Queue& queue, Matrix<const T> grad, const int32_t* ti
 template <typename T>
 cudaError_t segment_reduce_backward(Queue& queue, const Csr& transpose, const T* weight,
                                     Matrix<const T> x, Matrix<const T> out, Matrix<const T> grad,
-                                    const int32_t* argument, Matrix<T> grad_x) {
+                                    const int32_t* winner, Matrix<T> grad_x) {
   const int64_t pieces = num_pieces(transpose);
   auto* const partial = queue.scratch<Accumulator<T>>(pieces * x.width);
   const ExtremumBackward<T> op{transpose,
@@ -377,13 +377,13 @@ cudaError_t segment_reduce_backward(Queue& queue, const Csr& transpose, const T*
                                x,
                                out,
                                grad,
-                               {argument, out.rows, out.width},
+                               {winner, out.rows, out.width},
                                grad_x,
                                {partial, pieces, x.width}};
   const bool packed =
-      fits_packs<T>(x.width, {x.data, out.data, grad.data, argument, grad_x.data, partial});
-  return argument ? run<Backward<true>>(op, packed, queue.stream())
-                  : run<Backward<false>>(op, packed, queue.stream());
+      fits_packs<T>(x.width, {x.data, out.data, grad.data, winner, grad_x.data, partial});
+  return winner ? run<Backward<true>>(op, packed, queue.stream())
+                : run<Backward<false>>(op, packed, queue.stream());
 }
 
 FASTGRAPH_INSTANTIATE(segment_reduce)
