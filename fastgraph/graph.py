@@ -54,35 +54,51 @@ class Graph:
         num_src: number of source nodes.
         num_dst: number of destination nodes.
         ptr: int32 or int64 ``[num_dst + 1]``, the row pointers of ``adj_t``.
+        self_loops: replace the self-loops in ``index`` by one for each of so many nodes, which
+            follow all other edges; not together with ``ptr``.
 
     Raises:
         IndexError: an index lies outside its node range.
-        ValueError: wrong shape or dtype, a negative number of nodes, or more than 2^31 - 1 nodes or
-            edges.
+        ValueError: wrong shape or dtype, a negative number of nodes or more self-loops than nodes,
+            or more than 2^31 - 1 nodes or edges.
         TypeError: ``index`` or ``ptr`` is not a tensor, or a number of nodes not an integer.
     """
 
     def __init__(
-        self, index: Tensor, num_src: int, num_dst: int, ptr: Tensor | None = None
+        self,
+        index: Tensor,
+        num_src: int,
+        num_dst: int,
+        ptr: Tensor | None = None,
+        *,
+        self_loops: int = 0,
     ) -> None:
         _check_index("edge_index" if ptr is None else "index", index, 2 if ptr is None else 1)
         if ptr is not None:
             _check_index("ptr", ptr, 1)
         _check_count("num_src", num_src)
         _check_count("num_dst", num_dst)
-        if max(num_src, num_dst, index.shape[-1]) > MAX_INDEX:
+        _check_count("self_loops", self_loops)
+        if self_loops > min(num_src, num_dst) or (self_loops and ptr is not None):
+            raise ValueError(
+                f"self_loops must be at most the number of nodes, and 0 with ptr, got {self_loops} "
+                f"for {num_src} sources and {num_dst} destinations"
+            )
+        if max(num_src, num_dst, index.shape[-1] + self_loops) > MAX_INDEX:
             raise ValueError(
                 f"fastgraph supports at most {MAX_INDEX} nodes and edges, got {num_src} sources, "
                 f"{num_dst} destinations and {index.shape[-1]} edges"
             )
         self.num_src = num_src
         self.num_dst = num_dst
-        self.num_edges = index.shape[-1]
         with _normal_mode():
-            if ptr is None:
-                rows = _compress(index[1], index[0], num_dst, num_src)
-            else:
+            if ptr is not None:
                 rows = _check_csr(ptr, index, num_dst, num_src)
+            elif self_loops:
+                rows = _compress_with_loops(index, num_dst, num_src, self_loops)
+            else:
+                rows = _compress(index[1], index[0], num_dst, num_src)
+        self.num_edges = rows.col.numel()
         self.by_destination = rows
         """Edges grouped by destination; ``col`` holds sources."""
         self._by_source: Csr | None = None
@@ -184,6 +200,21 @@ def _compress(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Csr:
     return Csr(ptr, col[order].int(), order.int(), longest)
 
 
+def _compress_with_loops(index: Tensor, num_rows: int, num_cols: int, num_loops: int) -> Csr:
+    """The compressed rows of :func:`_replace_self_loops`."""
+    if index.device.type != "cpu" or not native.is_available():
+        col, row = _replace_self_loops(index, num_loops)
+        return _compress(row, col, num_rows, num_cols)
+    ptr = index.new_empty(num_rows + 1, dtype=torch.int64)
+    most = index.shape[1] + num_loops
+    col, edge_id = (index.new_empty(most, dtype=torch.int32) for _ in range(2))
+    num_kept = native.library().build_csr_with_loops(
+        index[1], index[0], num_rows, num_cols, num_loops, ptr, col, edge_id
+    )
+    num_edges = num_kept + num_loops
+    return Csr(ptr, col[:num_edges], edge_id[:num_edges], num_edges)
+
+
 def _check_csr(ptr: Tensor, index: Tensor, num_rows: int, num_cols: int) -> Csr:
     out_ptr = ptr.new_empty(num_rows + 1, dtype=torch.int64)
     out_index = index.new_empty(index.numel(), dtype=torch.int32)
@@ -245,7 +276,9 @@ def _to_host(numbers: list[Tensor]) -> list[int]:
     return found
 
 
-def graph_of(index: Tensor, ptr: Tensor | None, num_src: int, num_dst: int) -> Graph:
+def graph_of(
+    index: Tensor, ptr: Tensor | None, num_src: int, num_dst: int, self_loops: int = 0
+) -> Graph:
     """The graph of these index tensors, built on first sight; arguments as for :class:`Graph`.
 
     Raises:
@@ -253,11 +286,12 @@ def graph_of(index: Tensor, ptr: Tensor | None, num_src: int, num_dst: int) -> G
     """
     if index.is_inference() or (ptr is not None and ptr.is_inference()):
         # Inference tensors have no version counter, so an edit could not be seen.
-        return Graph(index, num_src, num_dst, ptr)
-    key = (tensor_key(index), None if ptr is None else tensor_key(ptr), num_src, num_dst)
+        return Graph(index, num_src, num_dst, ptr, self_loops=self_loops)
+    ptr_key = None if ptr is None else tensor_key(ptr)
+    key = (tensor_key(index), ptr_key, num_src, num_dst, self_loops)
     graph: Graph | None = MEMO.get(key, index, ptr)
     if graph is None:
-        graph = Graph(index, num_src, num_dst, ptr)
+        graph = Graph(index, num_src, num_dst, ptr, self_loops=self_loops)
         MEMO.put(key, graph, index, ptr)
     return graph
 
@@ -317,15 +351,14 @@ def _normalise(
     transpose: bool,
     dtype: torch.dtype,
 ) -> WeightedGraph:
-    _check_index("edge_index", index, 2)
+    graph = Graph(index, num_nodes, num_nodes, self_loops=num_nodes if loop_weight else 0)
     wide = accumulator(dtype)
+    if weight is None and loop_weight not in (0, 1):
+        weight = torch.ones(index.shape[1], dtype=wide, device=index.device)
     if weight is not None:
         weight = weight.to(wide)
-    elif loop_weight not in (0, 1):
-        weight = torch.ones(index.shape[1], dtype=wide, device=index.device)
-    if loop_weight != 0:
-        index, weight = _add_remaining_self_loops(index, weight, num_nodes, loop_weight)
-    graph = Graph(index, num_nodes, num_nodes)
+        if loop_weight:
+            weight = _with_loop_weights(weight, index, num_nodes, loop_weight)
     if weight is not None and graph.by_destination.edge_id is not None:
         weight = weight[graph.by_destination.edge_id]
     graph = graph.renumbered()
@@ -342,17 +375,12 @@ def _normalise(
     return WeightedGraph(graph, (normalised * scale[dst]).to(dtype))
 
 
-def _add_remaining_self_loops(
-    index: Tensor, weight: Tensor | None, num_nodes: int, loop_weight: float
-) -> tuple[Tensor, Tensor | None]:
-    """One self-loop for each node, behind all other edges; the last one's weight where it has some.
+def _with_loop_weights(weight: Tensor, index: Tensor, num_nodes: int, loop_weight: float) -> Tensor:
+    """Weights of the edges of :func:`_replace_self_loops`; the last loop of a node keeps its own.
 
     Raises:
-        IndexError: a self-loop that has a weight lies outside the nodes.
+        IndexError: a self-loop lies outside the nodes.
     """
-    with_loops = _replace_self_loops(index, num_nodes)
-    if weight is None:
-        return with_loops, None
     is_loop = index[0] == index[1]
     loops = index[0, is_loop]
     if loops.numel() > 0:
@@ -360,4 +388,4 @@ def _add_remaining_self_loops(
         _check_range(low, high, num_nodes, 0)
     loop_weights = weight.new_full((num_nodes,), loop_weight)
     loop_weights[loops] = weight[is_loop]
-    return with_loops, torch.cat([weight[~is_loop], loop_weights])
+    return torch.cat([weight[~is_loop], loop_weights])

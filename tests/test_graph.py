@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.utils import add_self_loops, remove_self_loops
 
 import fastgraph
 from fastgraph import Graph, ops, settings
@@ -34,6 +36,46 @@ def test_structures(case: Case) -> None:
     stable = dst.argsort(stable=True)
     edge = graph.by_destination.edge_id
     assert torch.equal(stable, torch.arange(src.numel()) if edge is None else edge.long())
+
+
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_self_loops_are_those_of_pyg(case: Case) -> None:
+    num_nodes = min(case.num_src, case.num_dst)
+    for number in {num_nodes, num_nodes // 2} - {0}:
+        edges, _ = remove_self_loops(case.edge_index)
+        edges, _ = add_self_loops(edges, num_nodes=number)
+        ours = Graph(case.edge_index, case.num_src, case.num_dst, self_loops=number)
+        expected = Graph(edges, case.num_src, case.num_dst)
+        assert ours.num_edges == expected.num_edges == edges.shape[1]
+        assert all(map(torch.equal, ours.edge_list(), edges.long()))
+        for transpose in (False, True):
+            rows, theirs = (g.grouped(transpose=transpose) for g in (ours, expected))
+            assert torch.equal(rows.ptr, theirs.ptr) and torch.equal(rows.col, theirs.col)
+
+
+def test_self_loops_outside_the_nodes_are_dropped_and_other_edges_refused() -> None:
+    edges = torch.tensor([[7, 0], [7, 1]])
+    assert Graph(edges, 3, 3, self_loops=3).num_edges == 4
+    with pytest.raises(IndexError, match="index 7 in row 0, expected 0 <= index < 3"):
+        Graph(torch.tensor([[8, 7], [8, 1]]), 3, 3, self_loops=3)
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "text"),
+    [
+        (-1, ValueError, "self_loops must be an integer >= 0, got -1"),
+        (1.5, TypeError, "self_loops must be an integer >= 0, got 1.5"),
+        (4, ValueError, "at most the number of nodes, and 0 with ptr, got 4 for 3 sources and 5"),
+    ],
+)
+def test_bad_numbers_of_self_loops(number: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        Graph(torch.tensor([[0], [1]]), 3, 5, self_loops=number)
+
+
+def test_a_compressed_matrix_gets_no_self_loops() -> None:
+    with pytest.raises(ValueError, match="0 with ptr, got 2"):
+        Graph(torch.tensor([0]), 2, 2, torch.tensor([0, 1, 1]), self_loops=2)
 
 
 def test_sorted_input_needs_no_edge_map() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fastgraph.backends import reference
 from fastgraph.backends.base import accumulator
 from fastgraph.backends.registry import REGISTRY
-from fastgraph.graph import Graph, with_self_loops
+from fastgraph.graph import Graph
 from fastgraph.ops.library import Gradient, define, needs_torch_operations
 from fastgraph.ops.topology import check_features, check_index, topology
 
@@ -116,9 +116,7 @@ def define_attention(
     ) -> tuple[Graph, torch.Size]:
         num_in, num_out, shape = check(index.shape[-1], *inputs)
         check_index(index, ptr, inputs[0])
-        if self_loops:
-            index = with_self_loops(index, self_loops)
-        return topology(index, ptr, num_in, num_out, transpose), shape
+        return topology(index, ptr, num_in, num_out, transpose, self_loops), shape
 
     def forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
         *inputs, index, ptr, seed, self_loops, transpose, option, dropout, weights = given

@@ -15,7 +15,12 @@ from fastgraph.graph import Graph, graph_of
 
 
 def topology(
-    index: Tensor, ptr: Tensor | None, num_in: int, num_out: int, transpose: bool
+    index: Tensor,
+    ptr: Tensor | None,
+    num_in: int,
+    num_out: int,
+    transpose: bool,
+    self_loops: int = 0,
 ) -> Graph:
     """The memoised graph with ``num_in`` gathered and ``num_out`` aggregating nodes.
 
@@ -26,7 +31,7 @@ def topology(
     if num_out < 0:
         raise ValueError(f"num_out must be an integer >= 0, got {num_out}")
     num_src, num_dst = (num_out, num_in) if transpose else (num_in, num_out)
-    return graph_of(index, ptr, num_src, num_dst)
+    return graph_of(index, ptr, num_src, num_dst, self_loops)
 
 
 def check_features(name: str, x: Tensor) -> None:

@@ -49,6 +49,34 @@ def build_csr(lib: Library, draw: Draw) -> Prepared:
     return call, check
 
 
+def build_csr_with_loops(lib: Library, draw: Draw) -> Prepared:
+    row, col, num_rows, num_cols = draw.edges()
+    dtype, num_loops = draw.index_dtype(), draw.number(0, min(num_rows, num_cols))
+    rowptr, index, edge_id = outputs(num_rows, row.numel() + num_loops)
+    call = {
+        "row": draw.indices(row, dtype),
+        "col": draw.indices(col, dtype),
+        "num_rows": num_rows,
+        "num_cols": num_cols,
+        "num_loops": num_loops,
+        "rowptr": rowptr,
+        "col_out": index,
+        "edge_id": edge_id,
+    }
+
+    def check(num_kept: Any) -> None:
+        kept, loops = row != col, torch.arange(num_loops)
+        assert num_kept == int(kept.sum())
+        all_rows, all_cols = torch.cat([row[kept], loops]), torch.cat([col[kept], loops])
+        order = all_rows.argsort(stable=True)
+        count = torch.bincount(all_rows, minlength=num_rows)
+        assert_equal(rowptr, torch.cat([torch.zeros(1, dtype=torch.int64), count.cumsum(0)]))
+        assert_equal(index[: order.numel()], all_cols[order])
+        assert_equal(edge_id[: order.numel()], order)
+
+    return call, check
+
+
 def built(lib: Library, draw: Draw) -> Graph:
     row, col, num_rows, num_cols = draw.edges()
     rowptr, index, edge_id = outputs(num_rows, row.numel())
@@ -434,6 +462,7 @@ def attention_backward_src(lib: Library, draw: Draw) -> Prepared:
 
 CALLS = (
     build_csr,
+    build_csr_with_loops,
     check_csr,
     transpose_csr,
     spmm,

@@ -116,6 +116,16 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
             "col_out": col.clone(),
             "edge_id": torch.empty_like(col),
         },
+        "build_csr_with_loops": {
+            "row": graph.row,
+            "col": graph.col,
+            "num_rows": graph.num_rows,
+            "num_cols": graph.num_cols,
+            "num_loops": 3,
+            "rowptr": rowptr.clone(),
+            "col_out": torch.empty(graph.num_edges + 3, dtype=torch.int32),
+            "edge_id": torch.empty(graph.num_edges + 3, dtype=torch.int32),
+        },
         "check_csr": {
             "ptr": rowptr,
             "index": col.long(),
@@ -169,6 +179,7 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
 
 FUNCTIONS = (
     "build_csr",
+    "build_csr_with_loops",
     "check_csr",
     "transpose_csr",
     "spmm",
@@ -195,7 +206,15 @@ LEADING_IN = {
     ("head_scores", "att"),
     ("head_scores_backward", "att"),
 }
-STRIDED = {("build_csr", "row"), ("build_csr", "col"), ("check_csr", "ptr"), ("check_csr", "index")}
+STRIDED = {
+    *(
+        (function, end)
+        for function in ("build_csr", "build_csr_with_loops")
+        for end in ("row", "col")
+    ),
+    ("check_csr", "ptr"),
+    ("check_csr", "index"),
+}
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -245,6 +264,14 @@ def test_float_indices_are_refused(best: Any) -> None:
     arguments["row"] = arguments["row"].float()
     with pytest.raises(TypeError, match="row must be int32 or int64, got float32"):
         best.build_csr(*arguments.values())
+
+
+def test_there_are_no_more_self_loops_than_nodes(best: Any) -> None:
+    arguments = valid_calls(best)["build_csr_with_loops"]
+    for number, message in ((-1, r"num_loops must be in \[0, 2\^31\)"), (10**6, "must not exceed")):
+        arguments["num_loops"] = number
+        with pytest.raises(ValueError, match=message):
+            best.build_csr_with_loops(*arguments.values())
 
 
 def test_row_pointers_must_span_the_entries(best: Any) -> None:

@@ -78,6 +78,24 @@ def test_build_names_an_index_out_of_range(lib: Any, which: int, bad: int, in_or
         compress(lib, edge_index[0], edge_index[1], 10, 10)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize(("rows", "edges"), [(50, 3000), (40_000, 170_000)])
+def test_build_replaces_loops(
+    lib: Any, rows: int, edges: int, threads: int, restore_threads: None
+) -> None:
+    torch.set_num_threads(threads)
+    row, col = torch.randint(0, rows, (2, edges))
+    row[:: edges // 20] = col[:: edges // 20]
+    kept, loops = row != col, torch.arange(rows)
+    rowptr = torch.empty(rows + 1, dtype=torch.int64)
+    index, edge_id = torch.empty(2, edges + rows, dtype=torch.int32)
+    num_kept = lib.build_csr_with_loops(row, col, rows, rows, rows, rowptr, index, edge_id)
+    assert num_kept == int(kept.sum()) < edges
+    row, col = torch.cat([row[kept], loops]), torch.cat([col[kept], loops])
+    size = num_kept + rows
+    assert_is_stable_sort(rowptr, index[:size], edge_id[:size], row, col, rows)
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_check_copies_a_valid_matrix(lib: Any, dtype: torch.dtype) -> None:
     ptr = torch.tensor([0, 2, 2, 5], dtype=dtype)

@@ -22,9 +22,9 @@ def sorted_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
     found: list[Graph] = []
     build = Graph.__init__
 
-    def recording(graph: Graph, *given: Any) -> None:
+    def recording(graph: Graph, *given: Any, **options: Any) -> None:
         found.append(graph)
-        build(graph, *given)
+        build(graph, *given, **options)
 
     monkeypatch.setattr(Graph, "__init__", recording)
     return found

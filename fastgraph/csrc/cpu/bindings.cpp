@@ -1,6 +1,8 @@
 // The functions that only the CPU has: those that build graphs, and those about threads.
 #include <tvm/ffi/function.h>
 
+#include <algorithm>
+
 #include "bindings/checks.h"
 #include "fastgraph/parallel.h"
 
@@ -21,6 +23,16 @@ MutableCsr checked_output(const Tensor& rowptr, const char* rowptr_name, const T
           num_entries};
 }
 
+// `row` and `col` are rows of one edge_index, whose row 0 comes first in memory.
+template <typename Index>
+void throw_bad_index(const BadIndex& bad, Indices<Index> row, Indices<Index> col,
+                     const MutableCsr& graph) {
+  const bool in_first = bad.in_row ? row.data <= col.data : col.data < row.data;
+  TVM_FFI_THROW(IndexError) << "edge_index holds index " << bad.value << " in row "
+                            << (in_first ? 0 : 1) << ", expected 0 <= index < "
+                            << (bad.in_row ? graph.num_rows : graph.num_cols);
+}
+
 bool bind_build_csr(Tensor row, Tensor col, int64_t num_rows, int64_t num_cols, Tensor rowptr,
                     Tensor col_out, Tensor edge_id) {
   check_ndim(row, 1, "row");
@@ -34,14 +46,33 @@ bool bind_build_csr(Tensor row, Tensor col, int64_t num_rows, int64_t num_cols, 
     const auto cols = checked_indices<Index>(col, num_edges, "col");
     BadIndex bad;
     const BuildResult result = build_csr(rows, cols, graph, bad);
-    if (result == BuildResult::kBadIndex) {
-      // Both arguments are rows of one edge_index, whose row 0 comes first in memory.
-      const bool in_first = bad.in_row ? rows.data <= cols.data : cols.data < rows.data;
-      TVM_FFI_THROW(IndexError) << "edge_index holds index " << bad.value << " in row "
-                                << (in_first ? 0 : 1) << ", expected 0 <= index < "
-                                << (bad.in_row ? num_rows : num_cols);
-    }
+    if (result == BuildResult::kBadIndex) throw_bad_index(bad, rows, cols, graph);
     return result == BuildResult::kSorted;
+  });
+}
+
+// The outputs have room for all edges and num_loops more; the number of edges that are kept.
+int64_t bind_build_csr_with_loops(Tensor row, Tensor col, int64_t num_rows, int64_t num_cols,
+                                  int64_t num_loops, Tensor rowptr, Tensor col_out,
+                                  Tensor edge_id) {
+  check_ndim(row, 1, "row");
+  checked_size(num_loops, "num_loops");
+  if (num_loops > std::min(num_rows, num_cols)) {
+    TVM_FFI_THROW(ValueError) << "num_loops must not exceed num_rows and num_cols (" << num_rows
+                              << " and " << num_cols << "), got " << num_loops;
+  }
+  const int64_t num_edges = row.size(0);
+  MutableCsr graph = checked_output(rowptr, "rowptr", col_out, "col_out", num_rows, num_cols,
+                                    num_edges + num_loops);
+  graph.edge_id = checked<int32_t>(edge_id, {num_edges + num_loops}, "edge_id");
+  return dispatch_indices(row, "row", [&](auto index) {
+    using Index = decltype(index);
+    const auto rows = checked_indices<Index>(row, num_edges, "row");
+    const auto cols = checked_indices<Index>(col, num_edges, "col");
+    BadIndex bad;
+    const int64_t num_kept = build_csr_with_loops(rows, cols, num_loops, graph, bad);
+    if (num_kept < 0) throw_bad_index(bad, rows, cols, graph);
+    return num_kept;
   });
 }
 
@@ -86,6 +117,7 @@ void bind_transpose_csr(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64
 }  // namespace fastgraph
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(build_csr, fastgraph::bind_build_csr);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(build_csr_with_loops, fastgraph::bind_build_csr_with_loops);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(check_csr, fastgraph::bind_check_csr);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(transpose_csr, fastgraph::bind_transpose_csr);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_serially, fastgraph::run_serially);

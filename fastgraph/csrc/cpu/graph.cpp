@@ -1,6 +1,7 @@
 // Making compressed rows of edges, checking and transposing them.
 #include <algorithm>
 #include <atomic>
+#include <numeric>
 #include <vector>
 
 #include "cpu/kernels.h"
@@ -31,22 +32,25 @@ class CountingSort {
         num_chunks_(std::clamp<int64_t>(2 * num_edges / (num_rows + 1), 1, max_threads())),
         counters_(scratch<int32_t>(num_chunks_ * num_rows)) {}
 
-  // Calls body(begin, end, counters of the chunk) for every chunk.
+  int64_t num_chunks() const { return num_chunks_; }
+
+  // Calls body(chunk, begin, end, counters of the chunk) for every chunk.
   template <typename Body>
   void for_each_chunk(const Body& body) const {
     for_each_task(num_chunks_, num_edges_, [&](int64_t chunk) {
-      body(num_edges_ * chunk / num_chunks_, num_edges_ * (chunk + 1) / num_chunks_,
+      body(chunk, num_edges_ * chunk / num_chunks_, num_edges_ * (chunk + 1) / num_chunks_,
            counters_.get() + chunk * num_rows_);
     });
   }
 
-  // Turns counts into the position of the first edge of each (row, chunk).
-  void scan(int64_t* rowptr) const {
+  // Turns counts into the position of the first edge of each (row, chunk), leaving room for one
+  // more behind the edges of each of the first num_longer rows.
+  void scan(int64_t* rowptr, int64_t num_longer = 0) const {
     const int64_t steps = num_steps(num_rows_);
     std::vector<int64_t> start(steps + 1, 0);
     const int64_t work = num_rows_ * num_chunks_;
     for_each_task(steps, work, [&](int64_t step) {
-      int64_t total = 0;
+      int64_t total = std::max<int64_t>(std::min(first(step + 1), num_longer) - first(step), 0);
       for (int64_t chunk = 0; chunk < num_chunks_; ++chunk) {
         const int32_t* counter = counters_.get() + chunk * num_rows_;
         for (int64_t row = first(step); row < first(step + 1); ++row) total += counter[row];
@@ -64,6 +68,7 @@ class CountingSort {
           counter = static_cast<int32_t>(position);
           position += count;
         }
+        position += row < num_longer;
       }
     });
     rowptr[num_rows_] = start[steps];
@@ -80,9 +85,10 @@ class CountingSort {
 
 // The first index out of range; only called when there is one.
 template <typename Index>
-BadIndex find_bad_index(Indices<Index> row, Indices<Index> col, int64_t num_rows,
-                        int64_t num_cols) {
+BadIndex find_bad_index(Indices<Index> row, Indices<Index> col, int64_t num_rows, int64_t num_cols,
+                        bool skips_loops = false) {
   for (int64_t i = 0; i < row.size; ++i) {
+    if (skips_loops && row[i] == col[i]) continue;
     if (!in_range(row[i], num_rows)) return {row[i], true};
     if (!in_range(col[i], num_cols)) return {col[i], false};
   }
@@ -135,7 +141,7 @@ BuildResult build_csr(Indices<Index> row, Indices<Index> col, MutableCsr graph, 
   }
   const CountingSort sort(row.size, graph.num_rows);
   std::atomic<bool> valid{true};
-  sort.for_each_chunk([&](int64_t begin, int64_t end, int32_t* counter) {
+  sort.for_each_chunk([&](int64_t, int64_t begin, int64_t end, int32_t* counter) {
     std::fill_n(counter, graph.num_rows, 0);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t r = row[i];
@@ -151,7 +157,7 @@ BuildResult build_csr(Indices<Index> row, Indices<Index> col, MutableCsr graph, 
     return BuildResult::kBadIndex;
   }
   sort.scan(graph.rowptr);
-  sort.for_each_chunk([&](int64_t begin, int64_t end, int32_t* next) {
+  sort.for_each_chunk([&](int64_t, int64_t begin, int64_t end, int32_t* next) {
     for (int64_t i = begin; i < end; ++i) {
       const int32_t position = next[row[i]]++;
       graph.col[position] = static_cast<int32_t>(col[i]);
@@ -159,6 +165,51 @@ BuildResult build_csr(Indices<Index> row, Indices<Index> col, MutableCsr graph, 
     }
   });
   return BuildResult::kPermuted;
+}
+
+template <typename Index>
+int64_t build_csr_with_loops(Indices<Index> row, Indices<Index> col, int64_t num_loops,
+                             MutableCsr graph, BadIndex& bad) {
+  const CountingSort sort(row.size, graph.num_rows);
+  std::vector<int64_t> first_id(sort.num_chunks() + 1, 0);  // of the edges that each chunk keeps
+  std::atomic<bool> valid{true};
+  sort.for_each_chunk([&](int64_t chunk, int64_t begin, int64_t end, int32_t* counter) {
+    std::fill_n(counter, graph.num_rows, 0);
+    int64_t kept = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t r = row[i], c = col[i];
+      if (r == c) continue;
+      if (!in_range(r, graph.num_rows) || !in_range(c, graph.num_cols)) {
+        valid.store(false, std::memory_order_relaxed);
+        return;
+      }
+      ++counter[r];
+      ++kept;
+    }
+    first_id[chunk + 1] = kept;
+  });
+  if (!valid.load()) {
+    bad = find_bad_index(row, col, graph.num_rows, graph.num_cols, true);
+    return -1;
+  }
+  std::partial_sum(first_id.begin(), first_id.end(), first_id.begin());
+  sort.scan(graph.rowptr, num_loops);
+  sort.for_each_chunk([&](int64_t chunk, int64_t begin, int64_t end, int32_t* next) {
+    auto id = static_cast<int32_t>(first_id[chunk]);
+    for (int64_t i = begin; i < end; ++i) {
+      if (row[i] == col[i]) continue;
+      const int32_t position = next[row[i]]++;
+      graph.col[position] = static_cast<int32_t>(col[i]);
+      graph.edge_id[position] = id++;
+    }
+  });
+  const int64_t num_kept = first_id.back();
+  for (int64_t node = 0; node < num_loops; ++node) {
+    const int64_t position = graph.rowptr[node + 1] - 1;
+    graph.col[position] = static_cast<int32_t>(node);
+    graph.edge_id[position] = static_cast<int32_t>(num_kept + node);
+  }
+  return num_kept;
 }
 
 template <typename Index>
@@ -192,12 +243,12 @@ CsrDefect check_csr(Indices<Index> ptr, Indices<Index> index, MutableCsr graph) 
 
 void transpose_csr(const Csr& graph, MutableCsr transpose) {
   const CountingSort sort(graph.num_entries, graph.num_cols);
-  sort.for_each_chunk([&](int64_t begin, int64_t end, int32_t* counter) {
+  sort.for_each_chunk([&](int64_t, int64_t begin, int64_t end, int32_t* counter) {
     std::fill_n(counter, graph.num_cols, 0);
     for (int64_t e = begin; e < end; ++e) ++counter[graph.col[e]];
   });
   sort.scan(transpose.rowptr);
-  sort.for_each_chunk([&](int64_t begin, int64_t end, int32_t* next) {
+  sort.for_each_chunk([&](int64_t, int64_t begin, int64_t end, int32_t* next) {
     const int64_t* rowptr = graph.rowptr;
     int64_t row = std::upper_bound(rowptr, rowptr + graph.num_rows + 1, begin) - rowptr - 1;
     for (int64_t e = begin; e < end; ++e) {
@@ -211,6 +262,10 @@ void transpose_csr(const Csr& graph, MutableCsr transpose) {
 
 template BuildResult build_csr(Indices<int32_t>, Indices<int32_t>, MutableCsr, BadIndex&);
 template BuildResult build_csr(Indices<int64_t>, Indices<int64_t>, MutableCsr, BadIndex&);
+template int64_t build_csr_with_loops(Indices<int32_t>, Indices<int32_t>, int64_t, MutableCsr,
+                                      BadIndex&);
+template int64_t build_csr_with_loops(Indices<int64_t>, Indices<int64_t>, int64_t, MutableCsr,
+                                      BadIndex&);
 template CsrDefect check_csr(Indices<int32_t>, Indices<int32_t>, MutableCsr);
 template CsrDefect check_csr(Indices<int64_t>, Indices<int64_t>, MutableCsr);
 

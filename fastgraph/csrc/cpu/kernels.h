@@ -22,6 +22,13 @@ enum class BuildResult { kSorted, kPermuted, kBadIndex };
 template <typename Index>
 BuildResult build_csr(Indices<Index> row, Indices<Index> col, MutableCsr graph, BadIndex& bad);
 
+// The same with the edges that lead from a node to itself, within the matrix or not, replaced by
+// one for each of the first num_loops nodes. graph.edge_id counts the edges that are kept, in their
+// order, and then the new ones. The number of edges kept; -1 for an index out of range.
+template <typename Index>
+int64_t build_csr_with_loops(Indices<Index> row, Indices<Index> col, int64_t num_loops,
+                             MutableCsr graph, BadIndex& bad);
+
 // A defect of a compressed matrix that a user made; position is -1 if there is none.
 struct CsrDefect {
   enum Kind { kNone, kFirst, kLast, kDecreasing, kIndex } kind = kNone;
