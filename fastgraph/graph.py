@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fastgraph import native
-from fastgraph.backends.base import accumulator
 from fastgraph.memo import MEMO, remembered, tensor_key
 
 MAX_INDEX = 2**31 - 1
@@ -193,8 +192,8 @@ def _compress(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Csr:
     # All that the host must know, in one transfer.
     numbers = [*torch.aminmax(row), *torch.aminmax(col), _longest(ptr), (row.diff() >= 0).all()]
     low_row, high_row, low_col, high_col, longest, is_sorted = _to_host(numbers)
-    _check_range(low_col, high_col, num_cols, 0)
-    _check_range(low_row, high_row, num_rows, 1)
+    check_range(low_col, high_col, num_cols, 0)
+    check_range(low_row, high_row, num_rows, 1)
     if is_sorted:
         return Csr(ptr, col.int(), None, longest)
     return Csr(ptr, col[order].int(), order.int(), longest)
@@ -241,7 +240,12 @@ def _check_csr(ptr: Tensor, index: Tensor, num_rows: int, num_cols: int) -> Csr:
     return Csr(out_ptr.copy_(ptr), out_index.copy_(index), None, longest)
 
 
-def _check_range(low: int, high: int, size: int, row: int) -> None:
+def check_range(low: int, high: int, size: int, row: int) -> None:
+    """The smallest and the largest index in a row of ``edge_index`` are those of nodes.
+
+    Raises:
+        IndexError: one of them is not.
+    """
     if low < 0 or high >= size:
         raise IndexError(
             f"edge_index holds index {low if low < 0 else high} in row {row}, "
@@ -307,85 +311,3 @@ def with_self_loops(index: Tensor, num_nodes: int) -> Tensor:
 def _replace_self_loops(index: Tensor, num_nodes: int) -> Tensor:
     loops = torch.arange(num_nodes, dtype=index.dtype, device=index.device)
     return torch.cat([index[:, index[0] != index[1]], loops.expand(2, num_nodes)], dim=1)
-
-
-class WeightedGraph(NamedTuple):
-    """A graph and one weight for each of its edges, ``[E]``."""
-
-    graph: Graph
-    weight: Tensor
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of both."""
-        return self.graph.nbytes + self.weight.nbytes
-
-
-def normalised_graph_of(
-    index: Tensor,
-    weight: Tensor | None,
-    num_nodes: int,
-    loop_weight: float,
-    transpose: bool,
-    dtype: torch.dtype,
-) -> WeightedGraph:
-    """The graph of GCN with its weights, made on first sight; see :func:`fastgraph.ops.gcn`.
-
-    Its edges are numbered as they are sorted. Everything is computed in the accumulating dtype, and
-    the weights rounded to ``dtype``.
-
-    Raises:
-        IndexError: ``index`` points outside the nodes.
-        ValueError: wrong shape or dtype of ``index``.
-    """
-    return remembered(
-        "normalised", _normalise, index, weight, num_nodes, loop_weight, transpose, dtype
-    )
-
-
-def _normalise(
-    index: Tensor,
-    weight: Tensor | None,
-    num_nodes: int,
-    loop_weight: float,
-    transpose: bool,
-    dtype: torch.dtype,
-) -> WeightedGraph:
-    graph = Graph(index, num_nodes, num_nodes, self_loops=num_nodes if loop_weight else 0)
-    wide = accumulator(dtype)
-    if weight is None and loop_weight not in (0, 1):
-        weight = torch.ones(index.shape[1], dtype=wide, device=index.device)
-    if weight is not None:
-        weight = weight.to(wide)
-        if loop_weight:
-            weight = _with_loop_weights(weight, index, num_nodes, loop_weight)
-    if weight is not None and graph.by_destination.edge_id is not None:
-        weight = weight[graph.by_destination.edge_id]
-    graph = graph.renumbered()
-    rows = graph.grouped(transpose=transpose)
-    if weight is None:
-        degree = rows.ptr.diff().to(wide)
-    else:  # in one order, unlike a scatter on a GPU
-        values = weight if rows.edge_id is None else weight[rows.edge_id]
-        degree = torch.segment_reduce(values, "sum", offsets=rows.ptr, initial=0, unsafe=True)
-    scale = degree.pow_(-0.5)
-    scale.masked_fill_(scale == torch.inf, 0)
-    src, dst = graph.edge_list()
-    normalised = scale[src] if weight is None else scale[src] * weight
-    return WeightedGraph(graph, (normalised * scale[dst]).to(dtype))
-
-
-def _with_loop_weights(weight: Tensor, index: Tensor, num_nodes: int, loop_weight: float) -> Tensor:
-    """Weights of the edges of :func:`_replace_self_loops`; the last loop of a node keeps its own.
-
-    Raises:
-        IndexError: a self-loop lies outside the nodes.
-    """
-    is_loop = index[0] == index[1]
-    loops = index[0, is_loop]
-    if loops.numel() > 0:
-        low, high = _to_host([*torch.aminmax(loops)])
-        _check_range(low, high, num_nodes, 0)
-    loop_weights = weight.new_full((num_nodes,), loop_weight)
-    loop_weights[loops] = weight[is_loop]
-    return torch.cat([weight[~is_loop], loop_weights])

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fastgraph.backends.registry import REGISTRY
-from fastgraph.graph import normalised_graph_of
+from fastgraph.normalisation import normalised_graph_of
 from fastgraph.ops.library import Gradient, define
 from fastgraph.ops.topology import check_operands, flatten, unflatten
 

@@ -11,7 +11,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 import fastgraph
 from fastgraph import ops
-from fastgraph.graph import normalised_graph_of
+from fastgraph.normalisation import normalised_graph_of
 from tests.graphs import Case, hub_edges, random_edges, square_cases
 
 EDGES = random_edges(12, 12, 40)
