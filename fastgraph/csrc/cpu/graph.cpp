@@ -204,11 +204,13 @@ int64_t build_csr_with_loops(Indices<Index> row, Indices<Index> col, int64_t num
     }
   });
   const int64_t num_kept = first_id.back();
-  for (int64_t node = 0; node < num_loops; ++node) {
-    const int64_t position = graph.rowptr[node + 1] - 1;
-    graph.col[position] = static_cast<int32_t>(node);
-    graph.edge_id[position] = static_cast<int32_t>(num_kept + node);
-  }
+  for_each_task(num_steps(num_loops), num_loops, [&](int64_t step) {
+    for (int64_t node = step * kStep; node < std::min((step + 1) * kStep, num_loops); ++node) {
+      const int64_t position = graph.rowptr[node + 1] - 1;
+      graph.col[position] = static_cast<int32_t>(node);
+      graph.edge_id[position] = static_cast<int32_t>(num_kept + node);
+    }
+  });
   return num_kept;
 }
 
