@@ -3,10 +3,14 @@
 A key names the tensor's storage, view and version counter, so an in-place edit misses. A weak
 reference to the storage is kept beside the value: while it is held the storage's address cannot be
 reused, so a new tensor is never mistaken for a freed one.
+
+Compiled code writes to memory without counting versions, and puts one intermediate tensor where
+another was. So what was first seen there is compared with a copy.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -39,11 +43,33 @@ def is_recording() -> bool:
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
+class _Calls(threading.local):
+    from_compiled_code = False
+
+
+_CALLS = _Calls()
+
+
+def called_from_compiled_code(implementation: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator's implementation, for calls in which versions of tensors may not tell all."""
+
+    @functools.wraps(implementation)
+    def call(*arguments: Any) -> Any:
+        before, _CALLS.from_compiled_code = _CALLS.from_compiled_code, True
+        try:
+            return implementation(*arguments)
+        finally:
+            _CALLS.from_compiled_code = before
+
+    return call
+
+
 class _Entry(NamedTuple):
     value: Any
     nbytes: int
     storages: tuple[StorageWeakRef, ...]
     checksum: tuple[int, ...] | None
+    copies: tuple[Tensor, ...] | None
 
 
 class Memo:
@@ -69,6 +95,8 @@ class Memo:
                 "a tensor of a graph was changed without torch noticing (through numpy or .data); "
                 "call fastgraph.clear_cache() after such an edit"
             )
+        if entry.copies is not None and not _are_equal(tensors, entry.copies):
+            return None
         with self._lock:
             if key in self._entries:  # another thread may have evicted it since
                 self._entries.move_to_end(key)
@@ -81,7 +109,11 @@ class Memo:
         """
         storages = tuple(StorageWeakRef(t.untyped_storage()) for t in tensors if t is not None)
         checksum = _checksum(tensors) if settings.current().check_cache else None
-        entry = _Entry(value, value.nbytes, storages, checksum)
+        nbytes, copies = value.nbytes, None
+        if _CALLS.from_compiled_code:
+            copies = tuple(t.detach().clone() for t in tensors if t is not None)
+            nbytes += sum(t.nbytes for t in copies)
+        entry = _Entry(value, nbytes, storages, checksum, copies)
         with self._lock:
             self._remove(key)
             self._entries[key] = entry
@@ -126,6 +158,14 @@ class Memo:
         with self._lock:
             self._entries.clear()
             self._nbytes = 0
+
+
+def _are_equal(tensors: Iterable[Tensor | None], copies: Iterable[Tensor]) -> bool:
+    """Whether tensors hold what their copies do; while a CUDA graph is captured nobody can ask."""
+    present = [t for t in tensors if t is not None]
+    if any(t.is_cuda for t in present) and torch.cuda.is_current_stream_capturing():
+        return True
+    return all(map(torch.equal, present, copies))
 
 
 def _checksum(tensors: Iterable[Tensor | None]) -> tuple[int, ...]:

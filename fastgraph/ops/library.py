@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from fastgraph.memo import called_from_compiled_code
+
 LIBRARY = torch.library.Library("fastgraph", "DEF")
 
 _TAGS = (
@@ -50,7 +52,7 @@ def define(
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=_TAGS)
-    LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
+    LIBRARY.impl(name, called_from_compiled_code(implementation), "CompositeExplicitAutograd")
     torch.library.register_fake(f"fastgraph::{name}", fake, lib=LIBRARY)
     operator = getattr(torch.ops.fastgraph, name).default
     autograd = None if gradient is None else _define_gradient(operator, implementation, gradient)

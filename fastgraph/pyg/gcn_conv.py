@@ -1,7 +1,8 @@
-"""The route of ``GCNConv``: one operator normalises and aggregates; the bias is added in place.
+"""The route of ``GCNConv``: its bias is added to the aggregation in place.
 
-Where a layer keeps its normalisation, or has to differentiate it, that is upstream's, and the
-aggregation takes the route of ``propagate``.
+Everything else is upstream's ``forward``; the aggregation takes the route of ``propagate``.
+Compiled layers normalise and aggregate with one operator, because a compiler cannot see that a
+normalisation is the same at every step.
 """
 
 from __future__ import annotations
@@ -31,38 +32,46 @@ def _forward(
 ) -> Tensor | None:
     if not isinstance(x, Tensor) or not isinstance(edge_index, Tensor):
         return None
-    dtype = x.dtype
-    x = project(module.lin, x)
-    found = None
-    # Under autocast weights of the dtype before the projection are wider than what they multiply.
-    promoted = torch.promote_types(x.dtype, dtype) == dtype
-    if promoted and _is_constant(module, edge_index, edge_weight, dtype):
-        operator = functools.partial(ops.gcn, loop_weight=_loop_weight(module, edge_weight))
-        found = aggregate_by(operator, module, edge_index, x=x.to(dtype), edge_weight=edge_weight)
+    projected = found = None
+    if _takes_operator(module, x, edge_index, edge_weight):
+        projected = project(module.lin, x)
+        # Under autocast, weights of the dtype before it are wider than what they multiply.
+        if torch.promote_types(projected.dtype, x.dtype) == x.dtype:
+            operator = functools.partial(ops.gcn, loop_weight=_loop_weight(module, edge_weight))
+            features = projected.to(x.dtype)
+            found = aggregate_by(operator, module, edge_index, x=features, edge_weight=edge_weight)
     if found is None:
         if module.normalize:
-            edge_index, edge_weight = _normalised(module, x, dtype, edge_index, edge_weight)
-        found = aggregate(module, edge_index, x=x, edge_weight=edge_weight)
+            edge_index, edge_weight = _normalised(module, x, edge_index, edge_weight)
+        projected = project(module.lin, x) if projected is None else projected
+        found = aggregate(module, edge_index, x=projected, edge_weight=edge_weight)
     out, owned = found
     if module.bias is None:
         return out
     return add_to(out, module.bias) if owned else out + module.bias
 
 
-def _is_constant(
-    module: GCNConv, edge_index: Tensor, edge_weight: Tensor | None, dtype: torch.dtype
+def _takes_operator(
+    module: GCNConv, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None
 ) -> bool:
-    """Whether upstream would compute the same normalisation at every call, in this dtype."""
-    if not module.normalize or module.cached or type(edge_index) is not Tensor:
+    """Whether a compiler would normalise the graph at every step, always with the same result.
+
+    Otherwise what `gcn_norm` returns is remembered, or has to be differentiated.
+    """
+    if not torch.compiler.is_compiling() or not module.normalize or not gcn_norm.IS_PYGS:
         return False
-    if edge_index.layout != torch.strided or gcn_conv.gcn_norm is not gcn_norm.UPSTREAM:
+    if module._cached_edge_index is not None or module.cached:
+        return False
+    if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
+        return False
+    if module.node_dim not in (-2, x.dim() - 2) or gcn_conv.gcn_norm is not gcn_norm.UPSTREAM:
         return False
     if edge_weight is None:
         return True
     return (
         isinstance(edge_weight, Tensor)
         and edge_weight.dim() == 1
-        and edge_weight.dtype == dtype
+        and edge_weight.dtype == x.dtype
         and not edge_weight.requires_grad
     )
 
@@ -73,14 +82,7 @@ def _loop_weight(module: GCNConv, edge_weight: Tensor | None) -> float:
     return 2.0 if module.improved and edge_weight is not None else 1.0  # as upstream does
 
 
-def _normalised(
-    module: GCNConv,
-    x: Tensor,
-    dtype: torch.dtype,
-    edge_index: Tensor,
-    edge_weight: Tensor | None,
-) -> Any:
-    """What upstream's ``forward`` propagates along, for features that had this dtype."""
+def _normalised(module: GCNConv, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None) -> Any:
     cached = module._cached_edge_index
     if cached is None:
         normalise = gcn_conv.gcn_norm  # which a user may have replaced
@@ -93,7 +95,7 @@ def _normalised(
             module.improved,
             module.add_self_loops,
             module.flow,
-            dtype,
+            x.dtype,
         )
         if module.cached:
             module._cached_edge_index = cached

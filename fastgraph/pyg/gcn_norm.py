@@ -10,6 +10,7 @@ Only layers get what is remembered: users who call ``gcn_norm`` may change what 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from typing import Any, NamedTuple
 
@@ -24,6 +25,9 @@ from fastgraph.routing.patching import Patches
 from fastgraph.routing.state import SWITCH
 
 UPSTREAM = gcn_conv.gcn_norm
+
+IS_PYGS = inspect.isfunction(UPSTREAM) and UPSTREAM.__code__.co_filename == gcn_conv.__file__
+"""Whether nobody had replaced it before this module was imported."""
 
 _CALLERS = object()
 """Stands for the caller's own ``edge_index``, which a remembered result must not keep alive."""

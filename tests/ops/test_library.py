@@ -11,7 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch_geometric.nn import GCNConv
 
+import fastgraph
 from fastgraph import ops
 from tests.graphs import random_edges
 
@@ -199,3 +201,50 @@ def test_the_tangent_of_a_gradient() -> None:
             (found,) = torch.autograd.grad(out, x, dual, retain_graph=True)
             found = forward_ad.unpack_dual(found).tangent
         torch.testing.assert_close(found, expected, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize(
+    ("name", "edited"), [("spmm", "index"), ("gat", "index"), ("gcn", "index"), ("gcn", "weight")]
+)
+def test_compiled_code_may_write_without_counting(name: str, edited: str) -> None:
+    x, index, weight = features(), EDGES.clone(), torch.rand(EDGES.shape[1])
+    scores = torch.randn(6, 1)
+
+    def call() -> Tensor:  # as compiled code does
+        if name == "spmm":
+            arguments: tuple[Any, ...] = (x, index, None, weight, 6, "sum", False)
+        elif name == "gcn":
+            arguments = (x, index, weight, 1.0, False, False)
+        else:
+            options = (None, None, 6, False, 0.2, 0.0, False)
+            arguments = (x.unsqueeze(1), scores, scores, None, index, *options)
+        out = getattr(torch.ops.fastgraph, name).default(*arguments)
+        return out if isinstance(out, Tensor) else out[0]
+
+    call()
+    version = index._version, weight._version
+    if edited == "index":
+        index.numpy()[0] = EDGES.flip(1)[0].numpy()
+    else:
+        weight.numpy()[:] *= 3
+    assert version == (index._version, weight._version)
+    again = call()
+    fastgraph.clear_cache()
+    assert torch.equal(again, call())
+
+
+@pytest.mark.parametrize("changing", ["edges", "weight"])
+def test_compiled_code_may_put_one_graph_where_another_was(changing: str) -> None:
+    first, second = GCNConv(5, 5), GCNConv(5, 5)
+
+    def step(x: Tensor, edges: Tensor, weight: Tensor) -> Tensor:
+        if changing == "weight":
+            out = first(x, edges, weight.sigmoid())
+            return second(x, edges, weight.square() + out[0, 0].abs())
+        out = first(x, (edges + 1) % 6)
+        return second(x, (edges * 3 + (out[0, 0] > 0)) % 6)
+
+    x, weight = features(), torch.rand(EDGES.shape[1])
+    with torch.no_grad(), fastgraph.enabled(min_edges=0):
+        expected = step(x, EDGES, weight)
+        torch.testing.assert_close(torch.compile(step)(x, EDGES, weight), expected)

@@ -56,6 +56,32 @@ def test_compiled_layers_normalise_and_sort_a_graph_once(
     assert len(sorted_graphs) == 1
 
 
+def _with_leftover_cache() -> GCNConv:
+    conv = GCNConv(4, 2, cached=True)
+    conv(torch.randn(10, 4), EDGES.flip(0))
+    conv.cached = False
+    return conv
+
+
+@pytest.mark.parametrize(
+    ("conv", "shape"),
+    [
+        (_with_leftover_cache(), (10, 4)),
+        (GCNConv(4, 2, node_dim=0), (4, 1, 4)),
+        (GCNConv(4, 2, node_dim=-2), (3, 10, 4)),
+        (GCNConv(4, 2, aggr="max"), (10, 4)),
+        (GCNConv(4, 2, flow="target_to_source"), (10, 4)),
+        (GCNConv(4, 2, add_self_loops=False), (10, 4)),
+    ],
+)
+def test_compiled_layers_are_upstreams(conv: GCNConv, shape: tuple[int, ...]) -> None:
+    x, edges = torch.randn(shape), EDGES % shape[conv.node_dim]
+    expected = conv(x, edges)
+    with fastgraph.enabled():
+        compiled = torch.compile(conv, backend="aot_eager")
+        torch.testing.assert_close(compiled(x, edges), expected)
+
+
 def test_what_layers_share_is_computed_again_once_it_was_edited() -> None:
     from torch_geometric.nn.conv import sg_conv
 
