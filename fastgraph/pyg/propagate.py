@@ -149,8 +149,9 @@ def aggregate_by(
 ) -> tuple[Tensor, bool] | None:
     """:func:`aggregate` by an operator that does more than the sum that ``propagate`` asks for.
 
-    ``operator`` takes ``(x, index, weight, transpose=...)``. ``None`` if ``propagate`` asks for
-    something else or would be left to upstream, which is not counted.
+    ``operator`` takes ``(x, index, weight, transpose=...)``: the graph must be a plain
+    ``edge_index`` among one set of nodes. ``None`` if ``propagate`` asks for something else than a
+    sum or would be left to upstream, which is not counted.
     """
     if _generated_propagate(module) is None:
         return None
@@ -198,7 +199,7 @@ def _refuse(module: MessagePassing, reason: str) -> None:
 
 
 def run(plan: Plan, operator: Callable[..., Tensor] | None = None) -> Tensor:
-    """Compute a planned aggregation, by another operator if one is given."""
+    """Compute a planned aggregation, by another operator if one is given (:func:`aggregate_by`)."""
     x = plan.x if plan.node_dim == 0 else plan.x.movedim(plan.node_dim, 0)
     graph = plan.topology
     if operator is None:
