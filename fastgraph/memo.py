@@ -5,7 +5,7 @@ reference to the storage is kept beside the value: while it is held the storage'
 reused, so a new tensor is never mistaken for a freed one.
 
 Compiled code writes to memory without counting versions, and puts one intermediate tensor where
-another was. So what was first seen there is compared with a copy.
+another was. So what it looks up is compared with a copy.
 """
 
 from __future__ import annotations
@@ -88,15 +88,16 @@ class Memo:
             RuntimeError: with ``FASTGRAPH_CHECK_CACHE=1``, a tensor was edited behind torch's back.
         """
         entry = self._entries.get(key)
-        if entry is None:
+        if entry is None or (entry.copies is None and _CALLS.from_compiled_code):
             return None
-        if entry.checksum is not None and entry.checksum != _checksum(tensors):
+        if entry.copies is not None:
+            if not _are_equal(tensors, entry.copies):
+                return None
+        elif entry.checksum is not None and entry.checksum != _checksum(tensors):
             raise RuntimeError(
                 "a tensor of a graph was changed without torch noticing (through numpy or .data); "
                 "call fastgraph.clear_cache() after such an edit"
             )
-        if entry.copies is not None and not _are_equal(tensors, entry.copies):
-            return None
         with self._lock:
             if key in self._entries:  # another thread may have evicted it since
                 self._entries.move_to_end(key)

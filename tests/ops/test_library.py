@@ -206,7 +206,10 @@ def test_the_tangent_of_a_gradient() -> None:
 @pytest.mark.parametrize(
     ("name", "edited"), [("spmm", "index"), ("gat", "index"), ("gcn", "index"), ("gcn", "weight")]
 )
-def test_compiled_code_may_write_without_counting(name: str, edited: str) -> None:
+@pytest.mark.parametrize("eager_first", [False, True])
+def test_compiled_code_may_write_without_counting(
+    name: str, edited: str, eager_first: bool
+) -> None:
     x, index, weight = features(), EDGES.clone(), torch.rand(EDGES.shape[1])
     scores = torch.randn(6, 1)
 
@@ -221,6 +224,10 @@ def test_compiled_code_may_write_without_counting(name: str, edited: str) -> Non
         out = getattr(torch.ops.fastgraph, name).default(*arguments)
         return out if isinstance(out, Tensor) else out[0]
 
+    if eager_first:
+        ops.spmm(x, index)
+        ops.gcn(x, index, weight)
+        ops.gat(x.unsqueeze(1), scores, scores, index, self_loops=6)
     call()
     version = index._version, weight._version
     if edited == "index":
