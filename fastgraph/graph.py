@@ -83,10 +83,11 @@ class Graph:
                 f"self_loops must be at most the number of nodes, and 0 with ptr, got {self_loops} "
                 f"for {num_src} sources and {num_dst} destinations"
             )
-        if max(num_src, num_dst, index.shape[-1] + self_loops) > MAX_INDEX:
+        most_edges = index.shape[-1] + self_loops
+        if max(num_src, num_dst, most_edges) > MAX_INDEX:
             raise ValueError(
                 f"fastgraph supports at most {MAX_INDEX} nodes and edges, got {num_src} sources, "
-                f"{num_dst} destinations and {index.shape[-1]} edges"
+                f"{num_dst} destinations and {most_edges} edges"
             )
         self.num_src = num_src
         self.num_dst = num_dst

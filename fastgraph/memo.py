@@ -109,11 +109,12 @@ class Memo:
         The value must not hold the tensors themselves, which would keep them alive.
         """
         storages = tuple(StorageWeakRef(t.untyped_storage()) for t in tensors if t is not None)
-        checksum = _checksum(tensors) if settings.current().check_cache else None
-        nbytes, copies = value.nbytes, None
+        nbytes, checksum, copies = value.nbytes, None, None
         if _CALLS.from_compiled_code:
             copies = tuple(t.detach().clone() for t in tensors if t is not None)
             nbytes += sum(t.nbytes for t in copies)
+        elif settings.current().check_cache:
+            checksum = _checksum(tensors)
         entry = _Entry(value, nbytes, storages, checksum, copies)
         with self._lock:
             self._remove(key)

@@ -202,16 +202,23 @@ def run(plan: Plan, operator: Callable[..., Tensor] | None = None) -> Tensor:
     """Compute a planned aggregation, by another operator if one is given (:func:`aggregate_by`)."""
     x = plan.x if plan.node_dim == 0 else plan.x.movedim(plan.node_dim, 0)
     graph = plan.topology
-    if operator is None:
-        reduction: Callable[..., Tensor] = (
+    if operator is not None:
+        out = operator(x, graph.index, plan.weight, transpose=graph.transpose)
+    else:
+        reduction = (
             ops.spmm
             if plan.reduce in SUMS
             else functools.partial(ops.segment_reduce, ties=plan.ties)
         )
-        operator = functools.partial(
-            reduction, ptr=graph.ptr, num_out=plan.num_out, reduce=plan.reduce
+        out = reduction(
+            x,
+            graph.index,
+            plan.weight,
+            ptr=graph.ptr,
+            num_out=plan.num_out,
+            reduce=plan.reduce,
+            transpose=graph.transpose,
         )
-    out = operator(x, graph.index, plan.weight, transpose=graph.transpose)
     # Users call `view` on upstream's result, which is contiguous.
     return out if plan.node_dim == 0 else out.movedim(0, plan.node_dim).contiguous()
 
