@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fastgraph.backends.base import accumulator
 from fastgraph.graph import Graph, check_range
-from fastgraph.memo import remembered
 
 
 class WeightedGraph(NamedTuple):
@@ -24,7 +23,7 @@ class WeightedGraph(NamedTuple):
         return self.graph.nbytes + self.weight.nbytes
 
 
-def normalised_graph_of(
+def normalised_graph(
     index: Tensor,
     weight: Tensor | None,
     num_nodes: int,
@@ -32,7 +31,7 @@ def normalised_graph_of(
     transpose: bool,
     dtype: torch.dtype,
 ) -> WeightedGraph:
-    """The graph of GCN with its weights, made on first sight; see :func:`fastgraph.ops.gcn`.
+    """The graph of GCN with its weights; arguments as for :func:`fastgraph.ops.gcn`.
 
     Its edges are numbered as they are sorted. Everything is computed in the accumulating dtype, and
     the weights rounded to ``dtype``.
@@ -41,19 +40,6 @@ def normalised_graph_of(
         IndexError: ``index`` points outside the nodes.
         ValueError: wrong shape or dtype of ``index``.
     """
-    return remembered(
-        "normalised", _normalise, index, weight, num_nodes, loop_weight, transpose, dtype
-    )
-
-
-def _normalise(
-    index: Tensor,
-    weight: Tensor | None,
-    num_nodes: int,
-    loop_weight: float,
-    transpose: bool,
-    dtype: torch.dtype,
-) -> WeightedGraph:
     graph = Graph(index, num_nodes, num_nodes, self_loops=num_nodes if loop_weight else 0)
     wide = accumulator(dtype)
     if weight is None and loop_weight not in (0, 1):

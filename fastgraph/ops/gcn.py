@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from fastgraph.backends.registry import REGISTRY
-from fastgraph.normalisation import normalised_graph_of
+from fastgraph.memo import remembered
+from fastgraph.normalisation import normalised_graph
 from fastgraph.ops.library import Gradient, define
 from fastgraph.ops.topology import check_operands, flatten, unflatten
 
@@ -59,7 +60,8 @@ def _gcn(
     adjoint: bool,
 ) -> Tensor:
     check_operands(x, index, None, weight)
-    graph, weight = normalised_graph_of(index, weight, x.shape[0], loop_weight, transpose, x.dtype)
+    options = (x.shape[0], loop_weight, transpose, x.dtype)
+    graph, weight = remembered("normalised", normalised_graph, index, weight, *options)
     kernel = REGISTRY.kernel("spmm", x.device.type, x.dtype)
     out: Tensor = kernel(graph, flatten(x), weight, "sum", transpose is not adjoint)
     return unflatten(out, *x.shape)

@@ -11,7 +11,8 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 import fastgraph
 from fastgraph import ops
-from fastgraph.normalisation import normalised_graph_of
+from fastgraph.memo import MEMO, remembered
+from fastgraph.normalisation import normalised_graph
 from tests.graphs import Case, hub_edges, random_edges, square_cases
 
 EDGES = random_edges(12, 12, 40)
@@ -76,7 +77,7 @@ def test_weights_are_upstreams_to_the_last_bit(weighted: bool) -> None:
     edges = edges[:, edges[1].argsort(stable=True)]
     edges = edges[:, edges[0] != edges[1]]
     weight = torch.rand(edges.shape[1]) if weighted else None
-    graph, ours = normalised_graph_of(edges, weight, 40, 0.0, False, torch.float32)
+    graph, ours = normalised_graph(edges, weight, 40, 0.0, False, torch.float32)
     assert graph.by_destination.edge_id is None
     (_, theirs) = gcn_norm(edges, weight, 40, False, False, dtype=torch.float32)
     assert torch.equal(ours, theirs)
@@ -142,8 +143,10 @@ def test_what_was_normalised_follows_edits() -> None:
             torch.testing.assert_close(
                 ops.gcn(x, edges, weight), expected(x, edges, weight, 1, False)
             )
-    known = normalised_graph_of(edges, weight, 12, 1.0, False, torch.float32)
-    assert normalised_graph_of(edges, weight, 12, 1.0, False, torch.float32) is known
+    given = ("normalised", normalised_graph, edges, weight, 12, 1.0, False, torch.float32)
+    known = len(MEMO)
+    assert remembered(*given) is remembered(*given)
+    assert len(MEMO) == known  # it is what the operator remembers
     with torch.inference_mode():
         fastgraph.clear_cache()
         ops.gcn(x, edges, weight)
