@@ -207,11 +207,10 @@ LEADING_IN = {
     ("head_scores_backward", "att"),
 }
 STRIDED = {
-    *(
-        (function, end)
-        for function in ("build_csr", "build_csr_with_loops")
-        for end in ("row", "col")
-    ),
+    ("build_csr", "row"),
+    ("build_csr", "col"),
+    ("build_csr_with_loops", "row"),
+    ("build_csr_with_loops", "col"),
     ("check_csr", "ptr"),
     ("check_csr", "index"),
 }

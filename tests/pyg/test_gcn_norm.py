@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -40,19 +43,21 @@ def test_normalisation_is_remembered_and_follows_edits() -> None:
                 torch.testing.assert_close(out, expected)
 
 
+@pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_compiled_layers_normalise_and_sort_a_graph_once(
-    weighted: bool, sorted_graphs: list[fastgraph.Graph]
+    weighted: bool, autocast: bool, sorted_graphs: list[fastgraph.Graph]
 ) -> None:
     conv, x, edges = GCNConv(4, 2), torch.randn(10, 4), EDGES.clone()
     weight = torch.rand(40) if weighted else None
-    expected = conv(x, edges, weight)
-    with fastgraph.enabled():
-        compiled = torch.compile(conv, backend="aot_eager", fullgraph=True)
-        for _ in range(3):
-            out = compiled(x, edges, weight)
-            out.sum().backward()
-        torch.testing.assert_close(out, expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        expected = conv(x, edges, weight)
+        with fastgraph.enabled():
+            compiled = torch.compile(conv, backend="aot_eager", fullgraph=True)
+            for _ in range(3):
+                out = compiled(x, edges, weight)
+                out.sum().backward()
+    torch.testing.assert_close(out, expected)
     assert len(sorted_graphs) == 1
 
 
@@ -64,22 +69,49 @@ def _with_leftover_cache() -> GCNConv:
 
 
 @pytest.mark.parametrize(
-    ("conv", "shape"),
+    ("build", "shape"),
     [
-        (_with_leftover_cache(), (10, 4)),
-        (GCNConv(4, 2, node_dim=0), (4, 1, 4)),
-        (GCNConv(4, 2, node_dim=-2), (3, 10, 4)),
-        (GCNConv(4, 2, aggr="max"), (10, 4)),
-        (GCNConv(4, 2, flow="target_to_source"), (10, 4)),
-        (GCNConv(4, 2, add_self_loops=False), (10, 4)),
+        (_with_leftover_cache, (10, 4)),
+        (lambda: GCNConv(4, 2, node_dim=0), (4, 1, 4)),
+        (lambda: GCNConv(4, 2, node_dim=-2), (3, 10, 4)),
+        (lambda: GCNConv(4, 2, aggr="max"), (10, 4)),
+        (lambda: GCNConv(4, 2, flow="target_to_source"), (10, 4)),
+        (lambda: GCNConv(4, 2, add_self_loops=False), (10, 4)),
+        (lambda: GCNConv(4, 2, improved=True), (10, 4)),
     ],
 )
-def test_compiled_layers_are_upstreams(conv: GCNConv, shape: tuple[int, ...]) -> None:
+def test_compiled_layers_are_upstreams(
+    build: Callable[[], GCNConv], shape: tuple[int, ...]
+) -> None:
+    conv = build()
     x, edges = torch.randn(shape), EDGES % shape[conv.node_dim]
-    expected = conv(x, edges)
-    with fastgraph.enabled():
-        compiled = torch.compile(conv, backend="aot_eager")
-        torch.testing.assert_close(compiled(x, edges), expected)
+    for weight in [None, torch.rand(40)] if len(shape) == 2 else [None]:
+        expected = conv(x, edges, weight)
+        with fastgraph.enabled():
+            compiled = torch.compile(conv, backend="aot_eager")
+            torch.testing.assert_close(compiled(x, edges, weight), expected)
+
+
+REPLACED_BEFORE = """
+import torch
+from torch_geometric.nn import GCNConv
+from torch_geometric.nn.conv import gcn_conv
+upstream = gcn_conv.gcn_norm
+def doubled(*given):
+    index, weight = upstream(*given)
+    return index, 2 * weight
+gcn_conv.gcn_norm = doubled
+conv, x, edges = GCNConv(4, 2), torch.randn(10, 4), torch.randint(10, (2, 40))
+expected = conv(x, edges)
+import fastgraph
+fastgraph.enable()
+for layer in (conv, torch.compile(conv, backend="aot_eager")):
+    torch.testing.assert_close(layer(x, edges), expected)
+"""
+
+
+def test_a_normalisation_that_was_replaced_before_is_called_too() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", REPLACED_BEFORE], check=True)
 
 
 def test_what_layers_share_is_computed_again_once_it_was_edited() -> None:
