@@ -20,6 +20,9 @@ from fastgraph.memo import MEMO, remembered, tensor_key
 
 MAX_INDEX = 2**31 - 1
 
+USES_BEFORE_ORDERING = 8
+"""How often kernels use a grouping as it is. Ordering its rows takes as long as a few uses."""
+
 
 class Csr(NamedTuple):
     """Entries of a sparse matrix grouped by row.
@@ -27,18 +30,20 @@ class Csr(NamedTuple):
     ``ptr`` (int64, [rows + 1]) delimits the rows, ``col`` (int32, [entries]) holds the column of
     each entry, and ``edge_id`` (int32, [entries]) the position of each entry in the caller's edge
     order; ``None`` stands for the identity. ``longest`` is the number of entries of the longest
-    row, or any upper bound.
+    row, or any upper bound. ``row_id`` (int32, [rows]) holds the rows in the order in which their
+    entries stand; ``None`` is ascending order.
     """
 
     ptr: Tensor
     col: Tensor
     edge_id: Tensor | None
     longest: int
+    row_id: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the three tensors."""
-        return sum(t.nbytes for t in self[:3] if t is not None)
+        """Bytes of all tensors."""
+        return sum(t.nbytes for t in self if isinstance(t, Tensor))
 
 
 class Graph:
@@ -103,6 +108,8 @@ class Graph:
         """Edges grouped by destination; ``col`` holds sources."""
         self._by_source: Csr | None = None
         self._inverse_degrees: dict[tuple[bool, torch.dtype], Tensor] = {}
+        self._uses = [0, 0]
+        self._ordered: dict[bool, Csr] = {}
 
     @property
     def by_source(self) -> Csr:
@@ -115,6 +122,27 @@ class Graph:
     def grouped(self, *, transpose: bool) -> Csr:
         """Edges grouped by the node that aggregates: destination, or source when transposed."""
         return self.by_source if transpose else self.by_destination
+
+    def in_any_order(self, *, transpose: bool) -> Csr:
+        """:meth:`grouped` for kernels of the CPU that take rows in any order, to the same result.
+
+        Once it was used a few times, nodes that have neighbours in common follow each other, if
+        that saves enough reads from memory (``csrc/cpu/row_order.cpp``).
+        """
+        rows = self._ordered.get(transpose)
+        if rows is None:
+            rows = self.grouped(transpose=transpose)
+            self._uses[transpose] += 1
+            if self._uses[transpose] > USES_BEFORE_ORDERING:
+                if self._may_be_ordered:
+                    with _normal_mode():
+                        rows = _order_rows(rows)
+                self._ordered[transpose] = rows
+        return rows
+
+    @property
+    def _may_be_ordered(self) -> bool:
+        return self.num_src == self.num_dst and self.by_destination.ptr.device.type == "cpu"
 
     def edge_list(self) -> tuple[Tensor, Tensor]:
         """Sources and destinations in the caller's edge order, each int64 ``[E]``."""
@@ -142,13 +170,18 @@ class Graph:
         graph = copy.copy(self)
         graph.by_destination = self.by_destination._replace(edge_id=None)
         graph._by_source = None
+        graph._uses = [0, 0]
+        graph._ordered = {}
         return graph
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both groupings, counting the one by source, which the first gradient builds."""
+        """Bytes of both groupings and of both once more in order, whether they exist yet or not."""
         ptr, edges = 8 * (self.num_src + 1), 2 * 4 * self.num_edges
-        return self.by_destination.nbytes + ptr + edges
+        nbytes = self.by_destination.nbytes + ptr + edges
+        if self._may_be_ordered:
+            nbytes += 2 * (ptr + edges + 4 * self.num_src)
+        return nbytes
 
     def __repr__(self) -> str:
         return f"Graph(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges})"
@@ -258,13 +291,21 @@ def _transpose(rows: Csr, num_cols: int) -> Csr:
     if rows.ptr.device.type == "cpu" and native.is_available():
         ptr = rows.ptr.new_empty(num_cols + 1)
         index, edge_id = torch.empty_like(rows.col), torch.empty_like(rows.col)
-        native.library().transpose_csr(*rows, num_cols, ptr, index, edge_id)
+        native.library().transpose_csr(*rows[:4], num_cols, ptr, index, edge_id)
         return Csr(ptr, index, edge_id, index.numel())
     row_of_entry = torch.repeat_interleave(rows.ptr.diff(), output_size=rows.col.numel())
     keys, order = torch.sort(rows.col, stable=True)
     ptr = _starts(keys, num_cols)
     edge_id = order.int() if rows.edge_id is None else rows.edge_id[order]
     return Csr(ptr, row_of_entry[order].int(), edge_id, int(_longest(ptr)))
+
+
+def _order_rows(rows: Csr) -> Csr:
+    ptr, row_id = torch.empty_like(rows.ptr), rows.col.new_empty(rows.ptr.numel() - 1)
+    col, edge_id = torch.empty_like(rows.col), torch.empty_like(rows.col)
+    if not native.library().order_rows(*rows[:4], ptr, col, edge_id, row_id):
+        return rows
+    return Csr(ptr, col, edge_id, rows.longest, row_id)
 
 
 def _starts(keys: Tensor, size: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 import fastgraph
 from fastgraph import Graph, ops, settings
-from fastgraph.graph import graph_of
+from fastgraph.graph import USES_BEFORE_ORDERING, graph_of
 from fastgraph.memo import MEMO
 from tests.graphs import Case, all_cases, random_edges
 
@@ -90,8 +90,45 @@ def test_degrees_and_repr() -> None:
     assert inverse.tolist() == [0.5, 1.0, 1.0, 1.0]
     assert graph.inverse_degree(transpose=False, dtype=torch.float32) is inverse
     held = sum(rows.nbytes for rows in (graph.by_destination, graph.by_source))
-    assert graph.nbytes == held
+    assert graph.nbytes == held  # sources and destinations differ, so rows are never put in order
     assert repr(graph) == "Graph(num_src=3, num_dst=4, num_edges=3)"
+
+
+def mixed_communities(num_nodes: int = 5000) -> Tensor:
+    """Nodes with 20 edges to others of their fifty, numbered at random."""
+    first = torch.arange(num_nodes).repeat(20)
+    second = first // 50 * 50 + torch.randint(50, first.shape)
+    return torch.randperm(num_nodes)[torch.stack([first, second])]
+
+
+def test_rows_are_put_in_order_after_some_uses() -> None:
+    graph = Graph(mixed_communities(), 5000, 5000)
+    for transpose in (False, True):
+        for _ in range(USES_BEFORE_ORDERING):
+            assert graph.in_any_order(transpose=transpose) is graph.grouped(transpose=transpose)
+        ordered = graph.in_any_order(transpose=transpose)
+        assert ordered.row_id is not None
+        assert graph.in_any_order(transpose=transpose) is ordered
+        # What depends on the order still comes from rows in theirs.
+        assert graph.grouped(transpose=transpose).row_id is None
+    groupings = (graph.grouped, graph.in_any_order)
+    held = sum(rows(transpose=t).nbytes for rows in groupings for t in (False, True))
+    assert graph.nbytes == held
+
+
+def test_rows_stay_where_they_are_unless_that_helps() -> None:
+    no_better = Graph(random_edges(5000, 5000, 100_000), 5000, 5000)
+    bipartite = Graph(mixed_communities(), 5000, 5001)
+    renumbered = Graph(mixed_communities(), 5000, 5000)
+    for _ in range(USES_BEFORE_ORDERING):
+        renumbered.in_any_order(transpose=False)
+    renumbered = renumbered.renumbered()
+    for graph in (no_better, bipartite, renumbered):
+        for _ in range(USES_BEFORE_ORDERING):
+            rows = graph.in_any_order(transpose=False)
+            assert rows is graph.by_destination
+    for graph in (no_better, bipartite):
+        assert graph.in_any_order(transpose=False) is graph.by_destination
 
 
 def lookup(index: Tensor) -> Graph:
@@ -238,8 +275,8 @@ def test_without_the_native_library(monkeypatch: pytest.MonkeyPatch) -> None:
             plain = Graph(case.edge_index, case.num_src, case.num_dst)
             assert all(map(torch.equal, native.edge_list(), plain.edge_list()))
             for name in ("by_destination", "by_source"):
-                *ours, bound = getattr(native, name)
-                *theirs, longest = getattr(plain, name)
+                *ours, bound, _ = getattr(native, name)
+                *theirs, longest, _ = getattr(plain, name)
                 for a, b in zip(ours, theirs, strict=True):
                     assert (a is None and b is None) or torch.equal(a, b)
                 assert longest == max(theirs[0].diff().tolist(), default=0) <= bound

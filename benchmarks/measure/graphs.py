@@ -68,6 +68,21 @@ def load(name: str) -> GraphData:
     return GraphData(name, edge_index.contiguous(), num_nodes)
 
 
+def communities(num_nodes: int, edges_of_node: int, size: int) -> GraphData:
+    """Communities of ``size`` nodes, numbered at random; one edge in five leads anywhere.
+
+    Each edge is there in both directions.
+    """
+    generator = torch.Generator().manual_seed(0)
+    first = torch.arange(num_nodes).repeat(edges_of_node)
+    near = first // size * size + torch.randint(size, first.shape, generator=generator)
+    far = torch.randint(num_nodes, first.shape, generator=generator)
+    is_near = torch.rand(first.shape, generator=generator) < 0.8
+    second = torch.where(is_near, near.clamp(max=num_nodes - 1), far)
+    ends = torch.randperm(num_nodes, generator=generator)[torch.stack([first, second])]
+    return GraphData(f"communities of {size}", torch.cat([ends, ends.flip(0)], 1), num_nodes)
+
+
 # Nodes and edges (both directions counted) of graphs whose size and skew are imitated.
 SHAPES = {
     "like-ogbn-arxiv": (169_343, 2_332_486),

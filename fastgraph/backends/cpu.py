@@ -8,7 +8,7 @@ from fastgraph import native
 from fastgraph.backends.base import FLOATING, Kernel
 from fastgraph.backends.kernels import native_kernels
 
-_KERNELS = native_kernels(native.library, leaves_edges=True)
+_KERNELS = native_kernels(native.library, leaves_edges=True, any_row_order=True)
 
 
 class CpuBackend:

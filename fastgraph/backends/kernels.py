@@ -7,27 +7,33 @@ The libraries for different devices have functions of the same names and argumen
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastgraph.backends.base import Kernel, accumulator
 from fastgraph.backends.memory import empty
-from fastgraph.graph import Graph
+from fastgraph.graph import Csr, Graph
 
 
-def native_kernels(library: Callable[[], Any], *, leaves_edges: bool = False) -> dict[str, Kernel]:
+def native_kernels(
+    library: Callable[[], Any], *, leaves_edges: bool = False, any_row_order: bool = False
+) -> dict[str, Kernel]:
     """The kernels by the names of their operators.
 
     Args:
         library: gives the native library; asked at each call.
         leaves_edges: ``kLeavesEdges`` of the library's ``device.h``.
+        any_row_order: ``kAnyRowOrder`` there.
     """
-    plain = _Plain(library)
-    gatv2 = _Attention(library, leaves_edges, "gatv2", rows=1, by_dst=(1, 2, 3, 4), per_edge=(3,))
-    gat = _Attention(library, leaves_edges, "gat", rows=2, by_dst=(2, 3))
-    attention = _Attention(library, leaves_edges, "attention", rows=0, by_dst=(0, 3), per_edge=(3,))
+    device = _Device(library, leaves_edges, Graph.in_any_order if any_row_order else Graph.grouped)
+    plain = _Plain(device)
+    gatv2 = _Attention(
+        device, "gatv2", rows=1, by_dst=(1, 2, 3, 4), per_edge=(3,), sums_over_rows=True
+    )
+    gat = _Attention(device, "gat", rows=2, by_dst=(2, 3))
+    attention = _Attention(device, "attention", rows=0, by_dst=(0, 3), per_edge=(3,))
     return {
         "spmm": plain.spmm,
         "sddmm": plain.sddmm,
@@ -55,16 +61,29 @@ def _scales(
     return None, graph.inverse_degree(transpose=not transpose, dtype=accumulator(dtype))
 
 
+class _Device(NamedTuple):
+    """What kernels for one kind of device have in common.
+
+    ``library`` gives the native library. ``leaves_edges`` says whether two numbers for each edge
+    and head pass from one backward pass of attention to the other, or one for each aggregating node
+    and head. ``grouped`` gives the edges of a graph by the nodes that aggregate.
+    """
+
+    library: Callable[[], Any]
+    leaves_edges: bool
+    grouped: Callable[..., Csr]
+
+
 class _Plain:
     """The kernels of all operators but attention."""
 
-    def __init__(self, library: Callable[[], Any]) -> None:
-        self._library = library
+    def __init__(self, device: _Device) -> None:
+        self._library, _, self._grouped = device
 
     def spmm(
         self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
     ) -> Tensor:
-        rows = graph.grouped(transpose=transpose)
+        rows = self._grouped(graph, transpose=transpose)
         row_scale, col_scale = _scales(graph, reduce, transpose, x.dtype)
         out = empty(x, (rows.ptr.numel() - 1, x.shape[1]))
         weight = None if weight is None else weight.contiguous()
@@ -75,7 +94,7 @@ class _Plain:
         row_scale, col_scale = _scales(graph, reduce, transpose, x.dtype)
         if col_scale is not None:  # scale rows of the transposed graph instead
             transpose, row_scale, grad, x = not transpose, col_scale, x, grad
-        rows = graph.grouped(transpose=transpose)
+        rows = self._grouped(graph, transpose=transpose)
         out = empty(x, (graph.num_edges,))
         self._library().sddmm(*rows, row_scale, grad, x, out)
         return out
@@ -89,7 +108,7 @@ class _Plain:
         transpose: bool,
         ties: str,
     ) -> tuple[Tensor, Tensor]:
-        rows = graph.grouped(transpose=transpose)
+        rows = self._grouped(graph, transpose=transpose)
         out = empty(x, (rows.ptr.numel() - 1, x.shape[1]))
         record = empty(x, (0,) if ties == "none" else out.shape, torch.int32)
         self._library().segment_reduce(
@@ -114,7 +133,7 @@ class _Plain:
         transpose: bool,
         ties: str,
     ) -> Tensor:
-        cols = graph.grouped(transpose=not transpose)
+        cols = self._grouped(graph, transpose=not transpose)
         grad_x = empty(x, x.shape)
         if ties == "split":
             share = empty(grad, grad.shape)
@@ -146,26 +165,27 @@ class _Attention:
     """The kernels of an attention operator.
 
     Args:
-        library: gives the native library.
-        leaves_edges: whether two numbers for each edge and head pass from one backward pass to the
-            other, or one for each aggregating node and head.
+        device: what it shares with other operators.
         name: of the operator and of its native functions.
         rows: the position of the tensor of the aggregating nodes among the inputs.
         by_dst: positions of the inputs whose gradients the pass over destinations writes; those of
             the others come from the pass over sources.
         per_edge: positions of inputs ``[E, channels]`` to whose gradients all heads add.
+        sums_over_rows: whether the pass over destinations adds up what belongs to no row, to bits
+            that depend on the order of rows.
     """
 
     def __init__(
         self,
-        library: Callable[[], Any],
-        leaves_edges: bool,
+        device: _Device,
         name: str,
         rows: int,
         by_dst: tuple[int, ...],
         per_edge: tuple[int, ...] = (),
+        sums_over_rows: bool = False,
     ) -> None:
-        self._library, self._leaves_edges = library, leaves_edges
+        self._library, self._leaves_edges, self._grouped = device
+        self._grouped_by_dst = Graph.grouped if sums_over_rows else self._grouped
         self._name, self._rows, self._by_dst, self._per_edge = name, rows, by_dst, per_edge
 
     def forward(self, graph: Graph, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -177,7 +197,7 @@ class _Attention:
         stats = empty(rows, (*rows.shape[:2], 2), accumulator(rows.dtype))
         alpha = empty(rows, (graph.num_edges if weights else 0, heads))
         getattr(self._library(), self._name)(
-            *graph.grouped(transpose=transpose),
+            *self._grouped(graph, transpose=transpose),
             *inputs,
             option,
             dropout,
@@ -201,7 +221,8 @@ class _Attention:
         arguments = (*inputs, option, dropout, seed, stats, grad, grad_alpha, between)
         by_dst = [gradients[i] for i in self._by_dst]
         by_src = [g for i, g in enumerate(gradients) if i not in self._by_dst]
-        by_row, by_col = (graph.grouped(transpose=t) for t in (transpose, not transpose))
+        by_row = self._grouped_by_dst(graph, transpose=transpose)
+        by_col = self._grouped(graph, transpose=not transpose)
         library = self._library()
         getattr(library, f"{self._name}_backward_dst")(*by_row, *arguments, *by_dst)
         getattr(library, f"{self._name}_backward_src")(*by_col, *arguments, *by_src)

@@ -78,7 +78,10 @@ def build_csr_with_loops(lib: Library, draw: Draw) -> Prepared:
 
 
 def built(lib: Library, draw: Draw) -> Graph:
-    row, col, num_rows, num_cols = draw.edges()
+    return compressed(lib, *draw.edges())
+
+
+def compressed(lib: Library, row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Graph:
     rowptr, index, edge_id = outputs(num_rows, row.numel())
     in_order = lib("build_csr", row, col, num_rows, num_cols, rowptr, index, edge_id)
     return Graph(row, col, num_rows, num_cols, rowptr, index, None if in_order else edge_id)
@@ -86,7 +89,8 @@ def built(lib: Library, draw: Draw) -> Graph:
 
 def transposed(lib: Library, graph: Graph) -> Graph:
     rowptr, index, edge_id = outputs(graph.num_cols, graph.num_edges)
-    lib("transpose_csr", *graph.arguments.values(), graph.num_cols, rowptr, index, edge_id)
+    csr = (graph.rowptr, graph.index, graph.edge_id, graph.num_edges)
+    lib("transpose_csr", *csr, graph.num_cols, rowptr, index, edge_id)
     return Graph(graph.col, graph.row, graph.num_cols, graph.num_rows, rowptr, index, edge_id)
 
 
@@ -112,7 +116,9 @@ def check_csr(lib: Library, draw: Draw) -> Prepared:
 def transpose_csr(lib: Library, draw: Draw) -> Prepared:
     graph = built(lib, draw)
     rowptr, index, edge_id = outputs(graph.num_cols, graph.num_edges)
-    call = graph.arguments | {
+    call = graph.arguments
+    del call["row_id"]
+    call |= {
         "num_cols": graph.num_cols,
         "rowptr_t": rowptr,
         "col_t": index,
@@ -128,8 +134,35 @@ def transpose_csr(lib: Library, draw: Draw) -> Prepared:
     return call, check
 
 
+def order_rows(lib: Library, draw: Draw) -> Prepared:
+    """Small graphs are left as they are, larger ones here are communities whose nodes are mixed."""
+    num_rows, size = draw.number(*draw.one_of((0, 12), (5000, 6000))), draw.number(5, 40)
+    node = torch.randperm(num_rows, generator=draw.generator)
+    first = torch.arange(num_rows).repeat(30)
+    community = first // size * size
+    second = (community + draw.integers(0, size, first.numel())).clamp(max=max(num_rows - 1, 0))
+    graph = compressed(lib, node[first], node[second], num_rows, num_rows)
+    rowptr, index, edge_id = outputs(num_rows, graph.num_edges)
+    row_id = torch.full((num_rows,), -7, dtype=torch.int32)
+    call = graph.arguments
+    del call["row_id"]
+    call |= {"rowptr_out": rowptr, "col_out": index, "edge_id_out": edge_id, "row_id_out": row_id}
+
+    def check(is_ordered: Any) -> None:
+        assert is_ordered == (num_rows >= 5000)
+        if is_ordered:
+            expected = graph.in_order(row_id.long())
+            assert_equal(row_id.sort().values, torch.arange(num_rows))
+            assert_equal(rowptr, expected.rowptr)
+            assert_equal(index, expected.index)
+            assert_equal(edge_id, expected.entry)
+
+    return call, check
+
+
 def spmm(lib: Library, draw: Draw) -> Prepared:
-    graph, width, dtype = built(lib, draw), draw.width(), draw.one_of(*FLOATING)
+    graph = draw.in_any_order(built(lib, draw))
+    width, dtype = draw.width(), draw.one_of(*FLOATING)
     scale = accumulator(dtype)
     weight = draw.maybe(draw.features(dtype, graph.num_edges))
     row_scale = draw.maybe(draw.powers(scale, graph.num_rows))
@@ -162,7 +195,8 @@ def spmm(lib: Library, draw: Draw) -> Prepared:
 
 
 def sddmm(lib: Library, draw: Draw) -> Prepared:
-    graph, width, dtype = built(lib, draw), draw.width(), draw.one_of(*FLOATING)
+    graph = draw.in_any_order(built(lib, draw))
+    width, dtype = draw.width(), draw.one_of(*FLOATING)
     row_scale = draw.maybe(draw.powers(accumulator(dtype), graph.num_rows))
     grad = draw.features(dtype, graph.num_rows, width)
     x = draw.features(dtype, graph.num_cols, width)
@@ -200,7 +234,7 @@ def extremum(graph: Graph, weight: Tensor | None, is_max: bool, x: Tensor) -> Ex
     out = out.scatter_reduce(0, index, messages, reduce, include_self=False)
     best = messages == out[row]
     ties = torch.zeros(out.shape, dtype=torch.int64).scatter_add(0, index, best.long())
-    ties += (out == 0) & (graph.rowptr.diff() > 0)[:, None]
+    ties += (out == 0) & (torch.bincount(graph.row, minlength=graph.num_rows) > 0)[:, None]
     # Among equals the first entry wins.
     position = torch.where(best, torch.arange(len(row))[:, None], len(row))
     first = torch.full(out.shape, len(row)).scatter_reduce(0, index, position, "amin")
@@ -209,7 +243,8 @@ def extremum(graph: Graph, weight: Tensor | None, is_max: bool, x: Tensor) -> Ex
 
 
 def segment_reduce(lib: Library, draw: Draw) -> Prepared:
-    graph, width, dtype = built(lib, draw), draw.width(), draw.one_of(*FLOATING)
+    graph = draw.in_any_order(built(lib, draw))
+    width, dtype = draw.width(), draw.one_of(*FLOATING)
     weight = draw.maybe(draw.features(dtype, graph.num_edges))
     x = draw.features(dtype, graph.num_cols, width)
     special = draw.with_specials(x)
@@ -255,7 +290,7 @@ def divide_by_ties(lib: Library, draw: Draw) -> Prepared:
 
 def segment_reduce_backward(lib: Library, draw: Draw) -> Prepared:
     graph, width, dtype = built(lib, draw), draw.width(), draw.one_of(*FLOATING)
-    flipped = transposed(lib, graph)
+    flipped = draw.in_any_order(transposed(lib, graph))
     weight = draw.maybe(draw.features(dtype, graph.num_edges))
     x = draw.features(dtype, graph.num_cols, width)
     special = draw.with_specials(x)
@@ -323,8 +358,9 @@ class Attention:
     """An attention operator on random inputs, and what the reference makes of them in float64."""
 
     def __init__(self, lib: Library, draw: Draw, operator: str) -> None:
-        self.graph = graph = built(lib, draw)
-        self.flipped = transposed(lib, graph)
+        in_ascending_order = built(lib, draw)
+        self.graph = graph = draw.in_any_order(in_ascending_order)
+        self.flipped = draw.in_any_order(transposed(lib, in_ascending_order))
         dtype, heads, width = draw.one_of(*FLOATING), draw.number(0, 4), draw.width()
         edge_dim = draw.one_of(None, None, 0, 1, 3, 16, 20)
 
@@ -465,6 +501,7 @@ CALLS = (
     build_csr_with_loops,
     check_csr,
     transpose_csr,
+    order_rows,
     spmm,
     sddmm,
     segment_reduce,

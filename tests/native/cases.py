@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ GRAPHS = ("random", "hub", "sorted", "one_edge", "no_edges", "no_rows")
 
 @dataclass
 class Sparse:
-    """Edges and their compressed rows."""
+    """Edges and their compressed rows; `entry` is the edge behind each entry."""
 
     row: Tensor
     col: Tensor
@@ -25,14 +25,33 @@ class Sparse:
     rowptr: Tensor
     index: Tensor
     edge_id: Tensor | None
+    row_id: Tensor | None = None
 
     @property
     def num_edges(self) -> int:
         return self.row.numel()
 
     @property
-    def csr(self) -> tuple[Tensor, Tensor, Tensor | None, int]:
-        return self.rowptr, self.index, self.edge_id, self.num_edges
+    def entry(self) -> Tensor:
+        return torch.arange(self.num_edges) if self.edge_id is None else self.edge_id.long()
+
+    def in_order(self, rows: Tensor) -> Self:
+        """The same graph with its rows in another order."""
+        lengths = self.rowptr.diff()[rows]
+        rowptr = torch.cat([self.rowptr[:1], lengths.cumsum(0)])
+        moved = torch.repeat_interleave(self.rowptr[rows] - rowptr[:-1], lengths)
+        moved += torch.arange(self.num_edges)
+        return replace(
+            self,
+            rowptr=rowptr,
+            index=self.index[moved],
+            edge_id=self.entry[moved].int(),
+            row_id=rows.int(),
+        )
+
+    @property
+    def csr(self) -> tuple[Tensor, Tensor, Tensor | None, int, Tensor | None]:
+        return self.rowptr, self.index, self.edge_id, self.num_edges, self.row_id
 
 
 def compress(lib: Any, row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Sparse:
@@ -47,7 +66,7 @@ def transpose(lib: Any, graph: Sparse) -> Sparse:
     rowptr = torch.empty(graph.num_cols + 1, dtype=torch.int64)
     index = torch.empty(graph.num_edges, dtype=torch.int32)
     edge_id = torch.empty(graph.num_edges, dtype=torch.int32)
-    lib.transpose_csr(*graph.csr, graph.num_cols, rowptr, index, edge_id)
+    lib.transpose_csr(*graph.csr[:4], graph.num_cols, rowptr, index, edge_id)
     return Sparse(graph.col, graph.row, graph.num_cols, graph.num_rows, rowptr, index, edge_id)
 
 
@@ -63,6 +82,8 @@ def make_graph(lib: Any, name: str) -> Sparse:
         row = integers(40, 11_000)
         row[torch.rand(11_000, generator=generator) < 0.85] = 3
         return compress(lib, row, integers(60, 11_000), 40, 60)
+    if name == "mixed":  # the same with its rows in another order
+        return make_graph(lib, "hub").in_order(torch.randperm(40, generator=generator))
     if name == "sorted":
         return compress(lib, integers(90, 2500).sort().values, integers(80, 2500), 100, 80)
     if name == "one_edge":

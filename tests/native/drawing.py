@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fastgraph.backends.base import FLOATING, accumulator
+from tests.native.cases import Sparse
 
 REFUSALS = (TypeError, ValueError, IndexError)
 OTHER_DTYPES = (*FLOATING, torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64)
@@ -55,25 +55,8 @@ def describe(value: Any) -> str:
     return repr(value) if not isinstance(value, np.ndarray) else f"array{list(value.shape)}"
 
 
-@dataclass
-class Graph:
-    """Edges and their compressed rows; `entry` is the edge behind each entry."""
-
-    row: Tensor
-    col: Tensor
-    num_rows: int
-    num_cols: int
-    rowptr: Tensor
-    index: Tensor
-    edge_id: Tensor | None
-
-    @property
-    def num_edges(self) -> int:
-        return self.row.numel()
-
-    @property
-    def entry(self) -> Tensor:
-        return torch.arange(self.num_edges) if self.edge_id is None else self.edge_id.long()
+class Graph(Sparse):
+    """The same as arguments by name."""
 
     @property
     def arguments(self) -> Call:
@@ -82,12 +65,13 @@ class Graph:
             "col": self.index,
             "edge_id": self.edge_id,
             "longest": self.num_edges,
+            "row_id": self.row_id,
         }
 
     @property
     def arguments_t(self) -> Call:
         """The same for functions whose graph is a transposed one."""
-        names = ("rowptr_t", "col_t", "edge_id_t", "longest")
+        names = ("rowptr_t", "col_t", "edge_id_t", "longest", "row_id_t")
         return dict(zip(names, self.arguments.values(), strict=True))
 
     # What the reference asks of a fastgraph.graph.Graph.
@@ -139,6 +123,11 @@ class Draw:
         if large and self.flag():
             col[self.integers(0, 10, size) > 0] = 0
         return (row.sort().values if self.flag() else row), col, num_rows, num_cols
+
+    def in_any_order(self, graph: Graph) -> Graph:
+        """A graph as it is, or with its rows in another order."""
+        rows = torch.randperm(graph.num_rows, generator=self.generator)
+        return graph.in_order(rows) if self.flag() else graph
 
     def index_dtype(self) -> torch.dtype:
         return self.one_of(torch.int32, torch.int64)

@@ -2,8 +2,8 @@
 
 A valid call must give what the same formula gives in torch. A call with something wrong in it must
 raise, or ignore what does no harm; reading or writing out of bounds ends the process. What the
-functions trust is left alone: the contents of matrices that build_csr, check_csr and transpose_csr
-made, and that there is a row of x for each of their columns.
+functions trust is left alone: the contents of matrices that build_csr, check_csr, transpose_csr and
+order_rows made, and that there is a row of x for each of their columns.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.native.drawing import (
 # These take no tensor.
 NOT_CALLED = {"max_threads", "run_serially"}
 Make = Callable[[Library, Draw], Prepared]
-# Nothing that these two are given is trusted.
+# Nothing that these are given is trusted.
 BUILDERS = {"build_csr", "build_csr_with_loops", "check_csr"}
 
 

@@ -97,15 +97,16 @@ def attention_calls(
 def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
     graph = make_graph(lib, "random")
     flipped = transpose(lib, graph)
-    rowptr, col, edge_id, longest = graph.csr
-    rowptr_t, col_t, edge_id_t, longest_t = flipped.csr
+    rowptr, col, edge_id, longest, _ = graph.csr
+    rowptr_t, col_t, edge_id_t, longest_t, _ = flipped.csr
     x = torch.randn(graph.num_cols, WIDTH)
     out = torch.randn(graph.num_rows, WIDTH)
     record = torch.zeros(graph.num_rows, WIDTH, dtype=torch.int32)
     weight = torch.randn(graph.num_edges)
-    matrix = {"rowptr": rowptr, "col": col, "edge_id": edge_id, "longest": longest}
+    ascending = {"rowptr": rowptr, "col": col, "edge_id": edge_id, "longest": longest}
+    matrix = ascending | {"row_id": torch.arange(graph.num_rows).int()}
     matrix_t = {"rowptr_t": rowptr_t, "col_t": col_t, "edge_id_t": edge_id_t}
-    matrix_t["longest"] = longest_t
+    matrix_t |= {"longest": longest_t, "row_id_t": torch.arange(graph.num_cols).int()}
     return attention_calls(graph, matrix, matrix_t) | {
         "build_csr": {
             "row": graph.row,
@@ -134,8 +135,15 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
             "rowptr": rowptr.clone(),
             "col_out": col.clone(),
         },
+        "order_rows": {
+            **ascending,
+            "rowptr_out": rowptr.clone(),
+            "col_out": col.clone(),
+            "edge_id_out": torch.empty_like(col),
+            "row_id_out": torch.empty(graph.num_rows, dtype=torch.int32),
+        },
         "transpose_csr": {
-            **matrix,
+            **ascending,
             "num_cols": graph.num_cols,
             "rowptr_t": rowptr_t.clone(),
             "col_t": col_t.clone(),
@@ -182,6 +190,7 @@ FUNCTIONS = (
     "build_csr_with_loops",
     "check_csr",
     "transpose_csr",
+    "order_rows",
     "spmm",
     "sddmm",
     "segment_reduce",

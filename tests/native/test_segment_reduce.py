@@ -43,7 +43,7 @@ def scatter_reference(
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 @pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", [*GRAPHS, "mixed"])
 def test_value_and_ties_match_scatter_reduce(
     lib: Any, name: str, dtype: torch.dtype, reduce: str, weighted: bool
 ) -> None:

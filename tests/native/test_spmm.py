@@ -20,7 +20,7 @@ from .cases import (
 
 @pytest.mark.parametrize("factors", ["none", "weight", "scales", "all"])
 @pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", [*GRAPHS, "mixed"])
 def test_spmm_matches_float64(lib: Any, name: str, dtype: torch.dtype, factors: str) -> None:
     graph = make_graph(lib, name)
     weight = normal(graph.num_edges, dtype=dtype, seed=1)
@@ -64,7 +64,7 @@ def test_spmm_propagates_nan_and_infinity(lib: Any, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATING)
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", [*GRAPHS, "mixed"])
 def test_sddmm_matches_float64(lib: Any, name: str, dtype: torch.dtype) -> None:
     graph = make_graph(lib, name)
     row_scale = normal(graph.num_rows, dtype=accumulator(dtype), seed=2)
@@ -88,7 +88,7 @@ def test_every_half_value_converts_as_in_torch(lib: Any, dtype: torch.dtype, wid
     rows = torch.arange(2**16)
     rowptr, col = torch.arange(2**16 + 1), rows.int()
     out = torch.empty_like(x)
-    lib.spmm(rowptr, col, None, 1, None, None, None, x, out)
+    lib.spmm(rowptr, col, None, 1, None, None, None, None, x, out)
     assert torch.equal(out.isnan(), x.isnan())
     same = ~x.isnan()
     # An empty sum is +0, so -0 + 0 is +0.
@@ -97,6 +97,6 @@ def test_every_half_value_converts_as_in_torch(lib: Any, dtype: torch.dtype, wid
     scale = torch.tensor([1.0, 0.999, 1.001, 3.0, 1e-3, 0.5])
     for factor in scale:
         row_scale = factor.expand(2**16).contiguous()
-        lib.spmm(rowptr, col, None, 1, None, row_scale, None, x, out)
+        lib.spmm(rowptr, col, None, 1, None, None, row_scale, None, x, out)
         expected = (x.float() * factor).to(dtype)
         assert torch.equal(out[same] + 0.0, expected[same] + 0.0)

@@ -17,6 +17,7 @@ namespace kernels = ::fastgraph::cuda;
 
 constexpr bool kReadable = true;
 constexpr bool kLeavesEdges = false;
+constexpr bool kAnyRowOrder = false;
 
 class Call : public cuda::Queue {
  public:

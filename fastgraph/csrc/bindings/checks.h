@@ -171,29 +171,40 @@ Indices<Index> checked_indices(const Tensor& tensor, int64_t size, const char* n
   return {memory_of<const Index>(tensor, name), stride, size};
 }
 
-// rowptr, col, edge_id and longest of a matrix that fastgraph.graph has made. Sizes are checked,
-// contents only where that takes no time.
+// What the arguments that make up a matrix are called.
+struct CsrNames {
+  const char *rowptr, *col, *edge_id, *row_id;
+};
+constexpr CsrNames kByRow{"rowptr", "col", "edge_id", "row_id"};
+constexpr CsrNames kByCol{"rowptr_t", "col_t", "edge_id_t", "row_id_t"};
+
+// A matrix that fastgraph.graph has made. Sizes are checked, contents only where that takes no
+// time.
 inline Csr checked_csr(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id,
-                       int64_t longest, int64_t num_cols, const char* rowptr_name,
-                       const char* col_name, const char* edge_id_name) {
-  check_ndim(rowptr, 1, rowptr_name);
-  check_ndim(col, 1, col_name);
+                       int64_t longest, const OptionalTensor& row_id, int64_t num_cols,
+                       const CsrNames& names) {
+  check_ndim(rowptr, 1, names.rowptr);
+  check_ndim(col, 1, names.col);
   if (rowptr.size(0) < 1) {
-    TVM_FFI_THROW(ValueError) << rowptr_name << " must hold at least one value, got none";
+    TVM_FFI_THROW(ValueError) << names.rowptr << " must hold at least one value, got none";
+  }
+  if (row_id.has_value() && !kAnyRowOrder) {
+    TVM_FFI_THROW(ValueError) << names.row_id << " must be None on this device, got a tensor";
   }
   const int64_t num_rows = checked_size(rowptr.size(0) - 1, "the number of rows");
   const int64_t num_entries = checked_size(col.size(0), "the number of edges");
-  const Csr graph{checked<const int64_t>(rowptr, {num_rows + 1}, rowptr_name),
-                  checked<const int32_t>(col, {num_entries}, col_name),
-                  checked<const int32_t>(edge_id, {num_entries}, edge_id_name),
+  const Csr graph{checked<const int64_t>(rowptr, {num_rows + 1}, names.rowptr),
+                  checked<const int32_t>(col, {num_entries}, names.col),
+                  checked<const int32_t>(edge_id, {num_entries}, names.edge_id),
+                  checked<const int32_t>(row_id, {num_rows}, names.row_id),
                   num_rows,
                   num_cols,
                   num_entries,
                   checked_size(longest, "longest")};
   if (!kReadable) return graph;
   if (graph.rowptr[0] != 0 || graph.rowptr[num_rows] != num_entries) {
-    TVM_FFI_THROW(ValueError) << rowptr_name << " must run from 0 to " << num_entries
-                              << " (the size of " << col_name << "), got " << graph.rowptr[0]
+    TVM_FFI_THROW(ValueError) << names.rowptr << " must run from 0 to " << num_entries
+                              << " (the size of " << names.col << "), got " << graph.rowptr[0]
                               << " to " << graph.rowptr[num_rows];
   }
   return graph;

@@ -9,13 +9,12 @@ namespace fastgraph {
 namespace {
 
 void bind_spmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-               OptionalTensor weight, OptionalTensor row_scale, OptionalTensor col_scale, Tensor x,
-               Tensor out) {
+               OptionalTensor row_id, OptionalTensor weight, OptionalTensor row_scale,
+               OptionalTensor col_scale, Tensor x, Tensor out) {
   Call call(x);
   check_ndim(x, 2, "x");
   const int64_t width = x.size(1);
-  const Csr graph =
-      checked_csr(rowptr, col, edge_id, longest, x.size(0), "rowptr", "col", "edge_id");
+  const Csr graph = checked_csr(rowptr, col, edge_id, longest, row_id, x.size(0), kByRow);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     using A = Accumulator<T>;
@@ -28,12 +27,12 @@ void bind_spmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longes
 }
 
 void bind_sddmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-                OptionalTensor row_scale, Tensor grad, Tensor x, Tensor out) {
+                OptionalTensor row_id, OptionalTensor row_scale, Tensor grad, Tensor x,
+                Tensor out) {
   Call call(x);
   check_ndim(x, 2, "x");
   const int64_t width = x.size(1);
-  const Csr graph =
-      checked_csr(rowptr, col, edge_id, longest, x.size(0), "rowptr", "col", "edge_id");
+  const Csr graph = checked_csr(rowptr, col, edge_id, longest, row_id, x.size(0), kByRow);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     using A = Accumulator<T>;
@@ -45,16 +44,15 @@ void bind_sddmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longe
 }
 
 void bind_segment_reduce(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-                         OptionalTensor weight, bool is_max, Tensor x, Tensor out,
-                         OptionalTensor ties, OptionalTensor winner) {
+                         OptionalTensor row_id, OptionalTensor weight, bool is_max, Tensor x,
+                         Tensor out, OptionalTensor ties, OptionalTensor winner) {
   Call call(x);
   if (ties.has_value() && winner.has_value()) {
     TVM_FFI_THROW(ValueError) << "expected at most one of ties and winner, got both";
   }
   check_ndim(x, 2, "x");
   const int64_t width = x.size(1);
-  const Csr graph =
-      checked_csr(rowptr, col, edge_id, longest, x.size(0), "rowptr", "col", "edge_id");
+  const Csr graph = checked_csr(rowptr, col, edge_id, longest, row_id, x.size(0), kByRow);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::segment_reduce<T>, graph,
@@ -79,14 +77,15 @@ void bind_divide_by_ties(Tensor grad, Tensor ties, Tensor share) {
 }
 
 void bind_segment_reduce_backward(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t,
-                                  int64_t longest, OptionalTensor weight, Tensor x, Tensor out,
-                                  Tensor grad, OptionalTensor winner, Tensor grad_x) {
+                                  int64_t longest, OptionalTensor row_id_t, OptionalTensor weight,
+                                  Tensor x, Tensor out, Tensor grad, OptionalTensor winner,
+                                  Tensor grad_x) {
   Call call(x);
   check_ndim(x, 2, "x");
   check_ndim(out, 2, "out");
   const int64_t width = x.size(1), num_rows = out.size(0);
   const Csr transpose =
-      checked_csr(rowptr_t, col_t, edge_id_t, longest, num_rows, "rowptr_t", "col_t", "edge_id_t");
+      checked_csr(rowptr_t, col_t, edge_id_t, longest, row_id_t, num_rows, kByCol);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::segment_reduce_backward<T>, transpose,
@@ -141,14 +140,14 @@ struct AttentionSizes {
   int64_t edge_width = 0;  // channels of edges that follow the others in outputs
 
   Csr by_row(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id,
-             int64_t longest) const {
+             int64_t longest, const OptionalTensor& row_id) const {
     check_shape(rowptr, {rows + 1}, "rowptr");
-    return checked_csr(rowptr, col, edge_id, longest, cols, "rowptr", "col", "edge_id");
+    return checked_csr(rowptr, col, edge_id, longest, row_id, cols, kByRow);
   }
   Csr by_col(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id,
-             int64_t longest) const {
+             int64_t longest, const OptionalTensor& row_id) const {
     check_shape(rowptr, {cols + 1}, "rowptr_t");
-    return checked_csr(rowptr, col, edge_id, longest, rows, "rowptr_t", "col_t", "edge_id_t");
+    return checked_csr(rowptr, col, edge_id, longest, row_id, rows, kByCol);
   }
   template <typename T>
   Heads<T> of_rows(const Tensor& tensor, const char* name) const {
@@ -247,14 +246,14 @@ struct Gatv2Arguments {
   }
 };
 
-void bind_gatv2(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest, Tensor x_src,
-                Tensor x_dst, Tensor att, OptionalTensor edge, OptionalTensor weight_edge,
-                double slope, double dropout, int64_t seed, Tensor out, Tensor stats,
-                OptionalTensor alpha) {
+void bind_gatv2(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
+                OptionalTensor row_id, Tensor x_src, Tensor x_dst, Tensor att, OptionalTensor edge,
+                OptionalTensor weight_edge, double slope, double dropout, int64_t seed, Tensor out,
+                Tensor stats, OptionalTensor alpha) {
   Call call(x_src);
   const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
-  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest);
+  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
   dispatch_features(x_src, "x_src", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::gatv2<T>, graph, arguments.checked_for<T>(sizes), slope,
@@ -263,15 +262,16 @@ void bind_gatv2(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longe
 }
 
 void bind_gatv2_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-                             Tensor x_src, Tensor x_dst, Tensor att, OptionalTensor edge,
-                             OptionalTensor weight_edge, double slope, double dropout, int64_t seed,
-                             Tensor stats, Tensor grad, OptionalTensor grad_alpha, Tensor between,
-                             Tensor grad_dst, Tensor grad_att, OptionalTensor grad_edge,
+                             OptionalTensor row_id, Tensor x_src, Tensor x_dst, Tensor att,
+                             OptionalTensor edge, OptionalTensor weight_edge, double slope,
+                             double dropout, int64_t seed, Tensor stats, Tensor grad,
+                             OptionalTensor grad_alpha, Tensor between, Tensor grad_dst,
+                             Tensor grad_att, OptionalTensor grad_edge,
                              OptionalTensor grad_weight_edge) {
   Call call(x_src);
   const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
-  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest);
+  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
   check_given_together(edge, "edge", grad_edge, "grad_edge");
   check_given_together(edge, "edge", grad_weight_edge, "grad_weight_edge");
   dispatch_features(x_src, "x_src", [&](auto type) {
@@ -288,14 +288,14 @@ void bind_gatv2_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, 
 }
 
 void bind_gatv2_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t,
-                             int64_t longest, Tensor x_src, Tensor x_dst, Tensor att,
-                             OptionalTensor edge, OptionalTensor weight_edge, double slope,
-                             double dropout, int64_t seed, Tensor stats, Tensor grad,
+                             int64_t longest, OptionalTensor row_id_t, Tensor x_src, Tensor x_dst,
+                             Tensor att, OptionalTensor edge, OptionalTensor weight_edge,
+                             double slope, double dropout, int64_t seed, Tensor stats, Tensor grad,
                              OptionalTensor grad_alpha, Tensor between, Tensor grad_src) {
   Call call(x_src);
   const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
   const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
-  const Csr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest);
+  const Csr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest, row_id_t);
   dispatch_features(x_src, "x_src", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::gatv2_backward_src<T>, transpose, arguments.checked_for<T>(sizes), slope,
@@ -322,13 +322,14 @@ struct GatArguments {
   }
 };
 
-void bind_gat(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest, Tensor x,
-              Tensor score_src, Tensor score_dst, OptionalTensor score_edge, double slope,
-              double dropout, int64_t seed, Tensor out, Tensor stats, OptionalTensor alpha) {
+void bind_gat(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
+              OptionalTensor row_id, Tensor x, Tensor score_src, Tensor score_dst,
+              OptionalTensor score_edge, double slope, double dropout, int64_t seed, Tensor out,
+              Tensor stats, OptionalTensor alpha) {
   Call call(x);
   const GatArguments arguments{x, score_src, score_dst, score_edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
-  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest);
+  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::gat<T>, graph, arguments.checked_for<T>(sizes), slope,
@@ -337,14 +338,14 @@ void bind_gat(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest
 }
 
 void bind_gat_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-                           Tensor x, Tensor score_src, Tensor score_dst, OptionalTensor score_edge,
-                           double slope, double dropout, int64_t seed, Tensor stats, Tensor grad,
-                           OptionalTensor grad_alpha, Tensor between, Tensor grad_score_dst,
-                           OptionalTensor grad_score_edge) {
+                           OptionalTensor row_id, Tensor x, Tensor score_src, Tensor score_dst,
+                           OptionalTensor score_edge, double slope, double dropout, int64_t seed,
+                           Tensor stats, Tensor grad, OptionalTensor grad_alpha, Tensor between,
+                           Tensor grad_score_dst, OptionalTensor grad_score_edge) {
   Call call(x);
   const GatArguments arguments{x, score_src, score_dst, score_edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
-  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest);
+  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::gat_backward_dst<T>, graph, arguments.checked_for<T>(sizes), slope,
@@ -356,14 +357,14 @@ void bind_gat_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, in
 }
 
 void bind_gat_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t, int64_t longest,
-                           Tensor x, Tensor score_src, Tensor score_dst, OptionalTensor score_edge,
-                           double slope, double dropout, int64_t seed, Tensor stats, Tensor grad,
-                           OptionalTensor grad_alpha, Tensor between, Tensor grad_x,
-                           Tensor grad_score_src) {
+                           OptionalTensor row_id_t, Tensor x, Tensor score_src, Tensor score_dst,
+                           OptionalTensor score_edge, double slope, double dropout, int64_t seed,
+                           Tensor stats, Tensor grad, OptionalTensor grad_alpha, Tensor between,
+                           Tensor grad_x, Tensor grad_score_src) {
   Call call(x);
   const GatArguments arguments{x, score_src, score_dst, score_edge};
   const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
-  const Csr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest);
+  const Csr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest, row_id_t);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::gat_backward_src<T>, transpose, arguments.checked_for<T>(sizes), slope,
@@ -393,12 +394,13 @@ struct AttentionArguments {
 };
 
 void bind_attention(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-                    Tensor query, Tensor key, Tensor value, OptionalTensor edge, double scale,
-                    double dropout, int64_t seed, Tensor out, Tensor stats, OptionalTensor alpha) {
+                    OptionalTensor row_id, Tensor query, Tensor key, Tensor value,
+                    OptionalTensor edge, double scale, double dropout, int64_t seed, Tensor out,
+                    Tensor stats, OptionalTensor alpha) {
   Call call(key);
   const AttentionArguments arguments{query, key, value, edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
-  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest);
+  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
   dispatch_features(key, "key", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::attention<T>, graph, arguments.checked_for<T>(sizes), scale,
@@ -407,14 +409,14 @@ void bind_attention(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t l
 }
 
 void bind_attention_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-                                 Tensor query, Tensor key, Tensor value, OptionalTensor edge,
-                                 double scale, double dropout, int64_t seed, Tensor stats,
-                                 Tensor grad, OptionalTensor grad_alpha, Tensor between,
-                                 Tensor grad_query, OptionalTensor grad_edge) {
+                                 OptionalTensor row_id, Tensor query, Tensor key, Tensor value,
+                                 OptionalTensor edge, double scale, double dropout, int64_t seed,
+                                 Tensor stats, Tensor grad, OptionalTensor grad_alpha,
+                                 Tensor between, Tensor grad_query, OptionalTensor grad_edge) {
   Call call(key);
   const AttentionArguments arguments{query, key, value, edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
-  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest);
+  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
   check_given_together(edge, "edge", grad_edge, "grad_edge");
   dispatch_features(key, "key", [&](auto type) {
     using T = decltype(type);
@@ -427,14 +429,14 @@ void bind_attention_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_
 }
 
 void bind_attention_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t,
-                                 int64_t longest, Tensor query, Tensor key, Tensor value,
-                                 OptionalTensor edge, double scale, double dropout, int64_t seed,
-                                 Tensor stats, Tensor grad, OptionalTensor grad_alpha,
+                                 int64_t longest, OptionalTensor row_id_t, Tensor query, Tensor key,
+                                 Tensor value, OptionalTensor edge, double scale, double dropout,
+                                 int64_t seed, Tensor stats, Tensor grad, OptionalTensor grad_alpha,
                                  Tensor between, Tensor grad_key, Tensor grad_value) {
   Call call(key);
   const AttentionArguments arguments{query, key, value, edge};
   const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
-  const Csr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest);
+  const Csr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest, row_id_t);
   dispatch_features(key, "key", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::attention_backward_src<T>, transpose, arguments.checked_for<T>(sizes), scale,

@@ -18,6 +18,7 @@ MutableCsr checked_output(const Tensor& rowptr, const char* rowptr_name, const T
   return {checked<int64_t>(rowptr, {num_rows + 1}, rowptr_name),
           checked<int32_t>(col, {num_entries}, col_name),
           nullptr,
+          nullptr,
           num_rows,
           num_cols,
           num_entries};
@@ -105,12 +106,23 @@ void bind_check_csr(Tensor ptr, Tensor index, int64_t num_rows, int64_t num_cols
 
 void bind_transpose_csr(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
                         int64_t num_cols, Tensor rowptr_t, Tensor col_t, Tensor edge_id_t) {
-  const Csr graph =
-      checked_csr(rowptr, col, edge_id, longest, num_cols, "rowptr", "col", "edge_id");
+  const Csr graph = checked_csr(rowptr, col, edge_id, longest, {}, num_cols, kByRow);
   MutableCsr transpose = checked_output(rowptr_t, "rowptr_t", col_t, "col_t", num_cols,
                                         graph.num_rows, graph.num_entries);
   transpose.edge_id = checked<int32_t>(edge_id_t, {graph.num_entries}, "edge_id_t");
   transpose_csr(graph, transpose);
+}
+
+bool bind_order_rows(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
+                     Tensor rowptr_out, Tensor col_out, Tensor edge_id_out, Tensor row_id_out) {
+  check_ndim(rowptr, 1, "rowptr");
+  const int64_t num_rows = rowptr.size(0) - 1;
+  const Csr graph = checked_csr(rowptr, col, edge_id, longest, {}, num_rows, kByRow);
+  MutableCsr ordered = checked_output(rowptr_out, "rowptr_out", col_out, "col_out", num_rows,
+                                      num_rows, graph.num_entries);
+  ordered.edge_id = checked<int32_t>(edge_id_out, {graph.num_entries}, "edge_id_out");
+  ordered.row_id = checked<int32_t>(row_id_out, {num_rows}, "row_id_out");
+  return order_rows(graph, ordered);
 }
 
 }  // namespace
@@ -120,5 +132,6 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(build_csr, fastgraph::bind_build_csr);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(build_csr_with_loops, fastgraph::bind_build_csr_with_loops);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(check_csr, fastgraph::bind_check_csr);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(transpose_csr, fastgraph::bind_transpose_csr);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(order_rows, fastgraph::bind_order_rows);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_serially, fastgraph::run_serially);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(max_threads, fastgraph::max_threads);

@@ -20,6 +20,9 @@ constexpr bool kReadable = true;
 // computes them again.
 constexpr bool kLeavesEdges = true;
 
+// Whether the rows of a matrix may be in any order.
+constexpr bool kAnyRowOrder = true;
+
 // A call of a function with tensors where `tensor` is.
 class Call {
  public:

@@ -17,9 +17,10 @@ void sddmm(const Csr& graph, const Accumulator<T>* row_scale, Matrix<const T> gr
   const int64_t work = graph.num_entries * (x.width + 1);
   for_each_task(schedule.tasks.size(), work, [&](int64_t i) {
     const Task& task = schedule.tasks[i];
-    for (int64_t row = task.row_begin; row < task.row_end; ++row) {
+    for (int64_t place = task.place_begin; place < task.place_end; ++place) {
+      const int64_t row = graph.row(place);
       const A scale = row_scale ? row_scale[row] : A{1};
-      const EntryRange entries = task.entries(graph, row);
+      const EntryRange entries = task.entries(graph, place);
       for (int64_t e = entries.begin; e < entries.end; ++e) {
         if (e + kAhead < task.entry_end) {
           const T* next = x.row(graph.col[e + kAhead]);

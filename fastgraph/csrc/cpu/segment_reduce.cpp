@@ -115,8 +115,9 @@ struct Extremum {
   void run(const Task& task) const {
     A coefficient[kWeighted ? kMaxPiece : 1];
     if (kWeighted) fill_coefficients(task, coefficient);
-    for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-      const EntryRange entries = task.entries(graph, row);
+    for (int64_t place = task.place_begin; place < task.place_end; ++place) {
+      const int64_t row = graph.row(place);
+      const EntryRange entries = task.entries(graph, place);
       for_each_chunk<kLanes<T>, kVectorsOfChunk>(0, x.width, [&](auto chunk, int64_t f) {
         using C = decltype(chunk);
         if (!reduce<C, kWeighted, kRecord, false>(task, coefficient, row, entries, f)) {
@@ -242,8 +243,9 @@ struct ExtremumBackward {
 
   template <bool kWinner, bool kWeighted>
   void run(const Task& task) const {
-    for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-      const EntryRange entries = task.entries(graph, row);
+    for (int64_t place = task.place_begin; place < task.place_end; ++place) {
+      const int64_t row = graph.row(place);
+      const EntryRange entries = task.entries(graph, place);
       for_each_chunk<kLanes<T>, kVectorsOfChunk>(0, x.width, [&](auto chunk, int64_t f) {
         reduce<decltype(chunk), kWinner, kWeighted>(task, row, entries, f);
       });

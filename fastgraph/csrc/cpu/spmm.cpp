@@ -50,8 +50,9 @@ struct Spmm {
     A coefficient[kWeighted ? kMaxPiece : 1];
     if (kWeighted) fill_coefficients(task, coefficient);
     const int64_t first = task.entry_begin;
-    for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-      const EntryRange entries = task.entries(graph, row);
+    for (int64_t place = task.place_begin; place < task.place_end; ++place) {
+      const int64_t row = graph.row(place);
+      const EntryRange entries = task.entries(graph, place);
       for_each_chunk<kLanes<T>, kVectorsOfChunk>(0, x.width, [&](auto chunk, int64_t f) {
         using C = decltype(chunk);
         Vector<A, C::kLanes> sum[C::kCount] = {};

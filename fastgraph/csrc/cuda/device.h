@@ -17,6 +17,7 @@ namespace kernels = ::fastgraph::cuda;
 
 constexpr bool kReadable = false;
 constexpr bool kLeavesEdges = false;
+constexpr bool kAnyRowOrder = false;
 
 inline void check_cuda(cudaError_t error, const char* what) {
   if (error != cudaSuccess) {

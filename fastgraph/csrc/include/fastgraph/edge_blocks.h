@@ -62,15 +62,15 @@ struct RowEntries {
   int64_t begin;
   int64_t end;
 
-  // Calls body(block, place), place counting the calls. All heads see some entries before any sees
+  // Calls body(block, nth), nth counting the calls. All heads see some entries before any sees
   // the next ones, so that what is gathered is read in pieces as long as a node has features.
   template <typename Body>
   void for_each_block(const Body& body) const {
-    int64_t place = 0;
+    int64_t nth = 0;
     for (int64_t entry = begin; entry < end; entry += kBlock) {
       const int count = static_cast<int>(std::min<int64_t>(kBlock, end - entry));
       for (int64_t head = 0; head < heads; ++head) {
-        body(EdgeBlock{{graph, row, head, entry, count}}, place++);
+        body(EdgeBlock{{graph, row, head, entry, count}}, nth++);
       }
     }
   }

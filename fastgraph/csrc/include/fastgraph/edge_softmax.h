@@ -214,8 +214,9 @@ void run_pass(const Csr& graph, const Schedule& schedule, int64_t heads, int64_t
     const int64_t max_blocks = (task.entry_end - task.entry_begin + kBlock - 1) / kBlock * heads;
     const auto own = scratch<A>(heads * size), buffer = scratch<A>(max_blocks * pass.buffer_size());
     A* states = whole ? own.get() : &partial[task.piece * heads * size];
-    for (int64_t row = task.row_begin; row < task.row_end; ++row) {
-      const EntryRange range = task.entries(graph, row);
+    for (int64_t place = task.place_begin; place < task.place_end; ++place) {
+      const int64_t row = graph.row(place);
+      const EntryRange range = task.entries(graph, place);
       const RowEntries entries{graph, row, heads, range.begin, range.end};
       if (whole && entries.few() && pass.knows_few()) {
         entries.for_each_shared_block(
@@ -225,8 +226,8 @@ void run_pass(const Csr& graph, const Schedule& schedule, int64_t heads, int64_t
       std::fill_n(states, heads * size, A{0});
       for (int64_t head = 0; head < heads; ++head) pass.reset(states + head * size);
       pass.begin(entries, whole, buffer.get());
-      entries.for_each_block([&](const EdgeBlock& block, int64_t place) {
-        pass.absorb(block, &buffer[place * pass.buffer_size()], states + block.head * size);
+      entries.for_each_block([&](const EdgeBlock& block, int64_t nth) {
+        pass.absorb(block, &buffer[nth * pass.buffer_size()], states + block.head * size);
       });
       for (int64_t head = 0; whole && head < heads; ++head) {
         pass.finish(row, head, range.empty(), t, states + head * size);
@@ -305,9 +306,9 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   // A cut row's delta is there already.
   void begin(const RowEntries& entries, bool whole, A* buffer) const {
     if (whole) std::fill_n(&delta_of(entries.row, 0), entries.heads, A{0});
-    entries.for_each_block([&](const EdgeBlock& block, int64_t place) {
+    entries.for_each_block([&](const EdgeBlock& block, int64_t nth) {
       if (block.head == 0) expect_writes(block);
-      const A part = fill(block, buffer + place * buffer_size());
+      const A part = fill(block, buffer + nth * buffer_size());
       if (whole) delta_of(block.row, block.head) += part;
     });
   }

@@ -30,18 +30,19 @@ struct EntryRange {
   bool empty() const { return begin == end; }
 };
 
+// Some rows, or a piece of one.
 struct Task {
-  int64_t row_begin;
-  int64_t row_end;
+  int64_t place_begin;
+  int64_t place_end;
   int64_t entry_begin;
   int64_t entry_end;
   int64_t piece;  // where the partial result of a cut row goes; -1 for whole rows
 
   bool whole() const { return piece < 0; }
 
-  // The entries of a row of this task.
-  EntryRange entries(const Csr& graph, int64_t row) const {
-    if (whole()) return {graph.rowptr[row], graph.rowptr[row + 1]};
+  // The entries of the row at a place of this task.
+  EntryRange entries(const Csr& graph, int64_t place) const {
+    if (whole()) return {graph.rowptr[place], graph.rowptr[place + 1]};
     return {entry_begin, entry_end};
   }
 };
@@ -64,10 +65,10 @@ inline Schedule make_schedule(const Csr& graph) {
   Schedule schedule;
   schedule.tasks.reserve(total / (work / 2) + 1);
   const int64_t* rowptr = graph.rowptr;
-  for (int64_t row = 0; row < graph.num_rows;) {
-    const int64_t limit = rowptr[row] + row + work;
+  for (int64_t place = 0; place < graph.num_rows;) {
+    const int64_t limit = rowptr[place] + place + work;
     // First row end beyond the limit, searched in the only range where it can be.
-    int64_t low = row, high = std::min(graph.num_rows, row + work);
+    int64_t low = place, high = std::min(graph.num_rows, place + work);
     while (low < high) {
       const int64_t middle = low + (high - low + 1) / 2;
       if (rowptr[middle] + middle <= limit) {
@@ -76,20 +77,20 @@ inline Schedule make_schedule(const Csr& graph) {
         high = middle - 1;
       }
     }
-    const int64_t end = std::max(low, row + 1);
-    const int64_t first = rowptr[row], last = rowptr[end];
+    const int64_t end = std::max(low, place + 1);
+    const int64_t first = rowptr[place], last = rowptr[end];
     if (last - first <= kMaxPiece) {
-      schedule.tasks.push_back({row, end, first, last, -1});
+      schedule.tasks.push_back({place, end, first, last, -1});
     } else {
-      CutRow cut{row, schedule.num_pieces, schedule.num_pieces};
+      CutRow cut{graph.row(place), schedule.num_pieces, schedule.num_pieces};
       for (int64_t entry = first; entry < last; entry += kMaxPiece) {
         const int64_t stop = std::min(entry + kMaxPiece, last);
-        schedule.tasks.push_back({row, end, entry, stop, cut.piece_end++});
+        schedule.tasks.push_back({place, end, entry, stop, cut.piece_end++});
       }
       schedule.num_pieces = cut.piece_end;
       schedule.cut_rows.push_back(cut);
     }
-    row = end;
+    place = end;
   }
   return schedule;
 }

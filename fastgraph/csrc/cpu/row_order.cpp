@@ -1,0 +1,218 @@
+// An order of the rows of a square matrix in which those with columns in common are close to each
+// other, so that what one has gathered is still in the cache for the next.
+//
+// Rows form clusters by label propagation (Raghavan, Albert and Kumara, Near linear time algorithm
+// to detect community structures in large-scale networks, 2007) of bounded size (Meyerhenke,
+// Sanders and Schulz, Partitioning complex networks via size-constrained clustering, 2014). A walk
+// along the strongest links between clusters puts them in order.
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include "cpu/kernels.h"
+#include "fastgraph/parallel.h"
+
+namespace fastgraph {
+namespace {
+
+// How many gathered rows the cache is taken to hold: a MiB of 256 floats each.
+constexpr int64_t kCachedRows = 1024;
+
+// A matrix of no more columns than this needs no order: caches hold most of what is gathered.
+constexpr int64_t kSmall = 4 * kCachedRows;
+
+constexpr int32_t kMaxCluster = kCachedRows / 2;
+
+// Label propagation ends when hardly any row changes its label, or after so many sweeps.
+constexpr int kSweeps = 8;
+constexpr double kHardlyAny = 0.02;
+
+// Entries of a row, evenly spread, that label propagation looks at.
+constexpr int64_t kSample = 256;
+
+// What it costs to visit a row that is far from the last one, in misses: its own features and its
+// result are not where the processor expects them.
+constexpr int64_t kJump = 2;
+
+// The part of the cost that another order must leave at most, to be worth the time to find it.
+constexpr double kWorthwhile = 0.8;
+
+// The number of columns that are not in the cache when the rows are read in this order, if it is
+// emptied whenever it is full.
+int64_t count_misses(const Csr& graph, const std::vector<int32_t>& order) {
+  std::vector<int32_t> filling_of(graph.num_cols, -1);
+  int32_t filling = 0;
+  int64_t misses = 0, room = kCachedRows;
+  for (const int32_t row : order) {
+    for (int64_t e = graph.rowptr[row]; e < graph.rowptr[row + 1]; ++e) {
+      int32_t& last = filling_of[graph.col[e]];
+      if (last == filling) continue;
+      if (room == 0) {
+        ++filling;
+        room = kCachedRows;
+      }
+      last = filling;
+      --room;
+      ++misses;
+    }
+  }
+  return misses;
+}
+
+// How many links lead to each of some clusters.
+class Links {
+ public:
+  explicit Links(int64_t num_clusters) : count_(num_clusters, 0) {}
+
+  void add(int32_t cluster) {
+    if (count_[cluster]++ == 0) found_.push_back(cluster);
+  }
+
+  // Calls body(cluster, number of links) for those that were added, and forgets them.
+  template <typename Body>
+  void drain(const Body& body) {
+    for (const int32_t cluster : found_) {
+      body(cluster, count_[cluster]);
+      count_[cluster] = 0;
+    }
+    found_.clear();
+  }
+
+ private:
+  std::vector<int32_t> count_;
+  std::vector<int32_t> found_;
+};
+
+// A label for each row: the one that most of its columns have, among clusters that are not full.
+std::vector<int32_t> propagate_labels(const Csr& graph) {
+  std::vector<int32_t> label(graph.num_rows), size(graph.num_rows, 1);
+  std::iota(label.begin(), label.end(), 0);
+  Links links(graph.num_rows);
+  int64_t changes = graph.num_rows;
+  for (int sweep = 0; sweep < kSweeps && changes > kHardlyAny * graph.num_rows; ++sweep) {
+    changes = 0;
+    for (int64_t row = 0; row < graph.num_rows; ++row) {
+      const int64_t begin = graph.rowptr[row], end = graph.rowptr[row + 1];
+      const int64_t step = 1 + (end - begin) / kSample;
+      for (int64_t e = begin; e < end; e += step) links.add(label[graph.col[e]]);
+      const int32_t own = label[row];
+      int32_t best = own, most = 0;
+      links.drain([&](int32_t cluster, int32_t count) {
+        const bool fits = cluster == own || size[cluster] < kMaxCluster;
+        if (fits && (count > most || (count == most && cluster == own))) {
+          best = cluster;
+          most = count;
+        }
+      });
+      --size[own];
+      ++size[best];
+      label[row] = best;
+      changes += best != own;
+    }
+  }
+  return label;
+}
+
+// Rows by cluster; clusters follow each other as their first rows do.
+struct Clusters {
+  std::vector<int32_t> of_row;
+  std::vector<int64_t> begin;  // where the rows of each begin
+  std::vector<int32_t> rows;
+
+  explicit Clusters(const std::vector<int32_t>& label)
+      : of_row(label.size()), begin(1, 0), rows(label.size()) {
+    std::vector<int32_t> cluster_of(label.size(), -1);
+    for (size_t row = 0; row < label.size(); ++row) {
+      int32_t& cluster = cluster_of[label[row]];
+      if (cluster < 0) {
+        cluster = static_cast<int32_t>(count());
+        begin.push_back(0);
+      }
+      of_row[row] = cluster;
+      ++begin[cluster + 1];
+    }
+    std::partial_sum(begin.begin(), begin.end(), begin.begin());
+    std::vector<int64_t> next(begin.begin(), begin.end() - 1);
+    for (size_t row = 0; row < label.size(); ++row) {
+      rows[next[of_row[row]]++] = static_cast<int32_t>(row);
+    }
+  }
+
+  int64_t count() const { return static_cast<int64_t>(begin.size()) - 1; }
+  int64_t size(int64_t cluster) const { return begin[cluster + 1] - begin[cluster]; }
+};
+
+// All rows, cluster after cluster: the next is the one that has the most links from the last for
+// its size, or else the first that is left.
+std::vector<int32_t> walk(const Csr& graph, const Clusters& clusters) {
+  std::vector<int32_t> order;
+  order.reserve(graph.num_rows);
+  std::vector<bool> visited(clusters.count(), false);
+  Links links(clusters.count());
+  const auto visit = [&](int32_t cluster) {
+    visited[cluster] = true;
+    for (int64_t i = clusters.begin[cluster]; i < clusters.begin[cluster + 1]; ++i) {
+      const int32_t row = clusters.rows[i];
+      order.push_back(row);
+      for (int64_t e = graph.rowptr[row]; e < graph.rowptr[row + 1]; ++e) {
+        const int32_t other = clusters.of_row[graph.col[e]];
+        if (!visited[other]) links.add(other);
+      }
+    }
+    int32_t strongest = -1;
+    double most = 0;
+    links.drain([&](int32_t other, int32_t count) {
+      const double strength = static_cast<double>(count) / clusters.size(other);
+      if (strength > most) {
+        strongest = other;
+        most = strength;
+      }
+    });
+    return strongest;
+  };
+  for (int32_t first = 0; first < clusters.count(); ++first) {
+    for (int32_t next = first; next >= 0 && !visited[next];) next = visit(next);
+  }
+  return order;
+}
+
+// The rows in this order.
+void copy_rows(const Csr& graph, const std::vector<int32_t>& order, MutableCsr ordered) {
+  constexpr int64_t kRowsOfTask = 1024;
+  ordered.rowptr[0] = 0;
+  for (int64_t place = 0; place < graph.num_rows; ++place) {
+    const int32_t row = order[place];
+    ordered.row_id[place] = row;
+    ordered.rowptr[place + 1] = ordered.rowptr[place] + graph.rowptr[row + 1] - graph.rowptr[row];
+  }
+  const int64_t num_tasks = (graph.num_rows + kRowsOfTask - 1) / kRowsOfTask;
+  for_each_task(num_tasks, graph.num_entries, [&](int64_t task) {
+    const int64_t end = std::min(graph.num_rows, (task + 1) * kRowsOfTask);
+    for (int64_t place = task * kRowsOfTask; place < end; ++place) {
+      int64_t to = ordered.rowptr[place];
+      const int32_t row = order[place];
+      for (int64_t e = graph.rowptr[row]; e < graph.rowptr[row + 1]; ++e, ++to) {
+        ordered.col[to] = graph.col[e];
+        ordered.edge_id[to] = static_cast<int32_t>(graph.edge(e));
+      }
+    }
+  });
+}
+
+}  // namespace
+
+bool order_rows(const Csr& graph, MutableCsr ordered) {
+  if (graph.num_cols <= kSmall) return false;
+  std::vector<int32_t> order(graph.num_rows);
+  std::iota(order.begin(), order.end(), 0);
+  const int64_t jumps = kJump * graph.num_rows;
+  const double enough = kWorthwhile * count_misses(graph, order) - jumps;
+  // In any order a column that is used at all is read once.
+  if (enough < graph.num_cols) return false;
+  order = walk(graph, Clusters(propagate_labels(graph)));
+  if (count_misses(graph, order) > enough) return false;
+  copy_rows(graph, order, ordered);
+  return true;
+}
+
+}  // namespace fastgraph

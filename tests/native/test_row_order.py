@@ -1,0 +1,78 @@
+"""Rows with columns in common are brought together, where that saves reads."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from .cases import Sparse, compress
+
+
+def communities(
+    lib: Any, num_nodes: int, *, mixed: bool = True, size: int = 50, noise: float = 0.1
+) -> Sparse:
+    """Nodes with 30 edges each, most of them to the other nodes of their community."""
+    generator = torch.Generator().manual_seed(0)
+    first = torch.arange(num_nodes).repeat_interleave(30)
+
+    def integers(high: int) -> Tensor:
+        return torch.randint(high, first.shape, generator=generator)
+
+    inside = torch.rand(first.shape, generator=generator) > noise
+    second = torch.where(inside, first // size * size + integers(size), integers(num_nodes))
+    node = torch.randperm(num_nodes, generator=generator) if mixed else torch.arange(num_nodes)
+    return compress(lib, node[first], node[second], num_nodes, num_nodes)
+
+
+def order_rows(lib: Any, graph: Sparse) -> Sparse | None:
+    rowptr, index = torch.empty_like(graph.rowptr), torch.empty_like(graph.index)
+    edge_id, row_id = torch.empty_like(index), torch.empty(graph.num_rows, dtype=torch.int32)
+    if not lib.order_rows(*graph.csr[:4], rowptr, index, edge_id, row_id):
+        return None
+    return Sparse(
+        graph.row, graph.col, graph.num_rows, graph.num_cols, rowptr, index, edge_id, row_id
+    )
+
+
+def test_mixed_communities_come_together(lib: Any) -> None:
+    graph = communities(lib, 10_000)
+    ordered = order_rows(lib, graph)
+    assert ordered is not None and ordered.row_id is not None
+    rows = ordered.row_id.long()
+    assert torch.equal(rows.sort().values, torch.arange(10_000))
+    expected = graph.in_order(rows)
+    assert torch.equal(ordered.rowptr, expected.rowptr)
+    assert torch.equal(ordered.index, expected.index)
+    assert torch.equal(ordered.entry, expected.entry)
+
+    def columns_of_200_rows(matrix: Sparse) -> float:
+        parts = itertools.pairwise(matrix.rowptr[::200])
+        counts = [matrix.index[begin:end].unique().numel() for begin, end in parts]
+        return sum(counts) / len(counts)
+
+    # 200 rows of four communities have 600 edges to elsewhere.
+    assert columns_of_200_rows(ordered) < 1000 < 3000 < columns_of_200_rows(graph)
+
+
+def test_communities_that_stand_together_are_left_alone(lib: Any) -> None:
+    assert order_rows(lib, communities(lib, 10_000, mixed=False)) is None
+
+
+@pytest.mark.parametrize("num_nodes", [50, 4000])
+def test_what_fits_in_the_cache_is_left_alone(lib: Any, num_nodes: int) -> None:
+    assert order_rows(lib, communities(lib, num_nodes)) is None
+
+
+def test_what_no_order_helps_is_left_alone(lib: Any) -> None:
+    assert order_rows(lib, communities(lib, 10_000, noise=1.0)) is None
+    empty = torch.empty(0, dtype=torch.int64)
+    assert order_rows(lib, compress(lib, empty, empty, 10_000, 10_000)) is None
+    diagonal = torch.arange(10_000)
+    assert order_rows(lib, compress(lib, diagonal, diagonal.flip(0), 10_000, 10_000)) is None
+    hub = torch.zeros(20_000, dtype=torch.int64)
+    leaf = torch.arange(20_000)
+    assert order_rows(lib, compress(lib, hub, leaf, 20_000, 20_000)) is None
