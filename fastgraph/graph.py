@@ -123,11 +123,12 @@ class Graph:
         """Edges grouped by the node that aggregates: destination, or source when transposed."""
         return self.by_source if transpose else self.by_destination
 
-    def in_any_order(self, *, transpose: bool) -> Csr:
+    def in_any_order(self, gathered: Tensor, *, transpose: bool) -> Csr:
         """:meth:`grouped` for kernels of the CPU that take rows in any order, to the same result.
 
         Once it was used a few times, nodes that have neighbours in common follow each other, if
-        that saves enough reads from memory (``csrc/cpu/row_order.cpp``).
+        that saves enough reads from memory (``csrc/cpu/row_order.cpp``) for rows as large as those
+        of ``gathered``.
         """
         rows = self._ordered.get(transpose)
         if rows is None:
@@ -136,7 +137,7 @@ class Graph:
             if self._uses[transpose] > USES_BEFORE_ORDERING:
                 if self._may_be_ordered:
                     with _normal_mode():
-                        rows = _order_rows(rows)
+                        rows = _order_rows(rows, gathered[:1].nbytes)
                 self._ordered[transpose] = rows
         return rows
 
@@ -300,10 +301,10 @@ def _transpose(rows: Csr, num_cols: int) -> Csr:
     return Csr(ptr, row_of_entry[order].int(), edge_id, int(_longest(ptr)))
 
 
-def _order_rows(rows: Csr) -> Csr:
+def _order_rows(rows: Csr, row_bytes: int) -> Csr:
     ptr, row_id = torch.empty_like(rows.ptr), rows.col.new_empty(rows.ptr.numel() - 1)
     col, edge_id = torch.empty_like(rows.col), torch.empty_like(rows.col)
-    if not native.library().order_rows(*rows[:4], ptr, col, edge_id, row_id):
+    if not native.library().order_rows(*rows[:4], row_bytes, ptr, col, edge_id, row_id):
         return rows
     return Csr(ptr, col, edge_id, rows.longest, row_id)
 

@@ -94,6 +94,9 @@ def test_degrees_and_repr() -> None:
     assert repr(graph) == "Graph(num_src=3, num_dst=4, num_edges=3)"
 
 
+WIDE = torch.empty(5000, 256)
+
+
 def mixed_communities(num_nodes: int = 5000) -> Tensor:
     """Nodes with 20 edges to others of their fifty, numbered at random."""
     first = torch.arange(num_nodes).repeat(20)
@@ -105,30 +108,38 @@ def test_rows_are_put_in_order_after_some_uses() -> None:
     graph = Graph(mixed_communities(), 5000, 5000)
     for transpose in (False, True):
         for _ in range(USES_BEFORE_ORDERING):
-            assert graph.in_any_order(transpose=transpose) is graph.grouped(transpose=transpose)
-        ordered = graph.in_any_order(transpose=transpose)
+            assert graph.in_any_order(WIDE, transpose=transpose) is graph.grouped(
+                transpose=transpose
+            )
+        ordered = graph.in_any_order(WIDE, transpose=transpose)
         assert ordered.row_id is not None
-        assert graph.in_any_order(transpose=transpose) is ordered
+        assert graph.in_any_order(WIDE, transpose=transpose) is ordered
         # What depends on the order still comes from rows in theirs.
         assert graph.grouped(transpose=transpose).row_id is None
-    groupings = (graph.grouped, graph.in_any_order)
-    held = sum(rows(transpose=t).nbytes for rows in groupings for t in (False, True))
-    assert graph.nbytes == held
+    held = [
+        rows
+        for t in (False, True)
+        for rows in (graph.grouped(transpose=t), graph.in_any_order(WIDE, transpose=t))
+    ]
+    assert graph.nbytes == sum(rows.nbytes for rows in held)
 
 
 def test_rows_stay_where_they_are_unless_that_helps() -> None:
     no_better = Graph(random_edges(5000, 5000, 100_000), 5000, 5000)
     bipartite = Graph(mixed_communities(), 5000, 5001)
+    narrow = Graph(mixed_communities(), 5000, 5000)
+    for _ in range(1 + USES_BEFORE_ORDERING):  # a cache holds all that is gathered
+        assert narrow.in_any_order(WIDE[:, :16], transpose=False) is narrow.by_destination
     renumbered = Graph(mixed_communities(), 5000, 5000)
     for _ in range(USES_BEFORE_ORDERING):
-        renumbered.in_any_order(transpose=False)
+        renumbered.in_any_order(WIDE, transpose=False)
     renumbered = renumbered.renumbered()
     for graph in (no_better, bipartite, renumbered):
         for _ in range(USES_BEFORE_ORDERING):
-            rows = graph.in_any_order(transpose=False)
+            rows = graph.in_any_order(WIDE, transpose=False)
             assert rows is graph.by_destination
     for graph in (no_better, bipartite):
-        assert graph.in_any_order(transpose=False) is graph.by_destination
+        assert graph.in_any_order(WIDE, transpose=False) is graph.by_destination
 
 
 def lookup(index: Tensor) -> Graph:

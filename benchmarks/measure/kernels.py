@@ -30,7 +30,7 @@ def measure_bandwidth(graph: GraphData, loops: MinimalLoops, effort: Effort) -> 
     index = graph.edge_index
     for _ in range(USES_BEFORE_ORDERING):
         spmm(x, index)
-    rows = graph_of(index, None, len(x), len(x)).in_any_order(transpose=False)
+    rows = graph_of(index, None, len(x), len(x)).in_any_order(x, transpose=False)
     contestants = [
         Contestant("minimal_read", loops.read(rows.ptr, rows.col, x)),
         Contestant("minimal_sum", loops.sum(rows.ptr, rows.col, x)),

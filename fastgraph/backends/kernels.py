@@ -27,7 +27,7 @@ def native_kernels(
         leaves_edges: ``kLeavesEdges`` of the library's ``device.h``.
         any_row_order: ``kAnyRowOrder`` there.
     """
-    device = _Device(library, leaves_edges, Graph.in_any_order if any_row_order else Graph.grouped)
+    device = _Device(library, leaves_edges, any_row_order)
     plain = _Plain(device)
     gatv2 = _Attention(
         device, "gatv2", rows=1, by_dst=(1, 2, 3, 4), per_edge=(3,), sums_over_rows=True
@@ -66,24 +66,30 @@ class _Device(NamedTuple):
 
     ``library`` gives the native library. ``leaves_edges`` says whether two numbers for each edge
     and head pass from one backward pass of attention to the other, or one for each aggregating node
-    and head. ``grouped`` gives the edges of a graph by the nodes that aggregate.
+    and head; ``any_row_order`` whether kernels take the rows of a graph in any order.
     """
 
     library: Callable[[], Any]
     leaves_edges: bool
-    grouped: Callable[..., Csr]
+    any_row_order: bool
+
+    def rows(self, graph: Graph, gathered: Tensor, transpose: bool) -> Csr:
+        """The edges by the nodes that aggregate features of others, ``gathered``."""
+        if self.any_row_order:
+            return graph.in_any_order(gathered, transpose=transpose)
+        return graph.grouped(transpose=transpose)
 
 
 class _Plain:
     """The kernels of all operators but attention."""
 
     def __init__(self, device: _Device) -> None:
-        self._library, _, self._grouped = device
+        self._device, self._library = device, device.library
 
     def spmm(
         self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
     ) -> Tensor:
-        rows = self._grouped(graph, transpose=transpose)
+        rows = self._device.rows(graph, x, transpose)
         row_scale, col_scale = _scales(graph, reduce, transpose, x.dtype)
         out = empty(x, (rows.ptr.numel() - 1, x.shape[1]))
         weight = None if weight is None else weight.contiguous()
@@ -94,7 +100,7 @@ class _Plain:
         row_scale, col_scale = _scales(graph, reduce, transpose, x.dtype)
         if col_scale is not None:  # scale rows of the transposed graph instead
             transpose, row_scale, grad, x = not transpose, col_scale, x, grad
-        rows = self._grouped(graph, transpose=transpose)
+        rows = self._device.rows(graph, x, transpose)
         out = empty(x, (graph.num_edges,))
         self._library().sddmm(*rows, row_scale, grad, x, out)
         return out
@@ -108,7 +114,7 @@ class _Plain:
         transpose: bool,
         ties: str,
     ) -> tuple[Tensor, Tensor]:
-        rows = self._grouped(graph, transpose=transpose)
+        rows = self._device.rows(graph, x, transpose)
         out = empty(x, (rows.ptr.numel() - 1, x.shape[1]))
         record = empty(x, (0,) if ties == "none" else out.shape, torch.int32)
         self._library().segment_reduce(
@@ -133,7 +139,7 @@ class _Plain:
         transpose: bool,
         ties: str,
     ) -> Tensor:
-        cols = self._grouped(graph, transpose=not transpose)
+        cols = self._device.rows(graph, grad, not transpose)
         grad_x = empty(x, x.shape)
         if ties == "split":
             share = empty(grad, grad.shape)
@@ -184,8 +190,7 @@ class _Attention:
         per_edge: tuple[int, ...] = (),
         sums_over_rows: bool = False,
     ) -> None:
-        self._library, self._leaves_edges, self._grouped = device
-        self._grouped_by_dst = Graph.grouped if sums_over_rows else self._grouped
+        self._device, self._library, self._sums_over_rows = device, device.library, sums_over_rows
         self._name, self._rows, self._by_dst, self._per_edge = name, rows, by_dst, per_edge
 
     def forward(self, graph: Graph, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -197,7 +202,7 @@ class _Attention:
         stats = empty(rows, (*rows.shape[:2], 2), accumulator(rows.dtype))
         alpha = empty(rows, (graph.num_edges if weights else 0, heads))
         getattr(self._library(), self._name)(
-            *self._grouped(graph, transpose=transpose),
+            *self._device.rows(graph, inputs[0], transpose),
             *inputs,
             option,
             dropout,
@@ -217,16 +222,23 @@ class _Attention:
             for position, tensor in enumerate(inputs)
         ]
         rows, heads, _ = stats.shape
-        between = empty(stats, (graph.num_edges, heads, 2) if self._leaves_edges else (rows, heads))
+        between = empty(
+            stats, (graph.num_edges, heads, 2) if self._device.leaves_edges else (rows, heads)
+        )
         arguments = (*inputs, option, dropout, seed, stats, grad, grad_alpha, between)
         by_dst = [gradients[i] for i in self._by_dst]
         by_src = [g for i, g in enumerate(gradients) if i not in self._by_dst]
-        by_row = self._grouped_by_dst(graph, transpose=transpose)
-        by_col = self._grouped(graph, transpose=not transpose)
+        by_row = self._rows_of_destinations(graph, inputs[0], transpose)
+        by_col = self._device.rows(graph, grad, not transpose)
         library = self._library()
         getattr(library, f"{self._name}_backward_dst")(*by_row, *arguments, *by_dst)
         getattr(library, f"{self._name}_backward_src")(*by_col, *arguments, *by_src)
         return tuple(None if g is None else g.to(grad.dtype) for g in gradients)
+
+    def _rows_of_destinations(self, graph: Graph, gathered: Tensor, transpose: bool) -> Csr:
+        if self._sums_over_rows:
+            return graph.grouped(transpose=transpose)
+        return self._device.rows(graph, gathered, transpose)
 
     def _empty_gradient(self, position: int, tensor: Tensor) -> Tensor:
         if position in self._per_edge:

@@ -146,6 +146,7 @@ def order_rows(lib: Library, draw: Draw) -> Prepared:
     row_id = torch.full((num_rows,), -7, dtype=torch.int32)
     call = graph.arguments
     del call["row_id"]
+    call |= {"row_bytes": draw.one_of(1024, 4096)}
     call |= {"rowptr_out": rowptr, "col_out": index, "edge_id_out": edge_id, "row_id_out": row_id}
 
     def check(is_ordered: Any) -> None:

@@ -137,6 +137,7 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
         },
         "order_rows": {
             **ascending,
+            "row_bytes": 1024,
             "rowptr_out": rowptr.clone(),
             "col_out": col.clone(),
             "edge_id_out": torch.empty_like(col),

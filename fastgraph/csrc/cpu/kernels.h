@@ -43,8 +43,9 @@ CsrDefect check_csr(Indices<Index> ptr, Indices<Index> index, MutableCsr graph);
 void transpose_csr(const Csr& graph, MutableCsr transpose);
 
 // The rows of a square matrix in an order in which those with columns in common are close to each
-// other; false, and no result, unless kernels that gather by it read much less from memory then.
-bool order_rows(const Csr& graph, MutableCsr ordered);
+// other; false, and no result, unless kernels that gather rows of so many bytes by it read much
+// less from memory then.
+bool order_rows(const Csr& graph, int64_t row_bytes, MutableCsr ordered);
 
 // out[r] = row_scale[r] * sum over entries e of row r of
 //          weight[edge(e)] * col_scale[col[e]] * x[col[e]]; null factors are 1.

@@ -15,13 +15,14 @@
 namespace fastgraph {
 namespace {
 
-// How many gathered rows the cache is taken to hold: a MiB of 256 floats each.
-constexpr int64_t kCachedRows = 1024;
+// The cache of one core, about.
+constexpr int64_t kCacheBytes = 1 << 20;
 
-// A matrix of no more columns than this needs no order: caches hold most of what is gathered.
-constexpr int64_t kSmall = 4 * kCachedRows;
+// If so many caches hold all that is gathered, no order is needed.
+constexpr int64_t kFewCaches = 4;
 
-constexpr int32_t kMaxCluster = kCachedRows / 2;
+// A cluster may have at most this part of the rows that the cache holds.
+constexpr double kPartOfCluster = 0.5;
 
 // Label propagation ends when hardly any row changes its label, or after so many sweeps.
 constexpr int kSweeps = 8;
@@ -37,19 +38,19 @@ constexpr int64_t kJump = 2;
 // The part of the cost that another order must leave at most, to be worth the time to find it.
 constexpr double kWorthwhile = 0.8;
 
-// The number of columns that are not in the cache when the rows are read in this order, if it is
-// emptied whenever it is full.
-int64_t count_misses(const Csr& graph, const std::vector<int32_t>& order) {
+// The number of columns that are not in the cache when the rows are read in this order, if it holds
+// that many, and is emptied whenever it is full.
+int64_t count_misses(const Csr& graph, const std::vector<int32_t>& order, int64_t cached) {
   std::vector<int32_t> filling_of(graph.num_cols, -1);
   int32_t filling = 0;
-  int64_t misses = 0, room = kCachedRows;
+  int64_t misses = 0, room = cached;
   for (const int32_t row : order) {
     for (int64_t e = graph.rowptr[row]; e < graph.rowptr[row + 1]; ++e) {
       int32_t& last = filling_of[graph.col[e]];
       if (last == filling) continue;
       if (room == 0) {
         ++filling;
-        room = kCachedRows;
+        room = cached;
       }
       last = filling;
       --room;
@@ -84,7 +85,7 @@ class Links {
 };
 
 // A label for each row: the one that most of its columns have, among clusters that are not full.
-std::vector<int32_t> propagate_labels(const Csr& graph) {
+std::vector<int32_t> propagate_labels(const Csr& graph, int64_t max_size) {
   std::vector<int32_t> label(graph.num_rows), size(graph.num_rows, 1);
   std::iota(label.begin(), label.end(), 0);
   Links links(graph.num_rows);
@@ -98,7 +99,7 @@ std::vector<int32_t> propagate_labels(const Csr& graph) {
       const int32_t own = label[row];
       int32_t best = own, most = 0;
       links.drain([&](int32_t cluster, int32_t count) {
-        const bool fits = cluster == own || size[cluster] < kMaxCluster;
+        const bool fits = cluster == own || size[cluster] < max_size;
         if (fits && (count > most || (count == most && cluster == own))) {
           best = cluster;
           most = count;
@@ -201,16 +202,18 @@ void copy_rows(const Csr& graph, const std::vector<int32_t>& order, MutableCsr o
 
 }  // namespace
 
-bool order_rows(const Csr& graph, MutableCsr ordered) {
-  if (graph.num_cols <= kSmall) return false;
+bool order_rows(const Csr& graph, int64_t row_bytes, MutableCsr ordered) {
+  const int64_t cached = kCacheBytes / std::clamp<int64_t>(row_bytes, 1, kCacheBytes / 64);
+  if (graph.num_cols <= kFewCaches * cached) return false;
   std::vector<int32_t> order(graph.num_rows);
   std::iota(order.begin(), order.end(), 0);
   const int64_t jumps = kJump * graph.num_rows;
-  const double enough = kWorthwhile * count_misses(graph, order) - jumps;
+  const double enough = kWorthwhile * count_misses(graph, order, cached) - jumps;
   // In any order a column that is used at all is read once.
   if (enough < graph.num_cols) return false;
-  order = walk(graph, Clusters(propagate_labels(graph)));
-  if (count_misses(graph, order) > enough) return false;
+  const auto max_size = static_cast<int64_t>(kPartOfCluster * cached);
+  order = walk(graph, Clusters(propagate_labels(graph, max_size)));
+  if (count_misses(graph, order, cached) > enough) return false;
   copy_rows(graph, order, ordered);
   return true;
 }
