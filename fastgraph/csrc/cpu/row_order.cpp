@@ -21,8 +21,13 @@ constexpr int64_t kCacheBytes = 1 << 20;
 // If so many caches hold all that is gathered, no order is needed.
 constexpr int64_t kFewCaches = 4;
 
-// A cluster may have at most this part of the rows that the cache holds.
-constexpr double kPartOfCluster = 0.5;
+// The rows that the cache holds are those of so many clusters or more: the walk brings small ones
+// together better than label propagation makes large ones.
+constexpr int64_t kCachedClusters = 16;
+
+// What remains of a link after each step of the walk, and when it is forgotten.
+constexpr double kRemains = 0.5;
+constexpr double kForgotten = 1e-3;
 
 // Label propagation ends when hardly any row changes its label, or after so many sweeps.
 constexpr int kSweeps = 8;
@@ -31,9 +36,9 @@ constexpr double kHardlyAny = 0.02;
 // Entries of a row, evenly spread, that label propagation looks at.
 constexpr int64_t kSample = 256;
 
-// What it costs to visit a row that is far from the last one, in misses: its own features and its
-// result are not where the processor expects them.
-constexpr int64_t kJump = 2;
+// What it costs to visit a row that is far from the last one, in misses: its own features, its
+// result and what its edges carry are not where the processor expects them.
+constexpr int64_t kJump = 4;
 
 // The part of the cost that another order must leave at most, to be worth the time to find it.
 constexpr double kWorthwhile = 0.8;
@@ -60,27 +65,36 @@ int64_t count_misses(const Csr& graph, const std::vector<int32_t>& order, int64_
   return misses;
 }
 
-// How many links lead to each of some clusters.
+// The strength of the links that lead to each of some clusters.
 class Links {
  public:
-  explicit Links(int64_t num_clusters) : count_(num_clusters, 0) {}
+  explicit Links(int64_t num_clusters) : strength_(num_clusters, 0) {}
 
   void add(int32_t cluster) {
-    if (count_[cluster]++ == 0) found_.push_back(cluster);
+    if (strength_[cluster] == 0) found_.push_back(cluster);
+    strength_[cluster] += 1;
   }
 
-  // Calls body(cluster, number of links) for those that were added, and forgets them.
+  // Calls body(cluster, strength) for the clusters that links lead to, and lets this part of their
+  // strength remain.
   template <typename Body>
-  void drain(const Body& body) {
+  void weaken(double part, const Body& body) {
+    size_t kept = 0;
     for (const int32_t cluster : found_) {
-      body(cluster, count_[cluster]);
-      count_[cluster] = 0;
+      double& strength = strength_[cluster];
+      body(cluster, strength);
+      strength *= part;
+      if (strength > kForgotten) {
+        found_[kept++] = cluster;
+      } else {
+        strength = 0;
+      }
     }
-    found_.clear();
+    found_.resize(kept);
   }
 
  private:
-  std::vector<int32_t> count_;
+  std::vector<double> strength_;
   std::vector<int32_t> found_;
 };
 
@@ -97,12 +111,13 @@ std::vector<int32_t> propagate_labels(const Csr& graph, int64_t max_size) {
       const int64_t step = 1 + (end - begin) / kSample;
       for (int64_t e = begin; e < end; e += step) links.add(label[graph.col[e]]);
       const int32_t own = label[row];
-      int32_t best = own, most = 0;
-      links.drain([&](int32_t cluster, int32_t count) {
+      int32_t best = own;
+      double most = 0;
+      links.weaken(0, [&](int32_t cluster, double strength) {
         const bool fits = cluster == own || size[cluster] < max_size;
-        if (fits && (count > most || (count == most && cluster == own))) {
+        if (fits && (strength > most || (strength == most && cluster == own))) {
           best = cluster;
-          most = count;
+          most = strength;
         }
       });
       --size[own];
@@ -143,8 +158,8 @@ struct Clusters {
   int64_t size(int64_t cluster) const { return begin[cluster + 1] - begin[cluster]; }
 };
 
-// All rows, cluster after cluster: the next is the one that has the most links from the last for
-// its size, or else the first that is left.
+// All rows, cluster after cluster: the next is the one with the strongest links for its size, those
+// from the last one before older ones, or else the first that is left.
 std::vector<int32_t> walk(const Csr& graph, const Clusters& clusters) {
   std::vector<int32_t> order;
   order.reserve(graph.num_rows);
@@ -162,11 +177,11 @@ std::vector<int32_t> walk(const Csr& graph, const Clusters& clusters) {
     }
     int32_t strongest = -1;
     double most = 0;
-    links.drain([&](int32_t other, int32_t count) {
-      const double strength = static_cast<double>(count) / clusters.size(other);
-      if (strength > most) {
+    links.weaken(kRemains, [&](int32_t other, double strength) {
+      const double density = strength / clusters.size(other);
+      if (!visited[other] && density > most) {
         strongest = other;
-        most = strength;
+        most = density;
       }
     });
     return strongest;
@@ -211,8 +226,7 @@ bool order_rows(const Csr& graph, int64_t row_bytes, MutableCsr ordered) {
   const double enough = kWorthwhile * count_misses(graph, order, cached) - jumps;
   // In any order a column that is used at all is read once.
   if (enough < graph.num_cols) return false;
-  const auto max_size = static_cast<int64_t>(kPartOfCluster * cached);
-  order = walk(graph, Clusters(propagate_labels(graph, max_size)));
+  order = walk(graph, Clusters(propagate_labels(graph, cached / kCachedClusters)));
   if (count_misses(graph, order, cached) > enough) return false;
   copy_rows(graph, order, ordered);
   return true;
