@@ -20,8 +20,9 @@ from fastgraph.memo import MEMO, remembered, tensor_key
 
 MAX_INDEX = 2**31 - 1
 
-USES_BEFORE_ORDERING = 8
-"""How often kernels use a grouping as it is. Ordering its rows takes as long as a few uses."""
+USES_BEFORE_ORDERING = 16
+"""How often kernels use a grouping as it is. Ordering its rows takes as long as a few uses, and a
+model of several layers uses the graph of a mini-batch as often as it has layers."""
 
 
 class Csr(NamedTuple):
@@ -109,6 +110,7 @@ class Graph:
         self._by_source: Csr | None = None
         self._inverse_degrees: dict[tuple[bool, torch.dtype], Tensor] = {}
         self._uses = [0, 0]
+        self._most_gathered = 0
         self._ordered: dict[bool, Csr] = {}
 
     @property
@@ -127,17 +129,18 @@ class Graph:
         """:meth:`grouped` for kernels of the CPU that take rows in any order, to the same result.
 
         Once it was used a few times, nodes that have neighbours in common follow each other, if
-        that saves enough reads from memory (``csrc/cpu/row_order.cpp``) for rows as large as those
-        of ``gathered``.
+        that saves enough reads from memory (``csrc/cpu/row_order.cpp``) where features are as wide
+        as the widest that were ``gathered`` until then.
         """
         rows = self._ordered.get(transpose)
         if rows is None:
             rows = self.grouped(transpose=transpose)
             self._uses[transpose] += 1
+            self._most_gathered = max(self._most_gathered, gathered.nbytes)
             if self._uses[transpose] > USES_BEFORE_ORDERING:
                 if self._may_be_ordered:
                     with _normal_mode():
-                        rows = _order_rows(rows, gathered[:1].nbytes)
+                        rows = _order_rows(rows, self._most_gathered // max(self.num_src, 1))
                 self._ordered[transpose] = rows
         return rows
 

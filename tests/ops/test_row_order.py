@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.backends.base import FLOATING
-from fastgraph.graph import USES_BEFORE_ORDERING, graph_of
+from fastgraph.graph import graph_of
 
 NUM_NODES, NUM_EDGES, SIZE = 5000, 60_000, 50
 HEADS, CHANNELS, EDGE_DIM = 2, 257, 3
@@ -69,7 +69,9 @@ OPERATORS: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
 
 @pytest.mark.parametrize("dtype", FLOATING)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_results_have_the_same_bits(name: str, dtype: torch.dtype) -> None:
+def test_results_have_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype
+) -> None:
     operator, shapes = OPERATORS[name]
     index = mixed_communities()
     inputs = [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
@@ -83,10 +85,10 @@ def test_results_have_the_same_bits(name: str, dtype: torch.dtype) -> None:
         return [*outputs, *torch.autograd.grad(loss, inputs)]
 
     first = results()
-    for _ in range(USES_BEFORE_ORDERING):
-        last = results()
+    monkeypatch.setattr("fastgraph.graph.USES_BEFORE_ORDERING", 1)
+    last = results()
     graph = graph_of(index, None, NUM_NODES, NUM_NODES)
-    assert graph.in_any_order(inputs[0], transpose=False).row_id is not None
-    assert graph.in_any_order(inputs[0], transpose=True).row_id is not None
+    assert graph._ordered.keys() == {False, True}
+    assert all(rows.row_id is not None for rows in graph._ordered.values())
     for before, after in zip(first, last, strict=True):
         assert torch.equal(before, after)
