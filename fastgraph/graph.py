@@ -20,9 +20,9 @@ from fastgraph.memo import MEMO, remembered, tensor_key
 
 MAX_INDEX = 2**31 - 1
 
-USES_BEFORE_ORDERING = 16
-"""How often kernels use a grouping as it is. Ordering its rows takes as long as a few uses, and a
-model of several layers uses the graph of a mini-batch as often as it has layers."""
+USES_BEFORE_ORDERING = 32
+"""How often kernels use a grouping as it is. Ordering its rows takes as long as five or ten uses,
+and a model of several layers uses the graph of a mini-batch as often as it has layers, or twice."""
 
 
 class Csr(NamedTuple):
@@ -111,7 +111,7 @@ class Graph:
         self._inverse_degrees: dict[tuple[bool, torch.dtype], Tensor] = {}
         self._uses = [0, 0]
         self._most_gathered = 0
-        self._ordered: dict[bool, Csr] = {}
+        self._ordered: dict[tuple[bool, bool], Csr] = {}
 
     @property
     def by_source(self) -> Csr:
@@ -125,24 +125,40 @@ class Graph:
         """Edges grouped by the node that aggregates: destination, or source when transposed."""
         return self.by_source if transpose else self.by_destination
 
-    def in_any_order(self, gathered: Tensor, *, transpose: bool) -> Csr:
+    def in_any_order(self, gathered: Tensor, *, transpose: bool, attention: bool = False) -> Csr:
         """:meth:`grouped` for kernels of the CPU that take rows in any order, to the same result.
 
         Once it was used a few times, nodes that have neighbours in common follow each other, if
-        that saves enough reads from memory (``csrc/cpu/row_order.cpp``) where features are as wide
-        as the widest that were ``gathered`` until then.
+        that saves enough reads from memory (``csrc/cpu/row_order.cpp``). This is decided once, for
+        features as wide as the widest that were ``gathered`` until then; much narrower ones get the
+        rows as they are.
+
+        Args:
+            gathered: the features that the kernel gathers, one row for each node.
+            transpose: as for :meth:`grouped`.
+            attention: whether the kernel is one of attention, which needs more of a saving.
         """
-        rows = self._ordered.get(transpose)
+        rows = self._ordered.get((transpose, attention))
         if rows is None:
-            rows = self.grouped(transpose=transpose)
             self._uses[transpose] += 1
             self._most_gathered = max(self._most_gathered, gathered.nbytes)
-            if self._uses[transpose] > USES_BEFORE_ORDERING:
-                if self._may_be_ordered:
-                    with _normal_mode():
-                        rows = _order_rows(rows, self._most_gathered // max(self.num_src, 1))
-                self._ordered[transpose] = rows
+            if self._uses[transpose] <= USES_BEFORE_ORDERING:
+                return self.grouped(transpose=transpose)
+            self._decide_order(transpose)
+            rows = self._ordered[transpose, attention]
+        if rows.row_id is not None and 4 * gathered.nbytes < self._most_gathered:
+            return self.grouped(transpose=transpose)
         return rows
+
+    def _decide_order(self, transpose: bool) -> None:
+        rows = self.grouped(transpose=transpose)
+        for_sums, for_attention = rows, rows
+        if self._may_be_ordered:
+            row_bytes = self._most_gathered // max(self.num_src, 1)
+            with _normal_mode():
+                for_sums, for_attention = _order_rows(rows, row_bytes)
+        self._ordered[transpose, False] = for_sums
+        self._ordered[transpose, True] = for_attention
 
     @property
     def _may_be_ordered(self) -> bool:
@@ -304,12 +320,13 @@ def _transpose(rows: Csr, num_cols: int) -> Csr:
     return Csr(ptr, row_of_entry[order].int(), edge_id, int(_longest(ptr)))
 
 
-def _order_rows(rows: Csr, row_bytes: int) -> Csr:
+def _order_rows(rows: Csr, row_bytes: int) -> tuple[Csr, Csr]:
+    """The rows as sums and as attention should visit them, where they gather so many bytes each."""
     ptr, row_id = torch.empty_like(rows.ptr), rows.col.new_empty(rows.ptr.numel() - 1)
     col, edge_id = torch.empty_like(rows.col), torch.empty_like(rows.col)
-    if not native.library().order_rows(*rows[:4], row_bytes, ptr, col, edge_id, row_id):
-        return rows
-    return Csr(ptr, col, edge_id, rows.longest, row_id)
+    helped = native.library().order_rows(*rows[:4], row_bytes, ptr, col, edge_id, row_id)
+    ordered = Csr(ptr, col, edge_id, rows.longest, row_id)
+    return ordered if helped > 0 else rows, ordered if helped > 1 else rows
 
 
 def _starts(keys: Tensor, size: int) -> Tensor:

@@ -129,8 +129,34 @@ def test_the_widest_features_decide_about_the_order() -> None:
     graph = Graph(mixed_communities(), 5000, 5000)
     graph.in_any_order(WIDE, transpose=False)
     for _ in range(USES_BEFORE_ORDERING):
-        rows = graph.in_any_order(torch.empty(5000, 7), transpose=False)
-    assert rows.row_id is not None
+        graph.in_any_order(torch.empty(5000, 7), transpose=False)
+    assert graph.in_any_order(WIDE, transpose=False).row_id is not None
+
+
+def test_much_narrower_features_get_the_rows_as_they_are() -> None:
+    graph = Graph(mixed_communities(), 5000, 5000)
+    for _ in range(1 + USES_BEFORE_ORDERING):
+        graph.in_any_order(WIDE, transpose=False)
+    assert graph.in_any_order(WIDE[:, :64].contiguous(), transpose=False).row_id is not None
+    assert graph.in_any_order(torch.empty(5000, 63), transpose=False).row_id is None
+
+
+def test_attention_needs_more_of_a_saving() -> None:
+    first = torch.arange(5000).repeat(5)
+    near = first // 50 * 50 + torch.randint(50, first.shape)
+    edges = torch.randperm(5000)[torch.stack([first, near])]
+    graph = Graph(edges, 5000, 5000)
+    for _ in range(1 + USES_BEFORE_ORDERING):
+        graph.in_any_order(WIDE, transpose=False)
+    assert graph.in_any_order(WIDE, transpose=False).row_id is not None
+    assert graph.in_any_order(WIDE, transpose=False, attention=True).row_id is None
+
+
+def test_isolated_nodes_do_not_stand_in_the_way() -> None:
+    graph = Graph(mixed_communities(), 50_000, 50_000)
+    for _ in range(1 + USES_BEFORE_ORDERING):
+        graph.in_any_order(torch.empty(50_000, 256), transpose=False)
+    assert graph.in_any_order(torch.empty(50_000, 256), transpose=False).row_id is not None
 
 
 def test_rows_stay_where_they_are_unless_that_helps() -> None:

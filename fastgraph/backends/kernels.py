@@ -33,7 +33,7 @@ def native_kernels(
         device, "gatv2", rows=1, by_dst=(1, 2, 3, 4), per_edge=(3,), sums_over_rows=True
     )
     gat = _Attention(device, "gat", rows=2, by_dst=(2, 3))
-    attention = _Attention(device, "attention", rows=0, by_dst=(0, 3), per_edge=(3,))
+    attention = _Attention(device, "attention", rows=0, by_dst=(0, 3), per_edge=(3,), gathered=1)
     return {
         "spmm": plain.spmm,
         "sddmm": plain.sddmm,
@@ -73,10 +73,12 @@ class _Device(NamedTuple):
     leaves_edges: bool
     any_row_order: bool
 
-    def rows(self, graph: Graph, gathered: Tensor, transpose: bool) -> Csr:
+    def rows(
+        self, graph: Graph, gathered: Tensor, transpose: bool, *, attention: bool = False
+    ) -> Csr:
         """The edges by the nodes that aggregate features of others, ``gathered``."""
         if self.any_row_order:
-            return graph.in_any_order(gathered, transpose=transpose)
+            return graph.in_any_order(gathered, transpose=transpose, attention=attention)
         return graph.grouped(transpose=transpose)
 
 
@@ -177,6 +179,7 @@ class _Attention:
         by_dst: positions of the inputs whose gradients the pass over destinations writes; those of
             the others come from the pass over sources.
         per_edge: positions of inputs ``[E, channels]`` to whose gradients all heads add.
+        gathered: the position of a tensor of the gathered nodes among the inputs.
         sums_over_rows: whether the pass over destinations adds up what belongs to no row, to bits
             that depend on the order of rows.
     """
@@ -188,10 +191,12 @@ class _Attention:
         rows: int,
         by_dst: tuple[int, ...],
         per_edge: tuple[int, ...] = (),
+        gathered: int = 0,
         sums_over_rows: bool = False,
     ) -> None:
         self._device, self._library, self._sums_over_rows = device, device.library, sums_over_rows
         self._name, self._rows, self._by_dst, self._per_edge = name, rows, by_dst, per_edge
+        self._gathered = gathered
 
     def forward(self, graph: Graph, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
         *inputs, transpose, option, dropout, seed, weights = given
@@ -202,7 +207,7 @@ class _Attention:
         stats = empty(rows, (*rows.shape[:2], 2), accumulator(rows.dtype))
         alpha = empty(rows, (graph.num_edges if weights else 0, heads))
         getattr(self._library(), self._name)(
-            *self._device.rows(graph, inputs[0], transpose),
+            *self._device.rows(graph, inputs[self._gathered], transpose, attention=True),
             *inputs,
             option,
             dropout,
@@ -228,8 +233,8 @@ class _Attention:
         arguments = (*inputs, option, dropout, seed, stats, grad, grad_alpha, between)
         by_dst = [gradients[i] for i in self._by_dst]
         by_src = [g for i, g in enumerate(gradients) if i not in self._by_dst]
-        by_row = self._rows_of_destinations(graph, inputs[0], transpose)
-        by_col = self._device.rows(graph, grad, not transpose)
+        by_row = self._rows_of_destinations(graph, inputs[self._gathered], transpose)
+        by_col = self._device.rows(graph, grad, not transpose, attention=True)
         library = self._library()
         getattr(library, f"{self._name}_backward_dst")(*by_row, *arguments, *by_dst)
         getattr(library, f"{self._name}_backward_src")(*by_col, *arguments, *by_src)
@@ -238,7 +243,7 @@ class _Attention:
     def _rows_of_destinations(self, graph: Graph, gathered: Tensor, transpose: bool) -> Csr:
         if self._sums_over_rows:
             return graph.grouped(transpose=transpose)
-        return self._device.rows(graph, gathered, transpose)
+        return self._device.rows(graph, gathered, transpose, attention=True)
 
     def _empty_gradient(self, position: int, tensor: Tensor) -> Tensor:
         if position in self._per_edge:

@@ -113,9 +113,9 @@ void bind_transpose_csr(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64
   transpose_csr(graph, transpose);
 }
 
-bool bind_order_rows(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-                     int64_t row_bytes, Tensor rowptr_out, Tensor col_out, Tensor edge_id_out,
-                     Tensor row_id_out) {
+int64_t bind_order_rows(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
+                        int64_t row_bytes, Tensor rowptr_out, Tensor col_out, Tensor edge_id_out,
+                        Tensor row_id_out) {
   check_ndim(rowptr, 1, "rowptr");
   const int64_t num_rows = rowptr.size(0) - 1;
   const Csr graph = checked_csr(rowptr, col, edge_id, longest, {}, num_rows, kByRow);
@@ -123,7 +123,7 @@ bool bind_order_rows(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t 
                                       num_rows, graph.num_entries);
   ordered.edge_id = checked<int32_t>(edge_id_out, {graph.num_entries}, "edge_id_out");
   ordered.row_id = checked<int32_t>(row_id_out, {num_rows}, "row_id_out");
-  return order_rows(graph, row_bytes, ordered);
+  return static_cast<int64_t>(order_rows(graph, row_bytes, ordered));
 }
 
 }  // namespace

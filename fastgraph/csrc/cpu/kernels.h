@@ -42,10 +42,13 @@ CsrDefect check_csr(Indices<Index> ptr, Indices<Index> index, MutableCsr graph);
 // The entries of `graph` by column, entries of one column in ascending order of their rows.
 void transpose_csr(const Csr& graph, MutableCsr transpose);
 
+// Which kernels read much less from memory for an order of rows.
+enum class RowOrder { kNone, kForSums, kForAll };
+
 // The rows of a square matrix in an order in which those with columns in common are close to each
-// other; false, and no result, unless kernels that gather rows of so many bytes by it read much
-// less from memory then.
-bool order_rows(const Csr& graph, int64_t row_bytes, MutableCsr ordered);
+// other, for kernels that gather rows of so many bytes by it; no result if that helps none of them.
+// kForSums are those of spmm, sddmm and segment_reduce.
+RowOrder order_rows(const Csr& graph, int64_t row_bytes, MutableCsr ordered);
 
 // out[r] = row_scale[r] * sum over entries e of row r of
 //          weight[edge(e)] * col_scale[col[e]] * x[col[e]]; null factors are 1.

@@ -36,19 +36,30 @@ constexpr double kHardlyAny = 0.02;
 // Entries of a row, evenly spread, that label propagation looks at.
 constexpr int64_t kSample = 256;
 
-// What it costs to visit a row that is far from the last one, in misses: its own features, its
-// result and what its edges carry are not where the processor expects them.
-constexpr int64_t kJump = 4;
+// Narrower rows cost so little to gather that finding an order would take longer than it saves.
+constexpr int64_t kNarrow = 128;
+
+// What visiting a row that is far from the last one costs besides a miss, in bytes that could be
+// gathered meanwhile: its own features, its result and what its edges carry are not where the
+// processor expects them. Attention has more of all these.
+constexpr double kJumpOfSums = 1 << 10;
+constexpr double kJumpOfAttention = 1 << 12;
 
 // The part of the cost that another order must leave at most, to be worth the time to find it.
 constexpr double kWorthwhile = 0.8;
 
-// The number of columns that are not in the cache when the rows are read in this order, if it holds
-// that many, and is emptied whenever it is full.
-int64_t count_misses(const Csr& graph, const std::vector<int32_t>& order, int64_t cached) {
+struct Reads {
+  int64_t misses = 0;
+  int64_t columns = 0;  // different ones
+};
+
+// What is read when the rows are visited in this order by a core whose cache holds so many columns,
+// and is emptied whenever it is full.
+Reads count_reads(const Csr& graph, const std::vector<int32_t>& order, int64_t cached) {
   std::vector<int32_t> filling_of(graph.num_cols, -1);
   int32_t filling = 0;
-  int64_t misses = 0, room = cached;
+  int64_t room = cached;
+  Reads reads;
   for (const int32_t row : order) {
     for (int64_t e = graph.rowptr[row]; e < graph.rowptr[row + 1]; ++e) {
       int32_t& last = filling_of[graph.col[e]];
@@ -57,12 +68,13 @@ int64_t count_misses(const Csr& graph, const std::vector<int32_t>& order, int64_
         ++filling;
         room = cached;
       }
+      reads.columns += last < 0;
       last = filling;
       --room;
-      ++misses;
+      ++reads.misses;
     }
   }
-  return misses;
+  return reads;
 }
 
 // The strength of the links that lead to each of some clusters.
@@ -217,19 +229,25 @@ void copy_rows(const Csr& graph, const std::vector<int32_t>& order, MutableCsr o
 
 }  // namespace
 
-bool order_rows(const Csr& graph, int64_t row_bytes, MutableCsr ordered) {
+RowOrder order_rows(const Csr& graph, int64_t row_bytes, MutableCsr ordered) {
   const int64_t cached = kCacheBytes / std::clamp<int64_t>(row_bytes, 1, kCacheBytes / 64);
-  if (graph.num_cols <= kFewCaches * cached) return false;
+  if (row_bytes < kNarrow || graph.num_cols <= kFewCaches * cached) return RowOrder::kNone;
   std::vector<int32_t> order(graph.num_rows);
   std::iota(order.begin(), order.end(), 0);
-  const int64_t jumps = kJump * graph.num_rows;
-  const double enough = kWorthwhile * count_misses(graph, order, cached) - jumps;
-  // In any order a column that is used at all is read once.
-  if (enough < graph.num_cols) return false;
+  const Reads before = count_reads(graph, order, cached);
+  const int64_t num_jumps = std::count_if(order.begin(), order.end(), [&](int32_t row) {
+    return graph.rowptr[row] < graph.rowptr[row + 1];
+  });
+  const auto enough = [&](double jump_bytes) {
+    return kWorthwhile * before.misses - num_jumps * (1 + jump_bytes / row_bytes);
+  };
+  // In any order each of the columns is read once.
+  if (enough(kJumpOfSums) <= before.columns) return RowOrder::kNone;
   order = walk(graph, Clusters(propagate_labels(graph, cached / kCachedClusters)));
-  if (count_misses(graph, order, cached) > enough) return false;
+  const int64_t misses = count_reads(graph, order, cached).misses;
+  if (misses > enough(kJumpOfSums)) return RowOrder::kNone;
   copy_rows(graph, order, ordered);
-  return true;
+  return misses > enough(kJumpOfAttention) ? RowOrder::kForSums : RowOrder::kForAll;
 }
 
 }  // namespace fastgraph
