@@ -12,8 +12,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +25,6 @@ from measure.output import RESULTS, write
 
 HEADS = 4
 _NEVER = sys.maxsize
-
-
-@contextmanager
-def _ordering_after(uses: int) -> Iterator[None]:
-    from fastgraph import graph
-
-    before, graph.USES_BEFORE_ORDERING = graph.USES_BEFORE_ORDERING, uses
-    try:
-        yield
-    finally:
-        graph.USES_BEFORE_ORDERING = before
 
 
 def _operators(num_nodes: int, channels: int) -> dict[str, Callable[[Any], Any]]:
@@ -76,19 +64,20 @@ def measure(edge_index: Any, num_nodes: int, channels: int, rounds: int) -> dict
     import torch
 
     from fastgraph import Graph
+    from measure.routing import ordering_after
     from measure.timing import Contestant, interleave
 
     graph = Graph(edge_index, num_nodes, num_nodes)
     _ = graph.by_source  # sorted before, and not timed
     gathered = torch.empty(num_nodes, channels)
-    with _ordering_after(0):
+    with ordering_after(0):
         start = time.perf_counter()
         groupings = [graph.in_any_order(gathered, transpose=t) for t in (False, True)]
         milliseconds = 1e3 * (time.perf_counter() - start)
     found: dict[str, Any] = {}
     for name, step in _operators(num_nodes, channels).items():
         contestants = [
-            Contestant(column, lambda i=index, s=step: s(i), context=lambda n=n: _ordering_after(n))
+            Contestant(column, lambda i=index, s=step: s(i), context=lambda n=n: ordering_after(n))
             for column, index, n in (
                 ("as they are", edge_index.clone(), _NEVER),
                 ("in order", edge_index.clone(), 0),

@@ -10,10 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastgraph.graph import USES_BEFORE_ORDERING
 from measure.graphs import GraphData
 from measure.layers import LayerCase, linear_modules, without_linear
-from measure.routing import ColumnError, expect_routed, expect_upstream, ours_enabled
+from measure.routing import (
+    ColumnError,
+    expect_routed,
+    expect_upstream,
+    ordering_after,
+    ours_enabled,
+)
 from measure.timing import Contestant, interleave
 
 # Norm of the difference over the norm of upstream's value. One wrong row among 100,000 differs by
@@ -117,7 +122,8 @@ def _check(
         with expect(run.layer):
             (contestant.estimate,) = contestant.turn()
             if contestant.context is ours_enabled:  # rows of a graph are put in order once
-                contestant.turn(USES_BEFORE_ORDERING)
+                with ordering_after(0):
+                    contestant.turn()
         found = run.results()
         expected = found if expected is None else expected
         if found.keys() != expected.keys():

@@ -16,19 +16,23 @@ from measure.cell import Effort
 from measure.gather import CHANNELS, MinimalLoops
 from measure.graphs import GraphData
 from measure.layers import LAYERS, without_linear
-from measure.routing import expect_routed, ours_enabled
+from measure.routing import expect_routed, ordering_after, ours_enabled
 from measure.timing import Contestant, Spread, interleave
 
 
 def measure_bandwidth(graph: GraphData, loops: MinimalLoops, effort: Effort) -> dict[str, Any]:
-    """GB/s of gathered rows: our operators on plain sums and maxima beside the minimal loops."""
-    from fastgraph.graph import USES_BEFORE_ORDERING, graph_of
+    """GB/s of gathered rows: our operators on plain sums and maxima beside the minimal loops.
+
+    All read rows in the same order; the loop that writes does so from the first row to the last,
+    where the operators may have another order.
+    """
+    from fastgraph.graph import graph_of
     from fastgraph.ops import segment_reduce, spmm
 
     torch.manual_seed(0)
     x = torch.randn(graph.num_nodes, CHANNELS)
     index = graph.edge_index
-    for _ in range(USES_BEFORE_ORDERING):
+    with ordering_after(0):
         spmm(x, index)
     rows = graph_of(index, None, len(x), len(x)).in_any_order(x, transpose=False)
     contestants = [

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fastgraph import graph
 from fastgraph.backends.base import Backend, Kernel
 from fastgraph.hookspecs import hookimpl, plugin_manager
 
@@ -135,3 +136,13 @@ class Counted:
             yield
         if self.calls != before:
             raise ColumnError(f"our kernels should not have run: {self.calls - before}")
+
+
+@contextmanager
+def ordering_after(uses: int) -> Iterator[None]:
+    """Put the rows of a graph in order, where that helps, when it was used so many times."""
+    before, graph.USES_BEFORE_ORDERING = graph.USES_BEFORE_ORDERING, uses
+    try:
+        yield
+    finally:
+        graph.USES_BEFORE_ORDERING = before
