@@ -141,7 +141,7 @@ def main(out: Path, threads: int, quick: bool) -> None:
 
     torch.set_num_threads(threads)
     graphs = [(load(name), 256) for name in ([] if quick else default_graphs())]
-    sizes = [(20_000, 10, 100, 64)] if quick else [(200_000, 14, 300, 256), (300_000, 20, 1000, 64)]
+    sizes = [(20_000, 10, 100, 64)] if quick else [(100_000, 8, 100, 256), (200_000, 14, 300, 128)]
     graphs += [(communities(*shape), channels) for *shape, channels in sizes]
     console = Console(stderr=True)
     results: dict[str, Any] = {
