@@ -21,6 +21,8 @@ import pytest
 import torch
 import tvm_ffi
 
+from fastgraph.graph import Csr
+
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "cuda"
 LIBRARY = BUILD / "lib" / "libfastgraph_cuda.so"
@@ -118,9 +120,9 @@ def check_that_it_loads() -> None:
     """The library opens where there is no driver, and refuses tensors on the CPU."""
     library = tvm_ffi.load_module(str(LIBRARY))
     assert library.runtime_version() >= 12000
-    ptr, col, x = torch.zeros(2).long(), torch.zeros(0).int(), torch.zeros(1, 1)
+    rows, x = Csr(torch.zeros(2).long(), torch.zeros(0).int(), None, 0), torch.zeros(1, 1)
     with pytest.raises(ValueError, match="expected tensors on a GPU"):
-        library.spmm(ptr, col, None, 0, None, None, None, x, x)
+        library.spmm(*rows, None, None, None, x, x)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
