@@ -18,10 +18,9 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.progress import Progress, track
 
-from measure.output import RESULTS, write
+from measure.output import RESULTS, publish
 
 _MIB = 2**20
 _ALLOWED_GROWTH = 8 * _MIB
@@ -243,10 +242,8 @@ def main(out: Path, threads: int, edges: int, steps: int, quick: bool) -> None:
         progress.update(task, advance=1, description="construction")
         results["construction"] = construction(edges, rounds)
         progress.update(task, advance=1)
-    text = markdown(results)
-    path = write(out, "properties-quick" if quick else "properties", results, text)
-    console.print(Markdown(text))
-    console.print(f"written to {path}")
+    name = "properties-quick" if quick else "properties"
+    publish(console, out, name, results, markdown(results))
 
 
 if __name__ == "__main__":

@@ -18,10 +18,9 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.progress import track
 
-from measure.output import RESULTS, write
+from measure.output import RESULTS, publish
 
 HEADS = 4
 _NEVER = sys.maxsize
@@ -153,10 +152,8 @@ def main(out: Path, threads: int, quick: bool) -> None:
         results["graphs"][graph.name] = measure(
             graph.edge_index, graph.num_nodes, channels, 3 if quick else 7
         )
-    text = markdown(results)
-    path = write(out, "row-order-quick" if quick else "row-order", results, text)
-    console.print(Markdown(text))
-    console.print(f"written to {path}")
+    name = "row-order-quick" if quick else "row-order"
+    publish(console, out, name, results, markdown(results))
 
 
 if __name__ == "__main__":

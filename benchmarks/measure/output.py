@@ -1,4 +1,4 @@
-"""Where results are written."""
+"""Where results are written and shown."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.markdown import Markdown
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -17,8 +20,15 @@ def write(folder: Path, name: str, results: dict[str, Any], text: str) -> Path:
     return write_to(folder / f"{_today()}-{name}", results, text)
 
 
+def publish(console: Console, folder: Path, name: str, results: dict[str, Any], text: str) -> None:
+    """The same, shown as well."""
+    path = write(folder, name, results, text)
+    console.print(Markdown(text))
+    console.print(f"written to {path}")
+
+
 def write_to(stem: Path, results: dict[str, Any], text: str) -> Path:
-    """The same beside other files of a run."""
+    """Write ``<stem>.json`` and ``.md``; return the latter's path."""
     Path(f"{stem}.json").write_text(json.dumps(results, indent=1) + "\n")
     path = Path(f"{stem}.md")
     path.write_text(text.rstrip() + "\n")
