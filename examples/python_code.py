@@ -15,6 +15,7 @@ import torch
 from torch_geometric.data import Data, InMemoryDataset
 
 import python_graph
+import python_source
 
 
 def check_writable(root: str | os.PathLike[str]) -> None:
@@ -42,8 +43,8 @@ class PythonCode(InMemoryDataset):
     words of the package's own name are left out of the features.
 
     The one graph has ``x`` float32 ``[N, 256]``, ``edge_index`` int64 ``[2, E]`` (from the user to
-    what it uses), ``edge_type`` int64 ``[E]`` (`python_graph.EDGE_TYPES`), ``node_type`` int64
-    ``[N]`` (`python_graph.NODE_TYPES`), ``y`` int64 ``[N]`` (-1: not one of the most frequent
+    what it uses), ``edge_type`` int64 ``[E]`` (`python_source.EDGE_TYPES`), ``node_type`` int64
+    ``[N]`` (`python_source.NODE_TYPES`), ``y`` int64 ``[N]`` (-1: not one of the most frequent
     packages), and ``train_mask``, ``val_mask`` and ``test_mask`` bool ``[N]`` over the labelled
     nodes (60, 20 and 20 per cent, the same at every build).
 
@@ -70,7 +71,8 @@ class PythonCode(InMemoryDataset):
     @property
     def processed_file_names(self) -> str:
         # Distribution metadata directories carry versions, so that an upgrade changes the key.
-        content = [sys.version, Path(python_graph.__file__).read_text()]
+        content = [sys.version]
+        content += [Path(module.__file__).read_text() for module in (python_graph, python_source)]
         for directory in python_graph.installation_roots():
             content += [str(directory), *sorted(os.listdir(directory))]
         key = hashlib.sha256("\n".join(content).encode()).hexdigest()[:16]

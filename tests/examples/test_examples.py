@@ -74,6 +74,13 @@ def python_graph() -> ModuleType:
 
 
 @pytest.fixture
+def python_source() -> ModuleType:
+    import python_source
+
+    return python_source
+
+
+@pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     root = tmp_path / "corpus"
     for name, text in CORPUS.items():
@@ -86,23 +93,27 @@ def build(module: ModuleType, root: Path, **options: Any) -> Any:
     return module.build_graph([root], progress=False, **{"workers": 0, **options})
 
 
-def test_edges_are_those_of_the_corpus(python_graph: ModuleType, corpus: Path) -> None:
+def test_edges_are_those_of_the_corpus(
+    python_graph: ModuleType, python_source: ModuleType, corpus: Path
+) -> None:
     graph = build(python_graph, corpus)
     found = {
-        (graph.names[source], python_graph.EDGE_TYPES[kind], graph.names[target])
+        (graph.names[source], python_source.EDGE_TYPES[kind], graph.names[target])
         for source, target, kind in zip(*graph.edge_index, graph.edge_type, strict=True)
     }
     assert found == EDGES
     assert graph.skipped == 1
 
 
-def test_nodes_and_labels(python_graph: ModuleType, corpus: Path) -> None:
+def test_nodes_and_labels(
+    python_graph: ModuleType, python_source: ModuleType, corpus: Path
+) -> None:
     graph = build(python_graph, corpus)
     kinds = dict(zip(graph.names, graph.node_type, strict=True))
     assert len(kinds) == len(graph.names) == 12
-    assert kinds["shapes.base"] == python_graph.MODULE
-    assert kinds["shapes.base.Shape"] == python_graph.CLASS
-    assert kinds["shapes.base.Shape.area"] == python_graph.FUNCTION
+    assert kinds["shapes.base"] == python_source.MODULE
+    assert kinds["shapes.base.Shape"] == python_source.CLASS
+    assert kinds["shapes.base.Shape.area"] == python_source.FUNCTION
     assert graph.classes == ["shapes", "app"]
     expected = [int(name.startswith("app")) for name in graph.names]
     assert graph.y.tolist() == expected
@@ -110,11 +121,11 @@ def test_nodes_and_labels(python_graph: ModuleType, corpus: Path) -> None:
 
 
 def test_features_are_scaled_and_do_not_hold_the_package(
-    python_graph: ModuleType, corpus: Path
+    python_graph: ModuleType, python_source: ModuleType, corpus: Path
 ) -> None:
     graph = build(python_graph, corpus)
     np.testing.assert_allclose((graph.x**2).mean(axis=1)[graph.x.any(axis=1)], 1.0, rtol=1e-5)
-    words = python_graph._Words("torch_geometric", 256)
+    words = python_source.Words("torch_geometric", 256)
     assert words("torch") == words("pytorch") == words("Geometric") == ()
     assert len(words("MessagePassing")) == 2
 
