@@ -21,8 +21,8 @@ from fastgraph.memo import MEMO, remembered, tensor_key
 MAX_INDEX = 2**31 - 1
 
 USES_BEFORE_ORDERING = 32
-"""How often kernels use a grouping as it is. Ordering its rows takes as long as five or ten uses,
-and a model of several layers uses the graph of a mini-batch as often as it has layers, or twice."""
+"""How often kernels use a grouping as it is. Ordering its rows takes as long as several uses, and a
+model of several layers uses the graph of a mini-batch as often as it has layers, or twice."""
 
 
 class Csr(NamedTuple):
@@ -324,6 +324,7 @@ def _order_rows(rows: Csr, row_bytes: int) -> tuple[Csr, Csr]:
     """The rows as sums and as attention should visit them, where they gather so many bytes each."""
     ptr, row_id = torch.empty_like(rows.ptr), rows.col.new_empty(rows.ptr.numel() - 1)
     col, edge_id = torch.empty_like(rows.col), torch.empty_like(rows.col)
+    # `RowOrder` of csrc/cpu/kernels.h: 0 for none, 1 for sums, 2 for attention as well.
     helped = native.library().order_rows(*rows[:4], row_bytes, ptr, col, edge_id, row_id)
     ordered = Csr(ptr, col, edge_id, rows.longest, row_id)
     return ordered if helped > 0 else rows, ordered if helped > 1 else rows

@@ -40,6 +40,29 @@ def hub_edges(num_nodes: int, num_edges: int) -> Tensor:
     return edges
 
 
+def mixed_communities(
+    num_nodes: int,
+    edges_of_node: int,
+    *,
+    size: int = 50,
+    noise: float = 0.0,
+    mixed: bool = True,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Communities of ``size`` nodes, numbered at random if ``mixed``.
+
+    A part ``noise`` of the edges leads to any node, the others stay in the community.
+    """
+    first = torch.arange(num_nodes).repeat(edges_of_node)
+    near = first // size * size + torch.randint(size, first.shape, generator=generator)
+    second = near.clamp(max=max(num_nodes - 1, 0))
+    if noise:
+        far = torch.randint(num_nodes, first.shape, generator=generator)
+        second = torch.where(torch.rand(first.shape, generator=generator) < noise, far, second)
+    edges = torch.stack([first, second])
+    return torch.randperm(num_nodes, generator=generator)[edges] if mixed else edges
+
+
 def cut_case() -> Case:
     """Rows of 300, 0, 301 and 257 edges, and a few: CUDA kernels cut edges at multiples of 256, so
     that a piece ends with one long row and the next begins in its middle."""

@@ -14,7 +14,7 @@ import fastgraph
 from fastgraph import Graph, ops, settings
 from fastgraph.graph import USES_BEFORE_ORDERING, graph_of
 from fastgraph.memo import MEMO
-from tests.graphs import Case, all_cases, random_edges
+from tests.graphs import Case, all_cases, mixed_communities, random_edges
 
 
 @pytest.fixture(autouse=True)
@@ -97,15 +97,8 @@ def test_degrees_and_repr() -> None:
 WIDE = torch.empty(5000, 256)
 
 
-def mixed_communities(num_nodes: int = 5000) -> Tensor:
-    """Nodes with 20 edges to others of their fifty, numbered at random."""
-    first = torch.arange(num_nodes).repeat(20)
-    second = first // 50 * 50 + torch.randint(50, first.shape)
-    return torch.randperm(num_nodes)[torch.stack([first, second])]
-
-
 def test_rows_are_put_in_order_after_some_uses() -> None:
-    graph = Graph(mixed_communities(), 5000, 5000)
+    graph = Graph(mixed_communities(5000, 20), 5000, 5000)
     for transpose in (False, True):
         for _ in range(USES_BEFORE_ORDERING):
             assert graph.in_any_order(WIDE, transpose=transpose) is graph.grouped(
@@ -126,7 +119,7 @@ def test_rows_are_put_in_order_after_some_uses() -> None:
 
 def test_the_widest_features_decide_about_the_order() -> None:
     """The last layer of a model is narrow, and may be the one at hand when the order is made."""
-    graph = Graph(mixed_communities(), 5000, 5000)
+    graph = Graph(mixed_communities(5000, 20), 5000, 5000)
     graph.in_any_order(WIDE, transpose=False)
     for _ in range(USES_BEFORE_ORDERING):
         graph.in_any_order(torch.empty(5000, 7), transpose=False)
@@ -134,7 +127,7 @@ def test_the_widest_features_decide_about_the_order() -> None:
 
 
 def test_much_narrower_features_get_the_rows_as_they_are() -> None:
-    graph = Graph(mixed_communities(), 5000, 5000)
+    graph = Graph(mixed_communities(5000, 20), 5000, 5000)
     for _ in range(1 + USES_BEFORE_ORDERING):
         graph.in_any_order(WIDE, transpose=False)
     assert graph.in_any_order(WIDE[:, :64].contiguous(), transpose=False).row_id is not None
@@ -142,10 +135,7 @@ def test_much_narrower_features_get_the_rows_as_they_are() -> None:
 
 
 def test_attention_needs_more_of_a_saving() -> None:
-    first = torch.arange(5000).repeat(5)
-    near = first // 50 * 50 + torch.randint(50, first.shape)
-    edges = torch.randperm(5000)[torch.stack([first, near])]
-    graph = Graph(edges, 5000, 5000)
+    graph = Graph(mixed_communities(5000, 5), 5000, 5000)
     for _ in range(1 + USES_BEFORE_ORDERING):
         graph.in_any_order(WIDE, transpose=False)
     assert graph.in_any_order(WIDE, transpose=False).row_id is not None
@@ -153,7 +143,7 @@ def test_attention_needs_more_of_a_saving() -> None:
 
 
 def test_isolated_nodes_do_not_stand_in_the_way() -> None:
-    graph = Graph(mixed_communities(), 50_000, 50_000)
+    graph = Graph(mixed_communities(5000, 20), 50_000, 50_000)
     for _ in range(1 + USES_BEFORE_ORDERING):
         graph.in_any_order(torch.empty(50_000, 256), transpose=False)
     assert graph.in_any_order(torch.empty(50_000, 256), transpose=False).row_id is not None
@@ -161,12 +151,12 @@ def test_isolated_nodes_do_not_stand_in_the_way() -> None:
 
 def test_rows_stay_where_they_are_unless_that_helps() -> None:
     no_better = Graph(random_edges(5000, 5000, 100_000), 5000, 5000)
-    bipartite = Graph(mixed_communities(), 5000, 5001)
-    narrow = Graph(mixed_communities(), 5000, 5000)
-    for _ in range(1 + USES_BEFORE_ORDERING):  # a cache holds all that is gathered
+    bipartite = Graph(mixed_communities(5000, 20), 5000, 5001)
+    narrow = Graph(mixed_communities(5000, 20), 5000, 5000)
+    for _ in range(1 + USES_BEFORE_ORDERING):  # there is little to gather
         rows = narrow.in_any_order(torch.empty(5000, 16), transpose=False)
         assert rows is narrow.by_destination
-    renumbered = Graph(mixed_communities(), 5000, 5000)
+    renumbered = Graph(mixed_communities(5000, 20), 5000, 5000)
     for _ in range(USES_BEFORE_ORDERING):
         renumbered.in_any_order(WIDE, transpose=False)
     renumbered = renumbered.renumbered()

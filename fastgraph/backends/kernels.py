@@ -86,7 +86,7 @@ class _Plain:
     """The kernels of all operators but attention."""
 
     def __init__(self, device: _Device) -> None:
-        self._device, self._library = device, device.library
+        self._device = device
 
     def spmm(
         self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
@@ -95,7 +95,7 @@ class _Plain:
         row_scale, col_scale = _scales(graph, reduce, transpose, x.dtype)
         out = empty(x, (rows.ptr.numel() - 1, x.shape[1]))
         weight = None if weight is None else weight.contiguous()
-        self._library().spmm(*rows, weight, row_scale, col_scale, x, out)
+        self._device.library().spmm(*rows, weight, row_scale, col_scale, x, out)
         return out
 
     def sddmm(self, graph: Graph, grad: Tensor, x: Tensor, reduce: str, transpose: bool) -> Tensor:
@@ -104,7 +104,7 @@ class _Plain:
             transpose, row_scale, grad, x = not transpose, col_scale, x, grad
         rows = self._device.rows(graph, x, transpose)
         out = empty(x, (graph.num_edges,))
-        self._library().sddmm(*rows, row_scale, grad, x, out)
+        self._device.library().sddmm(*rows, row_scale, grad, x, out)
         return out
 
     def segment_reduce(
@@ -119,7 +119,7 @@ class _Plain:
         rows = self._device.rows(graph, x, transpose)
         out = empty(x, (rows.ptr.numel() - 1, x.shape[1]))
         record = empty(x, (0,) if ties == "none" else out.shape, torch.int32)
-        self._library().segment_reduce(
+        self._device.library().segment_reduce(
             *rows,
             None if weight is None else weight.contiguous(),
             reduce == "max",
@@ -145,9 +145,9 @@ class _Plain:
         grad_x = empty(x, x.shape)
         if ties == "split":
             share = empty(grad, grad.shape)
-            self._library().divide_by_ties(grad, record, share)
+            self._device.library().divide_by_ties(grad, record, share)
             grad = share
-        self._library().segment_reduce_backward(
+        self._device.library().segment_reduce_backward(
             *cols,
             None if weight is None else weight.contiguous(),
             x,
@@ -160,12 +160,12 @@ class _Plain:
 
     def head_scores(self, x: Tensor, att: Tensor) -> Tensor:
         scores = empty(x, (x.shape[0], att.shape[0], x.shape[1]))
-        self._library().head_scores(x, att, scores)
+        self._device.library().head_scores(x, att, scores)
         return scores
 
     def head_scores_backward(self, x: Tensor, att: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         grad_x, grad_att = empty(x, x.shape), empty(att, att.shape)
-        self._library().head_scores_backward(x, att, grad, grad_x, grad_att)
+        self._device.library().head_scores_backward(x, att, grad, grad_x, grad_att)
         return grad_x, grad_att
 
 
@@ -194,9 +194,8 @@ class _Attention:
         gathered: int = 0,
         sums_over_rows: bool = False,
     ) -> None:
-        self._device, self._library, self._sums_over_rows = device, device.library, sums_over_rows
+        self._device, self._gathered, self._sums_over_rows = device, gathered, sums_over_rows
         self._name, self._rows, self._by_dst, self._per_edge = name, rows, by_dst, per_edge
-        self._gathered = gathered
 
     def forward(self, graph: Graph, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
         *inputs, transpose, option, dropout, seed, weights = given
@@ -206,7 +205,7 @@ class _Attention:
         out = empty(rows, rows.shape[:2] + (rows if rows.dim() == 3 else inputs[0]).shape[2:])
         stats = empty(rows, (*rows.shape[:2], 2), accumulator(rows.dtype))
         alpha = empty(rows, (graph.num_edges if weights else 0, heads))
-        getattr(self._library(), self._name)(
+        getattr(self._device.library(), self._name)(
             *self._device.rows(graph, inputs[self._gathered], transpose, attention=True),
             *inputs,
             option,
@@ -233,17 +232,15 @@ class _Attention:
         arguments = (*inputs, option, dropout, seed, stats, grad, grad_alpha, between)
         by_dst = [gradients[i] for i in self._by_dst]
         by_src = [g for i, g in enumerate(gradients) if i not in self._by_dst]
-        by_row = self._rows_of_destinations(graph, inputs[self._gathered], transpose)
+        if self._sums_over_rows:
+            by_row = graph.grouped(transpose=transpose)
+        else:
+            by_row = self._device.rows(graph, inputs[self._gathered], transpose, attention=True)
         by_col = self._device.rows(graph, grad, not transpose, attention=True)
-        library = self._library()
+        library = self._device.library()
         getattr(library, f"{self._name}_backward_dst")(*by_row, *arguments, *by_dst)
         getattr(library, f"{self._name}_backward_src")(*by_col, *arguments, *by_src)
         return tuple(None if g is None else g.to(grad.dtype) for g in gradients)
-
-    def _rows_of_destinations(self, graph: Graph, gathered: Tensor, transpose: bool) -> Csr:
-        if self._sums_over_rows:
-            return graph.grouped(transpose=transpose)
-        return self._device.rows(graph, gathered, transpose, attention=True)
 
     def _empty_gradient(self, position: int, tensor: Tensor) -> Tensor:
         if position in self._per_edge:

@@ -59,14 +59,14 @@ class Graph(Sparse):
     """The same as arguments by name."""
 
     @property
+    def ascending(self) -> Call:
+        """For functions that want rows in ascending order."""
+        names = ("rowptr", "col", "edge_id", "longest")
+        return dict(zip(names, self.csr[:4], strict=True))
+
+    @property
     def arguments(self) -> Call:
-        return {
-            "rowptr": self.rowptr,
-            "col": self.index,
-            "edge_id": self.edge_id,
-            "longest": self.num_edges,
-            "row_id": self.row_id,
-        }
+        return self.ascending | {"row_id": self.row_id}
 
     @property
     def arguments_t(self) -> Call:

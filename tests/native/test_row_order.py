@@ -6,25 +6,16 @@ import itertools
 from typing import Any
 
 import torch
-from torch import Tensor
+
+from tests.graphs import mixed_communities
 
 from .cases import Sparse, compress
 
 
-def communities(
-    lib: Any, num_nodes: int, *, mixed: bool = True, size: int = 50, noise: float = 0.1
-) -> Sparse:
-    """Nodes with 30 edges each, most of them to the other nodes of their community."""
-    generator = torch.Generator().manual_seed(0)
-    first = torch.arange(num_nodes).repeat_interleave(30)
-
-    def integers(high: int) -> Tensor:
-        return torch.randint(high, first.shape, generator=generator)
-
-    inside = torch.rand(first.shape, generator=generator) > noise
-    second = torch.where(inside, first // size * size + integers(size), integers(num_nodes))
-    node = torch.randperm(num_nodes, generator=generator) if mixed else torch.arange(num_nodes)
-    return compress(lib, node[first], node[second], num_nodes, num_nodes)
+def communities(lib: Any, num_nodes: int, *, mixed: bool = True, noise: float = 0.1) -> Sparse:
+    """Nodes with 30 edges each."""
+    row, col = mixed_communities(num_nodes, 30, mixed=mixed, noise=noise)
+    return compress(lib, row, col, num_nodes, num_nodes)
 
 
 def order_rows(lib: Any, graph: Sparse, row_bytes: int = 1024) -> Sparse | None:

@@ -13,8 +13,9 @@ from torch import Tensor
 from fastgraph import ops
 from fastgraph.backends.base import FLOATING
 from fastgraph.graph import graph_of
+from tests.graphs import mixed_communities
 
-NUM_NODES, NUM_EDGES, SIZE = 5000, 60_000, 50
+NUM_NODES, NUM_EDGES = 5000, 64_200
 HEADS, CHANNELS, EDGE_DIM = 2, 257, 3
 FLAT = (NUM_NODES, HEADS * CHANNELS)
 NODES = (NUM_NODES, HEADS, CHANNELS)
@@ -24,14 +25,10 @@ WIDER = (NUM_NODES, HEADS, CHANNELS + EDGE_DIM)
 DROPOUT = {"dropout": 0.3, "seed": torch.tensor(7), "need_weights": True}
 
 
-def mixed_communities() -> Tensor:
+def communities_and_a_hub() -> Tensor:
     """Duplicate edges, self-loops, nodes without edges, and a hub whose row is cut."""
-    generator = torch.Generator().manual_seed(0)
-    first = torch.arange(NUM_NODES - SIZE).repeat(12)[: NUM_EDGES - 4800]
-    second = first // SIZE * SIZE + torch.randint(SIZE, first.shape, generator=generator)
     hub = torch.stack([torch.arange(4800), torch.full((4800,), 7)])
-    node = torch.randperm(NUM_NODES, generator=generator)
-    return node[torch.cat([torch.stack([first, second]), hub], dim=1)]
+    return torch.cat([mixed_communities(NUM_NODES - 50, 12), hub], dim=1)
 
 
 # Each with the shapes of the inputs that come before the edges.
@@ -73,7 +70,7 @@ def test_results_have_the_same_bits(
     monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype
 ) -> None:
     operator, shapes = OPERATORS[name]
-    index = mixed_communities()
+    index = communities_and_a_hub()
     inputs = [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
     if "max" in name:  # ties, also with the zero that maxima start from
         inputs[0] = (inputs[0].detach() * 2).round().relu().requires_grad_()
