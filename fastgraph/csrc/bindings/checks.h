@@ -180,9 +180,10 @@ constexpr CsrNames kByCol{"rowptr_t", "col_t", "edge_id_t", "row_id_t"};
 
 // A matrix that fastgraph.graph has made. Sizes are checked, contents only where that takes no
 // time.
-inline Csr checked_csr(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id,
-                       int64_t longest, const OptionalTensor& row_id, int64_t num_cols,
-                       const CsrNames& names) {
+inline OrderedCsr checked_csr(const Tensor& rowptr, const Tensor& col,
+                              const OptionalTensor& edge_id, int64_t longest,
+                              const OptionalTensor& row_id, int64_t num_cols,
+                              const CsrNames& names) {
   check_ndim(rowptr, 1, names.rowptr);
   check_ndim(col, 1, names.col);
   if (rowptr.size(0) < 1) {
@@ -193,14 +194,11 @@ inline Csr checked_csr(const Tensor& rowptr, const Tensor& col, const OptionalTe
   }
   const int64_t num_rows = checked_size(rowptr.size(0) - 1, "the number of rows");
   const int64_t num_entries = checked_size(col.size(0), "the number of edges");
-  const Csr graph{checked<const int64_t>(rowptr, {num_rows + 1}, names.rowptr),
-                  checked<const int32_t>(col, {num_entries}, names.col),
-                  checked<const int32_t>(edge_id, {num_entries}, names.edge_id),
-                  checked<const int32_t>(row_id, {num_rows}, names.row_id),
-                  num_rows,
-                  num_cols,
-                  num_entries,
-                  checked_size(longest, "longest")};
+  const OrderedCsr graph{{checked<const int64_t>(rowptr, {num_rows + 1}, names.rowptr),
+                          checked<const int32_t>(col, {num_entries}, names.col),
+                          checked<const int32_t>(edge_id, {num_entries}, names.edge_id), num_rows,
+                          num_cols, num_entries, checked_size(longest, "longest")},
+                         checked<const int32_t>(row_id, {num_rows}, names.row_id)};
   if (!kReadable) return graph;
   if (graph.rowptr[0] != 0 || graph.rowptr[num_rows] != num_entries) {
     TVM_FFI_THROW(ValueError) << names.rowptr << " must run from 0 to " << num_entries

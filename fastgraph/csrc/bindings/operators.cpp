@@ -14,7 +14,7 @@ void bind_spmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longes
   Call call(x);
   check_ndim(x, 2, "x");
   const int64_t width = x.size(1);
-  const Csr graph = checked_csr(rowptr, col, edge_id, longest, row_id, x.size(0), kByRow);
+  const OrderedCsr graph = checked_csr(rowptr, col, edge_id, longest, row_id, x.size(0), kByRow);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     using A = Accumulator<T>;
@@ -32,7 +32,7 @@ void bind_sddmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longe
   Call call(x);
   check_ndim(x, 2, "x");
   const int64_t width = x.size(1);
-  const Csr graph = checked_csr(rowptr, col, edge_id, longest, row_id, x.size(0), kByRow);
+  const OrderedCsr graph = checked_csr(rowptr, col, edge_id, longest, row_id, x.size(0), kByRow);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     using A = Accumulator<T>;
@@ -52,7 +52,7 @@ void bind_segment_reduce(Tensor rowptr, Tensor col, OptionalTensor edge_id, int6
   }
   check_ndim(x, 2, "x");
   const int64_t width = x.size(1);
-  const Csr graph = checked_csr(rowptr, col, edge_id, longest, row_id, x.size(0), kByRow);
+  const OrderedCsr graph = checked_csr(rowptr, col, edge_id, longest, row_id, x.size(0), kByRow);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::segment_reduce<T>, graph,
@@ -84,7 +84,7 @@ void bind_segment_reduce_backward(Tensor rowptr_t, Tensor col_t, OptionalTensor 
   check_ndim(x, 2, "x");
   check_ndim(out, 2, "out");
   const int64_t width = x.size(1), num_rows = out.size(0);
-  const Csr transpose =
+  const OrderedCsr transpose =
       checked_csr(rowptr_t, col_t, edge_id_t, longest, row_id_t, num_rows, kByCol);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
@@ -139,13 +139,13 @@ struct AttentionSizes {
   int64_t rows, cols, heads, width, edges;
   int64_t edge_width = 0;  // channels of edges that follow the others in outputs
 
-  Csr by_row(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id,
-             int64_t longest, const OptionalTensor& row_id) const {
+  OrderedCsr by_row(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id,
+                    int64_t longest, const OptionalTensor& row_id) const {
     check_shape(rowptr, {rows + 1}, "rowptr");
     return checked_csr(rowptr, col, edge_id, longest, row_id, cols, kByRow);
   }
-  Csr by_col(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id,
-             int64_t longest, const OptionalTensor& row_id) const {
+  OrderedCsr by_col(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id,
+                    int64_t longest, const OptionalTensor& row_id) const {
     check_shape(rowptr, {cols + 1}, "rowptr_t");
     return checked_csr(rowptr, col, edge_id, longest, row_id, rows, kByCol);
   }
@@ -253,7 +253,7 @@ void bind_gatv2(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longe
   Call call(x_src);
   const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
-  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
+  const OrderedCsr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
   dispatch_features(x_src, "x_src", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::gatv2<T>, graph, arguments.checked_for<T>(sizes), slope,
@@ -271,7 +271,7 @@ void bind_gatv2_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, 
   Call call(x_src);
   const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
-  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
+  const OrderedCsr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
   check_given_together(edge, "edge", grad_edge, "grad_edge");
   check_given_together(edge, "edge", grad_weight_edge, "grad_weight_edge");
   dispatch_features(x_src, "x_src", [&](auto type) {
@@ -295,7 +295,7 @@ void bind_gatv2_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_
   Call call(x_src);
   const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
   const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
-  const Csr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest, row_id_t);
+  const OrderedCsr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest, row_id_t);
   dispatch_features(x_src, "x_src", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::gatv2_backward_src<T>, transpose, arguments.checked_for<T>(sizes), slope,
@@ -329,7 +329,7 @@ void bind_gat(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest
   Call call(x);
   const GatArguments arguments{x, score_src, score_dst, score_edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
-  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
+  const OrderedCsr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::gat<T>, graph, arguments.checked_for<T>(sizes), slope,
@@ -345,7 +345,7 @@ void bind_gat_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, in
   Call call(x);
   const GatArguments arguments{x, score_src, score_dst, score_edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
-  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
+  const OrderedCsr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::gat_backward_dst<T>, graph, arguments.checked_for<T>(sizes), slope,
@@ -364,7 +364,7 @@ void bind_gat_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id
   Call call(x);
   const GatArguments arguments{x, score_src, score_dst, score_edge};
   const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
-  const Csr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest, row_id_t);
+  const OrderedCsr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest, row_id_t);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::gat_backward_src<T>, transpose, arguments.checked_for<T>(sizes), slope,
@@ -400,7 +400,7 @@ void bind_attention(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t l
   Call call(key);
   const AttentionArguments arguments{query, key, value, edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
-  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
+  const OrderedCsr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
   dispatch_features(key, "key", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::attention<T>, graph, arguments.checked_for<T>(sizes), scale,
@@ -416,7 +416,7 @@ void bind_attention_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_
   Call call(key);
   const AttentionArguments arguments{query, key, value, edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
-  const Csr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
+  const OrderedCsr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
   check_given_together(edge, "edge", grad_edge, "grad_edge");
   dispatch_features(key, "key", [&](auto type) {
     using T = decltype(type);
@@ -436,7 +436,7 @@ void bind_attention_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor e
   Call call(key);
   const AttentionArguments arguments{query, key, value, edge};
   const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
-  const Csr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest, row_id_t);
+  const OrderedCsr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest, row_id_t);
   dispatch_features(key, "key", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::attention_backward_src<T>, transpose, arguments.checked_for<T>(sizes), scale,

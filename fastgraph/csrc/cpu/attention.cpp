@@ -115,7 +115,7 @@ struct BackwardSrc : SourceSoftmax<T> {
 }  // namespace
 
 template <typename T>
-void attention(const Csr& graph, const AttentionInputs<T>& in, double scale, Dropout dropout,
+void attention(const OrderedCsr& graph, const AttentionInputs<T>& in, double scale, Dropout dropout,
                const SoftmaxOutputs<T>& outputs) {
   const Scores<T> scores{in, static_cast<Accumulator<T>>(scale)};
   run_forward<T, Scores<T>>(
@@ -124,7 +124,7 @@ void attention(const Csr& graph, const AttentionInputs<T>& in, double scale, Dro
 }
 
 template <typename T>
-void attention_backward_dst(const Csr& graph, const AttentionInputs<T>& in, double scale,
+void attention_backward_dst(const OrderedCsr& graph, const AttentionInputs<T>& in, double scale,
                             Dropout dropout, const SoftmaxGradients<T>& given,
                             Accumulator<T>* between, Heads<T> grad_query,
                             Matrix<Accumulator<T>> grad_edge) {
@@ -138,7 +138,7 @@ void attention_backward_dst(const Csr& graph, const AttentionInputs<T>& in, doub
 }
 
 template <typename T>
-void attention_backward_src(const Csr& transpose, const AttentionInputs<T>& in, double scale,
+void attention_backward_src(const OrderedCsr& transpose, const AttentionInputs<T>& in, double scale,
                             Dropout, const SoftmaxGradients<T>& given,
                             const Accumulator<T>* between, Heads<T> grad_key, Heads<T> grad_value) {
   using A = Accumulator<T>;

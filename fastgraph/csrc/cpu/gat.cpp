@@ -133,7 +133,7 @@ struct BackwardSrc : SourceSoftmax<T> {
 }  // namespace
 
 template <typename T>
-void gat(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
+void gat(const OrderedCsr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
          const SoftmaxOutputs<T>& outputs) {
   const Scores<T> scores{in, static_cast<Accumulator<T>>(slope)};
   const EdgeRows<T> no_edges(Matrix<const T>{});
@@ -142,8 +142,8 @@ void gat(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout
 }
 
 template <typename T>
-void gat_backward_dst(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
-                      const SoftmaxGradients<T>& given, Accumulator<T>* between,
+void gat_backward_dst(const OrderedCsr& graph, const GatInputs<T>& in, double slope,
+                      Dropout dropout, const SoftmaxGradients<T>& given, Accumulator<T>* between,
                       Matrix<T> grad_score_dst, Matrix<T> grad_score_edge) {
   const BackwardDst<T> pass{{{1}, given, between, dropout},
                             in,
@@ -154,7 +154,7 @@ void gat_backward_dst(const Csr& graph, const GatInputs<T>& in, double slope, Dr
 }
 
 template <typename T>
-void gat_backward_src(const Csr& transpose, const GatInputs<T>& in, double, Dropout,
+void gat_backward_src(const OrderedCsr& transpose, const GatInputs<T>& in, double, Dropout,
                       const SoftmaxGradients<T>& given, const Accumulator<T>* between,
                       Heads<T> grad_x, Matrix<T> grad_score_src) {
   const BackwardSrc<T> pass{

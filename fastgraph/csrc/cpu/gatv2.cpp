@@ -329,7 +329,7 @@ struct BackwardSrc : SourceSoftmax<T> {
 }  // namespace
 
 template <typename T>
-void gatv2(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,
+void gatv2(const OrderedCsr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,
            const SoftmaxOutputs<T>& outputs) {
   const Scores<T> scores{in, static_cast<Accumulator<T>>(slope)};
   const EdgeRows<T> no_edges(Matrix<const T>{});
@@ -339,8 +339,8 @@ void gatv2(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dro
 }
 
 template <typename T>
-void gatv2_backward_dst(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,
-                        const SoftmaxGradients<T>& given, Accumulator<T>* between,
+void gatv2_backward_dst(const OrderedCsr& graph, const Gatv2Inputs<T>& in, double slope,
+                        Dropout dropout, const SoftmaxGradients<T>& given, Accumulator<T>* between,
                         Heads<T> grad_dst, Heads<T> grad_att, Matrix<Accumulator<T>> grad_edge,
                         Heads<T> grad_weight_edge) {
   using A = Accumulator<T>;
@@ -364,8 +364,8 @@ void gatv2_backward_dst(const Csr& graph, const Gatv2Inputs<T>& in, double slope
 }
 
 template <typename T>
-void gatv2_backward_src(const Csr& transpose, const Gatv2Inputs<T>& in, double slope, Dropout,
-                        const SoftmaxGradients<T>& given, const Accumulator<T>* between,
+void gatv2_backward_src(const OrderedCsr& transpose, const Gatv2Inputs<T>& in, double slope,
+                        Dropout, const SoftmaxGradients<T>& given, const Accumulator<T>* between,
                         Heads<T> grad_src) {
   using A = Accumulator<T>;
   const int64_t width = in.att.width;

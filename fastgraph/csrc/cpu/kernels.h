@@ -53,18 +53,18 @@ RowOrder order_rows(const Csr& graph, int64_t row_bytes, MutableCsr ordered);
 // out[r] = row_scale[r] * sum over entries e of row r of
 //          weight[edge(e)] * col_scale[col[e]] * x[col[e]]; null factors are 1.
 template <typename T>
-void spmm(const Csr& graph, const T* weight, const Accumulator<T>* row_scale,
+void spmm(const OrderedCsr& graph, const T* weight, const Accumulator<T>* row_scale,
           const Accumulator<T>* col_scale, Matrix<const T> x, Matrix<T> out);
 
 // out[edge(e)] = row_scale[r] * dot(grad[r], x[col[e]]) for every entry e of row r.
 template <typename T>
-void sddmm(const Csr& graph, const Accumulator<T>* row_scale, Matrix<const T> grad,
+void sddmm(const OrderedCsr& graph, const Accumulator<T>* row_scale, Matrix<const T> grad,
            Matrix<const T> x, T* out);
 
 // out[r] = largest (or smallest) weight[edge(e)] * x[col[e]] of row r, 0 for empty rows. At most
 // one of ties and winner is not null.
 template <typename T>
-void segment_reduce(const Csr& graph, const T* weight, bool is_max, Matrix<const T> x,
+void segment_reduce(const OrderedCsr& graph, const T* weight, bool is_max, Matrix<const T> x,
                     Matrix<T> out, int32_t* ties, int32_t* winner);
 
 // share = grad / ties: what each of the tied entries receives of a row's gradient.
@@ -73,7 +73,7 @@ void divide_by_ties(Matrix<const T> grad, const int32_t* ties, Matrix<T> share);
 
 // The gradient of segment_reduce for x, gathered over the transpose of its graph.
 template <typename T>
-void segment_reduce_backward(const Csr& transpose, const T* weight, Matrix<const T> x,
+void segment_reduce_backward(const OrderedCsr& transpose, const T* weight, Matrix<const T> x,
                              Matrix<const T> out, Matrix<const T> grad, const int32_t* winner,
                              Matrix<T> grad_x);
 
@@ -90,48 +90,48 @@ void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> g
 // [edges, heads, 2], for the pass over sources, along the transposed graph; see edge_softmax.h.
 
 template <typename T>
-void gatv2(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,
+void gatv2(const OrderedCsr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,
            const SoftmaxOutputs<T>& outputs);
 
 // grad_edge is added to, because all heads contribute.
 template <typename T>
-void gatv2_backward_dst(const Csr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,
-                        const SoftmaxGradients<T>& given, Accumulator<T>* between,
+void gatv2_backward_dst(const OrderedCsr& graph, const Gatv2Inputs<T>& in, double slope,
+                        Dropout dropout, const SoftmaxGradients<T>& given, Accumulator<T>* between,
                         Heads<T> grad_dst, Heads<T> grad_att, Matrix<Accumulator<T>> grad_edge,
                         Heads<T> grad_weight_edge);
 
 template <typename T>
-void gatv2_backward_src(const Csr& transpose, const Gatv2Inputs<T>& in, double slope,
+void gatv2_backward_src(const OrderedCsr& transpose, const Gatv2Inputs<T>& in, double slope,
                         Dropout dropout, const SoftmaxGradients<T>& given,
                         const Accumulator<T>* between, Heads<T> grad_src);
 
 template <typename T>
-void gat(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
+void gat(const OrderedCsr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
          const SoftmaxOutputs<T>& outputs);
 
 template <typename T>
-void gat_backward_dst(const Csr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
-                      const SoftmaxGradients<T>& given, Accumulator<T>* between,
+void gat_backward_dst(const OrderedCsr& graph, const GatInputs<T>& in, double slope,
+                      Dropout dropout, const SoftmaxGradients<T>& given, Accumulator<T>* between,
                       Matrix<T> grad_score_dst, Matrix<T> grad_score_edge);
 
 template <typename T>
-void gat_backward_src(const Csr& transpose, const GatInputs<T>& in, double slope, Dropout dropout,
-                      const SoftmaxGradients<T>& given, const Accumulator<T>* between,
-                      Heads<T> grad_x, Matrix<T> grad_score_src);
+void gat_backward_src(const OrderedCsr& transpose, const GatInputs<T>& in, double slope,
+                      Dropout dropout, const SoftmaxGradients<T>& given,
+                      const Accumulator<T>* between, Heads<T> grad_x, Matrix<T> grad_score_src);
 
 template <typename T>
-void attention(const Csr& graph, const AttentionInputs<T>& in, double scale, Dropout dropout,
+void attention(const OrderedCsr& graph, const AttentionInputs<T>& in, double scale, Dropout dropout,
                const SoftmaxOutputs<T>& outputs);
 
 // grad_edge is added to, because all heads contribute.
 template <typename T>
-void attention_backward_dst(const Csr& graph, const AttentionInputs<T>& in, double scale,
+void attention_backward_dst(const OrderedCsr& graph, const AttentionInputs<T>& in, double scale,
                             Dropout dropout, const SoftmaxGradients<T>& given,
                             Accumulator<T>* between, Heads<T> grad_query,
                             Matrix<Accumulator<T>> grad_edge);
 
 template <typename T>
-void attention_backward_src(const Csr& transpose, const AttentionInputs<T>& in, double scale,
+void attention_backward_src(const OrderedCsr& transpose, const AttentionInputs<T>& in, double scale,
                             Dropout dropout, const SoftmaxGradients<T>& given,
                             const Accumulator<T>* between, Heads<T> grad_key, Heads<T> grad_value);
 

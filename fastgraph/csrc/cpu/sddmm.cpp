@@ -10,7 +10,7 @@
 namespace fastgraph {
 
 template <typename T>
-void sddmm(const Csr& graph, const Accumulator<T>* row_scale, Matrix<const T> grad,
+void sddmm(const OrderedCsr& graph, const Accumulator<T>* row_scale, Matrix<const T> grad,
            Matrix<const T> x, T* out) {
   using A = Accumulator<T>;
   const Schedule schedule = make_schedule(graph);

@@ -46,7 +46,7 @@ template <typename T>
 struct Extremum {
   using A = Accumulator<T>;
 
-  const Csr& graph;
+  const OrderedCsr& graph;
   const T* weight;
   A sign;
   Matrix<const T> x;
@@ -177,7 +177,7 @@ template <typename T>
 struct ExtremumBackward {
   using A = Accumulator<T>;
 
-  const Csr& graph;  // the transpose: a row of it is a row of x
+  const OrderedCsr& graph;  // the transpose: a row of it is a row of x
   const T* weight;
   Matrix<const T> x;
   Matrix<const T> out;
@@ -256,7 +256,7 @@ struct ExtremumBackward {
 }  // namespace
 
 template <typename T>
-void segment_reduce(const Csr& graph, const T* weight, bool is_max, Matrix<const T> x,
+void segment_reduce(const OrderedCsr& graph, const T* weight, bool is_max, Matrix<const T> x,
                     Matrix<T> out, int32_t* ties, int32_t* winner) {
   using A = Accumulator<T>;
   int32_t* record = ties ? ties : winner;
@@ -301,7 +301,7 @@ void divide_by_ties(Matrix<const T> grad, const int32_t* ties, Matrix<T> share) 
 }
 
 template <typename T>
-void segment_reduce_backward(const Csr& transpose, const T* weight, Matrix<const T> x,
+void segment_reduce_backward(const OrderedCsr& transpose, const T* weight, Matrix<const T> x,
                              Matrix<const T> out, Matrix<const T> grad, const int32_t* winner,
                              Matrix<T> grad_x) {
   using A = Accumulator<T>;

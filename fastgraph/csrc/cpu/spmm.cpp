@@ -30,7 +30,7 @@ template <typename T>
 struct Spmm {
   using A = Accumulator<T>;
 
-  const Csr& graph;
+  const OrderedCsr& graph;
   const T* weight;
   const A* row_scale;
   const A* col_scale;
@@ -81,7 +81,7 @@ struct Spmm {
 }  // namespace
 
 template <typename T>
-void spmm(const Csr& graph, const T* weight, const Accumulator<T>* row_scale,
+void spmm(const OrderedCsr& graph, const T* weight, const Accumulator<T>* row_scale,
           const Accumulator<T>* col_scale, Matrix<const T> x, Matrix<T> out) {
   const Schedule schedule = make_schedule(graph);
   const auto partial = scratch<Accumulator<T>>(schedule.num_pieces * x.width);

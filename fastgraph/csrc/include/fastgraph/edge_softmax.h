@@ -201,7 +201,7 @@ inline int64_t num_slots(const Schedule& schedule) {
 // absorb_few(block, slot, room) for rows of few entries, with room for state_size() values. The
 // result does not depend on the number of threads.
 template <typename A, typename Pass>
-void run_pass(const Csr& graph, const Schedule& schedule, int64_t heads, int64_t width,
+void run_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads, int64_t width,
               const Pass& pass) {
   constexpr int64_t kOfLine = kCacheLine / sizeof(A);
   const int64_t size = (pass.state_size() + kOfLine - 1) / kOfLine * kOfLine;
@@ -266,7 +266,7 @@ struct Weights : RowSums<Accumulator<T>> {
 };
 
 template <typename T, typename Scores>
-void run_forward(const Csr& graph, int64_t width, const OnlineSoftmax<T, Scores>& pass) {
+void run_forward(const OrderedCsr& graph, int64_t width, const OnlineSoftmax<T, Scores>& pass) {
   const SoftmaxOutputs<T>& outputs = pass.outputs;
   const Schedule schedule = make_schedule(graph);
   run_pass<Accumulator<T>>(graph, schedule, outputs.out.heads, width, pass);
@@ -391,8 +391,8 @@ struct DeltaOfCutRows : RowSums<Accumulator<T>> {
 };
 
 template <typename T, typename Pass>
-void run_destination_pass(const Csr& graph, const Schedule& schedule, int64_t heads, int64_t width,
-                          Pass pass) {
+void run_destination_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads,
+                          int64_t width, Pass pass) {
   const auto delta = scratch<Accumulator<T>>(graph.num_rows * heads);
   pass.delta = delta.get();
   Schedule cut{{}, schedule.cut_rows, schedule.num_pieces};

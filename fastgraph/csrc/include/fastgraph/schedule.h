@@ -41,7 +41,7 @@ struct Task {
   bool whole() const { return piece < 0; }
 
   // The entries of the row at a place of this task.
-  EntryRange entries(const Csr& graph, int64_t place) const {
+  EntryRange entries(const OrderedCsr& graph, int64_t place) const {
     if (whole()) return {graph.rowptr[place], graph.rowptr[place + 1]};
     return {entry_begin, entry_end};
   }
@@ -59,7 +59,7 @@ struct Schedule {
   int64_t num_pieces = 0;
 };
 
-inline Schedule make_schedule(const Csr& graph) {
+inline Schedule make_schedule(const OrderedCsr& graph) {
   const int64_t total = graph.num_entries + graph.num_rows;
   const int64_t work = std::clamp(total / kFewTasks, kLeastTaskWork, kTaskWork);
   Schedule schedule;

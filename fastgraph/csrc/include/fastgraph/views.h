@@ -12,22 +12,27 @@
 
 namespace fastgraph {
 
-// A compressed sparse matrix: the entries of the row at place p are [rowptr[p], rowptr[p + 1]);
-// entry e stands in column col[e]. edge_id maps an entry to the caller's edge; null means that
-// entries are in edge order already. row_id is the row at each place; null means that row r is at
-// place r.
+// A compressed sparse matrix: the entries of row r are [rowptr[r], rowptr[r + 1]); entry e stands
+// in column col[e]. edge_id maps an entry to the caller's edge; null means that entries are in edge
+// order already.
 struct Csr {
   const int64_t* rowptr;
   const int32_t* col;
   const int32_t* edge_id;
-  const int32_t* row_id;
   int64_t num_rows;
   int64_t num_cols;
   int64_t num_entries;
   int64_t longest;  // the number of entries of the longest row, or any upper bound
 
   FASTGRAPH_BOTH int64_t edge(int64_t entry) const { return edge_id ? edge_id[entry] : entry; }
-  FASTGRAPH_BOTH int64_t row(int64_t place) const { return row_id ? row_id[place] : place; }
+};
+
+// The same with rows in any order: rowptr delimits the row at each place, and row_id tells which
+// one that is; null means that row r is at place r.
+struct OrderedCsr : Csr {
+  const int32_t* row_id;
+
+  int64_t row(int64_t place) const { return row_id ? row_id[place] : place; }
 };
 
 // The same with writable arrays, for the functions that build one.
