@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import operator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -112,6 +113,8 @@ class Graph:
         self._uses = [0, 0]
         self._most_gathered = 0
         self._ordered: dict[tuple[bool, bool], Csr] = {}
+        self.fastest: dict[tuple[object, ...], Callable[..., Tensor]] = {}
+        """What :mod:`fastgraph.backends.fastest` has found out."""
 
     @property
     def by_source(self) -> Csr:
@@ -192,6 +195,7 @@ class Graph:
         graph._by_source = None
         graph._uses = [0, 0]
         graph._ordered = {}
+        graph.fastest = {}
         return graph
 
     @property

@@ -102,6 +102,9 @@ class Settings:
             products in routed layers, on the CPU that is kept for the next ones.
         cpu_level: ``FASTGRAPH_CPU_LEVEL``. Highest instruction set to use, one of ``baseline``,
             ``avx2``, ``avx512``; ``None``: the best this machine has.
+        measure: ``FASTGRAPH_MEASURE``. On a GPU, time our kernel of sums and means and cuSPARSE's
+            at the first product of each graph and width, and take the faster from then on. Their
+            results differ in the last bits, so those of two runs may.
         check_cache: ``FASTGRAPH_CHECK_CACHE``. Recompute a checksum of a known graph's index on
             every call, to find edits that torch cannot see. Slow.
         compare: ``FASTGRAPH_COMPARE``, or ``FASTGRAPH=compare`` for this and ``enabled``. Run every
@@ -139,6 +142,7 @@ class Settings:
             lambda value: value is None or value in CPU_LEVELS,
         ),
     )
+    measure: bool = _setting("FASTGRAPH_MEASURE", _parse_bool, False, _is_flag)
     check_cache: bool = _setting("FASTGRAPH_CHECK_CACHE", _parse_bool, False, _is_flag)
     compare: bool = _setting("FASTGRAPH_COMPARE", _parse_bool, False, _is_flag)
 

@@ -19,14 +19,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--emulate", action="store_true", help="run tests/cuda without a GPU")
 
 
-@pytest.fixture(params=["cpu", "reference", "scatter", "simt"])
+BACKENDS = ("cpu", "reference", "scatter", "simt")
+
+
+@pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every backend in turn, selected for the test."""
-    why_not = REGISTRY.backends[request.param].unavailable()
+    yield from selected(request.param)
+
+
+def selected(name: str) -> Iterator[str]:
+    """The body of a fixture: one backend for everything, if this machine has it."""
+    why_not = REGISTRY.backends[name].unavailable()
     if why_not is not None:
         pytest.skip(why_not)
-    REGISTRY.select(request.param)
-    yield request.param
+    REGISTRY.select(name)
+    yield name
     REGISTRY.select(None)
 
 

@@ -23,6 +23,7 @@ def test_defaults() -> None:
         cache_bytes=QUARTER_OF_MEMORY,
         reuse_bytes=2**30,
         cpu_level=None,
+        measure=False,
         check_cache=False,
         compare=False,
     )
@@ -41,6 +42,7 @@ def test_defaults() -> None:
         ("FASTGRAPH_CACHE_BYTES", "0", "cache_bytes", 0),
         ("FASTGRAPH_REUSE_BYTES", "0", "reuse_bytes", 0),
         ("FASTGRAPH_CPU_LEVEL", "avx2", "cpu_level", "avx2"),
+        ("FASTGRAPH_MEASURE", "1", "measure", True),
         ("FASTGRAPH_CHECK_CACHE", "1", "check_cache", True),
         ("FASTGRAPH_COMPARE", "1", "compare", True),
         ("FASTGRAPH", "1", "compare", False),

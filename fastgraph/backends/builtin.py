@@ -9,9 +9,10 @@ from fastgraph.backends.cpu import CpuBackend
 from fastgraph.backends.cuda import CudaBackend
 from fastgraph.backends.reference import ReferenceBackend
 from fastgraph.backends.scatter import ScatterBackend
+from fastgraph.backends.sparse import SparseBackend
 from fastgraph.hookspecs import hookimpl
 
 
 @hookimpl
 def fastgraph_backends() -> Sequence[Backend]:
-    return [CpuBackend(), CudaBackend(), ScatterBackend(), ReferenceBackend()]
+    return [CpuBackend(), CudaBackend(), ScatterBackend(), SparseBackend(), ReferenceBackend()]

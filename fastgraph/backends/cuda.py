@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from fastgraph import native
+from fastgraph.backends import sparse
 from fastgraph.backends.base import FLOATING, Kernel
+from fastgraph.backends.fastest import FastestSpmm, seconds_on_gpu
 from fastgraph.backends.kernels import native_kernels
 
 
@@ -28,6 +30,7 @@ def with_torchs_error(kernel: Kernel) -> Kernel:
 _KERNELS = {
     name: with_torchs_error(kernel) for name, kernel in native_kernels(native.cuda_library).items()
 }
+_SPMM = FastestSpmm([_KERNELS["spmm"], sparse.spmm], seconds_on_gpu)
 
 
 class CudaBackend:
@@ -42,4 +45,6 @@ class CudaBackend:
     def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel | None:
         if device_type != "cuda" or dtype not in FLOATING:
             return None
+        if operator == "spmm" and dtype in sparse.DTYPES:
+            return _SPMM
         return _KERNELS.get(operator)

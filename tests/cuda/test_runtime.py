@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastgraph import ops
+from fastgraph import ops, settings
+from fastgraph.graph import graph_of
 from tests.graphs import hub_edges
 
 NODES, HEADS, CHANNELS = 400, 4, 64
@@ -48,6 +49,23 @@ def test_nothing_waits_for_the_gpu(gpu: torch.device) -> None:
         step(leaves, index)
         ops.segment_reduce(leaves[0].detach().flatten(1), index)
         ops.spmm(leaves[0].detach().flatten(1), index)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_faster_product_is_found_once(
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaves, index = inputs(gpu)
+    x = leaves[0].detach().flatten(1)
+    weight = torch.rand(index.shape[1], device=gpu)
+    expected = ops.spmm(x, index, weight)
+    monkeypatch.setattr(settings, "_current", settings.current().replace(measure=True))
+    torch.testing.assert_close(ops.spmm(x, index, weight), expected)
+    assert len(graph_of(index, None, NODES, NODES).fastest) == 1
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        ops.spmm(x, index, weight)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

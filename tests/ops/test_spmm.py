@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,9 +11,16 @@ from torch import Tensor
 import fastgraph
 from fastgraph import ops
 from fastgraph.ops.spmm import _ADJOINT, REDUCTIONS
+from tests.conftest import BACKENDS, selected
 from tests.graphs import Case, all_cases, random_edges
 
 WIDTHS = (1, 7, 8, 33, 64, 100, 256, 513)
+
+
+@pytest.fixture(params=(*BACKENDS, "sparse"))
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every backend in turn, and the one that computes nothing else."""
+    yield from selected(request.param)
 
 
 def expected(x: Tensor, case: Case, weight: Tensor | None, reduce: str, transpose: bool) -> Tensor:
