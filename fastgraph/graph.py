@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -113,8 +112,8 @@ class Graph:
         self._uses = [0, 0]
         self._most_gathered = 0
         self._ordered: dict[tuple[bool, bool], Csr] = {}
-        self.fastest: dict[tuple[object, ...], Callable[..., Tensor]] = {}
-        """What :mod:`fastgraph.backends.fastest` has found out."""
+        self.other_is_faster: dict[tuple[object, ...], bool] = {}
+        """What :mod:`fastgraph.backends.fastest` has found out, by kind of product."""
 
     @property
     def by_source(self) -> Csr:
@@ -195,7 +194,7 @@ class Graph:
         graph._by_source = None
         graph._uses = [0, 0]
         graph._ordered = {}
-        graph.fastest = {}
+        graph.other_is_faster = {}
         return graph
 
     @property

@@ -1,7 +1,9 @@
-"""Which of several kernels computes a product."""
+"""Which of two kernels computes a product."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -10,27 +12,30 @@ import torch
 from torch import Tensor
 
 from fastgraph import Graph, settings
-from fastgraph.backends import reference, sparse
+from fastgraph.backends import fastest, reference, sparse
 from fastgraph.backends.fastest import FastestSpmm
 from tests.graphs import random_edges
 
-GRAPH_ARGUMENTS = random_edges(20, 20, 100), 20, 20
+EDGES = random_edges(20, 20, 300).unique(dim=1)
 
 
 class Kernels:
-    """Two kernels that count their calls, and a clock that finds the second one faster."""
+    """Two kernels that count their calls, and a clock that finds the other one faster."""
 
     def __init__(self) -> None:
         self.calls = [0, 0]
         self.measured = 0
-        self.spmm = FastestSpmm([self.first, self.second], self.seconds)
+        self.out_of_memory = False
+        self.spmm = FastestSpmm(self.kernel, self.other, sparse.fits, self.seconds)
 
-    def first(self, *arguments: Any) -> Tensor:
+    def kernel(self, *arguments: Any) -> Tensor:
         self.calls[0] += 1
         return reference.spmm(*arguments)
 
-    def second(self, *arguments: Any) -> Tensor:
+    def other(self, *arguments: Any) -> Tensor:
         self.calls[1] += 1
+        if self.out_of_memory:
+            raise torch.OutOfMemoryError("of the other one")
         return sparse.spmm(*arguments)
 
     def seconds(self, call: Callable[[], Tensor]) -> float:
@@ -46,30 +51,41 @@ def kernels() -> Kernels:
 
 
 @pytest.fixture
+def graph() -> Graph:
+    return Graph(EDGES, 20, 20)
+
+
+@pytest.fixture
 def measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "_current", settings.current().replace(measure=True))
 
 
-def product(kernels: Kernels, graph: Graph, width: int = 5, **other: Any) -> None:
+def product(
+    kernels: Kernels,
+    graph: Graph,
+    width: int = 5,
+    dtype: torch.dtype = torch.float32,
+    **other: Any,
+) -> None:
     arguments = {"weight": None, "reduce": "sum", "transpose": False, **other}
-    x = torch.randn(20, width)
+    x = torch.randn(20, width, dtype=dtype)
     torch.testing.assert_close(
         kernels.spmm(graph, x, **arguments), reference.spmm(graph, x, **arguments)
     )
 
 
-def test_the_first_kernel_computes_unless_asked(kernels: Kernels) -> None:
-    product(kernels, Graph(*GRAPH_ARGUMENTS))
+def test_the_other_one_computes_only_if_asked(kernels: Kernels, graph: Graph) -> None:
+    product(kernels, graph)
     assert (kernels.calls, kernels.measured) == ([1, 0], 0)
 
 
 @pytest.mark.usefixtures("measuring")
-def test_each_graph_and_kind_of_product_is_measured_once(kernels: Kernels) -> None:
-    graph = Graph(*GRAPH_ARGUMENTS)
+def test_each_graph_and_kind_of_product_is_measured_once(kernels: Kernels, graph: Graph) -> None:
     kinds: list[dict[str, Any]] = [
         {},
         {"width": 7},
-        {"weight": torch.rand(100)},
+        {"dtype": torch.float64},
+        {"weight": torch.rand(EDGES.shape[1])},
         {"reduce": "mean"},
         {"transpose": True},
     ]
@@ -78,14 +94,13 @@ def test_each_graph_and_kind_of_product_is_measured_once(kernels: Kernels) -> No
             product(kernels, graph, **kind)
     assert kernels.measured == 2 * len(kinds)
     assert kernels.calls == [len(kinds), len(kinds) + 3 * len(kinds)]
-    product(kernels, Graph(*GRAPH_ARGUMENTS))
+    product(kernels, Graph(EDGES, 20, 20))
     product(kernels, graph.renumbered())
     assert kernels.measured == 2 * len(kinds) + 4
 
 
 @pytest.mark.usefixtures("measuring")
-def test_deterministic_algorithms_leave_no_choice(kernels: Kernels) -> None:
-    graph = Graph(*GRAPH_ARGUMENTS)
+def test_deterministic_algorithms_leave_no_choice(kernels: Kernels, graph: Graph) -> None:
     product(kernels, graph)
     calls = list(kernels.calls)
     torch.use_deterministic_algorithms(True)
@@ -94,3 +109,33 @@ def test_deterministic_algorithms_leave_no_choice(kernels: Kernels) -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     assert kernels.calls == [calls[0] + 1, calls[1]]
+
+
+@pytest.mark.usefixtures("measuring")
+def test_nothing_is_measured_while_a_cuda_graph_is_captured(
+    kernels: Kernels, graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fastest, "_is_capturing", lambda x: True)
+    product(kernels, graph)
+    assert (kernels.calls, kernels.measured) == ([1, 0], 0)
+
+
+@pytest.mark.usefixtures("measuring")
+@pytest.mark.parametrize("why", ["an edge twice", "no channels", "out of memory"])
+def test_products_that_the_other_one_cannot_compute(
+    kernels: Kernels, graph: Graph, why: str
+) -> None:
+    if why == "an edge twice":
+        graph = Graph(torch.cat([EDGES, EDGES[:, :1]], dim=1), 20, 20)
+    kernels.out_of_memory = why == "out of memory"
+    for _ in range(2):
+        product(kernels, graph, width=0 if why == "no channels" else 5)
+    assert kernels.calls[1] == kernels.out_of_memory
+
+
+@pytest.mark.usefixtures("measuring")
+def test_what_was_found_goes_with_copies_of_the_graph(kernels: Kernels, graph: Graph) -> None:
+    product(kernels, graph)
+    for same in (copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
+        product(kernels, same)
+    assert kernels.measured == 2

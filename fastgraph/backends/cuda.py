@@ -30,7 +30,7 @@ def with_torchs_error(kernel: Kernel) -> Kernel:
 _KERNELS = {
     name: with_torchs_error(kernel) for name, kernel in native_kernels(native.cuda_library).items()
 }
-_SPMM = FastestSpmm([_KERNELS["spmm"], sparse.spmm], seconds_on_gpu)
+_SPMM = FastestSpmm(_KERNELS["spmm"], sparse.spmm, sparse.fits, seconds_on_gpu)
 
 
 class CudaBackend:

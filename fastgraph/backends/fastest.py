@@ -1,8 +1,9 @@
-"""The faster of several kernels, found by measurement once for each graph and width."""
+"""The faster of two kernels, found by measurement once for each graph and width."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -13,42 +14,55 @@ from fastgraph.graph import Graph
 
 
 class FastestSpmm:
-    """Kernels of ``spmm``, the first of which computes unless ``settings.measure`` is set.
+    """A kernel of ``spmm``, and one that takes its place where it is faster.
 
-    Then all of them compute the first product of a graph with features of a width and dtype, and
-    the fastest one all further products. Nothing is measured while a CUDA graph is captured, nor
-    under ``torch.use_deterministic_algorithms``: results of two kernels differ in their last bits.
+    With ``settings.measure`` both compute the first product of a graph with features of a width and
+    dtype, and the faster one all further products. Nothing is measured while a CUDA graph is
+    captured, nor under ``torch.use_deterministic_algorithms``: their results differ in the last
+    bits.
 
     Args:
-        kernels: at least one.
+        kernel: computes unless the other one was found to be faster.
+        other: computes for graphs and directions that ``fits`` accepts.
+        fits: ``fits(graph, transpose)``.
         seconds: how long a call takes, once it was warmed up.
     """
 
     def __init__(
-        self, kernels: Sequence[Kernel], seconds: Callable[[Callable[[], Tensor]], float]
+        self,
+        kernel: Kernel,
+        other: Kernel,
+        fits: Callable[[Graph, bool], bool],
+        seconds: Callable[[Callable[[], Tensor]], float],
     ) -> None:
-        self._kernels, self._seconds = kernels, seconds
+        self._kernel, self._other, self._fits, self._seconds = kernel, other, fits, seconds
 
     def __call__(
         self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
     ) -> Tensor:
-        kernel = self._kernels[0]
+        kernel = self._kernel
         if settings.current().measure and not torch.are_deterministic_algorithms_enabled():
-            key = (self, x.shape[1], x.dtype, weight is not None, reduce, transpose)
-            known = graph.fastest.get(key)
-            if known is None and not _is_capturing(x):
+            key = (x.shape[1], x.dtype, weight is not None, reduce, transpose)
+            if key not in graph.other_is_faster and not _is_capturing(x):
                 with torch.cuda.device_of(x):
-                    known = self._measured(graph, x, weight, reduce, transpose)
-                graph.fastest[key] = known
-            kernel = kernel if known is None else known
+                    faster = self._other_is_faster(graph, x, weight, reduce, transpose)
+                graph.other_is_faster[key] = faster
+            kernel = self._other if graph.other_is_faster.get(key) else kernel
         out: Tensor = kernel(graph, x, weight, reduce, transpose)
         return out
 
-    def _measured(self, *arguments: object) -> Kernel:
-        def seconds(kernel: Kernel) -> float:
-            return self._seconds(lambda: kernel(*arguments))
-
-        return min(self._kernels, key=seconds)
+    def _other_is_faster(
+        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
+    ) -> bool:
+        if x.numel() == 0 or not self._fits(graph, transpose):
+            return False
+        arguments = (graph, x, weight, reduce, transpose)
+        least = self._seconds(lambda: self._kernel(*arguments))
+        try:
+            found = self._seconds(lambda: self._other(*arguments))
+        except torch.OutOfMemoryError:  # it needs more than the kernel that could do without it
+            found = math.inf
+        return found < least
 
 
 def _is_capturing(x: Tensor) -> bool:

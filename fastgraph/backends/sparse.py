@@ -1,18 +1,21 @@
 """Products with torch's compressed sparse matrices: on a GPU they are cuSPARSE's.
 
 torch calls the cuSPARSE that it has loaded, on the current stream and with a workspace from its own
-allocator. A matrix, with its values scaled for means, is kept as long as its graph and weights.
+allocator. Its rows must have distinct columns in ascending order, so a sorted copy of the edges is
+kept as long as the graph; a matrix is made for each product, which costs little beside it.
 """
 
 from __future__ import annotations
 
+import functools
+import warnings
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fastgraph.backends import reference
 from fastgraph.backends.base import Kernel
-from fastgraph.backends.reference import ReferenceBackend
 from fastgraph.graph import Graph
 from fastgraph.memo import remembered
 
@@ -21,7 +24,7 @@ DTYPES = (torch.float32, torch.float64)
 
 
 class SparseBackend:
-    """``spmm`` by ``torch.sparse``; for comparison, and on request."""
+    """``spmm`` by ``torch.sparse`` and all else by the reference; for comparison, on request."""
 
     name = "sparse"
     priority = -2
@@ -33,55 +36,69 @@ class SparseBackend:
         if device_type not in ("cpu", "cuda"):
             return None
         if operator == "spmm" and dtype in DTYPES:
-            return spmm
-        return ReferenceBackend().kernel(operator, device_type, dtype)
+            return _spmm_of_any_graph
+        return reference.ReferenceBackend().kernel(operator, device_type, dtype)
+
+
+def fits(graph: Graph, transpose: bool) -> bool:
+    """Whether :func:`spmm` can multiply by a graph: it has edges, and none twice."""
+    return graph.num_edges > 0 and _sorted_rows(graph, transpose).distinct
 
 
 def spmm(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool) -> Tensor:
-    """The kernel; see :mod:`fastgraph.backends.base`."""
-    num_out, num_in = graph.num_dst, graph.num_src
-    if transpose:
-        num_out, num_in = num_in, num_out
-    if x.numel() == 0 or graph.num_edges == 0:  # which cuSPARSE refuses
-        return x.new_zeros(num_out, x.shape[1])
-    scale = None
-    if reduce != "sum":
-        aggregating = transpose if reduce == "mean" else not transpose
-        scale = graph.inverse_degree(transpose=aggregating, dtype=x.dtype)
-    rows = graph.grouped(transpose=transpose)
-    given = (*rows[:3], weight, scale, reduce == "mean", num_in, x.dtype)
-    if weight is not None and weight.requires_grad:  # other values at every step
-        return torch.mm(_matrix(*given).matrix, x)
-    return torch.mm(remembered("sparse_matrix", _matrix, *given).matrix, x)
+    """The kernel (see :mod:`fastgraph.backends.base`) for a graph that :func:`fits`."""
+    rows = _sorted_rows(graph, transpose)
+    values = torch.ones_like(rows.col, dtype=x.dtype) if weight is None else weight[rows.edge_id]
+    if reduce == "mean":
+        scale = graph.inverse_degree(transpose=transpose, dtype=x.dtype)
+        values *= scale.repeat_interleave(rows.ptr.diff(), output_size=values.numel())
+    elif reduce == "mean_adjoint":
+        values *= graph.inverse_degree(transpose=not transpose, dtype=x.dtype)[rows.col]
+    _warn_of_beta_state_quietly()
+    size = (rows.ptr.numel() - 1, x.shape[0])
+    matrix = torch.sparse_csr_tensor(rows.ptr, rows.col, values, size, check_invariants=False)
+    with torch.autocast(x.device.type, enabled=False):  # which would narrow both factors
+        return torch.mm(matrix, x)
 
 
-class _Remembered(NamedTuple):
-    matrix: Tensor
-    nbytes: int
+def _spmm_of_any_graph(
+    graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
+) -> Tensor:
+    kernel = spmm if x.numel() > 0 and fits(graph, transpose) else reference.spmm
+    return kernel(graph, x, weight, reduce, transpose)
 
 
-def _matrix(
-    ptr: Tensor,
-    col: Tensor,
-    edge_id: Tensor | None,
-    weight: Tensor | None,
-    scale: Tensor | None,
-    scales_rows: bool,
-    num_cols: int,
-    dtype: torch.dtype,
-) -> _Remembered:
-    """The sparse matrix of some rows; ``scale`` is of their nodes or of those of columns."""
-    if weight is None:
-        values = torch.ones_like(col, dtype=dtype)
-    else:
-        values = weight.clone() if edge_id is None else weight[edge_id]
-    if scale is not None:
-        if scales_rows:
-            values *= scale.repeat_interleave(ptr.diff(), output_size=col.numel())
-        else:
-            values *= scale[col]
-    offsets = ptr.int()
-    matrix = torch.sparse_csr_tensor(
-        offsets, col, values, (ptr.numel() - 1, num_cols), check_invariants=False
+class _Rows(NamedTuple):
+    """As :class:`fastgraph.graph.Csr`, all int32, with columns in ascending order in each row."""
+
+    ptr: Tensor
+    col: Tensor
+    edge_id: Tensor
+    distinct: bool
+
+    @property
+    def nbytes(self) -> int:
+        return self.ptr.nbytes + self.col.nbytes + self.edge_id.nbytes
+
+
+def _sorted_rows(graph: Graph, transpose: bool) -> _Rows:
+    return remembered("sparse_rows", _sort_columns, *graph.grouped(transpose=transpose)[:3])
+
+
+def _sort_columns(ptr: Tensor, col: Tensor, edge_id: Tensor | None) -> _Rows:
+    row = torch.repeat_interleave(ptr.diff(), output_size=col.numel())
+    place, order = torch.sort((row << 32) + col)
+    return _Rows(
+        ptr.int(),
+        col[order],
+        order.int() if edge_id is None else edge_id[order],
+        bool((place.diff() > 0).all()),
     )
-    return _Remembered(matrix, offsets.nbytes + values.nbytes)
+
+
+@functools.cache
+def _warn_of_beta_state_quietly() -> None:
+    """Make the first matrix in a process, of which torch warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.eye(1).to_sparse_csr()

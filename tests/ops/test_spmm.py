@@ -19,7 +19,7 @@ WIDTHS = (1, 7, 8, 33, 64, 100, 256, 513)
 
 @pytest.fixture(params=(*BACKENDS, "sparse"))
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Every backend in turn, and the one that computes nothing else."""
+    """Every backend in turn, and the one that has a kernel of its own for spmm alone."""
     yield from selected(request.param)
 
 
