@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fastgraph import settings
 
-# Smaller blocks the C library keeps by itself. It would keep those of up to 32 MiB, too, but returns
+# Smaller blocks the C library keeps by itself. It would keep those of up to 32 MiB, but returns
 # what lies at the end of its heap: backward passes with results of 31 MiB took twice as long.
 _SMALLEST = 1 << 23
 
