@@ -33,16 +33,17 @@ def mixed() -> Graph:
 @pytest.mark.parametrize("reduce", ["sum", "mean", "mean_adjoint"])
 def test_columns_are_sorted(reduce: str, transpose: bool) -> None:
     graph, weight = mixed(), torch.rand(EDGES.shape[1])
-    assert sparse.fits(graph, transpose)
+    assert sparse.fits(graph, X, transpose)
     with torch.sparse.check_sparse_tensor_invariants():
         found = sparse.spmm(graph, X, weight, reduce, transpose)
     torch.testing.assert_close(found, reference.spmm(graph, X, weight, reduce, transpose))
 
 
-def test_an_edge_that_comes_twice_does_not_fit() -> None:
+def test_an_edge_that_comes_twice_does_not_fit_nor_does_nothing() -> None:
     twice = torch.cat([EDGES, EDGES[:, 7:8]], dim=1)
-    assert not sparse.fits(Graph(twice, 20, 20), False)
-    assert not sparse.fits(Graph(EDGES[:, :0], 20, 20), False)
+    assert not sparse.fits(Graph(twice, 20, 20), X, False)
+    assert not sparse.fits(Graph(EDGES[:, :0], 20, 20), X, False)
+    assert not sparse.fits(Graph(EDGES, 20, 20), X[:, :0], False)
 
 
 def test_the_sorted_edges_are_kept_with_the_graph_alone() -> None:

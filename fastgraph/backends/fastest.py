@@ -23,8 +23,8 @@ class FastestSpmm:
 
     Args:
         kernel: computes unless the other one was found to be faster.
-        other: computes for graphs and directions that ``fits`` accepts.
-        fits: ``fits(graph, transpose)``.
+        other: computes products that ``fits`` accepts.
+        fits: a function of the graph, the features and ``transpose``.
         seconds: how long a call takes, once it was warmed up.
     """
 
@@ -32,7 +32,7 @@ class FastestSpmm:
         self,
         kernel: Kernel,
         other: Kernel,
-        fits: Callable[[Graph, bool], bool],
+        fits: Callable[[Graph, Tensor, bool], bool],
         seconds: Callable[[Callable[[], Tensor]], float],
     ) -> None:
         self._kernel, self._other, self._fits, self._seconds = kernel, other, fits, seconds
@@ -54,7 +54,7 @@ class FastestSpmm:
     def _other_is_faster(
         self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
     ) -> bool:
-        if x.numel() == 0 or not self._fits(graph, transpose):
+        if not self._fits(graph, x, transpose):
             return False
         arguments = (graph, x, weight, reduce, transpose)
         least = self._seconds(lambda: self._kernel(*arguments))

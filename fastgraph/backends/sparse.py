@@ -40,13 +40,13 @@ class SparseBackend:
         return reference.ReferenceBackend().kernel(operator, device_type, dtype)
 
 
-def fits(graph: Graph, transpose: bool) -> bool:
-    """Whether :func:`spmm` can multiply by a graph: it has edges, and none twice."""
-    return graph.num_edges > 0 and _sorted_rows(graph, transpose).distinct
+def fits(graph: Graph, x: Tensor, transpose: bool) -> bool:
+    """Whether :func:`spmm` takes a graph and features: there are both, and no edge twice."""
+    return x.numel() > 0 and graph.num_edges > 0 and _sorted_rows(graph, transpose).distinct
 
 
 def spmm(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool) -> Tensor:
-    """The kernel (see :mod:`fastgraph.backends.base`) for a graph that :func:`fits`."""
+    """The kernel (see :mod:`fastgraph.backends.base`) for what :func:`fits`."""
     rows = _sorted_rows(graph, transpose)
     values = torch.ones_like(rows.col, dtype=x.dtype) if weight is None else weight[rows.edge_id]
     if reduce == "mean":
@@ -56,7 +56,8 @@ def spmm(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose:
         values *= graph.inverse_degree(transpose=not transpose, dtype=x.dtype)[rows.col]
     _warn_of_beta_state_quietly()
     size = (rows.ptr.numel() - 1, x.shape[0])
-    matrix = torch.sparse_csr_tensor(rows.ptr, rows.col, values, size, check_invariants=False)
+    checked = torch.sparse.check_sparse_tensor_invariants.is_enabled()  # said, lest torch warn
+    matrix = torch.sparse_csr_tensor(rows.ptr, rows.col, values, size, check_invariants=checked)
     with torch.autocast(x.device.type, enabled=False):  # which would narrow both factors
         return torch.mm(matrix, x)
 
@@ -64,7 +65,7 @@ def spmm(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose:
 def _spmm_of_any_graph(
     graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
 ) -> Tensor:
-    kernel = spmm if x.numel() > 0 and fits(graph, transpose) else reference.spmm
+    kernel = spmm if fits(graph, x, transpose) else reference.spmm
     return kernel(graph, x, weight, reduce, transpose)
 
 
