@@ -36,7 +36,7 @@ KERNELS = (
     HERE / "planted.cu",
 )
 # What is not watched: the emulator itself, and the host's side of the kernels.
-HOST = (HERE / "emulator" / "runtime.cpp", CSRC / "bindings" / "operators.cpp")
+HOST = (*sorted((HERE / "emulator").glob("*.cpp")), CSRC / "bindings" / "operators.cpp")
 TVM_FFI = Path(tvm_ffi.__file__).parent
 
 COMMON = (

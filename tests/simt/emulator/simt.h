@@ -3,7 +3,7 @@
 // Every CUDA thread is a fiber. Blocks run one after another, threads in an order that a seed
 // decides, so nothing runs in accidental lockstep; a thread is left where it waits for others and,
 // if the runtime sees them, at any access to memory. What cannot be right ends the launch with a
-// message that names kernel, block and thread; runtime.cpp tells how.
+// message that names kernel, block and thread; runtime.cpp and memory.cpp tell how.
 #pragma once
 
 #include <algorithm>
