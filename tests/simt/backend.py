@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 
 import torch
@@ -16,8 +15,8 @@ from tests.simt import library
 
 @functools.cache
 def emulator() -> library.Emulator:
-    """The build that watches every access itself, unless coverage.py asks for another."""
-    return library.Emulator(library.build(os.environ.get("SIMT_FLAVOUR", "checked")))
+    """The build that watches every access itself."""
+    return library.Emulator(library.build("checked"))
 
 
 class SimtBackend:

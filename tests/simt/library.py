@@ -1,11 +1,10 @@
 """Builds the CUDA kernels for the emulator, and calls them.
 
-``checked`` is watched by the emulator itself and runs in the process of the tests; ``asan`` is
-built with AddressSanitizer and UndefinedBehaviorSanitizer and needs a process of its own;
-``coverage`` counts how often each line of a kernel runs.
+``checked`` is watched by the emulator itself, counts how often each line of a kernel runs, and runs
+in the process of the tests; ``asan`` is built with AddressSanitizer and UndefinedBehaviorSanitizer
+and needs a process of its own.
 
-``python -m tests.simt.library`` builds what the tests need, on all cores; left to the tests, each
-of several processes would build it.
+``python -m tests.simt.library`` builds both, which may take longer than a test.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from typing import Any
 
 import torch
 import tvm_ffi
+from filelock import FileLock
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,10 +52,9 @@ ASAN = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-
 WATCHED = ("-fsanitize=thread", "-fno-tree-sra")
 # For the host, the kernels and the linker.
 FLAVOURS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "checked": ((), WATCHED, ()),
+    "checked": ((), (*WATCHED, "--coverage"), ("--coverage",)),
     # Optimising what the sanitizers add takes longer than running it as it is.
     "asan": ((*ASAN, "-DSIMT_PORTABLE"), (*ASAN, "-O0"), ASAN),
-    "coverage": ((), (*WATCHED, "--coverage"), ("--coverage",)),
 }
 
 
@@ -76,9 +75,14 @@ def why_unavailable() -> str | None:
 @functools.cache
 def build(flavour: str) -> Path:
     """Compile what has changed of one flavour, and return its path."""
-    for_host, for_kernels, for_link = FLAVOURS[flavour]
     folder = BUILD / flavour
     folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(BUILD / f"{flavour}.lock"):  # against other processes of the tests
+        return _build(flavour, folder)
+
+
+def _build(flavour: str, folder: Path) -> Path:
+    for_host, for_kernels, for_link = FLAVOURS[flavour]
     given = dict.fromkeys(HOST, for_host) | dict.fromkeys(KERNELS, for_kernels)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(_compile, given, given.values(), [folder] * len(given)))
@@ -86,7 +90,7 @@ def build(flavour: str) -> Path:
     library = folder / f"{name}.so"
     if not library.exists():
         # The instrumentation calls functions that are ours, so its own library is not linked.
-        partial = folder / f"{name}.{os.getpid()}"
+        partial = folder / f"{name}.partial"
         subprocess.run(
             [
                 *(COMPILER, "-shared", "-Wl,--no-undefined", *for_link, *objects),
@@ -110,7 +114,7 @@ def _compile(source: Path, flags: Sequence[str], folder: Path) -> Path:
         digest.update(path.read_bytes())
     found = folder / f"{source.stem}-{digest.hexdigest()[:16]}.o"
     if not found.exists():
-        partial = found.with_suffix(f".{os.getpid()}")
+        partial = found.with_suffix(".partial")
         subprocess.run([*command, "-o", partial], check=True)
         partial.rename(found)
     return found
@@ -157,7 +161,7 @@ def main() -> None:
     if why_not is not None:
         print(f"skipped: no emulator, {why_not}")
         return
-    for flavour in ("checked", "asan"):
+    for flavour in FLAVOURS:
         print(build(flavour))
 
 
