@@ -9,13 +9,20 @@ BASE_TORCH := $(shell $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
 VENV := .venv
 BIN := $(VENV)/bin
 # One process for each core, with two threads that do not spin while they wait for each other.
-PYTEST := OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest
+THREADS := OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
+PYTEST := $(THREADS) $(BIN)/python -m pytest
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist worksteal
 
-# $(call tools,EXTRA): install what an extra lists, without building the package again.
+# $(call tools,EXTRA): install what an extra lists and what builds the package, but not the package.
 tools = $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
-  print(*project["project"]["optional-dependencies"][sys.argv[1]], sep="\n")' $(1) \
+  extra = project["project"]["optional-dependencies"][sys.argv[1]]; \
+  print(*extra, *project["build-system"]["requires"], sep="\n")' $(1) \
   >$(VENV)/$(1).txt && $(BIN)/pip install --quiet --requirement $(VENV)/$(1).txt
+# In an environment of pip's own, each time another, everything would be compiled again. The wheel is
+# built in one nevertheless, as users build it.
+IN_VENV := --quiet --no-build-isolation
+# $(call cuda,VALUE): FASTGRAPH_CUDA if it is set, or else this; CMake would keep that of the last time.
+cuda = --config-settings=cmake.define.FASTGRAPH_CUDA=$(or $(FASTGRAPH_CUDA),$(1))
 
 .PHONY: help install demo test emulator scatter test-scatter test-cuda emulate coverage wheel test-wheel sanitize aarch64 cuda lint format bench clean
 
@@ -27,7 +34,8 @@ install: $(VENV)/installed ## set up .venv with fastgraph, PyG and the test tool
 $(VENV)/installed: pyproject.toml CMakeLists.txt $(shell find fastgraph/csrc -type f)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(if $(BASE_TORCH),--system-site-packages) $(VENV)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet "$(TORCH)"
-	$(BIN)/pip install --quiet --editable ".[test]"
+	$(call tools,native)
+	$(BIN)/pip install $(IN_VENV) $(call cuda,auto) --editable ".[test]"
 	touch $@
 
 demo: install ## train five models with and without fastgraph; leaves build/demo.html
@@ -37,14 +45,13 @@ test: install emulator ## run the tests
 	$(PYTEST) $(PARALLEL) tests
 
 scatter: install ## build torch_scatter for this torch (minutes the first time)
-	$(call tools,native)
 	$(BIN)/python -c "import torch_scatter" 2>/dev/null || \
-	  PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install --quiet --no-build-isolation torch_scatter
+	  PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install $(IN_VENV) torch_scatter
 
 test-scatter: scatter ## run the operator and route tests with torch_scatter present
 	$(PYTEST) $(PARALLEL) tests/ops tests/pyg -k "not simt"
 
-emulator: install # left to the tests, each of their processes would build it
+emulator: install # which may take longer than a test may
 	$(BIN)/python -m tests.simt.library
 
 test-cuda: install emulator ## run the tests of GPUs with the kernels executed by the emulator
@@ -54,18 +61,17 @@ test-cuda: install emulator ## run the tests of GPUs with the kernels executed b
 emulate: test-cuda ## run the GPU and route tests on emulated kernels
 	FASTGRAPH_BACKEND=simt $(PYTEST) $(PARALLEL) tests/pyg --ignore tests/pyg/test_switching.py
 
-coverage: install ## count which lines of the CUDA kernels the tests execute
-	$(BIN)/python -m tests.simt.coverage
+coverage: install emulator ## count which lines of the CUDA kernels the tests execute
+	$(THREADS) $(BIN)/python -m tests.simt.coverage $(PARALLEL)
 
 # With the CUDA kernels where they can be compiled; for all architectures that takes minutes.
 NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
-WHEEL_CUDA := $(or $(FASTGRAPH_CUDA),$(if $(NVCC),on,off))
 
 wheel: install ## build a wheel for many Linux distributions into dist/
 	$(call tools,wheel)
 	rm -rf dist
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist/raw \
-	  --config-settings=cmake.define.FASTGRAPH_CUDA=$(WHEEL_CUDA) .
+	$(BIN)/pip wheel --quiet --no-deps --config-settings=build-dir=build/wheel \
+	  $(call cuda,$(if $(NVCC),on,off)) --wheel-dir dist/raw .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude libtvm_ffi.so \
 	  --wheel-dir dist dist/raw/*.whl
 	rm -r dist/raw
@@ -74,11 +80,9 @@ test-wheel: wheel ## install the wheel where there is no compiler, and run the q
 	$(PYTEST) tests/packaging --wheel dist/*manylinux*.whl
 
 sanitize: install ## fuzz the native boundary under AddressSanitizer and UBSan
-	$(call tools,native)
 	$(BIN)/python tests/native/sanitize.py
 
 aarch64: install ## compile the portable kernels for 64-bit Arm
-	$(call tools,native)
 	$(BIN)/cmake -S . -B build/aarch64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
 	  -DCMAKE_SYSTEM_NAME=Linux \
 	  -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
@@ -86,7 +90,6 @@ aarch64: install ## compile the portable kernels for 64-bit Arm
 	$(BIN)/cmake --build build/aarch64
 
 cuda: install ## compile the CUDA kernels for all architectures, and compare their registers
-	$(call tools,native)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.cuda.registers
 
 lint: install ## ruff, mypy and clang-format
