@@ -83,6 +83,21 @@ def communities(num_nodes: int, edges_of_node: int, size: int) -> GraphData:
     return GraphData(f"communities of {size}", torch.cat([ends, ends.flip(0)], 1), num_nodes)
 
 
+def mesh(side: int) -> GraphData:
+    """A square of ``side`` times ``side`` nodes, each joined to the four beside it, in both
+    directions, and numbered at random."""
+    number = torch.randperm(side * side, generator=torch.Generator().manual_seed(0))
+    square = number.view(side, side)
+    ends = torch.cat(
+        [
+            torch.stack([square[:-1].flatten(), square[1:].flatten()]),
+            torch.stack([square[:, :-1].flatten(), square[:, 1:].flatten()]),
+        ],
+        dim=1,
+    )
+    return GraphData(f"mesh of {side}", torch.cat([ends, ends.flip(0)], 1), side * side)
+
+
 # Nodes and edges (both directions counted) of graphs whose size and skew are imitated.
 SHAPES = {
     "like-ogbn-arxiv": (169_343, 2_332_486),

@@ -48,6 +48,18 @@ def test_mixed_communities_come_together(lib: Any) -> None:
     assert columns_of_200_rows(ordered) < 1000 < 3000 < columns_of_200_rows(graph)
 
 
+def test_rows_of_few_entries_are_ordered_if_results_go_past_the_caches(lib: Any) -> None:
+    def shuffled_mesh(side: int) -> Sparse:
+        square = torch.randperm(side * side).view(side, side)
+        row = torch.cat([square[1:].flatten(), square[:, 1:].flatten()])
+        col = torch.cat([square[:-1].flatten(), square[:, :-1].flatten()])
+        both = torch.cat([row, col]), torch.cat([col, row])
+        return compress(lib, *both, side * side, side * side)
+
+    assert order_rows(lib, shuffled_mesh(120)) is None  # 14 MiB
+    assert order_rows(lib, shuffled_mesh(140)) is not None  # 19 MiB
+
+
 def test_communities_that_stand_together_are_left_alone(lib: Any) -> None:
     assert order_rows(lib, communities(lib, 10_000, mixed=False)) is None
 

@@ -11,6 +11,7 @@
 
 #include "cpu/kernels.h"
 #include "fastgraph/parallel.h"
+#include "fastgraph/result.h"
 
 namespace fastgraph {
 namespace {
@@ -41,7 +42,8 @@ constexpr int64_t kNarrow = 128;
 
 // What visiting a row that is far from the last one costs besides a miss, in bytes that could be
 // gathered meanwhile: its own features, its result and what its edges carry are not where the
-// processor expects them. Attention has more of all these.
+// processor expects them. Attention has more of all these. Sums have little but the result, and
+// nothing waits for one that is written past the caches.
 constexpr double kJumpOfSums = 1 << 10;
 constexpr double kJumpOfAttention = 1 << 12;
 
@@ -230,7 +232,8 @@ void copy_rows(const Csr& graph, const std::vector<int32_t>& order, MutableCsr o
 }  // namespace
 
 RowOrder order_rows(const Csr& graph, int64_t row_bytes, MutableCsr ordered) {
-  const int64_t cached = kCacheBytes / std::clamp<int64_t>(row_bytes, 1, kCacheBytes / 64);
+  row_bytes = std::clamp<int64_t>(row_bytes, 1, kCacheBytes / 64);
+  const int64_t cached = kCacheBytes / row_bytes;
   if (row_bytes < kNarrow || graph.num_cols <= kFewCaches * cached) return RowOrder::kNone;
   std::vector<int32_t> order(graph.num_rows);
   std::iota(order.begin(), order.end(), 0);
@@ -241,11 +244,13 @@ RowOrder order_rows(const Csr& graph, int64_t row_bytes, MutableCsr ordered) {
   const auto enough = [&](double jump_bytes) {
     return kWorthwhile * before.misses - num_jumps * (1 + jump_bytes / row_bytes);
   };
+  const bool past_caches = goes_past_caches(graph.num_rows, row_bytes);
+  const double enough_for_sums = enough(past_caches ? 0 : kJumpOfSums);
   // In any order each of the columns is read once.
-  if (enough(kJumpOfSums) <= before.columns) return RowOrder::kNone;
+  if (enough_for_sums <= before.columns) return RowOrder::kNone;
   order = walk(graph, Clusters(propagate_labels(graph, cached / kCachedClusters)));
   const int64_t misses = count_reads(graph, order, cached).misses;
-  if (misses > enough(kJumpOfSums)) return RowOrder::kNone;
+  if (misses > enough_for_sums) return RowOrder::kNone;
   copy_rows(graph, order, ordered);
   return misses > enough(kJumpOfAttention) ? RowOrder::kForSums : RowOrder::kForAll;
 }

@@ -30,6 +30,13 @@ FASTGRAPH_PREFETCHES void prefetch(const T* p) {
   }
 }
 
+// Asks for `count` values.
+template <typename T>
+FASTGRAPH_PREFETCHES void prefetch(const T* p, int64_t count) {
+  constexpr int64_t kValuesOfLine = kCacheLine / sizeof(T);
+  for (int64_t i = 0; i < count; i += kValuesOfLine) prefetch<kCacheLine>(p + i);
+}
+
 struct Free {
   void operator()(void* p) const { std::free(p); }
 };

@@ -9,8 +9,14 @@
 
 namespace fastgraph {
 
-// A tensor whose values are written once each and not read. One that no cache could hold is written
-// past the caches: its memory need not be read first, and what the kernel reads stays in them.
+// Whether a result is written past the caches, for its size, if it begins with a cache line: its
+// memory need not be read first, and what the kernel reads stays in them.
+inline bool goes_past_caches(int64_t rows, int64_t row_bytes) {
+  constexpr int64_t kLarge = int64_t{1} << 24;
+  return rows * row_bytes >= kLarge && row_bytes % kCacheLine == 0;
+}
+
+// A tensor whose values are written once each and not read.
 template <typename T>
 class Result {
  public:
@@ -19,7 +25,7 @@ class Result {
   explicit Result(Heads<T> to) : to_(to) {
     const auto address = reinterpret_cast<uintptr_t>(to.data);
     const int64_t row_bytes = to.width * static_cast<int64_t>(sizeof(T));
-    past_caches_ = to.bytes() >= kLarge && address % kCacheLine == 0 && row_bytes % kCacheLine == 0;
+    past_caches_ = address % kCacheLine == 0 && goes_past_caches(to.nodes * to.heads, row_bytes);
     prefer_huge_pages(to.data, to.bytes());
   }
 
@@ -40,8 +46,6 @@ class Result {
   }
 
  private:
-  static constexpr int64_t kLarge = int64_t{1} << 25;
-
   template <int N, typename U, typename V>
   void write(U* p, V values) const {
     if (past_caches_) {
