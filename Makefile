@@ -18,8 +18,8 @@ tools = $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pypr
   extra = project["project"]["optional-dependencies"][sys.argv[1]]; \
   print(*extra, *project["build-system"]["requires"], sep="\n")' $(1) \
   >$(VENV)/$(1).txt && $(BIN)/pip install --quiet --requirement $(VENV)/$(1).txt
-# In an environment of pip's own, each time another, everything would be compiled again. The wheel is
-# built in one nevertheless, as users build it.
+# pip would build in an environment of its own, each time another, and compile everything again. The
+# wheel is built in one nevertheless, as users build it.
 IN_VENV := --quiet --no-build-isolation
 # $(call cuda,VALUE): FASTGRAPH_CUDA if it is set, or else this; CMake would keep that of the last time.
 cuda = --config-settings=cmake.define.FASTGRAPH_CUDA=$(or $(FASTGRAPH_CUDA),$(1))
@@ -51,7 +51,7 @@ scatter: install ## build torch_scatter for this torch (minutes the first time)
 test-scatter: scatter ## run the operator and route tests with torch_scatter present
 	$(PYTEST) $(PARALLEL) tests/ops tests/pyg -k "not simt"
 
-emulator: install # which may take longer than a test may
+emulator: install # for the tests, whose time is limited
 	$(BIN)/python -m tests.simt.library
 
 test-cuda: install emulator ## run the tests of GPUs with the kernels executed by the emulator
@@ -61,7 +61,7 @@ test-cuda: install emulator ## run the tests of GPUs with the kernels executed b
 emulate: test-cuda ## run the GPU and route tests on emulated kernels
 	FASTGRAPH_BACKEND=simt $(PYTEST) $(PARALLEL) tests/pyg --ignore tests/pyg/test_switching.py
 
-coverage: install emulator ## count which lines of the CUDA kernels the tests execute
+coverage: install ## count which lines of the CUDA kernels the tests execute
 	$(THREADS) $(BIN)/python -m tests.simt.coverage $(PARALLEL)
 
 # With the CUDA kernels where they can be compiled; for all architectures that takes minutes.
@@ -71,6 +71,7 @@ wheel: install ## build a wheel for many Linux distributions into dist/
 	$(call tools,wheel)
 	rm -rf dist
 	$(BIN)/pip wheel --quiet --no-deps --config-settings=build-dir=build/wheel \
+	  --config-settings=cmake.define.FASTGRAPH_LIBRARY_DIR=$(abspath build/wheel/lib) \
 	  $(call cuda,$(if $(NVCC),on,off)) --wheel-dir dist/raw .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude libtvm_ffi.so \
 	  --wheel-dir dist dist/raw/*.whl

@@ -4,7 +4,7 @@
 
 Needs a GPU with its driver, nvcc, cmake, ninja and a C++17 compiler, compute-sanitizer, and the
 packages torch, torch_geometric, apache-tvm-ffi, attrs, click, numpy, pluggy, rich and wrapt, for
-the tests also pytest and pytest-timeout; what is missing is named before anything runs.
+the tests also filelock, pytest and pytest-timeout; what is missing is named before anything runs.
 fastgraph itself need not be installed, and there need be no network: unpack wheels into a folder
 and let PYTHONPATH name it. Where pytest-xdist or matplotlib are missing, tests run one by one, or
 there is no figure.

@@ -14,7 +14,11 @@ _PACKAGES = {
     "tvm_ffi": "apache-tvm-ffi",
     **{name: name for name in ("attrs", "click", "numpy", "pluggy", "rich", "wrapt")},
 }
-_TEST_PACKAGES = {"pytest": "pytest", "pytest_timeout": "pytest-timeout"}
+_TEST_PACKAGES = {
+    "filelock": "filelock",
+    "pytest": "pytest",
+    "pytest_timeout": "pytest-timeout",
+}
 
 
 def find_program(name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Results that no cache could hold, which the CPU kernels write past the caches."""
+"""Results so large that the CPU kernels write them past the caches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from fastgraph import ops
 
 HEADS, CHANNELS = 4, 16
-LARGE = 1 << 25  # bytes; kLarge of csrc/include/fastgraph/result.h
+LARGE = 1 << 24  # bytes; kLarge of csrc/include/fastgraph/result.h
 
 
 def _gat(x: Tensor, att: Tensor, index: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ more than one in twenty. Arguments are pytest's.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -48,6 +49,8 @@ def counts(folder: Path) -> dict[str, dict[int, int]]:
 
 def main() -> None:
     why_not = why_unavailable()
+    if why_not is None and shutil.which("gcov") is None:
+        why_not = "there is no gcov"
     if why_not is not None:
         print(f"skipped: no count of lines, {why_not}")
         return

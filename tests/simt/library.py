@@ -4,7 +4,7 @@
 in the process of the tests; ``asan`` is built with AddressSanitizer and UndefinedBehaviorSanitizer
 and needs a process of its own.
 
-``python -m tests.simt.library`` builds both, which may take longer than a test.
+``python -m tests.simt.library`` builds both; the time of a test is limited.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _build(flavour: str, folder: Path) -> Path:
     library = folder / f"{name}.so"
     if not library.exists():
         # The instrumentation calls functions that are ours, so its own library is not linked.
-        partial = folder / f"{name}.partial"
+        partial = folder / f"{name}.{os.getpid()}"
         subprocess.run(
             [
                 *(COMPILER, "-shared", "-Wl,--no-undefined", *for_link, *objects),
@@ -114,7 +114,7 @@ def _compile(source: Path, flags: Sequence[str], folder: Path) -> Path:
         digest.update(path.read_bytes())
     found = folder / f"{source.stem}-{digest.hexdigest()[:16]}.o"
     if not found.exists():
-        partial = found.with_suffix(".partial")
+        partial = found.with_suffix(f".{os.getpid()}")
         subprocess.run([*command, "-o", partial], check=True)
         partial.rename(found)
     return found

@@ -232,8 +232,7 @@ void copy_rows(const Csr& graph, const std::vector<int32_t>& order, MutableCsr o
 }  // namespace
 
 RowOrder order_rows(const Csr& graph, int64_t row_bytes, MutableCsr ordered) {
-  row_bytes = std::clamp<int64_t>(row_bytes, 1, kCacheBytes / 64);
-  const int64_t cached = kCacheBytes / row_bytes;
+  const int64_t cached = kCacheBytes / std::clamp<int64_t>(row_bytes, 1, kCacheBytes / 64);
   if (row_bytes < kNarrow || graph.num_cols <= kFewCaches * cached) return RowOrder::kNone;
   std::vector<int32_t> order(graph.num_rows);
   std::iota(order.begin(), order.end(), 0);

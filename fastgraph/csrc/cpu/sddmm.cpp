@@ -19,13 +19,11 @@ void sddmm(const OrderedCsr& graph, const Accumulator<T>* row_scale, Matrix<cons
     const Task& task = schedule.tasks[i];
     for (int64_t place = task.place_begin; place < task.place_end; ++place) {
       const int64_t row = graph.row(place);
+      task.expect_next(graph, place, grad);
       const A scale = row_scale ? row_scale[row] : A{1};
       const EntryRange entries = task.entries(graph, place);
       for (int64_t e = entries.begin; e < entries.end; ++e) {
-        if (e + kAhead < task.entry_end) {
-          const T* next = x.row(graph.col[e + kAhead]);
-          for (int64_t f = 0; f < x.width; f += kCacheLine / sizeof(T)) prefetch<1>(next + f);
-        }
+        if (e + kAhead < task.entry_end) prefetch(x.row(graph.col[e + kAhead]), x.width);
         const A value = dot(grad.row(row), x.row(graph.col[e]), x.width);
         store_one(out + graph.edge(e), scale * value);
       }

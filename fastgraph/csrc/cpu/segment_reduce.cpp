@@ -246,10 +246,7 @@ struct ExtremumBackward {
     for (int64_t place = task.place_begin; place < task.place_end; ++place) {
       const int64_t row = graph.row(place);
       const EntryRange entries = task.entries(graph, place);
-      // Rows that follow each other in memory the processor expects by itself.
-      if (graph.row_id && place + 1 < task.place_end) {
-        prefetch(x.row(graph.row(place + 1)), x.width);
-      }
+      task.expect_next(graph, place, x);
       for_each_chunk<kLanes<T>, kVectorsOfChunk>(0, x.width, [&](auto chunk, int64_t f) {
         reduce<decltype(chunk), kWinner, kWeighted>(task, row, entries, f);
       });

@@ -30,11 +30,12 @@ FASTGRAPH_PREFETCHES void prefetch(const T* p) {
   }
 }
 
-// Asks for `count` values.
+// Asks for `count` values; what follows after more than a page the processor expects by itself.
 template <typename T>
 FASTGRAPH_PREFETCHES void prefetch(const T* p, int64_t count) {
-  constexpr int64_t kValuesOfLine = kCacheLine / sizeof(T);
-  for (int64_t i = 0; i < count; i += kValuesOfLine) prefetch<kCacheLine>(p + i);
+  constexpr int64_t kOfLine = kCacheLine / sizeof(T), kOfPage = 4096 / sizeof(T);
+  const int64_t end = count < kOfPage ? count : kOfPage;
+  for (int64_t i = 0; i < end; i += kOfLine) prefetch<kCacheLine>(p + i);
 }
 
 struct Free {

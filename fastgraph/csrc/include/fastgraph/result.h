@@ -9,11 +9,13 @@
 
 namespace fastgraph {
 
-// Whether a result is written past the caches, for its size, if it begins with a cache line: its
-// memory need not be read first, and what the kernel reads stays in them.
+// Whether a result of this size is written past the caches, provided that it begins with a cache
+// line: its memory need not be read first, and what the kernel reads stays in them. Larger than the
+// own caches of a few cores, it would leave these before anything else could read it.
 inline bool goes_past_caches(int64_t rows, int64_t row_bytes) {
   constexpr int64_t kLarge = int64_t{1} << 24;
-  return rows * row_bytes >= kLarge && row_bytes % kCacheLine == 0;
+  return kStreams && row_bytes > 0 && row_bytes % kCacheLine == 0 &&
+         rows > (kLarge - 1) / row_bytes;
 }
 
 // A tensor whose values are written once each and not read.

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
 #include "fastgraph/views.h"
 
@@ -44,6 +45,14 @@ struct Task {
   EntryRange entries(const OrderedCsr& graph, int64_t place) const {
     if (whole()) return {graph.rowptr[place], graph.rowptr[place + 1]};
     return {entry_begin, entry_end};
+  }
+
+  // Asks for what the row at the next place has in x. Where rows follow each other in memory, the
+  // processor expects it by itself.
+  template <typename T>
+  FASTGRAPH_PREFETCHES void expect_next(const OrderedCsr& graph, int64_t place,
+                                        const Matrix<T>& x) const {
+    if (graph.row_id && place + 1 < place_end) prefetch(x.row(graph.row(place + 1)), x.width);
   }
 };
 

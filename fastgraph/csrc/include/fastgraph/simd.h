@@ -55,6 +55,13 @@ inline void store_raw(T* p, Vector<T, N> v) {
   std::memcpy(p, &v, sizeof(v));
 }
 
+// Whether the processor can store without filling caches.
+#if defined(__SSE2__)
+constexpr bool kStreams = true;
+#else
+constexpr bool kStreams = false;
+#endif
+
 // The same without filling caches where the processor can; p must be aligned to the vector. Other
 // threads see it after finish_streams().
 template <int N, typename T>
