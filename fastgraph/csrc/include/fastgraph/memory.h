@@ -30,7 +30,7 @@ FASTGRAPH_PREFETCHES void prefetch(const T* p) {
   }
 }
 
-// Asks for `count` values; what follows after more than a page the processor expects by itself.
+// Asks for `count` values, a page of them at most: the processor expects the others by itself.
 template <typename T>
 FASTGRAPH_PREFETCHES void prefetch(const T* p, int64_t count) {
   constexpr int64_t kOfLine = kCacheLine / sizeof(T), kOfPage = 4096 / sizeof(T);
