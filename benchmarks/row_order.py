@@ -75,10 +75,13 @@ def measure(edge_index: Any, num_nodes: int, channels: int, rounds: int) -> dict
         for transpose in (False, True):
             graph.in_any_order(gathered, transpose=transpose)
         milliseconds = 1e3 * (time.perf_counter() - start)
-        for_sums, for_attention = (
-            graph.in_any_order(gathered, transpose=False, attention=attention).row_id is not None
-            for attention in (False, True)
+
+    def is_ordered(*, attention: bool) -> bool:
+        groupings = (
+            graph.in_any_order(gathered, transpose=t, attention=attention) for t in (False, True)
         )
+        return all(rows.row_id is not None for rows in groupings)
+
     found: dict[str, Any] = {}
     for name, step in _operators(num_nodes, channels).items():
         contestants = [
@@ -96,7 +99,7 @@ def measure(edge_index: Any, num_nodes: int, channels: int, rounds: int) -> dict
         "nodes": num_nodes,
         "edges": edge_index.shape[1],
         "channels": channels,
-        "ordered": {name: for_sums if name in SUMS else for_attention for name in found},
+        "ordered": {name: is_ordered(attention=name not in SUMS) for name in found},
         "ordering": milliseconds,
         "operators": found,
     }
