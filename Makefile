@@ -18,9 +18,6 @@ tools = $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pypr
   extra = project["project"]["optional-dependencies"][sys.argv[1]]; \
   print(*extra, *project["build-system"]["requires"], sep="\n")' $(1) \
   >$(VENV)/$(1).txt && $(BIN)/pip install --quiet --requirement $(VENV)/$(1).txt
-# pip would build in an environment of its own, each time another, and compile everything again. The
-# wheel is built in one nevertheless, as users build it.
-IN_VENV := --quiet --no-build-isolation
 # $(call cuda,VALUE): FASTGRAPH_CUDA if it is set, or else this; CMake would keep that of the last time.
 cuda = --config-settings=cmake.define.FASTGRAPH_CUDA=$(or $(FASTGRAPH_CUDA),$(1))
 
@@ -31,11 +28,13 @@ help:
 
 install: $(VENV)/installed ## set up .venv with fastgraph, PyG and the test tools
 
+# In an environment of its own, each time another, pip would compile everything again. The wheel is
+# built in one nevertheless, as users build it.
 $(VENV)/installed: pyproject.toml CMakeLists.txt $(shell find fastgraph/csrc -type f)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(if $(BASE_TORCH),--system-site-packages) $(VENV)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet "$(TORCH)"
 	$(call tools,native)
-	$(BIN)/pip install $(IN_VENV) $(call cuda,auto) --editable ".[test]"
+	$(BIN)/pip install --quiet --no-build-isolation $(call cuda,auto) --editable ".[test]"
 	touch $@
 
 demo: install ## train five models with and without fastgraph; leaves build/demo.html
@@ -44,9 +43,10 @@ demo: install ## train five models with and without fastgraph; leaves build/demo
 test: install emulator ## run the tests
 	$(PYTEST) $(PARALLEL) tests
 
+# Built against the torch in .venv, and by the tools there.
 scatter: install ## build torch_scatter for this torch (minutes the first time)
 	$(BIN)/python -c "import torch_scatter" 2>/dev/null || \
-	  PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install $(IN_VENV) torch_scatter
+	  PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install --quiet --no-build-isolation torch_scatter
 
 test-scatter: scatter ## run the operator and route tests with torch_scatter present
 	$(PYTEST) $(PARALLEL) tests/ops tests/pyg -k "not simt"
