@@ -83,7 +83,8 @@ def status() -> Status:
 def clear_cache() -> None:
     """Forget all sorted graphs, and return the memory that waits for results to the system.
 
-    Needed only after editing an index through numpy or ``.data``.
+    Needed only after editing an index through numpy or ``.data``. CUDA graphs that were captured
+    before must not be replayed any more.
     """
     from fastgraph.backends.memory import POOL
     from fastgraph.memo import MEMO

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastgraph import native
+from fastgraph.capture import refuse_to_capture
 from fastgraph.memo import MEMO, remembered, tensor_key
 
 MAX_INDEX = 2**31 - 1
@@ -119,6 +120,7 @@ class Graph:
     def by_source(self) -> Csr:
         """Edges grouped by source, in ascending destination order; ``col`` holds destinations."""
         if self._by_source is None:
+            refuse_to_capture("the edges by source", self.by_destination.ptr)
             with _normal_mode():
                 self._by_source = _transpose(self.by_destination, self.num_src)
         return self._by_source
@@ -182,6 +184,7 @@ class Graph:
         """``1 / max(degree, 1)`` of the aggregating nodes, in ``dtype``."""
         key = (transpose, dtype)
         if key not in self._inverse_degrees:
+            refuse_to_capture("the degrees of nodes", self.by_destination.ptr)
             with _normal_mode():
                 degree = self.grouped(transpose=transpose).ptr.diff().clamp_(min=1)
                 self._inverse_degrees[key] = degree.to(dtype).reciprocal_()
@@ -353,10 +356,12 @@ def graph_of(
     """The graph of these index tensors, built on first sight; arguments as for :class:`Graph`.
 
     Raises:
-        RuntimeError: with ``FASTGRAPH_CHECK_CACHE=1``, a tensor was edited behind torch's back.
+        RuntimeError: with ``FASTGRAPH_CHECK_CACHE=1``, a tensor was edited behind torch's back; or
+            a graph is seen for the first time while a CUDA graph is captured.
     """
     if index.is_inference() or (ptr is not None and ptr.is_inference()):
         # Inference tensors have no version counter, so an edit could not be seen.
+        refuse_to_capture("the structure of a graph that inference tensors hold", index)
         return Graph(index, num_src, num_dst, ptr, self_loops=self_loops)
     ptr_key = None if ptr is None else tensor_key(ptr)
     key = (tensor_key(index), ptr_key, num_src, num_dst, self_loops)

@@ -6,6 +6,8 @@ reused, so a new tensor is never mistaken for a freed one.
 
 Compiled code writes to memory without counting versions, and puts one intermediate tensor where
 another was. So what it looks up is compared with a copy.
+
+What a captured CUDA graph uses is kept until everything is forgotten: its replays look nothing up.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from fastgraph import settings
+from fastgraph import capture, settings
 
 
 def tensor_key(tensor: Tensor) -> tuple[object, ...]:
@@ -77,6 +79,7 @@ class Memo:
 
     def __init__(self) -> None:
         self._entries: OrderedDict[tuple[object, ...], _Entry] = OrderedDict()
+        self._captured: dict[int, Any] = {}
         self._nbytes = 0
         self._added = 0
         self._lock = threading.Lock()
@@ -85,13 +88,18 @@ class Memo:
         """The value stored under a key made of :func:`tensor_key` of these tensors.
 
         Raises:
-            RuntimeError: with ``FASTGRAPH_CHECK_CACHE=1``, a tensor was edited behind torch's back.
+            RuntimeError: with ``FASTGRAPH_CHECK_CACHE=1``, a tensor was edited behind torch's back;
+                or nothing is stored, and a CUDA graph is being captured, in which it cannot be
+                computed.
         """
         entry = self._entries.get(key)
         if entry is None or (entry.copies is None and _CALLS.from_compiled_code):
+            capture.refuse_to_capture("the structure of a graph", *tensors)
             return None
-        if entry.copies is not None:
-            if not _are_equal(tensors, entry.copies):
+        if capture.is_capturing(*tensors):  # nobody can compare tensors now
+            self._captured[id(entry.value)] = entry.value
+        elif entry.copies is not None:
+            if not all(map(torch.equal, (t for t in tensors if t is not None), entry.copies)):
                 return None
         elif entry.checksum is not None and entry.checksum != _checksum(tensors):
             raise RuntimeError(
@@ -159,15 +167,8 @@ class Memo:
         """Forget everything."""
         with self._lock:
             self._entries.clear()
+            self._captured.clear()
             self._nbytes = 0
-
-
-def _are_equal(tensors: Iterable[Tensor | None], copies: Iterable[Tensor]) -> bool:
-    """Whether tensors hold what their copies do; while a CUDA graph is captured nobody can ask."""
-    present = [t for t in tensors if t is not None]
-    if any(t.is_cuda for t in present) and torch.cuda.is_current_stream_capturing():
-        return True
-    return all(map(torch.equal, present, copies))
 
 
 def _checksum(tensors: Iterable[Tensor | None]) -> tuple[int, ...]:

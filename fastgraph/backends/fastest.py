@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fastgraph import settings
+from fastgraph import capture, settings
 from fastgraph.backends.base import Kernel
 from fastgraph.graph import Graph
 
@@ -43,7 +43,7 @@ class FastestSpmm:
         kernel = self._kernel
         if settings.current().measure and not torch.are_deterministic_algorithms_enabled():
             key = (x.shape[1], x.dtype, weight is not None, reduce, transpose)
-            if key not in graph.other_is_faster and not _is_capturing(x):
+            if key not in graph.other_is_faster and not capture.is_capturing(x):
                 with torch.cuda.device_of(x):
                     faster = self._other_is_faster(graph, x, weight, reduce, transpose)
                 graph.other_is_faster[key] = faster
@@ -63,10 +63,6 @@ class FastestSpmm:
         except torch.OutOfMemoryError:  # it needs more than the kernel that could do without it
             found = math.inf
         return found < least
-
-
-def _is_capturing(x: Tensor) -> bool:
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 _REPEATS = 5

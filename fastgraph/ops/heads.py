@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastgraph import capture
 from fastgraph.backends import reference
 from fastgraph.backends.base import accumulator
 from fastgraph.backends.registry import REGISTRY
@@ -120,6 +121,10 @@ def define_attention(
 
     def forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
         *inputs, index, ptr, seed, self_loops, transpose, option, dropout, weights = given
+        if seed is not None and capture.is_capturing(inputs[0]):
+            raise RuntimeError(
+                "dropout cannot be captured in a CUDA graph: each replay would drop the same edges"
+            )
         graph, _ = prepare(inputs, index, ptr, self_loops, transpose)
         kernel = REGISTRY.kernel(name, inputs[0].device.type, inputs[0].dtype)
         options = (transpose, option, dropout, _number(seed), weights)

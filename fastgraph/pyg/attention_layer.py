@@ -20,7 +20,7 @@ from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
-from fastgraph import graph, settings
+from fastgraph import capture, graph, settings
 from fastgraph.backends.registry import REGISTRY
 from fastgraph.memo import remembered
 from fastgraph.pyg.in_place import add_to
@@ -102,6 +102,8 @@ def accepted_inputs(
     inputs = _inputs_of(x)
     if isinstance(inputs, str):
         return inputs
+    if dropout_rate(module) > 0 and capture.is_capturing(inputs.src):
+        return "attention dropout in a CUDA graph"
     reason = (
         _module_refusal(module, layer)
         or _graph_refusal(module, edge_index, inputs)
