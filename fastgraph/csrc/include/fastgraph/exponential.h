@@ -17,16 +17,20 @@ inline Vector<float, N> exp_of_negative(Vector<float, N> x) {
   constexpr float kLowest = -104.0f;     // exp of it rounds to 0
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   x = x < splat<float, N>(kLowest) ? splat<float, N>(kLowest) : x;
-  const F shifted = x * 1.44269504088896341f + kRound;
+  const auto times_plus = [](F a, F b, float c) {
+    return multiply_add<float, N>(a, b, splat<float, N>(c));
+  };
+  const F shifted = times_plus(x, splat<float, N>(1.44269504088896341f), kRound);
   const F n = shifted - kRound;
-  const F r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  F r = multiply_add<float, N>(n, splat<float, N>(-0.693359375f), x);
+  r = multiply_add<float, N>(n, splat<float, N>(2.12194440e-4f), r);
   F p = splat<float, N>(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
+  p = times_plus(p, r, 1.3981999507e-3f);
+  p = times_plus(p, r, 8.3334519073e-3f);
+  p = times_plus(p, r, 4.1665795894e-2f);
+  p = times_plus(p, r, 1.6666665459e-1f);
+  p = times_plus(p, r, 5.0000001201e-1f);
+  p = multiply_add<float, N>(p, r * r, r + 1.0f);
   // 2^n in two factors, since n goes below the exponent of the smallest normal number.
   const I exponent = (I)shifted - (I)splat<float, N>(kRound);
   const I first = exponent >> 1;
