@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends.base import accumulator
+from fastgraph.backends.registry import REGISTRY
 from fastgraph.graph import Graph, check_range
 
 
@@ -59,9 +60,13 @@ def normalised_graph(
         degree = torch.segment_reduce(values, "sum", offsets=rows.ptr, initial=0, unsafe=True)
     scale = degree.pow_(-0.5)
     scale.masked_fill_(scale == torch.inf, 0)
-    src, dst = graph.edge_list()
-    normalised = scale[src] if weight is None else scale[src] * weight
-    return WeightedGraph(graph, (normalised * scale[dst]).to(dtype))
+    if weight is None:
+        products = REGISTRY.kernel("sddmm", index.device.type, wide)
+        normalised = products(graph, scale[:, None], scale[:, None], "sum", False)
+    else:  # in this order: the product of two scales may be infinite where weights are tiny
+        src, dst = graph.edge_list()
+        normalised = scale[src] * weight * scale[dst]
+    return WeightedGraph(graph, normalised.to(dtype))
 
 
 def _with_loop_weights(weight: Tensor, index: Tensor, num_nodes: int, loop_weight: float) -> Tensor:

@@ -1,8 +1,8 @@
-"""The route of ``GCNConv``: its bias is added to the aggregation in place.
+"""The route of ``GCNConv``: one operator normalises and aggregates, and the bias is added in place.
 
-Everything else is upstream's ``forward``; the aggregation takes the route of ``propagate``.
-Compiled layers normalise and aggregate with one operator, because a compiler cannot see that a
-normalisation is the same at every step.
+A graph is normalised on first sight, while it is sorted. Where the normalisation is differentiated,
+kept by the layer or not ours to compute, it is what ``gcn_norm`` returns, and the aggregation takes
+the route of ``propagate``.
 """
 
 from __future__ import annotations
@@ -54,11 +54,8 @@ def _forward(
 def _takes_operator(
     module: GCNConv, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None
 ) -> bool:
-    """Whether a compiler would normalise the graph at every step, always with the same result.
-
-    Otherwise what `gcn_norm` returns is remembered, or has to be differentiated.
-    """
-    if not torch.compiler.is_compiling() or not module.normalize or not gcn_norm.IS_PYGS:
+    """Whether the normalisation is upstream's formula of a plain graph, and nobody sees it."""
+    if not module.normalize or not gcn_norm.IS_PYGS:
         return False
     if module._cached_edge_index is not None or module.cached:
         return False

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GraphConv, TransformerConv
+from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GraphConv, SGConv, TransformerConv
 
 import fastgraph
 from fastgraph.memo import MEMO
@@ -23,8 +23,9 @@ def routed() -> int:
     return sum(row.routed for row in fastgraph.status().rows)
 
 
-def test_normalisation_is_remembered_and_follows_edits() -> None:
-    conv, x = GCNConv(4, 2), torch.randn(10, 4)
+@pytest.mark.parametrize("layer", [GCNConv, SGConv])
+def test_normalisation_is_remembered_and_follows_edits(layer: Any) -> None:
+    conv, x = layer(4, 2), torch.randn(10, 4)
     edges, weight = EDGES.clone(), torch.rand(40)
     with fastgraph.enabled():
         for change in (None, "edges", "weight"):
@@ -173,8 +174,11 @@ def test_the_default_dtype_is_part_of_what_is_remembered() -> None:
 @pytest.mark.parametrize(
     ("layer", "edit"),
     [
-        (GCNConv, "edge_weight"),
-        *((c, "edge_index") for c in (GCNConv, GraphConv, GATConv, GATv2Conv, TransformerConv)),
+        *((c, "edge_weight") for c in (GCNConv, SGConv)),
+        *(
+            (c, "edge_index")
+            for c in (GCNConv, SGConv, GraphConv, GATConv, GATv2Conv, TransformerConv)
+        ),
     ],
 )
 def test_edits_that_torch_cannot_see_are_found(
@@ -182,7 +186,7 @@ def test_edits_that_torch_cannot_see_are_found(
 ) -> None:
     monkeypatch.setenv("FASTGRAPH_CHECK_CACHE", "1")
     conv, x, edges, weight = layer(4, 2), torch.randn(10, 4), EDGES.clone(), torch.rand(40)
-    arguments = (x, edges, weight) if layer is GCNConv else (x, edges)
+    arguments = (x, edges, weight) if layer in (GCNConv, SGConv) else (x, edges)
     with fastgraph.enabled():
         conv(*arguments)
         conv(*arguments)
@@ -200,7 +204,7 @@ def test_a_weight_of_another_class_is_left_to_upstream() -> None:
     fastgraph.clear_cache()
     with fastgraph.enabled():
         out = conv(x, EDGES, weight.as_subclass(Tagged))
-        assert len([key for key in MEMO._entries if key[0] == "gcn_norm"]) == 0
+        assert not {"gcn_norm", "normalised"} & {key[0] for key in MEMO._entries}
     torch.testing.assert_close(out.as_subclass(torch.Tensor), expected)
     assert routed() == 0
 
