@@ -1,8 +1,8 @@
 """Builds the CUDA library for all architectures and compares registers with ``registers.json``.
 
 The table holds what a thread of each kernel uses on each architecture. A kernel fails that keeps
-more of its registers in memory than the table says and the few bytes by which compilers differ;
-``--write`` puts what was found into the table.
+more in memory, of its registers or in its stack frame, than the table says and the few bytes by
+which compilers differ; ``--write`` puts what was found into the table.
 """
 
 from __future__ import annotations
@@ -32,10 +32,19 @@ TOLERANCE = 8
 
 
 class Usage(NamedTuple):
-    """What a thread, and for shared memory a block, uses."""
+    """What a kernel uses.
+
+    Attributes:
+        registers: of a thread.
+        spilled_bytes: what it stores of its registers.
+        stack_bytes: its stack frame, with room for those and for arrays whose indices are known
+            at run time only.
+        shared_bytes: of a block.
+    """
 
     registers: int
     spilled_bytes: int
+    stack_bytes: int
     shared_bytes: int
 
 
@@ -83,9 +92,8 @@ def parsed(log: str) -> Usages:
         # A template argument may be in parentheses too, such as the type of an enumerator.
         template, closed, _ = signature.rpartition(">(")
         kernel = template + ">" if closed else signature.split("(")[0]
-        found = (
-            re.search(rf"(\d+) {what}", rest) for what in ("registers", "bytes spill", "bytes smem")
-        )
+        reported = ("registers", "bytes spill", "bytes stack frame", "bytes smem")
+        found = (re.search(rf"(\d+) {what}", rest) for what in reported)
         numbers = (int(match[1]) if match else 0 for match in found)
         usages.setdefault(kernel, {})[rest.partition("'")[0]] = Usage(*numbers)
     return usages
@@ -106,13 +114,17 @@ def write_table(path: Path, table: Usages) -> None:
 
 
 def excesses(old: Usages, new: Usages) -> list[str]:
-    """What spills more than it did; a kernel that the table does not know may not spill."""
+    """What keeps more in memory than it did; of a kernel that the table does not know, anything."""
     found = []
     for kernel, by_arch in new.items():
         for arch, usage in by_arch.items():
-            known = old.get(kernel, {}).get(arch, Usage(0, 0, 0)).spilled_bytes
-            if usage.spilled_bytes > known + TOLERANCE:
-                found.append(f"{kernel} on {arch}: {usage.spilled_bytes} bytes instead of {known}")
+            known = old.get(kernel, {}).get(arch, Usage(0, 0, 0, 0))
+            for what, now, before in (
+                ("spilled", usage.spilled_bytes, known.spilled_bytes),
+                ("of stack frame", usage.stack_bytes, known.stack_bytes),
+            ):
+                if now > before + TOLERANCE:
+                    found.append(f"{kernel} on {arch}: {now} bytes {what} instead of {before}")
     return found
 
 
@@ -138,12 +150,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.write:
         write_table(TABLE, found)
         return
-    spilling = excesses(read_table(TABLE), found)
-    if spilling:
-        raise SystemExit("\n".join(["more registers are kept in memory:", *spilling]))
-    spills = [usage for by_arch in found.values() for usage in by_arch.values()]
-    most = max(usage.spilled_bytes for usage in spills)
-    print(f"{len(found)} kernels, at most {most} bytes of registers kept in memory")
+    grown = excesses(read_table(TABLE), found)
+    if grown:
+        raise SystemExit("\n".join(["more is kept in memory:", *grown]))
+    usages = [usage for by_arch in found.values() for usage in by_arch.values()]
+    spilled = max(usage.spilled_bytes for usage in usages)
+    stack = max(usage.stack_bytes for usage in usages)
+    print(f"{len(found)} kernels, at most {spilled} bytes spilled and {stack} of stack frame")
 
 
 if __name__ == "__main__":

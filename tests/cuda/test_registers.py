@@ -24,26 +24,28 @@ ROWS = "rows<float, (Record)2, 4>"
 
 def test_what_the_assembler_reports() -> None:
     assert registers.parsed(LOG) == {
-        ROWS: {"sm_90": Usage(72, 24, 1024)},
-        "merge": {"sm_80": Usage(30, 0, 0)},
+        ROWS: {"sm_90": Usage(72, 24, 16, 1024)},
+        "merge": {"sm_80": Usage(30, 0, 0, 0)},
     }
 
 
 def test_the_table_is_read_as_it_was_written(tmp_path: Path) -> None:
-    table = {ROWS: {"sm_80": Usage(1, 2, 3), "sm_90": Usage(4, 5, 6)}}
+    table = {ROWS: {"sm_80": Usage(1, 2, 3, 4), "sm_90": Usage(5, 6, 7, 8)}}
     registers.write_table(tmp_path / "table.json", table)
     assert registers.read_table(tmp_path / "table.json") == table
     assert registers.read_table(tmp_path / "missing.json") == {}
 
 
-def test_kernels_that_spill_more_than_the_table_says() -> None:
-    old = {"a": {"sm_90": Usage(64, 16, 0)}}
-    few = {"a": {"sm_90": Usage(128, 24, 0)}, "b": {"sm_90": Usage(32, 8, 0)}}
+def test_kernels_that_keep_more_in_memory_than_the_table_says() -> None:
+    old = {"a": {"sm_90": Usage(64, 16, 32, 0)}}
+    few = {"a": {"sm_90": Usage(128, 24, 40, 0)}, "b": {"sm_90": Usage(32, 8, 8, 0)}}
     assert not registers.excesses(old, few)
-    many = {"a": {"sm_80": Usage(64, 12, 0), "sm_90": Usage(64, 28, 0)}}
+    many = {"a": {"sm_80": Usage(64, 12, 16, 0), "sm_90": Usage(64, 28, 44, 0)}}
     assert registers.excesses(old, many) == [
-        "a on sm_80: 12 bytes instead of 0",
-        "a on sm_90: 28 bytes instead of 16",
+        "a on sm_80: 12 bytes spilled instead of 0",
+        "a on sm_80: 16 bytes of stack frame instead of 0",
+        "a on sm_90: 28 bytes spilled instead of 16",
+        "a on sm_90: 44 bytes of stack frame instead of 32",
     ]
 
 
