@@ -61,6 +61,16 @@ def test_profiler_lists_operators() -> None:
     assert {"fastgraph::segment_reduce", "fastgraph::segment_reduce_backward"} <= names
 
 
+def test_cuda_graphs_of_compiled_code_leave_operators_out() -> None:
+    """Each reads on the host which tensors it was given; a replayed CUDA graph would not."""
+    every = torch._C._dispatch_get_all_op_names()
+    names = [name for name in every if name.startswith("fastgraph::")]
+    assert {"fastgraph::spmm", "fastgraph::gat_backward"} <= set(names)
+    for name in names:
+        tags = getattr(torch.ops.fastgraph, name.removeprefix("fastgraph::")).default.tags
+        assert torch.Tag.cudagraph_unsafe in tags, name
+
+
 def test_negated_views_are_resolved() -> None:
     """The imaginary part of a conjugate is a view whose memory holds the opposite sign."""
     x = torch.complex(features(), features() + 1).conj().imag
