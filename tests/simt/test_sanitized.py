@@ -7,9 +7,11 @@ import pytest
 
 from tests.native.sanitize import sanitizer_environment
 from tests.simt import library
+from tests.simt.sanitized import CALLS
 
 
-def test_kernels_under_sanitizers() -> None:
+@pytest.mark.parametrize("call", CALLS)
+def test_kernels_under_sanitizers(call: str) -> None:
     why_not = library.why_unavailable()
     if why_not is not None:
         pytest.skip(why_not)
@@ -18,7 +20,7 @@ def test_kernels_under_sanitizers() -> None:
     except SystemExit as error:
         pytest.skip(str(error))
     process = subprocess.run(
-        [sys.executable, "-m", "tests.simt.sanitized", library.build("asan")],
+        [sys.executable, "-m", "tests.simt.sanitized", library.build("asan"), call],
         cwd=library.ROOT,
         env=environ,
         capture_output=True,
