@@ -168,12 +168,14 @@ def test_dropout(operator: str, dtype: torch.dtype, dropout: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["random", "cut"])
-@pytest.mark.parametrize("width", [7, 64])
+@pytest.mark.parametrize(("width", "edge_dims"), [(7, (0, 3)), (64, (4, 0))])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_bits_do_not_depend_on_the_order_of_threads(operator: str, width: int, name: str) -> None:
+def test_bits_do_not_depend_on_the_order_of_threads(
+    operator: str, width: int, edge_dims: tuple[int, int], name: str
+) -> None:
     graph = graph_of(name)
-    for transpose in (False, True):
-        inputs = inputs_of(operator, graph, 2, width, torch.float32, 3, transpose)
+    for transpose, edge_dim in zip((False, True), edge_dims, strict=True):
+        inputs = inputs_of(operator, graph, 2, width, torch.float32, edge_dim, transpose)
         options = (transpose, option_of(operator, inputs), 0.3, 5)
         assert_same_in_every_order(operator, graph, *inputs, *options, True)
         out, stats, alpha = simt(operator, graph, *inputs, *options, True)
