@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from measure.agreement import Reference, require
 from measure.device import Contestant, copies_beyond_cache, failure, interleave, peak_bytes, summary
 from measure.graphs import SHAPES, GraphData, imitate, load
 from measure.output import Record
 from measure.rivals import Forward, Rival, rivals
-from measure.routing import Counted
+from measure.routing import Counted, measuring
 
 # Where what torch.compile makes is measured: it takes about half a minute for each.
 _COMPILED = {"tolokers": None, "wing": ("Transformer",)}
@@ -103,11 +104,15 @@ class Bench:
                 record.add("row", row)
 
     def rows(self, cell: Cell, budget: float) -> list[dict[str, Any]]:
-        """A row for each rival: forward and backward time, and peak memory, or why it failed."""
+        """A row for each rival: errors, peak memory and time of both passes, or why it failed.
+
+        What computes something else has failed, too, and is not timed.
+        """
         try:
             graph = self._graph(cell.graph)
             found = rivals(cell.layer, graph, cell.width, cell.dtype, cell.compiled)
             inputs = self._inputs(graph, cell)
+            reference = self._reference(graph, cell, inputs[0])
         except Exception as error:
             return [{**cell.to_json(), "rival": "all", "failed": failure(error, self._device)}]
         rows: list[dict[str, Any]] = []
@@ -121,7 +126,7 @@ class Bench:
             }
             rows.append(row)
             try:
-                timed.append((row, *self._contestants(rival, inputs, row)))
+                timed.append((row, *self._contestants(rival, inputs, reference, row)))
             except Exception as error:
                 row["failed"] = failure(error, self._device)
         interleave([forward for _, forward, _ in timed], self._device, budget / 2)
@@ -141,41 +146,81 @@ class Bench:
         return self._graphs[name]
 
     def _inputs(self, graph: GraphData, cell: Cell) -> list[Tensor]:
-        size = graph.num_nodes * cell.width * cell.dtype.itemsize
+        """Features within (-1, 1); in float32 no two of a column are equal, and none is 0.
+
+        Where neighbours tie for a maximum, packages rightly differ in whose gradient it is.
+        """
+        num = graph.num_nodes
         torch.manual_seed(0)
-        shape = (graph.num_nodes, cell.width)
+
+        def shuffled() -> Tensor:
+            return torch.randperm(num, device=self._device)
+
+        ranks = torch.stack([shuffled() for _ in range(cell.width)], dim=1)
+        features = ((2 * ranks + 1.5) / num - 1).to(cell.dtype)
+        size = features.numel() * features.itemsize
         return [
-            torch.randn(shape, device=self._device, dtype=cell.dtype, requires_grad=True)
+            features[shuffled()].requires_grad_()
             for _ in range(copies_beyond_cache(self._device, size))
         ]
 
+    def _reference(self, graph: GraphData, cell: Cell, x: Tensor) -> Reference:
+        """What upstream computes of these features in float32, or we where its memory is short."""
+        features = x.detach().float().requires_grad_()
+        torch.manual_seed(1)
+        given = torch.randn_like(x)
+        upstream, ours, *_ = rivals(cell.layer, graph, cell.width, torch.float32, False)
+        for rival in (upstream, ours):
+            with suppress(torch.OutOfMemoryError):
+                with self._context(rival):
+                    out = rival.make()(features)
+                    (grad,) = torch.autograd.grad(out, features, given.float())
+                return Reference(rival.name, out.detach(), grad, given.detach())
+        raise torch.OutOfMemoryError("for upstream and for us")
+
+    @contextmanager
+    def _context(self, rival: Rival) -> Iterator[None]:
+        with (
+            self._counted.running() if rival.ours else self._counted.standing_by(),
+            measuring() if rival.measured else nullcontext(),
+        ):
+            yield
+
     def _contestants(
-        self, rival: Rival, inputs: list[Tensor], row: dict[str, Any]
+        self, rival: Rival, inputs: list[Tensor], reference: Reference, row: dict[str, Any]
     ) -> tuple[Contestant, Contestant]:
-        """The forward and the backward pass; each has run, and their memory is in the row."""
+        """The forward and the backward pass; both have run, and their memory is in the row.
+
+        Raises:
+            ColumnError: they compute something else than the reference.
+        """
 
         def context() -> AbstractContextManager[None]:
-            return self._counted.running() if rival.ours else self._counted.standing_by()
+            return self._context(rival)
 
         with context():
             run = rival.make()
             out = run(inputs[0])
-            grad = torch.randn_like(out)
+            grad = reference.given.view(out.shape)
         with context():
             (first,) = torch.autograd.grad(out, inputs[0], grad)
-
-        def whole(number: int) -> None:
-            torch.autograd.grad(run(inputs[number]), inputs[number], grad)
+        row["errors"] = reference.errors(rival.name, out, first)
+        require(row["errors"])
 
         with context():
-            row["peak_bytes"] = peak_bytes(whole, self._device)
+            row["peak_bytes"] = peak_bytes(
+                lambda: run(inputs[0]),
+                lambda again: torch.autograd.grad(again, inputs[0], grad),
+                self._device,
+            )
             if rival.ours:
                 again = run(inputs[0])
                 (second,) = torch.autograd.grad(again, inputs[0], grad)
                 row["repeats"] = torch.equal(out, again) and torch.equal(first, second)
                 del again, second
         del out, first
-        return self._timed(rival.name, run, inputs, grad, row["peak_bytes"], context)
+        peak = max(row["peak_bytes"].values()) if row["peak_bytes"] else None
+        return self._timed(rival.name, run, inputs, grad, peak, context)
 
     def _timed(
         self,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ _LONGEST_HEAD_START = 0.02
 _CYCLES_PER_SECOND = 2e9
 
 Step = Callable[[int], object]
+T = TypeVar("T")
 
 
 class DeviceLostError(RuntimeError):
@@ -131,16 +132,27 @@ def interleave(contestants: Sequence[Contestant], device: torch.device, budget: 
             return
 
 
-def peak_bytes(step: Step, device: torch.device) -> int | None:
-    """Most memory that a step allocates above what was there before."""
+def peak_bytes(
+    forward: Callable[[], Tensor], backward: Callable[[Tensor], object], device: torch.device
+) -> dict[str, int] | None:
+    """Most memory that is allocated during each pass, above what was there before both.
+
+    So that of the backward pass includes what the forward pass has kept for it.
+    """
     if not _is_gpu(device):
         return None
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    step(0)
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
+
+    def peak(run: Callable[[], T]) -> tuple[T, int]:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        result = run()
+        torch.cuda.synchronize(device)
+        return result, torch.cuda.max_memory_allocated(device) - before
+
+    out, in_forward = peak(forward)
+    _, in_backward = peak(lambda: backward(out))
+    return {"forward": in_forward, "backward": in_backward}
 
 
 def bandwidth(device: torch.device) -> dict[str, float]:

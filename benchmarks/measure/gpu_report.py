@@ -7,13 +7,30 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from measure.report import Floor, floor_lines, lowest, table
+from measure.agreement import worst
+from measure.report import Floor, floor_lines, highest, lowest, table
 
 Row = dict[str, Any]
 
 DIRECTIONS = ("forward", "backward")
 _PLACE = ("graph", "layer", "width", "dtype")
 _ATTENTION = ("GATv2", "Transformer")
+_SUMS = ("GCN", "SAGE-mean")
+
+# How many rows of the nodes' features, outputs or gradients a pass gathers for each edge, when
+# nothing is stored for edges: each once for every walk over the edges. That is one, but the
+# gradient of a maximum compares outputs as well, and that of attention is two walks: one gathers
+# features, the other gradients and, for scores that depend on both ends, features. Keys and values
+# are one tensor here. What is read once for each node, indices, and the self-loops that layers add
+# are not counted.
+_GATHERED_ROWS = {
+    "GCN": {"forward": 1, "backward": 1},
+    "SAGE-mean": {"forward": 1, "backward": 1},
+    "SAGE-max": {"forward": 1, "backward": 2},
+    "GAT": {"forward": 1, "backward": 2},
+    "GATv2": {"forward": 1, "backward": 3},
+    "Transformer": {"forward": 1, "backward": 3},
+}
 
 
 def _itemsize(row: Row) -> int:
@@ -24,22 +41,34 @@ def _name(row: Row) -> str:
     return " ".join(str(row[key]) for key in _PLACE)
 
 
-def gathered_gb_per_s(row: Row) -> float:
-    """Bytes of the features of all edges, over the time of the forward pass."""
-    gathered = row["num_edges"] * row["width"] * _itemsize(row)
-    return float(gathered / row["forward"]["median"] / 1e6)
+def gathered_gb_per_s(row: Row, direction: str) -> float:
+    """Bytes that have to be gathered for all edges, over the time of a pass."""
+    rows = row["num_edges"] * _GATHERED_ROWS[row["layer"]][direction]
+    return float(rows * row["width"] * _itemsize(row) / row[direction]["median"] / 1e6)
 
 
-def pairs(rows: Iterable[Row]) -> list[tuple[Row, Row]]:
-    """Each rival that was timed, and ours of the same cell; upstream once, without the compiled."""
+def bandwidth_share(row: Row, results: dict[str, Any], direction: str) -> float:
+    """Percent of the bandwidth that bounds a gather: the last cache's, where all fits into it."""
+    gathers_two = _GATHERED_ROWS[row["layer"]][direction] > 1
+    held = (2 if gathers_two else 1) * row["num_nodes"] * row["width"] * _itemsize(row)
+    bound = "cached_gather_gb_per_s" if held <= results["cache_bytes"] else "copy_gb_per_s"
+    return 100 * gathered_gb_per_s(row, direction) / float(results["bandwidth"][bound])
+
+
+def _whole_peak(row: Row) -> int:
+    return max(row["peak_bytes"].values())
+
+
+def pairs(rows: Iterable[Row], column: str = "ours") -> list[tuple[Row, Row]]:
+    """Each row that was timed, and that of our column in its cell; upstream once, uncompiled."""
     timed = [
         row
         for row in rows
         if "failed" not in row and not (row["compiled"] and row["rival"] == "upstream")
     ]
-    cells = {_cell(row): row for row in timed if row["rival"] == "ours"}
+    cells = {_cell(row): row for row in timed if row["rival"] == column}
     return [
-        (row, cells[_cell(row)]) for row in timed if row["rival"] != "ours" and _cell(row) in cells
+        (row, cells[_cell(row)]) for row in timed if row["rival"] != column and _cell(row) in cells
     ]
 
 
@@ -48,12 +77,16 @@ def _cell(row: Row) -> tuple[Any, ...]:
 
 
 def _gains(
-    rows: Iterable[Row], rival: str, direction: str, wanted: Callable[[Row], bool]
+    rows: Iterable[Row],
+    rival: str,
+    direction: str,
+    wanted: Callable[[Row], bool],
+    column: str = "ours",
 ) -> dict[str, float]:
     """How many times faster we are, by cell."""
     return {
         _name(ours): row[direction]["median"] / ours[direction]["median"]
-        for row, ours in pairs(rows)
+        for row, ours in pairs(rows, column)
         if row["rival"] == rival and wanted(row)
     }
 
@@ -80,7 +113,7 @@ def floors(results: dict[str, Any]) -> list[Floor]:
         found = _gains(rows, "upstream", way, is_anchor)
         listed.append(lowest(f"over PyG, tolokers GATv2 of 4 heads of 64, {way}", found, required))
     memory = {
-        _name(b): a["peak_bytes"] / b["peak_bytes"]
+        _name(b): _whole_peak(a) / _whole_peak(b)
         for a, b in pairs(rows)
         if a["rival"] == "upstream" and is_anchor(a) and b["peak_bytes"]
     }
@@ -90,16 +123,21 @@ def floors(results: dict[str, Any]) -> list[Floor]:
         (_ATTENTION, "backward", 2),
         (("SAGE-max",), "forward", 1.2),
         (("SAGE-max",), "backward", 1.2),
-        (("GCN", "SAGE-mean"), "forward", 1),
+        (_SUMS, "forward", 1),
     ):
         found = _gains(rows, "turbo-gnn", way, of(*layers))
         listed.append(lowest(f"over turbo-gnn, {', '.join(layers)}, {way}", found, required))
-    shares = {
-        _name(row): 100 * gathered_gb_per_s(row) / results["bandwidth"][_memory(row, results)]
-        for row in ours
-        if row["width"] == 256 and is_float32(row) and results["bandwidth"]
-    }
-    listed.append(lowest("share of measured bandwidth, forward, width 256", shares, 70, " %"))
+    for way in DIRECTIONS:
+        found = _gains(rows, "turbo-gnn", way, of(*_SUMS), "ours-measured")
+        what = f"ours-measured over turbo-gnn, {', '.join(_SUMS)}, {way}"
+        listed.append(lowest(what, found, 1))
+    for way in DIRECTIONS:
+        shares = {
+            _name(row): bandwidth_share(row, results, way)
+            for row in ours
+            if row["width"] == 256 and is_float32(row) and results["bandwidth"]
+        }
+        listed.append(lowest(f"share of measured bandwidth, {way}, width 256", shares, 70, " %"))
     halves = {_name(row): row for row in ours if row["dtype"] == "bfloat16"}
     for way in DIRECTIONS:
         gains = {
@@ -111,13 +149,13 @@ def floors(results: dict[str, Any]) -> list[Floor]:
         listed.append(lowest(f"bfloat16 over float32, {way}, slowest cell", gains, 1.6))
     repeats = {_name(row): float(row["repeats"]) for row in ours}
     listed.append(lowest("results with the same bits in two runs", repeats, 1, ""))
+    errors = {
+        f"{_name(row)}, {row['rival']}": worst(row["errors"]) / allowed
+        for row in rows
+        if (allowed := row.get("errors", {}).get("allowed")) is not None
+    }
+    listed.append(highest("error of any column over what is allowed", errors, 1, "x"))
     return listed
-
-
-def _memory(row: Row, results: dict[str, Any]) -> str:
-    """The bandwidth that bounds a gather: of the last cache, where the features fit into it."""
-    fits = row["num_nodes"] * row["width"] * _itemsize(row) <= results["cache_bytes"]
-    return "cached_gather_gb_per_s" if fits else "copy_gb_per_s"
 
 
 def markdown(results: dict[str, Any]) -> str:
@@ -132,33 +170,58 @@ def markdown(results: dict[str, Any]) -> str:
     lines += table(["stage", "seconds", "exit code", "last line"], stages)
     if results["left"]:
         lines += ["Left when the time was over: " + "; ".join(results["left"]) + ".", ""]
-    heads = [*_PLACE, "rival", "forward", "backward", "peak MB", "gather GB/s"]
+    heads = [*_PLACE, "rival", *(f"{way}{what}" for what in _FIGURES for way in DIRECTIONS)]
     lines += [
         "## Milliseconds",
         "",
-        "Medians; gather: bytes of the features of all edges over the time of the forward pass.",
+        "Medians. Peak: memory during a pass above that before the forward pass. Gather: bytes",
+        "that are gathered for all edges if nothing is stored for them, over the time, and percent",
+        "of the measured bandwidth. Error: the larger one of output and gradient, against upstream",
+        "in float32 or the column that is named.",
         "",
-        *table(heads, (_cells(row) for row in results["cells"])),
-        "## Times and memory of rivals over ours",
+        *table([*heads, "error"], (_cells(row, results) for row in results["cells"])),
+        "## Times and memory of other columns over ours",
         "",
         *table([*_PLACE, "rival", *DIRECTIONS, "memory"], map(_ratios, pairs(results["cells"]))),
     ]
     return "\n".join(lines)
 
 
-def _cells(row: Row) -> list[str]:
+_FIGURES = ("", ", peak MB", ", gather GB/s")
+
+
+def _cells(row: Row, results: dict[str, Any]) -> list[str]:
     place = [str(row[key]) for key in (*_PLACE, "rival")]
+    error = _error(row)
     if "failed" in row:
-        return [*place, row["failed"].replace("|", "/"), "", "", ""]
-    peak = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:,.0f}"
+        blank = [""] * (len(_FIGURES) * len(DIRECTIONS) - 1)
+        return [*place, row["failed"].replace("|", "/"), *blank, error]
     times = [f"{row[way]['median']:.3f}" for way in DIRECTIONS]
-    return [*place, *times, peak, f"{gathered_gb_per_s(row):,.0f}"]
+    peaks = [
+        f"{row['peak_bytes'][way] / 1e6:,.0f}" if row["peak_bytes"] else "" for way in DIRECTIONS
+    ]
+    gathers = [_gather(row, results, way) for way in DIRECTIONS]
+    return [*place, *times, *peaks, *gathers, error]
+
+
+def _gather(row: Row, results: dict[str, Any], direction: str) -> str:
+    text = f"{gathered_gb_per_s(row, direction):,.0f}"
+    if results["bandwidth"]:
+        text += f" ({bandwidth_share(row, results, direction):.0f} %)"
+    return text
+
+
+def _error(row: Row) -> str:
+    if "errors" not in row:
+        return ""
+    by = row["errors"]["of"]
+    return f"{worst(row['errors']):.1e}" + ("" if by == "upstream" else f" ({by})")
 
 
 def _ratios(pair: tuple[Row, Row]) -> list[str]:
     row, ours = pair
     gains = [f"{row[way]['median'] / ours[way]['median']:.2f}" for way in DIRECTIONS]
-    memory = f"{row['peak_bytes'] / ours['peak_bytes']:.1f}" if ours["peak_bytes"] else ""
+    memory = f"{_whole_peak(row) / _whole_peak(ours):.1f}" if ours["peak_bytes"] else ""
     return [*(str(row[key]) for key in (*_PLACE, "rival")), *gains, memory]
 
 

@@ -71,7 +71,7 @@ def _mean(what: str, values: dict[str, float], required: float) -> Floor:
     return Floor(what, f">= {required:g}x", f"{mean:.2f}x", mean >= required)
 
 
-def _highest(what: str, values: dict[str, float], limit: float, unit: str) -> Floor:
+def highest(what: str, values: dict[str, float], limit: float, unit: str) -> Floor:
     if not values:
         return Floor(what, f"<= {limit:g} {unit}", "not measured", None)
     name = max(values, key=values.__getitem__)
@@ -151,10 +151,10 @@ def floors(results: dict[str, Any]) -> list[Floor]:
                 lowest(f"{operator} forward: bandwidth over a loop {what}", shares, 80, " %")
             )
     overheads = {name: row["overhead_us"] for name, row in results["routed_call"].items()}
-    listed.append(_highest("a routed call on a small graph", overheads, 60, "us"))
+    listed.append(highest("a routed call on a small graph", overheads, 60, "us"))
     times = results["import"]
     adds = {"median": times["fastgraph"]["median"]} if times else {}
-    listed.append(_highest("import fastgraph after import torch", adds, 200, "ms"))
+    listed.append(highest("import fastgraph after import torch", adds, 200, "ms"))
     memory = {name: value for name, cell in cells.items() if (value := _memory_ratio(cell))}
     listed.append(lowest("peak memory: ours below upstream, worst cell", memory, 1))
     for layer in ("SAGE-max", "GATv2", "Transformer"):
@@ -165,7 +165,7 @@ def floors(results: dict[str, Any]) -> list[Floor]:
         hubs, even = (_per_edge(results, graph, layer) for graph in ("debian", "tolokers"))
         values = {} if hubs is None or even is None else {layer: hubs / even}
         what = f"time per edge on debian over tolokers', message passing of {layer}"
-        listed.append(_highest(what, values, 1.5, "x"))
+        listed.append(highest(what, values, 1.5, "x"))
     return listed
 
 

@@ -34,11 +34,13 @@ class Rival:
         name: the column.
         make: prepares it and returns the forward pass, from features ``[nodes, width]``.
         ours: whether our kernels compute it, and they alone.
+        measured: whether they do with the setting ``measure``, by which cuSPARSE may take over.
     """
 
     name: str
     make: Callable[[], Forward]
     ours: bool = False
+    measured: bool = False
 
 
 def rivals(
@@ -78,6 +80,7 @@ def rivals(
             found.append(Rival("flex_attention", lambda: _flex(graph)))
         return found
     if layer in ("GCN", "SAGE-mean") and dtype == torch.float32:
+        found.append(Rival("ours-measured", make_ours, ours=True, measured=True))
         found.append(Rival("torch.sparse", lambda: _sparse(layer, graph)))
     if layer in _TURBO and dtype == torch.float32 and importlib.util.find_spec("turbo_gnn"):
         found.append(Rival("turbo-gnn", lambda: _turbo(layer, graph, module)))

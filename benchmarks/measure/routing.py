@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastgraph import graph
+from fastgraph import graph, settings
 from fastgraph.backends.base import Backend, Kernel
 from fastgraph.hookspecs import hookimpl, plugin_manager
 
@@ -136,6 +136,17 @@ class Counted:
             yield
         if self.calls != before:
             raise ColumnError(f"our kernels should not have run: {self.calls - before}")
+
+
+@contextmanager
+def measuring() -> Iterator[None]:
+    """The setting by which the faster of our kernel and cuSPARSE's computes sums and means."""
+    before = settings.current()
+    settings.set_current(before.replace(measure=True))
+    try:
+        yield
+    finally:
+        settings.set_current(before)
 
 
 @contextmanager

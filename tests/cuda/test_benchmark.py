@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from fastgraph import native
+from fastgraph import native, settings
 from fastgraph.backends.cpu import CpuBackend
+from fastgraph.backends.registry import REGISTRY
+from fastgraph.hookspecs import plugin_manager
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -75,19 +81,27 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def row(rival: str, forward: float, **more: Any) -> dict[str, Any]:
     times = {way: {"median": forward} for way in ("forward", "backward")}
     cell = {"graph": "tolokers", "layer": "GATv2", "width": 256, "dtype": "float32"}
-    sizes = {"num_nodes": 10, "num_edges": 100, "peak_bytes": 10, "compiled": False}
+    peaks = {"forward": 5, "backward": 10}
+    sizes = {"num_nodes": 10, "num_edges": 100, "peak_bytes": peaks, "compiled": False}
     return {**cell, **sizes, "rival": rival, "repeats": True, **times, **more}
+
+
+def errors(largest: float, allowed: float | None = 2e-4) -> dict[str, Any]:
+    return {"output": largest, "gradient": 0.0, "of": "upstream", "allowed": allowed}
 
 
 def test_floors_compare_rows_of_one_cell() -> None:
     report = measure("gpu_report")
     cells = [
-        row("upstream", 30, peak_bytes=200),
-        row("ours", 1),
+        row("upstream", 30, peak_bytes={"forward": 200, "backward": 100}, errors=errors(1, None)),
+        row("ours", 1, errors=errors(1e-4)),
+        row("ours", 2, layer="GCN"),
+        row("ours-measured", 1, layer="GCN"),
+        row("turbo-gnn", 1.5, layer="GCN"),
         row("ours", 100, compiled=True),
         row("upstream", 30, compiled=True),
         row("ours", 0.5, dtype="bfloat16"),
-        row("turbo-gnn", 0, failed="out of memory"),
+        row("turbo-gnn", 0, failed="ColumnError: differs", errors=errors(3e-4)),
     ]
     bandwidth = {"copy_gb_per_s": 1e9, "cached_gather_gb_per_s": 1e9}
     floors = report.floors({"cells": cells, "bandwidth": bandwidth, "cache_bytes": 0})
@@ -95,7 +109,34 @@ def test_floors_compare_rows_of_one_cell() -> None:
     assert met["over PyG, tolokers GATv2 of 4 heads of 64, forward"] is True
     assert met["peak memory below PyG's, tolokers GATv2"] is False  # 20x
     assert met["over turbo-gnn, GATv2, Transformer, forward"] is None
+    assert met["ours-measured over turbo-gnn, GCN, SAGE-mean, backward"] is True
     assert met["share of measured bandwidth, forward, width 256"] is False
+    assert met["error of any column over what is allowed"] is False
+    assert "ColumnError: differs" in report.markdown(
+        {
+            **{"cells": cells, "bandwidth": bandwidth, "cache_bytes": 0, "machine": {}},
+            **{"commands": [], "stages": [], "left": []},
+        }
+    )
+
+
+def test_bytes_of_the_gradient_are_those_of_all_walks() -> None:
+    report = measure("gpu_report")
+    results = {"bandwidth": {"copy_gb_per_s": 1.0, "cached_gather_gb_per_s": 8.0}}
+    gatv2 = row("ours", 100 * 256 * 4 / 1e6)  # a GB/s for a row of each edge
+    assert report.gathered_gb_per_s(gatv2, "forward") == pytest.approx(1)
+    assert report.gathered_gb_per_s(gatv2, "backward") == pytest.approx(3)
+    held = 10 * 256 * 4
+    for cache, forward, backward in (
+        (0, 100, 300),
+        (held, 12.5, 300),  # the gradient is gathered, too, and both do not fit
+        (2 * held, 12.5, 37.5),
+    ):
+        found = [
+            report.bandwidth_share(gatv2, {**results, "cache_bytes": cache}, way)
+            for way in report.DIRECTIONS
+        ]
+        assert found == pytest.approx([forward, backward])
 
 
 def test_no_run_overwrites_another(tmp_path: Path) -> None:
@@ -137,6 +178,8 @@ def test_a_run_on_the_cpu(tmp_path: Path) -> None:
     rows = {(r["graph"], r["rival"]): r for r in json.loads(path.read_text())["cells"]}
     ours = rows["kronecker-11", "ours"]
     assert ours["repeats"] and ours["backward"]["median"] > 0
+    assert ours["errors"]["gradient"] < ours["errors"]["allowed"]
+    assert rows["kronecker-11", "torch.sparse"]["errors"]["output"] < 1e-5
     assert "failed" not in rows["kronecker-11", "upstream"]
     assert "ValueError" in rows["unknown", "all"]["failed"]
 
@@ -148,3 +191,158 @@ def test_a_gpu_can_be_demanded() -> None:
     command += ["tests/cuda/test_operators.py", "-k", "test_bits and spmm-sum"]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert process.returncode == 1 and "1 error" in process.stdout, process.stdout
+
+
+Computed = Callable[..., dict[str, dict[str, Any]]]
+
+
+class Watched(CpuBackend):
+    """Remembers in which calls of its kernels the setting ``measure`` was in force."""
+
+    def __init__(self) -> None:
+        self.measured: list[bool] = []
+
+    def kernel(self, *arguments: Any) -> Any:
+        kernel = super().kernel(*arguments)
+        if kernel is None:
+            return None
+
+        def watched(*inputs: Any) -> Any:
+            self.measured.append(settings.current().measure)
+            return kernel(*inputs)
+
+        return watched
+
+
+@pytest.fixture
+def backend() -> Watched:
+    return Watched()
+
+
+@pytest.fixture
+def computed(backend: Watched, monkeypatch: pytest.MonkeyPatch) -> Iterator[Computed]:
+    """The rows of a cell by their column, of a graph that is generated, timed once on the CPU."""
+    cells = measure("cells")
+    counted = measure("routing").Counted(backend)
+    monkeypatch.setattr(REGISTRY, "_backends", None)  # to be asked for once more
+    with counted.enabled(1 << 30):
+        bench = cells.Bench(CPU, counted)
+
+        def rows(layer: str, dtype: torch.dtype = torch.float32, width: int = 8) -> Any:
+            found = bench.rows(cells.Cell("kronecker-11", layer, width, dtype), 0)
+            return {row["rival"]: row for row in found}
+
+        yield rows
+    plugin_manager().unregister(counted)
+
+
+LAYERS = ("GCN", "SAGE-max", "SAGE-mean", "GATv2", "GAT", "Transformer")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_columns_agree(computed: Computed, layer: str, dtype: torch.dtype) -> None:
+    for name, found in computed(layer, dtype).items():
+        assert "failed" not in found, found
+        assert (found["errors"]["allowed"] is None) == (name == "upstream")
+
+
+@pytest.mark.parametrize("fault", ["output", "gradient", "not a number"])
+def test_what_computes_something_else_is_no_rival(
+    computed: Computed, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    cells, rivals = measure("cells"), measure("rivals")
+
+    def make(upstream: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        if fault == "output":
+            return lambda x: 1.001 * upstream(x)
+        if fault == "gradient":
+            return lambda x: upstream(0.999 * x + 0.001 * x.detach())
+        return lambda x: upstream(x).index_fill(0, torch.tensor([3]), math.nan)
+
+    def with_impostor(*arguments: Any) -> Any:
+        upstream, *others = rivals.rivals(*arguments)
+        impostor = rivals.Rival("impostor", lambda: make(upstream.make()))
+        return [upstream, *others, impostor]
+
+    monkeypatch.setattr(cells, "rivals", with_impostor)
+    rows = computed("SAGE-mean")
+    assert "ColumnError: differs from upstream" in rows["impostor"]["failed"]
+    assert "forward" not in rows["impostor"] and "failed" not in rows["ours"]
+    report = measure("gpu_report")
+    results = {"cells": list(rows.values()), "bandwidth": {}, "cache_bytes": 0}
+    (floor,) = (f for f in report.floors(results) if f.what.startswith("error of any column"))
+    assert floor.met is False and "impostor" in floor.measured
+    assert all(row["rival"] != "impostor" for row, _ in report.pairs(rows.values()))
+
+
+def test_where_upstream_runs_out_of_memory_columns_are_compared_with_ours(
+    computed: Computed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells, rivals = measure("cells"), measure("rivals")
+
+    def exhausted() -> Any:
+        raise torch.OutOfMemoryError("too large")
+
+    def without_upstream(*arguments: Any) -> Any:
+        return [rivals.Rival("upstream", exhausted), *rivals.rivals(*arguments)[1:]]
+
+    monkeypatch.setattr(cells, "rivals", without_upstream)
+    rows = computed("GCN")
+    assert "OutOfMemoryError" in rows["upstream"]["failed"]
+    assert rows["torch.sparse"]["errors"]["of"] == "ours" and "forward" in rows["torch.sparse"]
+
+
+def test_upstreams_own_error_in_a_short_dtype_is_allowed_to_others() -> None:
+    agreement = measure("agreement")
+    ones = torch.ones(4, 2)
+    short = agreement.Reference("upstream", ones, ones, ones.bfloat16())
+    short.errors("upstream", 1.1 * ones, ones)
+    agreement.require(short.errors("ours", 1.19 * ones, ones))
+    with pytest.raises(measure("routing").ColumnError, match=r"upstream by 2\.1e-01 in the output"):
+        agreement.require(short.errors("ours", 1.21 * ones, ones))
+
+
+def test_no_two_features_tie() -> None:
+    cells = measure("cells")
+    graph = SimpleNamespace(num_nodes=2_500_001)
+    inputs = cells.Bench(CPU, None)._inputs(graph, cells.Cell("", "SAGE-max", 2, torch.float32))
+    for x in inputs:
+        assert all(x[:, i].unique().numel() == graph.num_nodes for i in range(2))
+        assert x.abs().min() > 0 and x.abs().max() < 1
+
+
+def test_one_column_measures_which_product_is_faster(computed: Computed, backend: Watched) -> None:
+    rows = computed("SAGE-mean")
+    assert "failed" not in rows["ours-measured"] and set(backend.measured) == {True, False}
+    backend.measured.clear()
+    assert "ours-measured" not in computed("SAGE-max") and set(backend.measured) == {False}
+
+
+def test_memory_of_a_pass_is_its_peak_above_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = measure("device")
+    memory = SimpleNamespace(now=1000, peak=5000)
+
+    def allocate(num_bytes: int) -> None:
+        memory.now += num_bytes
+        memory.peak = max(memory.peak, memory.now)
+
+    monkeypatch.setattr(device, "_is_gpu", lambda _: True)
+    for name, call in {
+        "synchronize": lambda _: None,
+        "memory_allocated": lambda _: memory.now,
+        "max_memory_allocated": lambda _: memory.peak,
+        "reset_peak_memory_stats": lambda _: setattr(memory, "peak", memory.now),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, call)
+
+    def forward() -> Tensor:
+        allocate(300)
+        allocate(-100)  # 200 are kept for the backward pass
+        return torch.ones(1)
+
+    def backward(out: Tensor) -> None:
+        allocate(40)
+        allocate(-240)
+
+    assert device.peak_bytes(forward, backward, CPU) == {"forward": 300, "backward": 240}

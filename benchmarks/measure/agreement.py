@@ -1,0 +1,94 @@
+"""Whether the columns of a cell compute the same thing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from measure.routing import ColumnError
+
+# Errors up to this are not held against a column. In float32 sums in another order and fast
+# exponentials make a few 1e-6, the products of TF32 2.4e-4, and a self-loop too few or another
+# scale 1e-2 and more. In bfloat16 it is eight roundings.
+TOLERANCES = {torch.float32: 2e-4, torch.bfloat16: 8 * 2**-8}
+
+# Upstream rounds each message to a short dtype, so its own error may be larger. Others round, too,
+# elsewhere.
+_FACTOR = 2.0
+
+
+@dataclass
+class Reference:
+    """What a layer computes in float32; every column of a cell is compared with it.
+
+    Args:
+        column: who computed it.
+        out: the output, ``[nodes, width]``.
+        grad: the gradient of the features, of the same shape.
+        given: the gradient of the output that this follows from, in the dtype of the cell.
+
+    Attributes:
+        allowed: the largest error that is not held against a column.
+    """
+
+    column: str
+    out: Tensor
+    grad: Tensor
+    given: Tensor
+    allowed: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.allowed = TOLERANCES[self.given.dtype]
+
+    def errors(self, column: str, out: Tensor, grad: Tensor) -> dict[str, Any]:
+        """What a row says of the errors of a column; upstream's own may be allowed to others.
+
+        That of the output is its largest difference over its largest magnitude. The gradient jumps
+        where rounding takes the score of an edge across the bend of ``leaky_relu``, so what counts
+        of it is the norm of all differences over its norm; ``largest_gradient`` is for information.
+        ``allowed`` is ``None`` for the column that has computed the reference.
+        """
+        found = {
+            "output": _error(out, self.out, math.inf),
+            "gradient": _error(grad, self.grad, 2),
+        }
+        is_own = column == self.column
+        if is_own:
+            self.allowed = max(self.allowed, _FACTOR * max(found.values()))
+        return {
+            **found,
+            "largest_gradient": _error(grad, self.grad, math.inf),
+            "of": self.column,
+            "allowed": None if is_own else self.allowed,
+        }
+
+
+def _error(found: Tensor, expected: Tensor, order: float) -> float:
+    """A norm of the difference over that of what is expected; infinite where it is not finite."""
+
+    def norm(values: Tensor) -> float:
+        return float(torch.linalg.vector_norm(values, order))
+
+    error = norm(found.detach().float().reshape(expected.shape) - expected)
+    return error / (norm(expected) or 1.0) if math.isfinite(error) else math.inf
+
+
+def worst(errors: dict[str, Any]) -> float:
+    return float(max(errors["output"], errors["gradient"]))
+
+
+def require(errors: dict[str, Any]) -> None:
+    """Refuse a column that computes something else.
+
+    Raises:
+        ColumnError: an error is larger than what is allowed.
+    """
+    if errors["allowed"] is not None and worst(errors) > errors["allowed"]:
+        raise ColumnError(
+            f"differs from {errors['of']} by {errors['output']:.1e} in the output and "
+            f"{errors['gradient']:.1e} in the gradient, {errors['allowed']:.1e} is allowed"
+        )
