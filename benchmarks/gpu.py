@@ -36,7 +36,7 @@ from measure.requirements import find_program, missing
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / "fastgraph" / "lib" / "libfastgraph_cuda.so"
 STAGES = ("build", "test", "sanitize", "measure")
-WIDTHS = (256, 64, 512)
+WIDTHS = (256, 64, 512, 128)
 # Each test under a tool that watches every access runs a hundred times slower.
 _SANITIZED = "test_every_graph and (random or hub_small) and not dropout"
 # Of memory, for sorted graphs: all that are measured stay known.

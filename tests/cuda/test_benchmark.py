@@ -162,6 +162,8 @@ def test_calls_share_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for graphs in ([first], [first, *others]):
         bench.measure(graphs, record, time.monotonic() + 60, told.append)
     assert len(told) == len(record.lines("row")) == 1 + len(others)
+    between = [cell for cell in cells.plan(["wing"], ["GCN"], [256, 128]) if cell.width == 128]
+    assert [str(cell) for cell in between] == ["wing GCN 128 float32"]
     (cell,) = cells.plan(["wing"], ["GCN"], [64])[:1]
     bench.measure([cell], record, time.monotonic() - 1, told.append)
     assert record.lines("left") == [["wing GCN 64 float32"]]
@@ -317,6 +319,7 @@ def test_one_column_measures_which_product_is_faster(computed: Computed, backend
     assert "failed" not in rows["ours-measured"] and set(backend.measured) == {True, False}
     backend.measured.clear()
     assert "ours-measured" not in computed("SAGE-max") and set(backend.measured) == {False}
+    assert set(computed("SAGE-mean", width=128)) == {"upstream", "ours"}
 
 
 def test_memory_of_a_pass_is_its_peak_above_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
