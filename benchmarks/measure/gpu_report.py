@@ -124,6 +124,7 @@ def floors(results: dict[str, Any]) -> list[Floor]:
         (("SAGE-max",), "forward", 1.2),
         (("SAGE-max",), "backward", 1.2),
         (_SUMS, "forward", 1),
+        (_SUMS, "backward", 1),
     ):
         found = _gains(rows, "turbo-gnn", way, of(*layers))
         listed.append(lowest(f"over turbo-gnn, {', '.join(layers)}, {way}", found, required))

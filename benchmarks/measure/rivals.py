@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._functorch import config as functorch_config
+from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from measure.graphs import GraphData
 from measure.layers import LAYERS, csr_adjacency, gcn_adjacency, without_linear
@@ -20,8 +21,7 @@ from measure.routing import expect_routed
 HEADS = 4
 # A dense mask of pairs beyond this does not fit or takes too long to make.
 _MAX_FLEX_NODES = 20_000
-_MOST_TURBO_EDGES = 20_000_000
-_TURBO = ("SAGE-max", "GATv2", "Transformer")
+_TURBO = ("GCN", "SAGE-mean", "SAGE-max", "GATv2", "Transformer")
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -83,7 +83,7 @@ def rivals(
         found.append(Rival("ours-measured", make_ours, ours=True, measured=True))
         found.append(Rival("torch.sparse", lambda: _sparse(layer, graph)))
     if layer in _TURBO and dtype == torch.float32 and importlib.util.find_spec("turbo_gnn"):
-        found.append(Rival("turbo-gnn", lambda: _turbo(layer, graph, module)))
+        found.append(Rival("turbo-gnn", lambda: _turbo(layer, graph, module, width)))
     return found
 
 
@@ -138,40 +138,76 @@ def _flex(graph: GraphData) -> Forward:
     return forward
 
 
-def _turbo(layer: str, graph: GraphData, module: Any) -> Forward:
-    """The published fused kernels (arXiv 2605.31500)."""
+def _turbo(layer: str, graph: GraphData, module: Any, width: int) -> Forward:
+    """The published fused kernels (arXiv 2605.31500) of version 0.1.0rc4."""
     turbo = importlib.import_module("turbo_gnn")
-    num, adjacency = graph.num_nodes, _turbo_adjacency(graph)
+    num = graph.num_nodes
+    if layer in ("GCN", "GATv2"):
+        graph = _with_self_loops(graph)
 
-    def extremum(x: Tensor) -> Tensor:
-        return turbo.reduction_aggr(adjacency, x, reduce="max")  # type: ignore[no-any-return]
+    def product(norm: str) -> Forward:
+        indptr, indices = _turbo_csr(graph, width)
+        options = {"norm_type": norm, "cu_sparse_algorithm_id": -1, "block_dim": 256}
+        return lambda x: turbo.spmm_aggr(x, indptr, indices, **options)
 
-    def gatv2(x: Tensor) -> Tensor:
-        heads = x.view(num, HEADS, -1)
+    def extremum() -> Forward:
+        adjacency = _turbo_adjacency(graph)
+        return lambda x: turbo.reduction_aggr(adjacency, x, reduce="max")
+
+    def gatv2() -> Forward:
+        adjacency = _turbo_adjacency(graph)
         options = {"attention_weights": module.att[0], "negative_slope": 0.2}
-        return turbo.gatv2_aggr(adjacency, heads, x_neighbors=heads, **options)  # type: ignore[no-any-return]
 
-    def attention(x: Tensor) -> Tensor:
-        heads = x.view(num, HEADS, -1)
-        scale = 1 / math.sqrt(heads.shape[-1])
-        return turbo.graph_transformer_aggr(  # type: ignore[no-any-return]
-            adjacency, heads, Q=heads, K=heads, V=heads, scale=scale
-        )
+        def forward(x: Tensor) -> Tensor:
+            heads = x.view(num, HEADS, -1)
+            return turbo.gatv2_aggr(adjacency, heads, x_neighbors=heads, **options)  # type: ignore[no-any-return]
 
-    return dict(zip(_TURBO, (extremum, gatv2, attention), strict=True))[layer]
+        return forward
+
+    def attention() -> Forward:
+        adjacency = _turbo_adjacency(graph)
+
+        def forward(x: Tensor) -> Tensor:
+            heads = x.view(num, HEADS, -1)
+            scale = 1 / math.sqrt(heads.shape[-1])
+            return turbo.graph_transformer_aggr(  # type: ignore[no-any-return]
+                adjacency, heads, Q=heads, K=heads, V=heads, scale=scale
+            )
+
+        return forward
+
+    makers = (lambda: product("both"), lambda: product("right"), extremum, gatv2, attention)
+    return dict(zip(_TURBO, makers, strict=True))[layer]()
+
+
+def _with_self_loops(graph: GraphData) -> GraphData:
+    """The graph that layers with self-loops make of it at every call."""
+    index, _ = remove_self_loops(graph.edge_index)
+    index, _ = add_self_loops(index, num_nodes=graph.num_nodes)
+    return GraphData(f"{graph.name} with self-loops", index, graph.num_nodes)
 
 
 _adjacencies: dict[str, Any] = {}
+_csrs: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
 
 
 def _turbo_adjacency(graph: GraphData) -> Any:
-    """Made once for each graph, on the CPU and slowly."""
-    if graph.num_edges > _MOST_TURBO_EDGES:
-        raise ValueError(f"its graph is built on the CPU, too slowly for {graph.num_edges:,} edges")
+    """Made once for each graph, with the 32-bit indices that its products demand."""
     if graph.name not in _adjacencies:
         turbo = importlib.import_module("turbo_gnn")
-        made = turbo.AdjacencyForwardBackwardWithNodeBuckets.from_edge_list(
-            graph.edge_index.cpu(), num_nodes=graph.num_nodes
+        _adjacencies[graph.name] = turbo.AdjacencyForwardBackwardWithNodeBuckets.from_edge_list(
+            graph.edge_index, num_nodes=graph.num_nodes, index_dtype=torch.int32
         )
-        _adjacencies[graph.name] = made.to(graph.edge_index.device)
     return _adjacencies[graph.name]
+
+
+def _turbo_csr(graph: GraphData, width: int) -> tuple[Tensor, Tensor]:
+    """Row pointers and columns for features of this width, kept for good.
+
+    Its products keep a workspace for the addresses of the two; that of one width may be too small
+    for another.
+    """
+    if (graph.name, width) not in _csrs:
+        made = _turbo_adjacency(graph)
+        _csrs[graph.name, width] = made.forward_indptr.clone(), made.forward_indices.clone()
+    return _csrs[graph.name, width]

@@ -10,13 +10,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.utils import scatter, softmax
 
 from fastgraph import native, settings
 from fastgraph.backends.cpu import CpuBackend
@@ -109,6 +111,7 @@ def test_floors_compare_rows_of_one_cell() -> None:
     assert met["over PyG, tolokers GATv2 of 4 heads of 64, forward"] is True
     assert met["peak memory below PyG's, tolokers GATv2"] is False  # 20x
     assert met["over turbo-gnn, GATv2, Transformer, forward"] is None
+    assert met["over turbo-gnn, GCN, SAGE-mean, backward"] is False
     assert met["ours-measured over turbo-gnn, GCN, SAGE-mean, backward"] is True
     assert met["share of measured bandwidth, forward, width 256"] is False
     assert met["error of any column over what is allowed"] is False
@@ -349,3 +352,103 @@ def test_memory_of_a_pass_is_its_peak_above_what_was_there(monkeypatch: pytest.M
         allocate(-240)
 
     assert device.peak_bytes(forward, backward, CPU) == {"forward": 300, "backward": 240}
+
+
+def csr(index: Tensor, num_nodes: int, index_dtype: torch.dtype) -> SimpleNamespace:
+    """Destinations are the rows."""
+    index = index[:, (index[1] * num_nodes + index[0]).argsort()]
+    indptr = torch.zeros(num_nodes + 1, dtype=index_dtype)
+    indptr[1:] = torch.bincount(index[1], minlength=num_nodes).cumsum(0)
+    return SimpleNamespace(forward_indptr=indptr, forward_indices=index[0].to(index_dtype))
+
+
+def ends(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor, int]:
+    assert indptr.dtype == indices.dtype == torch.int32
+    num = indptr.numel() - 1
+    return indices.long(), torch.arange(num).repeat_interleave(indptr.diff()), num
+
+
+def turbo_gnn() -> ModuleType:
+    """What version 0.1.0rc4 of turbo-gnn documents, computed on the CPU."""
+
+    def attend(graph: Any, score: Callable[[Tensor, Tensor], Tensor], value: Tensor) -> Tensor:
+        source, destination, num = ends(graph.forward_indptr, graph.forward_indices)
+        weight = softmax(score(source, destination), destination, num_nodes=num)
+        return scatter(weight.unsqueeze(-1) * value[source], destination, dim_size=num)
+
+    def spmm_aggr(
+        x: Tensor,
+        forward_indptr: Tensor,
+        forward_indices: Tensor,
+        norm_type: str,
+        cu_sparse_algorithm_id: int,
+        block_dim: int,
+    ) -> Tensor:
+        source, destination, num = ends(forward_indptr, forward_indices)
+        inward = torch.bincount(destination, minlength=num)[destination]
+        outward = torch.bincount(source, minlength=num)[source]
+        divisor = {"right": inward, "both": (inward * outward).sqrt()}[norm_type]
+        return scatter(x[source] / divisor.unsqueeze(-1), destination, dim_size=num)
+
+    def reduction_aggr(graph: Any, x: Tensor, reduce: str) -> Tensor:
+        source, destination, num = ends(graph.forward_indptr, graph.forward_indices)
+        return scatter(x[source], destination, dim_size=num, reduce=reduce)
+
+    def gatv2_aggr(
+        graph: Any,
+        x: Tensor,
+        x_neighbors: Tensor,
+        attention_weights: Tensor,
+        negative_slope: float,
+    ) -> Tensor:
+        def score(source: Tensor, destination: Tensor) -> Tensor:
+            z = torch.nn.functional.leaky_relu(x[destination] + x_neighbors[source], negative_slope)
+            return (z * attention_weights).sum(-1)
+
+        return attend(graph, score, x_neighbors).flatten(1)
+
+    def graph_transformer_aggr(
+        graph: Any,
+        x: Tensor,
+        Q: Tensor,  # noqa: N803
+        K: Tensor,  # noqa: N803
+        V: Tensor,  # noqa: N803
+        scale: float,
+    ) -> Tensor:
+        def score(source: Tensor, destination: Tensor) -> Tensor:
+            return (Q[source] * K[destination]).sum(-1) * scale
+
+        return attend(graph, score, V)
+
+    module = ModuleType("turbo_gnn")
+    module.__spec__ = ModuleSpec("turbo_gnn", None)
+    functions = (spmm_aggr, reduction_aggr, gatv2_aggr, graph_transformer_aggr)
+    vars(module).update({function.__name__: function for function in functions})
+    made = SimpleNamespace(from_edge_list=csr)
+    vars(module)["AdjacencyForwardBackwardWithNodeBuckets"] = made
+    return module
+
+
+@pytest.fixture
+def with_turbo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "turbo_gnn", turbo_gnn())
+    rivals = measure("rivals")
+    for name in ("_adjacencies", "_csrs"):
+        monkeypatch.setattr(rivals, name, {})
+
+
+@pytest.mark.usefixtures("with_turbo")
+@pytest.mark.parametrize("layer", [layer for layer in LAYERS if layer != "GAT"])
+def test_turbo_gnn_is_given_what_layers_compute(computed: Computed, layer: str) -> None:
+    row = computed(layer)["turbo-gnn"]
+    assert "failed" not in row, row
+    assert row["errors"]["allowed"] is not None and row["forward"]["samples"] > 0
+
+
+@pytest.mark.usefixtures("with_turbo")
+@pytest.mark.parametrize("layer", ["GCN", "GATv2"])
+def test_without_the_self_loops_of_a_layer_turbo_gnn_is_refused(
+    computed: Computed, monkeypatch: pytest.MonkeyPatch, layer: str
+) -> None:
+    monkeypatch.setattr(measure("rivals"), "_with_self_loops", lambda graph: graph)
+    assert "ColumnError" in computed(layer)["turbo-gnn"]["failed"]
