@@ -19,8 +19,9 @@ from measure.layers import LAYERS, csr_adjacency, gcn_adjacency, without_linear
 from measure.routing import expect_routed
 
 HEADS = 4
-# A dense mask of pairs beyond this does not fit or takes too long to make.
-_MAX_FLEX_NODES = 20_000
+# What torch.compile makes of a mask addresses it by 32 bits, and this mask has a bit for each pair.
+_MAX_FLEX_NODES = 2**17
+_FLEX_BLOCK = 128
 _TURBO = ("GCN", "SAGE-mean", "SAGE-max", "GATv2", "Transformer")
 
 Forward = Callable[[Tensor], Tensor]
@@ -120,14 +121,10 @@ def _fits_a_mask(graph: GraphData) -> bool:
 
 def _flex(graph: GraphData) -> Forward:
     """``flex_attention`` over a block mask of the edges."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from torch.nn.attention.flex_attention import flex_attention
 
     num = graph.num_nodes
-    pairs = torch.zeros(num, num, dtype=torch.bool, device=graph.edge_index.device)
-    pairs[graph.edge_index[1], graph.edge_index[0]] = True
-    mask = create_block_mask(
-        lambda b, h, q, k: pairs[q, k], None, None, num, num, device=str(pairs.device)
-    )
+    mask = _block_mask(graph)
     attend = torch.compile(flex_attention)
 
     def forward(x: Tensor) -> Tensor:
@@ -136,6 +133,30 @@ def _flex(graph: GraphData) -> Forward:
         return out[0].transpose(0, 1).reshape(num, -1)  # type: ignore[no-any-return]
 
     return forward
+
+
+def _block_mask(graph: GraphData) -> Any:
+    """The blocks with edges, and a bit for each pair; no two edges may be equal.
+
+    ``create_block_mask`` would make a value for each pair first, gigabytes for a large graph.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    (source, destination), num = graph.edge_index, graph.num_nodes
+    row_bytes = -(-num // 8)
+    bits = torch.zeros(num * row_bytes, dtype=torch.uint8, device=source.device)
+    bits.index_add_(0, destination * row_bytes + source // 8, (1 << source % 8).to(torch.uint8))
+
+    def is_edge(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (bits[q * row_bytes + (k >> 3)] >> (k & 7)) & 1 == 1
+
+    blocks = -(-num // _FLEX_BLOCK)
+    has_edges = torch.zeros(blocks, blocks, dtype=torch.bool, device=source.device)
+    has_edges[destination // _FLEX_BLOCK, source // _FLEX_BLOCK] = True
+    counts = has_edges.sum(1, dtype=torch.int32)
+    first = has_edges.argsort(dim=1, descending=True, stable=True).to(torch.int32)
+    options = {"BLOCK_SIZE": _FLEX_BLOCK, "mask_mod": is_edge, "seq_lengths": (num, num)}
+    return BlockMask.from_kv_blocks(counts[None, None], first[None, None], **options)
 
 
 def _turbo(layer: str, graph: GraphData, module: Any, width: int) -> Forward:

@@ -24,6 +24,7 @@ from fastgraph import native, settings
 from fastgraph.backends.cpu import CpuBackend
 from fastgraph.backends.registry import REGISTRY
 from fastgraph.hookspecs import plugin_manager
+from tests.graphs import random_edges
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -452,3 +453,29 @@ def test_without_the_self_loops_of_a_layer_turbo_gnn_is_refused(
 ) -> None:
     monkeypatch.setattr(measure("rivals"), "_with_self_loops", lambda graph: graph)
     assert "ColumnError" in computed(layer)["turbo-gnn"]["failed"]
+
+
+def test_a_block_mask_holds_the_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+    rivals = measure("rivals")
+    # The unfused one computes the same, and on a CPU.
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    index = random_edges(300, 300, 2000).unique(dim=1)  # blocks of 128, the last not full
+    graph = measure("graphs").GraphData("random", index, 300)
+    x = torch.randn(300, 64)
+    upstream, *_ = rivals.rivals("Transformer", graph, 64, torch.float32, True)
+    torch.testing.assert_close(rivals._flex(graph)(x), upstream.make()(x))
+    mask = rivals._block_mask(graph)
+    assert mask.kv_num_blocks.tolist() == [[[3, 3, 3]]]
+    path = torch.stack([torch.arange(299), torch.arange(1, 300)])
+    mask = rivals._block_mask(measure("graphs").GraphData("path", path, 300))
+    assert mask.kv_num_blocks.tolist() == [[[1, 2, 2]]]
+    assert sorted(mask.kv_indices[0, 0, 2, :2].tolist()) == [1, 2]
+
+
+def test_a_mask_is_measured_where_the_plan_says() -> None:
+    cells, rivals = measure("cells"), measure("rivals")
+    largest = {"tolokers": 11_758, "wing": 62_032}
+    assert set(cells._COMPILED) == set(largest)
+    # The bytes of a mask have to be addressed by 32 bits.
+    assert max(largest.values()) <= rivals._MAX_FLEX_NODES
+    assert rivals._MAX_FLEX_NODES**2 // 8 <= 2**31
