@@ -9,6 +9,7 @@ from torch import Tensor
 from fastgraph import ops, settings
 from fastgraph.backends import sparse
 from fastgraph.graph import graph_of
+from fastgraph.memo import MEMO
 from tests.graphs import hub_edges
 
 NODES, HEADS, CHANNELS = 400, 4, 64
@@ -85,6 +86,23 @@ def test_capture_in_a_cuda_graph(gpu: torch.device) -> None:
         given[0].copy_(torch.randn_like(given[0]))
         recorded.replay()
         torch.testing.assert_close(out, ops.gatv2(*given, index), rtol=0, atol=0)
+
+
+def test_a_captured_step_outlives_its_edges(gpu: torch.device) -> None:
+    leaves, index = inputs(gpu)
+    expected = step(leaves, index)
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        found = step(leaves, index)
+    size = index.numel()
+    del index
+    MEMO.trim()
+    # Takes the memory of whatever was freed.
+    overwritten = [torch.full((size,), -1, device=gpu) for _ in range(16)]
+    recorded.replay()
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
+    del overwritten
 
 
 def test_memory_does_not_grow_with_edges_times_channels(gpu: torch.device) -> None:
