@@ -11,6 +11,7 @@ import copy
 import operator
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -190,6 +191,17 @@ class Graph:
                 self._inverse_degrees[key] = degree.to(dtype).reciprocal_()
         return self._inverse_degrees[key]
 
+    def own_index(self) -> tuple[Tensor, Tensor]:
+        """``index`` and ``ptr`` by which operators find this graph for as long as it lives.
+
+        Its edges must be numbered as they are sorted, as those of :meth:`renumbered` are.
+        """
+        rows = self.by_destination
+        if not rows.ptr.is_inference():
+            key = (tensor_key(rows.col), tensor_key(rows.ptr), self.num_src, self.num_dst, 0)
+            _BY_OWN_INDEX[key] = self
+        return rows.col, rows.ptr
+
     def renumbered(self) -> Graph:
         """The same graph with its edges in ascending destination order."""
         graph = copy.copy(self)
@@ -211,6 +223,10 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"Graph(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges})"
+
+
+# Graphs by tensors that they hold, whose addresses are not used again as long as they live.
+_BY_OWN_INDEX: WeakValueDictionary[tuple[object, ...], Graph] = WeakValueDictionary()
 
 
 def _normal_mode() -> AbstractContextManager[object]:
@@ -278,6 +294,8 @@ def _check_csr(ptr: Tensor, index: Tensor, num_rows: int, num_cols: int) -> Csr:
     out_ptr = ptr.new_empty(num_rows + 1, dtype=torch.int64)
     out_index = index.new_empty(index.numel(), dtype=torch.int32)
     if ptr.device.type == "cpu" and native.is_available():
+        if ptr.dtype != index.dtype:
+            ptr, index = ptr.long(), index.long()
         native.library().check_csr(ptr, index, num_rows, num_cols, out_ptr, out_index)
         return Csr(out_ptr, out_index, None, index.numel())
     if ptr.numel() != num_rows + 1:
@@ -365,7 +383,9 @@ def graph_of(
         return Graph(index, num_src, num_dst, ptr, self_loops=self_loops)
     ptr_key = None if ptr is None else tensor_key(ptr)
     key = (tensor_key(index), ptr_key, num_src, num_dst, self_loops)
-    graph: Graph | None = MEMO.get(key, index, ptr)
+    graph: Graph | None = None if ptr is None else _BY_OWN_INDEX.get(key)
+    if graph is None:
+        graph = MEMO.get(key, index, ptr)
     if graph is None:
         graph = Graph(index, num_src, num_dst, ptr, self_loops=self_loops)
         MEMO.put(key, graph, index, ptr)

@@ -75,7 +75,10 @@ class _Entry(NamedTuple):
 
 
 class Memo:
-    """A mapping bounded by bytes whose entries die with their tensors, or least recently used."""
+    """A mapping bounded by bytes whose entries die with their tensors, or least recently used.
+
+    The bound is not for what captured CUDA graphs use.
+    """
 
     def __init__(self) -> None:
         self._entries: OrderedDict[tuple[object, ...], _Entry] = OrderedDict()
@@ -157,7 +160,7 @@ class Memo:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by all values."""
+        """Bytes held by all entries."""
         return self._nbytes
 
     def __len__(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from typing import Any
 
 import pytest
@@ -326,3 +327,11 @@ def test_without_the_native_library(monkeypatch: pytest.MonkeyPatch) -> None:
         Graph(torch.tensor([0, 1]), 3, 2, torch.tensor([0, 2, 1]))
     with pytest.raises(IndexError, match="index holds 3 at position 1, expected 0 <= index < 3"):
         Graph(torch.tensor([0, 3]), 3, 2, torch.tensor([0, 1, 2]))
+
+
+@pytest.mark.parametrize("dtypes", itertools.product((torch.int32, torch.int64), repeat=2), ids=str)
+def test_indices_and_their_offsets_of_any_two_dtypes(dtypes: tuple[torch.dtype, ...]) -> None:
+    index, ptr = torch.tensor([2, 0, 1]), torch.tensor([0, 2, 2, 3])
+    rows = Graph(index.to(dtypes[0]), 3, 3, ptr.to(dtypes[1])).by_destination
+    assert rows.col.tolist() == index.tolist()
+    assert rows.ptr.tolist() == ptr.tolist()

@@ -56,9 +56,9 @@ class Reference:
             "output": _error(out, self.out, math.inf),
             "gradient": _error(grad, self.grad, 2),
         }
-        is_own = column == self.column
-        if is_own:
-            self.allowed = max(self.allowed, _FACTOR * max(found.values()))
+        is_own, error = column == self.column, max(found.values())
+        if is_own and self.given.dtype != torch.float32 and math.isfinite(error):
+            self.allowed = max(self.allowed, _FACTOR * error)
         return {
             **found,
             "largest_gradient": _error(grad, self.grad, math.inf),
@@ -82,13 +82,15 @@ def worst(errors: dict[str, Any]) -> float:
 
 
 def require(errors: dict[str, Any]) -> None:
-    """Refuse a column that computes something else.
+    """Refuse a column that computes something else, or what is not finite.
 
     Raises:
         ColumnError: an error is larger than what is allowed.
     """
-    if errors["allowed"] is not None and worst(errors) > errors["allowed"]:
+    found, allowed = worst(errors), errors["allowed"]
+    if not math.isfinite(found) or (allowed is not None and found > allowed):
+        allowance = "" if allowed is None else f", {allowed:.1e} is allowed"
         raise ColumnError(
             f"differs from {errors['of']} by {errors['output']:.1e} in the output and "
-            f"{errors['gradient']:.1e} in the gradient, {errors['allowed']:.1e} is allowed"
+            f"{errors['gradient']:.1e} in the gradient{allowance}"
         )

@@ -8,9 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from fastgraph.backends.registry import REGISTRY
-from fastgraph.memo import remembered
-from fastgraph.normalisation import normalised_graph
+from fastgraph.memo import is_recording, remembered
+from fastgraph.normalisation import WeightedGraph, normalised_graph
 from fastgraph.ops.library import Gradient, define
+from fastgraph.ops.spmm import spmm
 from fastgraph.ops.topology import check_operands, flatten, unflatten
 
 
@@ -47,8 +48,22 @@ def gcn(
     """
     if weight is not None and weight.requires_grad:
         raise ValueError("weight must not require a gradient")
-    out: Tensor = GCN(x, index, weight, float(loop_weight), transpose, False)
-    return out
+    if is_recording():
+        out: Tensor = GCN(x, index, weight, float(loop_weight), transpose, False)
+        return out
+    # The gradient goes by tensors of our own, as upstream's does: a caller may edit theirs, or have
+    # made them in inference mode.
+    graph, weight = _normalised(x, index, weight, float(loop_weight), transpose)
+    index, ptr = graph.own_index()
+    return spmm(x, index, weight, ptr=ptr, transpose=transpose)
+
+
+def _normalised(
+    x: Tensor, index: Tensor, weight: Tensor | None, loop_weight: float, transpose: bool
+) -> WeightedGraph:
+    check_operands(x, index, None, weight)
+    options = (x.shape[0], loop_weight, transpose, x.dtype)
+    return remembered("normalised", normalised_graph, index, weight, *options)
 
 
 def _gcn(
@@ -59,9 +74,7 @@ def _gcn(
     transpose: bool,
     adjoint: bool,
 ) -> Tensor:
-    check_operands(x, index, None, weight)
-    options = (x.shape[0], loop_weight, transpose, x.dtype)
-    graph, weight = remembered("normalised", normalised_graph, index, weight, *options)
+    graph, weight = _normalised(x, index, weight, loop_weight, transpose)
     kernel = REGISTRY.kernel("spmm", x.device.type, x.dtype)
     out: Tensor = kernel(graph, flatten(x), weight, "sum", transpose is not adjoint)
     return unflatten(out, *x.shape)

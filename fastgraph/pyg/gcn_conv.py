@@ -1,8 +1,8 @@
 """The route of ``GCNConv``: one operator normalises and aggregates, and the bias is added in place.
 
-A graph is normalised on first sight, while it is sorted. Where the normalisation is differentiated,
-kept by the layer or not ours to compute, it is what ``gcn_norm`` returns, and the aggregation takes
-the route of ``propagate``.
+A graph is normalised on first sight, while it is sorted. Where the operator does not compute what
+upstream would, or the layer keeps the normalisation, this is what ``gcn_norm`` returns, and the
+aggregation takes the route of ``propagate``.
 """
 
 from __future__ import annotations

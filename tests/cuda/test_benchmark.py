@@ -282,6 +282,20 @@ def test_what_computes_something_else_is_no_rival(
     assert all(row["rival"] != "impostor" for row, _ in report.pairs(rows.values()))
 
 
+@pytest.mark.parametrize("wrong", [3.0, math.nan])
+def test_a_wrong_upstream_allows_no_errors(wrong: float) -> None:
+    agreement = measure("agreement")
+    values = torch.ones(4, 2)
+    reference = agreement.Reference("upstream", values, values, values)
+    own = reference.errors("upstream", wrong * values, values)
+    ours = reference.errors("ours", 2 * values, values)
+    with pytest.raises(measure("routing").ColumnError, match=r"2\.0e-04 is allowed"):
+        agreement.require(ours)
+    if math.isnan(wrong):
+        with pytest.raises(measure("routing").ColumnError):
+            agreement.require(own)
+
+
 def test_where_upstream_runs_out_of_memory_columns_are_compared_with_ours(
     computed: Computed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

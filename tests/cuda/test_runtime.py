@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
@@ -23,7 +25,7 @@ def inputs(gpu: torch.device, num_edges: int = 20_000) -> tuple[list[Tensor], Te
 
 
 def step(leaves: list[Tensor], index: Tensor) -> list[Tensor]:
-    out = ops.gatv2(*leaves, index)
+    out, _ = ops.gatv2(*leaves, index)
     return [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
 
 
@@ -82,10 +84,11 @@ def test_capture_in_a_cuda_graph(gpu: torch.device) -> None:
         ops.gatv2(*given, index)
         recorded = torch.cuda.CUDAGraph()
         with torch.cuda.graph(recorded):
-            out = ops.gatv2(*given, index)
+            out, _ = ops.gatv2(*given, index)
         given[0].copy_(torch.randn_like(given[0]))
         recorded.replay()
-        torch.testing.assert_close(out, ops.gatv2(*given, index), rtol=0, atol=0)
+        expected, _ = ops.gatv2(*given, index)
+        torch.testing.assert_close(out, expected, rtol=0, atol=0)
 
 
 def test_a_captured_step_outlives_its_edges(gpu: torch.device) -> None:
@@ -94,11 +97,16 @@ def test_a_captured_step_outlives_its_edges(gpu: torch.device) -> None:
     recorded = torch.cuda.CUDAGraph()
     with torch.cuda.graph(recorded):
         found = step(leaves, index)
-    size = index.numel()
+    known = weakref.ref(graph_of(index, None, NODES, NODES))
+    num_edges = index.shape[1]
     del index
     MEMO.trim()
-    # Takes the memory of whatever was freed.
-    overwritten = [torch.full((size,), -1, device=gpu) for _ in range(16)]
+    assert known() is not None
+    # These take the memory of what was freed; zeros are indices, too.
+    sizes = ((num_edges, torch.int32), (NODES + 1, torch.int64))
+    overwritten = [
+        torch.zeros(size, dtype=dtype, device=gpu) for size, dtype in sizes for _ in range(64)
+    ]
     recorded.replay()
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)

@@ -44,6 +44,14 @@ def test_normalisation_is_remembered_and_follows_edits(layer: Any) -> None:
                 torch.testing.assert_close(out, expected)
 
 
+def test_both_passes_sort_a_graph_once(sorted_graphs: list[fastgraph.Graph]) -> None:
+    conv, x, edges = GCNConv(4, 2), torch.randn(10, 4), EDGES.clone()
+    with fastgraph.enabled():
+        for _ in range(3):
+            conv(x, edges).sum().backward()
+    assert len(sorted_graphs) == 1
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_compiled_layers_normalise_and_sort_a_graph_once(
@@ -217,3 +225,31 @@ def test_learned_weights_through_the_normalisation() -> None:
         for _ in range(2):
             ours = torch.autograd.grad(conv(x, EDGES, weight).sum(), weight)
             torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("edited", ["edges", "weight"])
+def test_edits_between_the_passes(edited: str) -> None:
+    """Upstream's gradient does not see them: it goes by tensors of its own."""
+
+    def gradient() -> Tensor:
+        given = {"edges": EDGES.clone(), "weight": torch.arange(40) / 40}
+        leaf = x.clone().requires_grad_()
+        out = conv(leaf, *given.values())
+        given[edited].zero_()
+        return torch.autograd.grad(out.square().sum(), leaf)[0]
+
+    conv, x = GCNConv(4, 2), torch.randn(10, 4)
+    expected = gradient()
+    with fastgraph.enabled(strict=True):
+        torch.testing.assert_close(gradient(), expected)
+
+
+def test_training_on_a_graph_made_in_inference_mode() -> None:
+    conv, x = GCNConv(4, 2), torch.randn(10, 4, requires_grad=True)
+    with torch.inference_mode():
+        edges, weight = EDGES.clone(), torch.rand(40)
+    for given in ((edges,), (edges, weight), (EDGES, weight)):
+        expected = torch.autograd.grad(conv(x, *given).square().sum(), x)
+        with fastgraph.enabled(strict=True):
+            ours = torch.autograd.grad(conv(x, *given).square().sum(), x)
+        torch.testing.assert_close(ours, expected)
