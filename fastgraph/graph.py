@@ -191,25 +191,22 @@ class Graph:
                 self._inverse_degrees[key] = degree.to(dtype).reciprocal_()
         return self._inverse_degrees[key]
 
-    def own_index(self) -> tuple[Tensor, Tensor]:
-        """``index`` and ``ptr`` by which operators find this graph for as long as it lives.
-
-        Its edges must be numbered as they are sorted, as those of :meth:`renumbered` are.
-        """
-        rows = self.by_destination
-        if not rows.ptr.is_inference():
-            key = (tensor_key(rows.col), tensor_key(rows.ptr), self.num_src, self.num_dst, 0)
-            _BY_OWN_INDEX[key] = self
-        return rows.col, rows.ptr
-
     def renumbered(self) -> Graph:
-        """The same graph with its edges in ascending destination order."""
+        """The same graph with its edges in ascending destination order.
+
+        Operators find it by its own ``by_destination.col`` and ``by_destination.ptr``, given as
+        ``index`` and ``ptr``, for as long as it lives.
+        """
         graph = copy.copy(self)
         graph.by_destination = self.by_destination._replace(edge_id=None)
         graph._by_source = None
         graph._uses = [0, 0]
         graph._ordered = {}
         graph.other_is_faster = {}
+        rows = graph.by_destination
+        if not rows.ptr.is_inference():
+            key = (tensor_key(rows.col), tensor_key(rows.ptr), graph.num_src, graph.num_dst, 0)
+            _BY_OWN_INDEX[key] = graph
         return graph
 
     @property

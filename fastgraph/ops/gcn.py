@@ -54,8 +54,8 @@ def gcn(
     # The gradient goes by tensors of our own, as upstream's does: a caller may edit theirs, or have
     # made them in inference mode.
     graph, weight = _normalised(x, index, weight, float(loop_weight), transpose)
-    index, ptr = graph.own_index()
-    return spmm(x, index, weight, ptr=ptr, transpose=transpose)
+    rows = graph.by_destination
+    return spmm(x, rows.col, weight, ptr=rows.ptr, transpose=transpose)
 
 
 def _normalised(
