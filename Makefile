@@ -54,7 +54,12 @@ test-scatter: scatter ## run the operator and route tests with torch_scatter pre
 emulator: install # for the tests, whose time is limited
 	$(BIN)/python -m tests.simt.library
 
+NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+# Not every CUDA toolkit has cuSPARSE's header.
+cusparse = $(if $(NVCC),$(call tools,cuda))
+
 test-cuda: install emulator ## run the tests of GPUs with the kernels executed by the emulator
+	$(cusparse)
 	$(PYTEST) $(PARALLEL) tests/cuda --emulate
 
 # Switching is the same for every backend, and its tests start processes that do not know this one.
@@ -65,10 +70,9 @@ coverage: install ## count which lines of the CUDA kernels the tests execute
 	$(THREADS) $(BIN)/python -m tests.simt.coverage $(PARALLEL)
 
 # With the CUDA kernels where they can be compiled; for all architectures that takes minutes.
-NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
-
 wheel: install ## build a wheel for many Linux distributions into dist/
 	$(call tools,wheel)
+	$(cusparse)
 	rm -rf dist
 	$(BIN)/pip wheel --quiet --no-deps --config-settings=build-dir=build/wheel \
 	  --config-settings=cmake.define.FASTGRAPH_LIBRARY_DIR=$(abspath build/wheel/lib) \
@@ -91,6 +95,7 @@ aarch64: install ## compile the portable kernels for 64-bit Arm
 	$(BIN)/cmake --build build/aarch64
 
 cuda: install ## compile the CUDA kernels for all architectures, and compare their registers
+	$(cusparse)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.cuda.registers
 
 lint: install ## ruff, mypy and clang-format

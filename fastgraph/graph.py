@@ -114,7 +114,7 @@ class Graph:
         self._uses = [0, 0]
         self._most_gathered = 0
         self._ordered: dict[tuple[bool, bool], Csr] = {}
-        self.other_is_faster: dict[tuple[object, ...], bool] = {}
+        self.fastest: dict[tuple[object, ...], str] = {}
         """What :mod:`fastgraph.backends.fastest` has found out, by kind of product."""
 
     @property
@@ -202,7 +202,7 @@ class Graph:
         graph._by_source = None
         graph._uses = [0, 0]
         graph._ordered = {}
-        graph.other_is_faster = {}
+        graph.fastest = {}
         rows = graph.by_destination
         if not rows.ptr.is_inference():
             key = (tensor_key(rows.col), tensor_key(rows.ptr), graph.num_src, graph.num_dst, 0)

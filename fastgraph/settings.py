@@ -103,9 +103,10 @@ class Settings:
         cpu_level: ``FASTGRAPH_CPU_LEVEL``. Highest instruction set to use, one of ``baseline``,
             ``avx2``, ``avx512``; ``None``: the best this machine has.
         measure: ``FASTGRAPH_MEASURE``. Where our CUDA kernels compute, time that of sums and means
-            and cuSPARSE's at the first product of each graph, width and direction, and take the
-            faster from then on. That costs a dozen products, once for each graph, and results
-            differ in the last bits, so those of two runs may. For float32 and float64.
+            and cuSPARSE's three at the first product of each graph, width and direction, and take
+            the fastest from then on, except in CUDA graphs. That costs two dozen products, once
+            for each graph, and results differ in the last bits, so those of two runs may. Means of
+            bfloat16 and float16, and graphs with an edge twice, are left to our kernel.
         check_cache: ``FASTGRAPH_CHECK_CACHE``. Recompute a checksum of a known graph's index on
             every call, to find edits that torch cannot see. Slow.
         compare: ``FASTGRAPH_COMPARE``, or ``FASTGRAPH=compare`` for this and ``enabled``. Run every

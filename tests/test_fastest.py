@@ -19,30 +19,46 @@ from tests.graphs import random_edges
 EDGES = random_edges(20, 20, 300).unique(dim=1)
 
 
+class Rival:
+    """The other one: as the sparse backend."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+
+    def __call__(self, *arguments: Any) -> Tensor:
+        self.kernels.calls[1] += 1
+        if self.kernels.out_of_memory is not None:
+            raise self.kernels.out_of_memory("of the other one")
+        return sparse.spmm(*arguments)
+
+    def fits(
+        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
+    ) -> bool:
+        return sparse.fits(graph, x, transpose)
+
+    def forget(self, graph: Graph, x: Tensor, transpose: bool) -> None:
+        self.kernels.forgotten += 1
+
+
 class Kernels:
     """Two kernels that count their calls, and a clock that finds the other one faster."""
 
     def __init__(self) -> None:
         self.calls = [0, 0]
-        self.measured = 0
-        self.out_of_memory = False
-        self.spmm = FastestSpmm(self.kernel, self.other, sparse.fits, self.seconds)
+        self.measured = self.forgotten = 0
+        self.seconds_of_other = 1.0
+        self.out_of_memory: type[Exception] | None = None
+        self.spmm = FastestSpmm(self.kernel, {"other": Rival(self)}, self.seconds)
 
     def kernel(self, *arguments: Any) -> Tensor:
         self.calls[0] += 1
         return reference.spmm(*arguments)
 
-    def other(self, *arguments: Any) -> Tensor:
-        self.calls[1] += 1
-        if self.out_of_memory:
-            raise torch.OutOfMemoryError("of the other one")
-        return sparse.spmm(*arguments)
-
     def seconds(self, call: Callable[[], Tensor]) -> float:
         before = list(self.calls)
         call()
         self.measured += 1
-        return 2.0 if self.calls[0] > before[0] else 1.0
+        return 2.0 if self.calls[0] > before[0] else self.seconds_of_other
 
 
 @pytest.fixture
@@ -112,25 +128,47 @@ def test_deterministic_algorithms_leave_no_choice(kernels: Kernels, graph: Graph
 
 
 @pytest.mark.usefixtures("measuring")
-def test_nothing_is_measured_while_a_cuda_graph_is_captured(
+def test_the_other_one_is_not_captured_in_a_cuda_graph(
     kernels: Kernels, graph: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    product(kernels, graph)
     monkeypatch.setattr(capture, "is_capturing", lambda *tensors: True)
     product(kernels, graph)
-    assert (kernels.calls, kernels.measured) == ([1, 0], 0)
+    product(kernels, graph, width=7)
+    assert (kernels.calls, kernels.measured) == ([1 + 2, 2], 2)
 
 
 @pytest.mark.usefixtures("measuring")
-@pytest.mark.parametrize("why", ["an edge twice", "no channels", "out of memory"])
+def test_what_the_slower_one_keeps_is_freed(kernels: Kernels, graph: Graph) -> None:
+    product(kernels, graph)
+    assert kernels.forgotten == 0
+    kernels.seconds_of_other = 3.0
+    for _ in range(2):
+        product(kernels, graph, width=7)
+    assert (kernels.forgotten, kernels.calls) == (1, [1 + 3, 2 + 1])
+
+
+@pytest.mark.usefixtures("measuring")
+@pytest.mark.parametrize("why", ["an edge twice", "no channels"])
 def test_products_that_the_other_one_cannot_compute(
     kernels: Kernels, graph: Graph, why: str
 ) -> None:
     if why == "an edge twice":
         graph = Graph(torch.cat([EDGES, EDGES[:, :1]], dim=1), 20, 20)
-    kernels.out_of_memory = why == "out of memory"
     for _ in range(2):
         product(kernels, graph, width=0 if why == "no channels" else 5)
-    assert kernels.calls[1] == kernels.out_of_memory
+    assert kernels.calls[1] == 0
+
+
+@pytest.mark.usefixtures("measuring")
+@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
+def test_the_other_one_may_run_out_of_memory(
+    kernels: Kernels, graph: Graph, error: type[Exception]
+) -> None:
+    kernels.out_of_memory = error
+    for _ in range(2):
+        product(kernels, graph)
+    assert (kernels.calls, kernels.forgotten) == ([3, 1], 1)
 
 
 @pytest.mark.usefixtures("measuring")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from fastgraph import native
-from fastgraph.backends import sparse
 from fastgraph.backends.base import FLOATING, Kernel
+from fastgraph.backends.cusparse import ALGORITHMS, CuSparseSpmm
 from fastgraph.backends.fastest import FastestSpmm, seconds_on_gpu
 from fastgraph.backends.kernels import native_kernels
 
@@ -27,10 +27,15 @@ def with_torchs_error(kernel: Kernel) -> Kernel:
     return call
 
 
-_KERNELS = {
-    name: with_torchs_error(kernel) for name, kernel in native_kernels(native.cuda_library).items()
+_NATIVE = native_kernels(native.cuda_library)
+_CUSPARSE = {
+    f"cusparse-{algorithm}": CuSparseSpmm(native.cuda_library, algorithm)
+    for algorithm in ALGORITHMS
 }
-_SPMM = FastestSpmm(_KERNELS["spmm"], sparse.spmm, sparse.fits, seconds_on_gpu)
+_SPMM = FastestSpmm(_NATIVE["spmm"], _CUSPARSE, seconds_on_gpu)
+_KERNELS = {
+    name: with_torchs_error(kernel) for name, kernel in {**_NATIVE, "spmm": _SPMM.__call__}.items()
+}
 
 
 class CudaBackend:
@@ -45,6 +50,4 @@ class CudaBackend:
     def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel | None:
         if device_type != "cuda" or dtype not in FLOATING:
             return None
-        if operator == "spmm" and dtype in sparse.DTYPES:
-            return _SPMM
         return _KERNELS.get(operator)

@@ -1,9 +1,10 @@
-"""The faster of two kernels, found by measurement once for each graph and width."""
+"""The fastest of several kernels, found by measurement once for each graph and width."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,56 +14,93 @@ from fastgraph.backends.base import Kernel
 from fastgraph.graph import Graph
 
 
-class FastestSpmm:
-    """A kernel of ``spmm``, and one that takes its place where it is faster.
+class Rival(Protocol):
+    """A kernel of ``spmm`` for some products."""
 
-    With ``settings.measure`` both compute the first product of a graph with features of a width and
-    dtype, and the faster one all further products. Nothing is measured while a CUDA graph is
-    captured, nor under ``torch.use_deterministic_algorithms``: their results differ in the last
-    bits.
+    def __call__(
+        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
+    ) -> Tensor: ...
+
+    def fits(
+        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
+    ) -> bool:
+        """Whether this is one of them."""
+        ...
+
+    def forget(self, graph: Graph, x: Tensor, transpose: bool) -> None:
+        """Free what is kept for products like this."""
+        ...
+
+
+class FastestSpmm:
+    """A kernel of ``spmm``, and others that take its place where they are faster.
+
+    With ``settings.measure`` all compute the first product of a graph with features of a width and
+    dtype, and the fastest all further products. The others take no part while a CUDA graph is
+    captured, whose replays may run beside anything, nor under
+    ``torch.use_deterministic_algorithms``: their results differ in the last bits.
 
     Args:
-        kernel: computes unless the other one was found to be faster.
-        other: computes products that ``fits`` accepts.
-        fits: a function of the graph, the features and ``transpose``.
+        kernel: computes unless another one was found to be faster.
+        rivals: the others, by name.
         seconds: how long a call takes, once it was warmed up.
     """
 
     def __init__(
         self,
         kernel: Kernel,
-        other: Kernel,
-        fits: Callable[[Graph, Tensor, bool], bool],
+        rivals: Mapping[str, Rival],
         seconds: Callable[[Callable[[], Tensor]], float],
     ) -> None:
-        self._kernel, self._other, self._fits, self._seconds = kernel, other, fits, seconds
+        self._kernel, self._rivals, self._seconds = kernel, rivals, seconds
 
     def __call__(
         self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
     ) -> Tensor:
-        kernel = self._kernel
-        if settings.current().measure and not torch.are_deterministic_algorithms_enabled():
-            key = (x.shape[1], x.dtype, weight is not None, reduce, transpose)
-            if key not in graph.other_is_faster and not capture.is_capturing(x):
-                with torch.cuda.device_of(x):
-                    faster = self._other_is_faster(graph, x, weight, reduce, transpose)
-                graph.other_is_faster[key] = faster
-            kernel = self._other if graph.other_is_faster.get(key) else kernel
-        out: Tensor = kernel(graph, x, weight, reduce, transpose)
+        arguments = (graph, x, weight, reduce, transpose)
+        kernel = self._fastest(*arguments) if self._may_measure(x) else self._kernel
+        out: Tensor = kernel(*arguments)
         return out
 
-    def _other_is_faster(
+    def _may_measure(self, x: Tensor) -> bool:
+        return (
+            settings.current().measure
+            and not torch.are_deterministic_algorithms_enabled()
+            and not capture.is_capturing(x)
+        )
+
+    def _fastest(
         self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
-    ) -> bool:
-        if not self._fits(graph, x, transpose):
-            return False
+    ) -> Kernel:
+        is_aligned = x.data_ptr() % 16 == 0
+        kind = (x.shape[1], x.dtype, is_aligned, weight is not None, reduce, transpose)
+        if kind not in graph.fastest:
+            with torch.cuda.device_of(x):
+                graph.fastest[kind] = self._measure(graph, x, weight, reduce, transpose)
+        return self._rivals.get(graph.fastest[kind], self._kernel)
+
+    def _measure(
+        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
+    ) -> str:
+        """The name of the fastest rival, or nothing if none is faster."""
         arguments = (graph, x, weight, reduce, transpose)
-        least = self._seconds(lambda: self._kernel(*arguments))
-        try:
-            found = self._seconds(lambda: self._other(*arguments))
-        except torch.OutOfMemoryError:  # it needs more than the kernel that could do without it
-            found = math.inf
-        return found < least
+        fastest, least = "", self._seconds(functools.partial(self._kernel, *arguments))
+        for name, rival in self._rivals.items():
+            try:
+                if not rival.fits(*arguments):
+                    continue
+                found = self._seconds(functools.partial(rival, *arguments))
+            except (
+                MemoryError,
+                torch.OutOfMemoryError,
+            ):  # it needs more than the kernel that can do without it
+                continue
+            if found < least:
+                fastest, least = name, found
+        for name, rival in self._rivals.items():
+            if name != fastest:
+                rival.forget(graph, x, transpose)
+        return fastest
 
 
 _REPEATS = 5

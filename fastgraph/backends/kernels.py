@@ -50,7 +50,7 @@ def native_kernels(
     }
 
 
-def _scales(
+def scales(
     graph: Graph, reduce: str, transpose: bool, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
     """Factors of the aggregating and of the gathered nodes."""
@@ -92,14 +92,14 @@ class _Plain:
         self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
     ) -> Tensor:
         rows = self._device.rows(graph, x, transpose)
-        row_scale, col_scale = _scales(graph, reduce, transpose, x.dtype)
+        row_scale, col_scale = scales(graph, reduce, transpose, x.dtype)
         out = empty(x, (rows.ptr.numel() - 1, x.shape[1]))
         weight = None if weight is None else weight.contiguous()
         self._device.library().spmm(*rows, weight, row_scale, col_scale, x, out)
         return out
 
     def sddmm(self, graph: Graph, grad: Tensor, x: Tensor, reduce: str, transpose: bool) -> Tensor:
-        row_scale, col_scale = _scales(graph, reduce, transpose, x.dtype)
+        row_scale, col_scale = scales(graph, reduce, transpose, x.dtype)
         if col_scale is not None:  # scale rows of the transposed graph instead
             transpose, row_scale, grad, x = not transpose, col_scale, x, grad
         rows = self._device.rows(graph, x, transpose)

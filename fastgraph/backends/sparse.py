@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
 from fastgraph.backends.base import Kernel
+from fastgraph.backends.kernels import scales
 from fastgraph.graph import Graph
 from fastgraph.memo import remembered
 
@@ -42,18 +43,20 @@ class SparseBackend:
 
 def fits(graph: Graph, x: Tensor, transpose: bool) -> bool:
     """Whether :func:`spmm` takes a graph and features: there are both, and no edge twice."""
-    return x.numel() > 0 and graph.num_edges > 0 and _sorted_rows(graph, transpose).distinct
+    return x.numel() > 0 and graph.num_edges > 0 and sorted_rows(graph, transpose).distinct
 
 
 def spmm(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool) -> Tensor:
     """The kernel (see :mod:`fastgraph.backends.base`) for what :func:`fits`."""
-    rows = _sorted_rows(graph, transpose)
-    values = torch.ones_like(rows.col, dtype=x.dtype) if weight is None else weight[rows.edge_id]
-    if reduce == "mean":
-        scale = graph.inverse_degree(transpose=transpose, dtype=x.dtype)
-        values *= scale.repeat_interleave(rows.ptr.diff(), output_size=values.numel())
-    elif reduce == "mean_adjoint":
-        values *= graph.inverse_degree(transpose=not transpose, dtype=x.dtype)[rows.col]
+    rows = sorted_rows(graph, transpose)
+    values = matrix_values(
+        rows.ptr,
+        rows.col,
+        rows.edge_id,
+        weight,
+        *scales(graph, reduce, transpose, x.dtype),
+        x.dtype,
+    )
     _warn_of_beta_state_quietly()
     size = (rows.ptr.numel() - 1, x.shape[0])
     checked = torch.sparse.check_sparse_tensor_invariants.is_enabled()  # said, lest torch warn
@@ -69,32 +72,58 @@ def _spmm_of_any_graph(
     return kernel(graph, x, weight, reduce, transpose)
 
 
-class _Rows(NamedTuple):
-    """As :class:`fastgraph.graph.Csr`, all int32, with columns in ascending order in each row."""
+class SortedRows(NamedTuple):
+    """As :class:`fastgraph.graph.Csr`, all int32, with columns in ascending order in each row.
+
+    Attributes:
+        distinct: whether no edge comes twice.
+        plans: of products with the matrix, by :mod:`fastgraph.backends.cusparse`.
+    """
 
     ptr: Tensor
     col: Tensor
     edge_id: Tensor
     distinct: bool
+    plans: dict[tuple[object, ...], Any]
 
     @property
     def nbytes(self) -> int:
         return self.ptr.nbytes + self.col.nbytes + self.edge_id.nbytes
 
 
-def _sorted_rows(graph: Graph, transpose: bool) -> _Rows:
+def sorted_rows(graph: Graph, transpose: bool) -> SortedRows:
+    """The edges by aggregating node, kept as long as the graph."""
     return remembered("sparse_rows", _sort_columns, *graph.grouped(transpose=transpose)[:3])
 
 
-def _sort_columns(ptr: Tensor, col: Tensor, edge_id: Tensor | None) -> _Rows:
+def _sort_columns(ptr: Tensor, col: Tensor, edge_id: Tensor | None) -> SortedRows:
     row = torch.repeat_interleave(ptr.diff(), output_size=col.numel())
     place, order = torch.sort((row << 32) + col)
-    return _Rows(
+    return SortedRows(
         ptr.int(),
         col[order],
         order.int() if edge_id is None else edge_id[order],
         bool((place.diff() > 0).all()),
+        {},
     )
+
+
+def matrix_values(
+    ptr: Tensor,
+    col: Tensor,
+    edge_id: Tensor,
+    weight: Tensor | None,
+    row_scale: Tensor | None,
+    col_scale: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The values of the matrix by which a weighted and scaled sum multiplies, ``[E]``."""
+    values = torch.ones_like(col, dtype=dtype) if weight is None else weight[edge_id]
+    if row_scale is not None:
+        values = values * row_scale.repeat_interleave(ptr.diff(), output_size=values.numel())
+    if col_scale is not None:
+        values = values * col_scale[col]
+    return values
 
 
 @functools.cache

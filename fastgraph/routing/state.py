@@ -89,6 +89,7 @@ def enable(
     strict: bool | None = None,
     min_edges: int | None = None,
     cache_bytes: int | None = None,
+    measure: bool | None = None,
     compare: bool | None = None,
 ) -> None:
     """Route PyG's layers through fastgraph in the whole process. Idempotent.
@@ -101,6 +102,9 @@ def enable(
         strict: raise ``RouteRefusedError`` where a layer that has a route cannot take it.
         min_edges: leave graphs with fewer edges to upstream.
         cache_bytes: memory for sorted graphs, least recently used first.
+        measure: on a GPU, time our kernel of sums and means and cuSPARSE's algorithms at the first
+            product of each graph and width, and take the fastest; last bits may then differ from
+            run to run.
         compare: run every call of a routed layer both ways and raise ``DivergenceError`` where our
             error exceeds upstream's own; several times as slow as upstream.
 
@@ -112,6 +116,7 @@ def enable(
         "strict": strict,
         "min_edges": min_edges,
         "cache_bytes": cache_bytes,
+        "measure": measure,
         "compare": compare,
     }
     chosen = settings.Settings.from_environment()
@@ -138,6 +143,7 @@ def enabled(
     strict: bool | None = None,
     min_edges: int | None = None,
     cache_bytes: int | None = None,
+    measure: bool | None = None,
     compare: bool | None = None,
 ) -> Iterator[None]:
     """:func:`enable` within a ``with`` block; the state before it comes back, however nested."""
@@ -147,6 +153,7 @@ def enabled(
         strict=strict,
         min_edges=min_edges,
         cache_bytes=cache_bytes,
+        measure=measure,
         compare=compare,
     )
     try:

@@ -117,6 +117,7 @@ def test_signatures_and_docstrings_are_upstreams() -> None:
         ({"min_edges": -1}, "min_edges"),
         ({"min_edges": "many"}, "min_edges"),
         ({"cache_bytes": -5}, "cache_bytes"),
+        ({"measure": "always"}, "measure must be True or False"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, object], text: str) -> None:

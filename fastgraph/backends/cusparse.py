@@ -1,0 +1,82 @@
+"""Products by cuSPARSE, with a plan for each matrix and width.
+
+A plan keeps cuSPARSE's descriptors and what it has found out about the matrix. It stays with the
+sorted edges, as do values of the matrix that no gradient changes. See ``csrc/cuda/cusparse.cpp``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastgraph.backends import sparse
+from fastgraph.backends.kernels import scales
+from fastgraph.backends.memory import empty
+from fastgraph.graph import Graph
+from fastgraph.memo import remembered
+
+ALGORITHMS = (1, 2, 3)
+"""Those for compressed rows."""
+
+
+class CuSparseSpmm:
+    """The kernel of ``spmm`` (see :mod:`fastgraph.backends.base`) for what it :meth:`fits`.
+
+    Args:
+        library: gives the native library; asked at each call.
+        algorithm: one of :data:`ALGORITHMS`.
+    """
+
+    def __init__(self, library: Callable[[], Any], algorithm: int) -> None:
+        self._library, self._algorithm = library, algorithm
+
+    def fits(
+        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
+    ) -> bool:
+        """Whether cuSPARSE computes this product by this algorithm, and to our accuracy."""
+        library = self._library()
+        return (
+            hasattr(library, "plan_product")  # it was built where cuSPARSE's header was
+            and library.cusparse_version() > 0
+            # The scales of means would be rounded to the dtype of the features.
+            and (reduce == "sum" or x.dtype in sparse.DTYPES)
+            and x.data_ptr() % 16 == 0
+            and sparse.fits(graph, x, transpose)
+            and self._prepared(graph, x, weight, reduce, transpose)[0] is not None
+        )
+
+    def __call__(
+        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
+    ) -> Tensor:
+        product, values, out = self._prepared(graph, x, weight, reduce, transpose)
+        product(values, x, out)
+        return out
+
+    def forget(self, graph: Graph, x: Tensor, transpose: bool) -> None:
+        """Free the plan for features like these."""
+        sparse.sorted_rows(graph, transpose).plans.pop(self._kind(x), None)
+
+    def _prepared(
+        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
+    ) -> tuple[Any, Tensor, Tensor]:
+        """The product, ``None`` if this algorithm has none, the matrix's values and a result."""
+        rows = sparse.sorted_rows(graph, transpose)
+        given = (*rows[:3], weight, *scales(graph, reduce, transpose, x.dtype), x.dtype)
+        if weight is not None and weight.requires_grad:  # which the next step will have changed
+            values = sparse.matrix_values(*given)
+        else:
+            values = remembered("sparse_values", sparse.matrix_values, *given)
+        out = empty(x, (rows.ptr.numel() - 1, x.shape[1]))
+        kind = self._kind(x)
+        if kind not in rows.plans:
+            plan = self._library().plan_product
+            rows.plans[kind] = plan(rows.ptr, rows.col, values, x, out, self._algorithm)
+        return rows.plans[kind], values, out
+
+    def _kind(self, x: Tensor) -> tuple[object, ...]:
+        # Two products at a time would spoil each other's workspace.
+        stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
+        return self._algorithm, x.shape[1], x.dtype, stream
