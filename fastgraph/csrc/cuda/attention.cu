@@ -83,7 +83,7 @@ struct AttentionScores {
 template <typename T, bool kEdgesOf>
 struct AttentionDestinations : DestinationPass<T> {
   using A = Accumulator<T>;
-  static constexpr bool kEdges = kEdgesOf, kScores = true;
+  static constexpr bool kEdges = kEdgesOf, kScores = true, kOnce = !kEdges;
   static constexpr int kRows = kEdges ? 4 : 2;
 
   AttentionInputs<T> in;
@@ -98,6 +98,17 @@ struct AttentionDestinations : DestinationPass<T> {
   template <typename L, int kCount>
   struct Gathered {
     typename L::Share key[kCount], value[kCount];
+  };
+  template <typename L>
+  struct Sums {
+    typename L::Sums key, mean_key;  // over gradients and over weights
+    __device__ void clear() {
+      key.clear();
+      mean_key.clear();
+    }
+    __device__ void shift(A by) {
+      key.each([&](A& sum, int q, int i) { sum -= by * mean_key.values[q][i]; });
+    }
   };
   template <typename L>
   using Totals = NoTotals<L>;
@@ -122,6 +133,27 @@ struct AttentionDestinations : DestinationPass<T> {
     add_products<L>(held.grad, gathered.value, dots.product);
   }
   __device__ A score_of_dot(A dot) const { return times(scale, dot); }
+
+  template <typename L, int kCount>
+  __device__ void add(const Part<L>&, const Held<L>&, const Gathered<L, kCount>& gathered,
+                      const Entries<kCount>& entries, const A (&weight)[kCount],
+                      const A (&gradient)[kCount], Sums<L>& sums) const {
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      if (u >= entries.count) break;
+      for_each_value<L>([&](int q, int i) {
+        const A key = gathered.key[u].at(q, i);
+        sums.key.values[q][i] += gradient[u] * key;
+        sums.mean_key.values[q][i] += weight[u] * key;
+      });
+    }
+  }
+  template <typename L>
+  __device__ void finish(const Part<L>& part, const Span& span, const Held<L>&, Sums<L>& sums,
+                         NoTotals<L>&) const {
+    sums.key.each([&](A& sum, int, int) { sum *= scale; });
+    grad_query.store(part, span, sums.key);
+  }
 
   template <typename L>
   __device__ void add_gradients(const Part<L>& part, const Span& span, const Held<L>&,

@@ -65,7 +65,7 @@ struct GatScores {
 template <typename T>
 struct GatDestinations : DestinationPass<T> {
   using A = Accumulator<T>;
-  static constexpr bool kEdges = false, kScores = false;
+  static constexpr bool kEdges = false, kScores = false, kOnce = false;
   static constexpr int kRows = 1;
 
   NodeScores<T> scores;

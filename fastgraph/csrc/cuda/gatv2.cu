@@ -107,7 +107,7 @@ struct Gatv2Scores {
 template <typename T, bool kEdgesOf>
 struct Gatv2Destinations : DestinationPass<T> {
   using A = Accumulator<T>;
-  static constexpr bool kEdges = kEdgesOf, kScores = true;
+  static constexpr bool kEdges = kEdgesOf, kScores = true, kOnce = !kEdges;
   static constexpr int kRows = kEdges ? 3 : 1;
 
   Additive<T, kEdges> additive;
@@ -123,6 +123,21 @@ struct Gatv2Destinations : DestinationPass<T> {
   template <typename L, int kCount>
   struct Gathered {
     typename L::Share src[kCount];
+  };
+  template <typename L>
+  struct Sums {
+    typename L::Sums slopes, mean_slopes;            // over gradients and over weights
+    typename L::Sums activations, mean_activations;  // the same
+    __device__ void clear() {
+      slopes.clear();
+      mean_slopes.clear();
+      activations.clear();
+      mean_activations.clear();
+    }
+    __device__ void shift(A by) {
+      slopes.each([&](A& sum, int q, int i) { sum -= by * mean_slopes.values[q][i]; });
+      activations.each([&](A& sum, int q, int i) { sum -= by * mean_activations.values[q][i]; });
+    }
   };
   template <typename L>
   struct Totals {
@@ -151,6 +166,33 @@ struct Gatv2Destinations : DestinationPass<T> {
     add_products<L>(held.grad, gathered.src, dots.product);
   }
   __device__ A score_of_dot(A dot) const { return dot; }
+
+  template <typename L, int kCount>
+  __device__ void add(const Part<L>& part, const Held<L>& held, const Gathered<L, kCount>& gathered,
+                      const Entries<kCount>& entries, const A (&weight)[kCount],
+                      const A (&gradient)[kCount], Sums<L>& sums) const {
+    typename L::Sums z[kCount];
+    additive.find_z(part, held.dst, gathered.src, entries, z);
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      if (u >= entries.count) break;
+      z[u].each([&](A& value, int q, int i) {
+        const A sloped = additive.through_leaky_relu(value, gradient[u]);
+        const A mean = additive.through_leaky_relu(value, weight[u]);
+        sums.slopes.values[q][i] += sloped;
+        sums.mean_slopes.values[q][i] += mean;
+        sums.activations.values[q][i] += sloped * value;
+        sums.mean_activations.values[q][i] += mean * value;
+      });
+    }
+  }
+  template <typename L>
+  __device__ void finish(const Part<L>& part, const Span& span, const Held<L>& held, Sums<L>& sums,
+                         Totals<L>& totals) const {
+    totals.att.each([&](A& sum, int q, int i) { sum += sums.activations.values[q][i]; });
+    sums.slopes.each([&](A& sum, int q, int i) { sum *= held.att.at(q, i); });
+    grad_dst.store(part, span, sums.slopes);
+  }
 
   template <typename L>
   __device__ void add_gradients(const Part<L>& part, const Span& span, const Held<L>& held,

@@ -251,8 +251,7 @@ __device__ Accumulator<T> grad_of_weight(const SoftmaxGradients<T>& given, const
   return given.grad_alpha.data ? widened(given.grad_alpha.row(batch.edge)[head]) : 0;
 }
 
-// A group visits the entries of a row twice: first for delta, then, with the rows in the cache, for
-// the gradients. A kernel for the pieces of long rows alone (only_delta) goes before.
+// The pieces of long rows need the delta of the whole row, which a kernel of its own finds before.
 template <typename T>
 struct DestinationPass {
   using Element = T;
@@ -265,7 +264,6 @@ struct DestinationPass {
   SoftmaxGradients<T> given;
   RowResult<A> delta;
   int64_t tasks;
-  bool only_delta;
 
   DestinationPass(Queue& queue, const Csr& rows, const Dropout& dropout,
                   const SoftmaxGradients<T>& gradients, A* deltas)
@@ -274,11 +272,65 @@ struct DestinationPass {
         keep(dropout),
         given(gradients),
         delta(queue, pieces, {deltas, rows.num_rows, gradients.grad.heads, 1}),
-        tasks(pieces + rows.num_rows),
-        only_delta(false) {}
+        tasks(pieces + rows.num_rows) {}
 
   __device__ int64_t dot_width() const { return given.grad.width; }
 };
+
+// Calls body(batch, weight, product) for the batches of a span, with the weight of a lane's entry,
+// without dropout, and its product, with it.
+template <typename L, typename P, typename Held, typename Body>
+__device__ void for_each_product(const P& pass, const Part<L>& part, const Span& span,
+                                 const Held& held, const Body& body) {
+  using A = typename L::A;
+  constexpr int kCount = L::template kInFlight<P::kRows>;
+  const A* stats = pass.given.stats.at(span.row, part.head);
+  const A largest = stats[0], inverse = stats[1];
+  for_each_batch(pass.graph, span, part.lanes, [&](const Batch& batch) {
+    A score = 0, product = grad_of_weight(pass.given, batch, part.head);
+    if constexpr (!P::kScores) score = pass.own_score(span.row, part.head, batch);
+    for_each_entries<kCount, P::kEdges>(batch, part.lanes, [&](const Entries<kCount>& entries) {
+      const auto gathered = pass.gather(part, entries);
+      const auto dots = find_dots(pass, part, span.row, held, entries, gathered);
+#pragma unroll
+      for (int u = 0; u < kCount; ++u) {
+        if (u >= entries.count || part.lanes.lane != entries.lane[u]) continue;
+        if constexpr (P::kScores) score = dots.score[u];
+        product += dots.product[u];
+      }
+    });
+    const bool mine = part.lanes.lane < batch.count;
+    const A weight = mine ? exponential(score - largest) * inverse : A{0};
+    body(batch, weight, mine ? times(pass.keep(batch.edge, part.head), product) : A{0});
+  });
+}
+
+// What the pieces of long rows add to delta.
+template <typename L, typename P>
+__global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) piece_deltas(P pass) {
+  using A = typename L::A;
+  const int64_t task = group_index<L::kLanes>();
+  if (task >= pass.pieces) return;
+  const Span span = span_of(pass.graph, task, pass.pieces);
+  if (span.row < 0) return;
+  for_each_head<L>(pass.given.grad.heads, 0, [&](const Part<L>& part) {
+    const auto held = pass.hold(part, span.row);
+    A delta = 0;
+    for_each_product(pass, part, span, held,
+                     [&](const Batch&, A weight, A product) { delta += weight * product; });
+    delta = part.lanes.sum(delta);
+    if (part.lanes.lane == 0) pass.delta.store_one(span, part.head, delta);
+  });
+}
+
+// The delta of a span's row: for a piece it is known, for a whole row it is `found`, and written.
+template <typename L, typename P>
+__device__ typename L::A settle_delta(const P& pass, const Part<L>& part, const Span& span,
+                                      typename L::A found) {
+  if (span.piece >= 0) return *pass.delta.rows.at(span.row, part.head);
+  if (part.lanes.lane == 0 && part.first == 0) pass.delta.store_one(span, part.head, found);
+  return found;
+}
 
 // The entries of a span: each lane knows those that it reads.
 template <typename L>
@@ -296,62 +348,90 @@ struct EntrySoftmax {
   }
 };
 
-// Fills in what is known without delta, and the span's part of that.
-template <typename L, typename P, typename Held>
-__device__ void fill(const P& pass, const Part<L>& part, const Span& span, const Held& held,
-                     EntrySoftmax<L>& softmax) {
+// Visits the entries of a span twice: for delta, then, with the rows in the cache, for gradients.
+template <typename L, typename P, typename Held, typename Totals>
+__device__ void visit_twice(const P& pass, const Part<L>& part, const Span& span, const Held& held,
+                            Totals& totals) {
   using A = typename L::A;
-  constexpr int kCount = L::template kInFlight<P::kRows>;
-  const A* stats = pass.given.stats.at(span.row, part.head);
-  const A largest = stats[0], inverse = stats[1];
+  EntrySoftmax<L> softmax;
   A delta = 0;
-  for_each_batch(pass.graph, span, part.lanes, [&](const Batch& batch) {
-    A score = 0, product = grad_of_weight(pass.given, batch, part.head);
-    if constexpr (!P::kScores) score = pass.own_score(span.row, part.head, batch);
-    for_each_entries<kCount, P::kEdges>(batch, part.lanes, [&](const Entries<kCount>& entries) {
-      const auto gathered = pass.gather(part, entries);
-      const auto dots = find_dots(pass, part, span.row, held, entries, gathered);
-#pragma unroll
-      for (int u = 0; u < kCount; ++u) {
-        if (u >= entries.count || part.lanes.lane != entries.lane[u]) continue;
-        if constexpr (P::kScores) score = dots.score[u];
-        product += dots.product[u];
-      }
-    });
-    const bool mine = part.lanes.lane < batch.count;
-    const A weight = mine ? exponential(score - largest) * inverse : A{0};
-    product = mine ? times(pass.keep(batch.edge, part.head), product) : A{0};
+  for_each_product(pass, part, span, held, [&](const Batch& batch, A weight, A product) {
     softmax.weight[batch.number] = weight;
     softmax.product[batch.number] = product;
     delta += weight * product;
   });
-  softmax.delta = part.lanes.sum(delta);
+  softmax.delta = settle_delta(pass, part, span, part.lanes.sum(delta));
+  pass.add_gradients(part, span, held, softmax, totals);
+}
+
+// Visits them once: sums over p (product - center) stand in for those over p (product - delta)
+// until delta is known, and are corrected by the same sums over p alone. For a saturated softmax to
+// cancel, the center is never far from the mean of the products so far.
+template <typename L, typename P, typename Held, typename Totals>
+__device__ void visit_once(const P& pass, const Part<L>& part, const Span& span, const Held& held,
+                           Totals& totals) {
+  using A = typename L::A;
+  constexpr int kCount = L::template kInFlight<P::kRows>;
+  const bool whole = span.piece < 0;
+  const A* stats = pass.given.stats.at(span.row, part.head);
+  const A largest = stats[0], inverse = stats[1];
+  A center = whole ? A{0} : settle_delta(pass, part, span, A{0}), total = 0, delta = 0;
+  typename P::template Sums<L> sums;
+  sums.clear();
+  for_each_batch(pass.graph, span, part.lanes, [&](const Batch& batch) {
+    const A own_keep = pass.keep(batch.edge, part.head);
+    const A own_direct = grad_of_weight(pass.given, batch, part.head);
+    for_each_entries<kCount, false>(batch, part.lanes, [&](const Entries<kCount>& entries) {
+      const auto gathered = pass.gather(part, entries);
+      const auto dots = find_dots(pass, part, span.row, held, entries, gathered);
+      A weight[kCount], product[kCount], gradient[kCount], excess = 0;
+#pragma unroll
+      for (int u = 0; u < kCount; ++u) {
+        const A direct = part.lanes.from(own_direct, entries.lane[u]);
+        const A keep = part.lanes.from(own_keep, entries.lane[u]);
+        weight[u] = u < entries.count ? exponential(dots.score[u] - largest) * inverse : A{0};
+        product[u] = u < entries.count ? times(keep, direct + dots.product[u]) : A{0};
+        total += weight[u];
+        if (part.lanes.lane == entries.lane[u]) delta += weight[u] * product[u];
+        excess += weight[u] * (product[u] - center);
+      }
+      if (whole && total > 0) {
+        const A shift = excess / total;
+        center += shift;
+        sums.shift(shift);
+      }
+#pragma unroll
+      for (int u = 0; u < kCount; ++u) gradient[u] = weight[u] * (product[u] - center);
+      pass.add(part, held, gathered, entries, weight, gradient, sums);
+    });
+  });
+  if (whole) sums.shift(settle_delta(pass, part, span, part.lanes.sum(delta)) - center);
+  pass.finish(part, span, held, sums, totals);
 }
 
 // Besides what find_dots() asks for, P provides result_width(), the channels of what it writes;
 // Totals, sums over all rows of a group; add_gradients(part, span, held, softmax, totals); and
-// store_totals(part, totals).
+// store_totals(part, totals). Where no edge has a gradient of its own, kOnce, besides: Sums, with
+// shift(x), by which sums over gradients lose x times those over weights; add(part, held, gathered,
+// entries, weight, gradient, sums); and finish(part, span, held, sums, totals).
 template <typename L, typename P>
 __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) destination_rows(P pass) {
   const int64_t groups = static_cast<int64_t>(gridDim.x) * (kBlockThreads / L::kLanes);
-  const int64_t width = pass.only_delta ? 0 : pass.result_width();
-  for_each_head<L>(pass.given.grad.heads, width, [&](const Part<L>& part) {
+  for_each_head<L>(pass.given.grad.heads, pass.result_width(), [&](const Part<L>& part) {
     typename P::template Totals<L> totals;
     totals.clear();
     for (int64_t task = group_index<L::kLanes>(); task < pass.tasks; task += groups) {
       const Span span = span_of(pass.graph, task, pass.pieces);
       if (span.row < 0) continue;
       const auto held = pass.hold(part, span.row);
-      EntrySoftmax<L> softmax;
-      fill(pass, part, span, held, softmax);
-      if (span.piece >= 0 && !pass.only_delta) {
-        softmax.delta = *pass.delta.rows.at(span.row, part.head);
-      } else if (part.lanes.lane == 0 && part.first == 0) {
-        pass.delta.store_one(span, part.head, softmax.delta);
+      // For heads in parts a lane would hold more than it has registers for.
+      if constexpr (P::kOnce && L::kWhole) {
+        visit_once(pass, part, span, held, totals);
+      } else {
+        visit_twice(pass, part, span, held, totals);
       }
-      if (!pass.only_delta) pass.add_gradients(part, span, held, softmax, totals);
     }
-    if (!pass.only_delta) pass.store_totals(part, totals);
+    pass.store_totals(part, totals);
   });
 }
 
@@ -362,14 +442,11 @@ struct NoTotals {
 };
 
 template <typename L, typename P>
-cudaError_t run_destinations(Queue& queue, const char* name, P pass, dim3 grid) {
+cudaError_t run_destinations(Queue& queue, const char* name, const P& pass, dim3 grid) {
   if (pass.pieces > 0) {
-    P first = pass;
-    first.only_delta = true;
-    first.tasks = pass.pieces;
-    const dim3 blocks(std::min(grid.x, blocks_for<L>(pass.pieces)), grid.y);
+    const dim3 blocks(blocks_for<L>(pass.pieces), grid.y);
     cudaError_t error =
-        launch({name, blocks, kBlockThreads, 0, queue.stream()}, destination_rows<L, P>, first);
+        launch({name, blocks, kBlockThreads, 0, queue.stream()}, piece_deltas<L, P>, pass);
     if (error == cudaSuccess) error = merge(queue, pass.graph, pass.delta);
     if (error != cudaSuccess) return error;
   }
