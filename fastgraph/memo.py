@@ -13,8 +13,9 @@ What a captured CUDA graph uses is kept until everything is forgotten: its repla
 from __future__ import annotations
 
 import functools
+import os
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
@@ -67,6 +68,7 @@ def called_from_compiled_code(implementation: Callable[..., Any]) -> Callable[..
 
 
 class _Entry(NamedTuple):
+    device: int  # as Tensor.get_device() numbers GPUs, -1 for the CPU
     value: Any
     nbytes: int
     storages: tuple[StorageWeakRef, ...]
@@ -75,7 +77,9 @@ class _Entry(NamedTuple):
 
 
 class Memo:
-    """A mapping bounded by bytes whose entries die with their tensors, or least recently used.
+    """A mapping bounded by bytes on each device, whose entries die with their tensors.
+
+    Beyond the bound the least recently used go.
 
     The bound is not for what captured CUDA graphs use.
     """
@@ -83,7 +87,7 @@ class Memo:
     def __init__(self) -> None:
         self._entries: OrderedDict[tuple[object, ...], _Entry] = OrderedDict()
         self._captured: dict[int, Any] = {}
-        self._nbytes = 0
+        self._nbytes: Counter[int] = Counter()  # by device
         self._added = 0
         self._lock = threading.Lock()
 
@@ -126,27 +130,29 @@ class Memo:
             nbytes += sum(t.nbytes for t in copies)
         elif settings.current().check_cache:
             checksum = _checksum(tensors)
-        entry = _Entry(value, nbytes, storages, checksum, copies)
+        device = max(t.get_device() for t in tensors if t is not None)
+        entry = _Entry(device, value, nbytes, storages, checksum, copies)
         with self._lock:
             self._remove(key)
             self._entries[key] = entry
-            self._nbytes += entry.nbytes
+            self._nbytes[device] += nbytes
             self._added += 1
             # Looking at every entry each time would make many live graphs slow to add.
             if 2 * self._added >= len(self._entries):
                 self._remove_freed()
-            self._remove_excess()
+            self._remove_excess(device)
 
     def trim(self) -> None:
         """Release what belongs to freed tensors or exceeds the ``cache_bytes`` setting."""
         with self._lock:
             self._remove_freed()
-            self._remove_excess()
+            for device in self._nbytes:
+                self._remove_excess(device)
 
     def _remove(self, key: tuple[object, ...]) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self._nbytes -= entry.nbytes
+            self._nbytes[entry.device] -= entry.nbytes
 
     def _remove_freed(self) -> None:
         self._added = 0
@@ -154,14 +160,16 @@ class Memo:
         for key in freed:
             self._remove(key)
 
-    def _remove_excess(self) -> None:
-        while self._nbytes > settings.current().cache_bytes:
-            self._remove(next(iter(self._entries)))
+    def _remove_excess(self, device: int) -> None:
+        given = settings.current().cache_bytes
+        bound = quarter_of_memory(device) if given is None else given
+        while self._nbytes[device] > bound:
+            self._remove(next(k for k, e in self._entries.items() if e.device == device))
 
     @property
     def nbytes(self) -> int:
         """Bytes held by all entries."""
-        return self._nbytes
+        return self._nbytes.total()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -171,7 +179,15 @@ class Memo:
         with self._lock:
             self._entries.clear()
             self._captured.clear()
-            self._nbytes = 0
+            self._nbytes.clear()
+
+
+@functools.cache
+def quarter_of_memory(device: int) -> int:
+    """Of the machine, or of a GPU: its programs need as much for graphs as it is large."""
+    if device < 0:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    return int(torch.cuda.get_device_properties(device).total_memory) // 4
 
 
 def _checksum(tensors: Iterable[Tensor | None]) -> tuple[int, ...]:

@@ -12,9 +12,6 @@ import attrs
 # Instruction levels, each of which includes those before it.
 CPU_LEVELS = ("baseline", "avx2", "avx512")
 
-# What a program needs for its graphs grows with the machine that it was written for.
-QUARTER_OF_MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-
 # Read by other parts: the graphs of tests and benchmarks, and the build.
 _OTHER_VARIABLES = ("FASTGRAPH_DATA", "FASTGRAPH_CUDA")
 
@@ -72,11 +69,12 @@ def _expect(description: str, holds: Callable[[Any], bool]) -> _Validator:
     return validate
 
 
+def _is_a_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 _is_flag = _expect("True or False", lambda value: isinstance(value, bool))
-_is_count = _expect(
-    "an integer >= 0",
-    lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
-)
+_is_count = _expect("an integer >= 0", _is_a_count)
 
 
 def _setting(variable: str, parse: Callable[[str], Any], default: Any, check: _Validator) -> Any:
@@ -97,7 +95,8 @@ class Settings:
         strict: ``FASTGRAPH_STRICT``. Raise where a layer that has a route cannot take it.
         min_edges: ``FASTGRAPH_MIN_EDGES``. Graphs with fewer edges are left to upstream.
         cache_bytes: ``FASTGRAPH_CACHE_BYTES``. Memory for sorted graphs and what else is derived
-            from graphs in use. A graph that does not fit is sorted at every call.
+            from graphs in use, on each device; ``None``: a quarter of what the device has. A graph
+            that does not fit is sorted at every call.
         reuse_bytes: ``FASTGRAPH_REUSE_BYTES``. Memory of freed results, of operators and of dense
             products in routed layers, on the CPU that is kept for the next ones.
         cpu_level: ``FASTGRAPH_CPU_LEVEL``. Highest instruction set to use, one of ``baseline``,
@@ -133,7 +132,12 @@ class Settings:
     )
     strict: bool = _setting("FASTGRAPH_STRICT", _parse_bool, False, _is_flag)
     min_edges: int = _setting("FASTGRAPH_MIN_EDGES", _parse_count, 0, _is_count)
-    cache_bytes: int = _setting("FASTGRAPH_CACHE_BYTES", _parse_count, QUARTER_OF_MEMORY, _is_count)
+    cache_bytes: int | None = _setting(
+        "FASTGRAPH_CACHE_BYTES",
+        _parse_count,
+        None,
+        _expect("an integer >= 0 or None", lambda value: value is None or _is_a_count(value)),
+    )
     reuse_bytes: int = _setting("FASTGRAPH_REUSE_BYTES", _parse_count, 1 << 30, _is_count)
     cpu_level: str | None = _setting(
         "FASTGRAPH_CPU_LEVEL",

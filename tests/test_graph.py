@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
 import fastgraph
-from fastgraph import Graph, ops, settings
+from fastgraph import Graph, memo, ops, settings
 from fastgraph.graph import USES_BEFORE_ORDERING, graph_of
 from fastgraph.memo import MEMO
 from tests.graphs import Case, all_cases, mixed_communities, random_edges
@@ -240,6 +241,25 @@ def test_the_memo_is_bounded_by_bytes() -> None:
     with fastgraph.enabled(cache_bytes=0):
         out = ops.spmm(torch.ones(9, 1), kept[0])
         assert out.sum() == 1000 and len(MEMO) == 0
+
+
+class OnGpu(Tensor):
+    def get_device(self) -> int:
+        return 0
+
+
+def test_each_device_has_a_bound_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memo, "quarter_of_memory", {-1: 250, 0: 150}.get)
+    known = memo.Memo()
+    tensors = [torch.zeros(1) for _ in range(5)]
+    for number, tensor in enumerate(tensors):
+        on_device = tensor.as_subclass(OnGpu) if number % 2 else tensor
+        known.put((number,), SimpleNamespace(nbytes=100), on_device)
+    assert [known.get((number,)) is not None for number in range(5)] == [False, False] + 3 * [True]
+    assert known.nbytes == 300
+    with fastgraph.enabled(cache_bytes=100):
+        known.trim()
+    assert known.nbytes == 200
 
 
 def test_freed_graphs_go_while_many_others_live() -> None:

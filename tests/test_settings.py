@@ -11,7 +11,7 @@ import attrs
 import pytest
 
 from fastgraph import settings
-from fastgraph.settings import QUARTER_OF_MEMORY, Settings
+from fastgraph.settings import Settings
 
 
 def test_defaults() -> None:
@@ -20,7 +20,7 @@ def test_defaults() -> None:
         backend=None,
         strict=False,
         min_edges=0,
-        cache_bytes=QUARTER_OF_MEMORY,
+        cache_bytes=None,
         reuse_bytes=2**30,
         cpu_level=None,
         measure=False,

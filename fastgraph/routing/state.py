@@ -101,7 +101,8 @@ def enable(
         backend: name of the backend to use for everything; default: the best for each operator.
         strict: raise ``RouteRefusedError`` where a layer that has a route cannot take it.
         min_edges: leave graphs with fewer edges to upstream.
-        cache_bytes: memory for sorted graphs, least recently used first.
+        cache_bytes: memory for sorted graphs on each device, of which the least recently used go
+            first.
         measure: on a GPU, time our kernel of sums and means and cuSPARSE's algorithms at the first
             product of each graph and width, and take the fastest; last bits may then differ from
             run to run.
