@@ -107,7 +107,7 @@ def _scores(x: Tensor, att: Tensor) -> Tensor:
 
 def _edge_scores(module: GATConv, edge: Tensor | None) -> Tensor | None:
     """``<att_edge, W e>`` of each head as ``<W^T att_edge, e>``, ``[E, heads]``."""
-    if edge is None:
+    if edge is None or len(edge) == 0:  # upstream leaves the projection out, too
         return None
     folded: Tensor = (edge_projection(module) * module.att_edge.squeeze(0).unsqueeze(-1)).sum(dim=1)
     return edge @ folded.t()

@@ -308,9 +308,9 @@ def _features(
         if len(features) != 2:
             return f"x has {len(features)} entries"
         for position, part in enumerate(features):
-            if isinstance(part, Tensor) and (position == gathered or not fused):
+            if isinstance(part, Tensor) and (position == 0 or not fused):
                 module._set_size(sizes, position, part)
-        features = features[gathered]
+        features = features[0]  # as upstream, whatever the flow
     elif isinstance(features, Tensor):
         module._set_size(sizes, gathered, features)
     refusal = plain_tensor("x", features)

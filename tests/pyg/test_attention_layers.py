@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 from collections.abc import Callable
@@ -295,6 +296,20 @@ def test_features_of_self_loops(cls: type[MessagePassing], fill_value: Any) -> N
 def test_one_feature_for_each_edge(cls: type[MessagePassing]) -> None:
     conv = cls(CHANNELS, 4, heads=2, edge_dim=1)
     assert_same(conv, arguments(features(NODES, CHANNELS), EDGES, features(90)))
+
+
+@pytest.mark.parametrize("cls", [GATConv, GATv2Conv, TransformerConv])
+def test_without_edges_the_same_parameters_get_a_gradient(cls: type[MessagePassing]) -> None:
+    options = {} if cls is TransformerConv else {"add_self_loops": False}
+    module = cls(CHANNELS, 4, edge_dim=3, **options)
+    edges, edge_attr = torch.empty(2, 0, dtype=torch.int64), torch.empty(0, 3)
+    trained = []
+    for enabled in (False, True):
+        module.zero_grad()
+        with fastgraph.enabled() if enabled else contextlib.nullcontext():
+            module(features(5, CHANNELS).float(), edges, edge_attr).sum().backward()
+        trained.append({n for n, p in module.named_parameters() if p.grad is not None})
+    assert trained[0] == trained[1]
 
 
 @pytest.mark.parametrize("cls", CLASSES)

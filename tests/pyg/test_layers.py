@@ -201,6 +201,21 @@ def test_bipartite(aggr: str, flow: str, target: str) -> None:
     assert_same(GraphConv((CHANNELS, CHANNELS), 4, aggr="mean"), arguments(pair, edges, size=size))
 
 
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+def test_the_first_of_a_pair_is_gathered_whatever_the_flow(flow: str) -> None:
+    torch.manual_seed(0)
+    edges, x = random_edges(NODES, NODES, 90), features(NODES, CHANNELS)
+    assert_same(SAGEConv(CHANNELS, 4, project=True, flow=flow), arguments(x, edges))
+    pair = (x, features(NODES, CHANNELS))
+    for module in (
+        SAGEConv(CHANNELS, 4, aggr="max", flow=flow),
+        GraphConv(CHANNELS, 4, flow=flow),
+        GINConv(torch.nn.Linear(CHANNELS, 4), flow=flow),
+    ):
+        assert_same(module, arguments(pair, edges))
+        assert_same(module, arguments((x, None), edges, size=(NODES, NODES)))
+
+
 @pytest.mark.parametrize("name", ["GCN", "GCN-plain", "SAGE-mean", "SAGE-max", "TAG"])
 def test_static_graphs(name: str) -> None:
     """Features of several graphs of one structure, ``[batch, nodes, channels]``."""
