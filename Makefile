@@ -63,8 +63,9 @@ test-cuda: install emulator ## run the tests of GPUs with the kernels executed b
 	$(PYTEST) $(PARALLEL) tests/cuda --emulate
 
 # Switching is the same for every backend, and its tests start processes that do not know this one.
+# Training on real graphs would take the emulator hours.
 emulate: test-cuda ## run the GPU and route tests on emulated kernels
-	FASTGRAPH_BACKEND=simt $(PYTEST) $(PARALLEL) tests/pyg --ignore tests/pyg/test_switching.py
+	FASTGRAPH_DATA= FASTGRAPH_BACKEND=simt $(PYTEST) $(PARALLEL) tests/pyg --ignore tests/pyg/test_switching.py
 
 coverage: install ## count which lines of the CUDA kernels the tests execute
 	$(THREADS) $(BIN)/python -m tests.simt.coverage $(PARALLEL)
