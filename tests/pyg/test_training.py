@@ -45,7 +45,7 @@ MODELS: dict[str, Callable[..., BasicGNN]] = {
 def real_graph(name: str, tmp_path: Path) -> Data:
     """A graph below ``FASTGRAPH_DATA``, copied because PyG writes beside what it reads."""
     root = os.environ.get("FASTGRAPH_DATA")
-    if root is None:
+    if not root:
         pytest.skip("FASTGRAPH_DATA is not set")
     folder = "Planetoid" if name == "Cora" else "HeterophilousGraphDataset"
     raw = "Cora" if name == "Cora" else "tolokers"
