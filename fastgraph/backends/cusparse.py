@@ -21,6 +21,8 @@ from fastgraph.memo import remembered
 ALGORITHMS = (1, 2, 3)
 """Those for compressed rows."""
 
+_UNKNOWN = object()
+
 
 class CuSparseSpmm:
     """The kernel of ``spmm`` (see :mod:`fastgraph.backends.base`) for what it :meth:`fits`.
@@ -45,13 +47,17 @@ class CuSparseSpmm:
             and (reduce == "sum" or x.dtype in sparse.DTYPES)
             and x.data_ptr() % 16 == 0
             and sparse.fits(graph, x, transpose)
-            and self._prepared(graph, x, weight, reduce, transpose)[0] is not None
+            and self._prepared(
+                sparse.sorted_rows(graph, transpose), graph, x, weight, reduce, transpose
+            )[0]
+            is not None
         )
 
     def __call__(
         self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
     ) -> Tensor:
-        product, values, out = self._prepared(graph, x, weight, reduce, transpose)
+        rows = sparse.sorted_rows(graph, transpose)  # a plan does not keep them alive
+        product, values, out = self._prepared(rows, graph, x, weight, reduce, transpose)
         product(values, x, out)
         return out
 
@@ -60,10 +66,15 @@ class CuSparseSpmm:
         sparse.sorted_rows(graph, transpose).plans.pop(self._kind(x), None)
 
     def _prepared(
-        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
+        self,
+        rows: sparse.SortedRows,
+        graph: Graph,
+        x: Tensor,
+        weight: Tensor | None,
+        reduce: str,
+        transpose: bool,
     ) -> tuple[Any, Tensor, Tensor]:
         """The product, ``None`` if this algorithm has none, the matrix's values and a result."""
-        rows = sparse.sorted_rows(graph, transpose)
         given = (*rows[:3], weight, *scales(graph, reduce, transpose, x.dtype), x.dtype)
         if weight is not None and weight.requires_grad:  # which the next step will have changed
             values = sparse.matrix_values(*given)
@@ -71,10 +82,12 @@ class CuSparseSpmm:
             values = remembered("sparse_values", sparse.matrix_values, *given)
         out = empty(x, (rows.ptr.numel() - 1, x.shape[1]))
         kind = self._kind(x)
-        if kind not in rows.plans:
+        product = rows.plans.get(kind, _UNKNOWN)
+        if product is _UNKNOWN:
             plan = self._library().plan_product
-            rows.plans[kind] = plan(rows.ptr, rows.col, values, x, out, self._algorithm)
-        return rows.plans[kind], values, out
+            product = plan(rows.ptr, rows.col, values, x, out, self._algorithm)
+            rows.plans[kind] = product  # which another thread may forget at once
+        return product, values, out
 
     def _kind(self, x: Tensor) -> tuple[object, ...]:
         # Two products at a time would spoil each other's workspace.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastgraph import Graph
+from fastgraph import Graph, settings
 from fastgraph.backends import reference, sparse
 from fastgraph.backends.cusparse import ALGORITHMS, CuSparseSpmm
 from fastgraph.memo import MEMO
@@ -157,10 +158,49 @@ def test_what_does_not_fit(kernel: CuSparseSpmm, counts: Counts, native: Any) ->
         assert not CuSparseSpmm(lambda w=without: w, 2).fits(graph, x, None, "sum", False)
 
 
-def test_errors_of_the_library_are_raised(kernel: CuSparseSpmm, counts: Counts) -> None:
-    counts.failure = 6
-    with pytest.raises(RuntimeError, match="cusparseSpMM: an error of the stand-in"):
+@pytest.mark.parametrize(
+    ("failure", "error"), [(6, RuntimeError), (2, MemoryError), (11, MemoryError)]
+)
+def test_errors_of_the_library_are_raised(
+    kernel: CuSparseSpmm, counts: Counts, failure: int, error: type[Exception]
+) -> None:
+    counts.failure = failure
+    with pytest.raises(error, match="cusparseSpMM: an error of the stand-in"):
         kernel(Graph(EDGES, SRC, DST), features(), None, "sum", False)
+
+
+def test_rows_live_until_they_were_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan has their addresses alone, and the memo may let go of them at any time."""
+    monkeypatch.setattr(settings, "_current", settings.current().replace(cache_bytes=0))
+    products = 0
+
+    def plan_product(ptr: Tensor, col: Tensor, *_: Any) -> Callable[..., None]:
+        rows = weakref.ref(ptr), weakref.ref(col)
+
+        def product(*_: Tensor) -> None:
+            nonlocal products
+            assert all(row() is not None for row in rows)
+            products += 1
+
+        return product
+
+    kernel = CuSparseSpmm(lambda: SimpleNamespace(plan_product=plan_product), 2)
+    kernel(Graph(EDGES, SRC, DST), features(), None, "sum", False)
+    assert products == 1
+
+
+def test_another_thread_may_forget_a_plan_at_once(
+    kernel: CuSparseSpmm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Forgotten(dict[Any, Any]):
+        def __setitem__(self, *_: Any) -> None:
+            pass
+
+    graph, x = Graph(EDGES, SRC, DST), features()
+    rows = sparse.sorted_rows(graph, False)._replace(plans=Forgotten())
+    monkeypatch.setattr(sparse, "sorted_rows", lambda graph, transpose: rows)
+    found = kernel(graph, x, None, "sum", False)
+    torch.testing.assert_close(found, reference.spmm(graph, x, None, "sum", False))
 
 
 def test_arguments_are_checked(native: Any, counts: Counts) -> None:

@@ -45,9 +45,14 @@ struct CuSparse {
 };
 
 void check(cusparseStatus_t status, const char* what) {
-  if (status != CUSPARSE_STATUS_SUCCESS) {
-    TVM_FFI_THROW(RuntimeError) << what << ": " << CuSparse::get().cusparseGetErrorString(status);
+  if (status == CUSPARSE_STATUS_SUCCESS) return;
+  const std::string text =
+      what + std::string(": ") + CuSparse::get().cusparseGetErrorString(status);
+  // Memory that cuSPARSE asks for itself, which torch's allocator may have taken.
+  if (status == CUSPARSE_STATUS_ALLOC_FAILED || status == CUSPARSE_STATUS_INSUFFICIENT_RESOURCES) {
+    TVM_FFI_THROW(MemoryError) << text;
   }
+  TVM_FFI_THROW(RuntimeError) << text;
 }
 
 // The context of a GPU, which is never destroyed: at the end of the process the driver goes first.
