@@ -268,7 +268,7 @@ def _additive(
     nodes = endpoints(graph, transpose)
     z = x_src[nodes[0]] + x_dst[nodes[1]]
     if edge is not None:
-        z = z + torch.einsum("ed,hdc->ehc", edge, weight_edge)
+        z = z + (edge @ weight_edge).transpose(0, 1)
     score = (leaky_relu(z, slope) * att).sum(-1)
     return attend(score, nodes, dropout, seed), z
 
@@ -317,8 +317,10 @@ def gatv2_backward(
     grad_att = (grad_score.unsqueeze(-1) * leaky_relu(z, slope)).sum(0, keepdim=True)
     grad_edge = grad_weight = None
     if edge is not None:
-        grad_edge = torch.einsum("ehc,hdc->ed", grad_z, weight_edge)
-        grad_weight = torch.einsum("ehc,ed->hdc", grad_z, edge)
+        # Products as torch also computes them for a batch of gradients, unlike those of einsum.
+        by_head = grad_z.transpose(0, 1)
+        grad_edge = (by_head @ weight_edge.transpose(1, 2)).sum(0)
+        grad_weight = edge.t() @ by_head
     return _narrowed(like, grad_src, grad_dst, grad_att, grad_edge, grad_weight)
 
 

@@ -182,6 +182,9 @@ def results(x: Tensor) -> dict[str, Tensor]:
         "head_scores": ops.head_scores(heads, heads[:2]),
         "gat": ops.gat(heads, score, score, EDGES)[0],
         "gatv2": ops.gatv2(heads, heads, heads[:1], EDGES)[0],
+        "gatv2 of edges": ops.gatv2(
+            heads, heads, heads[:1], EDGES, edge=x[EDGES[0]], weight_edge=heads[:4].transpose(0, 1)
+        )[0],
         "attention": ops.attention(heads, heads, heads, EDGES)[0],
         "spmm": ops.spmm(x, EDGES),
     }
