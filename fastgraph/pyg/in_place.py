@@ -55,6 +55,7 @@ def add_projections(
     """
     out = project(lin_neighbours, neighbours)
     if out is not neighbours:
-        owned = unwatched(lin_neighbours)
+        # torch's product of more dimensions is a view, and so would be what is added to it.
+        owned = out.dim() == 2 and unwatched(lin_neighbours)
     term = project(lin_root, root)
     return add_to(out, term) if owned else out + term

@@ -219,8 +219,11 @@ def run(plan: Plan, operator: Callable[..., Tensor] | None = None) -> Tensor:
             reduce=plan.reduce,
             transpose=graph.transpose,
         )
-    # Users call `view` on upstream's result, which is contiguous.
-    return out if plan.node_dim == 0 else out.movedim(0, plan.node_dim).contiguous()
+    if plan.node_dim == 0:
+        return out
+    # Users call `view` on upstream's result, which is contiguous, and change it in place, which a
+    # view of ours would refuse.
+    return out.movedim(0, plan.node_dim).clone(memory_format=torch.contiguous_format)
 
 
 def plan_propagate(

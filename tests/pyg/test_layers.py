@@ -228,6 +228,19 @@ def test_static_graphs(name: str) -> None:
         assert module(features(3, NODES, CHANNELS), edges).stride() == strides
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", ["GCN", "SAGE-mean", "SAGE-max", "GraphConv-add", "LG"])
+def test_what_upstream_lets_change_in_place(name: str, batch: int) -> None:
+    """A view that was made without gradients refuses it."""
+    module, x = LAYERS[name](), features(batch, NODES, CHANNELS)
+    edges = random_edges(NODES, NODES, 90)
+    with torch.no_grad():
+        expected = module(x, edges)
+        with fastgraph.enabled(strict=True):
+            ours = module(x, edges)
+    assert ours._is_view() == expected._is_view()
+
+
 @pytest.mark.parametrize("name", ["GCN", "GCN-plain", "SAGE-sum", "SAGE-max", "TAG"])
 def test_outputs_are_upstreams_bit_for_bit(name: str) -> None:
     """Sums run in edge order and round each product, so not even the last bit differs."""
