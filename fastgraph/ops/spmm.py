@@ -117,6 +117,8 @@ def _spmm_save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
     x, index, ptr, weight, _, ctx.reduce, ctx.transpose = arguments
     ctx.num_in = x.shape[0]
     needs_x = weight is not None and weight.requires_grad
+    if needs_x and x.is_inference():
+        x = x.clone()  # autograd saves no inference tensors, and copies of their rows are none
     ctx.save_for_backward(x if needs_x else None, index, ptr, weight)
 
 

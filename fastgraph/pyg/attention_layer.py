@@ -248,6 +248,8 @@ def with_self_loops(
     if not module.add_self_loops:
         return edge_index, edge_attr, 0
     num_nodes = min(len(inputs.src), len(inputs.dst))
+    if _cannot_be_saved(edge_index):
+        edge_index = edge_index.clone()  # upstream goes by a copy, too
     if edge_attr is None and not need_weights:
         return edge_index, None, num_nodes
     with_loops = graph.with_self_loops(edge_index, num_nodes)
@@ -259,6 +261,13 @@ def with_self_loops(
             others, edge_attr, fill_value=module.fill_value, num_nodes=num_nodes
         )
     return with_loops, edge_attr, 0
+
+
+def _cannot_be_saved(tensor: Tensor) -> bool:
+    """Whether autograd would refuse to save a tensor, because it was made in inference mode."""
+    if torch.compiler.is_compiling():  # which cannot ask
+        return False
+    return tensor.is_inference() and not torch.is_inference_mode_enabled()
 
 
 def same_dtype(*tensors: Tensor | None) -> list[Any]:

@@ -159,6 +159,14 @@ def test_derivatives_of_every_order(reduce: str, transpose: bool) -> None:
         assert torch.autograd.gradgradcheck(function, arguments)
 
 
+def test_gradient_of_weights_alone_for_features_made_in_inference_mode() -> None:
+    edge_index, weight = random_edges(6, 6, 20), torch.randn(20, requires_grad=True)
+    with torch.inference_mode():
+        x = torch.randn(6, 3)
+    (found,) = torch.autograd.grad(ops.spmm(x, edge_index, weight).sum(), weight)
+    torch.testing.assert_close(found, x[edge_index[0]].sum(1))
+
+
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 def test_opcheck(reduce: str) -> None:
     edge_index = random_edges(6, 5, 20)

@@ -525,6 +525,17 @@ def test_training_after_inference_mode() -> None:
         conv(x, edges).sum().backward()
 
 
+@pytest.mark.parametrize("cls", [GATConv, GATv2Conv])
+def test_training_on_a_graph_made_in_inference_mode(cls: type[MessagePassing]) -> None:
+    conv, x = cls(CHANNELS, 4), features(NODES, CHANNELS).requires_grad_()
+    with torch.inference_mode():
+        edges = EDGES.clone()
+    expected = torch.autograd.grad(conv(x, edges).square().sum(), x)
+    with fastgraph.enabled(strict=True):
+        ours = torch.autograd.grad(conv(x, edges).square().sum(), x)
+    torch.testing.assert_close(ours, expected)
+
+
 def test_indices_out_of_range() -> None:
     with fastgraph.enabled(), pytest.raises(IndexError):
         TransformerConv(CHANNELS, 4)(features(5, CHANNELS), torch.tensor([[0], [5]]))
