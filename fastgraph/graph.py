@@ -389,14 +389,27 @@ def graph_of(
     return graph
 
 
-def with_self_loops(index: Tensor, num_nodes: int) -> Tensor:
+def graph_with_self_loops(index: Tensor, num_src: int, num_dst: int, self_loops: int) -> Graph:
+    """The renumbered graph of ``edge_index``, remembered for as long as that lives unchanged.
+
+    Arguments as for :class:`Graph`.
+    """
+    return remembered("looped", _renumbered_graph, index, num_src, num_dst, self_loops)
+
+
+def _renumbered_graph(index: Tensor, num_src: int, num_dst: int, self_loops: int) -> Graph:
+    return Graph(index, num_src, num_dst, self_loops=self_loops).renumbered()
+
+
+def index_with_self_loops(index: Tensor, num_nodes: int) -> Tensor:
     """``edge_index`` with its self-loops replaced by one for each node, behind all other edges.
 
-    Remembered for as long as ``index`` lives unchanged, so that the graph of the result is, too.
+    It is int64, as in PyG, and remembered for as long as ``index`` lives unchanged, so that the
+    graph of the result is, too.
     """
     return remembered("self_loops", _replace_self_loops, index, num_nodes)
 
 
 def _replace_self_loops(index: Tensor, num_nodes: int) -> Tensor:
-    loops = torch.arange(num_nodes, dtype=index.dtype, device=index.device)
+    loops = torch.arange(num_nodes, device=index.device)
     return torch.cat([index[:, index[0] != index[1]], loops.expand(2, num_nodes)], dim=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -20,9 +21,10 @@ from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
-from fastgraph import capture, graph, settings
+from fastgraph import capture, settings
 from fastgraph.backends.registry import REGISTRY
-from fastgraph.memo import remembered
+from fastgraph.graph import graph_with_self_loops, index_with_self_loops
+from fastgraph.memo import is_recording, remembered
 from fastgraph.pyg.in_place import add_to
 from fastgraph.pyg.linear import unwatched
 from fastgraph.pyg.propagate import from_template, module_refusal
@@ -231,28 +233,44 @@ def _index_of_entries(index: Tensor, ptr: Tensor | None) -> Tensor:
     return torch.stack([index, rows.to(index.dtype)])
 
 
+@dataclass(frozen=True)
+class Edges:
+    """The edges of a GAT layer as operators take them, and ``attr``, their features, as a matrix.
+
+    ``self_loops`` is the number of nodes whose self-loops the operator is yet to replace.
+    """
+
+    index: Tensor
+    ptr: Tensor | None
+    attr: Tensor | None
+    self_loops: int
+
+
 def with_self_loops(
     module: Any,
     edge_index: Tensor,
     edge_attr: Tensor | None,
     inputs: Inputs,
     need_weights: bool,
-) -> tuple[Tensor, Tensor | None, int]:
-    """The edges of a GAT layer, ``edge_attr`` as a matrix, and the nodes yet to get a self-loop.
+) -> Edges:
+    """The edges of a call, with self-loops where the layer adds them.
 
-    Where the layer adds self-loops, the operator does so if nothing goes with single edges.
+    As in upstream these are edges of our own then: a caller may edit theirs before the backward
+    pass, or have made them in inference mode.
     """
     edge_index = plain_index(edge_index)
     if edge_attr is not None and edge_attr.dim() == 1:
         edge_attr = edge_attr.view(-1, 1)
     if not module.add_self_loops:
-        return edge_index, edge_attr, 0
-    num_nodes = min(len(inputs.src), len(inputs.dst))
-    if _cannot_be_saved(edge_index):
-        edge_index = edge_index.clone()  # upstream goes by a copy, too
-    if edge_attr is None and not need_weights:
-        return edge_index, None, num_nodes
-    with_loops = graph.with_self_loops(edge_index, num_nodes)
+        return Edges(edge_index, None, edge_attr, 0)
+    num_src, num_dst = map(len, inputs)
+    num_nodes = min(num_src, num_dst)
+    if edge_attr is None and not need_weights:  # in any order: nothing goes with single edges
+        if is_recording():
+            return Edges(edge_index, None, None, num_nodes)
+        rows = graph_with_self_loops(edge_index, num_src, num_dst, num_nodes).by_destination
+        return Edges(rows.col, rows.ptr, None, 0)
+    with_loops = index_with_self_loops(edge_index, num_nodes)
     if edge_attr is not None:
         others = edge_index
         if with_loops.shape[1] != edge_index.shape[1] + num_nodes:  # else there are none to remove
@@ -260,14 +278,7 @@ def with_self_loops(
         _, edge_attr = add_self_loops(
             others, edge_attr, fill_value=module.fill_value, num_nodes=num_nodes
         )
-    return with_loops, edge_attr, 0
-
-
-def _cannot_be_saved(tensor: Tensor) -> bool:
-    """Whether autograd would refuse to save a tensor, because it was made in inference mode."""
-    if torch.compiler.is_compiling():  # which cannot ask
-        return False
-    return tensor.is_inference() and not torch.is_inference_mode_enabled()
+    return Edges(with_loops, None, edge_attr, 0)
 
 
 def same_dtype(*tensors: Tensor | None) -> list[Any]:

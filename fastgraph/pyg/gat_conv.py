@@ -80,24 +80,23 @@ def _forward(
     else:
         score_src = _scores(x_src, module.att_src).squeeze(1)
         score_dst = _scores(project(lin_dst, inputs.dst).view(shape), module.att_dst).squeeze(1)
-    edge_index, edge, self_loops = with_self_loops(
-        module, edge_index, edge_attr, inputs, need_weights
-    )
+    edges = with_self_loops(module, edge_index, edge_attr, inputs, need_weights)
     x_src, score_src, score_dst, score_edge = same_dtype(
-        x_src, score_src, score_dst, _edge_scores(module, edge)
+        x_src, score_src, score_dst, _edge_scores(module, edges.attr)
     )
     out, alpha = ops.gat(
         x_src,
         score_src,
         score_dst,
-        edge_index,
+        edges.index,
         score_edge=score_edge,
-        self_loops=self_loops,
+        ptr=edges.ptr,
+        self_loops=edges.self_loops,
         negative_slope=module.negative_slope,
         dropout=dropout_rate(module),
         need_weights=need_weights,
     )
-    return with_weights(combine_heads(module, out, residual), edge_index, alpha)
+    return with_weights(combine_heads(module, out, residual), edges.index, alpha)
 
 
 def _scores(x: Tensor, att: Tensor) -> Tensor:

@@ -66,21 +66,22 @@ def _forward(
     residual = None if module.res is None else project(module.res, inputs.dst)
     x_src = project(module.lin_l, inputs.src).view(shape)
     x_dst = x_src if shared else project(module.lin_r, inputs.dst).view(shape)
-    edge_index, edge, self_loops = with_self_loops(
-        module, edge_index, edge_attr, inputs, need_weights
+    edges = with_self_loops(module, edge_index, edge_attr, inputs, need_weights)
+    weight_edge = None if edges.attr is None else edge_projection(module).transpose(1, 2)
+    x_src, x_dst, att, edge, weight_edge = same_dtype(
+        x_src, x_dst, module.att, edges.attr, weight_edge
     )
-    weight_edge = None if edge is None else edge_projection(module).transpose(1, 2)
-    x_src, x_dst, att, edge, weight_edge = same_dtype(x_src, x_dst, module.att, edge, weight_edge)
     out, alpha = ops.gatv2(
         x_src,
         x_dst,
         att,
-        edge_index,
+        edges.index,
         edge=edge,
         weight_edge=weight_edge,
-        self_loops=self_loops,
+        ptr=edges.ptr,
+        self_loops=edges.self_loops,
         negative_slope=module.negative_slope,
         dropout=dropout_rate(module),
         need_weights=need_weights,
     )
-    return with_weights(combine_heads(module, out, residual), edge_index, alpha)
+    return with_weights(combine_heads(module, out, residual), edges.index, alpha)

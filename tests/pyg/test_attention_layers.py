@@ -352,19 +352,21 @@ def test_a_projection_that_is_watched_runs(name: str) -> None:
     assert "lin_edge has hooks" in next(iter(fastgraph.status().rows[0].reasons))
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("cls", CLASSES)
-def test_attention_weights(cls: type[MessagePassing]) -> None:
-    module, x = cls(CHANNELS, 4, heads=2), features(NODES, CHANNELS)
+def test_attention_weights(cls: type[MessagePassing], dtype: torch.dtype) -> None:
+    module, x, given = cls(CHANNELS, 4, heads=2), features(NODES, CHANNELS), EDGES.to(dtype)
     assert_same(module, arguments(x, EDGES, return_attention_weights=True))
-    _, (edges, alpha) = module(x, EDGES, return_attention_weights=True)
+    with torch.no_grad():  # upstream's gradient is wrong for int32
+        _, (edges, alpha) = module(x, given, return_attention_weights=True)
     with fastgraph.enabled():
-        _, (our_edges, our_alpha) = module(x, EDGES, return_attention_weights=True)
-        assert torch.equal(our_edges, edges)
+        _, (our_edges, our_alpha) = module(x, given, return_attention_weights=True)
+        torch.testing.assert_close(our_edges, edges, rtol=0, atol=0)
         torch.testing.assert_close(our_alpha, alpha)
         if cls is not TransformerConv:
             # An edit must not reach what later calls use.
             our_edges.zero_()
-            assert torch.equal(module(x, EDGES, return_attention_weights=True)[1][0], edges)
+            assert torch.equal(module(x, given, return_attention_weights=True)[1][0], edges)
 
 
 def test_a_refused_call_is_counted_once() -> None:
@@ -515,6 +517,22 @@ def test_an_edit_of_the_graph_is_seen(cls: type[MessagePassing]) -> None:
         out = conv(x, edges)
     assert num_routed(cls) == 2
     torch.testing.assert_close(out, conv(x, edges))
+
+
+@pytest.mark.parametrize("cls", [GATConv, GATv2Conv])
+def test_an_edit_of_the_graph_between_the_passes(cls: type[MessagePassing]) -> None:
+    """Upstream's gradient does not see it: it goes by a copy that has the self-loops."""
+    conv, x = cls(CHANNELS, 4), features(NODES, CHANNELS).requires_grad_()
+
+    def gradient() -> Tensor:
+        edges = EDGES.clone()
+        out = conv(x, edges)
+        edges.zero_()
+        return torch.autograd.grad(out.square().sum(), x)[0]
+
+    expected = gradient()
+    with fastgraph.enabled(strict=True):
+        torch.testing.assert_close(gradient(), expected)
 
 
 def test_training_after_inference_mode() -> None:
