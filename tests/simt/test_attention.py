@@ -212,6 +212,40 @@ def test_gradients_of_scores_vanish_where_one_edge_has_all_weight(
         assert torch.count_nonzero(gradients[position]) == 0
 
 
+def with_immense_products_of_light_edges(operator: str) -> tuple[Graph, Inputs]:
+    """The first half of the sources has next to no weight and 1e12 in a channel of its values."""
+    edges = torch.cartesian_prod(torch.arange(40), torch.arange(5)).t().contiguous()
+    is_light = (torch.arange(40) < 20).float().view(-1, 1)
+    score = normal(40, 2, dtype=torch.float32) - 200 * is_light  # times the option
+    value, key = (normal(40, 2, 12, dtype=torch.float32, seed=seed) for seed in (1, 2))
+    dst = normal(5, 2, 12, dtype=torch.float32, seed=3)
+    att = torch.full((1, 2, 12), 0.1)
+    value[:, :, 1] += 1e12 * is_light
+    if operator == "gatv2":
+        value[:, :, 0], att[:, :, 0], att[:, :, 1] = score, 1, 0
+    key[:, :, 0], dst[:, :, 0] = score, 1
+    inputs: dict[str, Inputs] = {
+        "gatv2": [value, dst, att, None, None],
+        "gat": [value, score, dst[:, :, 1].contiguous(), None],
+        "attention": [dst, key, value, None],
+    }
+    return Graph(edges, 40, 5), inputs[operator]
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_gradients_of_scores_forget_products_that_had_no_weight(operator: str) -> None:
+    graph, inputs = with_immense_products_of_light_edges(operator)
+    options = (False, 0.2, 0.0, 0)
+    out, stats, _ = simt(operator, graph, *inputs, *options, False)
+    grad = normal(*out.shape, dtype=out.dtype, seed=4)
+    backward = f"{operator}_backward"
+    found = simt(backward, graph, grad, None, *inputs, stats, *options)
+    wide = (graph, grad.double(), None, *widened(inputs), stats.double())
+    expected = reference(backward, *wide, *options)
+    position = {"gatv2": 1, "gat": 2, "attention": 0}[operator]
+    assert_close(found[position], expected[position], torch.float32)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("name", ["random", "isolated", "cut"])
 @pytest.mark.parametrize("operator", OPERATORS)
@@ -226,15 +260,16 @@ def test_infinities_reach_what_they_reach_on_the_cpu(operator: str, name: str, b
             assert_same(a.where(~a.isfinite(), 0), b.where(~b.isfinite(), 0))
 
 
+@pytest.mark.parametrize("edge_dim", [0, 3])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["random", "cut"])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_infinite_gradients_reach_what_they_reach_on_the_cpu(
-    operator: str, name: str, bad: float
+    operator: str, name: str, bad: float, edge_dim: int
 ) -> None:
     graph = graph_of(name)
     for transpose in (False, True):
-        inputs = inputs_of(operator, graph, 2, 8, torch.float32, 3, transpose)
+        inputs = inputs_of(operator, graph, 2, 8, torch.float32, edge_dim, transpose)
         options = (transpose, 0.2, 0.3, 5)
         out, stats, alpha = cpu(operator, graph, *inputs, *options, True)
         grad, grad_alpha = (normal(*t.shape, dtype=t.dtype) for t in (out, alpha))
@@ -242,6 +277,9 @@ def test_infinite_gradients_reach_what_they_reach_on_the_cpu(
         given = (graph, grad, grad_alpha, *inputs, stats, *options)
         backward = f"{operator}_backward"
         for a, b in zip(simt(backward, *given), cpu(backward, *given), strict=True):
+            assert (a is None) == (b is None)
+            if a is None:
+                continue
             assert_same(a.where(~a.isfinite(), 0), b.where(~b.isfinite(), 0))
 
 

@@ -366,7 +366,8 @@ __device__ void visit_twice(const P& pass, const Part<L>& part, const Span& span
 
 // Visits them once: sums over p (product - center) stand in for those over p (product - delta)
 // until delta is known, and are corrected by the same sums over p alone. For a saturated softmax to
-// cancel, the center is never far from the mean of the products so far.
+// cancel, the center is the mean of the products so far, found afresh: a correction of the last
+// center would be rounded like that, whatever little weight it had.
 template <typename L, typename P, typename Held, typename Totals>
 __device__ void visit_once(const P& pass, const Part<L>& part, const Span& span, const Held& held,
                            Totals& totals) {
@@ -375,7 +376,8 @@ __device__ void visit_once(const P& pass, const Part<L>& part, const Span& span,
   const bool whole = span.piece < 0;
   const A* stats = pass.given.stats.at(span.row, part.head);
   const A largest = stats[0], inverse = stats[1];
-  A center = whole ? A{0} : settle_delta(pass, part, span, A{0}), total = 0, delta = 0;
+  A center = whole ? A{0} : settle_delta(pass, part, span, A{0});
+  A total = 0, weighted = 0, delta = 0;  // the last of what a lane knows
   typename P::template Sums<L> sums;
   sums.clear();
   for_each_batch(pass.graph, span, part.lanes, [&](const Batch& batch) {
@@ -384,7 +386,7 @@ __device__ void visit_once(const P& pass, const Part<L>& part, const Span& span,
     for_each_entries<kCount, false>(batch, part.lanes, [&](const Entries<kCount>& entries) {
       const auto gathered = pass.gather(part, entries);
       const auto dots = find_dots(pass, part, span.row, held, entries, gathered);
-      A weight[kCount], product[kCount], gradient[kCount], excess = 0;
+      A weight[kCount], product[kCount], gradient[kCount];
 #pragma unroll
       for (int u = 0; u < kCount; ++u) {
         const A direct = part.lanes.from(own_direct, entries.lane[u]);
@@ -392,13 +394,13 @@ __device__ void visit_once(const P& pass, const Part<L>& part, const Span& span,
         weight[u] = u < entries.count ? exponential(dots.score[u] - largest) * inverse : A{0};
         product[u] = u < entries.count ? times(keep, direct + dots.product[u]) : A{0};
         total += weight[u];
+        weighted += weight[u] * product[u];
         if (part.lanes.lane == entries.lane[u]) delta += weight[u] * product[u];
-        excess += weight[u] * (product[u] - center);
       }
       if (whole && total > 0) {
-        const A shift = excess / total;
-        center += shift;
-        sums.shift(shift);
+        const A mean = weighted / total;
+        sums.shift(mean - center);
+        center = mean;
       }
 #pragma unroll
       for (int u = 0; u < kCount; ++u) gradient[u] = weight[u] * (product[u] - center);
