@@ -272,11 +272,11 @@ def with_self_loops(
         return Edges(rows.col, rows.ptr, None, 0)
     with_loops = index_with_self_loops(edge_index, num_nodes)
     if edge_attr is not None:
-        others = edge_index
-        if with_loops.shape[1] != edge_index.shape[1] + num_nodes:  # else there are none to remove
-            others, edge_attr = remove_self_loops(edge_index, edge_attr)
+        num_others = with_loops.shape[1] - num_nodes
+        if num_others != edge_index.shape[1]:
+            _, edge_attr = remove_self_loops(edge_index, edge_attr)
         _, edge_attr = add_self_loops(
-            others, edge_attr, fill_value=module.fill_value, num_nodes=num_nodes
+            with_loops[:, :num_others], edge_attr, module.fill_value, num_nodes
         )
     return Edges(with_loops, None, edge_attr, 0)
 

@@ -519,20 +519,27 @@ def test_an_edit_of_the_graph_is_seen(cls: type[MessagePassing]) -> None:
     torch.testing.assert_close(out, conv(x, edges))
 
 
+@pytest.mark.parametrize("edge_dim", [None, 2])
 @pytest.mark.parametrize("cls", [GATConv, GATv2Conv])
-def test_an_edit_of_the_graph_between_the_passes(cls: type[MessagePassing]) -> None:
+def test_an_edit_of_the_graph_between_the_passes(
+    cls: type[MessagePassing], edge_dim: int | None
+) -> None:
     """Upstream's gradient does not see it: it goes by a copy that has the self-loops."""
-    conv, x = cls(CHANNELS, 4), features(NODES, CHANNELS).requires_grad_()
+    conv = cls(CHANNELS, 4, edge_dim=edge_dim)
+    edges = EDGES[:, EDGES[0] != EDGES[1]]
+    leaves = [features(NODES, CHANNELS).requires_grad_()]
+    if edge_dim is not None:
+        leaves.append(features(edges.shape[1], edge_dim).requires_grad_())
 
-    def gradient() -> Tensor:
-        edges = EDGES.clone()
-        out = conv(x, edges)
-        edges.zero_()
-        return torch.autograd.grad(out.square().sum(), x)[0]
+    def gradients() -> tuple[Tensor, ...]:
+        given = edges.clone()
+        out = conv(leaves[0], given, *leaves[1:])
+        given.zero_()
+        return torch.autograd.grad(out.square().sum(), leaves)
 
-    expected = gradient()
+    expected = gradients()
     with fastgraph.enabled(strict=True):
-        torch.testing.assert_close(gradient(), expected)
+        torch.testing.assert_close(gradients(), expected)
 
 
 def test_training_after_inference_mode() -> None:
