@@ -57,10 +57,8 @@ def spmm(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose:
         *scales(graph, reduce, transpose, x.dtype),
         x.dtype,
     )
-    _warn_of_beta_state_quietly()
-    size = (rows.ptr.numel() - 1, x.shape[0])
-    checked = torch.sparse.check_sparse_tensor_invariants.is_enabled()  # said, lest torch warn
-    matrix = torch.sparse_csr_tensor(rows.ptr, rows.col, values, size, check_invariants=checked)
+    _warn_quietly()
+    matrix = _matrix(rows.ptr, rows.col, values, (rows.ptr.numel() - 1, x.shape[0]))
     with torch.autocast(x.device.type, enabled=False):  # which would narrow both factors
         return torch.mm(matrix, x)
 
@@ -126,9 +124,14 @@ def matrix_values(
     return values
 
 
+def _matrix(ptr: Tensor, col: Tensor, values: Tensor, size: tuple[int, int]) -> Tensor:
+    checked = torch.sparse.check_sparse_tensor_invariants.is_enabled()  # said, lest torch warn
+    return torch.sparse_csr_tensor(ptr, col, values, size, check_invariants=checked)
+
+
 @functools.cache
-def _warn_of_beta_state_quietly() -> None:
+def _warn_quietly() -> None:
     """Make the first matrix in a process, of which torch warns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.eye(1).to_sparse_csr()
+        _matrix(torch.tensor([0, 0]), torch.tensor([], dtype=torch.int64), torch.tensor([]), (1, 1))

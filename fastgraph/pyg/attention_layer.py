@@ -306,7 +306,7 @@ def combine_heads(module: Any, out: Tensor, residual: Tensor | None) -> Tensor:
     ``out`` ``[nodes, heads, channels]`` is an operator's output that nothing else refers to.
     """
     terms = [term for term in (residual, module.bias) if term is not None]
-    out = join_heads(module, out, bool(terms))
+    out = join_heads(module, out, len(terms) > 0)
     return functools.reduce(add_to, terms, out)
 
 

@@ -15,6 +15,12 @@
 namespace fastgraph {
 namespace {
 
+#ifdef FASTGRAPH_CUSPARSE
+const std::string kLibrary = FASTGRAPH_CUSPARSE;
+#else
+const std::string kLibrary = "libcusparse.so." + std::to_string(CUSPARSE_VER_MAJOR);
+#endif
+
 // The functions of the library that torch has loaded. A second one would need a second context on
 // each GPU, of some hundred megabytes.
 struct CuSparse {
@@ -38,8 +44,7 @@ struct CuSparse {
 #undef FASTGRAPH_FROM_CUSPARSE
 
   static const CuSparse& get() {
-    static const std::string name = "libcusparse.so." + std::to_string(CUSPARSE_VER_MAJOR);
-    static const CuSparse found{dlopen(name.c_str(), RTLD_LAZY | RTLD_NOLOAD)};
+    static const CuSparse found{dlopen(kLibrary.c_str(), RTLD_LAZY | RTLD_NOLOAD)};
     return found;
   }
 };

@@ -57,7 +57,8 @@ def why_unavailable() -> str | None:
 def build() -> tuple[Path, Path]:
     """The paths of the stand-in and of the library under test."""
     BUILD.mkdir(parents=True, exist_ok=True)
-    stand_in, library = BUILD / "libcusparse.so.12", BUILD / "library.so"
+    # By another name than cuSPARSE's own, which a torch for CUDA has loaded.
+    stand_in, library = BUILD / "libstand_in.so", BUILD / "library.so"
     flags: list[str | Path] = [
         *("-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"),
         *(f"-I{ROOT}", f"-I{CSRC}", f"-I{CSRC / 'include'}", "-isystem", TVM_FFI / "include"),
@@ -65,9 +66,12 @@ def build() -> tuple[Path, Path]:
     ]
     with FileLock(BUILD / "lock"):  # against other processes of the tests
         _compile([*flags, HERE / "stand_in.cpp", f"-Wl,-soname,{stand_in.name}"], stand_in)
-        device = '-DFASTGRAPH_DEVICE="tests/cuda/cusparse/device.h"'
+        defined = (
+            '-DFASTGRAPH_DEVICE="tests/cuda/cusparse/device.h"',
+            f'-DFASTGRAPH_CUSPARSE="{stand_in.name}"',
+        )
         linked = ("-fvisibility=hidden", f"-L{TVM_FFI / 'lib'}", "-ltvm_ffi", "-ldl")
-        _compile([*flags, device, CSRC / "cuda" / "cusparse.cpp", *linked], library)
+        _compile([*flags, *defined, CSRC / "cuda" / "cusparse.cpp", *linked], library)
     return stand_in, library
 
 
