@@ -191,9 +191,6 @@ class Graph:
                 self._inverse_degrees[key] = degree.to(dtype).reciprocal_()
         return self._inverse_degrees[key]
 
-    def __getstate__(self) -> dict[str, object]:
-        return {**vars(self), "fastest": {}}  # another machine may have other kernels
-
     def renumbered(self) -> Graph:
         """The same graph with its edges in ascending destination order.
 

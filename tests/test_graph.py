@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,14 +22,6 @@ from tests.graphs import Case, all_cases, mixed_communities, random_edges
 @pytest.fixture(autouse=True)
 def empty_memo() -> None:
     fastgraph.clear_cache()
-
-
-def test_pickled_graphs_forget_which_kernel_is_fastest() -> None:
-    graph = Graph(random_edges(6, 5, 20), 6, 5)
-    graph.fastest["kind of product"] = "a kernel of this machine"
-    loaded = pickle.loads(pickle.dumps(graph))
-    assert all(map(torch.equal, loaded.edge_list(), graph.edge_list()))
-    assert (len(loaded.fastest), len(graph.fastest)) == (0, 1)
 
 
 @pytest.mark.parametrize("case", all_cases(), ids=str)
