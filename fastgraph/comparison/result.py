@@ -106,7 +106,7 @@ class Comparison:
                 "ok" if error.ok else f"worst at {list(error.worst)}",
             )
         table.caption = (
-            f"ok: at most {self.factor:g} times upstream's own error, or {ROUNDINGS} roundings"
+            f"ok: at most {self.factor:g} times upstream's own error and {ROUNDINGS} roundings"
         )
         return table
 
