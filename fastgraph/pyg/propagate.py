@@ -105,7 +105,7 @@ def _wrap_class(cls: Any, patches: Patches) -> None:
 
 def from_template(cls: type[MessagePassing], method: Any) -> bool:
     """Whether PyG generated a method for this class; it leaves alone what a user has written."""
-    # Since torch 2.15 Dynamo takes a wrapper's `__module__` for that of the code in it.
+    # The Dynamo of torch 2.15 takes a wrapper's `__module__` for that of the code in it.
     method = getattr(method, "_fastgraph_upstream", method)
     module = f"{cls.__module__}_{cls.__name__}_{method.__name__}"
     return bool(method.__module__.startswith(module))

@@ -12,7 +12,7 @@ from fastgraph import settings
 
 def execution_mode() -> str | None:
     """Upstream's own code must run where an operator would be opaque or silently wrong."""
-    if torch.compiler._is_exporting_flag:  # Dynamo took the function for True until torch 2.13
+    if torch.compiler._is_exporting_flag:  # before torch 2.12 Dynamo took the function for True
         return "exporting a program, which must run without fastgraph"
     if torch.compiler.is_compiling():
         return "exporting to ONNX" if torch.onnx.is_in_onnx_export() else None
