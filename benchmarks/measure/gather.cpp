@@ -7,8 +7,14 @@
 
 namespace {
 
+// As wide as the machine's registers, and at most half as many sums as there are of those: with
+// more they would live in memory.
+#ifdef __AVX512F__
 constexpr int64_t kLanes = 16;
-constexpr int kRegisters = 16;
+#else
+constexpr int64_t kLanes = 8;
+#endif
+constexpr int kRegisters = kLanes;
 constexpr int64_t kEdgesInBlock = 1024;
 
 typedef float Vector __attribute__((vector_size(kLanes * sizeof(float)), aligned(4)));
@@ -35,7 +41,7 @@ void for_each_row(const int64_t* rowptr, int64_t num_rows, Body body) {
 extern "C" {
 
 // Reads x[col[e], :] of every edge into one set of registers; checksum[r] depends on all of them.
-// channels must be a multiple of 16 * 8.
+// channels must be a multiple of kLanes * 8.
 void gather_read(const int64_t* rowptr, const int32_t* col, const float* x, float* checksum,
                  int64_t num_rows, int64_t channels) {
   constexpr int kSums = 8;
@@ -55,20 +61,23 @@ void gather_read(const int64_t* rowptr, const int32_t* col, const float* x, floa
   });
 }
 
-// The same with a register for every channel, written out once per row: an unweighted sum.
-// channels must be 256.
+// The same with a sum for every channel, written out once per row: an unweighted sum. Rows wider
+// than the registers are gathered in several passes. channels must be a multiple of kLanes *
+// kRegisters.
 void gather_sum(const int64_t* rowptr, const int32_t* col, const float* x, float* out,
                 int64_t num_rows, int64_t channels) {
   for_each_row(rowptr, num_rows, [=](int64_t row) {
-    Vector sums[kRegisters] = {};
-    for (int64_t e = rowptr[row]; e < rowptr[row + 1]; ++e) {
-      const Vector* source = vectors(x + col[e] * channels);
-#pragma GCC unroll 16
-      for (int s = 0; s < kRegisters; ++s) sums[s] += source[s];
-    }
     Vector* target = reinterpret_cast<Vector*>(out + row * channels);
+    for (int64_t v = 0; v < channels / kLanes; v += kRegisters) {
+      Vector sums[kRegisters] = {};
+      for (int64_t e = rowptr[row]; e < rowptr[row + 1]; ++e) {
+        const Vector* source = vectors(x + col[e] * channels) + v;
 #pragma GCC unroll 16
-    for (int s = 0; s < kRegisters; ++s) target[s] = sums[s];
+        for (int s = 0; s < kRegisters; ++s) sums[s] += source[s];
+      }
+#pragma GCC unroll 16
+      for (int s = 0; s < kRegisters; ++s) target[v + s] = sums[s];
+    }
   });
 }
 
