@@ -78,9 +78,10 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
+    const ResultRow<T> target = grad_query.row(row, head);
     for_each_part<kLanes<T>, 1>(0, in.query.width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
-      grad_query.template store<N>(row, head, f, scale * load<N>(state + f));
+      target.template store<N>(f, scale * load<N>(state + f));
     });
   }
 };
@@ -104,10 +105,11 @@ struct BackwardSrc : SourceSoftmax<T> {
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
     const int64_t width = in.key.width;
+    const ResultRow<T> key = grad_key.row(row, head), value = grad_value.row(row, head);
     for_each_part<kLanes<T>, 1>(0, width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
-      grad_key.template store<N>(row, head, f, scale * load<N>(state + f));
-      grad_value.template store<N>(row, head, f, load<N>(state + width + f));
+      key.template store<N>(f, scale * load<N>(state + f));
+      value.template store<N>(f, load<N>(state + width + f));
     });
   }
 };

@@ -123,9 +123,10 @@ struct BackwardSrc : SourceSoftmax<T> {
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
     store_one(grad_score_src.row(row) + head, state[width]);
+    const ResultRow<T> target = grad_x.row(row, head);
     for_each_part<kLanes<T>, 1>(0, width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
-      grad_x.template store<N>(row, head, f, load<N>(state + f));
+      target.template store<N>(f, load<N>(state + f));
     });
   }
 };

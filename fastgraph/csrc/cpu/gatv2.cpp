@@ -234,12 +234,12 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     this->leave(block, grads.weight, grads.score);
     for (int h = 0; h < block.heads; ++h) {
       const int64_t head = block.head + h;
+      const ResultRow<T> target = grad_dst.row(block.row, head);
       sum_slopes<true, T>(block, h, in.x_dst, NodeRows<T>::seen_before(in.x_src), NoEdges<T>{},
                           scores.slope, grads.score, sums.at(slot, head), Zeros<A>{},
                           [&](auto lanes, int64_t f, auto slopes) {
                             constexpr int N = decltype(lanes)::value;
-                            grad_dst.template store<N>(block.row, head, f,
-                                                       load<N>(in.att.at(0, head) + f) * slopes);
+                            target.template store<N>(f, load<N>(in.att.at(0, head) + f) * slopes);
                           });
     }
   }
@@ -263,9 +263,10 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   void finish(int64_t row, int64_t head, bool, int64_t slot, const A* state) const {
     const int64_t width = scores.in.att.width;
     const T* att = scores.in.att.at(0, head);
+    const ResultRow<T> target = grad_dst.row(row, head);
     for_each_part<kLanes<T>, 1>(0, width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
-      grad_dst.template store<N>(row, head, f, load<N>(att + f) * load<N>(state + f));
+      target.template store<N>(f, load<N>(att + f) * load<N>(state + f));
     });
     A* sum = sums.at(slot, head);
     for_each_part<kLanes<T>, 1>(0, sums.width, [&](auto chunk, int64_t f) {
@@ -290,17 +291,18 @@ struct BackwardSrc : SourceSoftmax<T> {
     const auto grads = this->gradients(block);
     for (int h = 0; h < block.heads; ++h) {
       const int64_t head = block.head + h;
+      const ResultRow<T> target = grad_src.row(block.row, head);
       sum_rows<A>(
           block, h, grads.weight, NodeRows<T>(this->grad), Zeros<A>{},
           [&](auto lanes, int64_t f, auto sum) { store<decltype(lanes)::value>(room + f, sum); });
       with_edges<T>(in, [&](const auto& edges) {
-        sum_slopes<false, T>(
-            block, h, in.x_src, NodeRows<T>(in.x_dst), edges, scores.slope, grads.score, nullptr,
-            Zeros<A>{}, [&](auto lanes, int64_t f, auto slopes) {
-              constexpr int N = decltype(lanes)::value;
-              const auto through_score = load<N>(in.att.at(0, head) + f) * slopes;
-              grad_src.template store<N>(block.row, head, f, load<N>(room + f) + through_score);
-            });
+        sum_slopes<false, T>(block, h, in.x_src, NodeRows<T>(in.x_dst), edges, scores.slope,
+                             grads.score, nullptr, Zeros<A>{},
+                             [&](auto lanes, int64_t f, auto slopes) {
+                               constexpr int N = decltype(lanes)::value;
+                               const auto through_score = load<N>(in.att.at(0, head) + f) * slopes;
+                               target.template store<N>(f, load<N>(room + f) + through_score);
+                             });
       });
     }
   }
@@ -318,10 +320,11 @@ struct BackwardSrc : SourceSoftmax<T> {
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
     const int64_t width = scores.in.att.width;
     const T* att = scores.in.att.at(0, head);
+    const ResultRow<T> target = grad_src.row(row, head);
     for_each_part<kLanes<T>, 1>(0, width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
       const auto through_score = load<N>(att + f) * load<N>(state + width + f);
-      grad_src.template store<N>(row, head, f, load<N>(state + f) + through_score);
+      target.template store<N>(f, load<N>(state + f) + through_score);
     });
   }
 };

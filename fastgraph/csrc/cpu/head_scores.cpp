@@ -53,6 +53,7 @@ void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> g
     const Heads<A> sum{&sums[task * size], att.nodes, att.heads, att.width};
     for (int64_t node = begin; node < end; ++node) {
       for (int64_t head = 0; head < x.heads; ++head) {
+        const ResultRow<T> target = result.row(node, head);
         for_each_part<kLanes<T>, 1>(0, x.width, [&](auto chunk, int64_t f) {
           constexpr int N = decltype(chunk)::kLanes;
           const Vector<A, N> own = load<N>(x.at(node, head) + f);
@@ -63,7 +64,7 @@ void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> g
             store<N>(target, load<N>(target) + g * own);
             total += g * load<N>(att.at(k, head) + f);
           }
-          result.template store<N>(node, head, f, total);
+          target.template store<N>(f, total);
         });
       }
     }

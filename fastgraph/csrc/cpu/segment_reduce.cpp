@@ -61,12 +61,25 @@ struct Extremum {
     }
   }
 
+  // Where the results of a row go.
+  struct Target {
+    ResultRow<T> out;
+    ResultRow<int32_t> record;
+  };
+
+  template <Record kRecord>
+  Target target(int64_t row) const {
+    if constexpr (kRecord == Record::kNothing) return {out.row(row), {nullptr, false}};
+    return {out.row(row), record.row(row)};
+  }
+
   // The extremum of the columns of C that begin at f, over some entries of a row.
   // Unless kNans, nothing is written and false is returned if there may be a NaN.
   template <typename C, bool kWeighted, Record kRecord, bool kNans>
-  bool reduce(const Task& task, const A* coefficient, int64_t row, EntryRange entries,
+  bool reduce(const Task& task, const A* coefficient, Target target, EntryRange entries,
               int64_t f) const {
     constexpr int N = C::kLanes;
+    const bool whole = task.whole();
     constexpr int kSums = C::kCount < 4 ? C::kCount : 4;
     Running<A, N, kRecord> running[C::kCount];
     Vector<A, N> sum[kSums] = {};  // a NaN stays in a sum, not in a maximum
@@ -100,8 +113,8 @@ struct Extremum {
 #pragma GCC unroll 16
     for (int q = 0; q < C::kCount; ++q) {
       const int64_t column = f + q * N;
-      if (task.whole()) {
-        finish<N, kRecord>(row, column, entries.empty(), running[q]);
+      if (whole) {
+        finish<N, kRecord>(target, column, entries.empty(), running[q]);
       } else {
         const int64_t at = task.piece * x.width + column;
         store<N>(partial_best + at, running[q].best);
@@ -116,12 +129,12 @@ struct Extremum {
     A coefficient[kWeighted ? kMaxPiece : 1];
     if (kWeighted) fill_coefficients(task, coefficient);
     for (int64_t place = task.place_begin; place < task.place_end; ++place) {
-      const int64_t row = graph.row(place);
+      const Target own = target<kRecord>(graph.row(place));
       const EntryRange entries = task.entries(graph, place);
       for_each_chunk<kLanes<T>, kVectorsOfChunk>(0, x.width, [&](auto chunk, int64_t f) {
         using C = decltype(chunk);
-        if (!reduce<C, kWeighted, kRecord, false>(task, coefficient, row, entries, f)) {
-          reduce<C, kWeighted, kRecord, true>(task, coefficient, row, entries, f);
+        if (!reduce<C, kWeighted, kRecord, false>(task, coefficient, own, entries, f)) {
+          reduce<C, kWeighted, kRecord, true>(task, coefficient, own, entries, f);
         }
       });
     }
@@ -133,23 +146,24 @@ struct Extremum {
   }
 
   template <int N, Record kRecord>
-  void finish(int64_t row, int64_t column, bool empty, Running<A, N, kRecord> r) const {
+  void finish(Target target, int64_t column, bool empty, Running<A, N, kRecord> r) const {
     using I = typename Running<A, N, kRecord>::I;
     if (empty) r.best = splat<A, N>(0);
-    out.template store<N>(row, column, sign * r.best);
+    target.out.template store<N>(column, sign * r.best);
     if constexpr (kRecord == Record::kTies) {
       // A NaN equals nothing; a zero ties with the zero that upstream's output starts from.
       I ties = r.record & (r.best == r.best);
       if (!empty) ties -= (r.best == splat<A, N>(0));
-      record.template store<N>(row, column, as_int32<N>(ties));
+      target.record.template store<N>(column, as_int32<N>(ties));
     } else if constexpr (kRecord == Record::kWinner) {
-      record.template store<N>(row, column, as_int32<N>(r.record));
+      target.record.template store<N>(column, as_int32<N>(r.record));
     }
   }
 
   template <Record kRecord>
   void merge(const CutRow& cut) const {
     using R = Running<A, 1, kRecord>;
+    const Target own = target<kRecord>(cut.row);
     for (int64_t f = 0; f < x.width; ++f) {
       R running;
       running.reset();
@@ -158,7 +172,7 @@ struct Extremum {
         running.template update<true>(typename R::V{partial_best[at]},
                                       typename R::I{partial_record[at]});
       }
-      finish<1, kRecord>(cut.row, f, false, running);
+      finish<1, kRecord>(own, f, false, running);
     }
   }
 
@@ -192,6 +206,8 @@ struct ExtremumBackward {
     constexpr int N = C::kLanes;
     using V = Vector<A, N>;
     using I = Vector<Bits<A>, N>;
+    const bool whole = task.whole();
+    const ResultRow<T> target = grad_x.row(own_row);
     V own[C::kCount], sum[C::kCount];
 #pragma GCC unroll 16
     for (int q = 0; q < C::kCount; ++q) {
@@ -233,8 +249,8 @@ struct ExtremumBackward {
 #pragma GCC unroll 16
     for (int q = 0; q < C::kCount; ++q) {
       const int64_t column = f + q * N;
-      if (task.whole()) {
-        grad_x.template store<N>(own_row, column, sum[q]);
+      if (whole) {
+        target.template store<N>(column, sum[q]);
       } else {
         store<N>(partial + task.piece * x.width + column, sum[q]);
       }
@@ -287,6 +303,7 @@ void divide_by_ties(Matrix<const T> grad, const int32_t* ties, Matrix<T> share) 
   using A = Accumulator<T>;
   constexpr int64_t kStep = 256;
   const Result<T> result(Matrix<T>{share.data, 1, share.rows * share.width});
+  const ResultRow<T> target = result.row(0);
   for_each_task((grad.rows + kStep - 1) / kStep, grad.rows * grad.width, [&](int64_t step) {
     const int64_t begin = step * kStep * grad.width;
     const int64_t end = std::min(grad.rows, (step + 1) * kStep) * grad.width;
@@ -295,7 +312,7 @@ void divide_by_ties(Matrix<const T> grad, const int32_t* ties, Matrix<T> share) 
       constexpr int N = C::kLanes;
       for (int64_t i = first; i < first + C::kWidth; i += N) {
         const auto count = __builtin_convertvector(load_raw<N>(ties + i), Vector<A, N>);
-        result.template store<N>(0, i, load<N>(grad.data + i) / count);
+        target.template store<N>(i, load<N>(grad.data + i) / count);
       }
     });
   });

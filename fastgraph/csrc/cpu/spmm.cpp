@@ -53,18 +53,20 @@ struct Spmm {
     for (int64_t place = task.place_begin; place < task.place_end; ++place) {
       const int64_t row = graph.row(place);
       const EntryRange entries = task.entries(graph, place);
+      const bool whole = task.whole();
+      const A scale = row_scale ? row_scale[row] : A{1};
+      const ResultRow<T> target = out.row(row);
       for_each_chunk<kLanes<T>, kVectorsOfChunk>(0, x.width, [&](auto chunk, int64_t f) {
         using C = decltype(chunk);
         Vector<A, C::kLanes> sum[C::kCount] = {};
         add_entries<C, kWeighted>(x.data + f, x.width, graph.col + first, coefficient,
                                   entries.begin - first, entries.end - first,
                                   task.entry_end - first, sum);
-        const A scale = row_scale ? row_scale[row] : A{1};
 #pragma GCC unroll 16
         for (int q = 0; q < C::kCount; ++q) {
           const int64_t column = f + q * C::kLanes;
-          if (task.whole()) {
-            out.template store<C::kLanes>(row, column, scale * sum[q]);
+          if (whole) {
+            target.template store<C::kLanes>(column, scale * sum[q]);
           } else {
             store<C::kLanes>(partial + task.piece * x.width + column, sum[q]);
           }

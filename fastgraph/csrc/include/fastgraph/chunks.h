@@ -11,6 +11,11 @@ namespace fastgraph {
 // other; with fewer, the work for an entry counts too often.
 constexpr int kVectorsOfChunk = 8;
 
+// For functions that call a kernel's inner loops. What these refer to stays in registers only where
+// all of it is inlined: as arguments of a call, pointers and sizes would be read from memory again
+// after each vector that is written, since it might have changed them.
+#define FASTGRAPH_INLINE __attribute__((always_inline)) inline
+
 // kCount vectors of kLanes values each, known at compile time.
 template <int kLanesOfChunk, int kCountOfChunk>
 struct Chunk {
@@ -22,7 +27,7 @@ struct Chunk {
 namespace detail {
 
 template <int kLanes, int kCount, typename Body>
-int64_t sweep(int64_t begin, int64_t end, const Body& body) {
+FASTGRAPH_INLINE int64_t sweep(int64_t begin, int64_t end, const Body& body) {
   for (; end - begin >= kLanes * kCount; begin += kLanes * kCount) {
     body(Chunk<kLanes, kCount>{}, begin);
   }
@@ -39,7 +44,7 @@ int64_t sweep(int64_t begin, int64_t end, const Body& body) {
 // one before it: every value depends on its own column only, so it is computed twice, alike.
 // Ranges narrower than a register use narrower vectors.
 template <int kLanes, int kCount, typename Body>
-void for_each_chunk(int64_t begin, int64_t end, const Body& body) {
+FASTGRAPH_INLINE void for_each_chunk(int64_t begin, int64_t end, const Body& body) {
   if (end - begin >= kLanes) {
     const int64_t rest = detail::sweep<kLanes, kCount>(begin, end, body);
     if (rest < end) body(Chunk<kLanes, 1>{}, end - kLanes);

@@ -254,9 +254,10 @@ inline void store_sum(const SharedBlock& block, int h, BlockOf<Accumulator<T>> w
                       const Rows& rows, Accumulator<T> scale, const Result<T>& out,
                       int64_t first = 0) {
   using A = Accumulator<T>;
+  const ResultRow<T> target = out.row(block.row, block.head + h);
   sum_rows<A>(block, h, weight, rows, Zeros<A>{}, [&](auto lanes, int64_t f, auto total) {
     constexpr int N = decltype(lanes)::value;
-    out.template store<N>(block.row, block.head + h, first + f, scale * total);
+    target.template store<N>(first + f, scale * total);
   });
 }
 

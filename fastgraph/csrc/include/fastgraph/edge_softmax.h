@@ -164,10 +164,12 @@ struct OnlineSoftmax {
   void finish(int64_t row, int64_t head, bool empty, int64_t, const A* state) const {
     A* own = outputs.stats.at(row, head);
     own[0] = empty ? A{0} : state[num_values()];
-    own[1] = empty ? A{0} : 1 / state[num_values() + 1];
+    const A scale = empty ? A{0} : 1 / state[num_values() + 1];
+    own[1] = scale;
+    const ResultRow<T> target = out.row(row, head);
     for_each_part<kLanes<T>, 1>(0, outputs.out.width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
-      out.template store<N>(row, head, f, load<N>(state + f) * own[1]);
+      target.template store<N>(f, load<N>(state + f) * scale);
     });
   }
 };

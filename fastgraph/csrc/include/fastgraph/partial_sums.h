@@ -27,12 +27,13 @@ template <typename T>
 void merge_pieces(const Accumulator<T>* sums, const CutRow& cut, int64_t width,
                   Accumulator<T> scale, const Result<T>& out) {
   using A = Accumulator<T>;
+  const ResultRow<T> target = out.row(cut.row);
   for (int64_t f = 0; f < width; ++f) {
     A sum = 0;
     for (int64_t piece = cut.piece_begin; piece < cut.piece_end; ++piece) {
       sum += sums[piece * width + f];
     }
-    out.template store<1>(cut.row, f, Vector<A, 1>{scale * sum});
+    target.template store<1>(f, Vector<A, 1>{scale * sum});
   }
 }
 

@@ -18,6 +18,37 @@ inline bool goes_past_caches(int64_t rows, int64_t row_bytes) {
          rows > (kLarge - 1) / row_bytes;
 }
 
+// One row of a result. Kernels that write several vectors of it hold it as a local variable, which
+// no store can change: members would be read again after each.
+template <typename T>
+class ResultRow {
+ public:
+  ResultRow(T* data, bool past_caches) : data_(data), past_caches_(past_caches) {}
+
+  // Writes N columns, the first of which is a multiple of N unless they are the last ones.
+  template <int N, typename V>
+  void store(int64_t column, V values) const {
+    if constexpr (is_half<T>) {
+      write<N>(reinterpret_cast<uint16_t*>(data_) + column, narrow<N>(values, T{}));
+    } else {
+      write<N>(data_ + column, values);
+    }
+  }
+
+ private:
+  template <int N, typename U, typename V>
+  void write(U* p, V values) const {
+    if (past_caches_) {
+      stream_raw<N>(p, values);
+    } else {
+      store_raw<N>(p, values);
+    }
+  }
+
+  T* data_;
+  bool past_caches_;
+};
+
 // A tensor whose values are written once each and not read.
 template <typename T>
 class Result {
@@ -31,32 +62,11 @@ class Result {
     prefer_huge_pages(to.data, to.bytes());
   }
 
-  // Writes N columns, the first of which is a multiple of N unless they are the last ones.
-  template <int N, typename V>
-  void store(int64_t node, int64_t head, int64_t column, V values) const {
-    T* p = to_.at(node, head) + column;
-    if constexpr (is_half<T>) {
-      write<N>(reinterpret_cast<uint16_t*>(p), narrow<N>(values, T{}));
-    } else {
-      write<N>(p, values);
-    }
-  }
-
-  template <int N, typename V>
-  void store(int64_t row, int64_t column, V values) const {
-    store<N>(row, 0, column, values);
+  ResultRow<T> row(int64_t node, int64_t head = 0) const {
+    return {to_.at(node, head), past_caches_};
   }
 
  private:
-  template <int N, typename U, typename V>
-  void write(U* p, V values) const {
-    if (past_caches_) {
-      stream_raw<N>(p, values);
-    } else {
-      store_raw<N>(p, values);
-    }
-  }
-
   Heads<T> to_;
   bool past_caches_;
 };
