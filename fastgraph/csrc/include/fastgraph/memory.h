@@ -16,7 +16,7 @@ void prefer_huge_pages(void* data, int64_t bytes);
 
 // How many entries ahead of the one being read to ask for the row of another node: it may be
 // anywhere, which nothing else tells the processor in time.
-constexpr int64_t kAhead = 8;
+constexpr int64_t kAhead = 12;
 
 // For functions that do nothing but prefetch: GCC drops calls of them, since they have no result.
 #define FASTGRAPH_PREFETCHES __attribute__((always_inline)) inline
