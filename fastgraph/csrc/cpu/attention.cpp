@@ -24,6 +24,8 @@ struct Scores {
   AttentionInputs<T> in;
   A scale;
 
+  FASTGRAPH_PREFETCHES void expect_row(int64_t row) const { prefetch_node(in.query, row); }
+
   template <typename Block>
   BlockOf<A> operator()(const Block& block) const {
     return scale * dots_of_row<T>(block, in.query, in.key, in.edge);
@@ -39,6 +41,11 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   A scale;
   Result<T> grad_query;
   Matrix<A> grad_edge;  // added to
+
+  FASTGRAPH_PREFETCHES void expect_row(int64_t row) const {
+    prefetch_node(this->grad, row);
+    prefetch_node(in.query, row);
+  }
 
   template <typename Block>
   BlockOf<A> score(const Block& block) const {

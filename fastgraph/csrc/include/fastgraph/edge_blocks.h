@@ -91,6 +91,12 @@ struct RowEntries {
   }
 };
 
+// Asks for what a node has in x.
+template <typename T>
+FASTGRAPH_PREFETCHES void prefetch_node(const Heads<T>& x, int64_t node) {
+  prefetch(x.at(node, 0), x.heads * x.width);
+}
+
 // The first channels of the nodes that entries lead to, all of them unless told.
 template <typename T>
 struct NodeRows {

@@ -108,6 +108,7 @@ struct OnlineSoftmax {
   int64_t num_values() const { return value.width + edge_value.width; }
   int64_t state_size() const { return num_values() + 2; }
   int64_t buffer_size() const { return 0; }
+  FASTGRAPH_PREFETCHES void expect_row(int64_t row) const { scores.expect_row(row); }
   void begin(const RowEntries&, bool, A*) const {}
 
   void reset(A* state) const { state[num_values()] = -std::numeric_limits<A>::infinity(); }
@@ -183,6 +184,7 @@ struct RowSums {
   void absorb_few(const SharedBlock&, int64_t, A*) const {}
   int64_t state_size() const { return size; }
   int64_t buffer_size() const { return 0; }
+  void expect_row(int64_t) const {}
   void begin(const RowEntries&, bool, A*) const {}
   void reset(A*) const {}
   void merge(const A* piece, A* state) const {
@@ -200,8 +202,9 @@ inline int64_t num_slots(const Schedule& schedule) {
 // state); calls of finish with the same slot do not overlap. Before a row, or a piece of one, is
 // absorbed, begin(entries, whole, buffer) sees it; each block has buffer_size() values of the
 // buffer, where absorb finds what begin left. A pass that knows_few() does all that in
-// absorb_few(block, slot, room) for rows of few entries, with room for state_size() values. The
-// result does not depend on the number of threads.
+// absorb_few(block, slot, room) for rows of few entries, with room for state_size() values.
+// expect_row(row) may ask for what the row after the present one has. The result does not depend
+// on the number of threads.
 template <typename A, typename Pass>
 void run_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads, int64_t width,
               const Pass& pass) {
@@ -220,6 +223,7 @@ void run_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads, 
       const int64_t row = graph.row(place);
       const EntryRange range = task.entries(graph, place);
       const RowEntries entries{graph, row, heads, range.begin, range.end};
+      if (place + 1 < task.place_end) pass.expect_row(graph.row(place + 1));
       if (whole && entries.few() && pass.knows_few()) {
         entries.for_each_shared_block(
             [&](const SharedBlock& block) { pass.absorb_few(block, t, states); });
@@ -286,6 +290,8 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   A* between;  // [edges, heads, 2], written: what leave() is given
   Dropout dropout;
   A* delta = nullptr;  // [rows, heads], from run_destination_pass()
+
+  FASTGRAPH_PREFETCHES void expect_row(int64_t row) const { prefetch_node(this->grad, row); }
 
   // p and keep * product of each entry.
   int64_t buffer_size() const { return 2 * kBlock; }
@@ -364,9 +370,20 @@ struct SourceSoftmax : RowSums<Accumulator<T>> {
   Heads<const T> grad;
   const A* between;
 
+  // What the other pass has left is scattered, and mostly too much for the caches. Asks for the
+  // first cache line of what each entry of a block further on will read.
+  FASTGRAPH_PREFETCHES void expect_reads(const Entries& block) const {
+    const int64_t begin = block.entry + kBlock;
+    const int64_t end = std::min(begin + block.count, block.graph.num_entries);
+    for (int64_t entry = begin; entry < end; ++entry) {
+      __builtin_prefetch(between + 2 * block.graph.edge(entry) * grad.heads);
+    }
+  }
+
   template <typename Block>
   EdgeGradients<A> gradients(const Block& block) const {
     EdgeGradients<A> found{};
+    if (block.head == 0) expect_reads(block);
     for_each_lane(block, [&](int lane, int i, int h) {
       const A* own = between + 2 * (block.edge(i) * grad.heads + block.head + h);
       found.weight[lane] = own[0];

@@ -47,12 +47,12 @@ struct Task {
     return {entry_begin, entry_end};
   }
 
-  // Asks for what the row at the next place has in x. Where rows follow each other in memory, the
-  // processor expects it by itself.
+  // Asks for what the row at the next place has in x. The processor does not expect it by itself,
+  // not even where rows follow each other in memory: what is gathered in between hides the pattern.
   template <typename T>
   FASTGRAPH_PREFETCHES void expect_next(const OrderedCsr& graph, int64_t place,
                                         const Matrix<T>& x) const {
-    if (graph.row_id && place + 1 < place_end) prefetch(x.row(graph.row(place + 1)), x.width);
+    if (place + 1 < place_end) prefetch(x.row(graph.row(place + 1)), x.width);
   }
 };
 
