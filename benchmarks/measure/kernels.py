@@ -12,6 +12,10 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
+from fastgraph import Graph, native
+from fastgraph.backends.memory import empty
+from fastgraph.graph import Csr, graph_of
+from fastgraph.ops import segment_reduce, spmm
 from measure.cell import Effort
 from measure.gather import CHANNELS, MinimalLoops
 from measure.graphs import GraphData
@@ -24,11 +28,9 @@ def measure_bandwidth(graph: GraphData, loops: MinimalLoops, effort: Effort) -> 
     """GB/s of gathered rows: our operators on plain sums and maxima beside the minimal loops.
 
     All read rows in the same order; the loop that writes does so from the first row to the last,
-    where the operators may have another order.
+    where the operators may have another order. The native calls leave out what an operator does in
+    Python, but not the memory for the output.
     """
-    from fastgraph.graph import graph_of
-    from fastgraph.ops import segment_reduce, spmm
-
     torch.manual_seed(0)
     x = torch.randn(graph.num_nodes, CHANNELS)
     index = graph.edge_index
@@ -40,6 +42,8 @@ def measure_bandwidth(graph: GraphData, loops: MinimalLoops, effort: Effort) -> 
         Contestant("minimal_sum", loops.sum(rows.ptr, rows.col, x)),
         Contestant("spmm", lambda: spmm(x, index)),
         Contestant("segment_reduce", lambda: segment_reduce(x, index)),
+        Contestant("native_spmm", lambda: _native_sum(native.library(), rows, x)),
+        Contestant("native_segment_reduce", lambda: _native_max(native.library(), rows, x)),
     ]
     for contestant in contestants:
         contestant.turn(2)
@@ -49,6 +53,21 @@ def measure_bandwidth(graph: GraphData, loops: MinimalLoops, effort: Effort) -> 
         c.name: {**c.spread.to_json(), "gb_per_s": gathered / (c.spread.median * 1e-3) / 1e9}
         for c in contestants
     }
+
+
+def _native_sum(
+    library: Any,
+    rows: Csr,
+    x: Tensor,
+    weight: Tensor | None = None,
+    row_scale: Tensor | None = None,
+) -> None:
+    library.spmm(*rows, weight, row_scale, None, x, empty(x, x.shape))
+
+
+def _native_max(library: Any, rows: Csr, x: Tensor, *, ties: bool = False) -> None:
+    record = empty(x, x.shape, torch.int32) if ties else None
+    library.segment_reduce(*rows, None, True, x, empty(x, x.shape), record, None)
 
 
 def measure_routed_call(graph: GraphData, channels: int, calls: int) -> dict[str, Any]:
@@ -90,8 +109,6 @@ def measure_routed_call(graph: GraphData, channels: int, calls: int) -> dict[str
 def _native_call(
     layer: str, graph: GraphData, x: Tensor, *, training: bool
 ) -> Callable[[], object] | None:
-    from fastgraph import Graph, native
-
     library = native.library()
     num_nodes = graph.num_nodes
     index, weight = graph.edge_index, None
@@ -100,23 +117,13 @@ def _native_call(
     topology = Graph(index, num_nodes, num_nodes)
     rows = topology.by_destination
     if layer == "SAGE-max":
-
-        def extremum() -> None:
-            out = torch.empty_like(x)
-            ties = torch.empty(x.shape, dtype=torch.int32) if training else None
-            library.segment_reduce(*rows, None, True, x, out, ties, None)
-
-        return extremum
+        return lambda: _native_max(library, rows, x, ties=training)
     if layer not in ("GCN", "SAGE-mean"):
         return None
     scale = None
     if layer == "SAGE-mean":
         scale = topology.inverse_degree(transpose=False, dtype=x.dtype)
-
-    def total() -> None:
-        library.spmm(*rows, weight, scale, None, x, torch.empty_like(x))
-
-    return total
+    return lambda: _native_sum(library, rows, x, weight, scale)
 
 
 _IMPORT = """

@@ -138,7 +138,12 @@ def floors(results: dict[str, Any]) -> list[Floor]:
     halves = _ratios(attention, "bfloat16", "float32", "bfloat16")
     what = "message passing alone, attention: bfloat16 over float32, slowest cell"
     listed.append(lowest(what, halves, 1))
-    for operator in ("spmm", "segment_reduce"):
+    for operator, title in (
+        ("spmm", "spmm"),
+        ("segment_reduce", "segment_reduce"),
+        ("native_spmm", "spmm, native call,"),
+        ("native_segment_reduce", "segment_reduce, native call,"),
+    ):
         for loop, what in (
             ("minimal_read", "that reads"),
             ("minimal_sum", "that reads and writes"),
@@ -148,7 +153,7 @@ def floors(results: dict[str, Any]) -> list[Floor]:
                 for graph, row in results["bandwidth"].items()
             }
             listed.append(
-                lowest(f"{operator} forward: bandwidth over a loop {what}", shares, 80, " %")
+                lowest(f"{title} forward: bandwidth over a loop {what}", shares, 80, " %")
             )
     overheads = {name: row["overhead_us"] for name, row in results["routed_call"].items()}
     listed.append(highest("a routed call on a small graph", overheads, 60, "us"))
@@ -306,9 +311,16 @@ def markdown(results: dict[str, Any], listed: Sequence[Floor]) -> str:
         lines += ["## Message passing alone, ours in two dtypes, milliseconds", ""]
         lines += table(["graph, layer", "float32", "bfloat16", "gain"], halves)
     if results["bandwidth"]:
-        names = ("minimal_read", "minimal_sum", "spmm", "segment_reduce")
+        columns = {
+            "minimal loop": "minimal_read",
+            "with output": "minimal_sum",
+            "spmm": "spmm",
+            "segment_reduce": "segment_reduce",
+            "spmm, native call": "native_spmm",
+            "segment_reduce, native call": "native_segment_reduce",
+        }
         rows = [
-            (graph, *(_number(row[name]["gb_per_s"]) for name in names))
+            (graph, *(_number(row[name]["gb_per_s"]) for name in columns.values()))
             for graph, row in results["bandwidth"].items()
         ]
         lines += [
@@ -316,9 +328,10 @@ def markdown(results: dict[str, Any], listed: Sequence[Floor]) -> str:
             "",
             "Bytes of the rows read, over the time of one forward call. The minimal loops "
             "(`measure/gather.cpp`) read the same rows in the same order; the second also writes "
-            "one row for each destination, as the operators must.",
+            "one row for each destination, as the operators must. The native calls leave out what "
+            "the operators do in Python, which only small graphs show.",
             "",
-            *table(["graph", "minimal loop", "with output", "spmm", "segment_reduce"], rows),
+            *table(["graph", *columns], rows),
         ]
     if results["routed_call"]:
         rows = [
