@@ -56,7 +56,8 @@ FASTGRAPH_INLINE void for_each_chunk(int64_t begin, int64_t end, const Body& bod
 }
 
 // The same without overlap, for bodies that add to what stands in a column: the rest of a range is
-// covered by ever narrower vectors.
+// covered by ever narrower vectors. Bodies are large here, those of attention, and lose more than
+// they gain where all of this is inlined into their callers.
 template <int kLanes, int kCount, typename Body>
 void for_each_part(int64_t begin, int64_t end, const Body& body) {
   const int64_t rest = detail::sweep<kLanes, kCount>(begin, end, body);
