@@ -24,7 +24,7 @@ struct Scores {
   AttentionInputs<T> in;
   A scale;
 
-  FASTGRAPH_PREFETCHES void expect_row(int64_t row) const { prefetch_node(in.query, row); }
+  FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(in.query, row); }
 
   template <typename Block>
   BlockOf<A> operator()(const Block& block) const {
@@ -42,7 +42,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   Result<T> grad_query;
   Matrix<A> grad_edge;  // added to
 
-  FASTGRAPH_PREFETCHES void expect_row(int64_t row) const {
+  FASTGRAPH_INLINE void expect_row(int64_t row) const {
     prefetch_node(this->grad, row);
     prefetch_node(in.query, row);
   }

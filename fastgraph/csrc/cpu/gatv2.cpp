@@ -198,7 +198,7 @@ struct Scores {
   Gatv2Inputs<T> in;
   A slope;
 
-  FASTGRAPH_PREFETCHES void expect_row(int64_t row) const { prefetch_node(in.x_dst, row); }
+  FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(in.x_dst, row); }
 
   template <typename Block>
   BlockOf<A> operator()(const Block& block) const {
@@ -219,7 +219,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   Matrix<A> grad_edge;
   Heads<A> sums;  // [slots, heads, (1 + channels of edges) * width]: of att and of weight_edge
 
-  FASTGRAPH_PREFETCHES void expect_row(int64_t row) const {
+  FASTGRAPH_INLINE void expect_row(int64_t row) const {
     prefetch_node(this->grad, row);
     scores.expect_row(row);
   }
@@ -292,7 +292,7 @@ struct BackwardSrc : SourceSoftmax<T> {
   Scores<T> scores;
   Result<T> grad_src;
 
-  FASTGRAPH_PREFETCHES void expect_row(int64_t row) const { prefetch_node(scores.in.x_src, row); }
+  FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(scores.in.x_src, row); }
 
   bool knows_few() const { return true; }
   void absorb_few(const SharedBlock& block, int64_t, A* room) const {

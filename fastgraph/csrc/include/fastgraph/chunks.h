@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "fastgraph/inline.h"
 #include "fastgraph/simd.h"
 
 namespace fastgraph {
@@ -10,11 +11,6 @@ namespace fastgraph {
 // Vectors of a row that are added up at once. With more, the prefetches of an entry wait for each
 // other; with fewer, the work for an entry counts too often.
 constexpr int kVectorsOfChunk = 8;
-
-// For functions that call a kernel's inner loops. What these refer to stays in registers only where
-// all of it is inlined: as arguments of a call, pointers and sizes would be read from memory again
-// after each vector that is written, since it might have changed them.
-#define FASTGRAPH_INLINE __attribute__((always_inline)) inline
 
 // kCount vectors of kLanes values each, known at compile time.
 template <int kLanesOfChunk, int kCountOfChunk>

@@ -93,7 +93,7 @@ struct RowEntries {
 
 // Asks for what a node has in x.
 template <typename T>
-FASTGRAPH_PREFETCHES void prefetch_node(const Heads<T>& x, int64_t node) {
+FASTGRAPH_INLINE void prefetch_node(const Heads<T>& x, int64_t node) {
   prefetch(x.at(node, 0), x.heads * x.width);
 }
 
@@ -119,7 +119,7 @@ struct NodeRows {
 
   // Asks for what entries further on will need where entry i reads kCount values at f.
   template <int kCount>
-  FASTGRAPH_PREFETCHES void expect(const Entries& block, int i, int h, int64_t f) const {
+  FASTGRAPH_INLINE void expect(const Entries& block, int i, int h, int64_t f) const {
     const int64_t entry = block.entry + i + kAhead;
     if (seen || entry >= block.graph.num_entries) return;
     prefetch<kCount * sizeof(T)>(x.at(block.graph.col[entry], block.head + h) + f);

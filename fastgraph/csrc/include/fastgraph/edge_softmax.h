@@ -108,7 +108,7 @@ struct OnlineSoftmax {
   int64_t num_values() const { return value.width + edge_value.width; }
   int64_t state_size() const { return num_values() + 2; }
   int64_t buffer_size() const { return 0; }
-  FASTGRAPH_PREFETCHES void expect_row(int64_t row) const { scores.expect_row(row); }
+  FASTGRAPH_INLINE void expect_row(int64_t row) const { scores.expect_row(row); }
   void begin(const RowEntries&, bool, A*) const {}
 
   void reset(A* state) const { state[num_values()] = -std::numeric_limits<A>::infinity(); }
@@ -291,7 +291,7 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   Dropout dropout;
   A* delta = nullptr;  // [rows, heads], from run_destination_pass()
 
-  FASTGRAPH_PREFETCHES void expect_row(int64_t row) const { prefetch_node(this->grad, row); }
+  FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(this->grad, row); }
 
   // p and keep * product of each entry.
   int64_t buffer_size() const { return 2 * kBlock; }
@@ -344,7 +344,7 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   }
 
   // Where leave() will write is scattered, and stores wait for each other's cache lines.
-  FASTGRAPH_PREFETCHES void expect_writes(const Entries& block) const {
+  FASTGRAPH_INLINE void expect_writes(const Entries& block) const {
     for (int i = 0; i < block.count; ++i) {
       __builtin_prefetch(between + 2 * block.edge(i) * this->stats.heads, 1);
     }
@@ -372,7 +372,7 @@ struct SourceSoftmax : RowSums<Accumulator<T>> {
 
   // What the other pass has left is scattered, and mostly too much for the caches. Asks for the
   // first cache line of what each entry of a block further on will read.
-  FASTGRAPH_PREFETCHES void expect_reads(const Entries& block) const {
+  FASTGRAPH_INLINE void expect_reads(const Entries& block) const {
     const int64_t begin = block.entry + kBlock;
     const int64_t end = std::min(begin + block.count, block.graph.num_entries);
     for (int64_t entry = begin; entry < end; ++entry) {

@@ -6,6 +6,8 @@
 #include <memory>
 #include <new>
 
+#include "fastgraph/inline.h"
+
 namespace fastgraph {
 
 constexpr int64_t kCacheLine = 64;
@@ -18,11 +20,8 @@ void prefer_huge_pages(void* data, int64_t bytes);
 // anywhere, which nothing else tells the processor in time.
 constexpr int64_t kAhead = 12;
 
-// For functions that do nothing but prefetch: GCC drops calls of them, since they have no result.
-#define FASTGRAPH_PREFETCHES __attribute__((always_inline)) inline
-
 template <int64_t kBytes, typename T>
-FASTGRAPH_PREFETCHES void prefetch(const T* p) {
+FASTGRAPH_INLINE void prefetch(const T* p) {
   const char* bytes = reinterpret_cast<const char*>(p);
 #pragma GCC unroll 32
   for (int64_t offset = 0; offset < kBytes; offset += kCacheLine) {
@@ -32,7 +31,7 @@ FASTGRAPH_PREFETCHES void prefetch(const T* p) {
 
 // Asks for `count` values, a page of them at most: the processor expects the others by itself.
 template <typename T>
-FASTGRAPH_PREFETCHES void prefetch(const T* p, int64_t count) {
+FASTGRAPH_INLINE void prefetch(const T* p, int64_t count) {
   constexpr int64_t kOfLine = kCacheLine / sizeof(T), kOfPage = 4096 / sizeof(T);
   const int64_t end = count < kOfPage ? count : kOfPage;
   for (int64_t i = 0; i < end; i += kOfLine) prefetch<kCacheLine>(p + i);

@@ -50,8 +50,8 @@ struct Task {
   // Asks for what the row at the next place has in x. The processor does not expect it by itself,
   // not even where rows follow each other in memory: what is gathered in between hides the pattern.
   template <typename T>
-  FASTGRAPH_PREFETCHES void expect_next(const OrderedCsr& graph, int64_t place,
-                                        const Matrix<T>& x) const {
+  FASTGRAPH_INLINE void expect_next(const OrderedCsr& graph, int64_t place,
+                                    const Matrix<T>& x) const {
     if (place + 1 < place_end) prefetch(x.row(graph.row(place + 1)), x.width);
   }
 };
