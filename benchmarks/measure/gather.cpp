@@ -62,8 +62,8 @@ void gather_read(const int64_t* rowptr, const int32_t* col, const float* x, floa
 }
 
 // The same with a sum for every channel, written out once per row: an unweighted sum. Rows wider
-// than the registers are gathered in several passes. channels must be a multiple of kLanes *
-// kRegisters.
+// than the registers are gathered in several passes.
+// channels must be a multiple of kLanes * kRegisters.
 void gather_sum(const int64_t* rowptr, const int32_t* col, const float* x, float* out,
                 int64_t num_rows, int64_t channels) {
   for_each_row(rowptr, num_rows, [=](int64_t row) {

@@ -42,8 +42,8 @@ def measure_bandwidth(graph: GraphData, loops: MinimalLoops, effort: Effort) -> 
         Contestant("minimal_sum", loops.sum(rows.ptr, rows.col, x)),
         Contestant("spmm", lambda: spmm(x, index)),
         Contestant("segment_reduce", lambda: segment_reduce(x, index)),
-        Contestant("native_spmm", lambda: _native_sum(native.library(), rows, x)),
-        Contestant("native_segment_reduce", lambda: _native_max(native.library(), rows, x)),
+        Contestant("native_spmm", lambda: _native_sum(rows, x)),
+        Contestant("native_segment_reduce", lambda: _native_max(rows, x)),
     ]
     for contestant in contestants:
         contestant.turn(2)
@@ -56,18 +56,14 @@ def measure_bandwidth(graph: GraphData, loops: MinimalLoops, effort: Effort) -> 
 
 
 def _native_sum(
-    library: Any,
-    rows: Csr,
-    x: Tensor,
-    weight: Tensor | None = None,
-    row_scale: Tensor | None = None,
+    rows: Csr, x: Tensor, weight: Tensor | None = None, row_scale: Tensor | None = None
 ) -> None:
-    library.spmm(*rows, weight, row_scale, None, x, empty(x, x.shape))
+    native.library().spmm(*rows, weight, row_scale, None, x, empty(x, x.shape))
 
 
-def _native_max(library: Any, rows: Csr, x: Tensor, *, ties: bool = False) -> None:
+def _native_max(rows: Csr, x: Tensor, *, ties: bool = False) -> None:
     record = empty(x, x.shape, torch.int32) if ties else None
-    library.segment_reduce(*rows, None, True, x, empty(x, x.shape), record, None)
+    native.library().segment_reduce(*rows, None, True, x, empty(x, x.shape), record, None)
 
 
 def measure_routed_call(graph: GraphData, channels: int, calls: int) -> dict[str, Any]:
@@ -109,7 +105,6 @@ def measure_routed_call(graph: GraphData, channels: int, calls: int) -> dict[str
 def _native_call(
     layer: str, graph: GraphData, x: Tensor, *, training: bool
 ) -> Callable[[], object] | None:
-    library = native.library()
     num_nodes = graph.num_nodes
     index, weight = graph.edge_index, None
     if layer == "GCN":
@@ -117,13 +112,13 @@ def _native_call(
     topology = Graph(index, num_nodes, num_nodes)
     rows = topology.by_destination
     if layer == "SAGE-max":
-        return lambda: _native_max(library, rows, x, ties=training)
+        return lambda: _native_max(rows, x, ties=training)
     if layer not in ("GCN", "SAGE-mean"):
         return None
     scale = None
     if layer == "SAGE-mean":
         scale = topology.inverse_degree(transpose=False, dtype=x.dtype)
-    return lambda: _native_sum(library, rows, x, weight, scale)
+    return lambda: _native_sum(rows, x, weight, scale)
 
 
 _IMPORT = """

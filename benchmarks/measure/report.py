@@ -14,6 +14,14 @@ _MIB = 2**20
 ATTENTION = ("GATv2", "GAT", "Transformer")
 """Layers of the attention family, whose floors are apart."""
 
+# What gathers beside the minimal loops, by its title.
+_GATHERING = {
+    "spmm": "spmm",
+    "segment_reduce": "segment_reduce",
+    "native spmm": "native_spmm",
+    "native segment_reduce": "native_segment_reduce",
+}
+
 
 @dataclass(frozen=True)
 class Floor:
@@ -138,12 +146,7 @@ def floors(results: dict[str, Any]) -> list[Floor]:
     halves = _ratios(attention, "bfloat16", "float32", "bfloat16")
     what = "message passing alone, attention: bfloat16 over float32, slowest cell"
     listed.append(lowest(what, halves, 1))
-    for operator, title in (
-        ("spmm", "spmm"),
-        ("segment_reduce", "segment_reduce"),
-        ("native_spmm", "spmm, native call,"),
-        ("native_segment_reduce", "segment_reduce, native call,"),
-    ):
+    for title, operator in _GATHERING.items():
         for loop, what in (
             ("minimal_read", "that reads"),
             ("minimal_sum", "that reads and writes"),
@@ -314,10 +317,7 @@ def markdown(results: dict[str, Any], listed: Sequence[Floor]) -> str:
         columns = {
             "minimal loop": "minimal_read",
             "with output": "minimal_sum",
-            "spmm": "spmm",
-            "segment_reduce": "segment_reduce",
-            "spmm, native call": "native_spmm",
-            "segment_reduce, native call": "native_segment_reduce",
+            **_GATHERING,
         }
         rows = [
             (graph, *(_number(row[name]["gb_per_s"]) for name in columns.values()))
