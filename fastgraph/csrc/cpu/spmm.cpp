@@ -50,10 +50,10 @@ struct Spmm {
     A coefficient[kWeighted ? kMaxPiece : 1];
     if (kWeighted) fill_coefficients(task, coefficient);
     const int64_t first = task.entry_begin;
+    const bool whole = task.whole();
     for (int64_t place = task.place_begin; place < task.place_end; ++place) {
       const int64_t row = graph.row(place);
       const EntryRange entries = task.entries(graph, place);
-      const bool whole = task.whole();
       const A scale = row_scale ? row_scale[row] : A{1};
       const ResultRow<T> target = out.row(row);
       for_each_chunk<kLanes<T>, kVectorsOfChunk>(0, x.width, [&](auto chunk, int64_t f) {
