@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastgraph.backends.base import FLOATING
 
-from .cases import GRAPHS, WIDTHS, Sparse, features, make_graph, normal, transpose
+from .cases import GRAPHS, WIDTHS, Sparse, compress, features, make_graph, normal, transpose
 
 REDUCTIONS = ("amax", "amin")
 
@@ -60,6 +60,27 @@ def test_value_and_ties_match_scatter_reduce(
         assert torch.equal(ties.long(), expected_ties)
         alone, _ = extremum(lib, graph, weight, reduce, x, None)
         assert torch.equal(alone.nan_to_num(5), out.nan_to_num(5))
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("record", [None, "ties", "winner"])
+@pytest.mark.parametrize("dtype", FLOATING)
+def test_a_nan_in_any_column_is_noticed(
+    lib: Any, dtype: torch.dtype, record: str | None, first: bool
+) -> None:
+    for width in WIDTHS:
+        # Row i aggregates node i, whose column i is NaN, and node `width`, which is larger.
+        row = torch.arange(width).repeat(2)
+        col = torch.cat([torch.arange(width), torch.full((width,), width)])
+        graph = compress(
+            lib, *((row, col) if first else (row.flip(0), col.flip(0))), width, width + 1
+        )
+        x = torch.zeros(width + 1, width, dtype=dtype)
+        x.fill_diagonal_(float("nan"))
+        x[width] = 1
+        out, _ = extremum(lib, graph, None, "amax", x, record)
+        assert torch.equal(out.isnan(), torch.eye(width, dtype=torch.bool)), width
+        assert bool((out[~out.isnan()] == 1).all())
 
 
 def sparse_product_gradient(

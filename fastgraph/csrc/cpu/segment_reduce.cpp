@@ -5,6 +5,7 @@
 #include "cpu/kernels.h"
 #include "fastgraph/chunks.h"
 #include "fastgraph/memory.h"
+#include "fastgraph/nan_watch.h"
 #include "fastgraph/parallel.h"
 #include "fastgraph/partial_sums.h"
 #include "fastgraph/result.h"
@@ -15,6 +16,11 @@ namespace {
 
 // What is recorded beside the extremum itself.
 enum class Record { kNothing, kTies, kWinner };
+
+// Vectors of a row that are reduced at once: more where that leaves registers.
+template <Record kRecord>
+constexpr int kVectors =
+    kRecord == Record::kNothing && kVectorBytes == 64 ? 2 * kVectorsOfChunk : kVectorsOfChunk;
 
 // The running extremum of one chunk. A minimum is the negated maximum of negated values, which
 // is exact. A NaN replaces everything, a later NaN an earlier one, and a tie keeps the earlier.
@@ -80,20 +86,19 @@ struct Extremum {
               int64_t f) const {
     constexpr int N = C::kLanes;
     const bool whole = task.whole();
-    constexpr int kSums = C::kCount < 4 ? C::kCount : 4;
     Running<A, N, kRecord> running[C::kCount];
-    Vector<A, N> sum[kSums] = {};  // a NaN stays in a sum, not in a maximum
+    NanWatch<A, N, C::kCount> watch;
 #pragma GCC unroll 16
     for (int q = 0; q < C::kCount; ++q) running[q].reset();
     for (int64_t e = entries.begin; e < entries.end; ++e) {
-      if (e + kAhead < task.entry_end) {
-        prefetch<C::kWidth * sizeof(T)>(x.row(graph.col[e + kAhead]) + f);
-      }
       const T* source = x.row(graph.col[e]) + f;
+      const T* expected = e + kAhead < task.entry_end ? x.row(graph.col[e + kAhead]) + f : source;
       const Bits<A> edge = kRecord == Record::kWinner ? graph.edge(e) : 1;
       const auto edges = splat<Bits<A>, N>(edge);
 #pragma GCC unroll 16
       for (int q = 0; q < C::kCount; ++q) {
+        // Line by line: many at once would wait for each other.
+        if (q * N * sizeof(T) % kCacheLine == 0) prefetch<kCacheLine>(expected + q * N);
         Vector<A, N> value = load<N>(source + q * N);
         if constexpr (kWeighted) {
           value *= coefficient[e - task.entry_begin];
@@ -101,15 +106,10 @@ struct Extremum {
           if constexpr (kRecord != Record::kWinner) value = round_to<T, N>(value);
         }
         running[q].template update<kNans>(value, edges);
-        if constexpr (!kNans) sum[q % kSums] += value;
+        if constexpr (!kNans) watch.see(q, value);
       }
     }
-    if constexpr (!kNans) {
-#pragma GCC unroll 4
-      for (int q = 1; q < kSums; ++q) sum[0] += sum[q];
-      const A total = sum_of<A, N>(sum[0]);
-      if (total != total) return false;
-    }
+    if (!kNans && watch.noticed()) return false;
 #pragma GCC unroll 16
     for (int q = 0; q < C::kCount; ++q) {
       const int64_t column = f + q * N;
@@ -131,7 +131,7 @@ struct Extremum {
     for (int64_t place = task.place_begin; place < task.place_end; ++place) {
       const Target own = target<kRecord>(graph.row(place));
       const EntryRange entries = task.entries(graph, place);
-      for_each_chunk<kLanes<T>, kVectorsOfChunk>(0, x.width, [&](auto chunk, int64_t f) {
+      for_each_chunk<kLanes<T>, kVectors<kRecord>>(0, x.width, [&](auto chunk, int64_t f) {
         using C = decltype(chunk);
         if (!reduce<C, kWeighted, kRecord, false>(task, coefficient, own, entries, f)) {
           reduce<C, kWeighted, kRecord, true>(task, coefficient, own, entries, f);
