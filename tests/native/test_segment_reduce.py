@@ -72,9 +72,9 @@ def test_a_nan_in_any_column_is_noticed(
         # Row i aggregates node i, whose column i is NaN, and node `width`, which is larger.
         row = torch.arange(width).repeat(2)
         col = torch.cat([torch.arange(width), torch.full((width,), width)])
-        graph = compress(
-            lib, *((row, col) if first else (row.flip(0), col.flip(0))), width, width + 1
-        )
+        if not first:
+            row, col = row.flip(0), col.flip(0)
+        graph = compress(lib, row, col, width, width + 1)
         x = torch.zeros(width + 1, width, dtype=dtype)
         x.fill_diagonal_(float("nan"))
         x[width] = 1
