@@ -17,6 +17,47 @@ inline BlockOf<Accumulator<T>> dots_of_row(const Block& block, Heads<const T> ow
   return product;
 }
 
+// <query, key> and <grad, value> of each entry of a destination, without what edges add.
+template <typename T, typename Block>
+inline Dots<Accumulator<T>> dots_of_pairs(const Block& block, const AttentionInputs<T>& in,
+                                          Heads<const T> grad) {
+  using A = Accumulator<T>;
+  const NodeRows<T> keys(in.key), values(in.value);
+  Dots<A> found{};
+  for_each_part<kLanes<T>, 4>(0, keys.width, [&](auto chunk, int64_t f) {
+    using C = decltype(chunk);
+    constexpr int N = C::kLanes;
+    using V = Vector<A, N>;
+    V query[C::kCount], given[C::kCount], scores[kBlock], products[kBlock];
+    for (int h = 0; h < block.heads; ++h) {
+      const T* own = in.query.at(block.row, block.head + h) + f;
+      const T* own_grad = grad.at(block.row, block.head + h) + f;
+#pragma GCC unroll 4
+      for (int q = 0; q < C::kCount; ++q) {
+        query[q] = load<N>(own + q * N);
+        given[q] = load<N>(own_grad + q * N);
+      }
+      for (int i = 0; i < block.count; ++i) {
+        keys.template expect<C::kWidth>(block, i, h, f);
+        values.template expect<C::kWidth>(block, i, h, f);
+        const T* key = keys.at(block, i, h) + f;
+        const T* value = values.at(block, i, h) + f;
+        V score{}, product{};
+#pragma GCC unroll 4
+        for (int q = 0; q < C::kCount; ++q) {
+          score = multiply_add<A, N>(query[q], load<N>(key + q * N), score);
+          product = multiply_add<A, N>(given[q], load<N>(value + q * N), product);
+        }
+        scores[h * block.stride + i] = score;
+        products[h * block.stride + i] = product;
+      }
+    }
+    found.score += sums_of_block<A, N>(block, scores);
+    found.product += sums_of_block<A, N>(block, products);
+  });
+  return found;
+}
+
 template <typename T>
 struct Scores {
   using A = Accumulator<T>;
@@ -48,18 +89,19 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   }
 
   template <typename Block>
-  BlockOf<A> score(const Block& block) const {
-    return Scores<T>{in, scale}(block);
-  }
-
-  template <typename Block>
-  BlockOf<A> product(const Block& block) const {
-    return dots_of_row<T>(block, this->grad, in.value, in.edge);
+  Dots<A> find_dots(const Block& block) const {
+    auto found = dots_of_pairs<T>(block, in, this->grad);
+    if (in.edge.width > 0) {
+      found.score += dots<T>(block, in.query, in.key.width, EdgeRows<T>(in.edge));
+      found.product += dots<T>(block, this->grad, in.key.width, EdgeRows<T>(in.edge));
+    }
+    found.score *= scale;
+    return found;
   }
 
   bool knows_few() const { return in.edge.width == 0; }
   void absorb_few(const SharedBlock& block, int64_t, A*) const {
-    const auto grads = this->gradients_of_few(block, score(block));
+    const auto grads = this->gradients_of_few(block, find_dots(block));
     this->leave(block, grads.weight, grads.score);
     for (int h = 0; h < block.heads; ++h) {
       store_sum<T>(block, h, grads.score, NodeRows<T>::seen_before(in.key), scale, grad_query);
@@ -103,11 +145,66 @@ struct BackwardSrc : SourceSoftmax<T> {
   Result<T> grad_key;
   Result<T> grad_value;
 
-  void absorb(const EdgeBlock& block, A*, A* state) const {
-    const int64_t width = in.key.width;
+  // The sums of head h over the entries, which start from before(N, f) and before(N, width + f) and
+  // are given to after(N, f, for key, for value), N channels at a time.
+  template <typename Before, typename After, typename Block>
+  void sum_gradients(const Block& block, int h, const EdgeGradients<A>& given, const Before& before,
+                     const After& after) const {
+    const NodeRows<T> queries(in.query, in.key.width), gradients(this->grad, in.key.width);
+    for_each_part<kLanes<T>, 4>(0, in.key.width, [&](auto chunk, int64_t f) {
+      using C = decltype(chunk);
+      constexpr int N = C::kLanes;
+      constexpr std::integral_constant<int, N> kLane{};
+      using V = Vector<A, N>;
+      V keys[C::kCount], values[C::kCount];
+#pragma GCC unroll 4
+      for (int q = 0; q < C::kCount; ++q) {
+        keys[q] = before(kLane, f + q * N);
+        values[q] = before(kLane, in.key.width + f + q * N);
+      }
+      for (int i = 0; i < block.count; ++i) {
+        queries.template expect<C::kWidth>(block, i, h, f);
+        gradients.template expect<C::kWidth>(block, i, h, f);
+        const T* query = queries.at(block, i, h) + f;
+        const T* gradient = gradients.at(block, i, h) + f;
+        const V score = splat<A, N>(given.score[h * block.stride + i]);
+        const V weight = splat<A, N>(given.weight[h * block.stride + i]);
+#pragma GCC unroll 4
+        for (int q = 0; q < C::kCount; ++q) {
+          keys[q] = multiply_add<A, N>(score, load<N>(query + q * N), keys[q]);
+          values[q] = multiply_add<A, N>(weight, load<N>(gradient + q * N), values[q]);
+        }
+      }
+#pragma GCC unroll 4
+      for (int q = 0; q < C::kCount; ++q) after(kLane, f + q * N, keys[q], values[q]);
+    });
+  }
+
+  bool knows_few() const { return true; }
+  void absorb_few(const SharedBlock& block, int64_t, A*) const {
     const auto grads = this->gradients(block);
-    add_rows<A>(block, grads.score, NodeRows<T>(in.query, width), A{1}, state);
-    add_rows<A>(block, grads.weight, NodeRows<T>(this->grad, width), A{1}, state + width);
+    for (int h = 0; h < block.heads; ++h) {
+      const ResultRow<T> key = grad_key.row(block.row, block.head + h);
+      const ResultRow<T> value = grad_value.row(block.row, block.head + h);
+      sum_gradients(block, h, grads, Zeros<A>{},
+                    [&](auto lanes, int64_t f, auto keys, auto values) {
+                      constexpr int N = decltype(lanes)::value;
+                      key.template store<N>(f, scale * keys);
+                      value.template store<N>(f, values);
+                    });
+    }
+  }
+
+  void absorb(const EdgeBlock& block, A*, A* state) const {
+    A* const values = state + in.key.width;
+    sum_gradients(
+        block, 0, this->gradients(block),
+        [&](auto lanes, int64_t f) { return load<decltype(lanes)::value>(state + f); },
+        [&](auto lanes, int64_t f, auto key_sums, auto value_sums) {
+          constexpr int N = decltype(lanes)::value;
+          store<N>(state + f, key_sums);
+          store<N>(values + f, value_sums);
+        });
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {

@@ -67,19 +67,17 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   Matrix<T> grad_score_edge;
 
   template <typename Block>
-  BlockOf<A> score(const Block& block) const {
-    return Scores<T>{in, slope}(block);
+  Dots<A> dots_of(const Block& block, BlockOf<A> z) const {
+    return {leaky_relu<A>(z, slope), dots<T>(block, this->grad, 0, NodeRows<T>(in.x))};
   }
-
-  template <typename Block>
-  BlockOf<A> product(const Block& block) const {
-    return dots<T>(block, this->grad, 0, NodeRows<T>(in.x));
+  Dots<A> find_dots(const EdgeBlock& block) const {
+    return dots_of(block, score_sums<T>(block, in.score_dst, in.score_src, in.score_edge));
   }
 
   bool knows_few() const { return true; }
   void absorb_few(const SharedBlock& block, int64_t, A*) const {
     const auto z = score_sums<T>(block, in.score_dst, in.score_src, in.score_edge);
-    const auto grads = this->gradients_of_few(block, leaky_relu<A>(z, slope));
+    const auto grads = this->gradients_of_few(block, dots_of(block, z));
     const auto grad_z = through_leaky_relu<A>(z, slope, grads.score);
     store_edges<T>(block, grad_z, grad_score_edge);
     this->leave(block, grads.weight, grad_z);

@@ -78,6 +78,14 @@ inline Softmax<A> softmax_of_few(const SharedBlock& block, BlockOf<A> score) {
   return {exponential, largest, 1 / sum_of_entries<A>(block, exponential)};
 }
 
+// What a backward pass over destinations finds of a block: its scores, and the products of its
+// values with the gradient of the output.
+template <typename A>
+struct Dots {
+  BlockOf<A> score;
+  BlockOf<A> product;
+};
+
 // What passes from a backward pass over destinations to the one over sources.
 template <typename A>
 struct EdgeGradients {
@@ -282,7 +290,7 @@ void run_forward(const OrderedCsr& graph, int64_t width, const OnlineSoftmax<T, 
 }
 
 // The part of a backward pass over destinations that knows the softmax. `Pass` provides
-// score(block) and product(block), without the factor keep.
+// find_dots(block), whose products lack the factor keep.
 template <typename T, typename Pass>
 struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   using A = Accumulator<T>;
@@ -300,12 +308,12 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
 
   // Fills the buffer and returns the block's part of delta.
   A fill(const EdgeBlock& block, A* buffer) const {
-    const Pass& pass = static_cast<const Pass&>(*this);
     const A* own = this->stats.at(block.row, block.head);
-    const BlockOf<A> score = masked<A>(block, pass.score(block));
+    const Dots<A> found = static_cast<const Pass&>(*this).find_dots(block);
+    const BlockOf<A> score = masked<A>(block, found.score);
     const BlockOf<A> p = softmax_of<A>(score, splat<A, kBlock>(own[0]), splat<A, kBlock>(own[1]));
     const BlockOf<A> direct = load_edges<T>(block, this->grad_alpha);
-    const BlockOf<A> product = kept<A>(dropout, block) * (pass.product(block) + direct);
+    const BlockOf<A> product = kept<A>(dropout, block) * (found.product + direct);
     store<kBlock>(buffer, p);
     store<kBlock>(buffer + kBlock, product);
     return sum_of<A, kBlock>(p * product);
@@ -327,13 +335,13 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
     return load<kBlock>(buffer) * (load<kBlock>(buffer + kBlock) - delta_of_row);
   }
 
-  // Weights and gradients for a row of few entries with these scores.
-  EdgeGradients<A> gradients_of_few(const SharedBlock& block, BlockOf<A> scores) const {
-    const Softmax<A> softmax = softmax_of_few<A>(block, scores);
+  // Weights and gradients for a row of few entries, of which this was found.
+  EdgeGradients<A> gradients_of_few(const SharedBlock& block, Dots<A> found) const {
+    const Softmax<A> softmax = softmax_of_few<A>(block, found.score);
     const BlockOf<A> p = softmax.exponential * softmax.inverse_sum;
     const BlockOf<A> keep = kept<A>(dropout, block);
     const BlockOf<A> direct = load_edges<T>(block, this->grad_alpha);
-    const BlockOf<A> product = keep * (static_cast<const Pass&>(*this).product(block) + direct);
+    const BlockOf<A> product = keep * (found.product + direct);
     expect_writes(block);
     return {p * keep, p * (product - sum_of_entries<A>(block, p * product))};
   }

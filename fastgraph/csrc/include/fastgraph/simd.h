@@ -23,6 +23,12 @@ constexpr int kVectorBytes = 32;
 constexpr int kVectorBytes = 16;
 #endif
 
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kVectorRegisters = 32;
+#else
+constexpr int kVectorRegisters = 16;
+#endif
+
 // Values of type T that one register holds after conversion to the accumulator type.
 template <typename T>
 constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(Accumulator<T>));
