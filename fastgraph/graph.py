@@ -389,15 +389,15 @@ def graph_of(
     return graph
 
 
-def graph_with_self_loops(index: Tensor, num_src: int, num_dst: int, self_loops: int) -> Graph:
+def renumbered_graph(index: Tensor, num_src: int, num_dst: int, self_loops: int) -> Graph:
     """The renumbered graph of ``edge_index``, remembered for as long as that lives unchanged.
 
     Arguments as for :class:`Graph`.
     """
-    return remembered("looped", _renumbered_graph, index, num_src, num_dst, self_loops)
+    return remembered("renumbered", _make_renumbered, index, num_src, num_dst, self_loops)
 
 
-def _renumbered_graph(index: Tensor, num_src: int, num_dst: int, self_loops: int) -> Graph:
+def _make_renumbered(index: Tensor, num_src: int, num_dst: int, self_loops: int) -> Graph:
     return Graph(index, num_src, num_dst, self_loops=self_loops).renumbered()
 
 

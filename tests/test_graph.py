@@ -14,7 +14,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 import fastgraph
 from fastgraph import Graph, memo, ops, settings
-from fastgraph.graph import USES_BEFORE_ORDERING, graph_of
+from fastgraph.graph import USES_BEFORE_ORDERING, graph_of, renumbered_graph
 from fastgraph.memo import MEMO
 from tests.graphs import Case, all_cases, mixed_communities, random_edges
 
@@ -78,6 +78,19 @@ def test_bad_numbers_of_self_loops(number: Any, error: type[Exception], text: st
 def test_a_compressed_matrix_gets_no_self_loops() -> None:
     with pytest.raises(ValueError, match="0 with ptr, got 2"):
         Graph(torch.tensor([0]), 2, 2, torch.tensor([0, 1, 1]), self_loops=2)
+
+
+@pytest.mark.parametrize("self_loops", [0, 4])
+def test_a_renumbered_graph_is_remembered_and_has_its_edges_by_destination(self_loops: int) -> None:
+    index = torch.tensor([[1, 0, 3, 2, 0], [2, 1, 0, 1, 1]])
+    graph = renumbered_graph(index, 4, 4, self_loops)
+    assert renumbered_graph(index, 4, 4, self_loops) is graph
+    rows, expected = graph.by_destination, Graph(index, 4, 4, self_loops=self_loops).by_destination
+    assert rows.edge_id is None
+    assert expected.edge_id is not None
+    assert rows.ptr.equal(expected.ptr)
+    assert rows.col.equal(expected.col)
+    assert graph_of(rows.col, rows.ptr, 4, 4) is graph
 
 
 def test_sorted_input_needs_no_edge_map() -> None:

@@ -23,7 +23,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from fastgraph import capture, settings
 from fastgraph.backends.registry import REGISTRY
-from fastgraph.graph import graph_with_self_loops, index_with_self_loops
+from fastgraph.graph import index_with_self_loops, renumbered_graph
 from fastgraph.memo import is_recording, remembered
 from fastgraph.pyg.in_place import add_to
 from fastgraph.pyg.linear import unwatched
@@ -235,7 +235,7 @@ def _index_of_entries(index: Tensor, ptr: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Edges:
-    """The edges of a GAT layer as operators take them, and ``attr``, their features, as a matrix.
+    """The edges of a GAT layer as operators take them, and ``attr``, their features.
 
     ``self_loops`` is the number of nodes whose self-loops the operator is yet to replace.
     """
@@ -261,15 +261,11 @@ def with_self_loops(
     edge_index = plain_index(edge_index)
     if edge_attr is not None and edge_attr.dim() == 1:
         edge_attr = edge_attr.view(-1, 1)
+    num_nodes = min(map(len, inputs)) if module.add_self_loops else 0
+    if edge_attr is None and not need_weights:
+        return anonymous_edges(edge_index, inputs, num_nodes)
     if not module.add_self_loops:
         return Edges(edge_index, None, edge_attr, 0)
-    num_src, num_dst = map(len, inputs)
-    num_nodes = min(num_src, num_dst)
-    if edge_attr is None and not need_weights:  # in any order: nothing goes with single edges
-        if is_recording():
-            return Edges(edge_index, None, None, num_nodes)
-        rows = graph_with_self_loops(edge_index, num_src, num_dst, num_nodes).by_destination
-        return Edges(rows.col, rows.ptr, None, 0)
     with_loops = index_with_self_loops(edge_index, num_nodes)
     if edge_attr is not None:
         num_others = with_loops.shape[1] - num_nodes
@@ -279,6 +275,17 @@ def with_self_loops(
             with_loops[:, :num_others], edge_attr, module.fill_value, num_nodes
         )
     return Edges(with_loops, None, edge_attr, 0)
+
+
+def anonymous_edges(edge_index: Tensor, inputs: Inputs, self_loops: int) -> Edges:
+    """The edges of a call where nothing goes with single ones: by destination, if that can be.
+
+    Backward passes then write what they leave for each edge in the order of their rows.
+    """
+    if is_recording():
+        return Edges(edge_index, None, None, self_loops)
+    rows = renumbered_graph(edge_index, len(inputs.src), len(inputs.dst), self_loops).by_destination
+    return Edges(rows.col, rows.ptr, None, 0)
 
 
 def same_dtype(*tensors: Tensor | None) -> list[Any]:

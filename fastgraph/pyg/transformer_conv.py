@@ -10,9 +10,11 @@ from torch_geometric.nn.conv import TransformerConv
 
 from fastgraph import ops
 from fastgraph.pyg.attention_layer import (
+    Edges,
     Forward,
     Inputs,
     accepted_inputs,
+    anonymous_edges,
     dropout_rate,
     edge_projection,
     edge_refusal,
@@ -88,7 +90,10 @@ def _forward(
     query = project(module.lin_query, inputs.dst).view(shape)
     key = project(module.lin_key, inputs.src).view(shape)
     value = project(module.lin_value, inputs.src).view(shape)
-    out, alpha = _attend(module, query, key, value, edge_index, edge_attr, need_weights)
+    edges = Edges(plain_index(edge_index), None, edge_attr, 0)
+    if edge_attr is None and not need_weights:
+        edges = anonymous_edges(edges.index, inputs, 0)
+    out, alpha = _attend(module, query, key, value, edges, need_weights)
     out = join_heads(module, out, module.root_weight)
     if module.root_weight:
         out = _with_root(module, out, project(module.lin_skip, inputs.dst))
@@ -100,11 +105,10 @@ def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    edge_index: Tensor,
-    edge_attr: Tensor | None,
+    edges: Edges,
     need_weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    edge = None if edge_attr is None else edge_attr.flatten(1)
+    edge = None if edges.attr is None else edges.attr.flatten(1)
     if edge is not None:
         # What a query has to say to the features themselves: nothing where only values get them.
         extension = query.new_zeros(*query.shape[:2], edge.shape[1])
@@ -121,8 +125,9 @@ def _attend(
         query,
         key,
         value,
-        plain_index(edge_index),
+        edges.index,
         edge=edge,
+        ptr=edges.ptr,
         dropout=dropout_rate(module),
         need_weights=need_weights,
     )

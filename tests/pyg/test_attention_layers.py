@@ -542,6 +542,21 @@ def test_an_edit_of_the_graph_between_the_passes(
         torch.testing.assert_close(gradients(), expected)
 
 
+@pytest.mark.parametrize("cls", [GATConv, GATv2Conv, TransformerConv])
+def test_gradients_are_those_of_the_graph_that_the_forward_pass_saw(
+    cls: type[MessagePassing],
+) -> None:
+    """Without self-loops upstream saves the caller's edges, and refuses gradients after an edit."""
+    conv = cls(CHANNELS, 4, **({} if cls is TransformerConv else {"add_self_loops": False}))
+    x = features(NODES, CHANNELS).requires_grad_()
+    expected = torch.autograd.grad(conv(x, EDGES).square().sum(), x)
+    edges = EDGES.clone()
+    with fastgraph.enabled(strict=True):
+        out = conv(x, edges)
+        edges.zero_()
+        torch.testing.assert_close(torch.autograd.grad(out.square().sum(), x), expected)
+
+
 def test_training_after_inference_mode() -> None:
     conv, x, edges = GATv2Conv(CHANNELS, 4), features(NODES, CHANNELS), EDGES.clone()
     with fastgraph.enabled(strict=True):
