@@ -1,5 +1,7 @@
 // Attention from one score for each node and head (Velickovic et al., Graph attention networks,
 // 2018): the score of an entry is leaky_relu(score_src[col] + score_dst[row] + score_edge[edge]).
+#include <algorithm>
+
 #include "cpu/kernels.h"
 #include "fastgraph/edge_blocks.h"
 #include "fastgraph/edge_softmax.h"
@@ -7,11 +9,22 @@
 namespace fastgraph {
 namespace {
 
+// Scores are scattered, too. Asks for those of the nodes that a block further on leads to.
+template <typename T>
+FASTGRAPH_INLINE void expect_scores(const Entries& block, Matrix<const T> others) {
+  const int64_t begin = block.entry + kBlock;
+  const int64_t end = std::min(begin + block.count, block.graph.num_entries);
+  for (int64_t entry = begin; entry < end; ++entry) {
+    __builtin_prefetch(others.row(block.graph.col[entry]));
+  }
+}
+
 // The sums z of which the scores are leaky_relu(z); `own` is of the row's node, `others` of the
 // gathered ones.
 template <typename T, typename Block>
 inline BlockOf<Accumulator<T>> score_sums(const Block& block, Matrix<const T> own,
                                           Matrix<const T> others, Matrix<const T> edges) {
+  if (block.head == 0) expect_scores(block, others);
   BlockOf<Accumulator<T>> z = load_edges<T>(block, edges);
   const T* mine = own.row(block.row) + block.head;
   for_each_lane(block, [&](int lane, int i, int h) {
