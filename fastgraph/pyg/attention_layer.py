@@ -235,7 +235,7 @@ def _index_of_entries(index: Tensor, ptr: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Edges:
-    """The edges of a GAT layer as operators take them, and ``attr``, their features.
+    """The edges of an attention layer as operators take them, and ``attr``, their features.
 
     ``self_loops`` is the number of nodes whose self-loops the operator is yet to replace.
     """
@@ -280,7 +280,8 @@ def with_self_loops(
 def anonymous_edges(edge_index: Tensor, inputs: Inputs, self_loops: int) -> Edges:
     """The edges of a call where nothing goes with single ones: by destination, if that can be.
 
-    Backward passes then write what they leave for each edge in the order of their rows.
+    Backward passes then write what they leave for each edge in the order of their rows. An edit of
+    ``edge_index`` between the passes has no effect, where upstream may refuse the gradient.
     """
     if is_recording():
         return Edges(edge_index, None, None, self_loops)

@@ -8,15 +8,6 @@
 namespace fastgraph {
 namespace {
 
-// <own, (others[col], edge)> of each entry of a destination; `own` is as wide as both together.
-template <typename T, typename Block>
-inline BlockOf<Accumulator<T>> dots_of_row(const Block& block, Heads<const T> own,
-                                           Heads<const T> others, Matrix<const T> edge) {
-  auto product = dots<T>(block, own, 0, NodeRows<T>(others));
-  if (edge.width > 0) product += dots<T>(block, own, others.width, EdgeRows<T>(edge));
-  return product;
-}
-
 // <query, key> and <grad, value> of each entry of a destination, without what edges add.
 template <typename T, typename Block>
 inline Dots<Accumulator<T>> dots_of_pairs(const Block& block, const AttentionInputs<T>& in,
@@ -69,7 +60,9 @@ struct Scores {
 
   template <typename Block>
   BlockOf<A> operator()(const Block& block) const {
-    return scale * dots_of_row<T>(block, in.query, in.key, in.edge);
+    auto score = dots<T>(block, in.query, 0, NodeRows<T>(in.key));
+    if (in.edge.width > 0) score += dots<T>(block, in.query, in.key.width, EdgeRows<T>(in.edge));
+    return scale * score;
   }
 };
 
