@@ -16,8 +16,9 @@ the signatures of their kernels:
 
 ``head_scores(x, att) -> scores``
     Dot products of the heads of ``x`` ``[nodes, heads, channels]`` and ``att`` ``[count, heads,
-    channels]``, as ``[nodes, count, heads]``.
-``head_scores_backward(x, att, grad) -> (grad_x, grad_att)``
+    channels]``, as ``[count, nodes, heads]``.
+``head_scores_backward(x, att, grad, *, addend=None) -> (grad_x, grad_att)``
+    ``addend``, another part of the gradient of ``x``, is to be added to ``grad_x``.
 
 The attention operators take contiguous ``[nodes, heads, channels]`` tensors, of which those of the
 aggregating nodes are called ``dst`` or query; what edges carry may be ``None``. ``dropout`` is a
@@ -26,7 +27,8 @@ and the counter ``(edge, head, 0, 0)`` is at least ``dropout * 2^32``. Edges are
 caller gave them. ``stats`` (accumulating dtype, ``[nodes, heads, 2]``) holds the largest score and
 the inverse sum of exponentials of each aggregating node and head, zeros for one without edges.
 ``alpha`` are the softmax weights with dropout, ``[E, heads]``, or ``[0, heads]`` where ``weights``
-is false.
+is false. The keyword ``addend`` of forward kernels, ``None`` or ``[nodes or 1, heads, channels]``,
+is to be added to ``out``.
 
 ``gatv2(graph, x_src, x_dst, att, edge, weight_edge, transpose, slope, dropout, seed, weights)``
     -> ``(out, stats, alpha)``. The score of an edge is ``<att, leaky_relu(z, slope)>``, where ``z``

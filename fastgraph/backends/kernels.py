@@ -159,13 +159,15 @@ class _Plain:
         return grad_x
 
     def head_scores(self, x: Tensor, att: Tensor) -> Tensor:
-        scores = empty(x, (x.shape[0], att.shape[0], x.shape[1]))
+        scores = empty(x, (att.shape[0], *x.shape[:2]))
         self._device.library().head_scores(x, att, scores)
         return scores
 
-    def head_scores_backward(self, x: Tensor, att: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def head_scores_backward(
+        self, x: Tensor, att: Tensor, grad: Tensor, *, addend: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         grad_x, grad_att = empty(x, x.shape), empty(att, att.shape)
-        self._device.library().head_scores_backward(x, att, grad, grad_x, grad_att)
+        self._device.library().head_scores_backward(x, att, grad, addend, grad_x, grad_att)
         return grad_x, grad_att
 
 
@@ -197,7 +199,9 @@ class _Attention:
         self._device, self._gathered, self._sums_over_rows = device, gathered, sums_over_rows
         self._name, self._rows, self._by_dst, self._per_edge = name, rows, by_dst, per_edge
 
-    def forward(self, graph: Graph, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, graph: Graph, *given: Any, addend: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         *inputs, transpose, option, dropout, seed, weights = given
         rows = inputs[self._rows]
         heads = rows.shape[1]
@@ -214,6 +218,7 @@ class _Attention:
             out,
             stats,
             alpha if weights else None,
+            addend,
         )
         return out, stats, alpha
 

@@ -129,14 +129,17 @@ def segment_reduce_backward(
 
 def head_scores(x: Tensor, att: Tensor) -> Tensor:
     dtype = accumulator(x.dtype)
-    return (x.to(dtype).unsqueeze(1) * att.to(dtype)).sum(-1).to(x.dtype)
+    return (x.to(dtype) * att.to(dtype).unsqueeze(1)).sum(-1).to(x.dtype)
 
 
-def head_scores_backward(x: Tensor, att: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def head_scores_backward(
+    x: Tensor, att: Tensor, grad: Tensor, *, addend: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     wide_x, wide_att, wide_grad = _widened(x, att, grad)
     wide_grad = wide_grad.unsqueeze(-1)
-    grad_x = (wide_grad * wide_att).sum(1)
-    grad_att = (wide_grad * wide_x.unsqueeze(1)).sum(0)
+    grad_x = (wide_grad * wide_att.unsqueeze(1)).sum(0)
+    grad_x = grad_x if addend is None else grad_x + addend
+    grad_att = (wide_grad * wide_x).sum(1)
     return grad_x.to(x.dtype), grad_att.to(x.dtype)
 
 
@@ -246,9 +249,13 @@ def _widened(*tensors: Tensor | None) -> list[Any]:
     return [None if t is None else t.to(accumulator(t.dtype)) for t in tensors]
 
 
-def _results(softmax: Attention, value: Tensor, dtype: torch.dtype, weights: bool) -> Results:
+def _results(
+    softmax: Attention, value: Tensor, addend: Tensor | None, dtype: torch.dtype, weights: bool
+) -> Results:
     alpha = softmax.alpha if weights else softmax.weight.new_empty(0, softmax.weight.shape[1])
-    return softmax.combine(value).to(dtype), softmax.stats, alpha.to(dtype)
+    out = softmax.combine(value)
+    out = out if addend is None else out + addend
+    return out.to(dtype), softmax.stats, alpha.to(dtype)
 
 
 def _narrowed(like: Tensor, *gradients: Tensor | None) -> Gradients:
@@ -285,10 +292,12 @@ def gatv2(
     dropout: float,
     seed: int,
     weights: bool,
+    *,
+    addend: Tensor | None = None,
 ) -> Results:
     wide = _widened(x_src, x_dst, att, edge, weight_edge)
     softmax, _ = _additive(graph, wide, transpose, slope, dropout, seed)
-    return _results(softmax, wide[0][softmax.gathered], x_src.dtype, weights)
+    return _results(softmax, wide[0][softmax.gathered], addend, x_src.dtype, weights)
 
 
 def gatv2_backward(
@@ -352,10 +361,12 @@ def gat(
     dropout: float,
     seed: int,
     weights: bool,
+    *,
+    addend: Tensor | None = None,
 ) -> Results:
     value, *scores = _widened(x, score_src, score_dst, score_edge)
     softmax, _ = _from_scores(graph, scores, transpose, slope, dropout, seed)
-    return _results(softmax, value[softmax.gathered], x.dtype, weights)
+    return _results(softmax, value[softmax.gathered], addend, x.dtype, weights)
 
 
 def gat_backward(
@@ -419,13 +430,15 @@ def attention(
     dropout: float,
     seed: int,
     weights: bool,
+    *,
+    addend: Tensor | None = None,
 ) -> Results:
     wide_query, wide_key, wide_value, wide_edge = _widened(query, key, value, edge)
     softmax, _ = _from_products(
         graph, wide_query, wide_key, wide_edge, transpose, scale, dropout, seed
     )
     values = _with_edges(wide_value[softmax.gathered], wide_edge)
-    return _results(softmax, values, query.dtype, weights)
+    return _results(softmax, values, addend, query.dtype, weights)
 
 
 def attention_backward(

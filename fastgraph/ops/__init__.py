@@ -2,10 +2,20 @@
 
 from fastgraph.ops.attention import attention
 from fastgraph.ops.gat import gat
+from fastgraph.ops.gat_with_scores import gat_with_scores
 from fastgraph.ops.gatv2 import gatv2
 from fastgraph.ops.gcn import gcn
 from fastgraph.ops.head_scores import head_scores
 from fastgraph.ops.segment_reduce import segment_reduce
 from fastgraph.ops.spmm import spmm
 
-__all__ = ["attention", "gat", "gatv2", "gcn", "head_scores", "segment_reduce", "spmm"]
+__all__ = [
+    "attention",
+    "gat",
+    "gat_with_scores",
+    "gatv2",
+    "gcn",
+    "head_scores",
+    "segment_reduce",
+    "spmm",
+]

@@ -21,6 +21,7 @@ def attention(
     index: Tensor,
     *,
     edge: Tensor | None = None,
+    addend: Tensor | None = None,
     ptr: Tensor | None = None,
     self_loops: int = 0,
     transpose: bool = False,
@@ -49,6 +50,7 @@ def attention(
         index: int64 or int32 ``[2, E]``, sources in row 0, destinations in row 1; with ``ptr``, the
             sources ``[E]`` grouped by destination.
         edge: features of the edges, ``[E, edge_dim]``; ``edge_dim`` is 0 without them.
+        addend: added to the result, ``[destinations or 1, heads, channels]``: a residual or a bias.
         ptr: int64 or int32 ``[destinations + 1]``, offsets of the groups in ``index``.
         self_loops: replace the self-loops in ``index`` by one for each of so many nodes; not
             together with ``edge``, ``ptr`` or ``need_weights``.
@@ -73,7 +75,7 @@ def attention(
     if self_loops:
         check_self_loops(self_loops, edge=edge, ptr=ptr, need_weights=need_weights)
     options = (self_loops, transpose, scale, dropout, need_weights)
-    out, _, alpha = ATTENTION(*tensors, index, ptr, dropout_seed(dropout, seed), *options)
+    out, _, alpha = ATTENTION(*tensors, addend, index, ptr, dropout_seed(dropout, seed), *options)
     return out, alpha if need_weights else None
 
 
@@ -90,4 +92,4 @@ def _check(
     return key.shape[0], query.shape[0], query.shape
 
 
-ATTENTION = define_attention("attention", "query key value edge?", "float scale", _check)
+ATTENTION, _ = define_attention("attention", "query key value edge?", "float scale", _check)

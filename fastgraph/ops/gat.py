@@ -21,6 +21,7 @@ def gat(
     index: Tensor,
     *,
     score_edge: Tensor | None = None,
+    addend: Tensor | None = None,
     ptr: Tensor | None = None,
     self_loops: int = 0,
     transpose: bool = False,
@@ -43,6 +44,7 @@ def gat(
         index: int64 or int32 ``[2, E]``, sources in row 0, destinations in row 1; with ``ptr``, the
             sources ``[E]`` grouped by destination.
         score_edge: scores of the edges, ``[E, heads]``.
+        addend: added to the result, ``[destinations or 1, heads, channels]``: a residual or a bias.
         ptr: int64 or int32 ``[destinations + 1]``, offsets of the groups in ``index``.
         self_loops: replace the self-loops in ``index`` by one for each of so many nodes; not
             together with ``score_edge``, ``ptr`` or ``need_weights``.
@@ -66,7 +68,7 @@ def gat(
     if self_loops:
         check_self_loops(self_loops, score_edge=score_edge, ptr=ptr, need_weights=need_weights)
     options = (self_loops, transpose, negative_slope, dropout, need_weights)
-    out, _, alpha = GAT(*tensors, index, ptr, dropout_seed(dropout, seed), *options)
+    out, _, alpha = GAT(*tensors, addend, index, ptr, dropout_seed(dropout, seed), *options)
     return out, alpha if need_weights else None
 
 
@@ -83,4 +85,6 @@ def _check(
     return x.shape[0], num_out, torch.Size((num_out, *x.shape[1:]))
 
 
-GAT = define_attention("gat", "x score_src score_dst score_edge?", "float negative_slope", _check)
+GAT, GAT_BACKWARD = define_attention(
+    "gat", "x score_src score_dst score_edge?", "float negative_slope", _check
+)

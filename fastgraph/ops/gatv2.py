@@ -22,6 +22,7 @@ def gatv2(
     *,
     edge: Tensor | None = None,
     weight_edge: Tensor | None = None,
+    addend: Tensor | None = None,
     ptr: Tensor | None = None,
     self_loops: int = 0,
     transpose: bool = False,
@@ -46,6 +47,7 @@ def gatv2(
             sources ``[E]`` grouped by destination.
         edge: features of the edges ``e``, ``[E, edge_dim]``; given together with ``weight_edge``.
         weight_edge: their projection ``W``, ``[heads, edge_dim, channels]``.
+        addend: added to the result, ``[destinations or 1, heads, channels]``: a residual or a bias.
         ptr: int64 or int32 ``[destinations + 1]``, offsets of the groups in ``index``.
         self_loops: replace the self-loops in ``index`` by one for each of so many nodes; not
             together with ``edge``, ``ptr`` or ``need_weights``.
@@ -69,7 +71,7 @@ def gatv2(
     if self_loops:
         check_self_loops(self_loops, edge=edge, ptr=ptr, need_weights=need_weights)
     options = (self_loops, transpose, negative_slope, dropout, need_weights)
-    out, _, alpha = GATV2(*tensors, index, ptr, dropout_seed(dropout, seed), *options)
+    out, _, alpha = GATV2(*tensors, addend, index, ptr, dropout_seed(dropout, seed), *options)
     return out, alpha if need_weights else None
 
 
@@ -93,6 +95,6 @@ def _check(
     return x_src.shape[0], x_dst.shape[0], x_dst.shape
 
 
-GATV2 = define_attention(
+GATV2, _ = define_attention(
     "gatv2", "x_src x_dst att edge? weight_edge?", "float negative_slope", _check
 )

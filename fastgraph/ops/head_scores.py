@@ -15,9 +15,9 @@ from fastgraph.ops.library import Gradient, define, needs_torch_operations
 
 
 def head_scores(x: Tensor, att: Tensor) -> Tensor:
-    r"""The scores :math:`s_{nkh} = \langle x_{nh}, a_{kh} \rangle` by which GAT rates nodes.
+    r"""The scores :math:`s_{knh} = \langle x_{nh}, a_{kh} \rangle` by which GAT rates nodes.
 
-    The same as ``(x.unsqueeze(1) * att).sum(-1)`` without the product: ``x`` is read once in the
+    The same as ``(x * att.unsqueeze(1)).sum(-1)`` without the product: ``x`` is read once in the
     forward pass and once in the backward pass.
 
     Args:
@@ -25,7 +25,7 @@ def head_scores(x: Tensor, att: Tensor) -> Tensor:
         att: vectors ``[count, heads, channels]``.
 
     Returns:
-        ``[nodes, count, heads]``.
+        ``[count, nodes, heads]``.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype or device.
@@ -37,7 +37,7 @@ def head_scores(x: Tensor, att: Tensor) -> Tensor:
 def _check(x: Tensor, att: Tensor) -> torch.Size:
     check_heads("x", x, ("nodes", "heads", "channels"), x)
     check_heads("att", att, ("count", *x.shape[1:]), x)
-    return torch.Size((x.shape[0], att.shape[0], x.shape[1]))
+    return torch.Size((att.shape[0], *x.shape[:2]))
 
 
 def _forward(x: Tensor, att: Tensor) -> Tensor:
@@ -50,13 +50,19 @@ def _fake(x: Tensor, att: Tensor) -> Tensor:
     return x.new_empty(_check(x, att))
 
 
-def _backward(x: Tensor, att: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def _backward(x: Tensor, att: Tensor, grad: Tensor, addend: Tensor | None) -> tuple[Tensor, Tensor]:
     check_heads("grad", grad, list(_check(x, att)), x)
+    if addend is not None:
+        check_heads("addend", addend, list(x.shape), x)
+        addend = addend.contiguous()
     kernel = REGISTRY.kernel("head_scores_backward", x.device.type, x.dtype)
-    return kernel(x.contiguous(), att.contiguous(), grad.contiguous())  # type: ignore[no-any-return]
+    given = (x.contiguous(), att.contiguous(), grad.contiguous())
+    return kernel(*given, addend=addend)  # type: ignore[no-any-return]
 
 
-def _backward_fake(x: Tensor, att: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def _backward_fake(
+    x: Tensor, att: Tensor, grad: Tensor, addend: Tensor | None
+) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), att.new_empty(att.shape)
 
 
@@ -68,12 +74,12 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
     x, att = ctx.saved_tensors
     if needs_torch_operations(grad):
         return reference.head_scores_backward(x, att, grad)
-    found: tuple[Tensor, Tensor] = HEAD_SCORES_BACKWARD(x, att, grad)
+    found: tuple[Tensor, Tensor] = HEAD_SCORES_BACKWARD(x, att, grad, None)
     return found
 
 
 HEAD_SCORES_BACKWARD = define(
-    "head_scores_backward(Tensor x, Tensor att, Tensor grad) -> (Tensor, Tensor)",
+    "head_scores_backward(Tensor x, Tensor att, Tensor grad, Tensor? addend) -> (Tensor, Tensor)",
     _backward,
     _backward_fake,
 )

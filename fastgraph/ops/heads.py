@@ -23,7 +23,7 @@ from fastgraph.ops.topology import check_features, check_index, topology
 SEED_LIMIT = 2**63 - 1
 
 # Of index, ptr, seed, self_loops, transpose, the operator's own option, dropout and weights.
-_NO_GRADIENTS = (None,) * 8
+NO_GRADIENTS = (None,) * 8
 
 
 def dropout_seed(dropout: float, seed: Tensor | None) -> Tensor | None:
@@ -86,7 +86,7 @@ def define_attention(
     tensors: str,
     option: str,
     check: Callable[..., tuple[int, int, torch.Size]],
-) -> Any:
+) -> tuple[Any, Any]:
     """Declare an attention operator and its backward.
 
     Args:
@@ -98,8 +98,10 @@ def define_attention(
             gathered nodes, that of aggregating ones and the shape of the output.
 
     Returns:
-        The operator ``(*tensors, index, ptr, seed, self_loops, transpose, option, dropout, weights)
-        -> (out, stats, alpha)``; see :mod:`fastgraph.backends.base`.
+        The operator ``(*tensors, addend, index, ptr, seed, self_loops, transpose, option, dropout,
+        weights) -> (out, stats, alpha)``, see :mod:`fastgraph.backends.base`, and its gradient
+        ``(grad, grad_alpha, *tensors, index, ptr, seed, stats, self_loops, transpose, option,
+        dropout) -> gradients`` of the tensors, empty ones for those that are ``None``.
     """
     names = tensors.split()
     arguments = ", ".join(
@@ -120,20 +122,23 @@ def define_attention(
         return topology(index, ptr, num_in, num_out, transpose, self_loops), shape
 
     def forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        *inputs, index, ptr, seed, self_loops, transpose, option, dropout, weights = given
+        *inputs, addend, index, ptr, seed, self_loops, transpose, option, dropout, weights = given
         if seed is not None and capture.is_capturing(inputs[0]):
             raise RuntimeError(
                 "dropout cannot be captured in a CUDA graph: each replay would drop the same edges"
             )
-        graph, _ = prepare(inputs, index, ptr, self_loops, transpose)
+        graph, shape = prepare(inputs, index, ptr, self_loops, transpose)
+        _check_addend(addend, shape, inputs[0])
         kernel = REGISTRY.kernel(name, inputs[0].device.type, inputs[0].dtype)
-        options = (transpose, option, dropout, _number(seed), weights)
-        return kernel(graph, *_contiguous(inputs), *options)  # type: ignore[no-any-return]
+        *inputs, addend = _contiguous((*inputs, addend))
+        options = (transpose, option, dropout, seed_number(seed), weights)
+        return kernel(graph, *inputs, *options, addend=addend)  # type: ignore[no-any-return]
 
     def fake(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        *inputs, index, _ptr, _seed, _loops, _transpose, _option, _dropout, weights = given
+        *inputs, addend, index, _ptr, _seed, _loops, _transpose, _option, _dropout, weights = given
         _, _, shape = check(index.shape[-1], *inputs)
         first = inputs[0]
+        _check_addend(addend, shape, first)
         stats = first.new_empty((*shape[:2], 2), dtype=accumulator(first.dtype))
         alpha = first.new_empty(index.shape[-1] if weights else 0, shape[1])
         return first.new_empty(shape), stats, alpha
@@ -144,7 +149,7 @@ def define_attention(
         check_heads("grad", grad, shape, inputs[0])
         kernel = REGISTRY.kernel(f"{name}_backward", inputs[0].device.type, inputs[0].dtype)
         tensors = _contiguous((grad, grad_alpha, *inputs, stats))
-        gradients = kernel(graph, *tensors, transpose, option, dropout, _number(seed))
+        gradients = kernel(graph, *tensors, transpose, option, dropout, seed_number(seed))
         return [grad.new_empty(0) if g is None else g for g in gradients]
 
     def backward_fake(grad: Tensor, grad_alpha: Tensor | None, *given: Any) -> list[Tensor]:
@@ -152,9 +157,11 @@ def define_attention(
         return [grad.new_empty(0) if t is None else t.new_empty(t.shape) for t in inputs]
 
     def save(ctx: Any, given: Sequence[Any], result: tuple[Tensor, Tensor, Tensor]) -> None:
-        *tensors, self_loops, transpose, option, dropout, weights = given
+        *inputs, addend, index, ptr, seed, self_loops, transpose, option, dropout, weights = given
+        tensors = (*inputs, index, ptr, seed)
         ctx.self_loops, ctx.options = self_loops, (transpose, option, dropout)
         ctx.shape = result[0].shape
+        save_addend(ctx, addend)
         ctx.mark_non_differentiable(*(result[1:2] if weights else result[1:]))
         ctx.save_for_backward(*tensors, result[1])
 
@@ -168,14 +175,14 @@ def define_attention(
         if needs_torch_operations(*grads):
             graph, _ = prepare(inputs, index, ptr, ctx.self_loops, ctx.options[0])
             gradients = backward_reference(
-                graph, *grads, *inputs, stats, *ctx.options, _number(seed)
+                graph, *grads, *inputs, stats, *ctx.options, seed_number(seed)
             )
         else:
             found = backward_operator(
                 *grads, *inputs, index, ptr, seed, stats, ctx.self_loops, *ctx.options
             )
             gradients = [None if t is None else g for t, g in zip(inputs, found, strict=True)]
-        return *gradients, *_NO_GRADIENTS
+        return *gradients, addend_gradient(ctx, len(inputs), grad), *NO_GRADIENTS
 
     backward_operator = define(
         f"{name}_backward(Tensor grad, Tensor? grad_alpha, {arguments}, Tensor index, Tensor? ptr, "
@@ -183,13 +190,14 @@ def define_attention(
         backward,
         backward_fake,
     )
-    return define(
-        f"{name}({arguments}, Tensor index, Tensor? ptr, Tensor? seed, {tail}, bool weights)"
-        " -> (Tensor, Tensor, Tensor)",
+    operator = define(
+        f"{name}({arguments}, Tensor? addend, Tensor index, Tensor? ptr, Tensor? seed, {tail}, "
+        "bool weights) -> (Tensor, Tensor, Tensor)",
         forward,
         fake,
-        Gradient(tuple(range(len(names))), save, gradient),
+        Gradient(tuple(range(len(names) + 1)), save, gradient),
     )
+    return operator, backward_operator
 
 
 def check_self_loops(num_nodes: int, **given: object) -> None:
@@ -205,9 +213,28 @@ def check_self_loops(num_nodes: int, **given: object) -> None:
             raise ValueError(f"self_loops cannot be combined with {name}")
 
 
+def save_addend(ctx: Any, addend: Tensor | None) -> None:
+    """Store on ``ctx`` what :func:`addend_gradient` needs."""
+    ctx.addend_shape = None if addend is None else addend.shape
+
+
+def addend_gradient(ctx: Any, position: int, grad: Tensor) -> Tensor | None:
+    """The gradient of the addend, the argument at ``position``, given that of the output."""
+    if not ctx.needs_input_grad[position]:
+        return None
+    return grad if ctx.addend_shape == grad.shape else grad.sum(0, keepdim=True)
+
+
+def _check_addend(addend: Tensor | None, shape: torch.Size, like: Tensor) -> None:
+    if addend is not None:
+        num_nodes = 1 if addend.shape[:1] == (1,) else shape[0]
+        check_heads("addend", addend, [num_nodes, *shape[1:]], like)
+
+
 def _contiguous(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     return [None if t is None else t.contiguous() for t in tensors]
 
 
-def _number(seed: Tensor | None) -> int:
+def seed_number(seed: Tensor | None) -> int:
+    """The seed as kernels take it; 0 where there is no dropout."""
     return 0 if seed is None else int(seed)

@@ -308,14 +308,32 @@ def weights_refusal(edge_index: Tensor) -> str | None:
     return None
 
 
-def combine_heads(module: Any, out: Tensor, residual: Tensor | None) -> Tensor:
-    """Concatenate or average heads, then add residual and bias, as GATConv and GATv2Conv do.
+class Terms(NamedTuple):
+    """What a layer adds to the joined heads: to the operator's own output if that can be."""
+
+    addend: Tensor | None
+    others: list[Tensor]
+
+
+def terms_of(module: Any, x: Tensor, *terms: Tensor | None) -> Terms:
+    """The first of ``terms`` as the operator's addend, if it can be one, and the others.
+
+    Terms are ``[nodes, heads * channels]``, or ``[heads * channels]`` for a bias; the operator adds
+    up rows of ``x`` ``[sources, heads, channels]``.
+    """
+    given = [term for term in terms if term is not None]
+    if not given or not module.concat or given[0].dtype != x.dtype:
+        return Terms(None, given)
+    return Terms(given[0].view(-1, *x.shape[1:]), given[1:])
+
+
+def combine_heads(module: Any, out: Tensor, terms: Terms) -> Tensor:
+    """Concatenate or average heads, then add the terms that the operator did not.
 
     ``out`` ``[nodes, heads, channels]`` is an operator's output that nothing else refers to.
     """
-    terms = [term for term in (residual, module.bias) if term is not None]
-    out = join_heads(module, out, len(terms) > 0)
-    return functools.reduce(add_to, terms, out)
+    out = join_heads(module, out, terms.addend is not None or len(terms.others) > 0)
+    return functools.reduce(add_to, terms.others, out)
 
 
 def join_heads(module: Any, out: Tensor, changed: bool) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from fastgraph.pyg.attention_layer import (
     edge_refusal,
     route_forward,
     same_dtype,
+    terms_of,
     weights_refusal,
     with_self_loops,
     with_weights,
@@ -74,34 +77,35 @@ def _forward(
         (module.lin_src, module.lin_dst) if module.lin is None else (module.lin, module.lin)
     )
     x_src = project(lin_src, inputs.src).view(shape)
-    if shared:
-        scores = _scores(x_src, torch.cat([module.att_src, module.att_dst]))
-        score_src, score_dst = scores.unbind(dim=1)
-    else:
-        score_src = _scores(x_src, module.att_src).squeeze(1)
-        score_dst = _scores(project(lin_dst, inputs.dst).view(shape), module.att_dst).squeeze(1)
+    x_dst = x_src if shared else project(lin_dst, inputs.dst).view(shape)
     edges = with_self_loops(module, edge_index, edge_attr, inputs, need_weights)
-    x_src, score_src, score_dst, score_edge = same_dtype(
-        x_src, score_src, score_dst, _edge_scores(module, edges.attr)
-    )
-    out, alpha = ops.gat(
-        x_src,
-        score_src,
-        score_dst,
+    score_edge = _edge_scores(module, edges.attr)
+    attend: Callable[..., tuple[Tensor, Tensor | None]]
+    if shared:
+        att = torch.cat([module.att_src, module.att_dst])
+        x_src, att, score_edge = same_dtype(x_src, att, score_edge)
+        attend = functools.partial(ops.gat_with_scores, x_src, att)
+    else:
+        x_src, score_src, score_dst, score_edge = same_dtype(
+            x_src, _scores(x_src, module.att_src), _scores(x_dst, module.att_dst), score_edge
+        )
+        attend = functools.partial(ops.gat, x_src, score_src, score_dst)
+    terms = terms_of(module, x_src, residual, module.bias)
+    out, alpha = attend(
         edges.index,
         score_edge=score_edge,
+        addend=terms.addend,
         ptr=edges.ptr,
         self_loops=edges.self_loops,
         negative_slope=module.negative_slope,
         dropout=dropout_rate(module),
         need_weights=need_weights,
     )
-    return with_weights(combine_heads(module, out, residual), edges.index, alpha)
+    return with_weights(combine_heads(module, out, terms), edges.index, alpha)
 
 
 def _scores(x: Tensor, att: Tensor) -> Tensor:
-    x, att = same_dtype(x, att)
-    return ops.head_scores(x, att)
+    return ops.head_scores(*same_dtype(x, att)).squeeze(0)
 
 
 def _edge_scores(module: GATConv, edge: Tensor | None) -> Tensor | None:

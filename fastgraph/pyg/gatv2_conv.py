@@ -18,6 +18,7 @@ from fastgraph.pyg.attention_layer import (
     edge_refusal,
     route_forward,
     same_dtype,
+    terms_of,
     weights_refusal,
     with_self_loops,
     with_weights,
@@ -71,6 +72,7 @@ def _forward(
     x_src, x_dst, att, edge, weight_edge = same_dtype(
         x_src, x_dst, module.att, edges.attr, weight_edge
     )
+    terms = terms_of(module, x_src, residual, module.bias)
     out, alpha = ops.gatv2(
         x_src,
         x_dst,
@@ -78,10 +80,11 @@ def _forward(
         edges.index,
         edge=edge,
         weight_edge=weight_edge,
+        addend=terms.addend,
         ptr=edges.ptr,
         self_loops=edges.self_loops,
         negative_slope=module.negative_slope,
         dropout=dropout_rate(module),
         need_weights=need_weights,
     )
-    return with_weights(combine_heads(module, out, residual), edges.index, alpha)
+    return with_weights(combine_heads(module, out, terms), edges.index, alpha)

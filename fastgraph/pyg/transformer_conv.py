@@ -13,8 +13,10 @@ from fastgraph.pyg.attention_layer import (
     Edges,
     Forward,
     Inputs,
+    Terms,
     accepted_inputs,
     anonymous_edges,
+    combine_heads,
     dropout_rate,
     edge_projection,
     edge_refusal,
@@ -22,9 +24,9 @@ from fastgraph.pyg.attention_layer import (
     plain_index,
     route_forward,
     same_dtype,
+    terms_of,
     weights_refusal,
 )
-from fastgraph.pyg.in_place import add_to
 from fastgraph.pyg.linear import project
 from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.patching import Patches
@@ -93,10 +95,12 @@ def _forward(
     edges = Edges(plain_index(edge_index), None, edge_attr, 0)
     if edge_attr is None and not need_weights:
         edges = anonymous_edges(edges.index, inputs, 0)
-    out, alpha = _attend(module, query, key, value, edges, need_weights)
-    out = join_heads(module, out, module.root_weight)
-    if module.root_weight:
-        out = _with_root(module, out, project(module.lin_skip, inputs.dst))
+    root = project(module.lin_skip, inputs.dst) if module.root_weight else None
+    out, alpha, terms = _attend(module, query, key, value, root, edges, need_weights)
+    if root is None or module.lin_beta is None:
+        out = combine_heads(module, out, terms)
+    else:
+        out = _with_gate(module, join_heads(module, out, changed=False), root)
     return (out, (edge_index, alpha)) if need_weights else out
 
 
@@ -105,9 +109,10 @@ def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    root: Tensor | None,
     edges: Edges,
     need_weights: bool,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Terms]:
     edge = None if edges.attr is None else edges.attr.flatten(1)
     if edge is not None:
         # What a query has to say to the features themselves: nothing where only values get them.
@@ -121,26 +126,29 @@ def _attend(
         # There, and not on the CPU, autocast adds up scores in float32, and so what follows.
         tensors = [None if tensor is None else tensor.float() for tensor in tensors]
     query, key, value, edge = tensors
+    if edge is None and module.lin_beta is None:
+        terms = terms_of(module, value, root)
+    else:  # the operator's output is not what the root is added to
+        terms = Terms(None, [] if root is None else [root])
     out, alpha = ops.attention(
         query,
         key,
         value,
         edges.index,
         edge=edge,
+        addend=terms.addend,
         ptr=edges.ptr,
         dropout=dropout_rate(module),
         need_weights=need_weights,
     )
     if edge is None:
-        return out, alpha
+        return out, alpha, terms
     out, of_edges = out.split([module.out_channels, edge.shape[1]], dim=-1)
     if module.lin_edge is not None:
         of_edges = torch.einsum("nhd,hcd->nhc", of_edges, edge_projection(module))
-    return out + of_edges, alpha
+    return out + of_edges, alpha, terms
 
 
-def _with_root(module: TransformerConv, out: Tensor, root: Tensor) -> Tensor:
-    if module.lin_beta is None:
-        return add_to(out, root)
+def _with_gate(module: TransformerConv, out: Tensor, root: Tensor) -> Tensor:
     beta: Tensor = module.lin_beta(torch.cat([out, root, out - root], dim=-1)).sigmoid()
     return beta * root + (1 - beta) * out

@@ -328,7 +328,7 @@ def head_scores(lib: Library, draw: Draw) -> Prepared:
     nodes, count = draw.number(0, draw.one_of(5, 600)), draw.number(0, 3)
     x, att = draw.features(dtype, nodes, heads, width), draw.features(dtype, count, heads, width)
     special = draw.with_specials(x)
-    scores = torch.full((nodes, count, heads), 77.0, dtype=dtype)
+    scores = torch.full((count, nodes, heads), 77.0, dtype=dtype)
 
     def check(_: Any) -> None:
         if not special:
@@ -342,15 +342,19 @@ def head_scores_backward(lib: Library, draw: Draw) -> Prepared:
     x, att, scores = call.values()
     special = not bool(x.isfinite().all())
     grad = draw.features(scores.dtype, *scores.shape)
+    addend = draw.maybe(draw.features(x.dtype, *x.shape))
     grad_x, grad_att = torch.full_like(x, 77.0), torch.full_like(att, 77.0)
 
     def check(_: Any) -> None:
         if not special:
-            expected = reference.head_scores_backward(x.double(), att.double(), grad.double())
+            wide = (x.double(), att.double(), grad.double())
+            other = None if addend is None else addend.double()
+            expected = reference.head_scores_backward(*wide, addend=other)
             assert_equal(grad_x, expected[0])
             assert_equal(grad_att, expected[1])
 
-    return {"x": x, "att": att, "grad": grad, "grad_x": grad_x, "grad_att": grad_att}, check
+    given = {"x": x, "att": att, "grad": grad, "addend": addend}
+    return given | {"grad_x": grad_x, "grad_att": grad_att}, check
 
 
 class Attention:
@@ -412,6 +416,9 @@ class Attention:
             stats,
             *arguments,
         )
+        nodes = draw.one_of(1, len(out))
+        self.addend = draw.maybe(draw.features(dtype, nodes, *out.shape[1:]))
+        out = out if self.addend is None else out + self.addend.double()
         self.expected = {"out": out, "stats": stats, "alpha": alpha}
         for name, gradient in zip(self.inputs, gradients, strict=True):
             self.expected[f"grad_{name}"] = gradient
@@ -426,7 +433,8 @@ class Attention:
             "stats": torch.full_like(self.stats, 77.0),
             "alpha": None if self.alpha is None else torch.full_like(self.alpha, 77.0),
         }
-        call = self.graph.arguments | self.inputs | self.options | outputs
+        addend = {"addend": self.addend}
+        call = self.graph.arguments | self.inputs | self.options | outputs | addend
         return call, lambda _: self._check(outputs, 1)
 
     def backward_dst(self, *names: str) -> Prepared:

@@ -29,7 +29,8 @@ def attention_calls(
     products = {"query": query, "key": src, "value": src.clone(), "edge": edge}
 
     def results(out: Tensor) -> dict[str, Tensor]:
-        return {"out": out.clone(), "stats": stats, "alpha": alpha.clone()}
+        addend = {"addend": out[:1].clone()}
+        return {"out": out.clone(), "stats": stats, "alpha": alpha.clone(), **addend}
 
     def given(out: Tensor) -> dict[str, Tensor]:
         between = torch.zeros(graph.num_edges, HEADS, 2)
@@ -39,11 +40,12 @@ def attention_calls(
         return {f"grad_{name}": tensor.clone() for name, tensor in inputs.items()}
 
     return {
-        "head_scores": {"x": src, "att": att, "scores": score_src.unsqueeze(1).clone()},
+        "head_scores": {"x": src, "att": att, "scores": score_src.unsqueeze(0).clone()},
         "head_scores_backward": {
             "x": src,
             "att": att,
-            "grad": score_src.unsqueeze(1).clone(),
+            "grad": score_src.unsqueeze(0).clone(),
+            "addend": src.clone(),
             **gradients(x=src, att=att),
         },
         "gatv2": {**matrix, **additive, **options, **results(dst)},

@@ -19,7 +19,7 @@ def inputs(nodes: int = 9, count: int = 2, heads: int = 3, channels: int = 5) ->
 
 
 def upstream(x: Tensor, att: Tensor) -> Tensor:
-    return (x.unsqueeze(1) * att).sum(-1)
+    return (x * att.unsqueeze(1)).sum(-1)
 
 
 def with_gradients(function: Any, tensors: list[Tensor]) -> list[Tensor]:

@@ -106,6 +106,29 @@ def test_float64_equals_upstream(name: str, case: Case, is_transposed: bool, bac
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["each", "shared"])
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_addend_of_each_node_or_of_all(
+    name: str, case: Case, shared: bool, backend: str
+) -> None:
+    inputs = inputs_of(name, case)
+    addend = torch.randn(1 if shared else case.num_dst, 2, 5, dtype=torch.float64)
+
+    def ours(inputs: Inputs) -> Tensor:
+        *others, addend = inputs
+        return operator(name)(*others, case.edge_index, addend=addend)
+
+    def theirs(inputs: Inputs) -> Tensor:
+        *others, addend = inputs
+        return upstream(name, others, case) + addend
+
+    inputs.append(addend)
+    results = (with_gradients(function, inputs) for function in (ours, theirs))
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("is_transposed", [False, True], ids=["forward", "transposed"])
 @pytest.mark.parametrize("case", all_cases(), ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
@@ -328,11 +351,14 @@ def test_compressed_and_strided_inputs(name: str, backend: str) -> None:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_first_and_second_derivatives(name: str, dropout: float, backend: str) -> None:
     case = Case("random", random_edges(4, 3, 8), 4, 3)
-    inputs = [t.requires_grad_() for t in inputs_of(name, case, 2, 2)]
+    addend = torch.randn(1, 2, 2, dtype=torch.float64)
+    inputs = [t.requires_grad_() for t in (*inputs_of(name, case, 2, 2), addend)]
     seed = torch.tensor([5])
 
     def function(*inputs: Tensor) -> Tensor:
-        return operator(name)(*inputs, case.edge_index, dropout=dropout, seed=seed)
+        *inputs, addend = inputs
+        options = {"addend": addend, "dropout": dropout, "seed": seed}
+        return operator(name)(*inputs, case.edge_index, **options)
 
     assert torch.autograd.gradcheck(function, inputs)
     assert torch.autograd.gradgradcheck(function, inputs)
@@ -440,8 +466,9 @@ def test_opcheck(name: str, dropout: float) -> None:
     if name == "attention":
         inputs[0] = torch.randn(4, 2, 7, dtype=torch.float64, requires_grad=True)
     extras = {"gatv2": [edge, weight], "gat": [edge], "attention": [edge]}
-    given = [*inputs, *extras[name]]
-    arguments = (*given, case.edge_index, None, torch.tensor([7]), 0, False, option, dropout, True)
+    addend = torch.randn(1, *inputs[0].shape[1:], dtype=torch.float64, requires_grad=True)
+    given = [*inputs, *extras[name], addend, case.edge_index, None, torch.tensor([7])]
+    arguments = (*given, 0, False, option, dropout, True)
     torch.library.opcheck(getattr(torch.ops.fastgraph, name).default, arguments)
 
 
@@ -509,6 +536,17 @@ def _bad_calls() -> list[tuple[str, dict[str, Any], type[Exception], str]]:
         ("gat", {"score_src": torch.randn(3, 2)}, ValueError, r"score_src must have shape \[4, 2"),
         ("attention", {"query": torch.randn(4, 6)}, ValueError, "query must have shape"),
         ("attention", {"value": torch.randn(3, 2, 3)}, ValueError, "value must have shape"),
+        *(
+            (name, {"addend": addend}, ValueError, message)
+            for name in OPERATORS
+            for addend, message in (
+                (torch.randn(3, 2, 3), r"addend must have shape \[4, 2, 3\], got \[3, 2, 3\]"),
+                (torch.randn(4, 6), r"addend must have shape \[4, 2, 3\], got \[4, 6\]"),
+                (torch.randn(6), r"addend must be \[nodes, \*channels\], got shape \[6\]"),
+                (torch.tensor(1.0), "addend must be"),
+                (nodes.double(), "addend must have the dtype"),
+            )
+        ),
     ]
 
 

@@ -15,8 +15,8 @@ LARGE = 1 << 24  # bytes; kLarge of csrc/include/fastgraph/result.h
 
 
 def _gat(x: Tensor, att: Tensor, index: Tensor) -> Tensor:
-    src, dst = ops.head_scores(x, att).unbind(1)
-    return ops.gat(x, src.contiguous(), dst.contiguous(), index)[0]
+    src, dst = ops.head_scores(x, att).unbind(0)
+    return ops.gat(x, src, dst, index)[0]
 
 
 OPERATORS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {

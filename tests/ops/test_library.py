@@ -181,6 +181,7 @@ def results(x: Tensor) -> dict[str, Tensor]:
         "segment_reduce": ops.segment_reduce(x, EDGES),
         "head_scores": ops.head_scores(heads, heads[:2]),
         "gat": ops.gat(heads, score, score, EDGES)[0],
+        "gat_with_scores": ops.gat_with_scores(heads, heads[:2], EDGES)[0],
         "gatv2": ops.gatv2(heads, heads, heads[:1], EDGES)[0],
         "gatv2 of edges": ops.gatv2(
             heads, heads, heads[:1], EDGES, edge=x[EDGES[0]], weight_edge=heads[:4].transpose(0, 1)
@@ -217,14 +218,21 @@ def test_the_tangent_of_a_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "edited"), [("spmm", "index"), ("gat", "index"), ("gcn", "index"), ("gcn", "weight")]
+    ("name", "edited"),
+    [
+        ("spmm", "index"),
+        ("gat", "index"),
+        ("gat_with_scores", "index"),
+        ("gcn", "index"),
+        ("gcn", "weight"),
+    ],
 )
 @pytest.mark.parametrize("eager_first", [False, True])
 def test_compiled_code_may_write_without_counting(
     name: str, edited: str, eager_first: bool
 ) -> None:
     x, index, weight = features(), EDGES.clone(), torch.rand(EDGES.shape[1])
-    scores = torch.randn(6, 1)
+    scores, att = torch.randn(6, 1), torch.randn(2, 1, 5)
 
     def call() -> Tensor:  # as compiled code does
         if name == "spmm":
@@ -232,8 +240,9 @@ def test_compiled_code_may_write_without_counting(
         elif name == "gcn":
             arguments = (x, index, weight, 1.0, False, False)
         else:
+            given = (scores, scores) if name == "gat" else (att,)
             options = (None, None, 6, False, 0.2, 0.0, False)
-            arguments = (x.unsqueeze(1), scores, scores, None, index, *options)
+            arguments = (x.unsqueeze(1), *given, None, None, index, *options)
         out = getattr(torch.ops.fastgraph, name).default(*arguments)
         return out if isinstance(out, Tensor) else out[0]
 

@@ -38,14 +38,14 @@ def graph_of(name: str) -> Graph:
     return Graph(case.edge_index, case.num_src, case.num_dst)
 
 
-def simt(operator: str, *arguments: Any, seed: int = 0) -> Any:
+def simt(operator: str, *arguments: Any, seed: int = 0, **options: Any) -> Any:
     """What the emulated CUDA kernel returns; ``seed`` decides the order of its threads."""
     emulator().seed(seed)
-    return _SIMT.kernel(operator, "cpu", torch.float32)(*arguments)
+    return _SIMT.kernel(operator, "cpu", torch.float32)(*arguments, **options)
 
 
-def cpu(operator: str, *arguments: Any) -> Any:
-    return _CPU.kernel(operator, "cpu", torch.float32)(*arguments)
+def cpu(operator: str, *arguments: Any, **options: Any) -> Any:
+    return _CPU.kernel(operator, "cpu", torch.float32)(*arguments, **options)
 
 
 def irregular(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:

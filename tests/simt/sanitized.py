@@ -59,6 +59,7 @@ CALLS: dict[str, Callable[[New, Case, int], Tensor | tuple[Tensor | None, ...]]]
     "gatv2": lambda new, c, width: ops.gatv2(
         *(new(c.num_src, 2, width), new(c.num_dst, 2, width)),
         *(new(1, 2, width) / width**0.5, c.edge_index),
+        addend=new(1, 2, width),
     ),
     "gatv2_edges": lambda new, c, width: ops.gatv2(
         *(new(c.num_src, 2, width), new(c.num_dst, 2, width)),
@@ -78,6 +79,7 @@ CALLS: dict[str, Callable[[New, Case, int], Tensor | tuple[Tensor | None, ...]]]
     "attention": lambda new, c, width: ops.attention(
         *(new(c.num_dst, 2, width), new(c.num_src, 2, width), new(c.num_src, 2, width)),
         c.edge_index,
+        addend=new(c.num_dst, 2, width),
     ),
     # So many features of edges are whole packs of every dtype.
     "attention_edges": lambda new, c, width: ops.attention(

@@ -27,13 +27,15 @@ def inputs(
     return (
         normal(nodes, heads, width, dtype=dtype),
         normal(count, heads, width, dtype=dtype, seed=1),
-        normal(nodes, count, heads, dtype=dtype, seed=2),
+        normal(count, nodes, heads, dtype=dtype, seed=2),
     )
 
 
 def results(kernels: object, x: Tensor, att: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
     assert callable(kernels)
-    return kernels("head_scores", x, att), *kernels("head_scores_backward", x, att, grad)
+    backward = kernels("head_scores_backward", x, att, grad)
+    with_addend = kernels("head_scores_backward", x, att, grad, addend=x)
+    return kernels("head_scores", x, att), *backward, *with_addend
 
 
 def check(tensors: Inputs) -> None:

@@ -107,11 +107,12 @@ void bind_head_scores(Tensor x, Tensor att, Tensor scores) {
     using T = decltype(type);
     call.run(kernels::head_scores<T>, checked_heads<const T>(x, nodes, heads, width, "x"),
              checked_heads<const T>(att, count, heads, width, "att"),
-             checked_heads<T>(scores, nodes, count, heads, "scores"));
+             checked_heads<T>(scores, count, nodes, heads, "scores"));
   });
 }
 
-void bind_head_scores_backward(Tensor x, Tensor att, Tensor grad, Tensor grad_x, Tensor grad_att) {
+void bind_head_scores_backward(Tensor x, Tensor att, Tensor grad, OptionalTensor addend,
+                               Tensor grad_x, Tensor grad_att) {
   Call call(x);
   check_ndim(x, 3, "x");
   check_ndim(att, 3, "att");
@@ -120,7 +121,8 @@ void bind_head_scores_backward(Tensor x, Tensor att, Tensor grad, Tensor grad_x,
     using T = decltype(type);
     call.run(kernels::head_scores_backward<T>, checked_heads<const T>(x, nodes, heads, width, "x"),
              checked_heads<const T>(att, count, heads, width, "att"),
-             checked_heads<const T>(grad, nodes, count, heads, "grad"),
+             checked_heads<const T>(grad, count, nodes, heads, "grad"),
+             checked_heads<const T>(addend, nodes, heads, width, "addend"),
              checked_heads<T>(grad_x, nodes, heads, width, "grad_x"),
              checked_heads<T>(grad_att, count, heads, width, "grad_att"));
   });
@@ -184,9 +186,17 @@ struct AttentionSizes {
   }
   template <typename T>
   SoftmaxOutputs<T> outputs(const Tensor& out, const Tensor& statistics,
-                            const OptionalTensor& alpha) const {
+                            const OptionalTensor& alpha, const OptionalTensor& addend) const {
     return {extended_rows<T>(out, "out"), stats<Accumulator<T>>(statistics),
-            edge_scores<T>(alpha, "alpha")};
+            edge_scores<T>(alpha, "alpha"), to_each_row<const T>(addend, "addend")};
+  }
+  // Like the output, or one node's for all rows.
+  template <typename T>
+  Heads<T> to_each_row(const OptionalTensor& tensor, const char* name) const {
+    if (!tensor.has_value()) return {};
+    check_ndim(tensor.value(), 3, name);
+    const int64_t nodes = tensor.value().size(0) == 1 ? 1 : rows;
+    return checked_heads<T>(tensor.value(), nodes, heads, width + edge_width, name);
   }
   template <typename T>
   SoftmaxGradients<T> gradients(const Tensor& statistics, const Tensor& grad,
@@ -249,7 +259,7 @@ struct Gatv2Arguments {
 void bind_gatv2(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
                 OptionalTensor row_id, Tensor x_src, Tensor x_dst, Tensor att, OptionalTensor edge,
                 OptionalTensor weight_edge, double slope, double dropout, int64_t seed, Tensor out,
-                Tensor stats, OptionalTensor alpha) {
+                Tensor stats, OptionalTensor alpha, OptionalTensor addend) {
   Call call(x_src);
   const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
@@ -257,7 +267,7 @@ void bind_gatv2(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longe
   dispatch_features(x_src, "x_src", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::gatv2<T>, graph, arguments.checked_for<T>(sizes), slope,
-             checked_dropout(dropout, seed), sizes.outputs<T>(out, stats, alpha));
+             checked_dropout(dropout, seed), sizes.outputs<T>(out, stats, alpha, addend));
   });
 }
 
@@ -325,7 +335,7 @@ struct GatArguments {
 void bind_gat(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
               OptionalTensor row_id, Tensor x, Tensor score_src, Tensor score_dst,
               OptionalTensor score_edge, double slope, double dropout, int64_t seed, Tensor out,
-              Tensor stats, OptionalTensor alpha) {
+              Tensor stats, OptionalTensor alpha, OptionalTensor addend) {
   Call call(x);
   const GatArguments arguments{x, score_src, score_dst, score_edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
@@ -333,7 +343,7 @@ void bind_gat(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::gat<T>, graph, arguments.checked_for<T>(sizes), slope,
-             checked_dropout(dropout, seed), sizes.outputs<T>(out, stats, alpha));
+             checked_dropout(dropout, seed), sizes.outputs<T>(out, stats, alpha, addend));
   });
 }
 
@@ -396,7 +406,7 @@ struct AttentionArguments {
 void bind_attention(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
                     OptionalTensor row_id, Tensor query, Tensor key, Tensor value,
                     OptionalTensor edge, double scale, double dropout, int64_t seed, Tensor out,
-                    Tensor stats, OptionalTensor alpha) {
+                    Tensor stats, OptionalTensor alpha, OptionalTensor addend) {
   Call call(key);
   const AttentionArguments arguments{query, key, value, edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
@@ -404,7 +414,7 @@ void bind_attention(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t l
   dispatch_features(key, "key", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::attention<T>, graph, arguments.checked_for<T>(sizes), scale,
-             checked_dropout(dropout, seed), sizes.outputs<T>(out, stats, alpha));
+             checked_dropout(dropout, seed), sizes.outputs<T>(out, stats, alpha, addend));
   });
 }
 

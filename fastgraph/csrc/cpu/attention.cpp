@@ -97,7 +97,8 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     const auto grads = this->gradients_of_few(block, find_dots(block));
     this->leave(block, grads.weight, grads.score);
     for (int h = 0; h < block.heads; ++h) {
-      store_sum<T>(block, h, grads.score, NodeRows<T>::seen_before(in.key), scale, grad_query);
+      store_sum<T>(block, h, grads.score, NodeRows<T>::seen_before(in.key), scale,
+                   grad_query.row(block.row, block.head + h));
     }
   }
 

@@ -129,7 +129,8 @@ struct BackwardSrc : SourceSoftmax<T> {
   void absorb_few(const SharedBlock& block, int64_t, A*) const {
     const auto grads = this->gradients(block);
     for (int h = 0; h < block.heads; ++h) {
-      store_sum<T>(block, h, grads.weight, NodeRows<T>(this->grad), A{1}, grad_x);
+      store_sum<T>(block, h, grads.weight, NodeRows<T>(this->grad), A{1},
+                   grad_x.row(block.row, block.head + h));
     }
     store_sum_of_entries<T>(block, grads.score, grad_score_src);
   }

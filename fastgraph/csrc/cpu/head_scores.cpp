@@ -33,7 +33,7 @@ void head_scores(Heads<const T> x, Heads<const T> att, Heads<T> scores) {
     for (int64_t node = begin; node < end; ++node) {
       for (int64_t head = 0; head < x.heads; ++head) {
         for (int64_t k = 0; k < att.nodes; ++k) {
-          store_one(scores.at(node, k) + head, dot(x.at(node, head), att.at(k, head), x.width));
+          store_one(scores.at(k, node) + head, dot(x.at(node, head), att.at(k, head), x.width));
         }
       }
     }
@@ -42,7 +42,7 @@ void head_scores(Heads<const T> x, Heads<const T> att, Heads<T> scores) {
 
 template <typename T>
 void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> grad,
-                          Heads<T> grad_x, Heads<T> grad_att) {
+                          Heads<const T> addend, Heads<T> grad_x, Heads<T> grad_att) {
   using A = Accumulator<T>;
   const Result<T> result(grad_x);
   const int64_t size = att.nodes * att.heads * att.width;
@@ -53,13 +53,14 @@ void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> g
     const Heads<A> sum{&sums[task * size], att.nodes, att.heads, att.width};
     for (int64_t node = begin; node < end; ++node) {
       for (int64_t head = 0; head < x.heads; ++head) {
-        const ResultRow<T> target = result.row(node, head);
+        const T* other = addend.data == nullptr ? nullptr : addend.at(node, head);
+        const SumRow<T> target(result.row(node, head), other);
         for_each_part<kLanes<T>, 1>(0, x.width, [&](auto chunk, int64_t f) {
           constexpr int N = decltype(chunk)::kLanes;
           const Vector<A, N> own = load<N>(x.at(node, head) + f);
           Vector<A, N> total{};
           for (int64_t k = 0; k < att.nodes; ++k) {
-            const A g = load_one(grad.at(node, k) + head);
+            const A g = load_one(grad.at(k, node) + head);
             A* target = sum.at(k, head) + f;
             store<N>(target, load<N>(target) + g * own);
             total += g * load<N>(att.at(k, head) + f);

@@ -77,13 +77,14 @@ void segment_reduce_backward(const OrderedCsr& transpose, const T* weight, Matri
                              Matrix<const T> out, Matrix<const T> grad, const int32_t* winner,
                              Matrix<T> grad_x);
 
-// scores[n][k][h] = <x[n][h], att[k][h]>.
+// scores[k][n][h] = <x[n][h], att[k][h]>.
 template <typename T>
 void head_scores(Heads<const T> x, Heads<const T> att, Heads<T> scores);
 
+// addend, like x, is part of grad_x besides, or no data.
 template <typename T>
 void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> grad,
-                          Heads<T> grad_x, Heads<T> grad_att);
+                          Heads<const T> addend, Heads<T> grad_x, Heads<T> grad_att);
 
 // Attention operators: out[r] is the sum over row r of keep * softmax(score) * value, with values
 // and scores as attention_arguments.h has them. A pass over destinations leaves `between`,

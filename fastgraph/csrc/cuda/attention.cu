@@ -296,7 +296,7 @@ bool is_packed(const AttentionInputs<T>& in, std::initializer_list<const void*> 
 template <typename T>
 cudaError_t attention(Queue& queue, const Csr& graph, const AttentionInputs<T>& in, double scale,
                       Dropout dropout, const SoftmaxOutputs<T>& outputs) {
-  const bool packed = is_packed(in, {outputs.out.data});
+  const bool packed = is_packed(in, {outputs.out.data, outputs.addend.data});
   return with_edges(in, [&](auto edges) {
     const AttentionScores<T, edges.value> scores{in, static_cast<Accumulator<T>>(scale)};
     return run_forward(queue, "attention_rows", graph, scores, dropout, outputs, packed);

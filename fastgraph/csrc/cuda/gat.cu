@@ -207,7 +207,7 @@ Heads<T> as_heads(Matrix<T> x) {
 template <typename T>
 cudaError_t gat(Queue& queue, const Csr& graph, const GatInputs<T>& in, double slope,
                 Dropout dropout, const SoftmaxOutputs<T>& outputs) {
-  const bool packed = fits_packs<T>(in.x.width, {in.x.data, outputs.out.data});
+  const bool packed = fits_packs<T>(in.x.width, {in.x.data, outputs.out.data, outputs.addend.data});
   const GatScores<T> scores{{in, static_cast<Accumulator<T>>(slope)}};
   return run_forward(queue, "gat_rows", graph, scores, dropout, outputs, packed);
 }

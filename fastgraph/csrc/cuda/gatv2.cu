@@ -454,7 +454,7 @@ bool is_packed(const Gatv2Inputs<T>& in, std::initializer_list<const void*> othe
 template <typename T>
 cudaError_t gatv2(Queue& queue, const Csr& graph, const Gatv2Inputs<T>& in, double slope,
                   Dropout dropout, const SoftmaxOutputs<T>& outputs) {
-  const bool packed = is_packed(in, {outputs.out.data});
+  const bool packed = is_packed(in, {outputs.out.data, outputs.addend.data});
   return with_edges(in, [&](auto edges) {
     const Gatv2Scores<T, edges.value> scores{{in, static_cast<Accumulator<T>>(slope)}};
     return run_forward(queue, "gatv2_rows", graph, scores, dropout, outputs, packed);

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kBlockThreads) head_scores_nodes(HeadScores<T>
     for (int u = 0; u < kInFlight; ++u) {
       const int64_t n = node + u * op.slots;
       const A dot = lanes.sum(dots[u]);
-      if (lanes.lane == 0 && n < op.x.nodes) op.scores.at(n, k)[head] = narrowed<T>(dot);
+      if (lanes.lane == 0 && n < op.x.nodes) op.scores.at(k, n)[head] = narrowed<T>(dot);
     }
   }
 }
@@ -79,6 +79,7 @@ struct HeadScoresBackward {
   Heads<const T> x;
   Heads<const T> att;
   Heads<const T> grad;
+  Heads<const T> addend;  // to grad_x, or no data
   Heads<T> grad_x;
   Heads<T> grad_att;
   int64_t sum_slots;
@@ -90,10 +91,10 @@ struct HeadScoresBackward {
 template <typename T>
 __device__ Accumulator<T> grad_of(const Heads<const T>& grad, int64_t node, int64_t k,
                                   int64_t head) {
-  return node < grad.nodes && k < grad.heads ? widened(grad.at(node, k)[head]) : 0;
+  return k < grad.nodes && node < grad.heads ? widened(grad.at(k, node)[head]) : 0;
 }
 
-// grad_x of each node: the sum over vectors of grad * att.
+// grad_x of each node: the sum over vectors of grad * att, and what else there is.
 template <typename T, int kValues, int kLanes>
 __global__ void __launch_bounds__(kBlockThreads) head_scores_grad_x(HeadScoresBackward<T> op) {
   using A = Accumulator<T>;
@@ -118,7 +119,13 @@ __global__ void __launch_bounds__(kBlockThreads) head_scores_grad_x(HeadScoresBa
 #pragma unroll
     for (int u = 0; u < kInFlight; ++u) {
       const int64_t n = node + u * op.slots;
-      if (n < op.x.nodes) sums[u].store(op.grad_x.at(n, head) + first, lanes.lane, width, 1);
+      if (n >= op.x.nodes) continue;
+      if (op.addend.data != nullptr) {
+        Row addend;
+        addend.load(op.addend.at(n, head) + first, lanes.lane, width);
+        sums[u].each([&](A& sum, int q, int i) { sum += addend.at(q, i); });
+      }
+      sums[u].store(op.grad_x.at(n, head) + first, lanes.lane, width, 1);
     }
   }
 }
@@ -225,9 +232,10 @@ cudaError_t head_scores(Queue& queue, Heads<const T> x, Heads<const T> att, Head
 
 template <typename T>
 cudaError_t head_scores_backward(Queue& queue, Heads<const T> x, Heads<const T> att,
-                                 Heads<const T> grad, Heads<T> grad_x, Heads<T> grad_att) {
+                                 Heads<const T> grad, Heads<const T> addend, Heads<T> grad_x,
+                                 Heads<T> grad_att) {
   const int64_t slots = ceil_div(x.nodes, kInFlight);
-  const HeadScoresBackward<T> op{slots, x, att, grad, grad_x, grad_att, 0, nullptr};
+  const HeadScoresBackward<T> op{slots, x, att, grad, addend, grad_x, grad_att, 0, nullptr};
   const bool packed = fits_packs<T>(x.width, {x.data, att.data, grad_x.data});
   return packed ? run_lanes<Backward, kPack<T>>(queue, op) : run_lanes<Backward, 1>(queue, op);
 }

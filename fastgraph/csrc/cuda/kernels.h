@@ -38,7 +38,8 @@ cudaError_t head_scores(Queue& queue, Heads<const T> x, Heads<const T> att, Head
 
 template <typename T>
 cudaError_t head_scores_backward(Queue& queue, Heads<const T> x, Heads<const T> att,
-                                 Heads<const T> grad, Heads<T> grad_x, Heads<T> grad_att);
+                                 Heads<const T> grad, Heads<const T> addend, Heads<T> grad_x,
+                                 Heads<T> grad_att);
 
 template <typename T>
 cudaError_t gatv2(Queue& queue, const Csr& graph, const Gatv2Inputs<T>& in, double slope,

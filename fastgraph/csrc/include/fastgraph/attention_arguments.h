@@ -30,7 +30,13 @@ template <typename T>
 struct SoftmaxOutputs {
   Heads<T> out;
   SoftmaxStats<Accumulator<T>> stats;
-  Matrix<T> alpha;  // the weights with dropout, [edges, heads], or no data
+  Matrix<T> alpha;        // the weights with dropout, [edges, heads], or no data
+  Heads<const T> addend;  // read: like out, one node's for all or no data; out is the sum with it
+
+  FASTGRAPH_BOTH const T* addend_of(int64_t row, int64_t head) const {
+    if (addend.data == nullptr) return nullptr;
+    return addend.at(addend.nodes == 1 ? 0 : row, head);
+  }
 };
 
 // What backward passes are given besides the inputs of the forward pass.

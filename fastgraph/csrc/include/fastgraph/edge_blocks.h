@@ -254,13 +254,12 @@ inline void add_rows(const EdgeBlock& block, BlockOf<A> weight, const Rows& rows
 }
 
 // scale * the sum over a row of few entries of weight[i] * rows[i] for head h of the block, as the
-// channels of `out` from `first` on.
-template <typename T, typename Rows>
+// channels of `target` from `first` on.
+template <typename T, typename Rows, typename Target>
 inline void store_sum(const SharedBlock& block, int h, BlockOf<Accumulator<T>> weight,
-                      const Rows& rows, Accumulator<T> scale, const Result<T>& out,
+                      const Rows& rows, Accumulator<T> scale, const Target& target,
                       int64_t first = 0) {
   using A = Accumulator<T>;
-  const ResultRow<T> target = out.row(block.row, block.head + h);
   sum_rows<A>(block, h, weight, rows, Zeros<A>{}, [&](auto lanes, int64_t f, auto total) {
     constexpr int N = decltype(lanes)::value;
     target.template store<N>(first + f, scale * total);

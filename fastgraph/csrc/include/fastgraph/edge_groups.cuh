@@ -122,8 +122,10 @@ struct Part {
   }
 
   template <typename To>
-  __device__ void store(const Sums& sums, Heads<To> x, int64_t node, typename L::A factor) const {
-    sums.store(x.at(node, head) + first, lanes.lane, x.width - first, factor);
+  __device__ void store(const Sums& sums, Heads<To> x, int64_t node, typename L::A factor,
+                        const To* addend = nullptr) const {
+    if (addend != nullptr) addend += first;
+    sums.store(x.at(node, head) + first, lanes.lane, x.width - first, factor, addend);
   }
 };
 

@@ -92,7 +92,9 @@ struct ForwardPass {
     if (span.piece < 0) {
       const A inverse = finish_stats(outputs.stats.at(span.row, part.head), softmax.largest,
                                      softmax.total, span.begin == span.end, writes);
-      part.store(softmax.sums, outputs.out, span.row, inverse);
+      // Found before the loops, what is added would occupy registers all the time.
+      const T* addend = outputs.addend_of(computed_here(span.row), part.head);
+      part.store(softmax.sums, outputs.out, span.row, inverse, addend);
       return;
     }
     if (writes) {
@@ -173,13 +175,16 @@ __global__ void __launch_bounds__(kBlockThreads)
       });
       const A inverse =
           finish_stats(outputs.stats.at(row, head), largest, total, false, threadIdx.x == 0);
+      const T* addend = outputs.addend_of(row, head);
       for (int64_t f = threadIdx.x; f < out.width; f += kBlockThreads) {
         A sum = 0;
         for_each_piece(begin, end, [&](int64_t piece) {
           const A weight = weight_of(stats_of_pieces.at(piece, head)[0], largest);
           sum += weight * sums_of_pieces.at(piece, head)[f];
         });
-        out.at(row, head)[f] = narrowed<T>(sum * inverse);
+        sum *= inverse;
+        if (addend != nullptr) sum += widened(addend[f]);
+        out.at(row, head)[f] = narrowed<T>(sum);
       }
     }
   });

@@ -117,6 +117,9 @@ struct OnlineSoftmax {
   int64_t state_size() const { return num_values() + 2; }
   int64_t buffer_size() const { return 0; }
   FASTGRAPH_INLINE void expect_row(int64_t row) const { scores.expect_row(row); }
+  SumRow<T> row_of(int64_t row, int64_t head) const {
+    return {out.row(row, head), outputs.addend_of(row, head)};
+  }
   void begin(const RowEntries&, bool, A*) const {}
 
   void reset(A* state) const { state[num_values()] = -std::numeric_limits<A>::infinity(); }
@@ -156,8 +159,9 @@ struct OnlineSoftmax {
       A* own = outputs.stats.at(block.row, block.head + h);
       own[0] = softmax.largest[h * block.stride];
       own[1] = softmax.inverse_sum[h * block.stride];
-      store_sum<T>(block, h, p, value, own[1], out);
-      if (edge_value.width > 0) store_sum<T>(block, h, p, edge_value, own[1], out, value.width);
+      const SumRow<T> target = row_of(block.row, block.head + h);
+      store_sum<T>(block, h, p, value, own[1], target);
+      if (edge_value.width > 0) store_sum<T>(block, h, p, edge_value, own[1], target, value.width);
     }
   }
 
@@ -175,7 +179,7 @@ struct OnlineSoftmax {
     own[0] = empty ? A{0} : state[num_values()];
     const A scale = empty ? A{0} : 1 / state[num_values() + 1];
     own[1] = scale;
-    const ResultRow<T> target = out.row(row, head);
+    const SumRow<T> target = row_of(row, head);
     for_each_part<kLanes<T>, 1>(0, outputs.out.width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
       target.template store<N>(f, load<N>(state + f) * scale);

@@ -172,16 +172,23 @@ struct RowSums {
     }
   }
 
+  // Writes factor * sums, with `addend`, another row, added unless it is null.
   template <typename T>
-  __device__ void store(T* row, int lane, int64_t width, A factor) const {
+  __device__ void store(T* row, int lane, int64_t width, A factor,
+                        const T* addend = nullptr) const {
     using Share = RowShare<T, kValues, kLanes, kPacks>;
 #pragma unroll
     for (int q = 0; q < kPacks; ++q) {
       const int f = Share::column(lane, q);
       if (f >= width) continue;
-      typename Share::P pack;
+      typename Share::P pack{};
+      if (addend != nullptr) pack = *reinterpret_cast<const typename Share::P*>(addend + f);
 #pragma unroll
-      for (int i = 0; i < kValues; ++i) pack.values[i] = narrowed<T>(values[q][i] * factor);
+      for (int i = 0; i < kValues; ++i) {
+        A value = values[q][i] * factor;
+        if (addend != nullptr) value += widened(pack.values[i]);
+        pack.values[i] = narrowed<T>(value);
+      }
       *reinterpret_cast<typename Share::P*>(row + f) = pack;
     }
   }

@@ -2,6 +2,8 @@
 // the CPU in tests (tests/simt).
 #pragma once
 
+#include <cstdint>
+
 #if defined(FASTGRAPH_SIMT)
 #include "simt.h"
 #else
@@ -28,6 +30,14 @@ struct Launch {
 };
 
 #if defined(__CUDACC__) || defined(FASTGRAPH_SIMT)
+// The same value, from which the compiler computes nothing any earlier than here.
+__device__ inline int64_t computed_here(int64_t value) {
+#if !defined(FASTGRAPH_SIMT)
+  asm volatile("" : "+l"(value));
+#endif
+  return value;
+}
+
 // Starts a kernel; an empty grid is nothing to do. Errors of the kernel itself appear later, as
 // always with CUDA.
 template <typename... Parameters, typename... Arguments>

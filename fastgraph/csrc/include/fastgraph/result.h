@@ -49,6 +49,23 @@ class ResultRow {
   bool past_caches_;
 };
 
+// One row of a result that has another row added to what is stored, unless that is null.
+template <typename T>
+class SumRow {
+ public:
+  SumRow(ResultRow<T> sum, const T* addend) : sum_(sum), addend_(addend) {}
+
+  template <int N>
+  void store(int64_t column, Vector<Accumulator<T>, N> values) const {
+    if (addend_ != nullptr) values += load<N>(addend_ + column);
+    sum_.template store<N>(column, values);
+  }
+
+ private:
+  ResultRow<T> sum_;
+  const T* addend_;
+};
+
 // A tensor whose values are written once each and not read.
 template <typename T>
 class Result {

@@ -1,0 +1,128 @@
+"""``gat_with_scores``: attention among nodes of one kind, which vectors score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastgraph.backends import reference
+from fastgraph.ops.gat import GAT, GAT_BACKWARD
+from fastgraph.ops.head_scores import HEAD_SCORES, HEAD_SCORES_BACKWARD
+from fastgraph.ops.heads import (
+    NO_GRADIENTS,
+    addend_gradient,
+    check_heads,
+    check_self_loops,
+    dropout_seed,
+    save_addend,
+    seed_number,
+)
+from fastgraph.ops.library import Gradient, define, needs_torch_operations
+from fastgraph.ops.topology import topology
+
+
+def gat_with_scores(
+    x: Tensor,
+    att: Tensor,
+    index: Tensor,
+    *,
+    score_edge: Tensor | None = None,
+    addend: Tensor | None = None,
+    ptr: Tensor | None = None,
+    self_loops: int = 0,
+    transpose: bool = False,
+    negative_slope: float = 0.2,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    r"""Attention with scores :math:`\mathrm{LeakyReLU}(a_0^\top x_j + a_1^\top x_i + s_{ij})`.
+
+    The same as ``gat(x, *head_scores(x, att), index, ...)``, but in the backward pass the two
+    gradients of ``x`` become one where the second is computed.
+
+    Args:
+        x: features of the nodes, sources and destinations alike, ``[nodes, heads, channels]``,
+            float32, float64, bfloat16 or float16.
+        att: the vectors for sources and for destinations, ``[2, heads, channels]``.
+        index: as of :func:`gat`, and so are the arguments after it.
+        score_edge: scores of the edges, ``[E, heads]``.
+        addend: added to the result, ``[nodes or 1, heads, channels]``: a residual or a bias.
+        ptr: int64 or int32 ``[nodes + 1]``, offsets of the groups in ``index``.
+        self_loops: replace the self-loops in ``index`` by one for each of so many nodes.
+        transpose: reverse every edge.
+        negative_slope: of the LeakyReLU.
+        dropout: probability with which an edge's weight is set to zero.
+        seed: one int64 on the CPU that determines which edges are dropped.
+        need_weights: whether to return :math:`\alpha`, which takes another pass.
+
+    Returns:
+        ``[nodes, heads, channels]``, and :math:`\alpha` with dropout, ``[E, heads]``, if it is
+        needed. Both are differentiable.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype, device or value.
+        TypeError: ``seed`` is not a tensor.
+        IndexError: ``index`` points outside the nodes.
+    """
+    if self_loops:
+        check_self_loops(self_loops, score_edge=score_edge, ptr=ptr, need_weights=need_weights)
+    tensors = (x, att, score_edge, addend, index, ptr, dropout_seed(dropout, seed))
+    options = (self_loops, transpose, negative_slope, dropout, need_weights)
+    out, _, alpha, _ = GAT_WITH_SCORES(*tensors, *options)
+    return out, alpha if need_weights else None
+
+
+def _forward(x: Tensor, att: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    check_heads("x", x, ("nodes", "heads", "channels"), x)
+    check_heads("att", att, [2, *x.shape[1:]], x)
+    scores = HEAD_SCORES(x, att)
+    return *GAT(x, *scores.unbind(0), *given), scores
+
+
+def _save(ctx: Any, given: Sequence[Any], result: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    x, att, score_edge, addend, index, ptr, seed, *options, weights = given
+    _, stats, alpha, scores = result
+    ctx.options = options
+    save_addend(ctx, addend)
+    ctx.mark_non_differentiable(stats, scores, *(() if weights else (alpha,)))
+    ctx.save_for_backward(x, att, score_edge, index, ptr, seed, stats, scores)
+
+
+def _gradient(
+    ctx: Any, grad: Tensor | None, grad_stats: None, grad_alpha: Tensor | None, grad_scores: None
+) -> tuple[Tensor | None, ...]:
+    x, att, score_edge, index, ptr, seed, stats, scores = ctx.saved_tensors
+    if grad is None:  # only the weights were used
+        grad = x.new_zeros(x.shape)
+    if needs_torch_operations(grad, grad_alpha):
+        self_loops, transpose, *rest = ctx.options
+        graph = topology(index, ptr, len(x), len(x), transpose, self_loops)
+        score_src, score_dst = reference.head_scores(x, att).unbind(0)
+        given = (x, score_src, score_dst, score_edge, stats, transpose, *rest, seed_number(seed))
+        found: Any = reference.gat_backward(graph, grad, grad_alpha, *given)
+        through_values, *of_scores, grad_edge = found
+        grad_x, grad_att = reference.head_scores_backward(
+            x, att, torch.stack(of_scores), addend=through_values
+        )
+    else:
+        inputs = (x, *scores.unbind(0), score_edge)
+        through_values, *of_scores, grad_edge = GAT_BACKWARD(
+            grad, grad_alpha, *inputs, index, ptr, seed, stats, *ctx.options
+        )
+        grad_x, grad_att = HEAD_SCORES_BACKWARD(x, att, torch.stack(of_scores), through_values)
+    grad_edge = None if score_edge is None else grad_edge
+    return grad_x, grad_att, grad_edge, addend_gradient(ctx, 3, grad), *NO_GRADIENTS
+
+
+GAT_WITH_SCORES = define(
+    "gat_with_scores(Tensor x, Tensor att, Tensor? score_edge, Tensor? addend, Tensor index, "
+    "Tensor? ptr, Tensor? seed, SymInt self_loops, bool transpose, float negative_slope, "
+    "float dropout, bool weights) -> (Tensor, Tensor, Tensor, Tensor)",
+    _forward,
+    _forward,
+    Gradient((0, 1, 2, 3), _save, _gradient),
+)
