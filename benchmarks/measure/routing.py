@@ -91,9 +91,9 @@ class Counted:
         if kernel is None:
             return None
 
-        def counted(*arguments: Any) -> Any:
+        def counted(*arguments: Any, **options: Any) -> Any:
             self.calls[operator] += 1
-            return kernel(*arguments)
+            return kernel(*arguments, **options)
 
         return counted
 

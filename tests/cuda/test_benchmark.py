@@ -213,9 +213,9 @@ class Watched(CpuBackend):
         if kernel is None:
             return None
 
-        def watched(*inputs: Any) -> Any:
+        def watched(*inputs: Any, **options: Any) -> Any:
             self.measured.append(settings.current().measure)
-            return kernel(*inputs)
+            return kernel(*inputs, **options)
 
         return watched
 
