@@ -8,6 +8,8 @@ BASE_TORCH := $(shell $(PYTHON) -c "import torch" 2>/dev/null && echo yes)
 
 VENV := .venv
 BIN := $(VENV)/bin
+# The tools in .venv before those of the system, so that all builds have one CMake.
+WITH_TOOLS := PATH="$(abspath $(BIN)):$$PATH"
 # One process for each core, with two threads that do not spin while they wait for each other.
 THREADS := OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
 PYTEST := $(THREADS) $(BIN)/python -m pytest
@@ -46,7 +48,7 @@ test: install emulator ## run the tests
 # Built against the torch in .venv, and by the tools there.
 scatter: install ## build torch_scatter for this torch (minutes the first time)
 	$(BIN)/python -c "import torch_scatter" 2>/dev/null || \
-	  PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install --quiet --no-build-isolation torch_scatter
+	  $(WITH_TOOLS) $(BIN)/pip install --quiet --no-build-isolation torch_scatter
 
 test-scatter: scatter ## run the operator and route tests with torch_scatter present
 	$(PYTEST) $(PARALLEL) tests/ops tests/pyg -k "not simt"
@@ -75,10 +77,10 @@ wheel: install ## build a wheel for many Linux distributions into dist/
 	$(call tools,wheel)
 	$(cusparse)
 	rm -rf dist
-	$(BIN)/pip wheel --quiet --no-deps --config-settings=build-dir=build/wheel \
+	$(WITH_TOOLS) $(BIN)/pip wheel --quiet --no-deps --config-settings=build-dir=build/wheel \
 	  --config-settings=cmake.define.FASTGRAPH_LIBRARY_DIR=$(abspath build/wheel/lib) \
 	  $(call cuda,$(if $(NVCC),on,off)) --wheel-dir dist/raw .
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude libtvm_ffi.so \
+	$(WITH_TOOLS) $(BIN)/auditwheel repair --exclude libtvm_ffi.so \
 	  --wheel-dir dist dist/raw/*.whl
 	rm -r dist/raw
 
@@ -97,7 +99,7 @@ aarch64: install ## compile the portable kernels for 64-bit Arm
 
 cuda: install ## compile the CUDA kernels for all architectures, and compare their registers
 	$(cusparse)
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.cuda.registers
+	$(WITH_TOOLS) $(BIN)/python -m tests.cuda.registers
 
 lint: install ## ruff, mypy and clang-format
 	$(call tools,lint)
