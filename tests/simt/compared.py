@@ -55,6 +55,11 @@ def irregular(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return values.view(shape)
 
 
+def misaligned(tensor: Tensor) -> Tensor:
+    """The same values, one element off from where vectors of them can be read."""
+    return torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape)
+
+
 def assert_same(actual: Tensor, expected: Tensor) -> None:
     """The same values, of which NaNs count as equal."""
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)

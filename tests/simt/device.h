@@ -5,6 +5,7 @@
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
 
+#include <cstdint>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -27,7 +28,7 @@ class Call : public cuda::Queue {
   }
   ~Call() {
     for (auto buffer = buffers_.rbegin(); buffer != buffers_.rend(); ++buffer) {
-      simt::release(buffer->address);
+      simt::release(buffer->memory);
     }
     current() = nullptr;
   }
@@ -37,12 +38,14 @@ class Call : public cuda::Queue {
     return call;
   }
 
-  // Where kernels find a tensor. Those that they write hold nothing before.
+  // Where kernels find a tensor, aligned as on the host. Those that they write hold nothing before.
   void* mirror(const tvm::ffi::TensorView& tensor, const char* name, bool is_written) {
     char* host = static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset();
     const size_t bytes = tvm::ffi::GetDataSize(tensor.numel(), tensor.dtype());
-    void* address = simt::allocate(bytes, name);
-    buffers_.push_back({address, is_written ? host : nullptr, bytes});
+    const size_t before = reinterpret_cast<uintptr_t>(host) % kVectorBytes;
+    char* memory = static_cast<char*>(simt::allocate(before + bytes, name));
+    char* address = memory + before;
+    buffers_.push_back({memory, address, is_written ? host : nullptr, bytes});
     if (!is_written && bytes > 0) simt::write(address, host, bytes);  // empty ones may be null
     return address;
   }
@@ -58,15 +61,19 @@ class Call : public cuda::Queue {
   }
 
  private:
+  static constexpr size_t kVectorBytes = 16;  // the most that one instruction loads
+
   struct Buffer {
+    void* memory;
     void* address;
     void* host;  // null if kernels only read it
     size_t bytes;
   };
 
   void* allocate(int64_t bytes) override {
-    buffers_.push_back({simt::allocate(bytes, "scratch"), nullptr, 0});
-    return buffers_.back().address;
+    void* memory = simt::allocate(bytes, "scratch");
+    buffers_.push_back({memory, memory, nullptr, 0});
+    return memory;
   }
 
   std::vector<Buffer> buffers_;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.simt.compared import (
     assert_same_in_every_order,
     cpu,
     graph_of,
+    misaligned,
     simt,
 )
 
@@ -90,15 +92,22 @@ def check(
     transpose: bool = False,
     dropout: float = 0.0,
     seed: int = 0,
+    given: Callable[[Tensor], Tensor] = Tensor.contiguous,
 ) -> None:
-    """Output, stats, weights and the gradients of all tensors."""
+    """Output, stats, weights and the gradients of all tensors; ``given`` moves what else they take.
+
+    That is what is added to the output, and the gradients of output and weights.
+    """
     options = (transpose, option_of(operator, inputs), dropout, seed)
     dtype = inputs[0].dtype  # type: ignore[union-attr]
     out, stats, alpha = simt(operator, graph, *inputs, *options, True)
     expected = reference(operator, graph, *widened(inputs), *options, True)
     for a, b in zip((out, stats, alpha), expected, strict=True):
         assert_close(a, b, dtype)
-    grads = [normal(*t.shape, dtype=dtype, seed=seed) for seed, t in ((8, out), (9, alpha))]
+    addend = given(normal(*out.shape, dtype=dtype, seed=10))
+    out, *_ = simt(operator, graph, *inputs, *options, False, addend=addend)
+    assert_close(out, expected[0] + addend.double(), dtype)
+    grads = [given(normal(*t.shape, dtype=dtype, seed=seed)) for seed, t in ((8, out), (9, alpha))]
     backward = f"{operator}_backward"
     gradients = simt(backward, graph, *grads, *inputs, stats, *options)
     wide = [*widened(grads), *widened(inputs), stats.double()]
@@ -126,6 +135,17 @@ def test_every_layout(operator: str, width: int, dtype: torch.dtype) -> None:
     heads = 1 if width > 256 else 2
     for edge_dim in (0, 3, 8):
         check(operator, graph, inputs_of(operator, graph, heads, width, dtype, edge_dim))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_memory_that_is_not_aligned(operator: str) -> None:
+    graph = graph_of("random")
+    inputs = inputs_of(operator, graph, 2, 64, torch.float32, edge_dim=4)
+    check(operator, graph, inputs, given=misaligned)
+    for position, tensor in enumerate(inputs):
+        assert tensor is not None
+        moved = [*inputs[:position], misaligned(tensor), *inputs[position + 1 :]]
+        check(operator, graph, moved)
 
 
 @pytest.mark.parametrize("edge_dim", [0, 3])

@@ -17,6 +17,7 @@ from tests.simt.compared import (
     cpu,
     graph_of,
     irregular,
+    misaligned,
     simt,
 )
 
@@ -46,6 +47,13 @@ def test_every_layout(width: int, dtype: torch.dtype) -> None:
     for name, reduce in (("random", "sum"), ("cut", "mean")):
         graph = graph_of(name)
         check(graph, *inputs(graph, width, dtype), reduce)
+
+
+def test_memory_that_is_not_aligned() -> None:
+    graph = graph_of("random")
+    grad, x = inputs(graph, 64)
+    check(graph, misaligned(grad), x, "sum")
+    check(graph, grad, misaligned(x), "sum")
 
 
 @pytest.mark.parametrize("width", [3, 64])

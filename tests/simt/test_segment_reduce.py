@@ -21,6 +21,7 @@ from tests.simt.compared import (
     cpu,
     graph_of,
     irregular,
+    misaligned,
     simt,
 )
 
@@ -79,6 +80,21 @@ def test_every_layout(width: int, dtype: torch.dtype) -> None:
         check(graph, x, None, "min", transpose, "split")
         check(graph, x, weight, "min", transpose, "winner")
         check(graph, x, None, "max", transpose, "winner")
+
+
+@pytest.mark.parametrize("ties", ["split", "winner"])
+def test_memory_that_is_not_aligned(ties: str) -> None:
+    graph = graph_of("cut")
+    x = features(graph.num_src, 64, torch.float32)
+    weight = normal(graph.num_edges, dtype=torch.float32, seed=2)
+    check(graph, misaligned(x), weight, "max", ties=ties)
+    check(graph, x, misaligned(weight), "max", ties=ties)
+    out, record = cpu("segment_reduce", graph, x, weight, "max", False, ties)
+    saved = (normal(*out.shape, dtype=torch.float32, seed=3), x, weight, out, record)
+    expected = cpu("segment_reduce_backward", graph, *saved, False, ties)
+    for position, tensor in enumerate(saved):
+        given = (*saved[:position], misaligned(tensor), *saved[position + 1 :])
+        assert_same(simt("segment_reduce_backward", graph, *given, False, ties), expected)
 
 
 @pytest.mark.parametrize("dtype", FLOATING)

@@ -19,6 +19,7 @@ from tests.simt.compared import (
     cpu,
     graph_of,
     irregular,
+    misaligned,
     simt,
 )
 
@@ -54,6 +55,15 @@ def test_rows_that_are_not_cut_are_added_up_as_on_the_cpu(width: int, dtype: tor
     graph = graph_of("random")
     given = (graph, normal(graph.num_src, width, dtype=dtype), None, "sum", False)
     assert_same(simt("spmm", *given), cpu("spmm", *given))
+
+
+@pytest.mark.parametrize("name", ["random", "cut"])
+def test_memory_that_is_not_aligned(name: str) -> None:
+    graph = graph_of(name)
+    x = normal(graph.num_src, 64, dtype=torch.float32)
+    weight = normal(graph.num_edges, dtype=torch.float32, seed=1)
+    check(graph, misaligned(x), weight, "sum")
+    check(graph, x, misaligned(weight), "sum")
 
 
 @pytest.mark.parametrize("width", [33, 64])

@@ -236,7 +236,7 @@ cudaError_t head_scores_backward(Queue& queue, Heads<const T> x, Heads<const T> 
                                  Heads<T> grad_att) {
   const int64_t slots = ceil_div(x.nodes, kInFlight);
   const HeadScoresBackward<T> op{slots, x, att, grad, addend, grad_x, grad_att, 0, nullptr};
-  const bool packed = fits_packs<T>(x.width, {x.data, att.data, grad_x.data});
+  const bool packed = fits_packs<T>(x.width, {x.data, att.data, addend.data, grad_x.data});
   return packed ? run_lanes<Backward, kPack<T>>(queue, op) : run_lanes<Backward, 1>(queue, op);
 }
 
