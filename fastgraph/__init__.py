@@ -81,16 +81,14 @@ def status() -> Status:
 
 
 def clear_cache() -> None:
-    """Forget all sorted graphs, and return the memory that waits for results to the system.
+    """Forget all sorted graphs.
 
     Needed only after editing an index through numpy or ``.data``. CUDA graphs that were captured
     before must not be replayed any more.
     """
-    from fastgraph.backends.memory import POOL
     from fastgraph.memo import MEMO
 
     MEMO.clear()
-    POOL.clear()
 
 
 # `python -m fastgraph` enables by itself, and reports an invalid variable itself.

@@ -1,7 +1,8 @@
-"""Dense products in memory from the pool are torch's own in every other respect."""
+"""Dense products in huge pages are torch's own in every other respect."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from torch_geometric.nn import (
 )
 
 import fastgraph
-from fastgraph.backends import memory
+from fastgraph import linear as fastgraph_linear
+from fastgraph import native
 from fastgraph.linear import linear
 from fastgraph.pyg import linear as pyg_linear
 from tests.graphs import random_edges
@@ -28,12 +30,22 @@ from tests.pyg.ab import arguments, assert_same
 
 @pytest.fixture(autouse=True)
 def _everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_SMALLEST", 1)
+    monkeypatch.setattr(fastgraph_linear, "_LARGE", 1)
 
 
-def _pooled(tensor: Tensor) -> bool:
-    """Whether the memory came from the pool: torch's own can grow."""
-    return not tensor.untyped_storage().resizable()
+@pytest.fixture
+def advised(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The tensors whose memory was asked to be of huge pages."""
+    found: list[Tensor] = []
+    library = native.library()
+
+    def prefer_huge_pages(tensor: Tensor) -> None:
+        library.prefer_huge_pages(tensor)
+        found.append(tensor)
+
+    stand_in = SimpleNamespace(prefer_huge_pages=prefer_huge_pages)
+    monkeypatch.setattr(fastgraph_linear.native, "library", lambda: stand_in)
+    return found
 
 
 def _operands(dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -45,7 +57,9 @@ def _operands(dtype: torch.dtype = torch.float32) -> list[Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("learned", ["xwb", "x", "w", "b", "wb", ""])
-def test_values_and_gradients_are_torchs(dtype: torch.dtype, has_bias: bool, learned: str) -> None:
+def test_values_and_gradients_are_torchs(
+    dtype: torch.dtype, has_bias: bool, learned: str, advised: list[Tensor]
+) -> None:
     def run(function: Any) -> list[Tensor | None]:
         x, weight, bias = _operands(dtype)
         for letter, leaf in zip("xwb", (x, weight, bias), strict=True):
@@ -59,7 +73,7 @@ def test_values_and_gradients_are_torchs(dtype: torch.dtype, has_bias: bool, lea
     for a, b in zip(ours, theirs, strict=True):
         assert (a is None) == (b is None)
         assert a is None or b is None or torch.equal(a, b)
-    assert _pooled(ours[0]) and (ours[1] is None or _pooled(ours[1]))
+    assert len(advised) == 1 + (ours[1] is not None)
 
 
 def test_second_derivatives() -> None:
@@ -67,12 +81,12 @@ def test_second_derivatives() -> None:
     assert torch.autograd.gradgradcheck(linear, (x, weight, bias))
 
 
-def test_inputs_that_are_not_contiguous() -> None:
+def test_inputs_that_are_not_contiguous(advised: list[Tensor]) -> None:
     x, weight, bias = (leaf.detach() for leaf in _operands())
     wide = torch.stack([x, x], dim=-1)[..., 0].requires_grad_()
     by_column = weight.t().contiguous().t()
     out = linear(wide, by_column, bias)
-    assert _pooled(out) and torch.equal(out, torch.nn.functional.linear(wide, by_column, bias))
+    assert advised and torch.equal(out, torch.nn.functional.linear(wide, by_column, bias))
     out.sum().backward()  # an expanded gradient
     torch.testing.assert_close(wide.grad, weight.sum(0).expand(11, 5))
 
@@ -113,7 +127,7 @@ def test_layers(conv: MessagePassing) -> None:
         patch.setattr(pyg_linear, "linear", lambda *given: made.append(linear(*given)) or made[-1])
         conv(x, edges)
         products = {m for m in conv.modules() if isinstance(m, Linear)}
-        assert len(made) == len(products) and all(map(_pooled, made))
+        assert len(made) == len(products)
         made.clear()
         for module in products:
             module.register_forward_hook(lambda *_: None)

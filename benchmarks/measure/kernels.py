@@ -13,7 +13,6 @@ from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 from fastgraph import Graph, native
-from fastgraph.backends.memory import empty
 from fastgraph.graph import Csr, graph_of
 from fastgraph.ops import segment_reduce, spmm
 from measure.cell import Effort
@@ -58,12 +57,12 @@ def measure_bandwidth(graph: GraphData, loops: MinimalLoops, effort: Effort) -> 
 def _native_sum(
     rows: Csr, x: Tensor, weight: Tensor | None = None, row_scale: Tensor | None = None
 ) -> None:
-    native.library().spmm(*rows, weight, row_scale, None, x, empty(x, x.shape))
+    native.library().spmm(*rows, weight, row_scale, None, x, torch.empty_like(x))
 
 
 def _native_max(rows: Csr, x: Tensor, *, ties: bool = False) -> None:
-    record = empty(x, x.shape, torch.int32) if ties else None
-    native.library().segment_reduce(*rows, None, True, x, empty(x, x.shape), record, None)
+    record = torch.empty_like(x, dtype=torch.int32) if ties else None
+    native.library().segment_reduce(*rows, None, True, x, torch.empty_like(x), record, None)
 
 
 def measure_routed_call(graph: GraphData, channels: int, calls: int) -> dict[str, Any]:

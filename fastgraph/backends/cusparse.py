@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fastgraph.backends import sparse
 from fastgraph.backends.kernels import scales
-from fastgraph.backends.memory import empty
 from fastgraph.graph import Graph
 from fastgraph.memo import remembered
 
@@ -80,7 +79,7 @@ class CuSparseSpmm:
             values = sparse.matrix_values(*given)
         else:
             values = remembered("sparse_values", sparse.matrix_values, *given)
-        out = empty(x, (rows.ptr.numel() - 1, x.shape[1]))
+        out = x.new_empty((rows.ptr.numel() - 1, x.shape[1]))
         kind = self._kind(x)
         product = rows.plans.get(kind, _UNKNOWN)
         if product is _UNKNOWN:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends.base import Kernel, accumulator
-from fastgraph.backends.memory import empty
 from fastgraph.graph import Csr, Graph
 
 
@@ -93,7 +92,7 @@ class _Plain:
     ) -> Tensor:
         rows = self._device.rows(graph, x, transpose)
         row_scale, col_scale = scales(graph, reduce, transpose, x.dtype)
-        out = empty(x, (rows.ptr.numel() - 1, x.shape[1]))
+        out = x.new_empty((rows.ptr.numel() - 1, x.shape[1]))
         weight = None if weight is None else weight.contiguous()
         self._device.library().spmm(*rows, weight, row_scale, col_scale, x, out)
         return out
@@ -103,7 +102,7 @@ class _Plain:
         if col_scale is not None:  # scale rows of the transposed graph instead
             transpose, row_scale, grad, x = not transpose, col_scale, x, grad
         rows = self._device.rows(graph, x, transpose)
-        out = empty(x, (graph.num_edges,))
+        out = x.new_empty((graph.num_edges,))
         self._device.library().sddmm(*rows, row_scale, grad, x, out)
         return out
 
@@ -117,8 +116,8 @@ class _Plain:
         ties: str,
     ) -> tuple[Tensor, Tensor]:
         rows = self._device.rows(graph, x, transpose)
-        out = empty(x, (rows.ptr.numel() - 1, x.shape[1]))
-        record = empty(x, (0,) if ties == "none" else out.shape, torch.int32)
+        out = x.new_empty((rows.ptr.numel() - 1, x.shape[1]))
+        record = x.new_empty((0,) if ties == "none" else out.shape, dtype=torch.int32)
         self._device.library().segment_reduce(
             *rows,
             None if weight is None else weight.contiguous(),
@@ -142,9 +141,9 @@ class _Plain:
         ties: str,
     ) -> Tensor:
         cols = self._device.rows(graph, grad, not transpose)
-        grad_x = empty(x, x.shape)
+        grad_x = x.new_empty(x.shape)
         if ties == "split":
-            share = empty(grad, grad.shape)
+            share = grad.new_empty(grad.shape)
             self._device.library().divide_by_ties(grad, record, share)
             grad = share
         self._device.library().segment_reduce_backward(
@@ -159,14 +158,14 @@ class _Plain:
         return grad_x
 
     def head_scores(self, x: Tensor, att: Tensor) -> Tensor:
-        scores = empty(x, (att.shape[0], *x.shape[:2]))
+        scores = x.new_empty((att.shape[0], *x.shape[:2]))
         self._device.library().head_scores(x, att, scores)
         return scores
 
     def head_scores_backward(
         self, x: Tensor, att: Tensor, grad: Tensor, *, addend: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        grad_x, grad_att = empty(x, x.shape), empty(att, att.shape)
+        grad_x, grad_att = x.new_empty(x.shape), att.new_empty(att.shape)
         self._device.library().head_scores_backward(x, att, grad, addend, grad_x, grad_att)
         return grad_x, grad_att
 
@@ -206,9 +205,9 @@ class _Attention:
         rows = inputs[self._rows]
         heads = rows.shape[1]
         # gat knows the aggregating nodes by their scores alone.
-        out = empty(rows, rows.shape[:2] + (rows if rows.dim() == 3 else inputs[0]).shape[2:])
-        stats = empty(rows, (*rows.shape[:2], 2), accumulator(rows.dtype))
-        alpha = empty(rows, (graph.num_edges if weights else 0, heads))
+        out = rows.new_empty(rows.shape[:2] + (rows if rows.dim() == 3 else inputs[0]).shape[2:])
+        stats = rows.new_empty((*rows.shape[:2], 2), dtype=accumulator(rows.dtype))
+        alpha = rows.new_empty((graph.num_edges if weights else 0, heads))
         getattr(self._device.library(), self._name)(
             *self._device.rows(graph, inputs[self._gathered], transpose, attention=True),
             *inputs,
@@ -231,8 +230,8 @@ class _Attention:
             for position, tensor in enumerate(inputs)
         ]
         rows, heads, _ = stats.shape
-        between = empty(
-            stats, (graph.num_edges, heads, 2) if self._device.leaves_edges else (rows, heads)
+        between = stats.new_empty(
+            (graph.num_edges, heads, 2) if self._device.leaves_edges else (rows, heads)
         )
         arguments = (*inputs, option, dropout, seed, stats, grad, grad_alpha, between)
         by_dst = [gradients[i] for i in self._by_dst]
@@ -250,4 +249,4 @@ class _Attention:
     def _empty_gradient(self, position: int, tensor: Tensor) -> Tensor:
         if position in self._per_edge:
             return torch.zeros_like(tensor, dtype=accumulator(tensor.dtype))
-        return empty(tensor, tensor.shape)
+        return tensor.new_empty(tensor.shape)

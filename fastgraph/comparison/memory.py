@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import sys
 from pathlib import Path
 from typing import Literal
 
@@ -34,9 +33,6 @@ def restart_peak() -> bool:
 def release_freed() -> None:
     """Give memory that is free but still held back to the system."""
     gc.collect()
-    pool = sys.modules.get("fastgraph.backends.memory")  # importing it would import torch
-    if pool is not None:
-        pool.POOL.clear()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # glibc only
         libc.malloc_trim(0)

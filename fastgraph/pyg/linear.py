@@ -41,7 +41,7 @@ def unwatched(module: Any) -> bool:
 
 
 def project(module: Any, x: Tensor) -> Tensor:
-    """``module(x)``; the same in memory that is used again, if that makes no other difference."""
+    """``module(x)``; the same in huge pages, if that makes no other difference."""
     if unwatched(module):
         return linear(x, module.weight, module.bias)
     result: Tensor = module(x)
