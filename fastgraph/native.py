@@ -92,13 +92,18 @@ def _load(level: str) -> Any:
     path = _library_path(level)
     if not path.exists():
         raise RuntimeError(_missing_message(level))
-
-    import tvm_ffi
-
-    module = tvm_ffi.load_module(str(path))
+    module = _load_module(path)
     if _forked:
         module.run_serially()
     return module
+
+
+def _load_module(path: Path) -> Any:
+    import tvm_ffi
+
+    # What kernels without enough working memory raise (`with_memory` of csrc/bindings/checks.h).
+    tvm_ffi.register_error("FastgraphOutOfMemory", torch.OutOfMemoryError)
+    return tvm_ffi.load_module(str(path))
 
 
 def _missing_message(level: str) -> str:
@@ -130,9 +135,7 @@ def cuda_library() -> Any:
     Raises:
         RuntimeError: If the library cannot be loaded, or is missing from the installation.
     """
-    import tvm_ffi
-
-    return tvm_ffi.load_module(str(_CUDA_LIBRARY))
+    return _load_module(_CUDA_LIBRARY)
 
 
 @functools.cache

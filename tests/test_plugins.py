@@ -24,6 +24,16 @@ plain = layer(x, edges)
 with fastgraph.enabled(backend="counting"):
     assert torch.equal(layer(x, edges), plain)
 assert fastgraph_squares.CALLS == ["spmm"], fastgraph_squares.CALLS
+fastgraph_squares.CALLS.clear()
+from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
+for conv in (GATConv(1, 2), GATv2Conv(1, 2), TransformerConv(1, 2)):
+    with fastgraph.enabled(backend="counting"):
+        conv(x, edges).sum().backward()
+backwards = [name for name in fastgraph_squares.CALLS if name.endswith("_backward")]
+assert sorted(backwards) == [
+    "attention_backward", "gat_backward", "gatv2_backward", "head_scores_backward"
+], fastgraph_squares.CALLS
+fastgraph.status().reset()
 assert fastgraph.status().rows[0].routed == 1
 layer(x, edges)
 assert fastgraph.status().rows[0].routed == 1

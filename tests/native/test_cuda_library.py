@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from fastgraph import native
-from fastgraph.backends.cuda import with_torchs_error
 from fastgraph.backends.registry import REGISTRY
 
 LOAD = native.cuda_library.__wrapped__
@@ -84,11 +83,3 @@ def test_a_refusal_on_a_gpu_says_why_our_kernels_are_not_there() -> None:
     hint = "would on request" if why_not is None else f"is unavailable: {why_not}"
     reason = str(REGISTRY.refusal("gatv2", "cuda", torch.float32))
     assert f"no backend computes gatv2 for torch.float32 on cuda; cuda {hint}" in reason
-
-
-def test_too_little_scratch_memory_is_torchs_own_error() -> None:
-    def spmm(*_: object) -> None:
-        raise MemoryError("tried to allocate 2 GiB")
-
-    with pytest.raises(torch.OutOfMemoryError, match="2 GiB"):
-        with_torchs_error(spmm)()

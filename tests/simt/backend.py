@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 
-import torch
+from torch import Tensor
 
-from fastgraph.backends.base import FLOATING, Backend, Kernel
-from fastgraph.backends.kernels import native_kernels
+from fastgraph.backends.base import Backend
+from fastgraph.backends.cuda import CudaBackend
 from fastgraph.hookspecs import hookimpl
 from tests.simt import library
 
@@ -19,8 +20,14 @@ def emulator() -> library.Emulator:
     return library.Emulator(library.build("checked"))
 
 
-class SimtBackend:
-    """CUDA kernels executed on the CPU; see ``tests/simt/emulator``.
+def _seconds(call: Callable[[], Tensor]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+class SimtBackend(CudaBackend):
+    """The backend for GPUs with the emulator in place of the driver; see ``tests/simt/emulator``.
 
     Args:
         emulator: gives the build to call.
@@ -30,15 +37,10 @@ class SimtBackend:
     priority = -100  # on request only
 
     def __init__(self, emulator: Callable[[], library.Emulator] = emulator) -> None:
-        self._kernels = native_kernels(lambda: emulator().functions)
+        super().__init__(lambda: emulator().functions, "cpu", _seconds)
 
     def unavailable(self) -> str | None:
         return library.why_unavailable()
-
-    def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel | None:
-        if device_type != "cpu" or dtype not in FLOATING:
-            return None
-        return self._kernels.get(operator)
 
 
 @hookimpl

@@ -55,7 +55,7 @@ void check(cusparseStatus_t status, const char* what) {
       what + std::string(": ") + CuSparse::get().cusparseGetErrorString(status);
   // Memory that cuSPARSE asks for itself, which torch's allocator may have taken.
   if (status == CUSPARSE_STATUS_ALLOC_FAILED || status == CUSPARSE_STATUS_INSUFFICIENT_RESOURCES) {
-    TVM_FFI_THROW(MemoryError) << text;
+    TVM_FFI_THROW(FastgraphOutOfMemory) << text;
   }
   TVM_FFI_THROW(RuntimeError) << text;
 }

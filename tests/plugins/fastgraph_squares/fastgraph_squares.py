@@ -23,9 +23,9 @@ class CountingBackend:
     def kernel(self, operator, device_type, dtype):
         kernel = ReferenceBackend().kernel(operator, device_type, dtype)
 
-        def counted(*args):
+        def counted(*args, **kwargs):
             CALLS.append(operator)
-            return kernel(*args)
+            return kernel(*args, **kwargs)
 
         return counted
 
