@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fastgraph.memo import called_from_compiled_code
+from fastgraph.witness import spoil_stale_results
 
 LIBRARY = torch.library.Library("fastgraph", "DEF")
 
@@ -51,10 +52,12 @@ def define(
         The operator, to call.
     """
     name = schema.partition("(")[0]
+    implementation = _spoiled_if_stale(name, implementation)
     LIBRARY.define(schema, tags=_TAGS)
     LIBRARY.impl(name, called_from_compiled_code(implementation), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"fastgraph::{name}", fake, lib=LIBRARY)
     operator = getattr(torch.ops.fastgraph, name).default
+    fake = _on_one_device([argument.name for argument in operator._schema.arguments], fake)
+    torch.library.register_fake(f"fastgraph::{name}", fake, lib=LIBRARY)
     autograd = None if gradient is None else _define_gradient(operator, implementation, gradient)
     types = [_TYPES[str(argument.type)] for argument in operator._schema.arguments]
 
@@ -64,6 +67,42 @@ def define(
         if autograd is None:
             return implementation(*arguments)
         return autograd(None, *arguments)
+
+    return call
+
+
+def _spoiled_if_stale(name: str, implementation: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(implementation)
+    def call(*arguments: Any) -> Any:
+        result = implementation(*arguments)
+        spoil_stale_results(name, result)
+        return result
+
+    return call
+
+
+def _on_one_device(names: Sequence[str], fake: Callable[..., Any]) -> Callable[..., Any]:
+    """A shape rule for tensors on one device; seeds are on the CPU.
+
+    torch takes the shape rule for the implementation as soon as one tensor is on ``meta``, and the
+    result for uninitialised memory where the others are.
+    """
+
+    @functools.wraps(fake)
+    def call(*arguments: Any) -> Any:
+        tensors = [
+            (name, value)
+            for name, value in zip(names, arguments, strict=True)
+            if isinstance(value, Tensor) and name != "seed"
+        ]
+        first, expected = tensors[0]
+        for name, tensor in tensors[1:]:
+            if tensor.device != expected.device:
+                raise ValueError(
+                    f"{name} must be on the device of {first}, {expected.device}, "
+                    f"got {tensor.device}"
+                )
+        return fake(*arguments)
 
     return call
 
