@@ -371,8 +371,7 @@ def graph_of(
     """The graph of these index tensors, built on first sight; arguments as for :class:`Graph`.
 
     Raises:
-        RuntimeError: with ``FASTGRAPH_CHECK_CACHE=1``, a tensor was edited behind torch's back; or
-            a graph is seen for the first time while a CUDA graph is captured.
+        RuntimeError: a graph is seen for the first time while a CUDA graph is captured.
     """
     if index.is_inference() or (ptr is not None and ptr.is_inference()):
         # Inference tensors have no version counter, so an edit could not be seen.

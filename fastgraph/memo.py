@@ -4,8 +4,8 @@ A key names the tensor's storage, view and version counter, so an in-place edit 
 reference to the storage is kept beside the value: while it is held the storage's address cannot be
 reused, so a new tensor is never mistaken for a freed one.
 
-Compiled code writes to memory without counting versions, and puts one intermediate tensor where
-another was. So what it looks up is compared with a copy.
+Not every edit is counted, and compiled code puts one intermediate tensor where another was. So a
+witness of the content (:mod:`fastgraph.witness`) has to confirm what the key has found.
 
 What a captured CUDA graph uses is kept until everything is forgotten: its replays look nothing up.
 """
@@ -16,7 +16,7 @@ import functools
 import os
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -24,10 +24,11 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fastgraph import capture, settings
+from fastgraph.witness import Guard, StaleGraphError, Witness, witness_of
 
 
 def tensor_key(tensor: Tensor) -> tuple[object, ...]:
-    """What identifies the content of a strided tensor for as long as its storage lives.
+    """What identifies a strided tensor, and its content as far as torch counts edits.
 
     Inference tensors have no version counter and cannot be keyed.
     """
@@ -72,8 +73,7 @@ class _Entry(NamedTuple):
     value: Any
     nbytes: int
     storages: tuple[StorageWeakRef, ...]
-    checksum: tuple[int, ...] | None
-    copies: tuple[Tensor, ...] | None
+    witness: Witness | None
 
 
 class Memo:
@@ -94,44 +94,49 @@ class Memo:
     def get(self, key: tuple[object, ...], *tensors: Tensor | None) -> Any | None:
         """The value stored under a key made of :func:`tensor_key` of these tensors.
 
+        ``None`` if there is none, or if the tensors do not hold any more what they did.
+
         Raises:
-            RuntimeError: with ``FASTGRAPH_CHECK_CACHE=1``, a tensor was edited behind torch's back;
-                or nothing is stored, and a CUDA graph is being captured, in which it cannot be
-                computed.
+            RuntimeError: nothing is stored, and a CUDA graph is being captured, in which it cannot
+                be computed.
+            StaleGraphError: on a GPU, the tensors did not at an earlier call.
         """
         entry = self._entries.get(key)
-        if entry is None or (entry.copies is None and _CALLS.from_compiled_code):
+        if entry is None or (_CALLS.from_compiled_code and not _may_compare(entry.witness)):
             capture.refuse_to_capture("the structure of a graph", *tensors)
             return None
         if capture.is_capturing(*tensors):  # nobody can compare tensors now
             self._captured[id(entry.value)] = entry.value
-        elif entry.copies is not None:
-            if not all(map(torch.equal, (t for t in tensors if t is not None), entry.copies)):
-                return None
-        elif entry.checksum is not None and entry.checksum != _checksum(tensors):
-            raise RuntimeError(
-                "a tensor of a graph was changed without torch noticing (through numpy or .data); "
-                "call fastgraph.clear_cache() after such an edit"
-            )
+        elif entry.witness is not None and not self._confirms(key, entry.witness, tensors):
+            return None
         with self._lock:
             if key in self._entries:  # another thread may have evicted it since
                 self._entries.move_to_end(key)
         return entry.value
+
+    def _confirms(
+        self, key: tuple[object, ...], witness: Witness, tensors: tuple[Tensor | None, ...]
+    ) -> bool:
+        try:
+            return witness.confirms(_present(tensors))
+        except StaleGraphError:
+            with self._lock:
+                self._remove(key)
+            raise
 
     def put(self, key: tuple[object, ...], value: Any, *tensors: Tensor | None) -> None:
         """Remember ``value`` (with an attribute ``nbytes``) until one of ``tensors`` is freed.
 
         The value must not hold the tensors themselves, which would keep them alive.
         """
-        storages = tuple(StorageWeakRef(t.untyped_storage()) for t in tensors if t is not None)
-        nbytes, checksum, copies = value.nbytes, None, None
-        if _CALLS.from_compiled_code:
-            copies = tuple(t.detach().clone() for t in tensors if t is not None)
-            nbytes += sum(t.nbytes for t in copies)
-        elif settings.current().check_cache:
-            checksum = _checksum(tensors)
-        device = max(t.get_device() for t in tensors if t is not None)
-        entry = _Entry(device, value, nbytes, storages, checksum, copies)
+        present = _present(tensors)
+        storages = tuple(StorageWeakRef(tensor.untyped_storage()) for tensor in present)
+        checks = _CALLS.from_compiled_code or settings.current().check_cache
+        # Compiled code may put one tensor where another was, which is no error.
+        witness = witness_of(present, may_raise=not _CALLS.from_compiled_code) if checks else None
+        nbytes = value.nbytes + (0 if witness is None else witness.nbytes)
+        device = max(tensor.get_device() for tensor in present)
+        entry = _Entry(device, value, nbytes, storages, witness)
         with self._lock:
             self._remove(key)
             self._entries[key] = entry
@@ -190,12 +195,13 @@ def quarter_of_memory(device: int) -> int:
     return int(torch.cuda.get_device_properties(device).total_memory) // 4
 
 
-def _checksum(tensors: Iterable[Tensor | None]) -> tuple[int, ...]:
-    """A sum of the bits weighted by position, in wrapping int64 arithmetic, of each tensor."""
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    flat = [t.detach().flatten() for t in tensors if t is not None]
-    bits = [t.view(integers[t.element_size()]) for t in flat]
-    return tuple(int((t * torch.arange(1, len(t) + 1, device=t.device)).sum()) for t in bits)
+def _may_compare(witness: Witness | None) -> bool:
+    """Whether compiled code, which may bring other content, learns of it before it computes."""
+    return witness is not None and not isinstance(witness, Guard)
+
+
+def _present(tensors: tuple[Tensor | None, ...]) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor is not None]
 
 
 MEMO = Memo()

@@ -97,8 +97,6 @@ class Settings:
         cache_bytes: ``FASTGRAPH_CACHE_BYTES``. Memory for sorted graphs and what else is derived
             from graphs in use, on each device; ``None``: a quarter of what the device has. A graph
             that does not fit is sorted at every call.
-        reuse_bytes: ``FASTGRAPH_REUSE_BYTES``. Memory of freed results, of operators and of dense
-            products in routed layers, on the CPU that is kept for the next ones.
         cpu_level: ``FASTGRAPH_CPU_LEVEL``. Highest instruction set to use, one of ``baseline``,
             ``avx2``, ``avx512``; ``None``: the best this machine has.
         measure: ``FASTGRAPH_MEASURE``. Where our CUDA kernels compute, time that of sums and means
@@ -106,8 +104,9 @@ class Settings:
             the fastest from then on, except in CUDA graphs. That costs two dozen products, once
             for each graph, and results differ in the last bits, so those of two runs may. Means of
             bfloat16 and float16, and graphs with an edge twice, are left to our kernel.
-        check_cache: ``FASTGRAPH_CHECK_CACHE``. Recompute a checksum of a known graph's index on
-            every call, to find edits that torch cannot see. Slow.
+        check_cache: ``FASTGRAPH_CHECK_CACHE``. Whether the content of a graph's tensors is looked
+            at whenever what was derived from them is used again. ``False`` is for measuring what
+            that costs: edits that torch does not count then go unnoticed.
         compare: ``FASTGRAPH_COMPARE``, or ``FASTGRAPH=compare`` for this and ``enabled``. Run every
             call of a routed layer both ways and raise where they differ. Very slow.
 
@@ -138,7 +137,6 @@ class Settings:
         None,
         _expect("an integer >= 0 or None", lambda value: value is None or _is_a_count(value)),
     )
-    reuse_bytes: int = _setting("FASTGRAPH_REUSE_BYTES", _parse_count, 1 << 30, _is_count)
     cpu_level: str | None = _setting(
         "FASTGRAPH_CPU_LEVEL",
         str,
@@ -149,7 +147,7 @@ class Settings:
         ),
     )
     measure: bool = _setting("FASTGRAPH_MEASURE", _parse_bool, False, _is_flag)
-    check_cache: bool = _setting("FASTGRAPH_CHECK_CACHE", _parse_bool, False, _is_flag)
+    check_cache: bool = _setting("FASTGRAPH_CHECK_CACHE", _parse_bool, True, _is_flag)
     compare: bool = _setting("FASTGRAPH_COMPARE", _parse_bool, False, _is_flag)
 
     @classmethod

@@ -211,23 +211,24 @@ def test_an_edit_is_seen() -> None:
     assert not torch.equal(before, after)
 
 
-def test_an_edit_behind_torch_is_found_by_the_checking_mode(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_edit_behind_torch_is_seen() -> None:
     edges = torch.tensor([[0, 1], [1, 0]])
-    array = edges.numpy()
-    monkeypatch.setenv("FASTGRAPH_CHECK_CACHE", "1")
-    settings.set_current(settings.Settings.from_environment())
-    try:
-        ops.spmm(torch.ones(2, 1), edges)
-        array[0, 0] = 1
-        with pytest.raises(RuntimeError, match="changed without torch noticing"):
-            ops.spmm(torch.ones(2, 1), edges)
-        fastgraph.clear_cache()
-        assert ops.spmm(torch.ones(2, 1), edges).tolist() == [[1.0], [1.0]]
-    finally:
-        monkeypatch.undo()
-        settings.set_current(settings.Settings.from_environment())
+    graph = lookup(edges)
+    assert lookup(edges) is graph
+    version = edges._version
+    edges.numpy()[0, 0] = 1
+    assert edges._version == version
+    assert ops.spmm(torch.ones(2, 1), edges).tolist() == [[1.0], [1.0]]
+    assert lookup(edges) is not graph
+
+
+def test_the_check_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    unchecked = settings.current().replace(check_cache=False)
+    monkeypatch.setattr(settings, "_current", unchecked)
+    edges = torch.tensor([[0, 1], [1, 0]])
+    graph = lookup(edges)
+    edges.numpy()[0, 0] = 1
+    assert lookup(edges) is graph
 
 
 def test_a_freed_tensor_frees_its_graph_and_its_address_is_not_mistaken() -> None:
@@ -268,7 +269,8 @@ def test_each_device_has_a_bound_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     for number, tensor in enumerate(tensors):
         on_device = tensor.as_subclass(OnGpu) if number % 2 else tensor
         known.put((number,), SimpleNamespace(nbytes=100), on_device)
-    assert [known.get((number,)) is not None for number in range(5)] == [False, False] + 3 * [True]
+    found = [known.get((number,), tensor) for number, tensor in enumerate(tensors)]
+    assert [value is not None for value in found] == [False, False] + 3 * [True]
     assert known.nbytes == 300
     with fastgraph.enabled(cache_bytes=100):
         known.trim()

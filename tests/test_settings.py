@@ -21,10 +21,9 @@ def test_defaults() -> None:
         strict=False,
         min_edges=0,
         cache_bytes=None,
-        reuse_bytes=2**30,
         cpu_level=None,
         measure=False,
-        check_cache=False,
+        check_cache=True,
         compare=False,
     )
 
@@ -40,10 +39,9 @@ def test_defaults() -> None:
         ("FASTGRAPH_STRICT", "True", "strict", True),
         ("FASTGRAPH_MIN_EDGES", "100", "min_edges", 100),
         ("FASTGRAPH_CACHE_BYTES", "0", "cache_bytes", 0),
-        ("FASTGRAPH_REUSE_BYTES", "0", "reuse_bytes", 0),
         ("FASTGRAPH_CPU_LEVEL", "avx2", "cpu_level", "avx2"),
         ("FASTGRAPH_MEASURE", "1", "measure", True),
-        ("FASTGRAPH_CHECK_CACHE", "1", "check_cache", True),
+        ("FASTGRAPH_CHECK_CACHE", "0", "check_cache", False),
         ("FASTGRAPH_COMPARE", "1", "compare", True),
         ("FASTGRAPH", "1", "compare", False),
         ("FASTGRAPH", "compare", "compare", True),

@@ -38,15 +38,17 @@ class Call : public cuda::Queue {
     return call;
   }
 
-  // Where kernels find a tensor, aligned as on the host. Those that they write hold nothing before.
-  void* mirror(const tvm::ffi::TensorView& tensor, const char* name, bool is_written) {
+  // Where kernels find a tensor, aligned as on the host. Those that they do not read hold nothing
+  // before.
+  void* mirror(const tvm::ffi::TensorView& tensor, const char* name, bool is_read,
+               bool is_written) {
     char* host = static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset();
     const size_t bytes = tvm::ffi::GetDataSize(tensor.numel(), tensor.dtype());
     const size_t before = reinterpret_cast<uintptr_t>(host) % kVectorBytes;
     char* memory = static_cast<char*>(simt::allocate(before + bytes, name));
     char* address = memory + before;
     buffers_.push_back({memory, address, is_written ? host : nullptr, bytes});
-    if (!is_written && bytes > 0) simt::write(address, host, bytes);  // empty ones may be null
+    if (is_read && bytes > 0) simt::write(address, host, bytes);  // empty ones may be null
     return address;
   }
 
@@ -88,7 +90,13 @@ inline void check_device(const tvm::ffi::TensorView& tensor, const char* name) {
 
 template <typename T>
 T* memory_of(const tvm::ffi::TensorView& tensor, const char* name) {
-  return static_cast<T*>(Call::current()->mirror(tensor, name, !std::is_const_v<T>));
+  constexpr bool kIsRead = std::is_const_v<T>;
+  return static_cast<T*>(Call::current()->mirror(tensor, name, kIsRead, !kIsRead));
+}
+
+template <typename T>
+T* updated_memory_of(const tvm::ffi::TensorView& tensor, const char* name) {
+  return static_cast<T*>(Call::current()->mirror(tensor, name, true, true));
 }
 
 }  // namespace fastgraph

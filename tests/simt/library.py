@@ -36,7 +36,10 @@ KERNELS = (
     HERE / "planted.cu",
 )
 # What is not watched: the emulator itself, and the host's side of the kernels.
-HOST = (*sorted((HERE / "emulator").glob("*.cpp")), CSRC / "bindings" / "operators.cpp")
+HOST = (
+    *sorted((HERE / "emulator").glob("*.cpp")),
+    *(CSRC / "bindings" / name for name in ("content.cpp", "operators.cpp")),
+)
 TVM_FFI = Path(tvm_ffi.__file__).parent
 
 COMMON = (
@@ -128,7 +131,7 @@ class Emulator:
     """One build of the CUDA kernels.
 
     Attributes:
-        functions: those of ``csrc/bindings/operators.cpp``, for tensors on the CPU.
+        functions: those of ``csrc/bindings``, for tensors on the CPU.
     """
 
     def __init__(self, path: Path | str) -> None:

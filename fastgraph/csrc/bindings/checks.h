@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
+#include <new>
 #include <string>
 #include <type_traits>
 
@@ -78,6 +79,17 @@ inline std::string shape_text(const Tensor& tensor) {
     text += (i ? ", " : "") + std::to_string(tensor.size(i));
   }
   return text + "]";
+}
+
+// The size of an element of any dtype that torch has for edges and their weights.
+inline int64_t item_bytes(const Tensor& tensor, const char* name) {
+  const DLDataType type = tensor.dtype();
+  const int bits = type.bits * type.lanes;
+  if (bits != 8 && bits != 16 && bits != 32 && bits != 64) {
+    TVM_FFI_THROW(TypeError) << name << " must have elements of 1, 2, 4 or 8 bytes, got "
+                             << dtype_text(tensor);
+  }
+  return bits / 8;
 }
 
 template <typename T>
@@ -208,29 +220,48 @@ inline OrderedCsr checked_csr(const Tensor& rowptr, const Tensor& col,
   return graph;
 }
 
+// Calls body(), which may need more working memory than there is: fastgraph.native has Python raise
+// torch's own error for this kind.
+template <typename Body>
+auto with_memory(const Body& body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    TVM_FFI_THROW(FastgraphOutOfMemory)
+        << "a fastgraph kernel needs more working memory than there is";
+  } catch (const tvm::ffi::Error& error) {
+    if (error.kind() != "MemoryError") throw;
+    TVM_FFI_THROW(FastgraphOutOfMemory) << error.message();
+  }
+}
+
 // Calls body(T{}) with the element type of a feature tensor.
 template <typename Body>
 auto dispatch_features(const Tensor& tensor, const char* name, const Body& body) {
-  switch (dtype_of(tensor)) {
-    case DType::kFloat32: return body(float{});
-    case DType::kFloat64: return body(double{});
-    case DType::kBFloat16: return body(bfloat16{});
-    case DType::kFloat16: return body(float16{});
-    default:
-      TVM_FFI_THROW(TypeError) << name << " must be float32, float64, bfloat16 or float16, got "
-                               << dtype_text(tensor);
-  }
+  return with_memory([&] {
+    switch (dtype_of(tensor)) {
+      case DType::kFloat32: return body(float{});
+      case DType::kFloat64: return body(double{});
+      case DType::kBFloat16: return body(bfloat16{});
+      case DType::kFloat16: return body(float16{});
+      default:
+        TVM_FFI_THROW(TypeError) << name << " must be float32, float64, bfloat16 or float16, got "
+                                 << dtype_text(tensor);
+    }
+  });
 }
 
 // Calls body(Index{}) with the element type of an index tensor.
 template <typename Body>
 auto dispatch_indices(const Tensor& tensor, const char* name, const Body& body) {
-  switch (dtype_of(tensor)) {
-    case DType::kInt32: return body(int32_t{});
-    case DType::kInt64: return body(int64_t{});
-    default:
-      TVM_FFI_THROW(TypeError) << name << " must be int32 or int64, got " << dtype_text(tensor);
-  }
+  return with_memory([&] {
+    switch (dtype_of(tensor)) {
+      case DType::kInt32: return body(int32_t{});
+      case DType::kInt64: return body(int64_t{});
+      default:
+        TVM_FFI_THROW(TypeError) << name << " must be int32 or int64, got " << dtype_text(tensor);
+    }
+  });
 }
 
 }  // namespace fastgraph

@@ -1,9 +1,11 @@
-// The functions that only the CPU has: those that build graphs, and those about threads.
+// The functions that only the CPU has: those that build and recognise graphs, and those about
+// memory and threads.
 #include <tvm/ffi/function.h>
 
 #include <algorithm>
 
 #include "bindings/checks.h"
+#include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
 
 namespace fastgraph {
@@ -110,7 +112,7 @@ void bind_transpose_csr(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64
   MutableCsr transpose = checked_output(rowptr_t, "rowptr_t", col_t, "col_t", num_cols,
                                         graph.num_rows, graph.num_entries);
   transpose.edge_id = checked<int32_t>(edge_id_t, {graph.num_entries}, "edge_id_t");
-  transpose_csr(graph, transpose);
+  with_memory([&] { transpose_csr(graph, transpose); });
 }
 
 int64_t bind_order_rows(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
@@ -123,7 +125,30 @@ int64_t bind_order_rows(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64
                                       num_rows, graph.num_entries);
   ordered.edge_id = checked<int32_t>(edge_id_out, {graph.num_entries}, "edge_id_out");
   ordered.row_id = checked<int32_t>(row_id_out, {num_rows}, "row_id_out");
-  return static_cast<int64_t>(order_rows(graph, row_bytes, ordered));
+  return with_memory([&] { return static_cast<int64_t>(order_rows(graph, row_bytes, ordered)); });
+}
+
+int64_t bind_checksum(Tensor tensor) {
+  check_device(tensor, "tensor");
+  if (tensor.ndim() != 1 && tensor.ndim() != 2) {
+    TVM_FFI_THROW(ValueError) << "tensor must have 1 or 2 dimensions, got shape "
+                              << shape_text(tensor);
+  }
+  const bool is_matrix = tensor.ndim() == 2;
+  const int last = tensor.ndim() - 1;
+  return static_cast<int64_t>(checksum(
+      {memory_of<const char>(tensor, "tensor"), is_matrix ? tensor.size(0) : 1, tensor.size(last),
+       is_matrix ? tensor.stride(0) : 0, tensor.stride(last), item_bytes(tensor, "tensor")}));
+}
+
+void bind_prefer_huge_pages(Tensor tensor) {
+  check_device(tensor, "tensor");
+  if (!tensor.IsContiguous()) {
+    TVM_FFI_THROW(ValueError) << "tensor must be contiguous, got shape " << shape_text(tensor)
+                              << " with other strides";
+  }
+  prefer_huge_pages(memory_of<void>(tensor, "tensor"),
+                    static_cast<int64_t>(tvm::ffi::GetDataSize(tensor)));
 }
 
 }  // namespace
@@ -134,5 +159,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(build_csr_with_loops, fastgraph::bind_build_csr_wi
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(check_csr, fastgraph::bind_check_csr);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(transpose_csr, fastgraph::bind_transpose_csr);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(order_rows, fastgraph::bind_order_rows);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(checksum, fastgraph::bind_checksum);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(prefer_huge_pages, fastgraph::bind_prefer_huge_pages);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_serially, fastgraph::run_serially);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(max_threads, fastgraph::max_threads);

@@ -9,6 +9,9 @@
 
 namespace fastgraph {
 
+// 64 bits that depend on every element and its place, and not on strides. Not for adversaries.
+uint64_t checksum(const Strided& tensor);
+
 // An index outside its range.
 struct BadIndex {
   int64_t value = 0;

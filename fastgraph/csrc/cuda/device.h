@@ -100,4 +100,10 @@ T* memory_of(const tvm::ffi::TensorView& tensor, const char*) {
   return reinterpret_cast<T*>(static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset());
 }
 
+// The same for one that they may change in part.
+template <typename T>
+T* updated_memory_of(const tvm::ffi::TensorView& tensor, const char* name) {
+  return memory_of<T>(tensor, name);
+}
+
 }  // namespace fastgraph

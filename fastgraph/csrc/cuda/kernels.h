@@ -12,6 +12,24 @@
 
 namespace fastgraph::cuda {
 
+// The elements of a contiguous tensor of any dtype.
+struct Elements {
+  const void* data;
+  int64_t count;
+  int64_t bytes;  // of each
+};
+
+// total = 64 bits that depend on every element and its place.
+cudaError_t record_content(Queue& queue, const Elements& elements, uint64_t* total);
+
+// changed = 1 if record_content would find another total than the expected one.
+cudaError_t check_content(Queue& queue, const Elements& elements, const uint64_t* expected,
+                          int32_t* changed);
+
+// Makes all of out NaN if changed is not 0.
+template <typename T>
+cudaError_t fill_with_nan_if(Queue& queue, const int32_t* changed, T* out, int64_t count);
+
 template <typename T>
 cudaError_t spmm(Queue& queue, const Csr& graph, const T* weight, const Accumulator<T>* row_scale,
                  const Accumulator<T>* col_scale, Matrix<const T> x, Matrix<T> out);

@@ -100,6 +100,27 @@ inline void finish_streams() {
 #endif
 }
 
+// The product of the lower and the upper half of each lane.
+template <int N>
+inline Vector<uint64_t, N> product_of_halves(Vector<uint64_t, N> v) {
+#if defined(__AVX512F__)
+  if constexpr (N == 8) {
+    return (Vector<uint64_t, N>)_mm512_mul_epu32((__m512i)v, (__m512i)(v >> 32));
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (N == 4) {
+    return (Vector<uint64_t, N>)_mm256_mul_epu32((__m256i)v, (__m256i)(v >> 32));
+  }
+#endif
+#if defined(__SSE2__)
+  if constexpr (N == 2) {
+    return (Vector<uint64_t, N>)_mm_mul_epu32((__m128i)v, (__m128i)(v >> 32));
+  }
+#endif
+  return (v & 0xffffffffu) * (v >> 32);
+}
+
 // 0, 1, 2, ...
 template <typename A, int N>
 inline Vector<A, N> lane_numbers() {

@@ -12,6 +12,16 @@
 
 namespace fastgraph {
 
+// Elements of any type in rows, of whatever strides; strides count elements.
+struct Strided {
+  const char* data;
+  int64_t rows;
+  int64_t size;  // of a row
+  int64_t row_stride;
+  int64_t stride;
+  int64_t item_bytes;
+};
+
 // A compressed sparse matrix: the entries of row r are [rowptr[r], rowptr[r + 1]); entry e stands
 // in column col[e]. edge_id maps an entry to the caller's edge; null means that entries are in edge
 // order already.
