@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fastgraph.backends.base import FALLBACK_PRIORITY
 from fastgraph.backends.registry import Registry
+from fastgraph.backends.signatures import SIGNATURES, check_signature
 
 PLUGIN = Path(__file__).parent / "plugins" / "fastgraph_squares"
 ROOT = Path(__file__).parents[1]
@@ -24,6 +26,11 @@ plain = layer(x, edges)
 with fastgraph.enabled(backend="counting"):
     assert torch.equal(layer(x, edges), plain)
 assert fastgraph_squares.CALLS == ["spmm"], fastgraph_squares.CALLS
+assert fastgraph.status().rows[0].routed == 1
+layer(x, edges)
+assert fastgraph.status().rows[0].routed == 1
+from fastgraph.backends.registry import backend_report
+assert ("counting", True, "") in backend_report()
 fastgraph_squares.CALLS.clear()
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 for conv in (GATConv(1, 2), GATv2Conv(1, 2), TransformerConv(1, 2)):
@@ -33,12 +40,6 @@ backwards = [name for name in fastgraph_squares.CALLS if name.endswith("_backwar
 assert sorted(backwards) == [
     "attention_backward", "gat_backward", "gatv2_backward", "head_scores_backward"
 ], fastgraph_squares.CALLS
-fastgraph.status().reset()
-assert fastgraph.status().rows[0].routed == 1
-layer(x, edges)
-assert fastgraph.status().rows[0].routed == 1
-from fastgraph.backends.registry import backend_report
-assert ("counting", True, "") in backend_report()
 print("done")
 """
 
@@ -118,6 +119,44 @@ def test_what_is_made_for_a_device_serves_it_before_the_last_resort(why_not: str
     assert found.kernel("spmm", "cuda", torch.float32)() == ("reference" if why_not else "gpu")
     assert found.kernel("spmm", "cpu", torch.float32)() == "reference"
     assert "gpu" in str(found.refusal("spmm", "cuda", torch.float32))  # nothing is routed to it
+
+
+ATTENTION = "query, key, value, edge, transpose, scale, dropout, seed, weights"
+
+
+@pytest.mark.parametrize(
+    ("operator", "kernel", "text"),
+    [
+        ("gatv2", lambda *given: None, r"takes \(\*given\): got an unexpected keyword .*'addend'"),
+        ("spmm", lambda graph, x: None, "takes .graph, x.: too many positional arguments"),
+        ("sddmm", lambda g, a, b, r, t, u: None, "missing a required argument: 'u'"),
+        ("attention", eval(f"lambda graph, {ATTENTION}: None"), "unexpected keyword.*'addend'"),
+        ("attention", eval(f"lambda graph, {ATTENTION}, *, add=0: None"), "keyword.*'addend'"),
+        ("gat_backward", lambda graph, grad, *rest, seed: None, "required.*'seed'"),
+    ],
+)
+def test_a_kernel_that_an_operator_could_not_call_is_refused(
+    operator: str, kernel: Any, text: str
+) -> None:
+    class Wrong(Fake):
+        def kernel(self, name: str, device_type: str, dtype: torch.dtype) -> object:
+            return kernel if (name, device_type) == (operator, "cuda") else None
+
+    expected = rf"the kernel '{operator}' of backend 'wrong' must take .*{text}"
+    with pytest.raises(TypeError, match=expected):
+        registry(Wrong("wrong")).select(None)
+    with pytest.raises(TypeError, match=expected):
+        registry(Wrong("wrong", priority=-9), Fake("fast")).select("wrong")
+
+
+def test_built_in_kernels_take_what_operators_pass() -> None:
+    """Whether the machine has what they need or not."""
+    for backend in Registry().backends.values():
+        for operator in SIGNATURES:
+            for device_type in ("cpu", "cuda"):
+                kernel = backend.kernel(operator, device_type, torch.float32)
+                if kernel is not None:
+                    check_signature(backend.name, operator, kernel)
 
 
 def test_selection_errors_name_the_reason() -> None:

@@ -62,21 +62,6 @@ FALLBACK_PRIORITY = -1
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """The dtypes that operators take."""
 
-OPERATORS = (
-    "spmm",
-    "sddmm",
-    "segment_reduce",
-    "segment_reduce_backward",
-    "head_scores",
-    "head_scores_backward",
-    "gatv2",
-    "gatv2_backward",
-    "gat",
-    "gat_backward",
-    "attention",
-    "attention_backward",
-)
-
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which sums over tensors of this one are accumulated."""

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from fastgraph.backends.base import FALLBACK_PRIORITY, OPERATORS, Kernel, accumulator
+from fastgraph.backends.base import FALLBACK_PRIORITY, Kernel, accumulator
+from fastgraph.backends.signatures import SIGNATURES
 from fastgraph.graph import Graph
 
 Results = tuple[Tensor, Tensor, Tensor]
@@ -30,7 +31,7 @@ class ReferenceBackend:
         return None
 
     def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel | None:
-        kernel: Kernel | None = globals()[operator] if operator in OPERATORS else None
+        kernel: Kernel | None = globals()[operator] if operator in SIGNATURES else None
         return kernel
 
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from fastgraph.backends.base import FALLBACK_PRIORITY, FLOATING, OPERATORS, Backend, Kernel
+from fastgraph.backends.base import FALLBACK_PRIORITY, FLOATING, Backend, Kernel
+from fastgraph.backends.signatures import SIGNATURES, check_signature
 
 DEVICE_TYPES = ("cpu", "cuda", "mps", "xpu")
 """Devices for which a backend is asked whether it wants to compute."""
@@ -49,6 +50,7 @@ class Registry:
 
         Raises:
             ValueError: no backend has this name, or it is unavailable on this machine.
+            TypeError: a kernel that would be used does not take what its operator passes.
         """
         if name is not None:
             if name not in self.backends:
@@ -64,7 +66,7 @@ class Registry:
         self._kernels.clear()
         self._wanted = frozenset(
             key
-            for key in itertools.product(OPERATORS, DEVICE_TYPES, FLOATING)
+            for key in itertools.product(SIGNATURES, DEVICE_TYPES, FLOATING)
             if self._first_kernel(self._wanting(), *key)
         )
         self._hints = {device_type: self._hint(device_type) for device_type in DEVICE_TYPES[1:]}
@@ -132,6 +134,7 @@ class Registry:
         for backend in backends:
             kernel = backend.kernel(operator, device_type, dtype)
             if kernel is not None and (self._selected or backend.unavailable() is None):
+                check_signature(backend.name, operator, kernel)
                 return kernel
         return None
 

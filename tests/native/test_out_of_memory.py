@@ -50,7 +50,7 @@ for tensor in (x, h, att, weight, edge, project, query):
 gc.collect()
 errors, in_use = set(), int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 failures = successes = 0
-for room in [*range(0, 48, 1), *range(48, 160, 8)]:
+for room in [*range(0, 32, 2), *range(32, 160, 16)]:  # MiB
     resource.setrlimit(resource.RLIMIT_AS, (in_use + (room << 20), resource.RLIM_INFINITY))
     try:
         found = step()
