@@ -18,7 +18,7 @@ T* checked_update(const Tensor& tensor, const char* name) {
   return updated_memory_of<T>(tensor, name);
 }
 
-Elements checked_elements(const Tensor& tensor) {
+kernels::Elements checked_elements(const Tensor& tensor) {
   check_device(tensor, "tensor");
   if (!tensor.IsContiguous()) {
     TVM_FFI_THROW(ValueError) << "tensor must be contiguous, got shape " << shape_text(tensor)
