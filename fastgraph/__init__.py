@@ -10,6 +10,7 @@ import sys
 
 from fastgraph.cli import interpreter as _interpreter
 
+# Before any other import: what lies in the working directory is the program's, not ours.
 _module = _interpreter.module_to_run(sys.orig_argv) or ""
 if _module.partition(".")[0] == "fastgraph":
     _interpreter.FIRST_ENTRY.remove()

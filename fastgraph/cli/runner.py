@@ -17,7 +17,7 @@ from fastgraph.cli.ending import print_at_exit
 from fastgraph.cli.execution import run_file, run_stdin, run_string
 from fastgraph.cli.interpreter import FIRST_ENTRY, working_directory
 from fastgraph.cli.shadowing import forget_shadowed
-from fastgraph.settings import NOT_ENABLED, Settings
+from fastgraph.settings import NOT_ENABLED, Settings, variables
 
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 """The variable by which torch is asked for huge pages, read when torch is loaded."""
@@ -45,6 +45,16 @@ class Options:
     def arguments(self) -> dict[str, Any]:
         """Those of ``fastgraph.enable()``."""
         return {"backend": self.backend, "strict": self.strict, "min_edges": self.min_edges}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that say the same."""
+        names = variables()
+        return {
+            names[argument]: str(int(value) if argument == "strict" else value)
+            for argument, value in self.arguments.items()
+            if value is not None
+        }
 
 
 def run(target: Target, options: Options) -> None:
@@ -180,7 +190,7 @@ def _enable(options: Options) -> None:
             "FASTGRAPH=0 runs the program without fastgraph.",
             1,
         )
-    enable_in_children(options.arguments)
+    enable_in_children(options.variables)
     if options.report:
         print_at_exit(lambda: str(fastgraph.status()))
 

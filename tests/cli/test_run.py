@@ -312,10 +312,11 @@ def test_invalid_variable_where_the_module_follows_its_option(tmp_path: Path) ->
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_children_are_enabled_with_the_same_options(tmp_path: Path, method: str) -> None:
+    (tmp_path / "torch_geometric.py").touch()  # what children wait for
     (tmp_path / "program.py").write_text(
         """\
 import multiprocessing, sys
-import torch
+import torch_geometric
 def work(depth):
     import fastgraph
     from fastgraph import settings
