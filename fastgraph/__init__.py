@@ -6,13 +6,20 @@ Put ``import fastgraph; fastgraph.enable()`` at the top of a training script, or
 
 from __future__ import annotations
 
-import importlib
 import sys
+
+from fastgraph.cli import interpreter as _interpreter
+
+# Before any other import: what lies in the working directory is the program's, not ours.
+_module = _interpreter.module_to_run(sys.orig_argv) or ""
+if _module.partition(".")[0] == "fastgraph":
+    _interpreter.FIRST_ENTRY.remove()
+
+import importlib
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from fastgraph import settings as _settings
-from fastgraph.cli.interpreter import module_to_run as _module_to_run
 
 if TYPE_CHECKING:
     from fastgraph.comparison.checking import DivergenceError
@@ -92,5 +99,5 @@ def clear_cache() -> None:
 
 
 # `python -m fastgraph` enables by itself, and reports an invalid variable itself.
-if _module_to_run(sys.orig_argv) != "fastgraph" and _settings.Settings.from_environment().enabled:
+if _module != "fastgraph" and _settings.Settings.from_environment().enabled:
     importlib.import_module("fastgraph.routing.state").enable()

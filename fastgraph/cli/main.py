@@ -102,7 +102,7 @@ class _DefaultToRun(click.Group):
 
 def _has_program_on_stdin() -> bool:
     """Whether python would take standard input for the program, where none is named."""
-    return sys.stdin is not None and not sys.stdin.isatty()
+    return sys.stdin is None or not sys.stdin.isatty()
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import importlib.machinery
-import io
 import os
 import pkgutil
 import runpy
@@ -15,7 +14,10 @@ from typing import Any, Literal, NoReturn
 
 from fastgraph.cli.children import enable_in_children
 from fastgraph.cli.ending import print_at_exit
-from fastgraph.settings import NOT_ENABLED, Settings
+from fastgraph.cli.execution import run_file, run_stdin, run_string
+from fastgraph.cli.interpreter import FIRST_ENTRY, working_directory
+from fastgraph.cli.shadowing import forget_shadowed
+from fastgraph.settings import NOT_ENABLED, Settings, variables
 
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 """The variable by which torch is asked for huge pages, read when torch is loaded."""
@@ -44,60 +46,117 @@ class Options:
         """Those of ``fastgraph.enable()``."""
         return {"backend": self.backend, "strict": self.strict, "min_edges": self.min_edges}
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that say the same."""
+        names = variables()
+        return {
+            names[argument]: str(int(value) if argument == "strict" else value)
+            for argument, value in self.arguments.items()
+            if value is not None
+        }
+
 
 def run(target: Target, options: Options) -> None:
     """Enable fastgraph and run ``target`` as ``__main__``.
 
-    Whatever the program raises comes out, ``SystemExit`` included, so that the interpreter ends as
-    it would after running the program itself; only our frames are missing from the traceback.
+    The process ends as it would after running the program itself: what the program raises is
+    reported without our frames, and the exit status is the same.
+
+    Raises:
+        SystemExit: the program ended with an exception, or could not be started.
     """
     # Before torch is imported, so that imports see the path that they would see without us.
-    container = _set_path_and_argv(target)
-    if target.kind == "script" and not container:
-        _check_readable(target.value)
+    entry, container = _set_path_and_argv(target)
+    is_file = target.kind == "script" and not container
+    descriptor = _open(target.value) if is_file else None
     _enable(options)
-    main_module = _fresh_main()
+    if entry is not None:
+        forget_shadowed(entry)
+    _fresh_main()
+    if descriptor is not None:
+        succeeded = run_file(descriptor, _absolute(target.value))
+    elif target.kind == "stdin":
+        succeeded = run_stdin()
+    elif target.kind == "code":
+        succeeded = run_string(_encoded(target.value))
+    else:
+        _run_module(target.value if target.kind == "module" else None)
+        succeeded = True
+    # Told to inspect, python goes on with a prompt, and ends as that does.
+    if not succeeded and not sys.flags.inspect:
+        sys.exit(1)
+
+
+def _run_module(name: str | None) -> None:
+    """Run a module, or without a name the ``__main__`` of the first entry of the path."""
     try:
-        if target.kind == "module":
-            runpy._run_module_as_main(target.value)  # type: ignore[attr-defined]
-        elif container:
+        if name is None:
             runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
         else:
-            exec(_code(target, main_module), main_module.__dict__)
+            runpy._run_module_as_main(name)  # type: ignore[attr-defined]
     except BaseException as error:
         _hide_own_frames(error)
         raise
 
 
-def _set_path_and_argv(target: Target) -> bool:
-    """What python does before it starts; true for a directory or archive with a ``__main__``."""
+def _encoded(code: str) -> bytes:
+    try:
+        # python adds the line's end, without which a trailing comment or block would differ.
+        return f"{code}\n".encode()
+    except UnicodeEncodeError as error:
+        _say("Unable to decode the command from the command line:")
+        _hide_own_frames(error)
+        raise
+
+
+def _set_path_and_argv(target: Target) -> tuple[str | None, bool]:
+    """What python does before it starts.
+
+    Returns:
+        The directory or archive whose modules the program sees before all others, if any, and
+        whether the program is its ``__main__``.
+    """
     first = {"module": "-m", "code": "-c"}.get(target.kind, target.value)
     sys.argv[:] = [first, *target.arguments]
     container = target.kind == "script" and pkgutil.get_importer(target.value) is not None
+    entry: str | None
     if container:
         entry = _absolute(target.value)
+    elif sys.flags.safe_path:
+        entry = None
     elif target.kind == "script":
-        entry = os.path.dirname(os.path.realpath(target.value))
+        entry = _folder(target.value)
     elif target.kind == "module":
-        entry = os.getcwd()
+        entry = working_directory()
     else:
         entry = ""
-    if not sys.flags.safe_path:
-        sys.path[0] = entry
-    elif container:
-        sys.path.insert(0, entry)
-    return container
+    FIRST_ENTRY.replace(entry)
+    return entry, container
+
+
+def _folder(script: str) -> str:
+    """The directory of a script, links followed."""
+    try:
+        script = os.path.realpath(script, strict=True)
+    except OSError:  # a pipe, whose link leads nowhere, or the working directory was removed
+        if os.path.islink(script):
+            script = os.path.join(os.path.dirname(script), os.readlink(script))
+    return os.path.dirname(script)
 
 
 def _absolute(path: str) -> str:
     """An absolute path in python's spelling of ``__file__``, which is not normalised."""
-    return os.path.join(os.getcwd(), path)
+    folder = working_directory()
+    if folder is None:
+        return path
+    return folder if path in ("", ".") else os.path.join(folder, path)
 
 
-def _check_readable(path: str) -> None:
+def _open(path: str) -> int:
+    """Open the script, once: a pipe cannot be read twice."""
     try:
-        with open(path, "rb"):
-            pass
+        return os.open(path, os.O_RDONLY)
     except OSError as error:
         _exit(
             f"{sys.executable}: can't open file {_absolute(path)!r}: "
@@ -131,18 +190,23 @@ def _enable(options: Options) -> None:
             "FASTGRAPH=0 runs the program without fastgraph.",
             1,
         )
-    enable_in_children(options.arguments)
+    enable_in_children(options.variables)
     if options.report:
         print_at_exit(lambda: str(fastgraph.status()))
 
 
 def _exit(message: str, code: int) -> NoReturn:
-    print(message, file=sys.stderr)
+    _say(message)
     sys.exit(code)
 
 
-def _fresh_main() -> types.ModuleType:
-    """A new module in place of ours, with the attributes that python's own starts with."""
+def _say(message: str) -> None:
+    if sys.stderr is not None:  # print() would take standard output instead
+        print(message, file=sys.stderr)
+
+
+def _fresh_main() -> None:
+    """Put a new module in place of ours, with the attributes that python's own starts with."""
     module = types.ModuleType("__main__")
     module.__dict__["__builtins__"] = builtins
     module.__loader__ = importlib.machinery.BuiltinImporter
@@ -151,33 +215,6 @@ def _fresh_main() -> types.ModuleType:
     sys.modules["__main__"] = module
     if "__mp_main__" in sys.modules:  # an alias that multiprocessing has made, which torch imports
         sys.modules["__mp_main__"] = module
-    return module
-
-
-def _code(target: Target, main_module: types.ModuleType) -> types.CodeType:
-    if target.kind == "code":
-        # python adds the line's end, without which a trailing comment or block would differ.
-        return _compile(target.value + "\n", "<string>")
-    if target.kind == "stdin":
-        main_module.__file__ = "<stdin>"
-        main_module.__dict__["__cached__"] = None
-        return _compile(sys.stdin.buffer.read(), "<stdin>")
-    path = _absolute(target.value)
-    main_module.__file__ = path
-    main_module.__dict__["__cached__"] = None
-    with io.open_code(path) as file:
-        bytecode: types.CodeType | None = pkgutil.read_code(file)
-        if bytecode is not None:
-            main_module.__loader__ = importlib.machinery.SourcelessFileLoader("__main__", path)
-            return bytecode
-        file.seek(0)
-        main_module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
-        return _compile(file.read(), path)
-
-
-def _compile(source: str | bytes, filename: str) -> types.CodeType:
-    # Our own `from __future__` must not reach the program.
-    return compile(source, filename, "exec", dont_inherit=True)
 
 
 def _hide_own_frames(error: BaseException) -> None:
@@ -185,13 +222,17 @@ def _hide_own_frames(error: BaseException) -> None:
     shown = error.__traceback__
     while shown is not None and shown.tb_frame.f_globals is globals():
         shown = shown.tb_next
-    report = sys.excepthook
+    report: Any = getattr(sys, "excepthook", None)
+    if report is None:  # the program's doing: python says so, and reports all frames
+        return
 
     def excepthook(
         kind: type[BaseException], value: BaseException, trace: types.TracebackType | None
     ) -> None:
+        sys.excepthook = report
         if value is error:
             value, trace = value.with_traceback(shown), shown
+            sys.last_traceback = shown
         report(kind, value, trace)
 
     sys.excepthook = excepthook

@@ -11,14 +11,24 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 
 
-def python(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """``python words...`` with the package importable."""
+def python(*words: str, cwd: Path, **variables: Any) -> subprocess.CompletedProcess[str]:
+    """``python words...`` with the package importable; ``stdin`` is what it can read there."""
     return _start([sys.executable, *words], cwd, variables)
 
 
-def fastgraph(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def fastgraph(*words: str, cwd: Path, **variables: Any) -> subprocess.CompletedProcess[str]:
     """``python -m fastgraph words...``, fully enabled."""
     return _start([sys.executable, "-m", "fastgraph", *words], cwd, variables)
+
+
+def assert_same(cwd: Path, *words: str, **variables: Any) -> subprocess.CompletedProcess[str]:
+    """Run both, compare all that a user sees, and return plain python's result."""
+    plain = python(*words, cwd=cwd, **variables)
+    ours = fastgraph(*words, cwd=cwd, **{"FASTGRAPH": "0", **variables})
+    assert ours.stdout == plain.stdout
+    assert ours.stderr == plain.stderr
+    assert ours.returncode == plain.returncode
+    return plain
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -29,17 +39,17 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def _start(
-    command: list[str], cwd: Path, variables: dict[str, str], **options: Any
+    command: list[str], cwd: Path, variables: dict[str, Any]
 ) -> subprocess.CompletedProcess[str]:
-    stdin = variables.pop("stdin", "")
-    return subprocess.run(
+    stdin: str | bytes = variables.pop("stdin", "")
+    done = subprocess.run(
         command,
         cwd=cwd,
         env=environment(**variables),
-        input=stdin,
+        input=stdin.encode() if isinstance(stdin, str) else stdin,
         capture_output=True,
-        text=True,
         timeout=120,
         check=False,
-        **options,
     )
+    out, err = (text.decode(errors="backslashreplace") for text in (done.stdout, done.stderr))
+    return subprocess.CompletedProcess(command, done.returncode, out, err)

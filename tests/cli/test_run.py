@@ -18,7 +18,7 @@ import pytest
 
 from fastgraph.cli.interpreter import module_to_run
 from fastgraph.cli.main import main
-from tests.cli.commands import environment, fastgraph, python
+from tests.cli.commands import assert_same, environment, fastgraph, python
 
 SHOW = """\
 import sys
@@ -28,16 +28,6 @@ print(sorted(globals()), type(__loader__), sys.modules["__main__"].__dict__ is g
 def annotated(x: int): pass
 print(annotated.__annotations__)
 """
-
-
-def assert_same(cwd: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run both, compare all that a user sees, and return plain python's result."""
-    plain = python(*words, cwd=cwd, **variables)
-    ours = fastgraph(*words, cwd=cwd, **{"FASTGRAPH": "0", **variables})
-    assert ours.stdout == plain.stdout
-    assert ours.stderr == plain.stderr
-    assert ours.returncode == plain.returncode
-    return plain
 
 
 @pytest.fixture
@@ -322,10 +312,11 @@ def test_invalid_variable_where_the_module_follows_its_option(tmp_path: Path) ->
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_children_are_enabled_with_the_same_options(tmp_path: Path, method: str) -> None:
+    (tmp_path / "torch_geometric.py").touch()  # what children wait for
     (tmp_path / "program.py").write_text(
         """\
 import multiprocessing, sys
-import torch
+import torch_geometric
 def work(depth):
     import fastgraph
     from fastgraph import settings

@@ -156,6 +156,7 @@ def test_the_wheel_holds_the_package_and_its_libraries_only(wheel: Path) -> None
     suffixes = {Path(name).suffix for name in names if name.startswith("fastgraph/")}
     assert suffixes == {".html", ".py", ".so", ".typed"}
     assert "fastgraph/py.typed" in names
+    assert "fastgraph/cli/startup/sitecustomize.py" in names  # found by path, not imported
     assert "fastgraph/comparison/templates/report.html" in names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
 
