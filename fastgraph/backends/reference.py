@@ -82,11 +82,17 @@ def segment_reduce(
     out = message.new_zeros(num_out, x.shape[1]).scatter_reduce(
         0, index, message, reduce=f"a{reduce}", include_self=False
     )
-    return out, extremum_record(message, out, index, ties)
+    start = -torch.inf if reduce == "max" else torch.inf
+    return out, extremum_record(message, out, index, ties, start)
 
 
-def extremum_record(message: Tensor, out: Tensor, index: Tensor, ties: str) -> Tensor:
-    """What the backward needs besides ``out``; see :mod:`fastgraph.backends.base`."""
+def extremum_record(
+    message: Tensor, out: Tensor, index: Tensor, ties: str, start: float | None = None
+) -> Tensor:
+    """What the backward needs besides ``out``; see :mod:`fastgraph.backends.base`.
+
+    ``start`` is what the search for the extremum began with, which no edge wins by.
+    """
     if ties == "none":
         return out.new_empty(0, dtype=torch.int32)
     attained = message == out.gather(0, index)
@@ -94,11 +100,17 @@ def extremum_record(message: Tensor, out: Tensor, index: Tensor, ties: str) -> T
         # The output starts as zeros, and a zero extremum of a non-empty row shares with them.
         zeros = ((out == 0) & torch.zeros_like(out, dtype=torch.bool).scatter(0, index, True)).int()
         return zeros.scatter_add(0, index, attained.int())
+    # The first edge that attains it, but the last one with a NaN, as in torch.sparse.mm.
+    if start is not None:
+        attained &= message != start
     edge = torch.arange(message.shape[0], device=out.device, dtype=torch.int32).unsqueeze(-1)
-    attained |= message.isnan()
-    candidates = torch.where(attained, edge, torch.iinfo(torch.int32).max)
-    first = torch.full_like(out, -1, dtype=torch.int32)
-    return first.scatter_reduce(0, index, candidates, reduce="amin", include_self=False)
+    nobody = torch.full_like(out, -1, dtype=torch.int32)
+    last = nobody.scatter_reduce(0, index, torch.where(message.isnan(), edge, -1), reduce="amax")
+    beyond = torch.iinfo(torch.int32).max
+    first = torch.full_like(nobody, beyond).scatter_reduce(
+        0, index, torch.where(attained, edge, beyond), reduce="amin"
+    )
+    return torch.where(first < beyond, first, last)
 
 
 def segment_reduce_backward(
@@ -119,10 +131,12 @@ def segment_reduce_backward(
         share = (message == out.detach()[aggregating]).to(grad.dtype)
         grad_message = share * grad[aggregating]
     else:
-        edge = torch.arange(message.shape[0], device=x.device).unsqueeze(-1)
-        grad_message = torch.where(record[aggregating] == edge, grad[aggregating], 0)
+        grad_message = grad[aggregating]
     if weight is not None:
         grad_message = grad_message * weight.unsqueeze(-1)
+    if ties == "winner":  # after the product: the weights of losers may be infinite
+        edge = torch.arange(message.shape[0], device=x.device).unsqueeze(-1)
+        grad_message = torch.where(record[aggregating] == edge, grad_message, 0)
     dtype = accumulator(x.dtype)
     grad_x = grad_message.new_zeros(x.shape, dtype=dtype)
     return grad_x.index_add(0, gathered, grad_message.to(dtype)).to(x.dtype)

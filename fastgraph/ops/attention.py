@@ -41,6 +41,14 @@ def attention(
     projection ``W e`` added to keys and values, as in the second paper, comes to the same with
     ``(q, W^T q)`` for a query, and ``y + W z`` for an output ``(y, z)``.
 
+    NaN and infinity spread as in :func:`gat`, but for layers that fold ``W`` like this:
+
+    - an edge with infinite features makes its node's output NaN, as in PyG, but its weight may be 0
+      where PyG's is NaN, and then the gradient of the values is finite;
+    - ``W z`` and ``W^T q`` are computed for all nodes, PyG's ``W e`` for edges. So a NaN in ``W``
+      reaches nodes without neighbours, and one in the features or the gradient of such a node the
+      gradient of ``W``.
+
     Args:
         query: of the aggregating nodes, ``[destinations, heads, channels + edge_dim]``, float32,
             float64, bfloat16 or float16.

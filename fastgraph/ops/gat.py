@@ -37,6 +37,19 @@ def gat(
     ICLR 2018, equation 3, with the product of the concatenation taken node by node). Nodes without
     neighbours get 0. Nothing of the size edges x channels is stored.
 
+    NaN and infinity reach what they reach where the formula is computed edge by edge, in gradients
+    as well, and no other head. At a node, a NaN or +infinity among the scores makes all weights
+    NaN, and so do scores that are all -infinity; beside finite scores, one of -infinity has weight
+    0, and 0 times an infinite feature is NaN. PyG's ``GATConv`` differs in these cases:
+
+    - given a ``torch.sparse`` CSR matrix, PyG takes 0 for the largest score where that is infinite:
+      some or all weights are numbers there that are NaN here;
+    - features of edges are folded into ``score_edge`` as :math:`(W^\top a)^\top e`, which is
+      infinite where they are. PyG's :math:`a^\top (W e)` adds infinities of both signs in most
+      cases, which is NaN: an edge that has weight 0 here makes all NaN there;
+    - bfloat16 and float16 are computed in float32, where what PyG rounds to float16 in between and
+      overflows need not do so.
+
     Args:
         x: gathered features ``[sources, heads, channels]``, float32, float64, bfloat16 or float16.
         score_src: scores of the gathered nodes, ``[sources, heads]``.

@@ -38,6 +38,8 @@ def gatv2(
     graph attention networks?", ICLR 2022, equation 7). Nodes without neighbours get 0. Nothing of
     the size edges x channels is stored: features of edges are projected where they are needed.
 
+    NaN and infinity spread as in :func:`gat`, those in features of edges as in PyG.
+
     Args:
         x_src: gathered features ``[sources, heads, channels]``, float32, float64, bfloat16 or
             float16.

@@ -30,6 +30,9 @@ def gcn(
     graph convolutional networks", ICLR 2017, equation 2). The graph and its normalisation are
     remembered for as long as ``index`` and ``weight`` live unchanged.
 
+    NaN and infinity spread as in :func:`spmm`. An infinite degree scales by 0, a negative one by
+    NaN; so does -infinity, of which torch's power is 0 in float16 alone.
+
     Args:
         x: features ``[nodes, *channels]``, float32, float64, bfloat16 or float16.
         index: int64 or int32 ``[2, E]``, sources in row 0, destinations in row 1.

@@ -39,6 +39,7 @@ def segment_reduce(
     r"""Element-wise maximum or minimum over neighbours: :math:`y_i = \max_{(j, i)} w_{ji} x_j`.
 
     Nodes without neighbours get 0, and a NaN among the neighbours gives NaN. No message is stored.
+    As in torch, the gradient of a NaN is NaN for all neighbours if ties are split.
 
     Args:
         x: features ``[nodes, *channels]``, float32, float64, bfloat16 or float16.
@@ -53,7 +54,8 @@ def segment_reduce(
             ``"split"`` is what ``torch.scatter_reduce`` does with the zero-initialised output that
             PyG gives it for ``edge_index`` input: an even split, in which the initial zero takes a
             share where the extremum is 0. ``"winner"`` is what ``torch.sparse.mm`` with a CSR
-            matrix does: one edge takes all.
+            matrix does: one edge takes all. It is the first of them, but the last of several NaNs,
+            and nobody where all messages are the infinity that loses to every number.
 
     Returns:
         ``[num_out, *channels]``.

@@ -43,7 +43,9 @@ def spmm(
     r"""Aggregate neighbour features: :math:`y_i = \sum_{(j, i) \in E} w_{ji} x_j`, or their mean.
 
     No message is stored; accumulation is in float32, or float64 for float64 features. Values and
-    gradients are bitwise equal for any number of threads.
+    gradients are bitwise equal for any number of threads. NaN and infinity spread as in a sum of
+    all messages: a weight of 0 times an infinite feature is NaN. PyG rounds to float16 between
+    operations, so that the sum behind a mean may overflow, which does not here.
 
     Args:
         x: features ``[nodes, *channels]``, float32, float64, bfloat16 or float16.

@@ -77,6 +77,31 @@ def test_winner_takes_all_as_in_torch_sparse_mm(case: Case, reduce: str, backend
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_winner_among_nan_and_infinity_as_in_torch_sparse_mm(reduce: str, backend: str) -> None:
+    """Infinite weights of losers included: 0 * infinity is nothing that they get."""
+    if backend == "scatter":
+        pytest.skip("torch_scatter passes NaN over")
+    nan, inf = float("nan"), float("inf")
+    case = Case("short", random_edges(9, 9, 30), 9, 9)
+    ptr, src = grouped(case)
+    for special in ((nan,), (inf,), (-inf,), (nan, inf, -inf)):
+        for everywhere in (False, True):
+            x = torch.randn(9, 5, dtype=torch.float64)
+            values = torch.rand(30, dtype=torch.float64) + 0.5
+            for number in special:
+                x[torch.rand_like(x) < (1 if everywhere else 0.2)] = number
+                values[torch.rand_like(values) < 0.1] = number
+            x.requires_grad_()
+            adj = torch.sparse_csr_tensor(ptr, src, values, (9, 9))
+            out = ops.segment_reduce(x, src, values, ptr=ptr, reduce=reduce, ties="winner")
+            reference = torch.sparse.mm(adj, x, f"a{reduce}")
+            torch.testing.assert_close(out, reference, rtol=0, atol=0, equal_nan=True)
+            grad = torch.randn_like(out)
+            ours, theirs = (torch.autograd.grad(y, x, grad)[0] for y in (out, reference))
+            torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
 def test_the_measured_shares_of_ties() -> None:
     """Zeros share with the zero that the output starts from."""
     edge_index = torch.tensor([[0, 1, 2], [0, 0, 0]])

@@ -154,6 +154,13 @@ inline void sum_slopes(const Block& block, int h, Heads<const T> nodes, const No
   });
 }
 
+// att times the slopes of a row. One without entries has none, whatever att is: NaN * 0 is NaN.
+template <int N, typename T>
+inline Vector<Accumulator<T>, N> through_att(bool empty, const T* att,
+                                             const Accumulator<T>* slopes) {
+  return empty ? Vector<Accumulator<T>, N>{} : load<N>(att) * load<N>(slopes);
+}
+
 // The slopes of a block of one head, added to those in memory.
 template <typename T, typename Edges>
 inline void add_slopes(const EdgeBlock& block, Heads<const T> nodes, const NodeRows<T>& others,
@@ -334,13 +341,13 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     }
   }
 
-  void finish(int64_t row, int64_t head, bool, int64_t slot, const A* state) const {
+  void finish(int64_t row, int64_t head, bool empty, int64_t slot, const A* state) const {
     const int64_t width = scores.in.att.width;
     const T* att = scores.in.att.at(0, head);
     const ResultRow<T> target = grad_dst.row(row, head);
     for_each_part<kLanes<T>, 1>(0, width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
-      target.template store<N>(f, load<N>(att + f) * load<N>(state + f));
+      target.template store<N>(f, through_att<N>(empty, att + f, state + f));
     });
     A* sum = sums.at(slot, head);
     for_each_part<kLanes<T>, 1>(0, sums.width, [&](auto chunk, int64_t f) {
@@ -393,13 +400,13 @@ struct BackwardSrc : SourceSoftmax<T> {
     });
   }
 
-  void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
+  void finish(int64_t row, int64_t head, bool empty, int64_t, const A* state) const {
     const int64_t width = scores.in.att.width;
     const T* att = scores.in.att.at(0, head);
     const ResultRow<T> target = grad_src.row(row, head);
     for_each_part<kLanes<T>, 1>(0, width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
-      const auto through_score = load<N>(att + f) * load<N>(state + width + f);
+      const auto through_score = through_att<N>(empty, att + f, state + width + f);
       target.template store<N>(f, load<N>(state + f) + through_score);
     });
   }

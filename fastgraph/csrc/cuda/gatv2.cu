@@ -186,12 +186,21 @@ struct Gatv2Destinations : DestinationPass<T> {
       });
     }
   }
+  // att times the slopes of a span. One without entries has none, whatever att is: NaN * 0 is NaN.
+  template <typename L>
+  __device__ void store_through_att(const Part<L>& part, const Span& span, const Held<L>& held,
+                                    typename L::Sums& slopes) const {
+    if (span.begin < span.end) {
+      slopes.each([&](A& sum, int q, int i) { sum *= held.att.at(q, i); });
+    }
+    grad_dst.store(part, span, slopes);
+  }
+
   template <typename L>
   __device__ void finish(const Part<L>& part, const Span& span, const Held<L>& held, Sums<L>& sums,
                          Totals<L>& totals) const {
     totals.att.each([&](A& sum, int q, int i) { sum += sums.activations.values[q][i]; });
-    sums.slopes.each([&](A& sum, int q, int i) { sum *= held.att.at(q, i); });
-    grad_dst.store(part, span, sums.slopes);
+    store_through_att(part, span, held, sums.slopes);
   }
 
   template <typename L>
@@ -223,8 +232,7 @@ struct Gatv2Destinations : DestinationPass<T> {
         if constexpr (kEdges) add_edges(part, entries, z);
       });
     });
-    slopes.each([&](A& value, int q, int i) { value *= held.att.at(q, i); });
-    grad_dst.store(part, span, slopes);
+    store_through_att(part, span, held, slopes);
   }
 
   // grad_edge += weight_edge grad_z of each entry. A group takes the heads of its rows one after
