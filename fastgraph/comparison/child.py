@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import importlib
 import json
 import os
 import random
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from types import ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from wrapt import register_post_import_hook
@@ -56,16 +56,25 @@ class Order:
 
 
 class Observer:
-    """Writes an event for each optimizer step, with the losses that led to it, and one at exit."""
+    """Writes an event for each optimizer step, with the losses that led to it, and one at exit.
+
+    A program that steps where no one sees it, in compiled code or by hand, is taken to step at each
+    of its calls of ``backward``; those events are written at exit.
+
+    What the program does must be what it does without an observer. So nothing here is traced by
+    ``torch.compile``, calls operators that a mode or a subclass of the program's could see, or
+    waits for a GPU while a graph is captured.
+    """
 
     def __init__(self, order: Order) -> None:
         self._order = order
         self._owner = os.getpid()
         self._file = open(order.events, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
-        self._losses: list[float] = []
+        self._steps = 0
+        # Since the last step: when backward was called on which loss.
+        self._losses: list[tuple[float, float]] = []
         self._memory = PeakMemory()
-        self._dropping: set[str] = set()
-        self._remove_layer_hook: Callable[[], None] | None = None
+        self._dropping: set[str] | None = None
 
     def install(self) -> None:
         """Watch the program from the moment it imports torch."""
@@ -87,11 +96,7 @@ class Observer:
         if self._order.shift:
             self._shift_seeds(torch)
         self._watch_backward(torch)
-        optimizer = importlib.import_module("torch.optim.optimizer")
-        optimizer.register_optimizer_step_post_hook(self._step)
-        # Layers are looked at until the first step; later calls cost nothing.
-        handle = torch.nn.modules.module.register_module_forward_pre_hook(self._look_at_layer)
-        self._remove_layer_hook = handle.remove
+        self._watch_steps(torch)
 
     def _shift_seeds(self, torch: Any) -> None:
         upstream = torch.manual_seed
@@ -104,32 +109,60 @@ class Observer:
 
     def _watch_backward(self, torch: Any) -> None:
         upstream = torch.Tensor.backward
+        is_compiling = torch.compiler.is_compiling
 
-        @functools.wraps(upstream)
         def backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if tensor.numel() == 1:
-                self._losses.append(float(tensor.detach()))
+            if not is_compiling():
+                self._backward(torch, tensor)
             return upstream(tensor, *args, **kwargs)
 
-        torch.Tensor.backward = backward
+        _hide_from_dynamo(torch, backward.__code__, Observer._backward.__code__)
+        torch.Tensor.backward = functools.wraps(upstream)(backward)
 
-    def _look_at_layer(self, layer: Any, _: Any) -> None:
-        if drops_attention(layer):
-            self._dropping.add(type(layer).__name__)
+    def _watch_steps(self, torch: Any) -> None:
+        optimizer = importlib.import_module("torch.optim.optimizer")
+        is_compiling = torch.compiler.is_compiling
 
-    def _step(self, *_: Any) -> None:
+        def stepped(optimizer: Any, *_: Any) -> None:
+            if not is_compiling():
+                self._step(optimizer)
+
+        _hide_from_dynamo(torch, stepped.__code__, Observer._step.__code__)
+        optimizer.register_optimizer_step_post_hook(stepped)
+
+    def _backward(self, torch: Any, tensor: Any) -> None:
+        self._look_at_layers()
+        loss = plain_value(torch, tensor)
+        if loss is not None:
+            self._losses.append((time.perf_counter(), loss))
+
+    def _step(self, optimizer: Any) -> None:
+        if is_within_step(optimizer):
+            return
+        self._look_at_layers()
         cuda = gpus()
-        if cuda is not None:
+        if cuda is not None and not cuda.is_current_stream_capturing():
             cuda.synchronize()  # a step ends when its kernels do
         now = time.perf_counter()
-        if self._remove_layer_hook is not None:
-            self._remove_layer_hook()
-            self._remove_layer_hook = None
-        loss = sum(self._losses) / len(self._losses) if self._losses else None
-        self._write("step", time=now, loss=loss, peak=self._memory.since_last())
+        losses = [loss for _, loss in self._losses]
+        self._steps += 1
         self._losses.clear()
+        self._write(
+            "step",
+            time=now,
+            loss=sum(losses) / len(losses) if losses else None,
+            peak=self._memory.since_last(),
+        )
+
+    def _look_at_layers(self) -> None:
+        # Once, when the program trains: all that it trains exists then, and is in training mode.
+        if self._dropping is None:
+            self._dropping = dropping_layers()
 
     def _end(self) -> None:
+        if self._steps == 0:
+            for moment, loss in self._losses:
+                self._write("step", time=moment, loss=loss, peak=self._memory.ever())
         status = sys.modules.get("fastgraph.routing.status")
         rows = [] if status is None else [vars(row) for row in status.STATUS.rows]
         compiled = status is not None and status.has_compiled()
@@ -138,10 +171,66 @@ class Observer:
             peak=self._memory.ever(),
             on_gpu=gpus() is not None,
             layers=rows,
-            dropping=sorted(self._dropping),
+            dropping=sorted(self._dropping or ()),
             compiled=compiled,
         )
         self._file.close()
+
+
+def _hide_from_dynamo(torch: Any, outer: CodeType, inner: CodeType) -> None:
+    """Have ``torch.compile`` compile neither function, nor what the inner one calls.
+
+    They are called where compiled code has broken off.
+    """
+    dynamo = torch._C._dynamo.eval_frame
+    skip, default = dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT
+    dynamo.set_code_exec_strategy(outer, dynamo._FrameExecStrategy(skip, default))
+    dynamo.set_code_exec_strategy(inner, dynamo._FrameExecStrategy(skip, skip))
+
+
+def plain_value(torch: Any, tensor: Any) -> float | None:
+    """The number in a tensor; ``None`` where it has several, or where reading it may do more."""
+    if (
+        type(tensor) not in (torch.Tensor, torch.nn.Parameter)  # others define what reading does
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
+        return None
+    modes = sys.modules["torch.utils._python_dispatch"]._disable_current_modes
+    with torch._C.DisableTorchFunction(), modes():
+        if (
+            tensor.layout != torch.strided
+            or tensor.is_nested
+            or not tensor.is_floating_point()
+            or tensor.numel() != 1
+            or tensor.is_meta
+            or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+        ):
+            return None
+        return float(tensor.item())
+
+
+def is_within_step(optimizer: Any) -> bool:
+    """Whether an optimizer's ``step`` was called by its own ``step``, both of which have hooks."""
+    calls = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__")
+        if module == "torch.optim.optimizer" and frame.f_locals.get("self") is optimizer:
+            calls += 1
+        frame = frame.f_back
+    return calls > 1
+
+
+def dropping_layers() -> set[str]:
+    """Names of the classes of all live attention layers with a route whose dropout is active."""
+    conv = sys.modules.get("torch_geometric.nn.conv")
+    names = ("GATConv", "GATv2Conv", "TransformerConv")
+    routed = tuple(vars(conv)[name] for name in names if name in vars(conv)) if conv else ()
+    return {
+        type(layer).__name__
+        for layer in gc.get_objects()
+        if issubclass(type(layer), routed) and drops_attention(layer)
+    }
 
 
 def gpus() -> Any:
@@ -194,4 +283,5 @@ def main(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    # What is defined here must be found where its module's name says, which the program gets.
+    importlib.import_module("fastgraph.comparison.child").main(sys.argv[1])

@@ -11,10 +11,11 @@ def drops_attention(layer: Any) -> bool:
     Our kernels draw the mask from a random stream of their own, so two runs with the same seed
     differ by design.
     """
-    rate = getattr(layer, "dropout", None)
+    attributes = vars(layer)  # a property of the user's may do anything
+    rate = attributes.get("dropout")
     return (
         layer.training
-        and hasattr(layer, "heads")
+        and "heads" in attributes
         and isinstance(rate, (int, float))
         and not isinstance(rate, bool)
         and rate > 0

@@ -47,7 +47,7 @@ class RunError(RuntimeError):
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step.
+    """One optimizer step; one call of ``backward`` in programs whose steps cannot be seen.
 
     Attributes:
         time: when it ended, in seconds on the child's clock.
@@ -75,7 +75,7 @@ class Run:
         output: what it printed, to either stream.
         steps: its optimizer steps.
         layers: fastgraph's status at its end; empty if it was killed.
-        dropping: classes of attention layers whose dropout was active.
+        dropping: classes of attention layers with a route whose dropout was active.
         compiled: whether torch compiled anything, calls of which that status does not count.
     """
 
@@ -166,9 +166,15 @@ class ScriptComparison:
 
     @property
     def dropping(self) -> tuple[str, ...]:
-        """Routed attention layers whose dropout was active, so that steps cannot be compared."""
+        """Routed attention layers whose dropout was active, so that steps cannot be compared.
+
+        Of compiled layers nobody knows whether they were routed; most are.
+        """
+        runs = self.of("fastgraph")
+        names = {name for run in runs for name in run.dropping}
         routed = {row.layer for row in self.status if row.routed}
-        names = {name for run in self.of("fastgraph") for name in run.dropping}
+        if any(run.compiled for run in runs):
+            routed |= names - {row.layer for row in self.status}
         return tuple(sorted(names & routed))
 
     @property

@@ -23,6 +23,7 @@ def _route(replaced: str, module: str) -> Route:
 ROUTES = (
     _route("propagate", "propagate"),
     _route("gcn_norm", "gcn_norm"),
+    _route("scripting", "scripting"),
     _route("GCNConv", "gcn_conv"),
     _route("SAGEConv", "sage_conv"),
     _route("GraphConv", "graph_conv"),

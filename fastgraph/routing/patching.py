@@ -12,11 +12,23 @@ class Patches:
 
     def __init__(self) -> None:
         self._originals: list[tuple[Any, str, Any]] = []
+        # By identity, because what is looked up need not be hashable; the value is kept, so that
+        # nothing else gets its identity.
+        self._upstream: dict[int, tuple[Any, Any]] = {}
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Set ``owner.name``, remembering what ``owner`` itself (not a base) held before."""
         self._originals.append((owner, name, vars(owner).get(name, _MISSING)))
+        self._upstream[id(value)] = value, getattr(owner, name)
         setattr(owner, name, value)
+
+    def upstream_of(self, value: Any) -> Any:
+        """What a replacement that is in place, or a method bound to it, stands for.
+
+        Anything else is returned as it is.
+        """
+        function = getattr(value, "__func__", value)
+        return self._upstream.get(id(function), (None, value))[1]
 
     def restore(self) -> None:
         """Put every original back, the last replaced first."""
@@ -26,3 +38,4 @@ class Patches:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
+        self._upstream.clear()

@@ -40,7 +40,7 @@ class Switch:
 
     @contextmanager
     def upstream(self) -> Iterator[None]:
-        """Put upstream's own code back for a moment, for tools that read source."""
+        """Put upstream's own code back for a moment, to measure it beside ours."""
         with self._lock:
             self._restore()
             try:
