@@ -88,10 +88,9 @@ def status() -> Status:
 
 
 def clear_cache() -> None:
-    """Forget all sorted graphs.
+    """Forget all sorted graphs, to free their memory. They are made anew when they are needed.
 
-    Needed only after editing an index through numpy or ``.data``. CUDA graphs that were captured
-    before must not be replayed any more.
+    CUDA graphs that were captured before must not be replayed any more.
     """
     from fastgraph.memo import MEMO
 

@@ -99,8 +99,16 @@ def test_a_sitecustomize_that_was_there_runs_as_it_would(tmp_path: Path, source:
 
 def test_an_environment_without_fastgraph_says_so(tmp_path: Path) -> None:
     (tmp_path / "torch_geometric.py").write_text("print('PyG')\n")
-    (tmp_path / "fastgraph.py").write_text("raise ImportError('not installed')\n")
-    ours = python("-c", "import torch_geometric", cwd=tmp_path, PYTHONPATH=f"{STARTUP}:{tmp_path}")
+    code = """\
+import sys
+class Missing:  # before the finder of an editable installation
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] == "fastgraph":
+            raise ImportError("not installed")
+sys.meta_path.insert(0, Missing())
+import torch_geometric
+"""
+    ours = python("-c", code, cwd=tmp_path, PYTHONPATH=f"{STARTUP}:{tmp_path}")
     assert ours.stdout == "PyG\n"
     assert "runs without fastgraph, with which it was started: not installed" in ours.stderr
     assert ours.stderr.count("RuntimeWarning") == 1

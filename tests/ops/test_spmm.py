@@ -229,7 +229,7 @@ def test_bits_do_not_depend_on_threads(threads: int, restore_threads: None) -> N
         (
             {"index": torch.zeros(2, 2, device="meta").long()},
             ValueError,
-            "must be on the features' device",
+            "index must be on the device of x, cpu, got meta",
         ),
         ({"num_out": -1}, ValueError, "num_out must be an integer >= 0, got -1"),
         ({"weight": torch.ones(3)}, ValueError, "weight must have one value for each of 2 edges"),
