@@ -24,6 +24,30 @@ from tests.native.drawing import (
 )
 
 
+def checksum(lib: Library, draw: Draw) -> Prepared:
+    values = draw.integers(0, 100, draw.number(0, draw.one_of(3, 100, 9000)))
+    tensor = draw.indices(
+        values, draw.one_of(torch.int64, torch.int32, torch.uint8, torch.bfloat16)
+    )
+    if draw.flag():
+        tensor = torch.stack([tensor, tensor])[:, : draw.number(0, len(tensor))]
+
+    def check(found: Any) -> None:
+        copy = tensor.clone(memory_format=torch.contiguous_format)
+        assert found == lib("checksum", copy)
+        if copy.numel():
+            copy.view(-1)[draw.number(0, copy.numel() - 1)] += 1
+            assert found != lib("checksum", copy)
+
+    return {"tensor": tensor}, check
+
+
+def prefer_huge_pages(lib: Library, draw: Draw) -> Prepared:
+    tensor = draw.features(torch.float32, draw.number(0, draw.one_of(9, 3_000_000)))
+    expected = tensor.clone()
+    return {"tensor": tensor}, lambda _: assert_equal(tensor, expected)
+
+
 def build_csr(lib: Library, draw: Draw) -> Prepared:
     row, col, num_rows, num_cols = draw.edges()
     dtype = draw.index_dtype()
@@ -506,6 +530,8 @@ def attention_backward_src(lib: Library, draw: Draw) -> Prepared:
 
 
 CALLS = (
+    checksum,
+    prefer_huge_pages,
     build_csr,
     build_csr_with_loops,
     check_csr,
