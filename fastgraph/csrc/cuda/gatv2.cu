@@ -190,9 +190,8 @@ struct Gatv2Destinations : DestinationPass<T> {
   template <typename L>
   __device__ void store_through_att(const Part<L>& part, const Span& span, const Held<L>& held,
                                     typename L::Sums& slopes) const {
-    if (span.begin < span.end) {
-      slopes.each([&](A& sum, int q, int i) { sum *= held.att.at(q, i); });
-    }
+    const bool any = span.begin < span.end;
+    slopes.each([&](A& sum, int q, int i) { sum = any ? sum * held.att.at(q, i) : A{0}; });
     grad_dst.store(part, span, slopes);
   }
 
