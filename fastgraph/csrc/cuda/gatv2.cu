@@ -186,12 +186,13 @@ struct Gatv2Destinations : DestinationPass<T> {
       });
     }
   }
-  // att times the slopes of a span. One without entries has none, whatever att is: NaN * 0 is NaN.
+  // att times the slopes of a span. One without entries has none, whatever att is, and NaN * 0 is
+  // NaN; with entries, an att that is not finite has made the slopes NaN already. A test of the span
+  // in place of the slopes would spill registers.
   template <typename L>
   __device__ void store_through_att(const Part<L>& part, const Span& span, const Held<L>& held,
                                     typename L::Sums& slopes) const {
-    const bool any = span.begin < span.end;
-    slopes.each([&](A& sum, int q, int i) { sum = any ? sum * held.att.at(q, i) : A{0}; });
+    slopes.each([&](A& sum, int q, int i) { sum = sum != 0 ? sum * held.att.at(q, i) : A{0}; });
     grad_dst.store(part, span, slopes);
   }
 
