@@ -178,7 +178,7 @@ def content_check(rounds: int) -> dict[str, Any]:
 
     import torch
 
-    from fastgraph.witness import Checksum
+    from fastgraph.graphs.witness import Checksum
     from measure.graphs import default_graphs, load
     from measure.layers import LAYERS
     from measure.routing import expect_routed, ours_enabled

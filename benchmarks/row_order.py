@@ -64,21 +64,24 @@ def measure(edge_index: Any, num_nodes: int, channels: int, rounds: int) -> dict
     import torch
 
     from fastgraph import Graph
+    from fastgraph.machine import native
+    from fastgraph.tune.row_order import RowOrder
     from measure.routing import ordering_after
     from measure.timing import Contestant, interleave
 
+    rows_of = RowOrder(native.library)
     graph = Graph(edge_index, num_nodes, num_nodes)
     _ = graph.by_source  # sorted before, and not timed
     gathered = torch.empty(num_nodes, channels)
     with ordering_after(0):
         start = time.perf_counter()
         for transpose in (False, True):
-            graph.in_any_order(gathered, transpose=transpose)
+            rows_of(graph, gathered, transpose=transpose)
         milliseconds = 1e3 * (time.perf_counter() - start)
 
     def is_ordered(*, attention: bool) -> bool:
         groupings = (
-            graph.in_any_order(gathered, transpose=t, attention=attention) for t in (False, True)
+            rows_of(graph, gathered, transpose=t, attention=attention) for t in (False, True)
         )
         return all(rows.row_id is not None for rows in groupings)
 

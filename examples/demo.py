@@ -17,16 +17,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fastgraph.cli.runner import Target
-from fastgraph.comparison.report import check_report, write_report
-from fastgraph.comparison.scripts import (
+from fastgraph.cli.programs.report import check_report, write_report
+from fastgraph.cli.programs.scripts import (
     Plan,
     RunError,
     ScriptComparison,
     compare_script,
     status_of,
 )
-from fastgraph.comparison.tables import findings, print_failure, size
+from fastgraph.cli.programs.tables import findings, print_failure, size
+from fastgraph.cli.runner import Target
 
 EXAMPLES = Path(__file__).resolve().parent
 # Enough to see the loss fall, few enough for all runs together to end in two or three minutes.

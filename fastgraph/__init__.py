@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from fastgraph.cli import interpreter as _interpreter
+from fastgraph import interpreter as _interpreter
 
 # Before any other import: what lies in the working directory is the program's, not ours.
 _module = _interpreter.module_to_run(sys.orig_argv) or ""
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from fastgraph.comparison.checking import DivergenceError
     from fastgraph.comparison.modules import compare
     from fastgraph.comparison.result import Comparison
-    from fastgraph.graph import Graph
+    from fastgraph.enabling import disable, enable, enabled, is_enabled
+    from fastgraph.graphs.graph import Graph
     from fastgraph.inspection import is_accelerated
-    from fastgraph.routing.state import disable, enable, enabled, is_enabled
     from fastgraph.routing.status import FallbackWarning, RouteRefusedError, Status
 
 __all__ = [
@@ -58,15 +58,15 @@ _LAZY = {
     "Comparison": "fastgraph.comparison.result",
     "DivergenceError": "fastgraph.comparison.checking",
     "FallbackWarning": "fastgraph.routing.status",
-    "Graph": "fastgraph.graph",
+    "Graph": "fastgraph.graphs.graph",
     "RouteRefusedError": "fastgraph.routing.status",
     "Status": "fastgraph.routing.status",
     "compare": "fastgraph.comparison.modules",
-    "disable": "fastgraph.routing.state",
-    "enable": "fastgraph.routing.state",
-    "enabled": "fastgraph.routing.state",
+    "disable": "fastgraph.enabling",
+    "enable": "fastgraph.enabling",
+    "enabled": "fastgraph.enabling",
     "is_accelerated": "fastgraph.inspection",
-    "is_enabled": "fastgraph.routing.state",
+    "is_enabled": "fastgraph.enabling",
 }
 
 
@@ -92,11 +92,11 @@ def clear_cache() -> None:
 
     CUDA graphs that were captured before must not be replayed any more.
     """
-    from fastgraph.memo import MEMO
+    from fastgraph.graphs.memo import MEMO
 
     MEMO.clear()
 
 
 # `python -m fastgraph` enables by itself, and reports an invalid variable itself.
 if _module != "fastgraph" and _settings.Settings.from_environment().enabled:
-    importlib.import_module("fastgraph.routing.state").enable()
+    importlib.import_module("fastgraph.enabling").enable()

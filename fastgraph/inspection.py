@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from fastgraph.comparison.runs import check_type, tensors_of, untouched_randomness
-from fastgraph.routing import state, status
+from fastgraph.routing import status
+from fastgraph.routing.switch import SWITCH
 
 
 def is_accelerated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[bool, list[str]]:
@@ -32,7 +33,7 @@ def is_accelerated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[
         TypeError: not a ``torch.nn.Module``.
     """
     check_type(module)
-    if not state.is_enabled():
+    if not SWITCH.active:
         return False, ["fastgraph is not enabled"]
     with (
         untouched_randomness(0, tensors_of(module, args, kwargs)),

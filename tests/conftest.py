@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import fastgraph
-from fastgraph.backends.registry import REGISTRY
 from fastgraph.hookspecs import plugin_manager
+from fastgraph.registry.registry import REGISTRY
 from tests.simt import backend as simt
 
 plugin_manager().register(simt)

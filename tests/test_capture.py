@@ -13,9 +13,11 @@ from torch import Tensor
 from torch_geometric.nn import GATConv
 
 import fastgraph
-from fastgraph import capture, ops
-from fastgraph.graph import Graph, graph_of
-from fastgraph.memo import MEMO
+from fastgraph import ops
+from fastgraph.graphs.edges import graph_of
+from fastgraph.graphs.graph import Graph
+from fastgraph.graphs.memo import MEMO
+from fastgraph.machine import capture
 from tests.graphs import random_edges
 
 NODES = 20

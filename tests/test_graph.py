@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +15,12 @@ from torch import Tensor
 from torch_geometric.utils import add_self_loops, remove_self_loops
 
 import fastgraph
-from fastgraph import Graph, memo, ops, settings
-from fastgraph.graph import USES_BEFORE_ORDERING, graph_of, renumbered_graph
-from fastgraph.memo import MEMO
-from tests.graphs import Case, all_cases, mixed_communities, random_edges
+from fastgraph import Graph, ops, settings
+from fastgraph.graphs import memo
+from fastgraph.graphs.edges import graph_of, renumbered_graph
+from fastgraph.graphs.memo import MEMO
+from fastgraph.registry.registry import REGISTRY
+from tests.graphs import Case, all_cases, random_edges
 
 
 @pytest.fixture(autouse=True)
@@ -105,82 +109,8 @@ def test_degrees_and_repr() -> None:
     assert inverse.tolist() == [0.5, 1.0, 1.0, 1.0]
     assert graph.inverse_degree(transpose=False, dtype=torch.float32) is inverse
     held = sum(rows.nbytes for rows in (graph.by_destination, graph.by_source))
-    assert graph.nbytes == held  # sources and destinations differ, so rows are never put in order
+    assert graph.nbytes == held
     assert repr(graph) == "Graph(num_src=3, num_dst=4, num_edges=3)"
-
-
-WIDE = torch.empty(5000, 256)
-
-
-def test_rows_are_put_in_order_after_some_uses() -> None:
-    graph = Graph(mixed_communities(5000, 20), 5000, 5000)
-    for transpose in (False, True):
-        for _ in range(USES_BEFORE_ORDERING):
-            assert graph.in_any_order(WIDE, transpose=transpose) is graph.grouped(
-                transpose=transpose
-            )
-        ordered = graph.in_any_order(WIDE, transpose=transpose)
-        assert ordered.row_id is not None
-        assert graph.in_any_order(WIDE, transpose=transpose) is ordered
-        # What depends on the order still comes from rows in theirs.
-        assert graph.grouped(transpose=transpose).row_id is None
-    held = [
-        rows
-        for t in (False, True)
-        for rows in (graph.grouped(transpose=t), graph.in_any_order(WIDE, transpose=t))
-    ]
-    assert graph.nbytes == sum(rows.nbytes for rows in held)
-
-
-def test_the_widest_features_decide_about_the_order() -> None:
-    """The last layer of a model is narrow, and may be the one at hand when the order is made."""
-    graph = Graph(mixed_communities(5000, 20), 5000, 5000)
-    graph.in_any_order(WIDE, transpose=False)
-    for _ in range(USES_BEFORE_ORDERING):
-        graph.in_any_order(torch.empty(5000, 7), transpose=False)
-    assert graph.in_any_order(WIDE, transpose=False).row_id is not None
-
-
-def test_much_narrower_features_get_the_rows_as_they_are() -> None:
-    graph = Graph(mixed_communities(5000, 20), 5000, 5000)
-    for _ in range(1 + USES_BEFORE_ORDERING):
-        graph.in_any_order(WIDE, transpose=False)
-    assert graph.in_any_order(WIDE[:, :64].contiguous(), transpose=False).row_id is not None
-    assert graph.in_any_order(torch.empty(5000, 63), transpose=False).row_id is None
-
-
-def test_attention_needs_more_of_a_saving() -> None:
-    graph = Graph(mixed_communities(5000, 5), 5000, 5000)
-    for _ in range(1 + USES_BEFORE_ORDERING):
-        graph.in_any_order(WIDE, transpose=False)
-    assert graph.in_any_order(WIDE, transpose=False).row_id is not None
-    assert graph.in_any_order(WIDE, transpose=False, attention=True).row_id is None
-
-
-def test_isolated_nodes_do_not_stand_in_the_way() -> None:
-    graph = Graph(mixed_communities(5000, 20), 50_000, 50_000)
-    for _ in range(1 + USES_BEFORE_ORDERING):
-        graph.in_any_order(torch.empty(50_000, 256), transpose=False)
-    assert graph.in_any_order(torch.empty(50_000, 256), transpose=False).row_id is not None
-
-
-def test_rows_stay_where_they_are_unless_that_helps() -> None:
-    no_better = Graph(random_edges(5000, 5000, 100_000), 5000, 5000)
-    bipartite = Graph(mixed_communities(5000, 20), 5000, 5001)
-    narrow = Graph(mixed_communities(5000, 20), 5000, 5000)
-    for _ in range(1 + USES_BEFORE_ORDERING):  # there is little to gather
-        rows = narrow.in_any_order(torch.empty(5000, 16), transpose=False)
-        assert rows is narrow.by_destination
-    renumbered = Graph(mixed_communities(5000, 20), 5000, 5000)
-    for _ in range(USES_BEFORE_ORDERING):
-        renumbered.in_any_order(WIDE, transpose=False)
-    renumbered = renumbered.renumbered()
-    for graph in (no_better, bipartite, renumbered):
-        for _ in range(USES_BEFORE_ORDERING):
-            rows = graph.in_any_order(WIDE, transpose=False)
-            assert rows is graph.by_destination
-    for graph in (no_better, bipartite):
-        assert graph.in_any_order(WIDE, transpose=False) is graph.by_destination
 
 
 def lookup(index: Tensor) -> Graph:
@@ -339,12 +269,21 @@ def test_bad_input(arguments: tuple[object, ...], error: type[Exception], text: 
         Graph(*arguments)
 
 
-def test_without_the_native_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same structures come out of plain torch, as on a device without a native builder."""
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Graphs are built by the last resort."""
+    REGISTRY.select("reference")
+    try:
+        yield
+    finally:
+        REGISTRY.select(None)
+
+
+def test_without_a_native_builder() -> None:
+    """The same structures come out of plain torch, as on a GPU."""
     for case in all_cases():
         native = Graph(case.edge_index, case.num_src, case.num_dst)
-        with monkeypatch.context() as patch:
-            patch.setattr("fastgraph.native.is_available", lambda: False)
+        with plain_torch():
             plain = Graph(case.edge_index, case.num_src, case.num_dst)
             assert all(map(torch.equal, native.edge_list(), plain.edge_list()))
             for name in ("by_destination", "by_source"):
@@ -353,15 +292,15 @@ def test_without_the_native_library(monkeypatch: pytest.MonkeyPatch) -> None:
                 for a, b in zip(ours, theirs, strict=True):
                     assert (a is None and b is None) or torch.equal(a, b)
                 assert longest == max(theirs[0].diff().tolist(), default=0) <= bound
-    monkeypatch.setattr("fastgraph.native.is_available", lambda: False)
-    with pytest.raises(IndexError, match="index 7 in row 1, expected 0 <= index < 3"):
-        Graph(torch.tensor([[0], [7]]), 3, 3)
-    with pytest.raises(IndexError, match="index -1 in row 0, expected 0 <= index < 3"):
-        Graph(torch.tensor([[-1], [1]]), 3, 3)
-    with pytest.raises(ValueError, match="ptr must rise from 0"):
-        Graph(torch.tensor([0, 1]), 3, 2, torch.tensor([0, 2, 1]))
-    with pytest.raises(IndexError, match="index holds 3 at position 1, expected 0 <= index < 3"):
-        Graph(torch.tensor([0, 3]), 3, 2, torch.tensor([0, 1, 2]))
+    with plain_torch():
+        with pytest.raises(IndexError, match="index 7 in row 1, expected 0 <= index < 3"):
+            Graph(torch.tensor([[0], [7]]), 3, 3)
+        with pytest.raises(IndexError, match="index -1 in row 0, expected 0 <= index < 3"):
+            Graph(torch.tensor([[-1], [1]]), 3, 3)
+        with pytest.raises(ValueError, match="ptr must rise from 0"):
+            Graph(torch.tensor([0, 1]), 3, 2, torch.tensor([0, 2, 1]))
+        with pytest.raises(IndexError, match="index holds 3 at position 1, expected 0 <= index"):
+            Graph(torch.tensor([0, 3]), 3, 2, torch.tensor([0, 1, 2]))
 
 
 @pytest.mark.parametrize("dtypes", itertools.product((torch.int32, torch.int64), repeat=2), ids=str)
@@ -370,3 +309,33 @@ def test_indices_and_their_offsets_of_any_two_dtypes(dtypes: tuple[torch.dtype, 
     rows = Graph(index.to(dtypes[0]), 3, 3, ptr.to(dtypes[1])).by_destination
     assert rows.col.tolist() == index.tolist()
     assert rows.ptr.tolist() == ptr.tolist()
+
+
+def test_edges_with_numbers_of_their_own() -> None:
+    """As DGL's CSC, which says which edge each entry is."""
+    edges = random_edges(9, 9, 40)
+    graph = Graph(edges, 9, 9)
+    rows = graph.by_destination
+    for dtype in (torch.int32, torch.int64):
+        same = Graph(rows.col.to(dtype), 9, 9, rows.ptr, edge_ids=rows.edge_id.to(dtype))
+        assert all(map(torch.equal, same.edge_list(), graph.edge_list()))
+        assert torch.equal(same.by_source.edge_id, graph.by_source.edge_id)
+        assert torch.equal(torch.stack(same.edge_list()), edges)
+
+
+@pytest.mark.parametrize(
+    ("edge_ids", "error", "text"),
+    [
+        ([0, 1], ValueError, "edge_ids must have 3 elements on cpu, got 2 on cpu"),
+        ([0, 1, 1], ValueError, "edge_ids must hold each number once, got one of them twice"),
+        ([0, 1, 3], IndexError, "edge_ids holds 3, expected 0 <= edge id < 3"),
+        ([0, -1, 2], IndexError, "edge_ids holds -1, expected 0 <= edge id < 3"),
+        ([0.0, 1.0, 2.0], ValueError, "edge_ids must be int64 or int32, got torch.float32"),
+    ],
+)
+def test_wrong_numbers_of_edges(edge_ids: list[Any], error: type[Exception], text: str) -> None:
+    index, ptr = torch.tensor([0, 1, 0]), torch.tensor([0, 1, 3])
+    with pytest.raises(error, match=text):
+        Graph(index, 2, 2, ptr, edge_ids=torch.tensor(edge_ids))
+    with pytest.raises(ValueError, match="edge_ids must be given together with ptr"):
+        Graph(torch.tensor([[0], [1]]), 2, 2, edge_ids=torch.tensor([0]))

@@ -20,17 +20,17 @@ from torch_geometric.nn import (
 )
 
 import fastgraph
-from fastgraph import linear as fastgraph_linear
-from fastgraph import native
-from fastgraph.linear import linear
-from fastgraph.pyg import linear as pyg_linear
+from fastgraph.layers import linear as layers_linear
+from fastgraph.layers import modules
+from fastgraph.layers.linear import linear
+from fastgraph.machine import native
 from tests.graphs import random_edges
 from tests.pyg.ab import arguments, assert_same
 
 
 @pytest.fixture(autouse=True)
 def _everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fastgraph_linear, "_LARGE", 1)
+    monkeypatch.setattr(layers_linear, "_LARGE", 1)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         found.append(tensor)
 
     stand_in = SimpleNamespace(prefer_huge_pages=prefer_huge_pages)
-    monkeypatch.setattr(fastgraph_linear.native, "library", lambda: stand_in)
+    monkeypatch.setattr(layers_linear.native, "library", lambda: stand_in)
     return found
 
 
@@ -124,7 +124,7 @@ def test_layers(conv: MessagePassing) -> None:
     assert_same(conv, arguments(x, edges))
     made: list[Tensor] = []
     with pytest.MonkeyPatch.context() as patch, fastgraph.enabled(min_edges=0):
-        patch.setattr(pyg_linear, "linear", lambda *given: made.append(linear(*given)) or made[-1])
+        patch.setattr(modules, "linear", lambda *given: made.append(linear(*given)) or made[-1])
         conv(x, edges)
         products = {m for m in conv.modules() if isinstance(m, Linear)}
         assert len(made) == len(products)

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from fastgraph.backends.base import FALLBACK_PRIORITY
-from fastgraph.backends.registry import Registry
-from fastgraph.backends.signatures import SIGNATURES, check_signature
+from fastgraph.registry.backend import FALLBACK_PRIORITY
+from fastgraph.registry.operators import SIGNATURES
+from fastgraph.registry.registry import Registry
+from fastgraph.registry.signatures import check_signature
 
 PLUGIN = Path(__file__).parent / "plugins" / "fastgraph_squares"
 ROOT = Path(__file__).parents[1]
@@ -25,11 +26,11 @@ edges = torch.tensor([[0, 1], [1, 1]])
 plain = layer(x, edges)
 with fastgraph.enabled(backend="counting"):
     assert torch.equal(layer(x, edges), plain)
-assert fastgraph_squares.CALLS == ["spmm"], fastgraph_squares.CALLS
+assert fastgraph_squares.CALLS == ["build_csr", "spmm"], fastgraph_squares.CALLS
 assert fastgraph.status().rows[0].routed == 1
 layer(x, edges)
 assert fastgraph.status().rows[0].routed == 1
-from fastgraph.backends.registry import backend_report
+from fastgraph.registry.registry import backend_report
 assert ("counting", True, "") in backend_report()
 fastgraph_squares.CALLS.clear()
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv

@@ -11,7 +11,7 @@ import torch
 
 from fastgraph import Graph, ops
 from fastgraph.backends import reference, sparse
-from fastgraph.memo import MEMO
+from fastgraph.graphs.memo import MEMO
 from tests.conftest import selected
 from tests.graphs import random_edges
 

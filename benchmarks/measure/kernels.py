@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from fastgraph import Graph, native
-from fastgraph.graph import Csr, graph_of
+from fastgraph import Graph
+from fastgraph.graphs.edges import graph_of
+from fastgraph.graphs.graph import Csr
+from fastgraph.machine import native
 from fastgraph.ops import segment_reduce, spmm
+from fastgraph.tune.row_order import RowOrder
 from measure.cell import Effort
 from measure.gather import CHANNELS, MinimalLoops
 from measure.graphs import GraphData
@@ -35,7 +38,7 @@ def measure_bandwidth(graph: GraphData, loops: MinimalLoops, effort: Effort) -> 
     index = graph.edge_index
     with ordering_after(0):
         spmm(x, index)
-    rows = graph_of(index, None, len(x), len(x)).in_any_order(x, transpose=False)
+    rows = RowOrder(native.library)(graph_of(index, None, len(x), len(x)), x, transpose=False)
     contestants = [
         Contestant("minimal_read", loops.read(rows.ptr, rows.col, x)),
         Contestant("minimal_sum", loops.sum(rows.ptr, rows.col, x)),

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastgraph import graph, settings
-from fastgraph.backends.base import Backend, Kernel
+from fastgraph import settings
 from fastgraph.hookspecs import hookimpl, plugin_manager
+from fastgraph.registry.backend import Backend, Kernel
+from fastgraph.tune import row_order
 
 
 class ColumnError(RuntimeError):
@@ -129,7 +130,7 @@ class Counted:
         Raises:
             ColumnError: they did.
         """
-        from fastgraph.routing.state import SWITCH
+        from fastgraph.routing.switch import SWITCH
 
         before = self.calls.copy()
         with SWITCH.upstream():
@@ -152,8 +153,8 @@ def measuring() -> Iterator[None]:
 @contextmanager
 def ordering_after(uses: int) -> Iterator[None]:
     """Put the rows of a graph in order, where that helps, when it was used so many times."""
-    before, graph.USES_BEFORE_ORDERING = graph.USES_BEFORE_ORDERING, uses
+    before, row_order.USES_BEFORE_ORDERING = row_order.USES_BEFORE_ORDERING, uses
     try:
         yield
     finally:
-        graph.USES_BEFORE_ORDERING = before
+        row_order.USES_BEFORE_ORDERING = before

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fastgraph.backends.base import Backend
 from fastgraph.backends.cpu import CpuBackend
 from fastgraph.backends.cuda import CudaBackend
 from fastgraph.backends.reference import ReferenceBackend
 from fastgraph.backends.scatter import ScatterBackend
 from fastgraph.backends.sparse import SparseBackend
 from fastgraph.hookspecs import hookimpl
+from fastgraph.registry.backend import Backend
 
 
 @hookimpl

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from fastgraph import native
-from fastgraph.backends.base import FLOATING, Kernel
+from fastgraph.backends.building import NativeBuilding
 from fastgraph.backends.kernels import native_kernels
+from fastgraph.machine import native
+from fastgraph.registry.backend import FLOATING, Kernel
+from fastgraph.tune.row_order import RowOrder
 
-_KERNELS = native_kernels(native.library, leaves_edges=True, any_row_order=True)
+_BUILDING = NativeBuilding(native.library).kernels
+_KERNELS = native_kernels(native.library, RowOrder(native.library), leaves_edges=True)
 
 
 class CpuBackend:
@@ -21,6 +24,7 @@ class CpuBackend:
         return native.why_unavailable()
 
     def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel | None:
-        if device_type != "cpu" or dtype not in FLOATING:
+        if device_type != "cpu":
             return None
-        return _KERNELS.get(operator)
+        kernels = _KERNELS if dtype in FLOATING else _BUILDING
+        return kernels.get(operator)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastgraph import native
-from fastgraph.backends.base import FLOATING, Kernel
 from fastgraph.backends.cusparse import ALGORITHMS, CuSparseSpmm
-from fastgraph.backends.fastest import FastestSpmm, seconds_on_gpu
 from fastgraph.backends.kernels import native_kernels
+from fastgraph.machine import native
+from fastgraph.registry.backend import FLOATING, Kernel
+from fastgraph.tune.fastest import FastestSpmm, seconds_on_gpu
 
 
 class CudaBackend:

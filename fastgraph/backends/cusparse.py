@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fastgraph.backends import sparse
 from fastgraph.backends.kernels import scales
-from fastgraph.graph import Graph
-from fastgraph.memo import remembered
+from fastgraph.graphs.graph import Graph
+from fastgraph.graphs.memo import remembered
 
 ALGORITHMS = (1, 2, 3)
 """Those for compressed rows."""
@@ -24,7 +24,7 @@ _UNKNOWN = object()
 
 
 class CuSparseSpmm:
-    """The kernel of ``spmm`` (see :mod:`fastgraph.backends.base`) for what it :meth:`fits`.
+    """The kernel of ``spmm`` (see :mod:`fastgraph.registry.backend`) for what it :meth:`fits`.
 
     Args:
         library: gives the native library; asked at each call.

@@ -7,46 +7,55 @@ The libraries for different devices have functions of the same names and argumen
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from fastgraph.backends.base import Kernel, accumulator
-from fastgraph.graph import Csr, Graph
+from fastgraph.graphs.graph import Csr, Graph
+from fastgraph.registry.backend import Kernel, accumulator
+from fastgraph.registry.operators import ATTENTION, GAT, GATV2, Attention
+
+
+class Rows(Protocol):
+    """Gives the edges of a graph, grouped by the nodes that aggregate features of others."""
+
+    def __call__(
+        self, graph: Graph, gathered: Tensor, *, transpose: bool, attention: bool = False
+    ) -> Csr: ...
+
+
+def as_grouped(graph: Graph, gathered: Tensor, *, transpose: bool, attention: bool = False) -> Csr:
+    """The rows in ascending order."""
+    return graph.grouped(transpose=transpose)
 
 
 def native_kernels(
-    library: Callable[[], Any], *, leaves_edges: bool = False, any_row_order: bool = False
+    library: Callable[[], Any], rows: Rows = as_grouped, *, leaves_edges: bool = False
 ) -> dict[str, Kernel]:
     """The kernels by the names of their operators.
 
     Args:
         library: gives the native library; asked at each call.
-        leaves_edges: ``kLeavesEdges`` of the library's ``device.h``.
-        any_row_order: ``kAnyRowOrder`` there.
+        rows: gives them in the order in which they are to be visited, which is ascending but for
+            libraries with ``kAnyRowOrder`` in ``device.h``.
+        leaves_edges: ``kLeavesEdges`` there.
     """
-    device = _Device(library, leaves_edges, any_row_order)
+    device = _Device(library, rows, leaves_edges)
     plain = _Plain(device)
-    gatv2 = _Attention(
-        device, "gatv2", rows=1, by_dst=(1, 2, 3, 4), per_edge=(3,), sums_over_rows=True
-    )
-    gat = _Attention(device, "gat", rows=2, by_dst=(2, 3))
-    attention = _Attention(device, "attention", rows=0, by_dst=(0, 3), per_edge=(3,), gathered=1)
-    return {
+    kernels: dict[str, Kernel] = {
         "spmm": plain.spmm,
         "sddmm": plain.sddmm,
         "segment_reduce": plain.segment_reduce,
         "segment_reduce_backward": plain.segment_reduce_backward,
         "head_scores": plain.head_scores,
         "head_scores_backward": plain.head_scores_backward,
-        "gatv2": gatv2.forward,
-        "gatv2_backward": gatv2.backward,
-        "gat": gat.forward,
-        "gat_backward": gat.backward,
-        "attention": attention.forward,
-        "attention_backward": attention.backward,
     }
+    for operator in (GATV2, GAT, ATTENTION):
+        attention = _Attention(device, operator)
+        kernels[operator.name] = attention.forward
+        kernels[f"{operator.name}_backward"] = attention.backward
+    return kernels
 
 
 def scales(
@@ -63,22 +72,13 @@ def scales(
 class _Device(NamedTuple):
     """What kernels for one kind of device have in common.
 
-    ``library`` gives the native library. ``leaves_edges`` says whether two numbers for each edge
-    and head pass from one backward pass of attention to the other, or one for each aggregating node
-    and head; ``any_row_order`` whether kernels take the rows of a graph in any order.
+    ``leaves_edges`` says whether two numbers for each edge and head pass from one backward pass of
+    attention to the other, or one for each aggregating node and head.
     """
 
     library: Callable[[], Any]
+    rows: Rows
     leaves_edges: bool
-    any_row_order: bool
-
-    def rows(
-        self, graph: Graph, gathered: Tensor, transpose: bool, *, attention: bool = False
-    ) -> Csr:
-        """The edges by the nodes that aggregate features of others, ``gathered``."""
-        if self.any_row_order:
-            return graph.in_any_order(gathered, transpose=transpose, attention=attention)
-        return graph.grouped(transpose=transpose)
 
 
 class _Plain:
@@ -90,7 +90,7 @@ class _Plain:
     def spmm(
         self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
     ) -> Tensor:
-        rows = self._device.rows(graph, x, transpose)
+        rows = self._device.rows(graph, x, transpose=transpose)
         row_scale, col_scale = scales(graph, reduce, transpose, x.dtype)
         out = x.new_empty((rows.ptr.numel() - 1, x.shape[1]))
         weight = None if weight is None else weight.contiguous()
@@ -101,7 +101,7 @@ class _Plain:
         row_scale, col_scale = scales(graph, reduce, transpose, x.dtype)
         if col_scale is not None:  # scale rows of the transposed graph instead
             transpose, row_scale, grad, x = not transpose, col_scale, x, grad
-        rows = self._device.rows(graph, x, transpose)
+        rows = self._device.rows(graph, x, transpose=transpose)
         out = x.new_empty((graph.num_edges,))
         self._device.library().sddmm(*rows, row_scale, grad, x, out)
         return out
@@ -115,7 +115,7 @@ class _Plain:
         transpose: bool,
         ties: str,
     ) -> tuple[Tensor, Tensor]:
-        rows = self._device.rows(graph, x, transpose)
+        rows = self._device.rows(graph, x, transpose=transpose)
         out = x.new_empty((rows.ptr.numel() - 1, x.shape[1]))
         record = x.new_empty((0,) if ties == "none" else out.shape, dtype=torch.int32)
         self._device.library().segment_reduce(
@@ -140,7 +140,7 @@ class _Plain:
         transpose: bool,
         ties: str,
     ) -> Tensor:
-        cols = self._device.rows(graph, grad, not transpose)
+        cols = self._device.rows(graph, grad, transpose=not transpose)
         grad_x = x.new_empty(x.shape)
         if ties == "split":
             share = grad.new_empty(grad.shape)
@@ -171,45 +171,23 @@ class _Plain:
 
 
 class _Attention:
-    """The kernels of an attention operator.
+    """The kernels of an attention operator, forward and backward.
 
-    Args:
-        device: what it shares with other operators.
-        name: of the operator and of its native functions.
-        rows: the position of the tensor of the aggregating nodes among the inputs.
-        by_dst: positions of the inputs whose gradients the pass over destinations writes; those of
-            the others come from the pass over sources.
-        per_edge: positions of inputs ``[E, channels]`` to whose gradients all heads add.
-        gathered: the position of a tensor of the gathered nodes among the inputs.
-        sums_over_rows: whether the pass over destinations adds up what belongs to no row, to bits
-            that depend on the order of rows.
+    The backward pass over destinations comes first, and writes the gradients of everything but
+    what the sources have.
     """
 
-    def __init__(
-        self,
-        device: _Device,
-        name: str,
-        rows: int,
-        by_dst: tuple[int, ...],
-        per_edge: tuple[int, ...] = (),
-        gathered: int = 0,
-        sums_over_rows: bool = False,
-    ) -> None:
-        self._device, self._gathered, self._sums_over_rows = device, gathered, sums_over_rows
-        self._name, self._rows, self._by_dst, self._per_edge = name, rows, by_dst, per_edge
+    def __init__(self, device: _Device, operator: Attention) -> None:
+        self._device, self._operator = device, operator
+        self._name, self._gathered = operator.name, operator.gathered
 
     def forward(
-        self, graph: Graph, *given: Any, addend: Tensor | None = None
+        self, graph: Graph, *arguments: Any, addend: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        *inputs, transpose, option, dropout, seed, weights = given
-        rows = inputs[self._rows]
-        heads = rows.shape[1]
-        # gat knows the aggregating nodes by their scores alone.
-        out = rows.new_empty(rows.shape[:2] + (rows if rows.dim() == 3 else inputs[0]).shape[2:])
-        stats = rows.new_empty((*rows.shape[:2], 2), dtype=accumulator(rows.dtype))
-        alpha = rows.new_empty((graph.num_edges if weights else 0, heads))
+        *inputs, transpose, option, dropout, seed, weights = arguments
+        out, stats, alpha = self._results(graph, inputs, transpose, weights)
         getattr(self._device.library(), self._name)(
-            *self._device.rows(graph, inputs[self._gathered], transpose, attention=True),
+            *self._rows(graph, inputs[self._gathered], transpose),
             *inputs,
             option,
             dropout,
@@ -221,32 +199,53 @@ class _Attention:
         )
         return out, stats, alpha
 
+    def _results(
+        self, graph: Graph, inputs: list[Any], transpose: bool, weights: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Memory for the output, the statistics of its softmax and its weights."""
+        like = inputs[self._gathered]
+        # A query has the channels of the output, where features of edges add to those of nodes.
+        channels = inputs[0].shape[2]
+        rows, heads = graph.num_src if transpose else graph.num_dst, like.shape[1]
+        out = like.new_empty((rows, heads, channels))
+        stats = like.new_empty((rows, heads, 2), dtype=accumulator(like.dtype))
+        return out, stats, like.new_empty((graph.num_edges if weights else 0, heads))
+
     def backward(
-        self, graph: Graph, grad: Tensor, grad_alpha: Tensor | None, *given: Any
+        self, graph: Graph, grad: Tensor, grad_alpha: Tensor | None, *arguments: Any
     ) -> tuple[Tensor | None, ...]:
-        *inputs, stats, transpose, option, dropout, seed = given
+        *inputs, stats, transpose, option, dropout, seed = arguments
         gradients = [
             None if tensor is None else self._empty_gradient(position, tensor)
             for position, tensor in enumerate(inputs)
         ]
         rows, heads, _ = stats.shape
-        between = stats.new_empty(
+        left = stats.new_empty(
             (graph.num_edges, heads, 2) if self._device.leaves_edges else (rows, heads)
         )
-        arguments = (*inputs, option, dropout, seed, stats, grad, grad_alpha, between)
-        by_dst = [gradients[i] for i in self._by_dst]
-        by_src = [g for i, g in enumerate(gradients) if i not in self._by_dst]
-        if self._sums_over_rows:
-            by_row = graph.grouped(transpose=transpose)
+        shared = (*inputs, option, dropout, seed, stats, grad, grad_alpha, left)
+        if self._operator.has_parameters:  # whose gradient depends on the order of rows, in bits
+            by_destination = graph.grouped(transpose=transpose)
         else:
-            by_row = self._device.rows(graph, inputs[self._gathered], transpose, attention=True)
-        by_col = self._device.rows(graph, grad, not transpose, attention=True)
-        library = self._device.library()
-        getattr(library, f"{self._name}_backward_dst")(*by_row, *arguments, *by_dst)
-        getattr(library, f"{self._name}_backward_src")(*by_col, *arguments, *by_src)
+            by_destination = self._rows(graph, inputs[self._gathered], transpose)
+        by_source = self._rows(graph, grad, not transpose)
+        library, of_sources = self._device.library(), self._operator.by_source
+        getattr(library, f"{self._name}_backward_dst")(
+            *by_destination,
+            *shared,
+            *(g for g, is_one in zip(gradients, of_sources, strict=True) if not is_one),
+        )
+        getattr(library, f"{self._name}_backward_src")(
+            *by_source,
+            *shared,
+            *(g for g, is_one in zip(gradients, of_sources, strict=True) if is_one),
+        )
         return tuple(None if g is None else g.to(grad.dtype) for g in gradients)
 
+    def _rows(self, graph: Graph, gathered: Tensor, transpose: bool) -> Csr:
+        return self._device.rows(graph, gathered, transpose=transpose, attention=True)
+
     def _empty_gradient(self, position: int, tensor: Tensor) -> Tensor:
-        if position in self._per_edge:
+        if self._operator.shared_by_heads[position]:
             return torch.zeros_like(tensor, dtype=accumulator(tensor.dtype))
         return tensor.new_empty(tensor.shape)

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from fastgraph.backends.base import FALLBACK_PRIORITY, Kernel, accumulator
-from fastgraph.backends.signatures import SIGNATURES
-from fastgraph.graph import Graph
+from fastgraph.backends import building
+from fastgraph.graphs.graph import Graph
+from fastgraph.registry.backend import FALLBACK_PRIORITY, Kernel, accumulator
+from fastgraph.registry.operators import SIGNATURES
 
 Results = tuple[Tensor, Tensor, Tensor]
 Gradients = tuple[Tensor | None, ...]
@@ -31,6 +32,8 @@ class ReferenceBackend:
         return None
 
     def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel | None:
+        if operator in building.KERNELS:
+            return building.KERNELS[operator]
         kernel: Kernel | None = globals()[operator] if operator in SIGNATURES else None
         return kernel
 
@@ -89,7 +92,7 @@ def segment_reduce(
 def extremum_record(
     message: Tensor, out: Tensor, index: Tensor, ties: str, start: float | None = None
 ) -> Tensor:
-    """What the backward needs besides ``out``; see :mod:`fastgraph.backends.base`.
+    """What the backward needs besides ``out``; see :mod:`fastgraph.registry.backend`.
 
     ``start`` is what the search for the extremum began with, which no edge wins by.
     """
@@ -165,7 +168,7 @@ class Attention(NamedTuple):
         weight: the softmax of the scores, ``[E, heads]``, differentiable.
         keep: the factors of attention dropout, ``[E, heads]``.
         gathered, aggregating: the nodes that each edge joins.
-        stats: see :mod:`fastgraph.backends.base`.
+        stats: see :mod:`fastgraph.registry.backend`.
     """
 
     weight: Tensor

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
-from fastgraph.backends.base import Kernel, accumulator
-from fastgraph.graph import Graph
+from fastgraph.graphs.graph import Graph
+from fastgraph.registry.backend import Kernel, accumulator
 
 
 class ScatterBackend:

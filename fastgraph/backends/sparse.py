@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
-from fastgraph.backends.base import Kernel
 from fastgraph.backends.kernels import scales
-from fastgraph.graph import Graph
-from fastgraph.memo import remembered
+from fastgraph.graphs.graph import Graph
+from fastgraph.graphs.memo import remembered
+from fastgraph.registry.backend import Kernel
 
 DTYPES = (torch.float32, torch.float64)
 """Of the features; values of a matrix of a shorter dtype would round the scales of means."""
@@ -47,7 +47,7 @@ def fits(graph: Graph, x: Tensor, transpose: bool) -> bool:
 
 
 def spmm(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool) -> Tensor:
-    """The kernel (see :mod:`fastgraph.backends.base`) for what :func:`fits`."""
+    """The kernel (see :mod:`fastgraph.registry.backend`) for what :func:`fits`."""
     rows = sorted_rows(graph, transpose)
     values = matrix_values(
         rows.ptr,
@@ -71,7 +71,7 @@ def _spmm_of_any_graph(
 
 
 class SortedRows(NamedTuple):
-    """As :class:`fastgraph.graph.Csr`, all int32, with columns in ascending order in each row.
+    """A :class:`fastgraph.graphs.graph.Csr` of int32, with columns in ascending order in each row.
 
     Attributes:
         distinct: whether no edge comes twice.

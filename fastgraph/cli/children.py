@@ -23,11 +23,10 @@ from typing import Any
 from wrapt import register_post_import_hook
 
 from fastgraph.settings import Settings
+from fastgraph.upstream import PACKAGES
 
 STARTUP = str(Path(__file__).absolute().parent / "startup")
 """The directory that python processes are to find on ``PYTHONPATH``."""
-
-_AWAITED = "torch_geometric"
 
 
 class _Inheritance:
@@ -47,7 +46,8 @@ class _Inheritance:
         self._pending = enabled
         if enabled:
             # Calls back at once if PyG is imported already.
-            register_post_import_hook(self._enable, _AWAITED)
+            for package in PACKAGES:
+                register_post_import_hook(self._enable, package)
         elif _routing() is not None:  # PyG was imported before a server forked this process
             _routing().disable()
 
@@ -65,7 +65,7 @@ class _Inheritance:
 
 def _routing() -> Any:
     """The module that knows, or ``None`` where it was not needed yet: it imports torch."""
-    return sys.modules.get("fastgraph.routing.state")
+    return sys.modules.get("fastgraph.enabling")
 
 
 _INHERITANCE = _Inheritance()

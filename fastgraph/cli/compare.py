@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 from rich.console import Console
 
-from fastgraph.comparison.scripts import Plan, RunError, compare_script
-from fastgraph.comparison.tables import print_comparison, print_failure
+from fastgraph.cli.programs.scripts import Plan, RunError, compare_script
+from fastgraph.cli.programs.tables import print_comparison, print_failure
 
 
 def compare_program(plan: Plan, html: str | None) -> int:
@@ -37,7 +37,7 @@ def compare_program(plan: Plan, html: str | None) -> int:
         raise click.ClickException(str(error)) from None
     print_comparison(found, console)
     if html is not None:
-        from fastgraph.comparison.report import write_report
+        from fastgraph.cli.programs.report import write_report
 
         write_report(html, [found])
         console.print(f"Wrote {html}", soft_wrap=True, highlight=False)
@@ -46,7 +46,7 @@ def compare_program(plan: Plan, html: str | None) -> int:
 
 def _check_report(path: str) -> None:
     """Before anything runs for minutes."""
-    from fastgraph.comparison.report import check_report
+    from fastgraph.cli.programs.report import check_report
 
     try:
         check_report(path)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 from rich.console import Console
@@ -17,6 +17,9 @@ from rich.text import Text
 
 from fastgraph import __version__
 from fastgraph.settings import Settings, variables
+
+if TYPE_CHECKING:
+    from fastgraph.routing.framework import Framework
 
 # Import name to the name of the distribution.
 _PACKAGES = {
@@ -87,7 +90,7 @@ def cpu_model() -> str:
 
 def kernel_level() -> str:
     """Instruction level of the compiled kernels in use, and those to choose from."""
-    from fastgraph import native
+    from fastgraph.machine import native
 
     level = native.cpu_level()
     native.library()
@@ -103,15 +106,15 @@ def threads() -> str:
 
 
 def _backends() -> list[tuple[str, bool, str]]:
-    from fastgraph.backends.registry import backend_report
+    from fastgraph.registry.registry import backend_report
 
     return backend_report()
 
 
-def _layers() -> list[str]:
-    from fastgraph.pyg import routed_layers
+def _frameworks() -> Sequence[Framework]:
+    from fastgraph.routing.framework import frameworks
 
-    return routed_layers()
+    return frameworks()
 
 
 def _grid(title: str, *headings: str) -> Table:
@@ -177,8 +180,14 @@ def print_info() -> None:
         console = Console(width=140)
     for table in (_version_table(), _machine_table(), _backend_table(), _settings_table()):
         console.print(table)
-    layers = attempt(_layers)
-    if isinstance(layers, Problem):
-        console.print(Text(f"Routed PyG layers: unknown: {layers}"))
-    else:
-        console.print(Text(f"Routed PyG layers ({len(layers)}): {', '.join(layers)}"))
+    found = attempt(_frameworks)
+    if isinstance(found, Problem):
+        console.print(Text(f"Routed layers: unknown: {found}"))
+        return
+    for framework in found:
+        layers = attempt(framework.routed_layers)
+        if isinstance(layers, Problem):
+            console.print(Text(f"Routed {framework.name} layers: unknown: {layers}"))
+        else:
+            names = ", ".join(layers)
+            console.print(Text(f"Routed {framework.name} layers ({len(layers)}): {names}"))

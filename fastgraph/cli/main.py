@@ -196,7 +196,7 @@ def compare(
     if target.kind == "stdin":
         raise click.UsageError("A program from stdin cannot be run twice: give a script.", ctx)
     from fastgraph.cli.compare import compare_program
-    from fastgraph.comparison.scripts import Plan
+    from fastgraph.cli.programs.scripts import Plan
 
     options = runner.Options(False, backend, strict or None, min_edges)
     return compare_program(Plan(target, options, repeats, seeds, seed), html)

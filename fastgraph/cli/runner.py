@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 from fastgraph.cli.children import enable_in_children
-from fastgraph.cli.ending import print_at_exit
 from fastgraph.cli.execution import run_file, run_stdin, run_string
-from fastgraph.cli.interpreter import FIRST_ENTRY, working_directory
 from fastgraph.cli.shadowing import forget_shadowed
+from fastgraph.ending import print_at_exit
+from fastgraph.interpreter import FIRST_ENTRY, working_directory
 from fastgraph.settings import NOT_ENABLED, Settings, variables
 
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"

@@ -1,6 +1,24 @@
-"""Running the same thing through upstream and through fastgraph, and comparing what comes out.
+"""Running a call through upstream and through fastgraph, and comparing what comes out.
 
-``modules`` compares one call of a module, ``scripts`` whole programs, and ``checking`` every call
-of a layer while a program runs. Nothing is imported here, because a child process that watches a
-program must not import torch before the program does.
+``modules`` compares one call of a module, and ``checking`` every call of a layer while a program
+runs. Neither is imported before it is needed.
 """
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from fastgraph import settings
+from fastgraph.hookspecs import hookimpl
+
+_CHECKING = "fastgraph.comparison.checking"
+
+
+@hookimpl
+def fastgraph_switched(active: bool) -> None:
+    """Watch all calls under the setting ``compare``."""
+    if active and settings.current().compare:
+        importlib.import_module(_CHECKING).WATCH.start()
+    elif _CHECKING in sys.modules:
+        sys.modules[_CHECKING].WATCH.stop()

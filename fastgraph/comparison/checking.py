@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastgraph.cli.ending import print_at_exit
 from fastgraph.comparison.errors import TensorError
 from fastgraph.comparison.modules import compare_accuracy, inconclusive
 from fastgraph.comparison.runs import is_comparing, untouched_randomness
-from fastgraph.comparison.upstream_path import is_message_passing
+from fastgraph.ending import print_at_exit
 from fastgraph.routing.conditions import execution_mode
+from fastgraph.routing.framework import is_message_passing
 from fastgraph.routing.status import STATUS, caller_level, has_compiled
 
 NOT_COMPARED = "calls within torch.compile are not compared"

@@ -18,7 +18,8 @@ from torch.nn.parameter import is_lazy
 
 from fastgraph.comparison.dropout import drops_attention
 from fastgraph.comparison.values import is_differentiable, map_tensors, named_tensors, to_double
-from fastgraph.routing.state import SWITCH, enabled
+from fastgraph.enabling import enabled
+from fastgraph.routing.switch import SWITCH
 
 _INPUT, _PARAMETER = "input", "parameter"
 

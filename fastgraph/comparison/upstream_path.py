@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fastgraph.comparison.values import is_edge_index
+from fastgraph.routing.framework import imported_frameworks
 
 
 @dataclass(frozen=True)
@@ -34,51 +31,29 @@ class UpstreamPath:
 
 @contextmanager
 def recorded_paths(module: nn.Module) -> Iterator[list[UpstreamPath]]:
-    """Collects the paths of all calls of PyG layers within ``module``, first call of each layer.
+    """Collects the paths of all calls of layers within ``module``, first call of each layer.
 
-    PyG's own message-passing hooks are set on the layers, which must therefore be copies.
+    Hooks are set on the layers, which must therefore be copies.
     """
     found: dict[str, UpstreamPath] = {}
     paths: list[UpstreamPath] = []
     with ExitStack() as stack:
         for name, layer in module.named_modules():
-            if is_message_passing(layer):
-                for handle in _set_hooks(name, layer, found):
-                    stack.callback(handle.remove)
+            for framework in imported_frameworks():
+                if framework.is_layer(layer):
+                    for handle in framework.record_path(layer, _recorder(name, layer, found)):
+                        stack.callback(handle.remove)
         yield paths
     paths.extend(found.values())
 
 
-def is_message_passing(layer: nn.Module) -> bool:
-    """Whether a layer is one of PyG's, without importing PyG."""
-    pyg = sys.modules.get("torch_geometric.nn")
-    return pyg is not None and isinstance(layer, pyg.MessagePassing)
-
-
-def _set_hooks(name: str, layer: Any, found: dict[str, UpstreamPath]) -> list[Any]:
+def _recorder(
+    name: str, layer: nn.Module, found: dict[str, UpstreamPath]
+) -> Callable[[str, bool], None]:
     kind = type(layer).__name__
 
-    def before_propagate(_: Any, given: Any) -> None:
-        found.setdefault(name, UpstreamPath(name, kind, _form(given[0]), False))
+    def record(graph: str, fused: bool) -> None:
+        if fused or name not in found:
+            found[name] = UpstreamPath(name, kind, graph, fused)
 
-    def before_product(_: Any, given: Any) -> None:
-        found[name] = UpstreamPath(name, kind, _form(given[0]), True)
-
-    return [
-        layer.register_propagate_forward_pre_hook(before_propagate),
-        layer.register_message_and_aggregate_forward_pre_hook(before_product),
-    ]
-
-
-def _form(graph: object) -> str:
-    if is_edge_index(graph):
-        return "EdgeIndex"
-    if isinstance(graph, Tensor):
-        layouts = {
-            torch.strided: "edge_index tensor",
-            torch.sparse_coo: "torch.sparse COO adjacency",
-            torch.sparse_csr: "torch.sparse CSR adjacency",
-            torch.sparse_csc: "torch.sparse CSC adjacency",
-        }
-        return layouts.get(graph.layout, str(graph.layout))
-    return type(graph).__name__
+    return record

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from fastgraph.ops.heads import (
-    check_edges,
-    check_heads,
-    check_self_loops,
-    define_attention,
-    dropout_seed,
-)
+from fastgraph.ops.heads import check_self_loops, define_attention, dropout_seed
+from fastgraph.registry import operators
 
 
 def attention(
@@ -87,17 +81,4 @@ def attention(
     return out, alpha if need_weights else None
 
 
-def _check(
-    num_edges: int, query: Tensor, key: Tensor, value: Tensor, edge: Tensor | None
-) -> tuple[int, int, torch.Size]:
-    check_heads("key", key, ("sources", "heads", "channels"), key)
-    heads, channels = key.shape[1:]
-    if edge is not None:
-        check_edges("edge", edge, num_edges, key)
-        channels = channels + edge.shape[1]
-    check_heads("query", query, ("destinations", heads, channels), key)
-    check_heads("value", value, list(key.shape), key)
-    return key.shape[0], query.shape[0], query.shape
-
-
-ATTENTION, _ = define_attention("attention", "query key value edge?", "float scale", _check)
+ATTENTION, _ = define_attention(operators.ATTENTION)

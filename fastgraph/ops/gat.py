@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from fastgraph.ops.heads import (
-    check_edges,
-    check_heads,
-    check_self_loops,
-    define_attention,
-    dropout_seed,
-)
+from fastgraph.ops.heads import check_self_loops, define_attention, dropout_seed
+from fastgraph.registry import operators
 
 
 def gat(
@@ -85,19 +79,4 @@ def gat(
     return out, alpha if need_weights else None
 
 
-def _check(
-    num_edges: int, x: Tensor, score_src: Tensor, score_dst: Tensor, score_edge: Tensor | None
-) -> tuple[int, int, torch.Size]:
-    check_heads("x", x, ("sources", "heads", "channels"), x)
-    heads = x.shape[1]
-    check_heads("score_src", score_src, [x.shape[0], heads], x)
-    check_heads("score_dst", score_dst, ("destinations", heads), x)
-    if score_edge is not None:
-        check_edges("score_edge", score_edge, num_edges, x, heads)
-    num_out = score_dst.shape[0]
-    return x.shape[0], num_out, torch.Size((num_out, *x.shape[1:]))
-
-
-GAT, GAT_BACKWARD = define_attention(
-    "gat", "x score_src score_dst score_edge?", "float negative_slope", _check
-)
+GAT, GAT_BACKWARD = define_attention(operators.GAT)

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from fastgraph.ops.heads import (
-    check_edges,
-    check_heads,
-    check_self_loops,
-    define_attention,
-    dropout_seed,
-)
+from fastgraph.ops.heads import check_self_loops, define_attention, dropout_seed
+from fastgraph.registry import operators
 
 
 def gatv2(
@@ -77,26 +71,4 @@ def gatv2(
     return out, alpha if need_weights else None
 
 
-def _check(
-    num_edges: int,
-    x_src: Tensor,
-    x_dst: Tensor,
-    att: Tensor,
-    edge: Tensor | None,
-    weight_edge: Tensor | None,
-) -> tuple[int, int, torch.Size]:
-    check_heads("x_src", x_src, ("sources", "heads", "channels"), x_src)
-    heads, channels = x_src.shape[1:]
-    check_heads("x_dst", x_dst, ("destinations", heads, channels), x_src)
-    check_heads("att", att, [1, heads, channels], x_src)
-    if edge is not None and weight_edge is not None:
-        check_edges("edge", edge, num_edges, x_src)
-        check_heads("weight_edge", weight_edge, [heads, edge.shape[1], channels], x_src)
-    elif edge is not None or weight_edge is not None:
-        raise ValueError("edge and weight_edge must be given together, got one of them")
-    return x_src.shape[0], x_dst.shape[0], x_dst.shape
-
-
-GATV2, _ = define_attention(
-    "gatv2", "x_src x_dst att edge? weight_edge?", "float negative_slope", _check
-)
+GATV2, _ = define_attention(operators.GATV2)

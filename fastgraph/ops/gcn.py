@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from fastgraph.backends.registry import REGISTRY
-from fastgraph.memo import is_recording, remembered
-from fastgraph.normalisation import WeightedGraph, normalised_graph
+from fastgraph.graphs.memo import is_recording, remembered
+from fastgraph.graphs.normalisation import WeightedGraph, normalised_graph
 from fastgraph.ops.library import Gradient, define
 from fastgraph.ops.spmm import spmm
 from fastgraph.ops.topology import check_operands, flatten, unflatten
+from fastgraph.registry.registry import REGISTRY
 
 
 def gcn(

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
-from fastgraph.backends.registry import REGISTRY
 from fastgraph.ops.heads import check_heads
 from fastgraph.ops.library import Gradient, define, needs_torch_operations
+from fastgraph.registry.registry import REGISTRY
 
 
 def head_scores(x: Tensor, att: Tensor) -> Tensor:

@@ -6,24 +6,74 @@ and returns the output, the statistics of its softmax, which the gradient needs,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fastgraph import capture
 from fastgraph.backends import reference
-from fastgraph.backends.base import accumulator
-from fastgraph.backends.registry import REGISTRY
-from fastgraph.graph import Graph
+from fastgraph.graphs.graph import Graph
+from fastgraph.machine import capture
 from fastgraph.ops.library import Gradient, define, needs_torch_operations
-from fastgraph.ops.topology import check_features, check_index, topology
+from fastgraph.ops.topology import check_index, check_values, topology
+from fastgraph.registry.backend import accumulator
+from fastgraph.registry.operators import Attention, Size
+from fastgraph.registry.registry import REGISTRY
 
 SEED_LIMIT = 2**63 - 1
 
 # Of index, ptr, seed, self_loops, transpose, the operator's own option, dropout and weights.
 NO_GRADIENTS = (None,) * 8
+
+
+class Call(NamedTuple):
+    """The arguments of an attention operator, in the order of its schema.
+
+    Attributes:
+        inputs: its operands.
+        addend: added to the output.
+        index, ptr, self_loops, transpose: see :mod:`fastgraph.ops.topology`.
+        seed: of dropout; ``None`` where there is none.
+        option: the operator's own.
+        dropout: the rate.
+        weights: whether the weights are returned.
+    """
+
+    inputs: list[Any]
+    addend: Tensor | None
+    index: Tensor  # type: ignore[assignment]  # shadows tuple.index
+    ptr: Tensor | None
+    seed: Tensor | None
+    self_loops: int
+    transpose: bool
+    option: float
+    dropout: float
+    weights: bool
+
+    @classmethod
+    def of(cls, arguments: Sequence[Any]) -> Call:
+        """The arguments as torch passes them."""
+        return cls(list(arguments[:-9]), *arguments[-9:])
+
+
+class BackwardCall(NamedTuple):
+    """The arguments of an attention operator's backward after the gradients; see :class:`Call`."""
+
+    inputs: list[Any]
+    index: Tensor  # type: ignore[assignment]  # shadows tuple.index
+    ptr: Tensor | None
+    seed: Tensor | None
+    stats: Tensor
+    self_loops: int
+    transpose: bool
+    option: float
+    dropout: float
+
+    @classmethod
+    def of(cls, arguments: Sequence[Any]) -> BackwardCall:
+        """The arguments as torch passes them."""
+        return cls(list(arguments[:-8]), *arguments[-8:])
 
 
 def dropout_seed(dropout: float, seed: Tensor | None) -> Tensor | None:
@@ -49,13 +99,18 @@ def dropout_seed(dropout: float, seed: Tensor | None) -> Tensor | None:
     return seed
 
 
-def check_heads(name: str, x: Tensor, shape: Sequence[int | str], like: Tensor) -> None:
+def seed_number(seed: Tensor | None) -> int:
+    """The seed as kernels take it; 0 where there is no dropout."""
+    return 0 if seed is None else int(seed)
+
+
+def check_heads(name: str, x: Tensor, shape: Sequence[Size], like: Tensor) -> None:
     """A tensor has this shape (a name: any size), and the dtype and device of another.
 
     Raises:
         ValueError: naming the argument, what was expected and what came.
     """
-    check_features(name, x)
+    check_values(name, x)
     sizes = list(x.shape)
     expected = [
         size if type(want) is str else want for size, want in zip(sizes, shape, strict=False)
@@ -70,134 +125,165 @@ def check_heads(name: str, x: Tensor, shape: Sequence[int | str], like: Tensor) 
         )
 
 
-def check_edges(name: str, edges: Tensor, num_edges: int, like: Tensor, *channels: int) -> None:
-    """A matrix with a row for each edge, and the dtype and device of another tensor.
+def check_inputs(
+    operator: Attention, inputs: Sequence[Tensor | None], num_edges: int
+) -> dict[str, int]:
+    """The sizes of an operator's operands, by name.
 
     Raises:
         ValueError: naming the argument, what was expected and what came.
     """
-    if edges.dim() != 2:
-        raise ValueError(f"{name} must have 2 dimensions, got shape {list(edges.shape)}")
-    check_heads(name, edges, [num_edges, *(channels or edges.shape[1:])], like)
+    sizes = {"edges": num_edges}
+    like: Tensor | None = None
+    for operand, position in operator.checked:
+        tensor = inputs[position]
+        if tensor is None:
+            continue
+        if like is None:
+            like = tensor
+            check_values(operand.name, tensor)
+        # A message is put together for what is wrong only: calls on small graphs would notice.
+        if not _fits(operand.shape, tensor, like, sizes):
+            expected = [_known(sizes, size) for size in operand.shape]
+            check_heads(operand.name, tensor, expected, like)
+    optional = [inputs[position] for position in operator.optional]
+    if any(t is None for t in optional) and any(t is not None for t in optional):
+        names = " and ".join(operator.names[position] for position in operator.optional)
+        raise ValueError(f"{names} must be given together, got one of them")
+    return sizes
 
 
-def define_attention(
-    name: str,
-    tensors: str,
-    option: str,
-    check: Callable[..., tuple[int, int, torch.Size]],
-) -> tuple[Any, Any]:
+def _fits(shape: Sequence[Size], tensor: Tensor, like: Tensor, sizes: dict[str, int]) -> bool:
+    """Whether a tensor has a shape, of which new sizes become known, and is like another one."""
+    if len(shape) != tensor.dim():
+        return False
+    for size, found in zip(shape, tensor.shape, strict=True):
+        known = sizes.get(size) if type(size) is str else size
+        if known is None:
+            known = sizes[size] = _sum(sizes, size) if " + " in size else found  # type: ignore
+        if known != found:
+            return False
+    return (
+        tensor.dtype == like.dtype
+        and tensor.device == like.device
+        and tensor.layout is torch.strided
+    )
+
+
+def _known(sizes: dict[str, int], size: Size) -> Size:
+    """A size as a number, if it is known yet."""
+    return sizes.get(size, size) if type(size) is str else size
+
+
+def _sum(sizes: dict[str, int], size: str) -> int:
+    """A sum of sizes; the second belongs to an operand that may be absent, and is 0 then."""
+    first, second = size.split(" + ")
+    return sizes[first] + sizes.get(second, 0)
+
+
+def define_attention(operator: Attention) -> tuple[Any, Any]:
     """Declare an attention operator and its backward.
 
-    Args:
-        name: of the operator; kernels are looked up as ``name`` and ``name + "_backward"``.
-        tensors: the names of its tensors, separated by blanks; those that end in ``?`` are
-            optional.
-        option: the schema of the option between ``transpose`` and ``dropout``.
-        check: checks the tensors, given the number of edges before them, and returns the number of
-            gathered nodes, that of aggregating ones and the shape of the output.
-
     Returns:
-        The operator ``(*tensors, addend, index, ptr, seed, self_loops, transpose, option, dropout,
-        weights) -> (out, stats, alpha)``, see :mod:`fastgraph.backends.base`, and its gradient
-        ``(grad, grad_alpha, *tensors, index, ptr, seed, stats, self_loops, transpose, option,
-        dropout) -> gradients`` of the tensors, empty ones for those that are ``None``.
+        The operator ``(*operands, addend, index, ptr, seed, self_loops, transpose, option, dropout,
+        weights) -> (out, stats, alpha)``, see :mod:`fastgraph.registry.backend`, and its gradient
+        ``(grad, grad_alpha, *operands, index, ptr, seed, stats, self_loops, transpose, option,
+        dropout) -> gradients`` of the operands, empty ones for those that are ``None``.
     """
-    names = tensors.split()
-    arguments = ", ".join(
-        f"Tensor{'?' if name.endswith('?') else ''} {name.rstrip('?')}" for name in names
-    )
-    tail = f"SymInt self_loops, bool transpose, {option}, float dropout"
+    name = operator.name
+    operands = ", ".join(f"Tensor{'?' if o.optional else ''} {o.name}" for o in operator.operands)
+    tail = f"SymInt self_loops, bool transpose, {operator.schema}, float dropout"
     backward_reference = getattr(reference, f"{name}_backward")
 
-    def prepare(
-        inputs: Sequence[Tensor],
-        index: Tensor,
-        ptr: Tensor | None,
-        self_loops: int,
-        transpose: bool,
-    ) -> tuple[Graph, torch.Size]:
-        num_in, num_out, shape = check(index.shape[-1], *inputs)
-        check_index(index, ptr, inputs[0])
-        return topology(index, ptr, num_in, num_out, transpose, self_loops), shape
+    def prepare(call: Call | BackwardCall) -> tuple[Graph, list[Any]]:
+        """The graph, and the shape of the output."""
+        sizes, like = check_inputs(operator, call.inputs, call.index.shape[-1]), call.inputs[0]
+        check_index(call.index, call.ptr, like)
+        num_in, num_out = sizes["sources"], sizes["destinations"]
+        graph = topology(call.index, call.ptr, num_in, num_out, call.transpose, call.self_loops)
+        return graph, out_shape(sizes)
 
-    def forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        *inputs, addend, index, ptr, seed, self_loops, transpose, option, dropout, weights = given
-        if seed is not None and capture.is_capturing(inputs[0]):
+    def out_shape(sizes: dict[str, int]) -> list[Any]:
+        return [_known(sizes, size) for size in operator.out]
+
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        call = Call.of(arguments)
+        like = call.inputs[0]
+        if call.seed is not None and capture.is_capturing(like):
             raise RuntimeError(
                 "dropout cannot be captured in a CUDA graph: each replay would drop the same edges"
             )
-        graph, shape = prepare(inputs, index, ptr, self_loops, transpose)
-        _check_addend(addend, shape, inputs[0])
-        kernel = REGISTRY.kernel(name, inputs[0].device.type, inputs[0].dtype)
-        *inputs, addend = _contiguous((*inputs, addend))
-        options = (transpose, option, dropout, seed_number(seed), weights)
+        graph, shape = prepare(call)
+        _check_addend(call.addend, shape, like)
+        kernel = REGISTRY.kernel(name, like.device.type, like.dtype)
+        *inputs, addend = _contiguous((*call.inputs, call.addend))
+        options = (call.transpose, call.option, call.dropout, seed_number(call.seed), call.weights)
         return kernel(graph, *inputs, *options, addend=addend)  # type: ignore[no-any-return]
 
-    def fake(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        *inputs, addend, index, _ptr, _seed, _loops, _transpose, _option, _dropout, weights = given
-        _, _, shape = check(index.shape[-1], *inputs)
-        first = inputs[0]
-        _check_addend(addend, shape, first)
-        stats = first.new_empty((*shape[:2], 2), dtype=accumulator(first.dtype))
-        alpha = first.new_empty(index.shape[-1] if weights else 0, shape[1])
-        return first.new_empty(shape), stats, alpha
+    def fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        call = Call.of(arguments)
+        like, num_edges = call.inputs[0], call.index.shape[-1]
+        shape = out_shape(check_inputs(operator, call.inputs, num_edges))
+        _check_addend(call.addend, shape, like)
+        stats = like.new_empty((*shape[:2], 2), dtype=accumulator(like.dtype))
+        alpha = like.new_empty(num_edges if call.weights else 0, shape[1])
+        return like.new_empty(shape), stats, alpha
 
-    def backward(grad: Tensor, grad_alpha: Tensor | None, *given: Any) -> list[Tensor]:
-        *inputs, index, ptr, seed, stats, self_loops, transpose, option, dropout = given
-        graph, shape = prepare(inputs, index, ptr, self_loops, transpose)
-        check_heads("grad", grad, shape, inputs[0])
-        kernel = REGISTRY.kernel(f"{name}_backward", inputs[0].device.type, inputs[0].dtype)
-        tensors = _contiguous((grad, grad_alpha, *inputs, stats))
-        gradients = kernel(graph, *tensors, transpose, option, dropout, seed_number(seed))
+    def backward(grad: Tensor, grad_alpha: Tensor | None, *arguments: Any) -> list[Tensor]:
+        call = BackwardCall.of(arguments)
+        like = call.inputs[0]
+        graph, shape = prepare(call)
+        check_heads("grad", grad, shape, like)
+        kernel = REGISTRY.kernel(f"{name}_backward", like.device.type, like.dtype)
+        tensors = _contiguous((grad, grad_alpha, *call.inputs, call.stats))
+        options = (call.transpose, call.option, call.dropout, seed_number(call.seed))
+        gradients = kernel(graph, *tensors, *options)
         return [grad.new_empty(0) if g is None else g for g in gradients]
 
-    def backward_fake(grad: Tensor, grad_alpha: Tensor | None, *given: Any) -> list[Tensor]:
-        *inputs, _index, _ptr, _seed, _stats, _loops, _transpose, _option, _dropout = given
+    def backward_fake(grad: Tensor, grad_alpha: Tensor | None, *arguments: Any) -> list[Tensor]:
+        inputs = BackwardCall.of(arguments).inputs
         return [grad.new_empty(0) if t is None else t.new_empty(t.shape) for t in inputs]
 
-    def save(ctx: Any, given: Sequence[Any], result: tuple[Tensor, Tensor, Tensor]) -> None:
-        *inputs, addend, index, ptr, seed, self_loops, transpose, option, dropout, weights = given
-        tensors = (*inputs, index, ptr, seed)
-        ctx.self_loops, ctx.options = self_loops, (transpose, option, dropout)
+    def save(ctx: Any, arguments: Sequence[Any], result: tuple[Tensor, Tensor, Tensor]) -> None:
+        call = Call.of(arguments)
+        ctx.options = (call.self_loops, call.transpose, call.option, call.dropout)
         ctx.shape = result[0].shape
-        save_addend(ctx, addend)
-        ctx.mark_non_differentiable(*(result[1:2] if weights else result[1:]))
-        ctx.save_for_backward(*tensors, result[1])
+        save_addend(ctx, call.addend)
+        ctx.mark_non_differentiable(*(result[1:2] if call.weights else result[1:]))
+        ctx.save_for_backward(*call.inputs, call.index, call.ptr, call.seed, result[1])
 
     def gradient(
         ctx: Any, grad: Tensor | None, grad_stats: None, grad_alpha: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        *inputs, index, ptr, seed, stats = ctx.saved_tensors
+        saved = ctx.saved_tensors  # once: a checkpoint computes them at each question
+        call = BackwardCall.of((*saved, *ctx.options))
         if grad is None:  # only the weights were used
-            grad = inputs[0].new_zeros(ctx.shape)
-        grads = (grad, grad_alpha)
-        if needs_torch_operations(*grads):
-            graph, _ = prepare(inputs, index, ptr, ctx.self_loops, ctx.options[0])
+            grad = call.inputs[0].new_zeros(ctx.shape)
+        if needs_torch_operations(grad, grad_alpha):
+            graph, _ = prepare(call)
+            options = (call.transpose, call.option, call.dropout, seed_number(call.seed))
             gradients = backward_reference(
-                graph, *grads, *inputs, stats, *ctx.options, seed_number(seed)
+                graph, grad, grad_alpha, *call.inputs, call.stats, *options
             )
         else:
-            found = backward_operator(
-                *grads, *inputs, index, ptr, seed, stats, ctx.self_loops, *ctx.options
-            )
-            gradients = [None if t is None else g for t, g in zip(inputs, found, strict=True)]
-        return *gradients, addend_gradient(ctx, len(inputs), grad), *NO_GRADIENTS
+            found = backward_operator(grad, grad_alpha, *saved, *ctx.options)
+            gradients = [None if t is None else g for t, g in zip(call.inputs, found, strict=True)]
+        return *gradients, addend_gradient(ctx, len(call.inputs), grad), *NO_GRADIENTS
 
     backward_operator = define(
-        f"{name}_backward(Tensor grad, Tensor? grad_alpha, {arguments}, Tensor index, Tensor? ptr, "
+        f"{name}_backward(Tensor grad, Tensor? grad_alpha, {operands}, Tensor index, Tensor? ptr, "
         f"Tensor? seed, Tensor stats, {tail}) -> Tensor[]",
         backward,
         backward_fake,
     )
-    operator = define(
-        f"{name}({arguments}, Tensor? addend, Tensor index, Tensor? ptr, Tensor? seed, {tail}, "
+    forward_operator = define(
+        f"{name}({operands}, Tensor? addend, Tensor index, Tensor? ptr, Tensor? seed, {tail}, "
         "bool weights) -> (Tensor, Tensor, Tensor)",
         forward,
         fake,
-        Gradient(tuple(range(len(names) + 1)), save, gradient),
+        Gradient(tuple(range(len(operator.operands) + 1)), save, gradient),
     )
-    return operator, backward_operator
+    return forward_operator, backward_operator
 
 
 def check_self_loops(num_nodes: int, **given: object) -> None:
@@ -225,7 +311,7 @@ def addend_gradient(ctx: Any, position: int, grad: Tensor) -> Tensor | None:
     return grad if ctx.addend_shape == grad.shape else grad.sum(0, keepdim=True)
 
 
-def _check_addend(addend: Tensor | None, shape: torch.Size, like: Tensor) -> None:
+def _check_addend(addend: Tensor | None, shape: Sequence[int], like: Tensor) -> None:
     if addend is not None:
         num_nodes = 1 if addend.shape[:1] == (1,) else shape[0]
         check_heads("addend", addend, [num_nodes, *shape[1:]], like)
@@ -233,8 +319,3 @@ def _check_addend(addend: Tensor | None, shape: torch.Size, like: Tensor) -> Non
 
 def _contiguous(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     return [None if t is None else t.contiguous() for t in tensors]
-
-
-def seed_number(seed: Tensor | None) -> int:
-    """The seed as kernels take it; 0 where there is no dropout."""
-    return 0 if seed is None else int(seed)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fastgraph.memo import called_from_compiled_code
-from fastgraph.witness import spoil_stale_results
+from fastgraph.graphs.memo import called_from_compiled_code
+from fastgraph.graphs.witness import spoil_stale_results
 
 LIBRARY = torch.library.Library("fastgraph", "DEF")
 

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
-from fastgraph.backends.base import Kernel
-from fastgraph.backends.registry import REGISTRY
 from fastgraph.ops.library import Gradient, define, needs_torch_operations
 from fastgraph.ops.topology import (
     check_choice,
@@ -20,6 +18,8 @@ from fastgraph.ops.topology import (
     topology,
     unflatten,
 )
+from fastgraph.registry.backend import Kernel
+from fastgraph.registry.registry import REGISTRY
 
 REDUCTIONS = ("max", "min")
 TIES = ("split", "winner")

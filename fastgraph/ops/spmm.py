@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import Tensor
 
-from fastgraph.backends.registry import REGISTRY
 from fastgraph.ops.library import Gradient, define
 from fastgraph.ops.topology import (
     check_choice,
@@ -22,6 +21,7 @@ from fastgraph.ops.topology import (
     topology,
     unflatten,
 )
+from fastgraph.registry.registry import REGISTRY
 
 REDUCTIONS = ("sum", "mean")
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastgraph.backends.base import FLOATING
-from fastgraph.graph import Graph, graph_of
+from fastgraph.graphs.edges import graph_of
+from fastgraph.graphs.graph import Graph
+from fastgraph.registry.backend import FLOATING
 
 
 def topology(
@@ -34,12 +35,17 @@ def topology(
     return graph_of(index, ptr, num_src, num_dst, self_loops)
 
 
-def check_features(name: str, x: Tensor) -> None:
-    """Features are floating point ``[nodes, *channels]``."""
+def check_values(name: str, x: Tensor) -> None:
+    """A tensor is dense and of a floating-point dtype that operators take."""
     if x.dtype not in FLOATING:
         raise ValueError(f"{name} must be one of {[str(d) for d in FLOATING]}, got {x.dtype}")
     if x.layout is not torch.strided:
         raise ValueError(f"{name} must be a dense tensor, got layout {x.layout}")
+
+
+def check_features(name: str, x: Tensor) -> None:
+    """Features are floating point ``[nodes, *channels]``."""
+    check_values(name, x)
     if x.dim() < 2:
         raise ValueError(f"{name} must be [nodes, *channels], got shape {list(x.shape)}")
 

@@ -11,28 +11,25 @@ from torch import Tensor
 from torch_geometric.nn.conv import GATConv
 
 from fastgraph import ops
-from fastgraph.pyg.attention_layer import (
-    Forward,
-    Inputs,
-    accepted_inputs,
-    combine_heads,
+from fastgraph.graphs.edges import Edges
+from fastgraph.layers.attention import Inputs, combine_heads, same_dtype, terms_of
+from fastgraph.pyg.attention import (
+    accepted,
     dropout_rate,
     edge_projection,
     edge_refusal,
-    route_forward,
-    same_dtype,
-    terms_of,
     weights_refusal,
     with_self_loops,
     with_weights,
 )
-from fastgraph.pyg.linear import project
+from fastgraph.pyg.modules import project
+from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
 
 
 def install(patches: Patches) -> None:
     """Replace ``GATConv.forward``."""
-    route_forward(patches, GATConv, plan)
+    replace_method(patches, GATConv, "forward", plan)
 
 
 def plan(
@@ -42,11 +39,12 @@ def plan(
     edge_attr: Tensor | None = None,
     size: Any = None,
     return_attention_weights: bool | None = None,
-) -> Forward | str:
+) -> Computation | str:
     """The forward pass of a call, or the reason to leave it to upstream."""
-    inputs = accepted_inputs(module, GATConv, "gat", x, edge_index)
-    if isinstance(inputs, str):
-        return inputs
+    call = accepted(module, GATConv, "gat", x, edge_index)
+    if isinstance(call, str):
+        return call
+    inputs, edges = call
     reason = None
     if module.lin_edge is None:
         edge_attr = None  # upstream ignores it too
@@ -60,13 +58,13 @@ def plan(
         return reason
     shared = module.lin is not None and isinstance(x, Tensor)
     weights = bool(return_attention_weights)
-    return lambda: _forward(module, inputs, edge_index, edge_attr, shared, weights)
+    return lambda: _forward(module, inputs, edges, edge_attr, shared, weights)
 
 
 def _forward(
     module: GATConv,
     inputs: Inputs,
-    edge_index: Tensor,
+    edges: Edges,
     edge_attr: Tensor | None,
     shared: bool,
     need_weights: bool,
@@ -78,8 +76,8 @@ def _forward(
     )
     x_src = project(lin_src, inputs.src).view(shape)
     x_dst = x_src if shared else project(lin_dst, inputs.dst).view(shape)
-    edges = with_self_loops(module, edge_index, edge_attr, inputs, need_weights)
-    score_edge = _edge_scores(module, edges.attr)
+    edges, edge_attr = with_self_loops(module, edges, edge_attr, inputs, need_weights)
+    score_edge = _edge_scores(module, edge_attr)
     attend: Callable[..., tuple[Tensor, Tensor | None]]
     if shared:
         att = torch.cat([module.att_src, module.att_dst])
@@ -90,7 +88,7 @@ def _forward(
             x_src, _scores(x_src, module.att_src), _scores(x_dst, module.att_dst), score_edge
         )
         attend = functools.partial(ops.gat, x_src, score_src, score_dst)
-    terms = terms_of(module, x_src, residual, module.bias)
+    terms = terms_of(module.concat, x_src, residual, module.bias)
     out, alpha = attend(
         edges.index,
         score_edge=score_edge,
@@ -101,7 +99,7 @@ def _forward(
         dropout=dropout_rate(module),
         need_weights=need_weights,
     )
-    return with_weights(combine_heads(module, out, terms), edges.index, alpha)
+    return with_weights(combine_heads(module.concat, out, terms), edges.index, alpha)
 
 
 def _scores(x: Tensor, att: Tensor) -> Tensor:

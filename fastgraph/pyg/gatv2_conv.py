@@ -8,28 +8,25 @@ from torch import Tensor
 from torch_geometric.nn.conv import GATv2Conv
 
 from fastgraph import ops
-from fastgraph.pyg.attention_layer import (
-    Forward,
-    Inputs,
-    accepted_inputs,
-    combine_heads,
+from fastgraph.graphs.edges import Edges
+from fastgraph.layers.attention import Inputs, combine_heads, same_dtype, terms_of
+from fastgraph.pyg.attention import (
+    accepted,
     dropout_rate,
     edge_projection,
     edge_refusal,
-    route_forward,
-    same_dtype,
-    terms_of,
     weights_refusal,
     with_self_loops,
     with_weights,
 )
-from fastgraph.pyg.linear import project
+from fastgraph.pyg.modules import project
+from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
 
 
 def install(patches: Patches) -> None:
     """Replace ``GATv2Conv.forward``."""
-    route_forward(patches, GATv2Conv, plan)
+    replace_method(patches, GATv2Conv, "forward", plan)
 
 
 def plan(
@@ -38,11 +35,11 @@ def plan(
     edge_index: Any,
     edge_attr: Tensor | None = None,
     return_attention_weights: bool | None = None,
-) -> Forward | str:
+) -> Computation | str:
     """The forward pass of a call, or the reason to leave it to upstream."""
-    inputs = accepted_inputs(module, GATv2Conv, "gatv2", x, edge_index)
-    if isinstance(inputs, str):
-        return inputs
+    call = accepted(module, GATv2Conv, "gatv2", x, edge_index)
+    if isinstance(call, str):
+        return call
     reason = None
     if edge_attr is not None:
         reason = edge_refusal(module.lin_edge, edge_attr, edge_index)
@@ -52,13 +49,13 @@ def plan(
         return reason
     shared = module.share_weights and isinstance(x, Tensor)
     weights = bool(return_attention_weights)
-    return lambda: _forward(module, inputs, edge_index, edge_attr, shared, weights)
+    return lambda: _forward(module, *call, edge_attr, shared, weights)
 
 
 def _forward(
     module: GATv2Conv,
     inputs: Inputs,
-    edge_index: Tensor,
+    edges: Edges,
     edge_attr: Tensor | None,
     shared: bool,
     need_weights: bool,
@@ -67,12 +64,12 @@ def _forward(
     residual = None if module.res is None else project(module.res, inputs.dst)
     x_src = project(module.lin_l, inputs.src).view(shape)
     x_dst = x_src if shared else project(module.lin_r, inputs.dst).view(shape)
-    edges = with_self_loops(module, edge_index, edge_attr, inputs, need_weights)
-    weight_edge = None if edges.attr is None else edge_projection(module).transpose(1, 2)
+    edges, edge_attr = with_self_loops(module, edges, edge_attr, inputs, need_weights)
+    weight_edge = None if edge_attr is None else edge_projection(module).transpose(1, 2)
     x_src, x_dst, att, edge, weight_edge = same_dtype(
-        x_src, x_dst, module.att, edges.attr, weight_edge
+        x_src, x_dst, module.att, edge_attr, weight_edge
     )
-    terms = terms_of(module, x_src, residual, module.bias)
+    terms = terms_of(module.concat, x_src, residual, module.bias)
     out, alpha = ops.gatv2(
         x_src,
         x_dst,
@@ -87,4 +84,4 @@ def _forward(
         dropout=dropout_rate(module),
         need_weights=need_weights,
     )
-    return with_weights(combine_heads(module, out, terms), edges.index, alpha)
+    return with_weights(combine_heads(module.concat, out, terms), edges.index, alpha)

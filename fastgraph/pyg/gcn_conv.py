@@ -15,23 +15,29 @@ from torch import Tensor
 from torch_geometric.nn.conv import GCNConv, gcn_conv
 
 from fastgraph import ops
+from fastgraph.layers.sums import add_to
 from fastgraph.pyg import gcn_norm
-from fastgraph.pyg.in_place import add_to, replace_forward
-from fastgraph.pyg.linear import project
+from fastgraph.pyg.modules import project
 from fastgraph.pyg.propagate import aggregate, aggregate_by
+from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
 
 
 def install(patches: Patches) -> None:
     """Replace ``GCNConv.forward``."""
-    replace_forward(patches, GCNConv, _forward)
+    replace_method(patches, GCNConv, "forward", plan, decided=False)
 
 
-def _forward(
+def plan(
     module: GCNConv, x: Any, edge_index: Any, edge_weight: Tensor | None = None
-) -> Tensor | None:
+) -> Computation | None:
+    """The forward pass of a call, or ``None`` where there is nothing to gain."""
     if not isinstance(x, Tensor) or not isinstance(edge_index, Tensor):
         return None
+    return lambda: _forward(module, x, edge_index, edge_weight)
+
+
+def _forward(module: GCNConv, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None) -> Tensor:
     projected = found = None
     if _takes_operator(module, x, edge_index, edge_weight):
         projected = project(module.lin, x)

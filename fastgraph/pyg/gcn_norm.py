@@ -19,10 +19,10 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import gcn_conv
 
-from fastgraph.memo import MEMO, is_recording, tensor_key
+from fastgraph.graphs.memo import MEMO, is_recording, tensor_key
 from fastgraph.routing.conditions import execution_mode, plain_tensor
 from fastgraph.routing.patching import Patches
-from fastgraph.routing.state import SWITCH
+from fastgraph.routing.switch import SWITCH
 
 UPSTREAM = gcn_conv.gcn_norm
 

@@ -10,26 +10,34 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn.conv import GraphConv
 
-from fastgraph.pyg.in_place import add_projections, replace_forward
+from fastgraph.pyg.modules import add_projections
 from fastgraph.pyg.propagate import aggregate
+from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
 
 
 def install(patches: Patches) -> None:
     """Replace ``GraphConv.forward``."""
-    replace_forward(patches, GraphConv, _forward)
+    replace_method(patches, GraphConv, "forward", plan, decided=False)
 
 
-def _forward(
+def plan(
     module: GraphConv,
     x: Any,
     edge_index: Any,
     edge_weight: Tensor | None = None,
     size: Any = None,
-) -> Tensor | None:
+) -> Computation | None:
+    """The forward pass of a call, or ``None`` where there is nothing to gain."""
     if isinstance(x, Tensor):
         x = (x, x)
     if x[1] is None:
         return None
+    return lambda: _forward(module, x, edge_index, edge_weight, size)
+
+
+def _forward(
+    module: GraphConv, x: Any, edge_index: Any, edge_weight: Tensor | None, size: Any
+) -> Tensor:
     neighbours, owned = aggregate(module, edge_index, x=x, edge_weight=edge_weight, size=size)
     return add_projections(module.lin_rel, neighbours, owned, module.lin_root, x[1])

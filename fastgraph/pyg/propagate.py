@@ -9,37 +9,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
-from torch_geometric.nn.aggr import (
-    MaxAggregation,
-    MeanAggregation,
-    MinAggregation,
-    SumAggregation,
-)
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import WITH_TORCH_SCATTER
 
-from fastgraph import ops, settings
-from fastgraph.backends.registry import REGISTRY
-from fastgraph.ops.spmm import REDUCTIONS as SUMS
-from fastgraph.pyg.linear import is_watched
+from fastgraph.graphs.edges import Edges
+from fastgraph.layers.aggregation import SUMS, Aggregation
+from fastgraph.pyg.edges import edges_of
 from fastgraph.pyg.messages import Message, known_message, multiplies_adjacency
-from fastgraph.pyg.topology import Topology, topology_of
+from fastgraph.pyg.modules import AGGREGATIONS, REDUCTIONS
+from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, plain_tensor, too_few_edges
+from fastgraph.routing.dispatch import decide
 from fastgraph.routing.patching import Patches
-from fastgraph.routing.state import SWITCH
-from fastgraph.routing.status import RouteRefusedError, count_refused, count_routed, is_counted
-
-_REDUCTIONS = {
-    SumAggregation: "sum",
-    MeanAggregation: "mean",
-    MaxAggregation: "max",
-    MinAggregation: "min",
-}
+from fastgraph.routing.switch import SWITCH
 
 _HOOKS = (
     "_propagate_forward_pre_hooks",
@@ -52,19 +39,9 @@ _HOOKS = (
     "_message_and_aggregate_forward_hooks",
 )
 
+_OVERRIDDEN = "propagate is overridden"
+
 _METHODS = ("message", "aggregate", "update", "message_and_aggregate", "collect")
-
-
-class Plan(NamedTuple):
-    """One aggregation, ready to run."""
-
-    x: Tensor
-    topology: Topology
-    weight: Tensor | None
-    reduce: str
-    num_out: int
-    node_dim: int
-    ties: str
 
 
 def install(patches: Patches) -> None:
@@ -117,12 +94,10 @@ def _routed(upstream: Callable[..., Tensor], generated: bool) -> Callable[..., T
     def propagate(self: MessagePassing, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
         if not SWITCH.active:  # an instance kept the wrapper beyond `disable()`
             return upstream(self, edge_index, *args, **kwargs)
-        plan = None
-        if generated:
-            plan = _counted_plan(self, edge_index, args, kwargs)
-        else:
-            _refuse(self, "propagate is overridden")
-        return upstream(self, edge_index, *args, **kwargs) if plan is None else run(plan)
+        planned = _planned(self, edge_index, args, kwargs) if generated else _OVERRIDDEN
+        if not _is_routed(self, planned) or isinstance(planned, str):
+            return upstream(self, edge_index, *args, **kwargs)
+        return planned.compute()
 
     propagate._fastgraph_upstream = upstream  # type: ignore[attr-defined]
     return propagate
@@ -136,14 +111,14 @@ def aggregate(module: MessagePassing, edge_index: Any, **arguments: Any) -> tupl
     own = vars(module).get("propagate")
     if own is not None and not hasattr(own, "_fastgraph_upstream"):
         # PyG does this itself for decomposed layers and while explaining.
-        _refuse(module, "propagate is replaced on the instance")
+        _is_routed(module, "propagate is replaced on the instance")
     upstream = _generated_propagate(module)
     if upstream is None:
         return module.propagate(edge_index, **arguments), False
-    plan = _counted_plan(module, edge_index, (), arguments)
-    if plan is None:
+    planned = _planned(module, edge_index, (), arguments)
+    if not _is_routed(module, planned) or isinstance(planned, str):
         return upstream(module, edge_index, **arguments), False
-    return run(plan), plan.reduce in SUMS and plan.node_dim == 0
+    return planned.compute(), planned.is_owned
 
 
 def aggregate_by(
@@ -151,17 +126,16 @@ def aggregate_by(
 ) -> tuple[Tensor, bool] | None:
     """:func:`aggregate` by an operator that does more than the sum that ``propagate`` asks for.
 
-    ``operator`` takes ``(x, index, weight, transpose=...)``: the graph must be a plain
-    ``edge_index`` among one set of nodes. ``None`` if ``propagate`` asks for something else than a
-    sum or would be left to upstream, which is not counted.
+    See :meth:`fastgraph.layers.aggregation.Aggregation.compute_by`. ``None`` if ``propagate`` asks
+    for something else than a sum or would be left to upstream, which is not counted.
     """
     if _generated_propagate(module) is None:
         return None
-    plan = plan_propagate(module, edge_index, None, arguments)
-    if isinstance(plan, str) or plan.reduce != "sum":
+    planned = plan_propagate(module, edge_index, None, arguments)
+    if isinstance(planned, str) or planned.reduce != "sum":
         return None
-    _count_routed(module)
-    return run(plan, operator), plan.node_dim == 0
+    _is_routed(module, planned)
+    return planned.compute_by(operator), planned.is_owned
 
 
 def _generated_propagate(module: MessagePassing) -> Callable[..., Tensor] | None:
@@ -173,64 +147,23 @@ def _generated_propagate(module: MessagePassing) -> Callable[..., Tensor] | None
     return upstream
 
 
-def _counted_plan(
+def _planned(
     module: MessagePassing, edge_index: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Plan | None:
-    """The plan of a call of ``propagate``, or ``None`` for upstream's code; either is counted."""
-    plan: Plan | str = "propagate was called with positional arguments"
-    if not args:
-        plan = plan_propagate(module, edge_index, kwargs.get("size"), kwargs)
-    if isinstance(plan, str):
-        _refuse(module, plan)
-        return None
-    _count_routed(module)
-    return plan
+) -> Aggregation | str:
+    if args:
+        return "propagate was called with positional arguments"
+    return plan_propagate(module, edge_index, kwargs.get("size"), kwargs)
 
 
-def _count_routed(module: MessagePassing) -> None:
-    if not torch.compiler.is_compiling():  # a counter would make Dynamo recompile
-        count_routed(type(module).__name__)
-
-
-def _refuse(module: MessagePassing, reason: str) -> None:
-    name = type(module).__name__
-    if not torch.compiler.is_compiling() and not is_counted(module):
-        count_refused(name, reason)
-    if settings.current().strict and known_message(type(module)) is not None:
-        raise RouteRefusedError(f"{name} cannot be routed: {reason}")
-
-
-def run(plan: Plan, operator: Callable[..., Tensor] | None = None) -> Tensor:
-    """Compute a planned aggregation, by another operator if one is given (:func:`aggregate_by`)."""
-    x = plan.x if plan.node_dim == 0 else plan.x.movedim(plan.node_dim, 0)
-    graph = plan.topology
-    if operator is not None:
-        out = operator(x, graph.index, plan.weight, transpose=graph.transpose)
-    else:
-        reduction = (
-            ops.spmm
-            if plan.reduce in SUMS
-            else functools.partial(ops.segment_reduce, ties=plan.ties)
-        )
-        out = reduction(
-            x,
-            graph.index,
-            plan.weight,
-            ptr=graph.ptr,
-            num_out=plan.num_out,
-            reduce=plan.reduce,
-            transpose=graph.transpose,
-        )
-    if plan.node_dim == 0:
-        return out
-    # Users call `view` on upstream's result, which is contiguous, and change it in place, which a
-    # view of ours would refuse.
-    return out.movedim(0, plan.node_dim).clone(memory_format=torch.contiguous_format)
+def _is_routed(module: MessagePassing, planned: Aggregation | str) -> bool:
+    if not isinstance(planned, str):
+        return decide(module, planned)
+    return decide(module, planned, has_route=known_message(type(module)) is not None)
 
 
 def plan_propagate(
     module: MessagePassing, edge_index: object, size: Any, arguments: Mapping[str, Any]
-) -> Plan | str:
+) -> Aggregation | str:
     """The aggregation that ``module.propagate`` asks for, or the reason to leave it to upstream.
 
     Raises what upstream raises for a graph and features that do not fit together.
@@ -242,29 +175,29 @@ def plan_propagate(
     refusal = execution_mode() or module_refusal(module, cls)
     if refusal is not None:
         return refusal
-    topology = topology_of(edge_index, module.flow)
-    if isinstance(topology, str):
-        return topology
-    refusal = too_few_edges(topology.num_edges)
+    edges = edges_of(edge_index, module.flow)
+    if isinstance(edges, str):
+        return edges
+    refusal = too_few_edges(edges.num_edges)
     if refusal is not None:
         return refusal
-    reduce = _REDUCTIONS[type(module.aggr_module)]
+    reduce = REDUCTIONS[type(module.aggr_module)]
     # Where PyG multiplies by the adjacency matrix instead of making messages.
-    fused = topology.values is not None and module.fuse
+    fused = edges.values is not None and module.fuse
     fused_index = isinstance(edge_index, EdgeIndex) and _fuses_edge_index(module, edge_index)
     if (fused or fused_index) and not multiplies_adjacency(cls):
         return "message_and_aggregate is overridden"
     if fused_index and reduce not in SUMS:
         return "EdgeIndex.matmul breaks ties of max and min in its own way"
 
-    located = _features(module, edge_index, topology, size, arguments.get("x"), fused)
+    located = _features(module, edge_index, edges, size, arguments.get("x"), fused)
     if isinstance(located, str):
         return located
     x, num_out = located
     if fused:
-        found = _product_weight(topology, x)
+        found = _product_weight(edges, x)
     else:
-        found = _message_weight(message, arguments, topology, x, module.node_dim)
+        found = _message_weight(message, arguments, edges, x, module.node_dim)
     if isinstance(found, str):
         return found
     weight = found
@@ -280,7 +213,7 @@ def plan_propagate(
         return refusal
     node_dim = module.node_dim + x.dim() if module.node_dim < 0 else module.node_dim
     ties = "winner" if fused or _scatters_to_one_winner(x) else "split"
-    return Plan(x, topology, weight, reduce, num_out, node_dim, ties)
+    return Aggregation(x, edges, weight, reduce, num_out, node_dim, ties)
 
 
 def _scatters_to_one_winner(x: Tensor) -> bool:
@@ -298,13 +231,13 @@ def _fuses_edge_index(module: MessagePassing, edge_index: EdgeIndex) -> bool:
 def _features(
     module: MessagePassing,
     edge_index: Any,
-    topology: Topology,
+    edges: Edges,
     size: Any,
     features: Any,
     fused: bool,
 ) -> tuple[Tensor, int] | str:
     """The features to gather and the number of aggregating nodes, found as ``collect`` does."""
-    if topology.values is not None or isinstance(edge_index, EdgeIndex):
+    if edges.values is not None or isinstance(edge_index, EdgeIndex):
         sizes = module._check_input(edge_index, size)
     else:
         sizes = [None, None] if size is None else list(size)
@@ -329,13 +262,13 @@ def _features(
     return features, num_out
 
 
-def _product_weight(topology: Topology, x: Tensor) -> Tensor | str | None:
+def _product_weight(edges: Edges, x: Tensor) -> Tensor | str | None:
     """The values of the adjacency matrix, or the reason why PyG could not multiply by it."""
     if x.dim() != 2:
         return "a sparse adjacency matrix with features that are not two-dimensional"
-    if topology.values is not None and topology.values.dtype != x.dtype:
+    if edges.values is not None and edges.values.dtype != x.dtype:
         return "the sparse adjacency matrix and the features have different dtypes"
-    return topology.values
+    return edges.values
 
 
 def module_refusal(module: MessagePassing, cls: type[MessagePassing]) -> str | None:
@@ -357,9 +290,9 @@ def module_refusal(module: MessagePassing, cls: type[MessagePassing]) -> str | N
     if module.decomposed_layers > 1:
         return "decomposed_layers > 1"
     aggregation = module.aggr_module
-    if type(aggregation) not in _REDUCTIONS:
+    if type(aggregation) not in REDUCTIONS:
         return f"aggregation {type(aggregation).__name__}"
-    if is_watched(aggregation):
+    if AGGREGATIONS.is_watched(aggregation):
         return "the aggregation is replaced or has hooks"
     return None
 
@@ -367,24 +300,24 @@ def module_refusal(module: MessagePassing, cls: type[MessagePassing]) -> str | N
 def _message_weight(
     message: Message,
     arguments: Mapping[str, Any],
-    topology: Topology,
+    edges: Edges,
     x: Tensor,
     node_dim: int,
 ) -> Tensor | str | None:
     """The factor of each edge as ``[E]``, ``None`` for plain copies, or a reason to refuse."""
-    if topology.values is not None and topology.ptr is not None and topology.transpose:
+    if edges.values is not None and edges.ptr is not None and edges.transpose:
         return "a sparse CSC adjacency matrix without message_and_aggregate"
     if message.weight is None:
         return None
     weight: Tensor | None = arguments.get(message.weight)
     if weight is None and message.collected:
-        weight = topology.values
+        weight = edges.values
     if weight is None:
         return None if message.optional else f"{message.weight} is missing"
     refusal = plain_tensor(message.weight, weight)
     if refusal is not None:
         return refusal
-    if weight.numel() != topology.num_edges:
+    if weight.numel() != edges.num_edges:
         return f"{message.weight} does not have one value for each edge"
     if not weight.is_floating_point():
         return f"{message.weight} has dtype {weight.dtype}"

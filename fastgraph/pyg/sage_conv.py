@@ -11,22 +11,27 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.conv import SAGEConv
 
-from fastgraph.pyg.in_place import add_projections, replace_forward
-from fastgraph.pyg.linear import project
+from fastgraph.pyg.modules import add_projections, project
 from fastgraph.pyg.propagate import aggregate
+from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
 
 
 def install(patches: Patches) -> None:
     """Replace ``SAGEConv.forward``."""
-    replace_forward(patches, SAGEConv, _forward)
+    replace_method(patches, SAGEConv, "forward", plan, decided=False)
 
 
-def _forward(module: SAGEConv, x: Any, edge_index: Any, size: Any = None) -> Tensor | None:
+def plan(module: SAGEConv, x: Any, edge_index: Any, size: Any = None) -> Computation | None:
+    """The forward pass of a call, or ``None`` where there is nothing to gain."""
     if isinstance(x, Tensor):
         x = (x, x)
     if not module.root_weight or x[1] is None:
         return None
+    return lambda: _forward(module, x, edge_index, size)
+
+
+def _forward(module: SAGEConv, x: Any, edge_index: Any, size: Any) -> Tensor:
     if module.project and hasattr(module, "lin"):
         x = (project(module.lin, x[0]).relu(), x[1])
     neighbours, owned = aggregate(module, edge_index, x=x, size=size)

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch.jit._recursive
 from torch import nn
-from torch_geometric.nn.conv import GATConv, GATv2Conv, MessagePassing, TransformerConv
+from torch_geometric.nn.conv import MessagePassing
 
 from fastgraph import settings
 from fastgraph.pyg.messages import known_message
 from fastgraph.routing.patching import Patches
 from fastgraph.routing.status import RouteRefusedError, count_refused
+from fastgraph.upstream import attention_classes
 
 _REASON = "scripted by torch.jit, calls of which are not counted"
-_ATTENTION = (GATConv, GATv2Conv, TransformerConv)
 
 
 def install(patches: Patches) -> None:
@@ -47,5 +47,5 @@ def _layers(module: nn.Module) -> list[str]:
 
 
 def _has_route(cls: type[MessagePassing]) -> bool:
-    attention = any(cls.forward is layer.forward for layer in _ATTENTION)
+    attention = any(cls.forward is vars(layer)["forward"] for layer in attention_classes())
     return attention or known_message(cls) is not None

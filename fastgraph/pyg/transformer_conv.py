@@ -9,32 +9,31 @@ from torch import Tensor
 from torch_geometric.nn.conv import TransformerConv
 
 from fastgraph import ops
-from fastgraph.pyg.attention_layer import (
-    Edges,
-    Forward,
+from fastgraph.graphs.edges import Edges
+from fastgraph.layers.attention import (
     Inputs,
     Terms,
-    accepted_inputs,
-    anonymous_edges,
     combine_heads,
+    join_heads,
+    same_dtype,
+    terms_of,
+)
+from fastgraph.pyg.attention import (
+    accepted,
     dropout_rate,
     edge_projection,
     edge_refusal,
-    join_heads,
-    plain_index,
-    route_forward,
-    same_dtype,
-    terms_of,
     weights_refusal,
 )
-from fastgraph.pyg.linear import project
+from fastgraph.pyg.modules import project
 from fastgraph.routing.conditions import plain_tensor
+from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
 
 
 def install(patches: Patches) -> None:
     """Replace ``TransformerConv.forward``."""
-    route_forward(patches, TransformerConv, plan)
+    replace_method(patches, TransformerConv, "forward", plan)
 
 
 def plan(
@@ -43,11 +42,11 @@ def plan(
     edge_index: Any,
     edge_attr: Tensor | None = None,
     return_attention_weights: bool | None = None,
-) -> Forward | str:
+) -> Computation | str:
     """The forward pass of a call, or the reason to leave it to upstream."""
-    inputs = accepted_inputs(module, TransformerConv, "attention", x, edge_index)
-    if isinstance(inputs, str):
-        return inputs
+    call = accepted(module, TransformerConv, "attention", x, edge_index)
+    if isinstance(call, str):
+        return call
     reason = None
     if edge_attr is not None or module.lin_edge is not None:
         reason = _edge_refusal(module, edge_attr, edge_index)
@@ -59,7 +58,14 @@ def plan(
         reason = reason or "attention weights without the dropout that is applied"
     if reason is not None:
         return reason
-    return lambda: _forward(module, inputs, edge_index, edge_attr, need_weights)
+    if not need_weights:
+        return lambda: _forward(module, *call, edge_attr, False)[0]
+
+    def with_weights() -> Any:
+        out, alpha = _forward(module, *call, edge_attr, True)
+        return out, (edge_index, alpha)
+
+    return with_weights
 
 
 def _edge_refusal(module: TransformerConv, edge_attr: Any, edge_index: Tensor) -> str | None:
@@ -84,24 +90,22 @@ def _edge_refusal(module: TransformerConv, edge_attr: Any, edge_index: Tensor) -
 def _forward(
     module: TransformerConv,
     inputs: Inputs,
-    edge_index: Tensor,
+    edges: Edges,
     edge_attr: Tensor | None,
     need_weights: bool,
-) -> Any:
+) -> tuple[Tensor, Tensor | None]:
     shape = (-1, module.heads, module.out_channels)
     query = project(module.lin_query, inputs.dst).view(shape)
     key = project(module.lin_key, inputs.src).view(shape)
     value = project(module.lin_value, inputs.src).view(shape)
-    edges = Edges(plain_index(edge_index), None, edge_attr, 0)
+    edges = Edges(edges.as_index())
     if edge_attr is None and not need_weights:
-        edges = anonymous_edges(edges.index, inputs, 0)
+        edges = edges.without_numbers(*map(len, inputs))
     root = project(module.lin_skip, inputs.dst) if module.root_weight else None
-    out, alpha, terms = _attend(module, query, key, value, root, edges, need_weights)
+    out, alpha, terms = _attend(module, query, key, value, root, edges, edge_attr, need_weights)
     if root is None or module.lin_beta is None:
-        out = combine_heads(module, out, terms)
-    else:
-        out = _with_gate(module, join_heads(module, out, changed=False), root)
-    return (out, (edge_index, alpha)) if need_weights else out
+        return combine_heads(module.concat, out, terms), alpha
+    return _with_gate(module, join_heads(module.concat, out, changed=False), root), alpha
 
 
 def _attend(
@@ -111,9 +115,10 @@ def _attend(
     value: Tensor,
     root: Tensor | None,
     edges: Edges,
+    edge_attr: Tensor | None,
     need_weights: bool,
 ) -> tuple[Tensor, Tensor | None, Terms]:
-    edge = None if edges.attr is None else edges.attr.flatten(1)
+    edge = None if edge_attr is None else edge_attr.flatten(1)
     if edge is not None:
         # What a query has to say to the features themselves: nothing where only values get them.
         extension = query.new_zeros(*query.shape[:2], edge.shape[1])
@@ -127,7 +132,7 @@ def _attend(
         tensors = [None if tensor is None else tensor.float() for tensor in tensors]
     query, key, value, edge = tensors
     if edge is None and module.lin_beta is None:
-        terms = terms_of(module, value, root)
+        terms = terms_of(module.concat, value, root)
     else:  # the operator's output is not what the root is added to
         terms = Terms(None, [] if root is None else [root])
     out, alpha = ops.attention(

@@ -15,6 +15,7 @@ import torch._jit_internal
 import torch._sources
 import torch.jit._script
 
+from fastgraph.hookspecs import hookimpl
 from fastgraph.routing.patching import Patches
 from fastgraph.routing.route import Route
 
@@ -41,4 +42,7 @@ def _reading_upstream(reader: Callable[..., Any], patches: Patches) -> Callable[
     return read
 
 
-ROUTE = Route(name="TorchScript", module="torch.jit", install=_install)
+@hookimpl
+def fastgraph_routes() -> list[Route]:
+    """The route of torch's readers of source code."""
+    return [Route(name="TorchScript", module="torch.jit", install=_install)]

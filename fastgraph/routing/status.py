@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from fastgraph.rendering import rendered
+from fastgraph.upstream import PACKAGES
 
 NOT_COUNTED = "calls within torch.compile are not counted"
 
@@ -167,7 +168,7 @@ def count_refused(layer: str, reason: str) -> None:
         )
 
 
-_LIBRARIES = ("fastgraph", "torch", "torch_geometric")
+_LIBRARIES = ("fastgraph", "torch", *PACKAGES)
 
 
 def caller_level() -> int:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fastgraph.cli.programs.scripts import Plan, run_once
 from fastgraph.cli.runner import Target
-from fastgraph.comparison.scripts import Plan, run_once
 from tests.cli.commands import fastgraph, python
 
 pytest.importorskip("torch_geometric")
@@ -199,6 +199,6 @@ def test_comparing_does_not_load_torch_before_the_program_does(tmp_path: Path) -
         "options": {"report": False, "backend": None, "strict": None, "min_edges": None},
     }
     order["target"]["arguments"] = []  # type: ignore[index]
-    words = ("-m", "fastgraph.comparison.child", json.dumps(order))
+    words = ("-m", "fastgraph.cli.programs.child", json.dumps(order))
     done = python(*words, cwd=tmp_path, FASTGRAPH="0")
     assert done.stdout == "False\n", done.stderr

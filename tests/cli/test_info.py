@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fastgraph import native
 from fastgraph.cli.info import Problem, attempt, kernel_level
+from fastgraph.machine import native
 from tests.cli.commands import fastgraph
 
 
@@ -50,7 +50,7 @@ def test_whole_installation(tmp_path: Path) -> None:
 def test_broken_torch(tmp_path: Path, statement: str, expected: str) -> None:
     text = info(tmp_path, PYTHONPATH=broken(tmp_path, "torch", statement))
     assert expected in line(text, "torch")
-    assert "Routed PyG layers: unknown" in text
+    assert "layers: unknown" in text
     assert "processor" in text
     assert "cache_bytes" in text
 
@@ -58,7 +58,7 @@ def test_broken_torch(tmp_path: Path, statement: str, expected: str) -> None:
 def test_torch_that_imports_but_is_empty(tmp_path: Path) -> None:
     text = info(tmp_path, PYTHONPATH=broken(tmp_path, "torch", ""))
     assert "AttributeError" in line(text, "kernels")
-    assert "Routed PyG layers: unknown" in text
+    assert "layers: unknown" in text
 
 
 def test_missing_native_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_broken_pyg(tmp_path: Path) -> None:
     fakes = broken(tmp_path, "torch_geometric", "raise AttributeError('no such thing')")
     text = info(tmp_path, PYTHONPATH=fakes)
     assert "AttributeError: no such thing" in line(text, "torch_geometric")
-    assert "Routed PyG layers: unknown" in text
+    assert "layers: unknown" in text
     assert "reference" in text
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from fastgraph.cli.interpreter import module_to_run
 from fastgraph.cli.main import main
+from fastgraph.interpreter import module_to_run
 from tests.cli.commands import assert_same, environment, fastgraph, python
 
 SHOW = """\

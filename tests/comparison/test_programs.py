@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fastgraph.cli.programs.scripts import Plan, Run, Side, run_once
 from fastgraph.cli.runner import Target
-from fastgraph.comparison.scripts import Plan, Run, Side, run_once
 from tests.cli.commands import python
 
 pytest.importorskip("torch_geometric")

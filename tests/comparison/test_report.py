@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
-from fastgraph.comparison.report import check_report, render, write_report
-from fastgraph.comparison.scripts import Run, ScriptComparison, Side, Step
+from fastgraph.cli.programs.report import check_report, render, write_report
+from fastgraph.cli.programs.scripts import Run, ScriptComparison, Side, Step
 from fastgraph.routing.status import NOT_COUNTED, StatusRow
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

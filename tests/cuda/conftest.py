@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fastgraph.backends.registry import REGISTRY
+from fastgraph.registry.registry import REGISTRY
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

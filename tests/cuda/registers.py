@@ -21,7 +21,7 @@ import pytest
 import torch
 import tvm_ffi
 
-from fastgraph.graph import Csr
+from fastgraph.graphs.graph import Csr
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "cuda"

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import scatter, softmax
 
-from fastgraph import native, settings
+from fastgraph import settings
 from fastgraph.backends.cpu import CpuBackend
-from fastgraph.backends.registry import REGISTRY
 from fastgraph.hookspecs import plugin_manager
+from fastgraph.machine import native
+from fastgraph.registry.registry import REGISTRY
 from tests.graphs import random_edges
 
 ROOT = Path(__file__).parents[2]

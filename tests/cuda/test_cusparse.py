@@ -16,7 +16,7 @@ from torch import Tensor
 from fastgraph import Graph, settings
 from fastgraph.backends import reference, sparse
 from fastgraph.backends.cusparse import ALGORITHMS, CuSparseSpmm
-from fastgraph.memo import MEMO
+from fastgraph.graphs.memo import MEMO
 from tests.cuda.cusparse import library
 from tests.cuda.cusparse.library import Counts
 from tests.graphs import random_edges

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastgraph import ops
-from fastgraph.backends.registry import REGISTRY
+from fastgraph.registry.registry import REGISTRY
 from tests.graphs import Case, all_cases, hub_edges, quantised, random_edges
 
 # Builds the differentiable inputs, in float64 on the CPU, and the operator that takes them.

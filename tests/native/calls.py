@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
-from fastgraph.backends.base import FLOATING, accumulator
+from fastgraph.registry.backend import FLOATING, accumulator
 from tests.graphs import mixed_communities
 from tests.native.drawing import (
     Call,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastgraph import native
+from fastgraph.machine import native
 
 
 @pytest.fixture(params=native.available_levels())

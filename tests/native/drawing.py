@@ -13,7 +13,7 @@ import tvm_ffi
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fastgraph.backends.base import FLOATING, accumulator
+from fastgraph.registry.backend import FLOATING, accumulator
 from tests.native.cases import Sparse
 
 REFUSALS = (TypeError, ValueError, IndexError)
@@ -74,7 +74,7 @@ class Graph(Sparse):
         names = ("rowptr_t", "col_t", "edge_id_t", "longest", "row_id_t")
         return dict(zip(names, self.arguments.values(), strict=True))
 
-    # What the reference asks of a fastgraph.graph.Graph.
+    # What the reference asks of a fastgraph.graphs.graph.Graph.
 
     @property
     def num_src(self) -> int:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fastgraph import native
+from fastgraph.machine import native
 from fastgraph.settings import CPU_LEVELS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fastgraph import native
-from fastgraph.backends.registry import REGISTRY
+from fastgraph.machine import native
+from fastgraph.registry.registry import REGISTRY
 
 LOAD = native.cuda_library.__wrapped__
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastgraph import native
+from fastgraph.machine import native
 from fastgraph.settings import CPU_LEVELS
 
 

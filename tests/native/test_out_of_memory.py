@@ -12,7 +12,7 @@ SCRIPT = """
 import gc, resource, sys
 import torch
 from fastgraph import ops
-from fastgraph.memo import MEMO
+from fastgraph.graphs.memo import MEMO
 
 torch.manual_seed(0)
 torch.set_num_threads(2)

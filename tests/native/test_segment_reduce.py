@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastgraph.backends.base import FLOATING
+from fastgraph.registry.backend import FLOATING
 
 from .cases import GRAPHS, WIDTHS, Sparse, compress, features, make_graph, normal, transpose
 

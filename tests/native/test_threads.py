@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastgraph.backends.base import FLOATING
+from fastgraph.registry.backend import FLOATING
 
 from .cases import compress, normal, transpose
 
@@ -117,7 +117,7 @@ def test_kernels_survive_a_fork(best: Any) -> None:
 
 LOADED_AFTER_FORK = """
 import os, signal, sys, torch
-from fastgraph import native
+from fastgraph.machine import native
 torch.set_num_threads(2)
 big = torch.randn(400, 400)
 (big @ big).sum(); torch.arange(1_000_000).float().exp_()

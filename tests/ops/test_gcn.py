@@ -11,8 +11,8 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
 import fastgraph
 from fastgraph import ops
-from fastgraph.memo import MEMO, remembered
-from fastgraph.normalisation import normalised_graph
+from fastgraph.graphs.memo import MEMO, remembered
+from fastgraph.graphs.normalisation import normalised_graph
 from tests.graphs import Case, hub_edges, random_edges, square_cases
 
 EDGES = random_edges(12, 12, 40)

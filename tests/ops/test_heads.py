@@ -508,7 +508,7 @@ def _bad_calls() -> list[tuple[str, dict[str, Any], type[Exception], str]]:
             "gat",
             {"score_dst": torch.randn(4, 3)},
             ValueError,
-            r"score_dst must have shape \[destinations, 2\], got \[4, 3\]",
+            r"score_dst must have shape \[4, 2\], got \[4, 3\]",
         ),
         ("attention", {"key": torch.randn(4, 6)}, ValueError, r"key must have shape \[sources, he"),
         ("gatv2", {"index": torch.tensor([[0], [4]])}, IndexError, "holds index 4 in row 1"),
@@ -519,7 +519,7 @@ def _bad_calls() -> list[tuple[str, dict[str, Any], type[Exception], str]]:
             "gatv2",
             {"edge": torch.randn(3, 3), "weight_edge": torch.randn(2, 3, 3)},
             ValueError,
-            r"edge must have shape \[2, 3\], got \[3, 3\]",
+            r"edge must have shape \[2, edge_dim\], got \[3, 3\]",
         ),
         (
             "gatv2",
@@ -533,7 +533,7 @@ def _bad_calls() -> list[tuple[str, dict[str, Any], type[Exception], str]]:
             ValueError,
             r"score_edge must have shape \[2, 2",
         ),
-        ("gat", {"score_edge": torch.randn(2)}, ValueError, "score_edge must have 2 dimensions"),
+        ("gat", {"score_edge": torch.randn(2)}, ValueError, r"score_edge must have shape \[2, 2\]"),
         ("attention", {"edge": torch.randn(2, 3)}, ValueError, r"query must have shape .*2, 6\]"),
         ("gat", {"score_src": torch.randn(3, 2)}, ValueError, r"score_src must have shape \[4, 2"),
         ("attention", {"query": torch.randn(4, 6)}, ValueError, "query must have shape"),
@@ -544,8 +544,8 @@ def _bad_calls() -> list[tuple[str, dict[str, Any], type[Exception], str]]:
             for addend, message in (
                 (torch.randn(3, 2, 3), r"addend must have shape \[4, 2, 3\], got \[3, 2, 3\]"),
                 (torch.randn(4, 6), r"addend must have shape \[4, 2, 3\], got \[4, 6\]"),
-                (torch.randn(6), r"addend must be \[nodes, \*channels\], got shape \[6\]"),
-                (torch.tensor(1.0), "addend must be"),
+                (torch.randn(6), r"addend must have shape \[4, 2, 3\], got \[6\]"),
+                (torch.tensor(1.0), r"addend must have shape \[4, 2, 3\], got \[\]"),
                 (nodes.double(), "addend must have the dtype"),
             )
         ),

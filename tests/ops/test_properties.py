@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from fastgraph import ops
-from fastgraph.backends.registry import REGISTRY
+from fastgraph.registry.registry import REGISTRY
 from tests.graphs import random_edges
 
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from fastgraph import ops
-from fastgraph.backends.base import FLOATING
-from fastgraph.graph import graph_of
+from fastgraph.graphs.edges import graph_of
+from fastgraph.graphs.graph import beside
+from fastgraph.registry.backend import FLOATING
 from tests.graphs import mixed_communities
 
 NUM_NODES, NUM_EDGES = 5000, 64_200
@@ -82,10 +83,11 @@ def test_results_have_the_same_bits(
         return [*outputs, *torch.autograd.grad(loss, inputs)]
 
     first = results()
-    monkeypatch.setattr("fastgraph.graph.USES_BEFORE_ORDERING", 1)
+    monkeypatch.setattr("fastgraph.tune.row_order.USES_BEFORE_ORDERING", 1)
     last = results()
     graph = graph_of(index, None, NUM_NODES, NUM_NODES)
-    assert len(graph._ordered) == 4  # by destination and by source, of sums and of attention
-    assert all(rows.row_id is not None for rows in graph._ordered.values())
+    ordered = beside(graph, "row_order", pytest.fail).ordered
+    assert len(ordered) == 4  # by destination and by source, of sums and of attention
+    assert all(rows.row_id is not None for rows in ordered.values())
     for before, after in zip(first, last, strict=True):
         assert torch.equal(before, after)

@@ -54,7 +54,7 @@ import sys
 from pathlib import Path
 
 import fastgraph
-from fastgraph import native
+from fastgraph.machine import native
 
 assert Path(fastgraph.__file__).is_relative_to(sys.prefix), fastgraph.__file__
 assert native.available_levels()

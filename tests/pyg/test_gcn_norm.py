@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GraphConv, SGConv, TransformerConv
 
 import fastgraph
-from fastgraph.memo import MEMO
+from fastgraph.graphs.memo import MEMO
 from tests.graphs import random_edges
 
 EDGES = random_edges(10, 10, 40)

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch_geometric.nn import GCNConv, GraphConv, Linear, SAGEConv
 
 import fastgraph
-from fastgraph.pyg import linear, propagate
+from fastgraph.layers import modules
+from fastgraph.layers.aggregation import Aggregation
 from tests.graphs import random_edges
 from tests.pyg.ab import arguments, assert_same
 
@@ -26,13 +27,13 @@ def features() -> Tensor:
 def aggregated(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """What the routed aggregations returned."""
     found: list[Tensor] = []
-    run = propagate.run
+    placed = Aggregation._placed
 
-    def recording(*given: Any) -> Tensor:
-        found.append(run(*given))
+    def recording(aggregation: Aggregation, out: Tensor) -> Tensor:
+        found.append(placed(aggregation, out))
         return found[-1]
 
-    monkeypatch.setattr(propagate, "run", recording)
+    monkeypatch.setattr(Aggregation, "_placed", recording)
     return found
 
 
@@ -62,8 +63,8 @@ def test_what_becomes_of_the_aggregation(conv: Any, owned: bool, aggregated: lis
 @pytest.mark.parametrize("conv", [SAGEConv(4, 5), SAGEConv(4, 5, aggr="max"), GraphConv(4, 5)])
 def test_the_root_term_is_added_to_the_product(conv: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Tensor] = []
-    upstream = linear.linear
-    monkeypatch.setattr(linear, "linear", lambda *a: made.append(upstream(*a)) or made[-1])
+    upstream = modules.linear
+    monkeypatch.setattr(modules, "linear", lambda *a: made.append(upstream(*a)) or made[-1])
     with fastgraph.enabled(strict=True):
         out = conv(features(), EDGES)
     assert len(made) == 2 and out.data_ptr() == made[0].data_ptr()

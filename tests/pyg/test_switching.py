@@ -94,7 +94,7 @@ def test_nesting() -> None:
     with fastgraph.enabled(backend="reference"):
         pass
     assert fastgraph.is_enabled()
-    from fastgraph.backends.registry import REGISTRY
+    from fastgraph.registry.registry import REGISTRY
 
     assert REGISTRY.selected is None
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from fastgraph.backends.base import Backend
 from fastgraph.backends.cuda import CudaBackend
 from fastgraph.hookspecs import hookimpl
+from fastgraph.registry.backend import Backend
 from tests.simt import library
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends.cpu import CpuBackend
-from fastgraph.graph import Graph
+from fastgraph.graphs.graph import Graph
 from tests.graphs import Case, all_cases, cut_case, hub_edges
 from tests.native.cases import normal
 from tests.simt.backend import SimtBackend, emulator

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fastgraph import ops
-from fastgraph.backends.base import Backend
-from fastgraph.backends.registry import REGISTRY
 from fastgraph.hookspecs import hookimpl, plugin_manager
+from fastgraph.registry.backend import Backend
+from fastgraph.registry.registry import REGISTRY
 from tests.graphs import Case, all_cases, cut_case, random_edges
 from tests.native.cases import normal
 from tests.simt.backend import SimtBackend

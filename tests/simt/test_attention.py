@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastgraph.backends.base import FLOATING
 from fastgraph.backends.reference import ReferenceBackend
-from fastgraph.graph import Graph
+from fastgraph.graphs.graph import Graph
+from fastgraph.registry.backend import FLOATING
 from tests.native.cases import normal, unit_roundoff
 from tests.simt.compared import (
     CASES,

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastgraph import memo, ops
-from fastgraph.backends.registry import REGISTRY
-from fastgraph.memo import MEMO
-from fastgraph.witness import Guard, StaleGraphError, spoil_stale_results
+from fastgraph import ops
+from fastgraph.graphs import memo
+from fastgraph.graphs.memo import MEMO
+from fastgraph.graphs.witness import Guard, StaleGraphError, spoil_stale_results
+from fastgraph.registry.registry import REGISTRY
 from tests.conftest import selected
 from tests.graphs import random_edges
 from tests.simt.backend import emulator

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastgraph.backends.base import FLOATING
-from fastgraph.graph import Graph
+from fastgraph.graphs.graph import Graph
+from fastgraph.registry.backend import FLOATING
 from tests.native.cases import assert_close, normal
 from tests.simt.compared import (
     CASES,

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastgraph.backends.base import FLOATING, accumulator
-from fastgraph.graph import Graph
+from fastgraph.graphs.graph import Graph
+from fastgraph.registry.backend import FLOATING, accumulator
 from tests.native.cases import features, normal, unit_roundoff
 from tests.simt.compared import (
     CASES,

@@ -1,0 +1,102 @@
+"""Enabling and disabling fastgraph in the whole process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fastgraph import settings
+from fastgraph.graphs.memo import MEMO
+from fastgraph.hookspecs import plugin_manager
+from fastgraph.registry.registry import REGISTRY
+from fastgraph.routing.switch import SWITCH
+
+
+def enable(
+    *,
+    backend: str | None = None,
+    strict: bool | None = None,
+    min_edges: int | None = None,
+    cache_bytes: int | None = None,
+    measure: bool | None = None,
+    compare: bool | None = None,
+) -> None:
+    """Route PyG's layers through fastgraph in the whole process. Idempotent.
+
+    Works before or after PyG is imported, on live modules and subclasses. With ``FASTGRAPH=0`` in
+    the environment it does nothing. Arguments left out take their ``FASTGRAPH_*`` variable.
+
+    Args:
+        backend: name of the backend to use for everything; default: the best for each operator.
+        strict: raise ``RouteRefusedError`` where a layer that has a route cannot take it.
+        min_edges: leave graphs with fewer edges to upstream.
+        cache_bytes: memory for sorted graphs on each device, of which the least recently used go
+            first.
+        measure: on a GPU, time our kernel of sums and means and cuSPARSE's algorithms at the first
+            product of each graph and width, and take the fastest; last bits may then differ from
+            run to run.
+        compare: run every call of a routed layer both ways and raise ``DivergenceError`` where our
+            error exceeds upstream's own; several times as slow as upstream.
+
+    Raises:
+        ValueError: an unknown or unavailable backend, or a value out of range.
+    """
+    given = {
+        "backend": backend,
+        "strict": strict,
+        "min_edges": min_edges,
+        "cache_bytes": cache_bytes,
+        "measure": measure,
+        "compare": compare,
+    }
+    chosen = settings.Settings.from_environment()
+    if chosen.enabled is False:
+        return
+    chosen = chosen.replace(**{k: v for k, v in given.items() if v is not None})
+    REGISTRY.select(chosen.backend)
+    settings.set_current(chosen)
+    MEMO.trim()
+    _turn(True)
+
+
+def disable() -> None:
+    """Restore upstream's own code, object for object, in the whole process. Idempotent."""
+    _turn(False)
+
+
+@contextmanager
+def enabled(
+    *,
+    backend: str | None = None,
+    strict: bool | None = None,
+    min_edges: int | None = None,
+    cache_bytes: int | None = None,
+    measure: bool | None = None,
+    compare: bool | None = None,
+) -> Iterator[None]:
+    """:func:`enable` within a ``with`` block; the state before it comes back, however nested."""
+    active, chosen, selected = SWITCH.active, settings.current(), REGISTRY.selected
+    enable(
+        backend=backend,
+        strict=strict,
+        min_edges=min_edges,
+        cache_bytes=cache_bytes,
+        measure=measure,
+        compare=compare,
+    )
+    try:
+        yield
+    finally:
+        settings.set_current(chosen)
+        REGISTRY.select(selected)
+        _turn(active)
+
+
+def _turn(active: bool) -> None:
+    SWITCH.turn(active)
+    plugin_manager().hook.fastgraph_switched(active=active)
+
+
+def is_enabled() -> bool:
+    """Whether routes are in place."""
+    return SWITCH.active

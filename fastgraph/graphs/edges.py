@@ -1,0 +1,136 @@
+"""How layers and operators name edges, and the graphs that are remembered for these names.
+
+An operator takes the index tensors that the user has passed (``edge_index``, or the two of a
+compressed sparse matrix). :func:`graph_of` turns them into a :class:`fastgraph.Graph`, which is
+sorted once and remembered for as long as the tensors live unchanged
+(:mod:`fastgraph.graphs.memo`). A graph that was made before operators are called is named by
+tensors of its own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from fastgraph.graphs.graph import Graph
+from fastgraph.graphs.memo import MEMO, is_recording, remembered, tensor_key
+from fastgraph.machine.capture import refuse_to_capture
+
+# Graphs by tensors that they hold, whose addresses are not used again as long as they live.
+_BY_OWN_INDEX: WeakValueDictionary[tuple[object, ...], Graph] = WeakValueDictionary()
+
+
+class Edges(NamedTuple):
+    """Edges in the way in which operators take them.
+
+    Attributes:
+        index: int32 or int64, ``[2, E]``, sources in row 0 and destinations in row 1; with ``ptr``
+            ``[E]``, sources grouped by destination.
+        ptr: int32 or int64 ``[destinations + 1]``, offsets of the groups.
+        transpose: whether each edge is to be taken the other way round.
+        self_loops: the number of nodes whose self-loops the operator is to replace.
+        values: one value for each edge that came along, as those of a sparse matrix.
+    """
+
+    index: Tensor  # type: ignore[assignment]  # shadows tuple.index
+    ptr: Tensor | None = None
+    transpose: bool = False
+    self_loops: int = 0
+    values: Tensor | None = None
+
+    @property
+    def num_edges(self) -> int:
+        """The number of edges that were given."""
+        return self.index.shape[-1]
+
+    def as_index(self) -> Tensor:
+        """An ``edge_index`` with these edges in their order, as long as there are no self-loops."""
+        if self.ptr is not None:
+            index = remembered("entries", _index_of_groups, self.index, self.ptr)
+            return index.flip(0) if self.transpose else index
+        return remembered("reversed", _reversed, self.index) if self.transpose else self.index
+
+    def without_numbers(self, num_src: int, num_dst: int) -> Edges:
+        """The same edges grouped by destination, if that can be, for calls that number none.
+
+        Backward passes then write what they leave for each edge in the order of their rows. An edit
+        of ``index`` between the passes has no effect, where upstream may refuse the gradient.
+        """
+        if is_recording() or self.ptr is not None or self.transpose:
+            return self
+        rows = renumbered_graph(self.index, num_src, num_dst, self.self_loops).by_destination
+        return Edges(rows.col, rows.ptr)
+
+
+def _index_of_groups(index: Tensor, ptr: Tensor) -> Tensor:
+    rows = torch.repeat_interleave(ptr.diff(), output_size=index.shape[0])
+    return torch.stack([index, rows.to(index.dtype)])
+
+
+def _reversed(index: Tensor) -> Tensor:
+    return index.flip(0)
+
+
+def graph_of(
+    index: Tensor, ptr: Tensor | None, num_src: int, num_dst: int, self_loops: int = 0
+) -> Graph:
+    """The graph of these index tensors, built on first sight; arguments as for :class:`Graph`.
+
+    Raises:
+        RuntimeError: a graph is seen for the first time while a CUDA graph is captured.
+    """
+    if index.is_inference() or (ptr is not None and ptr.is_inference()):
+        # Inference tensors have no version counter, so an edit could not be seen.
+        refuse_to_capture("the structure of a graph that inference tensors hold", index)
+        return Graph(index, num_src, num_dst, ptr, self_loops=self_loops)
+    ptr_key = None if ptr is None else tensor_key(ptr)
+    key = (tensor_key(index), ptr_key, num_src, num_dst, self_loops)
+    graph: Graph | None = None if ptr is None else _BY_OWN_INDEX.get(key)
+    if graph is None:
+        graph = MEMO.get(key, index, ptr)
+    if graph is None:
+        graph = Graph(index, num_src, num_dst, ptr, self_loops=self_loops)
+        MEMO.put(key, graph, index, ptr)
+    return graph
+
+
+def named_by_itself(graph: Graph) -> Graph:
+    """Have :func:`graph_of` find a graph by its ``by_destination.col`` and ``.ptr``, as it lives.
+
+    Its edges must be numbered in the order of these tensors.
+    """
+    rows = graph.by_destination
+    if not rows.ptr.is_inference():
+        key = (tensor_key(rows.col), tensor_key(rows.ptr), graph.num_src, graph.num_dst, 0)
+        _BY_OWN_INDEX[key] = graph
+    return graph
+
+
+def renumbered_graph(index: Tensor, num_src: int, num_dst: int, self_loops: int) -> Graph:
+    """The renumbered graph of ``edge_index``, remembered for as long as that lives unchanged.
+
+    Arguments as for :class:`Graph`.
+    """
+    return remembered("renumbered", _make_renumbered, index, num_src, num_dst, self_loops)
+
+
+def _make_renumbered(index: Tensor, num_src: int, num_dst: int, self_loops: int) -> Graph:
+    return named_by_itself(Graph(index, num_src, num_dst, self_loops=self_loops).renumbered())
+
+
+def index_with_self_loops(index: Tensor, num_nodes: int) -> Tensor:
+    """``edge_index`` with its self-loops replaced by one for each node, behind all other edges.
+
+    It is int64, as in PyG, and remembered for as long as ``index`` lives unchanged, so that the
+    graph of the result is, too.
+    """
+    return remembered("self_loops", replace_self_loops, index, num_nodes)
+
+
+def replace_self_loops(index: Tensor, num_nodes: int) -> Tensor:
+    """:func:`index_with_self_loops`, made anew."""
+    loops = torch.arange(num_nodes, device=index.device)
+    return torch.cat([index[:, index[0] != index[1]], loops.expand(2, num_nodes)], dim=1)

@@ -1,0 +1,250 @@
+"""The topology of a graph, sorted once."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from fastgraph.machine.capture import refuse_to_capture
+from fastgraph.registry.registry import REGISTRY
+
+MAX_INDEX = 2**31 - 1
+
+
+class Csr(NamedTuple):
+    """Entries of a sparse matrix grouped by row.
+
+    ``ptr`` (int64, [rows + 1]) delimits the rows, ``col`` (int32, [entries]) holds the column of
+    each entry, and ``edge_id`` (int32, [entries]) the position of each entry in the caller's edge
+    order; ``None`` stands for the identity. ``longest`` is the number of entries of the longest
+    row, or any upper bound. ``row_id`` (int32, [rows]) holds the rows in the order in which their
+    entries stand; ``None`` is ascending order.
+    """
+
+    ptr: Tensor
+    col: Tensor
+    edge_id: Tensor | None
+    longest: int
+    row_id: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(t.nbytes for t in self if isinstance(t, Tensor))
+
+
+class Graph:
+    """An immutable, possibly bipartite graph, sorted by destination, and by source on demand.
+
+    It keeps no reference to the tensors it was built from. What is learnt about it while it is used
+    is kept :func:`beside` it.
+
+    Args:
+        index: int32 or int64. Without ``ptr``: ``[2, E]``, sources in row 0 and destinations in
+            row 1 (PyG's ``edge_index``). With ``ptr``: ``[E]``, the sources of the edges grouped
+            by destination (the column indices of PyG's ``adj_t`` in CSR, the row indices of DGL's
+            ``adj_tensors("csc")``).
+        num_src: number of source nodes.
+        num_dst: number of destination nodes.
+        ptr: int32 or int64 ``[num_dst + 1]``, the row pointers of ``adj_t``.
+        edge_ids: int32 or int64 ``[E]``, with ``ptr``: the number of each edge, by which its weight
+            and its features are found; default: in the order of ``index``.
+        self_loops: replace the self-loops in ``index`` by one for each of so many nodes, which
+            follow all other edges; not together with ``ptr``.
+
+    Raises:
+        IndexError: an index lies outside its node range.
+        ValueError: wrong shape or dtype, edges that do not have each number once, a negative number
+            of nodes or more self-loops than nodes, or more than 2^31 - 1 nodes or edges.
+        TypeError: an argument is not a tensor, or a number of nodes not an integer.
+    """
+
+    def __init__(
+        self,
+        index: Tensor,
+        num_src: int,
+        num_dst: int,
+        ptr: Tensor | None = None,
+        *,
+        edge_ids: Tensor | None = None,
+        self_loops: int = 0,
+    ) -> None:
+        _check_index("edge_index" if ptr is None else "index", index, 2 if ptr is None else 1)
+        if ptr is not None:
+            _check_index("ptr", ptr, 1)
+        elif edge_ids is not None:
+            raise ValueError("edge_ids must be given together with ptr, got them alone")
+        _check_count("num_src", num_src)
+        _check_count("num_dst", num_dst)
+        _check_count("self_loops", self_loops)
+        if self_loops > min(num_src, num_dst) or (self_loops and ptr is not None):
+            raise ValueError(
+                f"self_loops must be at most the number of nodes, and 0 with ptr, got {self_loops} "
+                f"for {num_src} sources and {num_dst} destinations"
+            )
+        most_edges = index.shape[-1] + self_loops
+        if max(num_src, num_dst, most_edges) > MAX_INDEX:
+            raise ValueError(
+                f"fastgraph supports at most {MAX_INDEX} nodes and edges, got {num_src} sources, "
+                f"{num_dst} destinations and {most_edges} edges"
+            )
+        self.num_src = num_src
+        self.num_dst = num_dst
+        with _normal_mode():
+            if ptr is not None:
+                rows = _kernel("check_csr", index)(ptr, index, num_dst, num_src)
+            elif self_loops:
+                build = _kernel("build_csr_with_loops", index)
+                rows = build(index[1], index[0], num_dst, num_src, self_loops)
+            else:
+                rows = _kernel("build_csr", index)(index[1], index[0], num_dst, num_src)
+            if edge_ids is not None:
+                rows = rows._replace(edge_id=_checked_ids(edge_ids, index))
+        self.num_edges = rows.col.numel()
+        self.by_destination = rows
+        """Edges grouped by destination; ``col`` holds sources."""
+        self._by_source: Csr | None = None
+        self._inverse_degrees: dict[tuple[bool, torch.dtype], Tensor] = {}
+
+    @property
+    def by_source(self) -> Csr:
+        """Edges grouped by source, in ascending destination order; ``col`` holds destinations."""
+        if self._by_source is None:
+            refuse_to_capture("the edges by source", self.by_destination.ptr)
+            with _normal_mode():
+                transpose = _kernel("transpose_csr", self.by_destination.ptr)
+                self._by_source = transpose(self.by_destination, self.num_src)
+        return self._by_source
+
+    def grouped(self, *, transpose: bool) -> Csr:
+        """Edges grouped by the node that aggregates: destination, or source when transposed."""
+        return self.by_source if transpose else self.by_destination
+
+    def edge_list(self) -> tuple[Tensor, Tensor]:
+        """Sources and destinations in the caller's edge order, each int64 ``[E]``."""
+        rows = self.by_destination
+        dst = torch.repeat_interleave(rows.ptr.diff(), output_size=self.num_edges)
+        src = rows.col.long()
+        if rows.edge_id is None:
+            return src, dst
+        order = rows.edge_id.long()
+        return torch.empty_like(src).scatter_(0, order, src), torch.empty_like(dst).scatter_(
+            0, order, dst
+        )
+
+    def inverse_degree(self, *, transpose: bool, dtype: torch.dtype) -> Tensor:
+        """``1 / max(degree, 1)`` of the aggregating nodes, in ``dtype``."""
+        key = (transpose, dtype)
+        if key not in self._inverse_degrees:
+            refuse_to_capture("the degrees of nodes", self.by_destination.ptr)
+            with _normal_mode():
+                degree = self.grouped(transpose=transpose).ptr.diff().clamp_(min=1)
+                self._inverse_degrees[key] = degree.to(dtype).reciprocal_()
+        return self._inverse_degrees[key]
+
+    def renumbered(self) -> Graph:
+        """The same graph with its edges in ascending destination order."""
+        graph = copy.copy(self)
+        graph.by_destination = self.by_destination._replace(edge_id=None)
+        graph._by_source = None
+        return graph
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both groupings, whether they exist yet or not, and of what is beside them."""
+        by_source = 8 * (self.num_src + 1) + 2 * 4 * self.num_edges
+        return self.by_destination.nbytes + by_source + _nbytes_beside(self)
+
+    def __repr__(self) -> str:
+        return f"Graph(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges})"
+
+
+_BESIDE: WeakKeyDictionary[Graph, dict[str, Any]] = WeakKeyDictionary()
+
+Learnt = TypeVar("Learnt")
+
+
+def beside(graph: Graph, name: str, start: Callable[[], Learnt]) -> Learnt:
+    """What is being learnt about a graph under this name, from ``start()`` on, while it lives.
+
+    What has an attribute ``nbytes`` is part of the graph's.
+    """
+    notes = _BESIDE.get(graph)
+    if notes is None:
+        notes = _BESIDE.setdefault(graph, {})
+    found: Learnt | None = notes.get(name)
+    return notes.setdefault(name, start()) if found is None else found
+
+
+def _nbytes_beside(graph: Graph) -> int:
+    return sum(getattr(learnt, "nbytes", 0) for learnt in _BESIDE.get(graph, {}).values())
+
+
+def _kernel(name: str, like: Tensor) -> Callable[..., Csr]:
+    kernel: Callable[..., Csr] = REGISTRY.kernel(name, like.device.type, torch.int64)
+    return kernel
+
+
+def _normal_mode() -> AbstractContextManager[object]:
+    """A graph that is first used in inference mode must still serve training afterwards."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+
+
+def _check_count(name: str, count: int) -> None:
+    try:
+        is_negative = operator.index(count) < 0
+    except TypeError:
+        raise TypeError(f"{name} must be an integer >= 0, got {count!r}") from None
+    if is_negative:
+        raise ValueError(f"{name} must be an integer >= 0, got {count}")
+
+
+def _check_index(name: str, index: object, dim: int) -> None:
+    if not isinstance(index, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(index).__name__}")
+    if index.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"{name} must be int64 or int32, got {index.dtype}")
+    if index.dim() != dim or (dim == 2 and index.shape[0] != 2):
+        expected = "[2, num_edges]" if dim == 2 else "one-dimensional"
+        raise ValueError(f"{name} must be {expected}, got shape {list(index.shape)}")
+
+
+def _checked_ids(edge_ids: Tensor, index: Tensor) -> Tensor:
+    _check_index("edge_ids", edge_ids, 1)
+    num_edges = index.numel()
+    if edge_ids.numel() != num_edges or edge_ids.device != index.device:
+        raise ValueError(
+            f"edge_ids must have {num_edges} elements on {index.device}, "
+            f"got {edge_ids.numel()} on {edge_ids.device}"
+        )
+    is_found = edge_ids.new_zeros(num_edges, dtype=torch.bool)
+    if num_edges > 0:
+        low, high = map(int, torch.aminmax(edge_ids))
+        if low < 0 or high >= num_edges:
+            raise IndexError(
+                f"edge_ids holds {low if low < 0 else high}, expected 0 <= edge id < {num_edges}"
+            )
+        is_found[edge_ids.long()] = True
+    if not is_found.all():
+        raise ValueError("edge_ids must hold each number once, got one of them twice")
+    return edge_ids.int() if edge_ids.dtype != torch.int32 else edge_ids.clone()
+
+
+def check_range(low: int, high: int, size: int, row: int) -> None:
+    """The smallest and the largest index in a row of ``edge_index`` are those of nodes.
+
+    Raises:
+        IndexError: one of them is not.
+    """
+    if low < 0 or high >= size:
+        raise IndexError(
+            f"edge_index holds index {low if low < 0 else high} in row {row}, "
+            f"expected 0 <= index < {size}"
+        )

@@ -1,0 +1,251 @@
+"""What was derived from a tensor, remembered for as long as that tensor lives unchanged.
+
+A key names the tensor's storage, view and version counter, so an in-place edit misses. A weak
+reference to the storage is kept beside the value: while it is held the storage's address cannot be
+reused, so a new tensor is never mistaken for a freed one.
+
+Not every edit is counted, and compiled code puts one intermediate tensor where another was. So a
+witness of the content (:mod:`fastgraph.graphs.witness`) has to confirm what the key has found.
+
+What a captured CUDA graph uses is kept until everything is forgotten: its replays look nothing up.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from fastgraph import settings
+from fastgraph.graphs.witness import Guard, StaleGraphError, Witness, witness_of
+from fastgraph.machine import capture
+
+
+def tensor_key(tensor: Tensor) -> tuple[object, ...]:
+    """What identifies a strided tensor, and its content as far as torch counts edits.
+
+    Inference tensors have no version counter and cannot be keyed.
+    """
+    return (
+        tensor.untyped_storage()._cdata,
+        tensor.storage_offset(),
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor._version,
+    )
+
+
+def is_recording() -> bool:
+    """Whether operations are being recorded, where a remembered result would be a constant."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
+class _Calls(threading.local):
+    from_compiled_code = False
+
+
+_CALLS = _Calls()
+
+
+def called_from_compiled_code(implementation: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator's implementation, for calls in which versions of tensors may not tell all."""
+
+    @functools.wraps(implementation)
+    def call(*arguments: Any) -> Any:
+        before, _CALLS.from_compiled_code = _CALLS.from_compiled_code, True
+        try:
+            return implementation(*arguments)
+        finally:
+            _CALLS.from_compiled_code = before
+
+    return call
+
+
+class _Entry(NamedTuple):
+    device: int  # as Tensor.get_device() numbers GPUs, -1 for the CPU
+    value: Any
+    nbytes: int
+    storages: tuple[StorageWeakRef, ...]
+    witness: Witness | None
+
+
+class Memo:
+    """A mapping bounded by bytes on each device, whose entries die with their tensors.
+
+    Beyond the bound the least recently used go.
+
+    The bound is not for what captured CUDA graphs use.
+    """
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[tuple[object, ...], _Entry] = OrderedDict()
+        self._captured: dict[int, Any] = {}
+        self._nbytes: Counter[int] = Counter()  # by device
+        self._added = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[object, ...], *tensors: Tensor | None) -> Any | None:
+        """The value stored under a key made of :func:`tensor_key` of these tensors.
+
+        ``None`` if there is none, or if the tensors do not hold any more what they did.
+
+        Raises:
+            RuntimeError: nothing is stored, and a CUDA graph is being captured, in which it cannot
+                be computed.
+            StaleGraphError: on a GPU, the tensors did not at an earlier call.
+        """
+        entry = self._entries.get(key)
+        if entry is None or (_CALLS.from_compiled_code and not _may_compare(entry.witness)):
+            capture.refuse_to_capture("the structure of a graph", *tensors)
+            return None
+        if capture.is_capturing(*tensors):  # nobody can compare tensors now
+            self._captured[id(entry.value)] = entry.value
+        elif entry.witness is not None and not self._confirms(key, entry.witness, tensors):
+            return None
+        with self._lock:
+            if key in self._entries:  # another thread may have evicted it since
+                self._entries.move_to_end(key)
+        return entry.value
+
+    def _confirms(
+        self, key: tuple[object, ...], witness: Witness, tensors: tuple[Tensor | None, ...]
+    ) -> bool:
+        try:
+            return witness.confirms(_present(tensors))
+        except StaleGraphError:
+            with self._lock:
+                self._remove(key)
+            raise
+
+    def put(self, key: tuple[object, ...], value: Any, *tensors: Tensor | None) -> None:
+        """Remember ``value`` (with an attribute ``nbytes``) until one of ``tensors`` is freed.
+
+        The value must not hold the tensors themselves, which would keep them alive.
+        """
+        present = _present(tensors)
+        storages = tuple(StorageWeakRef(tensor.untyped_storage()) for tensor in present)
+        checks = _CALLS.from_compiled_code or settings.current().check_cache
+        # Compiled code may put one tensor where another was, which is no error.
+        witness = witness_of(present, may_raise=not _CALLS.from_compiled_code) if checks else None
+        nbytes = value.nbytes + (0 if witness is None else witness.nbytes)
+        device = max(tensor.get_device() for tensor in present)
+        entry = _Entry(device, value, nbytes, storages, witness)
+        with self._lock:
+            self._remove(key)
+            self._entries[key] = entry
+            self._nbytes[device] += nbytes
+            self._added += 1
+            # Looking at every entry each time would make many live graphs slow to add.
+            if 2 * self._added >= len(self._entries):
+                self._remove_freed()
+            self._remove_excess(device)
+
+    def trim(self) -> None:
+        """Release what belongs to freed tensors or exceeds the ``cache_bytes`` setting."""
+        with self._lock:
+            self._remove_freed()
+            for device in self._nbytes:
+                self._remove_excess(device)
+
+    def recount(self) -> None:
+        """Learn how large values have become, and keep to the bound."""
+        with self._lock:
+            self._nbytes.clear()
+            for key, entry in self._entries.items():
+                witness = 0 if entry.witness is None else entry.witness.nbytes
+                entry = entry._replace(nbytes=entry.value.nbytes + witness)
+                self._entries[key] = entry
+                self._nbytes[entry.device] += entry.nbytes
+            for device in list(self._nbytes):
+                self._remove_excess(device)
+
+    def _remove(self, key: tuple[object, ...]) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._nbytes[entry.device] -= entry.nbytes
+
+    def _remove_freed(self) -> None:
+        self._added = 0
+        freed = [k for k, e in self._entries.items() if any(s.expired() for s in e.storages)]
+        for key in freed:
+            self._remove(key)
+
+    def _remove_excess(self, device: int) -> None:
+        given = settings.current().cache_bytes
+        bound = quarter_of_memory(device) if given is None else given
+        while self._nbytes[device] > bound:
+            self._remove(next(k for k, e in self._entries.items() if e.device == device))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by all entries."""
+        return self._nbytes.total()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._entries.clear()
+            self._captured.clear()
+            self._nbytes.clear()
+
+
+@functools.cache
+def quarter_of_memory(device: int) -> int:
+    """Of the machine, or of a GPU: its programs need as much for graphs as it is large."""
+    if device < 0:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    return int(torch.cuda.get_device_properties(device).total_memory) // 4
+
+
+def _may_compare(witness: Witness | None) -> bool:
+    """Whether compiled code, which may bring other content, learns of it before it computes."""
+    return witness is not None and not isinstance(witness, Guard)
+
+
+def _present(tensors: tuple[Tensor | None, ...]) -> list[Tensor]:
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+MEMO = Memo()
+
+Value = TypeVar("Value")
+
+
+def remembered(name: str, compute: Callable[..., Value], *given: object) -> Value:
+    """``compute(*given)``: one result for as long as the tensors among ``given`` live unchanged.
+
+    Args:
+        name: tells it from what else is derived from these tensors.
+        compute: a function of ``given`` alone, whose result has an attribute ``nbytes``.
+        given: its arguments.
+    """
+    if is_recording():
+        return compute(*given)
+    parts: list[object] = [name]
+    tensors = []
+    for value in given:
+        if isinstance(value, Tensor):
+            if value.is_inference():
+                return compute(*given)
+            tensors.append(value)
+            parts.append(tensor_key(value))
+        else:
+            parts.append(value)
+    key = tuple(parts)
+    known: Value | None = MEMO.get(key, *tensors)
+    if known is None:
+        with torch.inference_mode(False):  # what is made here must still serve training
+            known = compute(*given)
+        MEMO.put(key, known, *tensors)
+    return known

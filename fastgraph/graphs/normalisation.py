@@ -1,0 +1,88 @@
+"""The symmetric normalisation of graph convolutions: a graph with self-loops and edge weights."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastgraph.graphs.edges import named_by_itself
+from fastgraph.graphs.graph import Graph, check_range
+from fastgraph.registry.backend import accumulator
+from fastgraph.registry.registry import REGISTRY
+
+
+class WeightedGraph(NamedTuple):
+    """A graph and one weight for each of its edges, ``[E]``."""
+
+    graph: Graph
+    weight: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both."""
+        return self.graph.nbytes + self.weight.nbytes
+
+
+def normalised_graph(
+    index: Tensor,
+    weight: Tensor | None,
+    num_nodes: int,
+    loop_weight: float,
+    transpose: bool,
+    dtype: torch.dtype,
+) -> WeightedGraph:
+    """The graph of GCN with its weights; arguments as for :func:`fastgraph.ops.gcn`.
+
+    Its edges are numbered as they are sorted. Everything is computed in the accumulating dtype, and
+    the weights rounded to ``dtype``.
+
+    Raises:
+        IndexError: ``index`` points outside the nodes.
+        ValueError: wrong shape or dtype of ``index``.
+    """
+    graph = Graph(index, num_nodes, num_nodes, self_loops=num_nodes if loop_weight else 0)
+    wide = accumulator(dtype)
+    if weight is None and loop_weight not in (0, 1):
+        weight = torch.ones(index.shape[1], dtype=wide, device=index.device)
+    if weight is not None:
+        weight = weight.to(wide)
+        if loop_weight:
+            weight = _with_loop_weights(weight, index, num_nodes, loop_weight)
+        order = graph.by_destination.edge_id
+        weight = weight if order is None else weight[order]
+    graph = named_by_itself(graph.renumbered())
+    rows = graph.grouped(transpose=transpose)
+    if weight is None:
+        degree = rows.ptr.diff().to(wide)
+    else:  # in one order, unlike a scatter on a GPU
+        values = weight if rows.edge_id is None else weight[rows.edge_id]
+        degree = torch.segment_reduce(values, "sum", offsets=rows.ptr, initial=0, unsafe=True)
+    scale = degree.pow_(-0.5)
+    scale.masked_fill_(scale == torch.inf, 0)
+    if weight is None:
+        products = REGISTRY.kernel("sddmm", index.device.type, wide)
+        normalised = products(graph, scale[:, None], scale[:, None], "sum", False)
+    else:  # in this order: the product of two scales may be infinite where weights are tiny
+        src, dst = graph.edge_list()
+        normalised = scale[src] * weight * scale[dst]
+    return WeightedGraph(graph, normalised.to(dtype))
+
+
+def _with_loop_weights(weight: Tensor, index: Tensor, num_nodes: int, loop_weight: float) -> Tensor:
+    """Weights of the edges of a :class:`fastgraph.Graph` with ``self_loops``.
+
+    A node's loop takes the weight of its last one in ``index``, or else ``loop_weight``.
+
+    Raises:
+        IndexError: a self-loop lies outside the nodes.
+    """
+    is_loop = index[0] == index[1]
+    loops = index[0, is_loop]
+    if loops.numel() > 0:  # the graph has not seen them
+        low, high = torch.aminmax(loops)
+        check_range(int(low), int(high), num_nodes, 0)
+    loop_weights = weight.new_full((num_nodes,), loop_weight)
+    loop_weights[loops] = weight[is_loop]
+    return torch.cat([weight[~is_loop], loop_weights])

@@ -1,0 +1,150 @@
+"""Whether tensors still hold what they held when something was derived from them.
+
+Versions of tensors do not tell: torch counts neither what fused optimizers, compiled code,
+collectives and other libraries write, nor what goes through ``.data`` or numpy.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fastgraph.machine import native
+
+
+class StaleGraphError(RuntimeError):
+    """Tensors on a GPU were edited where torch does not count it; results since then are NaN."""
+
+
+class Witness(Protocol):
+    """What is kept of the content of some tensors."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept."""
+        ...
+
+    def confirms(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these tensors, of the same shapes and dtypes, hold the same.
+
+        Raises:
+            StaleGraphError: they did not at an earlier call, as has been found out since.
+        """
+        ...
+
+
+class Checksum:
+    """64 bits of each tensor on the CPU, computed at the speed at which it can be read."""
+
+    nbytes = 0
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._expected = _checksums(tensors)
+
+    def confirms(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether the checksums are the same; that they are by chance takes 2^32 edits or more."""
+        return _checksums(tensors) == self._expected
+
+
+class Copies:
+    """The tensors themselves once more. Comparing them waits for their device."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._copies = [tensor.detach().clone() for tensor in tensors]
+        self.nbytes = sum(copy.nbytes for copy in self._copies)
+
+    def confirms(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether all are equal."""
+        return all(map(torch.equal, tensors, self._copies))
+
+
+class Guard:
+    """64 bits of each tensor on a GPU, compared there: the host does not wait, and says yes.
+
+    Where that was wrong, the results of the operator that asked become NaN on the stream
+    (:func:`spoil_stale_results`), and the next question on these tensors raises.
+
+    Args:
+        tensors: on one GPU.
+        library: the native library for it.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], library: Any) -> None:
+        self._library = library
+        like = tensors[0]
+        self._expected = [like.new_empty(1, dtype=torch.int64) for _ in tensors]
+        for tensor, expected in zip(tensors, self._expected, strict=True):
+            library.record_content(tensor.contiguous(), expected)
+        self._changed = like.new_zeros(1, dtype=torch.int32)
+        self._seen = torch.zeros(1, dtype=torch.int32, pin_memory=like.is_cuda)
+        self._operator = ""
+        self.nbytes = 8 * len(self._expected) + 4
+
+    def confirms(self, tensors: Sequence[Tensor]) -> bool:
+        """Always, for now."""
+        if self._seen.item():
+            raise StaleGraphError(
+                f"edges, or their weights, were changed where torch does not count it (by a fused "
+                f"optimizer, through .data, by compiled code, ...) before a call of "
+                f"{self._operator or 'an operator'}. Its results are NaN. The next call works on "
+                "what the tensors hold now"
+            )
+        for tensor, expected in zip(tensors, self._expected, strict=True):
+            self._library.check_content(tensor.contiguous(), expected, self._changed)
+        self._seen.copy_(self._changed, non_blocking=True)
+        _CALLS.guards.append(self)
+        return True
+
+    def spoil(self, operator: str, results: Sequence[Tensor]) -> None:
+        """Make floating-point results NaN, on the stream, if the content had changed."""
+        self._operator = operator
+        for result in results:
+            if result.is_floating_point():
+                self._library.fill_with_nan_if(self._changed, result)
+
+
+class _Calls(threading.local):
+    """The guards that the operator which this thread computes has asked."""
+
+    def __init__(self) -> None:
+        self.guards: list[Guard] = []
+
+
+_CALLS = _Calls()
+
+
+def spoil_stale_results(operator: str, results: Any) -> None:
+    """Have results of an operator become NaN where a guard finds that they are stale.
+
+    Args:
+        operator: its name.
+        results: a tensor, or a sequence of tensors.
+    """
+    if _CALLS.guards:
+        guards, _CALLS.guards = _CALLS.guards, []
+        for guard in guards:
+            guard.spoil(operator, [results] if isinstance(results, Tensor) else results)
+
+
+def witness_of(tensors: Sequence[Tensor], *, may_raise: bool) -> Witness:
+    """The cheapest witness for tensors on one device.
+
+    Args:
+        tensors: of any shapes.
+        may_raise: whether their content is to stay, so that it is an error if it does not.
+    """
+    device = tensors[0].device
+    if device.type == "cpu" and native.is_available():
+        return Checksum(tensors)
+    if device.type == "cuda" and may_raise and native.why_cuda_unavailable() is None:
+        return Guard(tensors, native.cuda_library())
+    return Copies(tensors)
+
+
+def _checksums(tensors: Sequence[Tensor]) -> list[int]:
+    checksum = native.library().checksum
+    return [checksum(tensor if tensor.dim() else tensor.view(1)) for tensor in tensors]

@@ -1,0 +1,1 @@
+"""What the layers of any framework share: how they project, aggregate, attend and add up."""

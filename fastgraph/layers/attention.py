@@ -1,0 +1,67 @@
+"""What attention layers do around one operator: they bring dtypes together and join heads."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastgraph.layers.sums import add_to
+
+
+class Inputs(NamedTuple):
+    """Features of sources and of destinations, ``[nodes, channels]`` each."""
+
+    src: Tensor
+    dst: Tensor
+
+
+def same_dtype(*tensors: Tensor | None) -> list[Any]:
+    """All in the dtype that upstream's arithmetic on them would promote to, as under autocast."""
+    dtypes = [tensor.dtype for tensor in tensors if tensor is not None]
+    dtype = functools.reduce(torch.promote_types, dtypes)
+    return [None if tensor is None else tensor.to(dtype) for tensor in tensors]
+
+
+class Terms(NamedTuple):
+    """What a layer adds to the joined heads: to the operator's own output if that can be."""
+
+    addend: Tensor | None
+    others: list[Tensor]
+
+
+def terms_of(concat: bool, x: Tensor, *terms: Tensor | None) -> Terms:
+    """The first of ``terms`` as the operator's addend, if it can be one, and the others.
+
+    Args:
+        concat: whether the layer concatenates heads, or averages them.
+        x: ``[sources, heads, channels]``, whose rows the operator adds up.
+        terms: ``[nodes, heads * channels]``, or ``[heads * channels]`` for a bias.
+    """
+    present = [term for term in terms if term is not None]
+    if not present or not concat or present[0].dtype != x.dtype:
+        return Terms(None, present)
+    return Terms(present[0].view(-1, *x.shape[1:]), present[1:])
+
+
+def combine_heads(concat: bool, out: Tensor, terms: Terms) -> Tensor:
+    """Concatenate or average heads, then add the terms that the operator did not.
+
+    ``out`` ``[nodes, heads, channels]`` is an operator's output that nothing else refers to.
+    """
+    out = join_heads(concat, out, terms.addend is not None or len(terms.others) > 0)
+    return functools.reduce(add_to, terms.others, out)
+
+
+def join_heads(concat: bool, out: Tensor, changed: bool) -> Tensor:
+    """Concatenate or average heads ``[nodes, heads, channels]``.
+
+    ``changed`` says that something will be added in place. What upstream would have added out of
+    place is no view of anything to autograd, and so must the sum be none.
+    """
+    if not concat:
+        return out.mean(dim=1)
+    size = (out.shape[0], out.shape[1] * out.shape[2])
+    return torch.ops.aten._unsafe_view(out, size) if changed else out.view(size)

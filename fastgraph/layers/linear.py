@@ -1,0 +1,78 @@
+"""Dense products in huge pages.
+
+A layer multiplies the features of all nodes before or after it aggregates them. On large graphs the
+system hands out the memory of each product, and of each gradient of its input, in small pages: that
+takes 25,000 page faults for 100 MB, and gathering rows from small pages is slower. torch computes
+the products here, too, in memory of its own, which is asked to be of huge pages first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from fastgraph.machine import native
+from fastgraph.ops.library import is_ordinary
+
+_LARGE = 1 << 23
+"""Bytes. Smaller results the C library keeps by itself, so that their pages are there already."""
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``torch.nn.functional.linear``: :math:`y = x W^T + b`.
+
+    Args:
+        x: ``[nodes, in_channels]``; other shapes are torch's to compute.
+        weight: ``[out_channels, in_channels]``.
+        bias: ``[out_channels]``.
+
+    Returns:
+        ``[nodes, out_channels]``, which nothing else refers to.
+    """
+    if _gains(x, weight, bias):
+        return _Linear.apply(x, weight, bias)  # type: ignore[no-any-return,no-untyped-call]
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+def _gains(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether memory is large enough to matter, and torch would do nothing but multiply."""
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    return (
+        is_ordinary(tensors)
+        and x.dim() == weight.dim() == 2
+        and x.device.type == "cpu"
+        and len(x) * max(weight.shape) * x.element_size() >= _LARGE
+        and all(t.dtype == x.dtype and t.device == x.device for t in tensors)
+        and not torch.is_autocast_enabled(x.device.type)
+        and forward_ad._current_level < 0
+        and native.is_available()
+    )
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        needs_x, needs_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        return _product(x, weight.t(), bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        needs_bias = ctx.needs_input_grad[2]
+        return (
+            None if weight is None else _product(grad, weight),
+            None if x is None else grad.t() @ x,
+            grad.sum(0) if needs_bias else None,
+        )
+
+
+def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    if torch.is_grad_enabled():  # a gradient that will be differentiated itself
+        return a @ b
+    out = a.new_empty((a.shape[0], b.shape[1]))
+    native.library().prefer_huge_pages(out)
+    return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)

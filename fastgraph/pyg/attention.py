@@ -1,0 +1,228 @@
+"""What the routes of attention layers share.
+
+PyG's attention layers make one message for each edge in two steps (``edge_update`` or ``message``
+finds the weights, ``propagate`` adds up), between which tensors of the size of the edges exist. So
+their ``forward`` is replaced as a whole: it does what upstream's does around one operator.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import UninitializedParameter
+from torch_geometric import EdgeIndex
+from torch_geometric.nn import Linear
+from torch_geometric.nn.aggr import SumAggregation
+from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.utils import add_self_loops, remove_self_loops
+
+from fastgraph.graphs.edges import Edges, index_with_self_loops
+from fastgraph.layers.attention import Inputs
+from fastgraph.machine import capture
+from fastgraph.pyg.edges import edges_of
+from fastgraph.pyg.modules import LINEAR
+from fastgraph.pyg.propagate import from_template, module_refusal
+from fastgraph.registry.registry import REGISTRY
+from fastgraph.routing.conditions import execution_mode, plain_tensor, too_few_edges
+
+_METHODS = ("message", "edge_update")
+_OVERRIDABLE = ("edge_update", "edge_updater", "propagate")
+_HOOKS = ("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
+
+
+class Accepted(NamedTuple):
+    """A call that can be routed, as far as features and graph go."""
+
+    inputs: Inputs
+    edges: Edges
+
+
+def accepted(
+    module: MessagePassing,
+    layer: type[MessagePassing],
+    operator: str,
+    x: object,
+    edge_index: object,
+) -> Accepted | str:
+    """Features and graph of a call of an attention layer, or why it must be left to upstream.
+
+    Args:
+        module: the layer, an instance of ``layer`` or of a subclass.
+        layer: the upstream class whose formula the operator computes.
+        operator: the name of the operator.
+        x: the caller's features, one tensor or a pair.
+        edge_index: the caller's graph.
+    """
+    inputs = _inputs_of(x)
+    if isinstance(inputs, str):
+        return inputs
+    if dropout_rate(module) > 0 and capture.is_capturing(inputs.src):
+        return "attention dropout in a CUDA graph"
+    reason = _module_refusal(module, layer)
+    if reason is not None:
+        return reason
+    edges = _edges(module, edge_index, inputs)
+    if isinstance(edges, str):
+        return edges
+    reason = REGISTRY.refusal(operator, inputs.src.device.type, inputs.src.dtype)
+    return Accepted(inputs, edges) if reason is None else reason
+
+
+def _module_refusal(module: MessagePassing, layer: type[MessagePassing]) -> str | None:
+    cls = type(module)
+    for name in _METHODS:
+        if getattr(cls, name) is not getattr(layer, name):
+            return f"{name} is overridden"
+    for name in ("propagate", "edge_updater"):
+        method = getattr(cls, name)
+        if method is not getattr(MessagePassing, name) and not from_template(cls, method):
+            return f"{name} is overridden"
+    attributes = vars(module)
+    for name in _OVERRIDABLE:
+        if name in attributes:
+            return f"{name} is overridden on the instance"
+    if any(attributes[name] for name in _HOOKS):
+        return "a message-passing hook is set"
+    reason = execution_mode() or module_refusal(module, cls)
+    if reason is not None:
+        return reason
+    if type(module.aggr_module) is not SumAggregation:
+        return f"aggregation {type(module.aggr_module).__name__}"
+    if module.flow != "source_to_target":
+        return f"flow {module.flow}"
+    return None if torch.compiler.is_compiling() else _parameter_refusal(module)
+
+
+def _parameter_refusal(module: nn.Module) -> str | None:
+    """As ``module.parameters()`` would be asked, which takes a tenth of a call on a small graph."""
+    for parameter in module._parameters.values():
+        # A lazy projection gets its weight when it is called.
+        if parameter is not None and not isinstance(parameter, UninitializedParameter):
+            reason = plain_tensor("a parameter", parameter)
+            if reason is not None:
+                return reason
+    for child in module._modules.values():
+        reason = None if child is None else _parameter_refusal(child)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _edges(module: MessagePassing, edge_index: Any, inputs: Inputs) -> Edges | str:
+    edges = edges_of(edge_index, module.flow)
+    if isinstance(edges, str):
+        return edges
+    sizes: tuple[int | None, ...] = (None, None)
+    if isinstance(edge_index, EdgeIndex):
+        sizes = edge_index.sparse_size()
+    elif edge_index.layout == torch.sparse_csc:
+        return "a sparse CSC adjacency matrix in an attention layer"
+    elif edges.values is not None:
+        sizes = tuple(reversed(edge_index.shape))
+    for size, features in zip(sizes, inputs, strict=True):
+        if size is not None and size != len(features):
+            return f"a graph of size {tuple(sizes)}, unlike the features"
+    return too_few_edges(edges.num_edges) or edges
+
+
+def _inputs_of(x: object) -> Inputs | str:
+    """Features of sources and destinations, the same tensor for a single one, or the reason."""
+    pair = x if isinstance(x, (tuple, list)) else (x, x)
+    if len(pair) != 2:
+        return f"x has {len(pair)} entries"
+    for features in pair:
+        if features is None:
+            return "a bipartite graph without features of the destinations"
+        reason = plain_tensor("x", features)
+        if reason is not None:
+            return reason
+        if features.layout != torch.strided or features.dim() != 2:
+            return "features that are not a dense matrix"
+    return Inputs(*pair)
+
+
+def edge_refusal(
+    lin_edge: Any, edge_attr: object, edge_index: Tensor, num_dims: tuple[int, ...] = (1, 2)
+) -> str | None:
+    """Why features of edges that ``lin_edge`` projects must be left to upstream.
+
+    The routes fold the projection into something else, so nobody may be watching it.
+    """
+    if type(lin_edge) is not Linear or lin_edge.bias is not None:
+        return "lin_edge is not a Linear without bias"
+    if not LINEAR.knows(lin_edge):
+        return "lin_edge has hooks or a computed weight"
+    reason = plain_tensor("edge_attr", edge_attr)
+    if reason is not None:
+        return reason
+    if edge_index.layout != torch.strided:
+        return "edge_attr beside a sparse adjacency matrix"
+    assert isinstance(edge_attr, Tensor)
+    channels = 1 if edge_attr.dim() == 1 else edge_attr.shape[-1]
+    expected = (edge_index.shape[1], lin_edge.in_channels)
+    if edge_attr.dim() not in num_dims or (edge_attr.shape[0], channels) != expected:
+        return f"edge_attr has shape {list(edge_attr.shape)}, expected {list(expected)}"
+    if edge_attr.dtype != lin_edge.weight.dtype and not torch.is_autocast_enabled(
+        edge_attr.device.type
+    ):
+        return f"edge_attr has dtype {edge_attr.dtype}, lin_edge {lin_edge.weight.dtype}"
+    if edge_attr.layout != torch.strided or edge_attr.device != edge_index.device:
+        return "edge_attr is not a dense tensor on the graph's device"
+    return None
+
+
+def edge_projection(module: Any) -> Tensor:
+    """The projection of edges, ``[heads, channels, edge_dim]``."""
+    weight: Tensor = module.lin_edge.weight
+    return weight.view(module.heads, module.out_channels, -1)
+
+
+def with_self_loops(
+    module: Any,
+    edges: Edges,
+    edge_attr: Tensor | None,
+    inputs: Inputs,
+    need_weights: bool,
+) -> tuple[Edges, Tensor | None]:
+    """The edges of a call and their features, with self-loops where the layer adds them.
+
+    As in upstream these are edges of our own then: a caller may edit theirs before the backward
+    pass, or have made them in inference mode.
+    """
+    index = edges.as_index()
+    if edge_attr is not None and edge_attr.dim() == 1:
+        edge_attr = edge_attr.view(-1, 1)
+    num_nodes = min(map(len, inputs)) if module.add_self_loops else 0
+    if edge_attr is None and not need_weights:
+        return Edges(index, self_loops=num_nodes).without_numbers(*map(len, inputs)), None
+    if not module.add_self_loops:
+        return Edges(index), edge_attr
+    with_loops = index_with_self_loops(index, num_nodes)
+    if edge_attr is not None:
+        num_others = with_loops.shape[1] - num_nodes
+        if num_others != index.shape[1]:
+            _, edge_attr = remove_self_loops(index, edge_attr)
+        _, edge_attr = add_self_loops(
+            with_loops[:, :num_others], edge_attr, module.fill_value, num_nodes
+        )
+    return Edges(with_loops), edge_attr
+
+
+def dropout_rate(module: Any) -> float:
+    """The rate of attention dropout that applies now."""
+    return module.dropout if module.training else 0.0
+
+
+def weights_refusal(edge_index: Tensor) -> str | None:
+    """Why attention weights cannot be returned together with the edges that they belong to."""
+    if isinstance(edge_index, EdgeIndex) or edge_index.layout != torch.strided:
+        return "attention weights of a graph that is not a plain edge_index"
+    return None
+
+
+def with_weights(out: Tensor, edge_index: Tensor, alpha: Tensor | None) -> Any:
+    """What GATConv and GATv2Conv return: weights come with the edges that they belong to."""
+    # A copy, because edits must not reach the remembered self-loops.
+    return out if alpha is None else (out, (edge_index.clone(), alpha))

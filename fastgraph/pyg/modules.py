@@ -1,0 +1,41 @@
+"""PyG's own modules within layers whose ``forward`` is replaced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch_geometric.nn import Linear
+from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
+
+from fastgraph.layers.modules import KnownLinear, KnownModules
+from fastgraph.layers.sums import add_to
+
+LINEAR = KnownLinear(Linear)
+
+REDUCTIONS = {
+    SumAggregation: "sum",
+    MeanAggregation: "mean",
+    MaxAggregation: "max",
+    MinAggregation: "min",
+}
+"""Aggregations by what they compute."""
+
+AGGREGATIONS = KnownModules(*REDUCTIONS)
+
+project = LINEAR.project
+
+
+def add_projections(
+    lin_neighbours: Any, neighbours: Tensor, owned: bool, lin_root: Any, root: Tensor
+) -> Tensor:
+    """``lin_neighbours(neighbours) + lin_root(root)``.
+
+    ``owned`` says that ``neighbours`` may be changed.
+    """
+    out = project(lin_neighbours, neighbours)
+    if out is not neighbours:
+        # torch's product of more dimensions is a view, and so would be what is added to it.
+        owned = out.dim() == 2 and LINEAR.knows(lin_neighbours)
+    term = project(lin_root, root)
+    return add_to(out, term) if owned else out + term

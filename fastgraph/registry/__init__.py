@@ -1,0 +1,1 @@
+"""Who computes which operator: the contract of backends, the operators, and the registry."""

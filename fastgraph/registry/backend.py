@@ -1,0 +1,106 @@
+"""What a backend provides.
+
+A kernel receives a :class:`fastgraph.Graph`, contiguous matrices ``[nodes, channels]`` and plain
+options, checked by the operator, and returns new tensors. It never sees autograd. The operators and
+the signatures of their kernels:
+
+``spmm(graph, x, weight, reduce, transpose) -> out``
+    ``reduce`` is ``"sum"``, ``"mean"`` (divide by the aggregating node's degree) or
+    ``"mean_adjoint"`` (divide by the gathered node's degree).
+``sddmm(graph, grad, x, reduce, transpose) -> [E]``
+    For each edge the dot product of the rows of ``grad`` and ``x`` that it joins, scaled as above.
+``segment_reduce(graph, x, weight, reduce, transpose, ties) -> (out, record)``
+    ``record`` (int32) serves the backward: for ``"split"`` the number of shares, for ``"winner"``
+    the edge that won (-1 for none), empty for ``"none"``.
+``segment_reduce_backward(graph, grad, x, weight, out, record, transpose, ties) -> grad_x``
+
+``head_scores(x, att) -> scores``
+    Dot products of the heads of ``x`` ``[nodes, heads, channels]`` and ``att`` ``[count, heads,
+    channels]``, as ``[count, nodes, heads]``.
+``head_scores_backward(x, att, grad, *, addend=None) -> (grad_x, grad_att)``
+    ``addend``, another part of the gradient of ``x``, is to be added to ``grad_x``.
+
+The attention operators take contiguous ``[nodes, heads, channels]`` tensors, of which those of the
+aggregating nodes are called ``dst`` or query; what edges carry may be ``None``. ``dropout`` is a
+rate and ``seed`` an int: an edge is kept where the first word of Philox4x32-10 for the key ``seed``
+and the counter ``(edge, head, 0, 0)`` is at least ``dropout * 2^32``. Edges are numbered as the
+caller gave them. ``stats`` (accumulating dtype, ``[nodes, heads, 2]``) holds the largest score and
+the inverse sum of exponentials of each aggregating node and head, zeros for one without edges.
+``alpha`` are the softmax weights with dropout, ``[E, heads]``, or ``[0, heads]`` where ``weights``
+is false. The keyword ``addend`` of forward kernels, ``None`` or ``[nodes or 1, heads, channels]``,
+is to be added to ``out``.
+
+``gatv2(graph, x_src, x_dst, att, edge, weight_edge, transpose, slope, dropout, seed, weights)``
+    -> ``(out, stats, alpha)``. The score of an edge is ``<att, leaky_relu(z, slope)>``, where ``z``
+    is ``x_src + x_dst + edge @ weight_edge[head]``; ``att`` is ``[1, heads, channels]``, ``edge``
+    ``[E, edge_dim]`` and ``weight_edge`` ``[heads, edge_dim, channels]``.
+``gat(graph, x, score_src, score_dst, score_edge, transpose, slope, dropout, seed, weights)``
+    -> ``(out, stats, alpha)``. The score is ``leaky_relu(score_src + score_dst + score_edge,
+    slope)``, from ``[nodes, heads]`` and ``[E, heads]``.
+``attention(graph, query, key, value, edge, transpose, scale, dropout, seed, weights)``
+    -> ``(out, stats, alpha)``. The channels of ``edge`` ``[E, edge_dim]`` follow those of the key
+    and of the value of each head, so that ``query`` and ``out`` have ``channels + edge_dim`` of
+    them. The score is ``scale * <query, (key, edge)>``.
+``gatv2_backward``, ``gat_backward``, ``attention_backward``
+    Take ``(graph, grad, grad_alpha, <the tensors>, stats, <the options without weights>)``, where
+    ``grad_alpha`` is ``None`` if there was no ``alpha``, and return a gradient for each of the
+    tensors, ``None`` for those that are ``None``.
+
+Graphs are built by kernels, too, which are looked up with the dtype int64. They take indices of
+int32 or int64 and return a :class:`fastgraph.graphs.graph.Csr`; one that is wrong they refuse with
+the error that :class:`fastgraph.Graph` promises. A backend may do without them.
+
+``build_csr(row, col, num_rows, num_cols)``
+    Entries ``(row[e], col[e])`` grouped by row, in the order in which they were given.
+``build_csr_with_loops(row, col, num_rows, num_cols, num_loops)``
+    The same without the entries on the diagonal, and with ``num_loops`` of those behind all others.
+``check_csr(ptr, index, num_rows, num_cols)``
+    Entries that are grouped already.
+``transpose_csr(rows, num_cols)``
+    The entries of a ``Csr`` grouped by column, rows in ascending order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+Kernel = Callable[..., Any]
+
+FALLBACK_PRIORITY = -1
+"""The priority of the last resort; see :class:`Backend`."""
+
+FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""The dtypes that operators take."""
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which sums over tensors of this one are accumulated."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A provider of kernels.
+
+    Attributes:
+        name: unique; what ``fastgraph.enable(backend=...)`` takes.
+        priority: the highest available one computes an operator. Layers are routed to backends
+            with a priority of 0 or more. Operators that are called nevertheless, by name or by the
+            backward pass of a forward pass that ran elsewhere, fall to a backend made for their
+            device, whatever its priority, and else to the one with ``FALLBACK_PRIORITY``. Other
+            backends with a lower priority compute on request only.
+    """
+
+    name: str
+    priority: int
+
+    def unavailable(self) -> str | None:
+        """Why the backend cannot be used on this machine, or ``None`` if it can."""
+        ...
+
+    def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel | None:
+        """The kernel for an operator on a device type and dtype, or ``None`` if there is none."""
+        ...

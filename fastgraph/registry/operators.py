@@ -1,0 +1,175 @@
+"""The operators: what each takes, and how it calls its kernel.
+
+Everything else about their arguments follows from this: the schemas that torch knows, the checks
+of shapes, the signatures that kernels must have, and which pass of a native library writes which
+gradient. :mod:`fastgraph.registry.backend` says what kernels compute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+Size = int | str
+"""A number, or the name of a size. Equal names stand for equal sizes."""
+
+
+class Signature(NamedTuple):
+    """The arguments of a kernel: by position, and by keyword."""
+
+    positional: tuple[str, ...]
+    keywords: tuple[str, ...] = ()
+
+
+class Operand(NamedTuple):
+    """A tensor that an operator takes.
+
+    Attributes:
+        name: in schemas, signatures and messages.
+        shape: ``sources`` are the nodes whose features are gathered, ``destinations`` those that
+            aggregate them, whichever way edges point. A sum of sizes reads ``"a + b"``.
+        optional: whether it may be ``None``.
+    """
+
+    name: str
+    shape: tuple[Size, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A weighted sum over neighbourhoods, with the softmax of scores as weights.
+
+    Attributes:
+        name: of the operator and of its native functions.
+        operands: the tensors that it differentiates by. Of those that are optional all are given,
+            or none.
+        option: the number that its scores take, as kernels call it.
+        schema: the same as callers call it.
+        out: the shape of the output.
+    """
+
+    name: str
+    operands: tuple[Operand, ...]
+    option: str
+    schema: str
+    out: tuple[Size, ...] = ("destinations", "heads", "channels")
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of all operands."""
+        return tuple(operand.name for operand in self.operands)
+
+    @cached_property
+    def optional(self) -> tuple[int, ...]:
+        """Positions of the operands that may be left out."""
+        return tuple(i for i, operand in enumerate(self.operands) if operand.optional)
+
+    @cached_property
+    def checked(self) -> tuple[tuple[Operand, int], ...]:
+        """Operands and their positions, those with sums of sizes behind what these are sums of."""
+        found = [(operand, position) for position, operand in enumerate(self.operands)]
+        return tuple(sorted(found, key=lambda item: any(" + " in str(s) for s in item[0].shape)))
+
+    @cached_property
+    def forward(self) -> Signature:
+        """Of the kernel ``name``."""
+        options = ("transpose", self.option, "dropout", "seed", "weights")
+        return Signature(("graph", *self.names, *options), ("addend",))
+
+    @cached_property
+    def backward(self) -> Signature:
+        """Of the kernel ``name + "_backward"``."""
+        options = ("transpose", self.option, "dropout", "seed")
+        return Signature(("graph", "grad", "grad_alpha", *self.names, "stats", *options))
+
+    @cached_property
+    def gathered(self) -> int:
+        """The position of an operand whose rows are gathered."""
+        return next(i for i, operand in enumerate(self.operands) if operand.shape[0] == "sources")
+
+    @cached_property
+    def by_source(self) -> tuple[bool, ...]:
+        """For each operand whether its gradient is summed at sources.
+
+        Gradients of the others are summed at destinations, with which edges are visited first.
+        """
+        return tuple(operand.shape[0] == "sources" for operand in self.operands)
+
+    @cached_property
+    def shared_by_heads(self) -> tuple[bool, ...]:
+        """For each operand whether it belongs to edges, and all heads add to its gradient."""
+        return tuple(
+            operand.shape[0] == "edges" and "heads" not in operand.shape
+            for operand in self.operands
+        )
+
+    @cached_property
+    def has_parameters(self) -> bool:
+        """Whether an operand belongs neither to nodes nor to edges: a sum over all of them."""
+        rows = ("sources", "destinations", "edges")
+        return any(operand.shape[0] not in rows for operand in self.operands)
+
+
+GATV2 = Attention(
+    "gatv2",
+    (
+        Operand("x_src", ("sources", "heads", "channels")),
+        Operand("x_dst", ("destinations", "heads", "channels")),
+        Operand("att", (1, "heads", "channels")),
+        Operand("edge", ("edges", "edge_dim"), optional=True),
+        Operand("weight_edge", ("heads", "edge_dim", "channels"), optional=True),
+    ),
+    option="slope",
+    schema="float negative_slope",
+)
+GAT = Attention(
+    "gat",
+    (
+        Operand("x", ("sources", "heads", "channels")),
+        Operand("score_src", ("sources", "heads")),
+        Operand("score_dst", ("destinations", "heads")),
+        Operand("score_edge", ("edges", "heads"), optional=True),
+    ),
+    option="slope",
+    schema="float negative_slope",
+)
+ATTENTION = Attention(
+    "attention",
+    (
+        Operand("query", ("destinations", "heads", "channels + edge_dim")),
+        Operand("key", ("sources", "heads", "channels")),
+        Operand("value", ("sources", "heads", "channels")),
+        Operand("edge", ("edges", "edge_dim"), optional=True),
+    ),
+    option="scale",
+    schema="float scale",
+    out=("destinations", "heads", "channels + edge_dim"),
+)
+
+
+def _signature(positional: str, *keywords: str) -> Signature:
+    return Signature(tuple(positional.split()), keywords)
+
+
+SIGNATURES: dict[str, Signature] = {
+    "spmm": _signature("graph x weight reduce transpose"),
+    "sddmm": _signature("graph grad x reduce transpose"),
+    "segment_reduce": _signature("graph x weight reduce transpose ties"),
+    "segment_reduce_backward": _signature("graph grad x weight out record transpose ties"),
+    "head_scores": _signature("x att"),
+    "head_scores_backward": _signature("x att grad", "addend"),
+}
+"""Of the kernels of all operators on features, by name."""
+for _operator in (GATV2, GAT, ATTENTION):
+    SIGNATURES[_operator.name] = _operator.forward
+    SIGNATURES[f"{_operator.name}_backward"] = _operator.backward
+
+BUILDING: dict[str, Signature] = {
+    "build_csr": _signature("row col num_rows num_cols"),
+    "build_csr_with_loops": _signature("row col num_rows num_cols num_loops"),
+    "check_csr": _signature("ptr index num_rows num_cols"),
+    "transpose_csr": _signature("rows num_cols"),
+}
+"""Of the kernels that build graphs."""

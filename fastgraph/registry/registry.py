@@ -1,0 +1,167 @@
+"""Which backend computes which operator, resolved once and looked up in the hot path."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Sequence
+
+import torch
+
+from fastgraph.hookspecs import plugin_manager
+from fastgraph.registry.backend import FALLBACK_PRIORITY, FLOATING, Backend, Kernel
+from fastgraph.registry.operators import BUILDING, SIGNATURES
+from fastgraph.registry.signatures import check_signature
+
+DEVICE_TYPES = ("cpu", "cuda", "mps", "xpu")
+"""Devices for which a backend is asked whether it wants to compute."""
+
+
+class Registry:
+    """Kernels by (operator, device type, dtype)."""
+
+    def __init__(self) -> None:
+        self._backends: dict[str, Backend] | None = None
+        self._selected: str | None = None
+        self._kernels: dict[tuple[str, str, torch.dtype], Kernel] = {}
+        self._wanted: frozenset[tuple[str, str, torch.dtype]] = frozenset()
+        self._hints: dict[str, str] = {}
+
+    @property
+    def backends(self) -> dict[str, Backend]:
+        """All known backends by name, highest priority first."""
+        if self._backends is None:
+            found: dict[str, Backend] = {}
+            offered = [b for bs in plugin_manager().hook.fastgraph_backends() for b in bs]
+            for backend in sorted(offered, key=lambda b: -b.priority):
+                if not isinstance(backend, Backend):
+                    raise TypeError(
+                        "fastgraph_backends must return objects with name, priority, unavailable() "
+                        f"and kernel(), got {backend!r}"
+                    )
+                if backend.name in found:
+                    raise ValueError(f"two backends are called {backend.name!r}")
+                found[backend.name] = backend
+            self._backends = found
+        return self._backends
+
+    def select(self, name: str | None) -> None:
+        """Use one backend for everything, or the best available one for each operator (``None``).
+
+        Raises:
+            ValueError: no backend has this name, or it is unavailable on this machine.
+            TypeError: a kernel that would be used does not take what its operator passes.
+        """
+        if name is not None:
+            if name not in self.backends:
+                close = difflib.get_close_matches(name, self.backends, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise ValueError(
+                    f"backend must be one of {list(self.backends)} or None, got {name!r}{hint}"
+                )
+            why_not = self.backends[name].unavailable()
+            if why_not is not None:
+                raise ValueError(f"backend {name!r} is unavailable: {why_not}")
+        self._selected = name
+        self._kernels.clear()
+        self._wanted = frozenset(
+            key
+            for key in itertools.product(SIGNATURES, DEVICE_TYPES, FLOATING)
+            if self._first_kernel(self._wanting(), *key)
+        )
+        self._hints = {device_type: self._hint(device_type) for device_type in DEVICE_TYPES[1:]}
+
+    def _hint(self, device_type: str) -> str:
+        """Why the backends made for this device, and not for the CPU, do not compute."""
+        hint = ""
+        for backend in self._made_for(device_type):
+            why_not = backend.unavailable()
+            if why_not is not None:
+                hint += f"; {backend.name} is unavailable: {why_not}"
+            elif backend.priority < 0:
+                hint += f"; {backend.name} would on request"
+        return hint
+
+    @property
+    def selected(self) -> str | None:
+        """The backend chosen by name, or ``None``."""
+        return self._selected
+
+    def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel:
+        """The kernel to run; the reference where nothing else exists.
+
+        Graphs are built by others where the selected backend builds none.
+
+        Also of operators that nobody wants routed. A forward pass within ``enabled(backend=...)``
+        may have its backward pass after the block, and what is made for a device serves it better
+        than the reference, which stores every message.
+
+        Raises:
+            NotImplementedError: the selected backend has no such kernel.
+        """
+        key = (operator, device_type, dtype)
+        found = self._kernels.get(key)
+        if found is None:
+            found = self._kernels[key] = self._resolve(*key)
+        return found
+
+    def refusal(self, operator: str, device_type: str, dtype: torch.dtype) -> str | None:
+        """Why routing should leave an operator to upstream, or ``None`` if a backend wants it.
+
+        A look-up and nothing else: Dynamo traces through it.
+        """
+        if (operator, device_type, dtype) in self._wanted:
+            return None
+        hint = self._hints.get(device_type, "")
+        return f"no backend computes {operator} for {dtype} on {device_type}{hint}"
+
+    def _wanting(self) -> list[Backend]:
+        """Backends to which layers are routed."""
+        if self._selected is not None:
+            return [self.backends[self._selected]]
+        return [backend for backend in self.backends.values() if backend.priority >= 0]
+
+    def _made_for(self, device_type: str) -> list[Backend]:
+        """Backends for this device, and not for the CPU."""
+        found = []
+        for backend in self.backends.values():
+            serves = (backend.kernel("spmm", t, torch.float32) for t in (device_type, "cpu"))
+            if [kernel is not None for kernel in serves] == [True, False]:
+                found.append(backend)
+        return found
+
+    def _first_kernel(
+        self, backends: Sequence[Backend], operator: str, device_type: str, dtype: torch.dtype
+    ) -> Kernel | None:
+        for backend in backends:
+            kernel = backend.kernel(operator, device_type, dtype)
+            usable = backend.name == self._selected or backend.unavailable() is None
+            if kernel is not None and usable:
+                check_signature(backend.name, operator, kernel)
+                return kernel
+        return None
+
+    def _resolve(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel:
+        backends = self._wanting()
+        if self._selected is None:
+            backends += self._made_for(device_type)
+        elif operator in BUILDING:
+            backends += [b for b in self.backends.values() if b.priority >= 0]
+        if self._selected is None or operator in BUILDING:
+            backends += [b for b in self.backends.values() if b.priority == FALLBACK_PRIORITY]
+        kernel = self._first_kernel(backends, operator, device_type, dtype)
+        if kernel is None:
+            raise NotImplementedError(
+                f"backend {self._selected!r} has no kernel {operator!r} "
+                f"for {dtype} on {device_type}"
+            )
+        return kernel
+
+
+REGISTRY = Registry()
+
+
+def backend_report() -> list[tuple[str, bool, str]]:
+    """(name, available, reason if not) of every known backend."""
+    reports = ((b.name, b.unavailable()) for b in REGISTRY.backends.values())
+    return [(name, why_not is None, why_not or "") for name, why_not in reports]

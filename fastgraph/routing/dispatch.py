@@ -1,0 +1,92 @@
+"""The one place where a call takes its route, or upstream's own code.
+
+An adapter plans a call before anything is computed: it answers with a function that computes, or
+with the reason to leave the call to upstream.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fastgraph import settings
+from fastgraph.routing.patching import Patches
+from fastgraph.routing.status import (
+    RouteRefusedError,
+    count_refused,
+    count_routed,
+    counted_already,
+    is_counted,
+)
+from fastgraph.routing.switch import SWITCH
+
+Computation = Callable[[], Any]
+"""A call that has been decided on."""
+
+
+def decide(module: object, planned: object, *, has_route: bool = True) -> bool:
+    """Whether a call takes its route; either is counted.
+
+    A call within one that was counted as a whole is not counted again where it is refused.
+
+    Args:
+        module: the layer that is called.
+        planned: a string that says why not, or anything else.
+        has_route: whether the layer has one, so that ``strict`` makes a refusal an error.
+
+    Raises:
+        RouteRefusedError: under ``strict``.
+    """
+    name = type(module).__name__
+    is_compiling = torch.compiler.is_compiling()  # a counter would make Dynamo recompile
+    if not isinstance(planned, str):
+        if not is_compiling:
+            count_routed(name)
+        return True
+    if not is_compiling and not is_counted(module):
+        count_refused(name, planned)
+    if has_route and settings.current().strict:
+        raise RouteRefusedError(f"{name} cannot be routed: {planned}")
+    return False
+
+
+def replace_method(
+    patches: Patches,
+    cls: type,
+    name: str,
+    plan: Callable[..., Computation | str | None],
+    *,
+    decided: bool = True,
+) -> None:
+    """Replace ``cls.name``: run what ``plan(module, *args)`` returns, or upstream's own code.
+
+    Args:
+        patches: by which it is replaced.
+        cls: a class of layers.
+        name: of the method.
+        plan: what computes a call, why it is left to upstream, or ``None`` where there is nothing
+            to gain.
+        decided: whether that decides on the call; ``False`` where the computation asks
+            :func:`decide` itself, about a part.
+    """
+    upstream: Callable[..., Any] = getattr(cls, name)
+    plan.__qualname__ = upstream.__qualname__  # which wrong calls are reported with
+
+    @functools.wraps(upstream)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not SWITCH.active:  # an instance kept this function beyond `disable()`
+            return upstream(self, *args, **kwargs)
+        planned = plan(self, *args, **kwargs)
+        if planned is None:
+            return upstream(self, *args, **kwargs)
+        if (not decided or decide(self, planned)) and not isinstance(planned, str):
+            return planned()
+        if torch.compiler.is_compiling():
+            return upstream(self, *args, **kwargs)
+        with counted_already(self):
+            return upstream(self, *args, **kwargs)
+
+    patches.replace(cls, name, method)

@@ -1,0 +1,94 @@
+"""The order in which kernels of the CPU visit the rows of a graph.
+
+Nodes that have neighbours in common follow each other, if that saves enough reads from memory
+(``csrc/cpu/row_order.cpp``). Kernels take rows in any order, to the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastgraph.graphs.graph import Csr, Graph, beside
+from fastgraph.graphs.memo import MEMO
+
+USES_BEFORE_ORDERING = 32
+"""How often kernels use a grouping as it is. Ordering its rows takes as long as several uses, and a
+model of several layers uses the graph of a mini-batch as often as it has layers, or twice."""
+
+
+class _Learnt:
+    """Of a graph.
+
+    Attributes:
+        ordered: the rows as they are to be visited, by transposition and kind of kernel.
+        uses: of each grouping so far.
+        most_gathered: bytes of the widest features that were gathered.
+    """
+
+    def __init__(self) -> None:
+        self.ordered: dict[tuple[bool, bool], Csr] = {}
+        self.uses = [0, 0]
+        self.most_gathered = 0
+        self.nbytes = 0
+
+
+class RowOrder:
+    """Decides once for each grouping, for features as wide as the widest until then.
+
+    Args:
+        library: gives the native library; asked when rows are ordered.
+    """
+
+    def __init__(self, library: Callable[[], Any]) -> None:
+        self._library = library
+
+    def __call__(
+        self, graph: Graph, gathered: Tensor, *, transpose: bool, attention: bool = False
+    ) -> Csr:
+        """The edges of a graph, grouped by the node that aggregates.
+
+        Features much narrower than those that were decided on get the rows as they are.
+
+        Args:
+            graph: any graph; only rows of those with one set of nodes are ordered.
+            gathered: the features that the kernel gathers, one row for each node.
+            transpose: as for :meth:`fastgraph.Graph.grouped`.
+            attention: whether the kernel is one of attention, which needs more of a saving.
+        """
+        learnt = beside(graph, "row_order", _Learnt)
+        rows = learnt.ordered.get((transpose, attention))
+        if rows is None:
+            learnt.uses[transpose] += 1
+            learnt.most_gathered = max(learnt.most_gathered, gathered.nbytes)
+            if learnt.uses[transpose] <= USES_BEFORE_ORDERING:
+                return graph.grouped(transpose=transpose)
+            self._decide(graph, learnt, transpose)
+            rows = learnt.ordered[transpose, attention]
+        if rows.row_id is not None and 4 * gathered.nbytes < learnt.most_gathered:
+            return graph.grouped(transpose=transpose)
+        return rows
+
+    def _decide(self, graph: Graph, learnt: _Learnt, transpose: bool) -> None:
+        for_sums = for_attention = graph.grouped(transpose=transpose)
+        if graph.num_src == graph.num_dst:
+            row_bytes = learnt.most_gathered // max(graph.num_src, 1)
+            with torch.inference_mode(False):  # what is made here must still serve training
+                for_sums, for_attention = self._order(for_sums, row_bytes)
+        learnt.ordered[transpose, False] = for_sums
+        learnt.ordered[transpose, True] = for_attention
+        if for_sums.row_id is not None:
+            learnt.nbytes += for_sums.nbytes
+            MEMO.recount()
+
+    def _order(self, rows: Csr, row_bytes: int) -> tuple[Csr, Csr]:
+        """The rows as sums and as attention should visit them, gathering so many bytes each."""
+        ptr, row_id = torch.empty_like(rows.ptr), rows.col.new_empty(rows.ptr.numel() - 1)
+        col, edge_id = torch.empty_like(rows.col), torch.empty_like(rows.col)
+        # `RowOrder` of csrc/cpu/kernels.h: 0 for none, 1 for sums, 2 for attention as well.
+        helped = self._library().order_rows(*rows[:4], row_bytes, ptr, col, edge_id, row_id)
+        ordered = Csr(ptr, col, edge_id, rows.longest, row_id)
+        return ordered if helped > 0 else rows, ordered if helped > 1 else rows

@@ -1,0 +1,22 @@
+"""Names in the libraries that have routes, for code that must import neither them nor torch."""
+
+from __future__ import annotations
+
+import sys
+
+PACKAGES = ("torch_geometric",)
+"""As programs import them."""
+
+ATTENTION = {"torch_geometric.nn.conv": ("GATConv", "GATv2Conv", "TransformerConv")}
+"""By module, the layers that draw other random numbers for dropout on their route."""
+
+
+def attention_classes() -> tuple[type, ...]:
+    """Those whose module the program has imported, or is importing just now."""
+    return tuple(
+        vars(sys.modules[module])[name]
+        for module, names in ATTENTION.items()
+        if module in sys.modules
+        for name in names
+        if name in vars(sys.modules[module])
+    )
