@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -26,23 +26,39 @@ def main() -> None:
     for block in blocks:
         if block.kind == "file":
             Path(block.title).write_text(block.code)
-    names: dict[str, Any] = {"__name__": "__main__"}
+    module = module_of(blocks)
     printed = ""
     for block in blocks:
         where = f"{page.relative_to(ROOT)}:{block.line}"
         if block.kind == "python":
-            printed = run_python(block, str(page), names)
+            printed = run_python(block, module)
         elif block.kind == "sh":
             printed = run_shell(block, where)
         elif block.kind == "output":
             check_output(block, printed, where)
 
 
-def run_python(block: Block, file: str, names: dict[str, Any]) -> str:
-    # Tracebacks name the line of the page.
-    code = compile("\n" * (block.line - 1) + block.code, file, "exec")
+def module_of(blocks: list[Block]) -> ModuleType:
+    """The module in which the page's Python runs, with its source where that of modules is.
+
+    PyG reads the source of classes. Lines are those of the page, in tracebacks as well.
+    """
+    lines: list[str] = []
+    for block in blocks:
+        if block.kind == "python":
+            lines += [""] * (block.line - 1 - len(lines)) + block.code.splitlines()
+    module = ModuleType("page")
+    module.__file__ = str(Path("page.py").absolute())
+    Path(module.__file__).write_text("\n".join(lines) + "\n")
+    sys.modules["page"] = module
+    return module
+
+
+def run_python(block: Block, module: ModuleType) -> str:
+    assert module.__file__ is not None
+    code = compile("\n" * (block.line - 1) + block.code, module.__file__, "exec")
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        exec(code, names)
+        exec(code, vars(module))
     return out.getvalue()
 
 

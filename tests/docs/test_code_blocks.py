@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.cli.commands import environment
 from tests.docs import run_page
 from tests.docs.blocks import ROOT, Block, blocks_of, pages
 
 pytest.importorskip("torch_geometric")
 
-IDS: Callable[[Path], str] = lambda page: str(page.relative_to(ROOT))  # noqa: E731
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
 RUN = [page for page in pages() if {"python", "sh"} & {block.kind for block in blocks_of(page)}]
 
 
-@pytest.mark.parametrize("page", RUN, ids=IDS)
+@pytest.mark.parametrize("page", RUN, ids=name_of)
 def test_blocks_run(page: Path, tmp_path: Path) -> None:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("FASTGRAPH", "PYTHON"))}
     done = subprocess.run(
         [sys.executable, run_page.__file__, str(page)],
         cwd=tmp_path,
-        env={**inherited, "PYTHONPATH": str(ROOT)},
+        env=environment(),
         capture_output=True,
         text=True,
         check=False,
@@ -34,12 +38,16 @@ def test_blocks_run(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def excerpts() -> list[tuple[str, Block]]:
-    found = [(IDS(page), block) for page in pages() for block in blocks_of(page)]
-    return [(page, block) for page, block in found if block.kind == "excerpt"]
+def excerpts() -> list[Any]:
+    return [
+        pytest.param(name_of(page), block, id=f"{name_of(page)}:{block.line}")
+        for page in pages()
+        for block in blocks_of(page)
+        if block.kind == "excerpt"
+    ]
 
 
-@pytest.mark.parametrize(("page", "block"), excerpts(), ids=lambda part: getattr(part, "line", part))
+@pytest.mark.parametrize(("page", "block"), excerpts())
 def test_excerpts_are_those_of_the_file(page: str, block: Block) -> None:
     rest = [line.rstrip() for line in (ROOT / block.title).read_text().splitlines()]
     for part in split_at_dots(block.code):
