@@ -79,7 +79,7 @@ def _kind(info: str, where: str) -> tuple[str, str]:
     titled = _TITLE.fullmatch(info)
     if titled is None:
         raise ValueError(f"{where}: no test knows blocks of the kind {info!r}")
-    is_excerpt = (ROOT / titled[2]).is_file()
-    if "/" in titled[2] and not is_excerpt:
+    is_excerpt = "/" in titled[2]
+    if is_excerpt and not (ROOT / titled[2]).is_file():
         raise ValueError(f"{where}: there is no file {titled[2]}")
     return "excerpt" if is_excerpt else "file", titled[2]
