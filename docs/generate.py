@@ -35,7 +35,7 @@ _ATTENTION = {
     "TransformerConv": "`attention`",
 }
 _LEFT_BY_ATTENTION = (
-    "an overridden `message` or `edge_update`; `flow=\"target_to_source\"`; no features of the "
+    'an overridden `message` or `edge_update`; `flow="target_to_source"`; no features of the '
     "destinations; CSC matrices; features of edges beside a sparse matrix; attention weights of a "
     "graph that is no plain `edge_index`; dropout in a captured CUDA graph"
 )

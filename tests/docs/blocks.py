@@ -20,7 +20,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 
-_FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<code>.*?)^(?P=indent)```$", re.M | re.S)
+_FENCE = re.compile(
+    r"^(?P<indent> *)```(?P<info>[^`\n]*)\n(?P<code>.*?)^(?P=indent)```$", re.M | re.S
+)
 _TITLE = re.compile(r'(\w+) title="([^"]+)"')
 _WHY_NOT = re.compile(r"<!-- not run: \S.*? -->\s*\Z", re.S)
 _RUN = ("python", "sh")

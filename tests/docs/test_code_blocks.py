@@ -17,7 +17,6 @@ from tests.docs.blocks import ROOT, Block, blocks_of, pages
 pytest.importorskip("torch_geometric")
 
 
-
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
@@ -51,9 +50,7 @@ def excerpts() -> list[Any]:
 def test_excerpts_are_those_of_the_file(page: str, block: Block) -> None:
     rest = [line.rstrip() for line in (ROOT / block.title).read_text().splitlines()]
     for part in split_at_dots(block.code):
-        starts = [
-            i for i in range(len(rest) - len(part) + 1) if rest[i : i + len(part)] == part
-        ]
+        starts = [i for i in range(len(rest) - len(part) + 1) if rest[i : i + len(part)] == part]
         assert starts, f"{page}:{block.line}: {block.title} does not hold\n" + "\n".join(part)
         rest = rest[starts[0] + len(part) :]
 

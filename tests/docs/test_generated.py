@@ -106,7 +106,9 @@ def test_every_layer_is_named_with_the_operators_that_it_calls() -> None:
                 layer(*arguments)
             except ImportError:  # PANConv needs torch-sparse
                 continue
-        called = {e.key.partition("::")[2] for e in profile.key_averages() if "fastgraph::" in e.key}
+        called = {
+            e.key.partition("::")[2] for e in profile.key_averages() if "fastgraph::" in e.key
+        }
         assert called, f"{name} called no operator"
         assert called <= set(re.findall(r"`(\w+)`", operators)), f"{name} called {called}"
 
