@@ -103,7 +103,7 @@ cuda: install ## compile the CUDA kernels for all architectures, and compare the
 
 docs: install ## build the documentation into build/docs; a warning is an error
 	$(call tools,docs)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: install ## ruff, mypy and clang-format
 	$(call tools,lint)
