@@ -101,6 +101,7 @@ cuda: install ## compile the CUDA kernels for all architectures, and compare the
 	$(cusparse)
 	$(WITH_TOOLS) $(BIN)/python -m tests.cuda.registers
 
+# Not quietly: it would not count warnings.
 docs: install ## build the documentation into build/docs; a warning is an error
 	$(call tools,docs)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
