@@ -23,7 +23,7 @@ tools = $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pypr
 # $(call cuda,VALUE): FASTGRAPH_CUDA if it is set, or else this; CMake would keep that of the last time.
 cuda = --config-settings=cmake.define.FASTGRAPH_CUDA=$(or $(FASTGRAPH_CUDA),$(1))
 
-.PHONY: help install demo test emulator scatter test-scatter test-cuda emulate coverage wheel test-wheel sanitize aarch64 cuda lint format bench clean
+.PHONY: help install demo test emulator scatter test-scatter test-cuda emulate coverage wheel test-wheel sanitize aarch64 cuda docs lint format bench clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -100,6 +100,11 @@ aarch64: install ## compile the portable kernels for 64-bit Arm
 cuda: install ## compile the CUDA kernels for all architectures, and compare their registers
 	$(cusparse)
 	$(WITH_TOOLS) $(BIN)/python -m tests.cuda.registers
+
+# Not quietly: it would not count warnings.
+docs: install ## build the documentation into build/docs; a warning is an error
+	$(call tools,docs)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: install ## ruff, mypy and clang-format
 	$(call tools,lint)

@@ -1,0 +1,90 @@
+"""Runs the blocks of one page, in their order and in the current folder.
+
+    python run_page.py PAGE
+
+In a process of its own, as it enables fastgraph and changes what it likes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.docs.blocks import ROOT, Block, blocks_of
+
+
+def main() -> None:
+    page = Path(sys.argv[1])
+    blocks = blocks_of(page)
+    for block in blocks:
+        if block.kind == "file":
+            Path(block.title).write_text(block.code)
+    module = module_of(blocks)
+    printed = ""
+    for block in blocks:
+        where = f"{page.relative_to(ROOT)}:{block.line}"
+        if block.kind == "python":
+            printed = run_python(block, module)
+        elif block.kind == "sh":
+            printed = run_shell(block, where)
+        elif block.kind == "output":
+            check_output(block, printed, where)
+
+
+def module_of(blocks: list[Block]) -> ModuleType:
+    """The module in which the page's Python runs, with its source where that of modules is.
+
+    PyG reads the source of classes. Lines are those of the page, in tracebacks as well.
+    """
+    lines: list[str] = []
+    for block in blocks:
+        if block.kind == "python":
+            lines += [""] * (block.line - 1 - len(lines)) + block.code.splitlines()
+    module = ModuleType("page")
+    module.__file__ = str(Path("page.py").absolute())
+    Path(module.__file__).write_text("\n".join(lines) + "\n")
+    sys.modules["page"] = module
+    return module
+
+
+def run_python(block: Block, module: ModuleType) -> str:
+    assert module.__file__ is not None
+    code = compile("\n" * (block.line - 1) + block.code, module.__file__, "exec")
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(code, vars(module))
+    return out.getvalue()
+
+
+def run_shell(block: Block, where: str) -> str:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block.code],
+        env={**os.environ, "PATH": path},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"{where}: exit status {done.returncode}\n{done.stdout}")
+    return done.stdout
+
+
+def check_output(block: Block, printed: str, where: str) -> None:
+    shown = [line.rstrip() for line in block.code.splitlines()]
+    lines = [line.rstrip() for line in printed.splitlines()]
+    places = range(len(lines) - len(shown) + 1)
+    if not any(lines[place : place + len(shown)] == shown for place in places):
+        raise SystemExit(f"{where}: this is not among what the block before it prints:\n{printed}")
+
+
+if __name__ == "__main__":
+    main()
