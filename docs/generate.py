@@ -68,13 +68,9 @@ def _attributes(cls: type) -> dict[str, str]:
 
 def routed_layers() -> list[str]:
     """Names of PyG's layers that have a route."""
-    try:
-        from fastgraph.pyg.framework import PyG
-    except ModuleNotFoundError:
-        from fastgraph.pyg import routed_layers
+    from fastgraph.pyg.framework import PyG
 
-        return list(routed_layers())
-    return list(PyG().routed_layers())
+    return PyG().routed_layers()
 
 
 def layers_table() -> str:
