@@ -20,6 +20,8 @@ from fastgraph.ops.library import is_ordinary
 _LARGE = 1 << 23
 """Bytes. Smaller results the C library keeps by itself, so that their pages are there already."""
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``torch.nn.functional.linear``: :math:`y = x W^T + b`.
@@ -39,12 +41,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _gains(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether memory is large enough to matter, and torch would do nothing but multiply."""
+    if torch.compiler.is_compiling() or type(x) not in _PLAIN or x.dim() != 2 or weight.dim() != 2:
+        return False
+    # Before what takes longer: small graphs would notice.
+    if x.shape[0] * max(weight.shape) * x.element_size() < _LARGE:
+        return False
     tensors = (x, weight) if bias is None else (x, weight, bias)
     return (
         is_ordinary(tensors)
-        and x.dim() == weight.dim() == 2
         and x.device.type == "cpu"
-        and len(x) * max(weight.shape) * x.element_size() >= _LARGE
         and all(t.dtype == x.dtype and t.device == x.device for t in tensors)
         and not torch.is_autocast_enabled(x.device.type)
         and forward_ad._current_level < 0

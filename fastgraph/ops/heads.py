@@ -158,10 +158,11 @@ def _fits(shape: Sequence[Size], tensor: Tensor, like: Tensor, sizes: dict[str, 
     if len(shape) != tensor.dim():
         return False
     for size, found in zip(shape, tensor.shape, strict=True):
-        known = sizes.get(size) if type(size) is str else size
-        if known is None:
-            known = sizes[size] = _sum(sizes, size) if " + " in size else found  # type: ignore
-        if known != found:
+        if isinstance(size, str):
+            if size not in sizes:
+                sizes[size] = _sum(sizes, size) if " + " in size else found
+            size = sizes[size]
+        if size != found:
             return False
     return (
         tensor.dtype == like.dtype
