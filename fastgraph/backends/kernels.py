@@ -212,7 +212,12 @@ class _Attention:
         return out, stats, like.new_empty((graph.num_edges if weights else 0, heads))
 
     def backward(
-        self, graph: Graph, grad: Tensor, grad_alpha: Tensor | None, *arguments: Any
+        self,
+        graph: Graph,
+        grad: Tensor,
+        grad_alpha: Tensor | None,
+        grad_logsum: Tensor | None,
+        *arguments: Any,
     ) -> tuple[Tensor | None, ...]:
         *inputs, stats, transpose, option, dropout, seed = arguments
         gradients = [
@@ -223,7 +228,7 @@ class _Attention:
         left = stats.new_empty(
             (graph.num_edges, heads, 2) if self._device.leaves_edges else (rows, heads)
         )
-        shared = (*inputs, option, dropout, seed, stats, grad, grad_alpha, left)
+        shared = (*inputs, option, dropout, seed, stats, grad, grad_alpha, grad_logsum, left)
         if self._operator.has_parameters:  # whose gradient depends on the order of rows, in bits
             by_destination = graph.grouped(transpose=transpose)
         else:

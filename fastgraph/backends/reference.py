@@ -187,15 +187,17 @@ class Attention(NamedTuple):
         return self.sum_at(self.aggregating, self.alpha.unsqueeze(-1) * value, self.stats.shape[0])
 
     def gradients(
-        self, grad: Tensor, grad_alpha: Tensor | None, value: Tensor
+        self, grad: Tensor, grad_alpha: Tensor | None, grad_logsum: Tensor | None, value: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Gradients of the scores and of the edges' values, given those of output and weights."""
+        """Gradients of the scores and of the edges' values, given those of all results."""
         message = grad[self.aggregating]
         product = (message * value).sum(-1)
         if grad_alpha is not None:
             product = product + grad_alpha
         product = self.keep * product
         delta = self.sum_at(self.aggregating, self.weight * product, self.stats.shape[0])
+        if grad_logsum is not None:
+            delta = delta - grad_logsum
         grad_score = self.weight * (product - delta[self.aggregating])
         return grad_score, self.alpha.unsqueeze(-1) * message
 
@@ -322,6 +324,7 @@ def gatv2_backward(
     graph: Graph,
     grad: Tensor,
     grad_alpha: Tensor | None,
+    grad_logsum: Tensor | None,
     x_src: Tensor,
     x_dst: Tensor,
     att: Tensor,
@@ -337,7 +340,9 @@ def gatv2_backward(
     grad, grad_alpha = _widened(grad, grad_alpha)
     wide = x_src, x_dst, att, edge, weight_edge = _widened(x_src, x_dst, att, edge, weight_edge)
     softmax, z = _additive(graph, wide, transpose, slope, dropout, seed)
-    grad_score, grad_value = softmax.gradients(grad, grad_alpha, x_src[softmax.gathered])
+    grad_score, grad_value = softmax.gradients(
+        grad, grad_alpha, grad_logsum, x_src[softmax.gathered]
+    )
     grad_z = grad_score.unsqueeze(-1) * att * torch.where(z > 0, torch.ones_like(z), slope)
     grad_src = softmax.sum_at(softmax.gathered, grad_value + grad_z, x_src.shape[0])
     grad_dst = softmax.sum_at(softmax.aggregating, grad_z, x_dst.shape[0])
@@ -391,6 +396,7 @@ def gat_backward(
     graph: Graph,
     grad: Tensor,
     grad_alpha: Tensor | None,
+    grad_logsum: Tensor | None,
     x: Tensor,
     score_src: Tensor,
     score_dst: Tensor,
@@ -405,7 +411,9 @@ def gat_backward(
         grad, grad_alpha, x, score_src, score_dst, score_edge
     )
     softmax, z = _from_scores(graph, scores, transpose, slope, dropout, seed)
-    grad_score, grad_value = softmax.gradients(grad, grad_alpha, value[softmax.gathered])
+    grad_score, grad_value = softmax.gradients(
+        grad, grad_alpha, grad_logsum, value[softmax.gathered]
+    )
     grad_z = grad_score * torch.where(z > 0, torch.ones_like(z), slope)
     grad_x = softmax.sum_at(softmax.gathered, grad_value, x.shape[0])
     grad_src = softmax.sum_at(softmax.gathered, grad_z, score_src.shape[0])
@@ -463,6 +471,7 @@ def attention_backward(
     graph: Graph,
     grad: Tensor,
     grad_alpha: Tensor | None,
+    grad_logsum: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -478,7 +487,7 @@ def attention_backward(
     query, key, value, edge = _widened(query, key, value, edge)
     softmax, keys = _from_products(graph, query, key, edge, transpose, scale, dropout, seed)
     values = _with_edges(value[softmax.gathered], edge)
-    grad_score, grad_values = softmax.gradients(grad, grad_alpha, values)
+    grad_score, grad_values = softmax.gradients(grad, grad_alpha, grad_logsum, values)
     scaled = scale * grad_score.unsqueeze(-1)
     grad_keys = scaled * query[softmax.aggregating]
     grad_query = softmax.sum_at(softmax.aggregating, scaled * keys, query.shape[0])

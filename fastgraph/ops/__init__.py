@@ -6,6 +6,7 @@ from fastgraph.ops.gat_with_scores import gat_with_scores
 from fastgraph.ops.gatv2 import gatv2
 from fastgraph.ops.gcn import gcn
 from fastgraph.ops.head_scores import head_scores
+from fastgraph.ops.merge import merge
 from fastgraph.ops.segment_reduce import segment_reduce
 from fastgraph.ops.spmm import spmm
 
@@ -16,6 +17,7 @@ __all__ = [
     "gatv2",
     "gcn",
     "head_scores",
+    "merge",
     "segment_reduce",
     "spmm",
 ]

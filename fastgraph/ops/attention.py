@@ -23,7 +23,7 @@ def attention(
     dropout: float = 0.0,
     seed: Tensor | None = None,
     need_weights: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor]:
     r"""Attention whose scores are :math:`scale \cdot q_i^\top k_j`.
 
     :math:`y_i = \sum_j \alpha_{ij} v_j`, where :math:`\alpha_i` is the softmax of the scores of
@@ -63,8 +63,10 @@ def attention(
         need_weights: whether to return :math:`\alpha`, which takes another pass.
 
     Returns:
-        ``[destinations, heads, channels + edge_dim]``, and :math:`\alpha` with dropout, ``[E,
-        heads]``, if it is needed. Both are differentiable.
+        ``(out, alpha, stats)``, all of them differentiable: the output,
+        ``[destinations, heads, channels + edge_dim]``; :math:`\alpha` with dropout, ``[E, heads]``,
+        or ``None`` if it is not needed; and what is known of each softmax,
+        ``[destinations, heads, 2]``, by which :func:`merge` joins outputs.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype, device or value.
@@ -77,8 +79,10 @@ def attention(
     if self_loops:
         check_self_loops(self_loops, edge=edge, ptr=ptr, need_weights=need_weights)
     options = (self_loops, transpose, scale, dropout, need_weights)
-    out, _, alpha = ATTENTION(*tensors, addend, index, ptr, dropout_seed(dropout, seed), *options)
-    return out, alpha if need_weights else None
+    out, stats, alpha = ATTENTION(
+        *tensors, addend, index, ptr, dropout_seed(dropout, seed), *options
+    )
+    return out, alpha if need_weights else None, stats
 
 
 ATTENTION, _ = define_attention(operators.ATTENTION)

@@ -23,7 +23,7 @@ def gat(
     dropout: float = 0.0,
     seed: Tensor | None = None,
     need_weights: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor]:
     r"""Attention whose scores are :math:`\mathrm{LeakyReLU}(s^{src}_j + s^{dst}_i + s_{ij})`.
 
     :math:`y_i = \sum_j \alpha_{ij} x_j`, where :math:`\alpha_i` is the softmax of the scores of
@@ -63,8 +63,10 @@ def gat(
         need_weights: whether to return :math:`\alpha`, which takes another pass.
 
     Returns:
-        ``[destinations, heads, channels]``, and :math:`\alpha` with dropout, ``[E, heads]``, if
-        it is needed. Both are differentiable.
+        ``(out, alpha, stats)``, all of them differentiable: the output,
+        ``[destinations, heads, channels]``; :math:`\alpha` with dropout, ``[E, heads]``,
+        or ``None`` if it is not needed; and what is known of each softmax,
+        ``[destinations, heads, 2]``, by which :func:`merge` joins outputs.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype, device or value.
@@ -75,8 +77,8 @@ def gat(
     if self_loops:
         check_self_loops(self_loops, score_edge=score_edge, ptr=ptr, need_weights=need_weights)
     options = (self_loops, transpose, negative_slope, dropout, need_weights)
-    out, _, alpha = GAT(*tensors, addend, index, ptr, dropout_seed(dropout, seed), *options)
-    return out, alpha if need_weights else None
+    out, stats, alpha = GAT(*tensors, addend, index, ptr, dropout_seed(dropout, seed), *options)
+    return out, alpha if need_weights else None, stats
 
 
 GAT, GAT_BACKWARD = define_attention(operators.GAT)

@@ -17,6 +17,7 @@ from fastgraph.ops.heads import (
     check_heads,
     check_self_loops,
     dropout_seed,
+    logsum_gradient,
     save_addend,
     seed_number,
 )
@@ -38,7 +39,7 @@ def gat_with_scores(
     dropout: float = 0.0,
     seed: Tensor | None = None,
     need_weights: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor]:
     r"""Attention with scores :math:`\mathrm{LeakyReLU}(a_0^\top x_j + a_1^\top x_i + s_{ij})`.
 
     The same as ``gat(x, *head_scores(x, att), index, ...)``, but in the backward pass the two
@@ -60,8 +61,10 @@ def gat_with_scores(
         need_weights: whether to return :math:`\alpha`, which takes another pass.
 
     Returns:
-        ``[nodes, heads, channels]``, and :math:`\alpha` with dropout, ``[E, heads]``, if it is
-        needed. Both are differentiable.
+        ``(out, alpha, stats)``, all of them differentiable: the output,
+        ``[nodes, heads, channels]``; :math:`\alpha` with dropout, ``[E, heads]``,
+        or ``None`` if it is not needed; and what is known of each softmax,
+        ``[nodes, heads, 2]``, by which :func:`merge` joins outputs.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype, device or value.
@@ -72,8 +75,8 @@ def gat_with_scores(
         check_self_loops(self_loops, score_edge=score_edge, ptr=ptr, need_weights=need_weights)
     tensors = (x, att, score_edge, addend, index, ptr, dropout_seed(dropout, seed))
     options = (self_loops, transpose, negative_slope, dropout, need_weights)
-    out, _, alpha, _ = GAT_WITH_SCORES(*tensors, *options)
-    return out, alpha if need_weights else None
+    out, stats, alpha, _ = GAT_WITH_SCORES(*tensors, *options)
+    return out, alpha if need_weights else None, stats
 
 
 def _forward(x: Tensor, att: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -88,22 +91,27 @@ def _save(ctx: Any, given: Sequence[Any], result: tuple[Tensor, Tensor, Tensor, 
     _, stats, alpha, scores = result
     ctx.options = options
     save_addend(ctx, addend)
-    ctx.mark_non_differentiable(stats, scores, *(() if weights else (alpha,)))
+    ctx.mark_non_differentiable(scores, *(() if weights else (alpha,)))
     ctx.save_for_backward(x, att, score_edge, index, ptr, seed, stats, scores)
 
 
 def _gradient(
-    ctx: Any, grad: Tensor | None, grad_stats: None, grad_alpha: Tensor | None, grad_scores: None
+    ctx: Any,
+    grad: Tensor | None,
+    grad_stats: Tensor | None,
+    grad_alpha: Tensor | None,
+    grad_scores: None,
 ) -> tuple[Tensor | None, ...]:
     x, att, score_edge, index, ptr, seed, stats, scores = ctx.saved_tensors
-    if grad is None:  # only the weights were used
+    if grad is None:  # only the weights or the statistics were used
         grad = x.new_zeros(x.shape)
-    if needs_torch_operations(grad, grad_alpha):
+    grads = (grad, grad_alpha, logsum_gradient(grad_stats, stats))
+    if needs_torch_operations(*grads):
         self_loops, transpose, *rest = ctx.options
         graph = topology(index, ptr, len(x), len(x), transpose, self_loops)
         score_src, score_dst = reference.head_scores(x, att).unbind(0)
         given = (x, score_src, score_dst, score_edge, stats, transpose, *rest, seed_number(seed))
-        found: Any = reference.gat_backward(graph, grad, grad_alpha, *given)
+        found: Any = reference.gat_backward(graph, *grads, *given)
         through_values, *of_scores, grad_edge = found
         grad_x, grad_att = reference.head_scores_backward(
             x, att, torch.stack(of_scores), addend=through_values
@@ -111,7 +119,7 @@ def _gradient(
     else:
         inputs = (x, *scores.unbind(0), score_edge)
         through_values, *of_scores, grad_edge = GAT_BACKWARD(
-            grad, grad_alpha, *inputs, index, ptr, seed, stats, *ctx.options
+            *grads, *inputs, index, ptr, seed, stats, *ctx.options
         )
         grad_x, grad_att = HEAD_SCORES_BACKWARD(x, att, torch.stack(of_scores), through_values)
     grad_edge = None if score_edge is None else grad_edge

@@ -24,7 +24,7 @@ def gatv2(
     dropout: float = 0.0,
     seed: Tensor | None = None,
     need_weights: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor]:
     r"""Attention with scores :math:`a^\top \mathrm{LeakyReLU}(x^{src}_j + x^{dst}_i + W e_{ij})`.
 
     :math:`y_i = \sum_j \alpha_{ij} x^{src}_j`, where :math:`\alpha_i` is the softmax of the scores
@@ -55,8 +55,10 @@ def gatv2(
         need_weights: whether to return :math:`\alpha`, which takes another pass.
 
     Returns:
-        ``[destinations, heads, channels]``, and :math:`\alpha` with dropout, ``[E, heads]``, if
-        it is needed. Both are differentiable.
+        ``(out, alpha, stats)``, all of them differentiable: the output,
+        ``[destinations, heads, channels]``; :math:`\alpha` with dropout, ``[E, heads]``,
+        or ``None`` if it is not needed; and what is known of each softmax,
+        ``[destinations, heads, 2]``, by which :func:`merge` joins outputs.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype, device or value.
@@ -67,8 +69,8 @@ def gatv2(
     if self_loops:
         check_self_loops(self_loops, edge=edge, ptr=ptr, need_weights=need_weights)
     options = (self_loops, transpose, negative_slope, dropout, need_weights)
-    out, _, alpha = GATV2(*tensors, addend, index, ptr, dropout_seed(dropout, seed), *options)
-    return out, alpha if need_weights else None
+    out, stats, alpha = GATV2(*tensors, addend, index, ptr, dropout_seed(dropout, seed), *options)
+    return out, alpha if need_weights else None, stats
 
 
 GATV2, _ = define_attention(operators.GATV2)

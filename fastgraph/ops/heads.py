@@ -188,8 +188,8 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
     Returns:
         The operator ``(*operands, addend, index, ptr, seed, self_loops, transpose, option, dropout,
         weights) -> (out, stats, alpha)``, see :mod:`fastgraph.registry.backend`, and its gradient
-        ``(grad, grad_alpha, *operands, index, ptr, seed, stats, self_loops, transpose, option,
-        dropout) -> gradients`` of the operands, empty ones for those that are ``None``.
+        ``(grad, grad_alpha, grad_logsum, *operands, index, ptr, seed, stats, self_loops, transpose,
+        option, dropout) -> gradients`` of the operands, empty ones for those that are ``None``.
     """
     name = operator.name
     operands = ", ".join(f"Tensor{'?' if o.optional else ''} {o.name}" for o in operator.operands)
@@ -230,18 +230,22 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
         alpha = like.new_empty(num_edges if call.weights else 0, shape[1])
         return like.new_empty(shape), stats, alpha
 
-    def backward(grad: Tensor, grad_alpha: Tensor | None, *arguments: Any) -> list[Tensor]:
+    def backward(
+        grad: Tensor, grad_alpha: Tensor | None, grad_logsum: Tensor | None, *arguments: Any
+    ) -> list[Tensor]:
         call = BackwardCall.of(arguments)
         like = call.inputs[0]
         graph, shape = prepare(call)
         check_heads("grad", grad, shape, like)
         kernel = REGISTRY.kernel(f"{name}_backward", like.device.type, like.dtype)
-        tensors = _contiguous((grad, grad_alpha, *call.inputs, call.stats))
+        tensors = _contiguous((grad, grad_alpha, grad_logsum, *call.inputs, call.stats))
         options = (call.transpose, call.option, call.dropout, seed_number(call.seed))
         gradients = kernel(graph, *tensors, *options)
         return [grad.new_empty(0) if g is None else g for g in gradients]
 
-    def backward_fake(grad: Tensor, grad_alpha: Tensor | None, *arguments: Any) -> list[Tensor]:
+    def backward_fake(
+        grad: Tensor, grad_alpha: Tensor | None, grad_logsum: Tensor | None, *arguments: Any
+    ) -> list[Tensor]:
         inputs = BackwardCall.of(arguments).inputs
         return [grad.new_empty(0) if t is None else t.new_empty(t.shape) for t in inputs]
 
@@ -250,30 +254,30 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
         ctx.options = (call.self_loops, call.transpose, call.option, call.dropout)
         ctx.shape = result[0].shape
         save_addend(ctx, call.addend)
-        ctx.mark_non_differentiable(*(result[1:2] if call.weights else result[1:]))
+        if not call.weights:
+            ctx.mark_non_differentiable(result[2])
         ctx.save_for_backward(*call.inputs, call.index, call.ptr, call.seed, result[1])
 
     def gradient(
-        ctx: Any, grad: Tensor | None, grad_stats: None, grad_alpha: Tensor | None
+        ctx: Any, grad: Tensor | None, grad_stats: Tensor | None, grad_alpha: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # once: a checkpoint computes them at each question
         call = BackwardCall.of((*saved, *ctx.options))
-        if grad is None:  # only the weights were used
+        if grad is None:  # only the weights or the statistics were used
             grad = call.inputs[0].new_zeros(ctx.shape)
-        if needs_torch_operations(grad, grad_alpha):
+        grads = (grad, grad_alpha, logsum_gradient(grad_stats, call.stats))
+        if needs_torch_operations(*grads):
             graph, _ = prepare(call)
             options = (call.transpose, call.option, call.dropout, seed_number(call.seed))
-            gradients = backward_reference(
-                graph, grad, grad_alpha, *call.inputs, call.stats, *options
-            )
+            gradients = backward_reference(graph, *grads, *call.inputs, call.stats, *options)
         else:
-            found = backward_operator(grad, grad_alpha, *saved, *ctx.options)
+            found = backward_operator(*grads, *saved, *ctx.options)
             gradients = [None if t is None else g for t, g in zip(call.inputs, found, strict=True)]
         return *gradients, addend_gradient(ctx, len(call.inputs), grad), *NO_GRADIENTS
 
     backward_operator = define(
-        f"{name}_backward(Tensor grad, Tensor? grad_alpha, {operands}, Tensor index, Tensor? ptr, "
-        f"Tensor? seed, Tensor stats, {tail}) -> Tensor[]",
+        f"{name}_backward(Tensor grad, Tensor? grad_alpha, Tensor? grad_logsum, {operands}, "
+        f"Tensor index, Tensor? ptr, Tensor? seed, Tensor stats, {tail}) -> Tensor[]",
         backward,
         backward_fake,
     )
@@ -285,6 +289,15 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
         Gradient(tuple(range(len(operator.operands) + 1)), save, gradient),
     )
     return forward_operator, backward_operator
+
+
+def logsum_gradient(grad_stats: Tensor | None, stats: Tensor) -> Tensor | None:
+    """The gradient of the logarithm of the sum of exponentials, from that of the statistics.
+
+    The largest score only keeps exponentials from overflowing: what is made of the statistics may
+    not depend on it but through the inverse sum, and so it counts as a constant.
+    """
+    return None if grad_stats is None else -grad_stats[..., 1] * stats[..., 1]
 
 
 def check_self_loops(num_nodes: int, **given: object) -> None:

@@ -78,7 +78,7 @@ def _forward(
     x_dst = x_src if shared else project(lin_dst, inputs.dst).view(shape)
     edges, edge_attr = with_self_loops(module, edges, edge_attr, inputs, need_weights)
     score_edge = _edge_scores(module, edge_attr)
-    attend: Callable[..., tuple[Tensor, Tensor | None]]
+    attend: Callable[..., tuple[Tensor, Tensor | None, Tensor]]
     if shared:
         att = torch.cat([module.att_src, module.att_dst])
         x_src, att, score_edge = same_dtype(x_src, att, score_edge)
@@ -89,7 +89,7 @@ def _forward(
         )
         attend = functools.partial(ops.gat, x_src, score_src, score_dst)
     terms = terms_of(module.concat, x_src, residual, module.bias)
-    out, alpha = attend(
+    out, alpha, _ = attend(
         edges.index,
         score_edge=score_edge,
         addend=terms.addend,

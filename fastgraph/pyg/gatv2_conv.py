@@ -70,7 +70,7 @@ def _forward(
         x_src, x_dst, module.att, edge_attr, weight_edge
     )
     terms = terms_of(module.concat, x_src, residual, module.bias)
-    out, alpha = ops.gatv2(
+    out, alpha, _ = ops.gatv2(
         x_src,
         x_dst,
         att,

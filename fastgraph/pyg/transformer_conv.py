@@ -135,7 +135,7 @@ def _attend(
         terms = terms_of(module.concat, value, root)
     else:  # the operator's output is not what the root is added to
         terms = Terms(None, [] if root is None else [root])
-    out, alpha = ops.attention(
+    out, alpha, _ = ops.attention(
         query,
         key,
         value,

@@ -42,9 +42,11 @@ is to be added to ``out``.
     and of the value of each head, so that ``query`` and ``out`` have ``channels + edge_dim`` of
     them. The score is ``scale * <query, (key, edge)>``.
 ``gatv2_backward``, ``gat_backward``, ``attention_backward``
-    Take ``(graph, grad, grad_alpha, <the tensors>, stats, <the options without weights>)``, where
-    ``grad_alpha`` is ``None`` if there was no ``alpha``, and return a gradient for each of the
-    tensors, ``None`` for those that are ``None``.
+    Take ``(graph, grad, grad_alpha, grad_logsum, <the tensors>, stats, <the options without
+    weights>)``, where ``grad_alpha`` is ``None`` if there was no ``alpha``, and ``grad_logsum``
+    (accumulating dtype, ``[nodes, heads]``) is the gradient of the logarithm of the sum of
+    exponentials of the scores, or ``None``. They return a gradient for each of the tensors,
+    ``None`` for those that are ``None``.
 
 Graphs are built by kernels, too, which are looked up with the dtype int64. They take indices of
 int32 or int64 and return a :class:`fastgraph.graphs.graph.Csr`; one that is wrong they refuse with

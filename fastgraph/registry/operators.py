@@ -82,7 +82,8 @@ class Attention:
     def backward(self) -> Signature:
         """Of the kernel ``name + "_backward"``."""
         options = ("transpose", self.option, "dropout", "seed")
-        return Signature(("graph", "grad", "grad_alpha", *self.names, "stats", *options))
+        gradients = ("grad", "grad_alpha", "grad_logsum")
+        return Signature(("graph", *gradients, *self.names, "stats", *options))
 
     @cached_property
     def gathered(self) -> int:

@@ -28,7 +28,7 @@ def inputs(gpu: torch.device, num_edges: int = 20_000) -> tuple[list[Tensor], Te
 
 
 def step(leaves: list[Tensor], index: Tensor) -> list[Tensor]:
-    out, _ = ops.gatv2(*leaves, index)
+    out, *_ = ops.gatv2(*leaves, index)
     return [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
 
 
@@ -95,10 +95,10 @@ def test_capture_in_a_cuda_graph(gpu: torch.device) -> None:
         ops.gatv2(*given, index)
         recorded = torch.cuda.CUDAGraph()
         with torch.cuda.graph(recorded):
-            out, _ = ops.gatv2(*given, index)
+            out, *_ = ops.gatv2(*given, index)
         given[0].copy_(torch.randn_like(given[0]))
         recorded.replay()
-        expected, _ = ops.gatv2(*given, index)
+        expected, *_ = ops.gatv2(*given, index)
         torch.testing.assert_close(out, expected, rtol=0, atol=0)
 
 

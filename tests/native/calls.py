@@ -432,10 +432,12 @@ class Attention:
         self.grad = draw.features(dtype, *out.shape)
         self.alpha = draw.maybe(draw.features(dtype, *alpha.shape))
         self.stats = stats.to(accumulator(dtype))
+        self.grad_logsum = draw.maybe(draw.features(self.stats.dtype, *stats.shape[:2]))
         gradients = getattr(reference, f"{operator}_backward")(
             graph,
             self.grad.double(),
             None if self.alpha is None else self.alpha.double(),
+            None if self.grad_logsum is None else self.grad_logsum.double(),
             *wide,
             stats,
             *arguments,
@@ -475,7 +477,7 @@ class Attention:
         """The pass that writes the gradients of the named inputs."""
         outputs = {f"grad_{name}": self._gradient(name) for name in names}
         given = {"stats": self.stats, "grad": self.grad, "grad_alpha": self.alpha}
-        passed = {"between": between}
+        passed = {"grad_logsum": self.grad_logsum, "between": between}
         call = matrix | self.inputs | self.options | given | passed | outputs
         return call, lambda _: self._check(outputs, self.magnitude)
 

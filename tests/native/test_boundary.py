@@ -33,8 +33,8 @@ def attention_calls(
         return {"out": out.clone(), "stats": stats, "alpha": alpha.clone(), **addend}
 
     def given(out: Tensor) -> dict[str, Tensor]:
-        between = torch.zeros(graph.num_edges, HEADS, 2)
-        return {"stats": stats, "grad": out.clone(), "grad_alpha": alpha, "between": between}
+        grads = {"grad": out.clone(), "grad_alpha": alpha, "grad_logsum": stats[..., 0].clone()}
+        return {"stats": stats, **grads, "between": torch.zeros(graph.num_edges, HEADS, 2)}
 
     def gradients(**inputs: Tensor) -> dict[str, Tensor]:
         return {f"grad_{name}": tensor.clone() for name, tensor in inputs.items()}

@@ -24,7 +24,7 @@ def inputs_of(case: Case, heads: int = 2, channels: int = 5) -> list[Tensor]:
 def joined(inputs: list[Tensor], case: Case, **options: Any) -> Tensor:
     x, att, score_edge, addend = inputs
     options |= {"score_edge": score_edge, "addend": addend, "need_weights": True}
-    out, alpha = ops.gat_with_scores(x, att, case.edge_index, **options)
+    out, alpha, _ = ops.gat_with_scores(x, att, case.edge_index, **options)
     assert alpha is not None
     return both((out, alpha))
 
@@ -33,7 +33,7 @@ def apart(inputs: list[Tensor], case: Case, **options: Any) -> Tensor:
     x, att, score_edge, addend = inputs
     options |= {"score_edge": score_edge, "addend": addend, "need_weights": True}
     score_src, score_dst = ops.head_scores(x, att).unbind(0)
-    out, alpha = ops.gat(x, score_src, score_dst, case.edge_index, **options)
+    out, alpha, _ = ops.gat(x, score_src, score_dst, case.edge_index, **options)
     assert alpha is not None
     return both((out, alpha))
 
@@ -91,8 +91,8 @@ def test_only_the_weights_are_used(backend: str) -> None:
     case = Case("random", random_edges(5, 5, 12), 5, 5)
     x, att = (t.requires_grad_() for t in inputs_of(case)[:2])
     score_src, score_dst = ops.head_scores(x, att).unbind(0)
-    _, ours = ops.gat_with_scores(x, att, case.edge_index, need_weights=True)
-    _, theirs = ops.gat(x, score_src, score_dst, case.edge_index, need_weights=True)
+    _, ours, _ = ops.gat_with_scores(x, att, case.edge_index, need_weights=True)
+    _, theirs, _ = ops.gat(x, score_src, score_dst, case.edge_index, need_weights=True)
     assert ours is not None and theirs is not None
     grad = torch.randn_like(ours)
     found = [torch.autograd.grad(alpha, (x, att), grad) for alpha in (ours, theirs)]

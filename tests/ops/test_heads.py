@@ -576,7 +576,7 @@ def test_exponentials_are_right_to_the_last_places(backend: str) -> None:
     index = torch.stack([nodes, nodes]).repeat(1, 2)
     index[0, num:] = num
     of_src = torch.cat([score, torch.zeros(1)]).view(-1, 1)
-    _, alpha = ops.gat(
+    _, alpha, _ = ops.gat(
         *(torch.zeros(num + 1, 1, 1), of_src, torch.zeros(num, 1), index),
         negative_slope=1.0,
         need_weights=True,

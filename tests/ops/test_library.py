@@ -165,7 +165,7 @@ def test_a_result_without_a_gradient() -> None:
 def test_gradients_through_attention_weights_alone() -> None:
     torch.manual_seed(0)
     x, score = torch.randn(6, 2, 3), torch.randn(6, 2, requires_grad=True)
-    out, alpha = ops.gat(x, score, score, EDGES, need_weights=True)
+    out, alpha, _ = ops.gat(x, score, score, EDGES, need_weights=True)
     factor = torch.randn_like(alpha)
     (alone,) = torch.autograd.grad((alpha * factor).sum(), score, retain_graph=True)
     (beside,) = torch.autograd.grad((alpha * factor).sum() + 0 * out.sum(), score)

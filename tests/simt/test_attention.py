@@ -85,6 +85,12 @@ def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=atol)
 
 
+def gradients_of(out: Tensor, stats: Tensor, alpha: Tensor) -> list[Tensor]:
+    """Some gradients of the output, of the weights, and of logarithms of sums of exponentials."""
+    results = (out, alpha, stats[..., 0])
+    return [normal(*t.shape, dtype=t.dtype, seed=8 + i) for i, t in enumerate(results)]
+
+
 def check(
     operator: str,
     graph: Graph,
@@ -96,7 +102,7 @@ def check(
 ) -> None:
     """Output, stats, weights and the gradients of all tensors; ``given`` moves what else they take.
 
-    That is what is added to the output, and the gradients of output and weights.
+    That is what is added to the output, and the gradients of all results.
     """
     options = (transpose, option_of(operator, inputs), dropout, seed)
     dtype = inputs[0].dtype  # type: ignore[union-attr]
@@ -107,7 +113,7 @@ def check(
     addend = given(normal(*out.shape, dtype=dtype, seed=10))
     out, *_ = simt(operator, graph, *inputs, *options, False, addend=addend)
     assert_close(out, expected[0] + addend.double(), dtype)
-    grads = [given(normal(*t.shape, dtype=dtype, seed=seed)) for seed, t in ((8, out), (9, alpha))]
+    grads = [given(grad) for grad in gradients_of(out, stats, alpha)]
     backward = f"{operator}_backward"
     gradients = simt(backward, graph, *grads, *inputs, stats, *options)
     wide = [*widened(grads), *widened(inputs), stats.double()]
@@ -199,7 +205,7 @@ def test_bits_do_not_depend_on_the_order_of_threads(
         options = (transpose, option_of(operator, inputs), 0.3, 5)
         assert_same_in_every_order(operator, graph, *inputs, *options, True)
         out, stats, alpha = simt(operator, graph, *inputs, *options, True)
-        grads = [normal(*t.shape, dtype=t.dtype) for t in (out, alpha)]
+        grads = gradients_of(out, stats, alpha)
         assert_same_in_every_order(f"{operator}_backward", graph, *grads, *inputs, stats, *options)
 
 
@@ -226,7 +232,7 @@ def test_gradients_of_scores_vanish_where_one_edge_has_all_weight(
     options = (False, 0.2, dropout, 3)
     out, stats, alpha = simt(operator, graph, *inputs, *options, True)
     assert int((alpha != 0).sum()) <= 10
-    grads = [normal(*t.shape, dtype=t.dtype) for t in (out, alpha)]
+    grads = [*gradients_of(out, stats, alpha)[:2], None]  # the scores have one of their own
     gradients = simt(f"{operator}_backward", graph, *grads, *inputs, stats, *options)
     for position in {"gatv2": (1, 2), "gat": (1, 2), "attention": (0, 1)}[operator]:
         assert torch.count_nonzero(gradients[position]) == 0
@@ -259,8 +265,8 @@ def test_gradients_of_scores_forget_products_that_had_no_weight(operator: str) -
     out, stats, _ = simt(operator, graph, *inputs, *options, False)
     grad = normal(*out.shape, dtype=out.dtype, seed=4)
     backward = f"{operator}_backward"
-    found = simt(backward, graph, grad, None, *inputs, stats, *options)
-    wide = (graph, grad.double(), None, *widened(inputs), stats.double())
+    found = simt(backward, graph, grad, None, None, *inputs, stats, *options)
+    wide = (graph, grad.double(), None, None, *widened(inputs), stats.double())
     expected = reference(backward, *wide, *options)
     position = {"gatv2": 1, "gat": 2, "attention": 0}[operator]
     assert_close(found[position], expected[position], torch.float32)
@@ -294,7 +300,7 @@ def test_infinite_gradients_reach_what_they_reach_on_the_cpu(
         out, stats, alpha = cpu(operator, graph, *inputs, *options, True)
         grad, grad_alpha = (normal(*t.shape, dtype=t.dtype) for t in (out, alpha))
         grad.view(-1)[3] = bad
-        given = (graph, grad, grad_alpha, *inputs, stats, *options)
+        given = (graph, grad, grad_alpha, None, *inputs, stats, *options)
         backward = f"{operator}_backward"
         for a, b in zip(simt(backward, *given), cpu(backward, *given), strict=True):
             assert (a is None) == (b is None)
@@ -320,7 +326,7 @@ def test_infinite_features_of_edges_meet_no_channels_that_are_not_there(width: i
     out, stats, alpha = cpu("gatv2", *given)
     grad_alpha = torch.zeros_like(alpha)
     grad_alpha[5] = float("inf")
-    given = (graph, torch.zeros_like(out), grad_alpha, *inputs, stats, *options)
+    given = (graph, torch.zeros_like(out), grad_alpha, None, *inputs, stats, *options)
     found, expected = simt("gatv2_backward", *given), cpu("gatv2_backward", *given)
     assert expected[3].isinf().any()
     for a, b in zip(found, expected, strict=True):

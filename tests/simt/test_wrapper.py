@@ -40,8 +40,8 @@ FAULTS = {
         "*(g for g, is_one in reversed([*zip(gradients, of_sources)]) if is_one)",
     ),
     "attention backward: a swapped pair": (
-        "stats, grad, grad_alpha, left)",
-        "stats, left, grad_alpha, grad)",
+        "stats, grad, grad_alpha, grad_logsum, left)",
+        "stats, left, grad_alpha, grad_logsum, grad)",
     ),
     "spmm: scales swapped": (
         "spmm(*rows, weight, row_scale, col_scale, x, out)",
@@ -102,7 +102,10 @@ def results() -> list[Tensor]:
 
     x, y, z = (leaf(nodes, 2, 5) for _ in range(3))
     att, weight, bias = leaf(2, 2, 5), leaf(index.shape[1]), leaf(nodes, 2, 5)
+    of_edges = ops.gatv2(x, y, att[:1], index[:, ::2].contiguous())
+    of_others = ops.gatv2(x, y, att[:1], index[:, 1::2].contiguous())
     outputs = [
+        ops.merge(of_edges[0], of_edges[2], of_others[0], of_others[2])[0],
         ops.spmm(x, index, weight, reduce="mean"),
         ops.segment_reduce(x, index),
         ops.gat(x, y[..., 0], z[..., 0], index, addend=bias)[0],

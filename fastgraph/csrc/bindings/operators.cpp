@@ -200,9 +200,11 @@ struct AttentionSizes {
   }
   template <typename T>
   SoftmaxGradients<T> gradients(const Tensor& statistics, const Tensor& grad,
-                                const OptionalTensor& grad_alpha) const {
+                                const OptionalTensor& grad_alpha,
+                                const OptionalTensor& grad_logsum) const {
     return {stats<const Accumulator<T>>(statistics), extended_rows<const T>(grad, "grad"),
-            edge_scores<const T>(grad_alpha, "grad_alpha")};
+            edge_scores<const T>(grad_alpha, "grad_alpha"),
+            checked_matrix<const Accumulator<T>>(grad_logsum, rows, heads, "grad_logsum")};
   }
   // What the pass over destinations leaves for the one over sources.
   template <typename A>
@@ -275,8 +277,8 @@ void bind_gatv2_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, 
                              OptionalTensor row_id, Tensor x_src, Tensor x_dst, Tensor att,
                              OptionalTensor edge, OptionalTensor weight_edge, double slope,
                              double dropout, int64_t seed, Tensor stats, Tensor grad,
-                             OptionalTensor grad_alpha, Tensor between, Tensor grad_dst,
-                             Tensor grad_att, OptionalTensor grad_edge,
+                             OptionalTensor grad_alpha, OptionalTensor grad_logsum, Tensor between,
+                             Tensor grad_dst, Tensor grad_att, OptionalTensor grad_edge,
                              OptionalTensor grad_weight_edge) {
   Call call(x_src);
   const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
@@ -289,7 +291,7 @@ void bind_gatv2_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, 
     const int64_t channels = arguments.num_projected();
     call.run(
         kernels::gatv2_backward_dst<T>, graph, arguments.checked_for<T>(sizes), slope,
-        checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha),
+        checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha, grad_logsum),
         sizes.between_passes<Accumulator<T>>(between), sizes.of_rows<T>(grad_dst, "grad_dst"),
         checked_heads<T>(grad_att, 1, sizes.heads, sizes.width, "grad_att"),
         checked_matrix<Accumulator<T>>(grad_edge, sizes.edges, channels, "grad_edge"),
@@ -301,7 +303,8 @@ void bind_gatv2_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_
                              int64_t longest, OptionalTensor row_id_t, Tensor x_src, Tensor x_dst,
                              Tensor att, OptionalTensor edge, OptionalTensor weight_edge,
                              double slope, double dropout, int64_t seed, Tensor stats, Tensor grad,
-                             OptionalTensor grad_alpha, Tensor between, Tensor grad_src) {
+                             OptionalTensor grad_alpha, OptionalTensor grad_logsum, Tensor between,
+                             Tensor grad_src) {
   Call call(x_src);
   const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
   const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
@@ -309,7 +312,8 @@ void bind_gatv2_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_
   dispatch_features(x_src, "x_src", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::gatv2_backward_src<T>, transpose, arguments.checked_for<T>(sizes), slope,
-             checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha),
+             checked_dropout(dropout, seed),
+             sizes.gradients<T>(stats, grad, grad_alpha, grad_logsum),
              sizes.between_passes<const Accumulator<T>>(between),
              sizes.of_cols<T>(grad_src, "grad_src"));
   });
@@ -350,8 +354,9 @@ void bind_gat(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest
 void bind_gat_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
                            OptionalTensor row_id, Tensor x, Tensor score_src, Tensor score_dst,
                            OptionalTensor score_edge, double slope, double dropout, int64_t seed,
-                           Tensor stats, Tensor grad, OptionalTensor grad_alpha, Tensor between,
-                           Tensor grad_score_dst, OptionalTensor grad_score_edge) {
+                           Tensor stats, Tensor grad, OptionalTensor grad_alpha,
+                           OptionalTensor grad_logsum, Tensor between, Tensor grad_score_dst,
+                           OptionalTensor grad_score_edge) {
   Call call(x);
   const GatArguments arguments{x, score_src, score_dst, score_edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
@@ -359,7 +364,8 @@ void bind_gat_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, in
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::gat_backward_dst<T>, graph, arguments.checked_for<T>(sizes), slope,
-             checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha),
+             checked_dropout(dropout, seed),
+             sizes.gradients<T>(stats, grad, grad_alpha, grad_logsum),
              sizes.between_passes<Accumulator<T>>(between),
              sizes.row_scores<T>(grad_score_dst, "grad_score_dst"),
              sizes.edge_scores<T>(grad_score_edge, "grad_score_edge"));
@@ -369,19 +375,20 @@ void bind_gat_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, in
 void bind_gat_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t, int64_t longest,
                            OptionalTensor row_id_t, Tensor x, Tensor score_src, Tensor score_dst,
                            OptionalTensor score_edge, double slope, double dropout, int64_t seed,
-                           Tensor stats, Tensor grad, OptionalTensor grad_alpha, Tensor between,
-                           Tensor grad_x, Tensor grad_score_src) {
+                           Tensor stats, Tensor grad, OptionalTensor grad_alpha,
+                           OptionalTensor grad_logsum, Tensor between, Tensor grad_x,
+                           Tensor grad_score_src) {
   Call call(x);
   const GatArguments arguments{x, score_src, score_dst, score_edge};
   const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
   const OrderedCsr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest, row_id_t);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
-    call.run(kernels::gat_backward_src<T>, transpose, arguments.checked_for<T>(sizes), slope,
-             checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha),
-             sizes.between_passes<const Accumulator<T>>(between),
-             sizes.of_cols<T>(grad_x, "grad_x"),
-             sizes.col_scores<T>(grad_score_src, "grad_score_src"));
+    call.run(
+        kernels::gat_backward_src<T>, transpose, arguments.checked_for<T>(sizes), slope,
+        checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha, grad_logsum),
+        sizes.between_passes<const Accumulator<T>>(between), sizes.of_cols<T>(grad_x, "grad_x"),
+        sizes.col_scores<T>(grad_score_src, "grad_score_src"));
   });
 }
 
@@ -422,7 +429,8 @@ void bind_attention_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_
                                  OptionalTensor row_id, Tensor query, Tensor key, Tensor value,
                                  OptionalTensor edge, double scale, double dropout, int64_t seed,
                                  Tensor stats, Tensor grad, OptionalTensor grad_alpha,
-                                 Tensor between, Tensor grad_query, OptionalTensor grad_edge) {
+                                 OptionalTensor grad_logsum, Tensor between, Tensor grad_query,
+                                 OptionalTensor grad_edge) {
   Call call(key);
   const AttentionArguments arguments{query, key, value, edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
@@ -431,7 +439,8 @@ void bind_attention_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_
   dispatch_features(key, "key", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::attention_backward_dst<T>, graph, arguments.checked_for<T>(sizes), scale,
-             checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha),
+             checked_dropout(dropout, seed),
+             sizes.gradients<T>(stats, grad, grad_alpha, grad_logsum),
              sizes.between_passes<Accumulator<T>>(between),
              sizes.extended_rows<T>(grad_query, "grad_query"),
              sizes.of_edges<Accumulator<T>>(grad_edge, "grad_edge"));
@@ -442,7 +451,8 @@ void bind_attention_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor e
                                  int64_t longest, OptionalTensor row_id_t, Tensor query, Tensor key,
                                  Tensor value, OptionalTensor edge, double scale, double dropout,
                                  int64_t seed, Tensor stats, Tensor grad, OptionalTensor grad_alpha,
-                                 Tensor between, Tensor grad_key, Tensor grad_value) {
+                                 OptionalTensor grad_logsum, Tensor between, Tensor grad_key,
+                                 Tensor grad_value) {
   Call call(key);
   const AttentionArguments arguments{query, key, value, edge};
   const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
@@ -450,7 +460,8 @@ void bind_attention_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor e
   dispatch_features(key, "key", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::attention_backward_src<T>, transpose, arguments.checked_for<T>(sizes), scale,
-             checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha),
+             checked_dropout(dropout, seed),
+             sizes.gradients<T>(stats, grad, grad_alpha, grad_logsum),
              sizes.between_passes<const Accumulator<T>>(between),
              sizes.of_cols<T>(grad_key, "grad_key"), sizes.of_cols<T>(grad_value, "grad_value"));
   });

@@ -43,8 +43,13 @@ struct SoftmaxOutputs {
 template <typename T>
 struct SoftmaxGradients {
   SoftmaxStats<const Accumulator<T>> stats;
-  Heads<const T> grad;         // of the output
-  Matrix<const T> grad_alpha;  // of the weights, or no data
+  Heads<const T> grad;                       // of the output
+  Matrix<const T> grad_alpha;                // of the weights, or no data
+  Matrix<const Accumulator<T>> grad_logsum;  // of log(sum of exp(score)), [rows, heads], or no data
+
+  FASTGRAPH_BOTH Accumulator<T> of_logsum(int64_t row, int64_t head) const {
+    return grad_logsum.data == nullptr ? Accumulator<T>{0} : grad_logsum.row(row)[head];
+  }
 };
 
 // Value x_src; score <att, leaky_relu(x_src[col] + x_dst[r] + weight_edge^T edge)>.

@@ -324,15 +324,19 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) piece_deltas(P p
     for_each_product(pass, part, span, held,
                      [&](const Batch&, A weight, A product) { delta += weight * product; });
     delta = part.lanes.sum(delta);
+    const bool is_first = __ldg(pass.graph.rowptr + span.row) == span.begin;
+    if (is_first) delta -= pass.given.of_logsum(span.row, part.head);
     if (part.lanes.lane == 0) pass.delta.store_one(span, part.head, delta);
   });
 }
 
-// The delta of a span's row: for a piece it is known, for a whole row it is `found`, and written.
+// The delta of a span's row, less the gradient of the logarithm of the sum of exponentials: for a
+// piece it is known, for a whole row the sum `found` tells, and it is written.
 template <typename L, typename P>
 __device__ typename L::A settle_delta(const P& pass, const Part<L>& part, const Span& span,
                                       typename L::A found) {
   if (span.piece >= 0) return *pass.delta.rows.at(span.row, part.head);
+  found -= pass.given.of_logsum(span.row, part.head);
   if (part.lanes.lane == 0 && part.first == 0) pass.delta.store_one(span, part.head, found);
   return found;
 }

@@ -7,10 +7,11 @@
 // passes are the largest score and the inverse of the sum of exponentials of each row and head; a
 // single log-sum-exp could not hold both when scores are large. The gradient of a score is p
 // (product - delta), where product is keep <grad_out, value> and delta the sum of p product over
-// the row. delta is not taken from <out, grad_out>, which equals it in exact arithmetic only: where
-// one edge holds all the weight, both roundings must cancel. The pass over destinations leaves two
-// numbers for each entry and head, keep p and the gradient of the score, so that the pass over
-// sources only gathers; computing them again would cost it twice the time.
+// the row, less the gradient of the logarithm of the sum of exponentials, if that has one. delta is
+// not taken from <out, grad_out>, which equals it in exact arithmetic only: where one edge holds
+// all the weight, both roundings must cancel. The pass over destinations leaves two numbers for
+// each entry and head, keep p and the gradient of the score, so that the pass over sources only
+// gathers; computing them again would cost it twice the time.
 #pragma once
 
 #include <algorithm>
@@ -335,8 +336,8 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
 
   // The gradients of the scores of a block, after begin().
   BlockOf<A> score_gradients(const EdgeBlock& block, const A* buffer) const {
-    const BlockOf<A> delta_of_row = splat<A, kBlock>(delta_of(block.row, block.head));
-    return load<kBlock>(buffer) * (load<kBlock>(buffer + kBlock) - delta_of_row);
+    const A of_row = delta_of(block.row, block.head) - this->of_logsum(block.row, block.head);
+    return load<kBlock>(buffer) * (load<kBlock>(buffer + kBlock) - splat<A, kBlock>(of_row));
   }
 
   // Weights and gradients for a row of few entries, of which this was found.
@@ -346,8 +347,14 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
     const BlockOf<A> keep = kept<A>(dropout, block);
     const BlockOf<A> direct = load_edges<T>(block, this->grad_alpha);
     const BlockOf<A> product = keep * (found.product + direct);
+    BlockOf<A> of_row = sum_of_entries<A>(block, p * product);
+    if (this->grad_logsum.data != nullptr) {
+      for_each_lane(block, [&](int lane, int, int h) {
+        of_row[lane] -= this->of_logsum(block.row, block.head + h);
+      });
+    }
     expect_writes(block);
-    return {p * keep, p * (product - sum_of_entries<A>(block, p * product))};
+    return {p * keep, p * (product - of_row)};
   }
 
   // The weights of a block with dropout, after begin().

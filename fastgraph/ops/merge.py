@@ -1,0 +1,63 @@
+"""``merge``: one softmax from two over parts of the edges."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastgraph.ops.heads import check_heads
+from fastgraph.registry.backend import accumulator
+
+
+def merge(
+    out: Tensor, stats: Tensor, other_out: Tensor, other_stats: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""Join what attention gave for two disjoint sets of edges among the same nodes.
+
+    The result is that of attention over all of these edges, to rounding, and so are its gradients:
+    :math:`y = (S_1 y_1 + S_2 y_2) / (S_1 + S_2)`, where :math:`S_k` is the sum of the exponentials
+    of the scores (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). For
+    graphs whose edges are elsewhere, or too many for the memory at a time. It is associative, so
+    more than two parts are joined one after another.
+
+    Args:
+        out: an output of :func:`gat`, :func:`gatv2` or :func:`attention` without ``addend``,
+            ``[nodes, heads, channels]``.
+        stats: what came with it, ``[nodes, heads, 2]``, of float64 for float64 and else of float32.
+        other_out: the output for the other edges, like ``out``.
+        other_stats: what came with that.
+
+    Returns:
+        ``(out, stats)`` for all edges, of the same shapes and dtypes; both are differentiable.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype or device.
+    """
+    check_heads("out", out, ("nodes", "heads", "channels"), out)
+    check_heads("other_out", other_out, list(out.shape), out)
+    wide = out.new_empty(0, dtype=accumulator(out.dtype))
+    check_heads("stats", stats, [*out.shape[:2], 2], wide)
+    check_heads("other_stats", other_stats, [*out.shape[:2], 2], wide)
+
+    # The largest scores are constants here, as they are in the gradients of the statistics.
+    largest = torch.maximum(_largest(stats), _largest(other_stats))
+    origin = torch.where(largest == -torch.inf, 0, largest)  # neither part has edges
+    own, other = _sum_relative_to(origin, stats), _sum_relative_to(origin, other_stats)
+    total = own + other
+    is_empty = total == 0
+    inverse = torch.where(is_empty, 0, 1 / torch.where(is_empty, 1, total))
+    joined = (own * inverse).unsqueeze(-1) * out + (other * inverse).unsqueeze(-1) * other_out
+    return joined.to(out.dtype), torch.stack([origin, inverse], dim=-1)
+
+
+def _largest(stats: Tensor) -> Tensor:
+    """The largest scores, -infinity for nodes without edges."""
+    largest, inverse = stats.detach().unbind(-1)
+    return torch.where(inverse == 0, -torch.inf, largest)
+
+
+def _sum_relative_to(origin: Tensor, stats: Tensor) -> Tensor:
+    """The sums of ``exp(score - origin)``, 0 for nodes without edges."""
+    largest, inverse = stats[..., 0].detach(), stats[..., 1]
+    is_empty = inverse == 0
+    return torch.where(is_empty, 0, (largest - origin).exp() / torch.where(is_empty, 1, inverse))
