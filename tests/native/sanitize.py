@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fastgraph import native
@@ -99,12 +100,21 @@ def check_that_planted_errors_are_caught(environ: dict[str, str], folder: Path) 
                 )
 
 
-def fuzz(library: Path, environ: dict[str, str], journal: Path, options: list[str]) -> None:
-    command = [sys.executable, "-m", "tests.native.fuzz", library, journal, *options]
-    process = subprocess.run(command, env=environ, cwd=ROOT, check=False)
-    if process.returncode:
-        last = journal.read_text() if journal.exists() else "none\n"
-        raise SystemExit(f"failed with exit code {process.returncode}; last call: {last}")
+def fuzz(library: Path, environ: dict[str, str], folder: Path, options: list[str]) -> None:
+    """Call each function in one of as many processes as there are cores."""
+    parts = os.cpu_count() or 1
+
+    def run(part: int) -> None:
+        journal = folder / f"call-{part}.txt"
+        given = [library, journal, "--part", str(part), str(parts), *options]
+        command = [sys.executable, "-m", "tests.native.fuzz", *given]
+        process = subprocess.run(command, env=environ, cwd=ROOT, check=False)
+        if process.returncode:
+            last = journal.read_text() if journal.exists() else "none\n"
+            raise SystemExit(f"failed with exit code {process.returncode}; last call: {last}")
+
+    with ThreadPoolExecutor(parts) as pool:
+        list(pool.map(run, range(parts)))
 
 
 def main() -> None:
@@ -120,7 +130,7 @@ def main() -> None:
         fuzz(
             library,
             environ,
-            Path(folder) / "call.txt",
+            Path(folder),
             ["--examples", str(options.examples), "--seed", str(options.seed)],
         )
     print(f"{options.level}: no error found")
