@@ -85,7 +85,7 @@ def build(flavour: str) -> Path:
 
 
 def build_all() -> list[Path]:
-    """All flavours at once, since compilers that wait for the last file of one can begin the next."""
+    """All flavours at once: who has no more files of one to compile begins with the next."""
     with ThreadPoolExecutor(os.cpu_count()) as compilers, ThreadPoolExecutor() as builds:
         return list(builds.map(lambda flavour: _build(flavour, compilers), FLAVOURS))
 
