@@ -93,7 +93,7 @@ CALLS: dict[str, Callable[[New, Case, int], Tensor | tuple[Tensor | None, ...]]]
 LAYOUTS = ((torch.float32, 7), (torch.float32, 64), (torch.float64, 12), (torch.float16, 40))
 # Every graph but the hub, which takes long, and those whose indices alone are of another kind.
 CASES = [case for case in all_cases() if case.name not in ("int32", "strided", "hub")]
-# With --repeats each graph meets both layouts. "cut", which has the rows of most kinds, always does.
+# With --repeats each graph meets both layouts; "cut", with the most kinds of rows, always does.
 ONCE = list(zip(CASES, itertools.cycle(LAYOUTS[:2]), strict=False))
 GIVEN = [
     *((cut_case(), layout) for layout in LAYOUTS),
