@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 WITH_TOOLS := PATH="$(abspath $(BIN)):$$PATH"
 # One process for each core, with two threads that do not spin while they wait for each other.
 THREADS := OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
-PYTEST := $(THREADS) $(BIN)/python -m pytest
+PYTEST := $(THREADS) $(BIN)/python -m pytest --durations=25
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist worksteal
 
 # $(call tools,EXTRA): install what an extra lists and what builds the package, but not the package.
@@ -23,7 +23,11 @@ tools = $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pypr
 # $(call cuda,VALUE): FASTGRAPH_CUDA if it is set, or else this; CMake would keep that of the last time.
 cuda = --config-settings=cmake.define.FASTGRAPH_CUDA=$(or $(FASTGRAPH_CUDA),$(1))
 
-.PHONY: help install demo test emulator scatter test-scatter test-cuda emulate coverage wheel test-wheel sanitize aarch64 cuda docs lint format bench clean
+# Not empty: leave nothing out of what takes long, as `make test-all` does.
+ALL ?=
+REPEATS := $(if $(ALL),--repeats)
+
+.PHONY: help install demo test test-all emulator scatter test-scatter emulate wheel test-wheel sanitize aarch64 cuda docs lint format bench clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -42,16 +46,23 @@ $(VENV)/installed: pyproject.toml CMakeLists.txt $(shell find fastgraph/csrc -ty
 demo: install ## train five models with and without fastgraph; leaves build/demo.html
 	$(BIN)/python examples/demo.py --html build/demo.html $(DEMO_ARGS)
 
-test: install emulator ## run the tests
+test: install ## run the tests of the package on the CPU
 	$(PYTEST) $(PARALLEL) tests
 
-# Built against the torch in .venv, and by the tools there.
-scatter: install ## build torch_scatter for this torch (minutes the first time)
-	$(BIN)/python -c "import torch_scatter" 2>/dev/null || \
-	  $(WITH_TOOLS) $(BIN)/pip install --quiet --no-build-isolation torch_scatter
+test-all: ## run everything that there is, with nothing left out: about an hour
+	ALL=yes .ci/run
 
-test-scatter: scatter ## run the operator and route tests with torch_scatter present
-	$(PYTEST) $(PARALLEL) tests/ops tests/pyg -k "not simt"
+# Built against the torch in .venv, and by the tools there; its extensions side by side.
+scatter: install ## build torch_scatter for this torch (minutes the first time)
+	printf '[build_ext]\nparallel = %s\n' "$$(nproc)" >$(VENV)/scatter.cfg
+	$(BIN)/python -c "import torch_scatter" 2>/dev/null || \
+	  DIST_EXTRA_CONFIG=$(abspath $(VENV))/scatter.cfg $(WITH_TOOLS) \
+	  $(BIN)/pip install --quiet --no-build-isolation torch_scatter
+
+# The backend that calls it, and upstream's layers, which then take other paths. The other backends
+# and the switch do not know of it, so that `test` has shown what they do.
+test-scatter: scatter ## run the tests whose outcome depends on torch_scatter with it present
+	$(PYTEST) $(PARALLEL) tests/ops tests/pyg $(if $(ALL),,-k "(scatter or pyg) and not switching")
 
 emulator: install # for the tests, whose time is limited
 	$(BIN)/python -m tests.simt.library
@@ -60,17 +71,16 @@ NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc
 # Not every CUDA toolkit has cuSPARSE's header.
 cusparse = $(if $(NVCC),$(call tools,cuda))
 
-test-cuda: install emulator ## run the tests of GPUs with the kernels executed by the emulator
-	$(cusparse)
-	$(PYTEST) $(PARALLEL) tests/cuda --emulate
-
 # Switching is the same for every backend, and its tests start processes that do not know this one.
-# Training on real graphs would take the emulator hours.
-emulate: test-cuda ## run the GPU and route tests on emulated kernels
-	FASTGRAPH_DATA= FASTGRAPH_BACKEND=simt $(PYTEST) $(PARALLEL) tests/pyg --ignore tests/pyg/test_switching.py
-
-coverage: install ## count which lines of the CUDA kernels the tests execute
-	$(THREADS) $(BIN)/python -m tests.simt.coverage $(PARALLEL)
+# Training on real graphs would take the emulator hours. What never calls a kernel is `test`'s.
+# Tests marked as repeats, which show kernels nothing that others do not, are left to `test-all`.
+emulate: install emulator ## run the kernels for GPUs on the emulator, and count which lines of them run
+	$(cusparse)
+	$(THREADS) $(BIN)/python -m tests.simt.coverage --durations=25 $(PARALLEL) $(REPEATS)
+	FASTGRAPH_DATA= FASTGRAPH_BACKEND=simt $(PYTEST) --emulate $(PARALLEL) $(REPEATS) \
+	  tests/ops tests/cuda tests/pyg -k "simt or cuda or pyg" \
+	  $(addprefix --ignore=,tests/cuda/test_operators.py tests/cuda/test_benchmark.py \
+	  tests/cuda/test_configuration.py tests/pyg/test_switching.py)
 
 # With the CUDA kernels where they can be compiled; for all architectures that takes minutes.
 wheel: install ## build a wheel for many Linux distributions into dist/
@@ -87,8 +97,10 @@ wheel: install ## build a wheel for many Linux distributions into dist/
 test-wheel: wheel ## install the wheel where there is no compiler, and run the quickstart
 	$(PYTEST) tests/packaging --wheel dist/*manylinux*.whl
 
+# The level that the tests use, as all are compiled from the same files, and differ in their vectors
+# alone; `test-all` takes the others, too.
 sanitize: install ## fuzz the native boundary under AddressSanitizer and UBSan
-	$(BIN)/python tests/native/sanitize.py
+	$(THREADS) $(BIN)/python tests/native/sanitize.py $(if $(ALL),--all-levels)
 
 aarch64: install ## compile the portable kernels for 64-bit Arm
 	$(BIN)/cmake -S . -B build/aarch64 -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
@@ -97,9 +109,12 @@ aarch64: install ## compile the portable kernels for 64-bit Arm
 	  -DPython_EXECUTABLE=$(abspath $(BIN)/python) -DFASTGRAPH_LIBRARY_DIR=$(abspath build/aarch64/lib)
 	$(BIN)/cmake --build build/aarch64
 
-cuda: install ## compile the CUDA kernels for all architectures, and compare their registers
+# The architectures of most GPUs for computing, which keep other kernels in memory than each other: of
+# 1,064, 118 differ. The others assemble the same PTX, so that it compiles for them, too. Where one of
+# them alone keeps more (now 28 kernels of sm_120, 8 of sm_86 and sm_89, 5 of sm_100) `test-all` tells.
+cuda: install ## compile the CUDA kernels, and compare their registers with those known
 	$(cusparse)
-	$(WITH_TOOLS) $(BIN)/python -m tests.cuda.registers
+	$(WITH_TOOLS) $(BIN)/python -m tests.cuda.registers $(if $(ALL),,--architectures 80,90)
 
 # Not quietly: it would not count warnings.
 docs: install ## build the documentation into build/docs; a warning is an error

@@ -14,12 +14,45 @@ from tests.simt import backend as simt
 
 plugin_manager().register(simt)
 
+NOT_ASKED_FOR = "needs --emulate: `make emulate` runs it"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--emulate", action="store_true", help="run tests/cuda without a GPU")
+    parser.addoption(
+        "--emulate",
+        action="store_true",
+        help="let the emulator run the kernels for GPUs: tests/simt, tests/cuda without a GPU, and "
+        "what runs on every backend",
+    )
+    parser.addoption(
+        "--repeats",
+        action="store_true",
+        help="with --emulate, also what differs from other tests in no way that a kernel sees",
+    )
 
 
-BACKENDS = ("cpu", "reference", "scatter", "simt")
+def repeats(item: pytest.Item) -> bool:
+    """Whether the emulator meets in other tests what a kernel sees of this one."""
+    if item.get_closest_marker("repeats") is not None:
+        return True
+    # The smaller hubs of tests/simt and tests/cuda have rows of several pieces, too.
+    given = getattr(item, "callspec", None)
+    return given is not None and str(given.params.get("case")) == "hub"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--emulate"):
+        # The emulator's library takes minutes to build, and its tests minutes to run.
+        for item in items:
+            if item.get_closest_marker("emulated") is not None:
+                item.add_marker(pytest.mark.skip(NOT_ASKED_FOR))
+    elif not config.getoption("--repeats"):
+        config.hook.pytest_deselected(items=[item for item in items if repeats(item)])
+        items[:] = [item for item in items if not repeats(item)]
+
+
+EMULATED = pytest.param("simt", marks=pytest.mark.emulated)
+BACKENDS = ("cpu", "reference", "scatter", EMULATED)
 
 
 @pytest.fixture(params=BACKENDS)

@@ -1,8 +1,9 @@
-"""Builds the CUDA library for all architectures and compares registers with ``registers.json``.
+"""Builds the CUDA library and compares registers with ``registers.json``.
 
-The table holds what a thread of each kernel uses on each architecture. A kernel fails that keeps
-more in memory, of its registers or in its stack frame, than the table says and the few bytes by
-which compilers differ; ``--write`` puts what was found into the table.
+It is built for all architectures, or for those of ``--architectures``. The table holds what a
+thread of each kernel uses on each of them. A kernel fails that keeps more in memory, of its
+registers or in its stack frame, than the table says and the few bytes by which compilers differ;
+``--write`` puts what was found into the table.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ def find_nvcc() -> str | None:
     )
 
 
-def build(nvcc: str) -> str:
-    """What the compiler says while it builds everything anew."""
+def build(nvcc: str, architectures: Sequence[str] = ()) -> str:
+    """What the compiler says while it builds everything anew, for all architectures or for some."""
     shutil.rmtree(BUILD, ignore_errors=True)
     configure = [
         *("cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DFASTGRAPH_CUDA=on"),
-        "-DFASTGRAPH_WERROR=ON",
+        *("-DFASTGRAPH_WERROR=ON", f"-DFASTGRAPH_CUDA_ARCHITECTURES={';'.join(architectures)}"),
         *(f"-DCMAKE_CUDA_COMPILER={nvcc}", "-DCMAKE_CUDA_FLAGS=-Xptxas -v"),
         *(f"-DPython_EXECUTABLE={sys.executable}", f"-DFASTGRAPH_LIBRARY_DIR={LIBRARY.parent}"),
     ]
@@ -142,12 +143,21 @@ def check_that_it_loads() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help=f"write {TABLE.name}")
+    parser.add_argument(
+        "--architectures", metavar="80,90", help="some, the lowest of which gives the PTX of all"
+    )
     options = parser.parse_args(arguments)
+    if options.write and options.architectures:
+        parser.error("the table is of all architectures")
+    architectures = options.architectures.split(",") if options.architectures else []
     nvcc = find_nvcc()
     if nvcc is None:
         print("skipped: the CUDA kernels are not compiled, there is no nvcc")
         return
-    found = parsed(build(nvcc))
+    found = parsed(build(nvcc, architectures))
+    compiled = {arch for by_arch in found.values() for arch in by_arch}
+    if not compiled or (architectures and compiled != {f"sm_{arch}" for arch in architectures}):
+        raise SystemExit(f"the assembler reports on {', '.join(sorted(compiled)) or 'nothing'}")
     check_that_it_loads()
     if options.write:
         write_table(TABLE, found)
@@ -158,7 +168,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     usages = [usage for by_arch in found.values() for usage in by_arch.values()]
     spilled = max(usage.spilled_bytes for usage in usages)
     stack = max(usage.stack_bytes for usage in usages)
-    print(f"{len(found)} kernels, at most {spilled} bytes spilled and {stack} of stack frame")
+    print(
+        f"{len(found)} kernels for {', '.join(sorted(compiled))}: "
+        f"at most {spilled} bytes spilled and {stack} of stack frame"
+    )
 
 
 if __name__ == "__main__":

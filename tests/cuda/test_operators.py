@@ -104,6 +104,13 @@ OPERATORS: dict[str, Build] = {
     "attention-edges": functools.partial(attention, edge_dim=3),
 }
 CASES = [*all_cases(), Case("hub_small", hub_edges(30, 1500), 30, 30)]
+# On the emulator, tests/simt calls the kernels with these graphs, and with more shapes, dtypes and
+# orders of threads, and tests/ops calls the operators.
+REPEATS = pytest.mark.repeats
+GIVEN = [
+    pytest.param(case, marks=() if case.name in ("random", "hub_small") else REPEATS)
+    for case in CASES
+]
 
 
 def results(
@@ -143,12 +150,13 @@ def check(
         assert bool((error <= limit).all()), f"result {position}: error {float(error.max())}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", GIVEN, ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_graph(name: str, case: Case, device: torch.device) -> None:
     check(name, case, 2, 12, device, torch.float32)
 
 
+@REPEATS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 33), (4, 64), (1, 130), (1, 256)])
 @pytest.mark.parametrize("name", OPERATORS)
@@ -158,6 +166,7 @@ def test_every_shape(
     check(name, Case("random", random_edges(20, 30, 150), 20, 30), *shape, device, dtype)
 
 
+@REPEATS
 @pytest.mark.parametrize("name", OPERATORS)
 def test_bits_are_the_same_in_every_run(name: str, device: torch.device) -> None:
     case = CASES[-1]

@@ -49,6 +49,21 @@ def test_kernels_that_keep_more_in_memory_than_the_table_says() -> None:
     ]
 
 
+def test_a_part_of_the_architectures_does_not_become_the_table() -> None:
+    with pytest.raises(SystemExit, match="2"):
+        registers.main(["--write", "--architectures", "80,90"])
+
+
+@pytest.mark.parametrize(("log", "said"), [("", "nothing"), (LOG, "sm_80, sm_90")])
+def test_architectures_that_were_not_compiled_are_missed(
+    log: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registers, "find_nvcc", lambda: "nvcc")
+    monkeypatch.setattr(registers, "build", lambda nvcc, architectures: log)
+    with pytest.raises(SystemExit, match=f"the assembler reports on {said}$"):
+        registers.main(["--architectures", "80,86,90"])
+
+
 def test_without_nvcc(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(registers, "find_nvcc", lambda: None)
     registers.main([])

@@ -179,13 +179,15 @@ def main() -> None:
     parser.add_argument("journal", type=Path, help="file that holds the call in progress")
     parser.add_argument("--examples", type=int, required=True, help="calls of each kind")
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), metavar=("NUMBER", "OF"))
     options = parser.parse_args()
     exported = re.findall(rb"\0__tvm_ffi_(\w+)\0", options.library.read_bytes())
     left_out = {name.decode() for name in exported} - NOT_CALLED - {make.__name__ for make in CALLS}
     if left_out or not exported:
         raise SystemExit(f"functions that nothing here calls: {sorted(left_out)}")
     lib = Library(options.library, options.journal)
-    for make in CALLS:
+    number, parts = options.part
+    for make in CALLS[number::parts]:
         repeat(valid_call, lib, make, options.examples, options.seed)
         repeat(invalid_call, lib, make, 2 * options.examples, options.seed)
     print(f"{lib.num_calls} calls, {lib.num_refused} refused")

@@ -1,7 +1,8 @@
 """Fuzzes the native functions under AddressSanitizer and UndefinedBehaviorSanitizer.
 
-Builds this machine's instruction level with both, makes sure that they catch a planted overrun of
-a tensor and a planted overflow, then runs fuzz.py in a process with the sanitizers preloaded.
+Builds this machine's instruction level with both, or all that it has, makes sure that they catch a
+planted overrun of a tensor and a planted overflow, then runs fuzz.py in processes with the
+sanitizers preloaded.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fastgraph.machine import native
@@ -99,31 +101,41 @@ def check_that_planted_errors_are_caught(environ: dict[str, str], folder: Path) 
                 )
 
 
-def fuzz(library: Path, environ: dict[str, str], journal: Path, options: list[str]) -> None:
-    command = [sys.executable, "-m", "tests.native.fuzz", library, journal, *options]
-    process = subprocess.run(command, env=environ, cwd=ROOT, check=False)
-    if process.returncode:
-        last = journal.read_text() if journal.exists() else "none\n"
-        raise SystemExit(f"failed with exit code {process.returncode}; last call: {last}")
+def fuzz(library: Path, environ: dict[str, str], folder: Path, options: list[str]) -> None:
+    """Call each function in one of a few processes, as there are cores."""
+    parts = min(os.cpu_count() or 1, 4)
+
+    def run(part: int) -> None:
+        journal = folder / f"call-{part}.txt"
+        given = [library, journal, "--part", str(part), str(parts), *options]
+        command = [sys.executable, "-m", "tests.native.fuzz", *given]
+        process = subprocess.run(command, env=environ, cwd=ROOT, check=False)
+        if process.returncode:
+            last = journal.read_text() if journal.exists() else "none\n"
+            raise SystemExit(f"failed with exit code {process.returncode}; last call: {last}")
+
+    with ThreadPoolExecutor(parts) as pool:
+        list(pool.map(run, range(parts)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--level", default=native.cpu_level(), choices=CPU_LEVELS)
+    parser.add_argument("--all-levels", action="store_true", help="that this machine has")
     parser.add_argument("--examples", type=int, default=120, help="valid calls of each function")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    library = build(options.level)
-    environ = sanitizer_environment(options.level)
+    for level in native.available_levels() if options.all_levels else [options.level]:
+        sanitize(level, ["--examples", str(options.examples), "--seed", str(options.seed)])
+
+
+def sanitize(level: str, options: list[str]) -> None:
+    library = build(level)
+    environ = sanitizer_environment(level)
     with tempfile.TemporaryDirectory() as folder:
         check_that_planted_errors_are_caught(environ, Path(folder))
-        fuzz(
-            library,
-            environ,
-            Path(folder) / "call.txt",
-            ["--examples", str(options.examples), "--seed", str(options.seed)],
-        )
-    print(f"{options.level}: no error found")
+        fuzz(library, environ, Path(folder), options)
+    print(f"{level}: no error found")
 
 
 if __name__ == "__main__":

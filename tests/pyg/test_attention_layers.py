@@ -58,6 +58,8 @@ def features(*shape: int) -> Tensor:
     return torch.randn(*shape)
 
 
+# On the emulator, tests/cuda/test_layers.py has these layers in these forms.
+@pytest.mark.repeats
 @pytest.mark.parametrize("kind", ["edge_index", "EdgeIndex"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_constructor_options_and_forms_of_the_graph(name: str, kind: str) -> None:
@@ -154,6 +156,8 @@ def test_gradient_checkpointing_repeats_the_dropout(
     torch.testing.assert_close(*gradients)
 
 
+# On the emulator, tests/simt saturates the operators and compares them with the exact result.
+@pytest.mark.repeats
 @pytest.mark.parametrize("cls", CLASSES)
 def test_a_maximum_of_scores_that_overflow_the_exponential(cls: type[MessagePassing]) -> None:
     def draw(seed: int) -> tuple[MessagePassing, Arguments]:
@@ -381,6 +385,7 @@ SIMPLE = EDGES.unique(dim=1)
 MATRICES = {"csr": to_torch_csr_tensor, "coo": to_torch_coo_tensor}
 
 
+@pytest.mark.repeats  # kernels are given the same rows, sorted
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 @pytest.mark.filterwarnings("ignore:Converting sparse tensor")
 @pytest.mark.parametrize("layout", MATRICES)

@@ -17,6 +17,9 @@ import fastgraph
 from fastgraph.graphs.memo import MEMO
 from tests.graphs import random_edges
 
+# Whatever computes, the host remembers.
+pytestmark = pytest.mark.repeats
+
 EDGES = random_edges(10, 10, 40)
 
 

@@ -109,6 +109,9 @@ def features(*shape: int) -> Tensor:
     return torch.randn(*shape)
 
 
+# On the emulator, tests/cuda/test_layers.py has all layers; whatever the form, kernels get the
+# same sorted rows.
+@pytest.mark.repeats
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 @pytest.mark.filterwarnings("ignore:Converting sparse tensor")
 @pytest.mark.parametrize(

@@ -26,6 +26,9 @@ import fastgraph
 from fastgraph import status
 from tests.graphs import random_edges
 
+# Where the emulator runs, the host finds edits; how a GPU does is in tests/simt/test_content.py.
+pytestmark = pytest.mark.repeats
+
 NODES, EDGES = 12, 60
 
 

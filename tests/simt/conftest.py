@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conftest import NOT_ASKED_FOR
 from tests.simt import backend, library
 
 
 @pytest.fixture(scope="session", autouse=True)
-def emulator() -> library.Emulator:
+def emulator(request: pytest.FixtureRequest) -> library.Emulator:
+    if not request.config.getoption("--emulate"):
+        pytest.skip(NOT_ASKED_FOR)
     why_not = library.why_unavailable()
     if why_not is not None:
         pytest.skip(why_not)

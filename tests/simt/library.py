@@ -30,6 +30,8 @@ HERE = ROOT / "tests" / "simt"
 BUILD = ROOT / "build" / "simt"
 CSRC = ROOT / "fastgraph" / "csrc"
 COMPILER = os.environ.get("CXX", "c++")
+# Such as ccache; it has no part in what is compiled.
+LAUNCHER = [part for part in os.environ.get("CMAKE_CXX_COMPILER_LAUNCHER", "").split(";") if part]
 
 KERNELS = (
     *sorted((CSRC / "cuda").glob("*.cu")),
@@ -78,17 +80,30 @@ def why_unavailable() -> str | None:
 @functools.cache
 def build(flavour: str) -> Path:
     """Compile what has changed of one flavour, and return its path."""
+    with ThreadPoolExecutor(os.cpu_count()) as compilers:
+        return _build(flavour, compilers)
+
+
+def build_all() -> list[Path]:
+    """All flavours at once: who has no more files of one to compile begins with the next."""
+    with ThreadPoolExecutor(os.cpu_count()) as compilers, ThreadPoolExecutor() as builds:
+        return list(builds.map(lambda flavour: _build(flavour, compilers), FLAVOURS))
+
+
+def _build(flavour: str, compilers: ThreadPoolExecutor) -> Path:
     folder = BUILD / flavour
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(BUILD / f"{flavour}.lock"):  # against other processes of the tests
-        return _build(flavour, folder)
+        return _build_locked(flavour, folder, compilers)
 
 
-def _build(flavour: str, folder: Path) -> Path:
+def _build_locked(flavour: str, folder: Path, compilers: ThreadPoolExecutor) -> Path:
     for_host, for_kernels, for_link = FLAVOURS[flavour]
     given = dict.fromkeys(HOST, for_host) | dict.fromkeys(KERNELS, for_kernels)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        objects = list(pool.map(_compile, given, given.values(), [folder] * len(given)))
+    # What takes longest comes first, so that no core is left alone with it in the end.
+    sources = sorted(given, key=lambda source: source.stat().st_size, reverse=True)
+    flags = [given[source] for source in sources]
+    objects = list(compilers.map(_compile, sources, flags, [folder] * len(sources)))
     name = hashlib.sha256(repr((objects, for_link)).encode()).hexdigest()[:16]
     library = folder / f"{name}.so"
     if not library.exists():
@@ -117,8 +132,8 @@ def _compile(source: Path, flags: Sequence[str], folder: Path) -> Path:
         digest.update(path.read_bytes())
     found = folder / f"{source.stem}-{digest.hexdigest()[:16]}.o"
     if not found.exists():
-        partial = found.with_suffix(f".{os.getpid()}")
-        subprocess.run([*command, "-o", partial], check=True)
+        partial = found.with_suffix(".partial")  # one name, as caches of compilers look at it
+        subprocess.run([*LAUNCHER, *command, "-o", partial], check=True)
         partial.rename(found)
     return found
 
@@ -164,8 +179,8 @@ def main() -> None:
     if why_not is not None:
         print(f"skipped: no emulator, {why_not}")
         return
-    for flavour in FLAVOURS:
-        print(build(flavour))
+    for path in build_all():
+        print(path)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from tests.simt.sanitized import CALLS
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_kernels_under_sanitizers(call: str) -> None:
+def test_kernels_under_sanitizers(call: str, request: pytest.FixtureRequest) -> None:
     why_not = library.why_unavailable()
     if why_not is not None:
         pytest.skip(why_not)
@@ -19,8 +19,9 @@ def test_kernels_under_sanitizers(call: str) -> None:
         environ = sanitizer_environment("baseline")
     except SystemExit as error:
         pytest.skip(str(error))
+    repeats = ["--repeats"] if request.config.getoption("--repeats") else []
     process = subprocess.run(
-        [sys.executable, "-m", "tests.simt.sanitized", library.build("asan"), call],
+        [sys.executable, "-m", "tests.simt.sanitized", library.build("asan"), call, *repeats],
         cwd=library.ROOT,
         env=environ,
         capture_output=True,
