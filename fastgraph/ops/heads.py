@@ -295,9 +295,13 @@ def logsum_gradient(grad_stats: Tensor | None, stats: Tensor) -> Tensor | None:
     """The gradient of the logarithm of the sum of exponentials, from that of the statistics.
 
     The largest score only keeps exponentials from overflowing: what is made of the statistics may
-    not depend on it but through the inverse sum, and so it counts as a constant.
+    not depend on it but through the inverse sum, and so it counts as a constant. Nodes without
+    edges get 0: the logarithm of their sum has no derivative.
     """
-    return None if grad_stats is None else -grad_stats[..., 1] * stats[..., 1]
+    if grad_stats is None:
+        return None
+    inverse = stats[..., 1]
+    return torch.where(inverse == 0, 0, -grad_stats[..., 1] * inverse)
 
 
 def check_self_loops(num_nodes: int, **given: object) -> None:

@@ -177,7 +177,7 @@ def edge_inputs_of(name: str, case: Case, edge_dim: int = 3) -> Inputs:
 def call_with_edges(name: str, inputs: Inputs, case: Case, **options: Any) -> tuple[Tensor, Tensor]:
     names = {"gatv2": ("edge", "weight_edge"), "gat": ("score_edge",), "attention": ("edge",)}
     edges = dict(zip(names[name], inputs[3:], strict=True))
-    out, alpha = getattr(ops, name)(
+    out, alpha, _ = getattr(ops, name)(
         *inputs[:3], case.edge_index, **edges, need_weights=True, **options
     )
     return out, alpha

@@ -324,9 +324,19 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) piece_deltas(P p
     for_each_product(pass, part, span, held,
                      [&](const Batch&, A weight, A product) { delta += weight * product; });
     delta = part.lanes.sum(delta);
-    const bool is_first = __ldg(pass.graph.rowptr + span.row) == span.begin;
-    if (is_first) delta -= pass.given.of_logsum(span.row, part.head);
     if (part.lanes.lane == 0) pass.delta.store_one(span, part.head, delta);
+  });
+}
+
+// delta of long rows, less the gradient of the logarithm of the sum of exponentials. Where the
+// pieces are summed up, this would spill registers.
+template <typename T>
+__global__ void __launch_bounds__(kBlockThreads) subtract_of_logsum(DestinationPass<T> pass) {
+  const int heads = static_cast<int>(pass.given.stats.heads);
+  for_each_long_row(pass.graph, [&](int64_t row, int64_t, int64_t) {
+    for (int head = threadIdx.x; head < heads; head += kBlockThreads) {
+      *pass.delta.rows.at(row, head) -= pass.given.of_logsum(row, head);
+    }
   });
 }
 
@@ -459,6 +469,12 @@ cudaError_t run_destinations(Queue& queue, const char* name, const P& pass, dim3
     cudaError_t error =
         launch({name, blocks, kBlockThreads, 0, queue.stream()}, piece_deltas<L, P>, pass);
     if (error == cudaSuccess) error = merge(queue, pass.graph, pass.delta);
+    if (error == cudaSuccess && pass.given.grad_logsum.data != nullptr) {
+      using T = typename P::Element;
+      error =
+          launch({"subtract_of_logsum", merge_blocks(pass.graph), kBlockThreads, 0, queue.stream()},
+                 subtract_of_logsum<T>, static_cast<const DestinationPass<T>&>(pass));
+    }
     if (error != cudaSuccess) return error;
   }
   return launch({name, grid, kBlockThreads, 0, queue.stream()}, destination_rows<L, P>, pass);
