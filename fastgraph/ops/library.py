@@ -48,6 +48,15 @@ def define(
 ) -> Callable[..., Any]:
     """Declare an operator with its implementation for all devices and its shape rule.
 
+    Args:
+        schema: as for ``torch.library.define``; of arguments that are ``Tensor``, ``Tensor?``,
+            ``SymInt``, ``int``, ``float``, ``bool`` or ``str``, without defaults, as callers pass
+            all of them by position.
+        implementation: checks the arguments, looks the kernel up and calls it.
+        fake: the shape rule, with the same checks of shapes and dtypes; that tensors are on one
+            device is checked before it.
+        gradient: ``None`` for what is not differentiated, such as a backward pass.
+
     Returns:
         The operator, to call.
     """

@@ -1,8 +1,9 @@
 """The operators: what each takes, and how it calls its kernel.
 
-Everything else about their arguments follows from this: the schemas that torch knows, the checks
-of shapes, the signatures that kernels must have, and which pass of a native library writes which
-gradient. :mod:`fastgraph.registry.backend` says what kernels compute.
+Of attention operators everything else about their arguments follows from this: the schemas that
+torch knows, the checks of shapes, the signatures that kernels must have, and which pass of a native
+library writes which gradient. Of the others the signatures of their kernels are here, and the rest
+is in their files in ``ops/``. :mod:`fastgraph.registry.backend` says what kernels compute.
 """
 
 from __future__ import annotations
@@ -162,7 +163,11 @@ SIGNATURES: dict[str, Signature] = {
     "head_scores": _signature("x att"),
     "head_scores_backward": _signature("x att grad", "addend"),
 }
-"""Of the kernels of all operators on features, by name."""
+"""Of the kernels of all operators on features, by name.
+
+They take the graph if they need one, tensors, then options. The reference has a function of each of
+these names.
+"""
 for _operator in (GATV2, GAT, ATTENTION):
     SIGNATURES[_operator.name] = _operator.forward
     SIGNATURES[f"{_operator.name}_backward"] = _operator.backward

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fastgraph import ops
 from tests.docs.blocks import ROOT, pages
 
 # In code, and the first words of a line of a block.
@@ -35,3 +36,9 @@ def test_pages_link_to_pages_that_exist() -> None:
     for page in ROOT.glob("*.md"):
         for target in re.findall(r"\]\(([^)#:]+)[^):]*\)", page.read_text()):
             assert (ROOT / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_operator_has_a_place_in_the_public_api() -> None:
+    text = (ROOT / "docs" / "api.md").read_text()
+    missing = [name for name in ops.__all__ if f"::: fastgraph.ops.{name}.{name}\n" not in text]
+    assert not missing

@@ -556,4 +556,3 @@ CALLS = (
     attention_backward_dst,
     attention_backward_src,
 )
-# These take no tensor.

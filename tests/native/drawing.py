@@ -188,6 +188,3 @@ def assert_near(actual: Tensor, expected: Tensor, magnitude: float, what: str) -
     bound = 2 * torch.finfo(actual.dtype).eps * expected.abs() + eps * (largest + magnitude)
     error = (actual.double() - expected).abs()
     assert bool((error <= bound).all()), f"{what}: got {actual}, expected {expected}"
-
-
-# Each function below makes a valid call, and returns it with a check of what it wrote.

@@ -38,7 +38,8 @@ FASTGRAPH_INLINE int64_t sweep(int64_t begin, int64_t end, const Body& body) {
 
 // Calls body(Chunk{}, first) so that the chunks cover [begin, end). The last chunk may overlap the
 // one before it: every value depends on its own column only, so it is computed twice, alike.
-// Ranges narrower than a register use narrower vectors.
+// Ranges narrower than a register use narrower vectors, several in a chunk whatever kCount is: a
+// body goes over all of them.
 template <int kLanes, int kCount, typename Body>
 FASTGRAPH_INLINE void for_each_chunk(int64_t begin, int64_t end, const Body& body) {
   if (end - begin >= kLanes) {
