@@ -24,6 +24,8 @@ constexpr int kStepWords = kLaneWords * kAbreast;
 constexpr int64_t kBlockWords = 1024;
 constexpr int64_t kBlockBytes = 8 * kBlockWords;
 constexpr int64_t kBlocksOfTask = 8;
+// Bytes. Processors look ahead on their own, but stop at the end of each page.
+constexpr int64_t kAhead = 4096;
 
 // splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
 constexpr uint64_t mixed(uint64_t z) {
@@ -47,6 +49,10 @@ class BlockSum {
  public:
   FASTGRAPH_INLINE void add(const char* words, int64_t count) {
     for (int64_t first = 0; first < count; first += kStepWords) {
+#pragma GCC unroll 4
+      for (int64_t line = 0; line < kStepWords; line += kCacheLine / 8) {
+        __builtin_prefetch(words + 8 * (first + line) + kAhead);
+      }
 #pragma GCC unroll 4
       for (int u = 0; u < kAbreast; ++u) {
         const int64_t at = first + u * kLaneWords;
