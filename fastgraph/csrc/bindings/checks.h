@@ -190,8 +190,8 @@ struct CsrNames {
 constexpr CsrNames kByRow{"rowptr", "col", "edge_id", "row_id"};
 constexpr CsrNames kByCol{"rowptr_t", "col_t", "edge_id_t", "row_id_t"};
 
-// A matrix that fastgraph.graphs.graph has made. Sizes are checked, contents only where that takes no
-// time.
+// A matrix that fastgraph.graphs.graph has made. Sizes are checked, contents only where that takes
+// no time.
 inline OrderedCsr checked_csr(const Tensor& rowptr, const Tensor& col,
                               const OptionalTensor& edge_id, int64_t longest,
                               const OptionalTensor& row_id, int64_t num_cols,
@@ -220,8 +220,8 @@ inline OrderedCsr checked_csr(const Tensor& rowptr, const Tensor& col,
   return graph;
 }
 
-// Calls body(), which may need more working memory than there is: fastgraph.machine.native has Python raise
-// torch's own error for this kind.
+// Calls body(), which may need more working memory than there is: fastgraph.machine.native has
+// Python raise torch's own error for this kind.
 template <typename Body>
 auto with_memory(const Body& body) {
   try {

@@ -187,8 +187,8 @@ struct Gatv2Destinations : DestinationPass<T> {
     }
   }
   // att times the slopes of a span. One without entries has none, whatever att is, and NaN * 0 is
-  // NaN; with entries, an att that is not finite has made the slopes NaN already. A test of the span
-  // in place of the slopes would spill registers.
+  // NaN; with entries, an att that is not finite has made the slopes NaN already. A test of the
+  // span in place of the slopes would spill registers.
   template <typename L>
   __device__ void store_through_att(const Part<L>& part, const Span& span, const Held<L>& held,
                                     typename L::Sums& slopes) const {
