@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-PACKAGES = ("torch_geometric",)
+PACKAGES = ("torch_geometric", "dgl")
 """As programs import them."""
 
 ATTENTION = {"torch_geometric.nn.conv": ("GATConv", "GATv2Conv", "TransformerConv")}
