@@ -26,8 +26,8 @@ from torch_geometric.nn import (
 from torch_geometric.utils import to_torch_coo_tensor, to_torch_csr_tensor
 
 import fastgraph
+from tests.ab import arguments, assert_same
 from tests.graphs import random_edges
-from tests.pyg.ab import arguments, assert_same
 
 NODES, CHANNELS = 24, 8
 EDGES = random_edges(NODES, NODES, 90)
