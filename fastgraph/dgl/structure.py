@@ -137,8 +137,14 @@ def _source_of(gidx: Any) -> _Source:
 def _join(gidx: Any, source: _Source) -> _Source:
     key = id(gidx)
     source.latest = weakref.ref(gidx)
-    _SOURCES[key] = weakref.ref(gidx, lambda _: _SOURCES.pop(key, None)), source
+    # Bound, because names of modules may be gone when the interpreter ends.
+    forget = functools.partial(_forget, _SOURCES, key)
+    _SOURCES[key] = weakref.ref(gidx, forget), source
     return source
+
+
+def _forget(sources: dict[int, Any], key: int, _: object) -> None:
+    sources.pop(key, None)
 
 
 def structure_of(gidx: Any) -> Structure | str:
