@@ -27,7 +27,7 @@ cuda = --config-settings=cmake.define.FASTGRAPH_CUDA=$(or $(FASTGRAPH_CUDA),$(1)
 ALL ?=
 REPEATS := $(if $(ALL),--repeats)
 
-.PHONY: help install demo test test-all emulator scatter test-scatter emulate wheel test-wheel sanitize aarch64 cuda docs lint format bench clean
+.PHONY: help install demo test test-all emulator scatter test-scatter test-dgl emulate wheel test-wheel sanitize aarch64 cuda docs lint format bench clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -63,6 +63,24 @@ scatter: install ## build torch_scatter for this torch (minutes the first time)
 # and the switch do not know of it, so that `test` has shown what they do.
 test-scatter: scatter ## run the tests whose outcome depends on torch_scatter with it present
 	$(PYTEST) $(PARALLEL) tests/ops tests/pyg $(if $(ALL),,-k "(scatter or pyg) and not switching")
+
+# DGL has wheels for some versions of Python only, and two versions cannot share an environment: each
+# gets one beside .venv, with the packages of .venv behind its own. What DGL imports is in .venv, but
+# for pandas and what that needs.
+DGL := 1.1.3 2.1.0
+
+test-dgl: install $(DGL:%=test-dgl-%) ## run the tests of DGL's routes with each supported DGL
+
+test-dgl-%: install
+	@test -x .venv-dgl-$*/bin/python || $(BIN)/python -m venv --without-pip .venv-dgl-$*
+	@$(BIN)/python -c 'import sys; print(*[p for p in sys.path if p.endswith("-packages")], sep="\n")' \
+	  >"$$(.venv-dgl-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth"
+	@if .venv-dgl-$*/bin/python -c 'from importlib.metadata import version; version("dgl")' 2>/dev/null || \
+	  $(BIN)/pip --python .venv-dgl-$*/bin/python install --quiet --no-deps --only-binary :all: \
+	    dgl==$* pandas python-dateutil six tzdata 2>.venv-dgl-$*/why; \
+	then DGLBACKEND=pytorch $(THREADS) .venv-dgl-$*/bin/python -m pytest $(PARALLEL) tests/dgl; \
+	else echo "skipped: DGL $* cannot be installed for $$($(BIN)/python -V):"; tail -n 1 .venv-dgl-$*/why; \
+	fi
 
 emulator: install # for the tests, whose time is limited
 	$(BIN)/python -m tests.simt.library
@@ -139,4 +157,4 @@ bench: install ## measure against upstream; FASTGRAPH_DATA names a folder with t
 	$(BIN)/python benchmarks/pyg_cpu.py $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) build dist fastgraph/lib
+	rm -rf $(VENV) $(DGL:%=.venv-dgl-%) build dist fastgraph/lib

@@ -1,4 +1,4 @@
-"""fastgraph: fused message passing for PyTorch Geometric.
+"""fastgraph: fused message passing for PyTorch Geometric and DGL.
 
 Put ``import fastgraph; fastgraph.enable()`` at the top of a training script, or run it with
 ``python -m fastgraph train.py``.

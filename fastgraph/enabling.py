@@ -21,9 +21,9 @@ def enable(
     measure: bool | None = None,
     compare: bool | None = None,
 ) -> None:
-    """Route PyG's layers through fastgraph in the whole process. Idempotent.
+    """Route layers of PyG and DGL through fastgraph in the whole process. Idempotent.
 
-    Works before or after PyG is imported, on live modules and subclasses. With ``FASTGRAPH=0`` in
+    Works before or after they are imported, on live modules and subclasses. With ``FASTGRAPH=0`` in
     the environment it does nothing. Arguments left out take their ``FASTGRAPH_*`` variable.
 
     Args:

@@ -27,6 +27,7 @@ BUILT_IN = (
     "fastgraph.backends.builtin",
     "fastgraph.routing.scripting",
     "fastgraph.pyg",
+    "fastgraph.dgl",
     "fastgraph.comparison",
 )
 """The plugins that come with fastgraph. They are named, not imported: they stand on this module."""

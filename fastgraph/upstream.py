@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 
-PACKAGES = ("torch_geometric",)
+PACKAGES = ("torch_geometric", "dgl")
 """As programs import them."""
 
-ATTENTION = {"torch_geometric.nn.conv": ("GATConv", "GATv2Conv", "TransformerConv")}
+ATTENTION = {
+    "torch_geometric.nn.conv": ("GATConv", "GATv2Conv", "TransformerConv"),
+    "dgl.nn.pytorch.conv": ("GATConv", "GATv2Conv"),
+}
 """By module, the layers that draw other random numbers for dropout on their route."""
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 import fastgraph
+from fastgraph import Graph
 from fastgraph.hookspecs import plugin_manager
 from fastgraph.registry.registry import REGISTRY
 from tests.simt import backend as simt
@@ -92,3 +94,17 @@ def leave_nothing_enabled() -> Iterator[None]:
     fastgraph.status().reset()
     yield
     fastgraph.disable()
+
+
+@pytest.fixture
+def sorted_graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
+    """The graphs that are built from here on."""
+    found: list[Graph] = []
+    build = Graph.__init__
+
+    def recording(graph: Graph, *given: Any, **options: Any) -> None:
+        found.append(graph)
+        build(graph, *given, **options)
+
+    monkeypatch.setattr(Graph, "__init__", recording)
+    return found

@@ -17,7 +17,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 import fastgraph
 from fastgraph import Graph, ops, settings
 from fastgraph.graphs import memo
-from fastgraph.graphs.edges import graph_of, renumbered_graph
+from fastgraph.graphs.edges import Edges, Grouped, graph_of, renumbered_graph
 from fastgraph.graphs.memo import MEMO
 from fastgraph.registry.registry import REGISTRY
 from tests.graphs import Case, all_cases, random_edges
@@ -339,3 +339,54 @@ def test_wrong_numbers_of_edges(edge_ids: list[Any], error: type[Exception], tex
         Graph(index, 2, 2, ptr, edge_ids=torch.tensor(edge_ids))
     with pytest.raises(ValueError, match="edge_ids must be given together with ptr"):
         Graph(torch.tensor([[0], [1]]), 2, 2, edge_ids=torch.tensor([0]))
+
+
+def grouped(case: Case) -> tuple[Tensor, Tensor, Tensor]:
+    """Sources and numbers of the edges by destination, and where those of each begin."""
+    src, dst = case.edge_index
+    order = dst.argsort(stable=True).to(src.dtype)
+    ptr = torch.zeros(case.num_dst + 1, dtype=src.dtype)
+    ptr[1:] = torch.bincount(dst.long(), minlength=case.num_dst).cumsum(0)
+    return src[order.long()], order, ptr
+
+
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_groups_with_numbers_of_edges_name_the_same_graph(case: Case, backend: str) -> None:
+    sources, numbers, ptr = grouped(case)
+    index = torch.stack([sources, numbers])
+    assert torch.equal(Edges(index, ptr).as_index(), case.edge_index)
+    reversed_index = Edges(index, ptr, transpose=True).as_index()
+    assert torch.equal(reversed_index, case.edge_index.flip(0))
+    x = torch.randn(case.num_src, 3, dtype=torch.float64, requires_grad=True)
+    w = torch.rand(case.num_edges, dtype=torch.float64, requires_grad=True)
+    results = []
+    for given, offsets in ((case.edge_index, None), (index, ptr)):
+        out = ops.spmm(x, given, w, ptr=offsets, num_out=case.num_dst)
+        results.append((out, *torch.autograd.grad(out.square().sum(), (x, w))))
+    torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_a_grouped_graph_is_named_by_itself_and_says_all_of_it(case: Case) -> None:
+    sources, numbers, ptr = grouped(case)
+    for edge_ids in (None, numbers):
+        found = Grouped(sources, ptr, edge_ids, case.num_src, case.num_dst)
+        sizes = (case.num_src, case.num_dst)
+        edges, expected = found.edges, found.graph.edge_list()
+        assert graph_of(edges.index, edges.ptr, *sizes) is found.graph
+        assert found.nbytes == found.graph.nbytes
+        assert len(MEMO) == 0
+        del found
+        gc.collect()
+        again = graph_of(edges.index, edges.ptr, *sizes)
+        assert all(map(torch.equal, again.edge_list(), expected))
+        fastgraph.clear_cache()
+    assert all(map(torch.equal, expected, case.edge_index.long()))
+
+
+def test_groups_of_another_shape_are_refused() -> None:
+    index, ptr = torch.zeros(3, 4, dtype=torch.int64), torch.tensor([0, 4])
+    with pytest.raises(ValueError, match=r"index must be one-dimensional, got shape \[3, 4\]"):
+        graph_of(index, ptr, 1, 1)
+    with pytest.raises(ValueError, match="edge_ids must hold each number once"):
+        graph_of(torch.zeros(2, 4, dtype=torch.int64), ptr, 1, 1)

@@ -24,7 +24,7 @@ ROOMS = (
     ("ops",),
     ("routing",),
     ("layers",),
-    ("pyg",),
+    ("pyg", "dgl"),
     ("enabling",),
     ("comparison",),
     ("inspection",),

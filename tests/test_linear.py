@@ -24,8 +24,8 @@ from fastgraph.layers import linear as layers_linear
 from fastgraph.layers import modules
 from fastgraph.layers.linear import linear
 from fastgraph.machine import native
+from tests.ab import arguments, assert_same
 from tests.graphs import random_edges
-from tests.pyg.ab import arguments, assert_same
 
 
 @pytest.fixture(autouse=True)

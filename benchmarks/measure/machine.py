@@ -13,7 +13,7 @@ import cpuinfo
 import psutil
 import torch
 
-_PACKAGES = ("torch", "torch_geometric", "torch_scatter", "fastgraph", "numpy")
+_PACKAGES = ("torch", "torch_geometric", "torch_scatter", "dgl", "fastgraph", "numpy")
 _CACHE_FILES = ("level", "type", "size")
 
 

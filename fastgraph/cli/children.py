@@ -7,8 +7,8 @@ started by a shell, too. Python imports ``startup/sitecustomize.py`` from there.
 Processes of multiprocessing are told in another way as well, whatever their environment is, because
 they are to be as this one is at that moment.
 
-All of them wait for PyG: most do not use it, and torch may be imported by fastgraph's own modules,
-in the midst of which it cannot be enabled.
+All of them wait for PyG or DGL: most use neither, and torch may be imported by fastgraph's own
+modules, in the midst of which it cannot be enabled.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 from wrapt import register_post_import_hook
 
+from fastgraph.dgl import fix_import
 from fastgraph.settings import Settings
 from fastgraph.upstream import PACKAGES
 
@@ -30,7 +31,7 @@ STARTUP = str(Path(__file__).absolute().parent / "startup")
 
 
 class _Inheritance:
-    """Whether this process is to be enabled as soon as PyG is imported.
+    """Whether this process is to be enabled as soon as PyG or DGL is imported.
 
     Attributes:
         decided: whether somebody has said so, or that it is not.
@@ -41,14 +42,15 @@ class _Inheritance:
         self._pending = False
 
     def decide(self, enabled: bool) -> None:
-        """Enable now if PyG is here, else when it comes; or disable."""
+        """Enable now if PyG or DGL is here, else when one comes; or disable."""
         self.decided = True
         self._pending = enabled
         if enabled:
-            # Calls back at once if PyG is imported already.
+            fix_import()  # an import that fails calls nobody back
+            # Calls back at once if it is imported already.
             for package in PACKAGES:
                 register_post_import_hook(self._enable, package)
-        elif _routing() is not None:  # PyG was imported before a server forked this process
+        elif _routing() is not None:  # it was imported before a server forked this process
             _routing().disable()
 
     def _enable(self, _: Any) -> None:
@@ -59,7 +61,7 @@ class _Inheritance:
         self._pending = False
 
     def is_enabled(self) -> bool:
-        """Whether routes are in place, or will be once PyG is imported."""
+        """Whether routes are in place, or will be once PyG or DGL is imported."""
         return self._pending or (_routing() is not None and _routing().is_enabled())
 
 
@@ -72,7 +74,7 @@ _INHERITANCE = _Inheritance()
 
 
 def enable_in_children(variables: Mapping[str, str]) -> None:
-    """Have processes started from now on, and theirs, enable fastgraph when they import PyG.
+    """Have processes started from now on, and theirs, enable fastgraph with PyG or DGL.
 
     Args:
         variables: environment variables with the arguments of ``fastgraph.enable()``.
@@ -85,8 +87,8 @@ def enable_in_children(variables: Mapping[str, str]) -> None:
     _tell_spawned()
 
 
-def enable_with_pyg() -> None:
-    """Called in a process that inherits the environment, before it imports PyG.
+def enable_with_upstream() -> None:
+    """Called in a process that inherits the environment, before it imports PyG or DGL.
 
     Does nothing under ``FASTGRAPH=0``, or where multiprocessing has brought another decision.
     """

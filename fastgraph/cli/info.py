@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fastgraph import __version__
+from fastgraph.dgl import fix_import, why_incomplete
 from fastgraph.settings import Settings, variables
 
 if TYPE_CHECKING:
@@ -31,6 +32,11 @@ _PACKAGES = {
     "pluggy": "pluggy",
     "numpy": "numpy",
 }
+
+_WITHOUT_GRAPHBOLT = (
+    "`import dgl` fails alone; after fastgraph.enable() or fastgraph.dgl.fix_import(), and under "
+    "the runner, it succeeds, and only dgl.graphbolt cannot be used."
+)
 
 _T = TypeVar("_T")
 
@@ -132,6 +138,7 @@ def _version_table() -> Table:
     table = _grid("Versions", "package", "version")
     table.add_row("fastgraph", __version__)
     table.add_row("python", platform.python_version())
+    fix_import()  # as enabling does, so that DGL is reported as programs get it
     for module in _PACKAGES:
         table.add_row(module, _cell(package_version(module)))
     return table
@@ -178,7 +185,11 @@ def print_info() -> None:
     if not console.is_terminal:
         # Reports pasted from a pipe or a log should not be folded to rich's default of 80.
         console = Console(width=140)
-    for table in (_version_table(), _machine_table(), _backend_table(), _settings_table()):
+    console.print(_version_table())
+    incomplete = attempt(why_incomplete)
+    if isinstance(incomplete, str):
+        console.print(Text(f"{incomplete[0].upper()}{incomplete[1:]}: {_WITHOUT_GRAPHBOLT}\n"))
+    for table in (_machine_table(), _backend_table(), _settings_table()):
         console.print(table)
     found = attempt(_frameworks)
     if isinstance(found, Problem):

@@ -11,12 +11,29 @@ def drops_attention(layer: Any) -> bool:
     Our kernels draw the mask from a random stream of their own, so two runs with the same seed
     differ by design.
     """
-    attributes = vars(layer)  # a property of the user's may do anything
-    rate = attributes.get("dropout")
+    owner, name = _rate(layer)
+    rate = vars(owner).get(name)
     return (
-        layer.training
-        and "heads" in attributes
+        owner.training
         and isinstance(rate, (int, float))
         and not isinstance(rate, bool)
         and rate > 0
     )
+
+
+def drop_no_attention(layer: Any) -> None:
+    """Set the rate of a layer of which :func:`drops_attention` is true to zero."""
+    owner, name = _rate(layer)
+    vars(owner)[name] = 0.0
+
+
+def _rate(layer: Any) -> tuple[Any, str]:
+    """The module that holds the rate, and under which name; a name that is missing for others."""
+    attributes = vars(layer)  # a property of the user's may do anything
+    if "heads" in attributes:  # PyG
+        return layer, "dropout"
+    if "_num_heads" in attributes:  # DGL
+        dropout = attributes["_modules"].get("attn_drop")
+        if dropout is not None:
+            return dropout, "p"
+    return layer, ""

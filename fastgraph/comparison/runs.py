@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fastgraph.comparison.dropout import drops_attention
+from fastgraph.comparison.dropout import drop_no_attention, drops_attention
 from fastgraph.comparison.values import is_differentiable, map_tensors, named_tensors, to_double
 from fastgraph.enabling import enabled
 from fastgraph.routing.switch import SWITCH
@@ -62,7 +62,7 @@ class Call:
         if double:
             _cast_to_double(self.module)
         for name in without_dropout:
-            vars(self.module.get_submodule(name))["dropout"] = 0.0
+            drop_no_attention(self.module.get_submodule(name))
         given = _named_arguments(module, args, kwargs)
         wanted = _differentiated_inputs(given)
         self._leaves: dict[tuple[str, str], Tensor] = {}

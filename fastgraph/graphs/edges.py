@@ -28,7 +28,8 @@ class Edges(NamedTuple):
 
     Attributes:
         index: int32 or int64, ``[2, E]``, sources in row 0 and destinations in row 1; with ``ptr``
-            ``[E]``, sources grouped by destination.
+            ``[E]``, sources grouped by destination, or ``[2, E]`` with the number of each edge in
+            row 1.
         ptr: int32 or int64 ``[destinations + 1]``, offsets of the groups.
         transpose: whether each edge is to be taken the other way round.
         self_loops: the number of nodes whose self-loops the operator is to replace.
@@ -66,8 +67,10 @@ class Edges(NamedTuple):
 
 
 def _index_of_groups(index: Tensor, ptr: Tensor) -> Tensor:
-    rows = torch.repeat_interleave(ptr.diff(), output_size=index.shape[0])
-    return torch.stack([index, rows.to(index.dtype)])
+    rows = torch.repeat_interleave(ptr.diff(), output_size=index.shape[-1]).to(index.dtype)
+    if index.dim() == 1:
+        return torch.stack([index, rows])
+    return torch.empty_like(index).index_copy_(1, index[1].long(), torch.stack([index[0], rows]))
 
 
 def _reversed(index: Tensor) -> Tensor:
@@ -85,16 +88,23 @@ def graph_of(
     if index.is_inference() or (ptr is not None and ptr.is_inference()):
         # Inference tensors have no version counter, so an edit could not be seen.
         refuse_to_capture("the structure of a graph that inference tensors hold", index)
-        return Graph(index, num_src, num_dst, ptr, self_loops=self_loops)
+        return _build(index, ptr, num_src, num_dst, self_loops)
     ptr_key = None if ptr is None else tensor_key(ptr)
     key = (tensor_key(index), ptr_key, num_src, num_dst, self_loops)
     graph: Graph | None = None if ptr is None else _BY_OWN_INDEX.get(key)
     if graph is None:
         graph = MEMO.get(key, index, ptr)
     if graph is None:
-        graph = Graph(index, num_src, num_dst, ptr, self_loops=self_loops)
+        graph = _build(index, ptr, num_src, num_dst, self_loops)
         MEMO.put(key, graph, index, ptr)
     return graph
+
+
+def _build(index: Tensor, ptr: Tensor | None, num_src: int, num_dst: int, loops: int) -> Graph:
+    if ptr is not None and index.dim() == 2 and len(index) == 2:
+        sources, edge_ids = index
+        return Graph(sources, num_src, num_dst, ptr, edge_ids=edge_ids, self_loops=loops)
+    return Graph(index, num_src, num_dst, ptr, self_loops=loops)
 
 
 def named_by_itself(graph: Graph) -> Graph:
@@ -102,11 +112,50 @@ def named_by_itself(graph: Graph) -> Graph:
 
     Its edges must be numbered in the order of these tensors.
     """
-    rows = graph.by_destination
-    if not rows.ptr.is_inference():
-        key = (tensor_key(rows.col), tensor_key(rows.ptr), graph.num_src, graph.num_dst, 0)
-        _BY_OWN_INDEX[key] = graph
+    _name(graph, graph.by_destination.col)
     return graph
+
+
+def _name(graph: Graph, index: Tensor) -> None:
+    ptr = graph.by_destination.ptr
+    if not ptr.is_inference():
+        key = (tensor_key(index), tensor_key(ptr), graph.num_src, graph.num_dst, 0)
+        _BY_OWN_INDEX[key] = graph
+
+
+class Grouped:
+    """A graph that came grouped by destination, and how operators name it.
+
+    Operators get tensors of the graph's own, which say all of it: should it be forgotten between a
+    forward pass and its backward pass, it is built from them once more.
+
+    Args:
+        index: int32 or int64 ``[E]``, the sources of the edges grouped by destination.
+        ptr: int32 or int64 ``[num_dst + 1]``, offsets of the groups.
+        edge_ids: int32 or int64 ``[E]``, the number of each edge; default: in this order.
+        num_src: number of source nodes.
+        num_dst: number of destination nodes.
+
+    Raises:
+        IndexError, ValueError: as for :class:`Graph`.
+    """
+
+    def __init__(
+        self, index: Tensor, ptr: Tensor, edge_ids: Tensor | None, num_src: int, num_dst: int
+    ) -> None:
+        self.graph = Graph(index, num_src, num_dst, ptr, edge_ids=edge_ids)
+        rows = self.graph.by_destination
+        names = rows.col
+        if rows.edge_id is not None:
+            names = torch.stack([rows.col, rows.edge_id])
+            self.graph.by_destination = rows._replace(col=names[0], edge_id=names[1])
+        _name(self.graph, names)
+        self.edges = Edges(names, rows.ptr)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the graph."""
+        return self.graph.nbytes
 
 
 def renumbered_graph(index: Tensor, num_src: int, num_dst: int, self_loops: int) -> Graph:

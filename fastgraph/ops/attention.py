@@ -50,7 +50,8 @@ def attention(
         value: of the gathered nodes, ``[sources, heads, channels]``.
         scale: default: ``1 / sqrt(channels)``.
         index: int64 or int32 ``[2, E]``, sources in row 0, destinations in row 1; with ``ptr``, the
-            sources ``[E]`` grouped by destination.
+            sources ``[E]`` grouped by destination, or ``[2, E]`` with the number of each edge in
+            row 1.
         edge: features of the edges, ``[E, edge_dim]``; ``edge_dim`` is 0 without them.
         addend: added to the result, ``[destinations or 1, heads, channels]``: a residual or a bias.
         ptr: int64 or int32 ``[destinations + 1]``, offsets of the groups in ``index``.

@@ -49,7 +49,8 @@ def gat(
         score_src: scores of the gathered nodes, ``[sources, heads]``.
         score_dst: scores of the aggregating nodes, ``[destinations, heads]``.
         index: int64 or int32 ``[2, E]``, sources in row 0, destinations in row 1; with ``ptr``, the
-            sources ``[E]`` grouped by destination.
+            sources ``[E]`` grouped by destination, or ``[2, E]`` with the number of each edge in
+            row 1.
         score_edge: scores of the edges, ``[E, heads]``.
         addend: added to the result, ``[destinations or 1, heads, channels]``: a residual or a bias.
         ptr: int64 or int32 ``[destinations + 1]``, offsets of the groups in ``index``.

@@ -40,7 +40,8 @@ def gatv2(
         x_dst: features of the aggregating nodes, ``[destinations, heads, channels]``.
         att: the vector ``a``, ``[1, heads, channels]``.
         index: int64 or int32 ``[2, E]``, sources in row 0, destinations in row 1; with ``ptr``, the
-            sources ``[E]`` grouped by destination.
+            sources ``[E]`` grouped by destination, or ``[2, E]`` with the number of each edge in
+            row 1.
         edge: features of the edges ``e``, ``[E, edge_dim]``; given together with ``weight_edge``.
         weight_edge: their projection ``W``, ``[heads, edge_dim, channels]``.
         addend: added to the result, ``[destinations or 1, heads, channels]``: a residual or a bias.

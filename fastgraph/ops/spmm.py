@@ -50,7 +50,8 @@ def spmm(
     Args:
         x: features ``[nodes, *channels]``, float32, float64, bfloat16 or float16.
         index: int64 or int32 ``[2, E]``, sources in row 0, destinations in row 1; with ``ptr``, the
-            sources ``[E]`` grouped by destination.
+            sources ``[E]`` grouped by destination, or ``[2, E]`` with the number of each edge in
+            row 1.
         weight: one weight for each edge, ``[E]``, of ``x``'s dtype. With ``"mean"`` the weighted
             sum is divided by the number of edges, not by the sum of weights.
         ptr: int64 or int32 ``[nodes + 1]``, offsets of the groups in ``index``.

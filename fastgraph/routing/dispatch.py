@@ -27,20 +27,23 @@ Computation = Callable[[], Any]
 """A call that has been decided on."""
 
 
-def decide(module: object, planned: object, *, has_route: bool = True) -> bool:
+def decide(
+    module: object, planned: object, *, has_route: bool = True, name: str | None = None
+) -> bool:
     """Whether a call takes its route; either is counted.
 
     A call within one that was counted as a whole is not counted again where it is refused.
 
     Args:
-        module: the layer that is called.
+        module: the layer that is called; ``None`` for a function.
         planned: a string that says why not, or anything else.
         has_route: whether the layer has one, so that ``strict`` makes a refusal an error.
+        name: under which the call is counted; default: that of the layer's class.
 
     Raises:
         RouteRefusedError: under ``strict``.
     """
-    name = type(module).__name__
+    name = type(module).__name__ if name is None else name
     is_compiling = torch.compiler.is_compiling()  # a counter would make Dynamo recompile
     if not isinstance(planned, str):
         if not is_compiling:

@@ -10,8 +10,8 @@ import torch
 from torch_geometric import EdgeIndex
 
 import fastgraph
+from tests.ab import arguments, assert_same
 from tests.graphs import square_cases
-from tests.pyg.ab import arguments, assert_same
 from tests.pyg.test_attention_layers import LAYERS as ATTENTION
 from tests.pyg.test_attention_layers import features
 from tests.pyg.test_layers import CHANNELS, NODES, simple_edges

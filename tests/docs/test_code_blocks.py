@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,17 @@ RUN = [page for page in pages() if {"python", "sh"} & {block.kind for block in b
 
 @pytest.mark.parametrize("page", RUN, ids=name_of)
 def test_blocks_run(page: Path, tmp_path: Path) -> None:
+    if page.name == "dgl.md" and find_spec("dgl") is None:
+        pytest.skip("DGL is not installed: `make test-dgl` runs this page")
+    run(page, tmp_path)
+
+
+def run(page: Path, folder: Path) -> None:
+    """Run the blocks of a page in this folder."""
     done = subprocess.run(
         [sys.executable, run_page.__file__, str(page)],
-        cwd=tmp_path,
-        env=environment(),
+        cwd=folder,
+        env=environment(DGLBACKEND="pytorch"),  # or else DGL writes a file at home
         capture_output=True,
         text=True,
         check=False,

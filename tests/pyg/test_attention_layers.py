@@ -21,8 +21,8 @@ from torch_geometric.utils import (
 )
 
 import fastgraph
+from tests.ab import Arguments, arguments, assert_errors_alike, assert_same, run
 from tests.graphs import random_edges, square_cases
-from tests.pyg.ab import Arguments, arguments, assert_errors_alike, assert_same, run
 
 NODES, CHANNELS = 24, 8
 EDGES = random_edges(NODES, NODES, 90)

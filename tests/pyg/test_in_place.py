@@ -12,8 +12,8 @@ from torch_geometric.nn import GCNConv, GraphConv, Linear, SAGEConv
 import fastgraph
 from fastgraph.layers import modules
 from fastgraph.layers.aggregation import Aggregation
+from tests.ab import arguments, assert_same
 from tests.graphs import random_edges
-from tests.pyg.ab import arguments, assert_same
 
 EDGES = random_edges(12, 12, 40)
 

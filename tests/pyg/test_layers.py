@@ -38,8 +38,8 @@ from torch_geometric.utils import (
 )
 
 import fastgraph
+from tests.ab import Arguments, arguments, assert_same, double
 from tests.graphs import quantised, random_edges, square_cases
-from tests.pyg.ab import Arguments, arguments, assert_same, double
 
 NODES, CHANNELS = 24, 8
 

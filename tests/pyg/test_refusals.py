@@ -26,8 +26,8 @@ from torch_geometric.nn import (
 from torch_geometric.utils import to_torch_coo_tensor, to_torch_csr_tensor
 
 import fastgraph
+from tests.ab import arguments, assert_same
 from tests.graphs import random_edges
-from tests.pyg.ab import arguments, assert_same
 
 # No kernel of ours runs in what is left to upstream.
 pytestmark = pytest.mark.repeats

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import statistics
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric import EdgeIndex
 
 import fastgraph
 
@@ -36,8 +36,9 @@ def double(value: Any) -> Any:
         return {key: double(part) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
         return type(value)(double(part) for part in value)
-    if isinstance(value, EdgeIndex):  # leave behind what it has cached in float32
-        return EdgeIndex(
+    pyg = sys.modules.get("torch_geometric")
+    if pyg is not None and isinstance(value, pyg.EdgeIndex):  # has cached something in float32
+        return pyg.EdgeIndex(
             value.as_tensor(), sparse_size=value.sparse_size(), sort_order=value.sort_order
         )
     if isinstance(value, Tensor) and value.is_floating_point():

@@ -1,0 +1,189 @@
+"""The graphs that DGL holds, as the graphs that operators take.
+
+DGL passes an *index object* to its message passing, whose edges it has in up to three formats. Ours
+are made of the CSC, edges grouped by destination, which message passing in DGL itself uses. It is
+looked at without a copy, and kept as a view for as long as the index object lives: an edit of a
+DGL graph replaces that object by another.
+
+Taking one relation of a graph, or reversing it, makes a new index object at every call, over the
+same edges. So index objects are told where they come from, when they are made.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from dgl.heterograph_index import HeteroGraphIndex
+from torch import Tensor
+
+from fastgraph.graphs.edges import Grouped
+from fastgraph.graphs.graph import Graph, beside
+from fastgraph.graphs.memo import remembered
+from fastgraph.routing.patching import Patches
+
+
+class Structure:
+    """The edges of one relation, grouped by destination: views of DGL's own memory.
+
+    The graphs made of it are remembered for as long as it lives, as far as memory allows, and made
+    anew where its content was edited, which only happens through tensors that DGL has given out.
+
+    Attributes:
+        index: int32 or int64 ``[E]``, the source of each edge.
+        ptr: int32 or int64 ``[num_dst + 1]``, where the edges of each destination begin.
+        edge_ids: DGL's number of each edge; ``None`` where that is the order of ``index``.
+        num_src: number of source nodes.
+        num_dst: number of destination nodes.
+    """
+
+    def __init__(
+        self, index: Tensor, ptr: Tensor, edge_ids: Tensor | None, num_src: int, num_dst: int
+    ) -> None:
+        self.index, self.ptr, self.edge_ids = index, ptr, edge_ids
+        self.num_src, self.num_dst = num_src, num_dst
+
+    def plain(self) -> Grouped:
+        """For operators to which edges are nothing but their ends."""
+        return self._remembered("CSC", Grouped, None)
+
+    def numbered(self) -> Grouped:
+        """With DGL's numbers of edges, by which weights are found."""
+        return self._remembered("CSC", Grouped, self.edge_ids)
+
+    def backwards(self) -> Grouped:
+        """As :meth:`plain`, with the edges of each destination from the last to the first."""
+        return self._remembered("CSC backwards", _backwards, None)
+
+    def _remembered(
+        self, name: str, make: Callable[..., Grouped], edge_ids: Tensor | None
+    ) -> Grouped:
+        sizes = (self.num_src, self.num_dst)
+        return remembered(name, make, self.index, self.ptr, edge_ids, *sizes)
+
+
+def _backwards(index: Tensor, ptr: Tensor, edge_ids: None, num_src: int, num_dst: int) -> Grouped:
+    first, last = ptr[:-1].long(), ptr[1:].long() - 1
+    mirrored = torch.repeat_interleave(first + last, ptr.diff().long(), output_size=len(index))
+    order = mirrored - torch.arange(len(index), device=index.device)
+    return Grouped(index[order], ptr, edge_ids, num_src, num_dst)
+
+
+def without_edges(graph: Graph, *, transpose: bool = False) -> Tensor | None:
+    """Which aggregating nodes have no edge, ``[nodes]``; ``None`` where all have one."""
+    lonely: _Lonely = beside(
+        graph,
+        f"nodes without edges, transpose={transpose}",
+        lambda: _Lonely(graph.grouped(transpose=transpose).ptr),
+    )
+    return lonely.nodes
+
+
+class _Lonely:
+    def __init__(self, ptr: Tensor) -> None:
+        is_lonely = ptr.diff() == 0
+        self.nodes = is_lonely if is_lonely.any() else None
+        self.nbytes = 0 if self.nodes is None else self.nodes.nbytes
+
+
+class _Source:
+    """What index objects over the same edges have in common.
+
+    Attributes:
+        reversed: the source whose edges these are the other way round, if there is one.
+        relations: sources of single relations, by number.
+        latest: the index object that was made last.
+    """
+
+    def __init__(self, reversed_source: _Source | None = None) -> None:
+        self.reversed = reversed_source
+        self.relations: dict[int, _Source] = {}
+        self.latest: weakref.ref[Any] | None = None
+        self._structure: Structure | str | None = None
+
+    def structure(self) -> Structure | str | None:
+        """The edges, or why they cannot be taken; ``None`` where no index object is left."""
+        if self._structure is None and self.latest is not None:
+            gidx = self.latest()
+            if gidx is not None:
+                self._structure = _read(gidx)
+        return self._structure
+
+
+def _read(gidx: Any) -> Structure | str:
+    if gidx.number_of_etypes() != 1:
+        return "several relations at once"
+    formats = gidx.formats()
+    if "csc" not in formats["created"] + formats["not created"]:
+        return "a graph that is restricted to formats without CSC"
+    with torch.inference_mode(False):  # views must serve training as well
+        num_dst, num_src, ptr, index, edge_ids = gidx.adjacency_matrix_tensors(0, True, "csr")
+    has_ids = len(index) > 0 and len(edge_ids) == len(index)
+    return Structure(index, ptr, edge_ids if has_ids else None, num_src, num_dst)
+
+
+# By identity, because DGL's objects cannot be hashed; an entry goes with its index object.
+_SOURCES: dict[int, tuple[weakref.ref[Any], _Source]] = {}
+
+
+def _source_of(gidx: Any) -> _Source:
+    entry = _SOURCES.get(id(gidx))
+    return _join(gidx, _Source()) if entry is None else entry[1]
+
+
+def _join(gidx: Any, source: _Source) -> _Source:
+    key = id(gidx)
+    source.latest = weakref.ref(gidx)
+    # Bound, because names of modules may be gone when the interpreter ends.
+    forget = functools.partial(_forget, _SOURCES, key)
+    _SOURCES[key] = weakref.ref(gidx, forget), source
+    return source
+
+
+def _forget(sources: dict[int, Any], key: int, _: object) -> None:
+    sources.pop(key, None)
+
+
+def structure_of(gidx: Any) -> Structure | str:
+    """The edges of an index object with one relation, or the reason why they cannot be taken."""
+    found = _source_of(gidx).structure()
+    assert found is not None  # it is alive
+    return found
+
+
+def directed_structure_of(gidx: Any) -> tuple[Structure, bool] | str:
+    """The same, or those of the graph that it reverses, and whether edges are to be turned round.
+
+    The order of the edges of a node may then be another than DGL's.
+    """
+    source = _source_of(gidx)
+    found = None if source.reversed is None else source.reversed.structure()
+    is_reversed = isinstance(found, Structure)
+    if not is_reversed:
+        found = source.structure()
+    assert found is not None
+    return found if isinstance(found, str) else (found, is_reversed)
+
+
+def install(patches: Patches) -> None:
+    """Have index objects that DGL makes of others remember where they come from."""
+    relation, reverse = HeteroGraphIndex.get_relation_graph, HeteroGraphIndex.reverse
+
+    @functools.wraps(relation)
+    def get_relation_graph(self: Any, etype: int) -> Any:
+        found = relation(self, etype)
+        _join(found, _source_of(self).relations.setdefault(int(etype), _Source()))
+        return found
+
+    @functools.wraps(reverse)
+    def reversed_index(self: Any) -> Any:
+        found = reverse(self)
+        source = _source_of(self)
+        _join(found, source.reversed or _Source(source))
+        return found
+
+    patches.replace(HeteroGraphIndex, "get_relation_graph", get_relation_graph)
+    patches.replace(HeteroGraphIndex, "reverse", reversed_index)

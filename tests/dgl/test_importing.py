@@ -1,0 +1,138 @@
+"""``import dgl`` where DGL has no GraphBolt library for this torch, on a package like it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastgraph.upstream import PACKAGES
+from tests.cli.commands import ROOT, fastgraph, python
+
+LIBRARY = f"libgraphbolt_pytorch_{torch.__version__.partition('+')[0]}.so"
+USE = "import dgl; print(dgl.graphbolt.__name__); dgl.graphbolt.ItemSet"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a package that imports what DGL 2.1 does, in its way."""
+    package = tmp_path / "dgl"
+    (package / "graphbolt").mkdir(parents=True)
+    (package / "libdgl.so").touch()
+    (package / "__init__.py").write_text("import torch\nfrom . import distributed\n")
+    (package / "distributed.py").write_text("from . import graphbolt as gb\n")
+    (package / "graphbolt" / "__init__.py").write_text(
+        f"""\
+import os
+ItemSet = 1
+if not os.path.exists(os.path.join(os.path.dirname(__file__), {LIBRARY!r})):
+    raise FileNotFoundError("Cannot find DGL C++ graphbolt library")
+"""
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "first", ["import fastgraph; fastgraph.enable()", "import fastgraph.dgl as d; d.fix_import()"]
+)
+def test_it_succeeds_once_it_was_asked_for(project: Path, first: str) -> None:
+    ours = python("-c", f"{first}\n{USE}", cwd=project)
+    assert ours.stdout == "dgl.graphbolt\n"
+    assert (
+        "ImportError: dgl.graphbolt.ItemSet cannot be used: this DGL has no GraphBolt library for "
+        f"torch {LIBRARY[21:-3]} ({LIBRARY})"
+    ) in ours.stderr
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import fastgraph, torch",
+        "import fastgraph; fastgraph.enable(); fastgraph.disable()",
+        "import fastgraph\nwith fastgraph.enabled(): pass",
+    ],
+)
+def test_nothing_changes_unasked(project: Path, first: str) -> None:
+    ours = python("-c", f"{first}\n{USE}", cwd=project)
+    assert "FileNotFoundError: Cannot find DGL C++ graphbolt library" in ours.stderr
+
+
+def test_what_the_program_asked_for_stays_when_fastgraph_is_disabled(project: Path) -> None:
+    first = "import fastgraph, fastgraph.dgl as d; d.fix_import(); fastgraph.enable()"
+    ours = python("-c", f"{first}; fastgraph.disable()\n{USE}", cwd=project)
+    assert ours.stdout == "dgl.graphbolt\n"
+
+
+def test_dgl_is_never_imported_on_behalf_of_the_program(project: Path) -> None:
+    code = "import fastgraph, sys; fastgraph.enable(); print('dgl' in sys.modules)"
+    assert python("-c", code, cwd=project).stdout == "False\n"
+
+
+def test_graphbolt_is_left_alone_where_its_library_exists(project: Path) -> None:
+    (project / "dgl" / "graphbolt" / LIBRARY).touch()
+    ours = python("-c", f"import fastgraph; fastgraph.enable()\n{USE}", cwd=project)
+    assert (ours.stdout, ours.stderr) == ("dgl.graphbolt\n", "")
+
+
+def test_it_is_left_alone_in_a_build_of_the_sources(project: Path) -> None:
+    (project / "dgl" / "libdgl.so").unlink()
+    ours = python("-c", f"import fastgraph; fastgraph.enable()\n{USE}", cwd=project)
+    assert "FileNotFoundError" in ours.stderr
+
+
+def test_a_module_that_is_missing_for_another_reason_stays_missing(project: Path) -> None:
+    (project / "dgl" / "__init__.py").write_text("import dgl.nothing_of_this_name\n")
+    ours = python("-c", f"import fastgraph; fastgraph.enable()\n{USE}", cwd=project)
+    assert "No module named 'dgl.nothing_of_this_name'" in ours.stderr
+
+
+def test_tools_may_look_at_it_like_at_any_module(project: Path) -> None:
+    code = (
+        "import fastgraph; fastgraph.enable(); import dgl, inspect, sys\n"
+        "print(hasattr(dgl.graphbolt, '__path__'), hasattr(dgl.graphbolt, '_lazy'))\n"
+        "print(inspect.getmodule(inspect.getmodule), repr(dgl.graphbolt))"
+    )
+    ours = python("-c", code, cwd=project)
+    assert ours.stdout.startswith("False False\n<module 'inspect'"), ours.stderr
+    assert "dgl.graphbolt" in ours.stdout.splitlines()[1]
+
+
+def test_the_runner_and_the_children_of_its_programs(project: Path) -> None:
+    (project / "program.py").write_text(
+        """\
+import multiprocessing, subprocess, sys
+def work():
+    import dgl, fastgraph
+    print("spawned", dgl.graphbolt.__name__, fastgraph.is_enabled(), flush=True)
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=work)
+    process.start()
+    process.join()
+    code = "import dgl, fastgraph; print('fresh', fastgraph.is_enabled())"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    # The other package is looked for in vain before.
+    first = "import sys; path = sys.path\\n"
+    first += "sys.path = [entry for entry in path if 'site-packages' not in entry]\\n"
+    first += "try: import torch_geometric\\n"
+    first += "except ImportError: sys.path = path\\n"
+    subprocess.run([sys.executable, "-c", first + code], check=True)
+    import dgl
+"""
+    )
+    ours = fastgraph("program.py", cwd=project)
+    assert ours.stdout == "spawned dgl.graphbolt True\nfresh True\nfresh True\n", ours.stderr
+    assert ours.returncode == 0
+
+
+def test_info_says_so(project: Path) -> None:
+    ours = fastgraph("info", cwd=project, PYTHONPATH=str(project))
+    assert f"This DGL has no GraphBolt library for torch {LIBRARY[21:-3]}" in ours.stdout
+    assert "is broken" not in ours.stdout
+    (project / "dgl" / "graphbolt" / LIBRARY).touch()
+    assert "GraphBolt" not in fastgraph("info", cwd=project, PYTHONPATH=str(project)).stdout
+
+
+def test_children_wait_for_every_package() -> None:
+    text = (ROOT / "fastgraph/cli/startup/sitecustomize.py").read_text()
+    assert f"\n_PACKAGES = {PACKAGES!r}\n".replace("'", '"') in text

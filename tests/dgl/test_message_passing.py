@@ -1,0 +1,324 @@
+"""The route of message passing: functions of ``dgl.ops``, ``update_all``, and layers made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fastgraph
+from tests.ab import arguments, assert_same
+from tests.dgl.graphs import ALL, BLOCKS, ORDINARY, SQUARE, block, dgl, graph, of_case
+from tests.graphs import Case, quantised, random_edges
+
+import dgl.function as fn  # isort: skip
+import dgl.nn as dglnn  # isort: skip
+
+GSPMM = "dgl.gspmm"
+
+
+class Op(nn.Module):
+    """A function of ``dgl.ops`` as a module, for :func:`assert_same`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.function = getattr(dgl.ops, name)
+
+    def forward(self, g: Any, *features: Tensor) -> Tensor:
+        out: Tensor = self.function(g, *features)
+        # What DGL itself makes of the infinity of nodes without edges.
+        return out.masked_fill(out.isinf(), 0)
+
+
+@pytest.mark.parametrize("case", ALL, ids=str)
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (3, 2)], ids=str)
+def test_copies_of_sources(case: Case, reduce: str, shape: tuple[int, ...]) -> None:
+    x = torch.randn(case.num_src, *shape)
+    if reduce in ("max", "min") and case.num_edges == 0:
+        pytest.skip("DGL gives the gradients of nodes without edges to the first node")
+    assert_same(Op(f"copy_u_{reduce}"), arguments(of_case(case), x), layer=GSPMM)
+
+
+@pytest.mark.parametrize("case", ALL, ids=str)
+@pytest.mark.parametrize("op", ["mul", "div"])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize(
+    ("shape", "weight"),
+    [((), ()), ((1,), (1,)), ((7,), ()), ((7,), (1,)), ((3, 2), (1, 1))],
+    ids=str,
+)
+def test_one_weight_for_each_edge(
+    case: Case, op: str, reduce: str, shape: tuple[int, ...], weight: tuple[int, ...]
+) -> None:
+    x, w = torch.randn(case.num_src, *shape), torch.rand(case.num_edges, *weight) + 0.5
+    assert_same(Op(f"u_{op}_e_{reduce}"), arguments(of_case(case), x, w), layer=GSPMM)
+
+
+@pytest.mark.parametrize("case", BLOCKS, ids=str)
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+def test_blocks(case: Case, reduce: str) -> None:
+    mfg = block(case)
+    assert_same(
+        Op(f"copy_u_{reduce}"), arguments(mfg, torch.randn(mfg.num_src_nodes(), 5)), layer=GSPMM
+    )
+
+
+@pytest.mark.parametrize("use_libxsmm", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("case", [c for c in ALL if c.num_edges > 0], ids=str)
+def test_one_of_several_extrema_gets_the_gradient(
+    case: Case, reduce: str, dtype: torch.dtype, use_libxsmm: bool
+) -> None:
+    """The very one that gets it in DGL: the last edge where LIBXSMM computes, else the first."""
+    x, g = quantised(case.num_src, 6, dtype=dtype), of_case(case)
+    cotangent = torch.randn(case.num_dst, 6, dtype=dtype)
+
+    def gradient() -> Tensor:
+        leaf = x.clone().requires_grad_()
+        return torch.autograd.grad((Op(f"copy_u_{reduce}")(g, leaf) * cotangent).sum(), leaf)[0]
+
+    dgl.use_libxsmm(use_libxsmm)
+    expected = gradient()
+    with fastgraph.enabled(strict=True):
+        torch.testing.assert_close(gradient(), expected)
+    dgl.use_libxsmm(True)
+    assert fastgraph.status().row(GSPMM).routed == 1
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_nodes_without_edges_get_what_dgl_gives_them(reduce: str) -> None:
+    g, x = graph(torch.tensor([[0, 1], [1, 1]]), 4), torch.randn(4, 3, requires_grad=True)
+    function = getattr(dgl.ops, f"copy_u_{reduce}")
+    expected = function(g, x)
+    with fastgraph.enabled(strict=True):
+        out = function(g, x)
+        assert torch.equal(out, expected) and out[0].isinf().all()
+        # DGL's own gradient adds those of nodes without edges to the first node.
+        (grad,) = torch.autograd.grad(out[[0, 2, 3]].sum(), x)
+        assert torch.equal(grad, torch.zeros(4, 3))
+        g.ndata["h"] = x
+        g.update_all(fn.copy_u("h", "m"), getattr(fn, reduce)("m", "out"))
+    assert torch.equal(g.ndata["out"][1], expected[1])
+    assert torch.equal(g.ndata["out"][[0, 2, 3]], torch.zeros(3, 3))
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+def test_without_any_edge_everything_is_zero(reduce: str) -> None:
+    g, x = graph(torch.empty(2, 0, dtype=torch.int64), 4), torch.randn(4, 3, requires_grad=True)
+    function = getattr(dgl.ops, f"copy_u_{reduce}")
+    assert torch.equal(function(g, x), torch.zeros(4, 3))
+    with fastgraph.enabled(strict=True):
+        out = function(g, x)
+    assert torch.equal(out, torch.zeros(4, 3))
+    assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.zeros(4, 3))
+
+
+def test_double_backward() -> None:
+    g = of_case(ORDINARY)
+    x = torch.randn(30, 3, dtype=torch.float64, requires_grad=True)
+    w = torch.rand(150, 1, dtype=torch.float64, requires_grad=True)
+    with fastgraph.enabled(strict=True):
+        assert torch.autograd.gradgradcheck(lambda x, w: dgl.ops.u_mul_e_sum(g, x, w), (x, w))
+        assert torch.autograd.gradgradcheck(lambda x: dgl.ops.copy_u_max(g, x), (x,))
+
+
+def test_update_all_and_its_kind() -> None:
+    g, x = of_case(ORDINARY), torch.randn(30, 4)
+    g.ndata["h"], g.edata["w"] = x, torch.rand(150, 1)
+    calls: list[Callable[[], object]] = [
+        lambda: g.update_all(fn.copy_u("h", "m"), fn.mean("m", "out")),
+        lambda: g.update_all(fn.u_mul_e("h", "w", "m"), fn.sum("m", "out")),
+        lambda: g.pull(torch.tensor([3, 7]), fn.copy_u("h", "m"), fn.max("m", "out")),
+        lambda: g.send_and_recv(torch.tensor([3, 7]), fn.copy_u("h", "m"), fn.sum("m", "out")),
+        lambda: dgl.reverse(g, copy_ndata=False).update_all(
+            fn.copy_u("h", "m"), fn.sum("m", "out")
+        ),
+    ]
+    for number, call in enumerate(calls[:-1]):
+        g.ndata["out"] = torch.zeros(30, 4)
+        call()
+        expected = g.ndata["out"]
+        g.ndata["out"] = torch.zeros(30, 4)
+        fastgraph.status().reset()
+        with fastgraph.enabled(strict=True):
+            call()
+        torch.testing.assert_close(g.ndata["out"], expected)
+        assert fastgraph.status().row(GSPMM).routed == 1, number
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 4), nn.ReLU())
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "GraphConv": lambda: dglnn.GraphConv(6, 4, allow_zero_in_degree=True),
+    "GraphConv right": lambda: dglnn.GraphConv(4, 6, norm="right", allow_zero_in_degree=True),
+    "SAGEConv mean": lambda: dglnn.SAGEConv(6, 4, "mean"),
+    "SAGEConv gcn": lambda: dglnn.SAGEConv(6, 4, "gcn"),
+    "SAGEConv pool": lambda: dglnn.SAGEConv(6, 4, "pool"),
+    "GINConv sum": lambda: dglnn.GINConv(mlp(), "sum", learn_eps=True),
+    "GINConv mean": lambda: dglnn.GINConv(mlp(), "mean"),
+    "GINConv max": lambda: dglnn.GINConv(mlp(), "max"),
+    "SGConv": lambda: dglnn.SGConv(6, 4, k=2, allow_zero_in_degree=True),
+    "TAGConv": lambda: dglnn.TAGConv(6, 4, k=2),
+    "GCN2Conv": lambda: dglnn.GCN2Conv(6, layer=1, allow_zero_in_degree=True),
+    "ChebConv": lambda: dglnn.ChebConv(6, 4, 3),
+    "GatedGraphConv": lambda: dglnn.GatedGraphConv(6, 6, 2, 1),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("case", SQUARE, ids=str)
+def test_layers(name: str, case: Case) -> None:
+    module = LAYERS[name]()
+    x = torch.randn(case.num_src, 4 if name == "GraphConv right" else 6)
+    features = (x, x) if name == "GCN2Conv" else (x,)
+    if name == "ChebConv":
+        features = (x, [2.0])
+    if case.num_edges == 0 and name in ("GINConv max", "SAGEConv pool"):
+        pytest.skip("DGL gives the gradients of nodes without edges to the first node")
+    assert_same(module, arguments(of_case(case), *features), layer=GSPMM, factor=4.0)
+
+
+@pytest.mark.parametrize("case", SQUARE, ids=str)
+def test_appnp(case: Case) -> None:
+    """Its weights are ones of float32, whatever the features are."""
+    module, g = dglnn.APPNPConv(k=3, alpha=0.2), of_case(case)
+    x = torch.randn(case.num_src, 6, requires_grad=True)
+    cotangent = torch.randn(case.num_src, 6)
+
+    def both() -> tuple[Tensor, Tensor]:
+        out = module(g, x)
+        return out.detach(), torch.autograd.grad((out * cotangent).sum(), x)[0]
+
+    expected = both()
+    with fastgraph.enabled(strict=True):
+        torch.testing.assert_close(both(), expected)
+    assert fastgraph.status().row(GSPMM).routed == 3
+
+
+@pytest.mark.parametrize("shape", [(150,), (150, 1)], ids=str)
+def test_layers_with_edge_weights(shape: tuple[int, ...]) -> None:
+    weight = torch.rand(shape)
+    call = arguments(of_case(ORDINARY), torch.randn(30, 6), edge_weight=weight)
+    for module in (
+        dglnn.GraphConv(6, 4, allow_zero_in_degree=True),
+        dglnn.GraphConv(6, 9, allow_zero_in_degree=True),
+        dglnn.SAGEConv(6, 4, "mean"),
+    ):
+        assert_same(module, call, layer=GSPMM)
+
+
+def test_several_relations_one_after_another() -> None:
+    a, b = random_edges(9, 9, 40), random_edges(9, 5, 20)
+    g = dgl.heterograph(
+        {("a", "r", "a"): tuple(a), ("a", "s", "b"): tuple(b)}, num_nodes_dict={"a": 9, "b": 5}
+    )
+    convolutions = {
+        "r": dglnn.GATConv(4, 3, 2, allow_zero_in_degree=True),
+        "s": dglnn.SAGEConv((4, 6), 3, "mean"),
+    }
+    module = dglnn.HeteroGraphConv(convolutions, aggregate="sum")
+    features = {"a": torch.randn(9, 4), "b": torch.randn(5, 6)}
+    assert_same(module, arguments(g, features), layer=GSPMM)
+    assert_same(module, arguments(g, features), layer="GATConv")
+
+
+REFUSALS: list[tuple[str, Callable[[Any], Any], str, str]] = [
+    (
+        GSPMM,
+        lambda g: dgl.ops.u_mul_e_sum(g, torch.rand(30, 3, 2), torch.rand(150, 3, 1)),
+        "features of edges with more than one value each",
+        "per head",
+    ),
+    (GSPMM, lambda g: dgl.ops.copy_e_sum(g, torch.rand(150, 3)), "sum of copy_rhs", "copy_e"),
+    (GSPMM, lambda g: dgl.ops.u_add_e_max(g, *features(30, 150)), "max of add", "u_add_e"),
+    (GSPMM, lambda g: dgl.ops.u_mul_e_max(g, *features(30, 150)), "max of mul", "u_mul_e max"),
+    ("dgl.gsddmm", lambda g: dgl.ops.u_add_v(g, *features(30, 30)), "has no operator", "u_add_v"),
+    (
+        "dgl.edge_softmax",
+        lambda g: dgl.nn.functional.edge_softmax(g, torch.rand(150, 2)),
+        "has no operator",
+        "softmax",
+    ),
+]
+
+
+def features(*rows: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.rand(count, 3, generator=generator) for count in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "reason"), [r[:3] for r in REFUSALS], ids=[r[3] for r in REFUSALS]
+)
+def test_other_functions_run_dgls_code(name: str, call: Any, reason: str) -> None:
+    g = of_case(ORDINARY)
+    torch.manual_seed(5)
+    expected = call(g)
+    torch.manual_seed(5)
+    with fastgraph.enabled(strict=True):  # which is not for what has no route
+        out = call(g)
+    assert torch.equal(out, expected)
+    row = fastgraph.status().row(name)
+    assert row.routed == 0 and row.fell_back == 1
+    assert reason in next(iter(row.reasons))
+
+
+def test_what_dgl_refuses_is_refused_by_dgl() -> None:
+    g, x = of_case(ORDINARY), torch.rand(30, 3)
+    with fastgraph.enabled():
+        with pytest.raises(dgl.DGLError, match="doesn't match"):
+            dgl.ops.u_mul_e_sum(g, x, torch.rand(150, 1).double())
+        with pytest.raises(dgl.DGLError):
+            dgl.ops.copy_u_sum(g, torch.ones(30, 3, dtype=torch.int64))
+        with pytest.raises(dgl.DGLError):
+            dgl.ops.copy_u_sum(g, torch.rand(29, 3))
+    row = fastgraph.status().row(GSPMM)
+    assert (row.routed, row.fell_back, len(row.reasons)) == (0, 3, 3)
+
+
+def test_formats_without_csc_run_dgls_code() -> None:
+    g, x = of_case(ORDINARY), torch.randn(30, 4)
+    expected = dgl.ops.copy_u_sum(g, x)
+    with fastgraph.enabled():
+        torch.testing.assert_close(dgl.ops.copy_u_sum(g.formats("coo"), x), expected)
+    (reason,) = fastgraph.status().row(GSPMM).reasons
+    assert reason == "a graph that is restricted to formats without CSC"
+
+
+def test_strict_raises_for_what_has_a_route() -> None:
+    g = of_case(ORDINARY)
+    with (
+        fastgraph.enabled(strict=True, min_edges=151),
+        pytest.raises(fastgraph.RouteRefusedError, match=r"dgl\.gspmm .* min_edges=151"),
+    ):
+        dgl.ops.copy_u_sum(g, torch.rand(30, 3))
+
+
+def test_gradients_that_dgl_computes_are_routed_where_they_can_be() -> None:
+    """Those of scores, whose function has no route, are weighted sums along reversed edges."""
+    g = of_case(ORDINARY)
+    x, y = (torch.randn(30, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def gradients() -> tuple[Tensor, ...]:
+        out = dgl.ops.u_dot_v(g, x, y)
+        return torch.autograd.grad((out * torch.arange(150.0).view(-1, 1)).sum(), (x, y))
+
+    expected = gradients()
+    with fastgraph.enabled():
+        torch.testing.assert_close(gradients(), expected)
+    assert fastgraph.status().row(GSPMM).routed == 2
+
+
+def test_autocast_runs_dgls_code() -> None:
+    call = of_case(ORDINARY), torch.rand(30, 3)
+    with fastgraph.enabled(), torch.autocast("cpu", torch.bfloat16):
+        assert dgl.ops.copy_u_sum(*call).dtype == torch.float32
+    (reason,) = fastgraph.status().row(GSPMM).reasons
+    assert reason.startswith("under autocast")

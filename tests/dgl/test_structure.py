@@ -1,0 +1,226 @@
+"""DGL's graphs are sorted once, found again whichever way they come, and freed with DGL's own."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import fastgraph
+from fastgraph import Graph
+from fastgraph.graphs.memo import MEMO
+from tests.dgl.graphs import ORDINARY, dgl, graph, of_case
+from tests.graphs import random_edges
+
+import dgl.nn as dglnn  # isort: skip
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered() -> None:
+    fastgraph.clear_cache()
+
+
+def layer() -> Any:
+    return dglnn.GATConv(4, 3, 2, allow_zero_in_degree=True)
+
+
+def step(module: Any, g: Any, x: torch.Tensor) -> torch.Tensor:
+    out: torch.Tensor = module(g, x)
+    out.square().sum().backward()
+    return out.detach()
+
+
+def test_a_graph_is_built_once(sorted_graphs: list[Graph]) -> None:
+    g, x, module = of_case(ORDINARY), torch.randn(30, 4), layer()
+    with fastgraph.enabled(strict=True):
+        for _ in range(3):
+            step(module, g, x)
+            with g.local_scope():
+                step(module, g.local_var(), x)
+            dgl.ops.copy_u_sum(g, x)
+        assert len(sorted_graphs) == 1
+        for _ in range(3):
+            dgl.ops.u_mul_e_sum(g, x, torch.rand(150, 1))
+        assert len(sorted_graphs) == 2  # which knows the numbers of edges
+
+
+def test_one_that_is_sorted_already_needs_no_numbers(sorted_graphs: list[Graph]) -> None:
+    g = dgl.graph(("csc", (torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1]), torch.tensor([]))))
+    with fastgraph.enabled(strict=True):
+        dgl.ops.copy_u_sum(g, torch.randn(2, 4))
+        dgl.ops.u_mul_e_sum(g, torch.randn(2, 4), torch.rand(3, 1))
+    assert len(sorted_graphs) == 1
+
+
+def test_a_relation_is_found_by_its_graph(sorted_graphs: list[Graph]) -> None:
+    relations = {
+        ("a", name, "a"): tuple(random_edges(9, 9, 40, seed=s)) for s, name in enumerate("rs")
+    }
+    g, x, module = dgl.heterograph(relations), torch.randn(9, 4), layer()
+    with fastgraph.enabled(strict=True):
+        for _ in range(3):
+            for name in "rs":
+                out = step(module, g[name], x)
+    assert len(sorted_graphs) == 2
+    torch.testing.assert_close(out, module(g["s"], x).detach())
+
+
+def test_reversing_a_graph_turns_round_what_is_there(sorted_graphs: list[Graph]) -> None:
+    g, x, w = of_case(ORDINARY), torch.randn(30, 4), torch.rand(150, 1)
+    back = dgl.reverse(g)
+    expected = dgl.ops.u_mul_e_sum(back, x, w), dgl.ops.copy_u_max(back, x)
+    with fastgraph.enabled(strict=True):
+        dgl.ops.u_mul_e_sum(g, x, w)
+        for _ in range(2):
+            out = dgl.ops.u_mul_e_sum(dgl.reverse(g), x, w)
+        twice = dgl.ops.u_mul_e_sum(dgl.reverse(dgl.reverse(g)), x, w)
+        assert len(sorted_graphs) == 1
+        largest = dgl.ops.copy_u_max(dgl.reverse(g), x)
+    torch.testing.assert_close((out, largest), expected)
+    torch.testing.assert_close(twice, dgl.ops.u_mul_e_sum(g, x, w))
+
+
+def test_a_reversed_graph_outlives_the_other() -> None:
+    g, x = of_case(ORDINARY), torch.randn(30, 4)
+    expected = dgl.ops.copy_u_sum(dgl.reverse(g), x)
+    with fastgraph.enabled(strict=True):
+        known, unknown = dgl.reverse(g), dgl.reverse(graph(ORDINARY.edge_index, 30))
+        dgl.ops.copy_u_sum(g, x)
+        del g
+        gc.collect()
+        torch.testing.assert_close(dgl.ops.copy_u_sum(known, x), expected)
+        torch.testing.assert_close(dgl.ops.copy_u_sum(unknown, x), expected)
+
+
+def test_the_reverse_of_a_bipartite_graph() -> None:
+    g = graph(random_edges(9, 4, 30), 9, 4)
+    x = torch.randn(4, 3)
+    expected = dgl.ops.copy_u_sum(dgl.reverse(g), x)
+    with fastgraph.enabled(strict=True):
+        torch.testing.assert_close(dgl.ops.copy_u_sum(dgl.reverse(g), x), expected)
+
+
+def test_graphs_go_when_dgls_do() -> None:
+    from fastgraph.dgl import structure
+
+    gc.collect()
+    before = len(structure._SOURCES)
+    with fastgraph.enabled(strict=True):
+        relations = {("a", name, "a"): tuple(random_edges(9, 9, 40)) for name in "rs"}
+        g, single = dgl.heterograph(relations), of_case(ORDINARY)
+        step(layer(), g["r"], torch.randn(9, 4))
+        step(layer(), single, torch.randn(30, 4))
+        dgl.ops.copy_u_sum(dgl.reverse(single), torch.randn(30, 4))
+    assert len(MEMO) == 2
+    del g
+    gc.collect()
+    MEMO.trim()
+    assert len(MEMO) == 1
+    del single
+    gc.collect()
+    MEMO.trim()
+    assert len(MEMO) == 0 and MEMO.nbytes == 0
+    assert len(structure._SOURCES) == before
+
+
+def test_new_graphs_in_old_places_are_new() -> None:
+    module, x = layer(), torch.randn(8, 4)
+    for seed in range(50):
+        g = graph(random_edges(8, 8, 20, seed=seed), 8)
+        expected = module(g, x)
+        with fastgraph.enabled(strict=True):
+            torch.testing.assert_close(module(g, x), expected)
+
+
+def test_edits_of_a_graph() -> None:
+    g, module = of_case(ORDINARY), layer()
+    edits = (
+        lambda: g.add_edges([0, 1, 2], [5, 5, 5]),
+        lambda: g.remove_edges([0, 7]),
+        lambda: g.add_nodes(2),
+        lambda: g.remove_nodes([3]),
+    )
+    for edit in edits:
+        with fastgraph.enabled(strict=True):
+            module(g, torch.randn(g.num_nodes(), 4))
+        edit()
+        x, w = torch.randn(g.num_nodes(), 4), torch.rand(g.num_edges(), 1)
+        expected = module(g, x), dgl.ops.u_mul_e_sum(g, x, w)
+        with fastgraph.enabled(strict=True):
+            torch.testing.assert_close((module(g, x), dgl.ops.u_mul_e_sum(g, x, w)), expected)
+
+
+def test_edits_of_the_memory_of_a_graph() -> None:
+    g, module, x = of_case(ORDINARY), layer(), torch.randn(30, 4)
+    with fastgraph.enabled(strict=True):
+        module(g, x)
+        _, index, _ = g.adj_tensors("csc")
+        index[:10] = 0
+        ours = module(g, x)
+    by_csc = dgl.graph(("csc", g.adj_tensors("csc")), num_nodes=30)
+    torch.testing.assert_close(ours, module(by_csc, x))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_graph_that_is_forgotten_between_the_passes(weighted: bool) -> None:
+    g, x = of_case(ORDINARY), torch.randn(30, 4, requires_grad=True)
+    w = torch.rand(150, 1, requires_grad=True)
+    inputs = (x, w) if weighted else (x,)
+    function = dgl.ops.u_mul_e_sum if weighted else dgl.ops.copy_u_sum
+    expected = torch.autograd.grad(function(g, *inputs).square().sum(), inputs)
+    with fastgraph.enabled(strict=True):
+        loss = function(g, *inputs).square().sum()
+        fastgraph.clear_cache()
+        gc.collect()
+        torch.testing.assert_close(torch.autograd.grad(loss, inputs), expected)
+
+
+def test_without_room_to_remember_it_still_computes() -> None:
+    g, module, x = of_case(ORDINARY), layer(), torch.randn(30, 4)
+    expected = module(g, x)
+    with fastgraph.enabled(strict=True, cache_bytes=0):
+        torch.testing.assert_close(step(module, g, x), expected)
+
+
+def test_inference_first_and_training_after_it() -> None:
+    g, module, x = of_case(ORDINARY), layer(), torch.randn(30, 4)
+    with fastgraph.enabled(strict=True):
+        with torch.inference_mode():
+            module(g, x)
+            dgl.ops.copy_u_max(g, x)
+        step(module, g, x)
+    assert module.fc.weight.grad is not None
+
+
+def test_copies_of_a_graph_that_was_used() -> None:
+    g, module, x = of_case(ORDINARY), layer(), torch.randn(30, 4)
+    with fastgraph.enabled(strict=True):
+        out = module(g, x)
+        for other in (copy.deepcopy(g), pickle.loads(pickle.dumps(g)), g.int(), g.clone()):
+            torch.testing.assert_close(module(other, x), out)
+        pickle.loads(pickle.dumps(module))
+
+
+def test_several_threads() -> None:
+    graphs = [graph(random_edges(20, 20, 100, seed=seed), 20) for seed in range(8)]
+    module, x = layer().requires_grad_(False), torch.randn(20, 4)
+    expected = [module(g, x) for g in graphs]
+    failed = []
+
+    def work() -> None:
+        for g, out in zip(graphs, expected, strict=True):
+            if not torch.allclose(module(g, x), out, atol=1e-5):
+                failed.append(g)
+
+    with fastgraph.enabled(strict=True):
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failed
