@@ -3,8 +3,8 @@
 ``update_all`` and its kind, ``dgl.ops`` and the layers of ``dgl.nn`` end in a few functions there,
 which are looked up when they are called. ``GSpMM`` is replaced for what operators compute:
 
-- sums of the features of sources, or of their products with one weight for each edge, and what DGL
-  makes of sums: means;
+- sums of the features of sources, or of their products with one weight for each edge or for each
+  edge and head, and what DGL makes of sums: means;
 - maxima and minima of the features of sources.
 
 The other functions run as they are, and are counted.
@@ -63,7 +63,7 @@ def install(patches: Patches) -> None:
         if not SWITCH.active:
             return gspmm.apply(gidx, op, reduce, lhs, rhs)
         planned = plan(gidx, op, reduce, lhs, rhs)
-        has_route = (op, reduce) in _ROUTED and (op != "mul" or _is_one_each(rhs))
+        has_route = (op, reduce) in _ROUTED and (op != "mul" or _num_heads(lhs, rhs) is not None)
         decided = decide(None, planned, has_route=has_route, name="dgl.gspmm")
         if decided and not isinstance(planned, str):
             return planned()
@@ -136,17 +136,30 @@ def _sum(structure: Structure, is_reversed: bool, x: Tensor, weight: Any) -> Com
     if reason is not None:
         return reason
 
+    heads = 1 if weight is None else _num_heads(x, weight)
+    assert heads is not None  # as was looked at
+
     def compute() -> Tensor:
         edges = (structure.plain() if weight is None else structure.numbered()).edges
-        out = ops.spmm(
-            _matrix(x),
-            edges.index,
-            None if weight is None else weight.reshape(-1),
-            ptr=edges.ptr,
-            num_out=num_out,
-            transpose=is_reversed,
-        )
-        return out.squeeze(1) if x.dim() == 1 else out
+
+        def summed(x: Tensor, weight: Tensor | None) -> Tensor:
+            return ops.spmm(
+                x,
+                edges.index,
+                weight,
+                ptr=edges.ptr,
+                num_out=num_out,
+                transpose=is_reversed,
+            )
+
+        if heads == 1:
+            out = summed(_matrix(x), None if weight is None else weight.reshape(-1))
+            return out.squeeze(1) if x.dim() == 1 else out
+        # The features of a head are copied on the way, which costs less than DGL's own loops.
+        of_heads = x.reshape(len(x), heads, x.shape[-1]).unbind(1)
+        weights = weight.reshape(len(weight), heads).unbind(1)
+        out = torch.stack([summed(*of_head) for of_head in zip(of_heads, weights, strict=True)], 1)
+        return out.view(num_out, *x.shape[1:])
 
     return compute
 
@@ -155,8 +168,9 @@ def _weight_refusal(structure: Structure, x: Tensor, weight: Any) -> str | None:
     reason = plain_tensor("the features of edges", weight)
     if reason is not None:
         return reason
-    if not _is_one_each(weight):
-        return "features of edges with more than one value each"
+    if _num_heads(x, weight) is None:
+        sizes = f"{list(x.shape[1:])} and {list(weight.shape[1:])}"
+        return f"products of features of shapes {sizes} have no operator"
     if len(weight) != len(structure.index):
         return f"features of {len(weight)} edges for a graph with {len(structure.index)}"
     if weight.dim() > x.dim() or weight.layout != torch.strided:
@@ -166,8 +180,20 @@ def _weight_refusal(structure: Structure, x: Tensor, weight: Any) -> str | None:
     return None
 
 
-def _is_one_each(weight: Any) -> bool:
-    return isinstance(weight, Tensor) and weight.dim() > 0 and weight.numel() == len(weight)
+# Each head is a sum of its own, along the same edges: beyond these DGL is faster.
+_MOST_HEADS, _LEAST_CHANNELS = 8, 8
+
+
+def _num_heads(x: Any, weight: Any) -> int | None:
+    """How many weights each edge has, one for each head; ``None`` for what DGL is left with."""
+    if not isinstance(x, Tensor) or not isinstance(weight, Tensor) or weight.dim() == 0:
+        return None
+    heads = weight.shape[1:].numel()
+    if heads == 1:
+        return 1
+    is_by_head = weight.shape[-1] == 1 and weight.shape[1:-1] == x.shape[1:-1]
+    fits = is_by_head and weight.dim() == x.dim() and x.shape[-1] >= _LEAST_CHANNELS
+    return heads if fits and 1 < heads <= _MOST_HEADS else None
 
 
 def _extremum(structure: Structure, x: Tensor, reduce: str) -> Computation | str:

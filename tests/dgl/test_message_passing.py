@@ -48,10 +48,20 @@ def test_copies_of_sources(case: Case, reduce: str, shape: tuple[int, ...]) -> N
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize(
     ("shape", "weight"),
-    [((), ()), ((1,), (1,)), ((7,), ()), ((7,), (1,)), ((3, 2), (1, 1))],
+    [
+        ((), ()),
+        ((1,), (1,)),
+        ((7,), ()),
+        ((7,), (1,)),
+        ((3, 2), (1, 1)),
+        ((3, 8), (3, 1)),
+        ((1, 5), (1, 1)),
+        ((2, 3, 9), (2, 3, 1)),
+        ((8, 8), (8, 1)),
+    ],
     ids=str,
 )
-def test_one_weight_for_each_edge(
+def test_weights_of_edges(
     case: Case, op: str, reduce: str, shape: tuple[int, ...], weight: tuple[int, ...]
 ) -> None:
     x, w = torch.randn(case.num_src, *shape), torch.rand(case.num_edges, *weight) + 0.5
@@ -118,6 +128,32 @@ def test_without_any_edge_everything_is_zero(reduce: str) -> None:
     assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.zeros(4, 3))
 
 
+def test_attention_of_your_own() -> None:
+    """What a user writes: scores and their softmax are DGL's own, the sum by heads is not."""
+    g, x = dgl.add_self_loop(of_case(ORDINARY)), torch.randn(30, 3, 8)
+
+    class Attention(nn.Module):
+        def forward(self, g: Any, x: Tensor) -> Tensor:
+            with g.local_scope():
+                g.ndata["x"], g.ndata["s"] = x, x.sum(-1, keepdim=True)
+                g.apply_edges(fn.u_add_v("s", "s", "e"))
+                g.edata["a"] = dgl.nn.functional.edge_softmax(g, g.edata["e"].relu())
+                g.update_all(fn.u_mul_e("x", "a", "m"), fn.sum("m", "out"))
+                out: Tensor = g.ndata["out"]
+                return out
+
+    with fastgraph.enabled():
+        Attention()(g, x)
+    assert fastgraph.status().row(GSPMM).routed == 1
+    upstream, ours = [], []
+    for results, active in ((upstream, False), (ours, True)):
+        (fastgraph.enable if active else fastgraph.disable)()
+        leaf = x.clone().requires_grad_()
+        out = Attention()(g, leaf)
+        results += [out.detach(), *torch.autograd.grad(out.square().sum(), leaf)]
+    torch.testing.assert_close(ours, upstream, atol=1e-5, rtol=1e-4)
+
+
 def test_double_backward() -> None:
     g = of_case(ORDINARY)
     x = torch.randn(30, 3, dtype=torch.float64, requires_grad=True)
@@ -125,6 +161,9 @@ def test_double_backward() -> None:
     with fastgraph.enabled(strict=True):
         assert torch.autograd.gradgradcheck(lambda x, w: dgl.ops.u_mul_e_sum(g, x, w), (x, w))
         assert torch.autograd.gradgradcheck(lambda x: dgl.ops.copy_u_max(g, x), (x,))
+        x = torch.randn(30, 2, 8, dtype=torch.float64, requires_grad=True)
+        w = torch.rand(150, 2, 1, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradgradcheck(lambda x, w: dgl.ops.u_mul_e_sum(g, x, w), (x, w))
 
 
 def test_update_all_and_its_kind() -> None:
@@ -232,9 +271,27 @@ def test_several_relations_one_after_another() -> None:
 REFUSALS: list[tuple[str, Callable[[Any], Any], str, str]] = [
     (
         GSPMM,
-        lambda g: dgl.ops.u_mul_e_sum(g, torch.rand(30, 3, 2), torch.rand(150, 3, 1)),
-        "features of edges with more than one value each",
-        "per head",
+        lambda g: dgl.ops.u_mul_e_sum(g, torch.rand(30, 3, 2), torch.rand(150, 3, 2)),
+        "have no operator",
+        "per channel",
+    ),
+    (
+        GSPMM,
+        lambda g: dgl.ops.u_mul_e_sum(g, torch.rand(30, 1, 2), torch.rand(150, 3, 1)),
+        "have no operator",
+        "heads of edges alone",
+    ),
+    (
+        GSPMM,
+        lambda g: dgl.ops.u_mul_e_sum(g, torch.rand(30, 9, 8), torch.rand(150, 9, 1)),
+        "have no operator",
+        "many heads",
+    ),
+    (
+        GSPMM,
+        lambda g: dgl.ops.u_mul_e_sum(g, torch.rand(30, 3, 7), torch.rand(150, 3, 1)),
+        "products of features of shapes [3, 7] and [3, 1] have no operator",
+        "few channels",
     ),
     (GSPMM, lambda g: dgl.ops.copy_e_sum(g, torch.rand(150, 3)), "sum of copy_rhs", "copy_e"),
     (GSPMM, lambda g: dgl.ops.u_add_e_max(g, *features(30, 150)), "max of add", "u_add_e"),

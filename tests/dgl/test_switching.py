@@ -177,3 +177,12 @@ def test_a_script_under_the_runner(tmp_path: Path) -> None:
     plain = run("train.py", cwd=tmp_path, FASTGRAPH_MIN_EDGES="1000", **variables)
     assert ours.stdout.splitlines()[:5] == plain.stdout.splitlines()[:5] != []
     assert "GATConv" in ours.stdout + ours.stderr
+
+
+def test_a_script_compared(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    folder = str(Path(dgl.__file__).parents[1])
+    variables = {"PYTHONPATH": folder, "DGLBACKEND": "pytorch"}
+    ours = run("compare", "train.py", cwd=tmp_path, **variables)
+    assert ours.returncode == 0, ours.stdout + ours.stderr
+    assert "GATConv" in ours.stdout + ours.stderr

@@ -235,7 +235,7 @@ def test_bits_do_not_depend_on_threads(threads: int, restore_threads: None) -> N
         ({"weight": torch.ones(3)}, ValueError, "weight must have one value for each of 2 edges"),
         ({"weight": torch.ones(2).double()}, ValueError, "weight must have x's dtype and device"),
         ({"reduce": "max"}, ValueError, r"reduce must be one of \['sum', 'mean'\], got 'max'"),
-        ({"ptr": torch.tensor([0, 1])}, ValueError, "index must be one-dimensional"),
+        ({"ptr": torch.tensor([0, 1])}, ValueError, r"ptr must have shape \[5\], got \[2\]"),
     ],
 )
 def test_bad_input(change: dict[str, object], error: type[Exception], text: str) -> None:

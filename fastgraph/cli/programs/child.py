@@ -23,6 +23,7 @@ from wrapt import register_post_import_hook
 from fastgraph.cli import runner
 from fastgraph.comparison.dropout import drops_attention
 from fastgraph.comparison.memory import resident, restart_peak
+from fastgraph.dgl import fix_import
 from fastgraph.upstream import attention_classes
 
 
@@ -278,6 +279,7 @@ def main(text: str) -> None:
     """Run the program in place of this one."""
     order = Order.from_json(text)
     Observer(order).install()
+    fix_import()  # of DGL, without which there would be nothing to compare with
     runner.run(order.target, order.options)
 
 
