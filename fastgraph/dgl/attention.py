@@ -20,7 +20,7 @@ from fastgraph.layers.attention import Inputs
 from fastgraph.layers.sums import add_to
 from fastgraph.machine import capture
 from fastgraph.registry.registry import REGISTRY
-from fastgraph.routing.conditions import plain_tensor
+from fastgraph.routing.conditions import plain_parameters, plain_tensor
 
 
 class Accepted(NamedTuple):
@@ -62,7 +62,7 @@ def accepted(
         return inputs
     reason = (
         call_refusal(structure, inputs.src)
-        or _parameter_refusal(module)
+        or plain_parameters(module)
         or REGISTRY.refusal(operator, inputs.src.device.type, inputs.src.dtype)
     )
     if reason is not None:
@@ -90,15 +90,6 @@ def _inputs_of(feat: object, structure: Structure, is_block: bool) -> Inputs | s
             f"{structure.num_src} and {structure.num_dst}"
         )
     return Inputs(*pair)
-
-
-def _parameter_refusal(module: nn.Module) -> str | None:
-    for child in (module, *(m for m in module._modules.values() if m is not None)):
-        for parameter in child._parameters.values():
-            reason = None if parameter is None else plain_tensor("a parameter", parameter)
-            if reason is not None:
-                return reason
-    return None
 
 
 def edge_modules_refusal(module: Any, like: Tensor) -> str | None:

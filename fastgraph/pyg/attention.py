@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.nn import UninitializedParameter
+from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import Linear
 from torch_geometric.nn.aggr import SumAggregation
@@ -25,7 +24,12 @@ from fastgraph.pyg.edges import edges_of
 from fastgraph.pyg.modules import LINEAR
 from fastgraph.pyg.propagate import from_template, module_refusal
 from fastgraph.registry.registry import REGISTRY
-from fastgraph.routing.conditions import execution_mode, plain_tensor, too_few_edges
+from fastgraph.routing.conditions import (
+    execution_mode,
+    plain_parameters,
+    plain_tensor,
+    too_few_edges,
+)
 
 _METHODS = ("message", "edge_update")
 _OVERRIDABLE = ("edge_update", "edge_updater", "propagate")
@@ -92,22 +96,7 @@ def _module_refusal(module: MessagePassing, layer: type[MessagePassing]) -> str 
         return f"aggregation {type(module.aggr_module).__name__}"
     if module.flow != "source_to_target":
         return f"flow {module.flow}"
-    return None if torch.compiler.is_compiling() else _parameter_refusal(module)
-
-
-def _parameter_refusal(module: nn.Module) -> str | None:
-    """As ``module.parameters()`` would be asked, which takes a tenth of a call on a small graph."""
-    for parameter in module._parameters.values():
-        # A lazy projection gets its weight when it is called.
-        if parameter is not None and not isinstance(parameter, UninitializedParameter):
-            reason = plain_tensor("a parameter", parameter)
-            if reason is not None:
-                return reason
-    for child in module._modules.values():
-        reason = None if child is None else _parameter_refusal(child)
-        if reason is not None:
-            return reason
-    return None
+    return plain_parameters(module)
 
 
 def _edges(module: MessagePassing, edge_index: Any, inputs: Inputs) -> Edges | str:

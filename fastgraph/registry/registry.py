@@ -90,11 +90,10 @@ class Registry:
     def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel:
         """The kernel to run; the reference where nothing else exists.
 
-        Graphs are built by others where the selected backend builds none.
-
         Also of operators that nobody wants routed. A forward pass within ``enabled(backend=...)``
         may have its backward pass after the block, and what is made for a device serves it better
-        than the reference, which stores every message.
+        than the reference, which stores every message. Graphs are built by others where the
+        selected backend builds none.
 
         Raises:
             NotImplementedError: the selected backend has no such kernel.
