@@ -51,7 +51,9 @@ class BlockSum {
     for (int64_t first = 0; first < count; first += kStepWords) {
 #pragma GCC unroll 4
       for (int64_t line = 0; line < kStepWords; line += kCacheLine / 8) {
-        __builtin_prefetch(words + 8 * (first + line) + kAhead);
+        // As a number, because no pointer may be that far past what is read.
+        const uintptr_t here = reinterpret_cast<uintptr_t>(words + 8 * (first + line));
+        __builtin_prefetch(reinterpret_cast<const void*>(here + kAhead));
       }
 #pragma GCC unroll 4
       for (int u = 0; u < kAbreast; ++u) {
