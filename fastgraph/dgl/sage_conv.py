@@ -1,0 +1,97 @@
+"""The route of ``SAGEConv``: ``mean``, ``gcn`` and ``pool``.
+
+Nothing stands between an operator and the dense products: DGL divides, looks for maxima of nobody
+and adds in passes over the features of all nodes. What has no such route is DGL's own ``forward``,
+whose aggregation takes the route of message passing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dgl.nn.pytorch.conv import SAGEConv
+from torch import Tensor
+
+from fastgraph import ops
+from fastgraph.dgl.calls import Accepted, accepted, edge_values_refusal
+from fastgraph.dgl.conditions import last_wins
+from fastgraph.dgl.modules import LINEAR, project
+from fastgraph.dgl.normalisation import with_itself
+from fastgraph.graphs.edges import Edges
+from fastgraph.layers.sums import add_to
+from fastgraph.routing.dispatch import Computation, replace_method
+from fastgraph.routing.patching import Patches
+
+
+def install(patches: Patches) -> None:
+    """Replace ``SAGEConv.forward``."""
+    replace_method(patches, SAGEConv, "forward", plan)
+
+
+def plan(
+    module: SAGEConv, graph: Any, feat: Any, edge_weight: Tensor | None = None
+) -> Computation | None:
+    """The forward pass of a call, or ``None`` where it is left to message passing."""
+    kind = module._aggre_type
+    if kind not in ("mean", "gcn", "pool"):
+        return None
+    call = accepted(module, "segment_reduce" if kind == "pool" else "spmm", graph, feat)
+    # Without edges DGL computes something else, in float32.
+    if isinstance(call, str) or len(call.structure.index) == 0:
+        return None
+    if kind == "gcn" and not call.shared:
+        return None
+    if edge_weight is not None:
+        if kind != "mean":
+            return None
+        if edge_values_refusal("edge_weight", edge_weight, call, (1,) * (edge_weight.dim() - 1)):
+            return None
+        edge_weight = edge_weight.reshape(-1)
+    return lambda: _forward(module, call, edge_weight)
+
+
+def _forward(module: SAGEConv, call: Accepted, edge_weight: Tensor | None) -> Tensor:
+    h_src = module.feat_drop(call.inputs.src)
+    h_self = h_src if call.shared else module.feat_drop(call.inputs.dst)
+    if call.num_dst != len(h_self):  # a block, whose destinations are the first of its sources
+        h_self = h_self[: call.num_dst]
+    if module._aggre_type == "pool":
+        neighbours = project(module.fc_neigh, _pooled(module, call, h_src))
+    else:
+        is_narrowing = module._in_src_feats > module._out_feats
+        x = project(module.fc_neigh, h_src) if is_narrowing else h_src
+        neighbours = _mean(module, call, x, edge_weight)
+        if not is_narrowing:
+            neighbours = project(module.fc_neigh, neighbours)
+    if module._aggre_type != "gcn":
+        out = project(module.fc_self, h_self)
+        out = add_to(out, neighbours) if LINEAR.knows(module.fc_self) else out + neighbours
+    elif module.bias is None:
+        out = neighbours
+    else:
+        out = neighbours + module.bias
+    if module.activation is not None:
+        out = module.activation(out)
+    return out if module.norm is None else module.norm(out)
+
+
+def _mean(module: SAGEConv, call: Accepted, x: Tensor, edge_weight: Tensor | None) -> Tensor:
+    structure = call.structure
+    if module._aggre_type == "gcn":
+        edges = with_itself(structure).edges
+    else:
+        edges = (structure.plain() if edge_weight is None else structure.numbered()).edges
+    return _reduced(ops.spmm, x, edges, call, weight=edge_weight, reduce="mean")
+
+
+def _pooled(module: SAGEConv, call: Accepted, x: Tensor) -> Tensor:
+    x = project(module.fc_pool, x)
+    x = x.relu_() if LINEAR.knows(module.fc_pool) else x.relu()
+    structure = call.structure
+    edges = (structure.backwards() if last_wins(x) else structure.plain()).edges
+    return _reduced(ops.segment_reduce, x, edges, call, reduce="max", ties="winner")
+
+
+def _reduced(operator: Any, x: Tensor, edges: Edges, call: Accepted, **options: Any) -> Tensor:
+    out: Tensor = operator(x, edges.index, ptr=edges.ptr, num_out=call.num_dst, **options)
+    return out
