@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.nn.functional as F
 from dgl.nn.pytorch.conv import AGNNConv
 from torch import Tensor
 
@@ -12,6 +11,7 @@ from fastgraph import ops
 from fastgraph.dgl.attention import edges_of
 from fastgraph.dgl.calls import Accepted, accepted
 from fastgraph.layers.attention import same_dtype
+from fastgraph.layers.cosine import cosine_operands
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
 
@@ -37,11 +37,19 @@ def plan(module: AGNNConv, graph: Any, feat: Any) -> Computation | str:
 
 
 def _forward(module: AGNNConv, call: Accepted) -> Tensor:
-    value = call.inputs.src
-    key = F.normalize(value, p=2, dim=-1)
-    normal = key[: call.num_dst] if call.shared else F.normalize(call.inputs.dst, p=2, dim=-1)
-    tensors = same_dtype(normal * module.beta, key, value)
-    query, key, value = (tensor.unsqueeze(1) for tensor in tensors)
+    x, beta = same_dtype(call.inputs.src, module.beta)
+    query, key, value = cosine_operands(x, beta)
+    if not call.shared:
+        query = cosine_operands(*same_dtype(call.inputs.dst, module.beta)).query
+    elif call.num_dst != len(query):  # a block, whose destinations are the first of its sources
+        query = query[: call.num_dst]
     edges = edges_of(call, numbered=False)
-    out, _, _ = ops.attention(query, key, value, edges.index, ptr=edges.ptr, scale=1.0)
+    out, _, _ = ops.attention(
+        query.unsqueeze(1),
+        key.unsqueeze(1),
+        value.unsqueeze(1),
+        edges.index,
+        ptr=edges.ptr,
+        scale=1.0,
+    )
     return out.squeeze(1)

@@ -1,9 +1,7 @@
 """Dense products in huge pages.
 
-A layer multiplies the features of all nodes before or after it aggregates them. On large graphs the
-system hands out the memory of each product, and of each gradient of its input, in small pages: that
-takes 25,000 page faults for 100 MB, and gathering rows from small pages is slower. torch computes
-the products here, too, in memory of its own, which is asked to be of huge pages first.
+A layer multiplies the features of all nodes before or after it aggregates them. torch computes the
+products here, too, and each gradient of their input, in memory that was asked to be of huge pages.
 """
 
 from __future__ import annotations
@@ -14,11 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from fastgraph.layers.memory import LARGE, new_rows
 from fastgraph.machine import native
 from fastgraph.ops.library import is_ordinary
-
-_LARGE = 1 << 23
-"""Bytes. Smaller results the C library keeps by itself, so that their pages are there already."""
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -44,7 +40,7 @@ def _gains(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if torch.compiler.is_compiling() or type(x) not in _PLAIN or x.dim() != 2 or weight.dim() != 2:
         return False
     # Before what takes longer: small graphs would notice.
-    if x.shape[0] * max(weight.shape) * x.element_size() < _LARGE:
+    if x.shape[0] * max(weight.shape) * x.element_size() < LARGE:
         return False
     tensors = (x, weight) if bias is None else (x, weight, bias)
     return (
@@ -78,6 +74,5 @@ class _Linear(torch.autograd.Function):
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     if torch.is_grad_enabled():  # a gradient that will be differentiated itself
         return a @ b
-    out = a.new_empty((a.shape[0], b.shape[1]))
-    native.library().prefer_huge_pages(out)
+    out = new_rows(a, (a.shape[0], b.shape[1]))
     return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
