@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from dgl import is_libxsmm_enabled
+from dgl.global_config import is_libxsmm_enabled
 from torch import Tensor
 
 from fastgraph.dgl.structure import Structure

@@ -18,13 +18,25 @@ import dgl.nn as dglnn  # isort: skip
 from dgl.heterograph_index import HeteroGraphIndex  # isort: skip
 
 
+WHOLE = (
+    dglnn.AGNNConv,
+    dglnn.DotGatConv,
+    dglnn.EdgeGATConv,
+    dglnn.GATConv,
+    dglnn.GATv2Conv,
+    dglnn.GraphConv,
+    dglnn.HGTConv,
+    dglnn.RelGraphConv,
+    dglnn.SAGEConv,
+)
+
+
 def replaced() -> list[object]:
     """Everything that is replaced while fastgraph is enabled."""
     functions = ["GSpMM", "GSDDMM", "EdgeSoftmax", "GSpMM_hetero", "GSDDMM_hetero"]
-    layers = (dglnn.GATConv, dglnn.GATv2Conv, dglnn.DotGatConv)
     return [
         *(getattr(sparse, name) for name in [*functions, "EdgeSoftmax_hetero"]),
-        *(vars(cls)["forward"] for cls in layers),
+        *(vars(cls)["forward"] for cls in WHOLE),
         vars(HeteroGraphIndex)["get_relation_graph"],
         vars(HeteroGraphIndex)["reverse"],
     ]
@@ -64,7 +76,7 @@ def test_status_shows_the_routes() -> None:
     g, x = of_case(ORDINARY), torch.randn(30, 4)
     with fastgraph.enabled():
         dglnn.GATv2Conv(4, 3, 2, allow_zero_in_degree=True)(g, x)
-        dglnn.SAGEConv(4, 3, "mean")(g, x)
+        dglnn.GINConv()(g, x)
         dgl.ops.u_add_v(g, x, x)
     text = str(fastgraph.status())
     assert all(name in text for name in ("GATv2Conv", "dgl.gspmm", "dgl.gsddmm", "no operator"))
@@ -102,9 +114,9 @@ def test_is_accelerated_and_compare() -> None:
     gat = dglnn.GATConv(4, 3, 2, attn_drop=0.5, allow_zero_in_degree=True)
     with fastgraph.enabled():
         assert fastgraph.is_accelerated(gat, g, x) == (True, [])
-        softmax = dglnn.AGNNConv(allow_zero_in_degree=True)
-        accelerated, reasons = fastgraph.is_accelerated(softmax, g, x)
-        assert not accelerated and any("edge_softmax" in reason for reason in reasons)
+        by_edges = dglnn.GINEConv()
+        accelerated, reasons = fastgraph.is_accelerated(by_edges, g, x, torch.randn(150, 4))
+        assert not accelerated and reasons
     for module in (gat, dglnn.SAGEConv(4, 3, "pool")):
         report = fastgraph.compare(module, g, x)
         assert report.ok, report
@@ -141,13 +153,8 @@ def test_features_in_graphs_are_those_of_copies(is_block: bool) -> None:
 
 
 def test_layers_that_are_named_have_a_route() -> None:
-    tested = {name.partition(" ")[0] for name in LAYERS}
-    assert set(DGL().routed_layers()) == tested | {
-        "APPNPConv",
-        "DotGatConv",
-        "GATConv",
-        "GATv2Conv",
-    }
+    by_primitives = {name.partition(" ")[0] for name in LAYERS} | {"APPNPConv"}
+    assert set(DGL().routed_layers()) == by_primitives | {cls.__name__ for cls in WHOLE}
 
 
 PROGRAM = """\
