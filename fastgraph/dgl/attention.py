@@ -60,7 +60,7 @@ def projected(module: Any, call: Accepted) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def residual_of(module: Any, h_dst: Tensor) -> Tensor | None:
-    """What a layer adds to messages of its own destinations, ``[destinations, heads, channels]``."""
+    """What a layer adds to messages, ``[destinations, heads, channels]``."""
     if module.res_fc is None:
         return None
     return project(module.res_fc, h_dst).view(-1, module._num_heads, module._out_feats)

@@ -65,9 +65,9 @@ def accepted(module: Any, operator: str, graph: object, feat: object) -> Accepte
     if reason is not None:
         return reason
     structure = beside_features(structure, inputs.src)
-    if not getattr(module, "_allow_zero_in_degree", True):
-        if without_edges(structure.plain().graph) is not None:
-            return "nodes without incoming edges, which the layer does not allow"
+    allows_lonely = getattr(module, "_allow_zero_in_degree", True)
+    if not allows_lonely and without_edges(structure.plain().graph) is not None:
+        return "nodes without incoming edges, which the layer does not allow"
     return Accepted(inputs, shared, structure)
 
 

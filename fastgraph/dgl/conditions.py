@@ -10,9 +10,7 @@ from fastgraph.dgl.structure import Structure
 from fastgraph.routing.conditions import execution_mode, too_few_edges
 
 
-def call_refusal(
-    structure: Structure, features: Tensor, *, can_move: bool = False
-) -> str | None:
+def call_refusal(structure: Structure, features: Tensor, *, can_move: bool = False) -> str | None:
     """Why a call on these edges and features must be left to upstream.
 
     Args:
@@ -28,7 +26,8 @@ def call_refusal(
     device = structure.index.device
     if features.device != device and not (can_move and device.type == "cpu"):
         return "features and graph on different devices"
-    if torch.is_autocast_enabled(features.device.type):
+    kind = features.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return "under autocast, in which DGL's own functions take one dtype only"
     return too_few_edges(len(structure.index))
 

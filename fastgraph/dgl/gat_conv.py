@@ -21,6 +21,7 @@ from fastgraph.dgl.attention import (
     scores_of,
 )
 from fastgraph.dgl.calls import Accepted, accepted, edge_values_refusal
+from fastgraph.graphs.edges import Edges
 from fastgraph.layers.attention import same_dtype, terms_of
 from fastgraph.layers.weighing import sum_of_heads
 from fastgraph.routing.dispatch import Computation, replace_method
@@ -64,14 +65,11 @@ def _forward(
         "dropout": dropout_rate(module),
     }
     if edge_weight is not None:
-        scores = scores_of(x_src, module.attn_l), scores_of(x_dst, module.attn_r)
-        x_src, *scores, edge_weight = same_dtype(x_src, *scores, edge_weight)
-        nothing = x_src[..., :0]  # attention itself is all that is asked for
-        _, alpha, _ = ops.gat(nothing, *scores, edges.index, need_weights=True, **options)
-        alpha = alpha * edge_weight.unsqueeze(-1)
-        out = sum_of_heads(x_src, alpha, edges, call.num_dst)
+        weighted = _attention(module, x_src, x_dst, edges, options) * edge_weight.unsqueeze(-1)
+        x_src, weighted = same_dtype(x_src, weighted)
+        out = sum_of_heads(x_src, weighted, edges, call.num_dst)
         others = [term for term in (residual, bias) if term is not None]
-        return finish(module, out, others, alpha, get_attention)
+        return finish(module, out, others, weighted, get_attention)
     attend: Callable[..., tuple[Tensor, Tensor | None, Tensor]]
     if x_dst is x_src:
         x_src, att = same_dtype(x_src, torch.cat([module.attn_l, module.attn_r]))
@@ -82,7 +80,16 @@ def _forward(
         )
         attend = functools.partial(ops.gat, x_src, *scores)
     terms = terms_of(True, x_src, residual, bias)
-    out, alpha, _ = attend(
-        edges.index, addend=terms.addend, need_weights=get_attention, **options
-    )
+    out, alpha, _ = attend(edges.index, addend=terms.addend, need_weights=get_attention, **options)
     return finish(module, out, terms.others, alpha, get_attention)
+
+
+def _attention(
+    module: GATConv, x_src: Tensor, x_dst: Tensor, edges: Edges, options: dict[str, Any]
+) -> Tensor:
+    """Attention itself, ``[E, heads]``: of features without channels nothing is added up."""
+    src, dst = same_dtype(scores_of(x_src, module.attn_l), scores_of(x_dst, module.attn_r))
+    nothing = src.new_empty(*src.shape, 0)
+    _, alpha, _ = ops.gat(nothing, src, dst, edges.index, need_weights=True, **options)
+    assert alpha is not None
+    return alpha

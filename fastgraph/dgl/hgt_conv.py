@@ -72,7 +72,8 @@ def _forward(module: HGTConv, call: Accepted, pairs: Pairs, ntype: Any, presorte
     alpha = torch.sigmoid(module.skip[ntype_dst]).unsqueeze(-1)
     root = x_dst if x_dst.shape == h.shape else x_dst @ module.residual_w
     h = h * alpha + root * (1 - alpha)
-    return module.norm(h) if module.use_norm else h
+    result: Tensor = module.norm(h) if module.use_norm else h
+    return result
 
 
 def _matrices(relation: Any) -> Tensor:

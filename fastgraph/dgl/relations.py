@@ -51,7 +51,8 @@ class Pairs:
     @property
     def nbytes(self) -> int:
         """Bytes of all."""
-        return self.source.nbytes + self.grouped.nbytes
+        nbytes: int = self.source.nbytes + self.grouped.nbytes
+        return nbytes
 
 
 def pairs_of(call: Accepted, etype: object, num_rels: int) -> Pairs | str:

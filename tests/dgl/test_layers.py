@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -125,7 +126,7 @@ def test_what_has_no_whole_route_passes_messages() -> None:
         pool(g, torch.randn(30, IN), edge_weight=weight)
         dglnn.SAGEConv(IN, 4, "lstm")(g, torch.randn(30, IN))
     rows = {row.layer for row in fastgraph.status().rows}
-    assert "dgl.gspmm" in rows and not rows & {"GraphConv", "SAGEConv"}
+    assert "dgl.gspmm" in rows and not rows & {"dgl.GraphConv", "dgl.SAGEConv"}
 
 
 def test_lonely_nodes_are_dgls_business() -> None:
@@ -243,10 +244,8 @@ def test_edge_gat_left_to_dgl(reason: str, change: Callable[[Any], Any], edge_fe
     change(module)
     call = arguments(of_case(ORDINARY), torch.randn(30, IN), torch.randn(150, *edge_feat))
     fastgraph.enable()
-    try:
+    with contextlib.suppress(RuntimeError, dgl.DGLError):
         module(*call[0])
-    except (RuntimeError, dgl.DGLError):
-        pass
     assert any(reason in r for r in fastgraph.status().row("EdgeGATConv").reasons)
 
 
@@ -298,10 +297,8 @@ def test_relations_that_change() -> None:
 def test_relations_left_to_dgl(reason: str, options: dict[str, Any], etypes: Tensor) -> None:
     module = dglnn.RelGraphConv(IN, 6, RELATIONS, **options)
     fastgraph.enable(min_edges=0)
-    try:
+    with contextlib.suppress(RuntimeError, IndexError, dgl.DGLError):
         module(of_case(ORDINARY), torch.randn(30, IN), etypes)
-    except (RuntimeError, IndexError, dgl.DGLError):
-        pass
     assert any(reason in r for r in fastgraph.status().row("RelGraphConv").reasons)
 
 
