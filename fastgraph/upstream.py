@@ -9,7 +9,7 @@ PACKAGES = ("torch_geometric", "dgl")
 
 ATTENTION = {
     "torch_geometric.nn.conv": ("GATConv", "GATv2Conv", "TransformerConv"),
-    "dgl.nn.pytorch.conv": ("GATConv", "GATv2Conv"),
+    "dgl.nn.pytorch.conv": ("GATConv", "GATv2Conv", "EdgeGATConv"),
 }
 """By module, the layers that draw other random numbers for dropout on their route."""
 

@@ -18,7 +18,7 @@ from fastgraph.dgl.conditions import last_wins
 from fastgraph.dgl.modules import LINEAR, project
 from fastgraph.dgl.normalisation import with_itself
 from fastgraph.graphs.edges import Edges
-from fastgraph.layers.sums import add_to
+from fastgraph.layers.sums import add_to, with_first_rows
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
 
@@ -52,24 +52,30 @@ def plan(
 
 def _forward(module: SAGEConv, call: Accepted, edge_weight: Tensor | None) -> Tensor:
     h_src = module.feat_drop(call.inputs.src)
-    h_self = h_src if call.shared else module.feat_drop(call.inputs.dst)
-    if call.num_dst != len(h_self):  # a block, whose destinations are the first of its sources
-        h_self = h_self[: call.num_dst]
-    if module._aggre_type == "pool":
-        neighbours = project(module.fc_neigh, _pooled(module, call, h_src))
-    else:
-        is_narrowing = module._in_src_feats > module._out_feats
+    if not call.shared:
+        h_self = module.feat_drop(call.inputs.dst)
+    elif call.num_dst == len(h_src):
+        h_self = h_src
+    else:  # a block, whose destinations are the first of its sources
+        h_src, h_self = with_first_rows(h_src, call.num_dst)
+    is_mean = module._aggre_type != "pool"
+    is_narrowing = is_mean and module._in_src_feats > module._out_feats
+    if is_mean:
         x = project(module.fc_neigh, h_src) if is_narrowing else h_src
         neighbours = _mean(module, call, x, edge_weight)
-        if not is_narrowing:
-            neighbours = project(module.fc_neigh, neighbours)
-    if module._aggre_type != "gcn":
-        out = project(module.fc_self, h_self)
-        out = add_to(out, neighbours) if LINEAR.knows(module.fc_self) else out + neighbours
-    elif module.bias is None:
-        out = neighbours
     else:
-        out = neighbours + module.bias
+        neighbours = _pooled(module, call, h_src)
+    if module._aggre_type == "gcn":
+        out = neighbours if is_narrowing else project(module.fc_neigh, neighbours)
+        out = out if module.bias is None else out + module.bias
+    else:
+        out = project(module.fc_self, h_self)
+        if not LINEAR.knows(module.fc_self):  # `out` may be anybody's
+            out = out + (neighbours if is_narrowing else project(module.fc_neigh, neighbours))
+        elif is_narrowing:
+            out = add_to(out, neighbours)
+        else:
+            out = LINEAR.add_projection(out, module.fc_neigh, neighbours)
     if module.activation is not None:
         out = module.activation(out)
     return out if module.norm is None else module.norm(out)

@@ -35,6 +35,19 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.nn.functional.linear(x, weight, bias)
 
 
+def add_linear(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """``out + linear(x, weight, None)`` in the memory of ``out``, without the product in between.
+
+    Args:
+        out: ``[nodes, out_channels]``, which nothing else refers to and no gradient needs.
+        x: ``[nodes, in_channels]``.
+        weight: ``[out_channels, in_channels]``; all of one dtype.
+    """
+    if _gains(x, weight, None):
+        return _AddLinear.apply(out, x, weight)  # type: ignore[no-any-return,no-untyped-call]
+    return out.addmm_(x, weight.t())
+
+
 def _gains(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether memory is large enough to matter, and torch would do nothing but multiply."""
     if torch.compiler.is_compiling() or type(x) not in _PLAIN or x.dim() != 2 or weight.dim() != 2:
@@ -68,6 +81,24 @@ class _Linear(torch.autograd.Function):
             None if weight is None else _product(grad, weight),
             None if x is None else grad.t() @ x,
             grad.sum(0) if needs_bias else None,
+        )
+
+
+class _AddLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        _, needs_x, needs_weight = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        ctx.mark_dirty(out)
+        return out.addmm_(x, weight.t())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        return (
+            grad,
+            None if weight is None else _product(grad, weight),
+            None if x is None else grad.t() @ x,
         )
 
 

@@ -47,6 +47,10 @@ def relations() -> tuple[Tensor, ...]:
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Tensor, ...]]]] = {
     "GATConv": (lambda: dglnn.GATConv(IN, 4, 2, allow_zero_in_degree=True), tuple),
+    "GATConv weighted": (
+        lambda: dglnn.GATConv(IN, 4, 2, allow_zero_in_degree=True),
+        lambda: (torch.rand(CASE.num_edges),),
+    ),
     "GATv2Conv": (lambda: dglnn.GATv2Conv(IN, 4, 2, allow_zero_in_degree=True), tuple),
     "DotGatConv": (lambda: dglnn.DotGatConv(IN, 4, 2, allow_zero_in_degree=True), tuple),
     "AGNNConv": (lambda: dglnn.AGNNConv(allow_zero_in_degree=True), tuple),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -117,10 +121,62 @@ def test_is_accelerated_and_compare() -> None:
         by_edges = dglnn.GINEConv()
         accelerated, reasons = fastgraph.is_accelerated(by_edges, g, x, torch.randn(150, 4))
         assert not accelerated and reasons
-    for module in (gat, dglnn.SAGEConv(4, 3, "pool")):
-        report = fastgraph.compare(module, g, x)
+    edge_gat = dglnn.EdgeGATConv(4, 2, 3, 2, attn_drop=0.5, allow_zero_in_degree=True)
+    calls = (
+        (gat, ()),
+        (edge_gat, (torch.randn(150, 2),)),
+        (dglnn.SAGEConv(4, 3, "pool"), ()),
+        (dglnn.GraphConv(4, 3, allow_zero_in_degree=True), ()),
+        (dglnn.AGNNConv(allow_zero_in_degree=True), ()),
+        (dglnn.RelGraphConv(4, 3, 2), (torch.arange(150) % 2,)),
+    )
+    for module, more in calls:
+        report = fastgraph.compare(module, g, x, *more)
         assert report.ok, report
     assert gat.attn_drop.p == 0.5
+
+
+class Model(torch.nn.Module):
+    """A layer with a whole route, and one whose sums have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = dglnn.GraphConv(4, 5, allow_zero_in_degree=True)
+        self.second = dglnn.GINConv(torch.nn.Linear(5, 3))
+
+    def forward(self, g: Any, x: torch.Tensor) -> Any:
+        return self.second(g, self.first(g, x).relu())
+
+
+def test_a_model_compared() -> None:
+    report = fastgraph.compare(Model(), of_case(ORDINARY), torch.randn(30, 4))
+    assert report.ok, report
+    with fastgraph.enabled():
+        accelerated = fastgraph.is_accelerated(Model(), of_case(ORDINARY), torch.randn(30, 4))
+    assert accelerated == (True, [])
+
+
+TESTS = """\
+import dgl
+import torch
+from dgl.nn import GATConv
+
+import fastgraph
+
+
+def test_a_layer() -> None:
+    g = dgl.add_self_loop(dgl.rand_graph(20, 60))
+    GATConv(4, 3, 2)(g, torch.randn(20, 4)).sum().backward()
+    assert fastgraph.status().row("GATConv").routed == 1
+"""
+
+
+def test_any_projects_tests(tmp_path: Path) -> None:
+    (tmp_path / "test_project.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "--fastgraph", "-q", "-p", "no:cacheprovider", "."]
+    variables = {**os.environ, "DGLBACKEND": "pytorch", "FASTGRAPH_MIN_EDGES": "0"}
+    ended = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def test_every_call_compared() -> None:
