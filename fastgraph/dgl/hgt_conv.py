@@ -34,6 +34,8 @@ def plan(
         return call
     if not g.is_block and g._graph.number_of_ntypes() != 1:
         return "two kinds of nodes, of which DGL's code takes one"
+    if x.device != g.device:
+        return "matrices of kinds of nodes, which DGL multiplies by where its graphs are"
     for name in ("relation_att", "relation_msg"):
         for linear in getattr(module, name):
             reason = typed_linear_refusal(name, linear)
