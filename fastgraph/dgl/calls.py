@@ -119,3 +119,13 @@ def edge_values_refusal(
     if values.dtype != like.dtype or values.device != like.device:
         return f"{name} with another dtype or device than features"
     return None
+
+
+def one_for_each_edge(name: str, values: object, call: Accepted) -> Tensor | str:
+    """An argument with one number for each edge, ``[E]`` or ``[E, 1]``, as ``[E]``, or why not."""
+    is_column = isinstance(values, Tensor) and values.dim() == 2
+    reason = edge_values_refusal(name, values, call, (1,) if is_column else ())
+    if reason is not None:
+        return reason
+    assert isinstance(values, Tensor)
+    return values.reshape(-1)

@@ -13,7 +13,7 @@ from dgl.nn.pytorch.conv import GraphConv
 from torch import Tensor
 
 from fastgraph import ops
-from fastgraph.dgl.calls import Accepted, accepted, edge_values_refusal
+from fastgraph.dgl.calls import Accepted, accepted, one_for_each_edge
 from fastgraph.dgl.normalisation import edge_weights
 from fastgraph.layers.linear import linear
 from fastgraph.layers.sums import add_to
@@ -47,11 +47,10 @@ def plan(
             return None
     if call.inputs.dst.dtype != x.dtype or module._norm not in ("none", "both", "right", "left"):
         return None
-    if edge_weight is not None:
-        if edge_values_refusal("edge_weight", edge_weight, call, (1,) * (edge_weight.dim() - 1)):
-            return None
-        edge_weight = edge_weight.reshape(-1)
-    return lambda: _forward(module, call, matrix, edge_weight)
+    if edge_weight is None:
+        return lambda: _forward(module, call, matrix, None)
+    flat = one_for_each_edge("edge_weight", edge_weight, call)
+    return None if isinstance(flat, str) else lambda: _forward(module, call, matrix, flat)
 
 
 def _forward(

@@ -13,7 +13,7 @@ from dgl.nn.pytorch.conv import SAGEConv
 from torch import Tensor
 
 from fastgraph import ops
-from fastgraph.dgl.calls import Accepted, accepted, edge_values_refusal
+from fastgraph.dgl.calls import Accepted, accepted, one_for_each_edge
 from fastgraph.dgl.conditions import last_wins
 from fastgraph.dgl.modules import LINEAR, project
 from fastgraph.dgl.normalisation import with_itself
@@ -41,13 +41,12 @@ def plan(
         return None
     if kind == "gcn" and not call.shared:
         return None
-    if edge_weight is not None:
-        if kind != "mean":
-            return None
-        if edge_values_refusal("edge_weight", edge_weight, call, (1,) * (edge_weight.dim() - 1)):
-            return None
-        edge_weight = edge_weight.reshape(-1)
-    return lambda: _forward(module, call, edge_weight)
+    if edge_weight is None:
+        return lambda: _forward(module, call, None)
+    if kind != "mean":
+        return None
+    flat = one_for_each_edge("edge_weight", edge_weight, call)
+    return None if isinstance(flat, str) else lambda: _forward(module, call, flat)
 
 
 def _forward(module: SAGEConv, call: Accepted, edge_weight: Tensor | None) -> Tensor:

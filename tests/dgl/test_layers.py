@@ -88,6 +88,22 @@ def test_edge_weights(name: str, shape: tuple[int, ...]) -> None:
     agree(SUMS[name](), arguments(of_case(ORDINARY), torch.randn(30, IN), edge_weight=weight))
 
 
+@pytest.mark.parametrize("weight", [torch.rand(149), torch.rand(150, 1, 1), [0.5] * 150])
+def test_edge_weights_of_other_shapes_are_dgls_business(weight: Any) -> None:
+    def outcome() -> Any:
+        try:
+            return module(of_case(ORDINARY), x, edge_weight=weight).shape
+        except (AssertionError, AttributeError, RuntimeError, dgl.DGLError) as error:
+            return type(error), str(error)
+
+    x = torch.randn(30, IN)
+    for module in (dglnn.SAGEConv(IN, 4, "mean"), dglnn.GraphConv(IN, 4, norm="none")):
+        module._allow_zero_in_degree = True
+        expected = outcome()
+        with fastgraph.enabled(min_edges=0):
+            assert outcome() == expected
+
+
 def test_a_weight_from_outside() -> None:
     module = dglnn.GraphConv(IN, 4, weight=False, allow_zero_in_degree=True)
     agree(module, arguments(of_case(ORDINARY), torch.randn(30, IN), weight=torch.randn(IN, 4)))
