@@ -8,6 +8,8 @@ Every run is a fresh process with the same seed; a page with plots is written on
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -31,6 +33,15 @@ from fastgraph.cli.runner import Target
 EXAMPLES = Path(__file__).resolve().parent
 # Enough to see the loss fall, few enough for all runs together to end in two or three minutes.
 SCRIPTS = {"gcn.py": 6, "sage.py": 4, "gatv2.py": 3, "gat.py": 3, "transformer.py": 3}
+DGL_SCRIPTS = {
+    "dgl_gcn.py": 3,
+    "dgl_sage.py": 2,
+    "dgl_gatv2.py": 2,
+    "dgl_gat.py": 2,
+    "dgl_transformer.py": 2,
+    "dgl_rgcn.py": 2,
+}
+WITHOUT_DGL = "DGL is not installed (it has wheels up to Python 3.12): its examples are left out."
 
 _ACCURACY = re.compile(r"Test accuracy: (\S+)")
 
@@ -72,7 +83,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dataset", default="PythonCode", metavar="CLASS[:NAME]")
     parser.add_argument("--root", type=Path, help="dataset directory (default: the user's cache)")
-    chosen = ", ".join(f"{count} for {script}" for script, count in SCRIPTS.items())
+    scripts = {**SCRIPTS, **(DGL_SCRIPTS if importlib.util.find_spec("dgl") else {})}
+    chosen = ", ".join(f"{count} for {script}" for script, count in scripts.items())
     parser.add_argument("--epochs", type=int, help=f"epochs of every run (default: {chosen})")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots there")
@@ -84,6 +96,9 @@ def main() -> int:
         check_report(arguments.html)
 
     console = Console()
+    if len(scripts) == len(SCRIPTS):
+        console.print(WITHOUT_DGL, highlight=False)
+    os.environ.setdefault("DGLBACKEND", "pytorch")  # or else DGL writes a file at home
     options = ["--dataset", arguments.dataset]
     if arguments.root is not None:
         options += ["--root", str(arguments.root)]
@@ -96,7 +111,7 @@ def main() -> int:
 
     results: list[ScriptComparison] = []
     try:
-        for script, default_epochs in SCRIPTS.items():
+        for script, default_epochs in scripts.items():
             words = [*options, "--epochs", str(arguments.epochs or default_epochs)]
             words += ["--seed", str(arguments.seed)]
             plan = Plan(Target("script", str(EXAMPLES / script), words), name=script)

@@ -9,9 +9,18 @@ PACKAGES = ("torch_geometric", "dgl")
 
 ATTENTION = {
     "torch_geometric.nn.conv": ("GATConv", "GATv2Conv", "TransformerConv"),
-    "dgl.nn.pytorch.conv": ("GATConv", "GATv2Conv"),
+    "dgl.nn.pytorch.conv": ("GATConv", "GATv2Conv", "EdgeGATConv"),
 }
 """By module, the layers that draw other random numbers for dropout on their route."""
+
+
+def label_of(cls: type) -> str:
+    """The name under which calls of a layer are counted: with its package, except for PyG's own.
+
+    Two libraries have layers of the same name; your own classes go by theirs.
+    """
+    package = cls.__module__.partition(".")[0]
+    return f"{package}.{cls.__name__}" if package in PACKAGES[1:] else cls.__name__
 
 
 def attention_classes() -> tuple[type, ...]:

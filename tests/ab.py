@@ -119,7 +119,7 @@ def assert_same(
     fastgraph.status().reset()
     with fastgraph.enabled(min_edges=0):
         ours = run(module, call, training)
-    row = {r.layer: r for r in fastgraph.status().rows}[layer]
+    row = fastgraph.status().row(layer)
     if reason is None:
         assert row.routed > 0 and row.fell_back == 0, f"not routed: {dict(row.reasons)}"
     else:

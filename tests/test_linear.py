@@ -21,8 +21,9 @@ from torch_geometric.nn import (
 
 import fastgraph
 from fastgraph.layers import linear as layers_linear
-from fastgraph.layers import modules
-from fastgraph.layers.linear import linear
+from fastgraph.layers import memory, modules
+from fastgraph.layers.linear import add_linear, linear
+from fastgraph.layers.sums import with_first_rows
 from fastgraph.machine import native
 from tests.ab import arguments, assert_same
 from tests.graphs import random_edges
@@ -30,7 +31,8 @@ from tests.graphs import random_edges
 
 @pytest.fixture(autouse=True)
 def _everything_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers_linear, "_LARGE", 1)
+    for module in (layers_linear, memory):
+        monkeypatch.setattr(module, "LARGE", 1)
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         found.append(tensor)
 
     stand_in = SimpleNamespace(prefer_huge_pages=prefer_huge_pages)
-    monkeypatch.setattr(layers_linear.native, "library", lambda: stand_in)
+    monkeypatch.setattr(native, "library", lambda: stand_in)
     return found
 
 
@@ -133,3 +135,30 @@ def test_layers(conv: MessagePassing) -> None:
             module.register_forward_hook(lambda *_: None)
         conv(x, edges)
         assert not made
+
+
+@pytest.mark.parametrize("large", [1, 1 << 40])
+def test_a_product_added_to_what_is_there(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers_linear, "LARGE", large)
+    base, x, weight = (torch.randn(shape).double() for shape in ((11, 7), (11, 5), (7, 5)))
+    leaves = [leaf.requires_grad_() for leaf in (base, x, weight)]
+    kept = base * 1
+    out = add_linear(kept, x, weight)
+    assert out.data_ptr() == kept.data_ptr()
+    torch.testing.assert_close(out, base + x @ weight.t())
+    assert torch.autograd.gradcheck(lambda b, *rest: add_linear(b * 1, *rest), leaves)
+    assert torch.autograd.gradgradcheck(lambda b, *rest: add_linear(b * 1, *rest), leaves)
+
+
+@pytest.mark.parametrize("num_rows", [0, 3, 11])
+def test_first_rows_share_one_gradient(num_rows: int) -> None:
+    x = torch.randn(11, 5, dtype=torch.float64, requires_grad=True)
+
+    def function(x: Tensor) -> Tensor:
+        whole, first = with_first_rows(x, num_rows)
+        return (whole * 3).sin().sum() + (first**3).sum()
+
+    assert torch.autograd.gradcheck(function, x)
+    assert torch.autograd.gradgradcheck(function, x)
+    with torch.no_grad():
+        assert with_first_rows(x, num_rows)[0] is x

@@ -18,6 +18,7 @@ from torch_geometric.nn import GATConv, GCNConv, ResGatedGraphConv
 
 import fastgraph
 from fastgraph.routing import status
+from fastgraph.upstream import label_of
 from tests.cli.commands import python
 from tests.graphs import random_edges
 
@@ -228,3 +229,21 @@ def test_is_accelerated_refuses_what_is_no_module() -> None:
         pytest.raises(TypeError, match=r"module must be a torch\.nn\.Module, got int"),
     ):
         fastgraph.is_accelerated(3)
+
+
+def test_rows_of_one_name_in_two_libraries() -> None:
+    found = fastgraph.status()
+    assert found.row("GATConv").routed == 0 and not found.rows  # asking makes none
+    status.count_routed("dgl.GATConv")
+    assert found.row("GATConv").layer == "dgl.GATConv"  # there is no other
+    status.count_refused("GATConv", "a reason")
+    assert (found.row("GATConv").fell_back, found.row("dgl.GATConv").routed) == (1, 1)
+    assert [row.layer for row in found.rows] == ["dgl.GATConv", "GATConv"]
+
+
+def test_labels_of_classes() -> None:
+    def of(module: str) -> str:
+        return label_of(type("GATConv", (), {"__module__": module}))
+
+    assert of("torch_geometric.nn.conv.gat_conv") == of("models") == of("dglmodels") == "GATConv"
+    assert of("dgl.nn.pytorch.conv.gatconv") == "dgl.GATConv"

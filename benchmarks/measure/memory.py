@@ -14,8 +14,16 @@ import click
 from fastgraph.comparison.memory import release_freed, resident, restart_peak
 
 
-def peak_in_child(graph: str, layer: str, *, ours: bool, channels: int, threads: int) -> int:
-    """Bytes above the baseline, measured in a fresh process.
+def peak_in_child(
+    graph: str,
+    layer: str,
+    *,
+    ours: bool,
+    channels: int,
+    threads: int,
+    module: str = "measure.memory",
+) -> int:
+    """Bytes above the baseline, measured in a fresh process by a module like this one.
 
     Raises:
         subprocess.CalledProcessError: the child failed; its messages went to stderr.
@@ -24,7 +32,7 @@ def peak_in_child(graph: str, layer: str, *, ours: bool, channels: int, threads:
     search_path = os.pathsep.join([here, given] if given else [here])
     arguments = (graph, layer, int(ours), channels, threads)
     child = subprocess.run(
-        [sys.executable, "-m", "measure.memory", *map(str, arguments)],
+        [sys.executable, "-m", module, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": search_path},
         stdout=subprocess.PIPE,
         check=True,

@@ -44,6 +44,12 @@ def fastgraph_routes() -> list[Route]:
         _route("GATConv", _LAYERS, "gat_conv"),
         _route("GATv2Conv", _LAYERS, "gatv2_conv"),
         _route("DotGatConv", _LAYERS, "dot_gat_conv"),
+        _route("EdgeGATConv", _LAYERS, "edge_gat_conv"),
+        _route("AGNNConv", _LAYERS, "agnn_conv"),
+        _route("HGTConv", _LAYERS, "hgt_conv"),
+        _route("GraphConv", _LAYERS, "graph_conv"),
+        _route("SAGEConv", _LAYERS, "sage_conv"),
+        _route("RelGraphConv", _LAYERS, "rel_graph_conv"),
     ]
 
 

@@ -6,90 +6,23 @@ is replaced as a whole: it does what upstream's does around one operator.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from dgl.heterograph import DGLGraph
 from torch import Tensor, nn
 
-from fastgraph.dgl.conditions import call_refusal
-from fastgraph.dgl.modules import edge_module_refusal
-from fastgraph.dgl.structure import Structure, structure_of, without_edges
+from fastgraph import ops
+from fastgraph.dgl.calls import Accepted
+from fastgraph.dgl.modules import edge_module_refusal, project
 from fastgraph.graphs.edges import Edges
-from fastgraph.layers.attention import Inputs
+from fastgraph.layers.attention import same_dtype
 from fastgraph.layers.sums import add_to
 from fastgraph.machine import capture
-from fastgraph.registry.registry import REGISTRY
-from fastgraph.routing.conditions import plain_parameters, plain_tensor
 
 
-class Accepted(NamedTuple):
-    """A call that can be routed.
-
-    Attributes:
-        inputs: features of sources and of destinations, as upstream takes them from the caller.
-        shared: whether all destinations are sources, with the same number.
-        num_dst: the number of destinations, which are the first of the sources in a block.
-        edges: in their order, numbered only where that matters.
-    """
-
-    inputs: Inputs
-    shared: bool
-    num_dst: int
-    edges: Edges
-
-
-def accepted(
-    module: Any, operator: str, graph: object, feat: object, *, need_weights: bool
-) -> Accepted | str:
-    """Features and graph of a call of an attention layer, or why it must be left to upstream.
-
-    Args:
-        module: the layer.
-        operator: the name of the operator.
-        graph: the caller's.
-        feat: the caller's features, one tensor or a pair.
-        need_weights: whether attention is returned, edge by edge.
-    """
-    if not isinstance(graph, DGLGraph):
-        return f"the graph is a {type(graph).__name__}"
-    structure = structure_of(graph._graph)
-    if isinstance(structure, str):
-        return structure
-    shared = not isinstance(feat, tuple)
-    inputs = _inputs_of(feat, structure, bool(graph.is_block))
-    if isinstance(inputs, str):
-        return inputs
-    reason = (
-        call_refusal(structure, inputs.src)
-        or plain_parameters(module)
-        or REGISTRY.refusal(operator, inputs.src.device.type, inputs.src.dtype)
-    )
-    if reason is not None:
-        return reason
-    found = structure.numbered() if need_weights else structure.plain()
-    if not module._allow_zero_in_degree and without_edges(found.graph) is not None:
-        return "nodes without incoming edges, which the layer does not allow"
-    return Accepted(inputs, shared, structure.num_dst, found.edges)
-
-
-def _inputs_of(feat: object, structure: Structure, is_block: bool) -> Inputs | str:
-    pair = feat if isinstance(feat, tuple) else (feat, feat)
-    if len(pair) != 2:
-        return f"features with {len(pair)} entries"
-    for features in pair:
-        reason = plain_tensor("the features", features)
-        if reason is not None:
-            return reason
-        if features.layout != torch.strided or features.dim() != 2:
-            return "features that are not a dense matrix"
-    num_dst = structure.num_src if pair is not feat and is_block else structure.num_dst
-    if (len(pair[0]), len(pair[1])) != (structure.num_src, num_dst):
-        return (
-            f"features of {len(pair[0])} sources and {len(pair[1])} destinations for a graph with "
-            f"{structure.num_src} and {structure.num_dst}"
-        )
-    return Inputs(*pair)
+def edges_of(call: Accepted, *, numbered: bool) -> Edges:
+    """The edges of a call, with DGL's numbers only where these matter."""
+    structure = call.structure
+    return (structure.numbered() if numbered else structure.plain()).edges
 
 
 def edge_modules_refusal(module: Any, like: Tensor) -> str | None:
@@ -105,6 +38,37 @@ def dropout_rate(module: Any) -> float:
     """The rate of attention dropout that applies now."""
     dropout = module.attn_drop
     return dropout.p if isinstance(dropout, nn.Dropout) and dropout.training else 0.0
+
+
+def projected(module: Any, call: Accepted) -> tuple[Tensor, Tensor, Tensor]:
+    """Features of sources and destinations by heads, and of destinations before the projection.
+
+    As ``GATConv`` and ``EdgeGATConv`` make them. The first two are the same where that is so in
+    upstream.
+    """
+    shape = (-1, module._num_heads, module._out_feats)
+    h_src = module.feat_drop(call.inputs.src)
+    h_dst = h_src if call.shared else module.feat_drop(call.inputs.dst)
+    has_one = not hasattr(module, "fc_src")
+    x_src = project(module.fc if has_one else module.fc_src, h_src).view(shape)
+    if not call.shared:
+        return x_src, project(module.fc if has_one else module.fc_dst, h_dst).view(shape), h_dst
+    if call.num_dst == len(x_src):
+        return x_src, x_src, h_dst
+    # A block, whose destinations are the first of its sources.
+    return x_src, x_src[: call.num_dst], h_dst[: call.num_dst]
+
+
+def residual_of(module: Any, h_dst: Tensor) -> Tensor | None:
+    """What a layer adds to messages, ``[destinations, heads, channels]``."""
+    if module.res_fc is None:
+        return None
+    return project(module.res_fc, h_dst).view(-1, module._num_heads, module._out_feats)
+
+
+def scores_of(x: Tensor, att: Tensor) -> Tensor:
+    """Products of features by heads with an attention vector, ``[nodes, heads]``."""
+    return ops.head_scores(*same_dtype(x, att)).squeeze(0)
 
 
 def finish(

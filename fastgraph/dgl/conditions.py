@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import torch
+from dgl.global_config import is_libxsmm_enabled
 from torch import Tensor
 
 from fastgraph.dgl.structure import Structure
 from fastgraph.routing.conditions import execution_mode, too_few_edges
 
 
-def call_refusal(structure: Structure, features: Tensor) -> str | None:
-    """Why a call on these edges and features must be left to upstream."""
+def call_refusal(structure: Structure, features: Tensor, *, can_move: bool = False) -> str | None:
+    """Why a call on these edges and features must be left to upstream.
+
+    Args:
+        structure: the edges.
+        features: of nodes.
+        can_move: whether edges on the CPU may be copied to the device of the features.
+    """
     if torch.compiler.is_compiling():
         return "within torch.compile, which does not look into DGL's graphs"
     reason = execution_mode()
     if reason is not None:
         return reason
-    if features.device != structure.index.device:
+    device = structure.index.device
+    if features.device != device and not (can_move and device.type == "cpu"):
         return "features and graph on different devices"
-    if torch.is_autocast_enabled(features.device.type):
+    kind = features.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return "under autocast, in which DGL's own functions take one dtype only"
     return too_few_edges(len(structure.index))
+
+
+def last_wins(x: Tensor) -> bool:
+    """Whether the last of several extrema gets the gradient in DGL: where LIBXSMM computes."""
+    if x.dtype == torch.float64 or not (x.requires_grad and torch.is_grad_enabled()):
+        return False
+    return x.device.type == "cpu" and bool(is_libxsmm_enabled())

@@ -7,7 +7,8 @@ from typing import Any
 from dgl.nn.pytorch.conv import DotGatConv
 
 from fastgraph import ops
-from fastgraph.dgl.attention import Accepted, accepted
+from fastgraph.dgl.attention import edges_of
+from fastgraph.dgl.calls import Accepted, accepted
 from fastgraph.dgl.modules import project
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
@@ -22,7 +23,7 @@ def plan(
     module: DotGatConv, graph: Any, feat: Any, get_attention: bool = False
 ) -> Computation | str:
     """The forward pass of a call, or the reason to leave it to upstream."""
-    call = accepted(module, "attention", graph, feat, need_weights=bool(get_attention))
+    call = accepted(module, "attention", graph, feat)
     if isinstance(call, str):
         return call
     if call.shared == hasattr(module, "fc_src"):
@@ -40,7 +41,8 @@ def _forward(module: DotGatConv, call: Accepted, get_attention: bool) -> Any:
     else:
         x_src = project(module.fc_src, call.inputs.src).view(shape)
         x_dst = project(module.fc_dst, call.inputs.dst).view(shape)
+    edges = edges_of(call, numbered=get_attention)
     out, alpha, _ = ops.attention(
-        x_dst, x_src, x_src, call.edges.index, ptr=call.edges.ptr, need_weights=get_attention
+        x_dst, x_src, x_src, edges.index, ptr=edges.ptr, need_weights=get_attention
     )
     return (out, alpha.unsqueeze(-1)) if alpha is not None else out

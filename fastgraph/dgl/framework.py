@@ -12,17 +12,25 @@ from fastgraph.routing.framework import MapTensors
 
 _LAYERS = "dgl.nn.pytorch.conv"
 
-_ATTENTION = ("DotGatConv", "GATConv", "GATv2Conv")
+_WHOLE = (
+    "AGNNConv",
+    "DotGatConv",
+    "EdgeGATConv",
+    "GATConv",
+    "GATv2Conv",
+    "GraphConv",
+    "HGTConv",
+    "RelGraphConv",
+    "SAGEConv",
+)
 
 # What they aggregate is a sum, mean or maximum of features of nodes, or a sum weighted by edges.
-_SUMS = (
+_BY_MESSAGE_PASSING = (
     "APPNPConv",
     "ChebConv",
     "GCN2Conv",
     "GINConv",
-    "GraphConv",
     "GatedGraphConv",
-    "SAGEConv",
     "SGConv",
     "TAGConv",
 )
@@ -38,7 +46,7 @@ class DGL:
         """Names of the layers in ``dgl.nn`` whose aggregation has a route."""
         import dgl.nn
 
-        return [name for name in sorted((*_ATTENTION, *_SUMS)) if hasattr(dgl.nn, name)]
+        return [name for name in sorted((*_WHOLE, *_BY_MESSAGE_PASSING)) if hasattr(dgl.nn, name)]
 
     def is_layer(self, module: nn.Module) -> bool:
         """Whether a module is one of the layers of ``dgl.nn``, or of a subclass."""

@@ -12,14 +12,18 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.dgl.attention import (
-    Accepted,
-    accepted,
     dropout_rate,
     edge_modules_refusal,
+    edges_of,
     finish,
+    projected,
+    residual_of,
+    scores_of,
 )
-from fastgraph.dgl.modules import project
+from fastgraph.dgl.calls import Accepted, accepted, edge_values_refusal
+from fastgraph.graphs.edges import Edges
 from fastgraph.layers.attention import same_dtype, terms_of
+from fastgraph.layers.weighing import sum_of_heads
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
 
@@ -37,52 +41,55 @@ def plan(
     get_attention: bool = False,
 ) -> Computation | str:
     """The forward pass of a call, or the reason to leave it to upstream."""
-    if edge_weight is not None:
-        return "edge_weight, by which attention is multiplied"
-    call = accepted(module, "gat", graph, feat, need_weights=bool(get_attention))
+    call = accepted(module, "gat", graph, feat)
     if isinstance(call, str):
         return call
     if call.shared and hasattr(module, "fc_src"):
         return "one tensor of features for a layer that was made for pairs"
     reason = edge_modules_refusal(module, call.inputs.src)
-    return reason or (lambda: _forward(module, call, bool(get_attention)))
+    if reason is None and edge_weight is not None:
+        reason = edge_values_refusal("edge_weight", edge_weight, call, ())
+    return reason or (lambda: _forward(module, call, edge_weight, bool(get_attention)))
 
 
-def _forward(module: GATConv, call: Accepted, get_attention: bool) -> Any:
-    shape = (-1, module._num_heads, module._out_feats)
-    h_src = module.feat_drop(call.inputs.src)
-    h_dst = h_src if call.shared else module.feat_drop(call.inputs.dst)
-    has_one = not hasattr(module, "fc_src")
-    x_src = project(module.fc if has_one else module.fc_src, h_src).view(shape)
-    if call.shared:
-        x_dst = x_src
-        if call.num_dst != len(x_src):  # a block, whose destinations are the first of its sources
-            x_dst, h_dst = x_src[: call.num_dst], h_dst[: call.num_dst]
-    else:
-        x_dst = project(module.fc if has_one else module.fc_dst, h_dst).view(shape)
-    residual = None if module.res_fc is None else project(module.res_fc, h_dst)
+def _forward(
+    module: GATConv, call: Accepted, edge_weight: Tensor | None, get_attention: bool
+) -> Any:
+    x_src, x_dst, h_dst = projected(module, call)
+    residual = residual_of(module, h_dst)
+    bias = module.bias.view(1, *x_src.shape[1:]) if module.has_explicit_bias else None
+    edges = edges_of(call, numbered=get_attention or edge_weight is not None)
+    options = {
+        "ptr": edges.ptr,
+        "negative_slope": module.leaky_relu.negative_slope,
+        "dropout": dropout_rate(module),
+    }
+    if edge_weight is not None:
+        weighted = _attention(module, x_src, x_dst, edges, options) * edge_weight.unsqueeze(-1)
+        x_src, weighted = same_dtype(x_src, weighted)
+        out = sum_of_heads(x_src, weighted, edges, call.num_dst)
+        others = [term for term in (residual, bias) if term is not None]
+        return finish(module, out, others, weighted, get_attention)
     attend: Callable[..., tuple[Tensor, Tensor | None, Tensor]]
     if x_dst is x_src:
         x_src, att = same_dtype(x_src, torch.cat([module.attn_l, module.attn_r]))
         attend = functools.partial(ops.gat_with_scores, x_src, att)
     else:
-        x_src, score_src, score_dst = same_dtype(
-            x_src, _scores(x_src, module.attn_l), _scores(x_dst, module.attn_r)
+        x_src, *scores = same_dtype(
+            x_src, scores_of(x_src, module.attn_l), scores_of(x_dst, module.attn_r)
         )
-        attend = functools.partial(ops.gat, x_src, score_src, score_dst)
-    bias = module.bias if module.has_explicit_bias else None
+        attend = functools.partial(ops.gat, x_src, *scores)
     terms = terms_of(True, x_src, residual, bias)
-    out, alpha, _ = attend(
-        call.edges.index,
-        addend=terms.addend,
-        ptr=call.edges.ptr,
-        negative_slope=module.leaky_relu.negative_slope,
-        dropout=dropout_rate(module),
-        need_weights=get_attention,
-    )
-    others = [term.view(*term.shape[:-1], *shape[1:]) for term in terms.others]
-    return finish(module, out, others, alpha, get_attention)
+    out, alpha, _ = attend(edges.index, addend=terms.addend, need_weights=get_attention, **options)
+    return finish(module, out, terms.others, alpha, get_attention)
 
 
-def _scores(x: Tensor, att: Tensor) -> Tensor:
-    return ops.head_scores(*same_dtype(x, att)).squeeze(0)
+def _attention(
+    module: GATConv, x_src: Tensor, x_dst: Tensor, edges: Edges, options: dict[str, Any]
+) -> Tensor:
+    """Attention itself, ``[E, heads]``: of features without channels nothing is added up."""
+    src, dst = same_dtype(scores_of(x_src, module.attn_l), scores_of(x_dst, module.attn_r))
+    nothing = src.new_empty(*src.shape, 0)
+    _, alpha, _ = ops.gat(nothing, src, dst, edges.index, need_weights=True, **options)
+    assert alpha is not None
+    return alpha

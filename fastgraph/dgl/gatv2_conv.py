@@ -8,12 +8,12 @@ from dgl.nn.pytorch.conv import GATv2Conv
 
 from fastgraph import ops
 from fastgraph.dgl.attention import (
-    Accepted,
-    accepted,
     dropout_rate,
     edge_modules_refusal,
+    edges_of,
     finish,
 )
+from fastgraph.dgl.calls import Accepted, accepted
 from fastgraph.dgl.modules import project
 from fastgraph.layers.attention import same_dtype, terms_of
 from fastgraph.routing.dispatch import Computation, replace_method
@@ -29,7 +29,7 @@ def plan(
     module: GATv2Conv, graph: Any, feat: Any, get_attention: bool = False
 ) -> Computation | str:
     """The forward pass of a call, or the reason to leave it to upstream."""
-    call = accepted(module, "gatv2", graph, feat, need_weights=bool(get_attention))
+    call = accepted(module, "gatv2", graph, feat)
     if isinstance(call, str):
         return call
     reason = edge_modules_refusal(module, call.inputs.src)
@@ -50,13 +50,14 @@ def _forward(module: GATv2Conv, call: Accepted, get_attention: bool) -> Any:
     residual = None if module.res_fc is None else project(module.res_fc, h_dst)
     x_src, x_dst, att = same_dtype(x_src, x_dst, module.attn)
     terms = terms_of(True, x_src, residual)
+    edges = edges_of(call, numbered=get_attention)
     out, alpha, _ = ops.gatv2(
         x_src,
         x_dst,
         att,
-        call.edges.index,
+        edges.index,
         addend=terms.addend,
-        ptr=call.edges.ptr,
+        ptr=edges.ptr,
         negative_slope=module.leaky_relu.negative_slope,
         dropout=dropout_rate(module),
         need_weights=get_attention,

@@ -1,9 +1,7 @@
 """Dense products in huge pages.
 
-A layer multiplies the features of all nodes before or after it aggregates them. On large graphs the
-system hands out the memory of each product, and of each gradient of its input, in small pages: that
-takes 25,000 page faults for 100 MB, and gathering rows from small pages is slower. torch computes
-the products here, too, in memory of its own, which is asked to be of huge pages first.
+A layer multiplies the features of all nodes before or after it aggregates them. torch computes the
+products here, too, and each gradient of their input, in memory that was asked to be of huge pages.
 """
 
 from __future__ import annotations
@@ -14,11 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from fastgraph.layers.memory import LARGE, new_rows
 from fastgraph.machine import native
 from fastgraph.ops.library import is_ordinary
-
-_LARGE = 1 << 23
-"""Bytes. Smaller results the C library keeps by itself, so that their pages are there already."""
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -39,12 +35,25 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.nn.functional.linear(x, weight, bias)
 
 
+def add_linear(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """``out + linear(x, weight, None)`` in the memory of ``out``, without the product in between.
+
+    Args:
+        out: ``[nodes, out_channels]``, which nothing else refers to and no gradient needs.
+        x: ``[nodes, in_channels]``.
+        weight: ``[out_channels, in_channels]``; all of one dtype.
+    """
+    if _gains(x, weight, None):
+        return _AddLinear.apply(out, x, weight)  # type: ignore[no-any-return,no-untyped-call]
+    return out.addmm_(x, weight.t())
+
+
 def _gains(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether memory is large enough to matter, and torch would do nothing but multiply."""
     if torch.compiler.is_compiling() or type(x) not in _PLAIN or x.dim() != 2 or weight.dim() != 2:
         return False
     # Before what takes longer: small graphs would notice.
-    if x.shape[0] * max(weight.shape) * x.element_size() < _LARGE:
+    if x.shape[0] * max(weight.shape) * x.element_size() < LARGE:
         return False
     tensors = (x, weight) if bias is None else (x, weight, bias)
     return (
@@ -75,9 +84,26 @@ class _Linear(torch.autograd.Function):
         )
 
 
+class _AddLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        _, needs_x, needs_weight = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        ctx.mark_dirty(out)
+        return out.addmm_(x, weight.t())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        return (
+            grad,
+            None if weight is None else _product(grad, weight),
+            None if x is None else grad.t() @ x,
+        )
+
+
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     if torch.is_grad_enabled():  # a gradient that will be differentiated itself
         return a @ b
-    out = a.new_empty((a.shape[0], b.shape[1]))
-    native.library().prefer_huge_pages(out)
+    out = new_rows(a, (a.shape[0], b.shape[1]))
     return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)

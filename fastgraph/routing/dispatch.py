@@ -22,6 +22,7 @@ from fastgraph.routing.status import (
     is_counted,
 )
 from fastgraph.routing.switch import SWITCH
+from fastgraph.upstream import label_of
 
 Computation = Callable[[], Any]
 """A call that has been decided on."""
@@ -38,12 +39,12 @@ def decide(
         module: the layer that is called; ``None`` for a function.
         planned: a string that says why not, or anything else.
         has_route: whether the layer has one, so that ``strict`` makes a refusal an error.
-        name: under which the call is counted; default: that of the layer's class.
+        name: under which the call is counted; default: what its class is called.
 
     Raises:
         RouteRefusedError: under ``strict``.
     """
-    name = type(module).__name__ if name is None else name
+    name = label_of(type(module)) if name is None else name
     is_compiling = torch.compiler.is_compiling()  # a counter would make Dynamo recompile
     if not isinstance(planned, str):
         if not is_compiling:

@@ -47,7 +47,19 @@ class Status:
         return list(self._rows.values())
 
     def row(self, layer: str) -> StatusRow:
-        """The row of a layer class, created on first use."""
+        """The row of a layer class; one without calls where there were none.
+
+        Args:
+            layer: as it stands in the table, or without ``dgl.`` where only one has that name.
+        """
+        found = self._rows.get(layer)
+        if found is None:
+            same = [row for name, row in self._rows.items() if name.endswith(f".{layer}")]
+            found = same[0] if len(same) == 1 else StatusRow(layer)
+        return found
+
+    def named(self, layer: str) -> StatusRow:
+        """The row of exactly this name, created on first use."""
         found = self._rows.get(layer)
         if found is None:
             found = self._rows.setdefault(layer, StatusRow(layer))  # another thread may be first
@@ -147,14 +159,14 @@ def count_routed(layer: str) -> None:
     """Count a call that runs our kernels."""
     # Without the lock, which would take longer: python lets other threads run at calls and jumps
     # only, and between reading and writing this attribute there are none.
-    _thread.recorders[-1].row(layer).routed += 1
+    _thread.recorders[-1].named(layer).routed += 1
 
 
 def count_refused(layer: str, reason: str) -> None:
     """Count a call that runs upstream's code, and say so once for each reason."""
     recorders = _thread.recorders
     with _lock:
-        row = recorders[-1].row(layer)
+        row = recorders[-1].named(layer)
         row.fell_back += 1
         row.reasons[reason] += 1
         is_new = len(recorders) == 1 and reason not in _warned

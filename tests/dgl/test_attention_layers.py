@@ -280,9 +280,20 @@ def test_changed_layers_run_dgls_code(cls: type[nn.Module], reason: str, change:
     assert_same(module, arguments(of_case(ORDINARY), torch.randn(30, IN)), reason=reason)
 
 
-def test_edge_weights_run_dgls_code() -> None:
-    call = arguments(of_case(ORDINARY), torch.randn(30, IN), edge_weight=torch.rand(150))
-    assert_same(layer(GATConv), call, reason="edge_weight")
+@pytest.mark.parametrize("get_attention", [False, True])
+@pytest.mark.parametrize("case", SQUARE, ids=str)
+def test_edge_weights(case: Case, get_attention: bool) -> None:
+    weight = torch.rand(case.num_edges)
+    x = torch.randn(case.num_src, IN)
+    call = arguments(of_case(case), x, edge_weight=weight, get_attention=get_attention)
+    assert_same(layer(GATConv, residual=True), call)
+
+
+def test_edge_weights_of_other_shapes_run_dgls_code() -> None:
+    call = arguments(of_case(ORDINARY), torch.randn(30, IN), edge_weight=torch.rand(150, 1))
+    with fastgraph.enabled(), pytest.raises((dgl.DGLError, RuntimeError)):
+        layer(GATConv)(*call[0], **call[1])
+    assert list(fastgraph.status().row("GATConv").reasons) == ["edge_weight of shape [150, 1]"]
 
 
 def test_features_of_more_dimensions_run_dgls_code() -> None:
@@ -321,8 +332,8 @@ def test_integers_are_dgls_business(cls: type[nn.Module]) -> None:
 
 
 def test_strict_raises() -> None:
-    with fastgraph.enabled(strict=True), pytest.raises(fastgraph.RouteRefusedError, match="edge_w"):
-        layer(GATConv)(of_case(ORDINARY), torch.randn(30, IN), edge_weight=torch.rand(150))
+    with fastgraph.enabled(strict=True), pytest.raises(fastgraph.RouteRefusedError, match="dense"):
+        layer(GATConv)(of_case(ORDINARY), torch.randn(30, 2, IN))
 
 
 @pytest.mark.parametrize("cls", LAYERS)
@@ -332,21 +343,3 @@ def test_several_relations_are_dgls_business(cls: type[nn.Module]) -> None:
     with fastgraph.enabled(), pytest.raises((dgl.DGLError, TypeError)):
         layer(cls)(g, torch.randn(5, IN))
     assert "several relations at once" in fastgraph.status().row(cls.__name__).reasons
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_gatv2_is_that_of_pyg(shared: bool) -> None:
-    """The same weights give the same numbers in both libraries, each under fastgraph."""
-    pyg = pytest.importorskip("torch_geometric.nn")
-    theirs = pyg.GATv2Conv(IN, 5, 3, add_self_loops=False, share_weights=shared, bias=False)
-    ours = layer(GATv2Conv, share_weights=shared)
-    with torch.no_grad():
-        for mine, other in ((ours.fc_src, theirs.lin_l), (ours.fc_dst, theirs.lin_r)):
-            mine.weight.copy_(other.weight)
-            other.bias = nn.Parameter(mine.bias.detach().clone())
-        ours.attn.copy_(theirs.att)
-    x = torch.randn(30, IN)
-    with fastgraph.enabled(strict=True):
-        out = ours(of_case(ORDINARY), x)
-        torch.testing.assert_close(out.flatten(1), theirs(x, ORDINARY.edge_index))
-    assert fastgraph.status().row("GATv2Conv").routed == 2

@@ -195,11 +195,6 @@ def mlp() -> nn.Module:
 
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
-    "GraphConv": lambda: dglnn.GraphConv(6, 4, allow_zero_in_degree=True),
-    "GraphConv right": lambda: dglnn.GraphConv(4, 6, norm="right", allow_zero_in_degree=True),
-    "SAGEConv mean": lambda: dglnn.SAGEConv(6, 4, "mean"),
-    "SAGEConv gcn": lambda: dglnn.SAGEConv(6, 4, "gcn"),
-    "SAGEConv pool": lambda: dglnn.SAGEConv(6, 4, "pool"),
     "GINConv sum": lambda: dglnn.GINConv(mlp(), "sum", learn_eps=True),
     "GINConv mean": lambda: dglnn.GINConv(mlp(), "mean"),
     "GINConv max": lambda: dglnn.GINConv(mlp(), "max"),
@@ -215,11 +210,11 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("case", SQUARE, ids=str)
 def test_layers(name: str, case: Case) -> None:
     module = LAYERS[name]()
-    x = torch.randn(case.num_src, 4 if name == "GraphConv right" else 6)
+    x = torch.randn(case.num_src, 6)
     features = (x, x) if name == "GCN2Conv" else (x,)
     if name == "ChebConv":
         features = (x, [2.0])
-    if case.num_edges == 0 and name in ("GINConv max", "SAGEConv pool"):
+    if case.num_edges == 0 and name == "GINConv max":
         pytest.skip("DGL gives the gradients of nodes without edges to the first node")
     assert_same(module, arguments(of_case(case), *features), layer=GSPMM, factor=4.0)
 
@@ -241,18 +236,6 @@ def test_appnp(case: Case) -> None:
     assert fastgraph.status().row(GSPMM).routed == 3
 
 
-@pytest.mark.parametrize("shape", [(150,), (150, 1)], ids=str)
-def test_layers_with_edge_weights(shape: tuple[int, ...]) -> None:
-    weight = torch.rand(shape)
-    call = arguments(of_case(ORDINARY), torch.randn(30, 6), edge_weight=weight)
-    for module in (
-        dglnn.GraphConv(6, 4, allow_zero_in_degree=True),
-        dglnn.GraphConv(6, 9, allow_zero_in_degree=True),
-        dglnn.SAGEConv(6, 4, "mean"),
-    ):
-        assert_same(module, call, layer=GSPMM)
-
-
 def test_several_relations_one_after_another() -> None:
     a, b = random_edges(9, 9, 40), random_edges(9, 5, 20)
     g = dgl.heterograph(
@@ -264,7 +247,7 @@ def test_several_relations_one_after_another() -> None:
     }
     module = dglnn.HeteroGraphConv(convolutions, aggregate="sum")
     features = {"a": torch.randn(9, 4), "b": torch.randn(5, 6)}
-    assert_same(module, arguments(g, features), layer=GSPMM)
+    assert_same(module, arguments(g, features), layer="SAGEConv")
     assert_same(module, arguments(g, features), layer="GATConv")
 
 

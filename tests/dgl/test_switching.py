@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,13 +22,25 @@ import dgl.nn as dglnn  # isort: skip
 from dgl.heterograph_index import HeteroGraphIndex  # isort: skip
 
 
+WHOLE = (
+    dglnn.AGNNConv,
+    dglnn.DotGatConv,
+    dglnn.EdgeGATConv,
+    dglnn.GATConv,
+    dglnn.GATv2Conv,
+    dglnn.GraphConv,
+    dglnn.HGTConv,
+    dglnn.RelGraphConv,
+    dglnn.SAGEConv,
+)
+
+
 def replaced() -> list[object]:
     """Everything that is replaced while fastgraph is enabled."""
     functions = ["GSpMM", "GSDDMM", "EdgeSoftmax", "GSpMM_hetero", "GSDDMM_hetero"]
-    layers = (dglnn.GATConv, dglnn.GATv2Conv, dglnn.DotGatConv)
     return [
         *(getattr(sparse, name) for name in [*functions, "EdgeSoftmax_hetero"]),
-        *(vars(cls)["forward"] for cls in layers),
+        *(vars(cls)["forward"] for cls in WHOLE),
         vars(HeteroGraphIndex)["get_relation_graph"],
         vars(HeteroGraphIndex)["reverse"],
     ]
@@ -64,7 +80,7 @@ def test_status_shows_the_routes() -> None:
     g, x = of_case(ORDINARY), torch.randn(30, 4)
     with fastgraph.enabled():
         dglnn.GATv2Conv(4, 3, 2, allow_zero_in_degree=True)(g, x)
-        dglnn.SAGEConv(4, 3, "mean")(g, x)
+        dglnn.GINConv()(g, x)
         dgl.ops.u_add_v(g, x, x)
     text = str(fastgraph.status())
     assert all(name in text for name in ("GATv2Conv", "dgl.gspmm", "dgl.gsddmm", "no operator"))
@@ -102,13 +118,65 @@ def test_is_accelerated_and_compare() -> None:
     gat = dglnn.GATConv(4, 3, 2, attn_drop=0.5, allow_zero_in_degree=True)
     with fastgraph.enabled():
         assert fastgraph.is_accelerated(gat, g, x) == (True, [])
-        softmax = dglnn.AGNNConv(allow_zero_in_degree=True)
-        accelerated, reasons = fastgraph.is_accelerated(softmax, g, x)
-        assert not accelerated and any("edge_softmax" in reason for reason in reasons)
-    for module in (gat, dglnn.SAGEConv(4, 3, "pool")):
-        report = fastgraph.compare(module, g, x)
+        by_edges = dglnn.GINEConv()
+        accelerated, reasons = fastgraph.is_accelerated(by_edges, g, x, torch.randn(150, 4))
+        assert not accelerated and reasons
+    edge_gat = dglnn.EdgeGATConv(4, 2, 3, 2, attn_drop=0.5, allow_zero_in_degree=True)
+    calls = (
+        (gat, ()),
+        (edge_gat, (torch.randn(150, 2),)),
+        (dglnn.SAGEConv(4, 3, "pool"), ()),
+        (dglnn.GraphConv(4, 3, allow_zero_in_degree=True), ()),
+        (dglnn.AGNNConv(allow_zero_in_degree=True), ()),
+        (dglnn.RelGraphConv(4, 3, 2), (torch.arange(150) % 2,)),
+    )
+    for module, more in calls:
+        report = fastgraph.compare(module, g, x, *more)
         assert report.ok, report
     assert gat.attn_drop.p == 0.5
+
+
+class Model(torch.nn.Module):
+    """A layer with a whole route, and one whose sums have one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = dglnn.GraphConv(4, 5, allow_zero_in_degree=True)
+        self.second = dglnn.GINConv(torch.nn.Linear(5, 3))
+
+    def forward(self, g: Any, x: torch.Tensor) -> Any:
+        return self.second(g, self.first(g, x).relu())
+
+
+def test_a_model_compared() -> None:
+    report = fastgraph.compare(Model(), of_case(ORDINARY), torch.randn(30, 4))
+    assert report.ok, report
+    with fastgraph.enabled():
+        accelerated = fastgraph.is_accelerated(Model(), of_case(ORDINARY), torch.randn(30, 4))
+    assert accelerated == (True, [])
+
+
+TESTS = """\
+import dgl
+import torch
+from dgl.nn import GATConv
+
+import fastgraph
+
+
+def test_a_layer() -> None:
+    g = dgl.add_self_loop(dgl.rand_graph(20, 60))
+    GATConv(4, 3, 2)(g, torch.randn(20, 4)).sum().backward()
+    assert fastgraph.status().row("GATConv").routed == 1
+"""
+
+
+def test_any_projects_tests(tmp_path: Path) -> None:
+    (tmp_path / "test_project.py").write_text(TESTS)
+    command = [sys.executable, "-m", "pytest", "--fastgraph", "-q", "-p", "no:cacheprovider", "."]
+    variables = {**os.environ, "DGLBACKEND": "pytorch", "FASTGRAPH_MIN_EDGES": "0"}
+    ended = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def test_every_call_compared() -> None:
@@ -141,13 +209,8 @@ def test_features_in_graphs_are_those_of_copies(is_block: bool) -> None:
 
 
 def test_layers_that_are_named_have_a_route() -> None:
-    tested = {name.partition(" ")[0] for name in LAYERS}
-    assert set(DGL().routed_layers()) == tested | {
-        "APPNPConv",
-        "DotGatConv",
-        "GATConv",
-        "GATv2Conv",
-    }
+    by_primitives = {name.partition(" ")[0] for name in LAYERS} | {"APPNPConv"}
+    assert set(DGL().routed_layers()) == by_primitives | {cls.__name__ for cls in WHOLE}
 
 
 PROGRAM = """\

@@ -370,7 +370,7 @@ def status_of(rows: tuple[StatusRow, ...]) -> Status:
     """A status that prints as ``fastgraph.status()`` did at the end of a run."""
     status = Status()
     for row in rows:
-        found = status.row(row.layer)
+        found = status.named(row.layer)
         found.routed, found.fell_back = row.routed, row.fell_back
         found.reasons.update(row.reasons)
     return status

@@ -1,0 +1,55 @@
+"""The route of ``AGNNConv``, whose attention is the cosine of features."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dgl.nn.pytorch.conv import AGNNConv
+from torch import Tensor
+
+from fastgraph import ops
+from fastgraph.dgl.attention import edges_of
+from fastgraph.dgl.calls import Accepted, accepted
+from fastgraph.layers.attention import same_dtype
+from fastgraph.layers.cosine import cosine_operands
+from fastgraph.routing.dispatch import Computation, replace_method
+from fastgraph.routing.patching import Patches
+
+
+def install(patches: Patches) -> None:
+    """Replace ``AGNNConv.forward``."""
+    replace_method(patches, AGNNConv, "forward", plan)
+
+
+def plan(module: AGNNConv, graph: Any, feat: Any) -> Computation | str:
+    """The forward pass of a call, or the reason to leave it to upstream."""
+    call = accepted(module, "attention", graph, feat)
+    if isinstance(call, str):
+        return call
+    is_one = graph._graph.number_of_ntypes() == 1
+    if not call.shared and is_one:
+        return "a pair of features of the same nodes, of which DGL's code normalises one only"
+    if call.shared and not is_one and not graph.is_block:
+        return "one tensor of features for two kinds of nodes"
+    if call.inputs.src.shape[1] != call.inputs.dst.shape[1]:
+        return "features of sources and of destinations with different sizes"
+    return lambda: _forward(module, call)
+
+
+def _forward(module: AGNNConv, call: Accepted) -> Tensor:
+    x, beta = same_dtype(call.inputs.src, module.beta)
+    query, key, value = cosine_operands(x, beta)
+    if not call.shared:
+        query = cosine_operands(*same_dtype(call.inputs.dst, module.beta)).query
+    elif call.num_dst != len(query):  # a block, whose destinations are the first of its sources
+        query = query[: call.num_dst]
+    edges = edges_of(call, numbered=False)
+    out, _, _ = ops.attention(
+        query.unsqueeze(1),
+        key.unsqueeze(1),
+        value.unsqueeze(1),
+        edges.index,
+        ptr=edges.ptr,
+        scale=1.0,
+    )
+    return out.squeeze(1)

@@ -1,0 +1,131 @@
+"""Calls of whole layers: what a graph and features must be like for an operator to compute them.
+
+A layer's ``forward`` is replaced as a whole, so that DGL's frames, which refuse to hold features on
+another device than the graph, take no part: a graph on the CPU goes with features on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from dgl.heterograph import DGLGraph
+from torch import Tensor
+
+from fastgraph.dgl.conditions import call_refusal
+from fastgraph.dgl.devices import beside_features
+from fastgraph.dgl.structure import Structure, structure_of, without_edges
+from fastgraph.layers.attention import Inputs
+from fastgraph.registry.registry import REGISTRY
+from fastgraph.routing.conditions import plain_parameters, plain_tensor
+
+
+class Accepted(NamedTuple):
+    """A call that can be routed.
+
+    Attributes:
+        inputs: features of sources and of destinations, as upstream takes them from the caller.
+        shared: whether all destinations are sources, with the same number.
+        structure: the edges, on the device of the features.
+    """
+
+    inputs: Inputs
+    shared: bool
+    structure: Structure
+
+    @property
+    def num_dst(self) -> int:
+        """The number of destinations, which are the first of the sources in a block."""
+        return self.structure.num_dst
+
+
+def accepted(module: Any, operator: str, graph: object, feat: object) -> Accepted | str:
+    """Features and graph of a call of a layer, or why it must be left to upstream.
+
+    Args:
+        module: the layer.
+        operator: the name of the operator.
+        graph: the caller's.
+        feat: the caller's features, one tensor or a pair.
+    """
+    if not isinstance(graph, DGLGraph):
+        return f"the graph is a {type(graph).__name__}"
+    structure = structure_of(graph._graph)
+    if isinstance(structure, str):
+        return structure
+    shared = not isinstance(feat, tuple)
+    inputs = _inputs_of(feat, structure, bool(graph.is_block))
+    if isinstance(inputs, str):
+        return inputs
+    reason = (
+        call_refusal(structure, inputs.src, can_move=True)
+        or plain_parameters(module)
+        or REGISTRY.refusal(operator, inputs.src.device.type, inputs.src.dtype)
+    )
+    if reason is not None:
+        return reason
+    structure = beside_features(structure, inputs.src)
+    allows_lonely = getattr(module, "_allow_zero_in_degree", True)
+    if not allows_lonely and without_edges(structure.plain().graph) is not None:
+        return "nodes without incoming edges, which the layer does not allow"
+    return Accepted(inputs, shared, structure)
+
+
+def _inputs_of(feat: object, structure: Structure, is_block: bool) -> Inputs | str:
+    pair = feat if isinstance(feat, tuple) else (feat, feat)
+    if len(pair) != 2:
+        return f"features with {len(pair)} entries"
+    for features in pair:
+        reason = plain_tensor("the features", features)
+        if reason is not None:
+            return reason
+        if features.layout != torch.strided or features.dim() != 2:
+            return "features that are not a dense matrix"
+    if pair[0].device != pair[1].device:
+        return "features of sources and of destinations on different devices"
+    num_dst = structure.num_src if pair is not feat and is_block else structure.num_dst
+    if (len(pair[0]), len(pair[1])) != (structure.num_src, num_dst):
+        return (
+            f"features of {len(pair[0])} sources and {len(pair[1])} destinations for a graph with "
+            f"{structure.num_src} and {structure.num_dst}"
+        )
+    return Inputs(*pair)
+
+
+def edge_values_refusal(
+    name: str, values: object, call: Accepted, shape: tuple[int | None, ...]
+) -> str | None:
+    """Why an argument with values of edges cannot be handed to an operator.
+
+    Args:
+        name: of the argument.
+        values: what the caller passes.
+        call: with which features and graph.
+        shape: of the values of one edge; ``None`` for any size.
+    """
+    reason = plain_tensor(name, values)
+    if reason is not None:
+        return reason
+    assert isinstance(values, Tensor)
+    like = call.inputs.src
+    sizes = tuple(values.shape[1:])
+    fits = len(sizes) == len(shape) and all(
+        want is None or want == size for want, size in zip(shape, sizes, strict=True)
+    )
+    if values.layout != torch.strided or values.dim() == 0 or not fits:
+        return f"{name} of shape {list(values.shape)}"
+    if len(values) != len(call.structure.index):
+        return f"{name} of {len(values)} edges for a graph with {len(call.structure.index)}"
+    if values.dtype != like.dtype or values.device != like.device:
+        return f"{name} with another dtype or device than features"
+    return None
+
+
+def one_for_each_edge(name: str, values: object, call: Accepted) -> Tensor | str:
+    """An argument with one number for each edge, ``[E]`` or ``[E, 1]``, as ``[E]``, or why not."""
+    is_column = isinstance(values, Tensor) and values.dim() == 2
+    reason = edge_values_refusal(name, values, call, (1,) if is_column else ())
+    if reason is not None:
+        return reason
+    assert isinstance(values, Tensor)
+    return values.reshape(-1)

@@ -1,0 +1,44 @@
+"""Graphs on the CPU for features on a GPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastgraph.dgl.structure import Structure
+from fastgraph.graphs.memo import remembered
+
+
+def beside_features(structure: Structure, features: Tensor) -> Structure:
+    """The structure on the device of the features: copied there once, and freed with the graph.
+
+    Only from the CPU, for which alone DGL has wheels: between GPUs that is the caller's to decide.
+    """
+    device = features.device
+    if structure.index.device == device or structure.index.device.type != "cpu":
+        return structure
+    return copied(structure, device)
+
+
+def copied(structure: Structure, device: torch.device) -> Structure:
+    """The structure on a device, remembered for as long as the graph lives unchanged."""
+    tensors = structure.index, structure.ptr, structure.edge_ids
+    sizes = structure.num_src, structure.num_dst
+    return remembered("on another device", _Copy, *tensors, *sizes, device).structure
+
+
+class _Copy:
+    def __init__(
+        self,
+        index: Tensor,
+        ptr: Tensor,
+        edge_ids: Tensor | None,
+        num_src: int,
+        num_dst: int,
+        device: torch.device,
+    ) -> None:
+        tensors = [index, ptr] if edge_ids is None else [index, ptr, edge_ids]
+        # `copy`, because a view would keep DGL's memory alive.
+        index, ptr, *ids = (tensor.to(device, copy=True) for tensor in tensors)
+        self.structure = Structure(index, ptr, ids[0] if ids else None, num_src, num_dst)
+        self.nbytes = sum(tensor.nbytes for tensor in (index, ptr, *ids))

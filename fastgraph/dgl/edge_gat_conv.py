@@ -1,0 +1,98 @@
+"""The route of ``EdgeGATConv``, whose messages are sums of features of sources and of edges.
+
+Those of edges are projected by one matrix, ``W e``. So the score that they add is the product of
+``e`` with ``W`` and the attention vector, and what they add to a message is summed before it is
+projected: nothing of the size edges x heads x channels exists.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from dgl.nn.pytorch.conv import EdgeGATConv
+from torch import Tensor
+
+from fastgraph import ops
+from fastgraph.dgl.attention import (
+    dropout_rate,
+    edge_modules_refusal,
+    edges_of,
+    finish,
+    projected,
+    residual_of,
+    scores_of,
+)
+from fastgraph.dgl.calls import Accepted, accepted, edge_values_refusal
+from fastgraph.dgl.modules import LINEAR
+from fastgraph.graphs.edges import Edges, Grouped
+from fastgraph.graphs.memo import remembered
+from fastgraph.layers.weighing import sum_of_heads
+from fastgraph.routing.dispatch import Computation, replace_method
+from fastgraph.routing.patching import Patches
+
+
+def install(patches: Patches) -> None:
+    """Replace ``EdgeGATConv.forward``."""
+    replace_method(patches, EdgeGATConv, "forward", plan)
+
+
+def plan(
+    module: EdgeGATConv, graph: Any, feat: Any, edge_feat: Any, get_attention: bool = False
+) -> Computation | str:
+    """The forward pass of a call, or the reason to leave it to upstream."""
+    call = accepted(module, "gat", graph, feat)
+    if isinstance(call, str):
+        return call
+    if call.shared and hasattr(module, "fc_src"):
+        return "one tensor of features for a layer that was made for pairs"
+    reason = edge_modules_refusal(module, call.inputs.src)
+    if reason is None and not LINEAR.knows(module.fc_edge):
+        reason = "fc_edge has hooks or is replaced"
+    if reason is None:
+        size = module.fc_edge.weight.shape[1]
+        reason = edge_values_refusal("edge_feat", edge_feat, call, (size,))
+    if reason is None and module.fc_edge.weight.dtype != edge_feat.dtype:
+        reason = "parameters with another dtype than features"
+    return reason or (lambda: _forward(module, call, edge_feat, bool(get_attention)))
+
+
+def _forward(module: EdgeGATConv, call: Accepted, edge_feat: Tensor, get_attention: bool) -> Any:
+    x_src, x_dst, h_dst = projected(module, call)
+    residual = residual_of(module, h_dst)
+    weight = module.fc_edge.weight.view(*module.attn_edge.shape[1:], -1)
+    score_edge = edge_feat @ torch.einsum("hc,hcd->dh", module.attn_edge[0], weight)
+    edges = edges_of(call, numbered=True)
+    out, alpha, _ = ops.gat(
+        x_src,
+        scores_of(x_src, module.attn_l),
+        scores_of(x_dst, module.attn_r),
+        edges.index,
+        score_edge=score_edge,
+        ptr=edges.ptr,
+        negative_slope=module.leaky_relu.negative_slope,
+        dropout=dropout_rate(module),
+        need_weights=True,
+    )
+    assert alpha is not None
+    summed = sum_of_heads(edge_feat.unsqueeze(1), alpha, _from_edges(call), call.num_dst)
+    others = [torch.einsum("nhd,hcd->nhc", summed, weight)]
+    if residual is not None:
+        others.append(residual)
+    if module.bias is not None:
+        others.append(module.bias.view(1, *x_src.shape[1:]))
+    return finish(module, out, others, alpha, get_attention)
+
+
+def _from_edges(call: Accepted) -> Edges:
+    """Every edge as the source of itself, so that features of edges can be gathered."""
+    structure = call.structure
+    tensors = structure.index, structure.ptr, structure.edge_ids
+    grouped: Grouped = remembered("CSC from edges", _edges_as_sources, *tensors, structure.num_dst)
+    return grouped.edges
+
+
+def _edges_as_sources(index: Tensor, ptr: Tensor, edge_ids: Tensor | None, num_dst: int) -> Grouped:
+    order = torch.arange(len(index), dtype=index.dtype, device=index.device)
+    numbers = order if edge_ids is None else edge_ids.clone()
+    return Grouped(numbers, ptr, None if edge_ids is None else numbers, len(index), num_dst)

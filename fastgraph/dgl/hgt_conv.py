@@ -1,0 +1,83 @@
+"""The route of ``HGTConv``: keys and values are projected once for each source and relation.
+
+What a relation multiplies scores by is a factor of its matrix of keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from dgl.nn.pytorch.conv import HGTConv
+from torch import Tensor
+
+from fastgraph import ops
+from fastgraph.dgl.calls import Accepted, accepted
+from fastgraph.dgl.relations import Pairs, pairs_of, project_pairs, typed_linear_refusal
+from fastgraph.routing.dispatch import Computation, replace_method
+from fastgraph.routing.patching import Patches
+
+
+def install(patches: Patches) -> None:
+    """Replace ``HGTConv.forward``."""
+    replace_method(patches, HGTConv, "forward", plan)
+
+
+def plan(
+    module: HGTConv, g: Any, x: Any, ntype: Any, etype: Any, *, presorted: bool = False
+) -> Computation | str:
+    """The forward pass of a call, or the reason to leave it to upstream."""
+    if isinstance(x, tuple):
+        return "a pair of features"
+    call = accepted(module, "attention", g, x)
+    if isinstance(call, str):
+        return call
+    if not g.is_block and g._graph.number_of_ntypes() != 1:
+        return "two kinds of nodes, of which DGL's code takes one"
+    if x.device != g.device:
+        return "matrices of kinds of nodes, which DGL multiplies by where its graphs are"
+    for name in ("relation_att", "relation_msg"):
+        for linear in getattr(module, name):
+            reason = typed_linear_refusal(name, linear)
+            if reason is not None:
+                return reason
+    pairs = pairs_of(call, etype, len(module.relation_pri[0]))
+    if isinstance(pairs, str):
+        return pairs
+
+    def compute() -> Tensor:
+        module.presorted = presorted  # as DGL's code leaves it
+        return _forward(module, call, pairs, ntype, presorted)
+
+    return compute
+
+
+def _forward(module: HGTConv, call: Accepted, pairs: Pairs, ntype: Any, presorted: bool) -> Tensor:
+    x, ntype_dst = call.inputs.src, ntype[: call.num_dst]
+    x_dst = x[: call.num_dst]
+    shape = (-1, module.num_heads, module.head_size)
+    key = module.linear_k(x, ntype, presorted).view(shape)
+    query = module.linear_q(x_dst, ntype_dst, presorted).view(shape)
+    value = module.linear_v(x, ntype, presorted).view(shape)
+    # By relation and head, as in equation 3 of the paper (Hu et al., WWW 2020).
+    factor = torch.stack(list(module.relation_pri), 1)[:, :, None, None]
+    edges = pairs.grouped.edges
+    out, _, _ = ops.attention(
+        query,
+        project_pairs(key, factor * _matrices(module.relation_att), pairs),
+        project_pairs(value, _matrices(module.relation_msg), pairs),
+        edges.index,
+        ptr=edges.ptr,
+        scale=1 / module.sqrt_d,
+    )
+    h = module.drop(module.linear_a(out.flatten(1), ntype_dst, presorted))
+    alpha = torch.sigmoid(module.skip[ntype_dst]).unsqueeze(-1)
+    root = x_dst if x_dst.shape == h.shape else x_dst @ module.residual_w
+    h = h * alpha + root * (1 - alpha)
+    result: Tensor = module.norm(h) if module.use_norm else h
+    return result
+
+
+def _matrices(relation: Any) -> Tensor:
+    """Those of all heads, ``[relations, heads, in_channels, out_channels]``."""
+    return torch.stack([linear.get_weight() for linear in relation], 1)

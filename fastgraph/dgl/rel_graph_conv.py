@@ -1,0 +1,75 @@
+"""The route of ``RelGraphConv``: messages are projected once for each source and relation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dgl.nn.pytorch.conv import RelGraphConv
+from torch import Tensor
+
+from fastgraph import ops
+from fastgraph.dgl.calls import Accepted, accepted, edge_values_refusal
+from fastgraph.dgl.relations import Pairs, pairs_of, project_pairs, typed_linear_refusal
+from fastgraph.layers.sums import add_to
+from fastgraph.routing.dispatch import Computation, replace_method
+from fastgraph.routing.patching import Patches
+
+
+def install(patches: Patches) -> None:
+    """Replace ``RelGraphConv.forward``."""
+    replace_method(patches, RelGraphConv, "forward", plan)
+
+
+def plan(
+    module: RelGraphConv,
+    g: Any,
+    feat: Any,
+    etypes: Any,
+    norm: Tensor | None = None,
+    *,
+    presorted: bool = False,
+) -> Computation | str:
+    """The forward pass of a call, or the reason to leave it to upstream."""
+    if isinstance(feat, tuple):
+        return "a pair of features"
+    call = accepted(module, "spmm", g, feat)
+    if isinstance(call, str):
+        return call
+    reason = typed_linear_refusal("linear_r", module.linear_r)
+    if reason is None and module.linear_r.W.dtype != feat.dtype:
+        reason = "parameters with another dtype than features"
+    if reason is None and norm is not None:
+        reason = edge_values_refusal("norm", norm, call, (1,))
+    if reason is not None:
+        return reason
+    pairs = pairs_of(call, etypes, module.linear_r.num_types)
+    if isinstance(pairs, str):
+        return pairs
+
+    def compute() -> Tensor:
+        module.presorted = presorted  # as DGL's code leaves it
+        return _forward(module, call, pairs, norm)
+
+    return compute
+
+
+def _forward(module: RelGraphConv, call: Accepted, pairs: Pairs, norm: Tensor | None) -> Tensor:
+    x = call.inputs.src
+    edges = pairs.grouped.edges
+    h = ops.spmm(
+        project_pairs(x, module.linear_r.get_weight(), pairs),
+        edges.index,
+        None if norm is None else norm.reshape(-1),
+        ptr=edges.ptr,
+        num_out=call.num_dst,
+    )
+    if module.layer_norm:
+        h = module.layer_norm_weight(h)
+    if module.bias:
+        h = h + module.h_bias if module.layer_norm else add_to(h, module.h_bias)
+    if module.self_loop:
+        h = h + x[: call.num_dst] @ module.loop_weight
+    if module.activation:
+        h = module.activation(h)
+    out: Tensor = module.dropout(h)
+    return out

@@ -1,0 +1,119 @@
+"""Messages that are projected by a matrix of their relation, without one for each edge.
+
+Edges of one relation from one source carry the same message. So features are projected once for
+each *pair* of a source and a relation that occurs, and edges lead from these pairs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from dgl.nn.pytorch.linear import TypedLinear
+from torch import Tensor
+
+from fastgraph.dgl.calls import Accepted
+from fastgraph.graphs.edges import Grouped
+from fastgraph.graphs.memo import remembered
+from fastgraph.layers.modules import KnownModules
+from fastgraph.routing.conditions import plain_tensor
+
+_TYPED_LINEAR = KnownModules(TypedLinear)
+
+
+class Pairs:
+    """Pairs of a source and a relation that occur among edges, by relation, then by source.
+
+    Attributes:
+        source: int64 ``[pairs]``, the source of each.
+        sizes: the number of pairs of each relation.
+        grouped: the edges, from pairs to destinations, with their numbers.
+    """
+
+    def __init__(
+        self,
+        index: Tensor,
+        ptr: Tensor,
+        edge_ids: Tensor | None,
+        num_src: int,
+        num_dst: int,
+        etype: Tensor,
+        num_rels: int,
+    ) -> None:
+        etype = etype.long() if edge_ids is None else etype.long()[edge_ids.long()]
+        keys, pair = torch.unique(etype * num_src + index, return_inverse=True)
+        self.source = keys % num_src
+        relation = keys.div(num_src, rounding_mode="floor")
+        self.sizes = torch.bincount(relation, minlength=num_rels).tolist()
+        pair = pair.to(index.dtype)
+        self.grouped = Grouped(pair, ptr, edge_ids, len(keys), num_dst)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all."""
+        nbytes: int = self.source.nbytes + self.grouped.nbytes
+        return nbytes
+
+
+def pairs_of(call: Accepted, etype: object, num_rels: int) -> Pairs | str:
+    """The pairs of a call, or why it must be left to upstream.
+
+    Args:
+        call: its edges.
+        etype: the relation of each edge, by the numbers of edges.
+        num_rels: the number of relations.
+    """
+    reason = plain_tensor("the types of edges", etype)
+    if reason is not None:
+        return reason
+    assert isinstance(etype, Tensor)
+    structure = call.structure
+    if etype.dtype not in (torch.int32, torch.int64) or etype.shape != structure.index.shape:
+        return f"types of edges of shape {list(etype.shape)}, {etype.dtype}"
+    if etype.device != structure.index.device:
+        return "types of edges on another device than features"
+    if len(etype) == 0:
+        return "a graph without edges"
+    least, most = remembered("range", _Range, etype).ends
+    if least < 0 or most >= num_rels:
+        return f"types of edges from {least} to {most} for {num_rels} relations"
+    tensors = structure.index, structure.ptr, structure.edge_ids
+    sizes = structure.num_src, structure.num_dst
+    return remembered("pairs", Pairs, *tensors, *sizes, etype, num_rels)
+
+
+class _Range:
+    nbytes = 0
+
+    def __init__(self, values: Tensor) -> None:
+        self.ends = tuple(int(end) for end in torch.aminmax(values))
+
+
+def typed_linear_refusal(name: str, module: Any) -> str | None:
+    """Why what a ``TypedLinear`` does on single edges cannot be done on pairs."""
+    if type(module) is not TypedLinear:
+        return f"{name} is a {type(module).__name__}"
+    if _TYPED_LINEAR.is_watched(module):
+        return f"{name} has hooks or is replaced"
+    if module.regularizer == "bdd":
+        return "block-diagonal matrices of relations"
+    return None
+
+
+def project_pairs(x: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
+    r""":math:`x_s W_r` for each pair :math:`(s, r)`.
+
+    Args:
+        x: ``[sources, *heads, in_channels]``.
+        weight: ``[relations, *heads, in_channels, out_channels]``, with heads where ``x`` has them.
+        pairs: which.
+
+    Returns:
+        ``[pairs, *heads, out_channels]``.
+    """
+    rows = x.index_select(0, pairs.source).split(pairs.sizes)
+    if x.dim() == 2:
+        return torch.cat([part @ matrix for part, matrix in zip(rows, weight, strict=True)])
+    return torch.cat(
+        [torch.einsum("nhd,hde->nhe", p, matrix) for p, matrix in zip(rows, weight, strict=True)]
+    )

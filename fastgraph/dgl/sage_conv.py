@@ -1,0 +1,102 @@
+"""The route of ``SAGEConv``: ``mean``, ``gcn`` and ``pool``.
+
+Nothing stands between an operator and the dense products: DGL divides, looks for maxima of nobody
+and adds in passes over the features of all nodes. What has no such route is DGL's own ``forward``,
+whose aggregation takes the route of message passing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dgl.nn.pytorch.conv import SAGEConv
+from torch import Tensor
+
+from fastgraph import ops
+from fastgraph.dgl.calls import Accepted, accepted, one_for_each_edge
+from fastgraph.dgl.conditions import last_wins
+from fastgraph.dgl.modules import LINEAR, project
+from fastgraph.dgl.normalisation import with_itself
+from fastgraph.graphs.edges import Edges
+from fastgraph.layers.sums import add_to, with_first_rows
+from fastgraph.routing.dispatch import Computation, replace_method
+from fastgraph.routing.patching import Patches
+
+
+def install(patches: Patches) -> None:
+    """Replace ``SAGEConv.forward``."""
+    replace_method(patches, SAGEConv, "forward", plan)
+
+
+def plan(
+    module: SAGEConv, graph: Any, feat: Any, edge_weight: Tensor | None = None
+) -> Computation | None:
+    """The forward pass of a call, or ``None`` where it is left to message passing."""
+    kind = module._aggre_type
+    if kind not in ("mean", "gcn", "pool"):
+        return None
+    call = accepted(module, "segment_reduce" if kind == "pool" else "spmm", graph, feat)
+    # Without edges DGL computes something else, in float32.
+    if isinstance(call, str) or len(call.structure.index) == 0:
+        return None
+    if kind == "gcn" and not call.shared:
+        return None
+    if edge_weight is None:
+        return lambda: _forward(module, call, None)
+    if kind != "mean":
+        return None
+    flat = one_for_each_edge("edge_weight", edge_weight, call)
+    return None if isinstance(flat, str) else lambda: _forward(module, call, flat)
+
+
+def _forward(module: SAGEConv, call: Accepted, edge_weight: Tensor | None) -> Tensor:
+    h_src = module.feat_drop(call.inputs.src)
+    if not call.shared:
+        h_self = module.feat_drop(call.inputs.dst)
+    elif call.num_dst == len(h_src):
+        h_self = h_src
+    else:  # a block, whose destinations are the first of its sources
+        h_src, h_self = with_first_rows(h_src, call.num_dst)
+    is_mean = module._aggre_type != "pool"
+    is_narrowing = is_mean and module._in_src_feats > module._out_feats
+    if is_mean:
+        x = project(module.fc_neigh, h_src) if is_narrowing else h_src
+        neighbours = _mean(module, call, x, edge_weight)
+    else:
+        neighbours = _pooled(module, call, h_src)
+    if module._aggre_type == "gcn":
+        out = neighbours if is_narrowing else project(module.fc_neigh, neighbours)
+        out = out if module.bias is None else out + module.bias
+    else:
+        out = project(module.fc_self, h_self)
+        if not LINEAR.knows(module.fc_self):  # `out` may be anybody's
+            out = out + (neighbours if is_narrowing else project(module.fc_neigh, neighbours))
+        elif is_narrowing:
+            out = add_to(out, neighbours)
+        else:
+            out = LINEAR.add_projection(out, module.fc_neigh, neighbours)
+    if module.activation is not None:
+        out = module.activation(out)
+    return out if module.norm is None else module.norm(out)
+
+
+def _mean(module: SAGEConv, call: Accepted, x: Tensor, edge_weight: Tensor | None) -> Tensor:
+    structure = call.structure
+    if module._aggre_type == "gcn":
+        edges = with_itself(structure).edges
+    else:
+        edges = (structure.plain() if edge_weight is None else structure.numbered()).edges
+    return _reduced(ops.spmm, x, edges, call, weight=edge_weight, reduce="mean")
+
+
+def _pooled(module: SAGEConv, call: Accepted, x: Tensor) -> Tensor:
+    x = project(module.fc_pool, x)
+    x = x.relu_() if LINEAR.knows(module.fc_pool) else x.relu()
+    structure = call.structure
+    edges = (structure.backwards() if last_wins(x) else structure.plain()).edges
+    return _reduced(ops.segment_reduce, x, edges, call, reduce="max", ties="winner")
+
+
+def _reduced(operator: Any, x: Tensor, edges: Edges, call: Accepted, **options: Any) -> Tensor:
+    out: Tensor = operator(x, edges.index, ptr=edges.ptr, num_out=call.num_dst, **options)
+    return out
