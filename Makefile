@@ -65,15 +65,16 @@ test-scatter: scatter ## run the tests whose outcome depends on torch_scatter wi
 	$(PYTEST) $(PARALLEL) tests/ops tests/pyg $(if $(ALL),,-k "(scatter or pyg) and not switching")
 
 # DGL has wheels for some versions of Python only, and two versions cannot share an environment: each
-# gets one beside .venv, with the packages of .venv behind its own. What DGL imports is in .venv, but
-# for pandas and what that needs.
+# gets one beside .venv, with these sources and the packages of .venv behind its own. What DGL imports
+# is in .venv, but for pandas and what that needs.
 DGL := 1.1.3 2.1.0
+newest_dgl = .venv-dgl-$(lastword $(DGL))
 
 test-dgl: install $(DGL:%=test-dgl-%) ## run the tests of DGL's routes with each supported DGL
 
 test-dgl-%: install
 	@test -x .venv-dgl-$*/bin/python || $(BIN)/python -m venv --without-pip .venv-dgl-$*
-	@$(BIN)/python -c 'import sys; print(*[p for p in sys.path if p.endswith("-packages")], sep="\n")' \
+	@$(BIN)/python -c 'import os, sys; print(os.getcwd(), *[p for p in sys.path if p.endswith("-packages")], sep="\n")' \
 	  >"$$(.venv-dgl-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth"
 	@if .venv-dgl-$*/bin/python -c 'from importlib.metadata import version; version("dgl")' 2>/dev/null || \
 	  $(BIN)/pip --python .venv-dgl-$*/bin/python install --quiet --no-deps --only-binary :all: \
@@ -99,6 +100,10 @@ emulate: install emulator ## run the kernels for GPUs on the emulator, and count
 	  tests/ops tests/cuda tests/pyg -k "simt or cuda or pyg" \
 	  $(addprefix --ignore=,tests/cuda/test_operators.py tests/cuda/test_benchmark.py \
 	  tests/cuda/test_configuration.py tests/pyg/test_switching.py)
+	@if $(newest_dgl)/bin/python -c 'from importlib.metadata import version; version("dgl")' 2>/dev/null; \
+	then DGLBACKEND=pytorch $(THREADS) $(newest_dgl)/bin/python -m pytest --emulate tests/dgl/test_devices.py; \
+	else echo "skipped: DGL's graphs beside emulated features, as 'make test-dgl' has installed no DGL"; \
+	fi
 
 # With the CUDA kernels where they can be compiled; for all architectures that takes minutes.
 wheel: install ## build a wheel for many Linux distributions into dist/
