@@ -257,7 +257,10 @@ def placed(x: Tensor, rows: Layout, axis: int) -> ShardedTensor:
     """A replicated tensor as a sharded one, which keeps the rows of this rank."""
     if x.requires_grad:
         return ShardedTensor(collectives.split(x, rows, axis), rows, axis)
-    make = lambda: x.detach().index_select(axis, rows.position)  # noqa: E731
+
+    def make() -> Tensor:
+        return x.detach().index_select(axis, rows.position)
+
     local = make() if x.is_floating_point() else remembered(x, ("placed", rows, axis), make)
     return ShardedTensor(local, rows, axis)
 

@@ -133,8 +133,11 @@ def grad(func: Any, args: Arguments, kwargs: Options) -> Any:
         args = (args[0], kwargs.pop("inputs"))
     single = isinstance(args[1], Tensor)
     inputs = [args[1]] if single else list(args[1])
-    local = lambda x: x.local if is_sharded(x) else x  # noqa: E731
     outputs = args[0]
+
+    def local(x: Any) -> Any:
+        return x.local if is_sharded(x) else x
+
     rest, options = args[2:], kwargs
     found = func(
         tree_map(local, outputs),
