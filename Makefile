@@ -27,7 +27,7 @@ cuda = --config-settings=cmake.define.FASTGRAPH_CUDA=$(or $(FASTGRAPH_CUDA),$(1)
 ALL ?=
 REPEATS := $(if $(ALL),--repeats)
 
-.PHONY: help install demo test test-all emulator scatter test-scatter test-dgl emulate wheel test-wheel sanitize aarch64 cuda docs lint format bench clean
+.PHONY: help install demo demo-dist test test-all emulator scatter test-scatter test-dgl emulate wheel test-wheel sanitize aarch64 cuda docs lint format bench clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -45,6 +45,9 @@ $(VENV)/installed: pyproject.toml CMakeLists.txt $(shell find fastgraph/csrc -ty
 
 demo: install ## train five models with and without fastgraph; leaves build/demo.html
 	$(BIN)/python examples/demo.py --html build/demo.html $(DEMO_ARGS)
+
+demo-dist: install ## train an unmodified script on one process and on two; shows both losses
+	$(BIN)/python examples/dist/compare.py --ranks 2 examples/gcn.py --epochs 5 $(DEMO_ARGS)
 
 test: install ## run the tests of the package on the CPU
 	$(PYTEST) $(PARALLEL) tests

@@ -28,6 +28,7 @@ ROOMS = (
     ("enabling",),
     ("comparison",),
     ("inspection",),
+    ("dist",),
     ("",),  # fastgraph itself: the names that users import
     ("cli",),
     ("pytest_plugin", "__main__"),

@@ -7,12 +7,16 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fastgraph.rendering import rendered
 from fastgraph.upstream import PACKAGES
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 NOT_COUNTED = "calls within torch.compile are not counted"
 
@@ -90,7 +94,8 @@ class Status:
             table.add_row("(no calls)", "", "", "", "")
         if self is STATUS and has_compiled():
             table.caption, table.caption_justify = NOT_COUNTED, "left"
-        return rendered(table)
+        further = [t for tables in FURTHER_TABLES for t in tables()] if self is STATUS else []
+        return rendered(table, *further)
 
     __repr__ = __str__
 
@@ -103,6 +108,9 @@ def has_compiled() -> bool:
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and dynamo.counters["frames"]["ok"] > 0
 
+
+FURTHER_TABLES: list[Callable[[], list[Table]]] = []
+"""What other parts have to say after the table of the process's calls."""
 
 STATUS = Status()
 _warned: set[str] = set()

@@ -1,0 +1,39 @@
+"""One view of the whole graph: a program that trains on one device trains on several, unchanged.
+
+Run a script on several processes as it is::
+
+    torchrun --nproc-per-node 4 -m fastgraph.dist train.py
+
+or shard a graph by hand::
+
+    import fastgraph.dist as fgd
+
+    fgd.init()
+    data = fgd.shard(data)
+
+Tensors of nodes and edges then are sharded: they have the shape of the whole, and the data of this
+rank's rows. Every operation returns what it would return on one process.
+"""
+
+from __future__ import annotations
+
+from fastgraph.dist import rules as rules
+from fastgraph.dist.counts import COUNTS, Counts
+from fastgraph.dist.graphs import shard
+from fastgraph.dist.partition import PartitionError, partition
+from fastgraph.dist.sharded import ShardedTensor, is_sharded, whole
+from fastgraph.dist.world import CollectiveError, RanksDivergedError, init
+
+__all__ = [
+    "COUNTS",
+    "CollectiveError",
+    "Counts",
+    "PartitionError",
+    "RanksDivergedError",
+    "ShardedTensor",
+    "init",
+    "is_sharded",
+    "partition",
+    "shard",
+    "whole",
+]

@@ -1,0 +1,37 @@
+"""A rank that :func:`fastgraph.dist.spawning.run_on_ranks` has started."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import fastgraph.dist
+
+_TIMEOUT = timedelta(minutes=2)
+
+
+def main(folder: Path, rank: int, world_size: int) -> None:
+    """Join the others by a file, do the call, leave its result in a file."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=world_size,
+        timeout=_TIMEOUT,
+    )
+    fastgraph.dist.init()
+    path, function, arguments = pickle.loads((folder / "call").read_bytes())
+    sys.path[:] = path
+    result = function(*arguments)
+    (folder / f"result-{rank}").write_bytes(pickle.dumps(result))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

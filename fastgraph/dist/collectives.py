@@ -1,0 +1,136 @@
+"""Differentiable collectives, in dual pairs: the backward pass of each is the other.
+
+The gradient of a replicated tensor is whole and the same on all ranks; that of a sharded one is
+held by rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from fastgraph.dist import transport
+
+if TYPE_CHECKING:
+    from fastgraph.dist.exchange import Plan
+    from fastgraph.dist.layout import Layout
+
+
+_CONTIGUOUS = torch.contiguous_format
+
+
+def _applied(function: type[Function], *arguments: Any) -> Tensor:
+    out: Tensor = super(Function, function).apply(*arguments)  # type: ignore[misc]
+    return out
+
+
+class _Enter(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return sum_of_ranks(grad)
+
+
+class _Sum(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return transport.all_reduce(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return enter(grad)
+
+
+class _Gather(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Layout, axis: int) -> Tensor:
+        ctx.rows, ctx.axis = rows, axis
+        parts = transport.all_gather(x.movedim(axis, 0), rows.counts)
+        # Never a view, which autograd would not let anyone write to.
+        found = parts.index_select(0, rows.order)
+        return found if axis == 0 else found.movedim(0, axis).clone(memory_format=_CONTIGUOUS)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return split(grad, ctx.rows, ctx.axis), None, None
+
+
+class _Split(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Layout, axis: int) -> Tensor:
+        ctx.rows, ctx.axis = rows, axis
+        return x.index_select(axis, rows.position)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return gather(grad, ctx.rows, ctx.axis), None, None
+
+
+class _Halo(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
+        ctx.plan = plan
+        return transport.all_to_all(x.index_select(0, plan.given), plan.sends, plan.receives)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return halo_sum(grad, ctx.plan), None
+
+
+class _HaloSum(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
+        ctx.plan = plan
+        returned = transport.all_to_all(x, plan.receives, plan.sends)
+        return x.new_zeros((plan.mine, *x.shape[1:])).index_add_(0, plan.given, returned)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return halo(grad, ctx.plan), None
+
+
+def enter(x: Tensor) -> Tensor:
+    """A replicated tensor, which each rank is about to use on its own rows.
+
+    Backward: the sum of the ranks' gradients.
+    """
+    return _applied(_Enter, x)
+
+
+def sum_of_ranks(x: Tensor) -> Tensor:
+    """The sum of what each rank has, replicated. Backward: the gradient as it is."""
+    return _applied(_Sum, x)
+
+
+def gather(x: Tensor, rows: Layout, axis: int) -> Tensor:
+    """All rows of all ranks in global order, replicated, in new memory. Backward: a split."""
+    return _applied(_Gather, x, rows, axis)
+
+
+def split(x: Tensor, rows: Layout, axis: int) -> Tensor:
+    """The rows of a replicated tensor that this rank holds. Backward: a gather."""
+    return _applied(_Split, x, rows, axis)
+
+
+def halo(x: Tensor, plan: Plan) -> Tensor:
+    """Rows of other ranks, ``[sum(plan.receives), ...]``, that a plan needs.
+
+    Backward: each rank adds up what others have for its rows.
+    """
+    return _applied(_Halo, x.contiguous(), plan)
+
+
+def halo_sum(x: Tensor, plan: Plan) -> Tensor:
+    """The transpose of :func:`halo`: values for rows of others, added up by their owners."""
+    return _applied(_HaloSum, x.contiguous(), plan)
+
+
+def records_gradient(x: object) -> bool:
+    """Whether what is done with a value now will be differentiated."""
+    return isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled()

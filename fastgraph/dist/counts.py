@@ -1,0 +1,62 @@
+"""What a program has gathered and sent: counters, and their part of ``fastgraph.status()``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fastgraph.routing.status import FURTHER_TABLES
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass
+class Counts:
+    """Counters of this rank.
+
+    Attributes:
+        gathers: operations that no rule covers, for which sharded tensors were gathered as a whole;
+            by name. The program goes on with the right values, but slower.
+        calls: collectives that were issued, by kind.
+        sent: bytes that this rank has sent, by kind of collective.
+        plans: exchanges of rows that were planned.
+    """
+
+    gathers: Counter[str] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)
+    sent: Counter[str] = field(default_factory=Counter)
+    plans: int = 0
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.gathers.clear()
+        self.calls.clear()
+        self.sent.clear()
+        self.plans = 0
+
+    def tables(self) -> list[Table]:
+        """Tables for people; none where nothing was sent or gathered."""
+        from rich.table import Table
+
+        tables = []
+        if self.calls:
+            table = Table("collective", title="sent by this rank")
+            table.add_column("calls", justify="right")
+            table.add_column("bytes", justify="right")
+            for kind, calls in sorted(self.calls.items()):
+                table.add_row(kind, str(calls), f"{self.sent[kind]:,}")
+            tables.append(table)
+        if self.gathers:
+            table = Table("operation", title="gathered as a whole, for want of a rule")
+            table.add_column("times", justify="right")
+            for name, times in self.gathers.most_common():
+                table.add_row(name, str(times))
+            tables.append(table)
+        return tables
+
+
+COUNTS = Counts()
+
+FURTHER_TABLES.append(COUNTS.tables)

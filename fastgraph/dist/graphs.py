@@ -1,0 +1,169 @@
+"""Graphs of PyG with sharded tensors of nodes and edges."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fastgraph.dist import hooks, transport
+from fastgraph.dist.layout import Layout, know, known
+from fastgraph.dist.partition import check_weights, partition
+from fastgraph.dist.sharded import ShardedTensor
+from fastgraph.dist.world import WORLD
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data, HeteroData
+
+Graph = TypeVar("Graph", "Data", "HeteroData")
+
+
+def shard(
+    data: Graph,
+    *,
+    weights: Sequence[float] | None = None,
+    method: str = "metis",
+    parts: Tensor | None = None,
+) -> Graph:
+    """A graph whose tensors of nodes and edges are sharded; all ranks give the same one.
+
+    Edges live with their destination. What has neither a row for each node nor one for each edge
+    stays as it is, on every rank.
+
+    Args:
+        data: ``Data`` or ``HeteroData`` of PyG, on the CPU.
+        weights: the share of the work of each rank; default: equal shares.
+        method: how nodes are partitioned, see :func:`fastgraph.dist.partition.partition`.
+        parts: the rank of each node, int64 ``[num_nodes]``, instead. For ``HeteroData`` the nodes
+            of all types, in the order of ``data.node_types``.
+
+    Returns:
+        A copy.
+
+    Raises:
+        RuntimeError: :func:`fastgraph.dist.init` was not called.
+        TypeError: ``data`` is no graph of PyG.
+        ValueError: an argument that cannot be used.
+    """
+    from torch_geometric.data import Data, HeteroData
+
+    if not WORLD.is_ready:
+        raise RuntimeError("call fastgraph.dist.init() before fastgraph.dist.shard()")
+    if not isinstance(data, (Data, HeteroData)):
+        raise TypeError(f"data must be a Data or HeteroData of PyG, got {type(data).__name__}")
+    hooks.install()
+    check_weights(weights, WORLD.size)
+    _check_on_cpu(data)
+    sizes = _num_nodes(data)
+    if parts is None:
+        edge_index = _joint_edges(data, sizes)
+        found = None
+        if WORLD.rank == 0:  # METIS may give others something else
+            found = _answer(edge_index, sum(sizes), weights, method)
+        parts = _checked(transport.broadcast(found))
+    _check_parts(parts, sum(sizes))
+    return _sharded(data, list(parts.split(sizes)))
+
+
+def shard_as_known(data: Graph, **options: Any) -> Graph:
+    """:func:`shard`, by the partition of a graph of as many nodes if there was one.
+
+    Splits of one graph have their nodes in common.
+    """
+    rows = [known(n) for n in _num_nodes(data)]
+    if all(r is not None for r in rows):
+        options = {"parts": torch.cat([r.owner for r in rows if r is not None])}
+    return shard(data, **options)
+
+
+def _answer(edge_index: Tensor, n: int, weights: Any, method: str) -> Tensor | Exception:
+    """The partition, or why there is none, which all ranks must raise."""
+    try:
+        return partition(edge_index, n, WORLD.size, weights=weights, method=method)
+    except (ValueError, ModuleNotFoundError, RuntimeError) as error:
+        return error
+
+
+def _checked(answer: Tensor | Exception) -> Tensor:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _check_on_cpu(data: Any) -> None:
+    for store in data.stores:
+        for key, value in store.items():
+            if isinstance(value, Tensor) and value.device.type != "cpu":
+                raise ValueError(f"{key} must be on the CPU to be sharded, got {value.device}")
+            if isinstance(value, ShardedTensor):
+                raise ValueError(f"{key} is sharded already")
+
+
+def _check_parts(parts: Tensor, n: int) -> None:
+    fits = parts.dtype == torch.int64 and parts.shape == (n,)
+    if not fits or (n and not (0 <= int(parts.min()) and int(parts.max()) < WORLD.size)):
+        raise ValueError(
+            f"parts must be int64 [{n}] with ranks from 0 to {WORLD.size - 1}, got {parts.dtype} "
+            f"of shape {list(parts.shape)}"
+        )
+
+
+def _num_nodes(data: Any) -> list[int]:
+    sizes = [store.num_nodes for store in data.node_stores]
+    if any(size is None for size in sizes):
+        raise ValueError("data must know its number of nodes, got None: set data.num_nodes")
+    return sizes
+
+
+def _joint_edges(data: Any, sizes: list[int]) -> Tensor:
+    """The edges of all types between the nodes of all types, numbered one type after the other."""
+    starts, offset = {}, 0
+    for store, size in zip(data.node_stores, sizes, strict=True):
+        starts[store._key], offset = offset, offset + size
+    found = [torch.empty(2, 0, dtype=torch.int64)]
+    for store in data.edge_stores:
+        index = store.get("edge_index")
+        if type(index) is Tensor:
+            source, _, target = store._key or (None, None, None)
+            found.append(index + torch.tensor([[starts[source]], [starts[target]]]))
+    return torch.cat(found, 1)
+
+
+def _sharded(data: Graph, parts: list[Tensor]) -> Graph:
+    out = copy.copy(data)
+    owners = {}
+    for store, owner in zip(out.node_stores, parts, strict=True):
+        owners[store._key] = owner
+        rows = _layout(owner)
+        know(rows)
+        _shard_store(store, store.is_node_attr, rows)
+    for store in out.edge_stores:
+        index = store.get("edge_index")
+        if type(index) is Tensor:
+            target = store._key[2] if store._key else None
+            rows = _layout(owners[target][index[1]])
+            if known(rows.n) is None:
+                know(rows)
+            _shard_store(store, store.is_edge_attr, rows)
+    return out
+
+
+def _layout(owner: Tensor) -> Layout:
+    counts = torch.bincount(owner, minlength=WORLD.size).tolist()
+    return Layout((owner == WORLD.rank).nonzero().view(-1), len(owner), counts)
+
+
+def _shard_store(store: Any, belongs: Any, rows: Layout) -> None:
+    # Asked first, as the answers are found by comparing sizes.
+    keys = [key for key, value in store.items() if type(value) is Tensor and belongs(key)]
+    for key in keys:
+        value = store[key]
+        if value.layout != torch.strided or not value.dim():
+            continue
+        axis = store._parent().__cat_dim__(key, value, store) % value.dim()
+        if value.shape[axis] == rows.n:
+            local = value.index_select(axis, rows.position)
+            store[key] = ShardedTensor(local, rows, axis)

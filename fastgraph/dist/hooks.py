@@ -1,0 +1,74 @@
+"""What of torch does not look for tensor subclasses, and gets ordinary tensors instead."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+from fastgraph.dist.counts import COUNTS
+from fastgraph.dist.sharded import is_sharded, leaves, tree_map, whole
+from fastgraph.routing.patching import Patches
+
+_FACTORIES = (
+    "sparse_coo_tensor",
+    "sparse_csr_tensor",
+    "sparse_csc_tensor",
+    "sparse_compressed_tensor",
+    "as_tensor",
+    "asarray",
+    "tensor",
+)
+
+PATCHES = Patches()
+
+
+def install() -> None:
+    """Replace functions of torch, once in a process."""
+    if not hasattr(Function.apply, "_fastgraph_upstream"):
+        PATCHES.replace(Function, "apply", classmethod(_apply(vars(Function)["apply"].__func__)))
+        for name in _FACTORIES:
+            PATCHES.replace(torch, name, _on_the_whole(getattr(torch, name), name))
+        PATCHES.replace(torch, "compile", _uncompiled(torch.compile))
+
+
+def _gathered(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    if any(is_sharded(x) for x in leaves(args, kwargs)):
+        COUNTS.gathers[name] += 1
+        return tree_map(whole, args), tree_map(whole, kwargs)
+    return args, kwargs
+
+
+def _apply(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    """``Function.apply``, whose backward pass would not reach the rows of a sharded tensor."""
+
+    @functools.wraps(upstream)
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _gathered(f"{cls.__name__}.apply", args, kwargs)
+        return upstream(cls, *args, **kwargs)
+
+    apply._fastgraph_upstream = upstream  # type: ignore[attr-defined]
+    return apply
+
+
+def _on_the_whole(upstream: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(upstream)
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _gathered(name, args, kwargs)
+        return upstream(*args, **kwargs)
+
+    return factory
+
+
+def _uncompiled(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.compile``: compilers cannot see what ranks exchange, so code runs as it is."""
+
+    @functools.wraps(upstream)
+    def compile_(model: Any = None, **options: Any) -> Any:
+        COUNTS.gathers["torch.compile (not compiled)"] += 1
+        return model if model is not None else lambda function: function
+
+    return compile_

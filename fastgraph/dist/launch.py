@@ -1,0 +1,168 @@
+"""``python -m fastgraph.dist SCRIPT``: one rank of an unmodified script."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import functools
+import importlib
+import io
+import os
+import random
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fastgraph import enabling
+from fastgraph.dist import world
+from fastgraph.dist.counts import COUNTS
+from fastgraph.dist.graphs import shard_as_known
+from fastgraph.dist.hooks import PATCHES
+from fastgraph.dist.partition import METHODS
+from fastgraph.dist.world import WORLD
+from fastgraph.interpreter import FIRST_ENTRY
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options before the script."""
+    made = argparse.ArgumentParser(
+        prog="torchrun --nproc-per-node P -m fastgraph.dist",
+        description="Run a training script of PyG on several processes, as if it were on one.",
+    )
+    made.add_argument("--partition", choices=METHODS, default="metis", help="default: metis")
+    made.add_argument(
+        "--weights",
+        type=lambda text: [float(part) for part in text.split(",")],
+        help="share of the work of each rank, such as 2,1; default: equal shares",
+    )
+    made.add_argument(
+        "--random", choices=world.RANDOM_MODES, default="rows", help="see fastgraph.dist.init"
+    )
+    made.add_argument("--check", action="store_true", help="compare all collectives of the ranks")
+    made.add_argument(
+        "--min-nodes",
+        type=int,
+        default=1000,
+        help="graphs with fewer nodes stay whole on every rank; default: 1000",
+    )
+    made.add_argument("script", type=Path)
+    made.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    return made
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Join the other ranks, and run the script."""
+    options = parser().parse_args(words)
+    if not options.script.is_file():
+        parser().error(f"no such file: {options.script}")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # sharded tensors are on the CPU
+    world.init(random=options.random, check=options.check)
+    _seed()
+    shard = functools.partial(shard_as_known, weights=options.weights, method=options.partition)
+    shard_datasets(shard, options.min_nodes)
+    let_one_rank_write()
+    enabling.enable()
+    sys.argv = [str(options.script), *options.arguments]
+    FIRST_ENTRY.replace(str(options.script.resolve().parent))
+    if WORLD.rank != 0:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for as long as the process lives)
+    atexit.register(_end)
+    runpy.run_path(str(options.script), run_name="__main__")
+
+
+def _seed() -> None:
+    """Programs without a seed get one; all ranks must draw the same numbers."""
+    from fastgraph.dist.transport import broadcast
+
+    seed = broadcast(random.SystemRandom().randrange(2**31))
+    torch.manual_seed(seed)
+    random.seed(seed)
+    importlib.import_module("numpy").random.seed(seed)
+
+
+def _end() -> None:
+    if WORLD.rank == 0 and COUNTS.gathers:
+        names = ", ".join(f"{name} ({times})" for name, times in COUNTS.gathers.most_common())
+        print(f"fastgraph.dist gathered whole tensors for: {names}", file=sys.stderr)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def shard_datasets(shard: Callable[[Any], Any], min_nodes: int) -> None:
+    """Have graphs sharded where programs get them.
+
+    These are the single graph of a dataset, and a ``Data`` that the program itself makes. Datasets
+    of several graphs stay whole on every rank.
+    """
+    from torch_geometric.data import Data, Dataset, HeteroData
+
+    get = Dataset.__getitem__
+    process = Dataset._process
+
+    def fits(data: Any) -> bool:
+        if not isinstance(data, (Data, HeteroData)) or "batch" in data:
+            return False
+        return (data.num_nodes or 0) >= min_nodes and bool(data.num_edges)
+
+    def sharded(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(sharded, value))
+        return shard(value) if fits(value) else value
+
+    @functools.wraps(get)
+    def getitem(self: Any, index: Any) -> Any:
+        value = get(self, index)
+        return sharded(value) if len(self) == 1 and not isinstance(value, Dataset) else value
+
+    @functools.wraps(process)
+    def process_once(self: Any) -> None:
+        """The files of a dataset are made by one rank, on which the others wait."""
+        if WORLD.rank == 0:
+            process(self)
+        if WORLD.size > 1:
+            dist.barrier()
+        if WORLD.rank != 0:
+            process(self)
+
+    PATCHES.replace(Dataset, "__getitem__", getitem)
+    PATCHES.replace(Dataset, "_process", process_once)
+    PATCHES.replace(Data, "__init__", _sharding_own(Data.__init__, sharded))
+
+
+def _sharding_own(upstream: Callable[..., None], sharded: Callable[[Any], Any]) -> Any:
+    """``Data.__init__``, after which a graph that the program makes itself is sharded."""
+
+    @functools.wraps(upstream)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        upstream(self, *args, **kwargs)
+        caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+        if caller not in ("torch_geometric", "copy", "fastgraph", "torch") and _is_plain(self):
+            found = sharded(self)
+            if found is not self:
+                for key, value in found.to_dict().items():
+                    self[key] = value
+
+    return init
+
+
+def _is_plain(data: Any) -> bool:
+    return all(type(value) is torch.Tensor for _, value in data if isinstance(value, torch.Tensor))
+
+
+def let_one_rank_write() -> None:
+    """``torch.save``: all ranks take part in gathering, and the first one writes."""
+    save = torch.save
+
+    @functools.wraps(save)
+    def save_once(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        is_file = isinstance(f, (str, os.PathLike))
+        save(obj, io.BytesIO() if is_file and WORLD.rank != 0 else f, *args, **kwargs)
+        if is_file and WORLD.size > 1:
+            dist.barrier()
+
+    PATCHES.replace(torch, "save", save_once)

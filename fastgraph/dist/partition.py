@@ -1,0 +1,131 @@
+"""Which rank gets which node."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+METHODS = ("metis", "even")
+
+
+class PartitionError(RuntimeError):
+    """METIS did not give a partition."""
+
+
+def partition(
+    edge_index: Tensor,
+    num_nodes: int,
+    num_parts: int,
+    *,
+    weights: Sequence[float] | None = None,
+    method: str = "metis",
+) -> Tensor:
+    """The part of each node.
+
+    Args:
+        edge_index: int64 ``[2, E]``; directions, duplicates and self-loops make no difference to
+            which edges are cut.
+        num_nodes: the number of nodes.
+        num_parts: how many parts there are; some may be empty where nodes are few.
+        weights: the share of the work of each part, above 0; default: equal shares. A node counts
+            as one and its incoming edges.
+        method: ``"metis"``: few edges between parts, by METIS (Karypis and Kumar, SIAM J. Sci.
+            Comput. 20, 1998); ``"even"``: consecutive nodes.
+
+    Returns:
+        int64 ``[num_nodes]``.
+
+    Raises:
+        ValueError: an argument that cannot be used.
+        ModuleNotFoundError: ``pymetis`` is not installed.
+        PartitionError: METIS failed.
+    """
+    shares = check_weights(weights, num_parts)
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {list(METHODS)}, got {method!r}")
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2 or edge_index.dtype != torch.int64:
+        raise ValueError(
+            f"edge_index must be int64 [2, E], got {edge_index.dtype} of shape "
+            f"{list(edge_index.shape)}"
+        )
+    if edge_index.numel() and not (
+        int(edge_index.min()) >= 0 and int(edge_index.max()) < num_nodes
+    ):
+        raise ValueError(
+            f"edge_index must name nodes from 0 to {num_nodes - 1}, got {int(edge_index.min())} "
+            f"to {int(edge_index.max())}"
+        )
+    work = torch.bincount(edge_index[1], minlength=num_nodes) + 1
+    if method == "even" or num_parts == 1 or num_nodes <= num_parts or not edge_index.numel():
+        return _consecutive(work, shares)
+    return _by_metis(edge_index, num_nodes, work, shares)
+
+
+def check_weights(weights: Sequence[float] | None, num_parts: int) -> Tensor:
+    """Shares of parts that add up to 1, float64 ``[num_parts]``.
+
+    Raises:
+        ValueError: not one for each part, or one that is not above 0.
+    """
+    if weights is None:
+        return torch.full((num_parts,), 1 / num_parts, dtype=torch.float64)
+    shares = torch.tensor([float(w) for w in weights], dtype=torch.float64)
+    if len(shares) != num_parts or not bool((shares > 0).all() and shares.isfinite().all()):
+        raise ValueError(
+            f"weights must be {num_parts} numbers above 0, one for each rank, got {list(weights)}"
+        )
+    return shares / shares.sum()
+
+
+def _consecutive(work: Tensor, shares: Tensor) -> Tensor:
+    """Consecutive nodes, cut where the work done before reaches the shares."""
+    before = (work.cumsum(0) - work).double() / max(int(work.sum()), 1)
+    return torch.bucketize(before, shares.cumsum(0)[:-1], right=True)
+
+
+def _by_metis(edge_index: Tensor, num_nodes: int, work: Tensor, shares: Tensor) -> Tensor:
+    for package in ("numpy", "pymetis"):
+        if importlib.util.find_spec(package) is None:
+            raise ModuleNotFoundError(
+                f"partitioning by METIS needs {package}: pip install 'fastgraph[dist]', or choose "
+                "the method 'even'",
+                name=package,
+            )
+    import numpy as np
+
+    starts, neighbours = symmetric(edge_index, num_nodes)
+    arrays = {
+        "starts": starts.to(torch.int32),
+        "neighbours": neighbours.to(torch.int32),
+        "weights": work.to(torch.int32),
+        "targets": shares.float(),
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for key, values in arrays.items():
+            np.save(folder / f"{key}.npy", values.numpy())
+        script = Path(__file__).with_name("metis.py")
+        done = subprocess.run(
+            [sys.executable, "-P", str(script), name], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise PartitionError(f"METIS ended with {done.returncode}: {done.stderr.strip()}")
+        parts = torch.from_numpy(np.load(folder / "parts.npy"))
+    if parts.shape != (num_nodes,) or not (0 <= int(parts.min()) <= int(parts.max()) < len(shares)):
+        raise PartitionError(f"METIS gave parts of shape {list(parts.shape)} that are out of range")
+    return parts
+
+
+def symmetric(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+    """The undirected graph without self-loops and duplicates: starts of rows, neighbours."""
+    source, target = edge_index[:, edge_index[0] != edge_index[1]]
+    both = torch.cat([source * num_nodes + target, target * num_nodes + source]).unique()
+    counts = torch.bincount(both // num_nodes, minlength=num_nodes)
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)]), both % num_nodes

@@ -1,0 +1,29 @@
+"""The rules, which are in the table once these modules are imported."""
+
+from __future__ import annotations
+
+from fastgraph.dist.rules import (
+    indexing,
+    losses,
+    metadata,
+    normalisation,
+    pointwise,
+    products,
+    random,
+    reductions,
+    scatter,
+    shapes,
+)
+
+__all__ = [
+    "indexing",
+    "losses",
+    "metadata",
+    "normalisation",
+    "pointwise",
+    "products",
+    "random",
+    "reductions",
+    "scatter",
+    "shapes",
+]

@@ -1,0 +1,144 @@
+"""Random numbers that do not depend on the number of ranks.
+
+torch's default generator must stay the same on all ranks, as programs draw replicated tensors from
+it, parameters above all. So a sharded tensor takes one number from it, as a seed, and each element
+its own by a hash of the seed and its global position (the finaliser of SplitMix64: Steele, Lea and
+Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). Under ``random="exact"`` each
+rank draws what one process would draw, and keeps its rows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastgraph.dist.sharded import ShardedTensor, is_sharded, leaves
+from fastgraph.dist.table import (
+    REQUIRED,
+    Arguments,
+    NoRuleError,
+    Options,
+    bound,
+    is_in_place,
+    name_of,
+    rule,
+)
+from fastgraph.dist.world import WORLD
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(constant: int) -> int:
+    return constant - 2**64 if constant >= 2**63 else constant
+
+
+def _hashed(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser."""
+    x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shifted(x, 31)
+
+
+def uniform(x: ShardedTensor, stream: int = 0) -> Tensor:
+    """Local uniform numbers in [0, 1) for the elements of a tensor, float64."""
+    seed = int(torch.randint(2**62, ()))
+    shape = list(x.local.shape)
+    rows, per_row = shape[x.axis], math.prod(x.shape) // max(x.rows.n, 1)
+    other = [size for dim, size in enumerate(shape) if dim != x.axis]
+    element = x.rows.position[:, None] * per_row + torch.arange(per_row)
+    golden = _signed(0x9E3779B97F4A7C15)
+    bits = _hashed(_hashed(element * golden + seed) + (stream + 1) * golden)
+    numbers = _shifted(bits, 11).double() * 2.0**-53
+    return numbers.view(rows, *other).movedim(0, x.axis)
+
+
+def _exact(func: Any, x: ShardedTensor, args: Arguments, kwargs: Options) -> Tensor:
+    """The own rows of what one process would draw."""
+    everything: Tensor = func(torch.empty(x.shape, dtype=x.dtype), *args, **kwargs)
+    return everything.index_select(x.axis, x.rows.position)
+
+
+@rule("dropout dropout_")
+def dropout(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """Elements that are dropped, and others that are scaled."""
+    x, p, training, inplace = bound(
+        args, kwargs, input=REQUIRED, p=0.5, training=True, inplace=False
+    )
+    if not is_sharded(x) or not 0 <= p <= 1 or not x.is_floating_point():
+        raise NoRuleError
+    if not training:
+        return x
+    if WORLD.random == "exact":
+        ones = lambda empty: func(torch.ones_like(empty), p, True)  # noqa: E731
+        factor = _exact(ones, x, (), {})
+    elif p == 0 or p == 1:
+        factor = torch.full_like(x.local, 1.0 - p, requires_grad=False)
+    else:
+        factor = (uniform(x) >= p).to(x.dtype).div_(1 - p)
+    if inplace or is_in_place(name_of(func)):
+        x.local.mul_(factor)
+        return x
+    return ShardedTensor(x.local * factor, x.rows, x.axis)
+
+
+def _drawn(func: Any, x: ShardedTensor, args: Arguments, kwargs: Options) -> Tensor:
+    if any(is_sharded(value) for value in leaves(args, kwargs)):
+        raise NoRuleError
+    if kwargs.get("generator") is not None:
+        raise NoRuleError
+    if WORLD.random == "exact":
+        return _exact(func, x, args, kwargs)
+    name = name_of(func)
+    if name in ("rand_like", "randn_like"):
+        if args or kwargs.keys() - {"dtype", "device", "requires_grad"}:
+            raise NoRuleError
+        numbers = uniform(x) if name == "rand_like" else _normal(x)
+        local: Tensor = numbers.to(kwargs.get("dtype") or x.dtype)
+        return local.requires_grad_(kwargs.get("requires_grad", False))
+    if name == "uniform_":
+        low, high = bound(args, kwargs, low=0.0, high=1.0)
+        filled: Tensor = low + (high - low) * uniform(x)
+        return filled.to(x.dtype)
+    if name == "normal_":
+        mean, std = bound(args, kwargs, mean=0.0, std=1.0)
+        filled = mean + std * _normal(x)
+        return filled.to(x.dtype)
+    raise NoRuleError
+
+
+def _normal(x: ShardedTensor) -> Tensor:
+    """Box and Muller's transform of two uniform numbers, of which the first is not 0."""
+    radius = torch.sqrt(-2 * torch.log1p(-uniform(x)))
+    return radius * torch.cos(2 * math.pi * uniform(x, 1))
+
+
+@rule("rand_like randn_like")
+def like(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """New random numbers."""
+    x = args[0]
+    return ShardedTensor(_drawn(func, x, args[1:], kwargs), x.rows, x.axis)
+
+
+@rule("uniform_ normal_")
+def fill(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """Random numbers in place."""
+    x = args[0]
+    if not is_sharded(x):
+        raise NoRuleError
+    x.local.copy_(_drawn(func, x, args[1:], kwargs))
+    return x
+
+
+@rule("bernoulli")
+def bernoulli(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """Ones with the probability that each element is."""
+    (x,) = bound(args, kwargs, input=REQUIRED)
+    if WORLD.random == "exact" or not is_sharded(x):
+        raise NoRuleError
+    return ShardedTensor((uniform(x) < x.local).to(x.dtype), x.rows, x.axis)

@@ -1,0 +1,89 @@
+"""Running a function on several ranks of this machine, from a process that is none of them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_SECONDS_BETWEEN_LOOKS = 0.05
+
+
+class RankError(RuntimeError):
+    """A rank that was started here has failed."""
+
+
+def run_on_ranks(
+    function: Callable[..., Any], world_size: int, *arguments: Any, timeout: float = 600.0
+) -> list[Any]:
+    """What a function returns on each of some new processes, which are the ranks of one world.
+
+    Each has one thread, and calls :func:`fastgraph.dist.init` before the function.
+
+    Args:
+        function: is pickled with its arguments; with ``cloudpickle`` installed it need not be
+            importable.
+        world_size: the number of ranks.
+        arguments: of the function.
+        timeout: seconds, after which all are ended.
+
+    Returns:
+        The results in the order of ranks.
+
+    Raises:
+        ValueError: ``world_size`` is not above 0.
+        RankError: a rank failed or took too long; with what it wrote to standard error.
+    """
+    if world_size < 1:
+        raise ValueError(f"world_size must be an integer above 0, got {world_size}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "call").write_bytes(_pickler().dumps((sys.path, function, arguments)))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "fastgraph.dist.child", name, str(rank), str(world_size)],
+                env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                stderr=(folder / f"errors-{rank}").open("wb"),
+            )
+            for rank in range(world_size)
+        ]
+        try:
+            _wait(processes, folder, time.monotonic() + timeout)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        return [
+            pickle.loads((folder / f"result-{rank}").read_bytes()) for rank in range(world_size)
+        ]
+
+
+def _pickler() -> Any:
+    try:
+        import cloudpickle
+    except ModuleNotFoundError:
+        return pickle
+    return cloudpickle
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, deadline: float) -> None:
+    waiting = dict(enumerate(processes))
+    while waiting:
+        for rank, process in list(waiting.items()):
+            code = process.poll()
+            if code is None:
+                continue
+            del waiting[rank]
+            if code != 0:
+                errors = (folder / f"errors-{rank}").read_text(errors="replace").strip()
+                raise RankError(f"rank {rank} ended with {code}:\n{errors}")
+        if waiting and time.monotonic() > deadline:
+            raise RankError(f"ranks {sorted(waiting)} did not end in time")
+        time.sleep(_SECONDS_BETWEEN_LOOKS)

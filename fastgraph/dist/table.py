@@ -1,0 +1,104 @@
+"""The table of rules: what operations do with sharded tensors, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Arguments = tuple[Any, ...]
+Options = dict[str, Any]
+Rule = Callable[[Any, Arguments, Options], Any]
+"""Does a call: takes the function, its arguments and its keyword arguments."""
+
+
+class NoRuleError(Exception):
+    """A rule does not cover a call, which must not have changed or sent anything yet.
+
+    All ranks must come to the same conclusion, so it may depend on shapes and layouts, but not on
+    what this rank holds.
+    """
+
+
+_rules: dict[str, Rule] = {}
+_in_place: dict[str, Rule] = {}
+
+_IN_PLACE_OPERATORS = frozenset(
+    f"__i{name}__"
+    for name in "add sub mul div truediv floordiv mod pow and or xor lshift rshift".split()
+)
+
+
+def rule(names: str, *, in_place: bool = False) -> Callable[[Rule], Rule]:
+    """Register a rule for operations.
+
+    Args:
+        names: of the operations, between blanks.
+        in_place: whether the rule is for the variants that end in an underscore, too.
+    """
+
+    def register(function: Rule) -> Rule:
+        for name in names.split():
+            _rules[name] = function
+            if in_place:
+                _in_place[f"{name}_"] = function
+        return function
+
+    return register
+
+
+def find(name: str) -> Rule | None:
+    """The rule for an operation, if there is one."""
+    return _rules.get(name) or _in_place.get(name)
+
+
+def name_of(function: Any) -> str:
+    """The name of an operation: that of the schema for torch's operators.
+
+    Functions of other libraries get a name that no rule has.
+    """
+    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return str(
+            function._qualified_op_name
+            if isinstance(function, torch._ops.OpOverloadPacket)
+            else function._schema.name
+        ).removeprefix("aten::")
+    name: str = function.__name__
+    module = getattr(function, "__module__", None)
+    if isinstance(module, str) and module.partition(".")[0] != "torch":
+        return f"{module}.{name}"
+    return name
+
+
+def is_in_place(name: str) -> bool:
+    """Whether an operation of this name changes its first argument."""
+    if name.endswith("__"):
+        return name in _IN_PLACE_OPERATORS or name == "__setitem__"
+    return name.endswith("_")
+
+
+REQUIRED = object()
+
+
+def bound(args: Arguments, kwargs: Options, **parameters: Any) -> list[Any]:
+    """The values of a call's parameters, in their order; of a rule that knows just these.
+
+    Args:
+        args: positional arguments.
+        kwargs: keyword arguments.
+        parameters: names, with defaults or :data:`REQUIRED`.
+
+    Raises:
+        NoRuleError: the call has other arguments, or lacks one.
+    """
+    if len(args) > len(parameters) or not kwargs.keys() <= parameters.keys():
+        raise NoRuleError
+    values = dict(parameters)
+    values.update(zip(parameters, args, strict=False))
+    if values.keys() & kwargs.keys() & set(list(parameters)[: len(args)]):
+        raise NoRuleError
+    values.update(kwargs)
+    if any(value is REQUIRED for value in values.values()):
+        raise NoRuleError
+    return list(values.values())

@@ -1,0 +1,134 @@
+"""The collectives of torch.distributed that everything else is made of, counted and checked.
+
+Every rank must issue the same collectives in the same order. Nothing else in this package calls
+``torch.distributed`` for tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fastgraph.dist.counts import COUNTS
+from fastgraph.dist.world import WORLD, CollectiveError, RanksDivergedError, line_of_program
+
+
+# torch 2.13 has given the function another name.
+_gather_parts = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def all_reduce(x: Tensor) -> Tensor:
+    """The sum of the tensors of all ranks, which have one shape; the same bits on all of them.
+
+    Sums of booleans and of small integers are of int64, as those of torch are.
+    """
+    integer = x.dtype == torch.bool
+    out = x.detach().to(torch.int64 if integer else x.dtype, copy=True)
+    out = out.contiguous()
+    if WORLD.size > 1:
+        sent = out.nbytes * 2 * (WORLD.size - 1) // WORLD.size
+        _issue("all_reduce", x.shape, x.dtype, sent, lambda: dist.all_reduce(out))
+    return out
+
+
+def all_gather(x: Tensor, counts: Sequence[int]) -> Tensor:
+    """The rows of all ranks in the order of ranks, of which rank ``r`` has ``counts[r]``.
+
+    A new tensor. Rows are padded to the longest part, as gloo gathers parts of one size only.
+    """
+    x = x.detach()
+    if WORLD.size == 1:
+        return x.clone(memory_format=torch.contiguous_format)
+    longest = max(counts)
+    padded = x.new_zeros((longest, *x.shape[1:]))
+    padded[: len(x)] = x
+    received = x.new_empty((WORLD.size * longest, *x.shape[1:]))
+    sent = padded.nbytes * (WORLD.size - 1)
+    if padded.numel():
+        given, taken = _as_bytes(padded), _as_bytes(received)
+        _issue(
+            "all_gather",
+            (sum(counts), *x.shape[1:]),
+            x.dtype,
+            sent,
+            lambda: _gather_parts(taken, given),
+        )
+    starts = range(0, WORLD.size * longest, longest) if longest else [0] * WORLD.size
+    return torch.cat([received[s : s + c] for s, c in zip(starts, counts, strict=True)])
+
+
+def all_to_all(x: Tensor, sends: Sequence[int], receives: Sequence[int]) -> Tensor:
+    """Rows for each rank, ``sends[r]`` of them for rank ``r``; gives those from each rank."""
+    x = x.detach().contiguous()
+    out = x.new_empty((sum(receives), *x.shape[1:]))
+    if WORLD.size == 1 or not x.shape[1:].numel():
+        return out.copy_(x) if WORLD.size == 1 else out
+    sent = x.shape[1:].numel() * x.element_size() * (sum(sends) - sends[WORLD.rank])
+    given, taken = _as_bytes(x), _as_bytes(out)
+    _issue(
+        "all_to_all",
+        x.shape[1:],
+        x.dtype,
+        sent,
+        lambda: dist.all_to_all_single(taken, given, list(receives), list(sends)),
+    )
+    return out
+
+
+def agree(value: bool) -> bool:
+    """Whether this holds on all ranks.
+
+    What depends on the rows of one rank must be agreed on before anything is done about it: ranks
+    that go different ways wait for each other forever.
+    """
+    if WORLD.size == 1:
+        return value
+    return int(all_reduce(torch.tensor(int(not value)))) == 0
+
+
+def broadcast(value: Any) -> Any:
+    """The object of rank 0."""
+    if WORLD.size == 1:
+        return value
+    box = [value]
+    _issue("broadcast", (), None, 0, lambda: dist.broadcast_object_list(box, 0))
+    return box[0]
+
+
+def _as_bytes(x: Tensor) -> Tensor:
+    """A contiguous tensor as rows of bytes, so that every dtype can be sent by every library."""
+    return x.view(len(x), x.shape[1:].numel()).view(torch.uint8)
+
+
+def _issue(
+    kind: str,
+    shape: Sequence[int],
+    dtype: torch.dtype | None,
+    sent: int,
+    collective: Callable[[], object],
+) -> None:
+    COUNTS.calls[kind] += 1
+    COUNTS.sent[kind] += sent
+    try:
+        if WORLD.check:
+            _compare(f"{kind} of {list(shape)} {dtype} at {line_of_program()}")
+        collective()
+    except RanksDivergedError:
+        raise
+    except RuntimeError as error:
+        raise CollectiveError(
+            f"rank {WORLD.rank} of {WORLD.size}: {kind} of {list(shape)} {dtype}, called at "
+            f"{line_of_program()}, did not end: {error}"
+        ) from error
+
+
+def _compare(fingerprint: str) -> None:
+    found: list[Any] = [None] * WORLD.size
+    dist.all_gather_object(found, fingerprint)
+    if len(set(found)) > 1:
+        listed = "\n".join(f"  rank {rank}: {print_}" for rank, print_ in enumerate(found))
+        raise RanksDivergedError(f"ranks ask for different collectives:\n{listed}")

@@ -1,0 +1,116 @@
+"""The ranks that run one program together, and what they have agreed on."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fastgraph.upstream import PACKAGES
+
+RANDOM_MODES = ("rows", "exact")
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+
+_LIBRARIES = ("fastgraph", "torch", "runpy", "functools", "contextlib", *PACKAGES)
+
+
+class RanksDivergedError(RuntimeError):
+    """Ranks asked for different collectives: the program did different things on them."""
+
+
+class CollectiveError(RuntimeError):
+    """A collective did not end, as after a time-out or the death of another rank."""
+
+
+@dataclass
+class World:
+    """The ranks of this program.
+
+    Attributes:
+        rank: the number of this process.
+        size: how many processes there are; 1 needs no process group.
+        random: how random numbers for sharded tensors are drawn, see :func:`init`.
+        check: whether the ranks compare every collective before they issue it.
+        is_ready: whether :func:`init` was called.
+    """
+
+    rank: int = 0
+    size: int = 1
+    random: str = "rows"
+    check: bool = False
+    is_ready: bool = False
+
+
+WORLD = World()
+
+
+def init(
+    *,
+    backend: str = "gloo",
+    timeout: timedelta = DEFAULT_TIMEOUT,
+    random: str = "rows",
+    check: bool = False,
+) -> World:
+    """Join the ranks that ``torchrun`` has started; without it, be the only one.
+
+    All ranks go on with the random states of rank 0 (torch, ``random`` and numpy), as a program
+    that sets no seed would otherwise be another one on each.
+
+    Args:
+        backend: of ``torch.distributed``, unless a process group exists already. Only tensors on
+            the CPU can be sharded so far.
+        timeout: for a collective, after which the rank raises :class:`CollectiveError`.
+        random: ``"rows"``: each row of a sharded tensor gets its random numbers from a seed that
+            all ranks share and the row's global position, so that they do not depend on the number
+            of ranks. ``"exact"``: what one process would draw from torch's generator, at the cost
+            of drawing the whole on each rank.
+        check: compare a fingerprint of each collective (kind, shape, line of the program) before it
+            is issued, and name the lines that differ. Slow.
+
+    Returns:
+        The world, for its ``rank`` and ``size``.
+
+    Raises:
+        ValueError: an unknown ``random``.
+    """
+    if random not in RANDOM_MODES:
+        raise ValueError(f"random must be one of {list(RANDOM_MODES)}, got {random!r}")
+    if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        dist.init_process_group(backend, timeout=timeout)
+    if dist.is_initialized():
+        WORLD.rank, WORLD.size = dist.get_rank(), dist.get_world_size()
+    WORLD.random, WORLD.check, WORLD.is_ready = random, check, True
+    if WORLD.size > 1:
+        _share_random_states()
+    return WORLD
+
+
+def _share_random_states() -> None:
+    numpy = sys.modules.get("numpy")
+    states: list[Any] = [
+        torch.get_rng_state(),
+        random.getstate(),
+        None if numpy is None else numpy.random.get_state(),
+    ]
+    dist.broadcast_object_list(states, 0)
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    if numpy is not None and states[2] is not None:
+        numpy.random.set_state(states[2])
+
+
+def line_of_program() -> str:
+    """The line of the user's program that is running, as ``file:line``."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,61 @@
+"""An unmodified script on several ranks prints what it prints on one process."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import torch
+import torch.nn.functional as F
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv
+
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+edges = torch.randint(0, 40, (2, 160))
+data = Data(x=torch.randn(40, 6), y=torch.randint(0, 3, (40,)), edge_index=edges)
+data.train_mask = torch.arange(40) % 3 == 0
+print(data, type(data.x).__name__ if {show_type} else "")
+conv = GCNConv(6, 3)
+optimizer = torch.optim.Adam(conv.parameters(), lr=0.1)
+for _ in range(4):
+    optimizer.zero_grad()
+    out = F.dropout(conv(data.x, data.edge_index), 0.2)
+    loss = F.cross_entropy(out[data.train_mask], data.y[data.train_mask])
+    loss.backward()
+    optimizer.step()
+    print(f"{{loss.item():.10f}}")
+torch.save(out, "out.pt")
+print(torch.load("out.pt").shape)
+"""
+
+
+def run(folder: Path, *words: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def launched(folder: Path, ranks: int, *options: str) -> str:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
+    words = ("--partition", "even", "--min-nodes", "10", "--random", "exact", *options)
+    return run(folder, *torchrun, "-m", "fastgraph.dist", *words, "script.py")
+
+
+def test_a_script_prints_the_same(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.format(show_type=False))
+    options = ("--check", "--weights", "2,1")
+    assert launched(tmp_path, 2, *options) == run(tmp_path, "script.py")
+
+
+def test_a_graph_that_the_script_makes_is_sharded(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT.format(show_type=True))
+    assert re.search(r"\) ShardedTensor$", launched(tmp_path, 2), re.MULTILINE)

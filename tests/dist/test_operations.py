@@ -1,0 +1,96 @@
+"""Single operations on sharded tensors, beside the same on one process."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import fastgraph.dist as fgd
+from fastgraph.dist.spawning import run_on_ranks
+from tests.dist import probes
+from tests.dist.graphs import graph, uneven
+
+# Sums are taken in another order; values are of order 1 to 1e3.
+TOLERANCE = 1e-12
+
+
+class Found(NamedTuple):
+    """What became of a probe: an error, or how far it is off; and what was gathered."""
+
+    error: str
+    gathers: frozenset[str]
+
+
+def compare_on_this_rank(only: str = "") -> dict[str, Found]:
+    torch.set_default_dtype(torch.float64)
+    probes.prepare()
+    plain = graph()
+    sharded = fgd.shard(graph(), parts=uneven(fgd.init().size))
+    found = {}
+    for name, probe in probes.PROBES.items():
+        if only in name:
+            expected = outcome(probe, plain)
+            fgd.COUNTS.reset()
+            try:
+                values = outcome(probe, sharded)
+                error = difference(expected, values)
+            except Exception:
+                error = traceback.format_exc()
+            found[name] = Found(error, frozenset(fgd.COUNTS.gathers))
+    return found
+
+
+def outcome(probe: probes.Probe, data: Any) -> list[Tensor | None]:
+    torch.manual_seed(0)
+    for parameter in probes.m.parameters():
+        parameter.grad = None
+    value = probe.run(data)
+    if value.requires_grad:
+        value.square().sum().backward()
+    gathers = fgd.COUNTS.gathers.copy()
+    results = [fgd.whole(value).detach(), *(p.grad for p in probes.m.parameters())]
+    fgd.COUNTS.gathers.clear()
+    fgd.COUNTS.gathers.update(gathers)
+    return results
+
+
+def difference(expected: list[Tensor | None], found: list[Tensor | None]) -> str:
+    norm = sum(float(grad.square().sum()) for grad in expected[1:] if grad is not None) ** 0.5
+    for i, (a, b) in enumerate(zip(expected, found, strict=True)):
+        what = "the value" if i == 0 else f"gradient {i - 1}"
+        if (a is None) != (b is None):
+            return f"{what}: one is None"
+        if a is None or b is None:
+            continue
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f"{what}: {list(b.shape)} {b.dtype}, expected {list(a.shape)} {a.dtype}"
+        if not a.numel():
+            continue
+        scale = max(float(a.double().abs().max()), 1.0) if i == 0 else max(norm, 1.0)
+        off = float((a.double() - b.double()).abs().max()) / scale
+        if not off <= TOLERANCE:
+            return f"{what} is off by {off:.1e}"
+    return ""
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def found(request: pytest.FixtureRequest) -> list[dict[str, Found]]:
+    return run_on_ranks(compare_on_this_rank, request.param)
+
+
+@pytest.mark.parametrize("name", probes.PROBES)
+def test_an_operation_gives_what_it_gives_on_one_process(
+    found: list[dict[str, Found]], name: str
+) -> None:
+    for rank, of_rank in enumerate(found):
+        assert not of_rank[name].error, f"rank {rank}: {of_rank[name].error}"
+
+
+@pytest.mark.parametrize("name", probes.PROBES)
+def test_what_is_gathered_is_known(found: list[dict[str, Found]], name: str) -> None:
+    for of_rank in found:
+        assert of_rank[name].gathers <= probes.PROBES[name].gathers
