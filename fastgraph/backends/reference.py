@@ -89,8 +89,7 @@ def sddmm(
 
 def edge_softmax(graph: Graph, score: Tensor, transpose: bool) -> Tensor:
     wide = score.to(accumulator(score.dtype))
-    weight: Tensor = attend(wide, endpoints(graph, transpose), 0, 0).weight
-    return weight.to(score.dtype)
+    return attend(wide, endpoints(graph, transpose), 0, 0).weight.to(score.dtype)
 
 
 def edge_softmax_backward(graph: Graph, out: Tensor, grad: Tensor, transpose: bool) -> Tensor:
@@ -98,7 +97,8 @@ def edge_softmax_backward(graph: Graph, out: Tensor, grad: Tensor, transpose: bo
     weight, wide = _widened(out, grad)
     product = weight * wide
     total = Attention.sum_at(aggregating, product, num_out)
-    return (product - weight * total[aggregating]).to(out.dtype)
+    grad_score: Tensor = product - weight * total[aggregating]
+    return grad_score.to(out.dtype)
 
 
 def segment_reduce(

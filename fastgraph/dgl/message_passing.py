@@ -70,6 +70,10 @@ def install(patches: Patches) -> None:
         patches.replace(upstream, function, _Replacement(found, _counting(found, name)))
 
 
+# For heads of fewer, edges cost more than channels, and DGL is about as fast or faster.
+_LEAST_CHANNELS = 8
+
+
 class _NoOperator(str):
     """Why there is no route for a call, which ``strict`` does not take for an error."""
 
@@ -179,7 +183,7 @@ def _is_of_heads(weight: Tensor, x: Tensor) -> bool:
     """Whether each edge has one weight, or one for each head."""
     heads = weight.shape[1:].numel()
     is_by_head = weight.shape[-1:] == (1,) and weight.shape[1:-1] == x.shape[1:-1]
-    return heads == 1 or (heads > 0 and is_by_head)
+    return heads == 1 or (heads > 0 and is_by_head and x.shape[-1] >= _LEAST_CHANNELS)
 
 
 def _extremum(structure: Structure, x: Tensor, reduce: str) -> Computation | str:
@@ -244,6 +248,8 @@ def _products(structure: Structure, is_reversed: bool, x: Tensor, y: Tensor) -> 
     if x.shape[1:] != y.shape[1:] or x.dim() < 2 or 0 in x.shape[1:-1]:
         sizes = f"{list(x.shape[1:])} and {list(y.shape[1:])}"
         return _NoOperator(f"dot products of features of shapes {sizes} have no operator")
+    if x.shape[-1] < _LEAST_CHANNELS:
+        return _NoOperator(f"dot products of {x.shape[-1]} channels have no operator")
     reason = _refusal(structure, "sddmm", x, num_in)
     if reason is not None:
         return reason
