@@ -130,7 +130,7 @@ ATTENTION = "query, key, value, edge, transpose, scale, dropout, seed, weights"
     [
         ("gatv2", lambda *given: None, r"takes \(\*given\): got an unexpected keyword .*'addend'"),
         ("spmm", lambda graph, x: None, "takes .graph, x.: too many positional arguments"),
-        ("sddmm", lambda g, a, b, r, t, u: None, "missing a required argument: 'u'"),
+        ("sddmm", lambda g, a, b, h, r, t, u: None, "missing a required argument: 'u'"),
         ("attention", eval(f"lambda graph, {ATTENTION}: None"), "unexpected keyword.*'addend'"),
         ("attention", eval(f"lambda graph, {ATTENTION}, *, add=0: None"), "keyword.*'addend'"),
         ("gat_backward", lambda graph, grad, *rest, seed: None, "required.*'seed'"),

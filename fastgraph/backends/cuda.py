@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastgraph.backends import reference
 from fastgraph.backends.cusparse import ALGORITHMS, CuSparseSpmm
-from fastgraph.backends.kernels import native_kernels
+from fastgraph.backends.kernels import native_kernels, sddmm_by_head, spmm_by_head
 from fastgraph.machine import native
 from fastgraph.registry.backend import FLOATING, Kernel
 from fastgraph.tune.fastest import FastestSpmm, seconds_on_gpu
@@ -37,7 +38,14 @@ class CudaBackend:
         kernels = native_kernels(library)
         rivals = {f"cusparse-{number}": CuSparseSpmm(library, number) for number in ALGORITHMS}
         fastest = FastestSpmm(kernels["spmm"], rivals, seconds)
-        self._kernels: dict[str, Kernel] = {**kernels, "spmm": fastest.__call__}
+        self._kernels: dict[str, Kernel] = {
+            **kernels,
+            "spmm": spmm_by_head(fastest.__call__),
+            "sddmm": sddmm_by_head(kernels["sddmm"]),
+            # Of edges alone: torch's operations store no more than their results do.
+            "edge_softmax": reference.edge_softmax,
+            "edge_softmax_backward": reference.edge_softmax_backward,
+        }
 
     def unavailable(self) -> str | None:
         return native.why_cuda_unavailable()

@@ -46,6 +46,8 @@ def native_kernels(
     kernels: dict[str, Kernel] = {
         "spmm": plain.spmm,
         "sddmm": plain.sddmm,
+        "edge_softmax": plain.edge_softmax,
+        "edge_softmax_backward": plain.edge_softmax_backward,
         "segment_reduce": plain.segment_reduce,
         "segment_reduce_backward": plain.segment_reduce_backward,
         "head_scores": plain.head_scores,
@@ -56,6 +58,43 @@ def native_kernels(
         kernels[operator.name] = attention.forward
         kernels[f"{operator.name}_backward"] = attention.backward
     return kernels
+
+
+def spmm_by_head(kernel: Kernel) -> Kernel:
+    """A kernel of ``spmm`` from one that takes no weights of heads: a call for each of them."""
+
+    def spmm(
+        graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
+    ) -> Tensor:
+        if weight is not None and weight.dim() == 2 and weight.shape[1] == 1:
+            weight = weight.squeeze(1)
+        if weight is None or weight.dim() == 1:
+            return kernel(graph, x, weight, reduce, transpose)  # type: ignore[no-any-return]
+        of_heads = zip(_heads(x, weight.shape[1]), weight.unbind(1), strict=True)
+        out = [kernel(graph, x, w.contiguous(), reduce, transpose) for x, w in of_heads]
+        return torch.cat(out, dim=1)
+
+    return spmm
+
+
+def sddmm_by_head(kernel: Kernel) -> Kernel:
+    """A kernel of ``sddmm`` from one that takes no heads: a call for each of them."""
+
+    def sddmm(
+        graph: Graph, grad: Tensor, x: Tensor, heads: int, reduce: str, transpose: bool
+    ) -> Tensor:
+        if heads == 1:
+            return kernel(graph, grad, x, 1, reduce, transpose)  # type: ignore[no-any-return]
+        of_heads = zip(_heads(grad, heads), _heads(x, heads), strict=True)
+        return torch.cat([kernel(graph, g, x, 1, reduce, transpose) for g, x in of_heads], dim=1)
+
+    return sddmm
+
+
+def _heads(x: Tensor, heads: int) -> list[Tensor]:
+    """Copies of the channels of each head."""
+    by_head = x.reshape(x.shape[0], heads, x.shape[1] // heads)
+    return [part.contiguous() for part in by_head.unbind(1)]
 
 
 def scales(
@@ -97,14 +136,29 @@ class _Plain:
         self._device.library().spmm(*rows, weight, row_scale, col_scale, x, out)
         return out
 
-    def sddmm(self, graph: Graph, grad: Tensor, x: Tensor, reduce: str, transpose: bool) -> Tensor:
+    def sddmm(
+        self, graph: Graph, grad: Tensor, x: Tensor, heads: int, reduce: str, transpose: bool
+    ) -> Tensor:
         row_scale, col_scale = scales(graph, reduce, transpose, x.dtype)
         if col_scale is not None:  # scale rows of the transposed graph instead
             transpose, row_scale, grad, x = not transpose, col_scale, x, grad
         rows = self._device.rows(graph, x, transpose=transpose)
-        out = x.new_empty((graph.num_edges,))
+        out = x.new_empty((graph.num_edges, heads))
         self._device.library().sddmm(*rows, row_scale, grad, x, out)
         return out
+
+    def edge_softmax(self, graph: Graph, score: Tensor, transpose: bool) -> Tensor:
+        out = torch.empty_like(score)
+        self._device.library().edge_softmax(*graph.grouped(transpose=transpose), score, out)
+        return out
+
+    def edge_softmax_backward(
+        self, graph: Graph, out: Tensor, grad: Tensor, transpose: bool
+    ) -> Tensor:
+        grad_score = torch.empty_like(out)
+        rows = graph.grouped(transpose=transpose)
+        self._device.library().edge_softmax_backward(*rows, out, grad, grad_score)
+        return grad_score
 
     def segment_reduce(
         self,

@@ -45,11 +45,17 @@ def endpoints(graph: Graph, transpose: bool) -> tuple[Tensor, Tensor, int]:
 
 
 def messages(x: Tensor, weight: Tensor | None, gathered: Tensor) -> Tensor:
-    """``w_e x_j`` for each edge, ``[E, *channels]``."""
+    """``w_e x_j`` for each edge, ``[E, channels]``; weights are ``[E]`` or ``[E, heads]``."""
     rows = x.index_select(0, gathered)
     if weight is None:
         return rows
-    return rows * weight.view(-1, *[1] * (x.dim() - 1))
+    return _by_head(rows, 1 if weight.dim() == 1 else weight.shape[1], weight)
+
+
+def _by_head(rows: Tensor, heads: int, factor: Tensor) -> Tensor:
+    """The products of the channels of each head with a factor ``[E]`` or ``[E, heads]``."""
+    by_head = rows.reshape(rows.shape[0], heads, rows.shape[1] // heads)
+    return (by_head * factor.reshape(-1, heads, 1)).reshape(rows.shape)
 
 
 def spmm(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool) -> Tensor:
@@ -65,15 +71,34 @@ def spmm(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose:
     return out.to(x.dtype)
 
 
-def sddmm(graph: Graph, grad: Tensor, x: Tensor, reduce: str, transpose: bool) -> Tensor:
+def sddmm(
+    graph: Graph, grad: Tensor, x: Tensor, heads: int, reduce: str, transpose: bool
+) -> Tensor:
     gathered, aggregating, _ = endpoints(graph, transpose)
     dtype = accumulator(x.dtype)
-    out = (grad.to(dtype)[aggregating] * x.to(dtype)[gathered]).sum(-1)
+    product = grad.to(dtype)[aggregating] * x.to(dtype)[gathered]
+    out = product.view(product.shape[0], heads, x.shape[1] // heads).sum(-1)
     if reduce == "mean":
-        out = out * graph.inverse_degree(transpose=transpose, dtype=dtype)[aggregating]
+        degree = graph.inverse_degree(transpose=transpose, dtype=dtype)
+        out = out * degree[aggregating].unsqueeze(-1)
     if reduce == "mean_adjoint":
-        out = out * graph.inverse_degree(transpose=not transpose, dtype=dtype)[gathered]
+        degree = graph.inverse_degree(transpose=not transpose, dtype=dtype)
+        out = out * degree[gathered].unsqueeze(-1)
     return out.to(x.dtype)
+
+
+def edge_softmax(graph: Graph, score: Tensor, transpose: bool) -> Tensor:
+    wide = score.to(accumulator(score.dtype))
+    return attend(wide, endpoints(graph, transpose), 0, 0).weight.to(score.dtype)
+
+
+def edge_softmax_backward(graph: Graph, out: Tensor, grad: Tensor, transpose: bool) -> Tensor:
+    _, aggregating, num_out = endpoints(graph, transpose)
+    weight, wide = _widened(out, grad)
+    product = weight * wide
+    total = Attention.sum_at(aggregating, product, num_out)
+    grad_score: Tensor = product - weight * total[aggregating]
+    return grad_score.to(out.dtype)
 
 
 def segment_reduce(

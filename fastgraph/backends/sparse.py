@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
-from fastgraph.backends.kernels import scales
+from fastgraph.backends.kernels import scales, spmm_by_head
 from fastgraph.graphs.graph import Graph
 from fastgraph.graphs.memo import remembered
 from fastgraph.registry.backend import Kernel
@@ -37,7 +37,7 @@ class SparseBackend:
         if device_type not in ("cpu", "cuda"):
             return None
         if operator == "spmm" and dtype in DTYPES:
-            return _spmm_of_any_graph
+            return spmm_by_head(_spmm_of_any_graph)
         return reference.ReferenceBackend().kernel(operator, device_type, dtype)
 
 

@@ -63,7 +63,7 @@ def normalised_graph(
     scale.masked_fill_(scale == torch.inf, 0)
     if weight is None:
         products = REGISTRY.kernel("sddmm", index.device.type, wide)
-        normalised = products(graph, scale[:, None], scale[:, None], "sum", False)
+        normalised = products(graph, scale[:, None], scale[:, None], 1, "sum", False).squeeze(1)
     else:  # in this order: the product of two scales may be infinite where weights are tiny
         src, dst = graph.edge_list()
         normalised = scale[src] * weight * scale[dst]

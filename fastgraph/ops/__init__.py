@@ -1,6 +1,7 @@
 """Operators on graphs, with gradients: one file each."""
 
 from fastgraph.ops.attention import attention
+from fastgraph.ops.edge_softmax import edge_softmax
 from fastgraph.ops.gat import gat
 from fastgraph.ops.gat_with_scores import gat_with_scores
 from fastgraph.ops.gatv2 import gatv2
@@ -8,16 +9,18 @@ from fastgraph.ops.gcn import gcn
 from fastgraph.ops.head_scores import head_scores
 from fastgraph.ops.merge import merge
 from fastgraph.ops.segment_reduce import segment_reduce
-from fastgraph.ops.spmm import spmm
+from fastgraph.ops.spmm import sddmm, spmm
 
 __all__ = [
     "attention",
+    "edge_softmax",
     "gat",
     "gat_with_scores",
     "gatv2",
     "gcn",
     "head_scores",
     "merge",
+    "sddmm",
     "segment_reduce",
     "spmm",
 ]

@@ -1,4 +1,4 @@
-"""``spmm``: weighted sums and means over neighbourhoods, and ``sddmm``, its gradient for weights.
+"""``spmm``: weighted sums and means over neighbourhoods, and ``sddmm``, dot products on edges.
 
 The two operators close under differentiation: the gradient of ``spmm`` for its features is ``spmm``
 on the transposed graph, for its weights ``sddmm``; both gradients of ``sddmm`` are ``spmm``. So
@@ -16,6 +16,7 @@ from fastgraph.ops.library import Gradient, define
 from fastgraph.ops.topology import (
     check_choice,
     check_features,
+    check_heads_share,
     check_operands,
     flatten,
     topology,
@@ -52,8 +53,9 @@ def spmm(
         index: int64 or int32 ``[2, E]``, sources in row 0, destinations in row 1; with ``ptr``, the
             sources ``[E]`` grouped by destination, or ``[2, E]`` with the number of each edge in
             row 1.
-        weight: one weight for each edge, ``[E]``, of ``x``'s dtype. With ``"mean"`` the weighted
-            sum is divided by the number of edges, not by the sum of weights.
+        weight: one weight for each edge, ``[E]``, of ``x``'s dtype, or for each edge and head,
+            ``[E, heads]``, for features ``[nodes, heads, *channels]``. With ``"mean"`` the
+            weighted sum is divided by the number of edges, not by the sum of weights.
         ptr: int64 or int32 ``[nodes + 1]``, offsets of the groups in ``index``.
         num_out: number of aggregating nodes; default: that of ``x``.
         reduce: ``"sum"`` or ``"mean"``.
@@ -72,6 +74,42 @@ def spmm(
     return out
 
 
+def sddmm(
+    x: Tensor,
+    y: Tensor,
+    index: Tensor,
+    *,
+    ptr: Tensor | None = None,
+    transpose: bool = False,
+) -> Tensor:
+    r"""For each edge and head the dot product :math:`\langle x_{jh}, y_{ih} \rangle` of its ends.
+
+    What a transformer scores edges by. No row of an edge is stored; the product is accumulated and
+    gradients are summed as in :func:`spmm`, which is the gradient of this, as this is of it.
+
+    Args:
+        x: features of the sources, ``[nodes, heads, channels]`` or ``[nodes, channels]``, float32,
+            float64, bfloat16 or float16.
+        y: features of the destinations, like ``x``.
+        index: as for :func:`spmm`.
+        ptr: as for :func:`spmm`.
+        transpose: reverse every edge: ``x`` are features of the destinations then.
+
+    Returns:
+        ``[E, heads]``, or ``[E]`` for features without heads.
+
+    Raises:
+        ValueError: an argument has the wrong shape, dtype, device or value.
+        IndexError: ``index`` points outside the nodes.
+    """
+    if x.dim() not in (2, 3):
+        raise ValueError(
+            f"x must be [nodes, heads, channels] or [nodes, channels], got shape {list(x.shape)}"
+        )
+    out: Tensor = SDDMM(y, x, index, ptr, x.shape[1] if x.dim() == 3 else 1, "sum", transpose)
+    return out if x.dim() == 3 else out.squeeze(1)
+
+
 def _spmm(
     x: Tensor,
     index: Tensor,
@@ -81,7 +119,7 @@ def _spmm(
     reduce: str,
     transpose: bool,
 ) -> Tensor:
-    check_operands(x, index, ptr, weight)
+    check_operands(x, index, ptr, weight, heads=True)
     graph = topology(index, ptr, x.shape[0], num_out, transpose)
     kernel = REGISTRY.kernel("spmm", x.device.type, x.dtype)
     out: Tensor = kernel(graph, flatten(x), weight, reduce, transpose)
@@ -96,24 +134,43 @@ def _spmm_fake(
     num_out: int,
     *_: object,
 ) -> Tensor:
-    check_operands(x, index, ptr, weight)
+    check_operands(x, index, ptr, weight, heads=True)
     return x.new_empty((num_out, *x.shape[1:]))
 
 
-def _sddmm(
-    grad: Tensor, x: Tensor, index: Tensor, ptr: Tensor | None, reduce: str, transpose: bool
-) -> Tensor:
+def _check_pair(grad: Tensor, x: Tensor, index: Tensor, ptr: Tensor | None, heads: int) -> None:
     check_operands(x, index, ptr, None)
-    check_features("grad", grad)
+    check_features("the other features", grad)
+    if grad.shape[1:] != x.shape[1:] or grad.dtype != x.dtype or grad.device != x.device:
+        raise ValueError(
+            f"features of both ends must have the same channels, dtype and device, "
+            f"got {list(x.shape[1:])} of {x.dtype} on {x.device} "
+            f"and {list(grad.shape[1:])} of {grad.dtype} on {grad.device}"
+        )
+    check_heads_share("heads", heads, x)
+
+
+def _sddmm(
+    grad: Tensor,
+    x: Tensor,
+    index: Tensor,
+    ptr: Tensor | None,
+    heads: int,
+    reduce: str,
+    transpose: bool,
+) -> Tensor:
+    _check_pair(grad, x, index, ptr, heads)
     graph = topology(index, ptr, x.shape[0], grad.shape[0], transpose)
     kernel = REGISTRY.kernel("sddmm", x.device.type, x.dtype)
-    out: Tensor = kernel(graph, flatten(grad), flatten(x), reduce, transpose)
+    out: Tensor = kernel(graph, flatten(grad), flatten(x), heads, reduce, transpose)
     return out
 
 
-def _sddmm_fake(grad: Tensor, x: Tensor, index: Tensor, ptr: Tensor | None, *_: object) -> Tensor:
-    check_operands(x, index, ptr, None)
-    return x.new_empty(index.shape[-1])
+def _sddmm_fake(
+    grad: Tensor, x: Tensor, index: Tensor, ptr: Tensor | None, heads: int, *_: object
+) -> Tensor:
+    _check_pair(grad, x, index, ptr, heads)
+    return x.new_empty(index.shape[-1], heads)
 
 
 def _spmm_save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
@@ -131,12 +188,14 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[0]:
         grad_x = SPMM(grad, index, ptr, weight, ctx.num_in, _ADJOINT[ctx.reduce], not ctx.transpose)
     if ctx.needs_input_grad[3]:
-        grad_weight = SDDMM(grad, x, index, ptr, ctx.reduce, ctx.transpose)
+        heads = 1 if weight.dim() == 1 else weight.shape[1]
+        grad_weight = SDDMM(grad, x, index, ptr, heads, ctx.reduce, ctx.transpose)
+        grad_weight = grad_weight.view(weight.shape)
     return grad_x, None, None, grad_weight, None, None, None
 
 
 def _sddmm_save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
-    grad, x, index, ptr, ctx.reduce, ctx.transpose = arguments
+    grad, x, index, ptr, _, ctx.reduce, ctx.transpose = arguments
     ctx.save_for_backward(grad, x, index, ptr)
 
 
@@ -149,7 +208,7 @@ def _sddmm_backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         grad_x = SPMM(
             grad, index, ptr, grad_out, x.shape[0], _ADJOINT[ctx.reduce], not ctx.transpose
         )
-    return grad_grad, grad_x, None, None, None, None
+    return grad_grad, grad_x, None, None, None, None, None
 
 
 SPMM = define(
@@ -160,7 +219,8 @@ SPMM = define(
     Gradient((0, 3), _spmm_save, _spmm_backward),
 )
 SDDMM = define(
-    "sddmm(Tensor grad, Tensor x, Tensor index, Tensor? ptr, str reduce, bool transpose) -> Tensor",
+    "sddmm(Tensor grad, Tensor x, Tensor index, Tensor? ptr, SymInt heads, str reduce, "
+    "bool transpose) -> Tensor",
     _sddmm,
     _sddmm_fake,
     Gradient((0, 1), _sddmm_save, _sddmm_backward),

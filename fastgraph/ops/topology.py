@@ -50,8 +50,10 @@ def check_features(name: str, x: Tensor) -> None:
         raise ValueError(f"{name} must be [nodes, *channels], got shape {list(x.shape)}")
 
 
-def check_operands(x: Tensor, index: Tensor, ptr: Tensor | None, weight: Tensor | None) -> None:
-    """Features, topology and optional edge weights fit together.
+def check_operands(
+    x: Tensor, index: Tensor, ptr: Tensor | None, weight: Tensor | None, *, heads: bool = False
+) -> None:
+    """Features, topology and optional weights of edges, or of edges and heads, fit together.
 
     Raises:
         ValueError: naming the argument, what was expected and what came.
@@ -60,15 +62,32 @@ def check_operands(x: Tensor, index: Tensor, ptr: Tensor | None, weight: Tensor 
     check_index(index, ptr, x)
     if weight is None:
         return
-    if weight.shape != (index.shape[-1],):
+    has_heads = heads and weight.dim() == 2
+    if weight.shape[:1] != index.shape[-1:] or not (has_heads or weight.dim() == 1):
+        of_heads = ", or one for each of them and each head" if heads else ""
         raise ValueError(
-            f"weight must have one value for each of {index.shape[-1]} edges, "
+            f"weight must have one value for each of {index.shape[-1]} edges{of_heads}, "
             f"got shape {list(weight.shape)}"
         )
+    if has_heads:
+        check_heads_share("weight", weight.shape[1], x)
     if weight.dtype != x.dtype or weight.device != x.device:
         raise ValueError(
             f"weight must have x's dtype and device ({x.dtype}, {x.device}), "
             f"got ({weight.dtype}, {weight.device})"
+        )
+
+
+def check_heads_share(name: str, heads: int, x: Tensor) -> None:
+    """Heads have as many consecutive channels each.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came.
+    """
+    channels = x.shape[1:].numel()
+    if heads < 1 or channels % heads:
+        raise ValueError(
+            f"{name} must have a number of heads that share {channels} channels, got {heads}"
         )
 
 

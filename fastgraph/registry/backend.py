@@ -5,10 +5,15 @@ options, checked by the operator, and returns new tensors. It never sees autogra
 the signatures of their kernels:
 
 ``spmm(graph, x, weight, reduce, transpose) -> out``
-    ``reduce`` is ``"sum"``, ``"mean"`` (divide by the aggregating node's degree) or
+    ``weight`` is ``None``, ``[E]`` or ``[E, heads]``, where each head has as many consecutive
+    channels. ``reduce`` is ``"sum"``, ``"mean"`` (divide by the aggregating node's degree) or
     ``"mean_adjoint"`` (divide by the gathered node's degree).
-``sddmm(graph, grad, x, reduce, transpose) -> [E]``
-    For each edge the dot product of the rows of ``grad`` and ``x`` that it joins, scaled as above.
+``sddmm(graph, grad, x, heads, reduce, transpose) -> [E, heads]``
+    For each edge and head the dot product of the rows of ``grad`` and ``x`` that it joins, scaled
+    as above.
+``edge_softmax(graph, score, transpose) -> [E, heads]``
+    For each head the softmax of ``score`` ``[E, heads]`` over the edges of each aggregating node.
+``edge_softmax_backward(graph, out, grad, transpose) -> grad_score``
 ``segment_reduce(graph, x, weight, reduce, transpose, ties) -> (out, record)``
     ``record`` (int32) serves the backward: for ``"split"`` the number of shares, for ``"winner"``
     the edge that won (-1 for none), empty for ``"none"``.

@@ -157,7 +157,9 @@ def _signature(positional: str, *keywords: str) -> Signature:
 
 SIGNATURES: dict[str, Signature] = {
     "spmm": _signature("graph x weight reduce transpose"),
-    "sddmm": _signature("graph grad x reduce transpose"),
+    "sddmm": _signature("graph grad x heads reduce transpose"),
+    "edge_softmax": _signature("graph score transpose"),
+    "edge_softmax_backward": _signature("graph out grad transpose"),
     "segment_reduce": _signature("graph x weight reduce transpose ties"),
     "segment_reduce_backward": _signature("graph grad x weight out record transpose ties"),
     "head_scores": _signature("x att"),

@@ -1,4 +1,4 @@
-"""The route of message passing: functions of ``dgl.ops``, ``update_all``, and layers made of it."""
+"""The routes of message passing: ``dgl.ops``, ``update_all``, and layers made of them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from tests.graphs import Case, quantised, random_edges
 
 import dgl.function as fn  # isort: skip
 import dgl.nn as dglnn  # isort: skip
+from dgl.nn.functional import edge_softmax  # isort: skip
 
-GSPMM = "dgl.gspmm"
+GSPMM, GSDDMM, SOFTMAX = "dgl.gspmm", "dgl.gsddmm", "dgl.edge_softmax"
 
 
 class Op(nn.Module):
@@ -55,6 +56,8 @@ def test_copies_of_sources(case: Case, reduce: str, shape: tuple[int, ...]) -> N
         ((7,), (1,)),
         ((3, 2), (1, 1)),
         ((3, 8), (3, 1)),
+        ((3, 11), (3, 1)),
+        ((40, 8), (40, 1)),
         ((1, 5), (1, 1)),
         ((2, 3, 9), (2, 3, 1)),
         ((8, 8), (8, 1)),
@@ -66,6 +69,99 @@ def test_weights_of_edges(
 ) -> None:
     x, w = torch.randn(case.num_src, *shape), torch.rand(case.num_edges, *weight) + 0.5
     assert_same(Op(f"u_{op}_e_{reduce}"), arguments(of_case(case), x, w), layer=GSPMM)
+
+
+HEADS = [(8,), (13,), (1, 9), (3, 11), (4, 16), (2, 3, 8)]
+
+
+@pytest.mark.parametrize("case", ALL, ids=str)
+@pytest.mark.parametrize("shape", HEADS, ids=str)
+@pytest.mark.parametrize("op", ["u_dot_v", "v_dot_u"])
+def test_dot_products_of_ends(case: Case, op: str, shape: tuple[int, ...]) -> None:
+    rows = [case.num_src, case.num_dst] if op == "u_dot_v" else [case.num_dst, case.num_src]
+    x, y = (torch.randn(count, *shape) for count in rows)
+    assert_same(Op(op), arguments(of_case(case), x, y), layer=GSDDMM)
+
+
+class Softmax(nn.Module):
+    def __init__(self, norm_by: str) -> None:
+        super().__init__()
+        self.norm_by = norm_by
+
+    def forward(self, g: Any, score: Tensor) -> Tensor:
+        out: Tensor = edge_softmax(g, score, norm_by=self.norm_by)
+        return out
+
+
+@pytest.mark.parametrize("case", ALL, ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (4, 1), (2, 5), (17,)], ids=str)
+@pytest.mark.parametrize("norm_by", ["dst", "src"])
+def test_softmax(case: Case, norm_by: str, shape: tuple[int, ...]) -> None:
+    score = 3 * torch.randn(case.num_edges, *shape)
+    assert_same(Softmax(norm_by), arguments(of_case(case), score), layer=SOFTMAX)
+
+
+class Transformer(nn.Module):
+    """As in DGL's examples: all of it made of functions that DGL has."""
+
+    def forward(self, g: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        with g.local_scope():
+            g.srcdata.update({"k": key, "v": value})
+            g.dstdata["q"] = query
+            g.apply_edges(fn.u_dot_v("k", "q", "score"))
+            g.edata["a"] = edge_softmax(g, g.edata["score"] / key.shape[-1] ** 0.5)
+            g.update_all(fn.u_mul_e("v", "a", "m"), fn.sum("m", "out"))
+            out: Tensor = g.dstdata["out"]
+            return out
+
+
+GRAPHS: dict[str, Callable[[Case], Any]] = {
+    "homogeneous or bipartite": of_case,
+    "reversed": lambda case: dgl.reverse(of_case(case)),
+    "int32": lambda case: of_case(case).int(),
+    "sorted by source": lambda case: (
+        dgl.reorder_graph(of_case(case), None, "src", store_ids=False)
+        if case.num_src == case.num_dst
+        else of_case(case)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("case", ALL, ids=str)
+@pytest.mark.parametrize("shape", [(1, 9), (4, 8), (3, 11)], ids=str)
+def test_transformer_of_functions(case: Case, shape: tuple[int, int], kind: str) -> None:
+    g = GRAPHS[kind](case)
+    rows = [g.num_dst_nodes(), g.num_src_nodes(), g.num_src_nodes()]
+    call = arguments(g, *(torch.randn(count, *shape) for count in rows))
+    # Scores are rounded before the softmax, in another order of summands than DGL's.
+    assert_same(Transformer(), call, layer=GSPMM, factor=4.0)
+    with fastgraph.enabled(strict=True):
+        fastgraph.status().reset()
+        Transformer()(*call[0])
+    assert [fastgraph.status().row(name).routed for name in (GSDDMM, SOFTMAX, GSPMM)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("case", BLOCKS, ids=str)
+def test_transformer_on_blocks(case: Case) -> None:
+    mfg = block(case)
+    rows = [mfg.num_dst_nodes(), mfg.num_src_nodes(), mfg.num_src_nodes()]
+    call = arguments(mfg, *(torch.randn(count, 2, 9) for count in rows))
+    assert_same(Transformer(), call, layer=SOFTMAX, factor=4.0)
+
+
+def test_transformer_agrees_with_dgl_in_float64() -> None:
+    g = dgl.add_self_loop(of_case(ORDINARY))
+    given = [torch.randn(30, 4, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    cotangent = torch.randn(30, 4, 8, dtype=torch.float64)
+
+    def results() -> list[Tensor]:
+        out = Transformer()(g, *given)
+        return [out.detach(), *torch.autograd.grad((out * cotangent).sum(), given)]
+
+    expected = results()
+    with fastgraph.enabled(strict=True):
+        torch.testing.assert_close(results(), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("case", BLOCKS, ids=str)
@@ -129,7 +225,7 @@ def test_without_any_edge_everything_is_zero(reduce: str) -> None:
 
 
 def test_attention_of_your_own() -> None:
-    """What a user writes: scores and their softmax are DGL's own, the sum by heads is not."""
+    """What a user writes: sums of scores are DGL's own, their softmax and the sum by heads not."""
     g, x = dgl.add_self_loop(of_case(ORDINARY)), torch.randn(30, 3, 8)
 
     class Attention(nn.Module):
@@ -144,7 +240,7 @@ def test_attention_of_your_own() -> None:
 
     with fastgraph.enabled():
         Attention()(g, x)
-    assert fastgraph.status().row(GSPMM).routed == 1
+    assert [fastgraph.status().row(name).routed for name in (GSDDMM, SOFTMAX, GSPMM)] == [0, 1, 1]
     upstream, ours = [], []
     for results, active in ((upstream, False), (ours, True)):
         (fastgraph.enable if active else fastgraph.disable)()
@@ -164,6 +260,8 @@ def test_double_backward() -> None:
         x = torch.randn(30, 2, 8, dtype=torch.float64, requires_grad=True)
         w = torch.rand(150, 2, 1, dtype=torch.float64, requires_grad=True)
         assert torch.autograd.gradgradcheck(lambda x, w: dgl.ops.u_mul_e_sum(g, x, w), (x, w))
+        assert torch.autograd.gradgradcheck(lambda x: dgl.ops.u_dot_v(g, x, x.sin()), (x,))
+        assert torch.autograd.gradgradcheck(lambda w: edge_softmax(g, w), (w,))
 
 
 def test_update_all_and_its_kind() -> None:
@@ -266,12 +364,6 @@ REFUSALS: list[tuple[str, Callable[[Any], Any], str, str]] = [
     ),
     (
         GSPMM,
-        lambda g: dgl.ops.u_mul_e_sum(g, torch.rand(30, 9, 8), torch.rand(150, 9, 1)),
-        "have no operator",
-        "many heads",
-    ),
-    (
-        GSPMM,
         lambda g: dgl.ops.u_mul_e_sum(g, torch.rand(30, 3, 7), torch.rand(150, 3, 1)),
         "products of features of shapes [3, 7] and [3, 1] have no operator",
         "few channels",
@@ -279,12 +371,32 @@ REFUSALS: list[tuple[str, Callable[[Any], Any], str, str]] = [
     (GSPMM, lambda g: dgl.ops.copy_e_sum(g, torch.rand(150, 3)), "sum of copy_rhs", "copy_e"),
     (GSPMM, lambda g: dgl.ops.u_add_e_max(g, *features(30, 150)), "max of add", "u_add_e"),
     (GSPMM, lambda g: dgl.ops.u_mul_e_max(g, *features(30, 150)), "max of mul", "u_mul_e max"),
-    ("dgl.gsddmm", lambda g: dgl.ops.u_add_v(g, *features(30, 30)), "has no operator", "u_add_v"),
+    (GSDDMM, lambda g: dgl.ops.u_add_v(g, *features(30, 30)), "add of u and v", "u_add_v"),
+    (GSDDMM, lambda g: dgl.ops.u_mul_v(g, *features(30, 30)), "mul of u and v", "u_mul_v"),
+    (GSDDMM, lambda g: dgl.ops.e_dot_v(g, *features(150, 30)), "dot of e and v", "e_dot_v"),
     (
-        "dgl.edge_softmax",
-        lambda g: dgl.nn.functional.edge_softmax(g, torch.rand(150, 2)),
-        "has no operator",
-        "softmax",
+        GSDDMM,
+        lambda g: dgl.ops.u_dot_v(g, torch.rand(30, 1, 3), torch.rand(30, 2, 3)),
+        "features of shapes [1, 3] and [2, 3] have no operator",
+        "heads of one end",
+    ),
+    (
+        GSDDMM,
+        lambda g: dgl.ops.u_dot_v(g, torch.rand(30), torch.rand(30)),
+        "features of shapes [] and [] have no operator",
+        "numbers of nodes",
+    ),
+    (
+        GSDDMM,
+        lambda g: dgl.ops.u_dot_v(g, torch.rand(30, 2, 7), torch.rand(30, 2, 7)),
+        "dot products of 7 channels have no operator",
+        "dot products of few channels",
+    ),
+    (
+        SOFTMAX,
+        lambda g: edge_softmax(g, torch.rand(2, 1), eids=torch.tensor([3, 5])),
+        "softmax of some of the edges",
+        "some edges",
     ),
 ]
 
@@ -311,7 +423,7 @@ def test_other_functions_run_dgls_code(name: str, call: Any, reason: str) -> Non
 
 
 def test_what_dgl_refuses_is_refused_by_dgl() -> None:
-    g, x = of_case(ORDINARY), torch.rand(30, 3)
+    g, x, wide = of_case(ORDINARY), torch.rand(30, 3), torch.rand(30, 8)
     with fastgraph.enabled():
         with pytest.raises(dgl.DGLError, match="doesn't match"):
             dgl.ops.u_mul_e_sum(g, x, torch.rand(150, 1).double())
@@ -319,7 +431,15 @@ def test_what_dgl_refuses_is_refused_by_dgl() -> None:
             dgl.ops.copy_u_sum(g, torch.ones(30, 3, dtype=torch.int64))
         with pytest.raises(dgl.DGLError):
             dgl.ops.copy_u_sum(g, torch.rand(29, 3))
+        with pytest.raises(dgl.DGLError, match="don't match"):
+            dgl.ops.u_dot_v(g, wide, wide.double())
+        with pytest.raises(dgl.DGLError):
+            dgl.ops.u_dot_v(g, wide, torch.rand(29, 8))
+        with pytest.raises(dgl.DGLError):
+            dgl.ops.u_dot_v(g, x, torch.rand(30, 4))
     row = fastgraph.status().row(GSPMM)
+    assert (row.routed, row.fell_back, len(row.reasons)) == (0, 3, 3)
+    row = fastgraph.status().row(GSDDMM)
     assert (row.routed, row.fell_back, len(row.reasons)) == (0, 3, 3)
 
 
@@ -342,18 +462,19 @@ def test_strict_raises_for_what_has_a_route() -> None:
 
 
 def test_gradients_that_dgl_computes_are_routed_where_they_can_be() -> None:
-    """Those of scores, whose function has no route, are weighted sums along reversed edges."""
+    """Those of products with features of edges, which have no route, are sums of sources."""
     g = of_case(ORDINARY)
     x, y = (torch.randn(30, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
 
     def gradients() -> tuple[Tensor, ...]:
-        out = dgl.ops.u_dot_v(g, x, y)
-        return torch.autograd.grad((out * torch.arange(150.0).view(-1, 1)).sum(), (x, y))
+        out = dgl.ops.u_mul_v(g, x, y).sum(1)
+        return torch.autograd.grad((out * torch.arange(150.0)).sum(), (x, y))
 
     expected = gradients()
     with fastgraph.enabled():
         torch.testing.assert_close(gradients(), expected)
-    assert fastgraph.status().row(GSPMM).routed == 2
+    row = fastgraph.status().row(GSPMM)
+    assert (row.routed, row.fell_back) == (0, 2)  # a weight for each channel
 
 
 def test_autocast_runs_dgls_code() -> None:

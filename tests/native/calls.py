@@ -187,7 +187,9 @@ def spmm(lib: Library, draw: Draw) -> Prepared:
     graph = draw.in_any_order(built(lib, draw))
     width, dtype = draw.width(), draw.one_of(*FLOATING)
     scale = accumulator(dtype)
-    weight = draw.maybe(draw.features(dtype, graph.num_edges))
+    heads = draw.heads(width)
+    shape = (graph.num_edges,) if heads is None else (graph.num_edges, heads)
+    weight = draw.maybe(draw.features(dtype, *shape))
     row_scale = draw.maybe(draw.powers(scale, graph.num_rows))
     col_scale = draw.maybe(draw.powers(scale, graph.num_cols))
     x = draw.features(dtype, graph.num_cols, width)
@@ -204,7 +206,8 @@ def spmm(lib: Library, draw: Draw) -> Prepared:
     def check(_: Any) -> None:
         messages = x.double()[graph.col]
         if weight is not None:
-            messages *= weight.double()[:, None]
+            of_edge = weight.double().view(graph.num_edges, heads or 1)
+            messages *= of_edge.repeat_interleave(width // (heads or 1), 1)
         if col_scale is not None:
             messages *= col_scale.double()[graph.col, None]
         total = torch.zeros(graph.num_rows, width, dtype=torch.float64)
@@ -224,17 +227,51 @@ def sddmm(lib: Library, draw: Draw) -> Prepared:
     grad = draw.features(dtype, graph.num_rows, width)
     x = draw.features(dtype, graph.num_cols, width)
     special = draw.with_specials(x)
-    out = torch.full((graph.num_edges,), 77.0, dtype=dtype)
+    heads = draw.heads(width)
+    shape = (graph.num_edges,) if heads is None else (graph.num_edges, heads)
+    out = torch.full(shape, 77.0, dtype=dtype)
     call = graph.arguments | {"row_scale": row_scale, "grad": grad, "x": x, "out": out}
 
     def check(_: Any) -> None:
-        product = (grad.double()[graph.row] * x.double()[graph.col]).sum(1)
+        product = grad.double()[graph.row] * x.double()[graph.col]
         if row_scale is not None:
-            product *= row_scale.double()[graph.row]
+            product *= row_scale.double()[graph.row, None]
+        of_heads = product.view(graph.num_edges, heads or 1, width // (heads or 1))
         if not special:
-            assert_equal(out, product)
+            assert_equal(out, of_heads.sum(2).view(shape))
 
     return call, check
+
+
+def edge_softmax(lib: Library, draw: Draw) -> Prepared:
+    graph = draw.in_any_order(built(lib, draw))
+    dtype, heads = draw.one_of(*FLOATING), draw.number(0, 20)
+    score = draw.features(dtype, graph.num_edges, heads)
+    special = draw.with_specials(score)
+    out = torch.full_like(score, 77.0)
+
+    def check(_: Any) -> None:
+        if not special:
+            assert_near(out, reference.edge_softmax(graph, score.double(), False), 4.0, "out")
+
+    return graph.arguments | {"score": score, "out": out}, check
+
+
+def edge_softmax_backward(lib: Library, draw: Draw) -> Prepared:
+    graph = draw.in_any_order(built(lib, draw))
+    dtype, heads = draw.one_of(*FLOATING), draw.number(0, 20)
+    weight, grad = (draw.features(dtype, graph.num_edges, heads) / 64 for _ in range(2))
+    special = draw.with_specials(weight)
+    grad_score = torch.full_like(grad, 77.0)
+
+    def check(_: Any) -> None:
+        if not special:
+            wide = (weight.double(), grad.double())
+            expected = reference.edge_softmax_backward(graph, *wide, False)
+            assert_near(grad_score, expected, 4.0, "grad_score")
+
+    given = {"weight": weight, "grad": grad, "grad_score": grad_score}
+    return graph.arguments | given, check
 
 
 @dataclass
@@ -541,6 +578,8 @@ CALLS = (
     order_rows,
     spmm,
     sddmm,
+    edge_softmax,
+    edge_softmax_backward,
     segment_reduce,
     divide_by_ties,
     segment_reduce_backward,

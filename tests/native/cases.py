@@ -118,8 +118,9 @@ def spmm_reference(
     col_scale: Tensor | None = None,
 ) -> Tensor:
     messages = x.double()[graph.col]
-    if weight is not None:
-        messages = messages * weight.double()[:, None]
+    if weight is not None:  # [E] or [E, heads]
+        of_edge = weight.double() if weight.dim() == 2 else weight.double()[:, None]
+        messages = messages * of_edge.repeat_interleave(x.shape[1] // of_edge.shape[1], 1)
     if col_scale is not None:
         messages = messages * col_scale.double()[graph.col, None]
     out = torch.zeros(graph.num_rows, x.shape[1], dtype=torch.float64)

@@ -146,6 +146,10 @@ class Draw:
     def width(self) -> int:
         return self.one_of(0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 48, 64, 100, 127, 130)
 
+    def heads(self, width: int) -> int | None:
+        """How many share so many columns evenly; ``None`` for no dimension of heads."""
+        return self.one_of(None, *(h for h in (1, 2, 3, 5, 8, 16, 50) if width % h == 0))
+
     def features(self, dtype: torch.dtype, *shape: int) -> Tensor:
         """Multiples of 1/4, so that sums and products have no roundings to compare."""
         return (self.integers(-8, 9, *shape) / 4).to(dtype)

@@ -105,6 +105,7 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
     out = torch.randn(graph.num_rows, WIDTH)
     record = torch.zeros(graph.num_rows, WIDTH, dtype=torch.int32)
     weight = torch.randn(graph.num_edges)
+    of_heads = torch.randn(graph.num_edges, HEADS)
     ascending = {"rowptr": rowptr, "col": col, "edge_id": edge_id, "longest": longest}
     matrix = ascending | {"row_id": torch.arange(graph.num_rows).int()}
     matrix_t = {"rowptr_t": rowptr_t, "col_t": col_t, "edge_id_t": edge_id_t}
@@ -167,6 +168,13 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
             "x": x,
             "out": weight.clone(),
         },
+        "edge_softmax": {**matrix, "score": of_heads, "out": of_heads.clone()},
+        "edge_softmax_backward": {
+            **matrix,
+            "weight": of_heads,
+            "grad": of_heads.clone(),
+            "grad_score": of_heads.clone(),
+        },
         "segment_reduce": {
             **matrix,
             "weight": weight,
@@ -196,6 +204,8 @@ FUNCTIONS = (
     "order_rows",
     "spmm",
     "sddmm",
+    "edge_softmax",
+    "edge_softmax_backward",
     "segment_reduce",
     "segment_reduce_backward",
     "head_scores",
@@ -283,6 +293,19 @@ def test_there_are_no_more_self_loops_than_nodes(best: Any) -> None:
         arguments["num_loops"] = number
         with pytest.raises(ValueError, match=message):
             best.build_csr_with_loops(*arguments.values())
+
+
+@pytest.mark.parametrize(("function", "name"), [("spmm", "weight"), ("sddmm", "out")])
+def test_heads_share_columns_evenly(best: Any, function: str, name: str) -> None:
+    arguments = valid_calls(best)[function]
+    edges = len(arguments[name])
+    for heads in (1, WIDTH):
+        getattr(best, function)(*(arguments | {name: torch.randn(edges, heads)}).values())
+    for heads in (0, 2, 2 * WIDTH):
+        with pytest.raises(ValueError, match=f"{name} must have heads that share 5 columns evenly"):
+            getattr(best, function)(*(arguments | {name: torch.randn(edges, heads)}).values())
+    with pytest.raises(ValueError, match=rf"{name} must have shape \["):
+        getattr(best, function)(*(arguments | {name: torch.randn(edges + 1, 1)}).values())
 
 
 def test_row_pointers_must_span_the_entries(best: Any) -> None:

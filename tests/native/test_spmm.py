@@ -80,6 +80,33 @@ def test_sddmm_matches_float64(lib: Any, name: str, dtype: torch.dtype) -> None:
             assert_close(out, products.sum(1), products.abs().sum(1))
 
 
+HEADS = ((1, 20), (2, 3), (3, 8), (4, 16), (4, 64), (8, 32), (5, 33), (40, 1))
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", [*GRAPHS, "mixed"])
+def test_heads_match_float64(lib: Any, name: str, dtype: torch.dtype) -> None:
+    graph = make_graph(lib, name)
+    row_scale = normal(graph.num_rows, dtype=accumulator(dtype), seed=2)
+    col_scale = normal(graph.num_cols, dtype=accumulator(dtype), seed=3)
+    for heads, channels in HEADS:
+        width = heads * channels
+        weight = normal(graph.num_edges, heads, dtype=dtype, seed=1)
+        x = normal(graph.num_cols, width, dtype=dtype)
+        grad = normal(graph.num_rows, width, dtype=dtype, seed=4)
+        out = torch.full((graph.num_rows, width), float("nan"), dtype=dtype)
+        for scales in ((None, None), (row_scale, col_scale)):
+            used = (weight, *scales)
+            lib.spmm(*graph.csr, *used, x, out)
+            magnitude = spmm_reference(graph, x.abs(), *(u if u is None else u.abs() for u in used))
+            assert_close(out, spmm_reference(graph, x, *used), magnitude)
+        product = torch.full((graph.num_edges, heads), float("nan"), dtype=dtype)
+        lib.sddmm(*graph.csr, row_scale, grad, x, product)
+        terms = grad.double()[graph.row] * x.double()[graph.col]
+        terms = (terms * row_scale.double()[graph.row, None]).view(graph.num_edges, heads, channels)
+        assert_close(product, terms.sum(2), terms.abs().sum(2))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("width", [1, 5, 8, 16])
 def test_every_half_value_converts_as_in_torch(lib: Any, dtype: torch.dtype, width: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -11,8 +11,10 @@ from torch import Tensor
 import fastgraph
 from fastgraph import ops
 from fastgraph.ops.spmm import _ADJOINT, REDUCTIONS
+from fastgraph.registry.backend import FLOATING
 from tests.conftest import BACKENDS, selected
-from tests.graphs import Case, all_cases, random_edges
+from tests.graphs import Case, all_cases, hub_edges, random_edges
+from tests.native.cases import assert_close
 
 WIDTHS = (1, 7, 8, 33, 64, 100, 256, 513)
 
@@ -31,7 +33,7 @@ def expected(x: Tensor, case: Case, weight: Tensor | None, reduce: str, transpos
         src, dst, num_out = dst, src, case.num_src
     message = x[src]
     if weight is not None:
-        message = message * weight.view(-1, *[1] * (x.dim() - 1))
+        message = message * weight.reshape(*weight.shape, *[1] * (x.dim() - weight.dim()))
     out = x.new_zeros(num_out, *x.shape[1:]).index_add(0, dst, message)
     if reduce == "mean":
         degree = torch.bincount(dst, minlength=num_out).clamp(min=1)
@@ -71,6 +73,84 @@ def test_values_and_gradients(
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("transpose", [False, True], ids=["forward", "transposed"])
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_weights_of_heads(
+    case: Case, heads: int, reduce: str, transpose: bool, backend: str
+) -> None:
+    x, _, num_out = inputs(case, transpose, heads, 5)
+    weight = torch.randn(case.edge_index.shape[1], heads, dtype=x.dtype, requires_grad=True)
+    options = {"num_out": num_out, "reduce": reduce, "transpose": transpose}
+    out = ops.spmm(x, case.edge_index, weight, **options)
+    reference = expected(x, case, weight, reduce, transpose)
+    grad = torch.randn_like(out)
+    compare(out, reference, [x, weight], grad)
+    # The channels of a head may have several dimensions, or be a part of one.
+    flat = ops.spmm(x.flatten(1), case.edge_index, weight, **options)
+    torch.testing.assert_close(flat, reference.flatten(1))
+
+
+def compare(out: Tensor, reference: Tensor, leaves: list[Tensor], grad: Tensor) -> None:
+    torch.testing.assert_close(out, reference)
+    ours = torch.autograd.grad(out, leaves, grad)
+    torch.testing.assert_close(ours, torch.autograd.grad(reference, leaves, grad))
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize(
+    "shape", [(1, 9), (2, 4), (3, 1), (4, 64), (5, 7), (8, 8), (8, 16), (2, 130), (40, 3)], ids=str
+)
+def test_heads_of_every_width(shape: tuple[int, int], dtype: torch.dtype, backend: str) -> None:
+    """Those that fill whole vectors and others; with a row that is cut into pieces."""
+    case = Case("cut", hub_edges(40, 3000), 40, 40)
+    x, _, num_out = inputs(case, False, *shape, dtype=dtype)
+    y, grad = (torch.randn_like(x) for _ in range(2))
+    y.requires_grad_()
+    weight = torch.randn(case.edge_index.shape[1], shape[0]).to(dtype).requires_grad_()
+    of_edge = torch.randn_like(weight)
+
+    inputs_and_gradients = (x, y, weight, grad, of_edge)
+
+    def run(operators: Callable[..., tuple[Tensor, Tensor]], *given: Tensor) -> list[Tensor]:
+        *leaves, grad, of_edge = (t.detach() for t in given)
+        leaves = [t.requires_grad_() for t in leaves]
+        summed, product = operators(*leaves)
+        of_sums = torch.autograd.grad(summed, [leaves[0], leaves[2]], grad)
+        of_products = torch.autograd.grad(product, leaves[:2], of_edge)
+        return [summed.detach(), product.detach(), *of_sums, *of_products]
+
+    def ours(a: Tensor, b: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.spmm(a, case.edge_index, w, num_out=num_out), ops.sddmm(a, b, case.edge_index)
+
+    def upstream(a: Tensor, b: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        src, dst = case.edge_index
+        return expected(a, case, w, "sum", False), (a[src] * b[dst]).sum(-1)
+
+    truths = run(upstream, *(t.double() for t in inputs_and_gradients))
+    magnitudes = run(upstream, *(t.double().abs() for t in inputs_and_gradients))
+    for found, truth, magnitude in zip(
+        run(ours, *inputs_and_gradients), truths, magnitudes, strict=True
+    ):
+        assert found.dtype == dtype
+        assert_close(found, truth, magnitude)
+
+
+@pytest.mark.parametrize("transpose", [False, True], ids=["forward", "transposed"])
+@pytest.mark.parametrize("shape", [(5,), (1, 5), (3, 2), (4, 9), (2, 0)], ids=str)
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_dot_products_of_ends(
+    case: Case, shape: tuple[int, ...], transpose: bool, backend: str
+) -> None:
+    x, _, num_out = inputs(case, transpose, *shape)
+    y = torch.randn(num_out, *shape, dtype=x.dtype, requires_grad=True)
+    src, dst = case.edge_index.long().flip(0) if transpose else case.edge_index.long()
+    out = ops.sddmm(x, y, case.edge_index, transpose=transpose)
+    reference = (x[src] * y[dst]).sum(-1)
+    compare(out, reference, [x, y], torch.randn_like(out))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -114,6 +194,14 @@ def test_non_contiguous_inputs(backend: str) -> None:
     )
     out = ops.spmm(x.requires_grad_(), case.edge_index)
     out.sum().backward()  # an expanded gradient has stride 0
+    of_heads = torch.randn(2, 12, 5, dtype=torch.float64).transpose(0, 1)
+    weight = torch.randn(2, 40, dtype=torch.float64).t()
+    out = ops.spmm(of_heads, case.edge_index, weight)
+    torch.testing.assert_close(out, expected(of_heads, case, weight, "sum", False))
+    src, dst = case.edge_index
+    product = ops.sddmm(of_heads.requires_grad_(), out, case.edge_index)
+    torch.testing.assert_close(product, (of_heads[src] * out[dst]).sum(-1))
+    product.sum().backward()
 
 
 def test_compressed_input(backend: str) -> None:
@@ -131,6 +219,24 @@ def test_compressed_input(backend: str) -> None:
     torch.testing.assert_close(out, expected(x, grouped, weight, "sum", True))
 
 
+@pytest.mark.parametrize("transpose", [False, True], ids=["forward", "transposed"])
+def test_weights_and_products_are_found_by_number_of_edge(transpose: bool, backend: str) -> None:
+    case = Case("random", random_edges(9, 6, 30), 9, 6)
+    order = case.edge_index[1].argsort(stable=True)
+    ptr = torch.zeros(7, dtype=torch.long)
+    ptr[1:] = torch.bincount(case.edge_index[1], minlength=6).cumsum(0)
+    numbered = torch.stack([case.edge_index[0, order], order])
+    x, _, num_out = inputs(case, transpose, 2, 4)
+    weight = torch.randn(30, 2, dtype=x.dtype, requires_grad=True)
+    options = {"ptr": ptr, "transpose": transpose}
+    out = ops.spmm(x, numbered, weight, num_out=num_out, **options)
+    compare(out, expected(x, case, weight, "sum", transpose), [x, weight], torch.randn_like(out))
+    y = torch.randn(num_out, 2, 4, dtype=x.dtype, requires_grad=True)
+    src, dst = case.edge_index.flip(0) if transpose else case.edge_index
+    product = ops.sddmm(x, y, numbered, **options)
+    compare(product, (x[src] * y[dst]).sum(-1), [x, y], torch.randn_like(product))
+
+
 def test_nan_and_infinity_stay_where_they_are(backend: str) -> None:
     edge_index = torch.tensor([[0, 1, 2, 2], [0, 0, 1, 2]])
     x = torch.tensor([[1.0], [float("nan")], [float("inf")], [0.0]])
@@ -140,18 +246,22 @@ def test_nan_and_infinity_stay_where_they_are(backend: str) -> None:
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "mean_adjoint"])
 @pytest.mark.parametrize("transpose", [False, True])
-def test_derivatives_of_every_order(reduce: str, transpose: bool) -> None:
+@pytest.mark.parametrize("of_heads", [(), (1,), (2,)], ids=str)
+def test_derivatives_of_every_order(
+    reduce: str, transpose: bool, of_heads: tuple[int, ...]
+) -> None:
     edge_index = random_edges(4, 3, 9)
     num_in, num_out = (3, 4) if transpose else (4, 3)
     x = torch.randn(num_in, 2, dtype=torch.float64, requires_grad=True)
     grad = torch.randn(num_out, 2, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(9, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(9, *of_heads, dtype=torch.float64, requires_grad=True)
+    heads = 1 if of_heads == () else of_heads[0]
 
     def spmm(x: Tensor, weight: Tensor) -> Tensor:
         return torch.ops.fastgraph.spmm(x, edge_index, None, weight, num_out, reduce, transpose)
 
     def sddmm(grad: Tensor, x: Tensor) -> Tensor:
-        return torch.ops.fastgraph.sddmm(grad, x, edge_index, None, reduce, transpose)
+        return torch.ops.fastgraph.sddmm(grad, x, edge_index, None, heads, reduce, transpose)
 
     assert set(_ADJOINT) == {"sum", "mean", "mean_adjoint"}
     for function, arguments in ((spmm, (x, weight)), (sddmm, (grad, x))):
@@ -175,8 +285,12 @@ def test_opcheck(reduce: str) -> None:
     arguments = (x, edge_index, None, weight, 5, reduce, False)
     torch.library.opcheck(torch.ops.fastgraph.spmm.default, arguments)
     grad = torch.randn(5, 3, requires_grad=True)
-    arguments = (grad, x, edge_index, None, reduce, False)
-    torch.library.opcheck(torch.ops.fastgraph.sddmm.default, arguments)
+    for heads in (1, 3):
+        arguments = (grad, x, edge_index, None, heads, reduce, False)
+        torch.library.opcheck(torch.ops.fastgraph.sddmm.default, arguments)
+    by_head = torch.randn(20, 3, requires_grad=True)
+    arguments = (x, edge_index, None, by_head, 5, reduce, False)
+    torch.library.opcheck(torch.ops.fastgraph.spmm.default, arguments)
 
 
 def test_compile_with_dynamic_shapes() -> None:
@@ -193,13 +307,16 @@ def test_compile_with_dynamic_shapes() -> None:
         torch.testing.assert_close(ours, eager)
 
 
+@pytest.mark.parametrize("of_heads", [(), (3,), (6,)], ids=str)
 @pytest.mark.parametrize("threads", [1, 2, 4])
-def test_bits_do_not_depend_on_threads(threads: int, restore_threads: None) -> None:
+def test_bits_do_not_depend_on_threads(
+    threads: int, of_heads: tuple[int, ...], restore_threads: None
+) -> None:
     edge_index = random_edges(300, 300, 20_000)
     edge_index[1, ::3] = 7
     torch.manual_seed(0)
     x = torch.randn(300, 96, requires_grad=True)
-    weight = torch.randn(20_000, requires_grad=True)
+    weight = torch.randn(20_000, *of_heads, requires_grad=True)
     grad = torch.randn(300, 96)
 
     def run() -> list[Tensor]:
@@ -233,6 +350,10 @@ def test_bits_do_not_depend_on_threads(threads: int, restore_threads: None) -> N
         ),
         ({"num_out": -1}, ValueError, "num_out must be an integer >= 0, got -1"),
         ({"weight": torch.ones(3)}, ValueError, "weight must have one value for each of 2 edges"),
+        ({"weight": torch.ones(3, 2)}, ValueError, r"each of 2 edges.*, got shape \[3, 2\]"),
+        ({"weight": torch.ones(2, 2, 1)}, ValueError, r"and each head, got shape \[2, 2, 1\]"),
+        ({"weight": torch.ones(2, 3)}, ValueError, "weight must .* that share 2 channels, got 3"),
+        ({"weight": torch.ones(2, 0)}, ValueError, "weight must .* that share 2 channels, got 0"),
         ({"weight": torch.ones(2).double()}, ValueError, "weight must have x's dtype and device"),
         ({"reduce": "max"}, ValueError, r"reduce must be one of \['sum', 'mean'\], got 'max'"),
         ({"ptr": torch.tensor([0, 1])}, ValueError, r"ptr must have shape \[5\], got \[2\]"),
@@ -242,6 +363,25 @@ def test_bad_input(change: dict[str, object], error: type[Exception], text: str)
     arguments = {"x": torch.ones(4, 2), "index": torch.tensor([[0, 1], [1, 1]])} | change
     with pytest.raises(error, match=text):
         ops.spmm(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"x": torch.ones(4)}, ValueError, r"x must be \[nodes, heads, channels\] or"),
+        ({"y": torch.ones(4, 3)}, ValueError, r"the same channels, .* \[2\] .* \[3\]"),
+        ({"y": torch.ones(4, 2).double()}, ValueError, "torch.float32 .* and .* torch.float64"),
+        ({"y": torch.ones(1, 2)}, IndexError, "index 1 in row 1"),
+        ({"index": torch.tensor([[0, 4], [1, 1]])}, IndexError, "index 4 in row 0, expected 0 <="),
+    ],
+)
+def test_bad_input_of_dot_products(
+    change: dict[str, object], error: type[Exception], text: str
+) -> None:
+    arguments = {"x": torch.ones(4, 2), "y": torch.ones(4, 2)}
+    arguments |= {"index": torch.tensor([[0, 1], [1, 1]])} | change
+    with pytest.raises(error, match=text):
+        ops.sddmm(**arguments)
 
 
 @pytest.mark.parametrize(

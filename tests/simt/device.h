@@ -19,6 +19,7 @@ namespace kernels = ::fastgraph::cuda;
 constexpr bool kReadable = true;
 constexpr bool kLeavesEdges = false;
 constexpr bool kAnyRowOrder = false;
+constexpr bool kEdgesHaveHeads = false;
 
 class Call : public cuda::Queue {
  public:

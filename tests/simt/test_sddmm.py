@@ -23,9 +23,9 @@ from tests.simt.compared import (
 
 
 def check(graph: Graph, grad: Tensor, x: Tensor, reduce: str) -> None:
-    out = simt("sddmm", graph, grad, x, reduce, False)
-    expected = cpu("sddmm", graph, grad.double(), x.double(), reduce, False)
-    magnitude = cpu("sddmm", graph, grad.double().abs(), x.double().abs(), reduce, False)
+    out = simt("sddmm", graph, grad, x, 1, reduce, False)
+    expected = cpu("sddmm", graph, grad.double(), x.double(), 1, reduce, False)
+    magnitude = cpu("sddmm", graph, grad.double().abs(), x.double().abs(), 1, reduce, False)
     assert_close(out, expected, magnitude)
 
 
@@ -66,14 +66,14 @@ def test_entries_with_many_empty_rows_between_them(width: int) -> None:
 @pytest.mark.parametrize("width", [33, 64])
 def test_bits_do_not_depend_on_the_order_of_threads(width: int) -> None:
     graph = graph_of("cut")
-    assert_same_in_every_order("sddmm", graph, *inputs(graph, width), "sum", False)
+    assert_same_in_every_order("sddmm", graph, *inputs(graph, width), 1, "sum", False)
 
 
 @pytest.mark.parametrize("width", [5, 8])
 def test_infinities_reach_what_they_reach_on_the_cpu(width: int) -> None:
     graph = graph_of("random")
     grad = irregular(graph.num_dst, width, dtype=torch.float32, seed=1)
-    given = (graph, grad, irregular(graph.num_src, width, dtype=torch.float32), "sum", False)
+    given = (graph, grad, irregular(graph.num_src, width, dtype=torch.float32), 1, "sum", False)
     out, expected = simt("sddmm", *given), cpu("sddmm", *given)
     assert expected.isfinite().any() and expected.isnan().any()
     assert_same(out.where(~out.isfinite(), 0), expected.where(~expected.isfinite(), 0))

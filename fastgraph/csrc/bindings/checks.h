@@ -164,6 +164,32 @@ Heads<T> checked_heads(const OptionalTensor& tensor, int64_t nodes, int64_t head
                             : Heads<T>{};
 }
 
+// What edges have for each of some heads, [edges, heads], or for one, [edges]: the heads share
+// `width` columns evenly.
+template <typename T>
+Matrix<T> checked_edge_values(const Tensor& tensor, int64_t edges, int64_t width,
+                              const char* name) {
+  if (tensor.ndim() == 1) return {checked<T>(tensor, {edges}, name), edges, 1};
+  check_ndim(tensor, 2, name);
+  const int64_t heads = tensor.size(1);
+  if (!kEdgesHaveHeads && heads != 1) {
+    TVM_FFI_THROW(ValueError) << name << " must have one value for each edge on this device, got "
+                              << "shape " << shape_text(tensor);
+  }
+  if (heads < 1 || width % heads != 0) {
+    TVM_FFI_THROW(ValueError) << name << " must have heads that share " << width
+                              << " columns evenly, got shape " << shape_text(tensor);
+  }
+  return checked_matrix<T>(tensor, edges, heads, name);
+}
+
+template <typename T>
+Matrix<T> checked_edge_values(const OptionalTensor& tensor, int64_t edges, int64_t width,
+                              const char* name) {
+  return tensor.has_value() ? checked_edge_values<T>(tensor.value(), edges, width, name)
+                            : Matrix<T>{};
+}
+
 inline int64_t checked_size(int64_t size, const char* name) {
   if (size < 0 || size > std::numeric_limits<int32_t>::max()) {
     TVM_FFI_THROW(ValueError) << name << " must be in [0, 2^31), got " << size;

@@ -18,7 +18,8 @@ void bind_spmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longes
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     using A = Accumulator<T>;
-    call.run(kernels::spmm<T>, graph, checked<const T>(weight, {graph.num_entries}, "weight"),
+    call.run(kernels::spmm<T>, graph,
+             checked_edge_values<const T>(weight, graph.num_entries, width, "weight"),
              checked<const A>(row_scale, {graph.num_rows}, "row_scale"),
              checked<const A>(col_scale, {graph.num_cols}, "col_scale"),
              checked_matrix<const T>(x, graph.num_cols, width, "x"),
@@ -39,7 +40,7 @@ void bind_sddmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longe
     call.run(kernels::sddmm<T>, graph, checked<const A>(row_scale, {graph.num_rows}, "row_scale"),
              checked_matrix<const T>(grad, graph.num_rows, width, "grad"),
              checked_matrix<const T>(x, graph.num_cols, width, "x"),
-             checked<T>(out, {graph.num_entries}, "out"));
+             checked_edge_values<T>(out, graph.num_entries, width, "out"));
   });
 }
 

@@ -1,5 +1,5 @@
-// The functions that only the CPU has: those that build and recognise graphs, and those about
-// memory and threads.
+// The functions that only the CPU has: those that build and recognise graphs, those about memory
+// and threads, and operators whose kernels exist for the CPU alone.
 #include <tvm/ffi/function.h>
 
 #include <algorithm>
@@ -128,6 +128,35 @@ int64_t bind_order_rows(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64
   return with_memory([&] { return static_cast<int64_t>(order_rows(graph, row_bytes, ordered)); });
 }
 
+// Operators of edges alone, which look at no column.
+
+void bind_edge_softmax(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
+                       OptionalTensor row_id, Tensor score, Tensor out) {
+  check_ndim(score, 2, "score");
+  const int64_t heads = score.size(1);
+  const OrderedCsr graph = checked_csr(rowptr, col, edge_id, longest, row_id, 0, kByRow);
+  dispatch_features(score, "score", [&](auto type) {
+    using T = decltype(type);
+    edge_softmax<T>(graph, checked_matrix<const T>(score, graph.num_entries, heads, "score"),
+                    checked_matrix<T>(out, graph.num_entries, heads, "out"));
+  });
+}
+
+void bind_edge_softmax_backward(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
+                                OptionalTensor row_id, Tensor weight, Tensor grad,
+                                Tensor grad_score) {
+  check_ndim(weight, 2, "weight");
+  const int64_t heads = weight.size(1);
+  const OrderedCsr graph = checked_csr(rowptr, col, edge_id, longest, row_id, 0, kByRow);
+  dispatch_features(weight, "weight", [&](auto type) {
+    using T = decltype(type);
+    const int64_t edges = graph.num_entries;
+    edge_softmax_backward<T>(graph, checked_matrix<const T>(weight, edges, heads, "weight"),
+                             checked_matrix<const T>(grad, edges, heads, "grad"),
+                             checked_matrix<T>(grad_score, edges, heads, "grad_score"));
+  });
+}
+
 int64_t bind_checksum(Tensor tensor) {
   check_device(tensor, "tensor");
   if (tensor.ndim() != 1 && tensor.ndim() != 2) {
@@ -159,6 +188,8 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(build_csr_with_loops, fastgraph::bind_build_csr_wi
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(check_csr, fastgraph::bind_check_csr);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(transpose_csr, fastgraph::bind_transpose_csr);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(order_rows, fastgraph::bind_order_rows);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(edge_softmax, fastgraph::bind_edge_softmax);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(edge_softmax_backward, fastgraph::bind_edge_softmax_backward);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(checksum, fastgraph::bind_checksum);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(prefer_huge_pages, fastgraph::bind_prefer_huge_pages);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_serially, fastgraph::run_serially);

@@ -23,6 +23,9 @@ constexpr bool kLeavesEdges = true;
 // Whether the rows of a matrix may be in any order.
 constexpr bool kAnyRowOrder = true;
 
+// Whether the weights of edges, and products of what they join, may be one for each of some heads.
+constexpr bool kEdgesHaveHeads = true;
+
 // A call of a function with tensors where `tensor` is.
 class Call {
  public:

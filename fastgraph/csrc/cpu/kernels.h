@@ -54,15 +54,26 @@ enum class RowOrder { kNone, kForSums, kForAll };
 RowOrder order_rows(const Csr& graph, int64_t row_bytes, MutableCsr ordered);
 
 // out[r] = row_scale[r] * sum over entries e of row r of
-//          weight[edge(e)] * col_scale[col[e]] * x[col[e]]; null factors are 1.
+//          weight[edge(e)] * col_scale[col[e]] * x[col[e]]; null factors are 1. Each edge has a
+// weight for every head, which are as many consecutive columns of x as there are of the others.
 template <typename T>
-void spmm(const OrderedCsr& graph, const T* weight, const Accumulator<T>* row_scale,
+void spmm(const OrderedCsr& graph, Matrix<const T> weight, const Accumulator<T>* row_scale,
           const Accumulator<T>* col_scale, Matrix<const T> x, Matrix<T> out);
 
-// out[edge(e)] = row_scale[r] * dot(grad[r], x[col[e]]) for every entry e of row r.
+// out[edge(e)][h] = row_scale[r] * dot(grad[r][h], x[col[e]][h]) for every entry e of row r and
+// every head, of which out has one or more.
 template <typename T>
 void sddmm(const OrderedCsr& graph, const Accumulator<T>* row_scale, Matrix<const T> grad,
-           Matrix<const T> x, T* out);
+           Matrix<const T> x, Matrix<T> out);
+
+// out[edge(e)][h] = exp(score[edge(e)][h]) / the sum of that over the row in which e stands.
+template <typename T>
+void edge_softmax(const OrderedCsr& graph, Matrix<const T> score, Matrix<T> out);
+
+// The gradient for score, given out and its gradient.
+template <typename T>
+void edge_softmax_backward(const OrderedCsr& graph, Matrix<const T> out, Matrix<const T> grad,
+                           Matrix<T> grad_score);
 
 // out[r] = largest (or smallest) weight[edge(e)] * x[col[e]] of row r, 0 for empty rows. At most
 // one of ties and winner is not null.

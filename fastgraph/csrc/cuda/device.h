@@ -18,6 +18,7 @@ namespace kernels = ::fastgraph::cuda;
 constexpr bool kReadable = false;
 constexpr bool kLeavesEdges = false;
 constexpr bool kAnyRowOrder = false;
+constexpr bool kEdgesHaveHeads = false;
 
 inline void check_cuda(cudaError_t error, const char* what) {
   if (error != cudaSuccess) {

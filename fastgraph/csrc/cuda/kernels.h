@@ -31,12 +31,13 @@ template <typename T>
 cudaError_t fill_with_nan_if(Queue& queue, const int32_t* changed, T* out, int64_t count);
 
 template <typename T>
-cudaError_t spmm(Queue& queue, const Csr& graph, const T* weight, const Accumulator<T>* row_scale,
-                 const Accumulator<T>* col_scale, Matrix<const T> x, Matrix<T> out);
+cudaError_t spmm(Queue& queue, const Csr& graph, Matrix<const T> weight,
+                 const Accumulator<T>* row_scale, const Accumulator<T>* col_scale,
+                 Matrix<const T> x, Matrix<T> out);
 
 template <typename T>
 cudaError_t sddmm(Queue& queue, const Csr& graph, const Accumulator<T>* row_scale,
-                  Matrix<const T> grad, Matrix<const T> x, T* out);
+                  Matrix<const T> grad, Matrix<const T> x, Matrix<T> out);
 
 template <typename T>
 cudaError_t segment_reduce(Queue& queue, const Csr& graph, const T* weight, bool is_max,

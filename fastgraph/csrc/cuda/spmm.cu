@@ -108,11 +108,13 @@ cudaError_t run(Spmm<T> op, Stream stream) {
 }  // namespace
 
 template <typename T>
-cudaError_t spmm(Queue& queue, const Csr& graph, const T* weight, const Accumulator<T>* row_scale,
-                 const Accumulator<T>* col_scale, Matrix<const T> x, Matrix<T> out) {
+cudaError_t spmm(Queue& queue, const Csr& graph, Matrix<const T> weight,
+                 const Accumulator<T>* row_scale, const Accumulator<T>* col_scale,
+                 Matrix<const T> x, Matrix<T> out) {
   const int64_t pieces = num_pieces(graph);
   auto* partial = queue.scratch<Accumulator<T>>(pieces * x.width);
-  const Spmm<T> op{graph, pieces, weight, row_scale, col_scale, x, out, {partial, pieces, x.width}};
+  const Spmm<T> op{graph,     pieces, weight.data, row_scale,
+                   col_scale, x,      out,         {partial, pieces, x.width}};
   const bool packed = fits_packs<T>(x.width, {x.data, out.data, partial});
   const cudaError_t error = with_split<T>(x.width, packed, [&](auto split) {
     return run<split.kValues, split.kLanes>(op, queue.stream());

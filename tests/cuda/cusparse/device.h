@@ -10,6 +10,7 @@ namespace fastgraph {
 
 constexpr bool kReadable = true;
 constexpr bool kAnyRowOrder = false;
+constexpr bool kEdgesHaveHeads = false;
 
 class Call {
  public:

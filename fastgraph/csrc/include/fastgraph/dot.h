@@ -1,4 +1,4 @@
-// The dot product of two rows.
+// Dot products of two rows.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +30,29 @@ inline Accumulator<T> dot(const T* a, const T* b, int64_t width) {
     total += sum_of<A, N>(load<N>(a + g) * load<N>(b + g));
   });
   return total;
+}
+
+// The dot product of two rows as the sum of the lanes that this returns; width >= kLanes.
+template <int kLane, typename T>
+inline Vector<Accumulator<T>, kLane> lanes_of_dot(const T* a, const T* b, int64_t width) {
+  using A = Accumulator<T>;
+  using V = Vector<A, kLane>;
+  const auto product = [&](int64_t f) { return load<kLane>(a + f) * load<kLane>(b + f); };
+  V even{}, odd{};
+  int64_t f = 0;
+  for (; f + 2 * kLane <= width; f += 2 * kLane) {
+    even += product(f);
+    odd += product(f + kLane);
+  }
+  if (f + kLane <= width) {
+    even += product(f);
+    f += kLane;
+  }
+  if (f < width) {  // the last vector, without what was added already
+    const auto is_new = lane_numbers<A, kLane>() >= splat<A, kLane>(kLane - (width - f));
+    odd += is_new ? product(width - kLane) : V{};
+  }
+  return even + odd;
 }
 
 }  // namespace fastgraph

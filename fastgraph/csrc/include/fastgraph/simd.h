@@ -308,7 +308,29 @@ inline Vector<A, N> sums_of_pairs(Vector<A, N> a, Vector<A, N> b, std::index_seq
 #endif
 }
 
+// {v[kStep], v[kStep + 1], ..., v[0], ...}
+template <int kStep, typename A, int N, size_t... kLane>
+inline Vector<A, N> rotated(Vector<A, N> v, std::index_sequence<kLane...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(v, v, ((kLane + kStep) % N)...);
+#else
+  return __builtin_shuffle(v, Vector<Bits<A>, N>{((kLane + kStep) % N)...});
+#endif
+}
+
 }  // namespace detail
+
+// Each lane combined with all those that are a multiple of `stride`, a power of two, away from it.
+template <typename A, int N, int kStep = N / 2, typename Combine>
+inline Vector<A, N> combine_lanes(Vector<A, N> v, int64_t stride, const Combine& combine) {
+  if constexpr (kStep > 0) {
+    if (kStep < stride) return v;
+    const auto other = detail::rotated<kStep, A, N>(v, std::make_index_sequence<N>{});
+    return combine_lanes<A, N, kStep / 2>(combine(v, other), stride, combine);
+  } else {
+    return v;
+  }
+}
 
 // The sums of the lanes of the first `count` of N vectors, which together cost little more than one
 // sum, and zeros. The order of additions does not depend on `count`. Writes v.
