@@ -61,9 +61,9 @@ def test_error_is_of_the_size_of_roundings(heads: int, dtype: torch.dtype, backe
     (exact,) = torch.autograd.grad(truth, score, grad.double())
     eps = torch.finfo(dtype).eps
     assert out.dtype == found.dtype == dtype
-    torch.testing.assert_close(out.double(), truth, rtol=8 * eps, atol=torch.finfo(dtype).tiny)
-    # Differences of products of rounded weights.
-    assert (found.double() - exact.double()).abs().max() <= 8 * eps * grad.abs().max()
+    # Scores differ by up to 32, and half a unit in the last place of that is a factor of 16 eps.
+    torch.testing.assert_close(out.double(), truth, rtol=17 * eps, atol=torch.finfo(dtype).tiny)
+    assert (found.double() - exact.double()).abs().max() <= 17 * eps * grad.abs().max()
 
 
 def test_no_score_is_too_large(backend: str) -> None:
