@@ -8,8 +8,9 @@ from fastgraph.ops.gatv2 import gatv2
 from fastgraph.ops.gcn import gcn
 from fastgraph.ops.head_scores import head_scores
 from fastgraph.ops.merge import merge
+from fastgraph.ops.sddmm import sddmm
 from fastgraph.ops.segment_reduce import segment_reduce
-from fastgraph.ops.spmm import sddmm, spmm
+from fastgraph.ops.spmm import spmm
 
 __all__ = [
     "attention",

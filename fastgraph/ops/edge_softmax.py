@@ -70,7 +70,7 @@ def _graph(
     score: Tensor, index: Tensor, ptr: Tensor | None, num_out: int, num_in: int, transpose: bool
 ) -> Graph:
     _check("score", score, index, ptr)
-    if num_in < 0:
+    if num_in < 0 <= num_out:  # else num_out is named below
         raise ValueError(f"num_in must be an integer >= 0, got {num_in}")
     return topology(index, ptr, num_in, num_out, transpose)
 

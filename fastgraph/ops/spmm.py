@@ -1,4 +1,4 @@
-"""``spmm``: weighted sums and means over neighbourhoods, and ``sddmm``, dot products on edges.
+"""``spmm``: weighted sums and means over neighbourhoods, and ``sddmm``, its gradient for weights.
 
 The two operators close under differentiation: the gradient of ``spmm`` for its features is ``spmm``
 on the transposed graph, for its weights ``sddmm``; both gradients of ``sddmm`` are ``spmm``. So
@@ -72,42 +72,6 @@ def spmm(
     num_out = x.shape[0] if num_out is None else num_out
     out: Tensor = SPMM(x, index, ptr, weight, num_out, reduce, transpose)
     return out
-
-
-def sddmm(
-    x: Tensor,
-    y: Tensor,
-    index: Tensor,
-    *,
-    ptr: Tensor | None = None,
-    transpose: bool = False,
-) -> Tensor:
-    r"""For each edge and head the dot product :math:`\langle x_{jh}, y_{ih} \rangle` of its ends.
-
-    What a transformer scores edges by. No row of an edge is stored; the product is accumulated and
-    gradients are summed as in :func:`spmm`, which is the gradient of this, as this is of it.
-
-    Args:
-        x: features of the sources, ``[nodes, heads, channels]`` or ``[nodes, channels]``, float32,
-            float64, bfloat16 or float16.
-        y: features of the destinations, like ``x``.
-        index: as for :func:`spmm`.
-        ptr: as for :func:`spmm`.
-        transpose: reverse every edge: ``x`` are features of the destinations then.
-
-    Returns:
-        ``[E, heads]``, or ``[E]`` for features without heads.
-
-    Raises:
-        ValueError: an argument has the wrong shape, dtype, device or value.
-        IndexError: ``index`` points outside the nodes.
-    """
-    if x.dim() not in (2, 3):
-        raise ValueError(
-            f"x must be [nodes, heads, channels] or [nodes, channels], got shape {list(x.shape)}"
-        )
-    out: Tensor = SDDMM(y, x, index, ptr, x.shape[1] if x.dim() == 3 else 1, "sum", transpose)
-    return out if x.dim() == 3 else out.squeeze(1)
 
 
 def _spmm(
