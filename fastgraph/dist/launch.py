@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from fastgraph import enabling
-from fastgraph.dist import world
+from fastgraph.dist import transport, world
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.graphs import shard_as_known
 from fastgraph.dist.hooks import PATCHES
@@ -77,9 +77,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def _seed() -> None:
     """Programs without a seed get one; all ranks must draw the same numbers."""
-    from fastgraph.dist.transport import broadcast
-
-    seed = broadcast(random.SystemRandom().randrange(2**31))
+    seed = transport.broadcast(random.SystemRandom().randrange(2**31))
     torch.manual_seed(seed)
     random.seed(seed)
     importlib.import_module("numpy").random.seed(seed)
@@ -124,8 +122,7 @@ def shard_datasets(shard: Callable[[Any], Any], min_nodes: int) -> None:
         """The files of a dataset are made by one rank, on which the others wait."""
         if WORLD.rank == 0:
             process(self)
-        if WORLD.size > 1:
-            dist.barrier()
+        transport.barrier()
         if WORLD.rank != 0:
             process(self)
 
@@ -162,7 +159,7 @@ def let_one_rank_write() -> None:
     def save_once(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         is_file = isinstance(f, (str, os.PathLike))
         save(obj, io.BytesIO() if is_file and WORLD.rank != 0 else f, *args, **kwargs)
-        if is_file and WORLD.size > 1:
-            dist.barrier()
+        if is_file:
+            transport.barrier()
 
     PATCHES.replace(torch, "save", save_once)

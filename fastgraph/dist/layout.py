@@ -6,6 +6,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -176,7 +177,7 @@ def usual(n: int) -> Layout:
 
     def make() -> Layout:
         cuts = [n * rank // WORLD.size for rank in range(WORLD.size + 1)]
-        counts = [stop - start for start, stop in zip(cuts, cuts[1:], strict=False)]
+        counts = [stop - start for start, stop in pairwise(cuts)]
         return Layout(torch.arange(cuts[WORLD.rank], cuts[WORLD.rank + 1]), n, counts)
 
     return _known.get(n) or _even.get(n, make)

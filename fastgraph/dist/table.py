@@ -26,7 +26,10 @@ _in_place: dict[str, Rule] = {}
 
 _IN_PLACE_OPERATORS = frozenset(
     f"__i{name}__"
-    for name in "add sub mul div truediv floordiv mod pow and or xor lshift rshift".split()
+    for name in (
+        *("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow"),
+        *("and", "or", "xor", "lshift", "rshift"),
+    )
 )
 
 

@@ -21,6 +21,11 @@ from fastgraph.dist.world import WORLD, CollectiveError, RanksDivergedError, lin
 _gather_parts = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
+# A thread of gloo would free the tensors of a collective that nobody refers to any more, and take
+# the process with it where that happens while the interpreter ends.
+_latest: list[Any] = []
+
+
 def all_reduce(x: Tensor) -> Tensor:
     """The sum of the tensors of all ranks, which have one shape; the same bits on all of them.
 
@@ -31,7 +36,7 @@ def all_reduce(x: Tensor) -> Tensor:
     out = out.contiguous()
     if WORLD.size > 1:
         sent = out.nbytes * 2 * (WORLD.size - 1) // WORLD.size
-        _issue("all_reduce", x.shape, x.dtype, sent, lambda: dist.all_reduce(out))
+        _issue("all_reduce", x.shape, x.dtype, sent, lambda: dist.all_reduce(out, async_op=True))
     return out
 
 
@@ -55,7 +60,7 @@ def all_gather(x: Tensor, counts: Sequence[int]) -> Tensor:
             (sum(counts), *x.shape[1:]),
             x.dtype,
             sent,
-            lambda: _gather_parts(taken, given),
+            lambda: _gather_parts(taken, given, async_op=True),
         )
     starts = range(0, WORLD.size * longest, longest) if longest else [0] * WORLD.size
     return torch.cat([received[s : s + c] for s, c in zip(starts, counts, strict=True)])
@@ -74,7 +79,7 @@ def all_to_all(x: Tensor, sends: Sequence[int], receives: Sequence[int]) -> Tens
         x.shape[1:],
         x.dtype,
         sent,
-        lambda: dist.all_to_all_single(taken, given, list(receives), list(sends)),
+        lambda: dist.all_to_all_single(taken, given, list(receives), list(sends), async_op=True),
     )
     return out
 
@@ -88,6 +93,12 @@ def agree(value: bool) -> bool:
     if WORLD.size == 1:
         return value
     return int(all_reduce(torch.tensor(int(not value)))) == 0
+
+
+def barrier() -> None:
+    """Wait for all ranks."""
+    if WORLD.size > 1:
+        _issue("barrier", (), None, 0, lambda: dist.barrier(async_op=True))
 
 
 def broadcast(value: Any) -> Any:
@@ -109,14 +120,17 @@ def _issue(
     shape: Sequence[int],
     dtype: torch.dtype | None,
     sent: int,
-    collective: Callable[[], object],
+    collective: Callable[[], Any],
 ) -> None:
     COUNTS.calls[kind] += 1
     COUNTS.sent[kind] += sent
     try:
         if WORLD.check:
             _compare(f"{kind} of {list(shape)} {dtype} at {line_of_program()}")
-        collective()
+        work = collective()
+        if work is not None:
+            work.wait()
+            _latest[:] = [work]
     except RanksDivergedError:
         raise
     except RuntimeError as error:

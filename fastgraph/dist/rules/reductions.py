@@ -90,7 +90,7 @@ def extremum(func: Any, args: Arguments, kwargs: Options) -> Any:
         return pointwise(func, args, kwargs)
     if len(args) == 1 and not kwargs:
         return getattr(args[0], f"a{name_of(func)}")()
-    x, dim, keepdim = bound(args, kwargs, input=REQUIRED, dim=REQUIRED, keepdim=False)
+    x, dim, _ = bound(args, kwargs, input=REQUIRED, dim=REQUIRED, keepdim=False)
     dims = _dims(x, dim)
     if x.axis in dims:
         raise NoRuleError  # which of several rows, upstream does not say
@@ -100,7 +100,7 @@ def extremum(func: Any, args: Arguments, kwargs: Options) -> Any:
 @rule("argmax argmin")
 def position_of_extremum(func: Any, args: Arguments, kwargs: Options) -> Any:
     """Where the largest or smallest element of each row is."""
-    x, dim, keepdim = bound(args, kwargs, input=REQUIRED, dim=None, keepdim=False)
+    x, dim, _ = bound(args, kwargs, input=REQUIRED, dim=None, keepdim=False)
     dims = _dims(x, dim)
     if dim is None or x.axis in dims:
         raise NoRuleError
