@@ -1,0 +1,82 @@
+"""Which rank gets which node."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastgraph.dist import partition
+
+SIZES = (60, 30, 30)
+
+
+def communities() -> Tensor:
+    """Three communities of :data:`SIZES`, dense within and with one edge between each two.
+
+    Nodes are in random order; edges have one direction, duplicates and self-loops.
+    """
+    torch.manual_seed(0)
+    starts = [0, *torch.tensor(SIZES).cumsum(0).tolist()]
+    within = [
+        torch.randint(start, stop, (2, 8 * (stop - start)))
+        for start, stop in zip(starts, starts[1:], strict=False)
+    ]
+    between = torch.tensor([[0, 60, 90], [60, 90, 0]])
+    edges = torch.cat([*within, between], dim=1)
+    return torch.randperm(sum(SIZES))[edges]
+
+
+def cut(edges: Tensor, parts: Tensor) -> int:
+    return int((parts[edges[0]] != parts[edges[1]]).sum())
+
+
+def test_metis_cuts_between_communities() -> None:
+    pytest.importorskip("pymetis")
+    edges = communities()
+    parts = partition(edges, sum(SIZES), 3, weights=[2, 1, 1])
+    assert sorted(torch.bincount(parts).tolist()) == sorted(SIZES)
+    assert cut(edges, parts) == 3
+    assert int(torch.bincount(parts).argmax()) == 0  # the first has twice the work of the others
+
+
+@pytest.mark.parametrize("method", ["metis", "even"])
+def test_parts_follow_shares(method: str) -> None:
+    if method == "metis":
+        pytest.importorskip("pymetis")
+    edges = torch.randint(0, 200, (2, 1000), generator=torch.Generator().manual_seed(1))
+    parts = partition(edges, 200, 2, weights=[3, 1], method=method)
+    work = torch.bincount(edges[1], minlength=200) + 1
+    share = float(work[parts == 0].sum() / work.sum())
+    assert abs(share - 0.75) < 0.02
+
+
+@pytest.mark.parametrize("method", ["metis", "even"])
+@pytest.mark.parametrize(("nodes", "edges"), [(0, 0), (2, 1), (5, 0)])
+def test_few_nodes(method: str, nodes: int, edges: int) -> None:
+    parts = partition(torch.zeros(2, edges, dtype=torch.int64), nodes, 3, method=method)
+    assert parts.shape == (nodes,) and bool(((parts >= 0) & (parts < 3)).all())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": [1.0]}, "weights must be 2 numbers above 0"),
+        ({"weights": [1.0, 0.0]}, "weights must be 2 numbers above 0"),
+        ({"weights": [1.0, float("nan")]}, "weights must be 2 numbers above 0"),
+        ({"method": "random"}, "method must be one of"),
+    ],
+)
+def test_bad_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        partition(torch.tensor([[0, 1], [1, 0]]), 2, 2, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "edges", [torch.tensor([[0], [2]]), torch.tensor([[-1], [0]]), torch.zeros(3, 1).long()]
+)
+def test_bad_edges(edges: Tensor) -> None:
+    with pytest.raises(ValueError, match="edge_index must"):
+        partition(edges, 2, 2)
