@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -16,7 +17,7 @@ import fastgraph
 from fastgraph import Graph
 from measure.cell import Effort, Run
 from measure.dgl_layers import NO_ROUTE, Products, arguments_of, build, without_products
-from measure.kernels import _native_sum
+from measure.kernels import beside_native, native_sum
 from measure.routing import ColumnError, ordering_after, ours_enabled
 from measure.timing import Contestant, interleave
 
@@ -142,26 +143,19 @@ def measure_routed_call(graph: Any, channels: int, calls: int) -> dict[str, Any]
     size = graph.num_nodes()
     rows = Graph(torch.stack([sources, destinations]), size, size).by_destination
     layer = dglnn.GraphConv(channels, channels, norm="none", weight=False, bias=False)
-    routed: dict[str, Callable[[Tensor], Any]] = {
-        "GraphConv": lambda x: layer(graph, x),
-        "copy_u_sum": lambda x: dgl.ops.copy_u_sum(graph, x),
+    routed: dict[str, tuple[str, Callable[[Tensor], Any]]] = {
+        "GraphConv": ("GraphConv", lambda x: layer(graph, x)),
+        "copy_u_sum": ("dgl.gspmm", lambda x: dgl.ops.copy_u_sum(graph, x)),
     }
     result: dict[str, Any] = {}
-    for name, call in routed.items():
+    for name, (counted_as, call) in routed.items():
         for training in (False, True):
             features = x.clone().requires_grad_(training)
-            contestants = [
-                Contestant("native", lambda: _native_sum(rows, x)),
-                Contestant("routed", lambda call=call, f=features: call(f)),
-            ]
-            with ours_enabled():
-                interleave(contestants, rounds=(20, 20), budget=1)
-                for contestant in contestants:
-                    contestant.seconds.clear()
-                    contestant.estimate = 1e-3
-                interleave(contestants, rounds=(calls, calls), budget=0)
-            spreads = {c.name: c.spread.to_json() for c in contestants}
-            cost = 1e3 * (contestants[1].spread.median - contestants[0].spread.median)
             mode = "training" if training else "inference"
-            result[f"{name} {mode}"] = {**spreads, "overhead_us": cost}
+            result[f"{name} {mode}"] = beside_native(
+                lambda: native_sum(rows, x),
+                functools.partial(call, features),
+                calls,
+                functools.partial(_expected, counted_as, True),
+            )
     return result

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -44,7 +46,7 @@ def measure_bandwidth(graph: GraphData, loops: MinimalLoops, effort: Effort) -> 
         Contestant("minimal_sum", loops.sum(rows.ptr, rows.col, x)),
         Contestant("spmm", lambda: spmm(x, index)),
         Contestant("segment_reduce", lambda: segment_reduce(x, index)),
-        Contestant("native_spmm", lambda: _native_sum(rows, x)),
+        Contestant("native_spmm", lambda: native_sum(rows, x)),
         Contestant("native_segment_reduce", lambda: _native_max(rows, x)),
     ]
     for contestant in contestants:
@@ -57,7 +59,7 @@ def measure_bandwidth(graph: GraphData, loops: MinimalLoops, effort: Effort) -> 
     }
 
 
-def _native_sum(
+def native_sum(
     rows: Csr, x: Tensor, weight: Tensor | None = None, row_scale: Tensor | None = None
 ) -> None:
     native.library().spmm(*rows, weight, row_scale, None, x, torch.empty_like(x))
@@ -89,19 +91,36 @@ def measure_routed_call(graph: GraphData, channels: int, calls: int) -> dict[str
             def routed(layer: Any = layer, features: Tensor = features) -> None:
                 layer(features, graph.edge_index)
 
-            contestants = [Contestant("native", native), Contestant("routed", routed)]
-            with ours_enabled():
-                with expect_routed(layer):
-                    interleave(contestants, rounds=(20, 20), budget=1)
-                for contestant in contestants:
-                    contestant.seconds.clear()
-                    contestant.estimate = 1e-3
-                interleave(contestants, rounds=(calls, calls), budget=0)
-            spreads = {c.name: c.spread.to_json() for c in contestants}
-            cost = 1e3 * (contestants[1].spread.median - contestants[0].spread.median)
             mode = "training" if training else "inference"
-            result[f"{name} {mode}"] = {**spreads, "overhead_us": cost}
+            expected = functools.partial(expect_routed, layer)
+            result[f"{name} {mode}"] = beside_native(native, routed, calls, expected)
     return result
+
+
+def beside_native(
+    native: Callable[[], object],
+    routed: Callable[[], object],
+    calls: int,
+    expected: Callable[[], AbstractContextManager[object]],
+) -> dict[str, Any]:
+    """How long both take in turns, and what is between them, in microseconds.
+
+    Args:
+        native: calls the kernel.
+        routed: calls what ends in it.
+        calls: of each.
+        expected: entered around calls that are not counted; fails where these have no route.
+    """
+    contestants = [Contestant("native", native), Contestant("routed", routed)]
+    with ours_enabled():
+        with expected():
+            interleave(contestants, rounds=(20, 20), budget=1)
+        for contestant in contestants:
+            contestant.seconds.clear()
+            contestant.estimate = 1e-3
+        interleave(contestants, rounds=(calls, calls), budget=0)
+    cost = 1e3 * (contestants[1].spread.median - contestants[0].spread.median)
+    return {**{c.name: c.spread.to_json() for c in contestants}, "overhead_us": cost}
 
 
 def _native_call(
@@ -120,7 +139,7 @@ def _native_call(
     scale = None
     if layer == "SAGE-mean":
         scale = topology.inverse_degree(transpose=False, dtype=x.dtype)
-    return lambda: _native_sum(rows, x, weight, scale)
+    return lambda: native_sum(rows, x, weight, scale)
 
 
 _IMPORT = """
