@@ -27,7 +27,7 @@ class Found(NamedTuple):
 
 def compare_on_this_rank(only: str = "") -> dict[str, Found]:
     torch.set_default_dtype(torch.float64)
-    probes.prepare()
+    probes.m.make()
     plain = graph()
     sharded = fgd.shard(graph(), parts=uneven(fgd.init().size))
     found = {}

@@ -1,0 +1,111 @@
+"""How operations on an ordinary and on a sharded graph are declared, with what they may gather.
+
+Each gives a tensor, which is compared, as are the gradients of all parameters for the sum of its
+squares.
+"""
+from __future__ import annotations
+import copy
+import io
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as gnn
+import torch_geometric.utils as pyg
+from torch import Tensor
+from torch_geometric.data import Data
+from tests.dist.graphs import NUM_CLASSES, NUM_FEATURES, NUM_NODES
+
+
+N, D, C = NUM_NODES, NUM_FEATURES, NUM_CLASSES
+
+
+class Probe(NamedTuple):
+    """An operation, and the names under which something is gathered for it."""
+
+    run: Callable[[Data], Tensor]
+    gathers: frozenset[str] = frozenset()
+
+
+class Modules:
+    """Replicated parameters and indices, the same on every rank."""
+
+    def make(self) -> None:
+        """In the dtype that is the default now."""
+        g = torch.Generator().manual_seed(2)
+        torch.manual_seed(3)
+        self.lin = torch.nn.Linear(D, D)
+        self.weight = torch.randn(D, D, generator=g, requires_grad=True)
+        self.index = torch.randperm(N, generator=g)[:20]
+        self.order = torch.randperm(N, generator=g)
+        self.batch = torch.arange(N) // 20
+        self.attention = torch.nn.MultiheadAttention(D, 2, batch_first=True)
+        self.gru = torch.nn.GRU(D, D, batch_first=True)
+        self.norms = [
+            gnn.GraphNorm(D), gnn.PairNorm(), gnn.InstanceNorm(D), gnn.DiffGroupNorm(D, 2),
+            gnn.MeanSubtractionNorm(), gnn.LayerNorm(D),
+        ]  # fmt: skip
+        mlp = lambda *sizes: gnn.MLP(list(sizes), norm=None)  # noqa: E731
+        degrees = torch.ones(20, dtype=torch.long)
+        self.convs = {
+            "PNAConv": gnn.PNAConv(D, D, ["mean", "max", "std"], ["identity"], degrees),
+            "SAGEConv max": gnn.SAGEConv(D, D, "max"),
+            "EdgeConv": gnn.EdgeConv(gnn.MLP([2 * D, D, D])),
+            "ChebConv": gnn.ChebConv(D, D, 2),
+            "FiLMConv": gnn.FiLMConv(D, D),
+            "ResGatedGraphConv": gnn.ResGatedGraphConv(D, D),
+            "GatedGraphConv": gnn.GatedGraphConv(D, 2),
+            "SuperGATConv": gnn.SuperGATConv(D, D).eval(),
+            "ARMAConv": gnn.ARMAConv(D, D),
+            "GENConv": gnn.GENConv(D, D),
+            "TAGConv": gnn.TAGConv(D, D),
+            "SAGEConv to sources": gnn.SAGEConv(D, D, flow="target_to_source"),
+        }
+        self.edge_convs = {
+            "GINEConv": gnn.GINEConv(mlp(D, D), edge_dim=3),
+            "NNConv": gnn.NNConv(D, D, torch.nn.Linear(3, D * D)),
+            "GATv2Conv": gnn.GATv2Conv(D, D, edge_dim=3),
+            "TransformerConv": gnn.TransformerConv(D, D, edge_dim=3),
+            "CGConv": gnn.CGConv(D, 3),
+        }
+        self.aggregations = {
+            "softmax": gnn.SoftmaxAggregation(learn=True),
+            "power mean": gnn.PowerMeanAggregation(),
+            "std": gnn.StdAggregation(),
+        }
+        self.pool = gnn.TopKPooling(D)
+        self.jumping = gnn.JumpingKnowledge("lstm", D, 2)
+
+    def parameters(self) -> list[Tensor]:
+        found = [self.weight]
+        for value in vars(self).values():
+            modules = value.values() if isinstance(value, dict) else value
+            for module in modules if isinstance(value, (dict, list)) else [value]:
+                if isinstance(module, torch.nn.Module):
+                    found.extend(module.parameters())
+        return found
+
+    def hidden(self, data: Data) -> Tensor:
+        return self.lin(data.x).relu()
+
+
+PROBES: dict[str, Probe] = {}
+
+
+m = Modules()  # of each process, empty until they are made
+
+
+def probe(name: str, *gathers: str) -> Callable[[Callable[[Data], Tensor]], None]:
+    def add(run: Callable[[Data], Tensor]) -> None:
+        PROBES[name] = Probe(run, frozenset(gathers))
+
+    return add
+
+
+def h(d: Data) -> Tensor:
+    return m.hidden(d)
+
+
+def simple(name: str, run: Callable[[Data], Tensor], *gathers: str) -> None:
+    PROBES[name] = Probe(run, frozenset(gathers))

@@ -1,0 +1,80 @@
+"""Products of matrices."""
+
+from __future__ import annotations
+
+import copy
+import io
+import random
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as gnn
+import torch_geometric.utils as pyg
+from torch import Tensor
+from torch_geometric.data import Data
+
+from tests.dist.probes.probe import C, D, N, h, m, probe, simple
+
+simple(
+    "x.t() @ x, x @ x.t()",
+    lambda d: (h(d).t() @ d.x).sum() + (d.x @ d.x.t()).abs().mean(),
+    "matmul",
+    "__matmul__",
+)
+
+
+simple(
+    "products",
+    lambda d: (
+        (h(d) @ m.weight).sum(1)
+        + torch.addmm(m.weight[0], d.x, m.weight).sum(1)
+        + torch.mm(d.x, m.weight)[:, 0]
+        + d.x @ m.weight[0]
+    ),
+)
+
+
+simple("products over rows", lambda d: h(d).t() @ d.x + torch.ones(D, N) @ h(d))
+
+
+simple(
+    "einsum",
+    lambda d: (
+        torch.einsum("nd,de,ne->n", d.x, m.weight, h(d))
+        + torch.einsum("nd,ne->de", d.x, h(d)).sum()
+    ),
+)
+
+
+simple(
+    "sparse product",
+    lambda d: pyg.to_torch_csr_tensor(d.edge_index, size=(N, N)) @ h(d),
+    "add_",
+    "__setitem__",
+    "sparse_csr_tensor",
+    "sort",
+    "argsort",
+    "_index_fill_helper",
+    "index_sort",
+    "unique",
+    "bincount",
+    "cat",
+    "cumsum",
+    "scatter_add_",
+    "__getitem__",
+    "scatter_",
+    "scatter_reduce_",
+    "_convert_indices_from_coo_to_csr",
+    "masked_select",
+    "sum",
+    "index2ptr",
+    "sparse_coo_tensor",
+    "__setitem__",
+    "searchsorted",
+    "max",
+    "diff",
+    "any",
+    "all",
+    "lexsort",
+)

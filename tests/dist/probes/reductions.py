@@ -1,0 +1,148 @@
+"""Sums, extremes and losses over rows and columns."""
+
+from __future__ import annotations
+
+import copy
+import io
+import random
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as gnn
+import torch_geometric.utils as pyg
+from torch import Tensor
+from torch_geometric.data import Data
+
+from tests.dist.probes.probe import C, D, N, h, m, probe, simple
+
+simple(
+    "sum, mean, var, std, norm",
+    lambda d: torch.stack(
+        [
+            h(d).sum(),
+            h(d).mean(),
+            h(d).var(),
+            h(d).std(0).sum(),
+            h(d).norm(),
+            h(d).norm(dim=1).sum(),
+            torch.linalg.vector_norm(h(d), dim=0).sum(),
+            h(d).sum(axis=0).prod(),
+            h(d).mean((0, 1)),
+        ]
+    ),
+)
+
+
+simple(
+    "extremes",
+    lambda d: torch.stack(
+        [
+            h(d).max(),
+            h(d).min(),
+            h(d).amax(0).sum(),
+            d.x.amin((0, 1)),
+            d.y.max().double(),
+            h(d).max(1)[0].sum(),
+            h(d).max(dim=-1).values.sum(),
+        ]
+    ),
+)
+
+
+simple(
+    "any, all, count_nonzero",
+    lambda d: torch.stack(
+        [
+            d.train_mask.any(),
+            d.train_mask.all(),
+            (d.x > -9).all(),
+            (d.x > 9).any(),
+            d.train_mask.count_nonzero(),
+        ]
+    ).double(),
+)
+
+
+simple("max over rows with indices", lambda d: d.x.max(0)[1], "max")
+
+
+simple("argmax", lambda d: (h(d).argmax(-1) == d.y).sum() / N)
+
+
+simple(
+    "softmax and logsumexp over rows",
+    lambda d: (
+        h(d).softmax(0).square().sum() + h(d).logsumexp(0).sum() + F.log_softmax(h(d), 0).sum()
+    ),
+)
+
+
+simple(
+    "cumsum, sort over rows", lambda d: d.x.cumsum(0).sum(1) + d.x[:, 0].sort()[0], "cumsum", "sort"
+)
+
+
+simple(
+    "along columns",
+    lambda d: (
+        h(d).softmax(1).sum(1)
+        + h(d).cumsum(1)[:, 3]
+        + h(d).sort(1)[0][:, 2]
+        + h(d).topk(3)[0].sum(1)
+        + h(d).flip(1)[:, 0]
+        + h(d).roll(1, 1)[:, 1]
+    ),
+)
+
+
+simple("bincount, unique", lambda d: torch.bincount(d.y) + d.y.unique(), "bincount", "unique")
+
+
+simple(
+    "losses of elements",
+    lambda d: (
+        F.binary_cross_entropy_with_logits(
+            h(d)[:, 0], d.y.double() / 4, pos_weight=torch.tensor(2.0)
+        )
+        + F.mse_loss(h(d), d.x)
+        + F.l1_loss(h(d), d.x, reduction="sum")
+        + F.kl_div(h(d).log_softmax(1), d.x.softmax(1), reduction="batchmean")
+        + F.smooth_l1_loss(h(d), torch.zeros(N, D))
+    ),
+)
+
+
+simple(
+    "losses of classes",
+    lambda d: (
+        F.cross_entropy(h(d)[:, :C], d.y, weight=torch.arange(1.0, 5.0))
+        + F.cross_entropy(h(d)[:, :C], d.y, ignore_index=2)
+        + F.cross_entropy(h(d)[:, :C], d.y, label_smoothing=0.1)
+        + F.cross_entropy(h(d)[:, :C], d.x[:, :C].softmax(1))
+        + F.cross_entropy(h(d)[:, :C], d.y, reduction="sum")
+        + F.nll_loss(h(d)[:, :C].log_softmax(-1), d.y)
+    ),
+)
+
+
+simple(
+    "loss modules",
+    lambda d: (
+        torch.nn.CrossEntropyLoss()(h(d)[:, :C], d.y)
+        + torch.nn.BCEWithLogitsLoss()(h(d)[:, 0], d.y.double() / 4)
+    ),
+)
+
+
+simple(
+    "row norms",
+    lambda d: (
+        F.normalize(h(d)).sum()
+        + F.cosine_similarity(h(d), d.x).sum()
+        + F.layer_norm(h(d), (D,), m.weight[0]).square().mean()
+    ),
+)
+
+
+simple("branch on a value", lambda d: h(d).sum() if h(d).sum() > 0 else d.x.sum())
