@@ -34,7 +34,7 @@ simple(
 simple("copies", lambda d: copy.deepcopy(d).x + d.clone().x + copy.copy(d).x + d.to("cpu").x)
 
 
-@probe("files", "__reduce_ex__")
+@probe("files")
 def _(d: Data) -> Tensor:
     buffer = io.BytesIO()
     torch.save(d.to_dict(), buffer)
