@@ -104,7 +104,7 @@ def _check_on_cpu(data: Any) -> None:
 
 def _check_parts(parts: Tensor, n: int) -> None:
     fits = parts.dtype == torch.int64 and parts.shape == (n,)
-    if not fits or (n and not (0 <= int(parts.min()) and int(parts.max()) < WORLD.size)):
+    if not fits or (n and not (int(parts.min()) >= 0 and int(parts.max()) < WORLD.size)):
         raise ValueError(
             f"parts must be int64 [{n}] with ranks from 0 to {WORLD.size - 1}, got {parts.dtype} "
             f"of shape {list(parts.shape)}"

@@ -16,7 +16,6 @@ from torch import Tensor
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.world import WORLD, CollectiveError, RanksDivergedError, line_of_program
 
-
 # torch 2.13 has given the function another name.
 _gather_parts = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 

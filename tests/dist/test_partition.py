@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 import torch
@@ -21,8 +22,7 @@ def communities() -> Tensor:
     torch.manual_seed(0)
     starts = [0, *torch.tensor(SIZES).cumsum(0).tolist()]
     within = [
-        torch.randint(start, stop, (2, 8 * (stop - start)))
-        for start, stop in zip(starts, starts[1:], strict=False)
+        torch.randint(start, stop, (2, 8 * (stop - start))) for start, stop in pairwise(starts)
     ]
     between = torch.tensor([[0, 60, 90], [60, 90, 0]])
     edges = torch.cat([*within, between], dim=1)

@@ -127,7 +127,7 @@ def _chosen(x: ShardedTensor, entry: Any) -> _Choice:
 
     def make() -> _Choice:
         positions = torch.where(entry < 0, entry + rows.n, entry).long()
-        if positions.numel() and not (0 <= int(positions.min()) and int(positions.max()) < rows.n):
+        if positions.numel() and not (int(positions.min()) >= 0 and int(positions.max()) < rows.n):
             raise IndexError(f"an index is out of range for a dimension of size {rows.n}")
         found = rows.at(positions)
         return _Choice(rows.row[positions[found.key]], found)

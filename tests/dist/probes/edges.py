@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import io
 import random
-from typing import Any
 
 import torch
 import torch.nn.functional as F

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import io
-import random
-from typing import Any
-
 import torch
 import torch.nn.functional as F
-import torch_geometric.nn as gnn
-import torch_geometric.utils as pyg
 from torch import Tensor
 from torch_geometric.data import Data
 

@@ -3,20 +3,18 @@
 Each gives a tensor, which is compared, as are the gradients of all parameters for the sum of its
 squares.
 """
+
 from __future__ import annotations
-import copy
-import io
-import random
+
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
 import torch
-import torch.nn.functional as F
 import torch_geometric.nn as gnn
-import torch_geometric.utils as pyg
 from torch import Tensor
 from torch_geometric.data import Data
-from tests.dist.graphs import NUM_CLASSES, NUM_FEATURES, NUM_NODES
 
+from tests.dist.graphs import NUM_CLASSES, NUM_FEATURES, NUM_NODES
 
 N, D, C = NUM_NODES, NUM_FEATURES, NUM_CLASSES
 

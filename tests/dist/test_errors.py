@@ -1,0 +1,58 @@
+"""Errors that all ranks must raise, lest one of them waits for the others."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import fastgraph.dist as fgd
+from fastgraph.dist.spawning import run_on_ranks
+from tests.dist.graphs import graph, uneven
+
+
+def errors_on_this_rank() -> list[str]:
+    world = fgd.init(check=True)
+    data = fgd.shard(graph(), parts=uneven(world.size))
+    found = []
+
+    def diverge() -> None:
+        if world.rank == 0:
+            data.x.sum()
+        else:
+            fgd.whole(data.x)
+
+    def point_outside() -> None:
+        index = data.y.clone()
+        index[0] = 1000  # which one rank holds
+        data.x[index]
+
+    for action in (diverge, point_outside):
+        try:
+            action()
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+        else:
+            found.append("nothing")
+    # They still do the same.
+    torch.testing.assert_close(fgd.whole(data.x).sum(), data.x.sum())
+    return found
+
+
+@pytest.fixture(scope="module")
+def errors() -> list[list[str]]:
+    return run_on_ranks(errors_on_this_rank, 2)
+
+
+def test_ranks_that_diverge_are_told_where(errors: list[list[str]]) -> None:
+    for diverged, _ in errors:
+        assert diverged.startswith("RanksDivergedError: ")
+        lines = re.findall(r"rank (\d): (\w+) .* at .*test_errors\.py:(\d+)", diverged)
+        assert [line[:2] for line in lines] == [("0", "all_reduce"), ("1", "all_gather")]
+        assert lines[0][2] != lines[1][2]
+
+
+def test_an_index_out_of_range_is_one_on_all_ranks(errors: list[list[str]]) -> None:
+    for _, outside in errors:
+        assert outside == "IndexError: an index is out of range for a dimension of size 60"
