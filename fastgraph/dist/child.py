@@ -8,9 +8,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 import fastgraph.dist
+from fastgraph.dist.world import join
 
 _TIMEOUT = timedelta(minutes=2)
 
@@ -18,7 +18,7 @@ _TIMEOUT = timedelta(minutes=2)
 def main(folder: Path, rank: int, world_size: int) -> None:
     """Join the others by a file, do the call, leave its result in a file."""
     torch.set_num_threads(1)
-    dist.init_process_group(
+    join(
         "gloo",
         init_method=f"file://{folder}/store",
         rank=rank,
@@ -30,7 +30,6 @@ def main(folder: Path, rank: int, world_size: int) -> None:
     sys.path[:] = path
     result = function(*arguments)
     (folder / f"result-{rank}").write_bytes(pickle.dumps(result))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from fastgraph import enabling
 from fastgraph.dist import transport, world
@@ -71,7 +70,7 @@ def main(words: Sequence[str] | None = None) -> None:
     FIRST_ENTRY.replace(str(options.script.resolve().parent))
     if WORLD.rank != 0:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for as long as the process lives)
-    atexit.register(_end)
+    atexit.register(_say_gathers)
     runpy.run_path(str(options.script), run_name="__main__")
 
 
@@ -83,12 +82,10 @@ def _seed() -> None:
     importlib.import_module("numpy").random.seed(seed)
 
 
-def _end() -> None:
+def _say_gathers() -> None:
     if WORLD.rank == 0 and COUNTS.gathers:
         names = ", ".join(f"{name} ({times})" for name, times in COUNTS.gathers.most_common())
         print(f"fastgraph.dist gathered whole tensors for: {names}", file=sys.stderr)
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def shard_datasets(shard: Callable[[Any], Any], min_nodes: int) -> None:

@@ -20,11 +20,6 @@ from fastgraph.dist.world import WORLD, CollectiveError, RanksDivergedError, lin
 _gather_parts = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-# A thread of gloo would free the tensors of a collective that nobody refers to any more, and take
-# the process with it where that happens while the interpreter ends.
-_latest: list[Any] = []
-
-
 def all_reduce(x: Tensor) -> Tensor:
     """The sum of the tensors of all ranks, which have one shape; the same bits on all of them.
 
@@ -35,7 +30,7 @@ def all_reduce(x: Tensor) -> Tensor:
     out = out.contiguous()
     if WORLD.size > 1:
         sent = out.nbytes * 2 * (WORLD.size - 1) // WORLD.size
-        _issue("all_reduce", x.shape, x.dtype, sent, lambda: dist.all_reduce(out, async_op=True))
+        _issue("all_reduce", x.shape, x.dtype, sent, lambda: dist.all_reduce(out))
     return out
 
 
@@ -59,7 +54,7 @@ def all_gather(x: Tensor, counts: Sequence[int]) -> Tensor:
             (sum(counts), *x.shape[1:]),
             x.dtype,
             sent,
-            lambda: _gather_parts(taken, given, async_op=True),
+            lambda: _gather_parts(taken, given),
         )
     starts = range(0, WORLD.size * longest, longest) if longest else [0] * WORLD.size
     return torch.cat([received[s : s + c] for s, c in zip(starts, counts, strict=True)])
@@ -78,7 +73,7 @@ def all_to_all(x: Tensor, sends: Sequence[int], receives: Sequence[int]) -> Tens
         x.shape[1:],
         x.dtype,
         sent,
-        lambda: dist.all_to_all_single(taken, given, list(receives), list(sends), async_op=True),
+        lambda: dist.all_to_all_single(taken, given, list(receives), list(sends)),
     )
     return out
 
@@ -97,7 +92,7 @@ def agree(value: bool) -> bool:
 def barrier() -> None:
     """Wait for all ranks."""
     if WORLD.size > 1:
-        _issue("barrier", (), None, 0, lambda: dist.barrier(async_op=True))
+        _issue("barrier", (), None, 0, dist.barrier)
 
 
 def broadcast(value: Any) -> Any:
@@ -119,17 +114,14 @@ def _issue(
     shape: Sequence[int],
     dtype: torch.dtype | None,
     sent: int,
-    collective: Callable[[], Any],
+    collective: Callable[[], object],
 ) -> None:
     COUNTS.calls[kind] += 1
     COUNTS.sent[kind] += sent
     try:
         if WORLD.check:
             _compare(f"{kind} of {list(shape)} {dtype} at {line_of_program()}")
-        work = collective()
-        if work is not None:
-            work.wait()
-            _latest[:] = [work]
+        collective()
     except RanksDivergedError:
         raise
     except RuntimeError as error:

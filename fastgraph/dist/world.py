@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import importlib
 import os
 import random
 import sys
@@ -83,13 +85,30 @@ def init(
     if random not in RANDOM_MODES:
         raise ValueError(f"random must be one of {list(RANDOM_MODES)}, got {random!r}")
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        dist.init_process_group(backend, timeout=timeout)
+        join(backend, timeout=timeout)
     if dist.is_initialized():
         WORLD.rank, WORLD.size = dist.get_rank(), dist.get_world_size()
     WORLD.random, WORLD.check, WORLD.is_ready = random, check, True
     if WORLD.size > 1:
         _share_random_states()
     return WORLD
+
+
+def join(backend: str, **options: Any) -> None:
+    """``torch.distributed.init_process_group``, and leave the group when the process ends.
+
+    Threads of a group free the tensors of its last collectives. If that happens while the
+    interpreter ends, it brings the process down, so they have to have ended before.
+    """
+    # Defaults of its functions are the group that exists when it is imported, and would keep that.
+    importlib.import_module("torch.distributed.nn.functional")
+    dist.init_process_group(backend, **options)
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _share_random_states() -> None:

@@ -59,3 +59,29 @@ def test_a_script_prints_the_same(tmp_path: Path) -> None:
 def test_a_graph_that_the_script_makes_is_sharded(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.format(show_type=True))
     assert re.search(r"\) ShardedTensor$", launched(tmp_path, 2), re.MULTILINE)
+
+
+ENDING = """
+import atexit
+import os
+
+def say():
+    names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+    print([name for name in names if "gloo" in name])
+
+atexit.register(say)  # runs after what is registered later
+import torch
+import torch.distributed as dist
+import fastgraph.dist as fgd
+
+fgd.init()
+dist.all_reduce(torch.ones(2))
+import torch.distributed.nn.functional
+"""
+
+
+def test_threads_of_the_group_end_before_the_interpreter(tmp_path: Path) -> None:
+    """They free tensors, and would bring it down while it ends."""
+    (tmp_path / "script.py").write_text(ENDING)
+    ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
+    assert run(tmp_path, *ranks, "script.py").splitlines()[-1] == "[]"
