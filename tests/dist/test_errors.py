@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
 
 import fastgraph.dist as fgd
-from fastgraph.dist.spawning import run_on_ranks
 from tests.dist.graphs import graph, uneven
 
 
@@ -41,8 +41,9 @@ def errors_on_this_rank() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def errors() -> list[list[str]]:
-    return run_on_ranks(errors_on_this_rank, 2)
+def errors(once_on_ranks: Any) -> list[list[str]]:
+    found: list[list[str]] = once_on_ranks(errors_on_this_rank, 2)
+    return found
 
 
 def test_ranks_that_diverge_are_told_where(errors: list[list[str]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -181,8 +181,9 @@ def heterogeneous() -> str:
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def found(request: pytest.FixtureRequest) -> list[dict[str, str]]:
-    return run_on_ranks(compare_on_this_rank, request.param)
+def found(request: pytest.FixtureRequest, once_on_ranks: Any) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = once_on_ranks(compare_on_this_rank, request.param)
+    return found
 
 
 CASES = [

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import fastgraph.dist as fgd
-from fastgraph.dist.spawning import run_on_ranks
 from tests.dist import probes
 from tests.dist.graphs import graph, uneven
 
@@ -78,8 +77,9 @@ def difference(expected: list[Tensor | None], found: list[Tensor | None]) -> str
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def found(request: pytest.FixtureRequest) -> list[dict[str, Found]]:
-    return run_on_ranks(compare_on_this_rank, request.param)
+def found(request: pytest.FixtureRequest, once_on_ranks: Any) -> list[dict[str, Found]]:
+    found: list[dict[str, Found]] = once_on_ranks(compare_on_this_rank, request.param)
+    return found
 
 
 @pytest.mark.parametrize("name", probes.PROBES)

@@ -1,0 +1,37 @@
+"""Ranks that are started once for all processes of a run of the tests."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from fastgraph.dist.spawning import run_on_ranks
+
+
+@pytest.fixture(scope="session")
+def once_on_ranks(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[Callable[[], Any], int], list[Any]]:
+    """What a function returns on each of some ranks, of which every process gets the same results.
+
+    The tests of a module are spread over processes, and starting ranks takes seconds.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # that of this run, for all of its processes
+
+    def run(function: Callable[[], Any], world_size: int) -> list[Any]:
+        name = f"{function.__module__}.{function.__name__}-{world_size}"
+        results = folder / name
+        with FileLock(folder / f"{name}.lock"):
+            if not results.exists():
+                results.write_bytes(pickle.dumps(run_on_ranks(function, world_size)))
+        found: list[Any] = pickle.loads(results.read_bytes())
+        return found
+
+    return run
