@@ -1,8 +1,7 @@
 """The route of ``GraphConv``: its normalisation is one weight for each edge, remembered.
 
-DGL multiplies the features of all nodes by the normalisation before and after it adds them up,
-which takes longer than the sums themselves on many graphs. What has no such route is DGL's own
-``forward``, whose sums take the route of message passing.
+DGL multiplies the features of all nodes by the normalisation before and after it adds them up. What
+has no such route is DGL's own ``forward``, whose sums take the route of message passing.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ HOST = (
 TVM_FFI = Path(tvm_ffi.__file__).parent
 
 COMMON = (
-    # Lines for reports, and nothing on variables, which takes a sixth longer to compile.
+    # Lines for reports, and nothing on variables, which would take longer to compile.
     *("-std=c++17", "-O1", "-g1", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
     # Kernels look at memory as vectors, which nvcc does not mind.
     *("-Wno-psabi", "-fno-strict-aliasing", "-fvisibility=hidden", "-ffp-contract=off"),
