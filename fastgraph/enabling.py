@@ -8,8 +8,18 @@ from contextlib import contextmanager
 from fastgraph import settings
 from fastgraph.graphs.memo import MEMO
 from fastgraph.hookspecs import plugin_manager
-from fastgraph.registry.registry import REGISTRY
+from fastgraph.registry.backend import VerifiedBackend
+from fastgraph.registry.registry import REGISTRY, Failures
 from fastgraph.routing.switch import SWITCH
+
+
+def _verify(backend: VerifiedBackend) -> Failures:
+    from fastgraph.verification import verdicts  # most processes never need what it imports
+
+    return verdicts.failures(backend)
+
+
+REGISTRY.verify_with(_verify)
 
 
 def enable(

@@ -21,6 +21,7 @@ ROOMS = (
     ("graphs",),
     ("tune",),
     ("backends",),
+    ("verification",),
     ("ops",),
     ("routing",),
     ("layers",),

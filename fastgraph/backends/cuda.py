@@ -26,7 +26,7 @@ class CudaBackend:
     """
 
     name = "cuda"
-    priority = -3  # on request, until it has been measured against upstream on a GPU
+    priority = 50
 
     def __init__(
         self,
@@ -34,6 +34,7 @@ class CudaBackend:
         device_type: str = "cuda",
         seconds: Callable[[Callable[[], Tensor]], float] = seconds_on_gpu,
     ) -> None:
+        self._library = library
         self._device_type = device_type
         kernels = native_kernels(library)
         rivals = {f"cusparse-{number}": CuSparseSpmm(library, number) for number in ALGORITHMS}
@@ -49,6 +50,16 @@ class CudaBackend:
 
     def unavailable(self) -> str | None:
         return native.why_cuda_unavailable()
+
+    def identities(self) -> dict[str, str]:
+        """See :class:`fastgraph.registry.backend.VerifiedBackend`. Wakes CUDA in this process."""
+        found: dict[str, str] = {}
+        for number in range(torch.cuda.device_count()):
+            name = torch.cuda.get_device_name(number)
+            if name not in found.values():
+                found[f"cuda:{number}"] = name
+        below = f"driver {self._library().driver_version()}; kernels {native.cuda_digest()}"
+        return {device: f"{name}; {below}" for device, name in found.items()}
 
     def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel | None:
         if device_type != self._device_type or dtype not in FLOATING:

@@ -213,6 +213,23 @@ def info() -> None:
     print_info()
 
 
+@cli.command()
+@click.option(
+    "--device", metavar="DEVICE", help="As torch names it. Default: the CPU, and GPUs by kind."
+)
+@click.option("--backend", metavar="NAME", help="Default: those made for the device.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+def check(device: str | None, backend: str | None, as_json: bool) -> int:
+    """Call every kernel on small awkward graphs, and compare with plain torch in float64.
+
+    Exits with 1 where one of them fails. Kernels for GPUs are checked without being asked at the
+    first call on a kind of GPU, and only those that pass are used; this shows all of it.
+    """
+    from fastgraph.cli.check import print_check
+
+    return print_check(device, backend, as_json)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Entry point; ``argv`` defaults to ``sys.argv[1:]``. Exits with the program's own status."""
     try:

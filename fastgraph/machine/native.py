@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 from pathlib import Path
 from typing import Any, Final
@@ -136,6 +137,13 @@ def cuda_library() -> Any:
         RuntimeError: If the library cannot be loaded, or is missing from the installation.
     """
     return _load_module(_CUDA_LIBRARY)
+
+
+@functools.cache
+def cuda_digest() -> str:
+    """A name for the content of the library of CUDA kernels."""
+    with _CUDA_LIBRARY.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 @functools.cache

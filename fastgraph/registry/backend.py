@@ -111,3 +111,22 @@ class Backend(Protocol):
     def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel | None:
         """The kernel for an operator on a device type and dtype, or ``None`` if there is none."""
         ...
+
+
+@runtime_checkable
+class VerifiedBackend(Protocol):
+    """A backend to which layers are routed once its kernels have passed on the user's device.
+
+    :mod:`fastgraph.verification` checks them, at the first call that could be routed to them.
+    Whoever selects the backend by its name does without.
+    """
+
+    name: str
+
+    def identities(self) -> dict[str, str]:
+        """Devices that differ, as torch names them, and what each verdict depends on.
+
+        That is the kind of device and everything below the kernels, as text; devices of one kind
+        need one of them to be checked.
+        """
+        ...

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from fastgraph.hookspecs import plugin_manager
-from fastgraph.registry.backend import FALLBACK_PRIORITY, FLOATING, Backend, Kernel
+from fastgraph.registry.backend import (
+    FALLBACK_PRIORITY,
+    FLOATING,
+    Backend,
+    Kernel,
+    VerifiedBackend,
+)
 from fastgraph.registry.operators import BUILDING, SIGNATURES
 from fastgraph.registry.signatures import check_signature
 
 DEVICE_TYPES = ("cpu", "cuda", "mps", "xpu")
 """Devices for which a backend is asked whether it wants to compute."""
+
+Failures = Mapping[tuple[str, torch.dtype], str]
+"""Why a backend must not compute, by operator and dtype."""
 
 
 class Registry:
@@ -26,6 +35,13 @@ class Registry:
         self._kernels: dict[tuple[str, str, torch.dtype], Kernel] = {}
         self._wanted: frozenset[tuple[str, str, torch.dtype]] = frozenset()
         self._hints: dict[str, str] = {}
+        self._verify: Callable[[VerifiedBackend], Failures] | None = None
+        self._verdicts: dict[str, Failures] = {}
+        self._unverified: frozenset[str] = frozenset()
+
+    def verify_with(self, verify: Callable[[VerifiedBackend], Failures]) -> None:
+        """Say what finds out which kernels of a backend must not be routed to."""
+        self._verify = verify
 
     @property
     def backends(self) -> dict[str, Backend]:
@@ -63,13 +79,43 @@ class Registry:
             if why_not is not None:
                 raise ValueError(f"backend {name!r} is unavailable: {why_not}")
         self._selected = name
+        self._look_up()
+
+    def _look_up(self) -> None:
+        """Find what backends want, given what is known of them."""
         self._kernels.clear()
         self._wanted = frozenset(
             key
             for key in itertools.product(SIGNATURES, DEVICE_TYPES, FLOATING)
-            if self._first_kernel(self._wanting(), *key)
+            if self._first_kernel([b for b in self._wanting() if not self._waits(b)], *key)
         )
         self._hints = {device_type: self._hint(device_type) for device_type in DEVICE_TYPES[1:]}
+        waiting = [b for b in self._wanting() if self._waits(b) and b.unavailable() is None]
+        self._unverified = frozenset(
+            device_type
+            for backend, device_type in itertools.product(waiting, DEVICE_TYPES)
+            if backend.kernel("spmm", device_type, torch.float32) is not None
+        )
+
+    def _waits(self, backend: Backend) -> bool:
+        """Whether a backend computes once it was verified."""
+        needs = isinstance(backend, VerifiedBackend) and backend.name != self._selected
+        return needs and backend.name not in self._verdicts
+
+    def _verify_for(self, device_type: str) -> None:
+        """Verify the backends that wait for it, whatever comes of it only once in a process."""
+        for backend in self._wanting():
+            serves = backend.kernel("spmm", device_type, torch.float32) is not None
+            if serves and self._waits(backend) and isinstance(backend, VerifiedBackend):
+                assert self._verify is not None
+                self._verdicts[backend.name] = self._verify(backend)
+        self._look_up()
+
+    def _failure(self, backend: str, operator: str, dtype: torch.dtype) -> str | None:
+        """Why a verified backend must not compute an operator; both its passes share a verdict."""
+        if backend == self._selected or backend not in self._verdicts:
+            return None
+        return self._verdicts[backend].get((operator.removesuffix("_backward"), dtype))
 
     def _hint(self, device_type: str) -> str:
         """Why the backends made for this device, and not for the CPU, do not compute."""
@@ -107,11 +153,20 @@ class Registry:
     def refusal(self, operator: str, device_type: str, dtype: torch.dtype) -> str | None:
         """Why routing should leave an operator to upstream, or ``None`` if a backend wants it.
 
-        A look-up and nothing else: Dynamo traces through it.
+        At the first call for a device backends are verified there. After it this is a look-up and
+        nothing else: Dynamo traces through it.
         """
         if (operator, device_type, dtype) in self._wanted:
             return None
         hint = self._hints.get(device_type, "")
+        if device_type in self._unverified:
+            if not torch.compiler.is_compiling():
+                self._verify_for(device_type)
+                return self.refusal(operator, device_type, dtype)
+            hint += "; a call that is not compiled, or `python -m fastgraph check`, verifies them"
+        for verdict in self._verdicts.values():
+            if (operator, dtype) in verdict:
+                hint += f"; {verdict[operator, dtype]}"
         return f"no backend computes {operator} for {dtype} on {device_type}{hint}"
 
     def _wanting(self) -> list[Backend]:
@@ -135,6 +190,8 @@ class Registry:
         for backend in backends:
             kernel = backend.kernel(operator, device_type, dtype)
             usable = backend.name == self._selected or backend.unavailable() is None
+            if self._failure(backend.name, operator, dtype) is not None:
+                continue
             if kernel is not None and usable:
                 check_signature(backend.name, operator, kernel)
                 return kernel
