@@ -1,0 +1,47 @@
+"""``python -m fastgraph check``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fastgraph.verification.checking import operators
+from tests.cli.commands import fastgraph
+
+
+def test_the_table(tmp_path: Path) -> None:
+    shown = fastgraph("check", "--device", "cpu", cwd=tmp_path, OMP_NUM_THREADS="1")
+    assert shown.returncode == 0, shown.stderr
+    assert "cpu on cpu" in shown.stdout
+    for operator in operators():
+        (line,) = [row for row in shown.stdout.splitlines() if f" {operator} " in row]
+        assert "FAILED" not in line
+
+
+def test_json(tmp_path: Path) -> None:
+    shown = fastgraph(
+        *("check", "--device", "cpu", "--backend", "scatter", "--json"),
+        cwd=tmp_path,
+        OMP_NUM_THREADS="1",
+    )
+    if "unavailable" in shown.stderr:
+        pytest.skip(shown.stderr)
+    assert shown.returncode == 0, shown.stdout
+    found = json.loads(shown.stdout)
+    assert {finding["operator"] for finding in found} <= set(operators())
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--backend", "cdua"), "--backend must be one of"),
+        (("--device", "gpu"), "--device: Expected one of"),
+        (("--device", "meta"), "no backend has kernels for meta"),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, words: tuple[str, ...], text: str) -> None:
+    shown = fastgraph("check", *words, cwd=tmp_path)
+    assert shown.returncode == 2
+    assert text in shown.stderr

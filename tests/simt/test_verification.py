@@ -1,0 +1,16 @@
+"""The check of kernels on the device, with the emulator in the place of one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fastgraph.verification.checking import check, operators
+from tests.simt.backend import SimtBackend
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_for_gpus_pass(dtype: torch.dtype) -> None:
+    found = list(check(SimtBackend(), torch.device("cpu"), [dtype]))
+    assert [finding.operator for finding in found if finding.failure is not None] == []
+    assert {finding.operator for finding in found} == set(operators())
