@@ -111,7 +111,7 @@ class FastestSpmm:
 _REPEATS = 5
 
 
-def seconds_on_gpu(call: Callable[[], Tensor]) -> float:
+def seconds_on_gpu(call: Callable[[], object]) -> float:
     """How long a call keeps the current stream of the current GPU busy; waits for it."""
     call()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -101,6 +101,26 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
         yield from _head_scores(values, heads, channels)
 
 
+def typical() -> dict[str, Case]:
+    """One call of each kernel in float32, by its name, on a graph as layers have them."""
+    generator = torch.Generator().manual_seed(0)
+    nodes, edges, heads, channels = 5_000, 50_000, 4, 16
+    index = torch.randint(nodes, (2, edges), generator=generator)
+    graph, values = GraphCase("random", index, nodes, nodes), _Values(torch.float32)
+    found: dict[str, Case] = {}
+    for made in (
+        _sums(values, graph, heads, channels),
+        _extrema(values, graph, heads * channels),
+        _softmaxes(values, graph, heads),
+        *(_attention(values, graph, o, heads, channels) for o in (GATV2, GAT, ATTENTION)),
+        _head_scores(values, heads, channels),
+    ):
+        # The first of each, which is the plain sum or maximum, without features of edges.
+        for case in itertools.islice(made, 3):
+            found.setdefault(case.operator, case)
+    return found
+
+
 def _sums(values: _Values, graph: GraphCase, heads: int, channels: int) -> Iterator[Case]:
     width = heads * channels
     edges = graph.edge_index.shape[1]
