@@ -174,7 +174,12 @@ inline BlockOf<A> sums_of_block(const Block& block, Vector<A, N> (&v)[kBlock]) {
     if (i * N < count) sums[i] = sums_of<A, N>(v + i * N, std::min(count - i * N, N));
   }
   BlockOf<A> result;
-  std::memcpy(&result, sums, sizeof(result));
+  if constexpr (N == 1) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kBlock; ++i) result[i] = sums[i][0];
+  } else {
+    std::memcpy(&result, sums, sizeof(result));
+  }
   return result;
 }
 

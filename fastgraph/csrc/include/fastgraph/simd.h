@@ -33,9 +33,11 @@ constexpr int kVectorRegisters = 16;
 template <typename T>
 constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(Accumulator<T>));
 
+// A single value has a lane beside it that is never looked at: compilers have registers for two
+// lanes, and keep one in memory.
 template <typename T, int N>
 struct VectorOf {
-  typedef T type __attribute__((vector_size(N * sizeof(T))));
+  typedef T type __attribute__((vector_size((N == 1 ? 2 : N) * sizeof(T))));
 };
 template <typename T, int N>
 using Vector = typename VectorOf<T, N>::type;
@@ -51,14 +53,14 @@ inline Vector<T, N> splat(T value) {
 
 template <int N, typename T>
 inline Vector<T, N> load_raw(const T* p) {
-  Vector<T, N> v;
-  std::memcpy(&v, p, sizeof(v));
+  Vector<T, N> v{};
+  std::memcpy(&v, p, N * sizeof(T));
   return v;
 }
 
 template <int N, typename T>
 inline void store_raw(T* p, Vector<T, N> v) {
-  std::memcpy(p, &v, sizeof(v));
+  std::memcpy(p, &v, N * sizeof(T));
 }
 
 // Whether the processor can store without filling caches.
@@ -72,7 +74,7 @@ constexpr bool kStreams = false;
 // threads see it after finish_streams().
 template <int N, typename T>
 inline void stream_raw(T* p, Vector<T, N> v) {
-  [[maybe_unused]] constexpr size_t kBytes = sizeof(v);  // used where there are such stores
+  [[maybe_unused]] constexpr size_t kBytes = N * sizeof(T);  // used where there are such stores
 #if defined(__AVX512F__)
   if constexpr (kBytes == 64) {
     _mm512_stream_si512(reinterpret_cast<__m512i*>(p), (__m512i)v);
@@ -286,6 +288,8 @@ template <typename A, int N>
 inline A sum_of(Vector<A, N> v) {
   if constexpr (N == 1) {
     return v[0];
+  } else if constexpr (N == 2) {
+    return v[0] + v[1];
   } else {
     Vector<A, N / 2> half[2];
     std::memcpy(half, &v, sizeof(v));
@@ -369,6 +373,8 @@ template <typename A, int N>
 inline A max_of(Vector<A, N> v) {
   if constexpr (N == 1) {
     return v[0];
+  } else if constexpr (N == 2) {
+    return v[0] > v[1] ? v[0] : v[1];
   } else {
     Vector<A, N / 2> half[2];
     std::memcpy(half, &v, sizeof(v));
