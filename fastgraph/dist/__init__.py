@@ -18,22 +18,28 @@ rank's rows. Every operation returns what it would return on one process.
 from __future__ import annotations
 
 from fastgraph.dist import rules as rules
+from fastgraph.dist.checkpoint import CheckpointError, load, save
 from fastgraph.dist.counts import COUNTS, Counts
 from fastgraph.dist.graphs import shard
+from fastgraph.dist.manifest import FileFormatError
 from fastgraph.dist.partition import PartitionError, partition
 from fastgraph.dist.sharded import ShardedTensor, is_sharded, whole
 from fastgraph.dist.world import CollectiveError, RanksDivergedError, init
 
 __all__ = [
     "COUNTS",
+    "CheckpointError",
     "CollectiveError",
     "Counts",
+    "FileFormatError",
     "PartitionError",
     "RanksDivergedError",
     "ShardedTensor",
     "init",
     "is_sharded",
+    "load",
     "partition",
+    "save",
     "shard",
     "whole",
 ]
