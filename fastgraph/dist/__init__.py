@@ -24,6 +24,7 @@ from fastgraph.dist.graphs import shard
 from fastgraph.dist.manifest import FileFormatError
 from fastgraph.dist.partition import PartitionError, partition
 from fastgraph.dist.sharded import ShardedTensor, is_sharded, whole
+from fastgraph.dist.validation import DifferenceError, Validation, validate
 from fastgraph.dist.world import CollectiveError, RanksDivergedError, init
 
 __all__ = [
@@ -31,15 +32,18 @@ __all__ = [
     "CheckpointError",
     "CollectiveError",
     "Counts",
+    "DifferenceError",
     "FileFormatError",
     "PartitionError",
     "RanksDivergedError",
     "ShardedTensor",
+    "Validation",
     "init",
     "is_sharded",
     "load",
     "partition",
     "save",
     "shard",
+    "validate",
     "whole",
 ]
