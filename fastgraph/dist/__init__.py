@@ -24,6 +24,7 @@ from fastgraph.dist.graphs import shard
 from fastgraph.dist.manifest import FileFormatError
 from fastgraph.dist.partition import PartitionError, partition
 from fastgraph.dist.sharded import ShardedTensor, is_sharded, whole
+from fastgraph.dist.shards import Shards, load_shards, write_shards
 from fastgraph.dist.validation import DifferenceError, Validation, validate
 from fastgraph.dist.world import CollectiveError, RanksDivergedError, init
 
@@ -37,13 +38,16 @@ __all__ = [
     "PartitionError",
     "RanksDivergedError",
     "ShardedTensor",
+    "Shards",
     "Validation",
     "init",
     "is_sharded",
     "load",
+    "load_shards",
     "partition",
     "save",
     "shard",
     "validate",
     "whole",
+    "write_shards",
 ]

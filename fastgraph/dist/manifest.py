@@ -108,8 +108,13 @@ def read(folder: Path, form: Format) -> Manifest:
     return Manifest(folder, content, files)
 
 
-def verify(manifest: Manifest, names: Iterable[str]) -> None:
+def verify(manifest: Manifest, names: Iterable[str], *, checksums: bool = True) -> None:
     """Compare files with the manifest.
+
+    Args:
+        manifest: of a folder.
+        names: of files in it.
+        checksums: whether the files are read, for their SHA-256; else their sizes are compared.
 
     Raises:
         FileFormatError: one is missing, or not the one that was written.
@@ -124,7 +129,7 @@ def verify(manifest: Manifest, names: Iterable[str]) -> None:
             raise FileFormatError(
                 f"{file}: expected {expected['bytes']} bytes, got {size}: it is {what}"
             )
-        found = seal(file)["sha256"]
+        found = seal(file)["sha256"] if checksums else expected["sha256"]
         if found != expected["sha256"]:
             raise FileFormatError(
                 f"{file}: expected the SHA-256 {expected['sha256']}, got {found}: it is corrupt"

@@ -35,6 +35,21 @@ class Spec:
     axis: int | None
 
 
+def check_can_be_kept(x: Tensor, name: str) -> None:
+    """A tensor can be in a file of safetensors.
+
+    Raises:
+        TypeError: it cannot, or has no shape yet.
+    """
+    if is_lazy(x):
+        raise TypeError(f"{name} must have a shape to be kept in a file: call the model before")
+    if x.layout != torch.strided or x.dtype == torch.complex128 or x.is_quantized:
+        raise TypeError(
+            f"{name} must be a dense tensor of a type that safetensors has, got {x.dtype} of "
+            f"layout {x.layout}"
+        )
+
+
 class Kept:
     """Tensors by the names under which they are kept, each once.
 
@@ -53,13 +68,7 @@ class Kept:
         Raises:
             TypeError: safetensors has no such tensors, or it has no shape yet.
         """
-        if is_lazy(x):
-            raise TypeError(f"{name} must have a shape to be kept in a file: call the model before")
-        if x.layout != torch.strided or x.dtype == torch.complex128 or x.is_quantized:
-            raise TypeError(
-                f"{name} must be a dense tensor of a type that safetensors has, got {x.dtype} of "
-                f"layout {x.layout}"
-            )
+        check_can_be_kept(x, name)
         x = x.detach()
         if not is_sharded(x) and x.numel():
             key = (x.data_ptr(), x.shape, x.stride(), x.dtype)
@@ -90,9 +99,7 @@ def encoded(value: Any, name: str, kept: Kept) -> Any:
         return value
     if isinstance(value, Tensor):
         axis = value.axis if isinstance(value, ShardedTensor) else None
-        dtype = str(value.dtype).removeprefix("torch.")
-        known = kept.add(value, name)
-        return {"tensor": known, "shape": list(value.shape), "dtype": dtype, "axis": axis}
+        return described(value, kept.add(value, name), axis)
     if isinstance(value, (list, tuple)):
         items = [encoded(item, f"{name}.{i}", kept) for i, item in enumerate(value)]
         return items if isinstance(value, list) else {"tuple": items}
@@ -106,6 +113,12 @@ def encoded(value: Any, name: str, kept: Kept) -> Any:
         f"{name} must be of numbers, texts, booleans, None and tensors in lists, tuples and "
         f"dictionaries to be kept in a file, got {type(value).__name__}"
     )
+
+
+def described(x: Tensor, name: str, axis: int | None) -> dict[str, Any]:
+    """What JSON says of a tensor that is kept under a name; ``axis`` as in :class:`Spec`."""
+    dtype = str(x.dtype).removeprefix("torch.")
+    return {"tensor": name, "shape": list(x.shape), "dtype": dtype, "axis": axis}
 
 
 def decoded(value: Any, tensor: Callable[[Spec], Any]) -> Any:
