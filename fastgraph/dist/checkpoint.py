@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
+import re
 import shutil
 import sys
 from collections import OrderedDict
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -100,7 +102,7 @@ def save(
         raise CheckpointError(
             f"{folder}: no checkpoint was written, those before are as they were: {error}"
         ) from error
-    on_first_rank(lambda: _remove(_numbered(folder)[keep:]))
+    on_first_rank(lambda: _remove(_numbered(folder), keep))
     return complete
 
 
@@ -171,20 +173,23 @@ def _check(model: object, optimizer: object) -> None:
         raise ModuleNotFoundError(
             "checkpoints need safetensors: pip install 'fastgraph[dist]'", name="safetensors"
         )
-    if not WORLD.is_ready and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    size = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
+    if not WORLD.is_ready and size > 1:
         raise RuntimeError("call fastgraph.dist.init() before keeping or loading a checkpoint")
 
 
-def _numbered(folder: Path) -> list[Path]:
-    """The complete checkpoints in a folder, the newest first."""
-    found = [child for child in folder.iterdir() if child.name.isdecimal() and child.is_dir()]
-    return sorted(found, key=lambda child: int(child.name), reverse=True)
+def _numbered(folder: Path, suffix: str = "") -> list[Path]:
+    """The folders in a folder that are named as checkpoints are, the newest first."""
+    names = re.compile(rf"(\d{{6,}}){re.escape(suffix)}")
+    found = [(names.fullmatch(child.name), child) for child in folder.iterdir() if child.is_dir()]
+    numbers = [(int(match[1]), child) for match, child in found if match]
+    return [child for _, child in sorted(numbers, reverse=True)]
 
 
 def _begin(folder: Path) -> Path:
     """A new folder for the next checkpoint, under the name of an unfinished one."""
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(f"*{_UNFINISHED}"):
+    for left in _numbered(folder, _UNFINISHED):
         shutil.rmtree(left)
     before = _numbered(folder)
     number = int(before[0].name) + 1 if before else 1
@@ -207,9 +212,14 @@ def _finish(unfinished: Path, content: dict[str, Any], files: dict[str, Any]) ->
     return complete
 
 
-def _remove(folders: Sequence[Path]) -> None:
-    for folder in folders:
-        # Never one that looks complete and lacks files.
+def _remove(folders: Sequence[Path], keep: int) -> None:
+    """Remove all checkpoints but the first ones, and nothing else."""
+    for folder in folders[keep:]:
+        try:
+            manifest.read(folder, FORMAT)
+        except FileFormatError:
+            continue  # of something else, whose name is a number, too
+        # Renamed before, lest there be one that looks complete and lacks files.
         shutil.rmtree(folder.rename(folder.with_suffix(_UNFINISHED)))
 
 

@@ -120,7 +120,9 @@ def verify(manifest: Manifest, names: Iterable[str], *, checksums: bool = True) 
         FileFormatError: one is missing, or not the one that was written.
     """
     for name in names:
-        file, expected = manifest.folder / name, manifest.files[name]
+        file, expected = manifest.folder / name, manifest.files.get(name)
+        if expected is None:
+            raise FileFormatError(f"{manifest.folder / NAME}: expected {name} in it, got none")
         if not file.is_file():
             raise FileFormatError(f"{file}: expected a file of {expected['bytes']} bytes, got none")
         size = file.stat().st_size

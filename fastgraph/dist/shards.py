@@ -21,7 +21,7 @@ from fastgraph.dist import hooks, manifest
 from fastgraph.dist.agreement import on_all_ranks, on_first_rank
 from fastgraph.dist.graphs import by_row, check_on_cpu, joint_edges, num_nodes
 from fastgraph.dist.layout import Layout, know, known
-from fastgraph.dist.manifest import FileFormatError, Format
+from fastgraph.dist.manifest import FileFormatError, Format, Manifest
 from fastgraph.dist.nesting import (
     Kept,
     Spec,
@@ -175,11 +175,9 @@ def load_shards(folder: str | os.PathLike[str], *, checksums: bool = True) -> Da
         )
     names = [_file(WORLD.rank), *([_REPLICATED] if WORLD.rank == 0 else [])]
     on_all_ranks(lambda: manifest.verify(found, names, checksums=checksums))
-    try:
-        return _assembled(found.content, found.folder)
-    except (AttributeError, KeyError, TypeError) as error:
-        file = found.folder / manifest.NAME
-        raise FileFormatError(f"{file}: expected the content of shards, got {error!r}") from error
+    opened: list[Any] = []
+    on_all_ranks(lambda: opened.append(_assembled(found)))
+    return opened[0]
 
 
 def _check_safetensors() -> None:
@@ -286,7 +284,18 @@ def _written(file: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     return manifest.seal(file)
 
 
-def _assembled(content: dict[str, Any], folder: Path) -> Any:
+def _assembled(found: Manifest) -> Any:
+    from safetensors import SafetensorError
+
+    try:
+        return _graph(found.content, found.folder)
+    except (AttributeError, KeyError, TypeError, SafetensorError) as error:
+        raise FileFormatError(
+            f"{found.folder}: expected the tensors that its {manifest.NAME} names, got {error!r}"
+        ) from error
+
+
+def _graph(content: dict[str, Any], folder: Path) -> Any:
     from safetensors import safe_open
     from torch_geometric.data import Data, HeteroData
 

@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from fastgraph.dist.exchange import take
-from fastgraph.dist.layout import Layout
+from fastgraph.dist.layout import Layout, Recent
 from fastgraph.dist.manifest import FileFormatError
 from fastgraph.dist.nesting import Spec
 from fastgraph.dist.sharded import ShardedTensor
@@ -101,12 +101,20 @@ def _as_stored(x: Tensor) -> Tensor:
     return _part(local.contiguous(), x.shape, x.axis)
 
 
+_evens = Recent()
+
+
 def _even(n: int) -> Layout:
-    """Consecutive rows on each rank, as ``DTensor`` cuts them."""
-    rows = -(-n // WORLD.size)
-    cuts = [min(rank * rows, n) for rank in range(WORLD.size + 1)]
-    counts = [stop - start for start, stop in pairwise(cuts)]
-    return Layout(torch.arange(cuts[WORLD.rank], cuts[WORLD.rank + 1]), n, counts)
+    """Consecutive rows on each rank, as ``DTensor`` cuts them; one layout for all tensors."""
+
+    def make() -> Layout:
+        rows = -(-n // WORLD.size)
+        cuts = [min(rank * rows, n) for rank in range(WORLD.size + 1)]
+        counts = [stop - start for start, stop in pairwise(cuts)]
+        return Layout(torch.arange(cuts[WORLD.rank], cuts[WORLD.rank + 1]), n, counts)
+
+    found: Layout = _evens.get((n, WORLD.size), make)
+    return found
 
 
 def _part(local: Tensor, shape: torch.Size, axis: int) -> Tensor:

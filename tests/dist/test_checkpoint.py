@@ -215,6 +215,20 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert fgd.load(tmp_path / "000003", model) == 2
 
 
+def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
+    others = ["2024", "20240101", "000000", "data.unfinished"]
+    for name in others:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    model, _ = tied(0)
+    for epoch in range(3):
+        fgd.save(tmp_path, model, extra=epoch)
+    assert fgd.load(tmp_path, model) == 2
+    last = {child.name for child in tmp_path.iterdir()} - set(others)
+    assert last == {"20240104"}
+    assert all((tmp_path / name / "file").exists() for name in others)
+
+
 def test_nothing_to_load(tmp_path: Path) -> None:
     model, _ = tied(0)
     for path in (tmp_path, tmp_path / "never"):
