@@ -143,7 +143,8 @@ class Validation:
         from rich.text import Text
 
         verdict = "as on one process" if self.ok else "DIFFERS FROM ONE PROCESS"
-        head = f"{self.module} on {self.world_size} ranks, {self.steps} steps in float64: {verdict}"
+        steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
+        head = f"{self.module} on {self.world_size} ranks, {steps} in float64: {verdict}"
         table = Table("tensor", "of", "shape", title_justify="left", caption_justify="left")
         table.add_column("difference", justify="right")
         table.add_column("step", justify="right")
@@ -368,7 +369,10 @@ def _line() -> str:
     within, frame = "", sys._getframe(1)
     while frame.f_back is not None and frame.f_code is not _train.__code__:
         package = frame.f_globals.get("__name__", "").partition(".")[0]
-        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        file = frame.f_code.co_filename
+        if file.startswith("<"):  # code that cloudpickle has sent
+            file = frame.f_globals.get("__file__", file)
+        place = f"{file}:{frame.f_lineno}"
         if package not in LIBRARIES:
             return place
         if package in PACKAGES and not within:

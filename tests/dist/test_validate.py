@@ -28,17 +28,22 @@ class Right(nn.Module):
         return self.second(self.norm(self.first(x, edge_index)).relu(), edge_index)
 
 
-class Wrong(nn.Module):
-    """Takes means of what each rank holds, and sorts, for which there is no rule."""
+def wrong() -> nn.Module:
+    """A model that takes means of what each rank holds, and sorts, for which there is no rule."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.unused = nn.Linear(NUM_FEATURES, NUM_CLASSES), nn.Linear(1, 1)
+    class Wrong(nn.Module):
+        """Is sent by value, as what a script defines."""
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> dict[str, Tensor]:
-        own = x.local if fgd.is_sharded(x) else x
-        x = x.sort(0).values
-        return {"out": self.linear(x) + own[: len(own) // 2].mean(0)[:NUM_CLASSES]}
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.unused = nn.Linear(NUM_FEATURES, NUM_CLASSES), nn.Linear(1, 1)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> dict[str, Tensor]:
+            own = x.local if fgd.is_sharded(x) else x
+            x = x.sort(0).values
+            return {"out": self.linear(x) + own[: len(own) // 2].mean(0)[:NUM_CLASSES]}
+
+    return Wrong()
 
 
 def line_of(text: str) -> str:
@@ -66,7 +71,7 @@ def test_what_is_right() -> None:
 
 def test_what_is_wrong() -> None:
     loss = lambda out, data: out["out"].square().mean()  # noqa: E731
-    found = fgd.validate(Wrong(), graph(), loss=loss, steps=1)
+    found = fgd.validate(wrong(), graph(), loss=loss, steps=1)
     assert not found.ok
     assert {x.name for x in found.different} >= {"loss", "output['out']", "linear.weight"}
     assert "loss loss, on rank 1" in found.disagreeing
