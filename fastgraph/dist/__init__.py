@@ -20,12 +20,13 @@ from __future__ import annotations
 from fastgraph.dist import rules as rules
 from fastgraph.dist.checkpoint import CheckpointError, load, save
 from fastgraph.dist.counts import COUNTS, Counts
+from fastgraph.dist.differences import DifferenceError, Validation
 from fastgraph.dist.graphs import shard
 from fastgraph.dist.manifest import FileFormatError
 from fastgraph.dist.partition import PartitionError, partition
 from fastgraph.dist.sharded import ShardedTensor, is_sharded, whole
 from fastgraph.dist.shards import Shards, load_shards, write_shards
-from fastgraph.dist.validation import DifferenceError, Validation, validate
+from fastgraph.dist.validation import validate
 from fastgraph.dist.world import CollectiveError, RanksDivergedError, init
 
 __all__ = [
