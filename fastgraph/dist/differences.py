@@ -25,8 +25,8 @@ class Difference:
         kind: ``output``, ``loss``, ``gradient``, or ``state`` for what the steps leave.
         shape: on one process.
         step: counted from 0.
-        difference: the largest absolute difference divided by ``scale``; infinite where the tensor
-            is missing or has another shape or dtype.
+        difference: the largest absolute difference divided by ``scale``; infinite where one side
+            has no such tensor, or one of another shape or dtype.
         scale: the norm of all gradients for a gradient, the largest magnitude of all parameters and
             buffers for these, else that of the tensor; 1 for what is not floating point.
         worst: the index of the element that differs most.

@@ -253,16 +253,21 @@ _ORDER = ("loss", "output", "gradient", "state")
 def _compared(task: _Task, ranks: Sequence[_Found], tolerance: float) -> Validation:
     expected, found = ranks[0].expected, ranks[0].found
     assert expected is not None and found is not None  # those of rank 0
-    scales = _scales(expected)
+    scales = _scales({**found, **expected})
     worst: dict[tuple[str, str], Difference] = {}
-    for key, truth in expected.items():
-        value = found.get(key)
-        if value is None or value.shape != truth.shape or value.dtype != truth.dtype:
-            off, at = float("inf"), (0,) * truth.dim()
+    for key, x in {**expected, **found}.items():
+        truth, value = expected.get(key), found.get(key)
+        if (
+            truth is None
+            or value is None
+            or (value.shape, value.dtype) != (truth.shape, truth.dtype)
+        ):
+            off, at = float("inf"), (0,) * x.dim()
         else:
             off, at = largest_difference(value, truth)
+        shape = tuple((x if truth is None else truth).shape)
         scale = scales[key] or 1.0
-        one = Difference(key.name, key.kind, tuple(truth.shape), key.step, off / scale, scale, at)
+        one = Difference(key.name, key.kind, shape, key.step, off / scale, scale, at)
         before = worst.get((key.kind, key.name))
         if before is None or not one.difference <= before.difference:
             worst[key.kind, key.name] = one

@@ -40,6 +40,8 @@ def wrong() -> nn.Module:
 
         def forward(self, x: Tensor, edge_index: Tensor) -> dict[str, Tensor]:
             own = x.local if fgd.is_sharded(x) else x
+            if fgd.is_sharded(x):
+                x = x + 0 * self.unused.weight
             x = x.sort(0).values
             return {"out": self.linear(x) + own[: len(own) // 2].mean(0)[:NUM_CLASSES]}
 
@@ -74,6 +76,8 @@ def test_what_is_wrong() -> None:
     found = fgd.validate(wrong(), graph(), loss=loss, steps=1)
     assert not found.ok
     assert {x.name for x in found.different} >= {"loss", "output['out']", "linear.weight"}
+    (extra,) = [x for x in found.different if x.name == "unused.weight"]
+    assert (extra.kind, extra.difference) == ("gradient", float("inf"))
     assert "loss loss, on rank 1" in found.disagreeing
     sorted_at = line_of("x = x.sort(0).values")
     (gather,) = [gather for gather in found.gathers if gather.operation == "sort"]
