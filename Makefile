@@ -50,7 +50,7 @@ demo-dist: install ## train an unmodified script on one process and on two; show
 	$(BIN)/python examples/dist/compare.py --ranks 2 examples/gcn.py --epochs 5 $(DEMO_ARGS)
 
 test: install ## run the tests of the package on the CPU
-	$(PYTEST) $(PARALLEL) tests
+	$(PYTEST) $(PARALLEL) $(if $(ALL),--kills 50) tests
 
 test-all: ## run everything that there is, with nothing left out: about an hour
 	ALL=yes .ci/run

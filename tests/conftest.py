@@ -31,6 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="with --emulate, also what differs from other tests in no way that a kernel sees",
     )
+    parser.addoption(
+        "--kills", type=int, default=2, help="how many ranks tests/dist kills at random points"
+    )
 
 
 def repeats(item: pytest.Item) -> bool:

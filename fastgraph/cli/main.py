@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import click
@@ -28,6 +29,8 @@ _GROUP_HELP = """Run python programs with PyG's message passing replaced by fuse
   python -m fastgraph [OPTIONS] - [ARGS]...
 
   python -m fastgraph compare [OPTIONS] {SCRIPT | -m MODULE | -c CODE} [ARGS]...
+
+  python -m fastgraph partition GRAPH -k PARTS --out FOLDER
 
 The first are short for the command `run`, which lists the options. A script whose name is that of a
 command is run as ./NAME.
@@ -200,6 +203,35 @@ def compare(
 
     options = runner.Options(False, backend, strict or None, min_edges)
     return compare_program(Plan(target, options, repeats, seeds, seed), html)
+
+
+@cli.command()
+@click.argument("graph", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "-k", "--parts", type=click.IntRange(min=1), required=True, metavar="N", help="Number of ranks."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, metavar="FOLDER", help="A new folder."
+)
+@click.option("--weights", metavar="W,...", help="Share of the work of each rank, such as 2,1.")
+@click.option(
+    "--method",
+    type=click.Choice(["metis", "even"]),
+    default="metis",
+    help="metis: few edges between ranks (default); even: consecutive nodes.",
+)
+def partition(graph: Path, parts: int, out: Path, weights: str | None, method: str) -> int:
+    """Write a graph in a file for each rank, for fastgraph.dist.load_shards.
+
+    GRAPH is a .npz of arrays, or a Data or HeteroData of PyG that torch.save wrote.
+    """
+    from fastgraph.cli.partition import partition_graph
+
+    try:
+        shares = None if weights is None else [float(share) for share in weights.split(",")]
+    except ValueError:
+        raise click.UsageError(f"--weights must be numbers like 2,1, got {weights}") from None
+    return partition_graph(graph, out, parts, shares, method)
 
 
 @cli.command()

@@ -90,11 +90,11 @@ def compare_tensors(
         if kind != "output" and scale <= _VANISHING * largest:
             scale = largest
         theirs, own = upstream[name].detach(), ours.get(name)
-        upstream_error, _ = _largest_difference(theirs, reference)
+        upstream_error, _ = largest_difference(theirs, reference)
         if own is None or own.shape != theirs.shape or own.dtype != theirs.dtype:
             our_error, worst = float("inf"), (0,) * theirs.dim()
         else:
-            our_error, worst = _largest_difference(own.detach(), reference)
+            our_error, worst = largest_difference(own.detach(), reference)
         unit = scale or 1.0
         eps = torch.finfo(theirs.dtype).eps if theirs.is_floating_point() else 0.0
         limit = factor * upstream_error / unit + ROUNDINGS * eps
@@ -119,7 +119,7 @@ def _magnitude(tensor: Tensor) -> float:
     return float(finite.abs().max()) if finite.numel() else 0.0
 
 
-def _largest_difference(value: Tensor, truth: Tensor) -> tuple[float, tuple[int, ...]]:
+def largest_difference(value: Tensor, truth: Tensor) -> tuple[float, tuple[int, ...]]:
     """The largest absolute difference and its index; equal infinities and two NaN do not differ."""
     if truth.numel() == 0:
         return 0.0, ()

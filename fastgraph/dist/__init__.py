@@ -18,22 +18,37 @@ rank's rows. Every operation returns what it would return on one process.
 from __future__ import annotations
 
 from fastgraph.dist import rules as rules
+from fastgraph.dist.checkpoint import CheckpointError, load, save
 from fastgraph.dist.counts import COUNTS, Counts
+from fastgraph.dist.differences import DifferenceError, Validation
 from fastgraph.dist.graphs import shard
+from fastgraph.dist.manifest import FileFormatError
 from fastgraph.dist.partition import PartitionError, partition
 from fastgraph.dist.sharded import ShardedTensor, is_sharded, whole
+from fastgraph.dist.shards import Shards, load_shards, write_shards
+from fastgraph.dist.validation import validate
 from fastgraph.dist.world import CollectiveError, RanksDivergedError, init
 
 __all__ = [
     "COUNTS",
+    "CheckpointError",
     "CollectiveError",
     "Counts",
+    "DifferenceError",
+    "FileFormatError",
     "PartitionError",
     "RanksDivergedError",
     "ShardedTensor",
+    "Shards",
+    "Validation",
     "init",
     "is_sharded",
+    "load",
+    "load_shards",
     "partition",
+    "save",
     "shard",
+    "validate",
     "whole",
+    "write_shards",
 ]

@@ -1,4 +1,4 @@
-"""``torchrun --nproc-per-node P -m fastgraph.dist SCRIPT``."""
+"""``python -m fastgraph.dist --nproc-per-node P SCRIPT``, or the same behind ``torchrun``."""
 
 from __future__ import annotations
 

@@ -12,10 +12,8 @@ import torch
 import fastgraph.dist
 from fastgraph.dist.world import join
 
-_TIMEOUT = timedelta(minutes=2)
 
-
-def main(folder: Path, rank: int, world_size: int) -> None:
+def main(folder: Path, timeout: float, rank: int, world_size: int) -> None:
     """Join the others by a file, do the call, leave its result in a file."""
     torch.set_num_threads(1)
     join(
@@ -23,7 +21,7 @@ def main(folder: Path, rank: int, world_size: int) -> None:
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=world_size,
-        timeout=_TIMEOUT,
+        timeout=timedelta(seconds=timeout),
     )
     fastgraph.dist.init()
     path, function, arguments = pickle.loads((folder / "call").read_bytes())
@@ -33,4 +31,4 @@ def main(folder: Path, rank: int, world_size: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

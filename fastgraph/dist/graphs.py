@@ -56,10 +56,10 @@ def shard(
         raise TypeError(f"data must be a Data or HeteroData of PyG, got {type(data).__name__}")
     hooks.install()
     check_weights(weights, WORLD.size)
-    _check_on_cpu(data)
-    sizes = _num_nodes(data)
+    check_on_cpu(data)
+    sizes = num_nodes(data)
     if parts is None:
-        edge_index = _joint_edges(data, sizes)
+        edge_index = joint_edges(data, sizes)
         found = None
         if WORLD.rank == 0:  # METIS may give others something else
             found = _answer(edge_index, sum(sizes), weights, method)
@@ -73,7 +73,7 @@ def shard_as_known(data: Graph, **options: Any) -> Graph:
 
     Splits of one graph have their nodes in common.
     """
-    rows = [known(n) for n in _num_nodes(data)]
+    rows = [known(n) for n in num_nodes(data)]
     if all(r is not None for r in rows):
         options = {"parts": torch.cat([r.owner for r in rows if r is not None])}
     return shard(data, **options)
@@ -93,7 +93,12 @@ def _checked(answer: Tensor | Exception) -> Tensor:
     return answer
 
 
-def _check_on_cpu(data: Any) -> None:
+def check_on_cpu(data: Any) -> None:
+    """The tensors of a graph are on the CPU, and not sharded.
+
+    Raises:
+        ValueError: one is not.
+    """
     for store in data.stores:
         for key, value in store.items():
             if isinstance(value, Tensor) and value.device.type != "cpu":
@@ -111,14 +116,19 @@ def _check_parts(parts: Tensor, n: int) -> None:
         )
 
 
-def _num_nodes(data: Any) -> list[int]:
+def num_nodes(data: Any) -> list[int]:
+    """The numbers of nodes of all types.
+
+    Raises:
+        ValueError: one is not known.
+    """
     sizes = [store.num_nodes for store in data.node_stores]
     if any(size is None for size in sizes):
         raise ValueError("data must know its number of nodes, got None: set data.num_nodes")
     return sizes
 
 
-def _joint_edges(data: Any, sizes: list[int]) -> Tensor:
+def joint_edges(data: Any, sizes: list[int]) -> Tensor:
     """The edges of all types between the nodes of all types, numbered one type after the other."""
     starts, offset = {}, 0
     for store, size in zip(data.node_stores, sizes, strict=True):
@@ -157,13 +167,27 @@ def _layout(owner: Tensor) -> Layout:
 
 
 def _shard_store(store: Any, belongs: Any, rows: Layout) -> None:
+    for key, axis in by_row(store, belongs, rows.n).items():
+        local = store[key].index_select(axis, rows.position)
+        store[key] = ShardedTensor(local, rows, axis)
+
+
+def by_row(store: Any, belongs: Any, n: int) -> dict[str, int]:
+    """The tensors of a store with a row for each of ``n`` nodes or edges, and their dimension.
+
+    Args:
+        store: of a graph.
+        belongs: ``is_node_attr`` or ``is_edge_attr`` of the store.
+        n: how many there are.
+    """
     # Asked first, as the answers are found by comparing sizes.
     keys = [key for key, value in store.items() if type(value) is Tensor and belongs(key)]
+    found = {}
     for key in keys:
         value = store[key]
         if value.layout != torch.strided or not value.dim():
             continue
         axis = store._parent().__cat_dim__(key, value, store) % value.dim()
-        if value.shape[axis] == rows.n:
-            local = value.index_select(axis, rows.position)
-            store[key] = ShardedTensor(local, rows, axis)
+        if value.shape[axis] == n:
+            found[key] = axis
+    return found

@@ -1,4 +1,4 @@
-"""``python -m fastgraph.dist SCRIPT``: one rank of an unmodified script."""
+"""``python -m fastgraph.dist SCRIPT``: a rank of an unmodified script, or what starts the ranks."""
 
 from __future__ import annotations
 
@@ -26,12 +26,47 @@ from fastgraph.dist.partition import METHODS
 from fastgraph.dist.world import WORLD
 from fastgraph.interpreter import FIRST_ENTRY
 
+# With a store that restarted ranks share with those before, most restarts with gloo fail.
+STORE_OF_ITS_OWN = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+
+
+def starter() -> argparse.ArgumentParser:
+    """The options of the process that starts the ranks."""
+    made = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    made.add_argument(
+        "--nproc-per-node",
+        type=_above(0),
+        metavar="P",
+        help="start so many ranks by torchrun; without it, be one that torchrun has started, or "
+        "the only one",
+    )
+    made.add_argument(
+        "--max-restarts",
+        type=_above(-1),
+        metavar="N",
+        help="with --nproc-per-node: how often all ranks are started again after one has died; "
+        "default: 0",
+    )
+    return made
+
+
+def _above(bound: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        value = int(text)
+        if value <= bound:
+            raise argparse.ArgumentTypeError(f"must be an integer above {bound}, got {text}")
+        return value
+
+    return number
+
 
 def parser() -> argparse.ArgumentParser:
     """The options before the script."""
     made = argparse.ArgumentParser(
-        prog="torchrun --nproc-per-node P -m fastgraph.dist",
+        prog="python -m fastgraph.dist",
         description="Run a training script of PyG on several processes, as if it were on one.",
+        parents=[starter()],
+        allow_abbrev=False,
     )
     made.add_argument("--partition", choices=METHODS, default="metis", help="default: metis")
     made.add_argument(
@@ -55,10 +90,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Join the other ranks, and run the script."""
+    """Join the other ranks, and run the script; or start the ranks."""
+    words = sys.argv[1:] if words is None else list(words)
     options = parser().parse_args(words)
     if not options.script.is_file():
         parser().error(f"no such file: {options.script}")
+    if options.nproc_per_node is not None:
+        return start(options, words)
+    if options.max_restarts is not None:
+        parser().error("--max-restarts needs --nproc-per-node")
+    _say_how_to_restart()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # sharded tensors are on the CPU
     world.init(random=options.random, check=options.check)
     _seed()
@@ -72,6 +113,37 @@ def main(words: Sequence[str] | None = None) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for as long as the process lives)
     atexit.register(_say_gathers)
     runpy.run_path(str(options.script), run_name="__main__")
+
+
+def start(options: argparse.Namespace, words: Sequence[str]) -> None:
+    """Start the ranks by ``torchrun``, which starts all of them again when one dies."""
+    if "RANK" in os.environ:
+        parser().error("--nproc-per-node is for the process that starts the ranks; this is a rank")
+    from torch.distributed.run import main as torchrun
+
+    before = words[: len(words) - len(options.arguments) - 1]
+    _, of_ranks = starter().parse_known_args(before)
+    os.environ[STORE_OF_ITS_OWN] = "1"
+    torchrun(
+        [
+            "--standalone",
+            f"--nproc-per-node={options.nproc_per_node}",
+            f"--max-restarts={options.max_restarts or 0}",
+            *("-m", "fastgraph.dist", *of_ranks),
+            *(str(options.script), *options.arguments),
+        ]
+    )
+
+
+def _say_how_to_restart() -> None:
+    """``torchrun`` itself can only be told before it starts."""
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
+    if restarts and os.environ.get("RANK") == "0" and os.environ.get(STORE_OF_ITS_OWN) != "1":
+        print(
+            f"fastgraph.dist: restarts may fail: set {STORE_OF_ITS_OWN}=1 before torchrun, or let "
+            "`python -m fastgraph.dist --nproc-per-node P --max-restarts N` start it",
+            file=sys.stderr,
+        )
 
 
 def _seed() -> None:

@@ -44,11 +44,13 @@ def run_on_ranks(
         raise ValueError(f"world_size must be an integer above 0, got {world_size}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "call").write_bytes(_pickler().dumps((sys.path, function, arguments)))
+        (folder / "call").write_bytes(pickler().dumps((sys.path, function, arguments)))
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        # Ranks say where they wait before they are ended.
+        child = [sys.executable, "-m", "fastgraph.dist.child", name, str(0.9 * timeout)]
         processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "fastgraph.dist.child", name, str(rank), str(world_size)],
+                [*child, str(rank), str(world_size)],
                 env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 stderr=(folder / f"errors-{rank}").open("wb"),
             )
@@ -65,7 +67,8 @@ def run_on_ranks(
         ]
 
 
-def _pickler() -> Any:
+def pickler() -> Any:
+    """What functions are sent with: ``cloudpickle`` if it is installed, else ``pickle``."""
     try:
         import cloudpickle
     except ModuleNotFoundError:

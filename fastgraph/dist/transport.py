@@ -104,6 +104,14 @@ def broadcast(value: Any) -> Any:
     return box[0]
 
 
+def gather_objects(value: Any) -> list[Any]:
+    """The objects of all ranks, in their order."""
+    found: list[Any] = [value] * WORLD.size
+    if WORLD.size > 1:
+        _issue("gather_objects", (), None, 0, lambda: dist.all_gather_object(found, value))
+    return found
+
+
 def _as_bytes(x: Tensor) -> Tensor:
     """A contiguous tensor as rows of bytes, so that every dtype can be sent by every library."""
     return x.view(len(x), x.shape[1:].numel()).view(torch.uint8)

@@ -20,7 +20,7 @@ RANDOM_MODES = ("rows", "exact")
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
-_LIBRARIES = ("fastgraph", "torch", "runpy", "functools", "contextlib", *PACKAGES)
+LIBRARIES = ("fastgraph", "torch", "runpy", "functools", "contextlib", *PACKAGES)
 
 
 class RanksDivergedError(RuntimeError):
@@ -128,7 +128,7 @@ def _share_random_states() -> None:
 def line_of_program() -> str:
     """The line of the user's program that is running, as ``file:line``."""
     frame = sys._getframe(1)
-    while frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
+    while frame.f_globals.get("__name__", "").partition(".")[0] in LIBRARIES:
         if frame.f_back is None:
             break
         frame = frame.f_back

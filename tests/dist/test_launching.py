@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from fastgraph.dist import launch
+
 SCRIPT = """
 import torch
 import torch.nn.functional as F
@@ -85,3 +89,65 @@ def test_threads_of_the_group_end_before_the_interpreter(tmp_path: Path) -> None
     (tmp_path / "script.py").write_text(ENDING)
     ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
     assert run(tmp_path, *ranks, "script.py").splitlines()[-1] == "[]"
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A script that is not run, of a process that may set variables."""
+    monkeypatch.setenv(launch.STORE_OF_ITS_OWN, "0")
+    monkeypatch.delenv("RANK", raising=False)
+    path = tmp_path / "script.py"
+    path.touch()
+    return str(path)
+
+
+def test_ranks_are_started_by_torchrun(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    monkeypatch.setattr("torch.distributed.run.main", started.append)
+    of_ranks, of_script = ["--weights", "2,1", "--check"], ["--max-restarts", "9", "-m"]
+    launch.main(
+        ["--weights", "2,1", "--max-restarts=3", "--check", "--nproc-per-node", "2",
+         script, *of_script]
+    )  # fmt: skip
+    (words,) = started
+    assert words[:3] == ["--standalone", "--nproc-per-node=2", "--max-restarts=3"]
+    assert words[3:] == ["-m", "fastgraph.dist", *of_ranks, script, *of_script]
+    assert os.environ[launch.STORE_OF_ITS_OWN] == "1"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nproc-per-node", "0"], "must be an integer above 0, got 0"),
+        (["--nproc-per-node", "2", "--max-restarts", "-1"], "must be an integer above -1, got -1"),
+        (["--max-restarts", "2"], "--max-restarts needs --nproc-per-node"),
+        (["--nproc-per-node", "2", "--random", "no"], "invalid choice: 'no'"),
+    ],
+)
+def test_bad_options(
+    script: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        launch.main([*words, script])
+    assert message in capsys.readouterr().err
+
+
+def test_a_rank_starts_no_ranks(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(SystemExit):
+        launch.main(["--nproc-per-node", "2", script])
+    assert "this is a rank" in capsys.readouterr().err
+
+
+def test_torchrun_that_will_not_restart_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
+    for value, is_told in (("0", True), ("1", False)):
+        monkeypatch.setenv(launch.STORE_OF_ITS_OWN, value)
+        launch._say_how_to_restart()
+        told = f"set {launch.STORE_OF_ITS_OWN}=1 before torchrun" in capsys.readouterr().err
+        assert told is is_told

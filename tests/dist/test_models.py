@@ -146,11 +146,19 @@ def compare_on_this_rank() -> dict[str, str]:
     return found
 
 
-def losses_by_rows() -> list[float]:
-    """Of training with random numbers by global row, whatever the number of ranks."""
+def random_by_rows() -> tuple[list[float], dict[str, Tensor]]:
+    """Losses of training, and samples, with random numbers by global row."""
     torch.set_default_dtype(torch.float64)
     data = fgd.shard(graph(), parts=PARTITIONS["uneven"](WORLD.size))
-    return train("GAT", data).losses
+    losses = train("GAT", data).losses
+    torch.manual_seed(0)
+    drawn = {
+        "rand_like": torch.rand_like(data.x),
+        "randn_like": torch.randn_like(data.x),
+        "uniform_": torch.empty_like(data.x).uniform_(),
+        "normal_": torch.empty_like(data.x).normal_(),
+    }
+    return losses, {name: fgd.whole(x) for name, x in drawn.items()}
 
 
 def heterogeneous() -> str:
@@ -201,7 +209,14 @@ def test_training_is_that_of_one_process(found: list[dict[str, str]], case: str)
 
 
 def test_random_numbers_do_not_depend_on_the_number_of_ranks() -> None:
-    runs = [run_on_ranks(losses_by_rows, size)[0] for size in (1, 3)]
-    assert len(set(runs[0])) == STEPS
-    for losses in runs[1:]:
-        assert losses == pytest.approx(runs[0], rel=TOLERANCE)
+    (losses, drawn), (of_ranks, drawn_by_ranks) = (
+        run_on_ranks(random_by_rows, size)[0] for size in (1, 3)
+    )
+    assert len(set(losses)) == STEPS
+    assert of_ranks == pytest.approx(losses, rel=TOLERANCE)
+    for name, x in drawn.items():
+        assert torch.equal(x, drawn_by_ranks[name]), name
+        mean, deviation = (0.5, 12**-0.5) if name in ("rand_like", "uniform_") else (0.0, 1.0)
+        # Five standard errors of so many numbers.
+        assert abs(float(x.mean()) - mean) < 5 * deviation / x.numel() ** 0.5, name
+        assert abs(float(x.std()) - deviation) < 5 * deviation / x.numel() ** 0.5, name

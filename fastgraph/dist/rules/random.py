@@ -29,6 +29,10 @@ from fastgraph.dist.table import (
 from fastgraph.dist.world import WORLD
 
 
+_GOLDEN = 0x9E3779B97F4A7C15
+"""2^64 over the golden ratio, by which SplitMix64 counts."""
+
+
 def _shifted(x: Tensor, bits: int) -> Tensor:
     """A logical shift to the right of int64."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
@@ -52,8 +56,8 @@ def uniform(x: ShardedTensor, stream: int = 0) -> Tensor:
     rows, per_row = shape[x.axis], math.prod(x.shape) // max(x.rows.n, 1)
     other = [size for dim, size in enumerate(shape) if dim != x.axis]
     element = x.rows.position[:, None] * per_row + torch.arange(per_row)
-    golden = _signed(0x9E3779B97F4A7C15)
-    bits = _hashed(_hashed(element * golden + seed) + (stream + 1) * golden)
+    of_stream = _signed((stream + 1) * _GOLDEN % 2**64)
+    bits = _hashed(_hashed(element * _signed(_GOLDEN) + seed) + of_stream)
     numbers = _shifted(bits, 11).double() * 2.0**-53
     return numbers.view(rows, *other).movedim(0, x.axis)
 

@@ -1,0 +1,130 @@
+"""``python -m fastgraph partition``: a graph in files by ranks."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from fastgraph.dist.shards import Shards
+
+
+def partition_graph(
+    graph: Path, out: Path, num_parts: int, weights: Sequence[float] | None, method: str
+) -> int:
+    """Write the shards of a graph and print what is in them.
+
+    Args:
+        graph: see :func:`read_graph`.
+        out: the folder that is made.
+        num_parts: the number of ranks.
+        weights: the share of the work of each rank.
+        method: how nodes are partitioned.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        click.ClickException: the graph cannot be read, or the shards cannot be written.
+    """
+    from fastgraph.dist.partition import PartitionError
+    from fastgraph.dist.shards import write_shards
+
+    try:
+        with Console(stderr=True).status("reading") as status:
+            data = read_graph(graph)
+            status.update(f"partitioning {data.num_nodes:,} nodes and {data.num_edges:,} edges")
+            found = write_shards(data, out, num_parts, weights=weights, method=method)
+    except (OSError, ValueError, TypeError, ModuleNotFoundError, PartitionError) as error:
+        raise click.ClickException(str(error)) from None
+    console = Console()
+    console.print(table(found))
+    share = found.cut / max(found.edges, 1)
+    console.print(
+        f"{found.cut:,} of {found.edges:,} edges ({share:.1%}) come from another rank. Halo: the "
+        "nodes of other ranks that these come from.",
+        soft_wrap=True,
+        highlight=False,
+    )
+    console.print(f"Wrote {found.folder}", soft_wrap=True, highlight=False)
+    return 0
+
+
+def read_graph(file: Path) -> Any:
+    """A graph of PyG from a file, of which nothing is executed.
+
+    Args:
+        file: ``.npz`` with arrays that have the names of attributes (``x``, ``edge_index``, ...),
+            or what ``torch.save`` wrote: a ``Data`` or ``HeteroData``, or a dictionary of tensors
+            by the names of attributes. Other classes are refused.
+
+    Raises:
+        ValueError: it is no such file, or the graph has no edges.
+    """
+    from torch_geometric.data import Data, HeteroData
+
+    found = _of_arrays(file) if file.suffix == ".npz" else _of_torch(file)
+    if isinstance(found, dict):
+        found = Data.from_dict(found)
+    if not isinstance(found, (Data, HeteroData)):
+        raise ValueError(
+            f"{file}: expected a Data, a HeteroData or a dictionary of tensors, got "
+            f"{type(found).__name__}"
+        )
+    if not found.edge_types if isinstance(found, HeteroData) else found.edge_index is None:
+        raise ValueError(f"{file}: expected a graph with an edge_index, got {list(found.keys())}")
+    return found
+
+
+def _of_arrays(file: Path) -> dict[str, Any]:
+    import numpy as np
+    import torch
+
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            loaded = {name: arrays[name] for name in arrays.files}
+            return {name: torch.from_numpy(x) if x.ndim else x.item() for name, x in loaded.items()}
+    except (ValueError, TypeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{file}: expected arrays of numbers as .npz: {error}") from error
+
+
+def _of_torch(file: Path) -> Any:
+    import torch
+    from torch_geometric.data import Data, HeteroData
+    from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
+    from torch_geometric.data.storage import (
+        BaseStorage,
+        EdgeStorage,
+        GlobalStorage,
+        NodeStorage,
+    )
+
+    known = [Data, HeteroData, DataEdgeAttr, DataTensorAttr]
+    known += [BaseStorage, EdgeStorage, GlobalStorage, NodeStorage]
+    try:
+        with torch.serialization.safe_globals(known):
+            return torch.load(file, weights_only=True, map_location="cpu")
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise ValueError(
+            f"{file}: expected .npz, or a graph of PyG and nothing else, as torch.save writes it: "
+            f"{reason}"
+        ) from error
+
+
+def table(shards: Shards) -> Table:
+    """What each rank gets."""
+    found = Table("rank")
+    for heading in ("nodes", "edges", "halo", "MiB"):
+        found.add_column(heading, justify="right")
+    for rank, part in enumerate(shards.parts):
+        numbers = (part.nodes, part.edges, part.halo)
+        found.add_row(str(rank), *(f"{n:,}" for n in numbers), f"{part.bytes / 2**20:.1f}")
+    return found
