@@ -28,7 +28,6 @@ from fastgraph.dist.table import (
 )
 from fastgraph.dist.world import WORLD
 
-
 _GOLDEN = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio, by which SplitMix64 counts."""
 
