@@ -7,7 +7,31 @@ from dgl.global_config import is_libxsmm_enabled
 from torch import Tensor
 
 from fastgraph.dgl.structure import Structure
+from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, too_few_edges
+
+LEAST_CHANNELS = 8
+"""For fewer in each head, what kernels do for each edge outweighs the channels."""
+
+
+class NoOperator(str):
+    """Why there is no route for a call, which ``strict`` does not take for an error."""
+
+
+def features_refusal(structure: Structure, operator: str, x: Tensor, num_in: int) -> str | None:
+    """Why features of nodes, or of edges, cannot be handed to an operator.
+
+    Args:
+        structure: the edges.
+        operator: the name of the operator.
+        x: ``[num_in, *channels]`` or ``[num_in]``.
+        num_in: how many rows there are to be.
+    """
+    if x.layout != torch.strided:
+        return f"features of layout {x.layout}"
+    if x.dim() == 0 or len(x) != num_in:
+        return f"features of shape {list(x.shape)} for {num_in} rows"
+    return call_refusal(structure, x) or REGISTRY.refusal(operator, x.device.type, x.dtype)
 
 
 def call_refusal(structure: Structure, features: Tensor, *, can_move: bool = False) -> str | None:

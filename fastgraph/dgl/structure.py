@@ -58,6 +58,17 @@ class Structure:
         """As :meth:`plain`, with the edges of each destination from the last to the first."""
         return self._remembered("CSC backwards", _backwards, None)
 
+    def incidence(self, *, transpose: bool = False, backwards: bool = False) -> Grouped:
+        """With edges in the place of their sources: node ``i`` has the edges that lead to it.
+
+        Args:
+            transpose: the edges that leave it instead.
+            backwards: from the last to the first; not together with ``transpose``.
+        """
+        graph = self.numbered().graph
+        name = f"incidence, transpose={transpose}, backwards={backwards}"
+        return beside(graph, name, lambda: _incidence(graph, transpose, backwards))
+
     def _remembered(
         self, name: str, make: Callable[..., Grouped], edge_ids: Tensor | None
     ) -> Grouped:
@@ -70,6 +81,16 @@ def _backwards(index: Tensor, ptr: Tensor, edge_ids: None, num_src: int, num_dst
     mirrored = torch.repeat_interleave(first + last, ptr.diff().long(), output_size=len(index))
     order = mirrored - torch.arange(len(index), device=index.device)
     return Grouped(index[order], ptr, edge_ids, num_src, num_dst)
+
+
+def _incidence(graph: Graph, transpose: bool, backwards: bool) -> Grouped:
+    with torch.inference_mode(False):  # what is remembered must serve training as well
+        rows = graph.grouped(transpose=transpose)
+        numbers = rows.edge_id
+        if numbers is None:
+            numbers = torch.arange(graph.num_edges, dtype=torch.int32, device=rows.ptr.device)
+        make = _backwards if backwards else Grouped
+        return make(numbers, rows.ptr, None, graph.num_edges, len(rows.ptr) - 1)
 
 
 def without_edges(graph: Graph, *, transpose: bool = False) -> Tensor | None:

@@ -1,0 +1,65 @@
+"""``EdgeSoftmax``: the softmax over the edges of each destination, or source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from dgl.base import ALL, is_all
+from torch import Tensor
+
+from fastgraph import ops
+from fastgraph.dgl.conditions import NoOperator, call_refusal
+from fastgraph.dgl.structure import directed_structure_of
+from fastgraph.registry.registry import REGISTRY
+from fastgraph.routing.conditions import plain_tensor
+from fastgraph.routing.dispatch import Computation
+
+_LEAST_OF_ROWS = 16
+"""Edges for each node, on average, from which a single score for each edge gains something."""
+
+
+def plan(gidx: Any, score: Any, eids: Any = ALL, norm_by: str = "dst") -> Computation | str:
+    """A call of ``EdgeSoftmax``, or the reason to leave it to upstream.
+
+    Args:
+        gidx: DGL's index object of a graph with one relation.
+        score: ``[E, *heads]``.
+        eids: numbers of the edges that take part, or ``dgl.base.ALL``.
+        norm_by: ``"dst"`` or ``"src"``, the nodes whose edges share a softmax.
+    """
+    if not is_all(eids):
+        return NoOperator("a softmax of some of the edges has no operator")
+    refusal = plain_tensor("the scores of edges", score)
+    if refusal is not None:
+        return refusal
+    directed = directed_structure_of(gidx)
+    if isinstance(directed, str):
+        return directed
+    structure, is_reversed = directed
+    num_edges = len(structure.index)
+    if score.layout != torch.strided or score.dim() == 0 or len(score) != num_edges:
+        return f"scores of shape {list(score.shape)} for {num_edges} edges"
+    transpose = is_reversed != (norm_by == "src")
+    sizes = (structure.num_src, structure.num_dst)
+    num_in, num_out = reversed(sizes) if transpose else sizes
+    if score.shape[1:].numel() == 1 and num_edges < _LEAST_OF_ROWS * num_out:
+        return NoOperator("a softmax of single scores over few edges has no operator")
+    device_type = score.device.type
+    reason = call_refusal(structure, score)
+    reason = reason or REGISTRY.refusal("edge_softmax", device_type, score.dtype)
+    if reason is not None:
+        return reason
+
+    def compute() -> Tensor:
+        edges = structure.numbered().edges
+        return ops.edge_softmax(
+            score,
+            edges.index,
+            ptr=edges.ptr,
+            num_out=num_out,
+            num_in=num_in,
+            transpose=transpose,
+        )
+
+    return compute

@@ -1,0 +1,89 @@
+"""``GSDDMM``: a function of the features at both ends of each edge.
+
+Replaced for dot products.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastgraph import ops
+from fastgraph.dgl.conditions import LEAST_CHANNELS, NoOperator, features_refusal
+from fastgraph.dgl.structure import Structure, directed_structure_of
+from fastgraph.routing.conditions import plain_tensor
+from fastgraph.routing.dispatch import Computation
+
+# Channels of each head, and of all, where no gradient is needed: DGL is slow in its backward pass.
+_LEAST_IN_INFERENCE, _LEAST_OF_ALL_HEADS = 16, 32
+
+_SOURCE, _DESTINATION = ("u", "src"), ("v", "dst")
+
+
+def plan(
+    gidx: Any, op: str, lhs: Any, rhs: Any, lhs_target: str = "u", rhs_target: str = "v"
+) -> Computation | str:
+    """A call of ``GSDDMM``, or the reason to leave it to upstream.
+
+    Args:
+        gidx: DGL's index object of a graph with one relation.
+        op: how features are combined.
+        lhs: ``[nodes, *heads, channels]``.
+        rhs: ``[nodes, *heads, channels]``.
+        lhs_target: where ``lhs`` belongs: ``"u"``, ``"v"`` or ``"e"``.
+        rhs_target: where ``rhs`` belongs.
+    """
+    is_forward = lhs_target in _SOURCE and rhs_target in _DESTINATION
+    is_backward = lhs_target in _DESTINATION and rhs_target in _SOURCE
+    if op != "dot" or not (is_forward or is_backward):
+        return NoOperator(f"{op} of {lhs_target} and {rhs_target} has no operator")
+    if is_backward:
+        lhs, rhs = rhs, lhs
+    for name, x in (("sources", lhs), ("destinations", rhs)):
+        refusal = plain_tensor(f"the features of {name}", x)
+        if refusal is not None:
+            return refusal
+    directed = directed_structure_of(gidx)
+    return directed if isinstance(directed, str) else _products(*directed, lhs, rhs)
+
+
+def _products(structure: Structure, is_reversed: bool, x: Tensor, y: Tensor) -> Computation | str:
+    num_in, num_out = structure.num_src, structure.num_dst
+    if is_reversed:
+        num_in, num_out = num_out, num_in
+    if x.shape[1:] != y.shape[1:] or x.dim() < 2 or 0 in x.shape[1:-1]:
+        sizes = f"{list(x.shape[1:])} and {list(y.shape[1:])}"
+        return NoOperator(f"dot products of features of shapes {sizes} have no operator")
+    if not _are_wide(x, y):
+        return NoOperator(f"dot products of features {list(x.shape[1:])} have no operator")
+    reason = features_refusal(structure, "sddmm", x, num_in)
+    if reason is not None:
+        return reason
+    if y.layout != torch.strided or len(y) != num_out:
+        return f"features of shape {list(y.shape)} for {num_out} destinations"
+    if y.dtype != x.dtype or y.device != x.device:
+        return "features of both ends with different dtypes or devices"
+
+    def compute() -> Tensor:
+        edges = structure.numbered().edges
+        by_head = (x.shape[1:-1].numel(), x.shape[-1])
+        out = ops.sddmm(
+            x.reshape(num_in, *by_head),
+            y.reshape(num_out, *by_head),
+            edges.index,
+            ptr=edges.ptr,
+            transpose=is_reversed,
+        )
+        return out.view(len(structure.index), *x.shape[1:-1], 1)
+
+    return compute
+
+
+def _are_wide(x: Tensor, y: Tensor) -> bool:
+    """Whether kernels gain anything, which DGL's time for single numbers decides."""
+    if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad):
+        return x.shape[-1] >= LEAST_CHANNELS
+    is_wide = x.shape[1:].numel() >= _LEAST_OF_ALL_HEADS
+    return is_wide and x.shape[-1] >= _LEAST_IN_INFERENCE

@@ -1,0 +1,176 @@
+"""``GSpMM``: what edges bring to their destinations, reduced.
+
+Replaced for
+
+- sums of the features of sources, or of their products with one weight for each edge or for each
+  edge and head;
+- maxima and minima of the features of sources;
+- sums, maxima and minima of the features of edges.
+
+DGL makes means out of sums.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastgraph import ops
+from fastgraph.dgl.conditions import LEAST_CHANNELS, NoOperator, features_refusal, last_wins
+from fastgraph.dgl.structure import (
+    Structure,
+    directed_structure_of,
+    structure_of,
+    without_edges,
+)
+from fastgraph.graphs.edges import Grouped
+from fastgraph.routing.conditions import plain_tensor
+from fastgraph.routing.dispatch import Computation
+
+_SUMS, _EXTREMA = ("copy_lhs", "copy_rhs", "mul"), ("copy_lhs", "copy_rhs")
+_ROUTED = {"sum": _SUMS, "max": _EXTREMA, "min": _EXTREMA}
+"""How features are combined in calls that have a route, by how they are reduced."""
+
+# For fewer, DGL's loops over single numbers are as fast, or faster.
+_LEAST_OF_EDGES = 16
+_LEAST_WEIGHTED = 4
+
+
+def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | str:
+    """A call of ``GSpMM``, or the reason to leave it to upstream.
+
+    Args:
+        gidx: DGL's index object of a graph with one relation.
+        op: how features of sources and of edges are combined.
+        reduce: ``"sum"``, ``"max"`` or ``"min"``.
+        lhs: features of sources, ``[sources, *channels]`` or ``[sources]``.
+        rhs: features of edges, ``[E, *channels]`` or ``[E]``.
+    """
+    if op not in _ROUTED[reduce]:
+        return NoOperator(f"{reduce} of {op} has no operator")
+    of_edges = op == "copy_rhs"
+    x = rhs if of_edges else lhs
+    refusal = plain_tensor(f"the features of {'edges' if of_edges else 'sources'}", x)
+    if refusal is not None:
+        return refusal
+    channels = x.shape[1:].numel()
+    if of_edges and channels < _LEAST_OF_EDGES:
+        return NoOperator(f"{reduce} of {channels} channels of edges has no operator")
+    if op == "mul" and channels < _LEAST_WEIGHTED:
+        return NoOperator(f"{reduce} of {channels} weighted channels has no operator")
+    # The order of edges does not matter for sums, so that those of a reversed graph are found.
+    if reduce == "sum":
+        directed = directed_structure_of(gidx)
+    else:
+        found = structure_of(gidx)
+        directed = found if isinstance(found, str) else (found, False)
+    if isinstance(directed, str):
+        return directed
+    structure, is_reversed = directed
+    if reduce != "sum":
+        return _extremum(structure, x, reduce, of_edges)
+    if of_edges:
+        return _sum_of_edges(structure, is_reversed, x)
+    return _sum(structure, is_reversed, x, rhs if op == "mul" else None)
+
+
+def _sum(structure: Structure, is_reversed: bool, x: Tensor, weight: Any) -> Computation | str:
+    num_in, num_out = structure.num_src, structure.num_dst
+    if is_reversed:
+        num_in, num_out = num_out, num_in
+    reason = features_refusal(structure, "spmm", x, num_in)
+    if reason is None and weight is not None:
+        reason = _weight_refusal(structure, x, weight)
+    if reason is not None:
+        return reason
+
+    def compute() -> Tensor:
+        edges = (structure.plain() if weight is None else structure.numbered()).edges
+        out = ops.spmm(
+            _matrix(x),
+            edges.index,
+            None if weight is None else weight.reshape(len(weight), weight.shape[1:].numel()),
+            ptr=edges.ptr,
+            num_out=num_out,
+            transpose=is_reversed,
+        )
+        return out.squeeze(1) if x.dim() == 1 else out
+
+    return compute
+
+
+def _weight_refusal(structure: Structure, x: Tensor, weight: Any) -> str | None:
+    reason = plain_tensor("the features of edges", weight)
+    if reason is not None:
+        return reason
+    if weight.dim() == 0 or not _is_of_heads(weight, x):
+        sizes = f"{list(x.shape[1:])} and {list(weight.shape[1:])}"
+        return NoOperator(f"products of features of shapes {sizes} have no operator")
+    if len(weight) != len(structure.index):
+        return f"features of {len(weight)} edges for a graph with {len(structure.index)}"
+    if weight.dim() > x.dim() or weight.layout != torch.strided:
+        return "features of edges in another form than those of nodes"
+    if weight.dtype != x.dtype or weight.device != x.device:
+        return "features of nodes and of edges with different dtypes or devices"
+    return None
+
+
+def _is_of_heads(weight: Tensor, x: Tensor) -> bool:
+    """Whether each edge has one weight, or one for each head."""
+    heads = weight.shape[1:].numel()
+    is_by_head = weight.shape[-1:] == (1,) and weight.shape[1:-1] == x.shape[1:-1]
+    return heads == 1 or (heads > 0 and is_by_head and x.shape[-1] >= LEAST_CHANNELS)
+
+
+def _sum_of_edges(structure: Structure, is_reversed: bool, x: Tensor) -> Computation | str:
+    reason = features_refusal(structure, "spmm", x, len(structure.index))
+    if reason is not None:
+        return reason
+
+    def compute() -> Tensor:
+        edges = structure.incidence(transpose=is_reversed).edges
+        num_out = structure.num_src if is_reversed else structure.num_dst
+        return ops.spmm(x, edges.index, ptr=edges.ptr, num_out=num_out)
+
+    return compute
+
+
+def _extremum(structure: Structure, x: Tensor, reduce: str, of_edges: bool) -> Computation | str:
+    num_edges = len(structure.index)
+    if num_edges == 0:
+        # DGL's zeros lead to the first node in its backward pass.
+        return NoOperator(f"{reduce} without any edge has no operator")
+    num_in = num_edges if of_edges else structure.num_src
+    reason = features_refusal(structure, "segment_reduce", x, num_in)
+    if reason is not None:
+        return reason
+
+    def compute() -> Tensor:
+        grouped = _ordered(structure, of_edges, backwards=last_wins(x))
+        out = ops.segment_reduce(
+            _matrix(x),
+            grouped.edges.index,
+            ptr=grouped.edges.ptr,
+            num_out=structure.num_dst,
+            reduce=reduce,
+            ties="winner",
+        )
+        lonely = without_edges(grouped.graph)
+        if lonely is not None:  # DGL's callers make zeros of it
+            least = float("-inf" if reduce == "max" else "inf")
+            out = out.masked_fill(lonely.view(-1, *(1,) * (out.dim() - 1)), least)
+        return out.squeeze(1) if x.dim() == 1 else out
+
+    return compute
+
+
+def _ordered(structure: Structure, of_edges: bool, *, backwards: bool) -> Grouped:
+    if of_edges:
+        return structure.incidence(backwards=backwards)
+    return structure.backwards() if backwards else structure.plain()
+
+
+def _matrix(x: Tensor) -> Tensor:
+    return x.unsqueeze(1) if x.dim() == 1 else x
