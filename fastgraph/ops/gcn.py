@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fastgraph.graphs.memo import is_recording, remembered
@@ -51,7 +52,7 @@ def gcn(
     """
     if weight is not None and weight.requires_grad:
         raise ValueError("weight must not require a gradient")
-    if is_recording():
+    if is_recording() or torch._C._has_torch_function((x, index, weight)):
         out: Tensor = GCN(x, index, weight, float(loop_weight), transpose, False)
         return out
     # The gradient goes by tensors of our own, as upstream's does: a caller may edit theirs, or have

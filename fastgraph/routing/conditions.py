@@ -25,9 +25,33 @@ def execution_mode() -> str | None:
     return None
 
 
+_PLAIN = (Tensor, Parameter)
+
+_OPERANDS: set[type] = set()
+
+
+def admit(cls: type[Tensor]) -> None:
+    """Have routes take a subclass of tensors that says itself what operators do with it.
+
+    Everything around operators must then work for it, too, and whether a call is routed may depend
+    on shapes, dtypes and settings alone.
+    """
+    _OPERANDS.add(cls)
+
+
+def is_plain(*values: object) -> bool:
+    """Whether there is no subclass among tensors."""
+    return all(type(value) in _PLAIN for value in values if isinstance(value, Tensor))
+
+
+def operand(name: str, value: object) -> str | None:
+    """:func:`plain_tensor`, or one of a subclass for which operators are defined."""
+    return None if type(value) in _OPERANDS else plain_tensor(name, value)
+
+
 def plain_tensor(name: str, value: object) -> str | None:
     """Tensor subclasses (DTensor, FakeTensor, ...) define their own behaviour."""
-    if type(value) is Tensor or type(value) is Parameter:
+    if type(value) in _PLAIN:
         return None
     if torch.compiler.is_compiling() and isinstance(value, Tensor):
         return None
