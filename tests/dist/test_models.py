@@ -123,7 +123,7 @@ def difference(expected: Run, found: Run) -> str:
 
 
 def layouts(enabled: bool) -> dict[str, Callable[[int], Tensor]]:
-    """Layers run the same code when fastgraph is enabled, so one partition is enough then."""
+    """Fused layers meet all partitions elsewhere, so one is enough here when they are enabled."""
     return {"uneven": PARTITIONS["uneven"]} if enabled else PARTITIONS
 
 
