@@ -6,6 +6,7 @@ does for its rows what it would do for all nodes, once features are there of the
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -49,18 +50,27 @@ class Neighbourhoods:
     """
 
     def __init__(self, ends: _Ends, sources: Layout, destinations: Layout, self_loops: int) -> None:
-        pair = ends.pair
-        # Local numbers tell self-loops where sources and destinations are the same rows.
-        is_square = sources.same(destinations)
-        local_loops = destinations.mine if is_square and self_loops == sources.n else 0
-        if self_loops and not local_loops:
-            pair = _with_loops(pair, destinations, self_loops)
-        self.sources, self.destinations, self.edges = sources, destinations, ends.rows
+        pair, self._rows = ends
+        self._key, self._bound = self._rows.key, self._rows.bound
+        if self_loops:
+            kept = (pair[0] != pair[1]).nonzero().view(-1)
+            loops = destinations.position[destinations.position < self_loops]
+            pair = torch.cat([pair[:, kept], loops.expand(2, -1)], 1)
+            self._key = torch.cat([self._key[kept], loops + self._bound])
+            self._bound += self_loops
+        self.sources, self.destinations = sources, destinations
         self.plan = Plan(pair[0], sources)
         self._index = torch.stack([self.plan.place, destinations.row[pair[1]]]).int()
         num_src = sources.mine + len(self.plan.halo)
-        self._graph = Graph(self._index, num_src, destinations.mine, self_loops=local_loops)
+        self._graph = Graph(self._index, num_src, destinations.mine)
         self._derived = Recent()
+
+    @cached_property
+    def edges(self) -> Layout:
+        """Which edges of all ranks these are; self-loops that were added follow all others."""
+        if self._key is self._rows.key:
+            return self._rows
+        return Layout(self._key, self._bound)
 
     def edges_of(self, *, numbered: bool) -> Edges:
         """The local graph, as operators take it.
@@ -208,9 +218,3 @@ def _moved(pair: Tensor, rows: Layout | None, destinations: Layout, outside: boo
     position, order = position.sort()
     moved = Layout(position, rows.n, table.sum(0).tolist())
     return _Ends(torch.stack([src, dst])[:, order], moved)
-
-
-def _with_loops(pair: Tensor, destinations: Layout, self_loops: int) -> Tensor:
-    """Edges without their self-loops, and then one for each of the first nodes that are local."""
-    loops = destinations.position[destinations.position < self_loops]
-    return torch.cat([pair[:, pair[0] != pair[1]], loops.expand(2, -1)], 1)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fastgraph.graphs.memo import is_recording, remembered
 from fastgraph.graphs.normalisation import WeightedGraph, normalised_graph
-from fastgraph.ops.library import Gradient, define
+from fastgraph.ops.library import Gradient, define, is_defined_by
 from fastgraph.ops.spmm import spmm
 from fastgraph.ops.topology import check_operands, flatten, unflatten
 from fastgraph.registry.registry import REGISTRY
@@ -52,7 +51,7 @@ def gcn(
     """
     if weight is not None and weight.requires_grad:
         raise ValueError("weight must not require a gradient")
-    if is_recording() or torch._C._has_torch_function((x, index, weight)):
+    if is_recording() or is_defined_by(x, index, weight):
         out: Tensor = GCN(x, index, weight, float(loop_weight), transpose, False)
         return out
     # The gradient goes by tensors of our own, as upstream's does: a caller may edit theirs, or have

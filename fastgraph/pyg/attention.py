@@ -71,11 +71,8 @@ def accepted(
     edges = _edges(module, edge_index, inputs)
     if isinstance(edges, str):
         return edges
-    if not is_plain(*inputs, edge_index):
-        if edges.values is not None:
-            return "features that are not plain tensors beside a sparse adjacency matrix"
-        if dropout_rate(module) > 0:
-            return "attention dropout of tensors that are not plain"
+    if edges.values is not None and not is_plain(*inputs):
+        return "features that are not plain tensors beside a sparse adjacency matrix"
     reason = REGISTRY.refusal(operator, inputs.src.device.type, inputs.src.dtype)
     return Accepted(inputs, edges) if reason is None else reason
 

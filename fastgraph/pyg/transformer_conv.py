@@ -27,7 +27,7 @@ from fastgraph.pyg.attention import (
     weights_refusal,
 )
 from fastgraph.pyg.modules import project
-from fastgraph.routing.conditions import operand
+from fastgraph.routing.conditions import is_plain, operand
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
 
@@ -51,6 +51,8 @@ def plan(
     reason = None
     if edge_attr is not None or module.lin_edge is not None:
         reason = _edge_refusal(module, edge_attr, edge_index)
+        if dropout_rate(module) > 0 and not is_plain(*call.inputs, edge_index, edge_attr):
+            reason = reason or "attention dropout and features of edges that are not plain tensors"
     # Upstream returns weights for False as well, and those without dropout.
     need_weights = isinstance(return_attention_weights, bool)
     if need_weights and edge_index.layout != torch.strided:

@@ -8,6 +8,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter, UninitializedParameter
 
 from fastgraph import settings
+from fastgraph.ops.library import DEFINING
 
 
 def execution_mode() -> str | None:
@@ -27,17 +28,6 @@ def execution_mode() -> str | None:
 
 _PLAIN = (Tensor, Parameter)
 
-_OPERANDS: set[type] = set()
-
-
-def admit(cls: type[Tensor]) -> None:
-    """Have routes take a subclass of tensors that says itself what operators do with it.
-
-    Everything around operators must then work for it, too, and whether a call is routed may depend
-    on shapes, dtypes and settings alone.
-    """
-    _OPERANDS.add(cls)
-
 
 def is_plain(*values: object) -> bool:
     """Whether there is no subclass among tensors."""
@@ -45,8 +35,11 @@ def is_plain(*values: object) -> bool:
 
 
 def operand(name: str, value: object) -> str | None:
-    """:func:`plain_tensor`, or one of a subclass for which operators are defined."""
-    return None if type(value) in _OPERANDS else plain_tensor(name, value)
+    """:func:`plain_tensor`, or a subclass that says itself what operators do with it.
+
+    What layers do around operators must work for these, too.
+    """
+    return None if type(value) in DEFINING else plain_tensor(name, value)
 
 
 def plain_tensor(name: str, value: object) -> str | None:

@@ -146,8 +146,10 @@ def compare_on_this_rank() -> dict[str, str]:
     return found
 
 
-def losses_by_rows() -> list[float]:
+def losses_by_rows(enabled: bool) -> list[float]:
     """Of training with random numbers by global row, whatever the number of ranks."""
+    if enabled:
+        fastgraph.enable()
     torch.set_default_dtype(torch.float64)
     data = fgd.shard(graph(), parts=PARTITIONS["uneven"](WORLD.size))
     return train("GAT", data).losses
@@ -201,7 +203,8 @@ def test_training_is_that_of_one_process(found: list[dict[str, str]], case: str)
 
 
 def test_random_numbers_do_not_depend_on_the_number_of_ranks() -> None:
-    runs = [run_on_ranks(losses_by_rows, size)[0] for size in (1, 3)]
+    cases = ((1, False), (3, False), (1, True), (3, True))
+    runs = [run_on_ranks(losses_by_rows, size, enabled)[0] for size, enabled in cases]
     assert len(set(runs[0])) == STEPS
     for losses in runs[1:]:
         assert losses == pytest.approx(runs[0], rel=TOLERANCE)

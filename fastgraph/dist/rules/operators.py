@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastgraph.dist.layout import Layout, usual
 from fastgraph.dist.memo import remembered
 from fastgraph.dist.neighbourhoods import Neighbourhoods, local_rows, neighbourhoods
-from fastgraph.dist.sharded import ShardedTensor, enter, is_sharded
+from fastgraph.dist.sharded import ShardedTensor, enter, is_sharded, on_the_whole
 from fastgraph.dist.table import Arguments, NoRuleError, Options, rule
 from fastgraph.graphs.memo import REMEMBERING
 from fastgraph.ops.attention import ATTENTION
@@ -18,11 +20,11 @@ from fastgraph.ops.edge_softmax import EDGE_SOFTMAX
 from fastgraph.ops.gat import GAT
 from fastgraph.ops.gatv2 import GATV2
 from fastgraph.ops.head_scores import HEAD_SCORES
-from fastgraph.ops.heads import Call
+from fastgraph.ops.heads import Call, dropout_seed
+from fastgraph.ops.library import DEFINING
 from fastgraph.ops.segment_reduce import SEGMENT_REDUCE
 from fastgraph.ops.spmm import SDDMM, SPMM, spmm
 from fastgraph.registry import operators
-from fastgraph.routing.conditions import admit
 
 
 def _rows_of(x: Tensor) -> Layout:
@@ -88,6 +90,10 @@ def normalised_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor
     return ShardedTensor(out, rows, 0)
 
 
+# Positions of the operands whose rows an operator adds up.
+_SUMMED = {"gat": 0, "gatv2": 0, "attention": 2}
+
+
 def _attention(
     operator: operators.Attention, kernel: Callable[..., Any], args: Arguments
 ) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
@@ -109,12 +115,11 @@ def _attention(
         None if x is None else rows.get(place, _shared)(x)
         for place, x in zip(places, call.inputs, strict=True)
     ]
-    return _attend(call, graph, kernel, inputs, places)
+    return _attend(call, graph, kernel, inputs, operator)
 
 
 def _attended(call: Call, sources: Layout, destinations: Layout) -> Neighbourhoods:
-    # Which edges are dropped depends on their numbers, which are others on each rank.
-    if call.ptr is not None or call.dropout:
+    if call.ptr is not None or call.seed is not None:
         raise NoRuleError
     return neighbourhoods(
         call.index,
@@ -136,39 +141,77 @@ def _attend(
     graph: Neighbourhoods,
     kernel: Callable[..., Any],
     inputs: list[Any],
-    places: list[str],
+    operator: operators.Attention,
 ) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
     """What an operator gives for local operands."""
-    of_edges = [x for x, place in zip(inputs, places, strict=True) if place == "edges"]
-    edges = graph.edges_of(numbered=call.weights or any(x is not None for x in of_edges))
+    of_edges = [i for i, operand in enumerate(operator.operands) if operand.shape[0] == "edges"]
+    has_features = any(inputs[i] is not None for i in of_edges)
+    weights = call.weights or call.dropout > 0
+    edges = graph.edges_of(numbered=weights or has_features)
     addend, rows = graph.of_destinations(call.addend), graph.destinations
-    rest = (edges.index, edges.ptr, None, 0, False, call.option, 0.0, call.weights)
-    out, stats, alpha = kernel(*inputs, addend, *rest)
-    if call.weights:
-        alpha = ShardedTensor(alpha, graph.edges, 0)
-    return ShardedTensor(out, rows, 0), ShardedTensor(stats, rows, 0), alpha
+    rest = (edges.index, edges.ptr, None, 0, False, call.option, 0.0, weights)
+    if call.dropout == 0:
+        out, stats, alpha = kernel(*inputs, addend, *rest)
+        if weights:
+            alpha = ShardedTensor(alpha, graph.edges, 0)
+        return ShardedTensor(out, rows, 0), ShardedTensor(stats, rows, 0), alpha
+    if operator is operators.ATTENTION and has_features:
+        raise NoRuleError  # which it adds up as well
+    # An operator drops edges by their numbers, which are others on each rank. So weights are made,
+    # [E, heads], and dropped by where they are among those of all ranks.
+    _, stats, alpha = kernel(*inputs, None, *rest)
+    alpha = ShardedTensor(alpha, graph.edges, 0)
+    dropped: Any = F.dropout(alpha, call.dropout)
+    values = inputs[_SUMMED[operator.name]]
+    out = SPMM(values, edges.index, edges.ptr, dropped.local, rows.mine, "sum", False)
+    out = out if addend is None else out + addend
+    return ShardedTensor(out, rows, 0), ShardedTensor(stats, rows, 0), dropped
 
 
-@rule("fastgraph::gat")
-def gat(func: Any, args: Arguments, kwargs: Options) -> Any:
+def attention_rule(name: str) -> Callable[[Callable[[Arguments], Any]], Callable[..., Any]]:
+    """Register a rule for an operator of attention, which draws a seed where there is none.
+
+    Nobody has drawn one for sharded tensors, and on the whole an operator needs it.
+    """
+
+    def register(function: Callable[[Arguments], Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(func: Any, args: Arguments, kwargs: Options) -> Any:
+            try:
+                return function(args)
+            except NoRuleError:
+                found = Call.of(args)
+                if found.dropout == 0 or found.seed is not None:
+                    raise
+                *before, seed = args[:-5]
+                seed = dropout_seed(found.dropout, seed)
+                return on_the_whole(func, name, (*before, seed, *args[-5:]), kwargs)
+
+        return rule(name)(call)
+
+    return register
+
+
+@attention_rule("fastgraph::gat")
+def gat(args: Arguments) -> Any:
     """Attention from one score for each node and head."""
     return _attention(operators.GAT, GAT, args)
 
 
-@rule("fastgraph::gatv2")
-def gatv2(func: Any, args: Arguments, kwargs: Options) -> Any:
+@attention_rule("fastgraph::gatv2")
+def gatv2(args: Arguments) -> Any:
     """Additive attention."""
     return _attention(operators.GATV2, GATV2, args)
 
 
-@rule("fastgraph::attention")
-def attention(func: Any, args: Arguments, kwargs: Options) -> Any:
+@attention_rule("fastgraph::attention")
+def attention(args: Arguments) -> Any:
     """Attention by dot products."""
     return _attention(operators.ATTENTION, ATTENTION, args)
 
 
-@rule("fastgraph::gat_with_scores")
-def gat_with_scores(func: Any, args: Arguments, kwargs: Options) -> Any:
+@attention_rule("fastgraph::gat_with_scores")
+def gat_with_scores(args: Arguments) -> Any:
     """Attention among nodes of one kind: the halo is scored where it is needed."""
     x, att, score_edge, *rest = args
     rows = _rows_of(x)
@@ -177,8 +220,7 @@ def gat_with_scores(func: Any, args: Arguments, kwargs: Options) -> Any:
     features = graph.of_sources(x)
     scores = HEAD_SCORES(features, _shared(att))
     inputs = [features, scores[0], scores[1, : rows.mine], graph.of_edges(score_edge)]
-    places = [str(operand.shape[0]) for operand in operators.GAT.operands]
-    return *_attend(call, graph, GAT, inputs, places), scores
+    return *_attend(call, graph, GAT, inputs, operators.GAT), scores
 
 
 @rule("fastgraph::head_scores")
@@ -231,4 +273,4 @@ def _remembered(name: str, compute: Callable[..., Any], *given: Any) -> Any:
 
 
 REMEMBERING[ShardedTensor] = _remembered
-admit(ShardedTensor)
+DEFINING.add(ShardedTensor)
