@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from fastgraph.dist import transport
+from fastgraph.layers.memory import new_rows
+from fastgraph.ops.library import needs_torch_operations
 
 if TYPE_CHECKING:
     from fastgraph.dist.exchange import Plan
@@ -95,6 +97,26 @@ class _HaloSum(Function):
         return halo(grad, ctx.plan), None
 
 
+class _WithHalo(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
+        ctx.plan = plan
+        out = new_rows(x, (plan.mine + sum(plan.receives), *x.shape[1:]))
+        out[: plan.mine] = x
+        given = x.index_select(0, plan.given)
+        transport.all_to_all(given, plan.sends, plan.receives, into=out[plan.mine :])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        plan = ctx.plan
+        if needs_torch_operations(grad):
+            return grad[: plan.mine] + halo_sum(grad[plan.mine :], plan), None
+        own, others = grad[: plan.mine], grad[plan.mine :]
+        returned = transport.all_to_all(others, plan.receives, plan.sends)
+        return own.index_add_(0, plan.given, returned), None
+
+
 def enter(x: Tensor) -> Tensor:
     """A replicated tensor, which each rank is about to use on its own rows.
 
@@ -129,6 +151,15 @@ def halo(x: Tensor, plan: Plan) -> Tensor:
 def halo_sum(x: Tensor, plan: Plan) -> Tensor:
     """The transpose of :func:`halo`: values for rows of others, added up by their owners."""
     return _applied(_HaloSum, x.contiguous(), plan)
+
+
+def with_halo(x: Tensor, plan: Plan) -> Tensor:
+    """Local rows, followed by those of other ranks that a plan needs.
+
+    Backward: each rank adds up what it and others have for its rows, in the memory of the gradient.
+    That must be one which an operator made, and nothing else refers to.
+    """
+    return _applied(_WithHalo, x, plan) if plan.remote else x
 
 
 def records_gradient(x: object) -> bool:

@@ -23,6 +23,7 @@ class Plan:
         receives, sends: how many rows come from and go to each rank.
         given: int64 ``[sum(sends)]``, the local rows to send.
         remote: how many rows all ranks receive together; the same on all of them.
+        halo: int64 ``[sum(receives)]``, the global positions of the rows that are received.
     """
 
     def __init__(self, index: Tensor, rows: Layout) -> None:
@@ -41,9 +42,10 @@ class Plan:
         self.sends: list[int] = table[:, WORLD.rank].tolist()
         self.remote = int(table[:, :-1].sum())
         self.place = place.masked_scatter(far, which + rows.mine)
+        self.halo = wanted % max(rows.n, 1)
         self.given = torch.empty(0, dtype=torch.int64)
         if self.remote:
-            self.given = transport.all_to_all(rows.row[wanted % rows.n], self.receives, self.sends)
+            self.given = transport.all_to_all(rows.row[self.halo], self.receives, self.sends)
         COUNTS.plans += 1
 
 
@@ -65,13 +67,9 @@ def plan(index: Tensor, rows: Layout) -> Plan:
     return found
 
 
-def with_halo(x: Tensor, plan: Plan) -> Tensor:
-    """Local rows, followed by those of other ranks that a plan needs."""
-    return torch.cat([x, halo(x, plan)]) if plan.remote else x
-
-
 def take(x: Tensor, axis: int, index: Tensor, rows: Layout) -> Tensor:
     """The rows at global positions of a tensor that is held by rows."""
     found = plan(index, rows)
-    extended = with_halo(x.movedim(axis, 0), found)
+    x = x.movedim(axis, 0)
+    extended = torch.cat([x, halo(x, found)]) if found.remote else x
     return extended.index_select(0, found.place).movedim(0, axis)

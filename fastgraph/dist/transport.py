@@ -60,10 +60,15 @@ def all_gather(x: Tensor, counts: Sequence[int]) -> Tensor:
     return torch.cat([received[s : s + c] for s, c in zip(starts, counts, strict=True)])
 
 
-def all_to_all(x: Tensor, sends: Sequence[int], receives: Sequence[int]) -> Tensor:
-    """Rows for each rank, ``sends[r]`` of them for rank ``r``; gives those from each rank."""
+def all_to_all(
+    x: Tensor, sends: Sequence[int], receives: Sequence[int], into: Tensor | None = None
+) -> Tensor:
+    """Rows for each rank, ``sends[r]`` of them for rank ``r``; gives those from each rank.
+
+    ``into`` is contiguous memory for the result.
+    """
     x = x.detach().contiguous()
-    out = x.new_empty((sum(receives), *x.shape[1:]))
+    out = x.new_empty((sum(receives), *x.shape[1:])) if into is None else into
     if WORLD.size == 1 or not x.shape[1:].numel():
         return out.copy_(x) if WORLD.size == 1 else out
     sent = x.shape[1:].numel() * x.element_size() * (sum(sends) - sends[WORLD.rank])

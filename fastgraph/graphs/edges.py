@@ -176,10 +176,45 @@ def index_with_self_loops(index: Tensor, num_nodes: int) -> Tensor:
     It is int64, as in PyG, and remembered for as long as ``index`` lives unchanged, so that the
     graph of the result is, too.
     """
-    return remembered("self_loops", replace_self_loops, index, num_nodes)
+    return remembered("self_loops", _with_self_loops, index, num_nodes)
+
+
+def _with_self_loops(index: Tensor, num_nodes: int) -> Tensor:
+    return _followed_by_loops(other_edges(index).index, num_nodes)
 
 
 def replace_self_loops(index: Tensor, num_nodes: int) -> Tensor:
     """:func:`index_with_self_loops`, made anew."""
+    return _followed_by_loops(_without_self_loops(index).index, num_nodes)
+
+
+def _followed_by_loops(index: Tensor, num_nodes: int) -> Tensor:
     loops = torch.arange(num_nodes, device=index.device)
-    return torch.cat([index[:, index[0] != index[1]], loops.expand(2, num_nodes)], dim=1)
+    return torch.cat([index, loops.expand(2, num_nodes)], dim=1)
+
+
+class OtherEdges(NamedTuple):
+    """The edges that are no self-loops.
+
+    Attributes:
+        index: ``[2, E']``.
+        is_other: bool ``[E]``, which of all edges these are.
+    """
+
+    index: Tensor  # type: ignore[assignment]  # shadows tuple.index
+    is_other: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both."""
+        return self.index.nbytes + self.is_other.nbytes
+
+
+def other_edges(index: Tensor) -> OtherEdges:
+    """The edges that are no self-loops, remembered as long as ``index`` lives unchanged."""
+    return remembered("other_edges", _without_self_loops, index)
+
+
+def _without_self_loops(index: Tensor) -> OtherEdges:
+    is_other = index[0] != index[1]
+    return OtherEdges(index[:, is_other], is_other)

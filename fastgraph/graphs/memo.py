@@ -221,13 +221,17 @@ MEMO = Memo()
 
 Value = TypeVar("Value")
 
+REMEMBERING: dict[type, Callable[..., Any]] = {}
+"""What does :func:`remembered` for subclasses of tensors that have no memory of their own."""
+
 
 def remembered(name: str, compute: Callable[..., Value], *given: object) -> Value:
     """``compute(*given)``: one result for as long as the tensors among ``given`` live unchanged.
 
     Args:
         name: tells it from what else is derived from these tensors.
-        compute: a function of ``given`` alone, whose result has an attribute ``nbytes``.
+        compute: a function of ``given`` alone, whose result has an attribute ``nbytes`` and does
+            not refer to them.
         given: its arguments.
     """
     if is_recording():
@@ -236,6 +240,9 @@ def remembered(name: str, compute: Callable[..., Value], *given: object) -> Valu
     tensors = []
     for value in given:
         if isinstance(value, Tensor):
+            if type(value) in REMEMBERING:
+                result: Value = REMEMBERING[type(value)](name, compute, *given)
+                return result
             if value.is_inference():
                 return compute(*given)
             tensors.append(value)

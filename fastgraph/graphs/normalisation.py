@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -32,17 +33,33 @@ def normalised_graph(
     loop_weight: float,
     transpose: bool,
     dtype: torch.dtype,
+    *,
+    num_others: int = 0,
+    with_others: Callable[[Tensor], Tensor] | None = None,
 ) -> WeightedGraph:
-    """The graph of GCN with its weights; arguments as for :func:`fastgraph.ops.gcn`.
+    """The graph of GCN with its weights.
 
     Its edges are numbered as they are sorted. Everything is computed in the accumulating dtype, and
     the weights rounded to ``dtype``.
+
+    Args:
+        index: as for :func:`fastgraph.ops.gcn`, as are the arguments after it.
+        weight: one for each edge, ``[E]``.
+        num_nodes: the number of nodes.
+        loop_weight: of the self-loops that are added; 0: none.
+        transpose: reverse every edge.
+        dtype: of the weights.
+        num_others: how many further nodes there are, behind all others, to which no edge of
+            ``index`` leads; not together with ``transpose``.
+        with_others: takes the scales of nodes, ``[num_nodes]``, and gives them with those of the
+            further nodes, whose edges are elsewhere.
 
     Raises:
         IndexError: ``index`` points outside the nodes.
         ValueError: wrong shape or dtype of ``index``.
     """
-    graph = Graph(index, num_nodes, num_nodes, self_loops=num_nodes if loop_weight else 0)
+    loops = num_nodes if loop_weight else 0
+    graph = Graph(index, num_nodes + num_others, num_nodes, self_loops=loops)
     wide = accumulator(dtype)
     if weight is None and loop_weight not in (0, 1):
         weight = torch.ones(index.shape[1], dtype=wide, device=index.device)
@@ -61,12 +78,14 @@ def normalised_graph(
         degree = torch.segment_reduce(values, "sum", offsets=rows.ptr, initial=0, unsafe=True)
     scale = degree.pow_(-0.5)
     scale.masked_fill_(scale == torch.inf, 0)
+    of_sources = scale if with_others is None else with_others(scale)
     if weight is None:
         products = REGISTRY.kernel("sddmm", index.device.type, wide)
-        normalised = products(graph, scale[:, None], scale[:, None], 1, "sum", False).squeeze(1)
+        ends = scale[:, None], of_sources[:, None]
+        normalised = products(graph, *ends, 1, "sum", False).squeeze(1)
     else:  # in this order: the product of two scales may be infinite where weights are tiny
         src, dst = graph.edge_list()
-        normalised = scale[src] * weight * scale[dst]
+        normalised = of_sources[src] * weight * scale[dst]
     return WeightedGraph(graph, normalised.to(dtype))
 
 

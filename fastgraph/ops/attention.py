@@ -80,9 +80,8 @@ def attention(
     if self_loops:
         check_self_loops(self_loops, edge=edge, ptr=ptr, need_weights=need_weights)
     options = (self_loops, transpose, scale, dropout, need_weights)
-    out, stats, alpha = ATTENTION(
-        *tensors, addend, index, ptr, dropout_seed(dropout, seed), *options
-    )
+    seed = dropout_seed(dropout, seed, query, index)
+    out, stats, alpha = ATTENTION(*tensors, addend, index, ptr, seed, *options)
     return out, alpha if need_weights else None, stats
 
 

@@ -78,7 +78,8 @@ def gat(
     if self_loops:
         check_self_loops(self_loops, score_edge=score_edge, ptr=ptr, need_weights=need_weights)
     options = (self_loops, transpose, negative_slope, dropout, need_weights)
-    out, stats, alpha = GAT(*tensors, addend, index, ptr, dropout_seed(dropout, seed), *options)
+    seed = dropout_seed(dropout, seed, x, index)
+    out, stats, alpha = GAT(*tensors, addend, index, ptr, seed, *options)
     return out, alpha if need_weights else None, stats
 
 

@@ -73,7 +73,8 @@ def gat_with_scores(
     """
     if self_loops:
         check_self_loops(self_loops, score_edge=score_edge, ptr=ptr, need_weights=need_weights)
-    tensors = (x, att, score_edge, addend, index, ptr, dropout_seed(dropout, seed))
+    seed = dropout_seed(dropout, seed, x, index)
+    tensors = (x, att, score_edge, addend, index, ptr, seed)
     options = (self_loops, transpose, negative_slope, dropout, need_weights)
     out, stats, alpha, _ = GAT_WITH_SCORES(*tensors, *options)
     return out, alpha if need_weights else None, stats

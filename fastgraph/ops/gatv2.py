@@ -70,7 +70,8 @@ def gatv2(
     if self_loops:
         check_self_loops(self_loops, edge=edge, ptr=ptr, need_weights=need_weights)
     options = (self_loops, transpose, negative_slope, dropout, need_weights)
-    out, stats, alpha = GATV2(*tensors, addend, index, ptr, dropout_seed(dropout, seed), *options)
+    seed = dropout_seed(dropout, seed, x_src, index)
+    out, stats, alpha = GATV2(*tensors, addend, index, ptr, seed, *options)
     return out, alpha if need_weights else None, stats
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastgraph.graphs.memo import is_recording, remembered
 from fastgraph.graphs.normalisation import WeightedGraph, normalised_graph
-from fastgraph.ops.library import Gradient, define
+from fastgraph.ops.library import Gradient, define, is_defined_by
 from fastgraph.ops.spmm import spmm
 from fastgraph.ops.topology import check_operands, flatten, unflatten
 from fastgraph.registry.registry import REGISTRY
@@ -51,7 +51,7 @@ def gcn(
     """
     if weight is not None and weight.requires_grad:
         raise ValueError("weight must not require a gradient")
-    if is_recording():
+    if is_recording() or is_defined_by(x, index, weight):
         out: Tensor = GCN(x, index, weight, float(loop_weight), transpose, False)
         return out
     # The gradient goes by tensors of our own, as upstream's does: a caller may edit theirs, or have

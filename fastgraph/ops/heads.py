@@ -15,7 +15,7 @@ from torch import Tensor
 from fastgraph.backends import reference
 from fastgraph.graphs.graph import Graph
 from fastgraph.machine import capture
-from fastgraph.ops.library import Gradient, define, needs_torch_operations
+from fastgraph.ops.library import Gradient, define, is_defined_by, needs_torch_operations
 from fastgraph.ops.topology import check_index, check_values, topology
 from fastgraph.registry.backend import accumulator
 from fastgraph.registry.operators import Attention, Size
@@ -76,8 +76,10 @@ class BackwardCall(NamedTuple):
         return cls(list(arguments[:-8]), *arguments[-8:])
 
 
-def dropout_seed(dropout: float, seed: Tensor | None) -> Tensor | None:
+def dropout_seed(dropout: float, seed: Tensor | None, *operands: Tensor) -> Tensor | None:
     """The seed to use; drawn from torch's default generator where there is dropout and no seed.
+
+    Operands that say themselves what operators do draw their numbers themselves, too.
 
     Raises:
         ValueError: ``dropout`` is not a probability, or ``seed`` not one int64 on the CPU.
@@ -88,7 +90,7 @@ def dropout_seed(dropout: float, seed: Tensor | None) -> Tensor | None:
     if dropout == 0:
         return None
     if seed is None:
-        return torch.randint(SEED_LIMIT, (1,))
+        return None if is_defined_by(*operands) else torch.randint(SEED_LIMIT, (1,))
     if not isinstance(seed, Tensor):
         raise TypeError(f"seed must be a tensor of one int64 on the CPU, got {seed!r}")
     if seed.numel() != 1 or seed.dtype != torch.int64 or seed.device.type != "cpu":

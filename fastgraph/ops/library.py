@@ -25,6 +25,15 @@ _TAGS = (
 )
 
 
+DEFINING: set[type] = set()
+"""Subclasses of tensors that say themselves what operators do with them."""
+
+
+def is_defined_by(*tensors: Tensor | None) -> bool:
+    """Whether one of them says itself what an operator does."""
+    return any(type(tensor) in DEFINING for tensor in tensors)
+
+
 class Gradient(NamedTuple):
     """The derivative of an operator.
 

@@ -15,9 +15,9 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn import Linear
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
-from torch_geometric.utils import add_self_loops, remove_self_loops
+from torch_geometric.utils import add_self_loops
 
-from fastgraph.graphs.edges import Edges, index_with_self_loops
+from fastgraph.graphs.edges import Edges, index_with_self_loops, other_edges
 from fastgraph.layers.attention import Inputs
 from fastgraph.machine import capture
 from fastgraph.pyg.edges import edges_of
@@ -26,8 +26,9 @@ from fastgraph.pyg.propagate import from_template, module_refusal
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import (
     execution_mode,
+    is_plain,
+    operand,
     plain_parameters,
-    plain_tensor,
     too_few_edges,
 )
 
@@ -70,6 +71,8 @@ def accepted(
     edges = _edges(module, edge_index, inputs)
     if isinstance(edges, str):
         return edges
+    if edges.values is not None and not is_plain(*inputs):
+        return "features that are not plain tensors beside a sparse adjacency matrix"
     reason = REGISTRY.refusal(operator, inputs.src.device.type, inputs.src.dtype)
     return Accepted(inputs, edges) if reason is None else reason
 
@@ -124,7 +127,7 @@ def _inputs_of(x: object) -> Inputs | str:
     for features in pair:
         if features is None:
             return "a bipartite graph without features of the destinations"
-        reason = plain_tensor("x", features)
+        reason = operand("x", features)
         if reason is not None:
             return reason
         if features.layout != torch.strided or features.dim() != 2:
@@ -143,7 +146,7 @@ def edge_refusal(
         return "lin_edge is not a Linear without bias"
     if not LINEAR.knows(lin_edge):
         return "lin_edge has hooks or a computed weight"
-    reason = plain_tensor("edge_attr", edge_attr)
+    reason = operand("edge_attr", edge_attr)
     if reason is not None:
         return reason
     if edge_index.layout != torch.strided:
@@ -185,18 +188,24 @@ def with_self_loops(
         edge_attr = edge_attr.view(-1, 1)
     num_nodes = min(map(len, inputs)) if module.add_self_loops else 0
     if edge_attr is None and not need_weights:
-        return Edges(index, self_loops=num_nodes).without_numbers(*map(len, inputs)), None
+        return unnumbered(Edges(index, self_loops=num_nodes), inputs), None
     if not module.add_self_loops:
         return Edges(index), edge_attr
     with_loops = index_with_self_loops(index, num_nodes)
     if edge_attr is not None:
-        num_others = with_loops.shape[1] - num_nodes
-        if num_others != index.shape[1]:
-            _, edge_attr = remove_self_loops(index, edge_attr)
-        _, edge_attr = add_self_loops(
-            with_loops[:, :num_others], edge_attr, module.fill_value, num_nodes
-        )
+        others, is_other = other_edges(index)
+        if others.shape[1] != index.shape[1]:
+            edge_attr = edge_attr[is_other]
+        _, edge_attr = add_self_loops(others, edge_attr, module.fill_value, num_nodes)
     return Edges(with_loops), edge_attr
+
+
+def unnumbered(edges: Edges, inputs: Inputs) -> Edges:
+    """Edges for a call that numbers none, see :meth:`Edges.without_numbers`.
+
+    Subclasses of tensors define operators for edges as they were given.
+    """
+    return edges.without_numbers(*map(len, inputs)) if is_plain(*inputs, edges.index) else edges
 
 
 def dropout_rate(module: Any) -> float:

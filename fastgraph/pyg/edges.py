@@ -7,14 +7,14 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 
 from fastgraph.graphs.edges import Edges
-from fastgraph.routing.conditions import plain_tensor
+from fastgraph.routing.conditions import operand
 
 
 def edges_of(edge_index: object, flow: str) -> Edges | str:
     """The edges along which PyG would propagate, or the reason why they cannot be taken."""
     if isinstance(edge_index, EdgeIndex):
         edge_index = edge_index.as_tensor()
-    refusal = plain_tensor("edge_index", edge_index)
+    refusal = operand("edge_index", edge_index)
     if refusal is not None or not isinstance(edge_index, Tensor):
         return refusal or "edge_index is not a tensor"
     if edge_index.layout != torch.strided:

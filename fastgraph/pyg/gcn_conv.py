@@ -19,6 +19,7 @@ from fastgraph.layers.sums import add_to
 from fastgraph.pyg import gcn_norm
 from fastgraph.pyg.modules import project
 from fastgraph.pyg.propagate import aggregate, aggregate_by
+from fastgraph.routing.conditions import operand
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
 
@@ -65,7 +66,8 @@ def _takes_operator(
         return False
     if module._cached_edge_index is not None or module.cached:
         return False
-    if type(edge_index) is not Tensor or edge_index.layout != torch.strided:
+    is_edge_index = type(edge_index) is Tensor or operand("edge_index", edge_index) is None
+    if not is_edge_index or edge_index.layout != torch.strided:
         return False
     if module.node_dim not in (-2, x.dim() - 2) or gcn_conv.gcn_norm is not gcn_norm.UPSTREAM:
         return False

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import gcn_conv
 
-from fastgraph.graphs.memo import MEMO, is_recording, tensor_key
-from fastgraph.routing.conditions import execution_mode, plain_tensor
+from fastgraph.graphs.memo import MEMO, REMEMBERING, is_recording, remembered, tensor_key
+from fastgraph.routing.conditions import execution_mode, operand, plain_tensor
 from fastgraph.routing.patching import Patches
 from fastgraph.routing.switch import SWITCH
 
@@ -39,6 +39,15 @@ class _Normalised(NamedTuple):
     result: tuple[Any, ...]
     tensors: tuple[Tensor, ...]
     versions: tuple[int, ...]
+
+    @classmethod
+    def of(cls, result: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> _Normalised:
+        """A result, whose tensors nobody has edited yet."""
+        return cls(result, tensors, tuple(t._version for t in tensors))
+
+    def given_back(self, edge_index: Any) -> tuple[Any, ...]:
+        """The result for the caller's own ``edge_index``."""
+        return tuple(edge_index if part is _CALLERS else part for part in self.result)
 
     @property
     def nbytes(self) -> int:
@@ -64,6 +73,8 @@ def install(patches: Patches) -> None:
 def gcn_norm(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Upstream's result, the same tensors for as long as the arguments live unchanged."""
     parts = _parts_to_remember_by(edge_index, edge_weight)
+    if parts is None and _is_subclass(edge_index, edge_weight):
+        return _of_subclass(edge_index, edge_weight, args, kwargs)
     if parts is None:
         return UPSTREAM(edge_index, edge_weight, *args, **kwargs)
     learned = edge_weight is not None and (edge_weight.requires_grad or edge_weight.is_inference())
@@ -79,7 +90,7 @@ def gcn_norm(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: Any
     )
     known: _Normalised | None = MEMO.get(key, *inputs)
     if known is not None and known.intact and not learned:
-        return tuple(edge_index if part is _CALLERS else part for part in known.result)
+        return known.given_back(edge_index)
     index, weight = UPSTREAM(edge_index, edge_weight, *args, **kwargs)
     if learned and known is not None and known.intact:
         return known.result[0], weight
@@ -88,10 +99,40 @@ def gcn_norm(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: Any
     own = _CALLERS if index is edge_index else index
     kept = (own,) if learned else (own, weight)
     tensors = tuple(t for part in kept for t in _plain_parts(part) or ())
-    versions = tuple(t._version for t in tensors)
     if tensors:
-        MEMO.put(key, _Normalised(kept, tensors, versions), *inputs)
+        MEMO.put(key, _Normalised.of(kept, tensors), *inputs)
     return index, weight
+
+
+def _is_subclass(edge_index: Any, edge_weight: Any) -> bool:
+    """Whether edges are a subclass for which operators are defined, whose results are remembered.
+
+    What they are depends on nothing that differs between the processes which hold parts of them.
+    """
+    given = (edge_index,) if edge_weight is None else (edge_index, edge_weight)
+    return (
+        SWITCH.active
+        and execution_mode() is None
+        and type(edge_index) in REMEMBERING
+        and all(operand("edges", value) is None for value in given)
+        and not torch.is_inference_mode_enabled()
+    )
+
+
+def _of_subclass(edge_index: Tensor, edge_weight: Tensor | None, args: Any, kwargs: Any) -> Any:
+    learned = edge_weight is not None and edge_weight.requires_grad
+    given = (edge_index, None if learned else edge_weight, args, tuple(kwargs.items()))
+    known = remembered("gcn_norm", _computed, *given)
+    if known.intact and not learned:
+        return known.given_back(edge_index)
+    index, weight = UPSTREAM(edge_index, edge_weight, *args, **kwargs)
+    return (known.given_back(edge_index)[0] if known.intact else index), weight
+
+
+def _computed(edge_index: Tensor, edge_weight: Any, args: Any, options: Any) -> _Normalised:
+    index, weight = UPSTREAM(edge_index, edge_weight, *args, **dict(options))
+    own = _CALLERS if index is edge_index else index
+    return _Normalised.of((own, weight), (weight,) if own is _CALLERS else (index, weight))
 
 
 def _parts_to_remember_by(edge_index: Any, edge_weight: Any) -> tuple[Tensor, ...] | None:

@@ -23,7 +23,7 @@ from fastgraph.pyg.edges import edges_of
 from fastgraph.pyg.messages import Message, known_message, multiplies_adjacency
 from fastgraph.pyg.modules import AGGREGATIONS, REDUCTIONS
 from fastgraph.registry.registry import REGISTRY
-from fastgraph.routing.conditions import execution_mode, plain_tensor, too_few_edges
+from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
 from fastgraph.routing.dispatch import decide
 from fastgraph.routing.patching import Patches
 from fastgraph.routing.switch import SWITCH
@@ -251,7 +251,10 @@ def _features(
         features = features[0]  # as upstream, whatever the flow
     elif isinstance(features, Tensor):
         module._set_size(sizes, gathered, features)
-    refusal = plain_tensor("x", features)
+    # A subclass may have a dense matrix for its edges, but not a sparse one.
+    refusal = (operand if edges.ptr is None and edges.values is None else plain_tensor)(
+        "x", features
+    )
     if refusal is not None:
         return refusal
     if features.layout != torch.strided:
@@ -314,7 +317,7 @@ def _message_weight(
         weight = edges.values
     if weight is None:
         return None if message.optional else f"{message.weight} is missing"
-    refusal = plain_tensor(message.weight, weight)
+    refusal = operand(message.weight, weight)
     if refusal is not None:
         return refusal
     if weight.numel() != edges.num_edges:

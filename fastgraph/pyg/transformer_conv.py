@@ -23,10 +23,11 @@ from fastgraph.pyg.attention import (
     dropout_rate,
     edge_projection,
     edge_refusal,
+    unnumbered,
     weights_refusal,
 )
 from fastgraph.pyg.modules import project
-from fastgraph.routing.conditions import plain_tensor
+from fastgraph.routing.conditions import is_plain, operand
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
 
@@ -50,6 +51,8 @@ def plan(
     reason = None
     if edge_attr is not None or module.lin_edge is not None:
         reason = _edge_refusal(module, edge_attr, edge_index)
+        if dropout_rate(module) > 0 and not is_plain(*call.inputs, edge_index, edge_attr):
+            reason = reason or "attention dropout and features of edges that are not plain tensors"
     # Upstream returns weights for False as well, and those without dropout.
     need_weights = isinstance(return_attention_weights, bool)
     if need_weights and edge_index.layout != torch.strided:
@@ -72,7 +75,7 @@ def _edge_refusal(module: TransformerConv, edge_attr: Any, edge_index: Tensor) -
     if module.lin_edge is not None:
         return edge_refusal(module.lin_edge, edge_attr, edge_index, num_dims=(2,))
     # Without a projection upstream adds what it gets to values [E, heads, channels].
-    reason = plain_tensor("edge_attr", edge_attr)
+    reason = operand("edge_attr", edge_attr)
     if reason is not None:
         return reason
     channels = (1, module.out_channels)
@@ -100,7 +103,7 @@ def _forward(
     value = project(module.lin_value, inputs.src).view(shape)
     edges = Edges(edges.as_index())
     if edge_attr is None and not need_weights:
-        edges = edges.without_numbers(*map(len, inputs))
+        edges = unnumbered(edges, inputs)
     root = project(module.lin_skip, inputs.dst) if module.root_weight else None
     out, alpha, terms = _attend(module, query, key, value, root, edges, edge_attr, need_weights)
     if root is None or module.lin_beta is None:

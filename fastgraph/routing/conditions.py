@@ -8,6 +8,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter, UninitializedParameter
 
 from fastgraph import settings
+from fastgraph.ops.library import DEFINING
 
 
 def execution_mode() -> str | None:
@@ -25,9 +26,25 @@ def execution_mode() -> str | None:
     return None
 
 
+_PLAIN = (Tensor, Parameter)
+
+
+def is_plain(*values: object) -> bool:
+    """Whether there is no subclass among tensors."""
+    return all(type(value) in _PLAIN for value in values if isinstance(value, Tensor))
+
+
+def operand(name: str, value: object) -> str | None:
+    """:func:`plain_tensor`, or a subclass that says itself what operators do with it.
+
+    What layers do around operators must work for these, too.
+    """
+    return None if type(value) in DEFINING else plain_tensor(name, value)
+
+
 def plain_tensor(name: str, value: object) -> str | None:
     """Tensor subclasses (DTensor, FakeTensor, ...) define their own behaviour."""
-    if type(value) is Tensor or type(value) is Parameter:
+    if type(value) in _PLAIN:
         return None
     if torch.compiler.is_compiling() and isinstance(value, Tensor):
         return None

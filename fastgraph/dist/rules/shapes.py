@@ -29,13 +29,13 @@ def _sizes(args: Sequence[Any]) -> list[int]:
     return list(sizes)
 
 
-@rule("view reshape flatten unflatten view_as reshape_as")
+@rule("view reshape _unsafe_view flatten unflatten view_as reshape_as")
 def reshape(func: Any, args: Arguments, kwargs: Options) -> Any:
     """Dimensions before the sharded one stay; it may be joined with those behind it, or split."""
     x, name = args[0], name_of(func)
     if not is_sharded(x):
         raise NoRuleError
-    if name in ("view", "reshape"):
+    if name in ("view", "reshape", "_unsafe_view"):
         if kwargs.keys() - {"shape"} or (len(args) == 2 and isinstance(args[1], torch.dtype)):
             raise NoRuleError
         new = _sizes(args[1:] or (kwargs["shape"],))
@@ -55,6 +55,8 @@ def reshape(func: Any, args: Arguments, kwargs: Options) -> Any:
         rows = _reshaped(x, size, axis)
         if rows is not None:
             local_shape = [rows.mine if i == axis else size for i, size in enumerate(new)]
+            if name == "_unsafe_view":
+                return ShardedTensor(func(x.local, local_shape), rows, axis)
             return ShardedTensor(x.local.reshape(local_shape), rows, axis)
     raise NoRuleError
 

@@ -1,0 +1,78 @@
+"""Training on several ranks of one thread, beside one process with as many threads.
+
+    FASTGRAPH_DATA=... PYTHONPATH=. .venv/bin/python benchmarks/dist_cpu.py [--quick]
+
+The first rank is the one process as well, and they take turns, so that a slower minute of the
+machine hits both; their first losses must agree. Results go to
+``benchmarks/results/<date>-dist-cpu.json`` and ``.md``.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import track
+
+from measure.output import RESULTS, publish
+
+_TOLERANCE = 1e-5  # of float32 losses, which are sums in another order
+
+
+@click.command(help=__doc__.split("\n\n")[0])
+@click.option(
+    "--graphs",
+    default="wordnet,mesh-1000",
+    show_default=True,
+    help="Separated by commas; mesh-SIDE has SIDE squared nodes.",
+)
+@click.option("--layers", help="Separated by commas. Default: all.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
+@click.option("--ranks", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--channels", type=click.IntRange(4), default=256, show_default=True)
+@click.option("--quick", is_flag=True, help="Fewer repetitions.")
+def main(
+    graphs: str, layers: str | None, out: Path, ranks: int, channels: int, quick: bool
+) -> None:
+    from fastgraph.dist.spawning import run_on_ranks
+    from measure.dist_report import floors, markdown
+    from measure.dist_steps import LAYERS, NUM_LAYERS, measure_ranks, measure_subclass
+    from measure.machine import machine_facts
+
+    chosen = layers.split(",") if layers else list(LAYERS)
+    rounds = 5 if quick else 20
+    console = Console(stderr=True)
+    results: dict[str, Any] = {
+        "command": shlex.join(["python", "benchmarks/dist_cpu.py", *sys.argv[1:]]),
+        "machine": machine_facts(ranks),
+        "channels": channels,
+        "layers": NUM_LAYERS,
+        "ranks": ranks,
+        "cells": {},
+    }
+    for name in graphs.split(","):
+        cells = results["cells"][name] = {}
+        for layer in track(chosen, name, console=console):
+            given = (name, layer, channels)
+            found = run_on_ranks(measure_ranks, ranks, *given, rounds, timeout=3600)
+            _check_losses(*found[0]["losses"])
+            alone = run_on_ranks(measure_subclass, 1, *given, ranks, rounds, timeout=3600)
+            cells[layer] = {"ranks": found, "subclass": alone[0]}
+    listed = floors(results)
+    results["floors"] = [floor.to_json() for floor in listed]
+    title = "dist-cpu-quick" if quick else "dist-cpu"
+    publish(console, out, title, results, markdown(results, listed))
+
+
+def _check_losses(one: float, ranks: float) -> None:
+    if not math.isclose(one, ranks, rel_tol=_TOLERANCE):
+        raise RuntimeError(f"the first loss of the ranks is {ranks}, that of one process {one}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""The operators of fastgraph: the halo is exchanged, then one call does the local rows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastgraph.dist.layout import Layout, usual
+from fastgraph.dist.memo import remembered
+from fastgraph.dist.neighbourhoods import Neighbourhoods, local_rows, neighbourhoods
+from fastgraph.dist.sharded import ShardedTensor, enter, is_sharded, on_the_whole
+from fastgraph.dist.table import Arguments, NoRuleError, Options, rule
+from fastgraph.graphs.memo import REMEMBERING
+from fastgraph.ops.attention import ATTENTION
+from fastgraph.ops.edge_softmax import EDGE_SOFTMAX
+from fastgraph.ops.gat import GAT
+from fastgraph.ops.gatv2 import GATV2
+from fastgraph.ops.head_scores import HEAD_SCORES
+from fastgraph.ops.heads import Call, dropout_seed
+from fastgraph.ops.library import DEFINING
+from fastgraph.ops.segment_reduce import SEGMENT_REDUCE
+from fastgraph.ops.spmm import SDDMM, SPMM, spmm
+from fastgraph.registry import operators
+
+
+def _rows_of(x: Tensor) -> Layout:
+    """How the nodes of features are laid out."""
+    if not isinstance(x, ShardedTensor):
+        return usual(x.shape[0])
+    if x.axis != 0:
+        raise NoRuleError
+    return x.rows
+
+
+def _among(sources: Layout, n: int) -> Layout:
+    """The layout of ``n`` nodes that aggregate: that of the sources, if they may be the same."""
+    return sources if n == sources.n else usual(n)
+
+
+def _graph(
+    index: Tensor, ptr: Tensor | None, sources: Layout, destinations: Layout, transpose: bool
+) -> Neighbourhoods:
+    if ptr is not None:
+        raise NoRuleError
+    return neighbourhoods(index, sources, destinations, transpose=transpose)
+
+
+@rule("fastgraph::spmm")
+def weighted_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+    """Sums and means over neighbourhoods."""
+    x, index, ptr, weight, num_out, reduce, transpose = args
+    if reduce not in ("sum", "mean"):
+        raise NoRuleError
+    sources = _rows_of(x)
+    graph = _graph(index, ptr, sources, _among(sources, num_out), transpose)
+    edges, rows = graph.edges_of(numbered=weight is not None), graph.destinations
+    local = graph.of_sources(x), edges.index, edges.ptr, graph.of_edges(weight)
+    return ShardedTensor(SPMM(*local, rows.mine, reduce, False), rows, 0)
+
+
+@rule("fastgraph::segment_reduce")
+def extremum(func: Any, args: Arguments, kwargs: Options) -> tuple[ShardedTensor, Tensor]:
+    """Maxima and minima over neighbourhoods."""
+    x, index, ptr, weight, num_out, reduce, transpose, ties = args
+    sources = _rows_of(x)
+    graph = _graph(index, ptr, sources, _among(sources, num_out), transpose)
+    edges, rows = graph.edges_of(numbered=weight is not None), graph.destinations
+    local = graph.of_sources(x), edges.index, edges.ptr, graph.of_edges(weight)
+    out, record = SEGMENT_REDUCE(*local, rows.mine, reduce, False, ties)
+    if ties != "none":
+        record = ShardedTensor(record, rows, 0)
+    return ShardedTensor(out, rows, 0), record
+
+
+@rule("fastgraph::gcn")
+def normalised_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+    """Sums with the normalisation of graph convolutions."""
+    x, index, weight, loop_weight, transpose, adjoint = args
+    if adjoint:
+        raise NoRuleError
+    rows = _rows_of(x)
+    graph = _graph(index, None, rows, rows, transpose)
+    local, normalised = graph.normalised(weight, loop_weight, x.dtype)
+    csr = local.by_destination
+    out = spmm(graph.of_sources(x), csr.col, normalised, ptr=csr.ptr, num_out=rows.mine)
+    return ShardedTensor(out, rows, 0)
+
+
+# Positions of the operands whose rows an operator adds up.
+_SUMMED = {"gat": 0, "gatv2": 0, "attention": 2}
+
+
+def _attention(
+    operator: operators.Attention, kernel: Callable[..., Any], args: Arguments
+) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
+    call = Call.of(args)
+    places = [str(operand.shape[0]) for operand in operator.operands]
+    sources = _rows_of(call.inputs[places.index("sources")])
+    aggregating = call.inputs[places.index("destinations")]
+    if is_sharded(aggregating):
+        destinations = _rows_of(aggregating)
+    else:
+        destinations = _among(sources, aggregating.shape[0])
+    graph = _attended(call, sources, destinations)
+    rows: dict[str, Callable[[Tensor], Any]] = {
+        "sources": graph.of_sources,
+        "destinations": graph.of_destinations,
+        "edges": graph.of_edges,
+    }
+    inputs = [
+        None if x is None else rows.get(place, _shared)(x)
+        for place, x in zip(places, call.inputs, strict=True)
+    ]
+    return _attend(call, graph, kernel, inputs, operator)
+
+
+def _attended(call: Call, sources: Layout, destinations: Layout) -> Neighbourhoods:
+    if call.ptr is not None or call.seed is not None:
+        raise NoRuleError
+    return neighbourhoods(
+        call.index,
+        sources,
+        destinations,
+        transpose=call.transpose,
+        self_loops=call.self_loops,
+    )
+
+
+def _shared(x: Tensor) -> Any:
+    if is_sharded(x):
+        raise NoRuleError
+    return enter(x)
+
+
+def _attend(
+    call: Call,
+    graph: Neighbourhoods,
+    kernel: Callable[..., Any],
+    inputs: list[Any],
+    operator: operators.Attention,
+) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
+    """What an operator gives for local operands."""
+    of_edges = [i for i, operand in enumerate(operator.operands) if operand.shape[0] == "edges"]
+    has_features = any(inputs[i] is not None for i in of_edges)
+    weights = call.weights or call.dropout > 0
+    edges = graph.edges_of(numbered=weights or has_features)
+    addend, rows = graph.of_destinations(call.addend), graph.destinations
+    rest = (edges.index, edges.ptr, None, 0, False, call.option, 0.0, weights)
+    if call.dropout == 0:
+        out, stats, alpha = kernel(*inputs, addend, *rest)
+        if weights:
+            alpha = ShardedTensor(alpha, graph.edges, 0)
+        return ShardedTensor(out, rows, 0), ShardedTensor(stats, rows, 0), alpha
+    if operator is operators.ATTENTION and has_features:
+        raise NoRuleError  # which it adds up as well
+    # An operator drops edges by their numbers, which are others on each rank. So weights are made,
+    # [E, heads], and dropped by where they are among those of all ranks.
+    _, stats, alpha = kernel(*inputs, None, *rest)
+    alpha = ShardedTensor(alpha, graph.edges, 0)
+    dropped: Any = F.dropout(alpha, call.dropout)
+    values = inputs[_SUMMED[operator.name]]
+    out = SPMM(values, edges.index, edges.ptr, dropped.local, rows.mine, "sum", False)
+    out = out if addend is None else out + addend
+    return ShardedTensor(out, rows, 0), ShardedTensor(stats, rows, 0), dropped
+
+
+def attention_rule(name: str) -> Callable[[Callable[[Arguments], Any]], Callable[..., Any]]:
+    """Register a rule for an operator of attention, which draws a seed where there is none.
+
+    Nobody has drawn one for sharded tensors, and on the whole an operator needs it.
+    """
+
+    def register(function: Callable[[Arguments], Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(func: Any, args: Arguments, kwargs: Options) -> Any:
+            try:
+                return function(args)
+            except NoRuleError:
+                found = Call.of(args)
+                if found.dropout == 0 or found.seed is not None:
+                    raise
+                *before, seed = args[:-5]
+                seed = dropout_seed(found.dropout, seed)
+                return on_the_whole(func, name, (*before, seed, *args[-5:]), kwargs)
+
+        return rule(name)(call)
+
+    return register
+
+
+@attention_rule("fastgraph::gat")
+def gat(args: Arguments) -> Any:
+    """Attention from one score for each node and head."""
+    return _attention(operators.GAT, GAT, args)
+
+
+@attention_rule("fastgraph::gatv2")
+def gatv2(args: Arguments) -> Any:
+    """Additive attention."""
+    return _attention(operators.GATV2, GATV2, args)
+
+
+@attention_rule("fastgraph::attention")
+def attention(args: Arguments) -> Any:
+    """Attention by dot products."""
+    return _attention(operators.ATTENTION, ATTENTION, args)
+
+
+@attention_rule("fastgraph::gat_with_scores")
+def gat_with_scores(args: Arguments) -> Any:
+    """Attention among nodes of one kind: the halo is scored where it is needed."""
+    x, att, score_edge, *rest = args
+    rows = _rows_of(x)
+    call = Call.of((score_edge, *rest))
+    graph = _attended(call, rows, rows)
+    features = graph.of_sources(x)
+    scores = HEAD_SCORES(features, _shared(att))
+    inputs = [features, scores[0], scores[1, : rows.mine], graph.of_edges(score_edge)]
+    return *_attend(call, graph, GAT, inputs, operators.GAT), scores
+
+
+@rule("fastgraph::head_scores")
+def head_scores(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+    """Each rank scores its own nodes."""
+    x, att = args
+    rows = _rows_of(x)
+    return ShardedTensor(HEAD_SCORES(local_rows(x, rows), _shared(att)), rows, 1)
+
+
+@rule("fastgraph::sddmm")
+def products(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+    """Dot products of the ends of edges."""
+    y, x, index, ptr, heads, reduce, transpose = args
+    sources = _rows_of(x)
+    destinations = _rows_of(y) if is_sharded(y) else _among(sources, y.shape[0])
+    graph = _graph(index, ptr, sources, destinations, transpose)
+    edges = graph.edges_of(numbered=True)
+    local = graph.of_destinations(y), graph.of_sources(x), edges.index, edges.ptr
+    return ShardedTensor(SDDMM(*local, heads, reduce, False), graph.edges, 0)
+
+
+@rule("fastgraph::edge_softmax")
+def edge_softmax(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+    """The softmax of scores over neighbourhoods."""
+    score, index, ptr, num_out, num_in, transpose = args
+    sources = usual(num_in)
+    graph = _graph(index, ptr, sources, _among(sources, num_out), transpose)
+    edges = graph.edges_of(numbered=True)
+    sizes = graph.destinations.mine, graph.sources.mine + len(graph.plan.halo)
+    local = EDGE_SOFTMAX(graph.of_edges(score), edges.index, edges.ptr, *sizes, False)
+    return ShardedTensor(local, graph.edges, 0)
+
+
+def _remembered(name: str, compute: Callable[..., Any], *given: Any) -> Any:
+    """What was computed from sharded tensors, as long as they live unchanged."""
+    key: list[Any] = [name]
+    tensors: list[Tensor] = []
+    for value in given:
+        if isinstance(value, ShardedTensor):
+            key += [value.rows, value.axis]
+            value = value.local
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        else:
+            key.append(value)
+    # Each tensor keeps what stands for it, and the last one the result by that of all others.
+    key += [remembered(tensor, ("is the same",), object) for tensor in tensors[:-1]]
+    return remembered(tensors[-1], tuple(key), lambda: compute(*given))
+
+
+REMEMBERING[ShardedTensor] = _remembered
+DEFINING.add(ShardedTensor)
