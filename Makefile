@@ -26,6 +26,7 @@ cuda = --config-settings=cmake.define.FASTGRAPH_CUDA=$(or $(FASTGRAPH_CUDA),$(1)
 # Not empty: leave nothing out of what takes long, as `make test-all` does.
 ALL ?=
 REPEATS := $(if $(ALL),--repeats)
+MORE_RANKS := --ranks 2,3,4 --kills 50
 
 .PHONY: help install demo demo-dist test test-all emulator scatter test-scatter test-dgl emulate wheel test-wheel sanitize aarch64 cuda docs lint format bench clean
 
@@ -50,7 +51,7 @@ demo-dist: install ## train an unmodified script on one process and on two; show
 	$(BIN)/python examples/dist/compare.py --ranks 2 examples/gcn.py --epochs 5 $(DEMO_ARGS)
 
 test: install ## run the tests of the package on the CPU
-	$(PYTEST) $(PARALLEL) $(if $(ALL),--kills 50) tests
+	$(PYTEST) $(PARALLEL) $(if $(ALL),$(MORE_RANKS)) tests
 
 test-all: ## run everything that there is, with nothing left out: about an hour
 	ALL=yes .ci/run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -32,6 +32,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="with --emulate, also what differs from other tests in no way that a kernel sees",
     )
     parser.addoption(
+        "--ranks", default="3", help="on how many ranks tests/dist computes, separated by commas"
+    )
+    parser.addoption(
         "--kills", type=int, default=2, help="how many ranks tests/dist kills at random points"
     )
 
@@ -45,15 +48,23 @@ def repeats(item: pytest.Item) -> bool:
     return given is not None and str(given.params.get("case")) == "hub"
 
 
+def emulated(item: pytest.Item) -> bool:
+    """Whether the emulator runs in a test: its library takes minutes to build, its tests to run."""
+    return item.get_closest_marker("emulated") is not None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--emulate"):
-        # The emulator's library takes minutes to build, and its tests minutes to run.
-        for item in items:
-            if item.get_closest_marker("emulated") is not None:
-                item.add_marker(pytest.mark.skip(NOT_ASKED_FOR))
+        _leave_out(config, items, emulated)
     elif not config.getoption("--repeats"):
-        config.hook.pytest_deselected(items=[item for item in items if repeats(item)])
-        items[:] = [item for item in items if not repeats(item)]
+        _leave_out(config, items, repeats)
+
+
+def _leave_out(
+    config: pytest.Config, items: list[pytest.Item], condition: Callable[[pytest.Item], bool]
+) -> None:
+    config.hook.pytest_deselected(items=[item for item in items if condition(item)])
+    items[:] = [item for item in items if not condition(item)]
 
 
 EMULATED = pytest.param("simt", marks=pytest.mark.emulated)

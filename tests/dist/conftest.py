@@ -13,6 +13,12 @@ from filelock import FileLock
 from fastgraph.dist.spawning import run_on_ranks
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "world_size" in metafunc.fixturenames:
+        sizes = [int(size) for size in metafunc.config.getoption("--ranks").split(",")]
+        metafunc.parametrize("world_size", sizes, scope="module")
+
+
 @pytest.fixture(scope="session")
 def once_on_ranks(
     tmp_path_factory: pytest.TempPathFactory,

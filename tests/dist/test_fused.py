@@ -371,9 +371,9 @@ def of_operator(operator: Callable[[Any], Tensor], shard: Callable[[Any], Any]) 
     return Found(difference(expected, [fgd.whole(x) for x in results]), gathers, 0, "", 0)
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def found(request: pytest.FixtureRequest, once_on_ranks: Any) -> list[dict[str, Found]]:
-    found: list[dict[str, Found]] = once_on_ranks(compare_on_this_rank, request.param)
+@pytest.fixture(scope="module")
+def found(world_size: int, once_on_ranks: Any) -> list[dict[str, Found]]:
+    found: list[dict[str, Found]] = once_on_ranks(compare_on_this_rank, world_size)
     return found
 
 

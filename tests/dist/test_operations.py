@@ -76,9 +76,9 @@ def difference(expected: list[Tensor | None], found: list[Tensor | None]) -> str
     return ""
 
 
-@pytest.fixture(scope="module", params=[2, 3])
-def found(request: pytest.FixtureRequest, once_on_ranks: Any) -> list[dict[str, Found]]:
-    found: list[dict[str, Found]] = once_on_ranks(compare_on_this_rank, request.param)
+@pytest.fixture(scope="module")
+def found(world_size: int, once_on_ranks: Any) -> list[dict[str, Found]]:
+    found: list[dict[str, Found]] = once_on_ranks(compare_on_this_rank, world_size)
     return found
 
 
