@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -20,17 +21,21 @@ _SHAPES = ((1, 7), (2, 33), (4, 32))
 """Heads and channels: odd and even, below and above the width of a vector and of a warp."""
 
 
-class GraphCase(NamedTuple):
-    """A graph by its edges, so that it can be built on any device."""
+@attrs.frozen(eq=False)
+class GraphCase:
+    """A graph by its edges, built once on each device where it is used."""
 
     name: str
     edge_index: Tensor
     num_src: int
     num_dst: int
+    _built: dict[torch.device, Graph] = attrs.field(factory=dict, init=False)
 
     def on(self, device: torch.device) -> Graph:
-        """The graph, built there."""
-        return Graph(self.edge_index.to(device), self.num_src, self.num_dst)
+        """The graph there."""
+        if device not in self._built:
+            self._built[device] = Graph(self.edge_index.to(device), self.num_src, self.num_dst)
+        return self._built[device]
 
 
 class Case(NamedTuple):

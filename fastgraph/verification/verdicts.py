@@ -125,14 +125,10 @@ def write(path: Path, identity: str, findings: Iterable[Finding]) -> None:
         "identity": identity,
         "findings": [to_json(finding) for finding in findings],
     }
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(kept, file, indent=1)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        temporary = Path(folder) / path.name
+        temporary.write_text(json.dumps(kept, indent=1))
+        temporary.replace(path)
 
 
 def to_json(finding: Finding) -> dict[str, Any]:

@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
+from fastgraph.graphs.graph import Graph
+from fastgraph.registry.backend import FLOATING
+from fastgraph.registry.operators import BUILDING, SIGNATURES
 from fastgraph.registry.registry import REGISTRY
+from fastgraph.verification.cases import graphs, typical
 from fastgraph.verification.checking import Finding, check, operators
 
 CPU = torch.device("cpu")
@@ -106,6 +110,41 @@ def test_a_fault_is_found(operator: str, change: Any, text: str) -> None:
     assert found.failure.startswith(f"{operator} (")
     with pytest.raises(AssertionError, match=text):
         raise AssertionError(found.failure)
+
+
+class Forgetful(Planted):
+    """The reference with a kernel to which the last edge of a graph is unknown."""
+
+    def __init__(self, operator: str) -> None:
+        super().__init__(operator, lambda found: found)
+
+    def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Any:
+        if operator != self._operator:
+            return None
+        kernel = getattr(reference, operator)
+
+        def forgetting(graph: Graph, *arguments: Any, **keywords: Any) -> object:
+            edge_index = graphs()[0].edge_index
+            by_edge = [x for x in arguments if isinstance(x, Tensor) and len(x) == graph.num_edges]
+            if graph.num_edges and not by_edge:
+                graph = Graph(edge_index[:, :-1], graph.num_src, graph.num_dst)
+            return kernel(graph, *arguments, **keywords)
+
+        return forgetting
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("operator", ["spmm", "gatv2", "gat", "attention"])
+def test_one_edge_of_hundreds_is_missed(operator: str, dtype: torch.dtype) -> None:
+    """In a row with many, where half of the digits are lost in the roundings of a result."""
+    destinations = graphs()[0].edge_index[1]
+    assert int((destinations == destinations[-1]).sum()) > 100
+    (found,) = check(Forgetful(operator), CPU, [dtype])
+    assert found.failure is not None and "is off by" in found.failure
+
+
+def test_every_kernel_is_timed() -> None:
+    assert typical().keys() == SIGNATURES.keys() - BUILDING.keys()
 
 
 def test_too_little_memory_is_not_the_kernel_s_fault() -> None:
