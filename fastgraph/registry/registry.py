@@ -90,7 +90,7 @@ class Registry:
             if self._first_kernel([b for b in self._wanting() if not self._waits(b)], *key)
         )
         self._hints = {device_type: self._hint(device_type) for device_type in DEVICE_TYPES[1:]}
-        waiting = [b for b in self._wanting() if self._waits(b) and b.unavailable() is None]
+        waiting = filter(self._waits, self._wanting())
         self._unverified = frozenset(
             device_type
             for backend, device_type in itertools.product(waiting, DEVICE_TYPES)
@@ -100,7 +100,7 @@ class Registry:
     def _waits(self, backend: Backend) -> bool:
         """Whether a backend computes once it was verified."""
         needs = isinstance(backend, VerifiedBackend) and backend.name != self._selected
-        return needs and backend.name not in self._verdicts
+        return needs and backend.name not in self._verdicts and backend.unavailable() is None
 
     def _verify_for(self, device_type: str) -> None:
         """Verify the backends that wait for it, whatever comes of it only once in a process."""
