@@ -6,7 +6,6 @@ manifest.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import re
@@ -26,7 +25,7 @@ from fastgraph.dist import hooks, manifest
 from fastgraph.dist.agreement import on_all_ranks, on_first_rank
 from fastgraph.dist.layout import Layout, usual
 from fastgraph.dist.manifest import FileFormatError, Format, Manifest
-from fastgraph.dist.nesting import Kept, Spec, decoded, encoded
+from fastgraph.dist.nesting import Kept, Spec, check_safetensors, decoded, encoded
 from fastgraph.dist.sharded import ShardedTensor, leaves
 from fastgraph.dist.world import WORLD
 
@@ -169,10 +168,7 @@ def _check(model: object, optimizer: object) -> None:
         raise TypeError(
             f"optimizer must be a torch.optim.Optimizer or None, got {type(optimizer).__name__}"
         )
-    if importlib.util.find_spec("safetensors") is None:
-        raise ModuleNotFoundError(
-            "checkpoints need safetensors: pip install 'fastgraph[dist]'", name="safetensors"
-        )
+    check_safetensors("checkpoints")
     size = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
     if not WORLD.is_ready and size > 1:
         raise RuntimeError("call fastgraph.dist.init() before keeping or loading a checkpoint")

@@ -6,7 +6,6 @@ these are; one with the tensors that all ranks have; and a manifest.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from fastgraph.dist.nesting import (
     Kept,
     Spec,
     check_can_be_kept,
+    check_safetensors,
     decoded,
     described,
     encoded,
@@ -112,7 +112,7 @@ def write_shards(
         raise TypeError(f"data must be a Data or HeteroData of PyG, got {type(data).__name__}")
     if num_parts < 1:
         raise ValueError(f"num_parts must be an integer above 0, got {num_parts}")
-    _check_safetensors()
+    check_safetensors("shards")
     check_on_cpu(data)
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -164,7 +164,7 @@ def load_shards(folder: str | os.PathLike[str], *, checksums: bool = True) -> Da
     """
     if not WORLD.is_ready:
         raise RuntimeError("call fastgraph.dist.init() before fastgraph.dist.load_shards()")
-    _check_safetensors()
+    check_safetensors("shards")
     hooks.install()
     found = on_first_rank(lambda: manifest.read(Path(folder), FORMAT))
     parts = found.content.get("parts")
@@ -178,13 +178,6 @@ def load_shards(folder: str | os.PathLike[str], *, checksums: bool = True) -> Da
     opened: list[Any] = []
     on_all_ranks(lambda: opened.append(_assembled(found)))
     return opened[0]
-
-
-def _check_safetensors() -> None:
-    if importlib.util.find_spec("safetensors") is None:
-        raise ModuleNotFoundError(
-            "shards need safetensors: pip install 'fastgraph[dist]'", name="safetensors"
-        )
 
 
 def _file(part: int) -> str:

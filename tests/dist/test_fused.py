@@ -16,6 +16,7 @@ import fastgraph
 import fastgraph.dist as fgd
 from fastgraph import ops
 from fastgraph.dist.world import WORLD
+from tests.dist.comparing import deviation
 from tests.dist.graphs import NUM_EDGES, NUM_FEATURES, NUM_NODES, PARTITIONS, graph
 
 # Of the largest value of a result or gradient: sums are taken in another order.
@@ -294,15 +295,9 @@ def prepared(data: Any, call: Any) -> Any:
 
 def difference(expected: list[Tensor | None], found: list[Tensor | None]) -> str:
     for i, (a, b) in enumerate(zip(expected, found, strict=True)):
-        if (a is None) != (b is None):
-            return f"result {i}: expected {a}, found {b}"
-        if a is None or b is None:
-            continue
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return f"result {i}: {list(b.shape)} {b.dtype}, expected {list(a.shape)} {a.dtype}"
-        off = float((a - b).abs().max()) / max(float(a.abs().max()), 1.0)
-        if not off <= TOLERANCE:
-            return f"result {i} is off by {off:.1e}"
+        wrong = deviation(a, b, TOLERANCE)
+        if wrong:
+            return f"result {i} {wrong}"
     return ""
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import fastgraph.dist as fgd
 from tests.dist import probes
+from tests.dist.comparing import deviation
 from tests.dist.graphs import graph, uneven
 
 # Sums are taken in another order; values are of order 1 to 1e3.
@@ -61,18 +62,9 @@ def difference(expected: list[Tensor | None], found: list[Tensor | None]) -> str
     norm = sum(float(grad.square().sum()) for grad in expected[1:] if grad is not None) ** 0.5
     for i, (a, b) in enumerate(zip(expected, found, strict=True)):
         what = "the value" if i == 0 else f"gradient {i - 1}"
-        if (a is None) != (b is None):
-            return f"{what}: one is None"
-        if a is None or b is None:
-            continue
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return f"{what}: {list(b.shape)} {b.dtype}, expected {list(a.shape)} {a.dtype}"
-        if not a.numel():
-            continue
-        scale = max(float(a.double().abs().max()), 1.0) if i == 0 else max(norm, 1.0)
-        off = float((a.double() - b.double()).abs().max()) / scale
-        if not off <= TOLERANCE:
-            return f"{what} is off by {off:.1e}"
+        wrong = deviation(a, b, TOLERANCE, None if i == 0 else norm)
+        if wrong:
+            return f"{what} {wrong}"
     return ""
 
 
