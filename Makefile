@@ -23,6 +23,9 @@ tools = $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pypr
 # $(call cuda,VALUE): FASTGRAPH_CUDA if it is set, or else this; CMake would keep that of the last time.
 cuda = --config-settings=cmake.define.FASTGRAPH_CUDA=$(or $(FASTGRAPH_CUDA),$(1))
 
+# The instruction sets for which CPU kernels are compiled: all, or that of this machine (native).
+LEVELS ?= native
+
 # Not empty: leave nothing out of what takes long, as `make test-all` does.
 ALL ?=
 REPEATS := $(if $(ALL),--repeats)
@@ -41,7 +44,8 @@ $(VENV)/installed: pyproject.toml CMakeLists.txt $(shell find fastgraph/csrc -ty
 	test -x $(BIN)/python || $(PYTHON) -m venv $(if $(BASE_TORCH),--system-site-packages) $(VENV)
 	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet "$(TORCH)"
 	$(call tools,native)
-	$(BIN)/pip install --quiet --no-build-isolation $(call cuda,auto) --editable ".[test]"
+	$(BIN)/pip install --quiet --no-build-isolation $(call cuda,auto) \
+	  --config-settings=cmake.define.FASTGRAPH_CPU_LEVELS=$(LEVELS) --editable ".[test]"
 	touch $@
 
 demo: install ## train five models with and without fastgraph; leaves build/demo.html
