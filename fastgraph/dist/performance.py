@@ -233,7 +233,9 @@ def measure_performance(
     names = identities(found)
     sizes = num_nodes(data)
     edges = joint_edges(data, sizes)
-    identity = f"{_signature(model, data, forward, loss)} on {names[WORLD.rank]}"
+    # Of ranks on like devices, each has a file of its own.
+    number = names[: WORLD.rank].count(names[WORLD.rank])
+    identity = f"{_signature(model, data, forward, loss)} on {names[WORLD.rank]}, {number}"
     graph = _graph_signature(edges, sum(sizes))
     before = (kept.read(_KIND, identity) or []) if reuse else []
     wanted = len(ratios) * 2
