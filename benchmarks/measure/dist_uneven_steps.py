@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
 import fastgraph
 import fastgraph.dist as fgd
 from fastgraph.dist import transport
@@ -16,7 +14,6 @@ from fastgraph.dist.devices import devices, scores
 from fastgraph.dist.graphs import joint_edges
 from fastgraph.dist.performance import Sample
 from fastgraph.dist.relayout import Placement
-
 from fastgraph.dist.world import WORLD
 from measure.dist_steps import Model, Training, features
 from measure.quota import limit_this_process
@@ -167,7 +164,10 @@ def measure_unseen(
             [one for other in graphs if other != graph for one in found[other][rank]]
             for rank in range(WORLD.size)
         ]
-        models = {"unseen": fgd.Performance(others, names), "own": fgd.Performance(found[graph], names)}
+        models = {
+            "unseen": fgd.Performance(others, names),
+            "own": fgd.Performance(found[graph], names),
+        }
         errors[graph] = _errors(features(graph, channels), models, layer, channels)
     return errors
 
@@ -192,5 +192,3 @@ def _errors(
                     for predicted, real in zip(estimate.phases, measured, strict=True)
                 ]
     return errors
-
-

@@ -1,5 +1,8 @@
-"""Shares of work for a script that knows nothing of ranks: scores, or what a run before measured;
-then measured in its first epochs, and corrected once."""
+"""Shares of work for a script that knows nothing of ranks.
+
+Scores of devices, or what a run before has measured; then measured in the first epochs, and
+corrected once.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist import transport
-from fastgraph.dist.world import WORLD
 
 _COPIED_BYTES = 64 * 2**20
 """More than caches hold, and copied in less than the shortest quota of a usual period, 100 ms."""
@@ -170,11 +169,11 @@ def cpu_quota() -> float:
     """Cores' time that the control groups of this process leave it; infinite without a quota."""
     quotas = [math.inf]
     for folder, version in _control_groups("cpu"):
-        if version == 2:
-            quota, _, period = (_read(folder / "cpu.max") or "max").partition(" ")
-        else:
-            quota = _read(folder / "cpu.cfs_quota_us") or "-1"
-            period = _read(folder / "cpu.cfs_period_us") or "100000"
+        text = _read(folder / "cpu.max") or "max"
+        if version == 1:
+            quota_us, period_us = (_read(folder / f"cpu.cfs_{k}_us") for k in ("quota", "period"))
+            text = f"{quota_us or -1} {period_us or 1}"
+        quota, _, period = text.partition(" ")
         if quota != "max" and float(quota) > 0:
             quotas.append(float(quota) / float(period))
     return min(quotas)
@@ -204,14 +203,13 @@ def _control_groups(controller: str) -> Iterator[tuple[Path, int]]:
         before, _, after = line.partition(" - ")
         root, mounted = before.split()[3:5]
         kind, _, options = after.split(maxsplit=2)
-        if kind == "cgroup2":
-            version, path = 2, paths.get("")
-        elif kind == "cgroup" and controller in options.split(","):
-            version, path = 1, paths.get(controller)
-        else:
+        is_second = kind == "cgroup2"
+        if not is_second and (kind != "cgroup" or controller not in options.split(",")):
             continue
+        path = paths.get("" if is_second else controller)
         if path is None:
             continue
+        version = 2 if is_second else 1
         inner = path[len(root) :] if root != "/" and path.startswith(root) else path
         folder = Path(mounted) / inner.strip("/")
         while folder.is_relative_to(mounted):
@@ -225,8 +223,3 @@ def _read(file: Path) -> str | None:
         return file.read_text().strip()
     except OSError:
         return None
-
-
-def weights_by_score() -> list[float]:
-    """The shares of all ranks by the scores of their devices. All ranks must call it."""
-    return scores(devices()) if WORLD.size > 1 else [1.0]

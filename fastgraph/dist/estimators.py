@@ -141,8 +141,8 @@ def choose(names: Sequence[str], features: Array, seconds: Array, groups: Array)
         names: of the features.
         features: float64 ``[samples, features]``.
         seconds: float64 ``[samples]``, above 0.
-        groups: ``[samples]``; samples of a group are left out together, so that nothing is predicted
-            from what was measured at the same time.
+        groups: ``[samples]``; samples of a group are left out together, so that nothing is
+            predicted from what was measured at the same time.
 
     Raises:
         ValueError: there are fewer than :data:`FEWEST` groups.

@@ -64,7 +64,14 @@ def _above(bound: int) -> Callable[[str], int]:
 def _weights(text: str) -> list[float] | str | None:
     if text == "uniform":
         return None
-    return text if text == "auto" else [float(part) for part in text.split(",")]
+    if text == "auto":
+        return text
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected auto, uniform or numbers such as 2,1, got {text!r}"
+        ) from None
 
 
 def parser() -> argparse.ArgumentParser:
@@ -125,9 +132,7 @@ def main(words: Sequence[str] | None = None) -> None:
 def _sharding(options: argparse.Namespace) -> Callable[[Any], Any]:
     """How graphs are sharded."""
     if options.weights != "auto":
-        return functools.partial(
-            shard_as_known, weights=options.weights, method=options.partition
-        )
+        return functools.partial(shard_as_known, weights=options.weights, method=options.partition)
     program = f"{options.script.read_text()} {options.arguments}"
     automatic = Automatic(program, options.partition)
 

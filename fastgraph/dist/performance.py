@@ -45,7 +45,7 @@ _BLOCKS_OF_RANK = 4
 _NODES_OF_BLOCK = 4
 
 _SECONDS = 0.4
-"""Of a sample at least: several periods of a quota, within one of which a rank is as fast as any."""
+"""Of a sample at least: several periods of a quota, in the first part of which any rank is fast."""
 
 _MOST_EPOCHS = 50
 
@@ -207,8 +207,8 @@ def measure_performance(
         data: the whole graph, not sharded.
         forward: see :func:`fastgraph.dist.validate`.
         loss: see :func:`fastgraph.dist.validate`.
-        ratios: how much of the graph is sampled, above 0 and at most 1; each twice, shared out among
-            ranks equally, and by the scores of their devices.
+        ratios: how much of the graph is sampled, above 0 and at most 1; each twice, shared out
+            among ranks equally, and by the scores of their devices.
         reuse: whether what was measured before is used.
 
     Raises:
@@ -299,9 +299,9 @@ class _Sampler:
         self._data, self._sizes, self._edges, self._by_score = data, sizes, edges, by_score
         self._num_blocks = max(_BLOCKS, _BLOCKS_OF_RANK * WORLD.size)
         if sum(sizes) < _NODES_OF_BLOCK * self._num_blocks:
+            fewest = _NODES_OF_BLOCK * self._num_blocks
             raise ValueError(
-                f"data must have at least {_NODES_OF_BLOCK * self._num_blocks} nodes to be sampled, "
-                f"got {sum(sizes)}"
+                f"data must have at least {fewest} nodes to be sampled, got {sum(sizes)}"
             )
         errors = (ValueError, ModuleNotFoundError, PartitionError)
         make = lambda: partition(edges, sum(sizes), self._num_blocks)  # noqa: E731
@@ -311,7 +311,7 @@ class _Sampler:
         """What this rank has measured."""
         draw = random.Random(0)  # the same on all ranks, and no number of the program's
         equal = [1 / WORLD.size] * WORLD.size
-        found = []
+        found: list[Sample] = []
         state = torch.get_rng_state()
         for ratio in ratios:
             for shares in (equal, self._by_score):
@@ -363,7 +363,7 @@ def _shared_out(count: int, shares: Sequence[float]) -> list[int]:
     for position, share in enumerate(shares):
         total += share
         ends.append(position + 1 + round(free * total))
-    ranks = []
+    ranks: list[int] = []
     for rank, end in enumerate(ends):
         ranks += [rank] * (end - len(ranks))
     return ranks

@@ -2,8 +2,8 @@
 
 Ranks leave a collective together, but come to it one after the other. The one that comes last does
 not wait: the shortest time of all ranks in a collective is what the exchange takes, and what others
-spend in it beyond that, they wait. So no clocks of several machines need to be compared, and nothing
-is sent that is not sent anyway.
+spend in it beyond that, they wait. So no clocks of several machines need to be compared, and
+nothing is sent that is not sent anyway.
 """
 
 from __future__ import annotations

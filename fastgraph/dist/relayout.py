@@ -53,7 +53,8 @@ class Placement:
                 source, _, target = store._key or (None, None, None)
                 edges.append(index)
                 ends.append((types.index(source), types.index(target)))
-        nodes = [known(size) for size in sizes]
+        stores = zip(data.node_stores, sizes, strict=True)
+        nodes = [_of_nodes(store, size) or known(size) for store, size in stores]
         if not edges or any(rows is None for rows in nodes):
             raise ValueError(
                 "data must be a graph whose nodes and edges are sharded: give what "
@@ -90,6 +91,15 @@ class Placement:
             receives = index.rows.counts if WORLD.rank == 0 else [0] * WORLD.size
             found.append(transport.all_to_all(pair.t(), sends, receives).t())
         return torch.cat(found, 1)
+
+
+def _of_nodes(store: Any, size: int) -> Layout | None:
+    """The layout of the nodes of a store, if it has a tensor with a row for each."""
+    for key, value in store.items():
+        if is_sharded(value) and value.rows.n == size and store.is_node_attr(key):
+            rows: Layout = value.rows
+            return rows
+    return None
 
 
 @dataclass(frozen=True)
@@ -259,8 +269,8 @@ def _rows_of(local: Tensor, x: ShardedTensor, rows: Layout, moved: dict[int, Ten
 
 def _refuse(grad: Tensor) -> Tensor:
     raise RuntimeError(
-        "this graph of autograd was recorded before fastgraph.dist.rebalance(), which has given the "
-        "rows of its parameters to other ranks: compute the loss again"
+        "this graph of autograd was recorded before fastgraph.dist.rebalance(), which has given "
+        "the rows of its parameters to other ranks: compute the loss again"
     )
 
 

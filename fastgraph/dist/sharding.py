@@ -191,9 +191,7 @@ def capped(shares: Sequence[float], limits: Sequence[float]) -> list[float]:
     found = [min(s, high) for s, high in zip(shares, limits, strict=True)]
     for _ in shares:
         missing = 1 - sum(found)
-        free = [
-            s if f < high else 0.0 for s, f, high in zip(shares, found, limits, strict=True)
-        ]
+        free = [s if f < high else 0.0 for s, f, high in zip(shares, found, limits, strict=True)]
         if missing <= 1e-12 or not sum(free):
             break
         found = [

@@ -15,7 +15,8 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist import performance
+from fastgraph.dist import automatic, kept, performance
+from fastgraph.dist.automatic import Automatic
 from fastgraph.dist.world import WORLD
 from tests.dist.graphs import NUM_FEATURES, NUM_NODES, graph
 
@@ -106,6 +107,7 @@ def work_on_ranks() -> dict[str, Any]:
     found["types"] = several_types()
     found["errors"] = errors(plain)
     found["performance"] = performance_of_a_model()
+    found["script"] = script(plain)
     found["diverged"] = diverged(plain)
     return found
 
@@ -203,6 +205,27 @@ def performance_of_a_model() -> Any:
     return learnt.samples == again.samples, same, issued, balance, learnt.samples[0]
 
 
+def script(plain: Any) -> Any:
+    """What the launcher does while a script trains, in which a rank is slow."""
+    automatic._SECONDS = 0.0
+    found = []
+    for _ in range(2):
+        shares = Automatic("a script", "even")
+        data = fgd.shard(plain, weights=shares.weights, method="even")
+        shares.watch(data)
+        weight = nn.Parameter(torch.ones(NUM_FEATURES))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        counts = [data.x.rows.counts]
+        for _ in range(13):
+            time.sleep(0.002 if WORLD.rank else 0.03)
+            optimizer.zero_grad()
+            (data.x * weight).mean().backward()
+            optimizer.step()
+        counts.append(data.x.rows.counts)
+        found.append((shares.weights, counts, weight.detach()))
+    return found, kept.read("speeds", shares._identity)
+
+
 def diverged(plain: Any) -> str:
     data = fgd.shard(plain, method="even")
     if WORLD.rank == 0:
@@ -273,7 +296,7 @@ def test_bad_arguments(results: list[dict[str, Any]]) -> None:
         "ValueError: balance must be of this graph as it is sharded now",
         "ValueError: weights must be 2 numbers above 0",
         "ValueError: threshold must be at least 1, got 0",
-        "ValueError: weights must be one of ['auto', 'uniform'] or a number for each rank, got 'fair'",
+        "ValueError: weights must be one of ['auto', 'uniform'] or a number for each rank, got",
         "ValueError: weights must be 2 numbers above 0",
         "ValueError: model is for weights='auto', got weights=None",
         "TypeError: model must be a torch.nn.Module or a Performance, got str",
@@ -296,6 +319,16 @@ def test_a_model_of_performance(results: list[dict[str, Any]]) -> None:
     assert len(balance.predicted) == 2
     assert all(phases.compute > 0 for phases in balance.predicted)
     assert "compute, predicted" in str(balance)
+
+
+def test_a_script_is_corrected_once(results: list[dict[str, Any]]) -> None:
+    (first, second), speeds = results[0]["script"]
+    weights, (before, after), trained = first
+    assert weights == pytest.approx([0.5, 0.5], abs=0.25) and after[0] < before[0]
+    assert set(speeds) == {"speed"} and speeds["speed"] > 0
+    # Ranks on like devices have done so much on average.
+    assert second[0] == pytest.approx([0.5, 0.5])
+    torch.testing.assert_close(second[2], trained, rtol=1e-12, atol=0)
 
 
 def test_ranks_that_do_different_things_are_not_mixed_up(results: list[dict[str, Any]]) -> None:
