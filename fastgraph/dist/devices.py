@@ -8,7 +8,7 @@ import platform
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,10 @@ class Device:
         host: the name of the machine.
         cores: CPU: how many cores' time the process may use, by its threads, its affinity and the
             quotas of its control groups; CUDA: streaming multiprocessors.
+        threads: CPU: of torch; CUDA: as many as cores.
         clock: in Hz; 0 if the system does not say.
         bandwidth: of memory, bytes a second, read and written. CPU: measured, with the other ranks
-            at the same time, and lowered by the share of quotas; CUDA: of the data sheet.
+            at the same time; CUDA: of the data sheet.
         memory: bytes that ranks on this host have together; CUDA: of the device.
         limit: bytes of address space that this process may have at most; infinite without a limit.
     """
@@ -46,10 +47,16 @@ class Device:
     name: str
     host: str
     cores: float
+    threads: int
     clock: float
     bandwidth: float
     memory: int
     limit: float
+
+    @property
+    def usable_bandwidth(self) -> float:
+        """What quotas leave of the bandwidth."""
+        return self.bandwidth * min(1.0, self.cores / self.threads)
 
     def identity(self, ranks_on_host: int) -> str:
         """What measurements of speed on this device depend on, as text.
@@ -60,8 +67,26 @@ class Device:
 
 
 def devices() -> list[Device]:
-    """The devices of all ranks, in their order. All ranks must call it."""
-    return [Device(**facts) for facts in transport.gather_objects(asdict(cpu()))]
+    """The devices of all ranks, in their order. All ranks must call it.
+
+    Ranks on one CPU have measured the same memory and the same clock, some of them while something
+    else was going on: the highest values are those of all.
+    """
+    found = [Device(**facts) for facts in transport.gather_objects(asdict(cpu()))]
+
+    def highest(one: Device) -> Device:
+        alike = [other for other in found if _hardware(other) == _hardware(one)]
+        return replace(
+            one,
+            bandwidth=max(other.bandwidth for other in alike),
+            clock=max(other.clock for other in alike),
+        )
+
+    return [highest(one) for one in found]
+
+
+def _hardware(device: Device) -> tuple[Any, ...]:
+    return device.kind, device.name, device.host, device.threads
 
 
 def cpu() -> Device:
@@ -70,7 +95,7 @@ def cpu() -> Device:
     allowed = len(os.sched_getaffinity(0))
     cores = min(threads, allowed, cpu_quota())
     transport.barrier()
-    bandwidth = copied_bytes_per_second() * min(1.0, cores / threads)
+    bandwidth = copied_bytes_per_second()
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Device(
@@ -78,6 +103,7 @@ def cpu() -> Device:
         name=_cpuinfo("model name") or platform.machine(),
         host=platform.node(),
         cores=float(cores),
+        threads=threads,
         clock=clock(),
         bandwidth=bandwidth,
         memory=int(min(physical, memory_limit())),
@@ -100,6 +126,7 @@ def cuda(properties: Any, host: str = "") -> Device:
         name=properties.name,
         host=host or platform.node(),
         cores=float(properties.multi_processor_count),
+        threads=properties.multi_processor_count,
         clock=clocks["clock_rate"],
         bandwidth=2 * clocks["memory_clock_rate"] * bus,
         memory=int(properties.total_memory),
@@ -113,7 +140,7 @@ def scores(found: Sequence[Device]) -> list[float]:
     Half of an epoch is taken to be arithmetic, which goes with cores times clock, and half to wait
     for memory. What is not known of one of the devices is left out.
     """
-    measures: list[Callable[[Device], float]] = [lambda device: device.bandwidth]
+    measures: list[Callable[[Device], float]] = [lambda device: device.usable_bandwidth]
     if len({device.kind for device in found}) == 1:  # a core of one kind is none of another
         measures.append(lambda device: device.cores)
         if all(device.clock for device in found):
@@ -169,11 +196,9 @@ def cpu_quota() -> float:
     """Cores' time that the control groups of this process leave it; infinite without a quota."""
     quotas = [math.inf]
     for folder, version in _control_groups("cpu"):
-        text = _read(folder / "cpu.max") or "max"
-        if version == 1:
-            quota_us, period_us = (_read(folder / f"cpu.cfs_{k}_us") for k in ("quota", "period"))
-            text = f"{quota_us or -1} {period_us or 1}"
-        quota, _, period = text.partition(" ")
+        names = ("max",) if version == 2 else ("cfs_quota_us", "cfs_period_us")
+        numbers = [_read(folder / f"cpu.{name}") or "-1" for name in names]
+        quota, _, period = " ".join(numbers).partition(" ")
         if quota != "max" and float(quota) > 0:
             quotas.append(float(quota) / float(period))
     return min(quotas)

@@ -145,7 +145,6 @@ def move(placement: Placement, owners: Sequence[Tensor]) -> Moved:
         placement: of the graph, changed to the new one.
         owners: for each type of nodes the rank of each, int64 ``[n]``, the same on all ranks.
     """
-    gc.collect()
     before = [*placement.nodes, *(index.rows for index in placement.edges)]
     nodes = [Layout((o == WORLD.rank).nonzero().view(-1), len(o), _counts(o)) for o in owners]
     edges = [
@@ -180,6 +179,7 @@ def _edges(index: ShardedTensor, owner: Tensor) -> Layout:
 
 def _living() -> list[ShardedTensor]:
     """The sharded tensors of this process, in the order in which they were made."""
+    gc.collect()
     found = [x for x in gc.get_objects() if type(x) is ShardedTensor]
     return sorted(found, key=lambda x: x.number)
 

@@ -14,8 +14,8 @@ from fastgraph.dist.devices import Device, scores
 
 def device(**changes: object) -> Device:
     facts = {
-        "kind": "cpu", "name": "a", "host": "here", "cores": 1.0, "clock": 3e9, "bandwidth": 1e10,
-        "memory": 2**34, "limit": math.inf,
+        "kind": "cpu", "name": "a", "host": "here", "cores": 1.0, "threads": 1, "clock": 3e9,
+        "bandwidth": 1e10, "memory": 2**34, "limit": math.inf,
     }  # fmt: skip
     return Device(**{**facts, **changes})  # type: ignore[arg-type]
 
@@ -24,10 +24,16 @@ def device(**changes: object) -> Device:
     ("changes", "expected"),
     [
         ({}, 0.5),
-        ({"cores": 0.4, "bandwidth": 4e9}, 1 / 1.4),
-        ({"cores": 4.0}, (2 / 5) / (2 / 5 + 2 / 2)),  # half of the time waits for memory
+        ({"cores": 0.4}, 1 / 1.4),
+        (
+            {"cores": 4.0, "threads": 4},
+            (2 / 5) / (2 / 5 + 2 / 2),
+        ),  # half of the time waits for memory
         ({"clock": 0.0, "cores": 1.0}, 0.5),  # what is not known of one is left out
-        ({"kind": "cuda", "cores": 132.0, "bandwidth": 3e10}, 0.25),  # its cores are others
+        (
+            {"kind": "cuda", "cores": 132.0, "threads": 132, "bandwidth": 3e10},
+            0.25,
+        ),  # its cores are others
     ],
 )
 def test_scores(changes: dict[str, object], expected: float) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist import automatic, kept, performance
+from fastgraph.dist import automatic, balance, kept, performance, transport
 from fastgraph.dist.automatic import Automatic
 from fastgraph.dist.world import WORLD
 from tests.dist.graphs import NUM_FEATURES, NUM_NODES, graph
@@ -62,6 +63,30 @@ def train(data: Any, after_steps: dict[int, Any]) -> tuple[list[float], Model, A
 
 def to_double(data: Any) -> Any:
     return data.apply(lambda value: value.double() if value.is_floating_point() else value)
+
+
+class Clock:
+    """Time that goes by when it is told to, for each rank as much as it is told."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def compute(self, *seconds: float) -> None:
+        self.now += seconds[WORLD.rank]
+
+
+@contextmanager
+def clock() -> Iterator[Clock]:
+    made = Clock()
+    modules = (balance, transport)
+    before = [module.time for module in modules]
+    for module in modules:
+        module.time = made  # type: ignore[assignment]
+    yield made
+    for module, time in zip(modules, before, strict=True):
+        module.time = time
 
 
 def error_of(action: Any) -> str:
@@ -114,20 +139,16 @@ def work_on_ranks() -> dict[str, Any]:
 
 def measured(plain: Any) -> Any:
     data = fgd.shard(plain, weights="uniform", method="even")
-    with fgd.measured(data, epochs=2) as balance:
-        for _ in range(2):
-            time.sleep(0.02 if WORLD.rank else 0.06)
-            data.x.sum()
-    done = fgd.rebalance(data, balance, method="even")
-    again = fgd.rebalance(data, balance=even(balance, data))
-    return balance, done, again, data.x.rows.counts
-
-
-def even(balance: fgd.Balance, data: Any) -> fgd.Balance:
-    """A measurement of the graph as it is now, in which ranks take equally long."""
-    nodes, edges = data.x.rows.counts, data.edge_index.rows.counts
-    same = [fgd.Phases(1.0, 0.0, 0.0)] * 2
-    return fgd.Balance(1, nodes, edges, balance.halo, same)
+    with clock() as ours:
+        with fgd.measured(data, epochs=2) as first:
+            for _ in range(2):
+                ours.compute(0.6, 0.2)
+                data.x.sum()
+        done = fgd.rebalance(data, first, method="even")
+        with fgd.measured(data) as second:
+            ours.compute(0.3, 0.32)
+        again = fgd.rebalance(data, second)
+    return first, done, again, data.x.rows.counts
 
 
 def several_types() -> Any:
@@ -154,7 +175,7 @@ def several_types() -> Any:
 
 def errors(plain: Any) -> list[str]:
     data = fgd.shard(plain, method="even")
-    with fgd.measured(data) as balance:
+    with fgd.measured(data) as before:
         pass
     fgd.rebalance(data, weights=[1, 2])
     conv = GCNConv(8, 4)
@@ -166,7 +187,7 @@ def errors(plain: Any) -> list[str]:
     actions = [
         lambda: fgd.rebalance(data),
         lambda: fgd.rebalance(plain, weights=[1, 1]),
-        lambda: fgd.rebalance(data, balance),
+        lambda: fgd.rebalance(data, before),
         lambda: fgd.rebalance(data, weights=[1, 2, 3]),
         lambda: fgd.rebalance(data, weights=[1, 2], threshold=0),
         lambda: fgd.shard(plain, weights="fair"),
@@ -199,10 +220,10 @@ def performance_of_a_model() -> Any:
     again = fgd.measure_performance(conv, data, ratios=[0.5, 1.0])
     sharded = fgd.shard(data, weights="auto", model=again)
     issued = fgd.COUNTS.calls.total() - issued
-    with fgd.measured(sharded) as balance:
+    with fgd.measured(sharded) as found:
         torch.autograd.grad(conv(sharded.x, sharded.edge_index).sum(), list(conv.parameters()))
     same = all(torch.equal(p, q) for p, q in zip(conv.parameters(), before, strict=True))
-    return learnt.samples == again.samples, same, issued, balance, learnt.samples[0]
+    return learnt.samples == again.samples, same, issued, found, learnt.samples[0]
 
 
 def script(plain: Any) -> Any:
@@ -211,16 +232,19 @@ def script(plain: Any) -> Any:
     found = []
     for _ in range(2):
         shares = Automatic("a script", "even")
+        if not found:
+            shares.weights = [0.5, 0.5]
         data = fgd.shard(plain, weights=shares.weights, method="even")
         shares.watch(data)
         weight = nn.Parameter(torch.ones(NUM_FEATURES))
         optimizer = torch.optim.SGD([weight], lr=0.1)
         counts = [data.x.rows.counts]
-        for _ in range(13):
-            time.sleep(0.002 if WORLD.rank else 0.03)
-            optimizer.zero_grad()
-            (data.x * weight).mean().backward()
-            optimizer.step()
+        with clock() as ours:
+            for _ in range(13):
+                ours.compute(0.3, 0.1)
+                optimizer.zero_grad()
+                (data.x * weight).mean().backward()
+                optimizer.step()
         counts.append(data.x.rows.counts)
         found.append((shares.weights, counts, weight.detach()))
     return found, kept.read("speeds", shares._identity)
@@ -269,18 +293,17 @@ def test_what_was_recorded_before_cannot_be_gone_back_through(
 
 
 def test_the_slower_rank_gets_less(results: list[dict[str, Any]], tmp_path: Path) -> None:
-    balance, done, again, counts = results[0]["measured"]
-    assert balance == results[1]["measured"][0]
-    first, second = balance.measured
-    assert first.compute == pytest.approx(0.06, abs=0.02)
-    assert second.wait > 0.02 > first.wait
-    assert balance.collectives == 1 and balance.imbalance > 1.2
-    assert done.weights[0] == pytest.approx(0.25, abs=0.1) and done.moved
+    found, done, again, counts = results[0]["measured"]
+    assert found == results[1]["measured"][0]
+    assert [one.compute for one in found.measured] == pytest.approx([0.6, 0.2])
+    assert found.collectives == 1 and found.imbalance == pytest.approx(1.5)
+    assert found.work == [n + e for n, e in zip(found.nodes, found.edges, strict=True)]
+    assert done.weights == pytest.approx((0.25, 0.75), abs=0.05) and done.moved
     assert counts[0] < counts[1]
-    assert (again.moved, sum(again.weights)) == (0, 1)  # it is balanced
-    assert "compute" in str(balance) and "predicted" not in str(balance)
+    assert again.moved == 0 and sum(again.weights) == pytest.approx(1)  # it is balanced
+    assert "compute" in str(found) and "predicted" not in str(found)
     pytest.importorskip("matplotlib")
-    balance.plot(tmp_path / "balance.svg")
+    found.plot(tmp_path / "balance.svg")
     assert (tmp_path / "balance.svg").read_text().count("<svg") == 1
 
 
@@ -311,20 +334,20 @@ def test_bad_arguments(results: list[dict[str, Any]]) -> None:
 
 def test_a_model_of_performance(results: list[dict[str, Any]]) -> None:
     pytest.importorskip("sklearn")
-    is_kept, is_unchanged, issued, balance, samples = results[0]["performance"]
+    is_kept, is_unchanged, issued, found, samples = results[0]["performance"]
     assert is_kept and is_unchanged
     assert issued < 30  # nothing is trained again
     assert len(samples) == 4 and len({one["sample"] for one in samples}) == 4
     assert all(one["seconds"] > 0 and one["collectives"] > 1 for one in samples)
-    assert len(balance.predicted) == 2
-    assert all(phases.compute > 0 for phases in balance.predicted)
-    assert "compute, predicted" in str(balance)
+    assert len(found.predicted) == 2
+    assert all(phases.compute > 0 for phases in found.predicted)
+    assert "compute, predicted" in str(found)
 
 
 def test_a_script_is_corrected_once(results: list[dict[str, Any]]) -> None:
     (first, second), speeds = results[0]["script"]
-    weights, (before, after), trained = first
-    assert weights == pytest.approx([0.5, 0.5], abs=0.25) and after[0] < before[0]
+    _, (before, after), trained = first
+    assert after[0] < 0.7 * before[0]
     assert set(speeds) == {"speed"} and speeds["speed"] > 0
     # Ranks on like devices have done so much on average.
     assert second[0] == pytest.approx([0.5, 0.5])
