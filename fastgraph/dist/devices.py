@@ -231,11 +231,11 @@ def _control_groups(controller: str) -> Iterator[tuple[Path, int]]:
         is_second = kind == "cgroup2"
         if not is_second and (kind != "cgroup" or controller not in options.split(",")):
             continue
-        path = paths.get("" if is_second else controller)
-        if path is None:
+        group = paths.get("" if is_second else controller)
+        if group is None:
             continue
         version = 2 if is_second else 1
-        inner = path[len(root) :] if root != "/" and path.startswith(root) else path
+        inner = group[len(root) :] if root != "/" and group.startswith(root) else group
         folder = Path(mounted) / inner.strip("/")
         while folder.is_relative_to(mounted):
             yield folder, version

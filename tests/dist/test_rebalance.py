@@ -38,7 +38,7 @@ class Model(nn.Module):
         return self.second(x, edge_index)
 
 
-def train(data: Any, after_steps: dict[int, Any]) -> tuple[list[float], Model, Any]:
+def train(data: Any, after_steps: dict[int, Any]) -> list[float]:
     """Losses, with something done after some steps; names of its own for what the graph holds."""
     torch.manual_seed(0)
     x, y, detached = data.x, data.y, data.x.detach()
@@ -58,7 +58,7 @@ def train(data: Any, after_steps: dict[int, Any]) -> tuple[list[float], Model, A
             after_steps[step](data, model, optimizer, loss)
     x.add_(1)  # is seen by what shares its memory
     losses.append(float(detached.sum()))
-    return losses, model, optimizer
+    return losses
 
 
 def to_double(data: Any) -> Any:
@@ -104,7 +104,7 @@ def work_on_ranks() -> dict[str, Any]:
     found: dict[str, Any] = {}
     plain = to_double(graph())
 
-    found["losses before"] = train(fgd.shard(plain, method="even"), {})[0]
+    found["losses before"] = train(fgd.shard(plain, method="even"), {})
 
     def move(data: Any, model: Model, optimizer: Any, loss: Tensor) -> None:
         grads = fgd.whole(model.vectors.grad)
@@ -126,7 +126,7 @@ def work_on_ranks() -> dict[str, Any]:
 
     moves = {1: move, 3: after_graph}
     fgd.COUNTS.reset()
-    losses, _, _ = train(fgd.shard(plain, method="even"), moves)
+    losses = train(fgd.shard(plain, method="even"), moves)
     found["losses"], found["gathers"] = losses, dict(fgd.COUNTS.gathers)
     found["measured"] = measured(plain)
     found["types"] = several_types()
