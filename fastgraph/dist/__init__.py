@@ -18,26 +18,34 @@ rank's rows. Every operation returns what it would return on one process.
 from __future__ import annotations
 
 from fastgraph.dist import rules as rules
+from fastgraph.dist.balance import Balance, measured
 from fastgraph.dist.checkpoint import CheckpointError, load, save
 from fastgraph.dist.counts import COUNTS, Counts
 from fastgraph.dist.differences import DifferenceError, Validation
-from fastgraph.dist.graphs import shard
 from fastgraph.dist.manifest import FileFormatError
 from fastgraph.dist.partition import PartitionError, partition
+from fastgraph.dist.performance import Performance, measure_performance
+from fastgraph.dist.phases import Phases
+from fastgraph.dist.rebalancing import Rebalanced, rebalance
 from fastgraph.dist.sharded import ShardedTensor, is_sharded, whole
+from fastgraph.dist.sharding import shard
 from fastgraph.dist.shards import Shards, load_shards, write_shards
 from fastgraph.dist.validation import validate
 from fastgraph.dist.world import CollectiveError, RanksDivergedError, init
 
 __all__ = [
     "COUNTS",
+    "Balance",
     "CheckpointError",
     "CollectiveError",
     "Counts",
     "DifferenceError",
     "FileFormatError",
     "PartitionError",
+    "Performance",
+    "Phases",
     "RanksDivergedError",
+    "Rebalanced",
     "ShardedTensor",
     "Shards",
     "Validation",
@@ -45,7 +53,10 @@ __all__ = [
     "is_sharded",
     "load",
     "load_shards",
+    "measure_performance",
+    "measured",
     "partition",
+    "rebalance",
     "save",
     "shard",
     "validate",

@@ -19,6 +19,7 @@ import torch
 
 from fastgraph import enabling
 from fastgraph.dist import transport, world
+from fastgraph.dist.automatic import Automatic
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.graphs import shard_as_known
 from fastgraph.dist.hooks import PATCHES
@@ -60,6 +61,19 @@ def _above(bound: int) -> Callable[[str], int]:
     return number
 
 
+def _weights(text: str) -> list[float] | str | None:
+    if text == "uniform":
+        return None
+    if text == "auto":
+        return text
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected auto, uniform or numbers such as 2,1, got {text!r}"
+        ) from None
+
+
 def parser() -> argparse.ArgumentParser:
     """The options before the script."""
     made = argparse.ArgumentParser(
@@ -71,8 +85,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--partition", choices=METHODS, default="metis", help="default: metis")
     made.add_argument(
         "--weights",
-        type=lambda text: [float(part) for part in text.split(",")],
-        help="share of the work of each rank, such as 2,1; default: equal shares",
+        type=_weights,
+        help="share of the work of each rank, such as 2,1; uniform: equal shares, the default; "
+        "auto: by the devices, measured in the first epochs, and corrected once",
     )
     made.add_argument(
         "--random", choices=world.RANDOM_MODES, default="rows", help="see fastgraph.dist.init"
@@ -103,8 +118,7 @@ def main(words: Sequence[str] | None = None) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # sharded tensors are on the CPU
     world.init(random=options.random, check=options.check)
     _seed()
-    shard = functools.partial(shard_as_known, weights=options.weights, method=options.partition)
-    shard_datasets(shard, options.min_nodes)
+    shard_datasets(_sharding(options), options.min_nodes)
     let_one_rank_write()
     enabling.enable()
     sys.argv = [str(options.script), *options.arguments]
@@ -113,6 +127,21 @@ def main(words: Sequence[str] | None = None) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for as long as the process lives)
     atexit.register(_say_gathers)
     runpy.run_path(str(options.script), run_name="__main__")
+
+
+def _sharding(options: argparse.Namespace) -> Callable[[Any], Any]:
+    """How graphs are sharded."""
+    if options.weights != "auto":
+        return functools.partial(shard_as_known, weights=options.weights, method=options.partition)
+    program = f"{options.script.read_text()} {options.arguments}"
+    automatic = Automatic(program, options.partition)
+
+    def shard(data: Any) -> Any:
+        found = shard_as_known(data, weights=automatic.weights, method=options.partition)
+        automatic.watch(found)
+        return found
+
+    return shard
 
 
 def start(options: argparse.Namespace, words: Sequence[str]) -> None:

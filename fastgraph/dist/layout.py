@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -181,3 +182,14 @@ def usual(n: int) -> Layout:
         return Layout(torch.arange(cuts[WORLD.rank], cuts[WORLD.rank + 1]), n, counts)
 
     return _known.get(n) or _even.get(n, make)
+
+
+@contextmanager
+def only_here() -> Iterator[None]:
+    """Forget, after the block, how tensors of its lengths are laid out."""
+    before = dict(_known)
+    try:
+        yield
+    finally:
+        _known.clear()
+        _known.update(before)

@@ -28,3 +28,10 @@ def remembered(tensor: Tensor, key: tuple[Any, ...], make: Callable[[], Any]) ->
         value = make()
         found[key] = base._version, value
     return value
+
+
+def forget(part: object) -> None:
+    """Drop everything that was remembered by a key with this object, and so the object."""
+    for found in _remembered.values():
+        for key in [key for key in found if any(one is part for one in key)]:
+            del found[key]

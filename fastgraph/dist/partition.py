@@ -74,6 +74,8 @@ def check_weights(weights: Sequence[float] | None, num_parts: int) -> Tensor:
     Raises:
         ValueError: not one for each part, or one that is not above 0.
     """
+    if isinstance(weights, str):
+        raise ValueError(f"weights must be {num_parts} numbers above 0 here, got {weights!r}")
     if weights is None:
         return torch.full((num_parts,), 1 / num_parts, dtype=torch.float64)
     shares = torch.tensor([float(w) for w in weights], dtype=torch.float64)

@@ -7,6 +7,7 @@ which is gathered and counted, and goes on replicated. Where rows are never chan
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from fastgraph.dist.table import Arguments, NoRuleError, Options, find, is_in_pl
 # In-place by name, but not of values.
 _LEAVES_VALUES = frozenset({"requires_grad_", "retain_grad", "__set__", "rename_"})
 
+NUMBERS = itertools.count()
+"""Of sharded tensors. Ranks do the same, so that one of a number is the same one on all of them."""
+
 
 class ShardedTensor(Tensor):
     """A tensor of which each rank holds some rows along one dimension.
@@ -36,12 +40,14 @@ class ShardedTensor(Tensor):
         rows: which rows these are.
         axis: the dimension of which they are.
         source: where upstream would have a view of another tensor's rows, but this is a copy.
+        number: how many were made before.
     """
 
     local: Tensor
     rows: Layout
     axis: int
     source: Source | None
+    number: int
 
     @staticmethod
     def __new__(  # noqa: D102
@@ -53,6 +59,7 @@ class ShardedTensor(Tensor):
             cls, shape, dtype=local.dtype, device=local.device
         )
         tensor.local, tensor.rows, tensor.axis, tensor.source = local, rows, axis, source
+        tensor.number = next(NUMBERS)
         return tensor
 
     def __init__(self, *_: object) -> None:

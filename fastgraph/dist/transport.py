@@ -6,6 +6,7 @@ Every rank must issue the same collectives in the same order. Nothing else in th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastgraph.dist.counts import COUNTS
+from fastgraph.dist.phases import RECORDER
 from fastgraph.dist.world import WORLD, CollectiveError, RanksDivergedError, line_of_program
 
 # torch 2.13 has given the function another name.
@@ -131,6 +133,7 @@ def _issue(
 ) -> None:
     COUNTS.calls[kind] += 1
     COUNTS.sent[kind] += sent
+    started = time.perf_counter()
     try:
         if WORLD.check:
             _compare(f"{kind} of {list(shape)} {dtype} at {line_of_program()}")
@@ -142,6 +145,8 @@ def _issue(
             f"rank {WORLD.rank} of {WORLD.size}: {kind} of {list(shape)} {dtype}, called at "
             f"{line_of_program()}, did not end: {error}"
         ) from error
+    if RECORDER.collectives is not None:
+        RECORDER.collectives.append((sent, time.perf_counter() - started))
 
 
 def _compare(fingerprint: str) -> None:

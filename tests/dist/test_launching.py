@@ -62,7 +62,8 @@ def test_a_script_prints_the_same(tmp_path: Path) -> None:
 
 def test_a_graph_that_the_script_makes_is_sharded(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.format(show_type=True))
-    assert re.search(r"\) ShardedTensor$", launched(tmp_path, 2), re.MULTILINE)
+    found = launched(tmp_path, 2, "--weights", "auto")
+    assert re.search(r"\) ShardedTensor$", found, re.MULTILINE)
 
 
 ENDING = """
@@ -116,8 +117,17 @@ def test_ranks_are_started_by_torchrun(script: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
+    ("words", "weights"),
+    [("auto", "auto"), ("uniform", None), ("2,1.5", [2.0, 1.5])],
+)
+def test_weights(script: str, words: str, weights: object) -> None:
+    assert launch.parser().parse_args(["--weights", words, script]).weights == weights
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--weights", "fair"], "expected auto, uniform or numbers such as 2,1, got 'fair'"),
         (["--nproc-per-node", "0"], "must be an integer above 0, got 0"),
         (["--nproc-per-node", "2", "--max-restarts", "-1"], "must be an integer above -1, got -1"),
         (["--max-restarts", "2"], "--max-restarts needs --nproc-per-node"),

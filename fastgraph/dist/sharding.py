@@ -1,0 +1,237 @@
+"""Sharding a graph, with shares that fit the devices of the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import Tensor, nn
+
+from fastgraph.comparison.memory import resident
+from fastgraph.dist import transport
+from fastgraph.dist.agreement import on_first_rank
+from fastgraph.dist.balance import PREDICTED
+from fastgraph.dist.devices import Device, devices, scores
+from fastgraph.dist.graphs import by_row, check_on_cpu, joint_edges, num_nodes
+from fastgraph.dist.graphs import shard as shard_by_numbers
+from fastgraph.dist.partition import METHODS, PartitionError, partition
+from fastgraph.dist.performance import Estimate, Performance, measure_performance
+from fastgraph.dist.relayout import Placement
+from fastgraph.dist.world import WORLD
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data, HeteroData
+
+Graph = TypeVar("Graph", "Data", "HeteroData")
+
+NAMES = ("auto", "uniform")
+
+_ROUNDS = 8
+_BALANCED = 1.02
+_DAMPING = 0.8
+"""Of the exponent by which shares are corrected, lest they swing around the balance."""
+
+_LEAST = 1e-3
+
+
+def shard(
+    data: Graph,
+    *,
+    weights: Sequence[float] | str | None = None,
+    model: nn.Module | Performance | None = None,
+    method: str = "metis",
+    parts: Tensor | None = None,
+) -> Graph:
+    """A graph whose tensors of nodes and edges are sharded; all ranks give the same one.
+
+    Edges live with their destination. What has neither a row for each node nor one for each edge
+    stays as it is, on every rank.
+
+    Args:
+        data: ``Data`` or ``HeteroData`` of PyG, on the CPU.
+        weights: the share of the work of each rank: numbers above 0, of which only the ratios
+            matter; ``"uniform"``, the default: equal shares; ``"auto"``: what fits the devices.
+        model: with ``"auto"``, what is going to be trained: copies of it are trained on parts of
+            the graph, and the shares are those by which ranks take equally long, see
+            :func:`fastgraph.dist.measure_performance`, whose result can be given as well. Without
+            it shares follow scores, from cores, clock and bandwidth of memory.
+        method: how nodes are partitioned, see :func:`fastgraph.dist.partition.partition`.
+        parts: the rank of each node, int64 ``[num_nodes]``, instead. For ``HeteroData`` the nodes
+            of all types, in the order of ``data.node_types``.
+
+    Returns:
+        A copy.
+
+    Raises:
+        RuntimeError: :func:`fastgraph.dist.init` was not called.
+        TypeError: an argument of another type.
+        ValueError: an argument that cannot be used.
+        ModuleNotFoundError: a model of performance needs scikit-learn.
+        MemoryError: with ``"auto"``, the ranks together have too little memory for the graph.
+    """
+    if isinstance(weights, str) and weights not in NAMES:
+        raise ValueError(
+            f"weights must be one of {list(NAMES)} or a number for each rank, got {weights!r}"
+        )
+    if weights != "auto":
+        if model is not None:
+            raise ValueError(f"model is for weights='auto', got weights={weights!r}")
+        numbers = None if isinstance(weights, str) else weights
+        return shard_by_numbers(data, weights=numbers, method=method, parts=parts)
+    if parts is not None:
+        raise ValueError("parts says which rank gets which node: weights must not be given, too")
+    if not isinstance(model, (nn.Module, Performance, type(None))):
+        raise TypeError(
+            f"model must be a torch.nn.Module or a Performance, got {type(model).__name__}"
+        )
+    if not WORLD.is_ready:
+        raise RuntimeError("call fastgraph.dist.init() before fastgraph.dist.shard()")
+    found = devices()
+    if model is None:
+        limits = memory_shares(found, _bytes_of(data))
+        shares = on_first_rank(lambda: capped(scores(found), limits), (MemoryError,))
+        return shard_by_numbers(data, weights=shares, method=method)
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {list(METHODS)}, got {method!r}")
+    performance = model if isinstance(model, Performance) else measure_performance(model, data)
+    return _by_performance(data, performance, found, method)
+
+
+def _by_performance(
+    data: Graph, performance: Performance, found: list[Device], method: str
+) -> Graph:
+    check_on_cpu(data)
+    sizes = num_nodes(data)
+    resident_now = _residents()
+
+    def best() -> tuple[Tensor, Estimate]:
+        return solve(
+            joint_edges(data, sizes),
+            sum(sizes),
+            performance,
+            scores(found),
+            method=method,
+            memory=lambda more: _free(found, resident_now, _bytes_of(data) + more),
+        )
+
+    errors = (ValueError, ModuleNotFoundError, PartitionError, MemoryError)
+    parts, estimate = on_first_rank(best, errors)
+    out = shard_by_numbers(data, parts=parts)
+    if any(size for size in sizes):
+        PREDICTED[Placement.of(out).nodes[0]] = estimate.phases
+    return out
+
+
+def solve(
+    edge_index: Tensor,
+    num_nodes: int,
+    performance: Performance,
+    shares: Sequence[float],
+    *,
+    method: str = "metis",
+    memory: Any = None,
+) -> tuple[Tensor, Estimate]:
+    """The partition for which ranks are predicted to take equally long.
+
+    Partitions by some shares, predicts, corrects the shares, and so on; halos and the lengths of
+    rows differ between partitions, so that times do not just follow the shares.
+
+    Args:
+        edge_index: int64 ``[2, E]``, of the whole graph.
+        num_nodes: how many nodes there are.
+        performance: of the ranks.
+        shares: to begin with.
+        method: see :func:`fastgraph.dist.partition`.
+        memory: from the bytes that an epoch needs on all ranks together, the highest share of each;
+            default: no limits.
+
+    Returns:
+        The rank of each node, int64 ``[num_nodes]``, and what an epoch will take.
+
+    Raises:
+        MemoryError: the ranks together have too little memory.
+    """
+    limits = memory or (lambda more: [1.0] * len(shares))
+    shares = capped(shares, limits(0.0))
+    best: tuple[Tensor, Estimate] | None = None
+    for _ in range(_ROUNDS):
+        parts = partition(edge_index, num_nodes, len(shares), weights=shares, method=method)
+        estimate = performance.estimate(edge_index, parts)
+        highest = limits(sum(estimate.memory))
+        fits = all(s <= h * _BALANCED for s, h in zip(shares, highest, strict=True))
+        if fits and (best is None or estimate.seconds < best[1].seconds):
+            best = parts, estimate
+        compute = [one.compute for one in estimate.phases]
+        mean = sum(compute) / len(compute)
+        if fits and max(compute) <= _BALANCED * mean:
+            break
+        wanted = [
+            max(share * (mean / max(one, 1e-9)) ** _DAMPING, _LEAST)
+            for share, one in zip(shares, compute, strict=True)
+        ]
+        shares = capped([one / sum(wanted) for one in wanted], highest)
+    if best is None:
+        raise MemoryError(
+            "no partition was found whose parts are predicted to fit into the memory of their ranks"
+        )
+    return best
+
+
+def capped(shares: Sequence[float], limits: Sequence[float]) -> list[float]:
+    """Shares that add up to 1 and are within limits; what one may not have, the others get.
+
+    Raises:
+        MemoryError: the limits do not add up to 1.
+    """
+    if sum(limits) < 1:
+        raise MemoryError(
+            "the ranks together have too little memory for the graph: they can hold "
+            f"{', '.join(f'{limit:.0%}' for limit in limits)} of it"
+        )
+    found = [min(s, high) for s, high in zip(shares, limits, strict=True)]
+    for _ in shares:
+        missing = 1 - sum(found)
+        free = [s if f < high else 0.0 for s, f, high in zip(shares, found, limits, strict=True)]
+        if missing <= 1e-12 or not sum(free):
+            break
+        found = [
+            min(f + missing * one / sum(free), high)
+            for f, one, high in zip(found, free, limits, strict=True)
+        ]
+    return found
+
+
+def memory_shares(found: Sequence[Device], needed: float) -> list[float]:
+    """The highest share of something of so many bytes that each rank has memory for.
+
+    All ranks must call it.
+    """
+    return _free(found, _residents(), needed)
+
+
+def _residents() -> list[int]:
+    return transport.gather_objects(resident() or 0)
+
+
+def _free(found: Sequence[Device], used: Sequence[int], needed: float) -> list[float]:
+    """The same, where it is known what each rank uses."""
+    shares = []
+    for device, own in zip(found, used, strict=True):
+        on_host = [u for d, u in zip(found, used, strict=True) if d.host == device.host]
+        free = min(device.limit - own, device.memory - sum(on_host))
+        shares.append(min(1.0, max(free, 0.0) / max(needed, 1.0)))
+    return shares
+
+
+def _bytes_of(data: Any) -> float:
+    """Bytes of the tensors that are sharded."""
+    total = 0
+    check_on_cpu(data)
+    for store, size in zip(data.node_stores, num_nodes(data), strict=True):
+        total += sum(store[key].nbytes for key in by_row(store, store.is_node_attr, size))
+    for store in data.edge_stores:
+        index = store.get("edge_index")
+        if isinstance(index, Tensor):
+            names = by_row(store, store.is_edge_attr, index.shape[1])
+            total += sum(store[key].nbytes for key in names)
+    return float(total)
