@@ -13,16 +13,20 @@ replaced by small random ones of the same form (``measure/stand_ins.py``). Resul
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
 import os
 import pickle
+import runpy
 import shlex
 import shutil
-import subprocess
+import socket
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
@@ -32,6 +36,8 @@ from measure.output import RESULTS, publish
 
 _RECORDER = Path(__file__).parent / "measure" / "dist_recorder.py"
 _LINES_OF_ERRORS = 30
+_IMPORTED = ("torch_geometric.nn", "torch_geometric.datasets", "matplotlib.pyplot", "sklearn.metrics")
+"""What takes long to import, and is neither upstream's nor ours to change."""
 
 
 @click.command(help=__doc__.split("\n\n")[0])
@@ -68,70 +74,116 @@ def main(
         "scripts": {},
     }
     with tempfile.TemporaryDirectory() as name:
-        work = Path(name)
-        environment = _environment(work)
+        runs = Runs(Path(name), timeout)
         for call in track(calls, "scripts", console=console):
-            record = work / "record"
-            command = [str(_RECORDER), str(record), str(steps), str(root / call[0]), *call[1:]]
-            reference = _run(command, environment, work, timeout)
+            command = [str(runs.record), str(steps), str(root / call[0]), *call[1:]]
+            reference = runs.alone(command)
             found = results["scripts"][" ".join(call)] = {}
             if isinstance(reference, str):
                 found["one process"] = {"error": reference}
                 console.print(f"{call}: one process: {reference}")
                 continue
-            expected = _records(record, 1)
+            (expected,) = reference.records
             for size in sizes:
-                shares = ",".join(str(size - rank) for rank in range(size))
-                started = [
-                    *("-m", "fastgraph.dist", "--nproc-per-node", str(size)),
-                    *("--random", "exact", "--weights", shares, *command),
-                ]
-                ended = _run(started, environment, work, timeout)
+                ended = runs.on_ranks(command, size)
                 if isinstance(ended, str):
                     found[str(size)] = {"error": ended}
-                    console.print(f"{call}: {size} ranks: {ended}")
-                    continue
-                of_ranks = _records(record, size)
-                found[str(size)] = compared(expected[0], of_ranks, reference[0] == ended[0])
+                else:
+                    same = ended.text == reference.text
+                    found[str(size)] = compared(expected, ended.records, same)
                 console.print(f"{call}: {size} ranks: {found[str(size)]}")
     publish(console, out, "dist-examples", results, markdown(results))
 
 
-def _environment(work: Path) -> dict[str, str]:
-    """Variables of the runs; PyG writes beside the raw files of a dataset, so these are copied."""
-    citations = Path(os.environ.get("FASTGRAPH_DATA", "data")) / "Planetoid"
-    shutil.copytree(citations, work / "citations", ignore=shutil.ignore_patterns("processed"))
-    here = str(Path(__file__).parents[1])
-    return {
-        **os.environ,
-        "EXAMPLES_CITATIONS": str(work / "citations"),
-        "OMP_NUM_THREADS": "1",
-        "MPLBACKEND": "agg",
-        "PYTHONPATH": os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")])),
-        "PYTHONWARNINGS": "ignore",
-    }
+class Ended(NamedTuple):
+    """What a run left: what its first process printed, and the record of each."""
+
+    text: str
+    records: list[dict[str, Any]]
 
 
-def _run(
-    command: Sequence[str], environment: dict[str, str], work: Path, timeout: float
-) -> tuple[str] | str:
-    """What a run printed, or the end of its errors."""
-    for old in work.glob("record.*"):
-        old.unlink()
-    try:
-        done = subprocess.run(
-            [sys.executable, *command], cwd=work, env=environment, capture_output=True, text=True,
-            timeout=timeout, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"did not end in {timeout} s"
-    if done.returncode != 0:
-        return "\n".join(done.stderr.splitlines()[-_LINES_OF_ERRORS:])
-    return (done.stdout,)
+class Runs:
+    """Runs of scripts in new processes, forked from one that has imported the libraries.
+
+    Args:
+        work: an empty folder for all of them.
+        timeout: seconds of a run.
+    """
+
+    def __init__(self, work: Path, timeout: float) -> None:
+        self.record = work / "record"
+        self._work, self._timeout = work, timeout
+        citations = Path(os.environ.get("FASTGRAPH_DATA", "data")) / "Planetoid"
+        # PyG writes beside the raw files.
+        ignored = shutil.ignore_patterns("processed")
+        shutil.copytree(citations, work / "citations", ignore=ignored)
+        os.environ.update(
+            EXAMPLES_CITATIONS=str(work / "citations"),
+            OMP_NUM_THREADS="1",
+            MPLBACKEND="agg",
+            PYTHONWARNINGS="ignore",
+        )
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(list(_IMPORTED))
+
+    def alone(self, command: Sequence[str]) -> Ended | str:
+        """A script by upstream alone on one process; or the end of its errors."""
+        return self._run([(self._words_of_recorder(command), {})])
+
+    def on_ranks(self, command: Sequence[str], size: int) -> Ended | str:
+        """The same on ranks, the first of which has the most work."""
+        shares = ",".join(str(size - rank) for rank in range(size))
+        words = ["--random", "exact", "--weights", shares, *self._words_of_recorder(command)]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        world = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return self._run([(words, {**world, "RANK": str(r)}) for r in range(size)])
+
+    def _words_of_recorder(self, command: Sequence[str]) -> list[str]:
+        return [str(_RECORDER), *command]
+
+    def _run(self, calls: list[tuple[list[str], dict[str, str]]]) -> Ended | str:
+        for old in self._work.glob("record.*"):
+            old.unlink()
+        processes = [
+            self._context.Process(target=_process, args=(words, variables, self._work, rank))
+            for rank, (words, variables) in enumerate(calls)
+        ]
+        for process in processes:
+            process.start()
+        deadline = time.monotonic() + self._timeout
+        for process in processes:
+            process.join(max(deadline - time.monotonic(), 0))
+        late = [process for process in processes if process.is_alive()]
+        for process in late:
+            process.kill()
+            process.join()
+        for rank, process in enumerate(processes):
+            if process.exitcode:
+                errors = (self._work / f"errors.{rank}").read_text(errors="replace")
+                late_text = f"did not end in {self._timeout} s\n" if late else ""
+                return late_text + "\n".join(errors.splitlines()[-_LINES_OF_ERRORS:])
+        records = [
+            pickle.loads(Path(f"{self.record}.{rank}").read_bytes()) for rank in range(len(calls))
+        ]
+        return Ended((self._work / "text.0").read_text(), records)
 
 
-def _records(path: Path, size: int) -> list[dict[str, Any]]:
-    return [pickle.loads(Path(f"{path}.{rank}").read_bytes()) for rank in range(size)]
+def _process(words: list[str], variables: dict[str, str], work: Path, rank: int) -> None:
+    """A script, or a rank of it, whose output goes to files."""
+    os.environ.update(variables)
+    os.chdir(work)
+    for stream, name in ((sys.stdout, "text"), (sys.stderr, "errors")):
+        file = os.open(work / f"{name}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, stream.fileno())
+    if variables:
+        launch = importlib.import_module("fastgraph.dist.launch")
+        launch.main(words)
+    else:
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
