@@ -135,11 +135,21 @@ def joint_edges(data: Any, sizes: list[int]) -> Tensor:
         starts[store._key], offset = offset, offset + size
     found = [torch.empty(2, 0, dtype=torch.int64)]
     for store in data.edge_stores:
-        index = store.get("edge_index")
-        if type(index) is Tensor:
+        index = _ends(store)
+        if index is not None:
             source, _, target = store._key or (None, None, None)
             found.append(index + torch.tensor([[starts[source]], [starts[target]]]))
     return torch.cat(found, 1)
+
+
+def _ends(store: Any) -> Tensor | None:
+    """The edges of a store as ``edge_index``, which may be in a sparse matrix instead."""
+    index, matrix = store.get("edge_index"), store.get("adj_t")
+    if type(index) is Tensor:
+        return index
+    if isinstance(matrix, Tensor) and matrix.layout != torch.strided and matrix.dim() == 2:
+        return matrix.to_sparse_coo().coalesce().indices().flip(0)  # rows are destinations
+    return None
 
 
 def _sharded(data: Graph, parts: list[Tensor]) -> Graph:

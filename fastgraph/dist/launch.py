@@ -203,7 +203,8 @@ def shard_datasets(shard: Callable[[Any], Any], min_nodes: int) -> None:
     def fits(data: Any) -> bool:
         if not isinstance(data, (Data, HeteroData)) or "batch" in data:
             return False
-        return (data.num_nodes or 0) >= min_nodes and bool(data.num_edges)
+        large = (data.num_nodes or 0) >= min_nodes and bool(data.num_edges)
+        return large and _is_plain(data)
 
     def sharded(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -236,7 +237,7 @@ def _sharding_own(upstream: Callable[..., None], sharded: Callable[[Any], Any]) 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         upstream(self, *args, **kwargs)
         caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
-        if caller not in ("torch_geometric", "copy", "fastgraph", "torch") and _is_plain(self):
+        if caller not in ("torch_geometric", "copy", "fastgraph", "torch"):
             found = sharded(self)
             if found is not self:
                 for key, value in found.to_dict().items():
@@ -246,7 +247,9 @@ def _sharding_own(upstream: Callable[..., None], sharded: Callable[[Any], Any]) 
 
 
 def _is_plain(data: Any) -> bool:
-    return all(type(value) is torch.Tensor for _, value in data if isinstance(value, torch.Tensor))
+    """Whether no tensor of a graph is sharded already, as of one that the program itself made."""
+    values = (value for store in data.stores for value in store.values())
+    return all(type(value) is torch.Tensor for value in values if isinstance(value, torch.Tensor))
 
 
 def let_one_rank_write() -> None:

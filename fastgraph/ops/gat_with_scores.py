@@ -51,8 +51,9 @@ def gat_with_scores(
         att: the vectors for sources and for destinations, ``[2, heads, channels]``.
         index: as of :func:`gat`, and so are the arguments after it.
         score_edge: scores of the edges, ``[E, heads]``.
-        addend: added to the result, ``[nodes or 1, heads, channels]``: a residual or a bias.
-        ptr: int64 or int32 ``[nodes + 1]``, offsets of the groups in ``index``.
+        addend: added to the result, ``[destinations or 1, heads, channels]``: a residual or a bias.
+        ptr: int64 or int32 ``[destinations + 1]``, offsets of the groups in ``index``. Only the
+            first so many nodes aggregate then.
         self_loops: replace the self-loops in ``index`` by one for each of so many nodes.
         transpose: reverse every edge.
         negative_slope: of the LeakyReLU.
@@ -62,9 +63,9 @@ def gat_with_scores(
 
     Returns:
         ``(out, alpha, stats)``, all of them differentiable: the output,
-        ``[nodes, heads, channels]``; :math:`\alpha` with dropout, ``[E, heads]``,
-        or ``None`` if it is not needed; and what is known of each softmax,
-        ``[nodes, heads, 2]``, by which :func:`merge` joins outputs.
+        ``[destinations, heads, channels]``, one row for each node unless ``ptr`` has fewer;
+        :math:`\alpha` with dropout, ``[E, heads]``, or ``None`` if it is not needed; and what is
+        known of each softmax, ``[destinations, heads, 2]``, by which :func:`merge` joins outputs.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype, device or value.
@@ -84,7 +85,23 @@ def _forward(x: Tensor, att: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tenso
     check_heads("x", x, ("nodes", "heads", "channels"), x)
     check_heads("att", att, [2, *x.shape[1:]], x)
     scores = HEAD_SCORES(x, att)
-    return *GAT(x, *scores.unbind(0), *given), scores
+    return *GAT(x, *_of_nodes(scores, given[3]), *given), scores
+
+
+def _of_nodes(scores: Tensor, ptr: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The scores of all nodes as sources, and of those that aggregate as destinations."""
+    src, dst = scores.unbind(0)
+    return src, dst if ptr is None else dst[: ptr.shape[0] - 1]
+
+
+def _of_all(grad_src: Tensor, grad_dst: Tensor) -> Tensor:
+    """Gradients of both kinds of scores, ``[2, nodes, heads]``; 0 for nodes that aggregate not."""
+    if len(grad_src) == len(grad_dst):
+        return torch.stack([grad_src, grad_dst])
+    both = grad_src.new_zeros((2, *grad_src.shape))
+    both[0] = grad_src
+    both[1, : len(grad_dst)] = grad_dst
+    return both
 
 
 def _save(ctx: Any, given: Sequence[Any], result: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
@@ -105,24 +122,24 @@ def _gradient(
 ) -> tuple[Tensor | None, ...]:
     x, att, score_edge, index, ptr, seed, stats, scores = ctx.saved_tensors
     if grad is None:  # only the weights or the statistics were used
-        grad = x.new_zeros(x.shape)
+        grad = x.new_zeros((len(stats), *x.shape[1:]))
     grads = (grad, grad_alpha, logsum_gradient(grad_stats, stats))
     if needs_torch_operations(*grads):
         self_loops, transpose, *rest = ctx.options
-        graph = topology(index, ptr, len(x), len(x), transpose, self_loops)
-        score_src, score_dst = reference.head_scores(x, att).unbind(0)
+        graph = topology(index, ptr, len(x), len(stats), transpose, self_loops)
+        score_src, score_dst = _of_nodes(reference.head_scores(x, att), ptr)
         given = (x, score_src, score_dst, score_edge, stats, transpose, *rest, seed_number(seed))
         found: Any = reference.gat_backward(graph, *grads, *given)
         through_values, *of_scores, grad_edge = found
         grad_x, grad_att = reference.head_scores_backward(
-            x, att, torch.stack(of_scores), addend=through_values
+            x, att, _of_all(*of_scores), addend=through_values
         )
     else:
-        inputs = (x, *scores.unbind(0), score_edge)
+        inputs = (x, *_of_nodes(scores, ptr), score_edge)
         through_values, *of_scores, grad_edge = GAT_BACKWARD(
             *grads, *inputs, index, ptr, seed, stats, *ctx.options
         )
-        grad_x, grad_att = HEAD_SCORES_BACKWARD(x, att, torch.stack(of_scores), through_values)
+        grad_x, grad_att = HEAD_SCORES_BACKWARD(x, att, _of_all(*of_scores), through_values)
     grad_edge = None if score_edge is None else grad_edge
     return grad_x, grad_att, grad_edge, addend_gradient(ctx, 3, grad), *NO_GRADIENTS
 

@@ -100,6 +100,27 @@ def test_only_the_weights_are_used(backend: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
+def test_only_the_first_nodes_aggregate(backend: str) -> None:
+    """As those of one rank do: others are there to be gathered."""
+    case = Case("random", random_edges(7, 4, 15), 7, 4)
+    x, att = (t.requires_grad_() for t in inputs_of(case)[:2])
+    src, dst = case.edge_index[:, case.edge_index[1].argsort(stable=True)]
+    ptr = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(dst, minlength=4).cumsum(0)])
+
+    def ours(x: Tensor, att: Tensor) -> Tensor:
+        return ops.gat_with_scores(x, att, src, ptr=ptr)[0]
+
+    def theirs(x: Tensor, att: Tensor) -> Tensor:
+        score_src, score_dst = ops.head_scores(x, att).unbind(0)
+        return ops.gat(x, score_src, score_dst[:4], src, ptr=ptr)[0]
+
+    found = [with_gradients(lambda t, f=f: f(*t), [x, att]) for f in (ours, theirs)]
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    assert found[0][0].shape == (4, 2, 5)
+    assert torch.autograd.gradgradcheck(ours, (x, att))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiles_into_one_graph_of_any_size() -> None:
     @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")

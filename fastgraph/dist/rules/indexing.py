@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fastgraph.dist import transport
 from fastgraph.dist.collectives import sum_of_ranks
 from fastgraph.dist.exchange import plan, take
 from fastgraph.dist.layout import Layout
@@ -228,7 +229,8 @@ def setitem(func: Any, args: Arguments, kwargs: Options) -> None:
     """``x[index] = value``."""
     x, index, value = args
     if not is_sharded(x):
-        raise NoRuleError
+        _set_replicated(x, index, value)
+        return
     key = _key_of(x, index)
     entry = key.rows
     if _is_all(entry):
@@ -255,6 +257,18 @@ def setitem(func: Any, args: Arguments, kwargs: Options) -> None:
         chosen = _chosen(ShardedTensor(view, x.rows, key.axis), entry)
     local = aligned(value, chosen.rows, key.axis - view.dim())
     view[(*(slice(None),) * key.axis, chosen.local)] = local
+
+
+def _set_replicated(x: Tensor, index: Any, value: Any) -> None:
+    """One number for all rows of a replicated tensor that the ranks' positions name."""
+    if not (is_sharded(index) and index.dim() == 1 and index.dtype in _INTEGERS) or not x.dim():
+        raise NoRuleError
+    if isinstance(value, Tensor) and (value.dim() or is_sharded(value)):
+        raise NoRuleError
+    plan_of_range(index, x.shape[0])
+    named = torch.zeros(x.shape[0], dtype=torch.bool)
+    named[index.local] = True
+    x[transport.all_reduce(named) > 0] = value
 
 
 def _set_row(view: Tensor, rows: Layout, axis: int, index: int, value: Any) -> None:

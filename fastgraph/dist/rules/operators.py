@@ -18,6 +18,7 @@ from fastgraph.graphs.memo import REMEMBERING
 from fastgraph.ops.attention import ATTENTION
 from fastgraph.ops.edge_softmax import EDGE_SOFTMAX
 from fastgraph.ops.gat import GAT
+from fastgraph.ops.gat_with_scores import GAT_WITH_SCORES
 from fastgraph.ops.gatv2 import GATV2
 from fastgraph.ops.head_scores import HEAD_SCORES
 from fastgraph.ops.heads import Call, dropout_seed
@@ -151,21 +152,38 @@ def _attend(
     addend, rows = graph.of_destinations(call.addend), graph.destinations
     rest = (edges.index, edges.ptr, None, 0, False, call.option, 0.0, weights)
     if call.dropout == 0:
-        out, stats, alpha = kernel(*inputs, addend, *rest)
-        if weights:
-            alpha = ShardedTensor(alpha, graph.edges, 0)
-        return ShardedTensor(out, rows, 0), ShardedTensor(stats, rows, 0), alpha
+        return _of_rows(graph, weights, *kernel(*inputs, addend, *rest))
     if operator is operators.ATTENTION and has_features:
         raise NoRuleError  # which it adds up as well
     # An operator drops edges by their numbers, which are others on each rank. So weights are made,
     # [E, heads], and dropped by where they are among those of all ranks.
-    _, stats, alpha = kernel(*inputs, None, *rest)
+    _, stats, alpha = kernel(*_for_weights(inputs, operator), None, *rest)
     alpha = ShardedTensor(alpha, graph.edges, 0)
     dropped: Any = F.dropout(alpha, call.dropout)
     values = inputs[_SUMMED[operator.name]]
     out = SPMM(values, edges.index, edges.ptr, dropped.local, rows.mine, "sum", False)
     out = out if addend is None else out + addend
     return ShardedTensor(out, rows, 0), ShardedTensor(stats, rows, 0), dropped
+
+
+def _of_rows(
+    graph: Neighbourhoods, weights: bool, out: Tensor, stats: Tensor, alpha: Tensor
+) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
+    """What an operator gave for the rows of this rank."""
+    rows = graph.destinations
+    alpha = ShardedTensor(alpha, graph.edges, 0) if weights else alpha
+    return ShardedTensor(out, rows, 0), ShardedTensor(stats, rows, 0), alpha
+
+
+def _for_weights(inputs: list[Any], operator: operators.Attention) -> list[Any]:
+    """Operands that give the same weights, and the smallest output that an operator can have.
+
+    Others than GAT's score the features that they add up.
+    """
+    if operator is not operators.GAT:
+        return inputs
+    x, *scores = inputs
+    return [x.new_zeros((*x.shape[:2], 1)), *scores]
 
 
 def attention_rule(name: str) -> Callable[[Callable[[Arguments], Any]], Callable[..., Any]]:
@@ -217,10 +235,16 @@ def gat_with_scores(args: Arguments) -> Any:
     rows = _rows_of(x)
     call = Call.of((score_edge, *rest))
     graph = _attended(call, rows, rows)
-    features = graph.of_sources(x)
-    scores = HEAD_SCORES(features, _shared(att))
-    inputs = [features, scores[0], scores[1, : rows.mine], graph.of_edges(score_edge)]
-    return *_attend(call, graph, GAT, inputs, operators.GAT), scores
+    features, att, of_edges = graph.of_sources(x), _shared(att), graph.of_edges(score_edge)
+    if call.dropout:
+        scores = HEAD_SCORES(features, att)
+        inputs = [features, scores[0], scores[1, : rows.mine], of_edges]
+        return *_attend(call, graph, GAT, inputs, operators.GAT), scores
+    edges = graph.edges_of(numbered=call.weights or of_edges is not None)
+    topology = edges.index, edges.ptr, None, 0, False
+    operands = features, att, of_edges, graph.of_destinations(call.addend)
+    *found, scores = GAT_WITH_SCORES(*operands, *topology, call.option, 0.0, call.weights)
+    return *_of_rows(graph, call.weights, *found), scores
 
 
 @rule("fastgraph::head_scores")

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from fastgraph.dist.collectives import split, sum_of_ranks
 from fastgraph.dist.exchange import take
@@ -90,6 +91,22 @@ def addmm(func: Any, args: Arguments, kwargs: Options) -> Any:
     return (x if beta == 1 else beta * x) + product
 
 
+@rule("bilinear")
+def bilinear(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+    """Products of two rows and replicated weights."""
+    a, b, weight, bias = bound(
+        args, kwargs, input1=REQUIRED, input2=REQUIRED, weight=REQUIRED, bias=None
+    )
+    lead = a if is_sharded(a) else b
+    if is_sharded(weight) or is_sharded(bias) or not is_sharded(lead) or a.dim() != b.dim():
+        raise NoRuleError
+    if lead.axis == lead.dim() - 1 or a.shape[:-1] != b.shape[:-1]:
+        raise NoRuleError
+    rows, axis = lead.rows, lead.axis
+    local = func(aligned(a, rows, axis), aligned(b, rows, axis), enter(weight), enter(bias))
+    return ShardedTensor(local, rows, axis)
+
+
 @rule("einsum")
 def einsum(func: Any, args: Arguments, kwargs: Options) -> Any:
     """Sums of products by the names of their dimensions."""
@@ -117,8 +134,21 @@ def einsum(func: Any, args: Arguments, kwargs: Options) -> Any:
     return sum_of_ranks(out)
 
 
+_own_parts = WeakTensorKeyDictionary()
+
+
 def _own_rows(matrix: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:
-    """The rows of a replicated sparse matrix that this rank holds, and which columns they have."""
+    """The rows of a replicated sparse matrix that this rank holds, and which columns they have.
+
+    They are remembered with the matrix, and with the columns the plan of their exchange.
+    """
+    found = _own_parts.get(matrix)
+    if found is None or found[:2] != (matrix._version, rows):
+        found = _own_parts[matrix] = matrix._version, rows, *_part(matrix, rows)
+    return found[2:]
+
+
+def _part(matrix: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:
     entries = matrix.to_sparse_coo().coalesce()
     row, column = entries.indices()
     mine = (rows.owner[row] == WORLD.rank).nonzero().view(-1)

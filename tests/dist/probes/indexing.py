@@ -117,3 +117,12 @@ def _(d: Data) -> Tensor:
     z = torch.zeros(N, D)
     z[d.train_mask] = h(d)[d.train_mask]
     return z
+
+
+@probe("numbers at sharded positions of a replicated tensor")
+def _(d: Data) -> Tensor:
+    z, seen = torch.zeros(C, 2), torch.zeros(N, dtype=torch.bool)
+    z[d.y[d.train_mask]] = 2.5
+    seen[d.edge_index[0] - N] = True
+    z[d.y[:0]] = torch.tensor(7.0)
+    return z.sum() + seen.double()

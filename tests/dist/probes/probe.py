@@ -38,6 +38,8 @@ class Modules:
         self.index = torch.randperm(N, generator=g)[:20]
         self.order = torch.randperm(N, generator=g)
         self.batch = torch.arange(N) // 20
+        self.ends = torch.randint(0, N, (2, 150), generator=g)
+        self.values = torch.rand(150, generator=g)
         self.attention = torch.nn.MultiheadAttention(D, 2, batch_first=True)
         self.gru = torch.nn.GRU(D, D, batch_first=True)
         self.norms = [

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 import torch_geometric.utils as pyg
+from torch import Tensor
+from torch_geometric.data import Data
 
-from tests.dist.probes.probe import D, N, h, m, simple
+from tests.dist.probes.probe import D, N, h, m, probe, simple
 
 simple(
     "x.t() @ x, x @ x.t()",
@@ -46,3 +49,21 @@ simple(
     "_convert_indices_from_coo_to_csr",
     "__setitem__",
 )
+
+
+simple(
+    "bilinear",
+    lambda d: (
+        F.bilinear(h(d), d.x, m.weight[None].expand(2, D, D), m.weight[0, :2])
+        + F.bilinear(m.weight[:1].expand(N, D), h(d), m.weight[None])
+    ),
+)
+
+
+@probe("a matrix that is used again, and edited")
+def _(d: Data) -> Tensor:
+    matrix = torch.sparse_coo_tensor(m.ends, m.values, (N, N)).coalesce()
+    with torch.no_grad():
+        before = matrix @ d.x
+        matrix.values().mul_(2)
+    return before + matrix @ (matrix @ h(d))
