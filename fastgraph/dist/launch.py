@@ -22,6 +22,7 @@ from fastgraph.dist import transport, world
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.graphs import shard_as_known
 from fastgraph.dist.hooks import PATCHES
+from fastgraph.dist.modes import MODES
 from fastgraph.dist.partition import METHODS
 from fastgraph.dist.world import WORLD
 from fastgraph.interpreter import FIRST_ENTRY
@@ -70,6 +71,12 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--partition", choices=METHODS, default="metis", help="default: metis")
     made.add_argument(
+        "--mode",
+        choices=MODES,
+        default="halo",
+        help="how fused attention is computed, see fastgraph.dist.shard; default: halo",
+    )
+    made.add_argument(
         "--weights",
         type=lambda text: [float(part) for part in text.split(",")],
         help="share of the work of each rank, such as 2,1; default: equal shares",
@@ -103,7 +110,9 @@ def main(words: Sequence[str] | None = None) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # sharded tensors are on the CPU
     world.init(random=options.random, check=options.check)
     _seed()
-    shard = functools.partial(shard_as_known, weights=options.weights, method=options.partition)
+    shard = functools.partial(
+        shard_as_known, weights=options.weights, method=options.partition, mode=options.mode
+    )
     shard_datasets(shard, options.min_nodes)
     let_one_rank_write()
     enabling.enable()

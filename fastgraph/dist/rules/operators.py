@@ -11,13 +11,16 @@ from torch import Tensor
 
 from fastgraph.dist.layout import Layout, usual
 from fastgraph.dist.memo import remembered
+from fastgraph.dist.modes import is_by_heads
 from fastgraph.dist.neighbourhoods import Neighbourhoods, local_rows, neighbourhoods
+from fastgraph.dist.rules import by_heads
 from fastgraph.dist.sharded import ShardedTensor, enter, is_sharded, on_the_whole
 from fastgraph.dist.table import Arguments, NoRuleError, Options, rule
 from fastgraph.graphs.memo import REMEMBERING
 from fastgraph.ops.attention import ATTENTION
 from fastgraph.ops.edge_softmax import EDGE_SOFTMAX
 from fastgraph.ops.gat import GAT
+from fastgraph.ops.gat_with_scores import GAT_WITH_SCORES
 from fastgraph.ops.gatv2 import GATV2
 from fastgraph.ops.head_scores import HEAD_SCORES
 from fastgraph.ops.heads import Call, dropout_seed
@@ -105,6 +108,12 @@ def _attention(
         destinations = _rows_of(aggregating)
     else:
         destinations = _among(sources, aggregating.shape[0])
+    num_heads = call.inputs[0].shape[1]
+    if is_by_heads(num_heads, sources, destinations):
+        shapes = [operand.shape for operand in operator.operands]
+        adds_edges = operator is operators.ATTENTION
+        attention = by_heads.Attention(kernel, shapes, _SUMMED[operator.name], adds_edges)
+        return by_heads.attend(attention, call, sources, destinations, num_heads)
     graph = _attended(call, sources, destinations)
     rows: dict[str, Callable[[Tensor], Any]] = {
         "sources": graph.of_sources,
@@ -210,12 +219,22 @@ def attention(args: Arguments) -> Any:
     return _attention(operators.ATTENTION, ATTENTION, args)
 
 
+_WITH_SCORES = by_heads.Attention(
+    GAT_WITH_SCORES,
+    [("sources", "heads", "channels"), (2, "heads", "channels"), ("edges", "heads")],
+    summed=0,
+)
+
+
 @attention_rule("fastgraph::gat_with_scores")
 def gat_with_scores(args: Arguments) -> Any:
     """Attention among nodes of one kind: the halo is scored where it is needed."""
     x, att, score_edge, *rest = args
     rows = _rows_of(x)
     call = Call.of((score_edge, *rest))
+    if is_by_heads(x.shape[1], rows, rows):
+        call = Call.of((x, att, score_edge, *rest))
+        return *by_heads.attend(_WITH_SCORES, call, rows, rows, x.shape[1]), None
     graph = _attended(call, rows, rows)
     features = graph.of_sources(x)
     scores = HEAD_SCORES(features, _shared(att))
