@@ -133,9 +133,7 @@ def _wanted(ctx: Any, grads: Sequence[Tensor], send: Any) -> list[Tensor | None]
     return found
 
 
-def _sent_by_rows(
-    tensors: Sequence[Tensor], rows: Sequence[Layout], heads: Layout
-) -> list[Tensor]:
+def _sent_by_rows(tensors: Sequence[Tensor], rows: Sequence[Layout], heads: Layout) -> list[Tensor]:
     flat = torch.cat([x[:, own].reshape(-1) for own in _slices(heads.counts) for x in tensors])
     sends = [sum(_per_head(x) * count for x in tensors) for count in heads.counts]
     sizes = [
@@ -191,4 +189,5 @@ def _unpacked(
 ) -> list[tuple[Tensor, ...]]:
     """What has come from the ranks for each tensor, given its shapes by rank and tensor."""
     parts = iter(received.split([math.prod(size) for of_rank in sizes for size in of_rank]))
-    return list(zip(*([next(parts).view(size) for size in of_rank] for of_rank in sizes), strict=True))
+    of_ranks = [[next(parts).view(size) for size in of_rank] for of_rank in sizes]
+    return list(zip(*of_ranks, strict=True))

@@ -6,6 +6,8 @@ Nodes and edges are numbered in the order of ranks and, of each, of its local ro
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -33,8 +35,6 @@ class WholeGraph:
 
     Attributes:
         rows, sources, destinations: as given.
-        position: int64 ``[edges]``, where each edge is among those of one process: self-loops that
-            were added follow all others.
     """
 
     def __init__(
@@ -46,17 +46,26 @@ class WholeGraph:
         self_loops: int,
     ) -> None:
         self.rows, self.sources, self.destinations = rows, sources, destinations
-        self.position = inverse(rows.order)
+        self._loops, self._is_kept = self_loops, None
         if self_loops:
-            kept = (pair[0] != pair[1]).nonzero().view(-1)
-            loops = torch.arange(self_loops)
-            self.position = inverse(self.position[kept].argsort())
-            self.position = torch.cat([self.position, loops + len(kept)])
-            pair = torch.cat([pair[:, kept], loops.expand(2, -1)], 1)
+            self._is_kept = pair[0] != pair[1]
+            pair = torch.cat([pair[:, self._is_kept], torch.arange(self_loops).expand(2, -1)], 1)
         index = torch.stack([sources.order[pair[0]], destinations.order[pair[1]]]).int()
         self._graph = Graph(index, sources.n, destinations.n)
         self._derived = Recent()
         COUNTS.plans += 1
+
+    @cached_property
+    def position(self) -> Tensor:
+        """int64 ``[edges]``: where each edge is among those of one process.
+
+        Self-loops that were added follow all others.
+        """
+        position = inverse(self.rows.order)
+        if self._is_kept is None:
+            return position
+        kept = inverse(position[self._is_kept].argsort())
+        return torch.cat([kept, torch.arange(len(kept), len(kept) + self._loops)])
 
     def edges_of(self, *, numbered: bool) -> Edges:
         """The graph as operators take it.

@@ -60,6 +60,7 @@ def attend(
         raise NoRuleError
     if call.dropout > 0 and has_features and attention.adds_edges:
         raise NoRuleError
+    _check_heads(attention.shapes, call.inputs, num_heads)
     graph = whole_graph(
         call.index, sources, destinations, transpose=call.transpose, self_loops=call.self_loops
     )
@@ -88,6 +89,21 @@ def attend(
     return ShardedTensor(out, destinations, 0), stats, alpha
 
 
+def _check_heads(
+    shapes: Sequence[Sequence[Size]], inputs: Sequence[Tensor | None], num_heads: int
+) -> None:
+    """Operands have so many heads, and one dtype; if not, upstream's own message is wanted.
+
+    Raises:
+        NoRuleError: they do not.
+    """
+    present = [(x, shape) for x, shape in zip(inputs, shapes, strict=True) if x is not None]
+    for x, shape in present:
+        fits = x.dim() == len(shape) and x.dtype == present[0][0].dtype
+        if not fits or ("heads" in shape and x.shape[shape.index("heads")] != num_heads):
+            raise NoRuleError
+
+
 def _operands(
     shapes: Sequence[Sequence[Size]],
     inputs: Sequence[Tensor | None],
@@ -102,7 +118,9 @@ def _operands(
     }
     found: list[Tensor | None] = [None] * len(inputs)
     sent: dict[tuple[int, int], int] = {}
-    tensors, rows, places = [], [], []
+    tensors: list[Tensor] = []
+    rows: list[Layout] = []
+    places: list[tuple[int, int]] = []
     for i, (x, shape) in enumerate(zip(inputs, shapes, strict=True)):
         if x is None:
             continue

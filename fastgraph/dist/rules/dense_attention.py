@@ -80,14 +80,16 @@ def multi_head(func: Any, args: Arguments, kwargs: Options) -> tuple[ShardedTens
     _check_heads(num_heads)
     targets, rows = query.rows, key.rows
     if query is key and key is value:
-        projected = list(F.linear(query, in_weight, in_bias).local.chunk(3, -1))
+        projected = list(F.linear(query.local, enter(in_weight), enter(in_bias)).chunk(3, -1))
     else:
-        biases = [None] * 3 if in_bias is None else in_bias.chunk(3)
-        weighed = zip(tensors, in_weight.chunk(3), biases, strict=True)
-        projected = [F.linear(x, weight, bias).aligned(x.rows) for x, weight, bias in weighed]
-        projected[2] = aligned(ShardedTensor(projected[2], value.rows, 0), rows, 0)
+        local = query.local, key.local, aligned(value, rows, 0)
+        weights = enter(in_weight).chunk(3)
+        biases = [None] * 3 if in_bias is None else enter(in_bias).chunk(3)
+        projected = [F.linear(*each) for each in zip(local, weights, biases, strict=True)]
     # [nodes, heads, batch, channels of a head]
-    by_rows = [x.reshape(len(x), -1, num_heads, x.shape[-1] // num_heads) for x in projected]
+    batch = query.shape[1] if query.dim() == 3 else 1
+    channels = query.shape[-1] // num_heads
+    by_rows = [x.reshape(len(x), batch, num_heads, channels) for x in projected]
     by_rows = [x.transpose(1, 2) for x in by_rows]
     if padding is not None and padding.dim() == 1:
         padding = padding.unsqueeze(0)

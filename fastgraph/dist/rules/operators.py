@@ -108,7 +108,7 @@ def _attention(
         destinations = _rows_of(aggregating)
     else:
         destinations = _among(sources, aggregating.shape[0])
-    num_heads = call.inputs[0].shape[1]
+    num_heads = _num_heads(call.inputs[0])
     if is_by_heads(num_heads, sources, destinations):
         shapes = [operand.shape for operand in operator.operands]
         adds_edges = operator is operators.ATTENTION
@@ -137,6 +137,11 @@ def _attended(call: Call, sources: Layout, destinations: Layout) -> Neighbourhoo
         transpose=call.transpose,
         self_loops=call.self_loops,
     )
+
+
+def _num_heads(x: Tensor) -> int:
+    """Of ``[nodes, heads, channels]``; operators say themselves where there is another shape."""
+    return x.shape[1] if x.dim() == 3 else 0
 
 
 def _shared(x: Tensor) -> Any:
@@ -232,9 +237,10 @@ def gat_with_scores(args: Arguments) -> Any:
     x, att, score_edge, *rest = args
     rows = _rows_of(x)
     call = Call.of((score_edge, *rest))
-    if is_by_heads(x.shape[1], rows, rows):
+    num_heads = _num_heads(x)
+    if is_by_heads(num_heads, rows, rows):
         call = Call.of((x, att, score_edge, *rest))
-        return *by_heads.attend(_WITH_SCORES, call, rows, rows, x.shape[1]), None
+        return *by_heads.attend(_WITH_SCORES, call, rows, rows, num_heads), None
     graph = _attended(call, rows, rows)
     features = graph.of_sources(x)
     scores = HEAD_SCORES(features, _shared(att))

@@ -34,7 +34,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio, by which SplitMix64 counts."""
 
 Positions = dict[int, Tensor]
-"""Some elements of a tensor: where they are along its dimensions, of those not listed everywhere."""
+"""Some elements of a tensor: where they are along some dimensions; all along the others."""
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
