@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import fastgraph
 import fastgraph.dist as fgd
 from fastgraph import ops
+from fastgraph.dist import transport
 from fastgraph.dist.head_shards import shares
 from fastgraph.dist.world import WORLD
 from tests.dist import test_fused, test_models
@@ -219,6 +221,20 @@ def others() -> dict[str, Any]:
     found["one head"] = dict(fgd.COUNTS.attention)
     found["table"] = str(fastgraph.status())
 
+    with tempfile.TemporaryDirectory() as name:
+        folder = transport.broadcast(name)
+        if WORLD.rank == 0:
+            fgd.write_shards(graph(), f"{folder}/shards", WORLD.size, method="even")
+        transport.barrier()
+        loaded = fgd.load_shards(f"{folder}/shards", mode="heads")
+        expected = fgd.whole(layer(data.x, data.edge_index, data.edge_attr))
+        fgd.COUNTS.reset()
+        with fastgraph.enabled():
+            out = layer(loaded.x, loaded.edge_index, loaded.edge_attr)
+        found["from shards"] = test_fused.difference([expected], [fgd.whole(out)])
+        found["from shards, attention"] = dict(fgd.COUNTS.attention)
+        transport.barrier()
+
     fgd.COUNTS.reset()
     q = data.x.view(1, NUM_NODES, D).transpose(0, 1)
     F.scaled_dot_product_attention(*[q.permute(1, 0, 2)] * 3)
@@ -311,6 +327,12 @@ def test_one_head_is_computed_by_rows(found: list[dict[str, Any]]) -> None:
         assert of_rank["one head"] == {reason: 1}
         assert reason in of_rank["table"]
         assert of_rank["one dense head"] == {"scaled_dot_product_attention": 1}
+
+
+def test_loaded_shards(found: list[dict[str, Any]]) -> None:
+    for of_rank in found:
+        assert of_rank["from shards"] == ""
+        assert of_rank["from shards, attention"] == {"heads": 1}
 
 
 def test_heads_are_shared_out_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
