@@ -43,7 +43,8 @@ def shard(
             of all types, in the order of ``data.node_types``.
         mode: how fused attention is computed. ``"halo"``: each rank gets the rows that its nodes
             need of others. ``"heads"``: each rank computes some of the heads, of all nodes and
-            over all edges; every rank then keeps the whole ``edge_index``.
+            over all edges; every rank then keeps the whole ``edge_index``. ``"auto"``: what a model
+            with measured links finds faster, for each layer; the first rank prints why.
 
     Returns:
         A copy.

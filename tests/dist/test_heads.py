@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -11,20 +14,25 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as gnn
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
 import fastgraph
 import fastgraph.dist as fgd
 from fastgraph import ops
-from fastgraph.dist import transport
+from fastgraph.dist import planner, transport
 from fastgraph.dist.head_shards import shares
+from fastgraph.dist.modes import MODES
+from fastgraph.dist.neighbourhoods import neighbourhoods
+from fastgraph.dist.planner import Choice, Machine, Mode
 from fastgraph.dist.world import WORLD
+from fastgraph.registry import operators
 from tests.dist import test_fused, test_models
-from tests.dist.graphs import NUM_NODES, PARTITIONS, graph
+from tests.dist.graphs import NUM_EDGES, NUM_NODES, PARTITIONS, graph
 from tests.dist.test_fused import TOLERANCE, Case, Found, compared, plain
 
 D, C, EDGE_DIM = 8, 3, 3
-# Divided by 2 and by 3.
-H = 6
+# Divided by 2, 3 and 4.
+H = 12
 ITEM = 8  # bytes of float64
 
 
@@ -85,9 +93,8 @@ def shard(layout: str, mode: str = "heads") -> Callable[[Any], Any]:
 
 
 def tensor(*shape: int) -> Tensor:
-    """Of as many rows as nodes, sharded as they are."""
-    values = torch.randn(NUM_NODES, *shape, generator=torch.Generator().manual_seed(len(shape)))
-    return values
+    """Of as many rows as there are nodes."""
+    return torch.randn(NUM_NODES, *shape)
 
 
 CALLS: dict[str, tuple[list[tuple[int, ...]], Callable[..., Any]]] = {
@@ -242,6 +249,47 @@ def others() -> dict[str, Any]:
     return found
 
 
+def within_ranks() -> Tensor:
+    """Edges between nodes of one rank each, where rank ``r`` has every node ``r + k * ranks``."""
+    ends = torch.randint(NUM_NODES // WORLD.size, (2, NUM_EDGES)) * WORLD.size
+    return ends + torch.randint(WORLD.size, (NUM_EDGES,))
+
+
+def planned() -> dict[str, Any]:
+    """What is predicted for both modes and what is counted; what is chosen by bytes alone."""
+    torch.manual_seed(1)
+    edges = {"anywhere": torch.randint(NUM_NODES, (2, 10 * NUM_EDGES)), "within": within_ranks()}
+    shapes = [operand.shape for operand in operators.ATTENTION.operands]
+    found: dict[str, Any] = {}
+    before = planner.machine()
+    planner._measured[WORLD.size] = Machine(latency=0.0, bandwidth=1.0, work=0.0)
+    for name, index in edges.items():
+        data = Data(edge_index=index, num_nodes=NUM_NODES)
+        data.q, data.k, data.v = tensor(H, C), tensor(H, C), tensor(H, C)
+        counted = {}
+        for mode in MODES:
+            sharded = fgd.shard(data, parts=torch.arange(NUM_NODES) % WORLD.size, mode=mode)
+            inputs = [sharded[key].requires_grad_() for key in "qkv"]
+            call = functools.partial(ops.attention, *inputs, sharded.edge_index)
+            call()  # which plans
+            fgd.COUNTS.reset()
+            out = call()[0].local
+            torch.autograd.grad(out, [x.local for x in inputs], out)
+            counts = fgd.COUNTS
+            counted[mode] = sum(counts.sent.values()), sum(counts.calls.values())
+            found[f"{name}, {mode}"] = list(counts.attention)
+        rows = inputs[0].rows
+        local = neighbourhoods(sharded.edge_index, rows, rows)
+        choice = planner.compared(shapes, [*inputs, None], H, local)
+        found[name] = counted, {"halo": choice.halo, "heads": choice.heads}
+    planner._measured[WORLD.size] = before
+    with contextlib.redirect_stderr(io.StringIO()) as printed:
+        data = shard("uneven", "auto")(graph())
+        ops.gatv2(data.x[:, None, :], data.x[:, None, :], torch.ones(1, 1, D), data.edge_index)
+        ops.gatv2(*[data.x.view(-1, 2, D // 2)] * 2, torch.ones(1, 2, D // 2), data.edge_index)
+    return found | {"printed": printed.getvalue(), "machine": before}
+
+
 def compare_on_this_rank() -> dict[str, Any]:
     torch.set_default_dtype(torch.float64)
     WORLD.random = "exact"
@@ -257,6 +305,7 @@ def compare_on_this_rank() -> dict[str, Any]:
         "penalised": penalised(),
         "trained": trained(),
         "by rows": by_rows(),
+        "planned": planned(),
         **others(),
     }
 
@@ -304,6 +353,39 @@ def test_random_numbers_do_not_depend_on_the_mode(found: list[dict[str, Any]]) -
     for of_rank in found:
         halo, by_heads = of_rank["by rows"]
         assert by_heads == pytest.approx(halo, rel=TOLERANCE)
+
+
+def test_the_plan_predicts_what_is_sent(found: list[dict[str, Any]]) -> None:
+    for name in ("anywhere", "within"):
+        for mode in ("halo", "heads"):
+            counted = [of_rank["planned"][name][0][mode] for of_rank in found]
+            for of_rank in found:
+                predicted = of_rank["planned"][name][1][mode]
+                assert predicted.sent == max(sent for sent, _ in counted)
+                if predicted.sent:
+                    assert {predicted.collectives} == {calls for _, calls in counted}
+                assert predicted.work > 0
+
+
+def test_the_faster_mode_is_chosen(found: list[dict[str, Any]]) -> None:
+    for rank, of_rank in enumerate(found):
+        planned = of_rank["planned"]
+        assert planned["within, auto"] == ["halo: faster than heads"]
+        # The halo is all other nodes: on two ranks both send the same.
+        chosen = "heads: faster than halo" if len(found) > 2 else "halo: faster than heads"
+        assert planned["anywhere, auto"] == [chosen]
+        assert min(planned["machine"]) > 0
+        said = planned["printed"].splitlines()
+        assert len(said) == (rank == 0), said
+        assert not said or "attention with 2 heads by h" in said[0]
+
+
+def test_uneven_heads_are_more_work() -> None:
+    even, uneven = Mode(0, 0.0, 2 / 3), Mode(0, 0.0, 1.0)
+    machine = Machine(0.0, 1.0, 1.0)
+    assert not Choice(even, uneven, machine).is_by_heads
+    assert Choice(uneven, even, machine).is_by_heads
+    assert Choice(Mode(9, 0.0, 1.0), Mode(4, 0.0, 1.0), Machine(1.0, 1.0, 1.0)).is_by_heads
 
 
 def test_statistics(found: list[dict[str, Any]]) -> None:

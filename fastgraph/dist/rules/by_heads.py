@@ -42,7 +42,7 @@ class Attention(NamedTuple):
 
 
 def attend(
-    attention: Attention, call: Call, sources: Layout, destinations: Layout, num_heads: int
+    attention: Attention, call: Call, sources: Layout, destinations: Layout
 ) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
     """What an operator gives for sharded operands: the output, statistics and weights.
 
@@ -60,11 +60,11 @@ def attend(
         raise NoRuleError
     if call.dropout > 0 and has_features and attention.adds_edges:
         raise NoRuleError
-    _check_heads(attention.shapes, call.inputs, num_heads)
+    heads = shares(num_heads(call))
+    _check_heads(attention.shapes, call.inputs, heads.n)
     graph = whole_graph(
         call.index, sources, destinations, transpose=call.transpose, self_loops=call.self_loops
     )
-    heads = shares(num_heads)
     inputs = _operands(attention.shapes, call.inputs, graph, heads)
     weights = call.weights or call.dropout > 0
     edges = graph.edges_of(numbered=weights or has_features)
@@ -73,7 +73,7 @@ def attend(
     if call.dropout > 0:
         # The numbers that all ranks would draw by rows, for the heads of this one.
         at = {0: graph.position, 1: heads.position}
-        shape = [len(graph.position), num_heads]
+        shape = [len(graph.position), heads.n]
         alpha = alpha * dropout_factor(shape, at, call.dropout, alpha.dtype)
         if heads.mine:
             values = inputs[attention.summed]
@@ -89,8 +89,14 @@ def attend(
     return ShardedTensor(out, destinations, 0), stats, alpha
 
 
+def num_heads(call: Call) -> int:
+    """How many heads a call has; 0 where its features have another shape than they must."""
+    x: Tensor = call.inputs[0]
+    return x.shape[1] if x.dim() == 3 else 0
+
+
 def _check_heads(
-    shapes: Sequence[Sequence[Size]], inputs: Sequence[Tensor | None], num_heads: int
+    shapes: Sequence[Sequence[Size]], inputs: Sequence[Tensor | None], expected: int
 ) -> None:
     """Operands have so many heads, and one dtype; if not, upstream's own message is wanted.
 
@@ -100,7 +106,7 @@ def _check_heads(
     present = [(x, shape) for x, shape in zip(inputs, shapes, strict=True) if x is not None]
     for x, shape in present:
         fits = x.dim() == len(shape) and x.dtype == present[0][0].dtype
-        if not fits or ("heads" in shape and x.shape[shape.index("heads")] != num_heads):
+        if not fits or ("heads" in shape and x.shape[shape.index("heads")] != expected):
             raise NoRuleError
 
 

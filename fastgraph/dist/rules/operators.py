@@ -9,6 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastgraph.dist import planner
 from fastgraph.dist.layout import Layout, usual
 from fastgraph.dist.memo import remembered
 from fastgraph.dist.modes import is_by_heads
@@ -108,12 +109,11 @@ def _attention(
         destinations = _rows_of(aggregating)
     else:
         destinations = _among(sources, aggregating.shape[0])
-    num_heads = _num_heads(call.inputs[0])
-    if is_by_heads(num_heads, sources, destinations):
-        shapes = [operand.shape for operand in operator.operands]
-        adds_edges = operator is operators.ATTENTION
-        attention = by_heads.Attention(kernel, shapes, _SUMMED[operator.name], adds_edges)
-        return by_heads.attend(attention, call, sources, destinations, num_heads)
+    shapes = [operand.shape for operand in operator.operands]
+    adds_edges = operator is operators.ATTENTION
+    attention = by_heads.Attention(kernel, shapes, _SUMMED[operator.name], adds_edges)
+    if _is_by_heads(attention, call, sources, destinations):
+        return by_heads.attend(attention, call, sources, destinations)
     graph = _attended(call, sources, destinations)
     rows: dict[str, Callable[[Tensor], Any]] = {
         "sources": graph.of_sources,
@@ -139,9 +139,16 @@ def _attended(call: Call, sources: Layout, destinations: Layout) -> Neighbourhoo
     )
 
 
-def _num_heads(x: Tensor) -> int:
-    """Of ``[nodes, heads, channels]``; operators say themselves where there is another shape."""
-    return x.shape[1] if x.dim() == 3 else 0
+def _is_by_heads(
+    attention: by_heads.Attention, call: Call, sources: Layout, destinations: Layout
+) -> bool:
+    def is_faster() -> bool:
+        plan = functools.partial(_attended, call, sources, destinations)
+        key = sources, destinations, call.transpose, call.self_loops
+        return planner.choose(call.index, attention.shapes, call.inputs, num_heads, key, plan)
+
+    num_heads = by_heads.num_heads(call)
+    return is_by_heads(num_heads, sources, destinations, is_faster)
 
 
 def _shared(x: Tensor) -> Any:
@@ -236,11 +243,9 @@ def gat_with_scores(args: Arguments) -> Any:
     """Attention among nodes of one kind: the halo is scored where it is needed."""
     x, att, score_edge, *rest = args
     rows = _rows_of(x)
-    call = Call.of((score_edge, *rest))
-    num_heads = _num_heads(x)
-    if is_by_heads(num_heads, rows, rows):
-        call = Call.of((x, att, score_edge, *rest))
-        return *by_heads.attend(_WITH_SCORES, call, rows, rows, num_heads), None
+    call = Call.of((x, att, score_edge, *rest))
+    if _is_by_heads(_WITH_SCORES, call, rows, rows):
+        return *by_heads.attend(_WITH_SCORES, call, rows, rows), None
     graph = _attended(call, rows, rows)
     features = graph.of_sources(x)
     scores = HEAD_SCORES(features, _shared(att))
