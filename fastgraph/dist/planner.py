@@ -159,7 +159,7 @@ def compared(
             continue
         rows, row = layouts[shape[0]], x.shape[1:].numel() * x.element_size()
         others = rows.n - rows.mine
-        if shape[0] == "sources":
+        if shape[0] == "sources" and graph.plan.remote:
             exchanges[0] += 1
             sent[0] += row * (sum(graph.plan.sends) + sum(graph.plan.receives))
         if "heads" in shape:
