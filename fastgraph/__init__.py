@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from fastgraph.enabling import disable, enable, enabled, is_enabled
     from fastgraph.graphs.graph import Graph
     from fastgraph.inspection import is_accelerated
+    from fastgraph.reordering import Reordered, reorder
     from fastgraph.routing.status import FallbackWarning, RouteRefusedError, Status
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "DivergenceError",
     "FallbackWarning",
     "Graph",
+    "Reordered",
     "RouteRefusedError",
     "Status",
     "clear_cache",
@@ -44,6 +46,7 @@ __all__ = [
     "enabled",
     "is_accelerated",
     "is_enabled",
+    "reorder",
     "status",
 ]
 
@@ -59,6 +62,7 @@ _LAZY = {
     "DivergenceError": "fastgraph.comparison.checking",
     "FallbackWarning": "fastgraph.routing.status",
     "Graph": "fastgraph.graphs.graph",
+    "Reordered": "fastgraph.reordering",
     "RouteRefusedError": "fastgraph.routing.status",
     "Status": "fastgraph.routing.status",
     "compare": "fastgraph.comparison.modules",
@@ -67,6 +71,7 @@ _LAZY = {
     "enabled": "fastgraph.enabling",
     "is_accelerated": "fastgraph.inspection",
     "is_enabled": "fastgraph.enabling",
+    "reorder": "fastgraph.reordering",
 }
 
 

@@ -30,6 +30,7 @@ ROOMS = (
     ("comparison",),
     ("inspection",),
     ("dist",),
+    ("reordering",),
     ("",),  # fastgraph itself: the names that users import
     ("cli",),
     ("pytest_plugin", "__main__"),

@@ -22,12 +22,15 @@ class Counts:
         calls: collectives that were issued, by kind.
         sent: bytes that this rank has sent, by kind of collective.
         plans: exchanges of rows that were planned.
+        attention: calls of fused attention, by how they were computed and, where that is not what
+            was asked for, why.
     """
 
     gathers: Counter[str] = field(default_factory=Counter)
     calls: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
     plans: int = 0
+    attention: Counter[str] = field(default_factory=Counter)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -35,6 +38,7 @@ class Counts:
         self.calls.clear()
         self.sent.clear()
         self.plans = 0
+        self.attention.clear()
 
     def tables(self) -> list[Table]:
         """Tables for people; none where nothing was sent or gathered."""
@@ -47,6 +51,12 @@ class Counts:
             table.add_column("bytes", justify="right")
             for kind, calls in sorted(self.calls.items()):
                 table.add_row(kind, str(calls), f"{self.sent[kind]:,}")
+            tables.append(table)
+        if self.attention:
+            table = Table("computed by", title="fused attention on sharded tensors")
+            table.add_column("calls", justify="right")
+            for how, calls in self.attention.most_common():
+                table.add_row(how, str(calls))
             tables.append(table)
         if self.gathers:
             table = Table("operation", title="gathered as a whole, for want of a rule")

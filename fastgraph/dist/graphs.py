@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastgraph.dist import hooks, transport
 from fastgraph.dist.layout import Layout, know, known
+from fastgraph.dist.modes import check_mode
 from fastgraph.dist.partition import check_weights, partition
 from fastgraph.dist.sharded import ShardedTensor
 from fastgraph.dist.world import WORLD
@@ -27,6 +28,7 @@ def shard(
     weights: Sequence[float] | None = None,
     method: str = "metis",
     parts: Tensor | None = None,
+    mode: str = "halo",
 ) -> Graph:
     """A graph whose tensors of nodes and edges are sharded; all ranks give the same one.
 
@@ -39,6 +41,10 @@ def shard(
         method: how nodes are partitioned, see :func:`fastgraph.dist.partition.partition`.
         parts: the rank of each node, int64 ``[num_nodes]``, instead. For ``HeteroData`` the nodes
             of all types, in the order of ``data.node_types``.
+        mode: how fused attention is computed. ``"halo"``: each rank gets the rows that its nodes
+            need of others. ``"heads"``: each rank computes some of the heads, of all nodes and
+            over all edges; every rank then keeps the whole ``edge_index``. ``"auto"``: what a model
+            with measured links finds faster, for each layer; the first rank prints why.
 
     Returns:
         A copy.
@@ -55,6 +61,7 @@ def shard(
     if not isinstance(data, (Data, HeteroData)):
         raise TypeError(f"data must be a Data or HeteroData of PyG, got {type(data).__name__}")
     hooks.install()
+    check_mode(mode)
     check_weights(weights, WORLD.size)
     check_on_cpu(data)
     sizes = num_nodes(data)
@@ -65,7 +72,7 @@ def shard(
             found = _answer(edge_index, sum(sizes), weights, method)
         parts = _checked(transport.broadcast(found))
     _check_parts(parts, sum(sizes))
-    return _sharded(data, list(parts.split(sizes)))
+    return _sharded(data, list(parts.split(sizes)), mode)
 
 
 def shard_as_known(data: Graph, **options: Any) -> Graph:
@@ -75,7 +82,8 @@ def shard_as_known(data: Graph, **options: Any) -> Graph:
     """
     rows = [known(n) for n in num_nodes(data)]
     if all(r is not None for r in rows):
-        options = {"parts": torch.cat([r.owner for r in rows if r is not None])}
+        parts = torch.cat([r.owner for r in rows if r is not None])
+        options = {"parts": parts, "mode": options.get("mode", "halo")}
     return shard(data, **options)
 
 
@@ -152,12 +160,13 @@ def _ends(store: Any) -> Tensor | None:
     return None
 
 
-def _sharded(data: Graph, parts: list[Tensor]) -> Graph:
+def _sharded(data: Graph, parts: list[Tensor], mode: str) -> Graph:
     out = copy.copy(data)
     owners = {}
     for store, owner in zip(out.node_stores, parts, strict=True):
         owners[store._key] = owner
         rows = _layout(owner)
+        rows.mode = mode
         know(rows)
         _shard_store(store, store.is_node_attr, rows)
     for store in out.edge_stores:

@@ -23,6 +23,7 @@ from fastgraph.dist.automatic import Automatic
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.graphs import shard_as_known
 from fastgraph.dist.hooks import PATCHES
+from fastgraph.dist.modes import MODES
 from fastgraph.dist.partition import METHODS
 from fastgraph.dist.world import WORLD
 from fastgraph.interpreter import FIRST_ENTRY
@@ -84,6 +85,12 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--partition", choices=METHODS, default="metis", help="default: metis")
     made.add_argument(
+        "--mode",
+        choices=MODES,
+        default="halo",
+        help="how fused attention is computed, see fastgraph.dist.shard; default: halo",
+    )
+    made.add_argument(
         "--weights",
         type=_weights,
         help="share of the work of each rank, such as 2,1; uniform: equal shares, the default; "
@@ -132,12 +139,16 @@ def main(words: Sequence[str] | None = None) -> None:
 def _sharding(options: argparse.Namespace) -> Callable[[Any], Any]:
     """How graphs are sharded."""
     if options.weights != "auto":
-        return functools.partial(shard_as_known, weights=options.weights, method=options.partition)
+        return functools.partial(
+            shard_as_known, weights=options.weights, method=options.partition, mode=options.mode
+        )
     program = f"{options.script.read_text()} {options.arguments}"
     automatic = Automatic(program, options.partition)
 
     def shard(data: Any) -> Any:
-        found = shard_as_known(data, weights=automatic.weights, method=options.partition)
+        found = shard_as_known(
+            data, weights=automatic.weights, method=options.partition, mode=options.mode
+        )
         automatic.watch(found)
         return found
 

@@ -56,7 +56,10 @@ class Layout:
         counts: how many rows each rank holds; zeros are fine.
         n: their sum.
         mine: how many this rank holds.
+        mode: how attention among these rows is computed, see :mod:`fastgraph.dist.modes`.
     """
+
+    mode = "halo"
 
     def __init__(self, key: Tensor, bound: int, counts: Sequence[int] | None = None) -> None:
         if counts is None:

@@ -147,6 +147,8 @@ def move(placement: Placement, owners: Sequence[Tensor]) -> Moved:
     """
     before = [*placement.nodes, *(index.rows for index in placement.edges)]
     nodes = [Layout((o == WORLD.rank).nonzero().view(-1), len(o), _counts(o)) for o in owners]
+    for rows, old in zip(nodes, placement.nodes, strict=True):
+        rows.mode = old.mode
     edges = [
         _edges(index, owners[target])
         for index, (_, target) in zip(placement.edges, placement.ends, strict=True)

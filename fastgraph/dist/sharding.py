@@ -14,6 +14,7 @@ from fastgraph.dist.balance import PREDICTED
 from fastgraph.dist.devices import Device, devices, scores
 from fastgraph.dist.graphs import by_row, check_on_cpu, joint_edges, num_nodes
 from fastgraph.dist.graphs import shard as shard_by_numbers
+from fastgraph.dist.modes import check_mode
 from fastgraph.dist.partition import METHODS, PartitionError, partition
 from fastgraph.dist.performance import Estimate, Performance, measure_performance
 from fastgraph.dist.relayout import Placement
@@ -41,6 +42,7 @@ def shard(
     model: nn.Module | Performance | None = None,
     method: str = "metis",
     parts: Tensor | None = None,
+    mode: str = "halo",
 ) -> Graph:
     """A graph whose tensors of nodes and edges are sharded; all ranks give the same one.
 
@@ -58,6 +60,10 @@ def shard(
         method: how nodes are partitioned, see :func:`fastgraph.dist.partition.partition`.
         parts: the rank of each node, int64 ``[num_nodes]``, instead. For ``HeteroData`` the nodes
             of all types, in the order of ``data.node_types``.
+        mode: how fused attention is computed. ``"halo"``: each rank gets the rows that its nodes
+            need of others. ``"heads"``: each rank computes some of the heads, of all nodes and
+            over all edges; every rank then keeps the whole ``edge_index``. ``"auto"``: what a model
+            with measured links finds faster, for each layer; the first rank prints why.
 
     Returns:
         A copy.
@@ -77,7 +83,7 @@ def shard(
         if model is not None:
             raise ValueError(f"model is for weights='auto', got weights={weights!r}")
         numbers = None if isinstance(weights, str) else weights
-        return shard_by_numbers(data, weights=numbers, method=method, parts=parts)
+        return shard_by_numbers(data, weights=numbers, method=method, parts=parts, mode=mode)
     if parts is not None:
         raise ValueError("parts says which rank gets which node: weights must not be given, too")
     if not isinstance(model, (nn.Module, Performance, type(None))):
@@ -90,16 +96,17 @@ def shard(
     if model is None:
         limits = memory_shares(found, _bytes_of(data))
         shares = on_first_rank(lambda: capped(scores(found), limits), (MemoryError,))
-        return shard_by_numbers(data, weights=shares, method=method)
+        return shard_by_numbers(data, weights=shares, method=method, mode=mode)
     if method not in METHODS:
         raise ValueError(f"method must be one of {list(METHODS)}, got {method!r}")
     performance = model if isinstance(model, Performance) else measure_performance(model, data)
-    return _by_performance(data, performance, found, method)
+    return _by_performance(data, performance, found, method, mode)
 
 
 def _by_performance(
-    data: Graph, performance: Performance, found: list[Device], method: str
+    data: Graph, performance: Performance, found: list[Device], method: str, mode: str
 ) -> Graph:
+    check_mode(mode)
     check_on_cpu(data)
     sizes = num_nodes(data)
     resident_now = _residents()
@@ -116,7 +123,7 @@ def _by_performance(
 
     errors = (ValueError, ModuleNotFoundError, PartitionError, MemoryError)
     parts, estimate = on_first_rank(best, errors)
-    out = shard_by_numbers(data, parts=parts)
+    out = shard_by_numbers(data, parts=parts, mode=mode)
     if any(size for size in sizes):
         PREDICTED[Placement.of(out).nodes[0]] = estimate.phases
     return out

@@ -21,6 +21,7 @@ from fastgraph.dist.agreement import on_all_ranks, on_first_rank
 from fastgraph.dist.graphs import by_row, check_on_cpu, joint_edges, num_nodes
 from fastgraph.dist.layout import Layout, know, known
 from fastgraph.dist.manifest import FileFormatError, Format, Manifest
+from fastgraph.dist.modes import check_mode
 from fastgraph.dist.nesting import (
     Kept,
     Spec,
@@ -141,7 +142,9 @@ def write_shards(
     )
 
 
-def load_shards(folder: str | os.PathLike[str], *, checksums: bool = True) -> Data | HeteroData:
+def load_shards(
+    folder: str | os.PathLike[str], *, checksums: bool = True, mode: str = "halo"
+) -> Data | HeteroData:
     """The graph that :func:`write_shards` was given, as :func:`fastgraph.dist.shard` gives it.
 
     All ranks must call it. Each maps its own file into memory, of which the system reads what is
@@ -152,6 +155,8 @@ def load_shards(folder: str | os.PathLike[str], *, checksums: bool = True) -> Da
         folder: of as many parts as there are ranks.
         checksums: whether each rank reads its file once, to compare its SHA-256; sizes are compared
             anyway.
+        mode: how fused attention is computed, see :func:`fastgraph.dist.shard`. By ``"heads"`` each
+            rank gets all edges when an attention layer first needs them.
 
     Returns:
         ``Data`` or ``HeteroData``, sharded.
@@ -160,8 +165,9 @@ def load_shards(folder: str | os.PathLike[str], *, checksums: bool = True) -> Da
         RuntimeError: :func:`fastgraph.dist.init` was not called.
         ModuleNotFoundError: ``safetensors`` is not installed.
         FileFormatError: a file is missing, cut off, corrupt, foreign or of a newer version.
-        ValueError: there are more or fewer ranks than parts.
+        ValueError: there are more or fewer ranks than parts, or an unknown ``mode``.
     """
+    check_mode(mode)
     if not WORLD.is_ready:
         raise RuntimeError("call fastgraph.dist.init() before fastgraph.dist.load_shards()")
     check_safetensors("shards")
@@ -176,7 +182,7 @@ def load_shards(folder: str | os.PathLike[str], *, checksums: bool = True) -> Da
     names = [_file(WORLD.rank), *([_REPLICATED] if WORLD.rank == 0 else [])]
     on_all_ranks(lambda: manifest.verify(found, names, checksums=checksums))
     opened: list[Any] = []
-    on_all_ranks(lambda: opened.append(_assembled(found)))
+    on_all_ranks(lambda: opened.append(_assembled(found, mode)))
     return opened[0]
 
 
@@ -277,18 +283,18 @@ def _written(file: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     return manifest.seal(file)
 
 
-def _assembled(found: Manifest) -> Any:
+def _assembled(found: Manifest, mode: str) -> Any:
     from safetensors import SafetensorError
 
     try:
-        return _graph(found.content, found.folder)
+        return _graph(found.content, found.folder, mode)
     except (AttributeError, KeyError, TypeError, SafetensorError) as error:
         raise FileFormatError(
             f"{found.folder}: expected the tensors that its {manifest.NAME} names, got {error!r}"
         ) from error
 
 
-def _graph(content: dict[str, Any], folder: Path) -> Any:
+def _graph(content: dict[str, Any], folder: Path, mode: str) -> Any:
     from safetensors import safe_open
     from torch_geometric.data import Data, HeteroData
 
@@ -298,6 +304,7 @@ def _graph(content: dict[str, Any], folder: Path) -> Any:
     layouts = {}
     for name, counts in content["rows"].items():
         layout = Layout(own.get_tensor(f"rows of {name}"), sum(counts), counts)
+        layout.mode = mode
         if name.startswith("nodes of") or known(layout.n) is None:
             know(layout)
         layouts[name] = layout

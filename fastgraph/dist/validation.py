@@ -23,6 +23,7 @@ from fastgraph.dist import transport
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.differences import Difference, Gather, Validation
 from fastgraph.dist.graphs import shard
+from fastgraph.dist.modes import check_mode
 from fastgraph.dist.sharded import whole
 from fastgraph.dist.spawning import pickler, run_on_ranks
 from fastgraph.dist.world import LIBRARIES, WORLD, init
@@ -59,6 +60,7 @@ class _Task:
     learning_rate: float
     weights: Sequence[float] | None
     method: str
+    mode: str
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ def validate(
     learning_rate: float = 0.01,
     weights: Sequence[float] | None = None,
     method: str = "metis",
+    mode: str = "halo",
     tolerance: float = TOLERANCE,
     timeout: float = 600.0,
 ) -> Validation:
@@ -108,6 +111,7 @@ def validate(
         learning_rate: of gradient descent.
         weights: see :func:`fastgraph.dist.shard`.
         method: see :func:`fastgraph.dist.shard`.
+        mode: see :func:`fastgraph.dist.shard`.
         tolerance: what a difference may be.
         timeout: seconds, for everything.
 
@@ -130,6 +134,7 @@ def validate(
     for name, value in (("world_size", world_size), ("steps", steps)):
         if value < 1:
             raise ValueError(f"{name} must be an integer above 0, got {value}")
+    check_mode(mode)
     if not tolerance > 0:
         raise ValueError(f"tolerance must be above 0, got {tolerance}")
     if loss is None and (isinstance(data, HeteroData) or not isinstance(data.get("y"), Tensor)):
@@ -138,7 +143,7 @@ def validate(
         _check_can_be_sent(name, sent)
     task = _Task(
         model, data, forward or usual_forward, loss or usual_loss, steps, learning_rate, weights,
-        method,
+        method, mode,
     )  # fmt: skip
     found = run_on_ranks(_train_both, world_size, task, timeout=timeout)
     return _compared(task, found, tolerance)
@@ -179,7 +184,7 @@ def _train_both(task: _Task) -> _Found:
     if WORLD.rank == 0:
         expected = _train(task, copy.copy(data))
     transport.barrier()
-    data = shard(data, weights=task.weights, method=task.method)
+    data = shard(data, weights=task.weights, method=task.method, mode=task.mode)
     enabling.enable()
     COUNTS.reset()
     COUNTS.gathers = places = _Places()

@@ -326,12 +326,12 @@ def compared(case: Case, make: Callable[[], Any], shard: Callable[[Any], Any]) -
     return Found(error, gathers, routed // 2, reasons, planned_again)
 
 
-def shards(parts: Tensor) -> Callable[[Any], Any]:
+def shards(parts: Tensor, **options: Any) -> Callable[[Any], Any]:
     def shard(data: Any) -> Any:
         nodes = parts
         if isinstance(data, HeteroData):
             nodes = torch.cat([parts.flip(0)[:NUM_OTHERS], parts])
-        return fgd.shard(data, parts=nodes)
+        return fgd.shard(data, parts=nodes, **options)
 
     return shard
 

@@ -23,7 +23,7 @@ torch.manual_seed(0)
 edges = torch.randint(0, 40, (2, 160))
 data = Data(x=torch.randn(40, 6), y=torch.randint(0, 3, (40,)), edge_index=edges)
 data.train_mask = torch.arange(40) % 3 == 0
-print(data, type(data.x).__name__ if {show_type} else "")
+print(data, (type(data.x).__name__, data.x.rows.mode) if {show_type} else "")
 conv = GCNConv(6, 3)
 optimizer = torch.optim.Adam(conv.parameters(), lr=0.1)
 for _ in range(4):
@@ -62,8 +62,8 @@ def test_a_script_prints_the_same(tmp_path: Path) -> None:
 
 def test_a_graph_that_the_script_makes_is_sharded(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.format(show_type=True))
-    found = launched(tmp_path, 2, "--weights", "auto")
-    assert re.search(r"\) ShardedTensor$", found, re.MULTILINE)
+    found = launched(tmp_path, 2, "--weights", "auto", "--mode", "heads")
+    assert re.search(r"\) \('ShardedTensor', 'heads'\)$", found, re.MULTILINE)
 
 
 ENDING = """
@@ -132,6 +132,7 @@ def test_weights(script: str, words: str, weights: object) -> None:
         (["--nproc-per-node", "2", "--max-restarts", "-1"], "must be an integer above -1, got -1"),
         (["--max-restarts", "2"], "--max-restarts needs --nproc-per-node"),
         (["--nproc-per-node", "2", "--random", "no"], "invalid choice: 'no'"),
+        (["--nproc-per-node", "2", "--mode", "no"], "invalid choice: 'no'"),
     ],
 )
 def test_bad_options(

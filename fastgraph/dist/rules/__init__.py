@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastgraph.dist.rules import (
+    dense_attention,
     indexing,
     losses,
     metadata,
@@ -17,6 +18,7 @@ from fastgraph.dist.rules import (
 )
 
 __all__ = [
+    "dense_attention",
     "indexing",
     "losses",
     "metadata",

@@ -140,7 +140,8 @@ def _chosen(x: ShardedTensor, entry: Any) -> _Choice:
 def _true(mask: ShardedTensor) -> _Choice:
     def make() -> _Choice:
         local = mask.local.nonzero().view(-1)
-        return _Choice(local, Layout(mask.rows.key[local], mask.rows.bound))
+        found = Layout(mask.rows.key[local], mask.rows.bound)
+        return _Choice(local, mask.rows if found.n == mask.rows.n else found)
 
     chosen: _Choice = remembered(mask.local, ("true", mask.rows), make)
     return chosen
@@ -152,6 +153,8 @@ def getitem(func: Any, args: Arguments, kwargs: Options) -> Any:
     x, index = args
     if not is_sharded(x):
         return _of_replicated(x, index)
+    if _is_mask_of_batch(x, index):
+        return x.squeeze(0)[index.squeeze(0)]
     key = _key_of(x, index)
     trivial = all(_is_all(e) for e in key.local)
     y = x if trivial else ShardedTensor(x.local[key.local], x.rows, key.axis)
@@ -169,6 +172,17 @@ def getitem(func: Any, args: Arguments, kwargs: Options) -> Any:
     chosen = _chosen(y, entry)
     local = y.local.index_select(y.axis, chosen.local)
     return ShardedTensor(local, chosen.rows, y.axis, source)
+
+
+def _is_mask_of_batch(x: ShardedTensor, index: Any) -> bool:
+    """Whether a mask is for a batch of one set of rows, as ``to_dense_batch`` of PyG makes both."""
+    return (
+        isinstance(index, Tensor)
+        and index.dtype == torch.bool
+        and x.axis == 1
+        and x.shape[0] == 1
+        and index.shape == x.shape[:2]
+    )
 
 
 def _one_row(x: ShardedTensor, index: int) -> Tensor:

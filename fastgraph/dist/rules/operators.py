@@ -9,9 +9,12 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastgraph.dist import planner
 from fastgraph.dist.layout import Layout, usual
 from fastgraph.dist.memo import remembered
+from fastgraph.dist.modes import is_by_heads
 from fastgraph.dist.neighbourhoods import Neighbourhoods, local_rows, neighbourhoods
+from fastgraph.dist.rules import by_heads
 from fastgraph.dist.sharded import ShardedTensor, enter, is_sharded, on_the_whole
 from fastgraph.dist.table import Arguments, NoRuleError, Options, rule
 from fastgraph.graphs.memo import REMEMBERING
@@ -106,6 +109,11 @@ def _attention(
         destinations = _rows_of(aggregating)
     else:
         destinations = _among(sources, aggregating.shape[0])
+    shapes = [operand.shape for operand in operator.operands]
+    adds_edges = operator is operators.ATTENTION
+    attention = by_heads.Attention(kernel, shapes, _SUMMED[operator.name], adds_edges)
+    if _is_by_heads(attention, call, sources, destinations):
+        return by_heads.attend(attention, call, sources, destinations)
     graph = _attended(call, sources, destinations)
     rows: dict[str, Callable[[Tensor], Any]] = {
         "sources": graph.of_sources,
@@ -129,6 +137,18 @@ def _attended(call: Call, sources: Layout, destinations: Layout) -> Neighbourhoo
         transpose=call.transpose,
         self_loops=call.self_loops,
     )
+
+
+def _is_by_heads(
+    attention: by_heads.Attention, call: Call, sources: Layout, destinations: Layout
+) -> bool:
+    def is_faster() -> bool:
+        plan = functools.partial(_attended, call, sources, destinations)
+        key = sources, destinations, call.transpose, call.self_loops
+        return planner.choose(call.index, attention.shapes, call.inputs, num_heads, key, plan)
+
+    num_heads = by_heads.num_heads(call)
+    return is_by_heads(num_heads, sources, destinations, is_faster)
 
 
 def _shared(x: Tensor) -> Any:
@@ -228,12 +248,21 @@ def attention(args: Arguments) -> Any:
     return _attention(operators.ATTENTION, ATTENTION, args)
 
 
+_WITH_SCORES = by_heads.Attention(
+    GAT_WITH_SCORES,
+    [("sources", "heads", "channels"), (2, "heads", "channels"), ("edges", "heads")],
+    summed=0,
+)
+
+
 @attention_rule("fastgraph::gat_with_scores")
 def gat_with_scores(args: Arguments) -> Any:
     """Attention among nodes of one kind: the halo is scored where it is needed."""
     x, att, score_edge, *rest = args
     rows = _rows_of(x)
-    call = Call.of((score_edge, *rest))
+    call = Call.of((x, att, score_edge, *rest))
+    if _is_by_heads(_WITH_SCORES, call, rows, rows):
+        return *by_heads.attend(_WITH_SCORES, call, rows, rows), None
     graph = _attended(call, rows, rows)
     features, att, of_edges = graph.of_sources(x), _shared(att), graph.of_edges(score_edge)
     if call.dropout:

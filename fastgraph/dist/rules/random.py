@@ -10,9 +10,11 @@ rank draws what one process would draw, and keeps its rows.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastgraph.dist.sharded import ShardedTensor, is_sharded, leaves
@@ -31,6 +33,9 @@ from fastgraph.dist.world import WORLD
 _GOLDEN = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio, by which SplitMix64 counts."""
 
+Positions = dict[int, Tensor]
+"""Some elements of a tensor: where they are along some dimensions; all along the others."""
+
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
     """A logical shift to the right of int64."""
@@ -48,23 +53,56 @@ def _hashed(x: Tensor) -> Tensor:
     return x ^ _shifted(x, 31)
 
 
-def uniform(x: ShardedTensor, stream: int = 0) -> Tensor:
-    """Local uniform numbers in [0, 1) for the elements of a tensor, float64."""
+def _at(x: ShardedTensor) -> Positions:
+    return {x.axis: x.rows.position}
+
+
+def _uniform(shape: Sequence[int], at: Positions, stream: int = 0) -> Tensor:
+    """Uniform numbers in [0, 1) for some elements of a tensor of a shape, float64.
+
+    Each depends on a common seed and where the element is in the whole tensor, not on who holds it.
+    """
     seed = int(torch.randint(2**62, ()))
-    shape = list(x.local.shape)
-    rows, per_row = shape[x.axis], math.prod(x.shape) // max(x.rows.n, 1)
-    other = [size for dim, size in enumerate(shape) if dim != x.axis]
-    element = x.rows.position[:, None] * per_row + torch.arange(per_row)
+    element = torch.zeros((), dtype=torch.int64)
+    for dim, size in enumerate(shape):
+        along = at[dim] if dim in at else torch.arange(size)
+        element = element.unsqueeze(-1) * size + along
     of_stream = _signed((stream + 1) * _GOLDEN % 2**64)
     bits = _hashed(_hashed(element * _signed(_GOLDEN) + seed) + of_stream)
-    numbers = _shifted(bits, 11).double() * 2.0**-53
-    return numbers.view(rows, *other).movedim(0, x.axis)
+    return _shifted(bits, 11).double() * 2.0**-53
 
 
-def _exact(func: Any, x: ShardedTensor, args: Arguments, kwargs: Options) -> Tensor:
-    """The own rows of what one process would draw."""
-    everything: Tensor = func(torch.empty(x.shape, dtype=x.dtype), *args, **kwargs)
-    return everything.index_select(x.axis, x.rows.position)
+def uniform(x: ShardedTensor, stream: int = 0) -> Tensor:
+    """Local uniform numbers in [0, 1) for the elements of a tensor, float64."""
+    return _uniform(x.shape, _at(x), stream)
+
+
+def _exact(
+    func: Any, shape: Sequence[int], dtype: torch.dtype, at: Positions, *args: Any, **kwargs: Any
+) -> Tensor:
+    """Some elements of what one process would draw."""
+    drawn: Tensor = func(torch.empty(shape, dtype=dtype), *args, **kwargs)
+    for axis, positions in at.items():
+        drawn = drawn.index_select(axis, positions)
+    return drawn
+
+
+def dropout_factor(shape: Sequence[int], at: Positions, p: float, dtype: torch.dtype) -> Tensor:
+    """What dropout multiplies some elements of a tensor by: 0, or ``1 / (1 - p)``.
+
+    Args:
+        shape: of the whole tensor.
+        at: which elements.
+        p: the probability of 0.
+        dtype: of the factors.
+    """
+    if WORLD.random == "exact":
+        ones = lambda empty: F.dropout(torch.ones_like(empty), p)  # noqa: E731
+        return _exact(ones, shape, dtype, at)
+    if p == 0 or p == 1:
+        sizes = [len(at[dim]) if dim in at else size for dim, size in enumerate(shape)]
+        return torch.full(sizes, 1.0 - p, dtype=dtype)
+    return (_uniform(shape, at) >= p).to(dtype).div_(1 - p)
 
 
 @rule("dropout dropout_")
@@ -77,13 +115,7 @@ def dropout(func: Any, args: Arguments, kwargs: Options) -> Any:
         raise NoRuleError
     if not training:
         return x
-    if WORLD.random == "exact":
-        ones = lambda empty: func(torch.ones_like(empty), p, True)  # noqa: E731
-        factor = _exact(ones, x, (), {})
-    elif p == 0 or p == 1:
-        factor = torch.full_like(x.local, 1.0 - p, requires_grad=False)
-    else:
-        factor = (uniform(x) >= p).to(x.dtype).div_(1 - p)
+    factor = dropout_factor(x.shape, _at(x), p, x.dtype)
     if inplace or is_in_place(name_of(func)):
         x.local.mul_(factor)
         return x
@@ -96,7 +128,7 @@ def _drawn(func: Any, x: ShardedTensor, args: Arguments, kwargs: Options) -> Ten
     if kwargs.get("generator") is not None:
         raise NoRuleError
     if WORLD.random == "exact":
-        return _exact(func, x, args, kwargs)
+        return _exact(func, x.shape, x.dtype, _at(x), *args, **kwargs)
     name = name_of(func)
     if name in ("rand_like", "randn_like"):
         if args or kwargs.keys() - {"dtype", "device", "requires_grad"}:

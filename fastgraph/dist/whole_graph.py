@@ -1,0 +1,157 @@
+"""All edges on every rank, as a graph for the operators that compute some heads of all nodes.
+
+Nodes and edges are numbered in the order of ranks and, of each, of its local rows, as
+:mod:`fastgraph.dist.head_shards` puts them together.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fastgraph.dist import transport
+from fastgraph.dist.counts import COUNTS
+from fastgraph.dist.layout import Layout, Recent
+from fastgraph.dist.memo import remembered
+from fastgraph.dist.sharded import ShardedTensor
+from fastgraph.dist.table import NoRuleError
+from fastgraph.dist.world import WORLD
+from fastgraph.graphs.edges import Edges, Grouped, named_by_itself
+from fastgraph.graphs.graph import Graph
+
+
+class WholeGraph:
+    """A graph that every rank has.
+
+    Args:
+        pair: int64 ``[2, E]``, the global numbers of the sources and destinations of all edges, in
+            the order of ranks.
+        rows: which edges each rank holds.
+        sources: who holds the nodes that edges start from.
+        destinations: who holds those that they lead to.
+        self_loops: replace the self-loops by one for each of the first so many nodes.
+
+    Attributes:
+        rows, sources, destinations: as given.
+    """
+
+    def __init__(
+        self,
+        pair: Tensor,
+        rows: Layout,
+        sources: Layout,
+        destinations: Layout,
+        self_loops: int,
+    ) -> None:
+        self.rows, self.sources, self.destinations = rows, sources, destinations
+        self._loops, self._is_kept = self_loops, None
+        if self_loops:
+            self._is_kept = pair[0] != pair[1]
+            pair = torch.cat([pair[:, self._is_kept], torch.arange(self_loops).expand(2, -1)], 1)
+        index = torch.stack([sources.order[pair[0]], destinations.order[pair[1]]]).int()
+        self._graph = Graph(index, sources.n, destinations.n)
+        self._derived = Recent()
+        COUNTS.plans += 1
+
+    @cached_property
+    def position(self) -> Tensor:
+        """int64 ``[edges]``: where each edge is among those of one process.
+
+        Self-loops that were added follow all others.
+        """
+        position = inverse(self.rows.order)
+        if self._is_kept is None:
+            return position
+        kept = inverse(position[self._is_kept].argsort())
+        return torch.cat([kept, torch.arange(len(kept), len(kept) + self._loops)])
+
+    def edges_of(self, *, numbered: bool) -> Edges:
+        """The graph as operators take it.
+
+        Args:
+            numbered: whether something is given or returned for each edge.
+        """
+        make = self._numbered if numbered else self._unnumbered
+        edges: Edges = self._derived.get(numbered, make)[0]
+        return edges
+
+    def _numbered(self) -> tuple[Edges, object]:
+        rows = self._graph.by_destination
+        sizes = (self._graph.num_src, self._graph.num_dst)
+        grouped = Grouped(rows.col, rows.ptr, rows.edge_id, *sizes)
+        return grouped.edges, grouped
+
+    def _unnumbered(self) -> tuple[Edges, object]:
+        graph = named_by_itself(self._graph.renumbered())
+        rows = graph.by_destination
+        return Edges(rows.col, rows.ptr), graph  # kept, so that it is found
+
+
+def inverse(order: Tensor) -> Tensor:
+    """int64: where each place of a permutation went."""
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+
+
+def whole_graph(
+    index: Tensor,
+    sources: Layout,
+    destinations: Layout,
+    *,
+    transpose: bool = False,
+    self_loops: int = 0,
+) -> WholeGraph:
+    """The graph of an ``edge_index`` on every rank, remembered with it.
+
+    Edges that are sharded are sent to all ranks, once.
+
+    Args:
+        index: ``edge_index``, sharded or replicated.
+        sources: the layout of the nodes whose rows are gathered.
+        destinations: that of the nodes which aggregate them.
+        transpose: whether edges are taken the other way round.
+        self_loops: replace the self-loops by one for each of the first so many nodes.
+
+    Raises:
+        IndexError: on all ranks, if ``index`` points outside the nodes.
+        NoRuleError: ``index`` is sharded in another way.
+    """
+    local, rows = index, None
+    if isinstance(index, ShardedTensor):
+        local, rows = index.local, index.rows
+        if index.axis != 1:
+            raise NoRuleError
+    if index.dim() != 2 or index.shape[0] != 2:
+        raise NoRuleError
+
+    def make() -> WholeGraph:
+        pair = (local.flip(0) if transpose else local).long()
+        if rows is not None:
+            pair = transport.all_gather(pair.t(), rows.counts).t()
+        _check_inside(pair, sources.n, destinations.n)
+        if rows is not None:
+            return WholeGraph(pair, rows, sources, destinations, self_loops)
+        found = _with_destinations(pair[1], destinations)
+        pair = pair[:, inverse(found.order)]
+        return WholeGraph(pair, found, sources, destinations, self_loops)
+
+    key = ("whole graph", rows, sources, destinations, transpose, self_loops)
+    found: WholeGraph = remembered(local, key, make)
+    return found
+
+
+def _check_inside(pair: Tensor, num_sources: int, num_destinations: int) -> None:
+    sizes = torch.tensor([[num_sources], [num_destinations]])
+    if bool(((pair < 0) | (pair >= sizes)).any()):
+        raise IndexError(
+            f"edge_index points outside the nodes, of which there are {num_sources} sources and "
+            f"{num_destinations} destinations"
+        )
+
+
+def _with_destinations(targets: Tensor, destinations: Layout) -> Layout:
+    """The layout of replicated edges, each of which lives with the node that it leads to."""
+    owner = destinations.owner[targets]
+    counts = torch.bincount(owner, minlength=WORLD.size).tolist()
+    return Layout((owner == WORLD.rank).nonzero().view(-1), len(owner), counts)
