@@ -130,6 +130,7 @@ def work_on_ranks() -> dict[str, Any]:
     found["losses"], found["gathers"] = losses, dict(fgd.COUNTS.gathers)
     found["measured"] = measured(plain)
     found["types"] = several_types()
+    found["by heads"] = by_heads(plain)
     found["errors"] = errors(plain)
     found["performance"] = performance_of_a_model()
     found["script"] = script(plain)
@@ -149,6 +150,21 @@ def measured(plain: Any) -> Any:
             ours.compute(0.3, 0.32)
         again = fgd.rebalance(data, second)
     return first, done, again, data.x.rows.counts
+
+
+def by_heads(plain: Any) -> Any:
+    """What attention gives, and how often it was computed in which mode, before and after."""
+    data = fgd.shard(plain, method="even", mode="heads")
+    torch.manual_seed(0)
+    conv = GATConv(NUM_FEATURES, 4, heads=2)
+    fgd.COUNTS.attention.clear()
+    before = fgd.whole(conv(data.x, data.edge_index).detach())
+    fgd.rebalance(data, weights=[1, 3])
+    after = fgd.whole(conv(data.x, data.edge_index).detach())
+    with torch.no_grad():
+        expected = conv(plain.x, plain.edge_index)
+    off = [float((x - expected).abs().max()) for x in (before, after)]
+    return off, dict(fgd.COUNTS.attention)
 
 
 def several_types() -> Any:
@@ -357,3 +373,10 @@ def test_a_script_is_corrected_once(results: list[dict[str, Any]]) -> None:
 def test_ranks_that_do_different_things_are_not_mixed_up(results: list[dict[str, Any]]) -> None:
     for found in results:
         assert found["diverged"].startswith("RanksDivergedError: ranks have made different numbers")
+
+
+def test_the_mode_of_attention_stays(results: list[dict[str, Any]]) -> None:
+    for of_rank in results:
+        off, attention = of_rank["by heads"]
+        assert max(off) < 1e-12
+        assert attention == {"heads": 2}
