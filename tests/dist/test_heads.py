@@ -54,6 +54,22 @@ class Block(nn.Module):
         return x + F.scaled_dot_product_attention(q, k, v).permute(1, 0, 2).reshape(x.shape)
 
 
+class Encoder(nn.Module):
+    """torch's own layers before one over edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(D, 4, 2 * D, batch_first=True)
+        self.cross = nn.MultiheadAttention(D, 4, bias=False)
+        self.sparse = gnn.TransformerConv(D, 2, heads=4)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.encoder(x.unsqueeze(0)).squeeze(0)
+        left_out, others = torch.arange(len(x)) % 7 == 0, x.relu()
+        y, _ = self.cross(x, others, others, left_out, need_weights=False)
+        return self.sparse(x + y, edge_index)
+
+
 def gps(**options: Any) -> nn.Module:
     return gnn.GPSConv(D, gnn.GATv2Conv(D, 2, 4), heads=4, **options)
 
@@ -75,6 +91,7 @@ OTHERS = {
     "GPS, dropout": Case(
         lambda: gps(dropout=0.3, attn_kwargs={"dropout": 0.2}), plain, label="GATv2Conv"
     ),
+    "encoder": Case(Encoder, plain, label="TransformerConv"),
     "user's own": Case(Block, plain, label="Normalised"),
 }
 CASES = {**OF_LAYERS, **OTHERS}
