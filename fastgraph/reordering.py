@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 ORDERS = ("cluster", "rcm", "degree")
 
 NODES_OF_A_CLUSTER = 256
-"""By default. Queries, keys and values of one cluster, of a kilobyte each, then fit into a megabyte,
-the cache of one core."""
+"""By default. Queries, keys and values of one cluster, of a kilobyte each, then fit into the cache
+of one core, of a megabyte."""
 
 
 class Reordered(NamedTuple):

@@ -303,8 +303,23 @@ def planned() -> dict[str, Any]:
     with contextlib.redirect_stderr(io.StringIO()) as printed:
         data = shard("uneven", "auto")(graph())
         ops.gatv2(data.x[:, None, :], data.x[:, None, :], torch.ones(1, 1, D), data.edge_index)
-        ops.gatv2(*[data.x.view(-1, 2, D // 2)] * 2, torch.ones(1, 2, D // 2), data.edge_index)
-    return found | {"printed": printed.getvalue(), "machine": before}
+        x, att = data.x.view(-1, 2, D // 2), torch.ones(1, 2, D // 2)
+        for _ in range(2):  # with edges that are new each time
+            ops.gatv2(x, x, att, data.edge_index + 0)
+        shared = planner.compared(
+            [operand.shape for operand in operators.GATV2.operands],
+            [x, x, att, None, None],
+            2,
+            neighbourhoods(data.edge_index, x.rows, x.rows),
+        )
+        apart = planner.compared(
+            [operand.shape for operand in operators.GATV2.operands],
+            [x, x + 0, att, None, None],
+            2,
+            neighbourhoods(data.edge_index, x.rows, x.rows),
+        )
+    halves = shared.heads.sent, apart.heads.sent, shared.halo.sent, apart.halo.sent
+    return found | {"printed": printed.getvalue(), "machine": before, "shared": halves}
 
 
 def compare_on_this_rank() -> dict[str, Any]:
@@ -393,6 +408,9 @@ def test_the_faster_mode_is_chosen(found: list[dict[str, Any]]) -> None:
         assert min(planned["machine"]) > 0
         said = planned["printed"].splitlines()
         assert len(said) == (rank == 0), said
+        shared, apart, *by_halo = planned["shared"]
+        assert 3 * shared == 2 * apart  # of three tensors there and back two are left
+        assert by_halo[0] == by_halo[1]
         assert not said or "attention with 2 heads by h" in said[0]
 
 
