@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 ORDERS = ("cluster", "rcm", "degree")
 
-NODES_OF_A_CLUSTER = 512
-"""By default. The rows of one cluster, of a kilobyte each, then fit into the cache of one core."""
+NODES_OF_A_CLUSTER = 256
+"""By default. Queries, keys and values of one cluster, of a kilobyte each, then fit into the cache
+of one core, of a megabyte."""
 
 
 class Reordered(NamedTuple):
@@ -54,7 +55,7 @@ def reorder(
             Comput. 20, 1998; for transformers: TorchGT, SC 2024, section III-C). ``"rcm"``: reverse
             Cuthill-McKee, for meshes. ``"degree"``: most neighbours first. Or the old number of
             each node, int64 ``[num_nodes]``.
-        num_clusters: default: one for 512 nodes.
+        num_clusters: default: one for each 256 nodes.
 
     Returns:
         A copy of ``data``, and the permutation.

@@ -92,6 +92,7 @@ class Choice(NamedTuple):
 
 
 _measured: dict[int, Machine] = {}
+_said: set[tuple[Hashable, ...]] = set()
 
 
 def machine() -> Machine:
@@ -115,7 +116,8 @@ def choose(
 ) -> bool:
     """Whether a layer is faster by heads; all ranks come to the same answer.
 
-    It is remembered with the index, and the first rank says why on standard error.
+    It is remembered with the index, and the first rank says why on standard error, once for layers
+    of one shape.
 
     Args:
         index: ``edge_index``, as the layer got it.
@@ -128,13 +130,18 @@ def choose(
 
     def make() -> bool:
         choice = compared(shapes, inputs, num_heads, plan())
-        if WORLD.rank == 0:
+        # Once for layers alike, whose edges may be others at each call.
+        layer = (
+            *(size for size, shape in zip(sizes, shapes, strict=True) if "edges" not in shape),
+        )
+        if WORLD.rank == 0 and (layer, choice.is_by_heads) not in _said:
+            _said.add((layer, choice.is_by_heads))
             print(f"fastgraph.dist: attention with {num_heads} heads by {choice}", file=sys.stderr)
         return choice.is_by_heads
 
     local = index.local if isinstance(index, ShardedTensor) else index
-    sizes = tuple(None if x is None else (*x.shape, x.dtype, x.requires_grad) for x in inputs)
-    found: bool = remembered(local, ("mode", sizes, num_heads, *key), make)
+    sizes = [None if x is None else (*x.shape, x.dtype, x.requires_grad) for x in inputs]
+    found: bool = remembered(local, ("mode", *sizes, *key), make)
     return found
 
 
@@ -154,6 +161,7 @@ def compared(
     }
     exchanges = [0, 2]
     sent = [0, 0]
+    seen = set()
     for x, shape in present:
         if shape[0] not in layouts:
             continue
@@ -162,9 +170,12 @@ def compared(
         if shape[0] == "sources" and graph.plan.remote:
             exchanges[0] += 1
             sent[0] += row * (sum(graph.plan.sends) + sum(graph.plan.receives))
-        if "heads" in shape:
+        # Sources and destinations may share one tensor, which is sent once by heads.
+        tensor = id(x.local if isinstance(x, ShardedTensor) else x), id(rows)
+        if "heads" in shape and tensor not in seen:
+            seen.add(tensor)
             sent[1] += row * (rows.mine * (num_heads - own) + others * own) // num_heads
-        elif x.requires_grad:  # sent to all, and sums sent back
+        elif "heads" not in shape and x.requires_grad:  # sent to all, and sums sent back
             exchanges[1] += 1
             sent[1] += row * (rows.mine * (WORLD.size - 1) + others)
     out = next(x for x, shape in present if shape[0] == "sources" and len(shape) == 3)

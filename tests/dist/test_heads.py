@@ -54,6 +54,22 @@ class Block(nn.Module):
         return x + F.scaled_dot_product_attention(q, k, v).permute(1, 0, 2).reshape(x.shape)
 
 
+class Encoder(nn.Module):
+    """torch's own layers before one over edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(D, 4, 2 * D, batch_first=True)
+        self.cross = nn.MultiheadAttention(D, 4, bias=False)
+        self.sparse = gnn.TransformerConv(D, 2, heads=4)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = self.encoder(x.unsqueeze(0)).squeeze(0)
+        left_out, others = torch.arange(len(x)) % 7 == 0, x.relu()
+        y, _ = self.cross(x, others, others, left_out, need_weights=False)
+        return self.sparse(x + y, edge_index)
+
+
 def gps(**options: Any) -> nn.Module:
     return gnn.GPSConv(D, gnn.GATv2Conv(D, 2, 4), heads=4, **options)
 
@@ -75,6 +91,7 @@ OTHERS = {
     "GPS, dropout": Case(
         lambda: gps(dropout=0.3, attn_kwargs={"dropout": 0.2}), plain, label="GATv2Conv"
     ),
+    "encoder": Case(Encoder, plain, label="TransformerConv"),
     "user's own": Case(Block, plain, label="Normalised"),
 }
 CASES = {**OF_LAYERS, **OTHERS}
@@ -286,8 +303,23 @@ def planned() -> dict[str, Any]:
     with contextlib.redirect_stderr(io.StringIO()) as printed:
         data = shard("uneven", "auto")(graph())
         ops.gatv2(data.x[:, None, :], data.x[:, None, :], torch.ones(1, 1, D), data.edge_index)
-        ops.gatv2(*[data.x.view(-1, 2, D // 2)] * 2, torch.ones(1, 2, D // 2), data.edge_index)
-    return found | {"printed": printed.getvalue(), "machine": before}
+        x, att = data.x.view(-1, 2, D // 2), torch.ones(1, 2, D // 2)
+        for _ in range(2):  # with edges that are new each time
+            ops.gatv2(x, x, att, data.edge_index + 0)
+        shared = planner.compared(
+            [operand.shape for operand in operators.GATV2.operands],
+            [x, x, att, None, None],
+            2,
+            neighbourhoods(data.edge_index, x.rows, x.rows),
+        )
+        apart = planner.compared(
+            [operand.shape for operand in operators.GATV2.operands],
+            [x, x + 0, att, None, None],
+            2,
+            neighbourhoods(data.edge_index, x.rows, x.rows),
+        )
+    halves = shared.heads.sent, apart.heads.sent, shared.halo.sent, apart.halo.sent
+    return found | {"printed": printed.getvalue(), "machine": before, "shared": halves}
 
 
 def compare_on_this_rank() -> dict[str, Any]:
@@ -376,6 +408,9 @@ def test_the_faster_mode_is_chosen(found: list[dict[str, Any]]) -> None:
         assert min(planned["machine"]) > 0
         said = planned["printed"].splitlines()
         assert len(said) == (rank == 0), said
+        shared, apart, *by_halo = planned["shared"]
+        assert 3 * shared == 2 * apart  # of three tensors there and back two are left
+        assert by_halo[0] == by_halo[1]
         assert not said or "attention with 2 heads by h" in said[0]
 
 

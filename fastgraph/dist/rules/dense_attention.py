@@ -138,9 +138,9 @@ def _attend(
 
 def _mask(padding: Tensor, rows: Layout, dtype: torch.dtype) -> Tensor | None:
     """What is added to scores, ``[batch, 1, 1, n]`` in the order of ranks."""
+    if not bool(padding.any()):
+        return None
     if padding.dtype == torch.bool:
-        if not bool(padding.any()):
-            return None
         padding = torch.zeros(padding.shape, dtype=dtype).masked_fill_(padding, -torch.inf)
     return padding.index_select(1, inverse(rows.order))[:, None, None, :]
 
