@@ -22,7 +22,16 @@ from fastgraph.dist.sharded import (
     placed,
     version,
 )
-from fastgraph.dist.table import REQUIRED, Arguments, NoRuleError, Options, bound, rule
+from fastgraph.dist.table import (
+    REQUIRED,
+    Arguments,
+    NoRuleError,
+    Options,
+    bound,
+    is_in_place,
+    name_of,
+    rule,
+)
 from fastgraph.dist.world import WORLD
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
@@ -296,6 +305,19 @@ def index_select(func: Any, args: Arguments, kwargs: Options) -> Any:
         return _rows_of_replicated(x, dim, index)
     chosen = _chosen(x, index)
     return ShardedTensor(x.local.index_select(dim, chosen.local), chosen.rows, dim)
+
+
+@rule("index_copy", in_place=True)
+def index_copy(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """Assigning to rows at positions."""
+    x, dim, index, source = bound(
+        args, kwargs, input=REQUIRED, dim=REQUIRED, index=REQUIRED, source=REQUIRED
+    )
+    if not is_sharded(x) or dim not in (0, -x.dim()) or x.axis != 0 or source.dim() != x.dim():
+        raise NoRuleError
+    out = x if is_in_place(name_of(func)) else x.clone()
+    out[index] = source
+    return out
 
 
 @rule("masked_select")

@@ -1,0 +1,78 @@
+"""Sharding a ``DGLGraph``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastgraph.dist.dgl.index import ShardedIndex
+from fastgraph.dist.dgl.structure import ShardedStructure
+from fastgraph.dist.layout import Layout, know, known
+from fastgraph.dist.owners import agreed_parts, layout_of
+from fastgraph.dist.sharded import ShardedTensor, is_sharded
+
+
+def shard(
+    graph: Any,
+    *,
+    weights: Sequence[float] | None = None,
+    method: str = "metis",
+    parts: Tensor | None = None,
+) -> Any:
+    """See :func:`fastgraph.dist.shard`."""
+    _check(graph)
+    sizes = [graph.num_nodes(ntype) for ntype in graph.ntypes]
+    parts = agreed_parts(lambda: _joint_edges(graph, sizes), sizes, weights, method, parts)
+    owners = parts.split(sizes)
+    of_nodes = [layout_of(owner) for owner in owners]
+    for rows in of_nodes:
+        know(rows)
+    relations, of_edges = [], []
+    for etype in range(len(graph.canonical_etypes)):
+        source, destination = map(int, graph._graph.metagraph.find_edge(etype))
+        src, dst, _ = graph._graph.edges(etype, "eid")
+        rows = layout_of(owners[destination][dst.long()])
+        if known(rows.n) is None:
+            know(rows)
+        local = torch.stack([src[rows.position], dst[rows.position]])
+        edges = ShardedTensor(local, rows, 1)
+        relations.append(ShardedStructure(edges, sizes[source], sizes[destination]))
+        of_edges.append(rows)
+    found = copy.copy(graph)
+    found._graph = ShardedIndex(graph._graph.metagraph, sizes, relations)
+    found._node_frames = list(map(_sharded, graph._node_frames, of_nodes))
+    found._edge_frames = list(map(_sharded, graph._edge_frames, of_edges))
+    return found
+
+
+def _check(graph: Any) -> None:
+    if isinstance(graph._graph, ShardedIndex):
+        raise ValueError("the graph is sharded already")
+    if graph.is_block:
+        raise ValueError("a block is part of a mini-batch; shard the whole graph")
+    if graph.device.type != "cpu":
+        raise ValueError(f"the graph must be on the CPU to be sharded, got {graph.device}")
+
+
+def _joint_edges(graph: Any, sizes: list[int]) -> Tensor:
+    """The edges of all relations between nodes of all kinds, numbered one kind after the other."""
+    starts = [sum(sizes[:ntype]) for ntype in range(len(sizes))]
+    found = [torch.empty(2, 0, dtype=torch.int64)]
+    for etype in range(len(graph.canonical_etypes)):
+        source, destination = map(int, graph._graph.metagraph.find_edge(etype))
+        src, dst, _ = graph._graph.edges(etype, "eid")
+        found.append(torch.stack([src.long() + starts[source], dst.long() + starts[destination]]))
+    return torch.cat(found, 1)
+
+
+def _sharded(frame: Any, rows: Layout) -> Any:
+    found = frame.clone()
+    for key in list(found.keys()):
+        x = found[key]
+        if isinstance(x, Tensor) and not is_sharded(x):
+            found[key] = ShardedTensor(x.index_select(0, rows.position), rows, 0)
+    return found

@@ -1,0 +1,146 @@
+"""What of DGL is replaced, so that graphs with sharded edges are sharded graphs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from dgl import heterograph_index
+from dgl.base import is_all
+from dgl.heterograph import DGLGraph
+from dgl.nn.pytorch.linear import TypedLinear
+from torch import Tensor
+
+from fastgraph.dgl.structure import FOREIGN, Structure
+from fastgraph.dist.dgl import rules
+from fastgraph.dist.dgl.index import ShardedIndex, of_relations, of_sharded_edges
+from fastgraph.dist.layout import usual
+from fastgraph.dist.sharded import is_sharded, leaves, placed
+from fastgraph.dist.table import NoRuleError
+from fastgraph.routing.patching import Patches
+
+PATCHES = Patches()
+
+
+def install() -> None:
+    """Replace functions of DGL, once in a process."""
+    if ShardedIndex in FOREIGN:
+        return
+    FOREIGN[ShardedIndex] = _structure_of
+    for owner, name, replacement in (
+        (heterograph_index, "create_unitgraph_from_coo", _of_edges),
+        (heterograph_index, "create_heterograph_from_relations", _of_relations),
+        (DGLGraph, "__init__", _init),
+        (DGLGraph, "_set_n_repr", _set_nodes),
+        (DGLGraph, "_set_e_repr", _set_edges),
+        (TypedLinear, "forward", _by_kind),
+    ):
+        upstream = getattr(owner, name)
+        PATCHES.replace(owner, name, functools.wraps(upstream)(replacement(upstream)))
+
+
+def _structure_of(gidx: ShardedIndex) -> Structure | str:
+    if gidx.number_of_etypes() != 1:
+        return "several relations at once"
+    return gidx.relation(0)
+
+
+def _of_edges(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    """``create_unitgraph_from_coo``, to which all graphs of edges come."""
+
+    def create(
+        num_ntypes: int, num_src: int, num_dst: int, row: Any, col: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if is_sharded(row) or is_sharded(col):
+            return of_sharded_edges(int(num_ntypes), int(num_src), int(num_dst), row, col)
+        return upstream(num_ntypes, num_src, num_dst, row, col, *args, **kwargs)
+
+    return create
+
+
+def _of_relations(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    """``create_heterograph_from_relations``."""
+
+    def create(metagraph: Any, rel_graphs: Any, num_nodes_per_type: Any) -> Any:
+        if not any(isinstance(graph, ShardedIndex) for graph in rel_graphs):
+            return upstream(metagraph, rel_graphs, num_nodes_per_type)
+        if num_nodes_per_type is None:
+            sizes = _sizes(metagraph, rel_graphs)
+        else:
+            sizes = num_nodes_per_type.tonumpy().tolist()
+        return of_relations(metagraph, rel_graphs, sizes)
+
+    return create
+
+
+def _sizes(metagraph: Any, graphs: Any) -> list[int]:
+    """The numbers of nodes of all kinds, each of which some relation has."""
+    found: dict[int, int] = {}
+    for etype, graph in enumerate(graphs):
+        source, destination = map(int, metagraph.find_edge(etype))
+        found[source] = graph.num_nodes(0)
+        found[destination] = graph.num_nodes(graph.number_of_ntypes() - 1)
+    return [found[ntype] for ntype in range(len(found))]
+
+
+def _init(upstream: Callable[..., None]) -> Callable[..., None]:
+    """``DGLGraph.__init__``, which asks for an index object of its own class."""
+
+    def init(
+        self: Any,
+        gidx: Any = [],  # noqa: B006  # as upstream's
+        ntypes: Any = ["_N"],  # noqa: B006
+        etypes: Any = ["_E"],  # noqa: B006
+        node_frames: Any = None,
+        edge_frames: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if isinstance(gidx, ShardedIndex):
+            self._init(gidx, ntypes, etypes, node_frames, edge_frames)
+        else:
+            upstream(self, gidx, ntypes, etypes, node_frames, edge_frames, **kwargs)
+
+    return init
+
+
+def _set_nodes(upstream: Callable[..., None]) -> Callable[..., None]:
+    def set_n_repr(self: Any, ntid: int, u: Any, data: Any) -> None:
+        if isinstance(self._graph, ShardedIndex) and is_all(u):
+            data = _placed(data, self._graph.num_nodes(ntid))
+        upstream(self, ntid, u, data)
+
+    return set_n_repr
+
+
+def _set_edges(upstream: Callable[..., None]) -> Callable[..., None]:
+    def set_e_repr(self: Any, etid: int, edges: Any, data: Any) -> None:
+        if isinstance(self._graph, ShardedIndex) and is_all(edges):
+            data = _placed(data, self._graph.num_edges(etid))
+        upstream(self, etid, edges, data)
+
+    return set_e_repr
+
+
+def _placed(data: Any, n: int) -> Any:
+    """Replicated features for a frame, as sharded ones."""
+    if not hasattr(data, "items"):
+        return data  # an error of DGL's
+    return {
+        key: placed(value, usual(n), 0)
+        if type(value) is Tensor and value.dim() and len(value) == n
+        else value
+        for key, value in data.items()
+    }
+
+
+def _by_kind(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def forward(self: Any, x: Tensor, x_type: Tensor, sorted_by_type: bool = False) -> Tensor:
+        if any(is_sharded(value) for value in leaves(x, x_type)):
+            try:
+                return rules.by_kind(upstream, (self, x, x_type, sorted_by_type), {})
+            except NoRuleError:
+                pass
+        return upstream(self, x, x_type, sorted_by_type)
+
+    return forward

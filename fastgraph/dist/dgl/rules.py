@@ -1,0 +1,141 @@
+"""DGL's own message passing on sharded graphs: gathers by sharded indices, and scatters.
+
+All of it ends in a few autograd functions (``dgl.backend.pytorch.sparse``). Those calls which the
+routes do not give to operators are done here as they are defined: features of the ends of edges are
+gathered, combined, and reduced at the destinations, by torch's operations on sharded tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from dgl.base import is_all
+from torch import Tensor
+
+from fastgraph import ops
+from fastgraph.dgl.conditions import last_wins
+from fastgraph.dist.dgl.index import ShardedIndex
+from fastgraph.dist.dgl.structure import ShardedStructure
+from fastgraph.dist.layout import usual
+from fastgraph.dist.sharded import ShardedTensor, aligned, enter, is_sharded, placed
+from fastgraph.dist.table import Arguments, NoRuleError, Options, rule
+from fastgraph.registry.backend import FLOATING
+
+_MODULE = "dgl.backend.pytorch.sparse"
+
+
+def _relation_of(gidx: object) -> ShardedStructure:
+    if not isinstance(gidx, ShardedIndex) or gidx.number_of_etypes() != 1:
+        raise NoRuleError
+    return gidx.relation(0)
+
+
+def _combined(op: str, lhs: Any, rhs: Any) -> Tensor:
+    """DGL's functions of two operands, which have as many dimensions; it negates to subtract."""
+    if op == "copy_lhs":
+        return lhs  # type: ignore[no-any-return]
+    if op == "copy_rhs":
+        return rhs  # type: ignore[no-any-return]
+    if op == "add":
+        return lhs + rhs  # type: ignore[no-any-return]
+    if op == "mul":
+        return lhs * rhs  # type: ignore[no-any-return]
+    if op == "dot":
+        return (lhs * rhs).sum(-1, keepdim=True)  # type: ignore[no-any-return]
+    raise NoRuleError
+
+
+@rule(f"{_MODULE}.GSpMM")
+def reduced(func: Any, args: Arguments, kwargs: Options) -> Tensor:
+    """What edges bring to their destinations, reduced."""
+    gidx, op, reduce, lhs, rhs = args
+    relation = _relation_of(gidx)
+    of_sources = None if op == "copy_rhs" else lhs.index_select(0, relation.index.long())
+    of_edges = None if op == "copy_lhs" else _of_edges(rhs, relation)
+    messages = _combined(op, of_sources, of_edges)
+    if reduce == "sum":
+        shape = (relation.num_dst, *messages.shape[1:])
+        zeros = placed(messages.new_zeros(()).expand(shape), usual(relation.num_dst), 0)
+        return zeros.index_add(0, relation.destination.long(), messages)
+    return _extremum(messages, relation, reduce)
+
+
+def _of_edges(x: Tensor, relation: ShardedStructure) -> Tensor:
+    """Features of edges as sharded ones."""
+    return x if is_sharded(x) else placed(x, relation.edge_index.rows, 0)
+
+
+def _extremum(messages: Tensor, relation: ShardedStructure, reduce: str) -> Tensor:
+    if messages.dtype not in FLOATING or not len(messages):
+        raise NoRuleError
+    by_row = messages.unsqueeze(1) if messages.dim() == 1 else messages
+    out = ops.segment_reduce(
+        by_row,
+        relation.incidence(backwards=last_wins(messages)).edges.index,
+        num_out=relation.num_dst,
+        reduce=reduce,
+        ties="winner",
+    )
+    lonely = relation.lonely()
+    if lonely is not None:  # DGL's callers make zeros of it
+        least = float("-inf" if reduce == "max" else "inf")
+        out = out.masked_fill(lonely.view(-1, *(1,) * (out.dim() - 1)), least)
+    return out.squeeze(1) if messages.dim() == 1 else out
+
+
+@rule(f"{_MODULE}.GSDDMM")
+def on_edges(func: Any, args: Arguments, kwargs: Options) -> Tensor:
+    """A function of features at the ends of each edge, or of the edge."""
+    gidx, op, lhs, rhs, *targets = args
+    relation = _relation_of(gidx)
+    lhs_target, rhs_target = targets or ("u", "v")
+    left = None if op == "copy_rhs" else _at_edges(lhs, lhs_target, relation)
+    right = None if op == "copy_lhs" else _at_edges(rhs, rhs_target, relation)
+    return _combined(op, left, right)
+
+
+def _at_edges(x: Tensor, target: str, relation: ShardedStructure) -> Tensor:
+    if target in ("e", "edge"):
+        return _of_edges(x, relation)
+    ends = relation.index if target in ("u", "src") else relation.destination
+    return x.index_select(0, ends.long())
+
+
+@rule(f"{_MODULE}.EdgeSoftmax")
+def softmax(func: Any, args: Arguments, kwargs: Options) -> Tensor:
+    """The softmax over the edges of each destination, or source."""
+    gidx, score, eids, norm_by = args
+    relation = _relation_of(gidx)
+    if not is_all(eids) or score.dtype not in FLOATING:
+        raise NoRuleError
+    by_source = norm_by == "src"
+    sizes = relation.num_src, relation.num_dst
+    num_in, num_out = reversed(sizes) if by_source else sizes
+    index = relation.edge_index
+    return ops.edge_softmax(score, index, num_out=num_out, num_in=num_in, transpose=by_source)
+
+
+@rule("dgl.nn.pytorch.linear.TypedLinear.forward")
+def by_kind(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+    """Rows by the matrices of their kinds."""
+    module, x, kinds, is_sorted = args
+    lead = x if is_sharded(x) else kinds
+    if not is_sharded(lead) or lead.axis != 0 or x.shape[0] != kinds.shape[0]:
+        raise NoRuleError
+    local = aligned(x, lead.rows, 0), aligned(kinds, lead.rows, 0)
+    return ShardedTensor(func(_WithEntered(module), *local, is_sorted), lead.rows, 0)
+
+
+class _WithEntered:
+    """A module whose matrices each rank is about to use on its own rows."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def get_weight(self) -> Any:
+        """Its matrices."""
+        return enter(self._module.get_weight())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
