@@ -19,7 +19,7 @@ from fastgraph.graphs.edges import Grouped
 from fastgraph.graphs.memo import remembered
 from fastgraph.layers.modules import KnownModules
 
-_TYPED_LINEAR = KnownModules(TypedLinear)
+TYPED_LINEAR = KnownModules(TypedLinear)
 
 
 class Pairs:
@@ -120,7 +120,7 @@ def typed_linear_refusal(name: str, module: Any) -> str | None:
     """Why what a ``TypedLinear`` does on single edges cannot be done on pairs."""
     if type(module) is not TypedLinear:
         return f"{name} is a {type(module).__name__}"
-    if _TYPED_LINEAR.is_watched(module):
+    if TYPED_LINEAR.is_watched(module):
         return f"{name} has hooks or is replaced"
     if module.regularizer == "bdd":
         return "block-diagonal matrices of relations"

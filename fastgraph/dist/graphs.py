@@ -50,6 +50,7 @@ def shard(
     """
     if not WORLD.is_ready:
         raise RuntimeError("call fastgraph.dist.init() before fastgraph.dist.shard()")
+    check_is_graph(data)
     hooks.install()
     dgl.install()
     if dgl.is_dgl_graph(data):
@@ -57,12 +58,6 @@ def shard(
 
         found: Any = of_dgl.shard(data, weights=weights, method=method, parts=parts)
         return found  # type: ignore[no-any-return]
-    from torch_geometric.data import Data, HeteroData
-
-    if not isinstance(data, (Data, HeteroData)):
-        raise TypeError(
-            f"data must be a Data or HeteroData of PyG, or a DGLGraph, got {type(data).__name__}"
-        )
     check_on_cpu(data)
     sizes = num_nodes(data)
     parts = agreed_parts(lambda: joint_edges(data, sizes), sizes, weights, method, parts)
@@ -82,6 +77,22 @@ def shard_as_known(data: Graph, **options: Any) -> Graph:
     if all(r is not None for r in rows):
         options = {"parts": torch.cat([r.owner for r in rows if r is not None])}
     return shard(data, **options)
+
+
+def check_is_graph(data: object) -> None:
+    """A value is a graph of PyG or DGL.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if dgl.is_dgl_graph(data):
+        return
+    from torch_geometric.data import Data, HeteroData
+
+    if not isinstance(data, (Data, HeteroData)):
+        raise TypeError(
+            f"data must be a Data or HeteroData of PyG, or a DGLGraph, got {type(data).__name__}"
+        )
 
 
 def check_on_cpu(data: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,6 +46,15 @@ def shard(
     found._graph = ShardedIndex(graph._graph.metagraph, sizes, relations)
     found._node_frames = list(map(_sharded, graph._node_frames, of_nodes))
     found._edge_frames = list(map(_sharded, graph._edge_frames, of_edges))
+    return found
+
+
+def mapped(graph: Any, replace: Callable[[Tensor], Tensor]) -> Any:
+    """A copy with other features."""
+    found = graph.local_var()
+    for frame in (*found._node_frames, *found._edge_frames):
+        for key in list(frame.keys()):
+            frame[key] = replace(frame[key])
     return found
 
 

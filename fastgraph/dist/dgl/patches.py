@@ -12,6 +12,7 @@ from dgl.heterograph import DGLGraph
 from dgl.nn.pytorch.linear import TypedLinear
 from torch import Tensor
 
+from fastgraph.dgl.relations import TYPED_LINEAR
 from fastgraph.dgl.structure import FOREIGN, Structure
 from fastgraph.dist.dgl import rules
 from fastgraph.dist.dgl.index import ShardedIndex, of_relations, of_sharded_edges
@@ -38,6 +39,7 @@ def install() -> None:
     ):
         upstream = getattr(owner, name)
         PATCHES.replace(owner, name, functools.wraps(upstream)(replacement(upstream)))
+    TYPED_LINEAR.renew()
 
 
 def _structure_of(gidx: ShardedIndex) -> Structure | str:

@@ -39,6 +39,8 @@ def reshape(func: Any, args: Arguments, kwargs: Options) -> Any:
         if kwargs.keys() - {"shape"} or (len(args) == 2 and isinstance(args[1], torch.dtype)):
             raise NoRuleError
         new = _sizes(args[1:] or (kwargs["shape"],))
+    elif name in ("view_as", "reshape_as"):
+        new = list(bound(args, kwargs, input=REQUIRED, other=REQUIRED)[1].shape)
     else:
         new = list(func(torch.empty(x.shape, device="meta"), *args[1:], **kwargs).shape)
     if -1 in new:
