@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fastgraph import enabling
-from fastgraph.dist import transport, world
+from fastgraph.dist import dgl, transport, world
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.graphs import shard_as_known
 from fastgraph.dist.hooks import PATCHES
@@ -64,7 +64,8 @@ def parser() -> argparse.ArgumentParser:
     """The options before the script."""
     made = argparse.ArgumentParser(
         prog="python -m fastgraph.dist",
-        description="Run a training script of PyG on several processes, as if it were on one.",
+        description="Run a training script of PyG or DGL on several processes, as if it were on "
+        "one.",
         parents=[starter()],
         allow_abbrev=False,
     )
@@ -102,9 +103,10 @@ def main(words: Sequence[str] | None = None) -> None:
     _say_how_to_restart()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # sharded tensors are on the CPU
     world.init(random=options.random, check=options.check)
-    _seed()
+    seed = _seed()
     shard = functools.partial(shard_as_known, weights=options.weights, method=options.partition)
     shard_datasets(shard, options.min_nodes)
+    dgl.shard_graphs(shard, options.min_nodes, seed)
     let_one_rank_write()
     enabling.enable()
     sys.argv = [str(options.script), *options.arguments]
@@ -146,12 +148,13 @@ def _say_how_to_restart() -> None:
         )
 
 
-def _seed() -> None:
+def _seed() -> int:
     """Programs without a seed get one; all ranks must draw the same numbers."""
-    seed = transport.broadcast(random.SystemRandom().randrange(2**31))
+    seed: int = transport.broadcast(random.SystemRandom().randrange(2**31))
     torch.manual_seed(seed)
     random.seed(seed)
     importlib.import_module("numpy").random.seed(seed)
+    return seed
 
 
 def _say_gathers() -> None:

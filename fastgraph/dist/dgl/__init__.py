@@ -10,7 +10,9 @@ Nothing here imports ``dgl``, or a module of this package that does, before the 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 from wrapt import register_post_import_hook
 
@@ -29,6 +31,22 @@ def _after_import(_: ModuleType) -> None:
         from fastgraph.dist.dgl import patches
 
         patches.install()
+
+
+def shard_graphs(shard: Callable[[Any], Any], min_nodes: int, seed: int) -> None:
+    """Have graphs sharded where a script gets them, once it has imported DGL.
+
+    Arguments as for :func:`fastgraph.dist.dgl.launching.shard_graphs`.
+    """
+    install()
+
+    def after_import(_: ModuleType) -> None:
+        if "dgl.backend.pytorch.sparse" in sys.modules:
+            from fastgraph.dist.dgl import launching
+
+            launching.shard_graphs(shard, min_nodes, seed)
+
+    register_post_import_hook(after_import, "dgl")
 
 
 def is_dgl_graph(value: object) -> bool:

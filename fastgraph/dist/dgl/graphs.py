@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from dgl.heterograph import DGLGraph
 from torch import Tensor
 
 from fastgraph.dist.dgl.index import ShardedIndex
 from fastgraph.dist.dgl.structure import ShardedStructure
-from fastgraph.dist.layout import Layout, know, known
+from fastgraph.dist.layout import Layout, know, known, usual
 from fastgraph.dist.owners import agreed_parts, layout_of
-from fastgraph.dist.sharded import ShardedTensor, is_sharded
+from fastgraph.dist.sharded import ShardedTensor, is_sharded, placed, whole
 
 
 def shard(
@@ -27,15 +28,41 @@ def shard(
     _check(graph)
     sizes = [graph.num_nodes(ntype) for ntype in graph.ntypes]
     parts = agreed_parts(lambda: _joint_edges(graph, sizes), sizes, weights, method, parts)
-    owners = parts.split(sizes)
-    of_nodes = [layout_of(owner) for owner in owners]
+    of_nodes = [layout_of(owner) for owner in parts.split(sizes)]
     for rows in of_nodes:
         know(rows)
+    return _laid_out(graph, of_nodes)
+
+
+def sharded_as_usual(graph: Any) -> Any:
+    """A graph that was made of a sharded one, and whose edges are whole, as a sharded one.
+
+    Features that are sharded stay where they are.
+    """
+    return _laid_out(graph, [usual(graph.num_nodes(ntype)) for ntype in graph.ntypes])
+
+
+def is_sharded_graph(value: object) -> bool:
+    """Whether a value is a ``DGLGraph`` with sharded edges."""
+    return isinstance(value, DGLGraph) and isinstance(value._graph, ShardedIndex)
+
+
+def whole_graph(graph: Any) -> Any:
+    """A sharded graph with its own edges and features on every rank; others as they are."""
+    if not is_sharded_graph(graph):
+        return graph
+    found = mapped(graph, whole)
+    found._graph = graph._graph.whole()
+    return found
+
+
+def _laid_out(graph: Any, of_nodes: Sequence[Layout]) -> Any:
+    sizes = [rows.n for rows in of_nodes]
     relations, of_edges = [], []
     for etype in range(len(graph.canonical_etypes)):
         source, destination = map(int, graph._graph.metagraph.find_edge(etype))
         src, dst, _ = graph._graph.edges(etype, "eid")
-        rows = layout_of(owners[destination][dst.long()])
+        rows = layout_of(of_nodes[destination].owner[dst.long()])
         if known(rows.n) is None:
             know(rows)
         local = torch.stack([src[rows.position], dst[rows.position]])
@@ -83,5 +110,5 @@ def _sharded(frame: Any, rows: Layout) -> Any:
     for key in list(found.keys()):
         x = found[key]
         if isinstance(x, Tensor) and not is_sharded(x):
-            found[key] = ShardedTensor(x.index_select(0, rows.position), rows, 0)
+            found[key] = placed(x, rows, 0)
     return found

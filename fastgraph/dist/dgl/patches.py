@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
-from dgl import heterograph_index
+import dgl
+import torch
+from dgl import convert, heterograph_index, subgraph, transforms
 from dgl.base import is_all
+from dgl.dataloading import DataLoader
 from dgl.heterograph import DGLGraph
 from dgl.nn.pytorch.linear import TypedLinear
+from dgl.transforms import functional
 from torch import Tensor
 
 from fastgraph.dgl.relations import TYPED_LINEAR
 from fastgraph.dgl.structure import FOREIGN, Structure
+from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.dgl import rules
+from fastgraph.dist.dgl.graphs import is_sharded_graph, sharded_as_usual, whole_graph
 from fastgraph.dist.dgl.index import ShardedIndex, of_relations, of_sharded_edges
 from fastgraph.dist.layout import usual
-from fastgraph.dist.sharded import is_sharded, leaves, placed
+from fastgraph.dist.sharded import is_sharded, leaves, placed, tree_map, whole
 from fastgraph.dist.table import NoRuleError
+from fastgraph.dist.world import WORLD
 from fastgraph.routing.patching import Patches
 
 PATCHES = Patches()
+
+_METHODS = (
+    "subgraph",
+    "edge_subgraph",
+    "node_type_subgraph",
+    "edge_type_subgraph",
+    "line_graph",
+    "khop_graph",
+    "to_simple",
+)
+"""Those of ``DGLGraph`` that make another graph."""
 
 
 def install() -> None:
@@ -36,10 +55,63 @@ def install() -> None:
         (DGLGraph, "_set_n_repr", _set_nodes),
         (DGLGraph, "_set_e_repr", _set_edges),
         (TypedLinear, "forward", _by_kind),
+        (DataLoader, "__init__", _loader),
     ):
         upstream = getattr(owner, name)
         PATCHES.replace(owner, name, functools.wraps(upstream)(replacement(upstream)))
     TYPED_LINEAR.renew()
+    for module in (functional, subgraph, convert):
+        for name in module.__all__:
+            _keep_sharded(module, name)
+    for name in _METHODS:
+        if hasattr(DGLGraph, name):
+            PATCHES.replace(DGLGraph, name, _sharded_again(getattr(DGLGraph, name)))
+
+
+def _keep_sharded(module: Any, name: str) -> None:
+    """Replace a function of DGL in all modules that offer it."""
+    upstream = getattr(module, name)
+    if not inspect.isfunction(upstream):
+        return
+    replacement = _sharded_again(upstream)
+    for owner in (module, dgl, transforms):
+        if vars(owner).get(name) is upstream:
+            PATCHES.replace(owner, name, replacement)
+
+
+def _sharded_again(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that makes graphs out of graphs, perhaps by the C++ library from whole ones."""
+
+    @functools.wraps(upstream)
+    def transform(*args: Any, **kwargs: Any) -> Any:
+        result = upstream(*args, **kwargs)
+        if any(is_sharded_graph(value) for value in leaves(args, kwargs)):
+            return tree_map(_as_sharded, result)
+        return result
+
+    return transform
+
+
+def _as_sharded(value: Any) -> Any:
+    is_whole = isinstance(value, DGLGraph) and not is_sharded_graph(value) and not value.is_block
+    return sharded_as_usual(value) if is_whole else value
+
+
+def _loader(upstream: Callable[..., None]) -> Callable[..., None]:
+    """``DataLoader.__init__``: every rank samples all mini-batches of the whole graph."""
+
+    def init(self: Any, graph: Any, indices: Any, *args: Any, **kwargs: Any) -> None:
+        if is_sharded_graph(graph) or any(is_sharded(x) for x in leaves(indices)):
+            if WORLD.size > 1 and torch.get_num_threads() > 1:
+                raise RuntimeError(
+                    "DGL samples other neighbours on each rank if it has several threads: set "
+                    "OMP_NUM_THREADS=1 to sample from a sharded graph"
+                )
+            COUNTS.gathers["dgl.dataloading.DataLoader"] += 1
+            graph, indices = whole_graph(graph), tree_map(whole, indices)
+        upstream(self, graph, indices, *args, **kwargs)
+
+    return init
 
 
 def _structure_of(gidx: ShardedIndex) -> Structure | str:
