@@ -56,7 +56,7 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
         if self._whole is None:
             graphs = []
             for etype, relation in enumerate(self._relations):
-                source, destination = self._ends(etype)
+                source, destination = self.ends(etype)
                 graphs.append(
                     heterograph_index.create_unitgraph_from_coo(
                         1 if source == destination else 2,
@@ -88,7 +88,8 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
     def __deepcopy__(self, memo: Any) -> ShardedIndex:
         return self
 
-    def _ends(self, etype: int) -> tuple[int, int]:
+    def ends(self, etype: int) -> tuple[int, int]:
+        """The kinds of the sources and of the destinations of a relation."""
         source, destination = self.metagraph.find_edge(etype)
         return int(source), int(destination)
 
@@ -108,7 +109,7 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
 
     def is_metagraph_unibipartite(self) -> bool:
         """Whether no kind of nodes has edges in both directions."""
-        ends = [self._ends(etype) for etype in range(len(self._relations))]
+        ends = [self.ends(etype) for etype in range(len(self._relations))]
         return not {source for source, _ in ends} & {destination for _, destination in ends}
 
     def number_of_ntypes(self) -> int:
@@ -169,7 +170,7 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
         """The graph of one relation."""
         etype = int(etype)
         if etype not in self._of_relations:
-            source, destination = self._ends(etype)
+            source, destination = self.ends(etype)
             relation = self._relations[etype]
             is_one = source == destination
             sizes = [relation.num_src] if is_one else [relation.num_src, relation.num_dst]
@@ -179,7 +180,7 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
 
     def reverse(self) -> ShardedIndex:
         """With all edges the other way round."""
-        ends = [self._ends(etype)[::-1] for etype in range(len(self._relations))]
+        ends = [self.ends(etype)[::-1] for etype in range(len(self._relations))]
         metagraph = graph_index.from_edge_list(ends, True)
         return ShardedIndex(metagraph, self._sizes, [r.reversed for r in self._relations])
 

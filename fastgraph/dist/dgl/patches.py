@@ -9,7 +9,7 @@ from typing import Any
 
 import dgl
 import torch
-from dgl import convert, heterograph_index, subgraph, transforms
+from dgl import convert, core, heterograph_index, subgraph, transforms
 from dgl.base import is_all
 from dgl.dataloading import DataLoader
 from dgl.heterograph import DGLGraph
@@ -20,7 +20,7 @@ from torch import Tensor
 from fastgraph.dgl.relations import TYPED_LINEAR
 from fastgraph.dgl.structure import FOREIGN, Structure
 from fastgraph.dist.counts import COUNTS
-from fastgraph.dist.dgl import rules
+from fastgraph.dist.dgl import reducing, rules
 from fastgraph.dist.dgl.graphs import is_sharded_graph, sharded_as_usual, whole_graph
 from fastgraph.dist.dgl.index import ShardedIndex, of_relations, of_sharded_edges
 from fastgraph.dist.layout import usual
@@ -56,6 +56,7 @@ def install() -> None:
         (DGLGraph, "_set_e_repr", _set_edges),
         (TypedLinear, "forward", _by_kind),
         (DataLoader, "__init__", _loader),
+        (core, "invoke_udf_reduce", _own_reduction),
     ):
         upstream = getattr(owner, name)
         PATCHES.replace(owner, name, functools.wraps(upstream)(replacement(upstream)))
@@ -206,6 +207,14 @@ def _placed(data: Any, n: int) -> Any:
         else value
         for key, value in data.items()
     }
+
+
+def _own_reduction(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def invoke(graph: Any, func: Any, msgdata: Any, *, orig_nid: Any = None) -> Any:
+        reduce = reducing.reduced if is_sharded_graph(graph) else upstream
+        return reduce(graph, func, msgdata, orig_nid=orig_nid)
+
+    return invoke
 
 
 def _by_kind(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:

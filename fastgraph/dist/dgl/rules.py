@@ -7,9 +7,9 @@ gathered, combined, and reduced at the destinations, by torch's operations on sh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from dgl.base import is_all
 from torch import Tensor
 
@@ -50,7 +50,26 @@ def _combined(op: str, lhs: Any, rhs: Any) -> Tensor:
 def reduced(func: Any, args: Arguments, kwargs: Options) -> Tensor:
     """What edges bring to their destinations, reduced."""
     gidx, op, reduce, lhs, rhs = args
-    relation = _relation_of(gidx)
+    return _reduced(_relation_of(gidx), op, reduce, lhs, rhs)
+
+
+@rule(f"{_MODULE}.GSpMM_hetero")
+def reduced_over_relations(func: Any, args: Arguments, kwargs: Options) -> tuple[Any, ...]:
+    """The same for several relations, whose sums are added up."""
+    gidx, op, reduce, num_lhs, *features = args
+    if not isinstance(gidx, ShardedIndex) or reduce != "sum":
+        raise NoRuleError
+    lhs, rhs = features[:num_lhs], features[num_lhs:]
+    sums: list[Any] = [None] * gidx.number_of_ntypes()
+    for etype in range(gidx.number_of_etypes()):
+        source, destination = gidx.ends(etype)
+        found = _reduced(gidx.relation(etype), op, reduce, lhs[source], rhs[etype])
+        before = sums[destination]
+        sums[destination] = found if before is None else before + found
+    return tuple(sums)
+
+
+def _reduced(relation: ShardedStructure, op: str, reduce: str, lhs: Any, rhs: Any) -> Tensor:
     of_sources = None if op == "copy_rhs" else lhs.index_select(0, relation.index.long())
     of_edges = None if op == "copy_lhs" else _of_edges(rhs, relation)
     messages = _combined(op, of_sources, of_edges)
@@ -88,8 +107,29 @@ def _extremum(messages: Tensor, relation: ShardedStructure, reduce: str) -> Tens
 def on_edges(func: Any, args: Arguments, kwargs: Options) -> Tensor:
     """A function of features at the ends of each edge, or of the edge."""
     gidx, op, lhs, rhs, *targets = args
-    relation = _relation_of(gidx)
-    lhs_target, rhs_target = targets or ("u", "v")
+    return _on_edges(_relation_of(gidx), op, lhs, rhs, targets or ("u", "v"))
+
+
+@rule(f"{_MODULE}.GSDDMM_hetero")
+def on_edges_of_relations(func: Any, args: Arguments, kwargs: Options) -> tuple[Tensor, ...]:
+    """The same for several relations."""
+    gidx, op, num_lhs, lhs_target, rhs_target, *features = args
+    if not isinstance(gidx, ShardedIndex):
+        raise NoRuleError
+    found = []
+    for etype in range(gidx.number_of_etypes()):
+        source, destination = gidx.ends(etype)
+        place = {"u": source, "v": destination, "e": etype}
+        lhs, rhs = features[place[lhs_target]], features[num_lhs + place[rhs_target]]
+        relation, targets = gidx.relation(etype), (lhs_target, rhs_target)
+        found.append(_on_edges(relation, op, lhs, rhs, targets))
+    return tuple(found)
+
+
+def _on_edges(
+    relation: ShardedStructure, op: str, lhs: Any, rhs: Any, targets: Sequence[str]
+) -> Tensor:
+    lhs_target, rhs_target = targets
     left = None if op == "copy_rhs" else _at_edges(lhs, lhs_target, relation)
     right = None if op == "copy_lhs" else _at_edges(rhs, rhs_target, relation)
     return _combined(op, left, right)
@@ -107,12 +147,12 @@ def softmax(func: Any, args: Arguments, kwargs: Options) -> Tensor:
     """The softmax over the edges of each destination, or source."""
     gidx, score, eids, norm_by = args
     relation = _relation_of(gidx)
-    if not is_all(eids) or score.dtype not in FLOATING:
+    if score.dtype not in FLOATING:
         raise NoRuleError
     by_source = norm_by == "src"
     sizes = relation.num_src, relation.num_dst
     num_in, num_out = reversed(sizes) if by_source else sizes
-    index = relation.edge_index
+    index = relation.edge_index if is_all(eids) else relation.edge_index[:, eids]
     return ops.edge_softmax(score, index, num_out=num_out, num_in=num_in, transpose=by_source)
 
 

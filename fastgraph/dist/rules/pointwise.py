@@ -67,7 +67,7 @@ def pointwise(func: Any, args: Arguments, kwargs: Options) -> Any:
     return args[0] if in_place else wrapped(out, rows, axis)
 
 
-@rule("to type type_as")
+@rule("to type type_as cpu")
 def converted(func: Any, args: Arguments, kwargs: Options) -> Any:
     """Other dtypes, or the one of another tensor, whatever its shape."""
     x, other = args[0], args[1] if len(args) > 1 else kwargs.get("other")
@@ -75,6 +75,8 @@ def converted(func: Any, args: Arguments, kwargs: Options) -> Any:
         _check_on_cpu(other.device)
         rest = {key: value for key, value in kwargs.items() if key != "other"}
         return x.to(other.dtype, *args[2:], **rest)
+    if name_of(func) == "cpu":
+        return x
     if name_of(func) == "type" and other is None and not kwargs:
         return func(x.local)
     return pointwise(func, args, kwargs)

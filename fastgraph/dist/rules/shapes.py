@@ -100,7 +100,7 @@ def squeeze(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
     return ShardedTensor(local, x.rows, x.axis - sum(d < x.axis for d in gone))
 
 
-@rule("expand expand_as repeat broadcast_to")
+@rule("expand expand_as repeat tile broadcast_to")
 def expand(func: Any, args: Arguments, kwargs: Options) -> Any:
     """Other dimensions are repeated; the sharded one stays as it is."""
     x, name = args[0], name_of(func)
@@ -111,6 +111,8 @@ def expand(func: Any, args: Arguments, kwargs: Options) -> Any:
         local = aligned(x, like.rows, like.axis - like.local.dim())
         return ShardedTensor(local.expand(like.local.shape), like.rows, like.axis)
     sizes = list(args[1].shape) if name == "expand_as" else _sizes(args[1:])
+    if name == "tile":
+        sizes, name = [1] * (x.local.dim() - len(sizes)) + sizes, "repeat"
     axis = x.axis + len(sizes) - x.local.dim()
     kept = (1,) if name == "repeat" else (-1, x.rows.n)
     if axis < 0 or sizes[axis] not in kept:

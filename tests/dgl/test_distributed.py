@@ -1,0 +1,553 @@
+"""Sharded graphs of DGL beside whole ones: layers, message passing, structure, examples."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fastgraph
+import fastgraph.dist as fgd
+from fastgraph.dist.world import WORLD
+from tests.dgl.graphs import dgl
+from tests.dist.graphs import NUM_EDGES, NUM_FEATURES, NUM_NODES, PARTITIONS, graph, uneven
+
+import dgl.function as fn  # isort: skip
+import dgl.nn as dnn  # isort: skip
+from dgl.nn.functional import edge_softmax  # isort: skip
+
+pytest.importorskip("pymetis")
+
+# Of the largest value of a result or gradient: sums are taken in another order.
+TOLERANCE = 1e-12
+
+D, C, H, K = NUM_FEATURES, 8, 2, 3
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+LONELY = {"allow_zero_in_degree": True}
+
+
+class Case(NamedTuple):
+    """A layer, or nothing, and what is done with it and a graph.
+
+    Attributes:
+        make: the layer.
+        call: takes the layer and the graph.
+        routed: the label under which a call takes its route; ``""`` for none.
+        gathers: what may be gathered.
+    """
+
+    make: Callable[[], nn.Module]
+    call: Callable[[Any, Any], Tensor]
+    routed: str = ""
+    gathers: frozenset[str] = frozenset()
+
+
+def whole_graph() -> Any:
+    """Unsorted edges with duplicates and self-loops; the last five nodes have none."""
+    data = graph()
+    found = dgl.graph(tuple(data.edge_index), num_nodes=NUM_NODES)
+    found.ndata["x"], found.ndata["w"] = data.x, data.w
+    found.ndata["kind"] = torch.arange(NUM_NODES) % 2
+    found.edata["e"], found.edata["w"] = data.edge_attr, data.edge_weight
+    found.edata["kind"] = torch.arange(NUM_EDGES) % K
+    return found
+
+
+def several_relations() -> Any:
+    """Two kinds of nodes and three relations, one of which has no edge."""
+    g = torch.Generator().manual_seed(2)
+    ends = lambda n, m, e: (  # noqa: E731
+        torch.randint(0, n, (e,), generator=g),
+        torch.randint(0, m, (e,), generator=g),
+    )
+    found = dgl.heterograph(
+        {
+            ("author", "writes", "paper"): ends(23, NUM_NODES, 90),
+            ("paper", "by", "author"): ends(NUM_NODES, 23, 70),
+            ("paper", "cites", "paper"): ends(NUM_NODES, NUM_NODES, 0),
+        },
+        {"author": 23, "paper": NUM_NODES},
+    )
+    found.nodes["author"].data["x"] = torch.randn(23, D, generator=g)
+    found.nodes["paper"].data["x"] = torch.randn(NUM_NODES, D, generator=g)
+    return found
+
+
+def plain(layer: Any, g: Any) -> Any:
+    return layer(g, g.ndata["x"])
+
+
+def weighted(layer: Any, g: Any) -> Any:
+    return layer(g, g.ndata["x"], edge_weight=g.edata["w"])
+
+
+def featured(layer: Any, g: Any) -> Any:
+    return layer(g, g.ndata["x"], g.edata["e"])
+
+
+def joined(values: Any) -> Tensor:
+    return torch.cat([value.flatten() for value in values])
+
+
+class OfBuiltIns(nn.Module):
+    """Message passing and what is done to single edges, by DGL's functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key = nn.Linear(D, H * C), nn.Linear(D, H * C)
+
+    def forward(self, g: Any, x: Tensor) -> Tensor:
+        with g.local_scope():
+            g.ndata["q"] = self.query(x).view(-1, H, C)
+            g.ndata["k"] = self.key(x).view(-1, H, C)
+            g.apply_edges(fn.u_dot_v("k", "q", "score"))
+            g.edata["a"] = edge_softmax(g, g.edata["score"] / C**0.5)
+            g.update_all(fn.u_mul_e("k", "a", "m"), fn.sum("m", "out"))
+            return g.ndata["out"].flatten(1)
+
+
+LAYERS = {
+    "GraphConv": Case(lambda: dnn.GraphConv(D, C, **LONELY), plain, "dgl.GraphConv"),
+    "GraphConv, left": Case(
+        lambda: dnn.GraphConv(D, C, norm="left", **LONELY), plain, "dgl.GraphConv"
+    ),
+    "GraphConv, weighted": Case(
+        lambda: dnn.GraphConv(D, 3, norm="right", **LONELY), weighted, "dgl.GraphConv"
+    ),
+    "SAGEConv, mean": Case(lambda: dnn.SAGEConv(D, C, "mean"), weighted, "dgl.SAGEConv"),
+    "SAGEConv, gcn": Case(lambda: dnn.SAGEConv(D, C, "gcn"), plain, "dgl.SAGEConv"),
+    "SAGEConv, pool": Case(lambda: dnn.SAGEConv(D, C, "pool"), plain, "dgl.SAGEConv"),
+    "SAGEConv, lstm": Case(
+        lambda: dnn.SAGEConv(D, C, "lstm"), plain, gathers=frozenset({"lstm"})
+    ),
+    "GATConv": Case(
+        lambda: dnn.GATConv(D, C, H, 0.2, 0.3, residual=True, **LONELY), plain, "dgl.GATConv"
+    ),
+    "GATConv, attention": Case(
+        lambda: dnn.GATConv(D, C, H, **LONELY),
+        lambda layer, g: joined(layer(g, g.ndata["x"], get_attention=True)),
+        "dgl.GATConv",
+    ),
+    "GATConv, weighted": Case(lambda: dnn.GATConv(D, C, H, **LONELY), weighted, "dgl.GATConv"),
+    "GATv2Conv": Case(
+        lambda: dnn.GATv2Conv(D, C, H, share_weights=True, **LONELY), plain, "dgl.GATv2Conv"
+    ),
+    "DotGatConv": Case(lambda: dnn.DotGatConv(D, C, H, **LONELY), plain, "dgl.DotGatConv"),
+    "EdgeGATConv": Case(
+        lambda: dnn.EdgeGATConv(D, 3, C, H, **LONELY), featured, "dgl.EdgeGATConv"
+    ),
+    "AGNNConv": Case(lambda: dnn.AGNNConv(**LONELY), plain, "dgl.AGNNConv"),
+    "RelGraphConv": Case(
+        lambda: dnn.RelGraphConv(D, C, K, "basis", 2),
+        lambda layer, g: layer(g, g.ndata["x"], g.edata["kind"], g.edata["w"].unsqueeze(1)),
+        "dgl.RelGraphConv",
+    ),
+    "RelGraphConv, blocks": Case(
+        lambda: dnn.RelGraphConv(D, C, K, "bdd", 2),
+        lambda layer, g: layer(g, g.ndata["x"], g.edata["kind"]),
+    ),
+    "HGTConv": Case(
+        lambda: dnn.HGTConv(D, 4, H, 2, K),
+        lambda layer, g: layer(g, g.ndata["x"], g.ndata["kind"], g.edata["kind"]),
+        "dgl.HGTConv",
+    ),
+    "GINConv": Case(lambda: dnn.GINConv(nn.Linear(D, C), "max"), plain, "dgl.gspmm"),
+    "GINEConv": Case(
+        lambda: dnn.GINEConv(nn.Linear(D, C)),
+        lambda layer, g: layer(g, g.ndata["x"], g.edata["e"].repeat(1, 3)[:, :D]),
+    ),
+    "SGConv": Case(lambda: dnn.SGConv(D, C, 2, **LONELY), plain, "dgl.gspmm"),
+    "TAGConv": Case(lambda: dnn.TAGConv(D, C, 2), plain, "dgl.gspmm"),
+    "APPNPConv": Case(lambda: dnn.APPNPConv(3, 0.1, 0.2), plain, "dgl.gspmm"),
+    "ChebConv": Case(lambda: dnn.ChebConv(D, C, 2), plain, "dgl.gspmm"),
+    "GCN2Conv": Case(
+        lambda: dnn.GCN2Conv(D, 1, **LONELY),
+        lambda layer, g: layer(g, g.ndata["x"], g.ndata["x"] * 2),
+        "dgl.gspmm",
+    ),
+    "NNConv": Case(lambda: dnn.NNConv(D, C, nn.Linear(3, D * C)), featured),
+    "EdgeConv": Case(lambda: dnn.EdgeConv(D, C, **LONELY), plain),
+    "GMMConv": Case(lambda: dnn.GMMConv(D, C, 3, 2, **LONELY), featured),
+    "PNAConv": Case(
+        lambda: dnn.PNAConv(D, C, ["mean", "max"], ["identity", "attenuation"], 2.5), plain
+    ),
+    "EdgeWeightNorm": Case(
+        lambda: dnn.EdgeWeightNorm("both"), lambda layer, g: layer(g, g.edata["w"])
+    ),
+    "built-in functions": Case(OfBuiltIns, plain, "dgl.gspmm"),
+}
+
+
+def sent_and_reduced(message: Any, reduce: Any) -> Callable[[Any], Tensor]:
+    def run(g: Any) -> Tensor:
+        with g.local_scope():
+            g.update_all(message, reduce)
+            return g.ndata["out"]
+
+    return run
+
+
+def on_edges(message: Any) -> Callable[[Any], Tensor]:
+    def run(g: Any) -> Tensor:
+        with g.local_scope():
+            g.apply_edges(message)
+            return g.edata["m"]
+
+    return run
+
+
+def own_message(edges: Any) -> dict[str, Tensor]:
+    return {"m": (edges.src["x"] - edges.dst["x"]).relu() * edges.data["w"].unsqueeze(1)}
+
+
+def own_reduction(nodes: Any) -> dict[str, Tensor]:
+    return {"out": nodes.mailbox["m"].cumsum(1).amax(1) + nodes.data["x"]}
+
+
+def with_loops(g: Any) -> Tensor:
+    looped = dgl.add_self_loop(dgl.remove_self_loop(g), fill_data=0.5)
+    src, dst = looped.edges()
+    degrees = looped.in_degrees(dst) + 2 * looped.out_degrees(src)
+    return joined([src, dst, degrees, looped.edata["e"], dgl.ops.copy_u_sum(looped, g.ndata["x"])])
+
+
+def with_reversed(g: Any) -> Tensor:
+    both = dgl.add_reverse_edges(g, copy_edata=True)
+    return dgl.ops.u_mul_e_sum(both, g.ndata["x"], both.edata["w"].unsqueeze(1))
+
+
+def of_some_edges(g: Any) -> Tensor:
+    some = dgl.edge_subgraph(g, g.edata["w"] > 0.4, relabel_nodes=False)
+    return joined([*some.edges(), some.edata["e"], dgl.ops.u_mul_v(some, some.ndata["x"], g.ndata["x"])])
+
+
+def edited(g: Any) -> Tensor:
+    other = g.clone()
+    other.add_edges(torch.tensor([0, 3]), torch.tensor([2, 2]), {"w": torch.ones(2)})
+    other.remove_edges(torch.tensor([5, 7]))
+    other.add_nodes(2)
+    padded = other.ndata["x"].sum(1)
+    return joined([*other.edges(), other.edata["w"], padded, dgl.ops.copy_e_sum(other, other.edata["w"])])
+
+
+def partly_set(g: Any) -> Tensor:
+    with g.local_scope():
+        g.ndata["y"] = g.ndata["x"] * 1
+        g.nodes[torch.tensor([3, 1])].data["y"] = torch.ones(2, D)
+        return g.ndata["y"]
+
+
+def in_words(g: Any) -> Tensor:
+    with g.local_scope():
+        g.update_all(fn.copy_e("e", "m"), fn.mean("m", "mean"))
+        text = f"{g} {g.idtype} {g.device} {g.ntypes} {g.num_nodes()} {g.is_homogeneous}"
+    return torch.tensor([ord(letter) for letter in text], dtype=torch.float64)
+
+
+OPERATIONS: dict[str, tuple[Callable[[Any], Tensor], set[str]]] = {
+    "edges": (lambda g: joined(g.edges("all")), set()),
+    "ends of some edges": (lambda g: joined(g.find_edges(torch.tensor([7, 3]))), set()),
+    "degrees": (lambda g: joined([g.in_degrees(), g.out_degrees([4, 2])]), set()),
+    "words": (in_words, set()),
+    "self-loops": (with_loops, set()),
+    "some edges": (of_some_edges, set()),
+    "edits": (edited, set()),
+    "some nodes set": (partly_set, set()),
+    "reversed": (
+        lambda g: dgl.ops.copy_u_mean(dgl.reverse(g, copy_edata=True), g.ndata["x"]),
+        set(),
+    ),
+    "reversed edges added": (with_reversed, set()),
+    "both directions": (
+        lambda g: dgl.ops.copy_u_sum(dgl.to_bidirected(g), g.ndata["x"]),
+        {"dgl.transforms.functional.to_simple"},
+    ),
+    "int32": (lambda g: dgl.ops.copy_u_sum(g.int(), g.ndata["x"]), set()),
+    "sum of u_add_e": (
+        sent_and_reduced(fn.u_add_e("w", "w", "m"), fn.sum("m", "out")), set(),
+    ),
+    "mean of u_sub_e": (
+        lambda g: dgl.ops.u_sub_e_mean(g, g.ndata["x"], g.edata["e"].sum(1, keepdim=True)),
+        set(),
+    ),
+    "max of u_mul_e": (
+        lambda g: dgl.ops.u_mul_e_max(g, g.ndata["x"], g.edata["w"].unsqueeze(1)), set(),
+    ),
+    "min of copy_e": (sent_and_reduced(fn.copy_e("e", "m"), fn.min("m", "out")), set()),
+    "max of ties": (lambda g: dgl.ops.copy_u_max(g, g.ndata["x"].round().relu()), set()),
+    "u_add_v": (on_edges(fn.u_add_v("x", "x", "m")), set()),
+    "v_sub_u": (on_edges(fn.v_sub_u("x", "x", "m")), set()),
+    "u_div_v": (lambda g: dgl.ops.u_div_v(g, g.ndata["x"], g.ndata["x"].exp()), set()),
+    "e_mul_v": (
+        lambda g: dgl.ops.e_mul_v(g, g.edata["w"].unsqueeze(1), g.ndata["x"]), set(),
+    ),
+    "e_dot_u": (
+        lambda g: dgl.ops.e_dot_u(g, g.edata["e"], g.ndata["x"][:, :3]), set(),
+    ),
+    "copy_v": (lambda g: dgl.ops.copy_v(g, g.ndata["x"]), set()),
+    "softmax of sources": (lambda g: edge_softmax(g, g.edata["e"], norm_by="src"), set()),
+    "softmax of some": (
+        lambda g: edge_softmax(g, g.edata["e"][:9], eids=torch.arange(9)),
+        set(),
+    ),
+    "own message": (sent_and_reduced(own_message, fn.sum("m", "out")), set()),
+    "own reduction": (sent_and_reduced(fn.copy_u("x", "m"), own_reduction), set()),
+    "edges between": (
+        lambda g: g.has_edges_between([1, 2, 3], [2, 3, 4]),
+        {"dgl.heterograph_index.has_edges_between"},
+    ),
+    "mean of nodes": (lambda g: dgl.mean_nodes(g, "x"), {"SegmentReduce.apply"}),
+    "replicated features": (lambda g: dgl.ops.copy_u_sum(g, fgd.whole(g.ndata["x"])), set()),
+    "several relations": (lambda g: of_relations(g), set()),
+    "a layer for each relation": (lambda g: by_relation(g), set()),
+    "all relations at once": (
+        lambda g: at_once(g),
+        set(),
+    ),
+}  # fmt: skip
+
+LAYOUTS = (("uneven", True), ("uneven", False), ("one is empty", True))
+"""How nodes are laid out, and whether fastgraph is enabled."""
+
+OF_RELATIONS = ("several relations", "a layer for each relation", "all relations at once")
+
+
+def of_relations(g: Any) -> Tensor:
+    with g.local_scope():
+        g["writes"].apply_edges(lambda edges: {"m": edges.src["x"] * edges.dst["x"]})
+        g.multi_update_all(
+            {
+                "writes": (fn.copy_e("m", "m"), fn.sum("m", "out")),
+                "by": (fn.copy_u("x", "m"), fn.mean("m", "out")),
+                "cites": (fn.copy_u("x", "m"), fn.sum("m", "out")),
+            },
+            "sum",
+        )
+        return joined([g.nodes[kind].data["out"] for kind in g.ntypes])
+
+
+def by_relation(g: Any) -> Tensor:
+    torch.manual_seed(0)
+    layer = dnn.HeteroGraphConv(
+        {
+            "by": dnn.GATv2Conv((D, D), C, H, **LONELY).double(),
+            "writes": dnn.SAGEConv((D, D), H * C, "pool"),
+            "cites": dnn.GraphConv(D, H * C, **LONELY),
+        }
+    )
+    x = {kind: g.nodes[kind].data["x"] for kind in g.ntypes}
+    return joined(layer(g, x).values())
+
+
+def at_once(g: Any) -> Tensor:
+    two = dgl.edge_type_subgraph(g, ["writes", "by"])  # DGL cannot do with one without edges
+    with two.local_scope():
+        two.update_all(fn.copy_u("x", "m"), fn.sum("m", "out"))
+        two.apply_edges(fn.u_add_v("out", "x", "m"))
+        two.update_all(fn.u_mul_e("x", "m", "n"), fn.sum("n", "more"))
+        return joined([two.nodes[kind].data["more"] for kind in two.ntypes])
+
+
+CASES = {
+    **LAYERS,
+    **{
+        name: Case(nn.Module, lambda _, g, run=run: run(g), gathers=frozenset(gathers))
+        for name, (run, gathers) in OPERATIONS.items()
+    },
+}
+
+
+def outcome(case: Case, g: Any) -> list[Tensor | None]:
+    """The result, then the gradients of parameters, and of features of nodes and edges."""
+    torch.manual_seed(0)
+    layer = case.make().double()
+    frames = [*(g.nodes[kind].data for kind in g.ntypes)]
+    frames += [g.edges[relation].data for relation in g.canonical_etypes]
+    inputs = []
+    for frame in frames:
+        for key, x in dict(frame).items():
+            if x.is_floating_point():
+                frame[key] = x.detach().requires_grad_()
+                inputs.append(frame[key])
+    out = case.call(layer, g)
+    if out.requires_grad:
+        weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(7))
+        (out * weight).sum().backward()
+    return [out.detach(), *(p.grad for p in layer.parameters()), *(x.grad for x in inputs)]
+
+
+def difference(expected: list[Tensor | None], found: list[Tensor | None]) -> str:
+    for i, (a, b) in enumerate(zip(expected, found, strict=True)):
+        if a is None and b is not None and not b.any():
+            continue  # one process had nothing to differentiate
+        if (a is None) != (b is None):
+            return f"result {i}: expected {a}, found {b}"
+        if a is None or b is None:
+            continue
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f"result {i}: {list(b.shape)} {b.dtype}, expected {list(a.shape)} {a.dtype}"
+        if not a.numel():
+            continue
+        a, b = a.double(), b.double()
+        finite = a.isfinite()
+        scale = max(float(a[finite].abs().max()), 1.0) if finite.any() else 1.0
+        off = float(torch.where(a == b, 0.0, a - b).abs().max()) / scale
+        if not off <= TOLERANCE:
+            return f"result {i} is off by {off:.1e}"
+    return ""
+
+
+class Found(NamedTuple):
+    """What became of a case on this rank: an error or how far it is off, gathers, routes."""
+
+    error: str
+    gathers: frozenset[str]
+    routed: frozenset[str]
+
+
+def compared(name: str, parts: Tensor, enabled: bool) -> Found:
+    case = CASES[name]
+    make = several_relations if name in OF_RELATIONS else whole_graph
+    if name in OF_RELATIONS:
+        parts = torch.cat([parts.flip(0)[:23], parts])  # of authors, too
+    expected = outcome(case, make())
+    sharded = fgd.shard(make(), parts=parts)
+    fastgraph.status().reset()
+    fgd.COUNTS.reset()
+    try:
+        with fastgraph.enabled() if enabled else without_routes():
+            results = outcome(case, sharded)
+        gathers = frozenset(fgd.COUNTS.gathers)
+        error = difference(expected, [fgd.whole(x) for x in results])
+    except Exception:
+        error, gathers = traceback.format_exc(), frozenset()
+    routed = frozenset(row.layer for row in fastgraph.status().rows if row.routed)
+    return Found(error, gathers, routed)
+
+
+@contextmanager
+def without_routes() -> Any:
+    yield
+
+
+def compare_on_this_rank() -> dict[str, Found]:
+    torch.set_default_dtype(torch.float64)
+    WORLD.random = "exact"
+    fastgraph.disable()
+    found = {}
+    for layout, enabled in LAYOUTS:
+        for name in CASES:
+            parts = PARTITIONS[layout](WORLD.size)
+            found[f"{name}, {layout}, {enabled}"] = compared(name, parts, enabled)
+    return found | of_examples()
+
+
+SCRIPTS = ("gcn", "gat", "gatv2", "rgcn", "transformer", "sage")
+
+
+def of_examples() -> dict[str, Found]:
+    """The examples, unmodified: losses and the gradients of all steps."""
+    sys.path.insert(0, str(EXAMPLES))
+    import data_loading
+
+    found = {}
+    for name in SCRIPTS:
+        for layout in ("uneven", "one without training"):
+            runs, gathers, error = [], frozenset(), ""
+            for data in (example_graph(), fgd.shard(example_graph(), parts=PARTITIONS[layout](WORLD.size))):
+                data_loading.load = lambda *_, data=data: (data, 4)
+                fgd.COUNTS.reset()
+                try:
+                    with fastgraph.enabled():
+                        runs.append(trained(f"dgl_{name}.py"))
+                except Exception:
+                    error = traceback.format_exc()
+                gathers = frozenset(fgd.COUNTS.gathers)
+            error = error or off_by(*runs)
+            found[f"{name}, {layout}"] = Found(error, gathers, frozenset())
+    return found
+
+
+def example_graph() -> Any:
+    data = graph()
+    data.edge_type = torch.arange(NUM_EDGES) % 2
+    data.val_mask, data.test_mask = ~data.train_mask, data.train_mask
+    return data
+
+
+def trained(script: str) -> list[Tensor]:
+    """For each step the loss and all gradients."""
+    record: list[Tensor] = []
+    step, backward = torch.optim.Adam.step, Tensor.backward
+
+    def recorded_step(self: Any) -> None:
+        gradients = [p.grad.flatten() for group in self.param_groups for p in group["params"]]
+        record.append(torch.cat(gradients).clone())
+        step(self)
+
+    def recorded_backward(self: Any) -> None:
+        record.append(self.detach().view(1))
+        backward(self)
+
+    arguments, output, single = sys.argv, sys.stdout, torch.FloatTensor
+    torch.FloatTensor = torch.DoubleTensor  # of which DGL makes parameters, whatever the default
+    sys.argv = [script, "--epochs", "2", "--hidden-channels", "16", "--heads", "2"]
+    torch.optim.Adam.step, Tensor.backward = recorded_step, recorded_backward
+    try:
+        with open(os.devnull, "w") as sys.stdout:
+            runpy.run_path(str(EXAMPLES / script))
+    finally:
+        sys.argv, sys.stdout, torch.FloatTensor = arguments, output, single
+        torch.optim.Adam.step, Tensor.backward = step, backward
+    return record
+
+
+def off_by(expected: list[Tensor], found: list[Tensor]) -> str:
+    """The largest difference of a loss, or of gradients, in units of their norm."""
+    if len(expected) != len(found) or len(expected) < 4:
+        return f"{len(found)} records, expected {len(expected)}"
+    off = [float((a - b).norm() / a.norm()) for a, b in zip(expected, found, strict=True)]
+    return "" if max(off) <= TOLERANCE else f"off by {max(off):.1e}"
+
+
+@pytest.fixture(scope="module")
+def found(world_size: int, once_on_ranks: Any) -> list[dict[str, Found]]:
+    found: list[dict[str, Found]] = once_on_ranks(compare_on_this_rank, world_size)
+    return found
+
+
+@pytest.mark.parametrize(("layout", "enabled"), LAYOUTS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_sharded_graph_gives_what_the_whole_one_does(
+    found: list[dict[str, Found]], name: str, layout: str, enabled: bool
+) -> None:
+    case = CASES[name]
+    for rank, of_rank in enumerate(found):
+        result = of_rank[f"{name}, {layout}, {enabled}"]
+        assert not result.error, f"rank {rank}: {result.error}"
+        assert result.gathers <= case.gathers, f"rank {rank}"
+        if enabled and case.routed:
+            assert case.routed in result.routed
+
+
+@pytest.mark.parametrize("layout", ["uneven", "one without training"])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_examples_train_as_on_one_process(
+    found: list[dict[str, Found]], name: str, layout: str
+) -> None:
+    for rank, of_rank in enumerate(found):
+        result = of_rank[f"{name}, {layout}"]
+        assert not result.error, f"rank {rank}: {result.error}"
+        loader = {"dgl.dataloading.DataLoader"} if name == "sage" else set()
+        assert result.gathers == loader
