@@ -21,8 +21,8 @@ from fastgraph.comparison.errors import largest_difference
 from fastgraph.comparison.values import named_tensors, to_double
 from fastgraph.dist import transport
 from fastgraph.dist.counts import COUNTS
-from fastgraph.dist.differences import Difference, Gather, Validation
 from fastgraph.dist.dgl import is_dgl_graph
+from fastgraph.dist.differences import Difference, Gather, Validation
 from fastgraph.dist.graphs import check_is_graph, shard
 from fastgraph.dist.sharded import whole
 from fastgraph.dist.spawning import pickler, run_on_ranks

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import runpy
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +59,7 @@ def whole_graph() -> Any:
     found.ndata["x"], found.ndata["w"] = data.x, data.w
     found.ndata["kind"] = torch.arange(NUM_NODES) % 2
     found.edata["e"], found.edata["w"] = data.edge_attr, data.edge_weight
+    found.edata["column"] = data.edge_weight.unsqueeze(1)
     found.edata["kind"] = torch.arange(NUM_EDGES) % K
     return found
 
@@ -128,9 +128,7 @@ LAYERS = {
     "SAGEConv, mean": Case(lambda: dnn.SAGEConv(D, C, "mean"), weighted, "dgl.SAGEConv"),
     "SAGEConv, gcn": Case(lambda: dnn.SAGEConv(D, C, "gcn"), plain, "dgl.SAGEConv"),
     "SAGEConv, pool": Case(lambda: dnn.SAGEConv(D, C, "pool"), plain, "dgl.SAGEConv"),
-    "SAGEConv, lstm": Case(
-        lambda: dnn.SAGEConv(D, C, "lstm"), plain, gathers=frozenset({"lstm"})
-    ),
+    "SAGEConv, lstm": Case(lambda: dnn.SAGEConv(D, C, "lstm"), plain, gathers=frozenset({"lstm"})),
     "GATConv": Case(
         lambda: dnn.GATConv(D, C, H, 0.2, 0.3, residual=True, **LONELY), plain, "dgl.GATConv"
     ),
@@ -144,9 +142,7 @@ LAYERS = {
         lambda: dnn.GATv2Conv(D, C, H, share_weights=True, **LONELY), plain, "dgl.GATv2Conv"
     ),
     "DotGatConv": Case(lambda: dnn.DotGatConv(D, C, H, **LONELY), plain, "dgl.DotGatConv"),
-    "EdgeGATConv": Case(
-        lambda: dnn.EdgeGATConv(D, 3, C, H, **LONELY), featured, "dgl.EdgeGATConv"
-    ),
+    "EdgeGATConv": Case(lambda: dnn.EdgeGATConv(D, 3, C, H, **LONELY), featured, "dgl.EdgeGATConv"),
     "AGNNConv": Case(lambda: dnn.AGNNConv(**LONELY), plain, "dgl.AGNNConv"),
     "RelGraphConv": Case(
         lambda: dnn.RelGraphConv(D, C, K, "basis", 2),
@@ -229,7 +225,9 @@ def with_reversed(g: Any) -> Tensor:
 
 def of_some_edges(g: Any) -> Tensor:
     some = dgl.edge_subgraph(g, g.edata["w"] > 0.4, relabel_nodes=False)
-    return joined([*some.edges(), some.edata["e"], dgl.ops.u_mul_v(some, some.ndata["x"], g.ndata["x"])])
+    return joined(
+        [*some.edges(), some.edata["e"], dgl.ops.u_mul_v(some, some.ndata["x"], g.ndata["x"])]
+    )
 
 
 def edited(g: Any) -> Tensor:
@@ -238,7 +236,9 @@ def edited(g: Any) -> Tensor:
     other.remove_edges(torch.tensor([5, 7]))
     other.add_nodes(2)
     padded = other.ndata["x"].sum(1)
-    return joined([*other.edges(), other.edata["w"], padded, dgl.ops.copy_e_sum(other, other.edata["w"])])
+    return joined(
+        [*other.edges(), other.edata["w"], padded, dgl.ops.copy_e_sum(other, other.edata["w"])]
+    )
 
 
 def partly_set(g: Any) -> Tensor:
@@ -282,7 +282,7 @@ OPERATIONS: dict[str, tuple[Callable[[Any], Tensor], set[str]]] = {
         set(),
     ),
     "max of u_mul_e": (
-        lambda g: dgl.ops.u_mul_e_max(g, g.ndata["x"], g.edata["w"].unsqueeze(1)), set(),
+        sent_and_reduced(fn.u_mul_e("x", "column", "m"), fn.max("m", "out")), set(),
     ),
     "min of copy_e": (sent_and_reduced(fn.copy_e("e", "m"), fn.min("m", "out")), set()),
     "max of ties": (lambda g: dgl.ops.copy_u_max(g, g.ndata["x"].round().relu()), set()),
@@ -416,17 +416,11 @@ class Found(NamedTuple):
     routed: frozenset[str]
 
 
-def compared(name: str, parts: Tensor, enabled: bool) -> Found:
-    case = CASES[name]
-    make = several_relations if name in OF_RELATIONS else whole_graph
-    if name in OF_RELATIONS:
-        parts = torch.cat([parts.flip(0)[:23], parts])  # of authors, too
-    expected = outcome(case, make())
-    sharded = fgd.shard(make(), parts=parts)
+def compared(case: Case, sharded: Any, expected: list[Tensor | None], enabled: bool) -> Found:
     fastgraph.status().reset()
     fgd.COUNTS.reset()
     try:
-        with fastgraph.enabled() if enabled else without_routes():
+        with fastgraph.enabled() if enabled else nullcontext():
             results = outcome(case, sharded)
         gathers = frozenset(fgd.COUNTS.gathers)
         error = difference(expected, [fgd.whole(x) for x in results])
@@ -436,21 +430,21 @@ def compared(name: str, parts: Tensor, enabled: bool) -> Found:
     return Found(error, gathers, routed)
 
 
-@contextmanager
-def without_routes() -> Any:
-    yield
-
-
 def compare_on_this_rank() -> dict[str, Found]:
     torch.set_default_dtype(torch.float64)
     WORLD.random = "exact"
     fastgraph.disable()
     found = {}
-    for layout, enabled in LAYOUTS:
-        for name in CASES:
+    for name, case in CASES.items():
+        make = several_relations if name in OF_RELATIONS else whole_graph
+        expected = outcome(case, make())
+        for layout, enabled in LAYOUTS:
             parts = PARTITIONS[layout](WORLD.size)
-            found[f"{name}, {layout}, {enabled}"] = compared(name, parts, enabled)
-    return found | of_examples()
+            if name in OF_RELATIONS:
+                parts = torch.cat([parts.flip(0)[:23], parts])  # of authors, too
+            sharded = fgd.shard(make(), parts=parts)
+            found[f"{name}, {layout}, {enabled}"] = compared(case, sharded, expected, enabled)
+    return found | of_examples() | of_refusals()
 
 
 SCRIPTS = ("gcn", "gat", "gatv2", "rgcn", "transformer", "sage")
@@ -465,7 +459,10 @@ def of_examples() -> dict[str, Found]:
     for name in SCRIPTS:
         for layout in ("uneven", "one without training"):
             runs, gathers, error = [], frozenset(), ""
-            for data in (example_graph(), fgd.shard(example_graph(), parts=PARTITIONS[layout](WORLD.size))):
+            for data in (
+                example_graph(),
+                fgd.shard(example_graph(), parts=PARTITIONS[layout](WORLD.size)),
+            ):
                 data_loading.load = lambda *_, data=data: (data, 4)
                 fgd.COUNTS.reset()
                 try:
@@ -476,6 +473,51 @@ def of_examples() -> dict[str, Found]:
                 gathers = frozenset(fgd.COUNTS.gathers)
             error = error or off_by(*runs)
             found[f"{name}, {layout}"] = Found(error, gathers, frozenset())
+    return found
+
+
+def several_threads(g: Any) -> None:
+    torch.set_num_threads(2)
+    try:
+        dgl.dataloading.DataLoader(g, torch.arange(9), dgl.dataloading.NeighborSampler([2]))
+    finally:
+        torch.set_num_threads(1)
+
+
+REFUSALS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "twice": (lambda g: fgd.shard(g), "ValueError: the graph is sharded already"),
+    "a block": (
+        lambda g: fgd.shard(dgl.to_block(whole_graph(), torch.arange(9))),
+        "ValueError: a block is part of a mini-batch; shard the whole graph",
+    ),
+    "to a GPU": (
+        lambda g: g.to(torch.device("cuda:0")),
+        "NotImplementedError: a sharded graph is on the CPU; it cannot go to cuda:0 yet",
+    ),
+    "too many rows": (
+        lambda g: g.ndata.update(x=torch.zeros(3)),
+        "DGLError: Expect number of features to match number of nodes",
+    ),
+    "nodes that are not there": (
+        lambda g: dgl.ops.copy_u_sum(dgl.graph((g.edges()[0] + 99, g.edges()[1])), g.ndata["x"]),
+        "DGLError: ",
+    ),
+    "several threads": (
+        several_threads,
+        "RuntimeError: DGL samples other neighbours on each rank if it has several threads",
+    ),
+}
+
+
+def of_refusals() -> dict[str, Found]:
+    sharded, found = fgd.shard(whole_graph(), parts=uneven(WORLD.size)), {}
+    for name, (action, _) in REFUSALS.items():
+        error = "nothing"
+        try:
+            action(sharded)
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}"
+        found[name] = Found(error, frozenset(), frozenset())
     return found
 
 
@@ -551,3 +593,77 @@ def test_examples_train_as_on_one_process(
         assert not result.error, f"rank {rank}: {result.error}"
         loader = {"dgl.dataloading.DataLoader"} if name == "sage" else set()
         assert result.gathers == loader
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_cannot_be_says_so(found: list[dict[str, Found]], name: str) -> None:
+    for of_rank in found:
+        assert of_rank[name].error.startswith(REFUSALS[name][1])
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = dnn.GATConv(D, C, H, attn_drop=0.3, **LONELY)
+        self.second = dnn.GraphConv(H * C, 4, **LONELY)
+
+    def forward(self, g: Any, x: Tensor) -> Tensor:
+        return self.second(g, self.first(g, x).flatten(1).relu())
+
+
+def test_a_model_is_validated() -> None:
+    g = whole_graph()
+    with pytest.raises(ValueError, match=r"loss must be given for a graph that has no single"):
+        fgd.validate(Model(), g)
+    g.ndata["label"], g.ndata["train_mask"] = graph().y, graph().train_mask
+    found = fgd.validate(Model(), g, world_size=2, steps=2)
+    assert found.ok, str(found)
+    assert not found.gathers
+
+
+SCRIPT = """
+import dgl
+import torch
+import torch.nn.functional as F
+from dgl.nn import GATConv
+
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+g = dgl.graph((torch.randint(0, 40, (160,)), torch.randint(0, 40, (160,))), num_nodes=40)
+g = dgl.add_self_loop(g)
+g.ndata["x"], g.ndata["y"] = torch.randn(40, 6), torch.randint(0, 3, (40,))
+mask = torch.arange(40) % 3 == 0
+print(g)
+conv = GATConv(6, 3, 2, attn_drop=0.3).double()
+optimizer = torch.optim.Adam(conv.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    out = F.dropout(conv(g, g.ndata["x"]).mean(1), 0.2)
+    loss = F.cross_entropy(out[mask], g.ndata["y"][mask])
+    loss.backward()
+    optimizer.step()
+    print(f"{loss.item():.10f}")
+torch.save(g, "graph.pt")
+print(torch.load("graph.pt", weights_only=False))
+print(type(g.ndata["x"]).__name__)
+"""
+
+
+def run(folder: Path, *words: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "gathered" not in done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_script_prints_the_same(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    start = "import fastgraph.dgl, runpy; fastgraph.dgl.fix_import(); runpy.run_path('script.py')"
+    options = ("--partition", "even", "--min-nodes", "10", "--random", "exact", "--check")
+    of_ranks = run(tmp_path, "-m", "fastgraph.dist", "--nproc-per-node", "2", *options, "script.py")
+    *expected, kind = run(tmp_path, "-c", start)
+    assert of_ranks == [*expected, "ShardedTensor"]
+    assert kind == "Tensor"

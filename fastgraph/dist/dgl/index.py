@@ -1,9 +1,9 @@
 """The index object of a sharded graph, in the place of DGL's ``HeteroGraphIndex``.
 
-DGL's own is a handle of an object in its C++ library. This one answers the questions of ``DGLGraph``
-from sharded edges. Whatever else is asked, and every function of the library that it is handed to,
-gets DGL's own index object of the whole graph, for which the edges are gathered once: right, but
-from there on each rank does all, which is counted.
+DGL's own is a handle of an object in its C++ library. This one answers the questions of
+``DGLGraph`` from sharded edges. Whatever else is asked, and every function of the library that it
+is handed to, gets DGL's own index object of the whole graph, for which the edges are gathered once:
+right, but from there on each rank does all, which is counted.
 """
 
 from __future__ import annotations
@@ -261,7 +261,8 @@ def of_sharded_edges(
         num_ntypes: 1 where edges lead to nodes of the kind that they start from, else 2.
         num_src: number of source nodes.
         num_dst: number of destination nodes.
-        source, destination: int32 or int64 ``[E]``, one of which at least is sharded.
+        source: int32 or int64 ``[E]``, where edges start.
+        destination: the same, where they lead to; one of both at least is sharded.
     """
     index: Any = torch.stack([source, destination])
     metagraph = graph_index.from_edge_list([(0, num_ntypes - 1)], True)
