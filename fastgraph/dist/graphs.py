@@ -16,9 +16,10 @@ from fastgraph.dist.sharded import ShardedTensor
 from fastgraph.dist.world import WORLD
 
 if TYPE_CHECKING:
+    from dgl import DGLGraph
     from torch_geometric.data import Data, HeteroData
 
-Graph = TypeVar("Graph", "Data", "HeteroData")
+Graph = TypeVar("Graph", "Data", "HeteroData", "DGLGraph")
 
 
 def shard(
@@ -57,7 +58,7 @@ def shard(
         from fastgraph.dist.dgl import graphs as of_dgl
 
         found: Any = of_dgl.shard(data, weights=weights, method=method, parts=parts)
-        return found  # type: ignore[no-any-return]
+        return found
     check_on_cpu(data)
     sizes = num_nodes(data)
     parts = agreed_parts(lambda: joint_edges(data, sizes), sizes, weights, method, parts)
@@ -70,7 +71,7 @@ def shard_as_known(data: Graph, **options: Any) -> Graph:
     Splits of one graph have their nodes in common.
     """
     if dgl.is_dgl_graph(data):
-        sizes = [data.num_nodes(ntype) for ntype in data.ntypes]  # type: ignore[attr-defined]
+        sizes = [data.num_nodes(ntype) for ntype in data.ntypes]
     else:
         sizes = num_nodes(data)
     rows = [known(n) for n in sizes]

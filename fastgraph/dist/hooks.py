@@ -34,7 +34,7 @@ def install() -> None:
         for name in _FACTORIES:
             PATCHES.replace(torch, name, _on_the_whole(getattr(torch, name), name))
         PATCHES.replace(torch, "as_tensor", _as_tensor(torch.as_tensor))
-        PATCHES.replace(dlpack, "to_dlpack", _on_the_whole(dlpack.to_dlpack, "to_dlpack"))
+        PATCHES.replace(dlpack, "to_dlpack", _on_the_whole(vars(dlpack)["to_dlpack"], "to_dlpack"))
         PATCHES.replace(torch, "compile", _uncompiled(torch.compile))
 
 

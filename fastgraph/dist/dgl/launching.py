@@ -55,8 +55,8 @@ def _fits(value: Any, min_nodes: int) -> bool:
     return value.batch_size == 1 and value.num_nodes() >= min_nodes and bool(value.num_edges())
 
 
-def _subclasses(cls: type) -> list[type]:
-    direct = cls.__subclasses__()
+def _subclasses(cls: Any) -> list[Any]:
+    direct: list[Any] = cls.__subclasses__()
     return list(dict.fromkeys([*direct, *(c for found in direct for c in _subclasses(found))]))
 
 

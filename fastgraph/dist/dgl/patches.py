@@ -221,9 +221,11 @@ def _by_kind(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def forward(self: Any, x: Tensor, x_type: Tensor, sorted_by_type: bool = False) -> Tensor:
         if any(is_sharded(value) for value in leaves(x, x_type)):
             try:
-                return rules.by_kind(upstream, (self, x, x_type, sorted_by_type), {})
+                found: Tensor = rules.by_kind(upstream, (self, x, x_type, sorted_by_type), {})
             except NoRuleError:
                 pass
+            else:
+                return found
         return upstream(self, x, x_type, sorted_by_type)
 
     return forward

@@ -47,7 +47,8 @@ def reduced(graph: Any, function: Callable[[Any], Any], messages: Any, *, orig_n
     kind = graph.dsttypes[0]
     frame = graph._node_frames[graph.get_ntype_id_from_dst(kind)]
     relation = graph._graph.relation(0)
-    results, nodes = [], []
+    results: list[Any] = []
+    nodes: list[Tensor] = []
     for degree, members, edges in _buckets(relation):
         mail = {}
         for key, values in messages.items():

@@ -70,8 +70,8 @@ def reduced_over_relations(func: Any, args: Arguments, kwargs: Options) -> tuple
 
 
 def _reduced(relation: ShardedStructure, op: str, reduce: str, lhs: Any, rhs: Any) -> Tensor:
-    of_sources = None if op == "copy_rhs" else lhs.index_select(0, relation.index.long())
-    of_edges = None if op == "copy_lhs" else _of_edges(rhs, relation)
+    of_sources = None if op == "copy_rhs" else _at_edges(lhs, "u", relation)
+    of_edges = None if op == "copy_lhs" else _at_edges(rhs, "e", relation)
     messages = _combined(op, of_sources, of_edges)
     if reduce == "sum":
         shape = (relation.num_dst, *messages.shape[1:])
@@ -82,6 +82,8 @@ def _reduced(relation: ShardedStructure, op: str, reduce: str, lhs: Any, rhs: An
 
 def _of_edges(x: Tensor, relation: ShardedStructure) -> Tensor:
     """Features of edges as sharded ones."""
+    if x.dim() == 0 or len(x) != relation.edge_index.shape[1]:
+        raise NoRuleError  # DGL's own message
     return x if is_sharded(x) else placed(x, relation.edge_index.rows, 0)
 
 
@@ -138,7 +140,10 @@ def _on_edges(
 def _at_edges(x: Tensor, target: str, relation: ShardedStructure) -> Tensor:
     if target in ("e", "edge"):
         return _of_edges(x, relation)
-    ends = relation.index if target in ("u", "src") else relation.destination
+    of_sources = target in ("u", "src")
+    if x.dim() == 0 or len(x) != (relation.num_src if of_sources else relation.num_dst):
+        raise NoRuleError  # DGL's own message
+    ends = relation.index if of_sources else relation.destination
     return x.index_select(0, ends.long())
 
 
