@@ -230,6 +230,17 @@ def of_some_edges(g: Any) -> Tensor:
     )
 
 
+def of_some_nodes(g: Any) -> Tensor:
+    some = dgl.node_subgraph(g, torch.arange(0, NUM_NODES, 3))
+    return joined([some.edata["w"], some.ndata[dgl.NID], dgl.ops.copy_u_sum(some, some.ndata["x"])])
+
+
+def partly_computed(g: Any) -> Tensor:
+    with g.local_scope():
+        g.apply_edges(fn.u_add_v("x", "x", "m"), torch.tensor([3, 4, 9]))
+        return g.edata["m"]
+
+
 def edited(g: Any) -> Tensor:
     other = g.clone()
     other.add_edges(torch.tensor([0, 3]), torch.tensor([2, 2]), {"w": torch.ones(2)})
@@ -307,7 +318,9 @@ OPERATIONS: dict[str, tuple[Callable[[Any], Tensor], set[str]]] = {
         lambda g: g.has_edges_between([1, 2, 3], [2, 3, 4]),
         {"dgl.heterograph_index.has_edges_between"},
     ),
-    "mean of nodes": (lambda g: dgl.mean_nodes(g, "x"), {"SegmentReduce.apply"}),
+    "some nodes": (of_some_nodes, {"dgl.heterograph_index.node_subgraph"}),
+    "mean of nodes": (lambda g: dgl.mean_nodes(g, "x"), set()),
+    "some edges set": (partly_computed, set()),
     "replicated features": (lambda g: dgl.ops.copy_u_sum(g, fgd.whole(g.ndata["x"])), set()),
     "several relations": (lambda g: of_relations(g), set()),
     "a layer for each relation": (lambda g: by_relation(g), set()),
@@ -412,25 +425,37 @@ def difference(expected: list[Tensor | None], found: list[Tensor | None]) -> str
 
 
 class Found(NamedTuple):
-    """What became of a case on this rank: an error or how far it is off, gathers, routes."""
+    """What became of a case on this rank.
+
+    Attributes:
+        error: how far it is off, or what was raised.
+        gathers: what was gathered.
+        routed: layers and functions that took their route.
+        planned_again: exchanges that a second call has planned.
+    """
 
     error: str
-    gathers: frozenset[str]
-    routed: frozenset[str]
+    gathers: frozenset[str] = frozenset()
+    routed: frozenset[str] = frozenset()
+    planned_again: int = 0
 
 
 def compared(case: Case, sharded: Any, expected: list[Tensor | None], enabled: bool) -> Found:
     fastgraph.status().reset()
     fgd.COUNTS.reset()
-    try:
-        with fastgraph.enabled() if enabled else nullcontext():
+    with fastgraph.enabled() if enabled else nullcontext():
+        try:
             results = outcome(case, sharded)
+        except Exception:
+            return Found(traceback.format_exc())
         gathers = frozenset(fgd.COUNTS.gathers)
-        error = difference(expected, [fgd.whole(x) for x in results])
-    except Exception:
-        error, gathers = traceback.format_exc(), frozenset()
-    routed = frozenset(row.layer for row in fastgraph.status().rows if row.routed)
-    return Found(error, gathers, routed)
+        routed = frozenset(row.layer for row in fastgraph.status().rows if row.routed)
+        planned = fgd.COUNTS.plans
+        if case in LAYERS.values() and enabled:
+            outcome(case, sharded)
+        planned = fgd.COUNTS.plans - planned
+    error = difference(expected, [fgd.whole(x) for x in results])
+    return Found(error, gathers, routed, planned)
 
 
 def compare_on_this_rank() -> dict[str, Found]:
@@ -475,7 +500,7 @@ def of_examples() -> dict[str, Found]:
                     error = traceback.format_exc()
                 gathers = frozenset(fgd.COUNTS.gathers)
             error = error or off_by(*runs)
-            found[f"{name}, {layout}"] = Found(error, gathers, frozenset())
+            found[f"{name}, {layout}"] = Found(error, gathers)
     return found
 
 
@@ -520,7 +545,7 @@ def of_refusals() -> dict[str, Found]:
             action(sharded)
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
-        found[name] = Found(error, frozenset(), frozenset())
+        found[name] = Found(error)
     return found
 
 
@@ -583,6 +608,7 @@ def test_a_sharded_graph_gives_what_the_whole_one_does(
         result = of_rank[f"{name}, {layout}, {enabled}"]
         assert not result.error, f"rank {rank}: {result.error}"
         assert result.gathers <= case.gathers, f"rank {rank}"
+        assert not result.planned_again, f"rank {rank}"
         if enabled and case.routed:
             assert case.routed in result.routed
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from fastgraph.dist.agreement import on_all_ranks
 from fastgraph.dist.dgl.structure import ShardedStructure
 from fastgraph.dist.layout import Layout, usual
+from fastgraph.dist.memo import remembered
 from fastgraph.dist.neighbourhoods import neighbourhoods
 from fastgraph.dist.sharded import ShardedTensor, placed
 
@@ -48,8 +49,8 @@ def reduced(graph: Any, function: Callable[[Any], Any], messages: Any, *, orig_n
     frame = graph._node_frames[graph.get_ntype_id_from_dst(kind)]
     relation = graph._graph.relation(0)
     results: list[Any] = []
-    nodes: list[Tensor] = []
-    for degree, members, edges in _buckets(relation):
+    buckets = _buckets(relation)
+    for degree, members, edges in buckets.each:
         mail = {}
         for key, values in messages.items():
             rows = values.index_select(0, edges)
@@ -57,15 +58,12 @@ def reduced(graph: Any, function: Callable[[Any], Any], messages: Any, *, orig_n
         shown = members if orig_nid is None else orig_nid.index_select(0, members)
         batch = NodeBatch(graph, shown, kind, frame.subframe(members), msgs=mail)
         results.append(function(batch))
-        nodes.append(members)
     found = Frame(num_rows=relation.num_dst)
     found._initializers = frame._initializers
     found._default_initializer = frame._default_initializer
-    if results:
-        everywhere = torch.cat(nodes)
-        for key in results[0]:
-            values = torch.cat([result[key] for result in results])
-            found[key] = _initial(found, key, values).index_copy(0, everywhere, values)
+    for key in results[0] if results else ():
+        values = torch.cat([result[key] for result in results])
+        found[key] = _initial(found, key, values).index_copy(0, buckets.nodes, values)
     return found
 
 
@@ -81,9 +79,30 @@ def _initial(frame: Any, key: str, values: Tensor) -> Tensor:
     return placed(initial, usual(n), 0)
 
 
-def _buckets(relation: ShardedStructure) -> list[_Bucket]:
-    rows = usual(relation.num_dst)
-    graph = neighbourhoods(relation.edge_index, usual(relation.num_src), rows)
+class _Buckets(NamedTuple):
+    """The nodes that have edges.
+
+    Attributes:
+        each: by how many they have, in ascending order.
+        nodes: those of all, in their order.
+    """
+
+    each: list[_Bucket]
+    nodes: Tensor
+
+
+def _buckets(relation: ShardedStructure) -> _Buckets:
+    """They are remembered with the edges."""
+    edges = relation.edge_index
+    rows = usual(relation.num_src), usual(relation.num_dst)
+    found: _Buckets = remembered(
+        edges.local, ("buckets", edges.rows, *rows), lambda: _made(edges, *rows)
+    )
+    return found
+
+
+def _made(edge_index: ShardedTensor, sources: Layout, rows: Layout) -> _Buckets:
+    graph = neighbourhoods(edge_index, sources, rows)
     edges = graph.edges_of(numbered=True)
     assert edges.ptr is not None
     # In the order of their numbers, as DGL sorts them.
@@ -96,6 +115,7 @@ def _buckets(relation: ShardedStructure) -> list[_Bucket]:
             members = (degrees == degree).nonzero().view(-1)
             layout = Layout(rows.key[members], rows.bound)
             own = number[begin[members, None] + torch.arange(degree)].view(-1)
-            nodes = ShardedTensor(rows.position[members], layout, 0)
-            found.append(_Bucket(degree, nodes, ShardedTensor(own, layout.split(degree), 0)))
-    return found
+            these = ShardedTensor(rows.position[members], layout, 0)
+            found.append(_Bucket(degree, these, ShardedTensor(own, layout.split(degree), 0)))
+    nodes: list[Tensor] = [bucket.nodes for bucket in found] or [rows.position[:0]]
+    return _Buckets(found, torch.cat(nodes))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from dgl.base import is_all
 from torch import Tensor
 
@@ -159,6 +160,19 @@ def softmax(func: Any, args: Arguments, kwargs: Options) -> Tensor:
     num_in, num_out = reversed(sizes) if by_source else sizes
     index = relation.edge_index if is_all(eids) else relation.edge_index[:, eids]
     return ops.edge_softmax(score, index, num_out=num_out, num_in=num_in, transpose=by_source)
+
+
+@rule(f"{_MODULE}.SegmentReduce")
+def by_segment(func: Any, args: Arguments, kwargs: Options) -> Tensor:
+    """Sums of the rows of each segment, as of the nodes of each graph in a batch; replicated."""
+    op, x, offsets = args
+    if op != "sum" or not isinstance(x, ShardedTensor) or x.axis != 0 or is_sharded(offsets):
+        raise NoRuleError
+    if int(offsets[-1]) != x.rows.n:
+        raise NoRuleError  # DGL's own message
+    segment = torch.searchsorted(offsets[1:].contiguous(), x.rows.position, right=True)
+    zeros = torch.zeros(len(offsets) - 1, *x.shape[1:], dtype=x.dtype)
+    return zeros.index_add(0, ShardedTensor(segment, x.rows, 0), x)
 
 
 @rule("dgl.nn.pytorch.linear.TypedLinear.forward")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastgraph.dist.collectives import sum_of_ranks
 from fastgraph.dist.exchange import plan, take
-from fastgraph.dist.layout import Layout
+from fastgraph.dist.layout import Layout, usual
 from fastgraph.dist.memo import remembered
 from fastgraph.dist.sharded import (
     CopiedView,
@@ -313,9 +313,14 @@ def index_copy(func: Any, args: Arguments, kwargs: Options) -> Any:
     x, dim, index, source = bound(
         args, kwargs, input=REQUIRED, dim=REQUIRED, index=REQUIRED, source=REQUIRED
     )
-    if not is_sharded(x) or dim not in (0, -x.dim()) or x.axis != 0 or source.dim() != x.dim():
+    in_place = is_in_place(name_of(func))
+    if not x.dim() or dim not in (0, -x.dim()) or source.dim() != x.dim():
         raise NoRuleError
-    out = x if is_in_place(name_of(func)) else x.clone()
+    if not is_sharded(x) and not in_place:
+        x = placed(x, usual(x.shape[0]), 0)
+    if not is_sharded(x) or x.axis != 0:
+        raise NoRuleError
+    out = x if in_place else x.clone()
     out[index] = source
     return out
 
