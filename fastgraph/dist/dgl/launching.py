@@ -37,56 +37,69 @@ def shard_graphs(shard: Callable[[Any], Any], min_nodes: int, seed: int) -> None
         seed: of DGL's own random numbers, the same on all ranks.
     """
     dgl.seed(seed)
-
-    def sharded(value: Any) -> Any:
-        return tree_map(lambda x: shard(x) if _fits(x, min_nodes) else x, value)
-
+    sharding = _Sharding(shard, min_nodes)
     for name in _MAKERS:
-        PATCHES.replace(dgl, name, _sharding_own(getattr(dgl, name), sharded))
-    PATCHES.replace(DGLDataset, "_load", _loading_once(DGLDataset._load))
-    for cls in _subclasses(DGLDataset):
-        if "__getitem__" in vars(cls):
-            PATCHES.replace(cls, "__getitem__", _sharding_item(cls.__getitem__, sharded))
+        PATCHES.replace(dgl, name, sharding.of_own(getattr(dgl, name)))
+    PATCHES.replace(DGLDataset, "_load", sharding.after(DGLDataset._load))
 
 
-def _fits(value: Any, min_nodes: int) -> bool:
-    if not isinstance(value, dgl.DGLGraph) or is_sharded_graph(value) or value.is_block:
-        return False
-    return value.batch_size == 1 and value.num_nodes() >= min_nodes and bool(value.num_edges())
+class _Sharding:
+    """What shards graphs that are large enough, unless a dataset is being made."""
 
+    def __init__(self, shard: Callable[[Any], Any], min_nodes: int) -> None:
+        self._shard, self._min_nodes = shard, min_nodes
+        self._is_loading = False
+        self._classes: set[type] = set()
 
-def _subclasses(cls: Any) -> list[Any]:
-    direct: list[Any] = cls.__subclasses__()
-    return list(dict.fromkeys([*direct, *(c for found in direct for c in _subclasses(found))]))
+    def _sharded(self, value: Any) -> Any:
+        return tree_map(lambda x: self._shard(x) if self._fits(x) else x, value)
 
+    def _fits(self, value: Any) -> bool:
+        if self._is_loading or not isinstance(value, dgl.DGLGraph):
+            return False
+        if is_sharded_graph(value) or value.is_block or value.batch_size != 1:
+            return False
+        return value.num_nodes() >= self._min_nodes and bool(value.num_edges())
 
-def _sharding_own(upstream: Callable[..., Any], sharded: Callable[[Any], Any]) -> Any:
-    @functools.wraps(upstream)
-    def make(*args: Any, **kwargs: Any) -> Any:
-        found = upstream(*args, **kwargs)
-        caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
-        return found if caller in ("dgl", "fastgraph") else sharded(found)
+    def of_own(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that makes graphs, as the script calls it."""
 
-    return make
+        @functools.wraps(upstream)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            found = upstream(*args, **kwargs)
+            caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+            return found if caller in ("dgl", "fastgraph") else self._sharded(found)
 
+        return make
 
-def _sharding_item(upstream: Callable[..., Any], sharded: Callable[[Any], Any]) -> Any:
-    @functools.wraps(upstream)
-    def getitem(self: Any, index: Any) -> Any:
-        value = upstream(self, index)
-        return sharded(value) if len(self) == 1 else value
+    def after(self, upstream: Callable[..., None]) -> Callable[..., None]:
+        """``DGLDataset._load``, after which the single graph of a dataset is sharded."""
 
-    return getitem
+        @functools.wraps(upstream)
+        def load(dataset: Any) -> None:
+            """The files of a dataset are made by one rank, on which the others wait."""
+            before, self._is_loading = self._is_loading, True
+            try:
+                if before or WORLD.rank == 0:
+                    upstream(dataset)
+                if not before:
+                    transport.barrier()
+                    if WORLD.rank != 0:
+                        upstream(dataset)
+            finally:
+                self._is_loading = before
+            for cls in type(dataset).__mro__:
+                is_of_dgl = issubclass(cls, DGLDataset) and "__getitem__" in vars(cls)
+                if is_of_dgl and cls not in self._classes:
+                    self._classes.add(cls)
+                    PATCHES.replace(cls, "__getitem__", self._of_item(vars(cls)["__getitem__"]))
 
+        return load
 
-def _loading_once(upstream: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(upstream)
-    def load(self: Any) -> None:
-        """The files of a dataset are made by one rank, on which the others wait."""
-        if WORLD.rank == 0:
-            upstream(self)
-        transport.barrier()
-        if WORLD.rank != 0:
-            upstream(self)
+    def _of_item(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(upstream)
+        def getitem(dataset: Any, index: Any) -> Any:
+            value = upstream(dataset, index)
+            return self._sharded(value) if len(dataset) == 1 else value
 
-    return load
+        return getitem

@@ -117,3 +117,12 @@ def _(d: Data) -> Tensor:
     z = torch.zeros(N, D)
     z[d.train_mask] = h(d)[d.train_mask]
     return z
+
+
+simple(
+    "index_copy",
+    lambda d: (
+        h(d).index_copy(0, m.index, d.x[m.index] * 2)
+        + torch.zeros(N, D).index_copy(0, d.train_mask.nonzero().view(-1), h(d)[d.train_mask])
+    ),
+)
