@@ -20,12 +20,21 @@ from torch import Tensor
 from fastgraph.dgl.relations import TYPED_LINEAR
 from fastgraph.dgl.structure import FOREIGN, Structure
 from fastgraph.dist.counts import COUNTS
-from fastgraph.dist.dgl import reducing, rules
+from fastgraph.dist.dgl import reducing
+from fastgraph.dist.dgl import rules as rules
 from fastgraph.dist.dgl.graphs import is_sharded_graph, sharded_as_usual, whole_graph
 from fastgraph.dist.dgl.index import ShardedIndex, of_relations, of_sharded_edges
 from fastgraph.dist.layout import usual
-from fastgraph.dist.sharded import is_sharded, leaves, placed, tree_map, whole
-from fastgraph.dist.table import NoRuleError
+from fastgraph.dist.sharded import (
+    ShardedTensor,
+    aligned,
+    enter,
+    is_sharded,
+    leaves,
+    placed,
+    tree_map,
+    whole,
+)
 from fastgraph.dist.world import WORLD
 from fastgraph.routing.patching import Patches
 
@@ -218,14 +227,29 @@ def _own_reduction(upstream: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _by_kind(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def forward(self: Any, x: Tensor, x_type: Tensor, sorted_by_type: bool = False) -> Tensor:
-        if any(is_sharded(value) for value in leaves(x, x_type)):
-            try:
-                found: Tensor = rules.by_kind(upstream, (self, x, x_type, sorted_by_type), {})
-            except NoRuleError:
-                pass
-            else:
-                return found
-        return upstream(self, x, x_type, sorted_by_type)
+    """``TypedLinear.forward``, by which each rank multiplies its own rows."""
+
+    def forward(self: Any, x: Any, x_type: Any, sorted_by_type: bool = False) -> Tensor:
+        lead = next((value for value in (x, x_type) if is_sharded(value)), None)
+        if lead is None or lead.axis != 0 or x.shape[0] != x_type.shape[0]:
+            return upstream(self, x, x_type, sorted_by_type)
+        # Local rows are in the order of global ones, so they are sorted if these are.
+        local = aligned(x, lead.rows, 0), aligned(x_type, lead.rows, 0)
+        out = upstream(_WithEntered(self), *local, sorted_by_type)
+        return ShardedTensor(out, lead.rows, 0)
 
     return forward
+
+
+class _WithEntered:
+    """A module whose matrices each rank is about to use on its own rows."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def get_weight(self) -> Any:
+        """Its matrices."""
+        return enter(self._module.get_weight())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)

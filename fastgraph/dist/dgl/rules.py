@@ -19,7 +19,7 @@ from fastgraph.dgl.conditions import last_wins
 from fastgraph.dist.dgl.index import ShardedIndex
 from fastgraph.dist.dgl.structure import ShardedStructure
 from fastgraph.dist.layout import usual
-from fastgraph.dist.sharded import ShardedTensor, aligned, enter, is_sharded, placed
+from fastgraph.dist.sharded import ShardedTensor, is_sharded, placed
 from fastgraph.dist.table import Arguments, NoRuleError, Options, rule
 from fastgraph.registry.backend import FLOATING
 
@@ -71,26 +71,33 @@ def reduced_over_relations(func: Any, args: Arguments, kwargs: Options) -> tuple
 
 
 def _reduced(relation: ShardedStructure, op: str, reduce: str, lhs: Any, rhs: Any) -> Tensor:
+    given = [x for x in (lhs, rhs) if isinstance(x, Tensor)]
+    # A record of where maxima were is for kernels; without any edge DGL has something of its own.
+    is_operators = relation.edge_index.shape[1] and all(x.dtype in FLOATING for x in given)
+    if reduce != "sum" and not is_operators:
+        raise NoRuleError
     of_sources = None if op == "copy_rhs" else _at_edges(lhs, "u", relation)
     of_edges = None if op == "copy_lhs" else _at_edges(rhs, "e", relation)
     messages = _combined(op, of_sources, of_edges)
     if reduce == "sum":
         shape = (relation.num_dst, *messages.shape[1:])
-        zeros = placed(messages.new_zeros(()).expand(shape), usual(relation.num_dst), 0)
-        return zeros.index_add(0, relation.destination.long(), messages)
+        zeros = torch.zeros((), dtype=messages.dtype).expand(shape)
+        rows = usual(relation.num_dst)
+        if isinstance(lhs, ShardedTensor) and lhs.rows.n == rows.n:  # the same nodes, maybe
+            rows = lhs.rows
+        return placed(zeros, rows, 0).index_add(0, relation.destination_rows, messages)
     return _extremum(messages, relation, reduce)
 
 
-def _of_edges(x: Tensor, relation: ShardedStructure) -> Tensor:
+def _of_edges(x: Any, relation: ShardedStructure) -> Tensor:
     """Features of edges as sharded ones."""
-    if x.dim() == 0 or len(x) != relation.edge_index.shape[1]:
+    if x is None or x.dim() == 0 or len(x) != relation.edge_index.shape[1]:
         raise NoRuleError  # DGL's own message
-    return x if is_sharded(x) else placed(x, relation.edge_index.rows, 0)
+    found: Tensor = x if is_sharded(x) else placed(x, relation.edge_index.rows, 0)
+    return found
 
 
 def _extremum(messages: Tensor, relation: ShardedStructure, reduce: str) -> Tensor:
-    if messages.dtype not in FLOATING or not len(messages):
-        raise NoRuleError
     by_row = messages.unsqueeze(1) if messages.dim() == 1 else messages
     out = ops.segment_reduce(
         by_row,
@@ -138,14 +145,16 @@ def _on_edges(
     return _combined(op, left, right)
 
 
-def _at_edges(x: Tensor, target: str, relation: ShardedStructure) -> Tensor:
+def _at_edges(x: Any, target: str, relation: ShardedStructure) -> Tensor:
     if target in ("e", "edge"):
         return _of_edges(x, relation)
     of_sources = target in ("u", "src")
-    if x.dim() == 0 or len(x) != (relation.num_src if of_sources else relation.num_dst):
+    num_nodes = relation.num_src if of_sources else relation.num_dst
+    if x is None or x.dim() == 0 or len(x) != num_nodes:
         raise NoRuleError  # DGL's own message
-    ends = relation.index if of_sources else relation.destination
-    return x.index_select(0, ends.long())
+    ends = relation.source_rows if of_sources else relation.destination_rows
+    found: Tensor = x.index_select(0, ends)
+    return found
 
 
 @rule(f"{_MODULE}.EdgeSoftmax")
@@ -173,28 +182,3 @@ def by_segment(func: Any, args: Arguments, kwargs: Options) -> Tensor:
     segment = torch.searchsorted(offsets[1:].contiguous(), x.rows.position, right=True)
     zeros = torch.zeros(len(offsets) - 1, *x.shape[1:], dtype=x.dtype)
     return zeros.index_add(0, ShardedTensor(segment, x.rows, 0), x)
-
-
-@rule("dgl.nn.pytorch.linear.TypedLinear.forward")
-def by_kind(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
-    """Rows by the matrices of their kinds."""
-    module, x, kinds, is_sorted = args
-    lead = x if is_sharded(x) else kinds
-    if not is_sharded(lead) or lead.axis != 0 or x.shape[0] != kinds.shape[0]:
-        raise NoRuleError
-    local = aligned(x, lead.rows, 0), aligned(kinds, lead.rows, 0)
-    return ShardedTensor(func(_WithEntered(module), *local, is_sorted), lead.rows, 0)
-
-
-class _WithEntered:
-    """A module whose matrices each rank is about to use on its own rows."""
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def get_weight(self) -> Any:
-        """Its matrices."""
-        return enter(self._module.get_weight())
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)

@@ -6,8 +6,9 @@ Operators get an ``edge_index`` of sharded edges, and do the rest by their rules
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,11 +25,20 @@ from fastgraph.graphs.memo import remembered
 from fastgraph.registry.backend import accumulator
 from fastgraph.routing.conditions import operand
 
+Value = TypeVar("Value")
+
 
 class _Named(NamedTuple):
     """Edges as operators take them."""
 
     edges: Edges
+
+
+class _kept(cached_property[Value]):  # noqa: N801  # a decorator
+    """A property that is computed once, and serves training wherever that is."""
+
+    def __init__(self, compute: Callable[[Any], Value]) -> None:
+        super().__init__(torch.inference_mode(False)(compute))
 
 
 class ShardedStructure(Structure):
@@ -40,30 +50,40 @@ class ShardedStructure(Structure):
         num_dst: number of destination nodes.
     """
 
-    ptr: Tensor
+    ptr: Tensor  # is never set: what is made of groups is made of edges here
 
     def __init__(self, edge_index: ShardedTensor, num_src: int, num_dst: int) -> None:
         self.edge_index = edge_index
         self.edge_ids = None
         self.num_src, self.num_dst = num_src, num_dst
 
-    @cached_property
-    def index(self) -> Tensor:  # type: ignore[override]  # never set
+    @_kept
+    def index(self) -> Tensor:
         """The source of each edge, ``[E]``."""
         return self.edge_index[0]
 
-    @cached_property
+    @_kept
     def destination(self) -> Tensor:
         """The destination of each edge, ``[E]``."""
         return self.edge_index[1]
 
-    @cached_property
+    @_kept
+    def source_rows(self) -> Tensor:
+        """The source of each edge, int64 ``[E]``, with which plans are remembered."""
+        return self.index.long()
+
+    @_kept
+    def destination_rows(self) -> Tensor:
+        """The destination of each edge, int64 ``[E]``, with which plans are remembered."""
+        return self.destination.long()
+
+    @_kept
     def number(self) -> ShardedTensor:
         """The number of each edge, ``[E]``."""
         rows = self.edge_index.rows
         return ShardedTensor(rows.position.to(self.edge_index.dtype), rows, 0)
 
-    @cached_property
+    @_kept
     def reversed(self) -> ShardedStructure:
         """The same edges the other way round."""
         found = ShardedStructure(_stacked(self.destination, self.index), self.num_dst, self.num_src)
@@ -86,7 +106,7 @@ class ShardedStructure(Structure):
         """The edges from the last to the first."""
         return self._backwards
 
-    @cached_property
+    @_kept
     def _backwards(self) -> _Named:
         return _Named(Edges(_from_the_last(self.edge_index)))
 
@@ -96,11 +116,11 @@ class ShardedStructure(Structure):
             return self.reversed.incidence(backwards=backwards)
         return self._incidence_backwards if backwards else self._incidence
 
-    @cached_property
+    @_kept
     def _incidence(self) -> _Named:
         return _Named(Edges(_stacked(self.number, self.destination)))
 
-    @cached_property
+    @_kept
     def _incidence_backwards(self) -> _Named:
         return _Named(Edges(_from_the_last(self._incidence.edges.index)))
 
@@ -108,17 +128,17 @@ class ShardedStructure(Structure):
         """Which destinations have no edge, bool ``[num_dst]``; ``None`` where all have one."""
         return self._lonely
 
-    @cached_property
+    @_kept
     def _lonely(self) -> Tensor | None:
         is_lonely = self.in_degrees == 0
         return is_lonely if bool(is_lonely.any()) else None
 
-    @cached_property
+    @_kept
     def in_degrees(self) -> Tensor:
         """How many edges lead to each destination, ``[num_dst]``, of the dtype of edges."""
         ones = torch.ones_like(self.destination)
         zeros = torch.zeros(self.num_dst, dtype=ones.dtype)
-        return placed(zeros, usual(self.num_dst), 0).index_add(0, self.destination.long(), ones)
+        return placed(zeros, usual(self.num_dst), 0).index_add(0, self.destination_rows, ones)
 
 
 def _stacked(sources: Tensor, destinations: Tensor) -> Any:
@@ -165,7 +185,7 @@ def _by_degree(structure: ShardedStructure, norm: str, dtype: torch.dtype) -> Te
 @with_itself.register
 def _(structure: ShardedStructure) -> _Named:
     make = lambda edges: _Kept(_followed_by_loops(edges, structure.num_dst))  # noqa: E731
-    kept: _Kept = remembered("with itself", make, structure.edge_index)
+    kept: _Kept = remembered(f"with itself, {structure.num_dst}", make, structure.edge_index)
     return _Named(Edges(kept.tensor))
 
 
