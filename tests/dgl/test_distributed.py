@@ -472,7 +472,7 @@ def compare_on_this_rank() -> dict[str, Found]:
                 parts = torch.cat([parts.flip(0)[:23], parts])  # of authors, too
             sharded = fgd.shard(make(), parts=parts)
             found[f"{name}, {layout}, {enabled}"] = compared(case, sharded, expected, enabled)
-    return found | of_examples() | of_refusals()
+    return found | of_examples() | of_refusals() | {"inference first": after_inference()}
 
 
 SCRIPTS = ("gcn", "gat", "gatv2", "rgcn", "transformer", "sage")
@@ -502,6 +502,34 @@ def of_examples() -> dict[str, Found]:
             error = error or off_by(*runs)
             found[f"{name}, {layout}"] = Found(error, gathers)
     return found
+
+
+def after_inference() -> Found:
+    """What is remembered from a call without gradients serves training."""
+    g = fgd.shard(whole_graph().int(), parts=uneven(WORLD.size))
+    layers = [
+        dnn.GraphConv(D, D, **LONELY),
+        dnn.SAGEConv(D, D, "gcn"),
+        dnn.EdgeConv(D, D, **LONELY),
+    ]
+    last = dnn.RelGraphConv(D, D, K, "basis", 2)
+
+    def forward() -> Tensor:
+        x = g.ndata["x"]
+        for layer in layers:
+            x = layer(g, x)
+        with g.local_scope():
+            g.ndata["x"] = last(g, x, g.edata["kind"])
+            g.update_all(fn.copy_u("x", "m"), own_reduction)
+            return g.ndata["out"]
+
+    with fastgraph.enabled():
+        with torch.inference_mode():
+            before = fgd.whole(forward()).clone()
+        after = forward()
+        after.sum().backward()
+    error = difference([before], [fgd.whole(after).detach()])
+    return Found(error or ("" if last.loop_weight.grad.any() else "no gradient"))
 
 
 def several_threads(g: Any) -> None:
@@ -629,6 +657,11 @@ def test_examples_train_as_on_one_process(
 def test_what_cannot_be_says_so(found: list[dict[str, Found]], name: str) -> None:
     for of_rank in found:
         assert of_rank[name].error.startswith(REFUSALS[name][1])
+
+
+def test_inference_may_come_first(found: list[dict[str, Found]]) -> None:
+    for of_rank in found:
+        assert not of_rank["inference first"].error
 
 
 class Model(nn.Module):

@@ -18,6 +18,7 @@ from fastgraph.dgl.normalisation import edge_weights, with_itself
 from fastgraph.dgl.relations import Pairs, find_pairs, projected
 from fastgraph.dgl.structure import Structure
 from fastgraph.dist.layout import Layout, usual
+from fastgraph.dist.memo import made
 from fastgraph.dist.sharded import ShardedTensor, aligned, enter, placed
 from fastgraph.dist.world import WORLD
 from fastgraph.graphs.edges import Edges
@@ -34,11 +35,11 @@ class _Named(NamedTuple):
     edges: Edges
 
 
-class _kept(cached_property[Value]):  # noqa: N801  # a decorator
+class _once(cached_property[Value]):  # noqa: N801  # a decorator
     """A property that is computed once, and serves training wherever that is."""
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:
-        super().__init__(torch.inference_mode(False)(compute))
+        super().__init__(lambda structure: made(lambda: compute(structure)))
 
 
 class ShardedStructure(Structure):
@@ -57,33 +58,33 @@ class ShardedStructure(Structure):
         self.edge_ids = None
         self.num_src, self.num_dst = num_src, num_dst
 
-    @_kept
+    @_once
     def index(self) -> Tensor:
         """The source of each edge, ``[E]``."""
         return self.edge_index[0]
 
-    @_kept
+    @_once
     def destination(self) -> Tensor:
         """The destination of each edge, ``[E]``."""
         return self.edge_index[1]
 
-    @_kept
+    @_once
     def source_rows(self) -> Tensor:
         """The source of each edge, int64 ``[E]``, with which plans are remembered."""
         return self.index.long()
 
-    @_kept
+    @_once
     def destination_rows(self) -> Tensor:
         """The destination of each edge, int64 ``[E]``, with which plans are remembered."""
         return self.destination.long()
 
-    @_kept
+    @_once
     def number(self) -> ShardedTensor:
         """The number of each edge, ``[E]``."""
         rows = self.edge_index.rows
         return ShardedTensor(rows.position.to(self.edge_index.dtype), rows, 0)
 
-    @_kept
+    @_once
     def reversed(self) -> ShardedStructure:
         """The same edges the other way round."""
         found = ShardedStructure(_stacked(self.destination, self.index), self.num_dst, self.num_src)
@@ -106,7 +107,7 @@ class ShardedStructure(Structure):
         """The edges from the last to the first."""
         return self._backwards
 
-    @_kept
+    @_once
     def _backwards(self) -> _Named:
         return _Named(Edges(_from_the_last(self.edge_index)))
 
@@ -116,11 +117,11 @@ class ShardedStructure(Structure):
             return self.reversed.incidence(backwards=backwards)
         return self._incidence_backwards if backwards else self._incidence
 
-    @_kept
+    @_once
     def _incidence(self) -> _Named:
         return _Named(Edges(_stacked(self.number, self.destination)))
 
-    @_kept
+    @_once
     def _incidence_backwards(self) -> _Named:
         return _Named(Edges(_from_the_last(self._incidence.edges.index)))
 
@@ -128,12 +129,12 @@ class ShardedStructure(Structure):
         """Which destinations have no edge, bool ``[num_dst]``; ``None`` where all have one."""
         return self._lonely
 
-    @_kept
+    @_once
     def _lonely(self) -> Tensor | None:
         is_lonely = self.in_degrees == 0
         return is_lonely if bool(is_lonely.any()) else None
 
-    @_kept
+    @_once
     def in_degrees(self) -> Tensor:
         """How many edges lead to each destination, ``[num_dst]``, of the dtype of edges."""
         ones = torch.ones_like(self.destination)
