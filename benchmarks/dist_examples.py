@@ -36,7 +36,12 @@ from measure.output import RESULTS, publish
 
 _RECORDER = Path(__file__).parent / "measure" / "dist_recorder.py"
 _LINES_OF_ERRORS = 30
-_IMPORTED = ("torch_geometric.nn", "torch_geometric.datasets", "matplotlib.pyplot", "sklearn.metrics")
+_IMPORTED = (
+    "torch_geometric.nn",
+    "torch_geometric.datasets",
+    "matplotlib.pyplot",
+    "sklearn.metrics",
+)
 """What takes long to import, and is neither upstream's nor ours to change."""
 
 

@@ -84,7 +84,8 @@ def markdown(results: dict[str, Any]) -> str:
                 rows.append(f"| `{name}` | {size} | {last[0][:100]} | | | | | |")
                 continue
             figures = " | ".join(
-                f"{cell[key]:.0e}" for key in ("losses", "first gradient", "gradients", "parameters")
+                f"{cell[key]:.0e}"
+                for key in ("losses", "first gradient", "gradients", "parameters")
             )
             text = "same" if cell["same text"] else "differs"
             rows.append(f"| `{name}` | {size} | {figures} | {text} | {_gathers(cell)} |")

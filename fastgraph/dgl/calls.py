@@ -14,10 +14,10 @@ from torch import Tensor
 
 from fastgraph.dgl.conditions import call_refusal
 from fastgraph.dgl.devices import beside_features
-from fastgraph.dgl.structure import Structure, structure_of, without_edges
+from fastgraph.dgl.structure import Structure, structure_of
 from fastgraph.layers.attention import Inputs
 from fastgraph.registry.registry import REGISTRY
-from fastgraph.routing.conditions import plain_parameters, plain_tensor
+from fastgraph.routing.conditions import plain_parameters
 
 
 class Accepted(NamedTuple):
@@ -66,7 +66,7 @@ def accepted(module: Any, operator: str, graph: object, feat: object) -> Accepte
         return reason
     structure = beside_features(structure, inputs.src)
     allows_lonely = getattr(module, "_allow_zero_in_degree", True)
-    if not allows_lonely and without_edges(structure.plain().graph) is not None:
+    if not allows_lonely and structure.lonely() is not None:
         return "nodes without incoming edges, which the layer does not allow"
     return Accepted(inputs, shared, structure)
 
@@ -76,7 +76,7 @@ def _inputs_of(feat: object, structure: Structure, is_block: bool) -> Inputs | s
     if len(pair) != 2:
         return f"features with {len(pair)} entries"
     for features in pair:
-        reason = plain_tensor("the features", features)
+        reason = structure.refusal("the features", features)
         if reason is not None:
             return reason
         if features.layout != torch.strided or features.dim() != 2:
@@ -103,7 +103,7 @@ def edge_values_refusal(
         call: with which features and graph.
         shape: of the values of one edge; ``None`` for any size.
     """
-    reason = plain_tensor(name, values)
+    reason = call.structure.refusal(name, values)
     if reason is not None:
         return reason
     assert isinstance(values, Tensor)

@@ -10,6 +10,7 @@ from fastgraph import ops
 from fastgraph.dgl.attention import edges_of
 from fastgraph.dgl.calls import Accepted, accepted
 from fastgraph.dgl.modules import project
+from fastgraph.layers.sums import first_rows
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
 
@@ -37,7 +38,7 @@ def _forward(module: DotGatConv, call: Accepted, get_attention: bool) -> Any:
     shape = (-1, module._num_heads, module._out_feats)
     if call.shared:
         x_src = project(module.fc, call.inputs.src).view(shape)
-        x_dst = x_src[: call.num_dst]
+        x_dst = first_rows(x_src, call.num_dst)
     else:
         x_src = project(module.fc_src, call.inputs.src).view(shape)
         x_dst = project(module.fc_dst, call.inputs.dst).view(shape)

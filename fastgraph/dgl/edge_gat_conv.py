@@ -7,6 +7,7 @@ projected: nothing of the size edges x heads x channels exists.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ from fastgraph.dgl.attention import (
 )
 from fastgraph.dgl.calls import Accepted, accepted, edge_values_refusal
 from fastgraph.dgl.modules import LINEAR
-from fastgraph.graphs.edges import Edges, Grouped
+from fastgraph.dgl.structure import Named, Structure
+from fastgraph.graphs.edges import Grouped
 from fastgraph.graphs.memo import remembered
 from fastgraph.layers.weighing import sum_of_heads
 from fastgraph.routing.dispatch import Computation, replace_method
@@ -75,7 +77,8 @@ def _forward(module: EdgeGATConv, call: Accepted, edge_feat: Tensor, get_attenti
         need_weights=True,
     )
     assert alpha is not None
-    summed = sum_of_heads(edge_feat.unsqueeze(1), alpha, _from_edges(call), call.num_dst)
+    from_themselves = from_edges(call.structure).edges
+    summed = sum_of_heads(edge_feat.unsqueeze(1), alpha, from_themselves, call.num_dst)
     others = [torch.einsum("nhd,hcd->nhc", summed, weight)]
     if residual is not None:
         others.append(residual)
@@ -84,12 +87,12 @@ def _forward(module: EdgeGATConv, call: Accepted, edge_feat: Tensor, get_attenti
     return finish(module, out, others, alpha, get_attention)
 
 
-def _from_edges(call: Accepted) -> Edges:
+@functools.singledispatch
+def from_edges(structure: Structure) -> Named:
     """Every edge as the source of itself, so that features of edges can be gathered."""
-    structure = call.structure
     tensors = structure.index, structure.ptr, structure.edge_ids
     grouped: Grouped = remembered("CSC from edges", _edges_as_sources, *tensors, structure.num_dst)
-    return grouped.edges
+    return grouped
 
 
 def _edges_as_sources(index: Tensor, ptr: Tensor, edge_ids: Tensor | None, num_dst: int) -> Grouped:

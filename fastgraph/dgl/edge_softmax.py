@@ -12,7 +12,6 @@ from fastgraph import ops
 from fastgraph.dgl.conditions import NoOperator, call_refusal
 from fastgraph.dgl.structure import directed_structure_of
 from fastgraph.registry.registry import REGISTRY
-from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.dispatch import Computation
 
 _LEAST_OF_ROWS = 16
@@ -30,13 +29,13 @@ def plan(gidx: Any, score: Any, eids: Any = ALL, norm_by: str = "dst") -> Comput
     """
     if not is_all(eids):
         return NoOperator("a softmax of some of the edges has no operator")
-    refusal = plain_tensor("the scores of edges", score)
-    if refusal is not None:
-        return refusal
     directed = directed_structure_of(gidx)
     if isinstance(directed, str):
         return directed
     structure, is_reversed = directed
+    refusal = structure.refusal("the scores of edges", score)
+    if refusal is not None:
+        return refusal
     num_edges = len(structure.index)
     if score.layout != torch.strided or score.dim() == 0 or len(score) != num_edges:
         return f"scores of shape {list(score.shape)} for {num_edges} edges"

@@ -16,6 +16,7 @@ from fastgraph.dgl.attention import (
 from fastgraph.dgl.calls import Accepted, accepted
 from fastgraph.dgl.modules import project
 from fastgraph.layers.attention import same_dtype, terms_of
+from fastgraph.layers.sums import first_rows
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
 
@@ -44,7 +45,7 @@ def _forward(module: GATv2Conv, call: Accepted, get_attention: bool) -> Any:
         h_dst = h_dst[: call.num_dst]
     x_src = project(module.fc_src, h_src).view(shape)
     if call.shared and module.share_weights:
-        x_dst = x_src[: call.num_dst]
+        x_dst = first_rows(x_src, call.num_dst)
     else:
         x_dst = project(module.fc_dst, h_dst).view(shape)
     residual = None if module.res_fc is None else project(module.res_fc, h_dst)

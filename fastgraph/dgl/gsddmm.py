@@ -13,7 +13,6 @@ from torch import Tensor
 from fastgraph import ops
 from fastgraph.dgl.conditions import LEAST_CHANNELS, NoOperator, features_refusal
 from fastgraph.dgl.structure import Structure, directed_structure_of
-from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.dispatch import Computation
 
 # Channels of each head, and of all, where no gradient is needed: DGL is slow in its backward pass.
@@ -41,12 +40,14 @@ def plan(
         return NoOperator(f"{op} of {lhs_target} and {rhs_target} has no operator")
     if is_backward:
         lhs, rhs = rhs, lhs
+    directed = directed_structure_of(gidx)
+    if isinstance(directed, str):
+        return directed
     for name, x in (("sources", lhs), ("destinations", rhs)):
-        refusal = plain_tensor(f"the features of {name}", x)
+        refusal = directed[0].refusal(f"the features of {name}", x)
         if refusal is not None:
             return refusal
-    directed = directed_structure_of(gidx)
-    return directed if isinstance(directed, str) else _products(*directed, lhs, rhs)
+    return _products(*directed, lhs, rhs)
 
 
 def _products(structure: Structure, is_reversed: bool, x: Tensor, y: Tensor) -> Computation | str:

@@ -20,13 +20,11 @@ from torch import Tensor
 from fastgraph import ops
 from fastgraph.dgl.conditions import LEAST_CHANNELS, NoOperator, features_refusal, last_wins
 from fastgraph.dgl.structure import (
+    Named,
     Structure,
     directed_structure_of,
     structure_of,
-    without_edges,
 )
-from fastgraph.graphs.edges import Grouped
-from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.dispatch import Computation
 
 _SUMS, _EXTREMA = ("copy_lhs", "copy_rhs", "mul"), ("copy_lhs", "copy_rhs")
@@ -52,9 +50,6 @@ def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | s
         return NoOperator(f"{reduce} of {op} has no operator")
     of_edges = op == "copy_rhs"
     x = rhs if of_edges else lhs
-    refusal = plain_tensor(f"the features of {'edges' if of_edges else 'sources'}", x)
-    if refusal is not None:
-        return refusal
     channels = x.shape[1:].numel()
     if of_edges and channels < _LEAST_OF_EDGES:
         return NoOperator(f"{reduce} of {channels} channels of edges has no operator")
@@ -69,6 +64,9 @@ def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | s
     if isinstance(directed, str):
         return directed
     structure, is_reversed = directed
+    refusal = structure.refusal(f"the features of {'edges' if of_edges else 'sources'}", x)
+    if refusal is not None:
+        return refusal
     if reduce != "sum":
         return _extremum(structure, x, reduce, of_edges)
     if of_edges:
@@ -102,7 +100,7 @@ def _sum(structure: Structure, is_reversed: bool, x: Tensor, weight: Any) -> Com
 
 
 def _weight_refusal(structure: Structure, x: Tensor, weight: Any) -> str | None:
-    reason = plain_tensor("the features of edges", weight)
+    reason = structure.refusal("the features of edges", weight)
     if reason is not None:
         return reason
     if weight.dim() == 0 or not _is_of_heads(weight, x):
@@ -157,7 +155,7 @@ def _extremum(structure: Structure, x: Tensor, reduce: str, of_edges: bool) -> C
             reduce=reduce,
             ties="winner",
         )
-        lonely = without_edges(grouped.graph)
+        lonely = structure.lonely()
         if lonely is not None:  # DGL's callers make zeros of it
             least = float("-inf" if reduce == "max" else "inf")
             out = out.masked_fill(lonely.view(-1, *(1,) * (out.dim() - 1)), least)
@@ -166,7 +164,7 @@ def _extremum(structure: Structure, x: Tensor, reduce: str, of_edges: bool) -> C
     return compute
 
 
-def _ordered(structure: Structure, of_edges: bool, *, backwards: bool) -> Grouped:
+def _ordered(structure: Structure, of_edges: bool, *, backwards: bool) -> Named:
     if of_edges:
         return structure.incidence(backwards=backwards)
     return structure.backwards() if backwards else structure.plain()

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.dgl.calls import Accepted, accepted
-from fastgraph.dgl.relations import Pairs, pairs_of, project_pairs, typed_linear_refusal
+from fastgraph.dgl.relations import Pairs, pairs_of, typed_linear_refusal
+from fastgraph.layers.sums import first_rows
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
 
@@ -53,8 +54,8 @@ def plan(
 
 
 def _forward(module: HGTConv, call: Accepted, pairs: Pairs, ntype: Any, presorted: bool) -> Tensor:
-    x, ntype_dst = call.inputs.src, ntype[: call.num_dst]
-    x_dst = x[: call.num_dst]
+    x, ntype_dst = call.inputs.src, first_rows(ntype, call.num_dst)
+    x_dst = first_rows(x, call.num_dst)
     shape = (-1, module.num_heads, module.head_size)
     key = module.linear_k(x, ntype, presorted).view(shape)
     query = module.linear_q(x_dst, ntype_dst, presorted).view(shape)
@@ -64,8 +65,8 @@ def _forward(module: HGTConv, call: Accepted, pairs: Pairs, ntype: Any, presorte
     edges = pairs.grouped.edges
     out, _, _ = ops.attention(
         query,
-        project_pairs(key, factor * _matrices(module.relation_att), pairs),
-        project_pairs(value, _matrices(module.relation_msg), pairs),
+        pairs.project(key, factor * _matrices(module.relation_att)),
+        pairs.project(value, _matrices(module.relation_msg)),
         edges.index,
         ptr=edges.ptr,
         scale=1 / module.sqrt_d,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
-from fastgraph.dgl.structure import Structure
+from fastgraph.dgl.structure import Named, Structure
 from fastgraph.graphs.edges import Grouped
 from fastgraph.graphs.memo import remembered
 from fastgraph.registry.backend import accumulator
 
 
+@functools.singledispatch
 def edge_weights(
     structure: Structure, norm: str, dtype: torch.dtype, *, numbered: bool
 ) -> Tensor | None:
@@ -55,7 +58,8 @@ class _Weights:
         self.nbytes = self.weight.nbytes
 
 
-def with_itself(structure: Structure) -> Grouped:
+@functools.singledispatch
+def with_itself(structure: Structure) -> Named:
     """The edges, and one more for each destination, from the source with its number."""
     tensors, sizes = (structure.index, structure.ptr), (structure.num_src, structure.num_dst)
     return remembered("CSC with itself", _with_itself, *tensors, *sizes)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.dgl.calls import Accepted, accepted, edge_values_refusal
-from fastgraph.dgl.relations import Pairs, pairs_of, project_pairs, typed_linear_refusal
-from fastgraph.layers.sums import add_to
+from fastgraph.dgl.relations import Pairs, pairs_of, typed_linear_refusal
+from fastgraph.layers.sums import add_to, first_rows
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
 
@@ -57,7 +57,7 @@ def _forward(module: RelGraphConv, call: Accepted, pairs: Pairs, norm: Tensor | 
     x = call.inputs.src
     edges = pairs.grouped.edges
     h = ops.spmm(
-        project_pairs(x, module.linear_r.get_weight(), pairs),
+        pairs.project(x, module.linear_r.get_weight()),
         edges.index,
         None if norm is None else norm.reshape(-1),
         ptr=edges.ptr,
@@ -68,7 +68,7 @@ def _forward(module: RelGraphConv, call: Accepted, pairs: Pairs, norm: Tensor | 
     if module.bias:
         h = h + module.h_bias if module.layer_norm else add_to(h, module.h_bias)
     if module.self_loop:
-        h = h + x[: call.num_dst] @ module.loop_weight
+        h = h + first_rows(x, call.num_dst) @ module.loop_weight
     if module.activation:
         h = module.activation(h)
     out: Tensor = module.dropout(h)

@@ -6,6 +6,7 @@ each *pair* of a source and a relation that occurs, and edges lead from these pa
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -13,22 +14,24 @@ from dgl.nn.pytorch.linear import TypedLinear
 from torch import Tensor
 
 from fastgraph.dgl.calls import Accepted
+from fastgraph.dgl.structure import Named, Structure
 from fastgraph.graphs.edges import Grouped
 from fastgraph.graphs.memo import remembered
 from fastgraph.layers.modules import KnownModules
-from fastgraph.routing.conditions import plain_tensor
 
-_TYPED_LINEAR = KnownModules(TypedLinear)
+TYPED_LINEAR = KnownModules(TypedLinear)
 
 
 class Pairs:
     """Pairs of a source and a relation that occur among edges, by relation, then by source.
 
     Attributes:
-        source: int64 ``[pairs]``, the source of each.
-        sizes: the number of pairs of each relation.
         grouped: the edges, from pairs to destinations, with their numbers.
     """
+
+    grouped: Named
+    _source: Tensor
+    _sizes: list[int]
 
     def __init__(
         self,
@@ -42,17 +45,35 @@ class Pairs:
     ) -> None:
         etype = etype.long() if edge_ids is None else etype.long()[edge_ids.long()]
         keys, pair = torch.unique(etype * num_src + index, return_inverse=True)
-        self.source = keys % num_src
+        self._source = keys % num_src
         relation = keys.div(num_src, rounding_mode="floor")
-        self.sizes = torch.bincount(relation, minlength=num_rels).tolist()
+        self._sizes = torch.bincount(relation, minlength=num_rels).tolist()
         pair = pair.to(index.dtype)
-        self.grouped = Grouped(pair, ptr, edge_ids, len(keys), num_dst)
+        grouped = Grouped(pair, ptr, edge_ids, len(keys), num_dst)
+        self.grouped, self.nbytes = grouped, self._source.nbytes + grouped.nbytes
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all."""
-        nbytes: int = self.source.nbytes + self.grouped.nbytes
-        return nbytes
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        r""":math:`x_s W_r` for each pair :math:`(s, r)`.
+
+        Args:
+            x: ``[sources, *heads, in_channels]``.
+            weight: ``[relations, *heads, in_channels, out_channels]``, with heads where ``x`` has
+                them.
+
+        Returns:
+            ``[pairs, *heads, out_channels]``.
+        """
+        return projected(x.index_select(0, self._source), weight, self._sizes)
+
+
+def projected(x: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
+    """Rows one relation after the other, ``sizes`` of each, by its matrix."""
+    rows = x.split(sizes)
+    if x.dim() == 2:
+        return torch.cat([part @ matrix for part, matrix in zip(rows, weight, strict=True)])
+    return torch.cat(
+        [torch.einsum("nhd,hde->nhe", p, matrix) for p, matrix in zip(rows, weight, strict=True)]
+    )
 
 
 def pairs_of(call: Accepted, etype: object, num_rels: int) -> Pairs | str:
@@ -63,11 +84,11 @@ def pairs_of(call: Accepted, etype: object, num_rels: int) -> Pairs | str:
         etype: the relation of each edge, by the numbers of edges.
         num_rels: the number of relations.
     """
-    reason = plain_tensor("the types of edges", etype)
+    structure = call.structure
+    reason = structure.refusal("the types of edges", etype)
     if reason is not None:
         return reason
     assert isinstance(etype, Tensor)
-    structure = call.structure
     if etype.dtype not in (torch.int32, torch.int64) or etype.shape != structure.index.shape:
         return f"types of edges of shape {list(etype.shape)}, {etype.dtype}"
     if etype.device != structure.index.device:
@@ -77,6 +98,12 @@ def pairs_of(call: Accepted, etype: object, num_rels: int) -> Pairs | str:
     least, most = remembered("range", _Range, etype).ends
     if least < 0 or most >= num_rels:
         return f"types of edges from {least} to {most} for {num_rels} relations"
+    return find_pairs(structure, etype, num_rels)
+
+
+@functools.singledispatch
+def find_pairs(structure: Structure, etype: Tensor, num_rels: int) -> Pairs:
+    """The pairs among edges of given relations, which must be in range."""
     tensors = structure.index, structure.ptr, structure.edge_ids
     sizes = structure.num_src, structure.num_dst
     return remembered("pairs", Pairs, *tensors, *sizes, etype, num_rels)
@@ -86,34 +113,15 @@ class _Range:
     nbytes = 0
 
     def __init__(self, values: Tensor) -> None:
-        self.ends = tuple(int(end) for end in torch.aminmax(values))
+        self.ends = int(values.amin()), int(values.amax())
 
 
 def typed_linear_refusal(name: str, module: Any) -> str | None:
     """Why what a ``TypedLinear`` does on single edges cannot be done on pairs."""
     if type(module) is not TypedLinear:
         return f"{name} is a {type(module).__name__}"
-    if _TYPED_LINEAR.is_watched(module):
+    if TYPED_LINEAR.is_watched(module):
         return f"{name} has hooks or is replaced"
     if module.regularizer == "bdd":
         return "block-diagonal matrices of relations"
     return None
-
-
-def project_pairs(x: Tensor, weight: Tensor, pairs: Pairs) -> Tensor:
-    r""":math:`x_s W_r` for each pair :math:`(s, r)`.
-
-    Args:
-        x: ``[sources, *heads, in_channels]``.
-        weight: ``[relations, *heads, in_channels, out_channels]``, with heads where ``x`` has them.
-        pairs: which.
-
-    Returns:
-        ``[pairs, *heads, out_channels]``.
-    """
-    rows = x.index_select(0, pairs.source).split(pairs.sizes)
-    if x.dim() == 2:
-        return torch.cat([part @ matrix for part, matrix in zip(rows, weight, strict=True)])
-    return torch.cat(
-        [torch.einsum("nhd,hde->nhe", p, matrix) for p, matrix in zip(rows, weight, strict=True)]
-    )

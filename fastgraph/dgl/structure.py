@@ -7,6 +7,8 @@ DGL graph replaces that object by another.
 
 Taking one relation of a graph, or reversing it, makes a new index object at every call, over the
 same edges. So index objects are told where they come from, when they are made.
+
+Index objects that are not DGL's own (:data:`FOREIGN`) bring structures of a class of their own.
 """
 
 from __future__ import annotations
@@ -14,16 +16,25 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from dgl.heterograph_index import HeteroGraphIndex
 from torch import Tensor
 
-from fastgraph.graphs.edges import Grouped
+from fastgraph.graphs.edges import Edges, Grouped
 from fastgraph.graphs.graph import Graph, beside
 from fastgraph.graphs.memo import remembered
+from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.patching import Patches
+
+
+class Named(Protocol):
+    """Edges as operators take them."""
+
+    @property
+    def edges(self) -> Edges:
+        """Their names."""
 
 
 class Structure:
@@ -46,28 +57,43 @@ class Structure:
         self.index, self.ptr, self.edge_ids = index, ptr, edge_ids
         self.num_src, self.num_dst = num_src, num_dst
 
-    def plain(self) -> Grouped:
+    def refusal(self, name: str, value: object) -> str | None:
+        """Why a tensor cannot be handed to an operator together with these edges."""
+        return plain_tensor(name, value)
+
+    def plain(self) -> Named:
         """For operators to which edges are nothing but their ends."""
         return self._remembered("CSC", Grouped, None)
 
-    def numbered(self) -> Grouped:
+    def numbered(self) -> Named:
         """With DGL's numbers of edges, by which weights are found."""
+        return self._numbered()
+
+    def _numbered(self) -> Grouped:
         return self._remembered("CSC", Grouped, self.edge_ids)
 
-    def backwards(self) -> Grouped:
+    def backwards(self) -> Named:
         """As :meth:`plain`, with the edges of each destination from the last to the first."""
         return self._remembered("CSC backwards", _backwards, None)
 
-    def incidence(self, *, transpose: bool = False, backwards: bool = False) -> Grouped:
+    def incidence(self, *, transpose: bool = False, backwards: bool = False) -> Named:
         """With edges in the place of their sources: node ``i`` has the edges that lead to it.
 
         Args:
             transpose: the edges that leave it instead.
             backwards: from the last to the first; not together with ``transpose``.
         """
-        graph = self.numbered().graph
+        graph = self._numbered().graph
         name = f"incidence, transpose={transpose}, backwards={backwards}"
-        return beside(graph, name, lambda: _incidence(graph, transpose, backwards))
+        found: Grouped = beside(graph, name, lambda: _incidence(graph, transpose, backwards))
+        return found
+
+    def lonely(self) -> Tensor | None:
+        """Which destinations have no edge, bool ``[num_dst]``; ``None`` where all have one."""
+        graph = self._remembered("CSC", Grouped, None).graph
+        make = lambda: _Lonely(graph.by_destination.ptr)  # noqa: E731
+        found: _Lonely = beside(graph, "nodes without edges", make)
+        return found.nodes
 
     def _remembered(
         self, name: str, make: Callable[..., Grouped], edge_ids: Tensor | None
@@ -91,16 +117,6 @@ def _incidence(graph: Graph, transpose: bool, backwards: bool) -> Grouped:
             numbers = torch.arange(graph.num_edges, dtype=torch.int32, device=rows.ptr.device)
         make = _backwards if backwards else Grouped
         return make(numbers, rows.ptr, None, graph.num_edges, len(rows.ptr) - 1)
-
-
-def without_edges(graph: Graph, *, transpose: bool = False) -> Tensor | None:
-    """Which aggregating nodes have no edge, ``[nodes]``; ``None`` where all have one."""
-    lonely: _Lonely = beside(
-        graph,
-        f"nodes without edges, transpose={transpose}",
-        lambda: _Lonely(graph.grouped(transpose=transpose).ptr),
-    )
-    return lonely.nodes
 
 
 class _Lonely:
@@ -168,8 +184,14 @@ def _forget(sources: dict[int, Any], key: int, _: object) -> None:
     sources.pop(key, None)
 
 
+FOREIGN: dict[type, Callable[[Any], Structure | str]] = {}
+"""What gives the edges of index objects that are not DGL's own, by their class."""
+
+
 def structure_of(gidx: Any) -> Structure | str:
     """The edges of an index object with one relation, or the reason why they cannot be taken."""
+    if type(gidx) in FOREIGN:
+        return FOREIGN[type(gidx)](gidx)
     found = _source_of(gidx).structure()
     assert found is not None  # it is alive
     return found
@@ -180,6 +202,9 @@ def directed_structure_of(gidx: Any) -> tuple[Structure, bool] | str:
 
     The order of the edges of a node may then be another than DGL's.
     """
+    if type(gidx) in FOREIGN:
+        foreign = FOREIGN[type(gidx)](gidx)
+        return foreign if isinstance(foreign, str) else (foreign, False)
     source = _source_of(gidx)
     found = None if source.reversed is None else source.reversed.structure()
     is_reversed = isinstance(found, Structure)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import fastgraph.dist
+from fastgraph.dgl import fix_import
 from fastgraph.dist.world import join
 
 
@@ -24,6 +25,7 @@ def main(folder: Path, timeout: float, rank: int, world_size: int) -> None:
         timeout=timedelta(seconds=timeout),
     )
     fastgraph.dist.init()
+    fix_import()  # as in the process that has sent models and graphs of DGL
     path, function, arguments = pickle.loads((folder / "call").read_bytes())
     sys.path[:] = path
     result = function(*arguments)

@@ -1,4 +1,4 @@
-"""Graphs of PyG with sharded tensors of nodes and edges."""
+"""Graphs with sharded tensors of nodes and edges: those of PyG, and the way to those of DGL."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from fastgraph.dist import hooks, transport
+from fastgraph.dist import dgl, hooks
 from fastgraph.dist.layout import Layout, know, known
 from fastgraph.dist.modes import check_mode
-from fastgraph.dist.partition import check_weights, partition
+from fastgraph.dist.owners import agreed_parts, layout_of
 from fastgraph.dist.sharded import ShardedTensor
 from fastgraph.dist.world import WORLD
 
 if TYPE_CHECKING:
+    from dgl import DGLGraph
     from torch_geometric.data import Data, HeteroData
 
-Graph = TypeVar("Graph", "Data", "HeteroData")
+Graph = TypeVar("Graph", "Data", "HeteroData", "DGLGraph")
 
 
 def shard(
@@ -36,11 +37,11 @@ def shard(
     stays as it is, on every rank.
 
     Args:
-        data: ``Data`` or ``HeteroData`` of PyG, on the CPU.
+        data: ``Data`` or ``HeteroData`` of PyG, or a ``DGLGraph``, on the CPU.
         weights: the share of the work of each rank; default: equal shares.
         method: how nodes are partitioned, see :func:`fastgraph.dist.partition.partition`.
-        parts: the rank of each node, int64 ``[num_nodes]``, instead. For ``HeteroData`` the nodes
-            of all types, in the order of ``data.node_types``.
+        parts: the rank of each node, int64 ``[num_nodes]``, instead. Where there are several types
+            the nodes of all of them, in the order of ``data.node_types`` or ``data.ntypes``.
         mode: how fused attention is computed. ``"halo"``: each rank gets the rows that its nodes
             need of others. ``"heads"``: each rank computes some of the heads, of all nodes and
             over all edges; every rank then keeps the whole ``edge_index``. ``"auto"``: what a model
@@ -51,27 +52,23 @@ def shard(
 
     Raises:
         RuntimeError: :func:`fastgraph.dist.init` was not called.
-        TypeError: ``data`` is no graph of PyG.
+        TypeError: ``data`` is no graph of PyG or DGL.
         ValueError: an argument that cannot be used.
     """
-    from torch_geometric.data import Data, HeteroData
-
     if not WORLD.is_ready:
         raise RuntimeError("call fastgraph.dist.init() before fastgraph.dist.shard()")
-    if not isinstance(data, (Data, HeteroData)):
-        raise TypeError(f"data must be a Data or HeteroData of PyG, got {type(data).__name__}")
+    check_is_graph(data)
     hooks.install()
+    dgl.install()
     check_mode(mode)
-    check_weights(weights, WORLD.size)
+    if dgl.is_dgl_graph(data):
+        from fastgraph.dist.dgl import graphs as of_dgl
+
+        found: Any = of_dgl.shard(data, weights=weights, method=method, parts=parts, mode=mode)
+        return found
     check_on_cpu(data)
     sizes = num_nodes(data)
-    if parts is None:
-        edge_index = joint_edges(data, sizes)
-        found = None
-        if WORLD.rank == 0:  # METIS may give others something else
-            found = _answer(edge_index, sum(sizes), weights, method)
-        parts = _checked(transport.broadcast(found))
-    _check_parts(parts, sum(sizes))
+    parts = agreed_parts(lambda: joint_edges(data, sizes), sizes, weights, method, parts)
     return _sharded(data, list(parts.split(sizes)), mode)
 
 
@@ -80,25 +77,31 @@ def shard_as_known(data: Graph, **options: Any) -> Graph:
 
     Splits of one graph have their nodes in common.
     """
-    rows = [known(n) for n in num_nodes(data)]
+    if dgl.is_dgl_graph(data):
+        sizes = [data.num_nodes(ntype) for ntype in data.ntypes]
+    else:
+        sizes = num_nodes(data)
+    rows = [known(n) for n in sizes]
     if all(r is not None for r in rows):
         parts = torch.cat([r.owner for r in rows if r is not None])
         options = {"parts": parts, "mode": options.get("mode", "halo")}
     return shard(data, **options)
 
 
-def _answer(edge_index: Tensor, n: int, weights: Any, method: str) -> Tensor | Exception:
-    """The partition, or why there is none, which all ranks must raise."""
-    try:
-        return partition(edge_index, n, WORLD.size, weights=weights, method=method)
-    except (ValueError, ModuleNotFoundError, RuntimeError) as error:
-        return error
+def check_is_graph(data: object) -> None:
+    """A value is a graph of PyG or DGL.
 
+    Raises:
+        TypeError: it is not.
+    """
+    if dgl.is_dgl_graph(data):
+        return
+    from torch_geometric.data import Data, HeteroData
 
-def _checked(answer: Tensor | Exception) -> Tensor:
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+    if not isinstance(data, (Data, HeteroData)):
+        raise TypeError(
+            f"data must be a Data or HeteroData of PyG, or a DGLGraph, got {type(data).__name__}"
+        )
 
 
 def check_on_cpu(data: Any) -> None:
@@ -113,15 +116,6 @@ def check_on_cpu(data: Any) -> None:
                 raise ValueError(f"{key} must be on the CPU to be sharded, got {value.device}")
             if isinstance(value, ShardedTensor):
                 raise ValueError(f"{key} is sharded already")
-
-
-def _check_parts(parts: Tensor, n: int) -> None:
-    fits = parts.dtype == torch.int64 and parts.shape == (n,)
-    if not fits or (n and not (int(parts.min()) >= 0 and int(parts.max()) < WORLD.size)):
-        raise ValueError(
-            f"parts must be int64 [{n}] with ranks from 0 to {WORLD.size - 1}, got {parts.dtype} "
-            f"of shape {list(parts.shape)}"
-        )
 
 
 def num_nodes(data: Any) -> list[int]:
@@ -156,7 +150,8 @@ def _ends(store: Any) -> Tensor | None:
     if type(index) is Tensor:
         return index
     if isinstance(matrix, Tensor) and matrix.layout != torch.strided and matrix.dim() == 2:
-        return matrix.to_sparse_coo().coalesce().indices().flip(0)  # rows are destinations
+        ends: Tensor = matrix.to_sparse_coo().coalesce().indices().flip(0)  # rows are destinations
+        return ends
     return None
 
 
@@ -165,24 +160,18 @@ def _sharded(data: Graph, parts: list[Tensor], mode: str) -> Graph:
     owners = {}
     for store, owner in zip(out.node_stores, parts, strict=True):
         owners[store._key] = owner
-        rows = _layout(owner)
-        rows.mode = mode
+        rows = layout_of(owner, mode)
         know(rows)
         _shard_store(store, store.is_node_attr, rows)
     for store in out.edge_stores:
         index = store.get("edge_index")
         if type(index) is Tensor:
             target = store._key[2] if store._key else None
-            rows = _layout(owners[target][index[1]])
+            rows = layout_of(owners[target][index[1]])
             if known(rows.n) is None:
                 know(rows)
             _shard_store(store, store.is_edge_attr, rows)
     return out
-
-
-def _layout(owner: Tensor) -> Layout:
-    counts = torch.bincount(owner, minlength=WORLD.size).tolist()
-    return Layout((owner == WORLD.rank).nonzero().view(-1), len(owner), counts)
 
 
 def _shard_store(store: Any, belongs: Any, rows: Layout) -> None:

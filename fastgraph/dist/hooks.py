@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch.autograd import Function
+from torch.utils import dlpack
 
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.sharded import is_sharded, leaves, tree_map, whole
+from fastgraph.dist.table import NoRuleError, find
 from fastgraph.routing.patching import Patches
 
 _FACTORIES = (
@@ -18,7 +20,6 @@ _FACTORIES = (
     "sparse_csr_tensor",
     "sparse_csc_tensor",
     "sparse_compressed_tensor",
-    "as_tensor",
     "asarray",
     "tensor",
 )
@@ -32,6 +33,8 @@ def install() -> None:
         PATCHES.replace(Function, "apply", classmethod(_apply(vars(Function)["apply"].__func__)))
         for name in _FACTORIES:
             PATCHES.replace(torch, name, _on_the_whole(getattr(torch, name), name))
+        PATCHES.replace(torch, "as_tensor", _as_tensor(torch.as_tensor))
+        PATCHES.replace(dlpack, "to_dlpack", _on_the_whole(vars(dlpack)["to_dlpack"], "to_dlpack"))
         PATCHES.replace(torch, "compile", _uncompiled(torch.compile))
 
 
@@ -43,10 +46,19 @@ def _gathered(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def _apply(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    """``Function.apply``, whose backward pass would not reach the rows of a sharded tensor."""
+    """``Function.apply``, whose backward pass would not reach the rows of a sharded tensor.
+
+    Functions of other libraries may have rules, under their own name.
+    """
 
     @functools.wraps(upstream)
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        by_rule = find(f"{cls.__module__}.{cls.__name__}")
+        if by_rule is not None:
+            try:
+                return by_rule(cls, args, kwargs)
+            except NoRuleError:
+                pass
         args, kwargs = _gathered(f"{cls.__name__}.apply", args, kwargs)
         return upstream(cls, *args, **kwargs)
 
@@ -61,6 +73,19 @@ def _on_the_whole(upstream: Callable[..., Any], name: str) -> Callable[..., Any]
         return upstream(*args, **kwargs)
 
     return factory
+
+
+def _as_tensor(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.as_tensor``, which leaves tensors as they are."""
+
+    @functools.wraps(upstream)
+    def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
+        if not is_sharded(data):
+            args, _ = _gathered("as_tensor", (data,), {})
+            return upstream(*args, dtype=dtype, device=device)
+        return data.to(device=device or data.device, dtype=dtype or data.dtype)
+
+    return as_tensor
 
 
 def _uncompiled(upstream: Callable[..., Any]) -> Callable[..., Any]:

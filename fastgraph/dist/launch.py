@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fastgraph import enabling
-from fastgraph.dist import transport, world
+from fastgraph.dist import dgl, transport, world
 from fastgraph.dist.automatic import Automatic
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.graphs import shard_as_known
@@ -79,7 +79,8 @@ def parser() -> argparse.ArgumentParser:
     """The options before the script."""
     made = argparse.ArgumentParser(
         prog="python -m fastgraph.dist",
-        description="Run a training script of PyG on several processes, as if it were on one.",
+        description="Run a training script of PyG or DGL on several processes, as if it were on "
+        "one.",
         parents=[starter()],
         allow_abbrev=False,
     )
@@ -94,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
         "--weights",
         type=_weights,
         help="share of the work of each rank, such as 2,1; uniform: equal shares, the default; "
-        "auto: by the devices, measured in the first epochs, and corrected once",
+        "auto: by the devices, with PyG measured in the first epochs, and corrected once",
     )
     made.add_argument(
         "--random", choices=world.RANDOM_MODES, default="rows", help="see fastgraph.dist.init"
@@ -124,8 +125,9 @@ def main(words: Sequence[str] | None = None) -> None:
     _say_how_to_restart()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # sharded tensors are on the CPU
     world.init(random=options.random, check=options.check)
-    _seed()
-    shard_datasets(_sharding(options), options.min_nodes)
+    seed, shard = _seed(), _sharding(options)
+    shard_datasets(shard, options.min_nodes)
+    dgl.shard_graphs(shard, options.min_nodes, seed)
     let_one_rank_write()
     enabling.enable()
     sys.argv = [str(options.script), *options.arguments]
@@ -149,7 +151,8 @@ def _sharding(options: argparse.Namespace) -> Callable[[Any], Any]:
         found = shard_as_known(
             data, weights=automatic.weights, method=options.partition, mode=options.mode
         )
-        automatic.watch(found)
+        if not dgl.is_dgl_graph(found):
+            automatic.watch(found)
         return found
 
     return shard
@@ -186,12 +189,13 @@ def _say_how_to_restart() -> None:
         )
 
 
-def _seed() -> None:
+def _seed() -> int:
     """Programs without a seed get one; all ranks must draw the same numbers."""
-    seed = transport.broadcast(random.SystemRandom().randrange(2**31))
+    seed: int = transport.broadcast(random.SystemRandom().randrange(2**31))
     torch.manual_seed(seed)
     random.seed(seed)
     importlib.import_module("numpy").random.seed(seed)
+    return seed
 
 
 def _say_gathers() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist import transport
+from fastgraph.dist.memo import made
 from fastgraph.dist.world import WORLD
 
 _REMEMBERED = 256
@@ -31,7 +32,7 @@ class Recent:
         if key in self._values:
             self._values.move_to_end(key)
             return self._values[key]
-        value = self._values[key] = make()
+        value = self._values[key] = made(make)
         while len(self._values) > self._limit:
             self._values.popitem(last=False)
         return value
@@ -74,6 +75,9 @@ class Layout:
 
     @cached_property
     def _tables(self) -> _Tables:
+        return made(self._made_tables)
+
+    def _made_tables(self) -> _Tables:
         order = transport.all_gather(self.key, self.counts).argsort(stable=True)
         counts = torch.tensor(self.counts)
         owner = torch.repeat_interleave(torch.arange(WORLD.size), counts)[order]
@@ -85,6 +89,9 @@ class Layout:
         """int64 ``[mine]``: the global position of each local row."""
         if self.bound == self.n:
             return self.key
+        return made(self._places)
+
+    def _places(self) -> Tensor:
         place = torch.empty_like(self.order)
         place[self.order] = torch.arange(self.n)
         start = sum(self.counts[: WORLD.rank])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 _remembered = WeakTensorKeyDictionary()
+
+Value = TypeVar("Value")
 
 
 def remembered(tensor: Tensor, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
@@ -25,7 +28,7 @@ def remembered(tensor: Tensor, key: tuple[Any, ...], make: Callable[[], Any]) ->
     key = (*key, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
     version, value = found.get(key, (None, None))
     if version != base._version:
-        value = make()
+        value = made(make)
         found[key] = base._version, value
     return value
 
@@ -35,3 +38,11 @@ def forget(part: object) -> None:
     for found in _remembered.values():
         for key in [key for key in found if any(one is part for one in key)]:
             del found[key]
+
+
+def made(make: Callable[[], Value]) -> Value:
+    """What ``make`` returns, made to serve training as well, if inference comes first."""
+    if not torch.is_inference_mode_enabled():
+        return make()
+    with torch.inference_mode(False), torch.no_grad():
+        return make()

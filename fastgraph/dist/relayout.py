@@ -19,6 +19,7 @@ from torch import Tensor
 from fastgraph.dist import memo, transport
 from fastgraph.dist.graphs import num_nodes
 from fastgraph.dist.layout import Layout, know, known
+from fastgraph.dist.owners import layout_of
 from fastgraph.dist.sharded import NUMBERS, CopiedView, ShardedTensor, is_sharded, version
 from fastgraph.dist.world import WORLD
 
@@ -146,9 +147,7 @@ def move(placement: Placement, owners: Sequence[Tensor]) -> Moved:
         owners: for each type of nodes the rank of each, int64 ``[n]``, the same on all ranks.
     """
     before = [*placement.nodes, *(index.rows for index in placement.edges)]
-    nodes = [Layout((o == WORLD.rank).nonzero().view(-1), len(o), _counts(o)) for o in owners]
-    for rows, old in zip(nodes, placement.nodes, strict=True):
-        rows.mode = old.mode
+    nodes = [layout_of(o, old.mode) for o, old in zip(owners, placement.nodes, strict=True)]
     edges = [
         _edges(index, owners[target])
         for index, (_, target) in zip(placement.edges, placement.ends, strict=True)
@@ -161,11 +160,6 @@ def move(placement: Placement, owners: Sequence[Tensor]) -> Moved:
         memo.forget(rows)
     placement.nodes = nodes
     return found
-
-
-def _counts(owner: Tensor) -> list[int]:
-    counts: list[int] = torch.bincount(owner, minlength=WORLD.size).tolist()
-    return counts
 
 
 def _edges(index: ShardedTensor, owner: Tensor) -> Layout:

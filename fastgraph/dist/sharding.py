@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from fastgraph.comparison.memory import resident
@@ -12,7 +13,8 @@ from fastgraph.dist import transport
 from fastgraph.dist.agreement import on_first_rank
 from fastgraph.dist.balance import PREDICTED
 from fastgraph.dist.devices import Device, devices, scores
-from fastgraph.dist.graphs import by_row, check_on_cpu, joint_edges, num_nodes
+from fastgraph.dist.dgl import is_dgl_graph
+from fastgraph.dist.graphs import by_row, check_is_graph, check_on_cpu, joint_edges, num_nodes
 from fastgraph.dist.graphs import shard as shard_by_numbers
 from fastgraph.dist.modes import check_mode
 from fastgraph.dist.partition import METHODS, PartitionError, partition
@@ -50,16 +52,16 @@ def shard(
     stays as it is, on every rank.
 
     Args:
-        data: ``Data`` or ``HeteroData`` of PyG, on the CPU.
+        data: ``Data`` or ``HeteroData`` of PyG, or a ``DGLGraph``, on the CPU.
         weights: the share of the work of each rank: numbers above 0, of which only the ratios
             matter; ``"uniform"``, the default: equal shares; ``"auto"``: what fits the devices.
-        model: with ``"auto"``, what is going to be trained: copies of it are trained on parts of
-            the graph, and the shares are those by which ranks take equally long, see
-            :func:`fastgraph.dist.measure_performance`, whose result can be given as well. Without
-            it shares follow scores, from cores, clock and bandwidth of memory.
+        model: with ``"auto"`` and a graph of PyG, what is going to be trained: copies of it are
+            trained on parts of the graph, and the shares are those by which ranks take equally
+            long, see :func:`fastgraph.dist.measure_performance`, whose result can be given as well.
+            Without it shares follow scores, from cores, clock and bandwidth of memory.
         method: how nodes are partitioned, see :func:`fastgraph.dist.partition.partition`.
-        parts: the rank of each node, int64 ``[num_nodes]``, instead. For ``HeteroData`` the nodes
-            of all types, in the order of ``data.node_types``.
+        parts: the rank of each node, int64 ``[num_nodes]``, instead. Where there are several types
+            the nodes of all of them, in the order of ``data.node_types`` or ``data.ntypes``.
         mode: how fused attention is computed. ``"halo"``: each rank gets the rows that its nodes
             need of others. ``"heads"``: each rank computes some of the heads, of all nodes and
             over all edges; every rank then keeps the whole ``edge_index``. ``"auto"``: what a model
@@ -90,6 +92,9 @@ def shard(
         raise TypeError(
             f"model must be a torch.nn.Module or a Performance, got {type(model).__name__}"
         )
+    check_is_graph(data)
+    if model is not None and is_dgl_graph(data):
+        raise TypeError("model must be None for a DGLGraph: performance is measured with PyG")
     if not WORLD.is_ready:
         raise RuntimeError("call fastgraph.dist.init() before fastgraph.dist.shard()")
     found = devices()
@@ -232,6 +237,11 @@ def _free(found: Sequence[Device], used: Sequence[int], needed: float) -> list[f
 
 def _bytes_of(data: Any) -> float:
     """Bytes of the tensors that are sharded."""
+    if is_dgl_graph(data):
+        index = 2 * torch.empty(0, dtype=data.idtype).itemsize * data.num_edges()
+        frames = [data.nodes[ntype].data for ntype in data.ntypes]
+        frames += [data.edges[etype].data for etype in data.canonical_etypes]
+        return float(index + sum(x.nbytes for frame in frames for x in frame.values()))
     total = 0
     check_on_cpu(data)
     for store, size in zip(data.node_stores, num_nodes(data), strict=True):

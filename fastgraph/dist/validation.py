@@ -21,8 +21,9 @@ from fastgraph.comparison.errors import largest_difference
 from fastgraph.comparison.values import named_tensors, to_double
 from fastgraph.dist import transport
 from fastgraph.dist.counts import COUNTS
+from fastgraph.dist.dgl import is_dgl_graph
 from fastgraph.dist.differences import Difference, Gather, Validation
-from fastgraph.dist.graphs import shard
+from fastgraph.dist.graphs import check_is_graph, shard
 from fastgraph.dist.modes import check_mode
 from fastgraph.dist.sharded import whole
 from fastgraph.dist.spawning import pickler, run_on_ranks
@@ -30,6 +31,7 @@ from fastgraph.dist.world import LIBRARIES, WORLD, init
 from fastgraph.upstream import PACKAGES
 
 if TYPE_CHECKING:
+    from dgl import DGLGraph
     from torch_geometric.data import Data, HeteroData
 
 TOLERANCE = 1e-10
@@ -76,7 +78,7 @@ class _Found:
 
 def validate(
     model: nn.Module,
-    data: Data | HeteroData,
+    data: Data | HeteroData | DGLGraph,
     *,
     world_size: int = 2,
     steps: int = 3,
@@ -99,15 +101,17 @@ def validate(
     Args:
         model: any module; is trained in training mode. With ``cloudpickle`` installed its class
             need not be importable.
-        data: a graph of PyG, on the CPU.
+        data: a graph of PyG or DGL, on the CPU.
         world_size: how many ranks.
         steps: how many steps are trained.
         loss: takes the output of the model and the graph, and gives a scalar. Default: the cross
             entropy with ``data.y``, or the mean squared error where that is floating point, of the
-            nodes of ``data.train_mask`` if there is one.
+            nodes of ``data.train_mask`` if there is one. In a graph of DGL these are
+            ``ndata["label"]``, or ``ndata["y"]``, and ``ndata["train_mask"]``.
         forward: takes the model and the graph, and gives the output. Default:
             ``model(data.x, data.edge_index)``, for ``HeteroData``
-            ``model(data.x_dict, data.edge_index_dict)``.
+            ``model(data.x_dict, data.edge_index_dict)``, for a graph of DGL ``model(graph,
+            graph.ndata["feat"])``, or with ``ndata["x"]``.
         learning_rate: of gradient descent.
         weights: see :func:`fastgraph.dist.shard`.
         method: see :func:`fastgraph.dist.shard`.
@@ -123,12 +127,9 @@ def validate(
         ValueError: an argument out of range, or parameters that were never initialised.
         fastgraph.dist.spawning.RankError: the model failed, on one process or on ranks.
     """
-    from torch_geometric.data import Data, HeteroData
-
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if not isinstance(data, (Data, HeteroData)):
-        raise TypeError(f"data must be a Data or HeteroData of PyG, got {type(data).__name__}")
+    check_is_graph(data)
     if any(is_lazy(p) for p in model.parameters()):
         raise ValueError("model must have been called once, to initialise its lazy parameters")
     for name, value in (("world_size", world_size), ("steps", steps)):
@@ -137,8 +138,10 @@ def validate(
     check_mode(mode)
     if not tolerance > 0:
         raise ValueError(f"tolerance must be above 0, got {tolerance}")
-    if loss is None and (isinstance(data, HeteroData) or not isinstance(data.get("y"), Tensor)):
+    if loss is None and not isinstance(_attribute(data, *_LABELS), Tensor):
         raise ValueError("loss must be given for a graph that has no single data.y")
+    if forward is None and is_dgl_graph(data) and _attribute(data, *_FEATURES) is None:
+        raise ValueError(f"forward must be given for a graph without ndata of {_FEATURES}")
     for name, sent in {"model": model, "data": data, "loss": loss, "forward": forward}.items():
         _check_can_be_sent(name, sent)
     task = _Task(
@@ -151,16 +154,29 @@ def validate(
 
 def usual_forward(model: nn.Module, data: Any) -> Any:
     """A call with features and edges."""
-    from torch_geometric.data import HeteroData
-
-    if isinstance(data, HeteroData):
+    if is_dgl_graph(data):
+        return model(data, _attribute(data, *_FEATURES))
+    if len(data.node_stores) > 1 or data.node_stores[0]._key is not None:
         return model(data.x_dict, data.edge_index_dict)
     return model(data.x, data.edge_index)
 
 
+_FEATURES, _LABELS = ("feat", "x"), ("label", "y")
+"""Under which they are looked for in the frames of a graph of DGL; in PyG it is the last one."""
+
+
+def _attribute(data: Any, *names: str) -> Any:
+    """What nodes have under the first of these names that there is; ``None`` for several types."""
+    if is_dgl_graph(data):
+        of_nodes = data.ndata if len(data.ntypes) == 1 else {}
+        return next((of_nodes[name] for name in names if name in of_nodes), None)
+    is_one = len(data.node_stores) == 1 and data.node_stores[0]._key is None
+    return data.get(names[-1]) if is_one else None
+
+
 def usual_loss(out: Any, data: Any) -> Tensor:
     """Cross entropy or mean squared error, of the nodes to train on."""
-    target, mask = data.y, data.get("train_mask")
+    target, mask = _attribute(data, *_LABELS), _attribute(data, "train_mask")
     if mask is not None:
         out, target = out[mask], target[mask]
     return F.mse_loss(out, target) if target.is_floating_point() else F.cross_entropy(out, target)
@@ -180,9 +196,9 @@ def _train_both(task: _Task) -> _Found:
     """On each rank: train on one process (rank 0 alone), then on all."""
     torch.set_default_dtype(torch.float64)
     init(random="exact", check=True)
-    data, expected = task.data.apply(to_double), None
+    data, expected = _double(task.data), None
     if WORLD.rank == 0:
-        expected = _train(task, copy.copy(data))
+        expected = _train(task, data.local_var() if is_dgl_graph(data) else copy.copy(data))
     transport.barrier()
     data = shard(data, weights=task.weights, method=task.method, mode=task.mode)
     enabling.enable()
@@ -193,6 +209,14 @@ def _train_both(task: _Task) -> _Found:
     digests = {key: hashlib.sha256(_bytes(x)).hexdigest() for key, x in found.items()}
     kept = found if WORLD.rank == 0 else None
     return _Found(expected, kept, digests, places.lines, sent)
+
+
+def _double(data: Any) -> Any:
+    if not is_dgl_graph(data):
+        return data.apply(to_double)
+    from fastgraph.dist.dgl.graphs import mapped
+
+    return mapped(data, to_double)
 
 
 def _bytes(x: Tensor) -> bytes:

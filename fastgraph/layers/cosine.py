@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastgraph.layers.memory import new_rows
-from fastgraph.ops.library import needs_torch_operations
+from fastgraph.ops.library import DEFINING, needs_torch_operations
 
 _EPSILON = 1e-12  # that of torch.nn.functional.normalize
 
@@ -35,6 +35,8 @@ def cosine_operands(x: Tensor, beta: Tensor) -> Cosine:
         x: ``[nodes, channels]``.
         beta: ``[1]``, of the same dtype.
     """
+    if type(x) in DEFINING:
+        return Cosine(*_by_torch(x, beta))
     return Cosine(*_Cosine.apply(x, beta))  # type: ignore[no-untyped-call]
 
 

@@ -23,6 +23,10 @@ class KnownModules:
     def __init__(self, *classes: type[nn.Module]) -> None:
         self._forwards = {cls: cls.forward for cls in classes}
 
+    def renew(self) -> None:
+        """Take their ``forward`` as it is now for the framework's: it does the same."""
+        self._forwards = {cls: cls.forward for cls in self._forwards}
+
     def is_watched(self, module: Any) -> bool:
         """Whether somebody would notice that a module is not called, or calls something else."""
         attributes = vars(module)

@@ -22,6 +22,11 @@ def add_to(out: Tensor, term: Tensor) -> Tensor:
     return out.add_(term) if in_place else out + term
 
 
+def first_rows(x: Tensor, num_rows: int) -> Tensor:
+    """``x[:num_rows]``, or ``x`` itself where these are all."""
+    return x if num_rows == len(x) else x[:num_rows]
+
+
 def with_first_rows(x: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     """``x`` and ``x[:num_rows]``, whose gradients are added up in the memory of the first.
 

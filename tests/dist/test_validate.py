@@ -92,7 +92,7 @@ def test_what_is_wrong() -> None:
     ("changed", "error", "message"),
     [
         ({"model": 1}, TypeError, "model must be a torch.nn.Module, got int"),
-        ({"data": 1}, TypeError, "data must be a Data or HeteroData of PyG, got int"),
+        ({"data": 1}, TypeError, "data must be a Data or HeteroData of PyG, or a DGLGraph"),
         ({"data": HeteroData()}, ValueError, "loss must be given"),
         ({"model": Linear(-1, 2)}, ValueError, "model must have been called once"),
         ({"steps": 0}, ValueError, "steps must be an integer above 0, got 0"),

@@ -10,7 +10,7 @@ from torch import Tensor
 from fastgraph.dist import transport
 from fastgraph.dist.collectives import sum_of_ranks
 from fastgraph.dist.exchange import plan, take
-from fastgraph.dist.layout import Layout
+from fastgraph.dist.layout import Layout, usual
 from fastgraph.dist.memo import remembered
 from fastgraph.dist.sharded import (
     CopiedView,
@@ -23,7 +23,16 @@ from fastgraph.dist.sharded import (
     placed,
     version,
 )
-from fastgraph.dist.table import REQUIRED, Arguments, NoRuleError, Options, bound, rule
+from fastgraph.dist.table import (
+    REQUIRED,
+    Arguments,
+    NoRuleError,
+    Options,
+    bound,
+    is_in_place,
+    name_of,
+    rule,
+)
 from fastgraph.dist.world import WORLD
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
@@ -324,6 +333,24 @@ def index_select(func: Any, args: Arguments, kwargs: Options) -> Any:
         return _rows_of_replicated(x, dim, index)
     chosen = _chosen(x, index)
     return ShardedTensor(x.local.index_select(dim, chosen.local), chosen.rows, dim)
+
+
+@rule("index_copy", in_place=True)
+def index_copy(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """Assigning to rows at positions."""
+    x, dim, index, source = bound(
+        args, kwargs, input=REQUIRED, dim=REQUIRED, index=REQUIRED, source=REQUIRED
+    )
+    in_place = is_in_place(name_of(func))
+    if not x.dim() or dim not in (0, -x.dim()) or source.dim() != x.dim():
+        raise NoRuleError
+    if not is_sharded(x) and not in_place:
+        x = placed(x, usual(x.shape[0]), 0)
+    if not is_sharded(x) or x.axis != 0:
+        raise NoRuleError
+    out = x if in_place else x.clone()
+    out[index] = source
+    return out
 
 
 @rule("masked_select")

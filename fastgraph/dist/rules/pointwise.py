@@ -17,8 +17,8 @@ _NOT_ONLY = {"equal", "max", "min", "where", "dropout", "rrelu", "rrelu_", "bern
 _OTHERS = """
     relu elu leaky_relu gelu silu selu celu hardtanh relu6 mish softplus softsign logsigmoid
     tanhshrink softshrink hardshrink threshold hardswish hardsigmoid tanh sigmoid
-    masked_fill masked_fill_ clip clamp to cpu float double half bfloat16 long int short char byte bool
-    type_as clone detach detach_ contiguous requires_grad_ zero_ fill_ copy_ zero fill zeros_like
+    masked_fill masked_fill_ clip clamp float double half bfloat16 long int short char byte bool
+    clone detach detach_ contiguous requires_grad_ zero_ fill_ copy_ zero fill zeros_like
     ones_like full_like empty_like isclose isreal alias square rsub true_divide absolute negative
     multiply subtract divide floor_divide floor_divide_ greater less greater_equal less_equal
     not_equal arccos arcsin arctan logical_xor fix multiply_ subtract_ divide_ true_divide_ eq_ ne_
@@ -57,8 +57,7 @@ def pointwise(func: Any, args: Arguments, kwargs: Options) -> Any:
     in_place = is_in_place(name_of(func))
     if in_place and not is_sharded(args[0]):
         raise NoRuleError
-    if any(isinstance(x, torch.device) and x.type != "cpu" for x in leaves(args, kwargs)):
-        raise NotImplementedError("sharded tensors are on the CPU; they cannot go to a GPU yet")
+    _check_on_cpu(*leaves(args, kwargs))
     lead = args[0] if in_place else leading(args, kwargs)
     rows, axis = lead.rows, lead.axis - lead.local.dim()
     if not in_place and rows.n == 1:
@@ -66,6 +65,26 @@ def pointwise(func: Any, args: Arguments, kwargs: Options) -> Any:
     local = local_operands(rows, axis)
     out = func(*tree_map(local, args), **tree_map(local, kwargs))
     return args[0] if in_place else wrapped(out, rows, axis)
+
+
+@rule("to type type_as cpu")
+def converted(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """Other dtypes, or the one of another tensor, whatever its shape."""
+    x, other = args[0], args[1] if len(args) > 1 else kwargs.get("other")
+    if isinstance(other, Tensor):
+        _check_on_cpu(other.device)
+        rest = {key: value for key, value in kwargs.items() if key != "other"}
+        return x.to(other.dtype, *args[2:], **rest)
+    if name_of(func) == "cpu":
+        return x
+    if name_of(func) == "type" and other is None and not kwargs:
+        return func(x.local)
+    return pointwise(func, args, kwargs)
+
+
+def _check_on_cpu(*values: Any) -> None:
+    if any(isinstance(x, torch.device) and x.type != "cpu" for x in values):
+        raise NotImplementedError("sharded tensors are on the CPU; they cannot go to a GPU yet")
 
 
 def leading(*values: Any) -> ShardedTensor:

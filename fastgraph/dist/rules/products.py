@@ -12,7 +12,16 @@ from fastgraph.dist.collectives import split, sum_of_ranks
 from fastgraph.dist.exchange import take
 from fastgraph.dist.layout import Layout
 from fastgraph.dist.sharded import ShardedTensor, aligned, enter, is_sharded
-from fastgraph.dist.table import REQUIRED, Arguments, NoRuleError, Options, bound, rule
+from fastgraph.dist.table import (
+    REQUIRED,
+    Arguments,
+    NoRuleError,
+    Options,
+    bound,
+    is_in_place,
+    name_of,
+    rule,
+)
 from fastgraph.dist.world import WORLD
 
 
@@ -78,7 +87,7 @@ def _sharded(local: Tensor, rows: Layout, axis: int) -> ShardedTensor:
     return ShardedTensor(local, rows, axis + local.dim())
 
 
-@rule("addmm addmv baddbmm")
+@rule("addmm addmv baddbmm", in_place=True)
 def addmm(func: Any, args: Arguments, kwargs: Options) -> Any:
     """Products that are added to something."""
     x, a, b, beta, alpha = bound(
@@ -86,6 +95,8 @@ def addmm(func: Any, args: Arguments, kwargs: Options) -> Any:
     )
     product = torch.matmul(a, b)
     product = product if alpha == 1 else alpha * product
+    if is_in_place(name_of(func)):
+        return (x.zero_() if beta == 0 else x.mul_(beta) if beta != 1 else x).add_(product)
     if beta == 0:  # which drops NaN
         return product
     return (x if beta == 1 else beta * x) + product
@@ -145,7 +156,8 @@ def _own_rows(matrix: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:
     found = _own_parts.get(matrix)
     if found is None or found[:2] != (matrix._version, rows):
         found = _own_parts[matrix] = matrix._version, rows, *_part(matrix, rows)
-    return found[2:]
+    _, _, entries, columns = found
+    return entries, columns
 
 
 def _part(matrix: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:

@@ -93,8 +93,20 @@ def extremum(func: Any, args: Arguments, kwargs: Options) -> Any:
     x, dim, _ = bound(args, kwargs, input=REQUIRED, dim=REQUIRED, keepdim=False)
     dims = _dims(x, dim)
     if x.axis in dims:
-        raise NoRuleError  # which of several rows, upstream does not say
+        return _with_position(func, x, args, kwargs)
     return _local_result(func, x, dims, args[1:], kwargs)
+
+
+def _with_position(func: Any, x: ShardedTensor, args: Arguments, kwargs: Options) -> Any:
+    """The extremum of a vector of integers, and the first position at which it is."""
+    if x.local.dim() != 1 or x.is_floating_point() or x.dtype == torch.bool or not x.rows.n:
+        raise NoRuleError  # which of several rows, upstream does not say
+    best = getattr(x, f"a{name_of(func)}")()
+    position = torch.where(x.local == best, x.rows.position, x.rows.n)
+    first = ShardedTensor(position, x.rows, 0).amin()
+    found = func(torch.empty(1, dtype=x.dtype), *args[1:], **kwargs)
+    shape = found.values.shape
+    return type(found)((best.view(shape), first.view(shape)))
 
 
 @rule("argmax argmin")

@@ -39,6 +39,8 @@ def reshape(func: Any, args: Arguments, kwargs: Options) -> Any:
         if kwargs.keys() - {"shape"} or (len(args) == 2 and isinstance(args[1], torch.dtype)):
             raise NoRuleError
         new = _sizes(args[1:] or (kwargs["shape"],))
+    elif name in ("view_as", "reshape_as"):
+        new = list(bound(args, kwargs, input=REQUIRED, other=REQUIRED)[1].shape)
     else:
         new = list(func(torch.empty(x.shape, device="meta"), *args[1:], **kwargs).shape)
     if -1 in new:
@@ -98,7 +100,7 @@ def squeeze(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
     return ShardedTensor(local, x.rows, x.axis - sum(d < x.axis for d in gone))
 
 
-@rule("expand expand_as repeat broadcast_to")
+@rule("expand expand_as repeat tile broadcast_to")
 def expand(func: Any, args: Arguments, kwargs: Options) -> Any:
     """Other dimensions are repeated; the sharded one stays as it is."""
     x, name = args[0], name_of(func)
@@ -109,6 +111,8 @@ def expand(func: Any, args: Arguments, kwargs: Options) -> Any:
         local = aligned(x, like.rows, like.axis - like.local.dim())
         return ShardedTensor(local.expand(like.local.shape), like.rows, like.axis)
     sizes = list(args[1].shape) if name == "expand_as" else _sizes(args[1:])
+    if name == "tile":
+        sizes, name = [1] * (x.local.dim() - len(sizes)) + sizes, "repeat"
     axis = x.axis + len(sizes) - x.local.dim()
     kept = (1,) if name == "repeat" else (-1, x.rows.n)
     if axis < 0 or sizes[axis] not in kept:

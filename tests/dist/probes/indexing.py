@@ -126,3 +126,12 @@ def _(d: Data) -> Tensor:
     seen[d.edge_index[0] - N] = True
     z[d.y[:0]] = torch.tensor(7.0)
     return z.sum() + seen.double()
+
+
+simple(
+    "index_copy",
+    lambda d: (
+        h(d).index_copy(0, m.index, d.x[m.index] * 2)
+        + torch.zeros(N, D).index_copy(0, d.train_mask.nonzero().view(-1), h(d)[d.train_mask])
+    ),
+)

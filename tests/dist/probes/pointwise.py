@@ -85,3 +85,14 @@ def _(d: Data) -> Tensor:
     replicated = torch.empty(N, D)
     torch.mul(d.x, 2, out=replicated)
     return out + replicated
+
+
+simple(
+    "dtype of another",
+    lambda d: (
+        d.y.to(d.x)
+        + torch.as_tensor(d.y, dtype=torch.float32).type_as(h(d))
+        + d.y.type(torch.float64).cpu()
+        + torch.full((1,), 2).to(d.x)
+    ),
+)

@@ -67,3 +67,9 @@ def _(d: Data) -> Tensor:
         before = matrix @ d.x
         matrix.values().mul_(2)
     return before + matrix @ (matrix @ h(d))
+
+
+simple(
+    "products added in place",
+    lambda d: (h(d) * 1).addmm_(d.x, m.weight, beta=0.5) + (d.x @ m.weight).addmm_(d.x, m.weight),
+)

@@ -137,3 +137,9 @@ simple(
 
 
 simple("branch on a value", lambda d: h(d).sum() if h(d).sum() > 0 else d.x.sum())
+
+simple("extremes of vectors of integers", lambda d: torch.cat([*_extremes(d.y), *_extremes(-d.y)]))
+
+
+def _extremes(x: torch.Tensor) -> list[torch.Tensor]:
+    return [value.view(1).double() for value in (*x.max(dim=0), *x.min(0, keepdim=True))]

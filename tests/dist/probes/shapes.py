@@ -78,3 +78,13 @@ simple(
     ),
     "block_diag",
 )
+
+
+simple(
+    "tiled, like another",
+    lambda d: (
+        h(d).tile(2).sum(1)
+        + h(d).tile((1, 1, 1))[0].sum(1)
+        + h(d).view_as(d.x).reshape_as(d.x).sum(1)
+    ),
+)

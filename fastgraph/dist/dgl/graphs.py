@@ -1,0 +1,115 @@
+"""Sharding a ``DGLGraph``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from dgl.heterograph import DGLGraph
+from torch import Tensor
+
+from fastgraph.dist.dgl.index import ShardedIndex
+from fastgraph.dist.dgl.structure import ShardedStructure
+from fastgraph.dist.layout import Layout, know, known, usual
+from fastgraph.dist.owners import agreed_parts, layout_of
+from fastgraph.dist.sharded import ShardedTensor, is_sharded, placed, whole
+
+
+def shard(
+    graph: Any,
+    *,
+    weights: Sequence[float] | None = None,
+    method: str = "metis",
+    parts: Tensor | None = None,
+    mode: str = "halo",
+) -> Any:
+    """See :func:`fastgraph.dist.shard`."""
+    _check(graph)
+    sizes = [graph.num_nodes(ntype) for ntype in graph.ntypes]
+    parts = agreed_parts(lambda: _joint_edges(graph, sizes), sizes, weights, method, parts)
+    of_nodes = [layout_of(owner, mode) for owner in parts.split(sizes)]
+    for rows in of_nodes:
+        know(rows)
+    return _laid_out(graph, of_nodes)
+
+
+def sharded_as_usual(graph: Any) -> Any:
+    """A graph that was made of a sharded one, and whose edges are whole, as a sharded one.
+
+    Features that are sharded stay where they are.
+    """
+    return _laid_out(graph, [usual(graph.num_nodes(ntype)) for ntype in graph.ntypes])
+
+
+def is_sharded_graph(value: object) -> bool:
+    """Whether a value is a ``DGLGraph`` with sharded edges."""
+    return isinstance(value, DGLGraph) and isinstance(value._graph, ShardedIndex)
+
+
+def whole_graph(graph: Any) -> Any:
+    """A sharded graph with its own edges and features on every rank; others as they are."""
+    if not is_sharded_graph(graph):
+        return graph
+    found = mapped(graph, whole)
+    found._graph = graph._graph.whole()
+    return found
+
+
+def _laid_out(graph: Any, of_nodes: Sequence[Layout]) -> Any:
+    sizes = [rows.n for rows in of_nodes]
+    relations, of_edges = [], []
+    for etype in range(len(graph.canonical_etypes)):
+        source, destination = map(int, graph._graph.metagraph.find_edge(etype))
+        src, dst, _ = graph._graph.edges(etype, "eid")
+        rows = layout_of(of_nodes[destination].owner[dst.long()])
+        if known(rows.n) is None:
+            know(rows)
+        local = torch.stack([src[rows.position], dst[rows.position]])
+        edges = ShardedTensor(local, rows, 1)
+        relations.append(ShardedStructure(edges, sizes[source], sizes[destination]))
+        of_edges.append(rows)
+    found = copy.copy(graph)
+    found._graph = ShardedIndex(graph._graph.metagraph, sizes, relations)
+    found._node_frames = list(map(_sharded, graph._node_frames, of_nodes))
+    found._edge_frames = list(map(_sharded, graph._edge_frames, of_edges))
+    return found
+
+
+def mapped(graph: Any, replace: Callable[[Tensor], Tensor]) -> Any:
+    """A copy with other features."""
+    found = graph.local_var()
+    for frame in (*found._node_frames, *found._edge_frames):
+        for key in list(frame.keys()):
+            frame[key] = replace(frame[key])
+    return found
+
+
+def _check(graph: Any) -> None:
+    if isinstance(graph._graph, ShardedIndex):
+        raise ValueError("the graph is sharded already")
+    if graph.is_block:
+        raise ValueError("a block is part of a mini-batch; shard the whole graph")
+    if graph.device.type != "cpu":
+        raise ValueError(f"the graph must be on the CPU to be sharded, got {graph.device}")
+
+
+def _joint_edges(graph: Any, sizes: list[int]) -> Tensor:
+    """The edges of all relations between nodes of all kinds, numbered one kind after the other."""
+    starts = [sum(sizes[:ntype]) for ntype in range(len(sizes))]
+    found = [torch.empty(2, 0, dtype=torch.int64)]
+    for etype in range(len(graph.canonical_etypes)):
+        source, destination = map(int, graph._graph.metagraph.find_edge(etype))
+        src, dst, _ = graph._graph.edges(etype, "eid")
+        found.append(torch.stack([src.long() + starts[source], dst.long() + starts[destination]]))
+    return torch.cat(found, 1)
+
+
+def _sharded(frame: Any, rows: Layout) -> Any:
+    found = frame.clone()
+    for key in list(found.keys()):
+        x = found[key]
+        if isinstance(x, Tensor) and not is_sharded(x):
+            found[key] = placed(x, rows, 0)
+    return found
