@@ -18,8 +18,9 @@ from fastgraph.dist import kept, transport
 from fastgraph.dist.balance import Balance, Measurement, by_speed
 from fastgraph.dist.devices import devices, identities, scores
 from fastgraph.dist.phases import RECORDER
-from fastgraph.dist.rebalancing import THRESHOLD, by_work, partition_anew
+from fastgraph.dist.rebalancing import THRESHOLD, by_work, highest_shares, partition_anew
 from fastgraph.dist.relayout import Placement, obstacle
+from fastgraph.dist.sharding import capped
 from fastgraph.dist.world import WORLD, RanksDivergedError
 
 _WARM_UP = 5
@@ -63,7 +64,9 @@ class Automatic:
         """Measure a graph that was sharded; the largest one, if there are several."""
         if WORLD.size == 1 or self._steps:
             return
-        placement = Placement.of(data)
+        placement = Placement.find(data)
+        if placement is None:
+            return
         if self._placement is None or _edges(placement) > _edges(self._placement):
             self._placement = placement
         if self._hook is None:
@@ -118,7 +121,11 @@ class Automatic:
         if reason is not None:
             _say(f"shares stay as they are, though {found}: {reason}")
             return
-        shares = by_speed(balance.speeds())
+        limits = highest_shares(balance)
+        if sum(limits) < 1:
+            _say(f"shares stay as they are, though {found}: memory does not allow for others")
+            return
+        shares = capped(by_speed(balance.speeds()), limits)
         moved = partition_anew(placement, shares, self._method)
         before = _percentages(by_work(balance))
         _say(

@@ -44,6 +44,17 @@ class Placement:
         Raises:
             ValueError: it has no sharded edges.
         """
+        found = cls.find(data)
+        if found is None:
+            raise ValueError(
+                "data must be a graph whose nodes and edges are sharded: give what "
+                "fastgraph.dist.shard() or load_shards() returned"
+            )
+        return found
+
+    @classmethod
+    def find(cls, data: Any) -> Placement | None:
+        """The same, or ``None`` for a graph without sharded edges, as of a sparse matrix."""
         sizes = num_nodes(data)
         types = [store._key for store in data.node_stores]
         edges, ends = [], []
@@ -56,10 +67,7 @@ class Placement:
         stores = zip(data.node_stores, sizes, strict=True)
         nodes = [_of_nodes(store, size) or known(size) for store, size in stores]
         if not edges or any(rows is None for rows in nodes):
-            raise ValueError(
-                "data must be a graph whose nodes and edges are sharded: give what "
-                "fastgraph.dist.shard() or load_shards() returned"
-            )
+            return None
         return cls([rows for rows in nodes if rows is not None], edges, ends)
 
     def counts(self) -> tuple[list[int], list[int]]:
@@ -134,6 +142,12 @@ def obstacle(*, parameters: bool = True) -> str | None:
         if not transport.agree(not own):
             return "the program has sharded parameters"
     return None
+
+
+def bytes_of_rows() -> int:
+    """Bytes of the sharded tensors of this rank, each memory counted once."""
+    storages = [x.local.untyped_storage() for x in _living()]
+    return sum({one._cdata: one.nbytes() for one in storages}.values())
 
 
 def move(placement: Placement, owners: Sequence[Tensor]) -> Moved:

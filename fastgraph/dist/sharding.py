@@ -11,7 +11,7 @@ from fastgraph.comparison.memory import resident
 from fastgraph.dist import transport
 from fastgraph.dist.agreement import on_first_rank
 from fastgraph.dist.balance import PREDICTED
-from fastgraph.dist.devices import Device, devices, scores
+from fastgraph.dist.devices import Device, address_space, devices, scores
 from fastgraph.dist.graphs import by_row, check_on_cpu, joint_edges, num_nodes
 from fastgraph.dist.graphs import shard as shard_by_numbers
 from fastgraph.dist.partition import METHODS, PartitionError, partition
@@ -102,7 +102,7 @@ def _by_performance(
 ) -> Graph:
     check_on_cpu(data)
     sizes = num_nodes(data)
-    resident_now = _residents()
+    used = _used()
 
     def best() -> tuple[Tensor, Estimate]:
         return solve(
@@ -111,7 +111,7 @@ def _by_performance(
             performance,
             scores(found),
             method=method,
-            memory=lambda more: _free(found, resident_now, _bytes_of(data) + more),
+            memory=lambda more: _free(found, used, _bytes_of(data) + more),
         )
 
     errors = (ValueError, ModuleNotFoundError, PartitionError, MemoryError)
@@ -206,19 +206,20 @@ def memory_shares(found: Sequence[Device], needed: float) -> list[float]:
 
     All ranks must call it.
     """
-    return _free(found, _residents(), needed)
+    return _free(found, _used(), needed)
 
 
-def _residents() -> list[int]:
-    return transport.gather_objects(resident() or 0)
+def _used() -> list[tuple[int, int]]:
+    """Resident bytes and those of the address space, of all ranks."""
+    return transport.gather_objects((resident() or 0, address_space()))
 
 
-def _free(found: Sequence[Device], used: Sequence[int], needed: float) -> list[float]:
+def _free(found: Sequence[Device], used: Sequence[tuple[int, int]], needed: float) -> list[float]:
     """The same, where it is known what each rank uses."""
     shares = []
-    for device, own in zip(found, used, strict=True):
-        on_host = [u for d, u in zip(found, used, strict=True) if d.host == device.host]
-        free = min(device.limit - own, device.memory - sum(on_host))
+    for device, (_, space) in zip(found, used, strict=True):
+        on_host = [u for d, (u, _) in zip(found, used, strict=True) if d.host == device.host]
+        free = min(device.limit - space, device.memory - sum(on_host))
         shares.append(min(1.0, max(free, 0.0) / max(needed, 1.0)))
     return shares
 
