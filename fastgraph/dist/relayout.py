@@ -47,7 +47,7 @@ class Placement:
         found = cls.find(data)
         if found is None:
             raise ValueError(
-                "data must be a graph whose nodes and edges are sharded: give what "
+                "data must be a graph of PyG whose nodes and edges are sharded: give what "
                 "fastgraph.dist.shard() or load_shards() returned"
             )
         return found
@@ -55,6 +55,8 @@ class Placement:
     @classmethod
     def find(cls, data: Any) -> Placement | None:
         """The same, or ``None`` for a graph without sharded edges, as of a sparse matrix."""
+        if not hasattr(data, "node_stores"):
+            return None
         sizes = num_nodes(data)
         types = [store._key for store in data.node_stores]
         edges, ends = [], []

@@ -69,6 +69,8 @@ def shard(
         ModuleNotFoundError: a model of performance needs scikit-learn.
         MemoryError: with ``"auto"``, the ranks together have too little memory for the graph.
     """
+    from torch_geometric.data.data import BaseData
+
     if isinstance(weights, str) and weights not in NAMES:
         raise ValueError(
             f"weights must be one of {list(NAMES)} or a number for each rank, got {weights!r}"
@@ -88,8 +90,9 @@ def shard(
         raise RuntimeError("call fastgraph.dist.init() before fastgraph.dist.shard()")
     found = devices()
     if model is None:
-        limits = memory_shares(found, _bytes_of(data))
-        shares = on_first_rank(lambda: capped(scores(found), limits), (MemoryError,))
+        shares = scores(found)
+        if isinstance(data, BaseData):  # of others it is not known what is sharded
+            shares = capped(shares, memory_shares(found, _bytes_of(data)))
         return shard_by_numbers(data, weights=shares, method=method)
     if method not in METHODS:
         raise ValueError(f"method must be one of {list(METHODS)}, got {method!r}")
