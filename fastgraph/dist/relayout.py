@@ -214,7 +214,7 @@ def _exchange(before: Sequence[Layout], after: Sequence[Layout]) -> Moved:
     first, *others = transport.gather_objects(described)
     agreed = [number for number in first if all(o.get(number) == first[number] for o in others)]
     numbers = [number for number in sorted(agreed) if first[number][0]]
-    moved: dict[int, Tensor] = {}
+    moved: dict[Any, Tensor] = {}
     versions = {number: version(concerned[number]) for number in numbers}
     with torch.no_grad():
         for number in numbers:
@@ -261,10 +261,16 @@ def _is_movable(x: ShardedTensor) -> bool:
 
 def _view(x: ShardedTensor) -> Any:
     """What makes two tensors of one memory the same one to whoever writes to them."""
-    return x.local.storage_offset(), x.local.shape, x.local.stride(), x.axis, id(x.rows)
+    return _memory(x.local), x.axis, id(x.rows)
 
 
-def _move(x: ShardedTensor, rows: Layout, moved: dict[int, Tensor]) -> None:
+def _memory(local: Tensor) -> Any:
+    """Which part of which memory a tensor is."""
+    storage = local.untyped_storage()._cdata  # which tells those of empty tensors apart, too
+    return storage, local.storage_offset(), local.shape, local.stride()
+
+
+def _move(x: ShardedTensor, rows: Layout, moved: dict[Any, Tensor]) -> None:
     old = x.local
     local = _rows_of(old, x, rows, moved)
     if old.requires_grad:
@@ -275,9 +281,12 @@ def _move(x: ShardedTensor, rows: Layout, moved: dict[int, Tensor]) -> None:
     x.local, x.rows = local, rows
 
 
-def _rows_of(local: Tensor, x: ShardedTensor, rows: Layout, moved: dict[int, Tensor]) -> Tensor:
-    """Rows under another layout; tensors that share memory share it again."""
-    key = local.untyped_storage()._cdata
+def _rows_of(local: Tensor, x: ShardedTensor, rows: Layout, moved: dict[Any, Tensor]) -> Tensor:
+    """Rows under another layout; tensors that share memory share it again.
+
+    Memory that is asked for was there before anything was moved, so that none has got its place.
+    """
+    key = _memory(local)
     if key not in moved:
         moved[key] = ShardedTensor(local.detach(), x.rows, x.axis).aligned(rows)
     return moved[key]
