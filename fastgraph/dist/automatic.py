@@ -18,8 +18,9 @@ from fastgraph.dist import kept, transport
 from fastgraph.dist.balance import Balance, Measurement, by_speed
 from fastgraph.dist.devices import devices, identities, scores
 from fastgraph.dist.phases import RECORDER
-from fastgraph.dist.rebalancing import THRESHOLD, by_work, partition_anew
+from fastgraph.dist.rebalancing import THRESHOLD, by_work, highest_shares, partition_anew
 from fastgraph.dist.relayout import Placement, obstacle
+from fastgraph.dist.sharding import capped
 from fastgraph.dist.world import WORLD, RanksDivergedError
 
 _WARM_UP = 5
@@ -57,19 +58,24 @@ class Automatic:
         self._measurement: Measurement | None = None
         self._steps = 0
         self._optimizer: Optimizer | None = None
-        self._hook: Any = None
+        self._is_watching = self._is_over = False
 
     def watch(self, data: Any) -> None:
         """Measure a graph that was sharded; the largest one, if there are several."""
-        if WORLD.size == 1 or self._steps:
+        if WORLD.size == 1 or self._steps or self._is_over:
             return
-        placement = Placement.of(data)
+        placement = Placement.find(data)
+        if placement is None:
+            return
         if self._placement is None or _edges(placement) > _edges(self._placement):
             self._placement = placement
-        if self._hook is None:
-            self._hook = register_optimizer_step_post_hook(self._after_step)
+        if not self._is_watching:
+            self._is_watching = True
+            register_optimizer_step_post_hook(self._after_step)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._is_over:
+            return
         if self._optimizer is None:
             self._optimizer = optimizer
         if optimizer is not self._optimizer:  # of another part of the same epoch
@@ -118,7 +124,11 @@ class Automatic:
         if reason is not None:
             _say(f"shares stay as they are, though {found}: {reason}")
             return
-        shares = by_speed(balance.speeds())
+        limits = highest_shares(balance)
+        if sum(limits) < 1:
+            _say(f"shares stay as they are, though {found}: memory does not allow for others")
+            return
+        shares = capped(by_speed(balance.speeds()), limits)
         moved = partition_anew(placement, shares, self._method)
         before = _percentages(by_work(balance))
         _say(
@@ -127,9 +137,8 @@ class Automatic:
         )
 
     def _forget(self) -> None:
-        """Leave the program alone from now on."""
-        if self._hook is not None:
-            self._hook.remove()
+        """Leave the program alone from now on. The hook stays: it is being called."""
+        self._is_over = True
         self._placement = self._measurement = self._optimizer = None
 
 

@@ -176,6 +176,12 @@ def copied_bytes_per_second() -> float:
     return 2 * _COPIED_BYTES / best
 
 
+def address_space() -> int:
+    """Bytes of the address space of this process, which a limit of it counts; 0 if unknown."""
+    pages = (_read(_PROC / "self/statm") or "0").split()[0]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
 def clock() -> float:
     """The highest clock of the CPU in Hz; where the system does not say, its present one, or 0."""
     core = min(os.sched_getaffinity(0))

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 RATIOS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75)
 
+_FEWEST_RATIOS = 2
+"""Each is sampled twice, and regressors are chosen by four samples at least."""
+
 _BLOCKS = 32
 _BLOCKS_OF_RANK = 4
 _NODES_OF_BLOCK = 4
@@ -227,6 +230,8 @@ def measure_performance(
         raise TypeError(f"data must be a Data or HeteroData of PyG, got {type(data).__name__}")
     if not ratios or not all(0 < ratio <= 1 for ratio in ratios):
         raise ValueError(f"ratios must be above 0 and at most 1, got {list(ratios)}")
+    if len(ratios) < _FEWEST_RATIOS:
+        raise ValueError(f"ratios must be at least {_FEWEST_RATIOS}, got {list(ratios)}")
     check_on_cpu(data)
     on_first_rank(_needs_scikit_learn, (ModuleNotFoundError,))
     found = devices()

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from fastgraph.comparison.memory import resident
+from fastgraph.dist import transport
 from fastgraph.dist.agreement import on_first_rank
 from fastgraph.dist.balance import Balance, by_speed
+from fastgraph.dist.devices import address_space, devices
 from fastgraph.dist.partition import PartitionError, check_weights, partition
-from fastgraph.dist.relayout import Moved, Placement, move, obstacle
+from fastgraph.dist.relayout import Moved, Placement, bytes_of_rows, move, obstacle
+from fastgraph.dist.sharding import capped
 from fastgraph.dist.world import WORLD, RanksDivergedError
 
 if TYPE_CHECKING:
@@ -58,7 +62,7 @@ def rebalance(
     Args:
         data: what :func:`fastgraph.dist.shard` or :func:`fastgraph.dist.load_shards` returned.
         balance: what :func:`fastgraph.dist.measured` has measured. A rank gets work by what it did
-            in a second of computing.
+            in a second of computing, and not more than its memory holds.
         weights: the share of the work of each rank, instead.
         method: see :func:`fastgraph.dist.partition`.
         threshold: nothing is done if the slowest rank takes at most so many times the mean of all.
@@ -69,6 +73,7 @@ def rebalance(
             nobody knows which belong together.
         ModuleNotFoundError: ``pymetis`` is not installed.
         PartitionError: METIS failed.
+        MemoryError: with ``balance``, memory does not allow for other shares.
     """
     if (balance is None) == (weights is None):
         raise ValueError("either balance or weights must be given, and not both")
@@ -80,9 +85,9 @@ def rebalance(
             raise ValueError("balance must be complete: use it after the block that is measured")
         if (balance.nodes, balance.edges) != placement.counts():
             raise ValueError("balance must be of this graph as it is sharded now")
-        weights = by_speed(balance.speeds())
         if balance.imbalance <= threshold:
             return Rebalanced(by_work(balance), 0, 0)
+        weights = capped(by_speed(balance.speeds()), highest_shares(balance))
     assert weights is not None
     shares = check_weights(weights, WORLD.size).tolist()
     reason = obstacle()
@@ -95,6 +100,25 @@ def rebalance(
 def by_work(balance: Balance) -> tuple[float, ...]:
     """The shares of the work that ranks have."""
     return tuple(work / max(sum(balance.work), 1) for work in balance.work)
+
+
+def highest_shares(balance: Balance) -> list[float]:
+    """The share of the work for which each rank has memory. All ranks must call it.
+
+    What a rank needs for its rows, and has needed at most for an epoch beside what it needs now, is
+    taken to follow its share.
+    """
+    now, peak, space = resident() or 0, resident("VmHWM") or 0, address_space()
+    rows = bytes_of_rows()
+    used = transport.gather_objects((now, space, rows, max(peak - now, 0)))
+    shares = []
+    for device, own, (now, space, rows, more) in zip(
+        devices(), by_work(balance), used, strict=True
+    ):
+        free = min(device.limit - space, device.memory - now) + rows
+        needed = (rows + more) / own if own else 0.0
+        shares.append(min(1.0, free / needed) if needed else 1.0)
+    return shares
 
 
 def partition_anew(placement: Placement, shares: Sequence[float], method: str) -> Moved:

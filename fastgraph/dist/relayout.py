@@ -45,6 +45,19 @@ class Placement:
         Raises:
             ValueError: it has no sharded edges.
         """
+        found = cls.find(data)
+        if found is None:
+            raise ValueError(
+                "data must be a graph of PyG whose nodes and edges are sharded: give what "
+                "fastgraph.dist.shard() or load_shards() returned"
+            )
+        return found
+
+    @classmethod
+    def find(cls, data: Any) -> Placement | None:
+        """The same, or ``None`` for a graph without sharded edges, as of a sparse matrix."""
+        if not hasattr(data, "node_stores"):
+            return None
         sizes = num_nodes(data)
         types = [store._key for store in data.node_stores]
         edges, ends = [], []
@@ -57,10 +70,7 @@ class Placement:
         stores = zip(data.node_stores, sizes, strict=True)
         nodes = [_of_nodes(store, size) or known(size) for store, size in stores]
         if not edges or any(rows is None for rows in nodes):
-            raise ValueError(
-                "data must be a graph whose nodes and edges are sharded: give what "
-                "fastgraph.dist.shard() or load_shards() returned"
-            )
+            return None
         return cls([rows for rows in nodes if rows is not None], edges, ends)
 
     def counts(self) -> tuple[list[int], list[int]]:
@@ -137,6 +147,12 @@ def obstacle(*, parameters: bool = True) -> str | None:
     return None
 
 
+def bytes_of_rows() -> int:
+    """Bytes of the sharded tensors of this rank, each memory counted once."""
+    storages = [x.local.untyped_storage() for x in _living()]
+    return sum({one._cdata: one.nbytes() for one in storages}.values())
+
+
 def move(placement: Placement, owners: Sequence[Tensor]) -> Moved:
     """Give nodes to other ranks, and edges to those of their destinations. All ranks must call it.
 
@@ -194,7 +210,7 @@ def _exchange(before: Sequence[Layout], after: Sequence[Layout]) -> Moved:
     first, *others = transport.gather_objects(described)
     agreed = [number for number in first if all(o.get(number) == first[number] for o in others)]
     numbers = [number for number in sorted(agreed) if first[number][0]]
-    moved: dict[int, Tensor] = {}
+    moved: dict[Any, Tensor] = {}
     versions = {number: version(concerned[number]) for number in numbers}
     with torch.no_grad():
         for number in numbers:
@@ -241,10 +257,16 @@ def _is_movable(x: ShardedTensor) -> bool:
 
 def _view(x: ShardedTensor) -> Any:
     """What makes two tensors of one memory the same one to whoever writes to them."""
-    return x.local.storage_offset(), x.local.shape, x.local.stride(), x.axis, id(x.rows)
+    return _memory(x.local), x.axis, id(x.rows)
 
 
-def _move(x: ShardedTensor, rows: Layout, moved: dict[int, Tensor]) -> None:
+def _memory(local: Tensor) -> Any:
+    """Which part of which memory a tensor is."""
+    storage = local.untyped_storage()._cdata  # which tells those of empty tensors apart, too
+    return storage, local.storage_offset(), local.shape, local.stride()
+
+
+def _move(x: ShardedTensor, rows: Layout, moved: dict[Any, Tensor]) -> None:
     old = x.local
     local = _rows_of(old, x, rows, moved)
     if old.requires_grad:
@@ -255,9 +277,12 @@ def _move(x: ShardedTensor, rows: Layout, moved: dict[int, Tensor]) -> None:
     x.local, x.rows = local, rows
 
 
-def _rows_of(local: Tensor, x: ShardedTensor, rows: Layout, moved: dict[int, Tensor]) -> Tensor:
-    """Rows under another layout; tensors that share memory share it again."""
-    key = local.untyped_storage()._cdata
+def _rows_of(local: Tensor, x: ShardedTensor, rows: Layout, moved: dict[Any, Tensor]) -> Tensor:
+    """Rows under another layout; tensors that share memory share it again.
+
+    Memory that is asked for was there before anything was moved, so that none has got its place.
+    """
+    key = _memory(local)
     if key not in moved:
         moved[key] = ShardedTensor(local.detach(), x.rows, x.axis).aligned(rows)
     return moved[key]

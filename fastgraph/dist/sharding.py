@@ -12,7 +12,7 @@ from fastgraph.comparison.memory import resident
 from fastgraph.dist import transport
 from fastgraph.dist.agreement import on_first_rank
 from fastgraph.dist.balance import PREDICTED
-from fastgraph.dist.devices import Device, devices, scores
+from fastgraph.dist.devices import Device, address_space, devices, scores
 from fastgraph.dist.dgl import is_dgl_graph
 from fastgraph.dist.graphs import by_row, check_is_graph, check_on_cpu, joint_edges, num_nodes
 from fastgraph.dist.graphs import shard as shard_by_numbers
@@ -77,6 +77,8 @@ def shard(
         ModuleNotFoundError: a model of performance needs scikit-learn.
         MemoryError: with ``"auto"``, the ranks together have too little memory for the graph.
     """
+    from torch_geometric.data.data import BaseData
+
     if isinstance(weights, str) and weights not in NAMES:
         raise ValueError(
             f"weights must be one of {list(NAMES)} or a number for each rank, got {weights!r}"
@@ -99,8 +101,7 @@ def shard(
         raise RuntimeError("call fastgraph.dist.init() before fastgraph.dist.shard()")
     found = devices()
     if model is None:
-        limits = memory_shares(found, _bytes_of(data))
-        shares = on_first_rank(lambda: capped(scores(found), limits), (MemoryError,))
+        shares = capped(scores(found), memory_shares(found, _bytes_of(data)))
         return shard_by_numbers(data, weights=shares, method=method, mode=mode)
     if method not in METHODS:
         raise ValueError(f"method must be one of {list(METHODS)}, got {method!r}")
@@ -114,7 +115,7 @@ def _by_performance(
     check_mode(mode)
     check_on_cpu(data)
     sizes = num_nodes(data)
-    resident_now = _residents()
+    used = _used()
 
     def best() -> tuple[Tensor, Estimate]:
         return solve(
@@ -123,7 +124,7 @@ def _by_performance(
             performance,
             scores(found),
             method=method,
-            memory=lambda more: _free(found, resident_now, _bytes_of(data) + more),
+            memory=lambda more: _free(found, used, _bytes_of(data) + more),
         )
 
     errors = (ValueError, ModuleNotFoundError, PartitionError, MemoryError)
@@ -218,19 +219,20 @@ def memory_shares(found: Sequence[Device], needed: float) -> list[float]:
 
     All ranks must call it.
     """
-    return _free(found, _residents(), needed)
+    return _free(found, _used(), needed)
 
 
-def _residents() -> list[int]:
-    return transport.gather_objects(resident() or 0)
+def _used() -> list[tuple[int, int]]:
+    """Resident bytes and those of the address space, of all ranks."""
+    return transport.gather_objects((resident() or 0, address_space()))
 
 
-def _free(found: Sequence[Device], used: Sequence[int], needed: float) -> list[float]:
+def _free(found: Sequence[Device], used: Sequence[tuple[int, int]], needed: float) -> list[float]:
     """The same, where it is known what each rank uses."""
     shares = []
-    for device, own in zip(found, used, strict=True):
-        on_host = [u for d, u in zip(found, used, strict=True) if d.host == device.host]
-        free = min(device.limit - own, device.memory - sum(on_host))
+    for device, (_, space) in zip(found, used, strict=True):
+        on_host = [u for d, (u, _) in zip(found, used, strict=True) if d.host == device.host]
+        free = min(device.limit - space, device.memory - sum(on_host))
         shares.append(min(1.0, max(free, 0.0) / max(needed, 1.0)))
     return shares
 

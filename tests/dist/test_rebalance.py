@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,15 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist import automatic, balance, kept, performance, transport
+from fastgraph.dist import (
+    automatic,
+    balance,
+    devices,
+    kept,
+    performance,
+    rebalancing,
+    transport,
+)
 from fastgraph.dist.automatic import Automatic
 from fastgraph.dist.world import WORLD
 from tests.dist.graphs import NUM_FEATURES, NUM_NODES, graph
@@ -145,11 +154,25 @@ def measured(plain: Any) -> Any:
             for _ in range(2):
                 ours.compute(0.6, 0.2)
                 data.x.sum()
+        limited = limited_shares(first)
         done = fgd.rebalance(data, first, method="even")
         with fgd.measured(data) as second:
             ours.compute(0.3, 0.32)
         again = fgd.rebalance(data, second)
-    return first, done, again, data.x.rows.counts
+    return first, done, again, data.x.rows.counts, limited
+
+
+def limited_shares(found: fgd.Balance) -> list[float]:
+    """The highest shares of ranks, of which the second has no address space left."""
+    spaces = transport.gather_objects(devices.address_space())
+
+    def facts() -> list[devices.Device]:
+        first, second = devices.devices()
+        return [first, dataclasses.replace(second, limit=float(spaces[1]))]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rebalancing, "devices", facts)
+        return rebalancing.highest_shares(found)
 
 
 def by_heads(plain: Any) -> Any:
@@ -211,6 +234,7 @@ def errors(plain: Any) -> list[str]:
         lambda: fgd.shard(plain, model=conv),
         lambda: fgd.shard(plain, weights="auto", model="GCN"),
         lambda: fgd.measure_performance(conv, plain, ratios=[0.5, 2]),
+        lambda: fgd.measure_performance(conv, plain, ratios=[0.5]),
         lambda: fgd.measure_performance(conv, plain),
         measure_twice,
     ]
@@ -309,13 +333,15 @@ def test_what_was_recorded_before_cannot_be_gone_back_through(
 
 
 def test_the_slower_rank_gets_less(results: list[dict[str, Any]], tmp_path: Path) -> None:
-    found, done, again, counts = results[0]["measured"]
+    found, done, again, counts, limited = results[0]["measured"]
     assert found == results[1]["measured"][0]
     assert [one.compute for one in found.measured] == pytest.approx([0.6, 0.2])
     assert found.collectives == 1 and found.imbalance == pytest.approx(1.5)
     assert found.work == [n + e for n, e in zip(found.nodes, found.edges, strict=True)]
     assert done.weights == pytest.approx((0.25, 0.75), abs=0.05) and done.moved
     assert counts[0] < counts[1]
+    # One that has no memory beside that of its rows gets no more than it has.
+    assert limited[0] == 1 and 0 < limited[1] < found.work[1] / sum(found.work) + 1e-9
     assert again.moved == 0 and sum(again.weights) == pytest.approx(1)  # it is balanced
     assert "compute" in str(found) and "predicted" not in str(found)
     pytest.importorskip("matplotlib")
@@ -331,7 +357,7 @@ def test_several_types_of_nodes(results: list[dict[str, Any]]) -> None:
 def test_bad_arguments(results: list[dict[str, Any]]) -> None:
     messages = [
         "ValueError: either balance or weights must be given",
-        "ValueError: data must be a graph whose nodes and edges are sharded",
+        "ValueError: data must be a graph of PyG whose nodes and edges are sharded",
         "ValueError: balance must be of this graph as it is sharded now",
         "ValueError: weights must be 2 numbers above 0",
         "ValueError: threshold must be at least 1, got 0",
@@ -340,6 +366,7 @@ def test_bad_arguments(results: list[dict[str, Any]]) -> None:
         "ValueError: model is for weights='auto', got weights=None",
         "TypeError: model must be a torch.nn.Module or a Performance, got str",
         "ValueError: ratios must be above 0 and at most 1, got [0.5, 2]",
+        "ValueError: ratios must be at least 2, got [0.5]",
         "ValueError: data must have at least 128 nodes to be sampled, got 60",
         "RuntimeError: measurements must not be nested",
     ]
