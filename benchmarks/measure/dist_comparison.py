@@ -10,7 +10,7 @@ from torch import Tensor
 from measure.report import machine_lines
 
 TOLERANCE = 1e-12
-"""Of the norm of the gradient for gradients, of the value for losses, of the norm for parameters."""
+"""Of the norm of all losses, of each gradient, and of all parameters."""
 
 
 def compared(
@@ -84,7 +84,8 @@ def markdown(results: dict[str, Any]) -> str:
                 rows.append(f"| `{name}` | {size} | {last[0][:100]} | | | | | |")
                 continue
             figures = " | ".join(
-                f"{cell[key]:.0e}" for key in ("losses", "first gradient", "gradients", "parameters")
+                f"{cell[key]:.0e}"
+                for key in ("losses", "first gradient", "gradients", "parameters")
             )
             text = "same" if cell["same text"] else "differs"
             rows.append(f"| `{name}` | {size} | {figures} | {text} | {_gathers(cell)} |")

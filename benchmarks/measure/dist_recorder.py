@@ -74,9 +74,7 @@ class Recorder:
         record = {
             "losses": self.losses,
             "gradients": self.gradients,
-            "parameters": [
-                whole(p).detach() for o in self.optimizers for p in _parameters(o)
-            ],
+            "parameters": [whole(p).detach() for o in self.optimizers for p in _parameters(o)],
             "gathers": [dict(before), dict(first), dict(rest[-1] - rest[0] if rest else {})],
             "sent": _sent(),
         }

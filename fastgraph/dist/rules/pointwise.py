@@ -17,12 +17,13 @@ _NOT_ONLY = {"equal", "max", "min", "where", "dropout", "rrelu", "rrelu_", "bern
 _OTHERS = """
     relu elu leaky_relu gelu silu selu celu hardtanh relu6 mish softplus softsign logsigmoid
     tanhshrink softshrink hardshrink threshold hardswish hardsigmoid tanh sigmoid
-    masked_fill masked_fill_ clip clamp to cpu float double half bfloat16 long int short char byte bool
-    type_as clone detach detach_ contiguous requires_grad_ zero_ fill_ copy_ zero fill zeros_like
-    ones_like full_like empty_like isclose isreal alias square rsub true_divide absolute negative
-    multiply subtract divide floor_divide floor_divide_ greater less greater_equal less_equal
-    not_equal arccos arcsin arctan logical_xor fix multiply_ subtract_ divide_ true_divide_ eq_ ne_
-    lt_ le_ gt_ ge_ isposinf isneginf special_expit special_log1p special_expm1 special_xlogy
+    masked_fill masked_fill_ clip clamp to cpu float double half bfloat16 long int short char byte
+    bool type_as clone detach detach_ contiguous requires_grad_ zero_ fill_ copy_ zero fill
+    zeros_like ones_like full_like empty_like isclose isreal alias square rsub true_divide
+    absolute negative multiply subtract divide floor_divide floor_divide_ greater less
+    greater_equal less_equal not_equal arccos arcsin arctan logical_xor fix multiply_ subtract_
+    divide_ true_divide_ eq_ ne_ lt_ le_ gt_ ge_ isposinf isneginf special_expit special_log1p
+    special_expm1 special_xlogy
 """
 
 _OPERATORS = """
