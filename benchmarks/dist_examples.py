@@ -3,12 +3,12 @@
     FASTGRAPH_DATA=... PYTHONPATH=. .venv/bin/python benchmarks/dist_examples.py FOLDER \
         --ranks 2,3 --steps 20
 
-The folder holds scripts such as PyG's own examples that train on a whole graph. Each is run as it is
-by upstream alone on one process, and by ``python -m fastgraph.dist`` on several, with routed layers,
-uneven parts, and random numbers as one process draws them. Its losses, gradients and parameters are
-compared, and what the ranks gathered as a whole is listed by name. Datasets that are not at hand are
-replaced by small random ones of the same form (``measure/stand_ins.py``). Results go to
-``benchmarks/results/<date>-dist-examples.json`` and ``.md``.
+The folder holds scripts such as PyG's own examples that train on a whole graph. Each is run as it
+is by upstream alone on one process, and by ``python -m fastgraph.dist`` on several, with routed
+layers, uneven parts, and random numbers as one process draws them. Its losses, gradients and
+parameters are compared, and what the ranks gathered as a whole is listed by name. Datasets that
+are not at hand are replaced by small random ones of the same form (``measure/stand_ins.py``).
+Results go to ``benchmarks/results/<date>-dist-examples.json`` and ``.md``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import importlib
 import multiprocessing
 import os
 import pickle
+import re
 import runpy
 import shlex
 import shutil
@@ -32,7 +33,7 @@ import click
 from rich.console import Console
 from rich.progress import track
 
-from measure.output import RESULTS, publish
+from measure.output import RESULTS, Record, publish
 
 _RECORDER = Path(__file__).parent / "measure" / "dist_recorder.py"
 _LINES_OF_ERRORS = 30
@@ -49,9 +50,14 @@ _IMPORTED = (
 @click.argument("folder", type=click.Path(path_type=Path, exists=True))
 @click.option("--ranks", default="2,3", show_default=True, help="Separated by commas.")
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--only", default="", help="Scripts whose path contains this.")
+@click.option("--only", default="", help="A regular expression that calls match.")
 @click.option("--also", multiple=True, help="A script of the folder with arguments; repeatable.")
 @click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds of a run.")
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file of scripts that are done, which a run that was ended goes on from.",
+)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
 def main(
     folder: Path,
@@ -60,6 +66,7 @@ def main(
     only: str,
     also: Sequence[str],
     timeout: float,
+    record: Path | None,
     out: Path,
 ) -> None:
     from measure.dist_comparison import compared, markdown
@@ -68,7 +75,7 @@ def main(
     paths = [folder] if folder.is_file() else sorted(folder.rglob("*.py"))
     root = folder.parent if folder.is_file() else folder
     calls = [[str(path.relative_to(root))] for path in paths] + [shlex.split(a) for a in also]
-    calls = [call for call in calls if only in " ".join(call)]
+    calls = [call for call in calls if re.search(only, " ".join(call))]
     sizes = [int(size) for size in ranks.split(",")]
     console = Console(stderr=True)
     results: dict[str, Any] = {
@@ -78,15 +85,20 @@ def main(
         "ranks": sizes,
         "scripts": {},
     }
-    with tempfile.TemporaryDirectory() as name:
-        runs = Runs(Path(name), timeout)
-        for call in track(calls, "scripts", console=console):
+    done = Record(record) if record else Record.fresh(out, "dist-examples")
+    for name, found in done.lines("script"):
+        results["scripts"][name] = found
+    left = [call for call in calls if " ".join(call) not in results["scripts"]]
+    with tempfile.TemporaryDirectory() as folder_of_runs:
+        runs = Runs(Path(folder_of_runs), timeout)
+        for call in track(left, "scripts", console=console):
             command = [str(runs.record), str(steps), str(root / call[0]), *call[1:]]
             reference = runs.alone(command)
             found = results["scripts"][" ".join(call)] = {}
             if isinstance(reference, str):
                 found["one process"] = {"error": reference}
                 console.print(f"{call}: one process: {reference}")
+                done.add("script", [" ".join(call), found])
                 continue
             (expected,) = reference.records
             for size in sizes:
@@ -97,6 +109,7 @@ def main(
                     same = ended.text == reference.text
                     found[str(size)] = compared(expected, ended.records, same)
                 console.print(f"{call}: {size} ranks: {found[str(size)]}")
+            done.add("script", [" ".join(call), found])
     publish(console, out, "dist-examples", results, markdown(results))
 
 

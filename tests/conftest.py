@@ -35,6 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--ranks", default="3", help="on how many ranks tests/dist computes, separated by commas"
     )
     parser.addoption(
+        "--steps", type=int, default=3, help="how many steps tests/dist compares with one process"
+    )
+    parser.addoption(
         "--kills", type=int, default=2, help="how many ranks tests/dist kills at random points"
     )
 

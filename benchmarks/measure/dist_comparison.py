@@ -10,7 +10,7 @@ from torch import Tensor
 from measure.report import machine_lines
 
 TOLERANCE = 1e-12
-"""Of the norm of the gradient for gradients, of the value for losses, of the norm for parameters."""
+"""Of the norm of all losses, of each gradient, and of all parameters."""
 
 
 def compared(
@@ -41,7 +41,7 @@ def compared(
         "same text": same_text,
         "gathers": of_ranks[0]["gathers"],
         "sent": sum(sum(found["sent"].values()) for found in of_ranks),
-        "is sharded": any(found["sent"].get("all_reduce", 0) for found in of_ranks),
+        "is sharded": any(any(found["sent"].values()) for found in of_ranks),
     }
 
 

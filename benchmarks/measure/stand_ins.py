@@ -1,4 +1,4 @@
-"""Datasets for scripts of PyG's examples where the real ones are not: small graphs of the same form.
+"""Datasets for PyG's examples where the real ones are not: small graphs of the same form.
 
 Citation graphs are the real ones, copied from the folder that ``FASTGRAPH_DATA`` names. All others
 are drawn at random: who trains on them learns nothing, but calls the same operations on tensors of

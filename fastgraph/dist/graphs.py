@@ -146,12 +146,13 @@ def joint_edges(data: Any, sizes: list[int]) -> Tensor:
 
 def _ends(store: Any) -> Tensor | None:
     """The edges of a store as ``edge_index``, which may be in a sparse matrix instead."""
-    index, matrix = store.get("edge_index"), store.get("adj_t")
+    index: Tensor | None = store.get("edge_index")
+    matrix = store.get("adj_t")
     if type(index) is Tensor:
         return index
     if isinstance(matrix, Tensor) and matrix.layout != torch.strided and matrix.dim() == 2:
-        ends: Tensor = matrix.to_sparse_coo().coalesce().indices().flip(0)  # rows are destinations
-        return ends
+        index = matrix.to_sparse_coo().coalesce().indices().flip(0)  # rows are destinations
+        return index
     return None
 
 

@@ -77,8 +77,6 @@ def shard(
         ModuleNotFoundError: a model of performance needs scikit-learn.
         MemoryError: with ``"auto"``, the ranks together have too little memory for the graph.
     """
-    from torch_geometric.data.data import BaseData
-
     if isinstance(weights, str) and weights not in NAMES:
         raise ValueError(
             f"weights must be one of {list(NAMES)} or a number for each rank, got {weights!r}"

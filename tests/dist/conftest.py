@@ -22,7 +22,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def once_on_ranks(
     tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[[Callable[[], Any], int], list[Any]]:
+) -> Callable[..., list[Any]]:
     """What a function returns on each of some ranks, of which every process gets the same results.
 
     The tests of a module are spread over processes, and starting ranks takes seconds.
@@ -31,12 +31,12 @@ def once_on_ranks(
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # that of this run, for all of its processes
 
-    def run(function: Callable[[], Any], world_size: int) -> list[Any]:
+    def run(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
         name = f"{function.__module__}.{function.__name__}-{world_size}"
         results = folder / name
         with FileLock(folder / f"{name}.lock"):
             if not results.exists():
-                results.write_bytes(pickle.dumps(run_on_ranks(function, world_size)))
+                results.write_bytes(pickle.dumps(run_on_ranks(function, world_size, *arguments)))
         found: list[Any] = pickle.loads(results.read_bytes())
         return found
 

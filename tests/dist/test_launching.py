@@ -66,6 +66,28 @@ def test_a_graph_that_the_script_makes_is_sharded(tmp_path: Path) -> None:
     assert re.search(r"\) \('ShardedTensor', 'heads'\)$", found, re.MULTILINE)
 
 
+OWN_DATASET = """
+import torch
+from torch_geometric.data import Data, Dataset
+
+class Own(Dataset):
+    def len(self):
+        return 1
+
+    def get(self, index):
+        edges = torch.randint(0, 40, (2, 160), generator=torch.Generator().manual_seed(0))
+        return Data(x=torch.arange(40.0), edge_index=edges)
+
+data = Own(None)[0]
+print(type(data.x).__name__, data.x.sum().item())
+"""
+
+
+def test_a_graph_of_the_scripts_own_dataset_is_sharded_once(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(OWN_DATASET)
+    assert launched(tmp_path, 2).splitlines()[-1] == "ShardedTensor 780.0"
+
+
 ENDING = """
 import atexit
 import os

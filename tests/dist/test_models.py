@@ -18,7 +18,7 @@ from fastgraph.dist.spawning import run_on_ranks
 from fastgraph.dist.world import WORLD
 from tests.dist.graphs import NUM_CLASSES, NUM_FEATURES, PARTITIONS, graph
 
-STEPS = 3
+STEPS = 3  # where nothing else is said
 HIDDEN = 6
 # Of the norm of all gradients, which differ by the order of sums alone.
 TOLERANCE = 1e-12
@@ -74,14 +74,14 @@ class Run(NamedTuple):
     gathers: dict[str, int]
 
 
-def train(name: str, data: Data) -> Run:
+def train(name: str, data: Data, steps: int = STEPS) -> Run:
     torch.manual_seed(4)
     model = Model(LAYERS[name])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses: list[float] = []
     gradients: list[Tensor] = []
     fgd.COUNTS.reset()
-    for _ in range(STEPS):
+    for _ in range(steps):
         model.train()
         optimizer.zero_grad()
         out = model(data.x, data.edge_index)
@@ -114,7 +114,7 @@ def difference(expected: Run, found: Run) -> str:
     )
     wrong = [f"{key} are off by {value:.1e}" for key, value in off.items() if value > TOLERANCE]
     if last > STATE_TOLERANCE:
-        wrong.append(f"the state after {STEPS} steps is off by {last:.1e}")
+        wrong.append(f"the state after the last step is off by {last:.1e}")
     if expected.accuracy != found.accuracy:
         wrong.append(f"accuracy {found.accuracy}, expected {expected.accuracy}")
     if found.gathers:
@@ -127,19 +127,19 @@ def layouts(enabled: bool) -> dict[str, Callable[[int], Tensor]]:
     return {"uneven": PARTITIONS["uneven"]} if enabled else PARTITIONS
 
 
-def compare_on_this_rank() -> dict[str, str]:
+def compare_on_this_rank(steps: int) -> dict[str, str]:
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     WORLD.random = "exact"
     found = {}
     for enabled in (False, True):
         for name in LAYERS:
-            expected = train(name, graph())
+            expected = train(name, graph(), steps)
             for layout, parts in layouts(enabled).items():
                 data = fgd.shard(graph(), parts=parts(WORLD.size))
                 (fastgraph.enable if enabled else fastgraph.disable)()
                 found[f"{name}, {layout}, {'' if enabled else 'not '}enabled"] = difference(
-                    expected, train(name, data)
+                    expected, train(name, data, steps)
                 )
                 fastgraph.disable()
     found["heterogeneous"] = heterogeneous()
@@ -191,8 +191,9 @@ def heterogeneous() -> str:
 
 
 @pytest.fixture(scope="module")
-def found(world_size: int, once_on_ranks: Any) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = once_on_ranks(compare_on_this_rank, world_size)
+def found(world_size: int, once_on_ranks: Any, pytestconfig: pytest.Config) -> list[dict[str, str]]:
+    steps = pytestconfig.getoption("--steps")
+    found: list[dict[str, str]] = once_on_ranks(compare_on_this_rank, world_size, steps)
     return found
 
 

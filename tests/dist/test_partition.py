@@ -8,8 +8,10 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.data import Data
 
 from fastgraph.dist import partition
+from fastgraph.dist.graphs import joint_edges
 
 SIZES = (60, 30, 30)
 
@@ -40,6 +42,17 @@ def test_metis_cuts_between_communities() -> None:
     assert sorted(torch.bincount(parts).tolist()) == sorted(SIZES)
     assert cut(edges, parts) == 3
     assert int(torch.bincount(parts).argmax()) == 0  # the first has twice the work of the others
+
+
+def test_edges_may_be_in_a_sparse_matrix() -> None:
+    edges, n = communities(), sum(SIZES)
+    matrix = torch.sparse_coo_tensor(edges.flip(0), torch.ones(edges.shape[1]), (n, n)).coalesce()
+    expected = torch.unique(edges, dim=1)
+    for found in (matrix, matrix.to_sparse_csr()):
+        ends = joint_edges(Data(adj_t=found, num_nodes=n), [n])
+        assert torch.equal(torch.unique(ends, dim=1), expected)
+    data = Data(edge_index=edges, adj_t=matrix, num_nodes=n)
+    assert torch.equal(joint_edges(data, [n]), edges)
 
 
 @pytest.mark.parametrize("method", ["metis", "even"])

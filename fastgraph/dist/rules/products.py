@@ -153,11 +153,13 @@ def _own_rows(matrix: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:
 
     They are remembered with the matrix, and with the columns the plan of their exchange.
     """
+    if matrix.is_inference():  # its edits are not counted
+        return _part(matrix, rows)
     found = _own_parts.get(matrix)
     if found is None or found[:2] != (matrix._version, rows):
         found = _own_parts[matrix] = matrix._version, rows, *_part(matrix, rows)
-    _, _, entries, columns = found
-    return entries, columns
+    _, _, own, columns = found
+    return own, columns
 
 
 def _part(matrix: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:

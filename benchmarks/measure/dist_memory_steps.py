@@ -1,0 +1,103 @@
+"""Training of one process or of a rank, under a limit of its memory."""
+
+from __future__ import annotations
+
+import itertools
+import resource
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as gnn
+from torch import Tensor
+
+import fastgraph
+from fastgraph.comparison.memory import resident
+
+CLASSES = 16
+_LAYERS = 3
+_SECONDS_BETWEEN_LOOKS = 0.005
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "Cannot allocate", "std::bad_alloc")
+
+
+class Peak(threading.Thread):
+    """The largest size of what ``RLIMIT_DATA`` limits, looked at again and again.
+
+    Attributes:
+        data: bytes of private memory that can be written to.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.data = 0
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
+            self.data = max(self.data, data_size())
+
+    def end(self) -> int:
+        """Stop looking."""
+        self._ended.set()
+        self.join()
+        return self.data
+
+
+def data_size() -> int:
+    """Bytes of private memory of this process that can be written to."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmData:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no line VmData")
+
+
+def train(source: str, is_sharded: bool, limit: int | None, channels: int, steps: int) -> Any:
+    """Losses and peaks of some steps of graph convolutions; or ``"out of memory"``.
+
+    Args:
+        source: a file of ``torch.save``, or a folder of shards.
+        is_sharded: which of them.
+        limit: ``RLIMIT_DATA`` in bytes, from before the graph is loaded.
+        channels: of all layers.
+        steps: how many.
+    """
+    torch.set_num_threads(1)
+    before = data_size()
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    peak = Peak()
+    peak.start()
+    try:
+        losses = _train(source, is_sharded, channels, steps)
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY):
+            return "out of memory"
+        raise
+    return {"losses": losses, "before": before, "data": peak.end(), "resident": resident()}
+
+
+def _train(source: str, is_sharded: bool, channels: int, steps: int) -> list[float]:
+    if is_sharded:
+        import fastgraph.dist as fgd
+
+        data = fgd.load_shards(source, checksums=False)
+    else:
+        data = torch.load(source, weights_only=False)
+    fastgraph.enable()
+    torch.manual_seed(0)
+    sizes = [data.x.shape[1], *[channels] * (_LAYERS - 1), CLASSES]
+    layers = torch.nn.ModuleList(gnn.GCNConv(*pair) for pair in itertools.pairwise(sizes))
+    optimizer = torch.optim.Adam(layers.parameters(), lr=0.01)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        x: Tensor = data.x
+        for layer in layers[:-1]:
+            x = layer(x, data.edge_index).relu()
+        loss = F.cross_entropy(layers[-1](x, data.edge_index), data.y)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
