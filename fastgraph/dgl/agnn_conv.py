@@ -33,6 +33,8 @@ def plan(module: AGNNConv, graph: Any, feat: Any) -> Computation | str:
         return "one tensor of features for two kinds of nodes"
     if call.inputs.src.shape[1] != call.inputs.dst.shape[1]:
         return "features of sources and of destinations with different sizes"
+    if call.inputs.src.dtype != call.inputs.dst.dtype:
+        return "features of sources and of destinations with different dtypes"
     return lambda: _forward(module, call)
 
 

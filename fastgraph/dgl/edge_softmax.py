@@ -26,9 +26,14 @@ def plan(gidx: Any, score: Any, eids: Any = ALL, norm_by: str = "dst") -> Comput
         score: ``[E, *heads]``.
         eids: numbers of the edges that take part, or ``dgl.base.ALL``.
         norm_by: ``"dst"`` or ``"src"``, the nodes whose edges share a softmax.
+
+    Raises:
+        ValueError: there are fewer scores than edges, beyond which DGL reads and writes.
     """
     if not is_all(eids):
+        check_rows(score, eids.numel() if isinstance(eids, Tensor) else 0)
         return NoOperator("a softmax of some of the edges has no operator")
+    check_rows(score, gidx.num_edges(0))
     directed = directed_structure_of(gidx)
     if isinstance(directed, str):
         return directed
@@ -62,3 +67,26 @@ def plan(gidx: Any, score: Any, eids: Any = ALL, norm_by: str = "dst") -> Comput
         )
 
     return compute
+
+
+def check_several(gidx: Any, eids: Any = ALL, norm_by: str = "dst", *scores: Any) -> None:
+    """Look at a call of ``EdgeSoftmax_hetero``, which has no route, with :func:`check_rows`."""
+    if is_all(eids):
+        for relation, score in enumerate(scores):
+            check_rows(score, gidx.num_edges(relation))
+
+
+def check_rows(score: Any, num_edges: int) -> None:
+    """Refuse scores beyond which DGL would read and write.
+
+    Args:
+        score: ``[E, *heads]``.
+        num_edges: of how many edges.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    if isinstance(score, Tensor) and (score.dim() == 0 or len(score) < num_edges):
+        raise ValueError(
+            f"logits must have a row for each of {num_edges} edges, got shape {list(score.shape)}"
+        )

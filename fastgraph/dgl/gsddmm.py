@@ -33,7 +33,15 @@ def plan(
         rhs: ``[nodes, *heads, channels]``.
         lhs_target: where ``lhs`` belongs: ``"u"``, ``"v"`` or ``"e"``.
         rhs_target: where ``rhs`` belongs.
+
+    Raises:
+        ValueError: features have no rows where the graph has nodes or edges, which DGL takes for
+            features that are not there, and reads.
     """
+    if op != "copy_rhs":
+        _check_rows(gidx, lhs, lhs_target)
+    if op != "copy_lhs":
+        _check_rows(gidx, rhs, rhs_target)
     is_forward = lhs_target in _SOURCE and rhs_target in _DESTINATION
     is_backward = lhs_target in _DESTINATION and rhs_target in _SOURCE
     if op != "dot" or not (is_forward or is_backward):
@@ -48,6 +56,20 @@ def plan(
         if refusal is not None:
             return refusal
     return _products(*directed, lhs, rhs)
+
+
+def _check_rows(gidx: Any, x: Any, target: Any) -> None:
+    if not isinstance(x, Tensor) or x.dim() == 0 or len(x) > 0 or gidx.num_edges(0) == 0:
+        return
+    if target not in (*_SOURCE, *_DESTINATION):
+        kind, rows = "edges", gidx.num_edges(0)
+    else:
+        source, destination = gidx.metagraph.find_edge(0)
+        kind, rows = "nodes", gidx.num_nodes(source if target in _SOURCE else destination)
+    shape = list(x.shape)
+    raise ValueError(
+        f"features at {target!r} must have a row for each of {rows} {kind}, got shape {shape}"
+    )
 
 
 def _products(structure: Structure, is_reversed: bool, x: Tensor, y: Tensor) -> Computation | str:

@@ -27,12 +27,14 @@ from fastgraph.dgl.structure import (
 )
 from fastgraph.routing.dispatch import Computation
 
-_SUMS, _EXTREMA = ("copy_lhs", "copy_rhs", "mul"), ("copy_lhs", "copy_rhs")
-_ROUTED = {"sum": _SUMS, "max": _EXTREMA, "min": _EXTREMA}
-"""How features are combined in calls that have a route, by how they are reduced."""
+_REDUCTIONS = ("sum", "max", "min")
+_ROUTED = [(op, reduce) for op in ("copy_lhs", "copy_rhs") for reduce in _REDUCTIONS]
+_ROUTED.append(("mul", "sum"))
+"""How features are combined, and how they are reduced, in calls that have a route."""
 
 # For fewer, DGL's loops over single numbers are as fast, or faster.
 _LEAST_OF_EDGES = 16
+_LEAST_OF_EDGES_IN_INFERENCE = 128  # DGL adds them up well, and is slow in its backward pass
 _LEAST_WEIGHTED = 4
 
 
@@ -46,12 +48,14 @@ def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | s
         lhs: features of sources, ``[sources, *channels]`` or ``[sources]``.
         rhs: features of edges, ``[E, *channels]`` or ``[E]``.
     """
-    if op not in _ROUTED[reduce]:
+    if (op, reduce) not in _ROUTED:
         return NoOperator(f"{reduce} of {op} has no operator")
     of_edges = op == "copy_rhs"
     x = rhs if of_edges else lhs
     channels = x.shape[1:].numel()
-    if of_edges and channels < _LEAST_OF_EDGES:
+    if channels == 0:
+        return NoOperator("features without channels have no operator")
+    if of_edges and channels < _least_of_edges(reduce, x):
         return NoOperator(f"{reduce} of {channels} channels of edges has no operator")
     if op == "mul" and channels < _LEAST_WEIGHTED:
         return NoOperator(f"{reduce} of {channels} weighted channels has no operator")
@@ -72,6 +76,12 @@ def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | s
     if of_edges:
         return _sum_of_edges(structure, is_reversed, x)
     return _sum(structure, is_reversed, x, rhs if op == "mul" else None)
+
+
+def _least_of_edges(reduce: str, x: Tensor) -> int:
+    if reduce == "sum" and not (x.requires_grad and torch.is_grad_enabled()):
+        return _LEAST_OF_EDGES_IN_INFERENCE
+    return _LEAST_OF_EDGES
 
 
 def _sum(structure: Structure, is_reversed: bool, x: Tensor, weight: Any) -> Computation | str:
@@ -130,7 +140,8 @@ def _sum_of_edges(structure: Structure, is_reversed: bool, x: Tensor) -> Computa
     def compute() -> Tensor:
         edges = structure.incidence(transpose=is_reversed).edges
         num_out = structure.num_src if is_reversed else structure.num_dst
-        return ops.spmm(x, edges.index, ptr=edges.ptr, num_out=num_out)
+        out = ops.spmm(_matrix(x), edges.index, ptr=edges.ptr, num_out=num_out)
+        return out.squeeze(1) if x.dim() == 1 else out
 
     return compute
 

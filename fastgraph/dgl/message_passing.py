@@ -2,8 +2,9 @@
 
 ``update_all`` and its kind, ``apply_edges``, ``dgl.ops`` and the layers of ``dgl.nn`` end in a few
 functions there, which are looked up when they are called. Replaced for what operators compute are
-``GSpMM`` (:mod:`fastgraph.dgl.gspmm`), ``GSDDMM`` (:mod:`fastgraph.dgl.gsddmm`) and ``EdgeSoftmax``
-(:mod:`fastgraph.dgl.edge_softmax`). The other functions run as they are, and are counted.
+``GSpMM`` (:mod:`fastgraph.dgl.gspmm`), ``GSDDMM`` (:mod:`fastgraph.dgl.gsddmm`), ``EdgeSoftmax``
+(:mod:`fastgraph.dgl.edge_softmax`) and ``SegmentReduce`` (:mod:`fastgraph.dgl.segment_reduce`). The
+other functions run as they are, and are counted.
 """
 
 from __future__ import annotations
@@ -13,18 +14,23 @@ from typing import Any
 
 import dgl.backend.pytorch.sparse as upstream
 
-from fastgraph.dgl import edge_softmax, gsddmm, gspmm
+from fastgraph.dgl import edge_softmax, gsddmm, gspmm, segment_reduce
 from fastgraph.dgl.conditions import NoOperator
 from fastgraph.routing.dispatch import Computation, decide
 from fastgraph.routing.patching import Patches
 from fastgraph.routing.switch import SWITCH
 
-_OTHERS = {
-    "GSpMM_hetero": "dgl.gspmm",
-    "GSDDMM_hetero": "dgl.gsddmm",
-    "EdgeSoftmax_hetero": "dgl.edge_softmax",
+
+def _any(*_: Any) -> None:
+    """DGL looks at its arguments itself."""
+
+
+_OTHERS: dict[str, tuple[str, Callable[..., None]]] = {
+    "GSpMM_hetero": ("dgl.gspmm", _any),
+    "GSDDMM_hetero": ("dgl.gsddmm", _any),
+    "EdgeSoftmax_hetero": ("dgl.edge_softmax", edge_softmax.check_several),
 }
-"""Functions without a route, by the name under which they are counted."""
+"""Functions without a route: the name under which they are counted, and what checks a call."""
 
 
 class _Replacement:
@@ -44,12 +50,13 @@ def install(patches: Patches) -> None:
         ("GSpMM", "dgl.gspmm", gspmm.plan),
         ("GSDDMM", "dgl.gsddmm", gsddmm.plan),
         ("EdgeSoftmax", "dgl.edge_softmax", edge_softmax.plan),
+        ("SegmentReduce", "dgl.segment_reduce", segment_reduce.plan),
     ):
         found = getattr(upstream, function)
         patches.replace(upstream, function, _Replacement(found, _routed(found, name, route)))
-    for function, name in _OTHERS.items():
+    for function, (name, check) in _OTHERS.items():
         found = getattr(upstream, function)
-        patches.replace(upstream, function, _Replacement(found, _counting(found, name)))
+        patches.replace(upstream, function, _Replacement(found, _counting(found, name, check)))
 
 
 def _routed(function: Any, name: str, plan: Callable[..., Computation | str]) -> Callable[..., Any]:
@@ -65,9 +72,10 @@ def _routed(function: Any, name: str, plan: Callable[..., Computation | str]) ->
     return apply
 
 
-def _counting(function: Any, name: str) -> Callable[..., Any]:
+def _counting(function: Any, name: str, check: Callable[..., None]) -> Callable[..., Any]:
     def apply(*arguments: Any) -> Any:
         if SWITCH.active:
+            check(*arguments)
             decide(None, "several relations at once", has_route=False, name=name)
         return function.apply(*arguments)
 

@@ -69,7 +69,7 @@ def test_gradients_of_edges_are_summed_for_nodes(case: Case, op: str) -> None:
     g = of_case(case)
     rows = {"u": case.num_src, "v": case.num_dst, "e": case.num_edges}
     ends = op[-1] if op == "copy_u" else op[0] + op[-1]
-    features = [torch.randn(rows[end], 17) for end in ends]
+    features = [torch.randn(rows[end], 131) for end in ends]
     graded = sum(end != "e" for end in ends)
     module, call = Op(op), arguments(g, *features)
     upstream, truth = run(module, call), run(module, double(call))
@@ -83,7 +83,7 @@ def test_gradients_of_edges_are_summed_for_nodes(case: Case, op: str) -> None:
 
 
 def test_edges_of_a_graph_that_was_edited() -> None:
-    g, e = of_case(ORDINARY).clone(), torch.randn(152, 16)
+    g, e = of_case(ORDINARY).clone(), torch.randn(152, 128)
     with fastgraph.enabled(strict=True):
         before = dgl.ops.copy_e_sum(g, e[:150])
         g.add_edges([0, 1], [2, 2])
@@ -92,7 +92,7 @@ def test_edges_of_a_graph_that_was_edited() -> None:
 
 
 def test_edges_first_seen_in_inference_mode() -> None:
-    g, e = of_case(ORDINARY).clone(), torch.randn(150, 16, requires_grad=True)
+    g, e = of_case(ORDINARY).clone(), torch.randn(150, 128, requires_grad=True)
     for reduce in ("sum", "max"):
         function = getattr(dgl.ops, f"copy_e_{reduce}")
         with fastgraph.enabled(strict=True):
@@ -453,9 +453,15 @@ REFUSALS: list[tuple[str, Callable[[Any], Any], str, str]] = [
     ),
     (
         GSPMM,
-        lambda g: dgl.ops.copy_e_sum(g, torch.rand(150, 15)),
+        lambda g: dgl.ops.copy_e_sum(g, torch.rand(150, 15).requires_grad_()),
         "sum of 15 channels of edges has no operator",
         "few channels of edges",
+    ),
+    (
+        GSPMM,
+        lambda g: dgl.ops.copy_e_sum(g, torch.rand(150, 127)),
+        "sum of 127 channels of edges has no operator",
+        "channels of edges without gradients",
     ),
     (
         GSPMM,

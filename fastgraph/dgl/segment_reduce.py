@@ -1,0 +1,72 @@
+"""``SegmentReduce``: sums, maxima and minima of consecutive rows, of which readouts are made.
+
+Replaced for features large enough that what is saved outweighs a graph, which is made anew at every
+call: DGL writes the number of each row's segment in its backward pass, one after another, and looks
+for extrema number by number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastgraph import ops
+from fastgraph.dgl.conditions import NoOperator, features_refusal
+from fastgraph.dgl.structure import Structure, without_edges
+from fastgraph.routing.conditions import execution_mode, plain_tensor
+from fastgraph.routing.dispatch import Computation
+
+# Numbers in all rows, from which kernels gain something.
+_LEAST_OF_SUMS, _LEAST_OF_EXTREMA = 1 << 20, 1 << 18
+
+
+def plan(op: str, x: Any, offsets: Any) -> Computation | str:
+    """A call of ``SegmentReduce``, or the reason to leave it to upstream.
+
+    Args:
+        op: ``"sum"``, ``"max"`` or ``"min"``.
+        x: ``[rows, *channels]`` or ``[rows]``.
+        offsets: int32 or int64 ``[segments + 1]``, where segments begin and end.
+
+    Raises:
+        ValueError: a segment ends beyond the rows, where DGL reads on.
+    """
+    if op not in ("sum", "max", "min"):
+        return NoOperator(f"{op} of segments has no operator")
+    if torch.compiler.is_compiling():
+        return "within torch.compile, to which offsets are unknown"
+    refusal = plain_tensor("value", x) or plain_tensor("offsets", offsets) or execution_mode()
+    if refusal is not None:
+        return refusal
+    if x.dim() == 0 or offsets.dim() != 1 or offsets.dtype not in (torch.int32, torch.int64):
+        return NoOperator(f"segments of features of shape {list(x.shape)} have no operator")
+    if len(offsets) == 0:
+        return NoOperator("no segments have no operator")
+    if offsets[-1] > len(x):
+        raise ValueError(f"seglen must add up to {len(x)}, the rows of value, got {offsets[-1]}")
+    if x.numel() < (_LEAST_OF_SUMS if op == "sum" else _LEAST_OF_EXTREMA):
+        return NoOperator(f"{op} of segments of {x.numel()} numbers has no operator")
+    if offsets[0] != 0 or offsets[-1] != len(x) or (offsets.diff() < 0).any():
+        return "offsets of segments that do not lead from the first row to the last"
+    index = torch.arange(len(x), dtype=offsets.dtype, device=offsets.device)
+    structure = Structure(index, offsets, None, len(x), len(offsets) - 1)
+    reason = features_refusal(structure, "spmm" if op == "sum" else "segment_reduce", x, len(x))
+    return reason or (lambda: _forward(structure, x, op))
+
+
+def _forward(structure: Structure, x: Tensor, op: str) -> Tensor:
+    grouped = structure.plain()
+    index, ptr = grouped.edges.index, grouped.edges.ptr
+    matrix = x.unsqueeze(1) if x.dim() == 1 else x
+    num_out = structure.num_dst
+    if op == "sum":
+        out = ops.spmm(matrix, index, ptr=ptr, num_out=num_out)
+    else:
+        out = ops.segment_reduce(matrix, index, ptr=ptr, num_out=num_out, reduce=op, ties="winner")
+        lonely = without_edges(grouped.graph)
+        if lonely is not None:  # DGL's callers make zeros of it
+            least = float("-inf" if op == "max" else "inf")
+            out = out.masked_fill(lonely.view(-1, *(1,) * (out.dim() - 1)), least)
+    return out.squeeze(1) if x.dim() == 1 else out
