@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.dgl.conditions import NoOperator, features_refusal
-from fastgraph.dgl.structure import Structure, without_edges
+from fastgraph.dgl.structure import Structure
 from fastgraph.routing.conditions import execution_mode, plain_tensor
 from fastgraph.routing.dispatch import Computation
 
@@ -57,15 +57,15 @@ def plan(op: str, x: Any, offsets: Any) -> Computation | str:
 
 
 def _forward(structure: Structure, x: Tensor, op: str) -> Tensor:
-    grouped = structure.plain()
-    index, ptr = grouped.edges.index, grouped.edges.ptr
+    edges = structure.plain().edges
+    index, ptr = edges.index, edges.ptr
     matrix = x.unsqueeze(1) if x.dim() == 1 else x
     num_out = structure.num_dst
     if op == "sum":
         out = ops.spmm(matrix, index, ptr=ptr, num_out=num_out)
     else:
         out = ops.segment_reduce(matrix, index, ptr=ptr, num_out=num_out, reduce=op, ties="winner")
-        lonely = without_edges(grouped.graph)
+        lonely = structure.lonely()
         if lonely is not None:  # DGL's callers make zeros of it
             least = float("-inf" if op == "max" else "inf")
             out = out.masked_fill(lonely.view(-1, *(1,) * (out.dim() - 1)), least)
