@@ -29,7 +29,7 @@ LEVELS ?= native
 # Not empty: leave nothing out of what takes long, as `make test-all` does.
 ALL ?=
 REPEATS := $(if $(ALL),--repeats)
-MORE_RANKS := --ranks 2,3,4,8 --steps 20 --kills 50
+MORE_RANKS := --ranks 2,3,4 --steps 20 --kills 50
 
 .PHONY: help install demo demo-dist test test-all emulator scatter test-scatter test-dgl emulate wheel test-wheel sanitize aarch64 cuda docs lint format bench clean
 
