@@ -206,6 +206,7 @@ class _Plain:
             x,
             out,
             grad,
+            record if ties == "split" else None,
             record if ties == "winner" else None,
             grad_x,
         )

@@ -141,6 +141,11 @@ def extremum_record(
     return torch.where(first < beyond, first, last)
 
 
+def num_shares(record: Tensor) -> Tensor:
+    """The numbers in what a backend records for ``"split"``: 1 where it says which edge it is."""
+    return torch.where(record < 0, 1, record)
+
+
 def segment_reduce_backward(
     graph: Graph,
     grad: Tensor,
@@ -155,7 +160,8 @@ def segment_reduce_backward(
     message = messages(x.detach(), weight, gathered)
     if ties == "split":
         # No edge reads the rows without edges, but a second derivative would divide 0 by 0 there.
-        grad = grad / torch.where(out.detach().isnan(), record, record.clamp(min=1))
+        shares = num_shares(record)
+        grad = grad / torch.where(out.detach().isnan(), shares, shares.clamp(min=1))
         share = (message == out.detach()[aggregating]).to(grad.dtype)
         grad_message = share * grad[aggregating]
     else:

@@ -15,8 +15,9 @@ the signatures of their kernels:
     For each head the softmax of ``score`` ``[E, heads]`` over the edges of each aggregating node.
 ``edge_softmax_backward(graph, out, grad, transpose) -> grad_score``
 ``segment_reduce(graph, x, weight, reduce, transpose, ties) -> (out, record)``
-    ``record`` (int32) serves the backward: for ``"split"`` the number of shares, for ``"winner"``
-    the edge that won (-1 for none), empty for ``"none"``.
+    ``record`` (int32) serves the backward: for ``"split"`` the number of shares, or, where a single
+    edge has the only one, maybe ``~edge``; for ``"winner"`` the edge that won (-1 for none), empty
+    for ``"none"``.
 ``segment_reduce_backward(graph, grad, x, weight, out, record, transpose, ties) -> grad_x``
 
 ``head_scores(x, att) -> scores``

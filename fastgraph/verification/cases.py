@@ -157,6 +157,9 @@ def _extrema(values: _Values, graph: GraphCase, width: int) -> Iterator[Case]:
             if ties != "none":
                 on_cpu = graph.on(torch.device("cpu"))
                 out, record = reference.segment_reduce(on_cpu, *call)
+                if ties == "split":  # as kernels write it that say which edge has all
+                    winner = reference.segment_reduce(on_cpu, *call[:-1], "winner")[1]
+                    record = torch.where((record == 1) & (winner >= 0), ~winner, record)
                 backward = (grad, x, weight, out, record, transpose, ties)
                 yield Case("segment_reduce_backward", weighted, graph, backward, {})
 

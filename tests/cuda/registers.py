@@ -1,9 +1,11 @@
-"""Builds the CUDA library and compares registers with ``registers.json``.
+"""Builds the CUDA library and compares registers and loops with ``registers.json``.
 
 It is built for all architectures, or for those of ``--architectures``. The table holds what a
-thread of each kernel uses on each of them. A kernel fails that keeps more in memory, of its
-registers or in its stack frame, than the table says and the few bytes by which compilers differ;
-``--write`` puts what was found into the table.
+thread of each kernel uses on each of them, and for one architecture what its busiest loop does, as
+``sass.py`` reads it off the machine code where there is a disassembler. A kernel fails that keeps
+more in memory, of its registers or in its stack frame, than the table says and the few bytes by
+which compilers differ; or whose loop has become longer, or has fewer of its loads on their way
+together. ``--write`` puts what was found into the table.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ import torch
 import tvm_ffi
 
 from fastgraph.graphs.graph import Csr
+from tests.cuda import sass
+from tests.cuda.sass import Loop
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "cuda"
@@ -30,6 +34,10 @@ LIBRARY = BUILD / "lib" / "libfastgraph_cuda.so"
 TABLE = Path(__file__).with_name("registers.json")
 TOLERANCE = 8
 """Bytes that a kernel may keep in memory beyond those of the table."""
+LONGER = 1.1
+"""How much longer than in the table a loop may be: other compilers place instructions otherwise."""
+DISASSEMBLED = "sm_90"
+"""The architecture whose machine code is read."""
 
 
 class Usage(NamedTuple):
@@ -41,12 +49,24 @@ class Usage(NamedTuple):
         stack_bytes: its stack frame, with room for those and for arrays whose indices are known
             at run time only.
         shared_bytes: of a block.
+        loop: what its busiest loop does; zeros where that is not known.
     """
 
     registers: int
     spilled_bytes: int
     stack_bytes: int
     shared_bytes: int
+    loop: Loop = Loop(0, 0, 0)
+
+    def numbers(self) -> list[int]:
+        """Those above, without a loop that is not known."""
+        return [*self[:4], *(self.loop if self.loop.instructions else ())]
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> Usage:
+        """From what :meth:`numbers` gives."""
+        first, loop = numbers[:4], numbers[4:]
+        return cls(*first, Loop(*loop)) if loop else cls(*first)
 
 
 Usages = dict[str, dict[str, Usage]]
@@ -84,15 +104,10 @@ def build(nvcc: str, architectures: Sequence[str] = ()) -> str:
 
 def parsed(log: str) -> Usages:
     """The usages that the assembler reports, by the names of kernels without their arguments."""
-    for namespace in ("fastgraph::", "cuda::", "(anonymous namespace)::"):
-        log = log.replace(namespace, "")
     usages: Usages = {}
     for entry in log.split("Compiling entry function '")[1:]:
         signature, _, rest = entry.partition("' for '")
-        signature = signature.removeprefix("void ")
-        # A template argument may be in parentheses too, such as the type of an enumerator.
-        template, closed, _ = signature.rpartition(">(")
-        kernel = template + ">" if closed else signature.split("(")[0]
+        kernel = short_name(signature)
         reported = ("registers", "bytes spill", "bytes stack frame", "bytes smem")
         found = (re.search(rf"(\d+) {what}", rest) for what in reported)
         numbers = (int(match[1]) if match else 0 for match in found)
@@ -100,22 +115,63 @@ def parsed(log: str) -> Usages:
     return usages
 
 
+def short_name(signature: str) -> str:
+    """A kernel's name with its template arguments, from a signature that ``c++filt`` has read."""
+    for namespace in ("fastgraph::", "cuda::", "(anonymous namespace)::"):
+        signature = signature.replace(namespace, "")
+    signature = signature.removeprefix("void ")
+    # A template argument may be in parentheses too, such as the type of an enumerator.
+    template, closed, _ = signature.rpartition(">(")
+    return template + ">" if closed else signature.split("(")[0]
+
+
+def with_loops(usages: Usages, binary: Path) -> Usages:
+    """The usages, with the loops of the library where there is a disassembler."""
+    tool = sass.find_disassembler()
+    if tool is None:
+        print("skipped: no loops of CUDA kernels, there is no cuobjdump with nvdisasm")
+        return usages
+    code = sass.disassembled(tool, binary, DISASSEMBLED)
+    readable = subprocess.run(
+        ["c++filt"], input="\n".join(code), capture_output=True, text=True, check=True
+    )
+    names = map(short_name, readable.stdout.splitlines())
+    loops = dict(zip(names, map(sass.busiest_loop, code.values()), strict=True))
+    missing = {k for k, by_arch in usages.items() if DISASSEMBLED in by_arch} - loops.keys()
+    if missing:
+        raise SystemExit(f"no machine code of {', '.join(sorted(missing))}")
+    return {
+        kernel: {
+            arch: usage._replace(loop=loops[kernel]) if arch == DISASSEMBLED else usage
+            for arch, usage in by_arch.items()
+        }
+        for kernel, by_arch in usages.items()
+    }
+
+
 def read_table(path: Path) -> Usages:
     table = json.loads(path.read_text()) if path.exists() else {}
     return {
-        kernel: {arch: Usage(*numbers) for arch, numbers in by_arch.items()}
+        kernel: {arch: Usage.of(numbers) for arch, numbers in by_arch.items()}
         for kernel, by_arch in table.items()
     }
 
 
 def write_table(path: Path, table: Usages) -> None:
     """One line for each kernel."""
-    lines = (f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(table.items()))
+    numbers = {
+        kernel: {arch: usage.numbers() for arch, usage in by_arch.items()}
+        for kernel, by_arch in table.items()
+    }
+    lines = (f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(numbers.items()))
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def excesses(old: Usages, new: Usages) -> list[str]:
-    """What keeps more in memory than it did; of a kernel that the table does not know, anything."""
+    """What keeps more in memory than it did; of a kernel that the table does not know, anything.
+
+    And whose busiest loop is longer, or waits more often for as many loads, where both are known.
+    """
     found = []
     for kernel, by_arch in new.items():
         for arch, usage in by_arch.items():
@@ -126,6 +182,19 @@ def excesses(old: Usages, new: Usages) -> list[str]:
             ):
                 if now > before + TOLERANCE:
                     found.append(f"{kernel} on {arch}: {now} bytes {what} instead of {before}")
+            loop, known_loop = usage.loop, known.loop
+            if not loop.instructions or not known_loop.instructions:
+                continue
+            if loop.instructions > LONGER * known_loop.instructions:
+                found.append(
+                    f"{kernel} on {arch}: {loop.instructions} instructions in its loop "
+                    f"instead of {known_loop.instructions}"
+                )
+            if loop.loads * known_loop.waits < known_loop.loads * loop.waits:
+                found.append(
+                    f"{kernel} on {arch}: waits {loop.waits} times for {loop.loads} loads "
+                    f"instead of {known_loop.waits} times for {known_loop.loads}"
+                )
     return found
 
 
@@ -159,12 +228,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not compiled or (architectures and compiled != {f"sm_{arch}" for arch in architectures}):
         raise SystemExit(f"the assembler reports on {', '.join(sorted(compiled)) or 'nothing'}")
     check_that_it_loads()
+    if DISASSEMBLED in compiled:
+        found = with_loops(found, LIBRARY)
     if options.write:
         write_table(TABLE, found)
         return
     grown = excesses(read_table(TABLE), found)
     if grown:
-        raise SystemExit("\n".join(["more is kept in memory:", *grown]))
+        raise SystemExit("\n".join(["more is kept in memory, or waited for:", *grown]))
     usages = [usage for by_arch in found.values() for usage in by_arch.values()]
     spilled = max(usage.spilled_bytes for usage in usages)
     stack = max(usage.stack_bytes for usage in usages)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.cuda import registers
 from tests.cuda.registers import Usage
+from tests.cuda.sass import Loop
 
 LOG = """
 ptxas info    : Compiling entry function 'void fastgraph::cuda::(anonymous namespace)::rows<float, \
@@ -30,7 +31,7 @@ def test_what_the_assembler_reports() -> None:
 
 
 def test_the_table_is_read_as_it_was_written(tmp_path: Path) -> None:
-    table = {ROWS: {"sm_80": Usage(1, 2, 3, 4), "sm_90": Usage(5, 6, 7, 8)}}
+    table = {ROWS: {"sm_80": Usage(1, 2, 3, 4), "sm_90": Usage(5, 6, 7, 8, Loop(90, 4, 2))}}
     registers.write_table(tmp_path / "table.json", table)
     assert registers.read_table(tmp_path / "table.json") == table
     assert registers.read_table(tmp_path / "missing.json") == {}
@@ -47,6 +48,42 @@ def test_kernels_that_keep_more_in_memory_than_the_table_says() -> None:
         "a on sm_90: 28 bytes spilled instead of 16",
         "a on sm_90: 44 bytes of stack frame instead of 32",
     ]
+
+
+def test_loops_that_are_longer_or_wait_more_often() -> None:
+    def table(**loops: Loop) -> registers.Usages:
+        return {kernel: {"sm_90": Usage(64, 0, 0, 0, loop)} for kernel, loop in loops.items()}
+
+    old = table(a=Loop(100, 4, 2), b=Loop(100, 4, 2), c=Loop(0, 0, 0), d=Loop(50, 4, 1))
+    # As long as compilers differ; twice as many loads for as many waits; not known on a side.
+    new = table(a=Loop(110, 4, 2), b=Loop(90, 8, 4), c=Loop(500, 1, 1), d=Loop(0, 0, 0))
+    assert not registers.excesses(old, new)
+    assert registers.excesses(old, table(a=Loop(111, 4, 2), b=Loop(100, 6, 4))) == [
+        "a on sm_90: 111 instructions in its loop instead of 100",
+        "b on sm_90: waits 4 times for 6 loads instead of 2 times for 4",
+    ]
+
+
+def test_without_a_disassembler(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(registers.sass, "find_disassembler", lambda: None)
+    usages = registers.parsed(LOG)
+    assert registers.with_loops(usages, Path("library.so")) == usages
+    assert capsys.readouterr().out.startswith("skipped: no loops of CUDA kernels")
+
+
+def test_loops_are_joined_to_kernels_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    usages = {"rows<4>": {"sm_80": Usage(1, 0, 0, 0), "sm_90": Usage(2, 0, 0, 0)}}
+    code = {"_Z4rowsILi4EEvv": [], "_Z5otherv": []}
+    monkeypatch.setattr(registers.sass, "find_disassembler", lambda: "cuobjdump")
+    monkeypatch.setattr(registers.sass, "disassembled", lambda *_: code)
+    monkeypatch.setattr(registers.sass, "busiest_loop", lambda _: Loop(9, 2, 1))
+    assert registers.with_loops(usages, Path("library.so")) == {
+        "rows<4>": {"sm_80": Usage(1, 0, 0, 0), "sm_90": Usage(2, 0, 0, 0, Loop(9, 2, 1))}
+    }
+    with pytest.raises(SystemExit, match="no machine code of gone<1>"):
+        registers.with_loops({"gone<1>": usages["rows<4>"]}, Path("library.so"))
 
 
 def test_a_part_of_the_architectures_does_not_become_the_table() -> None:

@@ -337,13 +337,15 @@ def divide_by_ties(lib: Library, draw: Draw) -> Prepared:
     ties = torch.exp2(draw.integers(0, 5, *grad.shape).double()).int()
     special = draw.with_specials(grad)
     if draw.flag():
-        ties = ties * draw.integers(-1, 2, *grad.shape).int()
+        ties = ties * draw.integers(0, 2, *grad.shape).int()
         special = True
+    if draw.flag():  # edges in place of ones
+        ties = torch.where(ties == 1, ~draw.integers(0, 9, *grad.shape).int(), ties)
     share = torch.full_like(grad, 77.0)
 
     def check(_: Any) -> None:
         if not special:
-            assert_equal(share, grad.double() / ties)
+            assert_equal(share, grad.double() / torch.where(ties < 0, 1, ties))
 
     return {"grad": grad, "ties": ties, "share": share}, check
 
@@ -364,6 +366,7 @@ def segment_reduce_backward(lib: Library, draw: Draw) -> Prepared:
         "x": x,
         "out": out,
         "grad": grad,
+        "ties": draw.maybe(torch.ones_like(winner)) if winner is None else None,
         "winner": winner,
         "grad_x": grad_x,
     }

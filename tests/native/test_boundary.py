@@ -190,6 +190,7 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
             "x": x,
             "out": out,
             "grad": out.clone(),
+            "ties": None,
             "winner": record,
             "grad_x": x.clone(),
         },

@@ -132,7 +132,7 @@ def test_winners_and_their_gradient_match_sparse_mm(
         )
 
         grad_x = torch.full_like(x, 99.0)
-        lib.segment_reduce_backward(*flipped.csr, weight, x, out, grad, winner, grad_x)
+        lib.segment_reduce_backward(*flipped.csr, weight, x, out, grad, None, winner, grad_x)
         torch.testing.assert_close(grad_x, expected_grad, rtol=0.02, atol=0.02)
 
 
@@ -152,9 +152,9 @@ def test_gradient_over_ties_matches_its_definition(
         grad = normal(graph.num_rows, width, dtype=dtype, seed=5)
         if not finite and width > 3 and graph.num_rows > 3:
             grad[1, 2], grad[2, 0], x[3, 1] = float("nan"), float("inf"), float("nan")
-        out, _ = extremum(lib, graph, weight, reduce, x, "ties")
+        out, ties = extremum(lib, graph, weight, reduce, x, "ties")
         grad_x = torch.full_like(x, 99.0)
-        lib.segment_reduce_backward(*flipped.csr, weight, x, out, grad, None, grad_x)
+        lib.segment_reduce_backward(*flipped.csr, weight, x, out, grad, ties, None, grad_x)
 
         messages = x[graph.col] if weight is None else x[graph.col] * weight[:, None]
         share = (messages == out[graph.row]).double() * grad.double()[graph.row]
@@ -175,6 +175,9 @@ def test_ties_and_winners_exclude_each_other(best: Any) -> None:
     record = torch.zeros(3, 2, dtype=torch.int32)
     with pytest.raises(ValueError, match="expected at most one of ties and winner, got both"):
         best.segment_reduce(*graph.csr, None, True, x, out, record, record)
+    flipped = transpose(best, graph)
+    with pytest.raises(ValueError, match="expected at most one of ties and winner, got both"):
+        best.segment_reduce_backward(*flipped.csr, None, x, out, out, record, record, x.clone())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -183,7 +186,9 @@ def test_ties_and_winners_exclude_each_other(best: Any) -> None:
 )
 def test_divide_by_ties(lib: Any, dtype: torch.dtype, shape: tuple[int, int]) -> None:
     grad = torch.randn(shape).to(dtype)
-    ties = torch.randint(0, 4, shape, dtype=torch.int32)  # 0 where the extremum is NaN
+    # 0 where the extremum is NaN; a negative number stands for the edge that has all.
+    ties = torch.randint(-2, 4, shape, dtype=torch.int32)
     share = torch.full_like(grad, 77)
     lib.divide_by_ties(grad, ties, share)
-    torch.testing.assert_close(share, grad / ties, equal_nan=True, rtol=0, atol=0)
+    expected = grad / torch.where(ties < 0, 1, ties)
+    torch.testing.assert_close(share, expected, equal_nan=True, rtol=0, atol=0)

@@ -84,6 +84,11 @@ def another_winner(found: tuple[Any, ...]) -> object:
     return out, record + 1
 
 
+def another_edge(found: tuple[Any, ...]) -> object:
+    out, record = found
+    return out, torch.where(record == 1, ~torch.zeros_like(record), record)
+
+
 def raises(found: tuple[Any, ...]) -> object:
     raise RuntimeError("an illegal memory access")
 
@@ -94,6 +99,7 @@ def raises(found: tuple[Any, ...]) -> object:
         ("spmm", one_off, "result 0 is off by"),
         ("sddmm", not_a_number, "result 0 is off by nan"),
         ("segment_reduce", another_winner, "result 1 differs"),
+        ("segment_reduce", another_edge, "result 1 differs"),
         ("segment_reduce_backward", one_off, "result 0 is off by"),
         ("edge_softmax_backward", wrong_shape, r"result 0 is \[1, "),
         ("gatv2", one_missing, "2 results instead of 3"),

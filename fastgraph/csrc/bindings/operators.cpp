@@ -79,9 +79,12 @@ void bind_divide_by_ties(Tensor grad, Tensor ties, Tensor share) {
 
 void bind_segment_reduce_backward(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t,
                                   int64_t longest, OptionalTensor row_id_t, OptionalTensor weight,
-                                  Tensor x, Tensor out, Tensor grad, OptionalTensor winner,
-                                  Tensor grad_x) {
+                                  Tensor x, Tensor out, Tensor grad, OptionalTensor ties,
+                                  OptionalTensor winner, Tensor grad_x) {
   Call call(x);
+  if (ties.has_value() && winner.has_value()) {
+    TVM_FFI_THROW(ValueError) << "expected at most one of ties and winner, got both";
+  }
   check_ndim(x, 2, "x");
   check_ndim(out, 2, "out");
   const int64_t width = x.size(1), num_rows = out.size(0);
@@ -94,6 +97,7 @@ void bind_segment_reduce_backward(Tensor rowptr_t, Tensor col_t, OptionalTensor 
              checked_matrix<const T>(x, transpose.num_rows, width, "x"),
              checked_matrix<const T>(out, num_rows, width, "out"),
              checked_matrix<const T>(grad, num_rows, width, "grad"),
+             checked<const int32_t>(ties, {num_rows, width}, "ties"),
              checked<const int32_t>(winner, {num_rows, width}, "winner"),
              checked_matrix<T>(grad_x, transpose.num_rows, width, "grad_x"));
   });

@@ -81,15 +81,17 @@ template <typename T>
 void segment_reduce(const OrderedCsr& graph, const T* weight, bool is_max, Matrix<const T> x,
                     Matrix<T> out, int32_t* ties, int32_t* winner);
 
-// share = grad / ties: what each of the tied entries receives of a row's gradient.
+// share = grad / ties: what each of the tied entries receives of a row's gradient. A negative
+// number is ~edge, which stands for one tie.
 template <typename T>
 void divide_by_ties(Matrix<const T> grad, const int32_t* ties, Matrix<T> share);
 
-// The gradient of segment_reduce for x, gathered over the transpose of its graph.
+// The gradient of segment_reduce for x, gathered over the transpose of its graph. `ties`, null or
+// what grad was divided by, tells kernels that want to know which entries have nothing to gather.
 template <typename T>
 void segment_reduce_backward(const OrderedCsr& transpose, const T* weight, Matrix<const T> x,
-                             Matrix<const T> out, Matrix<const T> grad, const int32_t* winner,
-                             Matrix<T> grad_x);
+                             Matrix<const T> out, Matrix<const T> grad, const int32_t* ties,
+                             const int32_t* winner, Matrix<T> grad_x);
 
 // scores[k][n][h] = <x[n][h], att[k][h]>.
 template <typename T>

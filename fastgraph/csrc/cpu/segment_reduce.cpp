@@ -311,7 +311,9 @@ void divide_by_ties(Matrix<const T> grad, const int32_t* ties, Matrix<T> share) 
       using C = decltype(chunk);
       constexpr int N = C::kLanes;
       for (int64_t i = first; i < first + C::kWidth; i += N) {
-        const auto count = __builtin_convertvector(load_raw<N>(ties + i), Vector<A, N>);
+        const auto record = load_raw<N>(ties + i);
+        const auto shares = record < 0 ? splat<int32_t, N>(1) : record;
+        const auto count = __builtin_convertvector(shares, Vector<A, N>);
         target.template store<N>(i, load<N>(grad.data + i) / count);
       }
     });
@@ -320,8 +322,8 @@ void divide_by_ties(Matrix<const T> grad, const int32_t* ties, Matrix<T> share) 
 
 template <typename T>
 void segment_reduce_backward(const OrderedCsr& transpose, const T* weight, Matrix<const T> x,
-                             Matrix<const T> out, Matrix<const T> grad, const int32_t* winner,
-                             Matrix<T> grad_x) {
+                             Matrix<const T> out, Matrix<const T> grad, const int32_t*,
+                             const int32_t* winner, Matrix<T> grad_x) {
   using A = Accumulator<T>;
   const Schedule schedule = make_schedule(transpose);
   const auto partial = scratch<A>(schedule.num_pieces * x.width);

@@ -1,6 +1,7 @@
 // The CUDA kernels: what cpu/kernels.h says of the functions with the same names holds here too,
 // for tensors on the device, with the same arguments. They trust their arguments, run on the
-// caller's stream and wait for nothing. Where those of the CPU add to grad_edge, these write it.
+// caller's stream and wait for nothing. Where those of the CPU add to grad_edge, these write it;
+// where those write a single tie, these write ~edge, the edge that has all of the gradient.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +51,7 @@ cudaError_t divide_by_ties(Queue& queue, Matrix<const T> grad, const int32_t* ti
 template <typename T>
 cudaError_t segment_reduce_backward(Queue& queue, const Csr& transpose, const T* weight,
                                     Matrix<const T> x, Matrix<const T> out, Matrix<const T> grad,
-                                    const int32_t* winner, Matrix<T> grad_x);
+                                    const int32_t* ties, const int32_t* winner, Matrix<T> grad_x);
 
 template <typename T>
 cudaError_t head_scores(Queue& queue, Heads<const T> x, Heads<const T> att, Heads<T> scores);

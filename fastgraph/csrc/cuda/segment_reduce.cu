@@ -13,6 +13,9 @@ namespace {
 // What is recorded beside the extremum itself.
 enum class Record { kNothing, kTies, kWinner };
 
+// How many shares a record of ties stands for: ~edge says which edge alone has the only one.
+inline __device__ int32_t num_shares(int32_t record) { return record < 0 ? 1 : record; }
+
 // The running extremum of one column, and how many values equal it or which edge it came from. A
 // minimum is the negated maximum of negated values, which is exact. A NaN replaces everything, a
 // later NaN an earlier one, and a tie keeps the earlier.
@@ -21,8 +24,26 @@ struct Running {
   A best = -INFINITY;
   int32_t record = kRecord == Record::kWinner ? -1 : 0;
 
+  // For entries, one by one; counted() comes after the last.
   __device__ void update(A value, int32_t value_record) {
-    if (kRecord == Record::kTies && value == best) record += value_record;
+    // One instruction; it counts the first one that equals what a search starts from as two.
+    if (kRecord == Record::kTies && value == best) record = max(record + 1, 2);
+    replace(value, value_record);
+  }
+  __device__ void counted() {
+    if (kRecord == Record::kTies && best == -INFINITY && record > 0) --record;
+  }
+
+  // For what was found of other entries, all of which come later.
+  __device__ void merge(const Running& later) {
+    if (kRecord == Record::kTies && later.best == best) {
+      record = num_shares(record) + num_shares(later.record);
+    }
+    replace(later.best, later.record);
+  }
+
+ private:
+  __device__ void replace(A value, int32_t value_record) {
     if (!(value > best || value != value)) return;
     best = value;
     record = value_record;
@@ -57,8 +78,9 @@ __device__ void update_all(const Extremum<T>& op, const Span& span, int64_t firs
     const int count = static_cast<int>(min(span.end - base, static_cast<int64_t>(kLanes)));
     const int64_t entry = base + min(lanes.lane, count - 1);
     const int32_t own_col = __ldg(op.graph.col + entry);
-    const bool needs_edge = kRecord == Record::kWinner || op.weight != nullptr;
+    const bool needs_edge = kRecord != Record::kNothing || op.weight != nullptr;
     const auto own_edge = needs_edge ? static_cast<int32_t>(op.graph.edge(entry)) : 0;
+    const int32_t own_record = kRecord == Record::kTies ? ~own_edge : own_edge;
     const A own = op.weight ? op.sign * widened(op.weight[own_edge]) : op.sign;
     for (int j = 0; j < count; j += kInFlight) {
       RowShare<T, kValues, kLanes, 1> rows[kInFlight];
@@ -69,7 +91,7 @@ __device__ void update_all(const Extremum<T>& op, const Span& span, int64_t firs
         const int source = min(j + u, count - 1);
         const int64_t col = lanes.from(own_col, source);
         factor[u] = lanes.from(own, source);
-        record[u] = kRecord == Record::kWinner ? lanes.from(own_edge, source) : 1;
+        record[u] = kRecord == Record::kNothing ? 0 : lanes.from(own_record, source);
         rows[u].load(x + col * width, lanes.lane, j + u < count ? width - first : 0);
       }
 #pragma unroll
@@ -96,7 +118,8 @@ __device__ T finished_value(const Extremum<T>& op, bool empty,
 template <typename A, Record kRecord>
 __device__ int32_t finished_record(bool empty, const Running<A, kRecord>& r) {
   if (kRecord == Record::kWinner) return r.record;
-  return (r.best == r.best ? r.record : 0) + (!empty && r.best == 0 ? 1 : 0);
+  if (r.best != r.best) return 0;
+  return !empty && r.best == 0 ? num_shares(r.record) + 1 : r.record;
 }
 
 template <typename T, Record kRecord, int kValues, int kLanes>
@@ -110,6 +133,7 @@ __global__ void __launch_bounds__(kBlockThreads) extremum_rows(Extremum<T> op) {
   const int64_t first = static_cast<int64_t>(op.part + blockIdx.y) * (kValues * kLanes);
   R running[kValues];
   update_all<kRecord>(op, span, first, lanes, running);
+  for (R& r : running) r.counted();
   const int64_t f = first + lanes.lane * kValues;
   if (f >= op.x.width) return;
   const bool empty = span.begin == span.end;
@@ -148,8 +172,8 @@ __global__ void __launch_bounds__(kBlockThreads) extremum_merge(Extremum<T> op) 
       Running<Accumulator<T>, kRecord> running;
       for_each_piece(begin, end, [&](int64_t piece) {
         const bool recorded = kRecord != Record::kNothing;
-        running.update(op.partial.row(piece)[f],
-                       recorded ? op.partial_record[piece * width + f] : 0);
+        const int32_t record = recorded ? op.partial_record[piece * width + f] : 0;
+        running.merge({op.partial.row(piece)[f], record});
       });
       op.out.row(row)[f] = finished_value(op, false, running);
       if (kRecord != Record::kNothing) {
@@ -168,11 +192,82 @@ __global__ void __launch_bounds__(kBlockThreads)
   const auto shares = load_pack<kValues>(ties + first);
 #pragma unroll
   for (int i = 0; i < kValues; ++i) {
-    const auto number = static_cast<Accumulator<T>>(shares.values[i]);
+    const auto number = static_cast<Accumulator<T>>(num_shares(shares.values[i]));
     pack.values[i] = narrowed<T>(widened(pack.values[i]) / number);
   }
   store_pack(share + first, pack);
 }
+
+// ---- The gradient
+//
+// Of the entries that a value has, one has won as a rule. So what decides that is one byte for each
+// value: a lane looks at the bytes of all of its entries first, and then at the gradients of those
+// that may have won. A byte is a code of the edge that has; or says that lanes have to look.
+
+constexpr uint32_t kLook = 255;
+inline __device__ uint32_t code_of(int32_t edge) {
+  return min(static_cast<uint32_t>(edge) & 255, 254u);
+}
+
+// Rows with fewer entries on average have a winner for nearly every lane at each of them.
+constexpr int64_t kLeastEntriesForCodes = 8;
+
+// Whether x - x is 0.
+template <typename A>
+__device__ bool is_finite(A x) {
+  return x - x == 0;
+}
+
+// kWinner: `record` is the edge that has won. Otherwise it is the number of ties or ~edge, and
+// losers of a gradient that is not finite have to look, because upstream's 0 * inf is NaN.
+template <typename T, bool kWinner, int kValues>
+__global__ void __launch_bounds__(kBlockThreads)
+    code_winners(const T* grad, const int32_t* record, uint8_t* codes, int64_t count) {
+  const int64_t first = group_index<1>() * kValues;
+  if (first >= count) return;
+  const auto records = load_pack<kValues>(record + first);
+  Pack<T, kValues> grads{};
+  if constexpr (!kWinner) grads = load_pack<kValues>(grad + first);
+  Pack<uint8_t, kValues> pack;
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) {
+    const int32_t value = records.values[i];
+    const bool known = kWinner || (value < 0 && is_finite(widened(grads.values[i])));
+    pack.values[i] = static_cast<uint8_t>(known ? code_of(kWinner ? value : ~value) : kLook);
+  }
+  store_pack(codes + first, pack);
+}
+
+// The codes of kValues values, in words. Those shorter than a word are followed by zeros.
+template <int kValues>
+struct Codes {
+  static constexpr int kWords = (kValues + 3) / 4;
+  uint32_t words[kWords];
+
+  __device__ void load(const uint8_t* p) {
+    if constexpr (kValues >= 4) {
+      const auto pack = load_pack<kWords>(reinterpret_cast<const uint32_t*>(p));
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) words[w] = pack.values[w];
+    } else {
+      const auto pack = load_pack<kValues>(p);
+      words[0] = pack.values[0];
+      if constexpr (kValues == 2) words[0] |= static_cast<uint32_t>(pack.values[1]) << 8;
+    }
+  }
+
+  // False only if no byte is `code` and none is kLook. `code` stands in all bytes of a word.
+  __device__ bool may_hold(uint32_t code) const {
+    constexpr uint32_t kOnes = 0x01010101, kTops = 0x80808080;
+    uint32_t found = 0;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      const uint32_t other = words[w] ^ code;  // a byte is 0 where it was `code`
+      found |= ((other - kOnes) & ~other) | ((~words[w] - kOnes) & words[w]);
+    }
+    return (found & kTops) != 0;
+  }
+};
 
 template <typename T>
 struct ExtremumBackward {
@@ -185,59 +280,103 @@ struct ExtremumBackward {
   Matrix<const T> out;
   Matrix<const T> grad;
   Matrix<const int32_t> winner;
+  const uint8_t* codes;  // of each value of grad; null if all entries have to look
   Matrix<T> grad_x;
   Matrix<A> partial;  // a row for each piece
   unsigned part = 0;  // of the columns, where this grid begins
 };
+
+// Which of a batch of entries, each of whose row, code and weight is a lane's own, may have won
+// one of this lane's values: a bit for each. Codes of several entries are on their way at a time;
+// the last ones of a batch are looked at twice rather than not.
+template <int kValues, int kLanes, typename T>
+__device__ uint32_t candidates(const ExtremumBackward<T>& op, Lanes<kLanes> lanes, int count,
+                               int64_t column, int32_t own_row, int32_t own_edge,
+                               Accumulator<T> own_weight) {
+  const uint32_t all = 0xffffffffu >> (kWarp - count);
+  if (op.codes == nullptr) return all;
+  constexpr int kAtOnce = kLanes < 8 ? kLanes : 8;
+  // Where a weight is not finite, upstream's product with 0 is NaN.
+  const uint32_t looks = lanes.ballot(!is_finite(own_weight)) & all;
+  const uint32_t own_code = code_of(own_edge) * 0x01010101u;
+  uint32_t found = looks;
+  const uint8_t* const mine = op.codes + column;
+  for (int j = 0; j < count; j += kAtOnce) {
+    Codes<kValues> codes[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int64_t row = lanes.from(own_row, min(j + u, count - 1));
+      codes[u].load(mine + row * op.x.width);
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int source = min(j + u, count - 1);
+      if (codes[u].may_hold(lanes.from(own_code, source))) found |= 1u << source;
+    }
+  }
+  return found;
+}
 
 // sum += what the entries of the span have won of their rows' gradients, in order.
 template <bool kWinner, int kValues, int kLanes, typename T>
 __device__ void add_shares(const ExtremumBackward<T>& op, const Span& span, int64_t first,
                            Lanes<kLanes> lanes, RowSums<Accumulator<T>, kValues, kLanes, 1>& sum) {
   using A = Accumulator<T>;
+  constexpr int kAtOnce = 2;  // of one lane, which waits for the gradients of all
   // What tells whether a value has won: the edge that did, or the value that did.
   using Mark = std::conditional_t<kWinner, int32_t, T>;
   const Mark* mark;
   if constexpr (kWinner) {
-    mark = op.winner.data + first;
+    mark = op.winner.data;
   } else {
-    mark = op.out.data + first;
+    mark = op.out.data;
   }
   const int64_t width = op.x.width;
-  RowShare<T, kValues, kLanes, 1> own;
-  own.load(op.x.row(span.row) + first, lanes.lane, kWinner ? 0 : width - first);
+  const int64_t own_column = first + lanes.lane * kValues;
+  const bool inside = own_column < width;
+  const int64_t column = inside ? own_column : first;  // those beyond read what another does
+  Pack<T, kValues> own{};
+  if (!kWinner && inside) own = load_pack<kValues>(op.x.row(span.row) + column);
   for (int64_t base = span.begin; base < span.end; base += kLanes) {
     const int count = static_cast<int>(min(span.end - base, static_cast<int64_t>(kLanes)));
     const int64_t entry = base + min(lanes.lane, count - 1);
     const int32_t own_row = __ldg(op.graph.col + entry);
-    const bool needs_edge = kWinner || op.weight != nullptr;
-    const auto own_edge = needs_edge ? static_cast<int32_t>(op.graph.edge(entry)) : 0;
+    const auto own_edge = static_cast<int32_t>(op.graph.edge(entry));
     const A own_weight = op.weight ? widened(op.weight[own_edge]) : 1;
-    for (int j = 0; j < count; j += kInFlight) {
-      RowShare<Mark, kValues, kLanes, 1> marks[kInFlight];
-      RowShare<T, kValues, kLanes, 1> grads[kInFlight];
-      A weight[kInFlight];
-      int32_t edge[kInFlight];
+    uint32_t left = candidates<kValues>(op, lanes, count, column, own_row, own_edge, own_weight);
+    if (!inside) left = 0;
+    // Each lane takes the next entries of its own.
+    while (lanes.ballot(left != 0) != 0) {
+      Pack<Mark, kValues> marks[kAtOnce];
+      Pack<T, kValues> grads[kAtOnce];
+      A weight[kAtOnce];
+      int32_t edge[kAtOnce];
+      bool taken[kAtOnce];
 #pragma unroll
-      for (int u = 0; u < kInFlight; ++u) {
-        const int source = min(j + u, count - 1);
-        const int64_t offset = lanes.from(own_row, source) * width;
+      for (int u = 0; u < kAtOnce; ++u) {
+        taken[u] = left != 0;
+        const int source = taken[u] ? __ffs(static_cast<int>(left)) - 1 : 0;
+        left &= left - 1;
+        const int64_t offset = lanes.from(own_row, source) * width + column;
         weight[u] = lanes.from(own_weight, source);
         edge[u] = kWinner ? lanes.from(own_edge, source) : 0;
-        const int64_t rest = j + u < count ? width - first : 0;
-        marks[u].load(mark + offset, lanes.lane, rest);
-        grads[u].load(op.grad.data + first + offset, lanes.lane, rest);
+        if (taken[u]) {
+          marks[u] = load_pack<kValues>(mark + offset);
+          grads[u] = load_pack<kValues>(op.grad.data + offset);
+        }
       }
 #pragma unroll
-      for (int u = 0; u < kInFlight; ++u) {
-        if (j + u >= count) break;
-        sum.each([&](A& value, int q, int i) {
+      for (int u = 0; u < kAtOnce; ++u) {
+        if (!taken[u]) break;
+        sum.each([&](A& value, int, int i) {
+          const A grad = widened(grads[u].values[i]);
           if constexpr (kWinner) {
-            if (marks[u].packs[q].values[i] == edge[u]) value += weight[u] * grads[u].at(q, i);
+            if (marks[u].values[i] == edge[u]) value += weight[u] * grad;
           } else {
-            const bool won = rounded<T>(weight[u] * own.at(q, i)) == marks[u].at(q, i);
+            const bool won =
+                rounded<T>(weight[u] * widened(own.values[i])) == widened(marks[u].values[i]);
             // A product, not a choice, because upstream's 0 * inf is NaN.
-            value += weight[u] * ((won ? A{1} : A{0}) * grads[u].at(q, i));
+            value += weight[u] * ((won ? A{1} : A{0}) * grad);
           }
         });
       }
@@ -245,8 +384,13 @@ __device__ void add_shares(const ExtremumBackward<T>& op, const Span& span, int6
   }
 }
 
+// Blocks that have to fit on a multiprocessor. For the sake of another one the compiler would wait
+// for the codes of one entry before it asks for the next one's.
+constexpr int kGatheringBlocks = 5;
+
 template <typename T, bool kWinner, int kValues, int kLanes>
-__global__ void __launch_bounds__(kBlockThreads) backward_rows(ExtremumBackward<T> op) {
+__global__ void __launch_bounds__(kBlockThreads, kGatheringBlocks)
+    backward_rows(ExtremumBackward<T> op) {
   const int64_t task = group_index<kLanes>();
   if (task >= op.pieces + op.graph.num_rows) return;
   const Span span = span_of(op.graph, task, op.pieces);
@@ -368,9 +512,26 @@ cudaError_t divide_by_ties(Queue& queue, Matrix<const T> grad, const int32_t* ti
 template <typename T>
 cudaError_t segment_reduce_backward(Queue& queue, const Csr& transpose, const T* weight,
                                     Matrix<const T> x, Matrix<const T> out, Matrix<const T> grad,
-                                    const int32_t* winner, Matrix<T> grad_x) {
+                                    const int32_t* ties, const int32_t* winner, Matrix<T> grad_x) {
   const int64_t pieces = num_pieces(transpose);
   auto* const partial = queue.scratch<Accumulator<T>>(pieces * x.width);
+  const int32_t* const record = winner ? winner : ties;
+  const int64_t values = out.rows * out.width;
+  uint8_t* codes = nullptr;
+  if (record != nullptr && transpose.num_entries >= kLeastEntriesForCodes * out.rows) {
+    codes = queue.scratch<uint8_t>(values);
+    const auto code = [&](auto* kernel, int64_t of_thread) {
+      const auto blocks = static_cast<unsigned>(ceil_div(values, of_thread * kBlockThreads));
+      return launch({"code_winners", blocks, kBlockThreads, 0, queue.stream()}, kernel, grad.data,
+                    record, codes, values);
+    };
+    const bool whole = fits_packs<T>(values, {grad.data, record, codes});
+    const cudaError_t error = winner ? (whole ? code(code_winners<T, true, kPack<T>>, kPack<T>)
+                                              : code(code_winners<T, true, 1>, 1))
+                                     : (whole ? code(code_winners<T, false, kPack<T>>, kPack<T>)
+                                              : code(code_winners<T, false, 1>, 1));
+    if (error != cudaSuccess) return error;
+  }
   const ExtremumBackward<T> op{transpose,
                                pieces,
                                weight,
@@ -378,6 +539,7 @@ cudaError_t segment_reduce_backward(Queue& queue, const Csr& transpose, const T*
                                out,
                                grad,
                                {winner, out.rows, out.width},
+                               codes,
                                grad_x,
                                {partial, pieces, x.width}};
   const bool packed =

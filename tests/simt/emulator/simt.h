@@ -167,6 +167,9 @@ inline uint32_t __umulhi(uint32_t a, uint32_t b) {
   return static_cast<uint32_t>((static_cast<uint64_t>(a) * b) >> 32);
 }
 
+// The position of the lowest bit that is set, from 1; 0 for none.
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+
 // Half types: the conversions of the CPU kernels, which are bit-exact too.
 struct __half {
   fastgraph::float16 value;

@@ -34,6 +34,12 @@ struct Lanes {
     return __shfl_sync(mask, value, source, kCount);
   }
 
+  // A bit for each lane of the group, set where the predicate holds.
+  __device__ uint32_t ballot(bool predicate) const {
+    const uint32_t of_warp = __ballot_sync(mask, predicate);
+    return of_warp >> (threadIdx.x % kWarp - lane);
+  }
+
   // The sum over the group, with the same bits in each lane.
   template <typename A>
   __device__ A sum(A value) const {
