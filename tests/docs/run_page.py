@@ -1,27 +1,53 @@
-"""Runs the blocks of one page, in their order and in the current folder.
+"""Runs the blocks of one page, in their order.
 
-    python run_page.py PAGE
-
-In a process of its own, as it enables fastgraph and changes what it likes.
+In a process of its own, as it enables fastgraph and changes what it likes. Processes are forked from
+one that has imported torch and PyG, and nothing of fastgraph; to import them takes longer than most
+pages do.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from tests.docs.blocks import ROOT, Block, blocks_of
 
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["torch", "torch_geometric.nn"])
 
-def main() -> None:
-    page = Path(sys.argv[1])
+
+def run_page(page: Path, folder: Path, environment: Mapping[str, str]) -> str:
+    """Run a page in a folder, with other variables of the environment.
+
+    Returns:
+        What is wrong with it: what it printed, or nothing.
+    """
+    log = folder / "page.log"
+    child = _PROCESSES.Process(target=_run_in_child, args=(page, folder, dict(environment), log))
+    child.start()
+    child.join()
+    return "" if child.exitcode == 0 else f"exit status {child.exitcode}\n{log.read_text()}"
+
+
+def _run_in_child(page: Path, folder: Path, environment: dict[str, str], log: Path) -> None:
+    with log.open("w") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    run_blocks(page)
+
+
+def run_blocks(page: Path) -> None:
+    """Run a page in this process, in the current folder."""
     blocks = blocks_of(page)
     for block in blocks:
         if block.kind == "file":
@@ -84,7 +110,3 @@ def check_output(block: Block, printed: str, where: str) -> None:
     places = range(len(lines) - len(shown) + 1)
     if not any(lines[place : place + len(shown)] == shown for place in places):
         raise SystemExit(f"{where}: this is not among what the block before it prints:\n{printed}")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,15 +32,9 @@ def test_blocks_run(page: Path, tmp_path: Path) -> None:
 
 def run(page: Path, folder: Path) -> None:
     """Run the blocks of a page in this folder."""
-    done = subprocess.run(
-        [sys.executable, run_page.__file__, str(page)],
-        cwd=folder,
-        env=environment(DGLBACKEND="pytorch"),  # or else DGL writes a file at home
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    # Without the variable DGL writes a file at home.
+    wrong = run_page.run_page(page, folder, environment(DGLBACKEND="pytorch"))
+    assert not wrong, wrong
 
 
 def excerpts() -> list[Any]:
