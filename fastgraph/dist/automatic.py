@@ -14,7 +14,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from fastgraph.dist import kept, transport
+from fastgraph.dist import transport
 from fastgraph.dist.balance import Balance, Measurement, by_speed
 from fastgraph.dist.devices import devices, identities, scores
 from fastgraph.dist.phases import RECORDER
@@ -22,6 +22,7 @@ from fastgraph.dist.rebalancing import THRESHOLD, by_work, highest_shares, parti
 from fastgraph.dist.relayout import Placement, obstacle
 from fastgraph.dist.sharding import capped
 from fastgraph.dist.world import WORLD, RanksDivergedError
+from fastgraph.machine import cache
 
 _WARM_UP = 5
 """Steps that make plans, sort graphs and choose kernels."""
@@ -49,7 +50,7 @@ class Automatic:
         self._names = identities(found := devices())
         digest = hashlib.sha256(program.encode()).hexdigest()
         self._identity = f"{digest} on {self._names[WORLD.rank]} of {WORLD.size} ranks"
-        before = transport.gather_objects(_speed(kept.read(_KIND, self._identity)))
+        before = transport.gather_objects(_speed(cache.read(_KIND, self._identity)))
         known = [speed for speed in before if speed is not None]
         self.weights = by_speed(known) if len(known) == WORLD.size else scores(found)
         source = "a run before" if len(known) == WORLD.size else "the devices"
@@ -113,7 +114,7 @@ class Automatic:
         """Ranks on like devices have one file, with what they do on average."""
         own = self._names[WORLD.rank]
         alike = [speed for speed, name in zip(speeds, self._names, strict=True) if name == own]
-        kept.write(_KIND, self._identity, {"speed": sum(alike) / len(alike)})
+        cache.write(_KIND, self._identity, {"speed": sum(alike) / len(alike)})
 
     def _correct(self, placement: Placement, balance: Balance) -> None:
         found = f"the slowest rank computes {balance.imbalance:.2f}x as long as the mean"

@@ -6,6 +6,7 @@ does for its rows what it would do for all nodes, once features are there of the
 
 from __future__ import annotations
 
+import functools
 from functools import cached_property
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from fastgraph.dist.memo import remembered
 from fastgraph.dist.sharded import ShardedTensor, aligned, enter, is_sharded
 from fastgraph.dist.table import NoRuleError
 from fastgraph.dist.world import WORLD
-from fastgraph.graphs.edges import Edges, Grouped, named_by_itself
+from fastgraph.graphs.edges import Edges, named
 from fastgraph.graphs.graph import Graph
 from fastgraph.graphs.normalisation import WeightedGraph, normalised_graph
 
@@ -78,20 +79,9 @@ class Neighbourhoods:
         Args:
             numbered: whether something is given or returned for each edge.
         """
-        make = self._numbered if numbered else self._unnumbered
+        make = functools.partial(named, self._graph, numbered=numbered)
         edges: Edges = self._derived.get(("edges", numbered), make)[0]
         return edges
-
-    def _numbered(self) -> tuple[Edges, object]:
-        rows = self._graph.by_destination
-        sizes = (self._graph.num_src, self._graph.num_dst)
-        grouped = Grouped(rows.col, rows.ptr, rows.edge_id, *sizes)
-        return grouped.edges, grouped
-
-    def _unnumbered(self) -> tuple[Edges, object]:
-        graph = named_by_itself(self._graph.renumbered())
-        rows = graph.by_destination
-        return Edges(rows.col, rows.ptr), graph  # kept, so that it is found
 
     def of_sources(self, x: Tensor) -> Tensor:
         """The local rows and the halo of a tensor with a row for each source."""

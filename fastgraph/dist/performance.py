@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fastgraph.comparison.memory import resident, restart_peak
-from fastgraph.dist import kept, transport
+from fastgraph.dist import transport
 from fastgraph.dist.agreement import on_first_rank
 from fastgraph.dist.balance import Balance, Measurement
 from fastgraph.dist.devices import devices, identities, scores
@@ -31,6 +31,7 @@ from fastgraph.dist.phases import Phases
 from fastgraph.dist.relayout import Placement
 from fastgraph.dist.validation import usual_forward, usual_loss
 from fastgraph.dist.world import WORLD
+from fastgraph.machine import cache
 from fastgraph.routing.switch import SWITCH
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ def measure_performance(
     number = names[: WORLD.rank].count(names[WORLD.rank])
     identity = f"{_signature(model, data, forward, loss)} on {names[WORLD.rank]}, {number}"
     graph = _graph_signature(edges, sum(sizes))
-    before = (kept.read(_KIND, identity) or []) if reuse else []
+    before = (cache.read(_KIND, identity) or []) if reuse else []
     wanted = len(ratios) * 2
     has_all = sum(one.get("graph") == graph for one in before) >= wanted
     if not transport.agree(has_all):
@@ -250,7 +251,7 @@ def measure_performance(
         sampler = _Sampler(data, sizes, edges, scores(found))
         train = _Training(model, forward or usual_forward, loss or usual_loss)
         before += [{**one, "graph": graph} for one in sampler.samples(train, ratios)]
-        kept.write(_KIND, identity, before)
+        cache.write(_KIND, identity, before)
     # What belongs to one sample has one name on all ranks.
     own = [{**one, "sample": f"{one['graph']} {one['sample']}"} for one in before]
     return Performance(transport.gather_objects(own), names)

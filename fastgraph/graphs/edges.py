@@ -158,6 +158,20 @@ class Grouped:
         return self.graph.nbytes
 
 
+def named(graph: Graph, *, numbered: bool) -> tuple[Edges, object]:
+    """A graph as operators take it, and what has to live as long for them to find it.
+
+    Args:
+        graph: with edges in any order.
+        numbered: whether something is given or returned for each edge, in the order of the graph.
+    """
+    rows = graph.by_destination
+    if numbered:
+        grouped = Grouped(rows.col, rows.ptr, rows.edge_id, graph.num_src, graph.num_dst)
+        return grouped.edges, grouped
+    return Edges(rows.col, rows.ptr), named_by_itself(graph.renumbered())
+
+
 def renumbered_graph(index: Tensor, num_src: int, num_dst: int, self_loops: int) -> Graph:
     """The renumbered graph of ``edge_index``, remembered for as long as that lives unchanged.
 

@@ -8,30 +8,27 @@ depends; where nothing can be kept, the next process checks again.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import logging
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import attrs
 import filelock
-import platformdirs
 import torch
 
+from fastgraph.machine import cache
 from fastgraph.registry.backend import FLOATING, VerifiedBackend
 from fastgraph.verification.checking import Finding, operators
 
 _LOGGER = logging.getLogger(__name__)
 
-_FORMAT = 1
-"""Of the files, and of what is checked: a change of either makes old files unknown."""
+_KIND = "verdicts-2"
+"""With another number where what is checked is changed, so that old verdicts are unknown."""
 
 _TIMEOUT = 120.0
 """Seconds for a child, most of which are for loading torch and waking the device."""
@@ -69,10 +66,10 @@ def failures(backend: VerifiedBackend) -> dict[tuple[str, torch.dtype], str]:
 
 
 def _findings(name: str, device: str, identity: str) -> list[Finding]:
-    path = path_of(identity)
-    found = read(path, identity)
+    found = read(identity)
     if found is not None:
         return found
+    path = cache.path_of(_KIND, identity)
     with contextlib.ExitStack() as stack:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +77,7 @@ def _findings(name: str, device: str, identity: str) -> list[Finding]:
             stack.enter_context(filelock.FileLock(path.with_suffix(".lock")))
         except OSError as error:
             _LOGGER.info("no verdicts can be kept in %s: %s", path.parent, error)
-        found = read(path, identity)
+        found = read(identity)
         if found is None:
             found = check_in_child(name, device)
             keep(identity, found)
@@ -89,46 +86,16 @@ def _findings(name: str, device: str, identity: str) -> list[Finding]:
 
 def keep(identity: str, findings: Iterable[Finding]) -> None:
     """Keep a verdict for other processes, where that is possible."""
-    path = path_of(identity)
+    cache.write(_KIND, identity, [to_json(finding) for finding in findings])
+
+
+def read(identity: str) -> list[Finding] | None:
+    """The verdict on such a device and library, or ``None`` where none is known."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, identity, findings)
-    except OSError as error:
-        _LOGGER.info("a verdict cannot be kept as %s: %s", path, error)
-
-
-def path_of(identity: str) -> Path:
-    """Where the verdict of such a device and library is kept."""
-    digest = hashlib.sha256(f"{_FORMAT} {identity}".encode()).hexdigest()[:24]
-    return platformdirs.user_cache_path("fastgraph") / "verdicts" / f"{digest}.json"
-
-
-def read(path: Path, identity: str) -> list[Finding] | None:
-    """What a file holds, or ``None`` where it does not exist or is not such a verdict."""
-    try:
-        kept = json.loads(path.read_bytes())
-        if kept["format"] != _FORMAT or kept["identity"] != identity:
-            return None
-        return [from_json(item) for item in kept["findings"]]
-    except (OSError, ValueError, LookupError, TypeError):
+        kept = cache.read(_KIND, identity)
+        return None if kept is None else [from_json(item) for item in kept]
+    except (AttributeError, LookupError, TypeError):
         return None
-
-
-def write(path: Path, identity: str, findings: Iterable[Finding]) -> None:
-    """Keep a verdict; readers see all of it, or nothing.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    kept = {
-        "format": _FORMAT,
-        "identity": identity,
-        "findings": [to_json(finding) for finding in findings],
-    }
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        temporary = Path(folder) / path.name
-        temporary.write_text(json.dumps(kept, indent=1))
-        temporary.replace(path)
 
 
 def to_json(finding: Finding) -> dict[str, Any]:

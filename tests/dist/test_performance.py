@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
-from fastgraph.dist import kept
 from fastgraph.dist.features import describe, gini
 from fastgraph.dist.partition import partition
 from fastgraph.dist.performance import Estimate
@@ -144,16 +140,3 @@ def test_shares_within_limits(
 def test_too_little_memory_for_the_graph() -> None:
     with pytest.raises(MemoryError, match="they can hold 50%, 40% of it"):
         capped([0.5, 0.5], [0.5, 0.4])
-
-
-def test_measurements_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert kept.read("speeds", "a") is None
-    kept.write("speeds", "a", {"speed": 2.5})
-    assert kept.read("speeds", "a") == {"speed": 2.5}
-    path = kept.path_of("speeds", "a")
-    assert tmp_path in path.parents
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 0}))
-    assert kept.read("speeds", "a") is None
-    path.write_text("{")
-    assert kept.read("speeds", "a") is None

@@ -21,13 +21,13 @@ from fastgraph.dist import (
     automatic,
     balance,
     devices,
-    kept,
     performance,
     rebalancing,
     transport,
 )
 from fastgraph.dist.automatic import Automatic
 from fastgraph.dist.world import WORLD
+from fastgraph.machine import cache
 from tests.dist.graphs import NUM_FEATURES, NUM_NODES, graph
 
 STEPS = 6
@@ -287,7 +287,7 @@ def script(plain: Any) -> Any:
                 optimizer.step()
         counts.append(data.x.rows.counts)
         found.append((shares.weights, counts, weight.detach()))
-    return found, kept.read("speeds", shares._identity)
+    return found, cache.read("speeds", shares._identity)
 
 
 def diverged(plain: Any) -> str:

@@ -1,8 +1,8 @@
 """Runs the blocks of one page, in their order.
 
-In a process of its own, as it enables fastgraph and changes what it likes. Processes are forked from
-one that has imported torch and PyG, and nothing of fastgraph; to import them takes longer than most
-pages do.
+In a process of its own, as it enables fastgraph and changes what it likes. Processes are forked
+from one that has imported torch and PyG, and nothing of fastgraph; to import them takes longer than
+most pages do.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from fastgraph.machine import cache
 from fastgraph.registry.backend import FALLBACK_PRIORITY, FLOATING
 from fastgraph.registry.registry import Registry
 from fastgraph.verification import verdicts
@@ -47,7 +48,7 @@ def fastgraph_backends():
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -87,8 +88,8 @@ class Backend:
 
 def test_a_kept_verdict_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts.keep(IDENTITY, [GOOD, BAD])
-    path = verdicts.path_of(IDENTITY)
-    assert verdicts.read(path, IDENTITY) == [GOOD, BAD]
+    path = cache.path_of(verdicts._KIND, IDENTITY)
+    assert verdicts.read(IDENTITY) == [GOOD, BAD]
     assert [p.name for p in path.parent.iterdir()] == [path.name]  # and nothing is left beside it
     monkeypatch.setattr(verdicts, "check_in_child", lambda *_: pytest.fail("checked again"))
     found = verdicts.failures(Backend())
@@ -98,13 +99,13 @@ def test_a_kept_verdict_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"\xff\xfe", b'{"format": 99}', b'{"format": 1, "identity": "another"}'],
+    [b"", b"{", b"[]", b"\xff\xfe", b'{"identity": 1}', b'{"identity": "another", "content": []}'],
 )
 def test_what_is_no_verdict_is_checked_again(
     content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdicts.keep(IDENTITY, [GOOD])
-    path = verdicts.path_of(IDENTITY)
+    path = cache.path_of(verdicts._KIND, IDENTITY)
     path.write_bytes(content)
     monkeypatch.setattr(verdicts, "check_in_child", lambda *_: [BAD])
     assert list(verdicts.failures(Backend())) == [("gatv2", torch.bfloat16)]
@@ -112,16 +113,17 @@ def test_what_is_no_verdict_is_checked_again(
 
 
 def test_another_library_or_driver_is_another_device() -> None:
-    assert verdicts.path_of(IDENTITY) != verdicts.path_of(IDENTITY.replace("0123", "0124"))
+    verdicts.keep(IDENTITY, [GOOD])
+    assert verdicts.read(IDENTITY.replace("0123", "0124")) is None
 
 
 def test_where_nothing_can_be_kept_each_process_checks(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache.write_text("in the way of a folder")
+    folder.write_text("in the way of a folder")
     monkeypatch.setattr(verdicts, "check_in_child", lambda *_: [BAD])
     assert list(verdicts.failures(Backend())) == [("gatv2", torch.bfloat16)]
-    assert cache.is_file()
+    assert folder.is_file()
 
 
 def test_a_child_checks(planted: pytest.MonkeyPatch) -> None:
@@ -136,7 +138,7 @@ def test_a_child_that_dies_takes_nobody_along(planted: pytest.MonkeyPatch) -> No
     found = verdicts.failures(Backend("planted"))
     assert set(found) == {(name, dtype) for name in operators() for dtype in FLOATING}
     assert "planted could not be checked on cpu: the check ended with status -6" in str(found)
-    assert not verdicts.path_of(IDENTITY).exists()  # the next process tries again
+    assert not cache.path_of(verdicts._KIND, IDENTITY).exists()  # the next process tries again
 
 
 def test_a_child_that_hangs_is_ended(planted: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,49 @@
+"""What is known of this machine, kept between runs: JSON in the cache directory, and no pickles.
+
+Fitted estimators, for one, could only be kept as pickles, which execute what they say when they are
+loaded and belong to one version of a library; so what they were fitted to is kept instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+_LOGGER = logging.getLogger(__name__)
+
+
+def path_of(kind: str, identity: str) -> Path:
+    """Where content of this kind is, by everything on which it depends.
+
+    A kind whose content comes to mean something else gets another name.
+    """
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:24]
+    return platformdirs.user_cache_path("fastgraph") / kind / f"{digest}.json"
+
+
+def read(kind: str, identity: str) -> Any:
+    """What was kept, or ``None`` where there is nothing, or nothing that can be used."""
+    try:
+        found = json.loads(path_of(kind, identity).read_bytes())
+        return found["content"] if found["identity"] == identity else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def write(kind: str, identity: str, content: Any) -> None:
+    """Keep content, where that is possible; readers see all of it, or what was there before."""
+    path = path_of(kind, identity)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            temporary = Path(folder) / path.name
+            temporary.write_text(json.dumps({"identity": identity, "content": content}, indent=1))
+            temporary.replace(path)
+    except OSError as error:
+        _LOGGER.info("nothing can be kept as %s: %s", path, error)
