@@ -31,30 +31,7 @@ def shard(
     parts: Tensor | None = None,
     mode: str = "halo",
 ) -> Graph:
-    """A graph whose tensors of nodes and edges are sharded; all ranks give the same one.
-
-    Edges live with their destination. What has neither a row for each node nor one for each edge
-    stays as it is, on every rank.
-
-    Args:
-        data: ``Data`` or ``HeteroData`` of PyG, or a ``DGLGraph``, on the CPU.
-        weights: the share of the work of each rank; default: equal shares.
-        method: how nodes are partitioned, see :func:`fastgraph.dist.partition.partition`.
-        parts: the rank of each node, int64 ``[num_nodes]``, instead. Where there are several types
-            the nodes of all of them, in the order of ``data.node_types`` or ``data.ntypes``.
-        mode: how fused attention is computed. ``"halo"``: each rank gets the rows that its nodes
-            need of others. ``"heads"``: each rank computes some of the heads, of all nodes and
-            over all edges; every rank then keeps the whole ``edge_index``. ``"auto"``: what a model
-            with measured links finds faster, for each layer; the first rank prints why.
-
-    Returns:
-        A copy.
-
-    Raises:
-        RuntimeError: :func:`fastgraph.dist.init` was not called.
-        TypeError: ``data`` is no graph of PyG or DGL.
-        ValueError: an argument that cannot be used.
-    """
+    """:func:`fastgraph.dist.shard`, with numbers as shares or none."""
     if not WORLD.is_ready:
         raise RuntimeError("call fastgraph.dist.init() before fastgraph.dist.shard()")
     check_is_graph(data)

@@ -18,6 +18,7 @@ from fastgraph.dist.collectives import with_halo
 from fastgraph.dist.exchange import Plan
 from fastgraph.dist.layout import Layout, Recent
 from fastgraph.dist.memo import remembered
+from fastgraph.dist.owners import layout_of
 from fastgraph.dist.sharded import ShardedTensor, aligned, enter, is_sharded
 from fastgraph.dist.table import NoRuleError
 from fastgraph.dist.world import WORLD
@@ -138,6 +139,21 @@ def local_rows(x: Tensor, rows: Layout) -> Tensor:
     return local
 
 
+def local_edges(index: Tensor) -> tuple[Tensor, Layout | None]:
+    """The edges of an ``edge_index`` on this rank, and who holds which; ``None`` if all have all.
+
+    Raises:
+        NoRuleError: it is sharded in another way, or of another shape.
+    """
+    if index.dim() != 2 or index.shape[0] != 2:
+        raise NoRuleError
+    if not isinstance(index, ShardedTensor):
+        return index, None
+    if index.axis != 1:
+        raise NoRuleError
+    return index.local, index.rows
+
+
 def neighbourhoods(
     index: Tensor,
     sources: Layout,
@@ -161,13 +177,7 @@ def neighbourhoods(
         IndexError: on all ranks, if ``index`` points outside the nodes.
         NoRuleError: ``index`` is sharded in another way.
     """
-    local, rows = index, None
-    if isinstance(index, ShardedTensor):
-        local, rows = index.local, index.rows
-        if index.axis != 1:
-            raise NoRuleError
-    if index.dim() != 2 or index.shape[0] != 2:
-        raise NoRuleError
+    local, rows = local_edges(index)
 
     def make() -> Neighbourhoods:
         pair = (local.flip(0) if transpose else local).long()
@@ -186,10 +196,8 @@ def _moved(pair: Tensor, rows: Layout | None, destinations: Layout, outside: boo
     if rows is None:
         if outside:
             raise IndexError(_OUTSIDE)
-        owner = destinations.owner[pair[1]]
-        counts = torch.bincount(owner, minlength=WORLD.size).tolist()
-        mine = (owner == WORLD.rank).nonzero().view(-1)
-        return _Ends(pair[:, mine], Layout(mine, len(owner), counts))
+        found = layout_of(destinations.owner[pair[1]])
+        return _Ends(pair[:, found.key], found)
     owners = destinations.owner  # which ranks ask for together
     owner = owners[pair[1]] if not outside else owners[:0]
     far = int((owner != WORLD.rank).sum())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +14,20 @@ from fastgraph.dist.agreement import on_first_rank
 from fastgraph.dist.balance import PREDICTED
 from fastgraph.dist.devices import Device, address_space, devices, scores
 from fastgraph.dist.dgl import is_dgl_graph
-from fastgraph.dist.graphs import by_row, check_is_graph, check_on_cpu, joint_edges, num_nodes
+from fastgraph.dist.graphs import (
+    Graph,
+    by_row,
+    check_is_graph,
+    check_on_cpu,
+    joint_edges,
+    num_nodes,
+)
 from fastgraph.dist.graphs import shard as shard_by_numbers
 from fastgraph.dist.modes import check_mode
 from fastgraph.dist.partition import METHODS, PartitionError, partition
 from fastgraph.dist.performance import Estimate, Performance, measure_performance
 from fastgraph.dist.relayout import Placement
 from fastgraph.dist.world import WORLD
-
-if TYPE_CHECKING:
-    from torch_geometric.data import Data, HeteroData
-
-Graph = TypeVar("Graph", "Data", "HeteroData")
 
 NAMES = ("auto", "uniform")
 

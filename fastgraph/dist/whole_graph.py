@@ -16,9 +16,8 @@ from fastgraph.dist import transport
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.layout import Layout, Recent
 from fastgraph.dist.memo import remembered
-from fastgraph.dist.sharded import ShardedTensor
-from fastgraph.dist.table import NoRuleError
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.neighbourhoods import local_edges
+from fastgraph.dist.owners import layout_of
 from fastgraph.graphs.edges import Edges, named
 from fastgraph.graphs.graph import Graph
 
@@ -107,13 +106,7 @@ def whole_graph(
         IndexError: on all ranks, if ``index`` points outside the nodes.
         NoRuleError: ``index`` is sharded in another way.
     """
-    local, rows = index, None
-    if isinstance(index, ShardedTensor):
-        local, rows = index.local, index.rows
-        if index.axis != 1:
-            raise NoRuleError
-    if index.dim() != 2 or index.shape[0] != 2:
-        raise NoRuleError
+    local, rows = local_edges(index)
 
     def make() -> WholeGraph:
         pair = (local.flip(0) if transpose else local).long()
@@ -122,7 +115,7 @@ def whole_graph(
         _check_inside(pair, sources.n, destinations.n)
         if rows is not None:
             return WholeGraph(pair, rows, sources, destinations, self_loops)
-        found = _with_destinations(pair[1], destinations)
+        found = layout_of(destinations.owner[pair[1]])
         pair = pair[:, inverse(found.order)]
         return WholeGraph(pair, found, sources, destinations, self_loops)
 
@@ -138,10 +131,3 @@ def _check_inside(pair: Tensor, num_sources: int, num_destinations: int) -> None
             f"edge_index points outside the nodes, of which there are {num_sources} sources and "
             f"{num_destinations} destinations"
         )
-
-
-def _with_destinations(targets: Tensor, destinations: Layout) -> Layout:
-    """The layout of replicated edges, each of which lives with the node that it leads to."""
-    owner = destinations.owner[targets]
-    counts = torch.bincount(owner, minlength=WORLD.size).tolist()
-    return Layout((owner == WORLD.rank).nonzero().view(-1), len(owner), counts)
