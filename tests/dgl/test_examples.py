@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,16 @@ def test_all_are_tested() -> None:
     assert set(SCRIPTS) == {path.name for path in EXAMPLES.glob("dgl_*.py")} - {"dgl_training.py"}
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """With several, DGL's samplers draw other neighbours in every run."""
+    before = dgl.utils.get_num_threads()
+    dgl.utils.set_num_threads(1)
+    yield
+    dgl.utils.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.filterwarnings("ignore:Dataloader CPU affinity")
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_losses(
