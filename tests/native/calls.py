@@ -366,7 +366,7 @@ def segment_reduce_backward(lib: Library, draw: Draw) -> Prepared:
         "x": x,
         "out": out,
         "grad": grad,
-        "ties": draw.maybe(torch.ones_like(winner)) if winner is None else None,
+        "ties": draw.maybe(forward.ties.int()) if winner is None else None,
         "winner": winner,
         "grad_x": grad_x,
     }
