@@ -7,7 +7,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -148,11 +148,10 @@ def measured(data: Data | HeteroData, epochs: int = 1) -> Iterator[Balance]:
     measurement = Measurement(Placement.of(data))
     balance = measurement.balance
     balance.epochs = epochs
-    try:
+    with ExitStack() as if_it_fails:
+        if_it_fails.callback(RECORDER.end)
         yield balance
-    except BaseException:
-        RECORDER.end()
-        raise
+        if_it_fails.pop_all()
     measurement.finish(epochs)
 
 
