@@ -158,21 +158,33 @@ def _extremum(structure: Structure, x: Tensor, reduce: str, of_edges: bool) -> C
 
     def compute() -> Tensor:
         grouped = _ordered(structure, of_edges, backwards=last_wins(x))
-        out = ops.segment_reduce(
-            _matrix(x),
-            grouped.edges.index,
-            ptr=grouped.edges.ptr,
-            num_out=structure.num_dst,
-            reduce=reduce,
-            ties="winner",
-        )
-        lonely = structure.lonely()
-        if lonely is not None:  # DGL's callers make zeros of it
-            least = float("-inf" if reduce == "max" else "inf")
-            out = out.masked_fill(lonely.view(-1, *(1,) * (out.dim() - 1)), least)
-        return out.squeeze(1) if x.dim() == 1 else out
+        return extremum(structure, grouped, x, reduce)
 
     return compute
+
+
+def extremum(structure: Structure, grouped: Named, x: Tensor, reduce: str) -> Tensor:
+    """Maxima or minima as DGL has them: of ties one has the gradient, and of no edges infinity.
+
+    Args:
+        structure: says which destinations have no edge.
+        grouped: its edges, the first of which that has the extremum wins.
+        x: ``[rows, *channels]`` or ``[rows]``, what they gather.
+        reduce: ``"max"`` or ``"min"``.
+    """
+    out = ops.segment_reduce(
+        _matrix(x),
+        grouped.edges.index,
+        ptr=grouped.edges.ptr,
+        num_out=structure.num_dst,
+        reduce=reduce,
+        ties="winner",
+    )
+    lonely = structure.lonely()
+    if lonely is not None:  # DGL's callers make zeros of it
+        least = float("-inf" if reduce == "max" else "inf")
+        out = out.masked_fill(lonely.view(-1, *(1,) * (out.dim() - 1)), least)
+    return out.squeeze(1) if x.dim() == 1 else out
 
 
 def _ordered(structure: Structure, of_edges: bool, *, backwards: bool) -> Named:

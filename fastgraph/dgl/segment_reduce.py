@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.dgl.conditions import NoOperator, features_refusal
+from fastgraph.dgl.gspmm import extremum
 from fastgraph.dgl.structure import Structure
 from fastgraph.routing.conditions import execution_mode, plain_tensor
 from fastgraph.routing.dispatch import Computation
@@ -57,16 +58,10 @@ def plan(op: str, x: Any, offsets: Any) -> Computation | str:
 
 
 def _forward(structure: Structure, x: Tensor, op: str) -> Tensor:
-    edges = structure.plain().edges
-    index, ptr = edges.index, edges.ptr
+    grouped = structure.plain()
+    if op != "sum":
+        return extremum(structure, grouped, x, op)
     matrix = x.unsqueeze(1) if x.dim() == 1 else x
-    num_out = structure.num_dst
-    if op == "sum":
-        out = ops.spmm(matrix, index, ptr=ptr, num_out=num_out)
-    else:
-        out = ops.segment_reduce(matrix, index, ptr=ptr, num_out=num_out, reduce=op, ties="winner")
-        lonely = structure.lonely()
-        if lonely is not None:  # DGL's callers make zeros of it
-            least = float("-inf" if op == "max" else "inf")
-            out = out.masked_fill(lonely.view(-1, *(1,) * (out.dim() - 1)), least)
+    edges = grouped.edges
+    out = ops.spmm(matrix, edges.index, ptr=edges.ptr, num_out=structure.num_dst)
     return out.squeeze(1) if x.dim() == 1 else out

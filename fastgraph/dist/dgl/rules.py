@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.dgl.conditions import last_wins
+from fastgraph.dgl.gspmm import extremum
 from fastgraph.dist.dgl.index import ShardedIndex
 from fastgraph.dist.dgl.structure import ShardedStructure
 from fastgraph.dist.layout import usual
@@ -86,7 +87,8 @@ def _reduced(relation: ShardedStructure, op: str, reduce: str, lhs: Any, rhs: An
         if isinstance(lhs, ShardedTensor) and lhs.rows.n == rows.n:  # the same nodes, maybe
             rows = lhs.rows
         return placed(zeros, rows, 0).index_add(0, relation.destination_rows, messages)
-    return _extremum(messages, relation, reduce)
+    grouped = relation.incidence(backwards=last_wins(messages))
+    return extremum(relation, grouped, messages, reduce)
 
 
 def _of_edges(x: Any, relation: ShardedStructure) -> Tensor:
@@ -95,22 +97,6 @@ def _of_edges(x: Any, relation: ShardedStructure) -> Tensor:
         raise NoRuleError  # DGL's own message
     found: Tensor = x if is_sharded(x) else placed(x, relation.edge_index.rows, 0)
     return found
-
-
-def _extremum(messages: Tensor, relation: ShardedStructure, reduce: str) -> Tensor:
-    by_row = messages.unsqueeze(1) if messages.dim() == 1 else messages
-    out = ops.segment_reduce(
-        by_row,
-        relation.incidence(backwards=last_wins(messages)).edges.index,
-        num_out=relation.num_dst,
-        reduce=reduce,
-        ties="winner",
-    )
-    lonely = relation.lonely()
-    if lonely is not None:  # DGL's callers make zeros of it
-        least = float("-inf" if reduce == "max" else "inf")
-        out = out.masked_fill(lonely.view(-1, *(1,) * (out.dim() - 1)), least)
-    return out.squeeze(1) if messages.dim() == 1 else out
 
 
 @rule(f"{_MODULE}.GSDDMM")
