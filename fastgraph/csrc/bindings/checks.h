@@ -92,46 +92,68 @@ inline int64_t item_bytes(const Tensor& tensor, const char* name) {
   return bits / 8;
 }
 
-template <typename T>
-void check_dtype(const Tensor& tensor, const char* name) {
-  if (dtype_of(tensor) != kDType<T>) {
-    TVM_FFI_THROW(TypeError) << name << " must be " << name_of(kDType<T>) << ", got "
-                             << dtype_text(tensor);
-  }
+// What is said of a tensor that does not fit is put together here, out of the way of calls that
+// do: inlined into each check of each instance, it was most of what the compiler had to do.
+#define FASTGRAPH_NOT_INLINED inline __attribute__((noinline, cold))
+
+[[noreturn]] FASTGRAPH_NOT_INLINED void refuse_dtype(const Tensor& tensor, DType expected,
+                                                     const char* name) {
+  TVM_FFI_THROW(TypeError) << name << " must be " << name_of(expected) << ", got "
+                           << dtype_text(tensor);
+}
+
+[[noreturn]] FASTGRAPH_NOT_INLINED void refuse_ndim(const Tensor& tensor, int expected,
+                                                    const char* name) {
+  TVM_FFI_THROW(ValueError) << name << " must have " << expected << " dimension"
+                            << (expected == 1 ? "" : "s") << ", got shape " << shape_text(tensor);
+}
+
+[[noreturn]] FASTGRAPH_NOT_INLINED void refuse_shape(const Tensor& tensor,
+                                                     std::initializer_list<int64_t> expected,
+                                                     const char* name) {
+  std::string text;
+  for (int64_t size : expected) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  TVM_FFI_THROW(ValueError) << name << " must have shape [" << text << "], got "
+                            << shape_text(tensor);
+}
+
+[[noreturn]] FASTGRAPH_NOT_INLINED void refuse_strides(const Tensor& tensor, const char* name) {
+  TVM_FFI_THROW(ValueError) << name << " must be contiguous, got shape " << shape_text(tensor)
+                            << " with other strides";
+}
+
+#undef FASTGRAPH_NOT_INLINED
+
+inline void check_dtype(const Tensor& tensor, DType expected, const char* name) {
+  if (dtype_of(tensor) != expected) refuse_dtype(tensor, expected, name);
 }
 
 inline void check_ndim(const Tensor& tensor, int ndim, const char* name) {
-  if (tensor.ndim() != ndim) {
-    TVM_FFI_THROW(ValueError) << name << " must have " << ndim << " dimension"
-                              << (ndim == 1 ? "" : "s") << ", got shape " << shape_text(tensor);
-  }
+  if (tensor.ndim() != ndim) refuse_ndim(tensor, ndim, name);
 }
 
 inline void check_shape(const Tensor& tensor, std::initializer_list<int64_t> shape,
                         const char* name) {
   bool equal = tensor.ndim() == static_cast<int>(shape.size());
-  std::string expected;
   int i = 0;
-  for (int64_t size : shape) {
-    equal = equal && tensor.size(i) == size;
-    expected += (i++ ? ", " : "") + std::to_string(size);
-  }
-  if (!equal) {
-    TVM_FFI_THROW(ValueError) << name << " must have shape [" << expected << "], got "
-                              << shape_text(tensor);
-  }
+  for (int64_t size : shape) equal = equal && tensor.size(i++) == size;
+  if (!equal) refuse_shape(tensor, shape, name);
 }
 
-// A contiguous tensor of type T and the given shape on the device of the call.
+// A contiguous tensor of a dtype and a shape on the device of the call. Not inlined, as every
+// argument of every function comes here, and one call costs next to nothing.
+inline __attribute__((noinline)) void check_tensor(const Tensor& tensor, DType dtype,
+                                                   std::initializer_list<int64_t> shape,
+                                                   const char* name) {
+  check_device(tensor, name);
+  check_dtype(tensor, dtype, name);
+  check_shape(tensor, shape, name);
+  if (!tensor.IsContiguous()) refuse_strides(tensor, name);
+}
+
 template <typename T>
 T* checked(const Tensor& tensor, std::initializer_list<int64_t> shape, const char* name) {
-  check_device(tensor, name);
-  check_dtype<std::remove_const_t<T>>(tensor, name);
-  check_shape(tensor, shape, name);
-  if (!tensor.IsContiguous()) {
-    TVM_FFI_THROW(ValueError) << name << " must be contiguous, got shape " << shape_text(tensor)
-                              << " with other strides";
-  }
+  check_tensor(tensor, kDType<std::remove_const_t<T>>, shape, name);
   return memory_of<T>(tensor, name);
 }
 
@@ -200,7 +222,7 @@ inline int64_t checked_size(int64_t size, const char* name) {
 template <typename Index>
 Indices<Index> checked_indices(const Tensor& tensor, int64_t size, const char* name) {
   check_device(tensor, name);
-  check_dtype<Index>(tensor, name);
+  check_dtype(tensor, kDType<Index>, name);
   check_shape(tensor, {size}, name);
   const int64_t stride = size > 1 ? tensor.stride(0) : 1;
   if (stride < 0) {

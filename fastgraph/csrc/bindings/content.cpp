@@ -10,7 +10,7 @@ namespace {
 template <typename T>
 T* checked_update(const Tensor& tensor, const char* name) {
   check_device(tensor, name);
-  check_dtype<T>(tensor, name);
+  check_dtype(tensor, kDType<T>, name);
   if (!tensor.IsContiguous()) {
     TVM_FFI_THROW(ValueError) << name << " must be contiguous, got shape " << shape_text(tensor)
                               << " with other strides";
