@@ -22,6 +22,12 @@ Mesh = tuple[int, int]
 """How many rows and columns a grid has; rank ``r`` is in row ``r // columns``."""
 
 
+def usual_mesh(num_ranks: int) -> Mesh:
+    """The most square grid of so many ranks, with no more columns than rows."""
+    width = next(w for w in range(math.isqrt(num_ranks), 0, -1) if num_ranks % w == 0)
+    return num_ranks // width, width
+
+
 class Widths(NamedTuple):
     """What a layer exchanges for each node in one direction, in bytes; 0 for nothing.
 
