@@ -116,7 +116,7 @@ class Block(RankGraph):
         """int64 ``[blocks of the row, mine]``: how many edges each has for the own nodes."""
 
         def make() -> Tensor:
-            (found,) = self.parts([self.graph.by_destination.ptr.diff()])
+            (found,) = self.parts([self.local.by_destination.ptr.diff()])
             return found
 
         return made(make)
@@ -153,7 +153,7 @@ class Block(RankGraph):
             loops = values.new_full((self._loops.count,), loop_weight)
             loops[self._loops.replaced] = values[~self._loops.kept]
             values = torch.cat([values[self._loops.kept], loops])
-        src, dst = self.graph.edge_list()
+        src, dst = self.local.edge_list()
         partial = values.new_zeros(self.num_destinations).index_add_(0, dst, values)
         scale = self.summed(partial).pow_(-0.5)
         scale.masked_fill_(scale == torch.inf, 0)
@@ -161,7 +161,7 @@ class Block(RankGraph):
         (of_destinations,) = replicated([scale], self.destinations, self.grid.row)
         # In this order: the product of two scales may be infinite where weights are tiny.
         found = (of_sources[src] * values * of_destinations[dst]).to(dtype)
-        order = self.graph.by_destination.edge_id
+        order = self.local.by_destination.edge_id
         return found if order is None else found[order.long()]
 
 

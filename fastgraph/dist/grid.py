@@ -57,11 +57,12 @@ def check_mesh(mesh: Mesh, num_ranks: int) -> None:
     Raises:
         ValueError: it is not.
     """
-    fits = len(mesh) == 2 and all(isinstance(size, int) and size > 0 for size in mesh)
+    fits = isinstance(mesh, tuple) and len(mesh) == 2
+    fits = fits and all(isinstance(size, int) and size > 0 for size in mesh)
     if not fits or math.prod(mesh) != num_ranks:
         raise ValueError(
-            f"mesh must be the numbers of rows and columns of a grid of {num_ranks} ranks, such "
-            f"as {usual_mesh(num_ranks)}, got {mesh}"
+            f"mesh must be a tuple of the numbers of rows and columns of a grid of {num_ranks} "
+            f"ranks, such as {usual_mesh(num_ranks)}, got {mesh}"
         )
 
 

@@ -61,12 +61,15 @@ class RankGraph:
 
     Args:
         ends: the edges.
-        graph: the same by the local numbers of their nodes.
+        local: the same by the local numbers of their nodes.
+
+    Attributes:
+        local: as given.
     """
 
-    def __init__(self, ends: Ends, graph: Graph) -> None:
+    def __init__(self, ends: Ends, local: Graph) -> None:
         self._rows, self._key, self._bound = ends.rows, ends.key, ends.bound
-        self.graph = graph
+        self.local = local
         self._derived = Recent()
 
     @cached_property
@@ -80,7 +83,7 @@ class RankGraph:
         Args:
             numbered: whether something is given or returned for each edge.
         """
-        make = functools.partial(named, self.graph, numbered=numbered)
+        make = functools.partial(named, self.local, numbered=numbered)
         edges: Edges = self._derived.get(("edges", numbered), make)[0]
         return edges
 

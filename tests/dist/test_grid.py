@@ -116,6 +116,11 @@ CALLS: dict[str, tuple[Operands, Callable[..., Any], Callable[..., Layer]]] = {
         lambda d, x, s, t: ops.gat(x, s, t, d.edge_index, score_edge=d.score)[0],
         lambda *x: of_attention(operators.GAT, *x),
     ),
+    "gat_with_scores": (
+        [(H, C)],
+        lambda d, x: ops.gat_with_scores(x, torch.ones(2, H, C), d.edge_index)[0],
+        lambda x: grid_volume.of_gat_with_scores(x, torch.ones(2, H, C)),
+    ),
     "gatv2": (
         [(H, C), (H, C)],
         lambda d, x, y: ops.gatv2(x, y, torch.ones(1, H, C), d.edge_index)[0],
@@ -401,7 +406,7 @@ def test_the_usual_mesh_is_the_most_square_one() -> None:
 
 def test_a_mesh_is_one_of_the_ranks() -> None:
     fgd.init()
-    with pytest.raises(ValueError, match=r"mesh must be .* grid of 1 ranks, .* got \(2, 2\)"):
+    with pytest.raises(ValueError, match=r"mesh must be .* 1 ranks, .* got \(2, 2\)"):
         fgd.shard(graph(), mode="2d", mesh=(2, 2))
     with pytest.raises(ValueError, match="mesh is for mode='2d', got mode='heads'"):
         fgd.shard(graph(), mode="heads", mesh=(1, 1))

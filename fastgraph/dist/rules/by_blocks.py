@@ -147,7 +147,7 @@ def attend(
         out = add_to(out, local_rows(call.addend, block.destinations))
     if call.weights:
         (scale,) = block.of_parts([shares])
-        alpha = alpha * scale.to(alpha.dtype)[block.graph.edge_list()[1]]
+        alpha = alpha * scale.to(alpha.dtype)[block.local.edge_list()[1]]
         alpha = ShardedTensor(alpha, block.edges, 0)
     rows = block.destinations
     return ShardedTensor(out, rows, 0), ShardedTensor(stats, rows, 0), alpha
