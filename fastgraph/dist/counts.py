@@ -24,6 +24,8 @@ class Counts:
         plans: exchanges of rows that were planned.
         attention: calls of fused attention, by how they were computed and, where that is not what
             was asked for, why.
+        halo: calls of operators that need rows of others, by what is computed while these travel
+            or, if nothing is, why.
     """
 
     gathers: Counter[str] = field(default_factory=Counter)
@@ -31,6 +33,7 @@ class Counts:
     sent: Counter[str] = field(default_factory=Counter)
     plans: int = 0
     attention: Counter[str] = field(default_factory=Counter)
+    halo: Counter[str] = field(default_factory=Counter)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -39,6 +42,7 @@ class Counts:
         self.sent.clear()
         self.plans = 0
         self.attention.clear()
+        self.halo.clear()
 
     def tables(self) -> list[Table]:
         """Tables for people; none where nothing was sent or gathered."""
@@ -57,6 +61,12 @@ class Counts:
             table.add_column("calls", justify="right")
             for how, calls in self.attention.most_common():
                 table.add_row(how, str(calls))
+            tables.append(table)
+        if self.halo:
+            table = Table("computed meanwhile", title="exchanges of rows for fused operators")
+            table.add_column("calls", justify="right")
+            for what, calls in self.halo.most_common():
+                table.add_row(what, str(calls))
             tables.append(table)
         if self.gathers:
             table = Table("operation", title="gathered as a whole, for want of a rule")

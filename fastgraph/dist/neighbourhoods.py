@@ -44,6 +44,10 @@ class _Ends(NamedTuple):
 class Neighbourhoods:
     """The edges to the nodes of this rank, and the rows of other ranks that they start from.
 
+    Attributes:
+        local: the edges among local rows and halo.
+        plan: for the halo.
+
     Args:
         ends: the edges.
         sources: who holds the rows of the nodes that edges start from.
@@ -64,7 +68,7 @@ class Neighbourhoods:
         self.plan = Plan(pair[0], sources)
         self._index = torch.stack([self.plan.place, destinations.row[pair[1]]]).int()
         num_src = sources.mine + len(self.plan.halo)
-        self._graph = Graph(self._index, num_src, destinations.mine)
+        self.local = Graph(self._index, num_src, destinations.mine)
         self._derived = Recent()
 
     @cached_property
@@ -80,7 +84,7 @@ class Neighbourhoods:
         Args:
             numbered: whether something is given or returned for each edge.
         """
-        make = functools.partial(named, self._graph, numbered=numbered)
+        make = functools.partial(named, self.local, numbered=numbered)
         edges: Edges = self._derived.get(("edges", numbered), make)[0]
         return edges
 

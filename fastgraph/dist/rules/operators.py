@@ -1,12 +1,11 @@
-"""The operators of fastgraph: the halo is exchanged, then one call does the local rows."""
+"""The operators of fastgraph: the halo is exchanged, and the local rows are computed."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastgraph.dist import planner
@@ -14,10 +13,14 @@ from fastgraph.dist.layout import Layout, usual
 from fastgraph.dist.memo import remembered
 from fastgraph.dist.modes import is_by_heads
 from fastgraph.dist.neighbourhoods import Neighbourhoods, local_rows, neighbourhoods
+from fastgraph.dist.overlap import Part, Results, computed
 from fastgraph.dist.rules import by_heads
+from fastgraph.dist.rules.random import dropout_factor
 from fastgraph.dist.sharded import ShardedTensor, enter, is_sharded, on_the_whole
 from fastgraph.dist.table import Arguments, NoRuleError, Options, rule
+from fastgraph.graphs.edges import Edges
 from fastgraph.graphs.memo import REMEMBERING
+from fastgraph.layers.sums import add_to
 from fastgraph.ops.attention import ATTENTION
 from fastgraph.ops.edge_softmax import EDGE_SOFTMAX
 from fastgraph.ops.gat import GAT
@@ -27,7 +30,7 @@ from fastgraph.ops.head_scores import HEAD_SCORES
 from fastgraph.ops.heads import Call, dropout_seed
 from fastgraph.ops.library import DEFINING
 from fastgraph.ops.segment_reduce import SEGMENT_REDUCE
-from fastgraph.ops.spmm import SDDMM, SPMM, spmm
+from fastgraph.ops.spmm import SDDMM, SPMM
 from fastgraph.registry import operators
 
 
@@ -61,9 +64,15 @@ def weighted_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
         raise NoRuleError
     sources = _rows_of(x)
     graph = _graph(index, ptr, sources, _among(sources, num_out), transpose)
-    edges, rows = graph.edges_of(numbered=weight is not None), graph.destinations
-    local = graph.of_sources(x), edges.index, edges.ptr, graph.of_edges(weight)
-    return ShardedTensor(SPMM(*local, rows.mine, reduce, False), rows, 0)
+    weight = graph.of_edges(weight)
+    edges = functools.partial(graph.edges_of, numbered=weight is not None)
+
+    def compute(part: Part) -> Results:
+        local = part.of_sources(x), part.edges.index, part.edges.ptr, part.of_edges(weight)
+        return Results(SPMM(*local, part.num_rows, reduce, False))
+
+    found = computed(graph, graph.local, edges, [x], compute, sums=reduce == "sum")
+    return ShardedTensor(found.out, graph.destinations, 0)
 
 
 @rule("fastgraph::segment_reduce")
@@ -90,8 +99,15 @@ def normalised_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor
     graph = _graph(index, None, rows, rows, transpose)
     local, normalised = graph.normalised(weight, loop_weight, x.dtype)
     csr = local.by_destination
-    out = spmm(graph.of_sources(x), csr.col, normalised, ptr=csr.ptr, num_out=rows.mine)
-    return ShardedTensor(out, rows, 0)
+
+    def compute(part: Part) -> Results:
+        edges, weights = part.edges, part.of_edges(normalised)
+        operands = part.of_sources(x), edges.index, edges.ptr, weights
+        return Results(SPMM(*operands, part.num_rows, "sum", False))
+
+    edges = Edges(csr.col, csr.ptr)
+    found = computed(graph, local, lambda: edges, [x], compute, sums=True)
+    return ShardedTensor(found.out, rows, 0)
 
 
 # Positions of the operands whose rows an operator adds up.
@@ -115,16 +131,34 @@ def _attention(
     if _is_by_heads(attention, call, sources, destinations):
         return by_heads.attend(attention, call, sources, destinations)
     graph = _attended(call, sources, destinations)
-    rows: dict[str, Callable[[Tensor], Any]] = {
-        "sources": graph.of_sources,
+    of_rank: _OfPlaces = {
+        "sources": lambda x: x,  # which a part takes
         "destinations": graph.of_destinations,
         "edges": graph.of_edges,
     }
-    inputs = [
-        None if x is None else rows.get(place, _shared)(x)
-        for place, x in zip(places, call.inputs, strict=True)
-    ]
-    return _attend(call, graph, kernel, inputs, operator)
+    inputs = _each(of_rank, _shared, places, call.inputs)
+
+    def operands(part: Part) -> list[Any]:
+        of_part: _OfPlaces = {
+            "sources": part.of_sources,
+            "destinations": part.of_destinations,
+            "edges": part.of_edges,
+        }
+        return _each(of_part, lambda x: x, places, inputs)
+
+    given = dict(zip(operator.names, inputs, strict=True))
+    return _attend(call, graph, operator, kernel, operands, given)
+
+
+_OfPlaces = dict[str, Callable[[Tensor], Any]]
+
+
+def _each(
+    of_places: _OfPlaces, other: Callable[[Tensor], Any], places: list[str], inputs: Sequence[Any]
+) -> list[Any]:
+    """Operands that are given, each as those of its place."""
+    pairs = zip(places, inputs, strict=True)
+    return [None if x is None else of_places.get(place, other)(x) for place, x in pairs]
 
 
 def _attended(call: Call, sources: Layout, destinations: Layout) -> Neighbourhoods:
@@ -160,39 +194,58 @@ def _shared(x: Tensor) -> Any:
 def _attend(
     call: Call,
     graph: Neighbourhoods,
-    kernel: Callable[..., Any],
-    inputs: list[Any],
     operator: operators.Attention,
+    kernel: Callable[..., Any],
+    operands: Callable[[Part], list[Any]],
+    given: dict[str, Any],
 ) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
-    """What an operator gives for local operands."""
-    of_edges = [i for i, operand in enumerate(operator.operands) if operand.shape[0] == "edges"]
-    has_features = any(inputs[i] is not None for i in of_edges)
+    """What an operator gives for the rows of this rank.
+
+    Args:
+        call: its arguments.
+        graph: the edges to these rows.
+        operator: which has the same operands, or scores for the same weights.
+        kernel: computes it.
+        operands: gives its operands for some of the edges.
+        given: the operands of this rank by name.
+    """
+    shapes = {operand.name: operand.shape for operand in operator.operands}
+    present = {name: shape for name, shape in shapes.items() if given.get(name) is not None}
+    gathered = [given[name] for name, shape in present.items() if shape[0] == "sources"]
+    of_edges = [shape for shape in present.values() if shape[0] == "edges"]
+    if call.dropout > 0 and of_edges and operator is operators.ATTENTION:
+        raise NoRuleError  # which adds them up as well
     weights = call.weights or call.dropout > 0
-    edges = graph.edges_of(numbered=weights or has_features)
+    edges = functools.partial(graph.edges_of, numbered=weights or bool(of_edges))
     addend, rows = graph.of_destinations(call.addend), graph.destinations
-    rest = (edges.index, edges.ptr, None, 0, False, call.option, 0.0, weights)
-    if call.dropout == 0:
-        return _of_rows(graph, weights, *kernel(*inputs, addend, *rest))
-    if operator is operators.ATTENTION and has_features:
-        raise NoRuleError  # which it adds up as well
     # An operator drops edges by their numbers, which are others on each rank. So weights are made,
     # [E, heads], and dropped by where they are among those of all ranks.
-    _, stats, alpha = kernel(*_for_weights(inputs, operator), None, *rest)
-    alpha = ShardedTensor(alpha, graph.edges, 0)
-    dropped: Any = F.dropout(alpha, call.dropout)
-    values = inputs[_SUMMED[operator.name]]
-    out = SPMM(values, edges.index, edges.ptr, dropped.local, rows.mine, "sum", False)
-    out = out if addend is None else out + addend
-    return ShardedTensor(out, rows, 0), ShardedTensor(stats, rows, 0), dropped
+    factor = None
+    if call.dropout > 0:
+        shape = [graph.edges.n, call.inputs[0].shape[1]]
+        dtype = call.inputs[0].dtype
+        factor = dropout_factor(shape, {0: graph.edges.position}, call.dropout, dtype)
 
+    def compute(part: Part) -> Results:
+        inputs, topology = operands(part), (part.edges.index, part.edges.ptr)
+        own = part.of_addend(addend)
+        rest = (*topology, None, 0, False, call.option, 0.0, weights)
+        if factor is None:
+            out, stats, alpha, *_ = kernel(*inputs, own, *rest)
+            return Results(out, stats, alpha if weights else None)
+        _, stats, alpha, *_ = kernel(*_for_weights(inputs, operator), None, *rest)
+        dropped = alpha * part.of_edges(factor)
+        values = inputs[_SUMMED[operator.name]]
+        out = SPMM(values, *topology, dropped, part.num_rows, "sum", False)
+        return Results(out if own is None else add_to(out, own), stats, dropped)
 
-def _of_rows(
-    graph: Neighbourhoods, weights: bool, out: Tensor, stats: Tensor, alpha: Tensor
-) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
-    """What an operator gave for the rows of this rank."""
-    rows = graph.destinations
-    alpha = ShardedTensor(alpha, graph.edges, 0) if weights else alpha
-    return ShardedTensor(out, rows, 0), ShardedTensor(stats, rows, 0), alpha
+    # Values of edges are copied for parts, and features of theirs may be wider than those of nodes.
+    splits = all("heads" in shape for shape in of_edges)
+    found = computed(graph, graph.local, edges, gathered if splits else [], compute, addend=addend)
+    stats = ShardedTensor(found.stats, rows, 0)
+    alpha = found.weights
+    alpha = stats.local.new_empty(0) if alpha is None else ShardedTensor(alpha, graph.edges, 0)
+    return ShardedTensor(found.out, rows, 0), stats, alpha
 
 
 def _for_weights(inputs: list[Any], operator: operators.Attention) -> list[Any]:
@@ -264,16 +317,19 @@ def gat_with_scores(args: Arguments) -> Any:
     if _is_by_heads(_WITH_SCORES, call, rows, rows):
         return *by_heads.attend(_WITH_SCORES, call, rows, rows), None
     graph = _attended(call, rows, rows)
-    features, att, of_edges = graph.of_sources(x), _shared(att), graph.of_edges(score_edge)
-    if call.dropout:
+    att, score_edge = _shared(att), graph.of_edges(score_edge)
+    kernel = GAT if call.dropout else GAT_WITH_SCORES
+
+    def operands(part: Part) -> list[Any]:
+        features = part.of_sources(x)
+        of_edges = part.of_edges(score_edge)
+        if not call.dropout:
+            return [features, att, of_edges]
         scores = HEAD_SCORES(features, att)
-        inputs = [features, scores[0], scores[1, : rows.mine], of_edges]
-        return *_attend(call, graph, GAT, inputs, operators.GAT), scores
-    edges = graph.edges_of(numbered=call.weights or of_edges is not None)
-    topology = edges.index, edges.ptr, None, 0, False
-    operands = features, att, of_edges, graph.of_destinations(call.addend)
-    *found, scores = GAT_WITH_SCORES(*operands, *topology, call.option, 0.0, call.weights)
-    return *_of_rows(graph, call.weights, *found), scores
+        return [features, scores[0], scores[1, : part.num_rows], of_edges]
+
+    given = {"x": x, "score_edge": score_edge}
+    return *_attend(call, graph, operators.GAT, kernel, operands, given), None
 
 
 @rule("fastgraph::head_scores")
