@@ -5,6 +5,9 @@
 The first rank is the one process as well, and they take turns, so that a slower minute of the
 machine hits both; their first losses must agree. Results go to
 ``benchmarks/results/<date>-dist-cpu.json`` and ``.md``.
+
+With ``--megabits``, what is gained by computing while the halo travels, over links of that
+bandwidth between network namespaces, which takes root: ``<date>-dist-overlap.json`` and ``.md``.
 """
 
 from __future__ import annotations
@@ -34,18 +37,29 @@ _TOLERANCE = 1e-5  # of float32 losses, which are sums in another order
 @click.option("--layers", help="Separated by commas. Default: all.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
 @click.option("--ranks", type=click.IntRange(1), default=2, show_default=True)
-@click.option("--channels", type=click.IntRange(4), default=256, show_default=True)
+@click.option("--channels", type=click.IntRange(4), default=64, show_default=True)
+@click.option("--seconds", default=15.0, show_default=True, help="For the turns of a cell.")
+@click.option("--megabits", help="Of links, separated by commas: measure what overlap gains.")
 @click.option("--quick", is_flag=True, help="Fewer repetitions.")
 def main(
-    graphs: str, layers: str | None, out: Path, ranks: int, channels: int, quick: bool
+    graphs: str,
+    layers: str | None,
+    out: Path,
+    ranks: int,
+    channels: int,
+    seconds: float,
+    megabits: str | None,
+    quick: bool,
 ) -> None:
     from fastgraph.dist.spawning import run_on_ranks
+    from measure import dist_overlap
     from measure.dist_report import floors, markdown
     from measure.dist_steps import LAYERS, NUM_LAYERS, measure_ranks, measure_subclass
     from measure.machine import machine_facts
+    from measure.network import network
 
     chosen = layers.split(",") if layers else list(LAYERS)
-    rounds = 5 if quick else 20
+    rounds = (3, 5) if quick else (5, 30)
     console = Console(stderr=True)
     results: dict[str, Any] = {
         "command": shlex.join(["python", "benchmarks/dist_cpu.py", *sys.argv[1:]]),
@@ -55,17 +69,31 @@ def main(
         "ranks": ranks,
         "cells": {},
     }
-    for name in graphs.split(","):
+    named = track(graphs.split(","), console=console)
+    title = "dist-cpu"
+    for name in named:
+        given = (name, chosen, channels)
+        if megabits:
+            title, floors, markdown = "dist-overlap", dist_overlap.floors, dist_overlap.markdown
+            for rate in megabits.split(","):
+                with network(ranks, float(rate)) as links:
+                    options = {"timeout": 3600, "prefixes": links.prefixes}
+                    arguments = (*given, rounds, seconds)
+                    found = run_on_ranks(dist_overlap.measure, ranks, *arguments, **options)
+                for layer in chosen:
+                    cell = {"ranks": [of_rank[layer] for of_rank in found]}
+                    results["cells"][f"{name}, {layer}, {rate} Mbit/s"] = cell
+            continue
+        found = run_on_ranks(measure_ranks, ranks, *given, rounds, seconds, timeout=3600)
+        alone = run_on_ranks(measure_subclass, 1, *given, ranks, rounds, seconds, timeout=3600)
         cells = results["cells"][name] = {}
-        for layer in track(chosen, name, console=console):
-            given = (name, layer, channels)
-            found = run_on_ranks(measure_ranks, ranks, *given, rounds, timeout=3600)
-            _check_losses(*found[0]["losses"])
-            alone = run_on_ranks(measure_subclass, 1, *given, ranks, rounds, timeout=3600)
-            cells[layer] = {"ranks": found, "subclass": alone[0]}
+        for layer in chosen:
+            _check_losses(*found[0][layer]["losses"])
+            of_ranks = [of_rank[layer] for of_rank in found]
+            cells[layer] = {"ranks": of_ranks, "subclass": alone[0][layer]}
     listed = floors(results)
     results["floors"] = [floor.to_json() for floor in listed]
-    title = "dist-cpu-quick" if quick else "dist-cpu"
+    title = f"{title}-quick" if quick else title
     publish(console, out, title, results, markdown(results, listed))
 
 

@@ -6,7 +6,8 @@ The first rank is that process as well: the ranks take turns with it, and the se
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -89,26 +90,51 @@ class Training:
         return float(loss.detach())
 
 
-def measure_ranks(graph: str, layer: str, channels: int, rounds: int) -> dict[str, Any]:
+def measure_ranks(
+    graph: str, layers: Sequence[str], channels: int, rounds: tuple[int, int], budget: float
+) -> dict[str, Any]:
     """Steps of all ranks, in turns with those of the first one alone, with as many threads.
 
+    Args:
+        graph: its name.
+        layers: kinds of layers, whose models take turns of their own.
+        channels: of all layers.
+        rounds: fewest and most turns.
+        budget: seconds for the turns of one kind; the fewest may exceed it.
+
     Returns:
-        Of this rank: the times, the losses of the first step, which warms up, the bytes that it
-        sends in a step for rows of nodes, and what its plan says that these are.
+        By kind, of this rank: the times, the losses of the first step, which warms up, the bytes
+        that it sends in a step for rows of nodes, and what its plan says that these are.
     """
     fastgraph.enable()
     data = features(graph, channels)
-    sharded = Training(layer, fgd.shard(data), channels)
-    ranks = Contestant("ranks", sharded.step)
+    sharded = fgd.shard(data)
+    return {
+        layer: _measure_layer(layer, data, sharded, channels, rounds, budget) for layer in layers
+    }
+
+
+def _measure_layer(
+    layer: str,
+    data: Data,
+    sharded: Data,
+    channels: int,
+    rounds: tuple[int, int],
+    budget: float,
+) -> dict[str, Any]:
+    training = Training(layer, sharded, channels)
+    ranks = Contestant("ranks", training.step)
     alone = None
     if WORLD.rank == 0:
         alone = Contestant("one process", Training(layer, data, channels).step)
-    losses = [_step_alone(alone), sharded.step()]
+    losses = [_step_alone(alone), training.step()]
     fgd.COUNTS.reset()
-    sharded.step()
+    started = time.perf_counter()
+    training.step()
     sent = fgd.COUNTS.sent["all_to_all"]
+    turns = turns_within(budget, 2 * (time.perf_counter() - started), rounds)
     with no_garbage_collection():
-        for _ in range(rounds):
+        for _ in range(turns):
             if alone is not None:
                 torch.set_num_threads(WORLD.size)
                 alone.seconds += alone.turn()
@@ -124,10 +150,18 @@ def measure_ranks(graph: str, layer: str, channels: int, rounds: int) -> dict[st
         "ranks": ranks.spread.to_json(),
         "losses": losses,
         "sent": sent,
-        "predicted": predicted(layer, sharded.data, channels),
-        "nodes": sharded.data.x.local.shape[0],
-        "edges": sharded.data.edge_index.local.shape[1],
+        "predicted": predicted(layer, sharded, channels),
+        "meanwhile": dict(fgd.COUNTS.halo),
+        "nodes": sharded.x.local.shape[0],
+        "edges": sharded.edge_index.local.shape[1],
     }
+
+
+def turns_within(budget: float, seconds: float, rounds: tuple[int, int]) -> int:
+    """How many turns of so many seconds fit into a budget; the same on all ranks."""
+    least, most = rounds
+    turns: int = transport.broadcast(max(least, min(most, int(budget / seconds))))
+    return turns
 
 
 def _step_alone(alone: Contestant | None) -> Any:
@@ -154,17 +188,26 @@ def predicted(layer: str, data: Data, channels: int) -> int:
 
 
 def measure_subclass(
-    graph: str, layer: str, channels: int, threads: int, rounds: int
+    graph: str,
+    layers: Sequence[str],
+    channels: int,
+    threads: int,
+    rounds: tuple[int, int],
+    budget: float,
 ) -> dict[str, Any]:
     """Steps with plain tensors, and with sharded ones of a single rank, which sends nothing."""
     torch.set_num_threads(threads)
     fastgraph.enable()
     data = features(graph, channels)
-    contestants = [
-        Contestant("plain", Training(layer, data, channels).step),
-        Contestant("sharded", Training(layer, fgd.shard(data), channels).step),
-    ]
-    for contestant in contestants:
-        contestant.turn(2)
-    interleave(contestants, rounds=(rounds, 10 * rounds), budget=2.0)
-    return {contestant.name: contestant.spread.to_json() for contestant in contestants}
+    sharded = fgd.shard(data)
+    found = {}
+    for layer in layers:
+        contestants = [
+            Contestant("plain", Training(layer, data, channels).step),
+            Contestant("sharded", Training(layer, sharded, channels).step),
+        ]
+        for contestant in contestants:
+            contestant.turn(2)
+        interleave(contestants, rounds=rounds, budget=budget)
+        found[layer] = {contestant.name: contestant.spread.to_json() for contestant in contestants}
+    return found

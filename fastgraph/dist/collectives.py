@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 _CONTIGUOUS = torch.contiguous_format
 
 
-def _applied(function: type[Function], *arguments: Any) -> Tensor:
-    out: Tensor = super(Function, function).apply(*arguments)  # type: ignore[misc]
-    return out
+def applied(function: type[Function], *arguments: Any) -> Any:
+    """``function.apply``, without what torch does before it for transforms of ``torch.func``."""
+    return super(Function, function).apply(*arguments)  # type: ignore[misc]
 
 
 class _Enter(Function):
@@ -122,22 +122,26 @@ def enter(x: Tensor) -> Tensor:
 
     Backward: the sum of the ranks' gradients.
     """
-    return _applied(_Enter, x)
+    found: Tensor = applied(_Enter, x)
+    return found
 
 
 def sum_of_ranks(x: Tensor) -> Tensor:
     """The sum of what each rank has, replicated. Backward: the gradient as it is."""
-    return _applied(_Sum, x)
+    found: Tensor = applied(_Sum, x)
+    return found
 
 
 def gather(x: Tensor, rows: Layout, axis: int) -> Tensor:
     """All rows of all ranks in global order, replicated, in new memory. Backward: a split."""
-    return _applied(_Gather, x, rows, axis)
+    found: Tensor = applied(_Gather, x, rows, axis)
+    return found
 
 
 def split(x: Tensor, rows: Layout, axis: int) -> Tensor:
     """The rows of a replicated tensor that this rank holds. Backward: a gather."""
-    return _applied(_Split, x, rows, axis)
+    found: Tensor = applied(_Split, x, rows, axis)
+    return found
 
 
 def halo(x: Tensor, plan: Plan) -> Tensor:
@@ -145,12 +149,14 @@ def halo(x: Tensor, plan: Plan) -> Tensor:
 
     Backward: each rank adds up what others have for its rows.
     """
-    return _applied(_Halo, x.contiguous(), plan)
+    found: Tensor = applied(_Halo, x.contiguous(), plan)
+    return found
 
 
 def halo_sum(x: Tensor, plan: Plan) -> Tensor:
     """The transpose of :func:`halo`: values for rows of others, added up by their owners."""
-    return _applied(_HaloSum, x.contiguous(), plan)
+    found: Tensor = applied(_HaloSum, x.contiguous(), plan)
+    return found
 
 
 def with_halo(x: Tensor, plan: Plan) -> Tensor:
@@ -159,7 +165,8 @@ def with_halo(x: Tensor, plan: Plan) -> Tensor:
     Backward: each rank adds up what it and others have for its rows, in the memory of the gradient.
     That must be one which an operator made, and nothing else refers to.
     """
-    return _applied(_WithHalo, x, plan) if plan.remote else x
+    found: Tensor = applied(_WithHalo, x, plan) if plan.remote else x
+    return found
 
 
 def records_gradient(x: object) -> bool:

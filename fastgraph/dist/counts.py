@@ -25,6 +25,8 @@ class Counts:
         attention: calls of fused attention, by how they were computed and, where that is not what
             was asked for, why.
         aggregation: the same for other operators, in graphs of mode ``"2d"``.
+        halo: calls of operators that need rows of others, by what is computed while these travel
+            or, if nothing is, why.
     """
 
     gathers: Counter[str] = field(default_factory=Counter)
@@ -33,6 +35,7 @@ class Counts:
     plans: int = 0
     attention: Counter[str] = field(default_factory=Counter)
     aggregation: Counter[str] = field(default_factory=Counter)
+    halo: Counter[str] = field(default_factory=Counter)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -42,6 +45,7 @@ class Counts:
         self.plans = 0
         self.attention.clear()
         self.aggregation.clear()
+        self.halo.clear()
 
     def tables(self) -> list[Table]:
         """Tables for people; none where nothing was sent or gathered."""
@@ -62,6 +66,12 @@ class Counts:
                 for how, calls in counted.most_common():
                     table.add_row(how, str(calls))
                 tables.append(table)
+        if self.halo:
+            table = Table("computed meanwhile", title="exchanges of rows for fused operators")
+            table.add_column("calls", justify="right")
+            for what, calls in self.halo.most_common():
+                table.add_row(what, str(calls))
+            tables.append(table)
         if self.gathers:
             table = Table("operation", title="gathered as a whole, for want of a rule")
             table.add_column("times", justify="right")

@@ -22,6 +22,10 @@ from fastgraph.graphs.normalisation import WeightedGraph, normalised_graph
 class Neighbourhoods(RankGraph):
     """The edges to the nodes of this rank, and the rows of other ranks that they start from.
 
+    Attributes:
+        local: the edges among local rows and halo.
+        plan: for the halo.
+
     Args:
         ends: the edges.
         sources: who holds the rows of the nodes that edges start from.

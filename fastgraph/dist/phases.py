@@ -3,7 +3,8 @@
 Ranks leave a collective together, but come to it one after the other. The one that comes last does
 not wait: the shortest time of all ranks in a collective is what the exchange takes, and what others
 spend in it beyond that, they wait. So no clocks of several machines need to be compared, and
-nothing is sent that is not sent anyway.
+nothing is sent that is not sent anyway. What a rank computes while a collective goes on is
+computing: only the time in which it does nothing else is the collective's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Phases:
     """Seconds of a rank in an epoch.
 
     Attributes:
-        compute: between collectives.
+        compute: between collectives, and while they go on by themselves.
         exchange: in collectives, once the last rank has come to them.
         wait: for that rank.
     """

@@ -95,22 +95,74 @@ def all_to_all(
 
     ``into`` is contiguous memory for the result. In a group ``r`` is a place in it.
     """
+    return begin_all_to_all(x, sends, receives, into, group).wait()
+
+
+def begin_all_to_all(
+    x: Tensor,
+    sends: Sequence[int],
+    receives: Sequence[int],
+    into: Tensor | None = None,
+    group: Group | None = None,
+) -> Exchange:
+    """:func:`all_to_all`, which goes on while this rank does other things.
+
+    All ranks must begin it, and other collectives, in the same order. ``x`` must not be changed
+    before the end.
+    """
     x = x.detach().contiguous()
     out = x.new_empty((sum(receives), *x.shape[1:])) if into is None else into
-    size, rank = (WORLD.size, WORLD.rank) if group is None else (group.size, group.rank)
-    if size == 1 or not x.shape[1:].numel():
-        return out.copy_(x) if size == 1 else out
-    sent = x.shape[1:].numel() * x.element_size() * (sum(sends) - sends[rank])
-    given, taken = _as_bytes(x), _as_bytes(out)
-    handle = None if group is None else group.handle
-    _issue(
-        "all_to_all",
-        x.shape[1:],
-        x.dtype,
-        sent,
-        lambda: dist.all_to_all_single(taken, given, list(receives), list(sends), group=handle),
-    )
-    return out
+    exchange = Exchange(x, out)
+    if (WORLD.size if group is None else group.size) == 1:
+        out.copy_(x)
+    elif x.shape[1:].numel():
+        exchange.begin(sends, receives, group)
+    return exchange
+
+
+class Exchange:
+    """An all-to-all that is going on."""
+
+    def __init__(self, given: Tensor, received: Tensor) -> None:
+        self._given, self._received = given, received
+        self._work: Any = None
+        self._recorded: list[tuple[int, float]] | None = None
+        self._position = 0
+
+    def begin(self, sends: Sequence[int], receives: Sequence[int], group: Group | None) -> None:
+        """Issue the collective."""
+        rank, handle = (WORLD.rank, None) if group is None else (group.rank, group.handle)
+        x = self._given
+        given, taken = _as_bytes(x), _as_bytes(self._received)
+
+        def collective() -> None:
+            self._work = dist.all_to_all_single(
+                taken, given, list(receives), list(sends), group=handle, async_op=True
+            )
+
+        sent = x.shape[1:].numel() * x.element_size() * (sum(sends) - sends[rank])
+        _issue("all_to_all", x.shape[1:], x.dtype, sent, collective)
+        self._recorded = RECORDER.collectives
+        if self._recorded is not None:
+            self._position = len(self._recorded) - 1
+
+    def wait(self) -> Tensor:
+        """What was received, once it is here."""
+        if self._work is None:
+            return self._received
+        started = time.perf_counter()
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise _unfinished("all_to_all", self._given.shape[1:], self._given.dtype, error) from (
+                error
+            )
+        self._work = None
+        if self._recorded is not None:  # what the rank did meanwhile counts as computing
+            sent, seconds = self._recorded[self._position]
+            seconds += time.perf_counter() - started
+            self._recorded[self._position] = sent, seconds
+        return self._received
 
 
 def agree(value: bool) -> bool:
@@ -169,12 +221,18 @@ def _issue(
     except RanksDivergedError:
         raise
     except RuntimeError as error:
-        raise CollectiveError(
-            f"rank {WORLD.rank} of {WORLD.size}: {kind} of {list(shape)} {dtype}, called at "
-            f"{line_of_program()}, did not end: {error}"
-        ) from error
+        raise _unfinished(kind, shape, dtype, error) from error
     if RECORDER.collectives is not None:
         RECORDER.collectives.append((sent, time.perf_counter() - started))
+
+
+def _unfinished(
+    kind: str, shape: Sequence[int], dtype: torch.dtype | None, error: RuntimeError
+) -> CollectiveError:
+    return CollectiveError(
+        f"rank {WORLD.rank} of {WORLD.size}: {kind} of {list(shape)} {dtype}, called at "
+        f"{line_of_program()}, did not end: {error}"
+    )
 
 
 def _compare(fingerprint: str) -> None:

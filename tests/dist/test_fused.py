@@ -15,6 +15,7 @@ from torch_geometric.data import HeteroData
 import fastgraph
 import fastgraph.dist as fgd
 from fastgraph import ops
+from fastgraph.dist import halves, overlap
 from fastgraph.dist.world import WORLD
 from tests.dist.comparing import deviation
 from tests.dist.graphs import NUM_EDGES, NUM_FEATURES, NUM_NODES, PARTITIONS, graph
@@ -258,6 +259,7 @@ class Found(NamedTuple):
         routed: calls that took their route.
         reasons: why others did not.
         planned_again: exchanges that a second call has planned.
+        halo: what was computed while rows of others were travelling.
     """
 
     error: str
@@ -265,6 +267,7 @@ class Found(NamedTuple):
     routed: int
     reasons: str
     planned_again: int
+    halo: dict[str, int]
 
 
 def outcome(case: Case, data: Any) -> list[Tensor | None]:
@@ -309,9 +312,10 @@ def compared(case: Case, make: Callable[[], Any], shard: Callable[[Any], Any]) -
     fastgraph.status().reset()
     fgd.COUNTS.reset()
     error, gathers, planned_again = "", {}, 0
+    halo: dict[str, int] = {}
     try:
         results = outcome(case, data)
-        gathers = dict(fgd.COUNTS.gathers)
+        gathers, halo = dict(fgd.COUNTS.gathers), dict(fgd.COUNTS.halo)
         error = difference(expected, [fgd.whole(x) for x in results])
         planned = fgd.COUNTS.plans
         outcome(case, data)
@@ -323,7 +327,7 @@ def compared(case: Case, make: Callable[[], Any], shard: Callable[[Any], Any]) -
     label = case.label or type(case.make()).__name__
     row = next((row for row in rows if row.layer == label), None)
     routed, reasons = (row.routed, ", ".join(row.reasons)) if row else (0, "not called")
-    return Found(error, gathers, routed // 2, reasons, planned_again)
+    return Found(error, gathers, routed // 2, reasons, planned_again, halo)
 
 
 def shards(parts: Tensor, **options: Any) -> Callable[[Any], Any]:
@@ -336,11 +340,27 @@ def shards(parts: Tensor, **options: Any) -> Callable[[Any], Any]:
     return shard
 
 
+# The shares of edges below which operators are computed by halves, by edges and at all.
+HALVES = {
+    "uneven": None,
+    "one is empty": (0.0, 0.0),
+    "one without training": (1.1, 0.0),
+}
+
+
+def by_halves(shares: tuple[float, float] | None) -> None:
+    """Have the halo travel meanwhile, also where there is little to gain."""
+    if shares is not None:
+        overlap.LEAST_BYTES = 0
+        halves.ROWS_SUFFICE, halves.LEAST_SHARE = shares
+
+
 def compare_on_this_rank() -> dict[str, Found]:
     torch.set_default_dtype(torch.float64)
     WORLD.random = "exact"
     found = {}
     for layout, parts in PARTITIONS.items():
+        by_halves(HALVES[layout])
         shard = shards(parts(WORLD.size))
         for name, case in CASES.items():
             make = bipartite if "pair" in name else graph
@@ -358,12 +378,13 @@ def of_operator(operator: Callable[[Any], Tensor], shard: Callable[[Any], Any]) 
     except IndexError:
         with pytest.raises(IndexError):
             outcome(case, prepared(shard(graph()), case.call))
-        return Found("", {}, 0, "", 0)
+        return Found("", {}, 0, "", 0, {})
     data = prepared(shard(graph()), case.call)
     fgd.COUNTS.reset()
     results = outcome(case, data)
     gathers = dict(fgd.COUNTS.gathers)
-    return Found(difference(expected, [fgd.whole(x) for x in results]), gathers, 0, "", 0)
+    error = difference(expected, [fgd.whole(x) for x in results])
+    return Found(error, gathers, 0, "", 0, dict(fgd.COUNTS.halo))
 
 
 @pytest.fixture(scope="module")
@@ -384,6 +405,24 @@ def test_layers_are_fused(found: list[dict[str, Found]], name: str, layout: str)
         if case.routed:
             assert not result.gathers
             assert bool(result.planned_again) == (name in PLANNED_EACH_TIME)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "expected"),
+    [
+        ("GCN", "uneven", "nothing: few bytes"),
+        ("GCN", "one is empty", "rows without the halo"),
+        ("GCN", "one without training", "edges without the halo"),
+        ("GAT, dropout", "one is empty", "rows without the halo"),
+        ("GAT, pair", "one without training", "rows without the halo"),
+        ("GATv2, features", "one is empty", "nothing: features of edges"),
+    ],
+)
+def test_what_is_computed_meanwhile(
+    found: list[dict[str, Found]], name: str, layout: str, expected: str
+) -> None:
+    for of_rank in found:
+        assert list(of_rank[f"{name}, {layout}"].halo) == [expected]
 
 
 @pytest.mark.parametrize("layout", PARTITIONS)

@@ -18,7 +18,13 @@ from torch.autograd import Function
 from fastgraph.backends.reference import num_shares
 from fastgraph.dist.blocks import Block
 from fastgraph.dist.rank_graph import local_rows
-from fastgraph.dist.rules.local_attention import local_attention, shared
+from fastgraph.dist.rules.local_attention import (
+    check_dropout,
+    dropout_of_weights,
+    local_attention,
+    needs_weights,
+    shared,
+)
 from fastgraph.dist.sharded import ShardedTensor
 from fastgraph.layers.sums import add_to
 from fastgraph.ops.gat import GAT
@@ -134,9 +140,14 @@ def attend(
         NoRuleError: the operator has to be computed in another way.
     """
     places = [operand.shape[0] for operand in operator.operands]
+    pairs = zip(places, call.inputs, strict=True)
+    has_features = any(place == "edges" and x is not None for place, x in pairs)
+    check_dropout(call, operator, has_features=has_features)
     inputs = _operands(block, call, places)
+    edges = block.edges_of(numbered=needs_weights(call) or has_features)
+    factor, num_rows = dropout_of_weights(call, block), block.num_destinations
     out, stats, alpha = local_attention(
-        call, block, kernel, inputs, operator, block.num_destinations, None
+        call, operator, kernel, inputs, edges, num_rows, factor, None
     )
     # The largest scores get no gradient, and so none is sent.
     parts, largest, inverse = block.parts([out, stats[..., 0].detach(), stats[..., 1]])
@@ -145,12 +156,13 @@ def attend(
     out = parts[0] if of_all else (shares.to(parts.dtype).unsqueeze(-1) * parts).sum(0)
     if call.addend is not None:
         out = add_to(out, local_rows(call.addend, block.destinations))
-    if call.weights:
+    weights = out.new_empty(0)
+    if call.weights and alpha is not None:
         (scale,) = block.of_parts([shares])
         alpha = alpha * scale.to(alpha.dtype)[block.local.edge_list()[1]]
-        alpha = ShardedTensor(alpha, block.edges, 0)
+        weights = ShardedTensor(alpha, block.edges, 0)
     rows = block.destinations
-    return ShardedTensor(out, rows, 0), ShardedTensor(stats, rows, 0), alpha
+    return ShardedTensor(out, rows, 0), ShardedTensor(stats, rows, 0), weights
 
 
 def attend_with_scores(block: Block, call: Call) -> tuple[ShardedTensor, ShardedTensor, Tensor]:

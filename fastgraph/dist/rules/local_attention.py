@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastgraph.dist.rank_graph import RankGraph
-from fastgraph.dist.sharded import ShardedTensor, enter, is_sharded
+from fastgraph.dist.rules.random import dropout_factor
+from fastgraph.dist.sharded import enter, is_sharded
 from fastgraph.dist.table import NoRuleError
+from fastgraph.graphs.edges import Edges
+from fastgraph.layers.sums import add_to
 from fastgraph.ops.heads import Call
 from fastgraph.ops.spmm import SPMM
 from fastgraph.registry import operators
@@ -19,53 +21,69 @@ SUMMED = {"gat": 0, "gatv2": 0, "attention": 2}
 """Positions of the operands whose rows operators add up."""
 
 
+def needs_weights(call: Call) -> bool:
+    """Whether weights are made, ``[edges, heads]``."""
+    return bool(call.weights or call.dropout > 0)
+
+
+def check_dropout(call: Call, operator: operators.Attention, *, has_features: bool) -> None:
+    """Weights are dropped after an operator made them, and sources summed by those that are left.
+
+    Raises:
+        NoRuleError: the operator adds up features of edges as well.
+    """
+    if call.dropout > 0 and has_features and operator is operators.ATTENTION:
+        raise NoRuleError
+
+
+def dropout_of_weights(call: Call, graph: RankGraph) -> Tensor | None:
+    """What the weights of the local edges are multiplied by, ``[edges, heads]``; ``None`` for 1.
+
+    An operator drops edges by their numbers, which are others on each rank. These are dropped by
+    where they are among those of all ranks.
+    """
+    if call.dropout == 0:
+        return None
+    features = call.inputs[0]
+    shape = [graph.edges.n, features.shape[1]]
+    return dropout_factor(shape, {0: graph.edges.position}, call.dropout, features.dtype)
+
+
 def local_attention(
     call: Call,
-    graph: RankGraph,
+    operator: operators.Attention,
     kernel: Callable[..., Any],
     inputs: Sequence[Any],
-    operator: operators.Attention,
+    edges: Edges,
     num_destinations: int,
+    factor: Tensor | None,
     addend: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, the statistics and the weights of an operator, by local rows and edges.
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What an operator gives for some edges of this rank.
 
     Args:
         call: what was asked for.
-        graph: the edges.
-        kernel: the operator.
-        inputs: its operands for the nodes and edges of ``graph``.
         operator: its specification.
-        num_destinations: of ``graph``.
-        addend: for the local rows.
+        kernel: the operator.
+        inputs: its operands for the nodes of these edges.
+        edges: the edges.
+        num_destinations: how many nodes they lead to.
+        factor: of their weights, by :func:`dropout_of_weights`.
+        addend: added to the output.
 
     Returns:
-        As the operator does; weights are those that were not dropped, and empty where neither they
-        nor dropout are asked for.
-
-    Raises:
-        NoRuleError: features of edges are added up besides dropout.
+        The output, the statistics, and the weights after dropout if they are needed.
     """
-    has_features = any(
-        x is not None and operand.shape[0] == "edges"
-        for x, operand in zip(inputs, operator.operands, strict=True)
-    )
-    weights = call.weights or call.dropout > 0
-    edges = graph.edges_of(numbered=weights or has_features)
-    rest = (edges.index, edges.ptr, None, 0, False, call.option, 0.0, weights)
-    if call.dropout == 0:
-        out, stats, alpha = kernel(*inputs, addend, *rest)
-        return out, stats, alpha
-    if operator is operators.ATTENTION and has_features:
-        raise NoRuleError  # which it adds up as well
-    # An operator drops edges by their numbers, which are others on each rank. So weights are made,
-    # [E, heads], and dropped by where they are among those of all ranks.
-    _, stats, alpha = kernel(*_for_weights(inputs, operator), None, *rest)
-    dropped: Any = F.dropout(ShardedTensor(alpha, graph.edges, 0), call.dropout)
+    topology, weights = (edges.index, edges.ptr), needs_weights(call)
+    rest = (*topology, None, 0, False, call.option, 0.0, weights)
+    if factor is None:
+        out, stats, alpha, *_ = kernel(*inputs, addend, *rest)
+        return out, stats, alpha if weights else None
+    _, stats, alpha, *_ = kernel(*_for_weights(inputs, operator), None, *rest)
+    dropped = alpha * factor
     values = inputs[SUMMED[operator.name]]
-    given = edges.index, edges.ptr, dropped.local, num_destinations, "sum", False
-    out = SPMM(values, *given)
-    return out if addend is None else out + addend, stats, dropped.local
+    out = SPMM(values, *topology, dropped, num_destinations, "sum", False)
+    return out if addend is None else add_to(out, addend), stats, dropped
 
 
 def shared(x: Tensor) -> Any:

@@ -1,9 +1,9 @@
-"""The operators of fastgraph: the halo is exchanged, then one call does the local rows."""
+"""The operators of fastgraph: the halo is exchanged, and the local rows are computed."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -16,11 +16,20 @@ from fastgraph.dist.layout import Layout, usual
 from fastgraph.dist.memo import remembered
 from fastgraph.dist.modes import grid_of, is_by_heads
 from fastgraph.dist.neighbourhoods import Neighbourhoods, neighbourhoods
+from fastgraph.dist.overlap import Part, Results, computed
 from fastgraph.dist.rank_graph import local_rows
 from fastgraph.dist.rules import by_blocks, by_heads
-from fastgraph.dist.rules.local_attention import SUMMED, local_attention, shared
+from fastgraph.dist.rules.local_attention import (
+    SUMMED,
+    check_dropout,
+    dropout_of_weights,
+    local_attention,
+    needs_weights,
+    shared,
+)
 from fastgraph.dist.sharded import ShardedTensor, is_sharded, on_the_whole
 from fastgraph.dist.table import Arguments, NoRuleError, Options, rule
+from fastgraph.graphs.edges import Edges
 from fastgraph.graphs.memo import REMEMBERING
 from fastgraph.ops.attention import ATTENTION
 from fastgraph.ops.edge_softmax import EDGE_SOFTMAX
@@ -31,7 +40,7 @@ from fastgraph.ops.head_scores import HEAD_SCORES
 from fastgraph.ops.heads import Call, dropout_seed
 from fastgraph.ops.library import DEFINING
 from fastgraph.ops.segment_reduce import SEGMENT_REDUCE
-from fastgraph.ops.spmm import SDDMM, SPMM, spmm
+from fastgraph.ops.spmm import SDDMM, SPMM
 from fastgraph.registry import operators
 
 
@@ -84,9 +93,15 @@ def weighted_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
         of_rank = _block(index, ptr, grid, sources, destinations, transpose)
         return by_blocks.weighted_sum(of_rank, x, weight, reduce)
     graph = _graph(index, ptr, sources, destinations, transpose)
-    edges, rows = graph.edges_of(numbered=weight is not None), graph.destinations
-    local = graph.of_sources(x), edges.index, edges.ptr, graph.of_edges(weight)
-    return ShardedTensor(SPMM(*local, rows.mine, reduce, False), rows, 0)
+    weight = graph.of_edges(weight)
+    edges = functools.partial(graph.edges_of, numbered=weight is not None)
+
+    def compute(part: Part) -> Results:
+        local = part.of_sources(x), part.edges.index, part.edges.ptr, part.of_edges(weight)
+        return Results(SPMM(*local, part.num_rows, reduce, False))
+
+    found = computed(graph, graph.local, edges, [x], compute, sums=reduce == "sum")
+    return ShardedTensor(found.out, graph.destinations, 0)
 
 
 @rule("fastgraph::segment_reduce")
@@ -124,8 +139,15 @@ def normalised_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor
     graph = _graph(index, None, rows, rows, transpose)
     local, normalised = graph.normalised(weight, loop_weight, x.dtype)
     csr = local.by_destination
-    out = spmm(graph.of_sources(x), csr.col, normalised, ptr=csr.ptr, num_out=rows.mine)
-    return ShardedTensor(out, rows, 0)
+
+    def compute(part: Part) -> Results:
+        edges, weights = part.edges, part.of_edges(normalised)
+        operands = part.of_sources(x), edges.index, edges.ptr, weights
+        return Results(SPMM(*operands, part.num_rows, "sum", False))
+
+    edges = Edges(csr.col, csr.ptr)
+    found = computed(graph, local, lambda: edges, [x], compute, sums=True)
+    return ShardedTensor(found.out, rows, 0)
 
 
 def _attention(
@@ -149,16 +171,34 @@ def _attention(
     if _is_by_heads(attention, call, sources, destinations):
         return by_heads.attend(attention, call, sources, destinations)
     graph = _attended(call, sources, destinations)
-    rows: dict[str, Callable[[Tensor], Any]] = {
-        "sources": graph.of_sources,
+    of_rank: _OfPlaces = {
+        "sources": lambda x: x,  # which a part takes
         "destinations": graph.of_destinations,
         "edges": graph.of_edges,
     }
-    inputs = [
-        None if x is None else rows.get(place, shared)(x)
-        for place, x in zip(places, call.inputs, strict=True)
-    ]
-    return _attend(call, graph, kernel, inputs, operator)
+    inputs = _each(of_rank, shared, places, call.inputs)
+
+    def operands(part: Part) -> list[Any]:
+        of_part: _OfPlaces = {
+            "sources": part.of_sources,
+            "destinations": part.of_destinations,
+            "edges": part.of_edges,
+        }
+        return _each(of_part, lambda x: x, places, inputs)
+
+    given = dict(zip(operator.names, inputs, strict=True))
+    return _attend(call, graph, operator, kernel, operands, given)
+
+
+_OfPlaces = dict[str, Callable[[Tensor], Any]]
+
+
+def _each(
+    of_places: _OfPlaces, other: Callable[[Tensor], Any], places: list[str], inputs: Sequence[Any]
+) -> list[Any]:
+    """Operands that are given, each as those of its place."""
+    pairs = zip(places, inputs, strict=True)
+    return [None if x is None else of_places.get(place, other)(x) for place, x in pairs]
 
 
 def _attended(call: Call, sources: Layout, destinations: Layout) -> Neighbourhoods:
@@ -196,23 +236,44 @@ def _is_by_heads(
 def _attend(
     call: Call,
     graph: Neighbourhoods,
-    kernel: Callable[..., Any],
-    inputs: list[Any],
     operator: operators.Attention,
+    kernel: Callable[..., Any],
+    operands: Callable[[Part], list[Any]],
+    given: dict[str, Any],
 ) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
-    """What an operator gives for local operands."""
-    rows, addend = graph.destinations, graph.of_destinations(call.addend)
-    found = local_attention(call, graph, kernel, inputs, operator, rows.mine, addend)
-    return _of_rows(graph, call.weights or call.dropout > 0, *found)
+    """What an operator gives for the rows of this rank.
 
+    Args:
+        call: its arguments.
+        graph: the edges to these rows.
+        operator: which has the same operands, or scores for the same weights.
+        kernel: computes it.
+        operands: gives its operands for some of the edges.
+        given: the operands of this rank by name.
+    """
+    shapes = {operand.name: operand.shape for operand in operator.operands}
+    present = {name: shape for name, shape in shapes.items() if given.get(name) is not None}
+    gathered = [given[name] for name, shape in present.items() if shape[0] == "sources"]
+    of_edges = [shape for shape in present.values() if shape[0] == "edges"]
+    check_dropout(call, operator, has_features=bool(of_edges))
+    edges = functools.partial(graph.edges_of, numbered=needs_weights(call) or bool(of_edges))
+    addend, rows = graph.of_destinations(call.addend), graph.destinations
+    factor = dropout_of_weights(call, graph)
 
-def _of_rows(
-    graph: Neighbourhoods, weights: bool, out: Tensor, stats: Tensor, alpha: Tensor
-) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
-    """What an operator gave for the rows of this rank."""
-    rows = graph.destinations
-    alpha = ShardedTensor(alpha, graph.edges, 0) if weights else alpha
-    return ShardedTensor(out, rows, 0), ShardedTensor(stats, rows, 0), alpha
+    def compute(part: Part) -> Results:
+        own, kept = part.of_addend(addend), part.of_edges(factor)
+        found = local_attention(
+            call, operator, kernel, operands(part), part.edges, part.num_rows, kept, own
+        )
+        return Results(*found)
+
+    # Values of edges are copied for parts, and features of theirs may be wider than those of nodes.
+    splits = all("heads" in shape for shape in of_edges)
+    found = computed(graph, graph.local, edges, gathered if splits else [], compute, addend=addend)
+    stats = ShardedTensor(found.stats, rows, 0)
+    alpha = found.weights
+    alpha = stats.local.new_empty(0) if alpha is None else ShardedTensor(alpha, graph.edges, 0)
+    return ShardedTensor(found.out, rows, 0), stats, alpha
 
 
 def attention_rule(name: str) -> Callable[[Callable[[Arguments], Any]], Callable[..., Any]]:
@@ -276,16 +337,19 @@ def gat_with_scores(args: Arguments) -> Any:
     if _is_by_heads(_WITH_SCORES, call, rows, rows):
         return *by_heads.attend(_WITH_SCORES, call, rows, rows), None
     graph = _attended(call, rows, rows)
-    features, att, of_edges = graph.of_sources(x), shared(att), graph.of_edges(score_edge)
-    if call.dropout:
+    att, score_edge = shared(att), graph.of_edges(score_edge)
+    kernel = GAT if call.dropout else GAT_WITH_SCORES
+
+    def operands(part: Part) -> list[Any]:
+        features = part.of_sources(x)
+        of_edges = part.of_edges(score_edge)
+        if not call.dropout:
+            return [features, att, of_edges]
         scores = HEAD_SCORES(features, att)
-        inputs = [features, scores[0], scores[1, : rows.mine], of_edges]
-        return *_attend(call, graph, GAT, inputs, operators.GAT), scores
-    edges = graph.edges_of(numbered=call.weights or of_edges is not None)
-    topology = edges.index, edges.ptr, None, 0, False
-    operands = features, att, of_edges, graph.of_destinations(call.addend)
-    *found, scores = GAT_WITH_SCORES(*operands, *topology, call.option, 0.0, call.weights)
-    return *_of_rows(graph, call.weights, *found), scores
+        return [features, scores[0], scores[1, : part.num_rows], of_edges]
+
+    given = {"x": x, "score_edge": score_edge}
+    return *_attend(call, graph, operators.GAT, kernel, operands, given), None
 
 
 @rule("fastgraph::head_scores")
