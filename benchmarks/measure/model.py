@@ -36,8 +36,8 @@ ISSUED = 0.7
 # Cycles from one instruction of a warp to its next, when it waits for no memory: results come after
 # four, and about every second instruction needs the one before it.
 CYCLES_ALONE = 2.0
-# Outside of the busiest loop, read off the code of spmm_rows and softmax_rows for sm_90: what a warp
-# does for each of its spans and each batch of entries, and how often it waits for memory there.
+# Outside of the busiest loop, read off the code of spmm_rows and softmax_rows for sm_90: what a
+# warp does for each span and each batch of entries, and how often it waits for memory there.
 SPAN = (200, 3)
 BATCH = (50, 1)
 # Of the second cache, what random rows can use of it beside what streams through.
@@ -83,8 +83,10 @@ def predict(
     for launch in LAYERS[layer][direction]:
         if isinstance(launch, Stream):
             nodes = len(graph.destinations.lengths)
-            size = launch.elements * SIZES[dtype] + launch.bytes
-            found.append(_streamed(launch.kernel, sheet, nodes * width * size))
+            size = nodes * width * (launch.elements * SIZES[dtype] + launch.bytes)
+            size += graph.destinations.entries * launch.edge_bytes
+            milliseconds = size / sheet.dram_gb_per_s / 1e6 + LAUNCH / 1e3
+            found.append(Prediction(launch.kernel, milliseconds, "memory" if size else "launch"))
         else:
             found += _gathered(table, sheet, graph, launch, width, dtype)
     return found
@@ -209,10 +211,6 @@ def _latency(
         "waiting": parts * nanoseconds(walk.warps, walk.batches, walk.iterations) / together / 1e6,
         "longest warp": nanoseconds(1, walk.longest_batches, walk.longest) / 1e6,
     }
-
-
-def _streamed(kernel: str, sheet: Sheet, num_bytes: float) -> Prediction:
-    return Prediction(kernel, num_bytes / sheet.dram_gb_per_s / 1e6 + LAUNCH / 1e3, "memory")
 
 
 def _merged(sheet: Sheet, rows: Rows, one_value: bool, width: int) -> Prediction:

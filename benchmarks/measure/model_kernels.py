@@ -127,24 +127,39 @@ class Gather:
 
 @dataclass(frozen=True)
 class Stream:
-    """A kernel that reads and writes arrays from end to end, so many bytes for each value."""
+    """A kernel that reads and writes arrays from end to end.
+
+    Attributes:
+        kernel: its name, or what it is for.
+        elements: for each value of the features, how many of their dtype.
+        bytes: for each value of the features, besides.
+        edge_bytes: for each edge.
+    """
 
     kernel: str
     elements: float = 0
     bytes: float = 0
+    edge_bytes: float = 0
 
 
 Launch = Gather | Stream
 Passes = dict[str, tuple[Launch, ...]]
 
 
-def _sums(entry_bytes: int) -> Passes:
-    # Column, for weights also the number of the edge and its weight, of which a sector is read.
+def _confirmed(results: int, weight_bytes: int = 0) -> tuple[Stream, ...]:
+    """What a call starts to see whether its edges are what they were; see ``graphs/witness.py``."""
+    return (
+        Stream("check_content", edge_bytes=16 + weight_bytes),
+        Stream("flag to the host"),
+        *(Stream("fill_with_nan_if") for _ in range(results)),
+    )
+
+
+def _sums(entry_bytes: int, weight_bytes: int) -> Passes:
     forward = Gather("spmm_rows", entry_bytes=entry_bytes)
-    return {
-        "forward": (forward,),
-        "backward": (Gather("spmm_rows", transpose=True, entry_bytes=entry_bytes),),
-    }
+    backward = Gather("spmm_rows", transpose=True, entry_bytes=entry_bytes)
+    confirmed = _confirmed(1, weight_bytes)
+    return {"forward": (*confirmed, forward), "backward": (*confirmed, backward)}
 
 
 def _attention(name: str, rows: tuple[int, int, int], added: int) -> Passes:
@@ -155,9 +170,11 @@ def _attention(name: str, rows: tuple[int, int, int], added: int) -> Passes:
     destinations = (f"{name}Destinations", *edges)
     return {
         "forward": (
+            *_confirmed(2),
             Gather("softmax_rows", (f"{name}Scores", *edges), forward, streamed=2, **whole),
         ),
         "backward": (
+            *_confirmed(3),
             Gather(
                 "piece_deltas",
                 destinations,
@@ -191,16 +208,22 @@ def _attention(name: str, rows: tuple[int, int, int], added: int) -> Passes:
 
 
 _GAT = _attention("Gat", (1, 1, 1), 0)
+_GATV2 = _attention("Gatv2", (1, 1, 2), 1)
 
 # As ``benchmarks/gpu.py`` measures them: message passing alone, of features that are queries, keys
 # and values, or sources and destinations, in one, so that their gradients are added.
 LAYERS: dict[str, Passes] = {
-    "GCN": _sums(4 + 8 + 32),
-    "SAGE-mean": _sums(4),
+    # Columns; for weights also the number of the edge and its weight, of which a sector is read.
+    "GCN": _sums(4 + 8 + 32, 4),
+    "SAGE-mean": _sums(4, 0),
     "SAGE-max": {
         # (Record)1 are ties: their number or the edge that has won.
-        "forward": (Gather("extremum_rows", ("(Record)1",), streamed=2, entry_bytes=12),),
+        "forward": (
+            *_confirmed(1),
+            Gather("extremum_rows", ("(Record)1",), streamed=2, entry_bytes=12),
+        ),
         "backward": (
+            *_confirmed(1),
             Stream("divide_packs", elements=2, bytes=4),
             Stream("code_winners", elements=1, bytes=5),
             Gather(
@@ -208,13 +231,17 @@ LAYERS: dict[str, Passes] = {
             ),
         ),
     },
-    "GATv2": _attention("Gatv2", (1, 1, 2), 1),
+    "GATv2": {
+        "forward": _GATV2["forward"],
+        "backward": (*_GATV2["backward"], Stream("add_rows")),
+    },
     "GAT": {
         "forward": (Stream("head_scores_nodes", elements=1), *_GAT["forward"]),
         "backward": (
             *_GAT["backward"],
             Stream("head_scores_grad_x", elements=3),
             Stream("head_scores_sums", elements=1),
+            Stream("add_rows"),
         ),
     },
     "Transformer": _attention("Attention", (2, 2, 2), 2),

@@ -60,9 +60,9 @@ SHEETS = (
     # version of 80 GB. Of a copy, published kernels see 1.8 TB/s; the second cache reads 5120 bytes
     # a cycle on paper, and about 0.6 of that in the microbenchmarks of the same authors.
     Sheet("A100", "sm_80", 108, 1.41, 64, 1800.0, 40 << 20, 4300.0, 190.0, 400.0),
-    # NVIDIA's Ada whitepaper: 128 multiprocessors, 72 MB, 1008 GB/s; 2.6 GHz, 5 TB/s from the second
-    # cache and the latencies as chipsandcheese.com has measured them (2022-11), and those of an L40,
-    # of the same generation, in arXiv 2606.22588: 279 cycles, 222 to 339 by the multiprocessor.
+    # NVIDIA's Ada whitepaper: 128 multiprocessors, 72 MB, 1008 GB/s. The clock, 5 TB/s from the
+    # second cache and latencies as chipsandcheese.com has measured them (2022-11); an L40, of the
+    # same generation, waits 222 to 339 cycles by the multiprocessor (arXiv 2606.22588).
     Sheet("RTX 4090", "sm_89", 128, 2.6, 48, 930.0, 72 << 20, 5000.0, 120.0, 290.0),
 )
 

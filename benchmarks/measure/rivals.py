@@ -52,7 +52,7 @@ def rivals(
     Args:
         compiled: only these two and what ``torch.compile`` makes.
     """
-    module = _message_passing(layer, width).to(graph.edge_index.device, dtype)
+    module = message_passing(layer, width).to(graph.edge_index.device, dtype)
     index = graph.edge_index
 
     def forward(x: Tensor) -> Tensor:
@@ -93,7 +93,8 @@ def _compiled(module: nn.Module, index: Tensor) -> Forward:
     return lambda x: traced(x, index)
 
 
-def _message_passing(layer: str, width: int) -> nn.Module:
+def message_passing(layer: str, width: int) -> nn.Module:
+    """A layer of so many channels, and heads, that is nothing but message passing."""
     case = LAYERS[layer]
     options = {"out_channels": width // HEADS, "bias": False} if case.options.get("heads") else {}
     if layer == "Transformer":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
@@ -25,18 +24,11 @@ from fastgraph.backends.cpu import CpuBackend
 from fastgraph.hookspecs import plugin_manager
 from fastgraph.machine import native
 from fastgraph.registry.registry import REGISTRY
+from tests.cuda.benchmarks import measure
 from tests.graphs import random_edges
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-
-
-def measure(name: str) -> Any:
-    """A module of the benchmarks, which are no package that could be installed."""
-    path = str(ROOT / "benchmarks")
-    if path not in sys.path:
-        sys.path.append(path)
-    return importlib.import_module(f"measure.{name}")
 
 
 def test_one_turn_is_timed_where_the_budget_is_too_small_for_more() -> None:
