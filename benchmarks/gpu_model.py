@@ -35,7 +35,9 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--table", type=Path, default=TABLE, help="default: that of the build")
-    add("--order", choices=ORDERS[:2], default=ORDERS[0], help="in which rows are dealt to warps")
+    has_list = (ROOT / "fastgraph" / "csrc" / "cuda" / "tasks.cu").exists()
+    order = "tasks" if has_list else "rows"
+    add("--order", choices=ORDERS[:2], default=order, help="how warps get rows; default: as now")
     add("--graphs", nargs="+", default=default_graphs(), metavar="GRAPH")
     add("--measured", type=Path, default=RESULTS, help="folder with results of gpu.py")
     add("--out", type=Path, default=RESULTS, help="folder for the results")

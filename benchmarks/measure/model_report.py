@@ -270,9 +270,9 @@ def _milliseconds(kernel: str) -> float:
 
 _SLOTS = {
     "2 groups in a warp, rows as numbered": (16, "rows"),
-    "2 groups, by length": (16, "length"),
+    "2 groups, a list of tasks": (16, "tasks"),
     "4 groups, rows as numbered": (8, "rows"),
-    "4 groups, by length": (8, "length"),
+    "4 groups, a list of tasks": (8, "tasks"),
 }
 
 

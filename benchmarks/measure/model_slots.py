@@ -10,18 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from measure.model_sheets import WARP
+from measure.tasks import FORMER_CHUNK, formerly, listed
 
-CHUNK = 256
-"""Entries at whose multiples long rows are cut, ``kChunk`` of the kernels."""
+# As ``fastgraph/backends/tasks.py`` cuts rows.
+_CHUNK, _SMALL_CHUNK, _SMALL = 256, 64, 2**19
 _MERGED_ROWS = 128
-"""Rows whose pieces one block merges, one row after another: ``kBlockThreads``."""
+"""Rows whose pieces one block merged, one row after another, when there was no list of tasks."""
 
-ORDERS = ("rows", "length", "uncut")
-"""How spans are dealt out to warps: pieces of long rows, then rows as they are numbered; the
-longest first; or rows as they are numbered and none cut, a warp to each."""
+ORDERS = ("tasks", "rows", "uncut")
+"""How groups get what they do: from a list of tasks, by length; pieces of long rows, then rows as
+they are numbered; or rows as they are numbered and none cut, a warp to each."""
 
 Lengths = NDArray[np.int64]
 
@@ -66,16 +68,12 @@ class Rows:
     @property
     def num_pieces(self) -> int:
         """Of long rows, those that hold nothing left out."""
-        return int((self._pieces() > 0).sum())
+        return int((self._spans()[0] > 0).sum())
 
     def walk(self, lanes: int, at_once: int, *, pieces_only: bool = False) -> Walk:
         """How groups of ``lanes`` lanes that take ``at_once`` entries at a time walk over them."""
-        pieces = self._pieces()
-        is_long = self.lengths > CHUNK if self.order != "uncut" else np.zeros_like(self.lengths)
-        rows = np.where(is_long, 0, self.lengths)
-        spans = pieces if pieces_only else np.concatenate([pieces, rows])
-        if self.order == "length":
-            spans = np.sort(spans[spans > 0])[::-1]
+        pieces, others = self._spans()
+        spans = pieces if pieces_only else np.concatenate([pieces, others])
         groups = 1 if self.order == "uncut" else WARP // lanes
         entries = int(spans.sum())
         spans = np.pad(spans, (0, -len(spans) % groups)).reshape(-1, groups)
@@ -94,28 +92,24 @@ class Rows:
 
     def merged_in_series(self) -> list[int]:
         """Pieces of each long row that one block merges, in the block that has most of them."""
-        count = -(-self.lengths // CHUNK) + 1
-        count[self.lengths <= CHUNK] = 0
-        if self.order == "length":  # a block for each long row
-            return [int(count.max(initial=0))]
+        if self.order != "rows":  # a block for each
+            return [-(-int(self.lengths.max(initial=0)) // self._chunk())]
+        count = -(-self.lengths // FORMER_CHUNK) + 1
+        count[self.lengths <= FORMER_CHUNK] = 0
         blocks = np.pad(count, (0, -len(count) % _MERGED_ROWS)).reshape(-1, _MERGED_ROWS)
         most = blocks[int(blocks.sum(1).argmax())]
         return [int(n) for n in most if n]
 
-    def _pieces(self) -> Lengths:
-        """Entries of each piece: that which starts a chunk, and that which ends it."""
-        if self.order == "uncut" or self.lengths.max(initial=0) <= CHUNK:
-            return np.zeros(0, np.int64)
-        ends = self.lengths.cumsum()
-        first = np.arange(0, ends[-1], CHUNK)
-        last = np.minimum(first + CHUNK, ends[-1])
-        at_begin, at_end = (np.searchsorted(ends, n, "right") for n in (first, last - 1))
-        found = np.zeros((len(first), 2), np.int64)
-        for column, row in ((0, at_begin), (1, at_end)):
-            begin, end = ends[row] - self.lengths[row], ends[row]
-            mine = self.lengths[row] > CHUNK
-            if column == 1:
-                mine &= begin > first
-            held = np.minimum(end, last) - np.maximum(begin, first)
-            found[:, column] = np.where(mine, held, 0)
-        return found.reshape(-1)
+    def _chunk(self) -> int:
+        return _SMALL_CHUNK if len(self.lengths) + self.entries < _SMALL else _CHUNK
+
+    def _spans(self) -> tuple[Lengths, Lengths]:
+        """How many entries pieces have, and rows that are not cut, in the order of tasks."""
+        if self.order == "uncut" or not len(self.lengths):
+            return np.zeros(0, np.int64), self.lengths
+        ptr = torch.from_numpy(np.concatenate([[0], self.lengths.cumsum()]))
+        tasks = formerly(ptr) if self.order == "rows" else listed(ptr, self._chunk())[0][:, 1:3]
+        is_cut = self.lengths > self._chunk()
+        num_others = len(self.lengths) - (0 if self.order == "rows" else int(is_cut.sum()))
+        lengths = tasks.diff(dim=1).squeeze(1).numpy()
+        return lengths[: len(lengths) - num_others], lengths[len(lengths) - num_others :]

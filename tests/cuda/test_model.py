@@ -33,18 +33,23 @@ def test_a_warp_works_as_long_as_its_longest_group() -> None:
     assert (walk.longest, walk.longest_batches) == (5, 2)
     assert walk.slots == 8 * 4 * 2 / 35
     assert rows(8, 1, 8, 1).walk(16, 4).iterations == 2 + 2
-    assert rows(8, 1, 8, 1, order="length").walk(16, 4).iterations == 2 + 1
+    assert rows(8, 1, 8, 1, order="tasks").walk(16, 4).iterations == 2 + 1
     assert rows(4, 1, 8, 0, 17, 5, order="uncut").walk(16, 4).iterations == 1 + 1 + 2 + 5 + 2
 
 
-def test_long_rows_are_cut_at_multiples_of_a_chunk() -> None:
+def test_long_rows_are_cut() -> None:
     # Entries 0-99, 100-699 and 700-1299: chunks end at 256, 512, 768, 1024 and 1280.
     lengths = rows(100, 600, 600)
-    assert lengths._pieces().tolist() == [0, 156, 256, 0, 188, 68, 256, 0, 256, 0, 20, 0]
+    pieces, others = lengths._spans()
+    assert pieces.tolist() == [0, 156, 256, 0, 188, 68, 256, 0, 256, 0, 20, 0]
+    assert others.tolist() == [100, 0, 0]
     assert lengths.num_pieces == 7
     assert lengths.walk(16, 4, pieces_only=True).longest == 256 // 4
     assert lengths.merged_in_series() == [4, 4]
-    assert rows(100, 600, 600, order="length").merged_in_series() == [4]
+    # A list has pieces of equal lengths, of 64 at most in a small graph.
+    pieces, others = rows(30, 130, 200, order="tasks")._spans()
+    assert pieces.tolist() == [43, 43, 44, 50, 50, 50, 50] and others.tolist() == [30]
+    assert rows(30, 130, 200, order="tasks").merged_in_series() == [4]
     assert rows(256, 3).num_pieces == 0 and rows().walk(16, 4).slots == 0
 
 
@@ -155,12 +160,12 @@ def test_the_page_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import gpu_model
 
-    given = ["--graphs", "kronecker-11", "--out", str(tmp_path), "--order", "length"]
+    given = ["--graphs", "kronecker-11", "--out", str(tmp_path), "--order", "rows"]
     monkeypatch.setattr(sys, "argv", ["gpu_model.py", *given])
     gpu_model.main()
     (path,) = tmp_path.glob("*-gpu-model.json")
     results = json.loads(path.read_text())
-    assert results["label"] == "predicted, never measured" and results["order"] == "length"
+    assert results["label"] == "predicted, never measured" and results["order"] == "rows"
     counts = results["launches"]["SAGE-max"]
     assert all(0 < ours <= upstream for ours, upstream in counts.values())
     assert "predicted, never measured" in path.with_suffix(".md").read_text().lower()
