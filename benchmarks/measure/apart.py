@@ -22,8 +22,8 @@ import torch
 from measure.cells import UPSTREAM, Bench, Cell, plan_left
 from measure.output import Record
 
-_STARTING = 120.0
-"""Seconds until a process has to be there: it loads torch and wakes the device."""
+_STARTING = 300.0
+"""Seconds until a process has to be there, far more than it takes to load torch on a busy machine."""
 
 # Of memory, for sorted graphs: all that are measured stay known.
 _CACHE_BYTES = 32 << 30
@@ -162,6 +162,7 @@ class Running:
                 self._tell(f"{cell}: {error}")
             for row in rows:
                 self._record.add("row", row)
+        self._record.add("left", [])
 
     def _asked(self, beside: str) -> Apart:
         """The process that measures what is beside us: one at a time is alive."""

@@ -70,6 +70,30 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the program ninja" in requirements.missing(["build"])
 
 
+def test_a_torch_that_cannot_hand_over_its_streams_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requirements, preflight = measure("requirements"), measure("preflight")
+    assert requirements.missing(["measure"]) == []
+    (is_right, line), *others = preflight.findings(CPU)
+    assert is_right and line.startswith("ok    tensors: torch ") and not others
+    for module in (requirements, preflight):
+        monkeypatch.setattr(module, "EXCHANGE", "__not_there__")
+    (lacking,) = requirements.missing(["measure"])
+    assert "a torch whose tensors have __not_there__" in lacking
+    assert not requirements.missing([])  # a report needs none
+    assert next(preflight.findings(CPU))[1].startswith("WRONG tensors: torch ")
+
+
+def test_one_point_that_fails_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    preflight = measure("preflight")
+    checks = {"broken": lambda _: 1 // 0, "alignment": preflight.alignment}
+    monkeypatch.setattr(preflight, "EVERYWHERE", checks)
+    broken, sound = (line for _, line in preflight.findings(CPU))
+    assert broken.startswith("WRONG broken: ZeroDivisionError")
+    assert sound.startswith("ok    alignment") and "begins 16 bytes off" in sound
+
+
 def row(rival: str, forward: float, **more: Any) -> dict[str, Any]:
     times = {way: {"median": forward} for way in ("forward", "backward")}
     cell = {"graph": "tolokers", "layer": "GATv2", "width": 256, "dtype": "float32"}
@@ -158,7 +182,7 @@ def test_calls_share_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [str(cell) for cell in between] == ["wing GCN 128 float32"]
     (cell,) = cells.plan(["wing"], ["GCN"], [64])[:1]
     running.measure([cell], time.monotonic() - 1, 3, 60)
-    assert record.lines("left") == [["wing GCN 64 float32"]]
+    assert record.lines("left") == [[], [], ["wing GCN 64 float32"]]
 
 
 def with_answers(record: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Any]:
