@@ -23,7 +23,7 @@ from measure.cells import UPSTREAM, Bench, Cell, plan_left
 from measure.output import Record
 
 _STARTING = 300.0
-"""Seconds until a process has to be there, far more than it takes to load torch on a busy machine."""
+"""Seconds until a process has to be there: more than torch takes to load on a busy machine."""
 
 # Of memory, for sorted graphs: all that are measured stay known.
 _CACHE_BYTES = 32 << 30
