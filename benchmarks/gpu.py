@@ -1,4 +1,4 @@
-"""Build, test and measure the CUDA kernels on a machine with a GPU, in one command.
+"""Build, test and measure the CUDA kernels on a machine with a GPU, in one command or in a few.
 
     FASTGRAPH_DATA=... python benchmarks/gpu.py
 
@@ -9,24 +9,32 @@ fastgraph itself need not be installed, and there need be no network: unpack whe
 and let PYTHONPATH name it. Where pytest-xdist or matplotlib are missing, tests run one by one, or
 there is no figure.
 
-The tests run on the GPU, some also under compute-sanitizer; then message passing of each layer is
-timed beside upstream and other packages, and what they compute is compared. What is found goes line
-by line to ``benchmarks/results/<date>-gpu.jsonl``, and in the end, also when the time is over, to
-``.json``, ``.md`` and ``.svg`` beside it. Several calls share the work with ``--stages``,
-``--graphs`` and one ``--record``: cells that are in the record already are not measured again.
+The stages: ``build`` compiles the kernels; ``preflight`` looks at what they rely on and only a
+device can show; ``turbo-gnn`` builds that package from the sources that ``--turbo-gnn`` names,
+beside the stages before the measurements, and may fail; ``test`` and ``sanitize`` run the tests on
+the GPU; ``measure`` times message passing of each layer beside upstream and other packages, and
+compares what they compute. Each package of others runs in a process of its own, and what crashes or
+hangs loses its own cell only.
+
+What is found goes line by line to ``benchmarks/results/<date>-gpu.jsonl``, and in the end, also
+when the time is over, to ``.json``, ``.md`` and ``.svg`` beside it. Several calls share the work
+with ``--stages``, ``--graphs`` and one ``--record``: cells that are in the record already are not
+measured again. Of a run that was killed, ``--stages '' --record FILE`` makes the report.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import shlex
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,12 +43,14 @@ from measure.requirements import find_program, missing
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / "fastgraph" / "lib" / "libfastgraph_cuda.so"
-STAGES = ("build", "test", "sanitize", "measure")
+BUILD = ROOT / "build" / "gpu"
+TURBO_GNN = BUILD / "turbo_gnn"
+STAGES = ("build", "preflight", "turbo-gnn", "test", "sanitize", "measure")
+OTHERS = ("turbo-gnn", "compile", "flex_attention")
 WIDTHS = (256, 64, 512, 128)
 # Each test under a tool that watches every access runs a hundred times slower.
 _SANITIZED = "test_every_graph and (random or hub_small) and not dropout"
-# Of memory, for sorted graphs: all that are measured stay known.
-_CACHE_BYTES = 32 << 30
+_TURBO_JOBS = 8  # beside our own compilers
 
 
 def main() -> None:
@@ -54,6 +64,7 @@ def main() -> None:
 
     path, folder = options.record, options.out or RESULTS
     record = Record(path) if path is not None else Record.fresh(folder, "gpu")
+    record.mend()
     record.add("command", shlex.join(["python", "benchmarks/gpu.py", *sys.argv[1:]]))
     # A time limit of others ends this process by a signal; what is known then is reported, too.
     signal.signal(signal.SIGTERM, _end)
@@ -79,25 +90,46 @@ def _options() -> argparse.Namespace:
     def names(text: str) -> list[str]:
         return [name for name in text.split(",") if name]
 
-    def stages(text: str) -> list[str]:
-        unknown = set(names(text)) - set(STAGES)
-        if unknown:
-            raise argparse.ArgumentTypeError(f"expected some of {', '.join(STAGES)}, got {text!r}")
-        return names(text)
+    def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
+        def chosen(text: str) -> list[str]:
+            if set(names(text)) - set(known):
+                raise argparse.ArgumentTypeError(
+                    f"expected some of {', '.join(known)}, got {text!r}"
+                )
+            return names(text)
+
+        return chosen
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--stages", type=stages, default=list(STAGES), help="some, with commas; none: report only")
+    default = [stage for stage in STAGES if stage != "turbo-gnn"]
+    add("--stages", type=some_of(STAGES), help="some, with commas; none: report only")
     add("--seconds", type=float, default=450.0, help="for all stages together; default: 450")
+    add("--turbo-gnn", type=Path, help="its source distribution or a folder with it, to be built")
+    add(
+        "--others",
+        type=some_of(OTHERS),
+        default=list(OTHERS),
+        help="packages beside us, with commas",
+    )
     add("--graphs", type=names, help="with commas; default: all there are")
     add("--layers", type=names, help="with commas; default: all")
     add("--widths", type=lambda text: [int(w) for w in names(text)], default=list(WIDTHS))
+    add("--timed-seconds", type=float, default=3.0, help="in which a cell is timed; default: 3")
+    add(
+        "--cell-seconds", type=float, default=120.0, help="after which it is given up; default: 120"
+    )
     add("--out", type=Path, help="folder for the results")
     add("--record", type=Path, help="a .jsonl file to add to; default: a new one in the folder")
-    add("--device", default="cuda", help="cpu tries the measurements themselves")
-    return parser.parse_args()
+    add("--device", default="cuda", help="cpu tries everything but the kernels")
+    options = parser.parse_args()
+    if options.stages is None:
+        options.stages = [*default, *(["turbo-gnn"] if options.turbo_gnn else [])]
+    if "turbo-gnn" in options.stages and options.turbo_gnn is None:
+        parser.error("the stage turbo-gnn needs --turbo-gnn")
+    return options
 
 
 _running: set[subprocess.Popen[str]] = set()
@@ -105,7 +137,8 @@ _running: set[subprocess.Popen[str]] = set()
 
 def _end(*_: object) -> None:
     for process in _running:
-        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     sys.exit("ended by a signal")
 
 
@@ -116,57 +149,126 @@ def tell(line: str) -> None:
 def run_stages(options: argparse.Namespace, record: Any, deadline: float) -> list[str]:
     """Run the stages before the measurements; return the names of those that failed."""
     failed: list[str] = []
-    for stage, commands in (
-        ("build", build_commands),
-        ("test", test_commands),
-        ("sanitize", sanitize_commands),
-    ):
-        if stage not in options.stages or "build" in failed:
-            continue
-        given, environ = commands()
-        seconds = max(1.0, deadline - time.monotonic())
-        if stage == "sanitize" and "measure" in options.stages:
-            seconds /= 3
-        # Only the commands of a build need each other.
-        with ThreadPoolExecutor(1 if stage == "build" else len(given)) as pool:
-            steps = list(pool.map(lambda c: run(c, environ, seconds), given))  # noqa: B023
-        for step in steps:
-            record.add("stage", {"stage": stage, **step})
-        if any(step["exit_code"] for step in steps) or (stage == "build" and not LIBRARY.exists()):
-            failed.append(stage)
+    with beside(options, record, deadline):
+        for stage, commands in (
+            ("build", build_commands),
+            ("preflight", lambda: preflight_commands(options.device)),
+            ("test", test_commands),
+            ("sanitize", sanitize_commands),
+        ):
+            if stage not in options.stages or "build" in failed:
+                continue
+            given, environ = commands()
+            seconds = max(1.0, deadline - time.monotonic())
+            if stage == "sanitize" and "measure" in options.stages:
+                seconds /= 3
+            # Only the commands of a build need each other.
+            with ThreadPoolExecutor(1 if stage == "build" else len(given)) as pool:
+                steps = list(pool.map(lambda c: run(c, environ, seconds), given))  # noqa: B023
+            for step in steps:
+                record.add("stage", {"stage": stage, **step})
+                if stage == "preflight" and not step["exit_code"]:
+                    tell("\n".join(step["output"]))
+            if any(step["exit_code"] for step in steps) or (
+                stage == "build" and not LIBRARY.exists()
+            ):
+                failed.append(stage)
     return failed
+
+
+@contextlib.contextmanager
+def beside(options: argparse.Namespace, record: Any, deadline: float) -> Iterator[None]:
+    """Build turbo-gnn meanwhile, if that is asked for; nothing else depends on whether it works."""
+    if "turbo-gnn" not in options.stages:
+        yield
+        return
+    command, environ = turbo_gnn_command(options.turbo_gnn)
+    seconds = max(1.0, deadline - time.monotonic())
+    with ThreadPoolExecutor(1) as pool:
+        built = pool.submit(run, command, environ, seconds)
+        yield
+        record.add("stage", {"stage": "turbo-gnn", **built.result()})
 
 
 Commands = tuple[list[list[str]], dict[str, str]]
 
 
-def build_commands() -> Commands:
-    """The library for the GPU at hand, and for no other."""
-    import torch
+def capability() -> str:
+    """That of the GPU, such as 90, as its driver says."""
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        shown = ""
+    number = shown.strip().partition("\n")[0].replace(".", "")
+    if not number.isdigit():
+        sys.exit("nvidia-smi shows no GPU")
+    return number
 
-    if not torch.cuda.is_available():
-        sys.exit("torch finds no GPU")
+
+def build_commands() -> Commands:
+    """The library for the GPU at hand, and for no other, with all cores."""
     LIBRARY.unlink(missing_ok=True)  # what is tested is what was built
-    major, minor = torch.cuda.get_device_capability()
-    folder = str(ROOT / "build" / "gpu")
     given = {
         "Python_EXECUTABLE": sys.executable,
         "CMAKE_CUDA_COMPILER": find_program("nvcc"),
+        "FASTGRAPH_CPU_LEVELS": "native",
         "FASTGRAPH_CUDA": "on",
-        "FASTGRAPH_CUDA_ARCHITECTURES": f"{major}{minor}",
+        "FASTGRAPH_CUDA_ARCHITECTURES": capability(),
+        # On few cores, to read the headers once more for each type costs more than it gains.
+        "FASTGRAPH_CUDA_SPLIT": "ON" if (os.cpu_count() or 1) > 4 else "OFF",
     }
     options = [f"-D{name}={value}" for name, value in given.items()]
     return [
-        ["cmake", "-S", str(ROOT), "-B", folder, "-G", "Ninja", *options],
-        ["cmake", "--build", folder, "--target", "all"],
+        ["cmake", "-S", str(ROOT), "-B", str(BUILD), "-G", "Ninja", *options],
+        ["cmake", "--build", str(BUILD), "--target", "all"],
     ], {}
 
 
+def preflight_commands(device: str) -> Commands:
+    paths = _paths(str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH"))
+    command = [sys.executable, "-m", "measure.preflight", "--device", device]
+    return [command], {"PYTHONPATH": paths}
+
+
+def _paths(*parts: str | None) -> str:
+    return os.pathsep.join(part for part in parts if part)
+
+
+def turbo_gnn_command(sources: Path) -> tuple[list[str], dict[str, str]]:
+    """Into a folder of its own, by this torch, and for this GPU alone."""
+    number = capability()
+    links = BUILD / "links"
+    links.mkdir(parents=True, exist_ok=True)
+    # Packages have cuSPARSE under a name with its version, for which linkers do not look.
+    found = [
+        *Path(sysconfig.get_path("purelib")).glob("nvidia/*/lib/libcusparse.so*"),
+        *Path("/usr/local").glob("cuda*/lib64/libcusparse.so*"),
+    ]
+    link = links / "libcusparse.so"
+    link.unlink(missing_ok=True)
+    if found:
+        link.symlink_to(found[0])
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
+    command += ["--no-index", "--no-build-isolation", "--no-cache-dir", "--target", str(TURBO_GNN)]
+    return (
+        [*command, str(sources.resolve())],
+        {
+            "TURBO_GNN_FORCE_BUILD": "TRUE",  # it would look for a wheel on the network
+            "TORCH_CUDA_ARCH_LIST": f"{number[:-1]}.{number[-1]}",
+            "MAX_JOBS": str(_TURBO_JOBS),
+            "LIBRARY_PATH": _paths(str(links), os.environ.get("LIBRARY_PATH")),
+        },
+    )
+
+
 def test_commands() -> Commands:
-    parallel = ["-n", "8", "--dist", "worksteal"] if importlib.util.find_spec("xdist") else []
+    parallel = []
+    if importlib.util.find_spec("xdist"):
+        parallel = ["-n", str(min(8, os.cpu_count() or 1)), "--dist", "worksteal"]
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    own = "--ignore=tests/cuda/test_benchmark.py"
-    return [[*pytest, *parallel, own, "--gpu", "tests/cuda"]], {}
+    own = [f"--ignore=tests/cuda/test_{name}.py" for name in ("benchmark", "model", "one_shot")]
+    return [[*pytest, *parallel, *own, "--gpu", "tests/cuda"]], {}
 
 
 def sanitize_commands() -> Commands:
@@ -211,7 +313,7 @@ def run(command: Sequence[str], environ: dict[str, str], seconds: float) -> dict
         "exit_code": code,
         "seconds": round(time.perf_counter() - start, 1),
         "last_line": tail[-1] if tail else "",
-        **({"output": tail} if code else {}),
+        "output": tail,
     }
 
 
@@ -219,29 +321,27 @@ def measure(options: argparse.Namespace, record: Any, deadline: float) -> None:
     """Put machine, bandwidth and the rows of all cells into the record."""
     import torch
 
-    from fastgraph.backends.cpu import CpuBackend
-    from fastgraph.backends.cuda import CudaBackend
-    from measure.cells import Bench, plan
-    from measure.device import DeviceLostError, bandwidth, cache_bytes, facts
+    from measure.apart import LostError, Running
+    from measure.cells import plan
     from measure.graphs import SHAPES, default_graphs
     from measure.layers import LAYERS
-    from measure.routing import Counted
 
-    device = torch.device(options.device)
-    counted = Counted(CudaBackend() if device.type == "cuda" else CpuBackend())
-    why_not = counted.unavailable()
-    if why_not is not None:
-        sys.exit(why_not)
-    record.add("machine", facts(device))
-    record.add("cache_bytes", cache_bytes(device))
-    record.add("bandwidth", bandwidth(device))
+    if TURBO_GNN.exists():
+        sys.path.append(str(TURBO_GNN))  # also of the processes that are started
+    others = [
+        name
+        for name in options.others
+        if name != "turbo-gnn" or importlib.util.find_spec("turbo_gnn") is not None
+    ]
     graphs = options.graphs or [*default_graphs(), *SHAPES]
-    cells = plan(graphs, options.layers or list(LAYERS), options.widths)
-    with counted.enabled(_CACHE_BYTES):
-        try:
-            Bench(device, counted).measure(cells, record, deadline, tell)
-        except DeviceLostError as error:
-            sys.exit(f"the GPU is lost, call again with --record {record.path}: {error}")
+    cells = plan(graphs, options.layers or list(LAYERS), options.widths, others)
+    running = Running(torch.device(options.device), record, tell)
+    try:
+        running.measure(cells, deadline, options.timed_seconds, options.cell_seconds)
+    except LostError as error:
+        sys.exit(f"nothing can be measured: {error}")
+    finally:
+        running.end()
 
 
 def report(record: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -12,14 +12,26 @@ import torch
 from torch import Tensor
 
 from measure.agreement import Reference, require
-from measure.device import Contestant, copies_beyond_cache, failure, interleave, peak_bytes, summary
+from measure.device import (
+    Contestant,
+    bandwidth,
+    cache_bytes,
+    copies_beyond_cache,
+    facts,
+    failure,
+    interleave,
+    peak_bytes,
+    summary,
+)
 from measure.graphs import SHAPES, GraphData, imitate, load
-from measure.output import Record
-from measure.rivals import Forward, Rival, rivals
+from measure.rivals import COMPILED, TURBO, TURBO_LAYERS, UPSTREAM, Forward, Rival, rivals
 from measure.routing import Counted, measuring
 
-# Where what torch.compile makes is measured: it takes about half a minute for each.
-_COMPILED = {"tolokers": None, "wing": ("Transformer",)}
+# Where what torch.compile makes is measured: it takes about half a minute for each, and may hang.
+_COMPILED = {
+    "compile": {"tolokers": None, "wing": ("Transformer",)},
+    "flex_attention": {"tolokers": ("Transformer",), "wing": ("Transformer",)},
+}
 _FIRST_WIDTH = 256
 # Measured for upstream and us in float32 only: it lies between others that tell what it would.
 _BETWEEN = (128,)
@@ -27,22 +39,24 @@ _BETWEEN = (128,)
 _LARGE = ("like-ogbn-products",)
 # Outputs whose backward pass is timed are kept together, in memory of this size.
 _KEPT_BYTES = 4 << 30
-_LONGEST_CELL = 3.0
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One layer on one graph. ``compiled`` ones measure what ``torch.compile`` makes."""
+    """One layer on one graph, and beside what we are measured: upstream, or a package of others.
+
+    Each of those has cells of its own, which a process of its own measures.
+    """
 
     graph: str
     layer: str
     width: int
     dtype: torch.dtype
-    compiled: bool = False
+    beside: str = UPSTREAM
 
     def __str__(self) -> str:
-        *place, compiled = self.to_json().values()
-        return " ".join(map(str, [*place, *(["compiled"] if compiled else [])]))
+        *place, beside = self.to_json().values()
+        return " ".join(map(str, [*place, *([] if beside == UPSTREAM else ["beside", beside])]))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -50,32 +64,55 @@ class Cell:
             "layer": self.layer,
             "width": self.width,
             "dtype": str(self.dtype).removeprefix("torch."),
-            "compiled": self.compiled,
+            "beside": self.beside,
         }
 
 
-def plan(graphs: Sequence[str], layers: Sequence[str], widths: Sequence[int]) -> list[Cell]:
-    """All cells, those first that say most."""
+def plan(
+    graphs: Sequence[str], layers: Sequence[str], widths: Sequence[int], others: Sequence[str] = ()
+) -> list[Cell]:
+    """All cells, those first that say most, and those last that may hang.
+
+    Args:
+        others: packages beside which we are measured, too; see :mod:`measure.rivals`.
+    """
     first = _FIRST_WIDTH if _FIRST_WIDTH in widths else widths[0]
+    more = [width for width in widths if width != first]
     cells = [Cell(g, layer, first, torch.float32) for g in graphs for layer in layers]
-    for graph, known in _COMPILED.items():
-        if graph in graphs:
-            chosen = [layer for layer in layers if known is None or layer in known]
-            cells += [Cell(graph, layer, first, torch.float32, True) for layer in chosen]
+    turbo = [layer for layer in layers if layer in TURBO_LAYERS and TURBO in others]
+    cells += [Cell(g, layer, first, torch.float32, TURBO) for g in graphs for layer in turbo]
     cells += _even(graphs, layers, first, torch.bfloat16)
-    others = [width for width in widths if width != first]
-    for width in others:
+    for width in more:
         cells += _even(graphs, layers, width, torch.float32)
-    for width in others:
+    for width in more:
         if width not in _BETWEEN:
             cells += _even(graphs, layers, width, torch.bfloat16)
+    for width in more:
+        if width not in _BETWEEN:
+            cells += _even(graphs, turbo, width, torch.float32, TURBO)
+    for beside in COMPILED:
+        for graph, known in _COMPILED[beside].items():
+            if graph in graphs and beside in others:
+                chosen = [layer for layer in layers if known is None or layer in known]
+                cells += [Cell(graph, layer, first, torch.float32, beside) for layer in chosen]
     return cells
 
 
+def plan_left(cells: Sequence[Cell], rows: Sequence[dict[str, Any]]) -> list[Cell]:
+    """The cells of which there is no row yet."""
+    done = [{key: row.get(key) for key in cells[0].to_json()} for row in rows] if cells else []
+    return [cell for cell in cells if cell.to_json() not in done]
+
+
 def _even(
-    graphs: Sequence[str], layers: Sequence[str], width: int, dtype: torch.dtype
+    graphs: Sequence[str],
+    layers: Sequence[str],
+    width: int,
+    dtype: torch.dtype,
+    beside: str = UPSTREAM,
 ) -> list[Cell]:
-    return [Cell(g, layer, width, dtype) for g in graphs if g not in _LARGE for layer in layers]
+    small = [graph for graph in graphs if graph not in _LARGE]
+    return [Cell(graph, layer, width, dtype, beside) for graph in small for layer in layers]
 
 
 class Bench:
@@ -86,25 +123,32 @@ class Bench:
         self._counted = counted
         self._graphs: dict[str, GraphData] = {}
 
-    def measure(
-        self, cells: Sequence[Cell], record: Record, deadline: float, tell: Callable[[str], None]
-    ) -> None:
-        """Put the rows of all cells into the record, but those of cells that are there already.
+    @classmethod
+    @contextmanager
+    def opened(cls, device: torch.device, known_bytes: int) -> Iterator[Bench]:
+        """A bench with our kernels for the device, for a process that does nothing else.
 
         Args:
-            deadline: the ``time.monotonic()`` after which no cell is begun.
-            tell: takes a line for each cell.
+            device: which it has for itself.
+            known_bytes: memory for sorted graphs.
         """
-        done = [{k: row[k] for k in cells[0].to_json()} for row in record.lines("row")]
-        left = [cell for cell in cells if cell.to_json() not in done]
-        for number, cell in enumerate(left):
-            seconds = deadline - time.monotonic()
-            if seconds <= 0:
-                record.add("left", [str(c) for c in left[number:]])
-                return
-            tell(str(cell))
-            for row in self.rows(cell, min(_LONGEST_CELL, seconds / (len(left) - number))):
-                record.add("row", row)
+        from fastgraph.backends.cpu import CpuBackend
+        from fastgraph.backends.cuda import CudaBackend
+
+        counted = Counted(CudaBackend() if device.type == "cuda" else CpuBackend())
+        why_not = counted.unavailable()
+        if why_not is not None:
+            sys.exit(why_not)
+        with counted.enabled(known_bytes):
+            yield cls(device, counted)
+
+    def facts(self) -> dict[str, Any]:
+        """What machine this is, the size of its last cache, and bandwidths."""
+        return {
+            "machine": facts(self._device),
+            "cache_bytes": cache_bytes(self._device),
+            "bandwidth": bandwidth(self._device),
+        }
 
     def rows(self, cell: Cell, budget: float) -> list[dict[str, Any]]:
         """A row for each rival: errors, peak memory and time of both passes, or why it failed.
@@ -113,7 +157,7 @@ class Bench:
         """
         try:
             graph = self._graph(cell.graph)
-            found = rivals(cell.layer, graph, cell.width, cell.dtype, cell.compiled)
+            found = rivals(cell.layer, graph, cell.width, cell.dtype, cell.beside)
             found = found[:2] if cell.width in _BETWEEN else found
             inputs = self._inputs(graph, cell)
             reference = self._reference(graph, cell, inputs[0])
@@ -173,7 +217,7 @@ class Bench:
         features = x.detach().float().requires_grad_()
         torch.manual_seed(1)
         given = torch.randn_like(x)
-        upstream, ours, *_ = rivals(cell.layer, graph, cell.width, torch.float32, False)
+        upstream, ours, *_ = rivals(cell.layer, graph, cell.width, torch.float32)
         for rival in (upstream, ours):
             with suppress(torch.OutOfMemoryError):
                 with self._context(rival):

@@ -60,12 +60,8 @@ def _whole_peak(row: Row) -> int:
 
 
 def pairs(rows: Iterable[Row], column: str = "ours") -> list[tuple[Row, Row]]:
-    """Each row that was timed, and that of our column in its cell; upstream once, uncompiled."""
-    timed = [
-        row
-        for row in rows
-        if "failed" not in row and not (row["compiled"] and row["rival"] == "upstream")
-    ]
+    """Each row that was timed, and that of our column in its cell."""
+    timed = [row for row in rows if "failed" not in row]
     cells = {_cell(row): row for row in timed if row["rival"] == column}
     return [
         (row, cells[_cell(row)]) for row in timed if row["rival"] != column and _cell(row) in cells
@@ -73,7 +69,7 @@ def pairs(rows: Iterable[Row], column: str = "ours") -> list[tuple[Row, Row]]:
 
 
 def _cell(row: Row) -> tuple[Any, ...]:
-    return (*(row[key] for key in _PLACE), row["compiled"])
+    return (*(row[key] for key in _PLACE), row["beside"])
 
 
 def _gains(
@@ -94,7 +90,11 @@ def _gains(
 def floors(results: dict[str, Any]) -> list[Floor]:
     """What is required of an H200, met or not."""
     rows = results["cells"]
-    ours = [row for row in rows if row["rival"] == "ours" and "failed" not in row]
+    ours = [
+        row
+        for row in rows
+        if (row["rival"], row["beside"]) == ("ours", "upstream") and "failed" not in row
+    ]
 
     def is_float32(row: Row) -> bool:
         return bool(row["dtype"] == "float32")
@@ -169,6 +169,9 @@ def markdown(results: dict[str, Any]) -> str:
     keys = ("stage", "seconds", "exit_code", "last_line")
     stages = ([str(step[key]) for key in keys] for step in results["stages"])
     lines += table(["stage", "seconds", "exit code", "last line"], stages)
+    looked = [step["output"] for step in results["stages"] if step["stage"] == "preflight"]
+    if looked:
+        lines += ["## Preflight", "", *(f"- {line}" for line in looked[-1]), ""]
     if results["left"]:
         lines += ["Left when the time was over: " + "; ".join(results["left"]) + ".", ""]
     heads = [*_PLACE, "rival", *(f"{way}{what}" for what in _FIGURES for way in DIRECTIONS)]

@@ -62,6 +62,12 @@ class Record:
         with self.path.open("a") as file:
             file.write(json.dumps({kind: value}) + "\n")
 
+    def mend(self) -> None:
+        """Drop what a run that was killed has left of a line."""
+        if self.path.exists():
+            whole, _, _ = self.path.read_text().rpartition("\n")
+            self.path.write_text(whole + "\n" if whole else "")
+
     def lines(self, kind: str) -> list[Any]:
         """All values of a kind, from this run and those that it continues."""
         if not self.path.exists():

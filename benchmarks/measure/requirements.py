@@ -27,6 +27,10 @@ def find_program(name: str) -> str | None:
     return shutil.which(name) or (str(usual) if usual.exists() else None)
 
 
+EXCHANGE = "__dlpack_c_exchange_api__"
+"""By this tensors hand stream and allocator of torch to the kernels, without a module between."""
+
+
 def missing(stages: Collection[str]) -> list[str]:
     """What these stages need and this machine lacks."""
     packages = dict(_PACKAGES)
@@ -35,9 +39,22 @@ def missing(stages: Collection[str]) -> list[str]:
     programs = ["cmake", "ninja", "nvcc", "c++"] if "build" in stages else []
     if "sanitize" in stages:
         programs.append("compute-sanitizer")
-    return [
+    found = [
         *(f"the package {wheel}" for name, wheel in packages.items() if not _is_there(name)),
         *(f"the program {name}" for name in programs if find_program(name) is None),
+    ]
+    if _is_there("torch") and stages:
+        found += _missing_of_torch()
+    return found
+
+
+def _missing_of_torch() -> list[str]:
+    import torch
+
+    if hasattr(torch.Tensor, EXCHANGE):
+        return []
+    return [
+        f"a torch whose tensors have {EXCHANGE}, such as 2.10 (this one is {torch.__version__})"
     ]
 
 

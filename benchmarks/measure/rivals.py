@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
+import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,13 @@ HEADS = 4
 # What torch.compile makes of a mask addresses it by 32 bits, and this mask has a bit for each pair.
 _MAX_FLEX_NODES = 2**17
 _FLEX_BLOCK = 128
-_TURBO = ("GCN", "SAGE-mean", "SAGE-max", "GATv2", "Transformer")
+
+# Beside what we are measured. Packages of others have a process each, since they may crash or hang.
+UPSTREAM = "upstream"
+TURBO = "turbo-gnn"
+COMPILED = ("compile", "flex_attention")
+OTHERS = (TURBO, *COMPILED)
+TURBO_LAYERS = ("GCN", "SAGE-mean", "SAGE-max", "GATv2", "Transformer")
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -45,14 +51,14 @@ class Rival:
 
 
 def rivals(
-    layer: str, graph: GraphData, width: int, dtype: torch.dtype, compiled: bool
+    layer: str, graph: GraphData, width: int, dtype: torch.dtype, beside: str = UPSTREAM
 ) -> list[Rival]:
-    """All that can compute this layer on this graph, upstream and ours first.
+    """All that can compute this layer on this graph and are measured together.
 
     Args:
-        compiled: only these two and what ``torch.compile`` makes.
+        beside: upstream, and we; or one of :data:`OTHERS`, beside which we are measured once more.
     """
-    module = _message_passing(layer, width).to(graph.edge_index.device, dtype)
+    module = message_passing(layer, width).to(graph.edge_index.device, dtype)
     index = graph.edge_index
 
     def forward(x: Tensor) -> Tensor:
@@ -72,19 +78,21 @@ def rivals(
 
         return ours
 
-    found = [Rival("upstream", lambda: forward), Rival("ours", make_ours, ours=True)]
-    if compiled:
+    ours = [Rival("ours", make_ours, ours=True)]
+    if layer in ("GCN", "SAGE-mean") and dtype == torch.float32 and beside in (UPSTREAM, TURBO):
+        ours.append(Rival("ours-measured", make_ours, ours=True, measured=True))
+    if beside == TURBO:
+        return [*ours, Rival(TURBO, lambda: _turbo(layer, graph, module, width))]
+    if beside in COMPILED:
         # The backward pass of one forward pass is timed many times.
         functorch_config.donated_buffer = False
-        found.append(Rival("compile", lambda: _compiled(module, index)))
-        if layer == "Transformer" and _fits_a_mask(graph):
-            found.append(Rival("flex_attention", lambda: _flex(graph)))
-        return found
-    if layer in ("GCN", "SAGE-mean") and dtype == torch.float32:
-        found.append(Rival("ours-measured", make_ours, ours=True, measured=True))
+        if beside == "compile":
+            return [*ours, Rival("compile", lambda: _compiled(module, index))]
+        flex = [Rival("flex_attention", lambda: _flex(graph))] if _fits_a_mask(graph) else []
+        return [*ours, *flex]
+    found = [Rival("upstream", lambda: forward), *ours]
+    if len(ours) > 1:
         found.append(Rival("torch.sparse", lambda: _sparse(layer, graph)))
-    if layer in _TURBO and dtype == torch.float32 and importlib.util.find_spec("turbo_gnn"):
-        found.append(Rival("turbo-gnn", lambda: _turbo(layer, graph, module, width)))
     return found
 
 
@@ -93,7 +101,8 @@ def _compiled(module: nn.Module, index: Tensor) -> Forward:
     return lambda x: traced(x, index)
 
 
-def _message_passing(layer: str, width: int) -> nn.Module:
+def message_passing(layer: str, width: int) -> nn.Module:
+    """A layer of so many channels, and heads, that is nothing but message passing."""
     case = LAYERS[layer]
     options = {"out_channels": width // HEADS, "bias": False} if case.options.get("heads") else {}
     if layer == "Transformer":
@@ -160,8 +169,15 @@ def _block_mask(graph: GraphData) -> Any:
 
 
 def _turbo(layer: str, graph: GraphData, module: Any, width: int) -> Forward:
-    """The published fused kernels (arXiv 2605.31500) of version 0.1.0rc4."""
+    """The published fused kernels (arXiv 2605.31500) of version 0.1.0rc4.
+
+    Attention takes the configuration that they find to be fastest, at its first call. Those of
+    extrema do not: they would try 6,720.
+    """
     turbo = importlib.import_module("turbo_gnn")
+    tuned: dict[str, Any] = {"autotune": True}
+    if layer in ("GATv2", "Transformer"):
+        tuned["autotune_config"] = turbo.AutotuneConfig(warmup=1, iters=5, tune_backward=True)
     num = graph.num_nodes
     if layer in ("GCN", "GATv2"):
         graph = _with_self_loops(graph)
@@ -181,7 +197,9 @@ def _turbo(layer: str, graph: GraphData, module: Any, width: int) -> Forward:
 
         def forward(x: Tensor) -> Tensor:
             heads = x.view(num, HEADS, -1)
-            return turbo.gatv2_aggr(adjacency, heads, x_neighbors=heads, **options)  # type: ignore[no-any-return]
+            return turbo.gatv2_aggr(  # type: ignore[no-any-return]
+                adjacency, heads, x_neighbors=heads, **options, **tuned
+            )
 
         return forward
 
@@ -192,13 +210,13 @@ def _turbo(layer: str, graph: GraphData, module: Any, width: int) -> Forward:
             heads = x.view(num, HEADS, -1)
             scale = 1 / math.sqrt(heads.shape[-1])
             return turbo.graph_transformer_aggr(  # type: ignore[no-any-return]
-                adjacency, heads, Q=heads, K=heads, V=heads, scale=scale
+                adjacency, heads, Q=heads, K=heads, V=heads, scale=scale, **tuned
             )
 
         return forward
 
     makers = (lambda: product("both"), lambda: product("right"), extremum, gatv2, attention)
-    return dict(zip(_TURBO, makers, strict=True))[layer]()
+    return dict(zip(TURBO_LAYERS, makers, strict=True))[layer]()
 
 
 def _with_self_loops(graph: GraphData) -> GraphData:

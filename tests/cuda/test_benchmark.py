@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 import math
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.utils import scatter, softmax
 
 from fastgraph import settings
 from fastgraph.backends.cpu import CpuBackend
 from fastgraph.hookspecs import plugin_manager
 from fastgraph.machine import native
 from fastgraph.registry.registry import REGISTRY
+from tests.cuda.benchmarks import measure
 from tests.graphs import random_edges
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
-
-
-def measure(name: str) -> Any:
-    """A module of the benchmarks, which are no package that could be installed."""
-    path = str(ROOT / "benchmarks")
-    if path not in sys.path:
-        sys.path.append(path)
-    return importlib.import_module(f"measure.{name}")
 
 
 def test_one_turn_is_timed_where_the_budget_is_too_small_for_more() -> None:
@@ -82,11 +70,35 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the program ninja" in requirements.missing(["build"])
 
 
+def test_a_torch_that_cannot_hand_over_its_streams_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requirements, preflight = measure("requirements"), measure("preflight")
+    assert requirements.missing(["measure"]) == []
+    (is_right, line), *others = preflight.findings(CPU)
+    assert is_right and line.startswith("ok    tensors: torch ") and not others
+    for module in (requirements, preflight):
+        monkeypatch.setattr(module, "EXCHANGE", "__not_there__")
+    (lacking,) = requirements.missing(["measure"])
+    assert "a torch whose tensors have __not_there__" in lacking
+    assert not requirements.missing([])  # a report needs none
+    assert next(preflight.findings(CPU))[1].startswith("WRONG tensors: torch ")
+
+
+def test_one_point_that_fails_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    preflight = measure("preflight")
+    checks = {"broken": lambda _: 1 // 0, "alignment": preflight.alignment}
+    monkeypatch.setattr(preflight, "EVERYWHERE", checks)
+    broken, sound = (line for _, line in preflight.findings(CPU))
+    assert broken.startswith("WRONG broken: ZeroDivisionError")
+    assert sound.startswith("ok    alignment") and "begins 16 bytes off" in sound
+
+
 def row(rival: str, forward: float, **more: Any) -> dict[str, Any]:
     times = {way: {"median": forward} for way in ("forward", "backward")}
     cell = {"graph": "tolokers", "layer": "GATv2", "width": 256, "dtype": "float32"}
     peaks = {"forward": 5, "backward": 10}
-    sizes = {"num_nodes": 10, "num_edges": 100, "peak_bytes": peaks, "compiled": False}
+    sizes = {"num_nodes": 10, "num_edges": 100, "peak_bytes": peaks, "beside": "upstream"}
     return {**cell, **sizes, "rival": rival, "repeats": True, **times, **more}
 
 
@@ -102,8 +114,8 @@ def test_floors_compare_rows_of_one_cell() -> None:
         row("ours", 2, layer="GCN"),
         row("ours-measured", 1, layer="GCN"),
         row("turbo-gnn", 1.5, layer="GCN"),
-        row("ours", 100, compiled=True),
-        row("upstream", 30, compiled=True),
+        row("ours", 100, beside="compile"),
+        row("compile", 30, beside="compile"),
         row("ours", 0.5, dtype="bfloat16"),
         row("turbo-gnn", 0, failed="ColumnError: differs", errors=errors(3e-4)),
     ]
@@ -161,34 +173,41 @@ def test_calls_share_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert str(first) == "tolokers GCN 256 float32"
     assert [str(cell) for cell in others].count("like-ogbn-products GCN 256 float32") == 1
     assert sum(cell.graph == "like-ogbn-products" for cell in others) == 1
-    monkeypatch.setattr(cells.Bench, "rows", lambda _, cell, budget: [cell.to_json()])
-    bench = cells.Bench(CPU, None)
-    told: list[str] = []
+    told, running = with_answers(record, monkeypatch)
     for graphs in ([first], [first, *others]):
-        bench.measure(graphs, record, time.monotonic() + 60, told.append)
+        running.measure(graphs, time.monotonic() + 60, 3, 60)
     assert len(told) == len(record.lines("row")) == 1 + len(others)
+    assert record.lines("machine") == ["this", "this"]
     between = [cell for cell in cells.plan(["wing"], ["GCN"], [256, 128]) if cell.width == 128]
     assert [str(cell) for cell in between] == ["wing GCN 128 float32"]
     (cell,) = cells.plan(["wing"], ["GCN"], [64])[:1]
-    bench.measure([cell], record, time.monotonic() - 1, told.append)
-    assert record.lines("left") == [["wing GCN 64 float32"]]
+    running.measure([cell], time.monotonic() - 1, 3, 60)
+    assert record.lines("left") == [[], [], ["wing GCN 64 float32"]]
 
 
-def test_a_run_on_the_cpu(tmp_path: Path) -> None:
-    choice = ["--device", "cpu", "--graphs", "kronecker-11,unknown", "--layers", "GCN"]
-    choice += ["--widths", "16", "--stages", "measure", "--out", str(tmp_path)]
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), *choice]
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("FASTGRAPH")}
-    process = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr
-    (path,) = tmp_path.glob("*-gpu.json")
-    rows = {(r["graph"], r["rival"]): r for r in json.loads(path.read_text())["cells"]}
-    ours = rows["kronecker-11", "ours"]
-    assert ours["repeats"] and ours["backward"]["median"] > 0
-    assert ours["errors"]["gradient"] < ours["errors"]["allowed"]
-    assert rows["kronecker-11", "torch.sparse"]["errors"]["output"] < 1e-5
-    assert "failed" not in rows["kronecker-11", "upstream"]
-    assert "ValueError" in rows["unknown", "all"]["failed"]
+def with_answers(record: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Any]:
+    """What is told, and what measures cells, but in no process and at once."""
+
+    class Answering:
+        def ask(self, method: str, arguments: tuple[Any, ...], _: float) -> Any:
+            return {"machine": "this"} if method == "facts" else [arguments[0].to_json()]
+
+    apart = measure("apart")
+    monkeypatch.setattr(apart, "Apart", lambda _: Answering())
+    monkeypatch.setattr(apart.Running, "end", lambda _: None)
+    told: list[str] = []
+    return told, apart.Running(CPU, record, told.append)
+
+
+def test_cells_that_may_hang_come_last() -> None:
+    cells = measure("cells")
+    graphs, layers = ["tolokers", "wing"], ["GCN", "GAT", "Transformer"]
+    planned = cells.plan(graphs, layers, [256, 64], measure("rivals").OTHERS)
+    beside = [cell.beside for cell in planned]
+    assert beside[-6:] == ["compile"] * 4 + ["flex_attention"] * 2
+    assert set(beside[:-6]) == {"upstream", "turbo-gnn"}
+    assert {cell.layer for cell in planned if cell.beside == "turbo-gnn"} == {"GCN", "Transformer"}
+    assert {cell.beside for cell in cells.plan(graphs, layers, [256, 64])} == {"upstream"}
 
 
 def test_a_gpu_can_be_demanded() -> None:
@@ -235,8 +254,14 @@ def computed(backend: Watched, monkeypatch: pytest.MonkeyPatch) -> Iterator[Comp
     with counted.enabled(1 << 30):
         bench = cells.Bench(CPU, counted)
 
-        def rows(layer: str, dtype: torch.dtype = torch.float32, width: int = 8) -> Any:
-            found = bench.rows(cells.Cell("kronecker-11", layer, width, dtype), 0)
+        def rows(
+            layer: str,
+            dtype: torch.dtype = torch.float32,
+            width: int = 8,
+            graph: str = "kronecker-11",
+            beside: str = "upstream",
+        ) -> Any:
+            found = bench.rows(cells.Cell(graph, layer, width, dtype, beside), 0)
             return {row["rival"]: row for row in found}
 
         yield rows
@@ -252,6 +277,10 @@ def test_columns_agree(computed: Computed, layer: str, dtype: torch.dtype) -> No
     for name, found in computed(layer, dtype).items():
         assert "failed" not in found, found
         assert (found["errors"]["allowed"] is None) == (name == "upstream")
+
+
+def test_a_graph_that_is_not_there_fails_alone(computed: Computed) -> None:
+    assert "ValueError" in computed("GCN", graph="unknown")["all"]["failed"]
 
 
 @pytest.mark.parametrize("fault", ["output", "gradient", "not a number"])
@@ -370,84 +399,10 @@ def test_memory_of_a_pass_is_its_peak_above_what_was_there(monkeypatch: pytest.M
     assert device.peak_bytes(forward, backward, CPU) == {"forward": 300, "backward": 240}
 
 
-def csr(index: Tensor, num_nodes: int, index_dtype: torch.dtype) -> SimpleNamespace:
-    """Destinations are the rows."""
-    index = index[:, (index[1] * num_nodes + index[0]).argsort()]
-    indptr = torch.zeros(num_nodes + 1, dtype=index_dtype)
-    indptr[1:] = torch.bincount(index[1], minlength=num_nodes).cumsum(0)
-    return SimpleNamespace(forward_indptr=indptr, forward_indices=index[0].to(index_dtype))
-
-
-def ends(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor, int]:
-    assert indptr.dtype == indices.dtype == torch.int32
-    num = indptr.numel() - 1
-    return indices.long(), torch.arange(num).repeat_interleave(indptr.diff()), num
-
-
-def turbo_gnn() -> ModuleType:
-    """What version 0.1.0rc4 of turbo-gnn documents, computed on the CPU."""
-
-    def attend(graph: Any, score: Callable[[Tensor, Tensor], Tensor], value: Tensor) -> Tensor:
-        source, destination, num = ends(graph.forward_indptr, graph.forward_indices)
-        weight = softmax(score(source, destination), destination, num_nodes=num)
-        return scatter(weight.unsqueeze(-1) * value[source], destination, dim_size=num)
-
-    def spmm_aggr(
-        x: Tensor,
-        forward_indptr: Tensor,
-        forward_indices: Tensor,
-        norm_type: str,
-        cu_sparse_algorithm_id: int,
-        block_dim: int,
-    ) -> Tensor:
-        source, destination, num = ends(forward_indptr, forward_indices)
-        inward = torch.bincount(destination, minlength=num)[destination]
-        outward = torch.bincount(source, minlength=num)[source]
-        divisor = {"right": inward, "both": (inward * outward).sqrt()}[norm_type]
-        return scatter(x[source] / divisor.unsqueeze(-1), destination, dim_size=num)
-
-    def reduction_aggr(graph: Any, x: Tensor, reduce: str) -> Tensor:
-        source, destination, num = ends(graph.forward_indptr, graph.forward_indices)
-        return scatter(x[source], destination, dim_size=num, reduce=reduce)
-
-    def gatv2_aggr(
-        graph: Any,
-        x: Tensor,
-        x_neighbors: Tensor,
-        attention_weights: Tensor,
-        negative_slope: float,
-    ) -> Tensor:
-        def score(source: Tensor, destination: Tensor) -> Tensor:
-            z = torch.nn.functional.leaky_relu(x[destination] + x_neighbors[source], negative_slope)
-            return (z * attention_weights).sum(-1)
-
-        return attend(graph, score, x_neighbors).flatten(1)
-
-    def graph_transformer_aggr(
-        graph: Any,
-        x: Tensor,
-        Q: Tensor,  # noqa: N803
-        K: Tensor,  # noqa: N803
-        V: Tensor,  # noqa: N803
-        scale: float,
-    ) -> Tensor:
-        def score(source: Tensor, destination: Tensor) -> Tensor:
-            return (Q[source] * K[destination]).sum(-1) * scale
-
-        return attend(graph, score, V)
-
-    module = ModuleType("turbo_gnn")
-    module.__spec__ = ModuleSpec("turbo_gnn", None)
-    functions = (spmm_aggr, reduction_aggr, gatv2_aggr, graph_transformer_aggr)
-    vars(module).update({function.__name__: function for function in functions})
-    made = SimpleNamespace(from_edge_list=csr)
-    vars(module)["AdjacencyForwardBackwardWithNodeBuckets"] = made
-    return module
-
-
 @pytest.fixture
 def with_turbo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "turbo_gnn", turbo_gnn())
+    monkeypatch.syspath_prepend(str(Path(__file__).with_name("turbo_gnn")))
+    monkeypatch.delitem(sys.modules, "turbo_gnn", raising=False)
     rivals = measure("rivals")
     for name in ("_adjacencies", "_csrs"):
         monkeypatch.setattr(rivals, name, {})
@@ -456,7 +411,7 @@ def with_turbo(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("with_turbo")
 @pytest.mark.parametrize("layer", [layer for layer in LAYERS if layer != "GAT"])
 def test_turbo_gnn_is_given_what_layers_compute(computed: Computed, layer: str) -> None:
-    row = computed(layer)["turbo-gnn"]
+    row = computed(layer, beside="turbo-gnn")["turbo-gnn"]
     assert "failed" not in row, row
     assert row["errors"]["allowed"] is not None and row["forward"]["samples"] > 0
 
@@ -467,7 +422,7 @@ def test_without_the_self_loops_of_a_layer_turbo_gnn_is_refused(
     computed: Computed, monkeypatch: pytest.MonkeyPatch, layer: str
 ) -> None:
     monkeypatch.setattr(measure("rivals"), "_with_self_loops", lambda graph: graph)
-    assert "ColumnError" in computed(layer)["turbo-gnn"]["failed"]
+    assert "ColumnError" in computed(layer, beside="turbo-gnn")["turbo-gnn"]["failed"]
 
 
 def test_a_block_mask_holds_the_edges(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,7 +432,7 @@ def test_a_block_mask_holds_the_edges(monkeypatch: pytest.MonkeyPatch) -> None:
     index = random_edges(300, 300, 2000).unique(dim=1)  # blocks of 128, the last not full
     graph = measure("graphs").GraphData("random", index, 300)
     x = torch.randn(300, 64)
-    upstream, *_ = rivals.rivals("Transformer", graph, 64, torch.float32, True)
+    upstream, *_ = rivals.rivals("Transformer", graph, 64, torch.float32)
     torch.testing.assert_close(rivals._flex(graph)(x), upstream.make()(x))
     mask = rivals._block_mask(graph)
     assert mask.kv_num_blocks.tolist() == [[[3, 3, 3]]]
@@ -490,7 +445,7 @@ def test_a_block_mask_holds_the_edges(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_mask_is_measured_where_the_plan_says() -> None:
     cells, rivals = measure("cells"), measure("rivals")
     largest = {"tolokers": 11_758, "wing": 62_032}
-    assert set(cells._COMPILED) == set(largest)
+    assert set(cells._COMPILED["flex_attention"]) == set(largest)
     # The bytes of a mask have to be addressed by 32 bits.
     assert max(largest.values()) <= rivals._MAX_FLEX_NODES
     assert rivals._MAX_FLEX_NODES**2 // 8 <= 2**31

@@ -17,6 +17,8 @@ from fastgraph import Graph, settings
 from fastgraph.backends import reference, sparse
 from fastgraph.backends.cusparse import ALGORITHMS, CuSparseSpmm
 from fastgraph.graphs.memo import MEMO
+from fastgraph.machine import native as native_libraries
+from tests.cuda.benchmarks import measure
 from tests.cuda.cusparse import library
 from tests.cuda.cusparse.library import Counts
 from tests.graphs import random_edges
@@ -141,6 +143,14 @@ def test_plans_go_with_the_graph(kernel: CuSparseSpmm, counts: Counts) -> None:
     del graph
     MEMO.trim()
     assert counts.matrices == before
+
+
+def test_the_first_look_at_a_device_asks_for_new_values(
+    loaded: tuple[Any, Counts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_libraries, "cuda_library", lambda: loaded[0])
+    is_right, found = measure("preflight").new_values(torch.device("cpu"))
+    assert is_right and "algorithms (1, 2, 3)" in found
 
 
 def test_what_does_not_fit(kernel: CuSparseSpmm, counts: Counts, native: Any) -> None:

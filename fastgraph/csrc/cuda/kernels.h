@@ -108,11 +108,17 @@ cudaError_t attention_backward_src(Queue& queue, const Csr& transpose, const Att
                                    const Accumulator<T>* delta, Heads<T> grad_key,
                                    Heads<T> grad_value);
 
-// Defines a kernel for all element types.
+// Defines a kernel for all element types, or for the one that its file is compiled for: a build for
+// many cores compiles the largest files once for each.
+#ifdef FASTGRAPH_ELEMENT
+#define FASTGRAPH_INSTANTIATE(kernel) \
+  template decltype(kernel<FASTGRAPH_ELEMENT>) kernel<FASTGRAPH_ELEMENT>;
+#else
 #define FASTGRAPH_INSTANTIATE(kernel)                   \
   template decltype(kernel<float>) kernel<float>;       \
   template decltype(kernel<double>) kernel<double>;     \
   template decltype(kernel<bfloat16>) kernel<bfloat16>; \
   template decltype(kernel<float16>) kernel<float16>;
+#endif
 
 }  // namespace fastgraph::cuda
