@@ -6,7 +6,7 @@ The libraries for different devices have functions of the same names and argumen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -31,7 +31,11 @@ def as_grouped(graph: Graph, gathered: Tensor, *, transpose: bool, attention: bo
 
 
 def native_kernels(
-    library: Callable[[], Any], rows: Rows = as_grouped, *, leaves_edges: bool = False
+    library: Callable[[], Any],
+    rows: Rows = as_grouped,
+    *,
+    leaves_edges: bool = False,
+    at_once: Collection[str] = (),
 ) -> dict[str, Kernel]:
     """The kernels by the names of their operators.
 
@@ -40,6 +44,7 @@ def native_kernels(
         rows: gives them in the order in which they are to be visited, which is ascending but for
             libraries with ``kAnyRowOrder`` in ``device.h``.
         leaves_edges: ``kLeavesEdges`` there.
+        at_once: attention operators whose backward passes are one function of the library.
     """
     device = _Device(library, rows, leaves_edges)
     plain = _Plain(device)
@@ -56,7 +61,9 @@ def native_kernels(
     for operator in (GATV2, GAT, ATTENTION):
         attention = _Attention(device, operator)
         kernels[operator.name] = attention.forward
-        kernels[f"{operator.name}_backward"] = attention.backward
+        is_at_once = operator.name in at_once
+        backward = attention.backward_at_once if is_at_once else attention.backward
+        kernels[f"{operator.name}_backward"] = backward
     return kernels
 
 
@@ -226,11 +233,7 @@ class _Plain:
 
 
 class _Attention:
-    """The kernels of an attention operator, forward and backward.
-
-    The backward pass over destinations comes first, and writes the gradients of everything but
-    what the sources have.
-    """
+    """The kernels of an attention operator, forward and backward."""
 
     def __init__(self, device: _Device, operator: Attention) -> None:
         self._device, self._operator = device, operator
@@ -274,11 +277,13 @@ class _Attention:
         grad_logsum: Tensor | None,
         *arguments: Any,
     ) -> tuple[Tensor | None, ...]:
+        """In two passes.
+
+        That over destinations comes first, and writes the gradients of everything but what the
+        sources have.
+        """
         *inputs, stats, transpose, option, dropout, seed = arguments
-        gradients = [
-            None if tensor is None else self._empty_gradient(position, tensor)
-            for position, tensor in enumerate(inputs)
-        ]
+        gradients = self._empty_gradients(inputs)
         rows, heads, _ = stats.shape
         left = stats.new_empty(
             (graph.num_edges, heads, 2) if self._device.leaves_edges else (rows, heads)
@@ -302,8 +307,40 @@ class _Attention:
         )
         return tuple(None if g is None else g.to(grad.dtype) for g in gradients)
 
+    def backward_at_once(
+        self,
+        graph: Graph,
+        grad: Tensor,
+        grad_alpha: Tensor | None,
+        grad_logsum: Tensor | None,
+        *arguments: Any,
+    ) -> tuple[Tensor | None, ...]:
+        """In one call."""
+        *inputs, stats, transpose, option, dropout, seed = arguments
+        gradients = self._empty_gradients(inputs)
+        getattr(self._device.library(), f"{self._name}_backward")(
+            *self._rows(graph, inputs[self._gathered], transpose),
+            *self._rows(graph, grad, not transpose),
+            *inputs,
+            option,
+            dropout,
+            seed,
+            stats,
+            grad,
+            grad_alpha,
+            grad_logsum,
+            *gradients,
+        )
+        return tuple(gradients)
+
     def _rows(self, graph: Graph, gathered: Tensor, transpose: bool) -> Csr:
         return self._device.rows(graph, gathered, transpose=transpose, attention=True)
+
+    def _empty_gradients(self, inputs: list[Any]) -> list[Tensor | None]:
+        return [
+            None if tensor is None else self._empty_gradient(position, tensor)
+            for position, tensor in enumerate(inputs)
+        ]
 
     def _empty_gradient(self, position: int, tensor: Tensor) -> Tensor:
         if self._operator.shared_by_heads[position]:

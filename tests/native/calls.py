@@ -503,22 +503,25 @@ class Attention:
         call = self.graph.arguments | self.inputs | self.options | outputs | addend
         return call, lambda _: self._check(outputs, 1)
 
+    def backward(self) -> Prepared:
+        return self._backward(self.graph.arguments | self.flipped.arguments_t, {}, self.inputs)
+
     def backward_dst(self, *names: str) -> Prepared:
         between = self.stats.new_full((*self.expected["alpha"].shape, 2), 77.0)
-        return self._backward(self.graph.arguments, between, names)
+        return self._backward(self.graph.arguments, {"between": between}, names)
 
     def backward_src(self, lib: Library, function: str, *names: str) -> Prepared:
         others = [name for name in self.inputs if name not in names]
         call, _ = self.backward_dst(*others)
         lib(f"{function}_backward_dst", *call.values())
-        return self._backward(self.flipped.arguments_t, call["between"], names)
+        return self._backward(self.flipped.arguments_t, {"between": call["between"]}, names)
 
-    def _backward(self, matrix: Call, between: Tensor, names: Iterable[str]) -> Prepared:
-        """The pass that writes the gradients of the named inputs."""
+    def _backward(self, matrices: Call, between: Call, names: Iterable[str]) -> Prepared:
+        """What writes the gradients of the named inputs."""
         outputs = {f"grad_{name}": self._gradient(name) for name in names}
         given = {"stats": self.stats, "grad": self.grad, "grad_alpha": self.alpha}
-        passed = {"grad_logsum": self.grad_logsum, "between": between}
-        call = matrix | self.inputs | self.options | given | passed | outputs
+        given |= {"grad_logsum": self.grad_logsum, **between}
+        call = matrices | self.inputs | self.options | given | outputs
         return call, lambda _: self._check(outputs, self.magnitude)
 
     def _gradient(self, name: str) -> Tensor | None:
@@ -551,12 +554,8 @@ def gat(lib: Library, draw: Draw) -> Prepared:
     return Attention(lib, draw, "gat").forward()
 
 
-def gat_backward_dst(lib: Library, draw: Draw) -> Prepared:
-    return Attention(lib, draw, "gat").backward_dst("score_dst", "score_edge")
-
-
-def gat_backward_src(lib: Library, draw: Draw) -> Prepared:
-    return Attention(lib, draw, "gat").backward_src(lib, "gat", "x", "score_src")
+def gat_backward(lib: Library, draw: Draw) -> Prepared:
+    return Attention(lib, draw, "gat").backward()
 
 
 def attention(lib: Library, draw: Draw) -> Prepared:
@@ -592,8 +591,7 @@ CALLS = (
     gatv2_backward_dst,
     gatv2_backward_src,
     gat,
-    gat_backward_dst,
-    gat_backward_src,
+    gat_backward,
     attention,
     attention_backward_dst,
     attention_backward_src,

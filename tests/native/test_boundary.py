@@ -32,9 +32,12 @@ def attention_calls(
         addend = {"addend": out[:1].clone()}
         return {"out": out.clone(), "stats": stats, "alpha": alpha.clone(), **addend}
 
-    def given(out: Tensor) -> dict[str, Tensor]:
+    def given_at_once(out: Tensor) -> dict[str, Tensor]:
         grads = {"grad": out.clone(), "grad_alpha": alpha, "grad_logsum": stats[..., 0].clone()}
-        return {"stats": stats, **grads, "between": torch.zeros(graph.num_edges, HEADS, 2)}
+        return {"stats": stats, **grads}
+
+    def given(out: Tensor) -> dict[str, Tensor]:
+        return {**given_at_once(out), "between": torch.zeros(graph.num_edges, HEADS, 2)}
 
     def gradients(**inputs: Tensor) -> dict[str, Tensor]:
         return {f"grad_{name}": tensor.clone() for name, tensor in inputs.items()}
@@ -64,19 +67,13 @@ def attention_calls(
             **gradients(src=src),
         },
         "gat": {**matrix, **scores, **options, **results(dst)},
-        "gat_backward_dst": {
+        "gat_backward": {
             **matrix,
-            **scores,
-            **options,
-            **given(dst),
-            **gradients(score_dst=score_dst, score_edge=alpha),
-        },
-        "gat_backward_src": {
             **matrix_t,
             **scores,
             **options,
-            **given(dst),
-            **gradients(x=src, score_src=score_src),
+            **given_at_once(dst),
+            **gradients(x=src, score_src=score_src, score_dst=score_dst, score_edge=alpha),
         },
         "attention": {**matrix, **products, **options, **results(query)},
         "attention_backward_dst": {
@@ -109,7 +106,7 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
     ascending = {"rowptr": rowptr, "col": col, "edge_id": edge_id, "longest": longest}
     matrix = ascending | {"row_id": torch.arange(graph.num_rows).int()}
     matrix_t = {"rowptr_t": rowptr_t, "col_t": col_t, "edge_id_t": edge_id_t}
-    matrix_t |= {"longest": longest_t, "row_id_t": torch.arange(graph.num_cols).int()}
+    matrix_t |= {"longest_t": longest_t, "row_id_t": torch.arange(graph.num_cols).int()}
     return attention_calls(graph, matrix, matrix_t) | {
         "build_csr": {
             "row": graph.row,
@@ -215,8 +212,7 @@ FUNCTIONS = (
     "gatv2_backward_dst",
     "gatv2_backward_src",
     "gat",
-    "gat_backward_dst",
-    "gat_backward_src",
+    "gat_backward",
     "attention",
     "attention_backward_dst",
     "attention_backward_src",

@@ -356,6 +356,35 @@ void bind_gat(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest
   });
 }
 
+#ifdef FASTGRAPH_GAT_AT_ONCE
+
+void bind_gat_backward(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
+                       OptionalTensor row_id, Tensor rowptr_t, Tensor col_t,
+                       OptionalTensor edge_id_t, int64_t longest_t, OptionalTensor row_id_t,
+                       Tensor x, Tensor score_src, Tensor score_dst, OptionalTensor score_edge,
+                       double slope, double dropout, int64_t seed, Tensor stats, Tensor grad,
+                       OptionalTensor grad_alpha, OptionalTensor grad_logsum, Tensor grad_x,
+                       Tensor grad_score_src, Tensor grad_score_dst,
+                       OptionalTensor grad_score_edge) {
+  Call call(x);
+  const GatArguments arguments{x, score_src, score_dst, score_edge};
+  const AttentionSizes sizes = arguments.sizes(col, "col");
+  const OrderedCsr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
+  check_shape(col_t, {sizes.edges}, "col_t");
+  const OrderedCsr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest_t, row_id_t);
+  dispatch_features(x, "x", [&](auto type) {
+    using T = decltype(type);
+    call.run(
+        kernels::gat_backward<T>, graph, transpose, arguments.checked_for<T>(sizes), slope,
+        checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha, grad_logsum),
+        sizes.of_cols<T>(grad_x, "grad_x"), sizes.col_scores<T>(grad_score_src, "grad_score_src"),
+        sizes.row_scores<T>(grad_score_dst, "grad_score_dst"),
+        sizes.edge_scores<T>(grad_score_edge, "grad_score_edge"));
+  });
+}
+
+#else
+
 void bind_gat_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
                            OptionalTensor row_id, Tensor x, Tensor score_src, Tensor score_dst,
                            OptionalTensor score_edge, double slope, double dropout, int64_t seed,
@@ -396,6 +425,8 @@ void bind_gat_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id
         sizes.col_scores<T>(grad_score_src, "grad_score_src"));
   });
 }
+
+#endif
 
 // Inputs of attention as they came.
 struct AttentionArguments {
@@ -486,8 +517,12 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(gatv2, fastgraph::bind_gatv2);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gatv2_backward_dst, fastgraph::bind_gatv2_backward_dst);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gatv2_backward_src, fastgraph::bind_gatv2_backward_src);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gat, fastgraph::bind_gat);
+#ifdef FASTGRAPH_GAT_AT_ONCE
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gat_backward, fastgraph::bind_gat_backward);
+#else
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gat_backward_dst, fastgraph::bind_gat_backward_dst);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gat_backward_src, fastgraph::bind_gat_backward_src);
+#endif
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention, fastgraph::bind_attention);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_backward_dst, fastgraph::bind_attention_backward_dst);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_backward_src, fastgraph::bind_attention_backward_src);

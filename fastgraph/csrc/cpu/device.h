@@ -20,6 +20,9 @@ constexpr bool kReadable = true;
 // computes them again.
 constexpr bool kLeavesEdges = true;
 
+// The backward passes of GAT are one function, in an order of their own.
+#define FASTGRAPH_GAT_AT_ONCE
+
 // Whether the rows of a matrix may be in any order.
 constexpr bool kAnyRowOrder = true;
 

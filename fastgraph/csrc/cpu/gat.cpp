@@ -69,9 +69,78 @@ struct Scores {
   }
 };
 
-// The gradients of score_dst and score_edge.
+// The first backward pass, along the transpose: the gradient of x, and from the rows gathered for
+// it the product <grad, x> of each entry and head. The weights are computed again from the
+// statistics.
 template <typename T>
-struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
+struct ValueGradients : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
+  using A = Accumulator<T>;
+
+  Dropout dropout;
+  GatInputs<T> in;
+  A slope;
+  Result<T> grad_x;
+  Matrix<A> products;  // written
+
+  FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(in.x, row); }
+
+  // What destinations have and what is left for them is scattered. Asks for it as for scores.
+  FASTGRAPH_INLINE void expect_destinations(const Entries& block) const {
+    const int64_t begin = block.entry + kBlock;
+    const int64_t end = std::min(begin + block.count, block.graph.num_entries);
+    for (int64_t entry = begin; entry < end; ++entry) {
+      __builtin_prefetch(this->stats.at(block.graph.col[entry], 0));
+      __builtin_prefetch(products.row(block.graph.edge(entry)), 1);
+    }
+  }
+
+  template <typename Block>
+  BlockOf<A> weights(const Block& block) const {
+    if (block.head == 0) expect_destinations(block);
+    const auto z = score_sums<T>(block, in.score_src, in.score_dst, in.score_edge);
+    BlockOf<A> largest{}, inverse_sum{};
+    for_each_lane(block, [&](int lane, int i, int h) {
+      const A* of = this->stats.at(block.col(i), block.head + h);
+      largest[lane] = of[0];
+      inverse_sum[lane] = of[1];
+    });
+    return softmax_of<A>(leaky_relu<A>(z, slope), largest, inverse_sum) * kept<A>(dropout, block);
+  }
+
+  void absorb(const EdgeBlock& block, A*, A* state) const {
+    const BlockOf<A> found = sum_rows_and_dots<T>(
+        block, in.x, weights(block), NodeRows<T>(this->grad),
+        [&](auto lanes, int, int64_t f) { return load<decltype(lanes)::value>(state + f); },
+        [&](auto lanes, int, int64_t f, auto sum) {
+          store<decltype(lanes)::value>(state + f, sum);
+        });
+    store_edges<A>(block, found, products);
+  }
+
+  bool knows_few() const { return true; }
+  void absorb_few(const SharedBlock& block, int64_t, A*) const {
+    const BlockOf<A> found = sum_rows_and_dots<T>(
+        block, in.x, weights(block), NodeRows<T>(this->grad),
+        [&](auto lanes, int, int64_t) { return Vector<A, decltype(lanes)::value>{}; },
+        [&](auto lanes, int h, int64_t f, auto sum) {
+          grad_x.row(block.row, block.head + h).template store<decltype(lanes)::value>(f, sum);
+        });
+    store_edges<A>(block, found, products);
+  }
+
+  void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
+    const ResultRow<T> target = grad_x.row(row, head);
+    for_each_part<kLanes<T>, 1>(0, this->size, [&](auto chunk, int64_t f) {
+      constexpr int N = decltype(chunk)::kLanes;
+      target.template store<N>(f, load<N>(state + f));
+    });
+  }
+};
+
+// The second, over destinations: the gradients of score_dst and score_edge. In `between` it finds
+// the products, and leaves the gradients of z instead.
+template <typename T>
+struct ScoreGradients : DestinationSoftmax<T, ScoreGradients<T>, 1> {
   using A = Accumulator<T>;
 
   GatInputs<T> in;
@@ -79,29 +148,40 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   Matrix<T> grad_score_dst;
   Matrix<T> grad_score_edge;
 
+  FASTGRAPH_INLINE void expect_row(int64_t) const {}
+
+  Matrix<A> products() const { return {this->between, -1, this->stats.heads}; }
+
+  template <typename Block>
+  BlockOf<A> sums(const Block& block) const {
+    return score_sums<T>(block, in.score_dst, in.score_src, in.score_edge);
+  }
   template <typename Block>
   Dots<A> dots_of(const Block& block, BlockOf<A> z) const {
-    return {leaky_relu<A>(z, slope), dots<T>(block, this->grad, 0, NodeRows<T>(in.x))};
+    const Matrix<A> left = products();
+    return {leaky_relu<A>(z, slope), load_edges<A>(block, {left.data, left.rows, left.width})};
   }
-  Dots<A> find_dots(const EdgeBlock& block) const {
-    return dots_of(block, score_sums<T>(block, in.score_dst, in.score_src, in.score_edge));
+  Dots<A> find_dots(const EdgeBlock& block) const { return dots_of(block, sums(block)); }
+
+  template <typename Block>
+  void leave(const Block& block, BlockOf<A> grad_z) const {
+    store_edges<T>(block, grad_z, grad_score_edge);
+    store_edges<A>(block, grad_z, products());
   }
 
   bool knows_few() const { return true; }
   void absorb_few(const SharedBlock& block, int64_t, A*) const {
-    const auto z = score_sums<T>(block, in.score_dst, in.score_src, in.score_edge);
-    const auto grads = this->gradients_of_few(block, dots_of(block, z));
-    const auto grad_z = through_leaky_relu<A>(z, slope, grads.score);
-    store_edges<T>(block, grad_z, grad_score_edge);
-    this->leave(block, grads.weight, grad_z);
+    const auto z = sums(block);
+    const auto score = this->gradients_of_few(block, dots_of(block, z)).score;
+    const auto grad_z = through_leaky_relu<A>(z, slope, score);
+    leave(block, grad_z);
     store_sum_of_entries<T>(block, grad_z, grad_score_dst);
   }
 
   void absorb(const EdgeBlock& block, const A* buffer, A* state) const {
-    const auto z = score_sums<T>(block, in.score_dst, in.score_src, in.score_edge);
-    const auto grad_z = through_leaky_relu<A>(z, slope, this->score_gradients(block, buffer));
-    store_edges<T>(block, grad_z, grad_score_edge);
-    this->leave(block, this->weights(block, buffer), grad_z);
+    const auto score = this->score_gradients(block, buffer);
+    const auto grad_z = through_leaky_relu<A>(sums(block), slope, score);
+    leave(block, grad_z);
     state[0] += sum_of<A, kBlock>(grad_z);
   }
 
@@ -110,38 +190,39 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   }
 };
 
-// Gradients of x and score_src, along the transpose; state holds both.
+// The third, along the transpose: the gradient of score_src, from those of z.
 template <typename T>
-struct BackwardSrc : SourceSoftmax<T> {
+struct SourceScoreGradients : RowSums<Accumulator<T>> {
   using A = Accumulator<T>;
 
-  int64_t width;
-  Result<T> grad_x;
+  Matrix<const A> grad_z;  // [edges, heads]
   Matrix<T> grad_score_src;
 
+  // Asks for what entries of a block further on will read.
+  FASTGRAPH_INLINE void expect_reads(const Entries& block) const {
+    const int64_t begin = block.entry + kBlock;
+    const int64_t end = std::min(begin + block.count, block.graph.num_entries);
+    for (int64_t entry = begin; entry < end; ++entry) {
+      __builtin_prefetch(grad_z.row(block.graph.edge(entry)));
+    }
+  }
+  template <typename Block>
+  BlockOf<A> gradients(const Block& block) const {
+    if (block.head == 0) expect_reads(block);
+    return load_edges<A>(block, grad_z);
+  }
+
   void absorb(const EdgeBlock& block, A*, A* state) const {
-    const auto grads = this->gradients(block);
-    add_rows<A>(block, grads.weight, NodeRows<T>(this->grad), A{1}, state);
-    state[width] += sum_of<A, kBlock>(grads.score);
+    state[0] += sum_of<A, kBlock>(gradients(block));
   }
 
   bool knows_few() const { return true; }
   void absorb_few(const SharedBlock& block, int64_t, A*) const {
-    const auto grads = this->gradients(block);
-    for (int h = 0; h < block.heads; ++h) {
-      store_sum<T>(block, h, grads.weight, NodeRows<T>(this->grad), A{1},
-                   grad_x.row(block.row, block.head + h));
-    }
-    store_sum_of_entries<T>(block, grads.score, grad_score_src);
+    store_sum_of_entries<T>(block, gradients(block), grad_score_src);
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
-    store_one(grad_score_src.row(row) + head, state[width]);
-    const ResultRow<T> target = grad_x.row(row, head);
-    for_each_part<kLanes<T>, 1>(0, width, [&](auto chunk, int64_t f) {
-      constexpr int N = decltype(chunk)::kLanes;
-      target.template store<N>(f, load<N>(state + f));
-    });
+    store_one(grad_score_src.row(row) + head, state[0]);
   }
 };
 
@@ -156,29 +237,32 @@ void gat(const OrderedCsr& graph, const GatInputs<T>& in, double slope, Dropout 
                             {scores, NodeRows<T>(in.x), no_edges, dropout, outputs});
 }
 
+// What passes from one pass to the next is a number for each edge and head.
 template <typename T>
-void gat_backward_dst(const OrderedCsr& graph, const GatInputs<T>& in, double slope,
-                      Dropout dropout, const SoftmaxGradients<T>& given, Accumulator<T>* between,
-                      Matrix<T> grad_score_dst, Matrix<T> grad_score_edge) {
-  const BackwardDst<T> pass{{{1}, given, between, dropout},
-                            in,
-                            static_cast<Accumulator<T>>(slope),
-                            grad_score_dst,
-                            grad_score_edge};
-  run_destination_pass<T>(graph, make_schedule(graph), in.x.heads, in.x.width, pass);
-}
-
-template <typename T>
-void gat_backward_src(const OrderedCsr& transpose, const GatInputs<T>& in, double, Dropout,
-                      const SoftmaxGradients<T>& given, const Accumulator<T>* between,
-                      Heads<T> grad_x, Matrix<T> grad_score_src) {
-  const BackwardSrc<T> pass{
-      {{1 + in.x.width}, given.grad, between}, in.x.width, Result<T>(grad_x), grad_score_src};
-  run_pass<Accumulator<T>>(transpose, make_schedule(transpose), in.x.heads, in.x.width, pass);
+void gat_backward(const OrderedCsr& graph, const OrderedCsr& transpose, const GatInputs<T>& in,
+                  double slope, Dropout dropout, const SoftmaxGradients<T>& given, Heads<T> grad_x,
+                  Matrix<T> grad_score_src, Matrix<T> grad_score_dst, Matrix<T> grad_score_edge) {
+  using A = Accumulator<T>;
+  const int64_t edges = graph.num_entries, heads = in.x.heads, width = in.x.width;
+  const auto between = scratch<A>(edges * heads);
+  prefer_huge_pages(between.get(), edges * heads * static_cast<int64_t>(sizeof(A)));
+  const Schedule by_source = make_schedule(transpose);
+  const A negative_slope = static_cast<A>(slope);
+  const Matrix<A> left{between.get(), edges, heads};
+  run_pass<A>(
+      transpose, by_source, heads, 2 * width,
+      ValueGradients<T>{{width}, given, dropout, in, negative_slope, Result<T>(grad_x), left});
+  run_destination_pass<T>(graph, make_schedule(graph), heads, 1,
+                          ScoreGradients<T>{{{1}, given, between.get(), dropout},
+                                            in,
+                                            negative_slope,
+                                            grad_score_dst,
+                                            grad_score_edge});
+  run_pass<A>(transpose, by_source, heads, 1,
+              SourceScoreGradients<T>{{1}, {between.get(), edges, heads}, grad_score_src});
 }
 
 FASTGRAPH_INSTANTIATE(gat)
-FASTGRAPH_INSTANTIATE(gat_backward_dst)
-FASTGRAPH_INSTANTIATE(gat_backward_src)
+FASTGRAPH_INSTANTIATE(gat_backward)
 
 }  // namespace fastgraph

@@ -103,8 +103,9 @@ void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> g
                           Heads<const T> addend, Heads<T> grad_x, Heads<T> grad_att);
 
 // Attention operators: out[r] is the sum over row r of keep * softmax(score) * value, with values
-// and scores as attention_arguments.h has them. A pass over destinations leaves `between`,
-// [edges, heads, 2], for the pass over sources, along the transposed graph; see edge_softmax.h.
+// and scores as attention_arguments.h has them. In backward a pass over destinations leaves
+// `between`, [edges, heads, 2], for the pass over sources, along the transposed graph; see
+// edge_softmax.h. The passes of GAT are one function.
 
 template <typename T>
 void gatv2(const OrderedCsr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,
@@ -126,15 +127,11 @@ template <typename T>
 void gat(const OrderedCsr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
          const SoftmaxOutputs<T>& outputs);
 
+// All passes: one over sources that gathers features, and two of numbers alone.
 template <typename T>
-void gat_backward_dst(const OrderedCsr& graph, const GatInputs<T>& in, double slope,
-                      Dropout dropout, const SoftmaxGradients<T>& given, Accumulator<T>* between,
-                      Matrix<T> grad_score_dst, Matrix<T> grad_score_edge);
-
-template <typename T>
-void gat_backward_src(const OrderedCsr& transpose, const GatInputs<T>& in, double slope,
-                      Dropout dropout, const SoftmaxGradients<T>& given,
-                      const Accumulator<T>* between, Heads<T> grad_x, Matrix<T> grad_score_src);
+void gat_backward(const OrderedCsr& graph, const OrderedCsr& transpose, const GatInputs<T>& in,
+                  double slope, Dropout dropout, const SoftmaxGradients<T>& given, Heads<T> grad_x,
+                  Matrix<T> grad_score_src, Matrix<T> grad_score_dst, Matrix<T> grad_score_edge);
 
 template <typename T>
 void attention(const OrderedCsr& graph, const AttentionInputs<T>& in, double scale, Dropout dropout,

@@ -258,6 +258,49 @@ inline void add_rows(const EdgeBlock& block, BlockOf<A> weight, const Rows& rows
       [&](auto lanes, int64_t f, auto total) { store<decltype(lanes)::value>(sum + f, total); });
 }
 
+// The sum over the entries of weight[i] * rows[i] for each head of the block, as sum_rows() has it,
+// with before(N, h, f) and after(N, h, f, sum). From the same rows <own, rows[i]> of each entry,
+// where `own` are the channels of the row's node.
+template <typename T, typename Rows, typename Before, typename After, typename Block>
+inline BlockOf<Accumulator<T>> sum_rows_and_dots(const Block& block, Heads<const T> nodes,
+                                                 BlockOf<Accumulator<T>> weight, const Rows& rows,
+                                                 const Before& before, const After& after) {
+  using A = Accumulator<T>;
+  BlockOf<A> result{};
+  for_each_part<kLanes<T>, 4>(0, rows.width, [&](auto chunk, int64_t f) {
+    using C = decltype(chunk);
+    constexpr int N = C::kLanes;
+    constexpr std::integral_constant<int, N> kLane{};
+    using V = Vector<A, N>;
+    V mine[C::kCount], total[C::kCount], products[kBlock];
+    for (int h = 0; h < block.heads; ++h) {
+      const T* own = nodes.at(block.row, block.head + h) + f;
+#pragma GCC unroll 4
+      for (int q = 0; q < C::kCount; ++q) {
+        mine[q] = load<N>(own + q * N);
+        total[q] = before(kLane, h, f + q * N);
+      }
+      for (int i = 0; i < block.count; ++i) {
+        rows.template expect<C::kWidth>(block, i, h, f);
+        const T* row = rows.at(block, i, h) + f;
+        const V w = splat<A, N>(weight[h * block.stride + i]);
+        V product{};
+#pragma GCC unroll 4
+        for (int q = 0; q < C::kCount; ++q) {
+          const V value = load<N>(row + q * N);
+          product = multiply_add<A, N>(mine[q], value, product);
+          total[q] = multiply_add<A, N>(w, value, total[q]);
+        }
+        products[h * block.stride + i] = product;
+      }
+#pragma GCC unroll 4
+      for (int q = 0; q < C::kCount; ++q) after(kLane, h, f + q * N, total[q]);
+    }
+    result += sums_of_block<A, N>(block, products);
+  });
+  return result;
+}
+
 // scale * the sum over a row of few entries of weight[i] * rows[i] for head h of the block, as the
 // channels of `target` from `first` on.
 template <typename T, typename Rows, typename Target>

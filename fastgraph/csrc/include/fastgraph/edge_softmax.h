@@ -11,7 +11,8 @@
 // not taken from <out, grad_out>, which equals it in exact arithmetic only: where one edge holds
 // all the weight, both roundings must cancel. The pass over destinations leaves two numbers for
 // each entry and head, keep p and the gradient of the score, so that the pass over sources only
-// gathers; computing them again would cost it twice the time.
+// gathers; computing them again would cost it twice the time. GAT, whose scores cost little, has
+// other passes.
 #pragma once
 
 #include <algorithm>
@@ -295,12 +296,13 @@ void run_forward(const OrderedCsr& graph, int64_t width, const OnlineSoftmax<T, 
 }
 
 // The part of a backward pass over destinations that knows the softmax. `Pass` provides
-// find_dots(block), whose products lack the factor keep.
-template <typename T, typename Pass>
+// find_dots(block), whose products lack the factor keep. For each entry and head there are
+// kNumbers that pass from this pass to another.
+template <typename T, typename Pass, int kNumbers = 2>
 struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   using A = Accumulator<T>;
 
-  A* between;  // [edges, heads, 2], written: what leave() is given
+  A* between;  // [edges, heads, kNumbers], written: what leave() is given
   Dropout dropout;
   A* delta = nullptr;  // [rows, heads], from run_destination_pass()
 
@@ -365,13 +367,14 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   // Where leave() will write is scattered, and stores wait for each other's cache lines.
   FASTGRAPH_INLINE void expect_writes(const Entries& block) const {
     for (int i = 0; i < block.count; ++i) {
-      __builtin_prefetch(between + 2 * block.edge(i) * this->stats.heads, 1);
+      __builtin_prefetch(between + kNumbers * block.edge(i) * this->stats.heads, 1);
     }
   }
 
   // Leaves the weights of a block and the gradients of its scores, or of what these are made of.
   template <typename Block>
   void leave(const Block& block, BlockOf<A> weight, BlockOf<A> gradient) const {
+    static_assert(kNumbers == 2);
     for_each_lane(block, [&](int lane, int i, int h) {
       A* own = between + 2 * (block.edge(i) * this->stats.heads + block.head + h);
       own[0] = weight[lane];
