@@ -21,7 +21,6 @@ from fastgraph.dist.grid_volume import holder
 from fastgraph.dist.layout import Layout
 from fastgraph.dist.memo import made, remembered
 from fastgraph.dist.rank_graph import Ends, RankGraph, local_edges, local_rows, placed_edges
-from fastgraph.dist.sharded import ShardedTensor
 from fastgraph.dist.world import WORLD
 from fastgraph.graphs.graph import Graph
 from fastgraph.registry.backend import accumulator
@@ -133,11 +132,7 @@ class Block(RankGraph):
             dtype: of the result.
         """
         make = functools.partial(self._made_normalised, weight, loop_weight, dtype)
-        if weight is None:
-            found: Tensor = self._derived.get(("normalised", loop_weight, dtype), make)
-            return found
-        local = weight.local if isinstance(weight, ShardedTensor) else weight
-        found = remembered(local, ("normalised", self, loop_weight, dtype), make)
+        found: Tensor = self.with_weight(weight, ("normalised", loop_weight, dtype), make)
         return found
 
     def _made_normalised(

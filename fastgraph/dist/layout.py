@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist import transport
+from fastgraph.dist.grid_volume import Mesh
 from fastgraph.dist.memo import made
 from fastgraph.dist.world import WORLD
 
@@ -62,7 +63,7 @@ class Layout:
     """
 
     mode = "halo"
-    mesh: tuple[int, int] | None = None
+    mesh: Mesh | None = None
 
     def __init__(self, key: Tensor, bound: int, counts: Sequence[int] | None = None) -> None:
         if counts is None:

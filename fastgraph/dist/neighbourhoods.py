@@ -14,7 +14,7 @@ from fastgraph.dist.exchange import Plan
 from fastgraph.dist.layout import Layout
 from fastgraph.dist.memo import remembered
 from fastgraph.dist.rank_graph import Ends, RankGraph, local_edges, local_rows, placed_edges
-from fastgraph.dist.sharded import ShardedTensor, aligned, enter, is_sharded
+from fastgraph.dist.sharded import aligned, enter, is_sharded
 from fastgraph.graphs.graph import Graph
 from fastgraph.graphs.normalisation import WeightedGraph, normalised_graph
 
@@ -74,11 +74,7 @@ class Neighbourhoods(RankGraph):
                 with_others=lambda scale: with_halo(scale, self.plan),
             )
 
-        if weight is None:
-            found: WeightedGraph = self._derived.get(("normalised", loop_weight, dtype), make)
-            return found
-        local = weight.local if isinstance(weight, ShardedTensor) else weight
-        found = remembered(local, ("normalised", self, loop_weight, dtype), make)
+        found: WeightedGraph = self.with_weight(weight, ("normalised", loop_weight, dtype), make)
         return found
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastgraph.dist import transport
 from fastgraph.dist.layout import Layout, Recent
+from fastgraph.dist.memo import remembered
 from fastgraph.dist.owners import layout_of
 from fastgraph.dist.sharded import ShardedTensor, aligned, is_sharded
 from fastgraph.dist.table import NoRuleError
@@ -90,6 +91,15 @@ class RankGraph:
     def of_edges(self, x: Tensor | None) -> Tensor | None:
         """The values of the local edges."""
         return None if x is None else local_rows(x, self.edges)
+
+    def with_weight(
+        self, weight: Tensor | None, key: tuple[Hashable, ...], make: Callable[[], Any]
+    ) -> Any:
+        """What was made of this graph and weights of edges, remembered with both."""
+        if weight is None:
+            return self._derived.get(key, make)
+        local = weight.local if isinstance(weight, ShardedTensor) else weight
+        return remembered(local, (*key, self), make)
 
 
 def local_rows(x: Tensor, rows: Layout) -> Tensor:

@@ -297,10 +297,10 @@ def compare_on_this_rank(steps: int) -> dict[str, Any]:
     meshes = MESHES[WORLD.size]
     chosen = meshes[(len(meshes) - 1) // 2]  # with more columns than one
     return {
-        "layers": {f"{name(mesh)}, {k}": v for mesh in meshes for k, v in layers(mesh).items()},
-        "sent": {f"{name(mesh)}, {k}": v for mesh in meshes for k, v in sent(mesh).items()},
+        "layers": {f"{label(mesh)}, {k}": v for mesh in meshes for k, v in layers(mesh).items()},
+        "sent": {f"{label(mesh)}, {k}": v for mesh in meshes for k, v in sent(mesh).items()},
         "special values": {
-            f"{name(mesh)}, {k}": v for mesh in meshes for k, v in special_values(mesh).items()
+            f"{label(mesh)}, {k}": v for mesh in meshes for k, v in special_values(mesh).items()
         },
         "trained": trained(chosen, steps),
         "by rows": by_rows(chosen),
@@ -308,7 +308,7 @@ def compare_on_this_rank(steps: int) -> dict[str, Any]:
     }
 
 
-def name(mesh: Mesh) -> str:
+def label(mesh: Mesh) -> str:
     return "x".join(map(str, mesh))
 
 
