@@ -59,25 +59,19 @@ class Counts:
             for kind, calls in sorted(self.calls.items()):
                 table.add_row(kind, str(calls), f"{self.sent[kind]:,}")
             tables.append(table)
-        for what, counted in (("attention", self.attention), ("aggregation", self.aggregation)):
-            if counted:
-                table = Table("computed by", title=f"fused {what} on sharded tensors")
-                table.add_column("calls", justify="right")
-                for how, calls in counted.most_common():
-                    table.add_row(how, str(calls))
+        listed = [
+            ("computed by", "fused attention on sharded tensors", "calls", self.attention),
+            ("computed by", "other fused operators on a grid", "calls", self.aggregation),
+            ("computed meanwhile", "exchanges of rows for fused operators", "calls", self.halo),
+            ("operation", "gathered as a whole, for want of a rule", "times", self.gathers),
+        ]
+        for heading, title, unit, counter in listed:
+            if counter:
+                table = Table(heading, title=title)
+                table.add_column(unit, justify="right")
+                for name, times in counter.most_common():
+                    table.add_row(name, str(times))
                 tables.append(table)
-        if self.halo:
-            table = Table("computed meanwhile", title="exchanges of rows for fused operators")
-            table.add_column("calls", justify="right")
-            for what, calls in self.halo.most_common():
-                table.add_row(what, str(calls))
-            tables.append(table)
-        if self.gathers:
-            table = Table("operation", title="gathered as a whole, for want of a rule")
-            table.add_column("times", justify="right")
-            for name, times in self.gathers.most_common():
-                table.add_row(name, str(times))
-            tables.append(table)
         return tables
 
 

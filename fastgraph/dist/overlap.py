@@ -8,7 +8,6 @@ last first.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -21,7 +20,7 @@ from fastgraph.dist.collectives import applied, halo_sum, records_gradient
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.exchange import Plan
 from fastgraph.dist.halves import Halves, Shares
-from fastgraph.dist.memo import remembered
+from fastgraph.dist.memo import made, remembered
 from fastgraph.dist.neighbourhoods import Neighbourhoods
 from fastgraph.dist.sharded import aligned, is_sharded
 from fastgraph.dist.world import WORLD
@@ -114,12 +113,12 @@ class _First:
     def of_edges(self, x: Tensor | None) -> Tensor | None:
         if x is None:
             return None
-        split = functools.partial(applied, _Values, x.detach(), *self._halves.positions)
         pair: tuple[Tensor, Tensor]
         if records_gradient(x):
             pair = applied(_Values, x, *self._halves.positions)
         else:
-            pair = remembered(x, ("values of halves", self._halves), split)
+            make = lambda: applied(_Values, x, *self._halves.positions)  # noqa: E731
+            pair = remembered(x, ("values of halves", self._halves), make)
         self.rest.append(pair[1])
         return pair[0]
 
@@ -207,14 +206,15 @@ def _halves(
         return None
     csr: Csr = local.by_destination
     num_local, num_halo = graph.sources.mine, len(graph.plan.halo)
-    by = beside(local, "shares", lambda: Shares(csr, num_local)).by(sums=sums)
+    count = lambda: Shares(csr, num_local)  # noqa: E731
+    by = beside(local, "shares", lambda: made(count)).by(sums=sums)
     if by is None:
         COUNTS.halo["nothing: too few edges without the halo"] += 1
         return None
     COUNTS.halo[_MEANWHILE[by]] += 1
     one_kind = graph.sources is graph.destinations
     make = lambda: Halves(csr, num_local, num_halo, by, one_kind)  # noqa: E731
-    return beside(local, f"halves by {by}", make)
+    return beside(local, f"halves by {by}", lambda: made(make))
 
 
 _MEANWHILE = {"rows": "rows without the halo", "edges": "edges without the halo"}
