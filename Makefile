@@ -107,8 +107,8 @@ emulate: install emulator ## run the kernels for GPUs on the emulator, and count
 	$(THREADS) $(BIN)/python -m tests.simt.coverage --durations=25 $(PARALLEL) $(REPEATS)
 	FASTGRAPH_DATA= FASTGRAPH_BACKEND=simt $(PYTEST) --emulate $(PARALLEL) $(REPEATS) \
 	  tests/ops tests/cuda tests/pyg -k "simt or cuda or pyg" \
-	  $(addprefix --ignore=,tests/cuda/test_operators.py tests/cuda/test_benchmark.py \
-	  tests/cuda/test_configuration.py tests/pyg/test_switching.py)
+	  $(addprefix --ignore=,tests/cuda/test_operators.py tests/cuda/test_configuration.py \
+	  $(addprefix tests/cuda/test_,benchmark.py model.py one_shot.py) tests/pyg/test_switching.py)
 	@if $(newest_dgl)/bin/python -c 'from importlib.metadata import version; version("dgl")' 2>/dev/null; \
 	then DGLBACKEND=pytorch $(THREADS) $(newest_dgl)/bin/python -m pytest --emulate tests/dgl/test_devices.py; \
 	else echo "skipped: DGL's graphs beside emulated features, as 'make test-dgl' has installed no DGL"; \

@@ -136,7 +136,7 @@ _running: set[subprocess.Popen[str]] = set()
 
 
 def _end(*_: object) -> None:
-    for process in _running:
+    for process in list(_running):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     sys.exit("ended by a signal")

@@ -140,7 +140,7 @@ class Running:
             limit: seconds after which a cell is given up.
 
         Raises:
-            LostError: not even the bandwidth can be measured.
+            LostError: a process does not come up, or cannot even measure the bandwidth.
         """
         left = plan_left(cells, self._record.lines("row"))
         if left and time.monotonic() < deadline:
@@ -153,8 +153,9 @@ class Running:
                 return
             self._tell(str(cell))
             budget = min(timed, seconds / (len(left) - number))
+            asked = self._asked(cell.beside)
             try:
-                rows = self._asked(cell.beside).ask("rows", (cell, budget), limit)
+                rows = asked.ask("rows", (cell, budget), limit)
             except LostError as error:
                 self._apart = None
                 rival = "ours" if cell.beside == UPSTREAM else cell.beside

@@ -13,8 +13,8 @@ Nothing here was fitted to measurements of these kernels, of which there are non
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from measure.model_kernels import (
     HEADS,
@@ -28,7 +28,7 @@ from measure.model_kernels import (
     find,
 )
 from measure.model_sheets import SCHEDULERS, Sheet
-from measure.model_slots import Rows, Walk
+from measure.model_slots import Rows
 
 # Schedulers find a warp that can go on in so many of all cycles; the share that well-filled kernels
 # which mix arithmetic, shuffles and loads reach.
@@ -48,6 +48,7 @@ LAUNCH = 2.0
 # instructions, and runs 0.23 times for each entry of tolokers, where 1.44 of 32 lanes look.
 _LOOK_INSTRUCTIONS = 104
 _LOOKS_OF_LANE = 0.23 / 1.44
+_LOOKED_AT_ONCE = 2
 _CODED_DEGREE = 8
 
 
@@ -95,26 +96,18 @@ def predict(
 def _gathered(
     table: Table, sheet: Sheet, graph: Graph, launch: Gather, width: int, dtype: str
 ) -> Iterator[Prediction]:
+    """A kernel that gathers, and the one that merges pieces of long rows, if there are any."""
     rows = graph.rows(launch.transpose)
     if launch.pieces_only and not (rows.num_pieces and _is_known(table, launch.kernel)):
         return
     heads = HEADS if launch.of_head else 1
-    of_group = width // heads
-    wanted = (launch.words, dtype, of_group, sheet.architecture)
+    wanted = (launch.words, dtype, width // heads, sheet.architecture)
     figures = find(table, launch.loop or launch.kernel, *wanted)
-    registers = figures.registers
     if launch.loop is not None:
-        registers = max(registers, _registers(table, launch, *wanted))
-    parts = heads * -(-of_group // figures.width)
-    at_once = max(1, round(figures.loads / (launch.rows * figures.packs)))
-    walk = rows.walk(figures.lanes, at_once, pieces_only=launch.pieces_only)
-    instructions, gathered = _of_entries(rows, launch, width, dtype)
-    extra = instructions * at_once
-    times = {
-        "issue": _issue(sheet, figures, walk, parts, extra),
-        **_memory(sheet, rows, launch, parts, width, dtype, gathered),
-        **_latency(sheet, rows, launch, figures, registers, walk, parts, width, dtype),
-    }
+        registers = find(table, launch.kernel, *wanted).registers
+        figures = replace(figures, registers=max(registers, figures.registers))
+    parts = heads * -(-(width // heads) // figures.width)
+    times = _Gathering(sheet, rows, launch, figures, parts, width * SIZES[dtype]).times()
     bound = max(times, key=times.__getitem__)
     yield Prediction(launch.kernel, times[bound] + LAUNCH / 1e3, bound)
     if rows.num_pieces and launch.merged:
@@ -125,92 +118,90 @@ def _is_known(table: Table, kernel: str) -> bool:
     return any(name.startswith(f"{kernel}<") for name in table)
 
 
-def _registers(
-    table: Table, launch: Gather, words: tuple[str, ...], dtype: str, width: int, architecture: str
-) -> int:
-    return find(table, launch.kernel, words, dtype, width, architecture).registers
+class _Gathering:
+    """A kernel that gathers for the entries of rows.
 
+    Args:
+        parts: grids that walk over all entries: heads, or parts of the columns.
+        row_bytes: of the features of a node.
+    """
 
-def _of_entries(rows: Rows, launch: Gather, width: int, dtype: str) -> tuple[float, float]:
-    """Instructions besides the loop's, and bytes that are gathered, for each entry."""
-    row_bytes = width * SIZES[dtype]
-    if not launch.codes:
-        return 0.0, launch.rows * row_bytes
-    degree = rows.entries / max(1, len(rows.lengths))
-    values = 16 // SIZES[dtype]
-    lanes = width / values
-    if degree < _CODED_DEGREE:
-        return 0.0, 2 * row_bytes
-    # The lanes that see a code of one of their values: it has won, or another edge has the code.
-    looking = lanes * min(1.0, values * (1 / degree + 1 / 255))
-    runs = min(1.0, looking * _LOOKS_OF_LANE)
-    return runs * _LOOK_INSTRUCTIONS, width + looking * 2 * 32
+    def __init__(
+        self,
+        sheet: Sheet,
+        rows: Rows,
+        launch: Gather,
+        figures: Figures,
+        parts: int,
+        row_bytes: int,
+    ) -> None:
+        self.sheet, self.rows, self.launch, self.figures = sheet, rows, launch, figures
+        self.parts, self.row_bytes = parts, row_bytes
+        self.at_once = max(1, round(figures.loads / (launch.rows * figures.packs)))
+        self.walk = rows.walk(figures.lanes, self.at_once, pieces_only=launch.pieces_only)
 
+    def times(self) -> dict[str, float]:
+        """Milliseconds by what they are spent on."""
+        looks, gathered = self._of_entries()
+        table = len(self.rows.lengths) * self.row_bytes * self.launch.tables
+        # Blocks at work take one part of the columns, and so do those that gather beside them.
+        usable = USABLE * self.sheet.cache_bytes * self.parts
+        hit = min(1.0, usable / max(1, table))
+        wait = hit * self.sheet.cache_ns + (1 - hit) * self.sheet.dram_ns
+        return {
+            "issue": self._issue(looks),
+            **self._moved(gathered, table, hit),
+            **self._waited(wait),
+        }
 
-def _issue(sheet: Sheet, figures: Figures, walk: Walk, parts: int, extra: float) -> float:
-    count = (
-        walk.iterations * (figures.instructions + extra)
-        + walk.batches * BATCH[0]
-        + walk.warps * SPAN[0]
-    )
-    slots = sheet.multiprocessors * SCHEDULERS * ISSUED * sheet.gigahertz * 1e9
-    return 1e3 * parts * count / slots
+    def _of_entries(self) -> tuple[float, float]:
+        """Instructions besides the loop's, and bytes that are gathered, for each entry."""
+        if not self.launch.codes:
+            return 0.0, self.launch.rows * self.row_bytes
+        degree = self.rows.entries / max(1, len(self.rows.lengths))
+        if degree < _CODED_DEGREE:  # all entries are looked at
+            return _LOOK_INSTRUCTIONS / _LOOKED_AT_ONCE, 2 * self.row_bytes
+        values, lanes = self.figures.values, self.row_bytes / 16
+        # Lanes that see a code of one of their values: it has won, or another edge has the code.
+        looking = lanes * min(1.0, values * (1 / degree + 1 / 255))
+        runs = min(1.0, looking * _LOOKS_OF_LANE)
+        return runs * _LOOK_INSTRUCTIONS, lanes * values + looking * 2 * 32
 
+    def _issue(self, looks: float) -> float:
+        of_round = self.figures.instructions + looks * self.at_once
+        walk = self.walk
+        count = walk.iterations * of_round + walk.batches * BATCH[0] + walk.warps * SPAN[0]
+        slots = self.sheet.multiprocessors * SCHEDULERS * ISSUED * self.sheet.gigahertz * 1e9
+        return 1e3 * self.parts * count / slots
 
-def _memory(
-    sheet: Sheet, rows: Rows, launch: Gather, parts: int, width: int, dtype: str, gathered: float
-) -> Mapping[str, float]:
-    entries = rows.entries
-    nodes = len(rows.lengths)
-    of_entries = entries * (gathered + parts * launch.entry_bytes)
-    table = nodes * width * SIZES[dtype] * launch.tables
-    hit = _hit_rate(sheet, rows, launch, parts, width, dtype)
-    streamed = nodes * width * SIZES[dtype] * launch.streamed + entries * launch.entry_bytes
-    missed = max(min(table, entries * gathered), (1 - hit) * entries * gathered)
-    return {
-        "cache": of_entries / sheet.cache_gb_per_s / 1e6,
-        "memory": (streamed + missed) / sheet.dram_gb_per_s / 1e6,
-    }
+    def _moved(self, gathered: float, table: int, hit: float) -> dict[str, float]:
+        entries, launch = self.rows.entries, self.launch
+        read = entries * (gathered + self.parts * launch.entry_bytes)
+        streamed = len(self.rows.lengths) * self.row_bytes * launch.streamed
+        streamed += entries * launch.entry_bytes
+        missed = max(min(table, entries * gathered), (1 - hit) * entries * gathered)
+        return {
+            "cache": read / self.sheet.cache_gb_per_s / 1e6,
+            "memory": (streamed + missed) / self.sheet.dram_gb_per_s / 1e6,
+        }
 
+    def _waited(self, wait: float) -> dict[str, float]:
+        """Of all warps, as many at a time as fit, and of the longest alone."""
+        walk, sheet, figures = self.walk, self.sheet, self.figures
 
-def _hit_rate(
-    sheet: Sheet, rows: Rows, launch: Gather, parts: int, width: int, dtype: str
-) -> float:
-    """Of gathered rows, what the second cache has; blocks at work take one head or part."""
-    held = len(rows.lengths) * width * SIZES[dtype] * launch.tables / parts
-    return min(1.0, USABLE * sheet.cache_bytes / max(1.0, held))
+        def milliseconds(warps: int, batches: int, rounds: int) -> float:
+            terms = ((warps, *SPAN), (batches, *BATCH), (rounds, *figures.of_round))
+            return sum(
+                count * (instructions * CYCLES_ALONE / sheet.gigahertz + waits * wait) / 1e6
+                for count, instructions, waits in terms
+            )
 
-
-def _latency(
-    sheet: Sheet,
-    rows: Rows,
-    launch: Gather,
-    figures: Figures,
-    registers: int,
-    walk: Walk,
-    parts: int,
-    width: int,
-    dtype: str,
-) -> Mapping[str, float]:
-    hit = _hit_rate(sheet, rows, launch, parts, width, dtype)
-    wait = hit * sheet.cache_ns + (1 - hit) * sheet.dram_ns
-
-    def nanoseconds(warps: float, batches: float, iterations: float) -> float:
-        terms = (
-            (warps, SPAN[0], SPAN[1]),
-            (batches, BATCH[0], BATCH[1]),
-            (iterations, figures.instructions, figures.waits),
-        )
-        return sum(
-            count * (instructions * CYCLES_ALONE / sheet.gigahertz + waits * wait)
-            for count, instructions, waits in terms
-        )
-
-    together = sheet.multiprocessors * sheet.warps_at_work(registers)
-    return {
-        "waiting": parts * nanoseconds(walk.warps, walk.batches, walk.iterations) / together / 1e6,
-        "longest warp": nanoseconds(1, walk.longest_batches, walk.longest) / 1e6,
-    }
+        together = sheet.multiprocessors * sheet.warps_at_work(figures.registers)
+        everyone = milliseconds(walk.warps, walk.batches, walk.iterations)
+        return {
+            "waiting": self.parts * everyone / together,
+            "longest warp": milliseconds(1, walk.longest_batches, walk.longest),
+        }
 
 
 def _merged(sheet: Sheet, rows: Rows, one_value: bool, width: int) -> Prediction:

@@ -41,6 +41,11 @@ class Figures:
         """Columns that a group holds."""
         return self.values * self.lanes * self.packs
 
+    @property
+    def of_round(self) -> tuple[int, int]:
+        """Instructions and waits of the loop."""
+        return self.instructions, self.waits
+
 
 Table = Mapping[str, Mapping[str, list[int]]]
 

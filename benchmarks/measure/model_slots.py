@@ -7,7 +7,8 @@ few at a time. See ``csrc/include/fastgraph/pieces.cuh`` and ``edge_groups.cuh``
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -60,6 +61,7 @@ class Rows:
 
     lengths: Lengths
     order: str = "rows"
+    _walks: dict[tuple[int, int, bool], Walk] = field(default_factory=dict)
 
     @property
     def entries(self) -> int:
@@ -68,11 +70,17 @@ class Rows:
     @property
     def num_pieces(self) -> int:
         """Of long rows, those that hold nothing left out."""
-        return int((self._spans()[0] > 0).sum())
+        return int((self._spans[0] > 0).sum())
 
     def walk(self, lanes: int, at_once: int, *, pieces_only: bool = False) -> Walk:
         """How groups of ``lanes`` lanes that take ``at_once`` entries at a time walk over them."""
-        pieces, others = self._spans()
+        asked = (lanes, at_once, pieces_only)
+        if asked not in self._walks:
+            self._walks[asked] = self._walk(*asked)
+        return self._walks[asked]
+
+    def _walk(self, lanes: int, at_once: int, pieces_only: bool) -> Walk:
+        pieces, others = self._spans
         spans = pieces if pieces_only else np.concatenate([pieces, others])
         groups = 1 if self.order == "uncut" else WARP // lanes
         entries = int(spans.sum())
@@ -103,6 +111,7 @@ class Rows:
     def _chunk(self) -> int:
         return _SMALL_CHUNK if len(self.lengths) + self.entries < _SMALL else _CHUNK
 
+    @functools.cached_property
     def _spans(self) -> tuple[Lengths, Lengths]:
         """How many entries pieces have, and rows that are not cut, in the order of tasks."""
         if self.order == "uncut" or not len(self.lengths):

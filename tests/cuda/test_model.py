@@ -40,14 +40,14 @@ def test_a_warp_works_as_long_as_its_longest_group() -> None:
 def test_long_rows_are_cut() -> None:
     # Entries 0-99, 100-699 and 700-1299: chunks end at 256, 512, 768, 1024 and 1280.
     lengths = rows(100, 600, 600)
-    pieces, others = lengths._spans()
+    pieces, others = lengths._spans
     assert pieces.tolist() == [0, 156, 256, 0, 188, 68, 256, 0, 256, 0, 20, 0]
     assert others.tolist() == [100, 0, 0]
     assert lengths.num_pieces == 7
     assert lengths.walk(16, 4, pieces_only=True).longest == 256 // 4
     assert lengths.merged_in_series() == [4, 4]
     # A list has pieces of equal lengths, of 64 at most in a small graph.
-    pieces, others = rows(30, 130, 200, order="tasks")._spans()
+    pieces, others = rows(30, 130, 200, order="tasks")._spans
     assert pieces.tolist() == [43, 43, 44, 50, 50, 50, 50] and others.tolist() == [30]
     assert rows(30, 130, 200, order="tasks").merged_in_series() == [4]
     assert rows(256, 3).num_pieces == 0 and rows().walk(16, 4).slots == 0

@@ -60,7 +60,7 @@ def start(machine: Path, *given: str) -> subprocess.Popen[str]:
     command = [sys.executable, str(machine / "benchmarks" / "gpu.py"), "--device", "cpu"]
     command += ["--record", str(machine / "record.jsonl"), "--graphs", "kronecker-11"]
     command += ["--layers", "GATv2,SAGE-mean,SAGE-max", "--widths", "16", "--others", "turbo-gnn"]
-    command += ["--timed-seconds", "0", *given]
+    command += ["--seconds", "3000", "--timed-seconds", "0", *given]
     return subprocess.Popen(
         command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
