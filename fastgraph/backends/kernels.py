@@ -1,7 +1,7 @@
 """Operators computed by a native library: memory for the results, and one call for each.
 
 The libraries for different devices have functions of the same names and arguments
-(``csrc/bindings/operators.cpp``).
+(``csrc/bindings/operators.cpp``), but for the backward pass of ``gat``.
 """
 
 from __future__ import annotations
