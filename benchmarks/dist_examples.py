@@ -76,6 +76,7 @@ def main(
     from measure.dist_comparison import compared, markdown
     from measure.machine import machine_facts
 
+    folder = folder.resolve()  # runs are in folders of their own
     paths = [folder] if folder.is_file() else sorted(folder.rglob("*.py"))
     root = folder.parent if folder.is_file() else folder
     calls = [[str(path.relative_to(root))] for path in paths] + [shlex.split(a) for a in also]
