@@ -62,7 +62,7 @@ class Neighbourhoods:
             self._bound += self_loops
         self.sources, self.destinations = sources, destinations
         self.plan = Plan(pair[0], sources)
-        self._index = torch.stack([self.plan.place, destinations.row[pair[1]]]).int()
+        self._index = torch.stack([self.plan.place, destinations.held(pair[1]).row]).int()
         num_src = sources.mine + len(self.plan.halo)
         self._graph = Graph(self._index, num_src, destinations.mine)
         self._derived = Recent()
@@ -196,10 +196,10 @@ def _moved(pair: Tensor, rows: Layout | None, destinations: Layout, outside: boo
     if rows is None:
         if outside:
             raise IndexError(_OUTSIDE)
-        found = layout_of(destinations.owner[pair[1]])
+        found = layout_of(destinations.held(pair[1]).owner)
         return _Ends(pair[:, found.key], found)
-    owners = destinations.owner  # which ranks ask for together
-    owner = owners[pair[1]] if not outside else owners[:0]
+    # Which ranks ask for together.
+    owner = destinations.held(pair[1] if not outside else pair[1, :0]).owner
     far = int((owner != WORLD.rank).sum())
     # An index out of range must be an error everywhere: the others would wait for this rank.
     any_outside, any_far = transport.all_reduce(torch.tensor([int(outside), far])).tolist()

@@ -63,7 +63,7 @@ def _laid_out(graph: Any, of_nodes: Sequence[Layout]) -> Any:
     for etype in range(len(graph.canonical_etypes)):
         source, destination = map(int, graph._graph.metagraph.find_edge(etype))
         src, dst, _ = graph._graph.edges(etype, "eid")
-        rows = layout_of(of_nodes[destination].owner[dst.long()])
+        rows = layout_of(of_nodes[destination].held(dst.long()).owner)
         if known(rows.n) is None:
             know(rows)
         local = torch.stack([src[rows.position], dst[rows.position]])
