@@ -6,13 +6,16 @@
 The folder holds scripts such as PyG's own examples that train on a whole graph. Each is run as it
 is by upstream alone on one process, and by ``python -m fastgraph.dist`` on several, with routed
 layers, uneven parts, and random numbers as one process draws them. Its losses, gradients and
-parameters are compared, and what the ranks gathered as a whole is listed by name. Datasets that
-are not at hand are replaced by small random ones of the same form (``measure/stand_ins.py``).
+parameters are compared, and what the ranks gathered as a whole is listed by name. Scripts that
+choose nodes by their scores, which rounding may decide, are run again with the choices of one
+process, and on one process that rounds otherwise (``measure/choices.py``). Datasets that are not at
+hand are replaced by small random ones of the same form (``measure/stand_ins.py``).
 Results go to ``benchmarks/results/<date>-dist-examples.json`` and ``.md``.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import multiprocessing
 import os
@@ -25,8 +28,9 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import click
@@ -72,6 +76,7 @@ def main(
     from measure.dist_comparison import compared, markdown
     from measure.machine import machine_facts
 
+    folder = folder.resolve()  # runs are in folders of their own
     paths = [folder] if folder.is_file() else sorted(folder.rglob("*.py"))
     root = folder.parent if folder.is_file() else folder
     calls = [[str(path.relative_to(root))] for path in paths] + [shlex.split(a) for a in also]
@@ -101,16 +106,34 @@ def main(
                 done.add("script", [" ".join(call), found])
                 continue
             (expected,) = reference.records
-            for size in sizes:
-                ended = runs.on_ranks(command, size)
+            for kind, run in _runs_of(runs, sizes, expected["choices"]):
+                ended = run(command)
                 if isinstance(ended, str):
-                    found[str(size)] = {"error": ended}
+                    found[kind] = {"error": ended}
                 else:
                     same = ended.text == reference.text
-                    found[str(size)] = compared(expected, ended.records, same)
-                console.print(f"{call}: {size} ranks: {found[str(size)]}")
+                    found[kind] = compared(expected, ended.records, same)
+                console.print(f"{call}: {kind}: {found[kind]}")
             done.add("script", [" ".join(call), found])
     publish(console, out, "dist-examples", results, markdown(results))
+
+
+def _runs_of(
+    runs: Runs, sizes: Sequence[int], chosen: list[Any]
+) -> Iterator[tuple[str, Callable[[Sequence[str]], Ended | str]]]:
+    """How a script is run beside one process, by the name of the row in the table."""
+    for size in sizes:
+        yield str(size), functools.partial(runs.on_ranks, size=size)
+    if not chosen:
+        return
+    imposed = {"EXAMPLES_CHOICES": runs.keep(chosen)}
+    rounded = {"EXAMPLES_ROUNDING": "otherwise"}
+    yield "1, rounded otherwise", functools.partial(runs.alone, variables=rounded)
+    both = {**rounded, **imposed}
+    yield "1, rounded otherwise, same choices", functools.partial(runs.alone, variables=both)
+    for size in sizes:
+        run = functools.partial(runs.on_ranks, size=size, variables=imposed)
+        yield f"{size}, same choices", run
 
 
 class Ended(NamedTuple):
@@ -144,11 +167,21 @@ class Runs:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(_IMPORTED))
 
-    def alone(self, command: Sequence[str]) -> Ended | str:
-        """A script by upstream alone on one process; or the end of its errors."""
-        return self._run([(self._words_of_recorder(command), {})])
+    def keep(self, chosen: list[Any]) -> str:
+        """A file with choices of nodes, for later runs."""
+        path = self._work / "choices"
+        path.write_bytes(pickle.dumps(chosen))
+        return str(path)
 
-    def on_ranks(self, command: Sequence[str], size: int) -> Ended | str:
+    def alone(
+        self, command: Sequence[str], variables: Mapping[str, str] = MappingProxyType({})
+    ) -> Ended | str:
+        """A script by upstream alone on one process; or the end of its errors."""
+        return self._run([(self._words_of_recorder(command), dict(variables))])
+
+    def on_ranks(
+        self, command: Sequence[str], size: int, variables: Mapping[str, str] = MappingProxyType({})
+    ) -> Ended | str:
         """The same on ranks, the first of which has the most work."""
         shares = ",".join(str(size - rank) for rank in range(size))
         words = ["--random", "exact", "--weights", shares, *self._words_of_recorder(command)]
@@ -156,6 +189,7 @@ class Runs:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         world = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        world.update(variables)
         return self._run([(words, {**world, "RANK": str(r)}) for r in range(size)])
 
     def _words_of_recorder(self, command: Sequence[str]) -> list[str]:
@@ -195,7 +229,7 @@ def _process(words: list[str], variables: dict[str, str], work: Path, rank: int)
     for stream, name in ((sys.stdout, "text"), (sys.stderr, "errors")):
         file = os.open(work / f"{name}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, stream.fileno())
-    if variables:
+    if "RANK" in variables:
         launch = importlib.import_module("fastgraph.dist.launch")
         launch.main(words)
     else:

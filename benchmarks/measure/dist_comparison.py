@@ -25,8 +25,10 @@ def compared(
 
     Returns:
         Differences of all losses, of the first and of all gradients, and of the parameters after
-        the last step, each relative to the norm of what is expected, the worst of all ranks; the
-        gathers of rank 0; and how many bytes all ranks sent.
+        the last step, each relative to the norm of what is expected, the worst of all ranks; how
+        many values of parameters nobody ever wrote; how many choices of nodes there were, and how
+        many of these were other ones, or of another order; the gathers of rank 0; and how many
+        bytes all ranks sent.
     """
     pairs = [(expected, found) for found in of_ranks]
     gradients = [
@@ -37,7 +39,15 @@ def compared(
         "losses": max(_off(_vector(e["losses"]), _vector(f["losses"])) for e, f in pairs),
         "first gradient": max((found[0] for found in gradients if found), default=0.0),
         "gradients": max((max(found) for found in gradients if found), default=0.0),
-        "parameters": max(_off(_joined(e), _joined(f)) for e, f in pairs),
+        "parameters": max(_off(*_written(_joined(e), _joined(f))) for e, f in pairs),
+        "never written": int(_joined(expected).isnan().sum()),
+        "choices": [
+            len(expected["choices"]),
+            sum(
+                not torch.equal(a, b)
+                for a, b in zip(expected["choices"], of_ranks[0]["choices"], strict=True)
+            ),
+        ],
         "same text": same_text,
         "gathers": of_ranks[0]["gathers"],
         "sent": sum(sum(found["sent"].values()) for found in of_ranks),
@@ -52,6 +62,14 @@ def _vector(values: list[float]) -> Tensor:
 def _joined(record: dict[str, Any]) -> Tensor:
     parameters = [p.reshape(-1).double() for p in record["parameters"]]
     return torch.cat([torch.empty(0, dtype=torch.float64), *parameters])
+
+
+def _written(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Values other than those that both left as ``torch.empty`` gave them, marked as NaN."""
+    if a.shape != b.shape:
+        return a, b
+    kept = ~(a.isnan() & b.isnan())
+    return a[kept], b[kept]
 
 
 def _off(a: Tensor, b: Tensor) -> float:
@@ -87,6 +105,8 @@ def markdown(results: dict[str, Any]) -> str:
                 f"{cell[key]:.0e}"
                 for key in ("losses", "first gradient", "gradients", "parameters")
             )
+            if cell["never written"]:
+                figures += f" ({cell['never written']:,} never written)"
             text = "same" if cell["same text"] else "differs"
             rows.append(f"| `{name}` | {size} | {figures} | {text} | {_gathers(cell)} |")
         found = [cells.get(size, {"error": ""}) for size in ranks]
@@ -103,7 +123,28 @@ def markdown(results: dict[str, Any]) -> str:
         "",
     ]
     command = ["", f"    {results['command']}", ""]
-    return "\n".join([*head, *rows, *command, *machine_lines(results["machine"])])
+    parts = [*head, *rows, *_on_choices(results), *command, *machine_lines(results["machine"])]
+    return "\n".join(parts)
+
+
+def _on_choices(results: dict[str, Any]) -> list[str]:
+    """What the rows of scripts that choose nodes mean."""
+    found = []
+    for name, cells in results["scripts"].items():
+        counts = [
+            f"{cell['choices'][1]} ({size})"
+            for size, cell in cells.items()
+            if "error" not in cell and cell["choices"][0]
+        ]
+        if counts:
+            total = max(cell["choices"][0] for cell in cells.values() if "error" not in cell)
+            found.append(
+                f"`{name}` chooses nodes by their scores {total} times; choices that are others, "
+                f"or have another order, than those of one process: {', '.join(counts)}. "
+                "*Rounded otherwise*: one process, each result of message passing one unit in the "
+                "last place larger or smaller. *Same choices*: those of one process are imposed."
+            )
+    return ["", *found] if found else []
 
 
 def _gathers(cell: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import fastgraph
 from fastgraph.comparison.memory import resident
+from fastgraph.dist import allocator
 
 CLASSES = 16
 _LAYERS = 3
@@ -23,37 +24,44 @@ _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "Cannot allocate
 
 
 class Peak(threading.Thread):
-    """The largest size of what ``RLIMIT_DATA`` limits, looked at again and again.
+    """The largest sizes of this process's memory, looked at again and again.
 
     Attributes:
-        data: bytes of private memory that can be written to.
+        data: bytes of private memory that can be written to, which ``RLIMIT_DATA`` limits.
+        anonymous: bytes that are resident and not those of a file.
     """
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.data = 0
+        self.data = self.anonymous = 0
         self._ended = threading.Event()
 
     def run(self) -> None:
         while not self._ended.wait(_SECONDS_BETWEEN_LOOKS):
-            self.data = max(self.data, data_size())
+            data, anonymous = sizes()
+            self.data, self.anonymous = max(self.data, data), max(self.anonymous, anonymous)
 
-    def end(self) -> int:
+    def end(self) -> None:
         """Stop looking."""
         self._ended.set()
         self.join()
-        return self.data
 
 
-def data_size() -> int:
-    """Bytes of private memory of this process that can be written to."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmData:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/status has no line VmData")
+def sizes() -> tuple[int, int]:
+    """Bytes of private memory of this process that can be written to; anonymous and resident."""
+    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    found = {words[0]: words[1] for words in lines if len(words) > 1}
+    return int(found["VmData:"]) * 1024, int(found["RssAnon:"]) * 1024
 
 
-def train(source: str, is_sharded: bool, limit: int | None, channels: int, steps: int) -> Any:
+def train(
+    source: str,
+    is_sharded: bool,
+    limit: int | None,
+    channels: int,
+    steps: int,
+    returns_freed: bool = True,
+) -> Any:
     """Losses and peaks of some steps of graph convolutions; or ``"out of memory"``.
 
     Args:
@@ -62,9 +70,12 @@ def train(source: str, is_sharded: bool, limit: int | None, channels: int, steps
         limit: ``RLIMIT_DATA`` in bytes, from before the graph is loaded.
         channels: of all layers.
         steps: how many.
+        returns_freed: whether shards do with freed memory what they do, or leave it to glibc.
     """
     torch.set_num_threads(1)
-    before = data_size()
+    if not returns_freed:
+        allocator.return_freed_memory = lambda: False
+    before, anonymous = sizes()
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     peak = Peak()
@@ -75,7 +86,15 @@ def train(source: str, is_sharded: bool, limit: int | None, channels: int, steps
         if isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY):
             return "out of memory"
         raise
-    return {"losses": losses, "before": before, "data": peak.end(), "resident": resident()}
+    peak.end()
+    return {
+        "losses": losses,
+        "before": before,
+        "data": peak.data,
+        "anonymous before": anonymous,
+        "anonymous": peak.anonymous,
+        "resident": resident(),
+    }
 
 
 def _train(source: str, is_sharded: bool, channels: int, steps: int) -> list[float]:

@@ -7,6 +7,7 @@ It is itself a script that ``python -m fastgraph.dist`` can run; each rank write
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import runpy
@@ -24,7 +25,7 @@ from torch_geometric.data import Dataset, InMemoryDataset
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from measure import stand_ins
+from measure import choices, stand_ins
 
 
 class Recorder:
@@ -37,6 +38,7 @@ class Recorder:
         optimizers: in the order of their first steps.
         gathers: how many whole tensors were gathered by name: before the first step, in the first,
             in all others.
+        choices: of nodes, by pooling.
     """
 
     def __init__(self, steps: int) -> None:
@@ -45,6 +47,7 @@ class Recorder:
         self.gradients: list[Tensor] = []
         self.optimizers: list[Optimizer] = []
         self.gathers: list[Counter[str]] = []
+        self.choices = choices.watch(whole)
 
     def install(self) -> None:
         """Watch backward passes and optimizers."""
@@ -77,6 +80,7 @@ class Recorder:
             "parameters": [whole(p).detach() for o in self.optimizers for p in _parameters(o)],
             "gathers": [dict(before), dict(first), dict(rest[-1] - rest[0] if rest else {})],
             "sent": _sent(),
+            "choices": self.choices,
         }
         # Not by torch.save, which one rank does for all.
         path.write_bytes(pickle.dumps(record))
@@ -123,11 +127,27 @@ def _doubled(dataset: type[Dataset]) -> None:
     dataset.get = doubled
 
 
+def _mark_what_is_empty() -> None:
+    """Memory that ``torch.empty`` gives is NaN, and so the same on all processes until written."""
+    empty = torch.empty
+
+    @functools.wraps(empty)
+    def marked(*args: Any, **options: Any) -> Tensor:
+        out = empty(*args, **options)
+        with torch.no_grad():
+            return out.fill_(float("nan")) if out.is_floating_point() else out
+
+    torch.empty = marked
+
+
 def main() -> None:
     path, steps, script, *arguments = sys.argv[1:]
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     _doubled(InMemoryDataset)
+    _mark_what_is_empty()
+    if choices.ROUNDING in os.environ:
+        choices.round_otherwise()
     stand_ins.install()
     recorder = Recorder(int(steps))
     recorder.install()

@@ -69,7 +69,8 @@ class Block(RankGraph):
         self._given = ends.rows or Layout(ends.key, ends.bound)
         if self_loops:
             nodes = torch.arange(self_loops)
-            own = holder(sources.owner[nodes], destinations.owner[nodes], grid.mesh) == WORLD.rank
+            ends_of = sources.held(nodes).owner, destinations.held(nodes).owner
+            own = holder(*ends_of, grid.mesh) == WORLD.rank
             self._loops = _Loops.of(ends.pair, nodes[own])
             ends = ends.with_loops(nodes[own], self_loops)
         num_src = sum(counts(sources, grid.column))
@@ -188,7 +189,7 @@ def block(
     local, rows = local_edges(index)
 
     def of_pair(pair: Tensor) -> Tensor:
-        return holder(sources.owner[pair[0]], destinations.owner[pair[1]], grid.mesh)
+        return holder(sources.held(pair[0]).owner, destinations.held(pair[1]).owner, grid.mesh)
 
     def make() -> Block:
         ends = placed_edges(local, rows, (sources.n, destinations.n), transpose, of_pair)

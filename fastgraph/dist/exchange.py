@@ -28,7 +28,7 @@ class Plan:
 
     def __init__(self, index: Tensor, rows: Layout) -> None:
         index, outside = _wrapped(index.long(), rows.n)
-        owner, place = rows.owner[index], rows.row[index]
+        owner, place = rows.held(index)
         far = owner != WORLD.rank
         wanted, which = torch.unique(owner[far] * rows.n + index[far], return_inverse=True)
         need = torch.bincount(wanted // max(rows.n, 1), minlength=WORLD.size)
@@ -45,7 +45,7 @@ class Plan:
         self.halo = wanted % max(rows.n, 1)
         self.given = torch.empty(0, dtype=torch.int64)
         if self.remote:
-            self.given = transport.all_to_all(rows.row[self.halo], self.receives, self.sends)
+            self.given = transport.all_to_all(rows.held(self.halo).row, self.receives, self.sends)
         COUNTS.plans += 1
 
 

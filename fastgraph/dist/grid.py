@@ -83,7 +83,8 @@ def places(positions: Tensor, rows: Layout, group: Group) -> Tensor:
     starts = torch.zeros(WORLD.size, dtype=torch.int64)
     of_ranks = torch.tensor(counts(rows, group))
     starts[torch.tensor(group.ranks)] = of_ranks.cumsum(0) - of_ranks
-    return starts[rows.owner[positions]] + rows.row[positions]
+    held = rows.held(positions)
+    return starts[held.owner] + held.row
 
 
 def replicated(tensors: Sequence[Tensor], rows: Layout, group: Group) -> list[Tensor]:

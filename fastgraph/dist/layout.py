@@ -39,8 +39,14 @@ class Recent:
         return value
 
 
-class _Tables(NamedTuple):
-    order: Tensor
+class Held(NamedTuple):
+    """Who holds the rows at some global positions.
+
+    Attributes:
+        owner: int64, of the shape of the positions: the rank.
+        row: int64, likewise: the local row on that rank.
+    """
+
     owner: Tensor
     row: Tensor
 
@@ -77,15 +83,18 @@ class Layout:
         self._same: weakref.WeakKeyDictionary[Layout, bool] = weakref.WeakKeyDictionary()
 
     @cached_property
-    def _tables(self) -> _Tables:
-        return made(self._made_tables)
+    def _order(self) -> Tensor:
+        return made(self._made_order)
 
-    def _made_tables(self) -> _Tables:
-        order = transport.all_gather(self.key, self.counts).argsort(stable=True)
-        counts = torch.tensor(self.counts)
-        owner = torch.repeat_interleave(torch.arange(WORLD.size), counts)[order]
-        row = order - (counts.cumsum(0) - counts)[owner]
-        return _Tables(order, owner, row)
+    def _made_order(self) -> Tensor:
+        """:attr:`order` in the smallest type: all that a rank keeps of the rows of others."""
+        keys = transport.all_gather(self.key, self.counts)
+        dtype = torch.int32 if self.n <= torch.iinfo(torch.int32).max else torch.int64
+        if self.bound > self.n:
+            return keys.argsort(stable=True).to(dtype)
+        order = torch.empty(self.n, dtype=dtype)
+        order[keys] = torch.arange(self.n, dtype=dtype)
+        return order
 
     @cached_property
     def position(self) -> Tensor:
@@ -95,25 +104,27 @@ class Layout:
         return made(self._places)
 
     def _places(self) -> Tensor:
-        place = torch.empty_like(self.order)
-        place[self.order] = torch.arange(self.n)
+        order = self.order
+        place = torch.empty_like(order).scatter_(0, order, torch.arange(self.n))
         start = sum(self.counts[: WORLD.rank])
         return place[start : start + self.mine]
 
     @property
     def order(self) -> Tensor:
         """int64 ``[n]``: for each global position, where its row is when parts are put together."""
-        return self._tables.order
+        return self._order.long()
 
     @property
     def owner(self) -> Tensor:
         """int64 ``[n]``: the rank that holds each global position."""
-        return self._tables.owner
+        return self.held(torch.arange(self.n)).owner
 
-    @property
-    def row(self) -> Tensor:
-        """int64 ``[n]``: the local row of each global position, on its owner."""
-        return self._tables.row
+    def held(self, positions: Tensor | int) -> Held:
+        """Who holds these global positions. All ranks must call it the first time."""
+        place = self._order[positions].long()
+        ends = torch.tensor(self.counts).cumsum(0)
+        owner = torch.bucketize(place, ends[:-1], right=True)
+        return Held(owner, place - (ends - torch.tensor(self.counts))[owner])
 
     def same(self, other: Layout) -> bool:
         """Whether all ranks hold the same rows under both; all ranks get the same answer."""
@@ -139,7 +150,7 @@ class Layout:
 
     def at(self, positions: Tensor) -> Layout:
         """The layout of the rows at replicated global positions, each of which stays in place."""
-        owner = self.owner[positions]
+        owner = self.held(positions).owner
         counts = torch.bincount(owner, minlength=WORLD.size).tolist()
         return Layout((owner == WORLD.rank).nonzero().view(-1), len(positions), counts)
 

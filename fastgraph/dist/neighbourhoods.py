@@ -38,7 +38,7 @@ class Neighbourhoods(RankGraph):
         ends = ends.with_loops(nodes[nodes < self_loops], self_loops)
         self.sources, self.destinations = sources, destinations
         self.plan = Plan(ends.pair[0], sources)
-        self._index = torch.stack([self.plan.place, destinations.row[ends.pair[1]]]).int()
+        self._index = torch.stack([self.plan.place, destinations.held(ends.pair[1]).row]).int()
         num_src = sources.mine + len(self.plan.halo)
         super().__init__(ends, Graph(self._index, num_src, destinations.mine))
 
@@ -105,7 +105,9 @@ def neighbourhoods(
 
     def make() -> Neighbourhoods:
         sizes = sources.n, destinations.n
-        ends = placed_edges(local, rows, sizes, transpose, lambda pair: destinations.owner[pair[1]])
+        ends = placed_edges(
+            local, rows, sizes, transpose, lambda pair: destinations.held(pair[1]).owner
+        )
         return Neighbourhoods(ends, sources, destinations, self_loops)
 
     key = ("neighbourhoods", rows, sources, destinations, transpose, self_loops)

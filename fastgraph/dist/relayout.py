@@ -84,7 +84,7 @@ class Placement:
         far = 0
         for index, (source, _) in zip(self.edges, self.ends, strict=True):
             positions = index.local[0].unique()
-            far += int((self.nodes[source].owner[positions] != WORLD.rank).sum())
+            far += int((self.nodes[source].held(positions).owner != WORLD.rank).sum())
         return transport.all_gather(torch.tensor([far]), [1] * WORLD.size).tolist()
 
     def joint_edges(self) -> Tensor:

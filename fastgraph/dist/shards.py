@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastgraph.dist import hooks, manifest
+from fastgraph.dist import allocator, hooks, manifest
 from fastgraph.dist.agreement import on_all_ranks, on_first_rank
 from fastgraph.dist.graphs import by_row, check_on_cpu, joint_edges, num_nodes
 from fastgraph.dist.grid_volume import Mesh
@@ -154,7 +154,8 @@ def load_shards(
 
     All ranks must call it. Each maps its own file into memory, of which the system reads what is
     used, and forgets what has not been changed when it needs the memory. Changes stay with the
-    process.
+    process. From then on, memory of large tensors goes back to the system when it is freed, see
+    :func:`fastgraph.dist.allocator.return_freed_memory`.
 
     Args:
         folder: of as many parts as there are ranks.
@@ -179,6 +180,7 @@ def load_shards(
         raise RuntimeError("call fastgraph.dist.init() before fastgraph.dist.load_shards()")
     check_safetensors("shards")
     hooks.install()
+    allocator.return_freed_memory()
     found = on_first_rank(lambda: manifest.read(Path(folder), FORMAT))
     parts = found.content.get("parts")
     if parts != WORLD.size:

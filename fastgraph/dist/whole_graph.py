@@ -115,7 +115,7 @@ def whole_graph(
         _check_inside(pair, sources.n, destinations.n)
         if rows is not None:
             return WholeGraph(pair, rows, sources, destinations, self_loops)
-        found = layout_of(destinations.owner[pair[1]])
+        found = layout_of(destinations.held(pair[1]).owner)
         pair = pair[:, inverse(found.order)]
         return WholeGraph(pair, found, sources, destinations, self_loops)
 

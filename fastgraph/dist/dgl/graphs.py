@@ -66,7 +66,7 @@ def _laid_out(graph: Any, of_nodes: Sequence[Layout]) -> Any:
         source, destination = map(int, graph._graph.metagraph.find_edge(etype))
         src, dst, _ = graph._graph.edges(etype, "eid")
         nodes = of_nodes[destination]
-        ends = of_nodes[source].owner[src.long()], nodes.owner[dst.long()]
+        ends = of_nodes[source].held(src.long()).owner, nodes.held(dst.long()).owner
         rows = layout_of(owner_of_edges(*ends, nodes.mode, nodes.mesh))
         if known(rows.n) is None:
             know(rows)

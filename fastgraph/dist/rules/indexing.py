@@ -122,7 +122,7 @@ def _chosen(x: ShardedTensor, entry: Any) -> _Choice:
         if step < 0:
             raise NoRuleError
         found = rows.span(start, stop, step)
-        return _Choice(rows.row[torch.arange(start, stop, step)[found.key]], found)
+        return _Choice(rows.held(torch.arange(start, stop, step)[found.key]).row, found)
     if not isinstance(entry, Tensor) or entry.dim() != 1:
         raise NoRuleError
     if entry.dtype == torch.bool:
@@ -140,7 +140,7 @@ def _chosen(x: ShardedTensor, entry: Any) -> _Choice:
         if positions.numel() and not (int(positions.min()) >= 0 and int(positions.max()) < rows.n):
             raise IndexError(f"an index is out of range for a dimension of size {rows.n}")
         found = rows.at(positions)
-        return _Choice(rows.row[positions[found.key]], found)
+        return _Choice(rows.held(positions[found.key]).row, found)
 
     chosen: _Choice = remembered(entry, ("chosen", rows), make)
     return chosen
@@ -201,8 +201,9 @@ def _one_row(x: ShardedTensor, index: int) -> Tensor:
             f"index {index} is out of bounds for dimension {x.axis} with size {x.rows.n}"
         )
     index %= x.rows.n
-    if int(x.rows.owner[index]) == WORLD.rank:
-        row = x.local.select(x.axis, int(x.rows.row[index]))
+    owner, place = x.rows.held(index)
+    if int(owner) == WORLD.rank:
+        row = x.local.select(x.axis, int(place))
     else:
         row = x.local.narrow(x.axis, 0, 0).sum(x.axis).to(x.dtype)
     return sum_of_ranks(row).to(x.dtype)
@@ -301,8 +302,9 @@ def _set_row(view: Tensor, rows: Layout, axis: int, index: int, value: Any) -> N
         raise IndexError(f"index {index} is out of bounds for a dimension of size {rows.n}")
     index %= rows.n
     value = enter(value)
-    mine = int(rows.owner[index]) == WORLD.rank
-    local = torch.tensor([int(rows.row[index])] if mine else [], dtype=torch.int64)
+    owner, place = rows.held(index)
+    mine = int(owner) == WORLD.rank
+    local = torch.tensor([int(place)] if mine else [], dtype=torch.int64)
     if isinstance(value, Tensor) and value.dim():
         if value.dim() > view.dim() - 1:
             raise NoRuleError

@@ -165,9 +165,9 @@ def _own_rows(matrix: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:
 def _part(matrix: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:
     entries = matrix.to_sparse_coo().coalesce()
     row, column = entries.indices()
-    mine = (rows.owner[row] == WORLD.rank).nonzero().view(-1)
+    mine = (rows.held(row).owner == WORLD.rank).nonzero().view(-1)
     found, place = column[mine].unique(return_inverse=True)
-    index = torch.stack([rows.row[row[mine]], place])
+    index = torch.stack([rows.held(row[mine]).row, place])
     own = torch.sparse_coo_tensor(index, entries.values()[mine], (rows.mine, len(found)))
     return own.coalesce().to_sparse_csr(), found
 

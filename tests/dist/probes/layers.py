@@ -45,6 +45,15 @@ def _(d: Data) -> Tensor:
     return m.pool(h(d), d.edge_index)[0].square().sum()
 
 
+@probe(
+    "choices of TopK pooling among equal scores",
+    "sort",
+    "scatter_",
+)
+def _(d: Data) -> Tensor:
+    return m.pool(0 * h(d), d.edge_index)[4].double()
+
+
 def _layers() -> None:
     convs = """
         SAGEConv max, SAGEConv to sources, PNAConv, EdgeConv, ChebConv, FiLMConv, ResGatedGraphConv,
