@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,11 @@ class RankError(RuntimeError):
 
 
 def run_on_ranks(
-    function: Callable[..., Any], world_size: int, *arguments: Any, timeout: float = 600.0
+    function: Callable[..., Any],
+    world_size: int,
+    *arguments: Any,
+    timeout: float = 600.0,
+    prefixes: Sequence[Sequence[str]] | None = None,
 ) -> list[Any]:
     """What a function returns on each of some new processes, which are the ranks of one world.
 
@@ -32,16 +36,21 @@ def run_on_ranks(
         world_size: the number of ranks.
         arguments: of the function.
         timeout: seconds, after which all are ended.
+        prefixes: words before the command of each rank, which must replace themselves by it, such
+            as ``ip netns exec NAME``.
 
     Returns:
         The results in the order of ranks.
 
     Raises:
-        ValueError: ``world_size`` is not above 0.
+        ValueError: ``world_size`` is not above 0, or there is not one prefix for each rank.
         RankError: a rank failed or took too long; with what it wrote to standard error.
     """
     if world_size < 1:
         raise ValueError(f"world_size must be an integer above 0, got {world_size}")
+    before: Sequence[Sequence[str]] = [()] * world_size if prefixes is None else prefixes
+    if len(before) != world_size:
+        raise ValueError(f"prefixes must be {world_size}, one for each rank, got {len(before)}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "call").write_bytes(pickler().dumps((sys.path, function, arguments)))
@@ -50,7 +59,7 @@ def run_on_ranks(
         child = [sys.executable, "-m", "fastgraph.dist.child", name, str(0.9 * timeout)]
         processes = [
             subprocess.Popen(
-                [*child, str(rank), str(world_size)],
+                [*before[rank], *child, str(rank), str(world_size)],
                 env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 stderr=(folder / f"errors-{rank}").open("wb"),
             )
