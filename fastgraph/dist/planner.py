@@ -1,9 +1,6 @@
-"""Whether attention is faster by its halo or by heads.
+"""Which mode is fastest for a layer: :mod:`fastgraph.dist.cost`, with what ranks are measured to do.
 
-By a model of a step, forward and backward: the work of the slowest rank, the latency of each
-collective, and its bytes over the bandwidth of an all-to-all. Work and links are measured once in a
-process, rows of the halo are those of the plan. What overlaps, and what memory there is, is not in
-it.
+Work and links are measured once in a process, rows are those of the plan.
 """
 
 from __future__ import annotations
@@ -11,15 +8,15 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fastgraph.dist import transport
-from fastgraph.dist.head_shards import shares
-from fastgraph.dist.layout import Layout
+from fastgraph.dist import cost, transport
+from fastgraph.dist.cost import MODES, Layer, Machine, Mode, Rows
+from fastgraph.dist.grid_volume import Mesh, holder
 from fastgraph.dist.memo import remembered
 from fastgraph.dist.neighbourhoods import Neighbourhoods
 from fastgraph.dist.sharded import ShardedTensor
@@ -29,66 +26,34 @@ from fastgraph.registry.operators import Size
 
 _SMALL, _LARGE = 2**10, 2**22  # bytes that a rank sends, to measure links
 _REPETITIONS = 5
-_BACKWARD = 2.0
-"""Work of a backward pass, in forward passes: it computes attention again, twice."""
-
-
-class Machine(NamedTuple):
-    """What was measured; the slowest of all ranks.
-
-    Attributes:
-        latency: seconds of an all-to-all of next to nothing.
-        bandwidth: bytes that a rank sends in a second of an all-to-all.
-        work: seconds of a forward pass for an edge and a channel of a head.
-    """
-
-    latency: float
-    bandwidth: float
-    work: float
-
-
-class Mode(NamedTuple):
-    """A step of one layer in one mode, on the slowest rank.
-
-    Attributes:
-        collectives: how many it waits for.
-        sent: bytes.
-        work: edges times channels of the heads that are computed.
-    """
-
-    collectives: int
-    sent: float
-    work: float
-
-    def seconds(self, machine: Machine) -> float:
-        """How long it takes."""
-        exchange = self.collectives * machine.latency + self.sent / machine.bandwidth
-        return exchange + (1 + _BACKWARD) * self.work * machine.work
 
 
 class Choice(NamedTuple):
-    """Both modes of a layer.
+    """What a layer takes in each mode.
 
     Attributes:
-        halo, heads: what each needs.
+        modes: by name.
         machine: what it runs on.
+        layer: which.
     """
 
-    halo: Mode
-    heads: Mode
+    modes: Mapping[str, Mode]
     machine: Machine
+    layer: Layer
 
     @property
-    def is_by_heads(self) -> bool:
-        """Whether heads are faster."""
-        return self.heads.seconds(self.machine) < self.halo.seconds(self.machine)
+    def mode(self) -> str:
+        """The fastest."""
+        return cost.fastest(self.modes, self.layer, self.machine)
 
     def __str__(self) -> str:
-        def described(mode: Mode) -> str:
-            return f"{1e3 * mode.seconds(self.machine):.3g} ms ({mode.sent / 1e6:.3g} MB sent)"
+        def described(name: str) -> str:
+            mode = self.modes[name]
+            seconds = mode.seconds(self.machine)
+            return f"{1e3 * seconds:.3g} ms ({mode.sent / 1e6:.3g} MB sent) by {name}"
 
-        chosen = "heads" if self.is_by_heads else "halo"
-        return f"{chosen}: {described(self.heads)} by heads, {described(self.halo)} by halo"
+        order = sorted(self.modes, key=lambda name: self.modes[name].seconds(self.machine))
+        return f"{self.mode}: {', '.join(map(described, order))}"
 
 
 _measured: dict[int, Machine] = {}
@@ -96,12 +61,17 @@ _said: set[tuple[Hashable, ...]] = set()
 
 
 def machine() -> Machine:
-    """What was measured at the first call, in which all ranks take part."""
+    """What was measured at the first call, in which all ranks take part.
+
+    All of them work at once, so that what they share, as cores, is shared while it is measured.
+    """
     if WORLD.size not in _measured:
         small, large = _seconds_to_send(_SMALL), _seconds_to_send(_LARGE)
-        bandwidth = (_LARGE - _SMALL) / max(large - small, 1e-9)
-        own = torch.tensor([[small, 1 / bandwidth, _seconds_of_work()]], dtype=torch.float64)
-        latency, per_byte, work = _slowest(own)
+        per_byte = max(large - small, 1e-9) / (_LARGE - _SMALL)
+        of_message = small / max(WORLD.size - 1, 1)
+        own = torch.tensor([[of_message, per_byte, _seconds_of_work()]], dtype=torch.float64)
+        found = transport.all_gather(own, [1] * WORLD.size)
+        latency, per_byte, work = found.amax(0).tolist()
         _measured[WORLD.size] = Machine(latency, 1 / per_byte, work)
     return _measured[WORLD.size]
 
@@ -113,8 +83,9 @@ def choose(
     num_heads: int,
     key: tuple[Hashable, ...],
     plan: Callable[[], Neighbourhoods],
-) -> bool:
-    """Whether a layer is faster by heads; all ranks come to the same answer.
+    names: Sequence[str] = ("halo", "heads"),
+) -> str:
+    """The mode that is fastest for a layer; all ranks come to the same answer.
 
     It is remembered with the index, and the first rank says why on standard error, once for layers
     of one shape.
@@ -126,22 +97,23 @@ def choose(
         num_heads: how many heads there are.
         key: tells the plan from others for this index.
         plan: gives the edges of this rank and its halo.
+        names: of the modes to choose from.
     """
 
-    def make() -> bool:
-        choice = compared(shapes, inputs, num_heads, plan())
+    def make() -> str:
+        choice = compared(shapes, inputs, num_heads, plan(), names)
         # Once for layers alike, whose edges may be others at each call.
         layer = (
             *(size for size, shape in zip(sizes, shapes, strict=True) if "edges" not in shape),
         )
-        if WORLD.rank == 0 and (layer, choice.is_by_heads) not in _said:
-            _said.add((layer, choice.is_by_heads))
+        if WORLD.rank == 0 and (layer, choice.mode) not in _said:
+            _said.add((layer, choice.mode))
             print(f"fastgraph.dist: attention with {num_heads} heads by {choice}", file=sys.stderr)
-        return choice.is_by_heads
+        return choice.mode
 
     local = index.local if isinstance(index, ShardedTensor) else index
     sizes = [None if x is None else (*x.shape, x.dtype, x.requires_grad) for x in inputs]
-    found: bool = remembered(local, ("mode", *sizes, *key), make)
+    found: str = remembered(local, ("mode", *names, *sizes, *key), make)
     return found
 
 
@@ -150,48 +122,40 @@ def compared(
     inputs: Sequence[Tensor | None],
     num_heads: int,
     graph: Neighbourhoods,
+    names: Sequence[str] = ("halo", "heads"),
 ) -> Choice:
-    """Both modes, from the shapes of the operands and the halo of each rank."""
-    own = shares(num_heads).mine
-    present = [(x, shape) for x, shape in zip(inputs, shapes, strict=True) if x is not None]
-    layouts: dict[Size, Layout] = {
-        "sources": graph.sources,
-        "destinations": graph.destinations,
-        "edges": graph.edges,
-    }
-    exchanges = [0, 2]
-    sent = [0, 0]
-    seen = set()
-    for x, shape in present:
-        if shape[0] not in layouts:
-            continue
-        rows, row = layouts[shape[0]], x.shape[1:].numel() * x.element_size()
-        others = rows.n - rows.mine
-        if shape[0] == "sources" and graph.plan.remote:
-            exchanges[0] += 1
-            sent[0] += row * (sum(graph.plan.sends) + sum(graph.plan.receives))
-        # Sources and destinations may share one tensor, which is sent once by heads.
-        tensor = id(x.local if isinstance(x, ShardedTensor) else x), id(rows)
-        if "heads" in shape and tensor not in seen:
-            seen.add(tensor)
-            sent[1] += row * (rows.mine * (num_heads - own) + others * own) // num_heads
-        elif "heads" not in shape and x.requires_grad:  # sent to all, and sums sent back
-            exchanges[1] += 1
-            sent[1] += row * (rows.mine * (WORLD.size - 1) + others)
-    out = next(x for x, shape in present if shape[0] == "sources" and len(shape) == 3)
-    rows, row = graph.destinations, out.shape[1:].numel() * out.element_size()
-    others = rows.n - rows.mine
-    sent[1] += row * (rows.mine * (num_heads - own) + others * own) // num_heads
-    channels = out.shape[-1]
-    work = graph.edges.mine * num_heads * channels, graph.edges.n * own * channels
-    slowest = _slowest(torch.tensor([[*sent, *work]], dtype=torch.float64))
-    halo = Mode(2 * exchanges[0], slowest[0], slowest[2])
-    return Choice(halo, Mode(2 * exchanges[1], slowest[1], slowest[3]), machine())
+    """Some modes, from the shapes of the operands and the halo of each rank."""
+
+    def identity(x: Tensor) -> int:
+        return id(x.local if isinstance(x, ShardedTensor) else x)
+
+    layer = cost.of_attention(shapes, inputs, num_heads, identity)
+    rows, found = _rows(graph, cost.meshes(WORLD.size) if "2d" in names else []), machine()
+    modes = {name: MODES[name](layer, rows, found) for name in names}
+    return Choice({name: mode for name, mode in modes.items() if mode}, found, layer)
 
 
-def _slowest(own: Tensor) -> list[float]:
-    found: list[float] = transport.all_gather(own, [1] * WORLD.size).amax(0).tolist()
-    return found
+def _rows(graph: Neighbourhoods, meshes: Sequence[Mesh]) -> Rows:
+    """How a graph is shared out; all ranks ask for together."""
+    plan = graph.plan
+    own = torch.tensor([[graph.edges.mine, sum(plan.sends), sum(plan.receives)]])
+    edges, sends, receives = transport.all_gather(own, [1] * WORLD.size).T.tolist()
+    blocks = {}
+    if meshes:
+        of_meshes = transport.all_reduce(
+            torch.stack([_edges_of_blocks(graph, mesh) for mesh in meshes])
+        )
+        blocks = dict(zip(meshes, of_meshes.amax(1).tolist(), strict=True))
+    sources, destinations = graph.sources.counts, graph.destinations.counts
+    return Rows(sources, destinations, edges, sends, receives, blocks)
+
+
+def _edges_of_blocks(graph: Neighbourhoods, mesh: Mesh) -> Tensor:
+    """int64 ``[ranks]``: how many of the edges of this rank each block of a grid has."""
+    sources = torch.full((graph.sources.mine,), WORLD.rank)
+    owner = torch.cat([sources, graph.sources.owner[graph.plan.halo]])
+    own = torch.full_like(graph.plan.place, WORLD.rank)
+    return torch.bincount(holder(owner[graph.plan.place], own, mesh), minlength=WORLD.size)
 
 
 def _seconds_to_send(size: int) -> float:

@@ -20,10 +20,10 @@ import fastgraph
 import fastgraph.dist as fgd
 from fastgraph import ops
 from fastgraph.dist import planner, transport
+from fastgraph.dist.cost import Machine
 from fastgraph.dist.head_shards import shares
 from fastgraph.dist.modes import MODES
 from fastgraph.dist.neighbourhoods import neighbourhoods
-from fastgraph.dist.planner import Choice, Machine, Mode
 from fastgraph.dist.world import WORLD
 from fastgraph.registry import operators
 from tests.dist import test_fused, test_models
@@ -298,7 +298,7 @@ def planned() -> dict[str, Any]:
         rows = inputs[0].rows
         local = neighbourhoods(sharded.edge_index, rows, rows)
         choice = planner.compared(shapes, [*inputs, None], H, local)
-        found[name] = counted, {"halo": choice.halo, "heads": choice.heads}
+        found[name] = counted, dict(choice.modes)
     planner._measured[WORLD.size] = before
     with contextlib.redirect_stderr(io.StringIO()) as printed:
         data = shard("uneven", "auto")(graph())
@@ -318,7 +318,7 @@ def planned() -> dict[str, Any]:
             2,
             neighbourhoods(data.edge_index, x.rows, x.rows),
         )
-    halves = shared.heads.sent, apart.heads.sent, shared.halo.sent, apart.halo.sent
+    halves = [of.modes[mode].sent for mode in ("heads", "halo") for of in (shared, apart)]
     return found | {"printed": printed.getvalue(), "machine": before, "shared": halves}
 
 
@@ -412,14 +412,6 @@ def test_the_faster_mode_is_chosen(found: list[dict[str, Any]]) -> None:
         assert 3 * shared == 2 * apart  # of three tensors there and back two are left
         assert by_halo[0] == by_halo[1]
         assert not said or "attention with 2 heads by h" in said[0]
-
-
-def test_uneven_heads_are_more_work() -> None:
-    even, uneven = Mode(0, 0.0, 2 / 3), Mode(0, 0.0, 1.0)
-    machine = Machine(0.0, 1.0, 1.0)
-    assert not Choice(even, uneven, machine).is_by_heads
-    assert Choice(uneven, even, machine).is_by_heads
-    assert Choice(Mode(9, 0.0, 1.0), Mode(4, 0.0, 1.0), Machine(1.0, 1.0, 1.0)).is_by_heads
 
 
 def test_statistics(found: list[dict[str, Any]]) -> None:

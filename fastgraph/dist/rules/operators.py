@@ -145,7 +145,8 @@ def _is_by_heads(
     def is_faster() -> bool:
         plan = functools.partial(_attended, call, sources, destinations)
         key = sources, destinations, call.transpose, call.self_loops
-        return planner.choose(call.index, attention.shapes, call.inputs, num_heads, key, plan)
+        given = call.index, attention.shapes, call.inputs, num_heads
+        return planner.choose(*given, key, plan) == "heads"
 
     num_heads = by_heads.num_heads(call)
     return is_by_heads(num_heads, sources, destinations, is_faster)
