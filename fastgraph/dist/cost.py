@@ -241,10 +241,14 @@ def of_attention(
         for x, shape in present
         if shape[0] in ("sources", "destinations", "edges")
     )
-    summed = next(x for x, shape in present if shape[0] == "sources" and len(shape) == 3)
-    out = summed.shape[1:].numel() * summed.element_size()
-    widths = grid_volume.of_attention(shapes, inputs, summed.shape[1:])
-    return Layer(operands, num_heads, summed.shape[-1], out, widths)
+    # Attention also adds up features of edges, beside the values: its output is that much wider.
+    wide = max((x.shape[1:] for x, shape in present if len(shape) == 3 and _is_of_nodes(shape)))
+    out = wide.numel() * present[0][0].element_size()
+    return Layer(operands, num_heads, wide[-1], out, grid_volume.of_attention(shapes, inputs, wide))
+
+
+def _is_of_nodes(shape: Sequence[Size]) -> bool:
+    return shape[0] in ("sources", "destinations")
 
 
 def of_sum(x: Tensor, *, is_extremum: bool = False) -> Layer:

@@ -1,4 +1,4 @@
-"""Which mode is fastest for a layer: :mod:`fastgraph.dist.cost`, with what ranks are measured to do.
+"""Which mode is fastest for a layer, by :mod:`fastgraph.dist.cost` and what ranks can do.
 
 Work and links are measured once in a process, rows are those of the plan.
 """
