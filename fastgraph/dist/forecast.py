@@ -29,6 +29,10 @@ _COPIES = 4
 """Of parameters on each device: themselves, gradients, and two of Adam."""
 
 
+_FEWEST = 16
+"""Parts before halos are extrapolated: of fewer, many lie at the rim of a mesh and have less."""
+
+
 class Total(NamedTuple):
     """A step of a whole model, on the slowest device.
 
@@ -185,8 +189,9 @@ class _Partitioned:
             self._known[devices] = [_from_json(rows) for rows in kept]
             return self._known[devices], False
         # Twice as many parts are one more bisection of everything.
-        is_known = sum(size > 1 for size in self._known) >= 2
-        if is_known and 1.5 * self._took > self._left:
+        known = [size for size in self._known if size > 1]
+        can_go_on = len(known) > 1 and max(known) >= _FEWEST
+        if can_go_on and 1.5 * self._took > self._left:
             return [extrapolated(rows, devices) for rows in self._by_graph()], True
         started = time.perf_counter()
         parts = partition(self._edges, sum(self._sizes), devices)
@@ -238,9 +243,9 @@ def rows_of(ends: Tensor, sources: Tensor, destinations: Tensor, ranks: int) -> 
 def extrapolated(known: Mapping[int, Rows], ranks: int) -> Rows:
     """How a graph would be shared out over more ranks, if its halos go on as they went.
 
-    The largest halo of a rank follows a power of the number of ranks, through the two largest
-    numbers of which it is known, and has no more rows than others hold. Nodes and edges are as
-    uneven as for the largest number.
+    All halos together follow a power of the number of ranks, through the two largest numbers of
+    which they are known; a halo has no more rows than others hold. What ranks have is as uneven as
+    for the largest number.
 
     Args:
         known: by the number of ranks; two or more.
@@ -251,7 +256,8 @@ def extrapolated(known: Mapping[int, Rows], ranks: int) -> Rows:
     sources, destinations = sum(large.sources), sum(large.destinations)
     unevenness = max(large.edges) * last / max(sum(large.edges), 1)
     edges = math.ceil(unevenness * sum(large.edges) / ranks)
-    power = math.log(max(*large.receives, 1) / max(*small.receives, 1)) / math.log(last / first)
+    growth = max(sum(large.receives), 1) / max(sum(small.receives), 1)
+    power = math.log(growth) / math.log(last / first) - 1  # of the halo of one rank
     halo = round(max(large.receives) * (ranks / last) ** power)
     halo = min(halo, sources - sources // ranks)
     even = [sources // ranks + (rank < sources % ranks) for rank in range(ranks)]

@@ -130,13 +130,13 @@ def compared(
         return id(x.local if isinstance(x, ShardedTensor) else x)
 
     layer = cost.of_attention(shapes, inputs, num_heads, identity)
-    rows, found = _rows(graph, cost.meshes(WORLD.size) if "2d" in names else []), machine()
+    rows, found = rows_of(graph, cost.meshes(WORLD.size) if "2d" in names else []), machine()
     modes = {name: MODES[name](layer, rows, found) for name in names}
     return Choice({name: mode for name, mode in modes.items() if mode}, found, layer)
 
 
-def _rows(graph: Neighbourhoods, meshes: Sequence[Mesh]) -> Rows:
-    """How a graph is shared out; all ranks ask for together."""
+def rows_of(graph: Neighbourhoods, meshes: Sequence[Mesh]) -> Rows:
+    """How a graph is shared out, with the blocks of some grids; all ranks ask for it together."""
     plan = graph.plan
     own = torch.tensor([[graph.edges.mine, sum(plan.sends), sum(plan.receives)]])
     edges, sends, receives = transport.all_gather(own, [1] * WORLD.size).T.tolist()

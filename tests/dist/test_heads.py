@@ -20,7 +20,8 @@ import fastgraph
 import fastgraph.dist as fgd
 from fastgraph import ops
 from fastgraph.dist import planner, transport
-from fastgraph.dist.cost import Machine
+from fastgraph.dist.cost import Machine, meshes
+from fastgraph.dist.forecast import rows_of
 from fastgraph.dist.head_shards import shares
 from fastgraph.dist.modes import MODES
 from fastgraph.dist.neighbourhoods import neighbourhoods
@@ -299,6 +300,9 @@ def planned() -> dict[str, Any]:
         local = neighbourhoods(sharded.edge_index, rows, rows)
         choice = planner.compared(shapes, [*inputs, None], H, local)
         found[name] = counted, dict(choice.modes)
+        parts = torch.arange(NUM_NODES) % WORLD.size
+        beforehand = rows_of(index, parts, parts, WORLD.size)
+        found[f"{name}, beforehand"] = beforehand, planner.rows_of(local, meshes(WORLD.size))
     planner._measured[WORLD.size] = before
     with contextlib.redirect_stderr(io.StringIO()) as printed:
         data = shard("uneven", "auto")(graph())
@@ -403,6 +407,9 @@ def test_the_faster_mode_is_chosen(found: list[dict[str, Any]]) -> None:
         planned = of_rank["planned"]
         assert planned["within, auto"] == ["halo: faster than heads"]
         # The halo is all other nodes: on two ranks both send the same.
+        for name in ("anywhere", "within"):
+            beforehand, shared_out = planned[f"{name}, beforehand"]
+            assert beforehand == shared_out
         chosen = "heads: faster than halo" if len(found) > 2 else "halo: faster than heads"
         assert planned["anywhere, auto"] == [chosen]
         assert min(planned["machine"]) > 0
