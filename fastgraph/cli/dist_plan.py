@@ -145,12 +145,10 @@ def _machine(options: Options) -> Machine:
     if options.latency is None or options.bandwidth is None:
         measured: Machine = run_on_ranks(planner.machine, 2)[0]
     else:
-        measured = Machine(0.0, 1.0, 0.0)
-    return Machine(
-        measured.latency if options.latency is None else options.latency * 1e-6,
-        measured.bandwidth if options.bandwidth is None else options.bandwidth * 1e9,
-        measured.work if options.work is None else options.work * 1e-9,
-    )
+        measured = Machine(0.0, 1.0, 0.0, 0.0)
+    latency = measured.latency if options.latency is None else options.latency * 1e-6
+    bandwidth = measured.bandwidth if options.bandwidth is None else options.bandwidth * 1e9
+    return measured._replace(latency=latency, bandwidth=bandwidth)  # layers have their own pace
 
 
 def table(found: Sequence[Forecast]) -> Table:

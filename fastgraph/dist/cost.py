@@ -19,7 +19,13 @@ from fastgraph.dist.grid_volume import Mesh
 from fastgraph.registry.operators import Size
 
 BACKWARD = 2.0
-"""Work of a backward pass, in forward passes: it computes attention again, twice."""
+"""Work of a backward pass, in forward passes: it computes attention again, twice.
+
+So do linear layers, for what they are given and for their weights.
+"""
+
+_BACKWARD_OF_SUMS = 1.0
+"""The same sum, the other way."""
 
 _TOPOLOGY = 16
 """Bytes that a rank keeps for an edge: its other end and its number, by either end."""
@@ -32,12 +38,14 @@ class Machine(NamedTuple):
         latency: seconds of a message of next to nothing; a collective waits for one from each of
             the others.
         bandwidth: bytes that a rank sends in a second.
-        work: seconds of a forward pass for an edge and a channel of a head.
+        work: seconds of a forward pass of attention for an edge and a channel of a head.
+        sums: the same of a sum over neighbourhoods.
     """
 
     latency: float
     bandwidth: float
     work: float
+    sums: float
 
 
 class Operand(NamedTuple):
@@ -67,6 +75,7 @@ class Layer(NamedTuple):
         channels: of the output, of one head.
         out: bytes of a row of the output.
         on_grid: what it exchanges on a grid.
+        is_sum: whether it is one, and no attention.
         work: seconds for an edge and a channel, if they were measured for this layer.
     """
 
@@ -75,7 +84,16 @@ class Layer(NamedTuple):
     channels: int
     out: int
     on_grid: grid_volume.Layer
+    is_sum: bool = False
     work: float | None = None
+
+    def seconds(self, mode: Mode, machine: Machine) -> float:
+        """How long a step of it takes in a mode."""
+        exchange = mode.messages * machine.latency + mode.sent / machine.bandwidth
+        usual, backward = machine.work, BACKWARD
+        if self.is_sum:
+            usual, backward = machine.sums, _BACKWARD_OF_SUMS
+        return exchange + (1 + backward) * mode.work * (usual if self.work is None else self.work)
 
 
 class Rows(NamedTuple):
@@ -114,16 +132,6 @@ class Mode(NamedTuple):
     work: float
     memory: float = 0.0
     mesh: Mesh | None = None
-
-    def seconds(self, machine: Machine, work: float | None = None) -> float:
-        """How long it takes.
-
-        Args:
-            machine: that it runs on.
-            work: seconds for an edge and a channel, if not those of the machine.
-        """
-        exchange = self.messages * machine.latency + self.sent / machine.bandwidth
-        return exchange + (1 + BACKWARD) * self.work * (machine.work if work is None else work)
 
 
 def by_halo(layer: Layer, rows: Rows, machine: Machine) -> Mode:
@@ -173,7 +181,7 @@ def by_heads(layer: Layer, rows: Rows, machine: Machine) -> Mode | None:
 def on_grid(layer: Layer, rows: Rows, machine: Machine) -> Mode | None:
     """Blocks of the adjacency matrix stay where they are, on the fastest grid of these ranks."""
     found = [_on_mesh(layer, rows, mesh) for mesh in rows.blocks]
-    return min(found, key=lambda mode: mode.seconds(machine, layer.work), default=None)
+    return min(found, key=lambda mode: layer.seconds(mode, machine), default=None)
 
 
 def _on_mesh(layer: Layer, rows: Rows, mesh: Mesh) -> Mode:
@@ -200,7 +208,7 @@ MODES: dict[str, Callable[[Layer, Rows, Machine], Mode | None]] = {
 
 def fastest(modes: Mapping[str, Mode], layer: Layer, machine: Machine) -> str:
     """The name of the mode that takes least; the first of those that take as much."""
-    return min(modes, key=lambda name: modes[name].seconds(machine, layer.work))
+    return min(modes, key=lambda name: layer.seconds(modes[name], machine))
 
 
 def head_shares(num_heads: int, ranks: int) -> list[range]:
@@ -256,7 +264,8 @@ def of_sum(x: Tensor, *, is_extremum: bool = False) -> Layer:
     channels = math.prod(x.shape[1:])
     row = channels * x.element_size()
     widths = grid_volume.of_extrema(x) if is_extremum else grid_volume.of_sums(x)
-    return Layer((Operand("sources", False, row, x.requires_grad, 0),), 1, channels, row, widths)
+    operands = (Operand("sources", False, row, x.requires_grad, 0),)
+    return Layer(operands, 1, channels, row, widths, is_sum=True)
 
 
 def extrapolated(known: Mapping[int, Machine], ranks: int) -> Machine:
@@ -275,10 +284,11 @@ def extrapolated(known: Mapping[int, Machine], ranks: int) -> Machine:
     """
     if len(known) < 2:
         raise ValueError(f"known must have two numbers of ranks or more, got {sorted(known)}")
-    latency = line({size: machine.latency for size, machine in known.items()}, ranks)
-    byte = line({size: 1 / machine.bandwidth for size, machine in known.items()}, ranks)
-    work = line({size: machine.work for size, machine in known.items()}, ranks)
-    return Machine(latency, 1 / byte, work)
+    seconds = {size: (of.latency, 1 / of.bandwidth, of.work, of.sums) for size, of in known.items()}
+    latency, byte, work, sums = (
+        line({size: of_one[i] for size, of_one in seconds.items()}, ranks) for i in range(4)
+    )
+    return Machine(latency, 1 / byte, work, sums)
 
 
 def line(values: Mapping[int, float], at: int) -> float:

@@ -140,7 +140,7 @@ def _rest(step: Step, machine: Machine, devices: int) -> Total:
 def _total(layers: Sequence[Layer], modes: Sequence[Mode], machine: Machine, rest: Total) -> Total:
     pairs = list(zip(layers, modes, strict=True))
     return Total(
-        rest.seconds + sum(mode.seconds(machine, layer.work) for layer, mode in pairs),
+        rest.seconds + sum(layer.seconds(mode, machine) for layer, mode in pairs),
         rest.sent + sum(mode.sent for mode in modes),
         # What layers hold besides their rows is kept until the backward pass.
         rest.memory + sum(mode.memory for mode in modes),

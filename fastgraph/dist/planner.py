@@ -22,6 +22,7 @@ from fastgraph.dist.neighbourhoods import Neighbourhoods
 from fastgraph.dist.sharded import ShardedTensor
 from fastgraph.dist.world import WORLD
 from fastgraph.ops.attention import ATTENTION
+from fastgraph.ops.spmm import SPMM
 from fastgraph.registry.operators import Size
 
 _SMALL, _LARGE = 2**10, 2**22  # bytes that a rank sends, to measure links
@@ -48,11 +49,13 @@ class Choice(NamedTuple):
 
     def __str__(self) -> str:
         def described(name: str) -> str:
-            mode = self.modes[name]
-            seconds = mode.seconds(self.machine)
-            return f"{1e3 * seconds:.3g} ms ({mode.sent / 1e6:.3g} MB sent) by {name}"
+            sent = self.modes[name].sent
+            return f"{1e3 * seconds[name]:.3g} ms ({sent / 1e6:.3g} MB sent) by {name}"
 
-        order = sorted(self.modes, key=lambda name: self.modes[name].seconds(self.machine))
+        seconds = {
+            name: self.layer.seconds(mode, self.machine) for name, mode in self.modes.items()
+        }
+        order = sorted(seconds, key=seconds.__getitem__)
         return f"{self.mode}: {', '.join(map(described, order))}"
 
 
@@ -69,10 +72,10 @@ def machine() -> Machine:
         small, large = _seconds_to_send(_SMALL), _seconds_to_send(_LARGE)
         per_byte = max(large - small, 1e-9) / (_LARGE - _SMALL)
         of_message = small / max(WORLD.size - 1, 1)
-        own = torch.tensor([[of_message, per_byte, _seconds_of_work()]], dtype=torch.float64)
+        own = torch.tensor([[of_message, per_byte, *_seconds_of_work()]], dtype=torch.float64)
         found = transport.all_gather(own, [1] * WORLD.size)
-        latency, per_byte, work = found.amax(0).tolist()
-        _measured[WORLD.size] = Machine(latency, 1 / per_byte, work)
+        latency, per_byte, work, sums = found.amax(0).tolist()
+        _measured[WORLD.size] = Machine(latency, 1 / per_byte, work, sums)
     return _measured[WORLD.size]
 
 
@@ -165,13 +168,17 @@ def _seconds_to_send(size: int) -> float:
     return _median(lambda: transport.all_to_all(given, sends, sends))
 
 
-def _seconds_of_work() -> float:
+def _seconds_of_work() -> tuple[float, float]:
+    """Of attention and of a sum, for an edge and a channel."""
     nodes, edges, heads, channels = 2**11, 2**15, 4, 32
     generator = torch.Generator().manual_seed(0)
     index = torch.randint(nodes, (2, edges), generator=generator)
     x = torch.zeros(nodes, heads, channels)
     options = (None, None, index, None, None, 0, False, 1.0, 0.0, False)
-    return _median(lambda: ATTENTION(x, x, x, *options)) / (edges * heads * channels)
+    attention = _median(lambda: ATTENTION(x, x, x, *options))
+    of_sum = _median(lambda: SPMM(x, index, None, None, nodes, "sum", False))
+    size = edges * heads * channels
+    return attention / size, of_sum / size
 
 
 def _median(call: Callable[[], Any]) -> float:

@@ -280,7 +280,7 @@ def planned() -> dict[str, Any]:
     shapes = [operand.shape for operand in operators.ATTENTION.operands]
     found: dict[str, Any] = {}
     before = planner.machine()
-    planner._measured[WORLD.size] = Machine(latency=0.0, bandwidth=1.0, work=0.0)
+    planner._measured[WORLD.size] = Machine(latency=0.0, bandwidth=1.0, work=0.0, sums=0.0)
     for name, index in edges.items():
         data = Data(edge_index=index, num_nodes=NUM_NODES)
         data.q, data.k, data.v = tensor(H, C), tensor(H, C), tensor(H, C)

@@ -18,7 +18,7 @@ from fastgraph.dist.grid_volume import Layer as OnGrid
 from fastgraph.dist.grid_volume import Widths
 from fastgraph.dist.partition import partition
 
-ANY = Machine(1e-5, 1e9, 1e-9)
+ANY = Machine(1e-5, 1e9, 1e-9, 1e-9)
 NO_GRID = OnGrid(Widths())
 
 
@@ -80,8 +80,9 @@ def test_uneven_heads_are_more_work() -> None:
 
 def test_latency_counts() -> None:
     few, many = Mode(4, 12, 0.0, 1.0), Mode(9, 27, 0.0, 1.0)
-    assert few.seconds(ANY) < many.seconds(ANY)
-    assert many.seconds(ANY._replace(latency=0.0)) == few.seconds(ANY._replace(latency=0.0))
+    layer, without = transformer(12, 3), ANY._replace(latency=0.0)
+    assert layer.seconds(few, ANY) < layer.seconds(many, ANY)
+    assert layer.seconds(many, without) == layer.seconds(few, without)
 
 
 def test_rows_are_those_that_edges_need() -> None:
@@ -117,8 +118,8 @@ def test_halos_of_a_mesh_go_on_as_they_went() -> None:
 
 def test_what_is_shared_is_shared_by_more() -> None:
     """Four ranks on two cores work half as fast as two, and eight a quarter; links stay."""
-    known = {2: Machine(1e-4, 2e7, 1e-9), 4: Machine(1e-4, 2e7, 2e-9)}
-    assert cost.extrapolated(known, 8) == pytest.approx(Machine(1e-4, 2e7, 4e-9))
+    known = {2: Machine(1e-4, 2e7, 1e-9, 1e-9), 4: Machine(1e-4, 2e7, 2e-9, 1e-9)}
+    assert cost.extrapolated(known, 8) == pytest.approx(Machine(1e-4, 2e7, 4e-9, 1e-9))
     with pytest.raises(ValueError, match="two numbers of ranks or more"):
         cost.extrapolated({2: ANY}, 8)
 
@@ -184,14 +185,14 @@ def mapper(ends: int, hidden: int, ranks: int, *, is_encoder: bool) -> tuple[Lay
 @pytest.mark.parametrize("grid", PUBLISHED)
 def test_weather_models_want_halos(grid: str) -> None:
     points, hidden, ranks, bandwidth, heads, edges = PUBLISHED[grid]
-    machine = Machine(2e-5, bandwidth, 1e-12)
+    machine = Machine(2e-5, bandwidth, 1e-12, 1e-12)
     seconds = {"halo": 0.0, "heads": 0.0}
     for is_encoder in (True, False):
         layer, rows = mapper(points, hidden, ranks, is_encoder=is_encoder)
         for name in seconds:
             mode = cost.MODES[name](layer, rows, machine)
             assert mode is not None
-            seconds[name] += mode.seconds(machine)
+            seconds[name] += layer.seconds(mode, machine)
     gain = seconds["heads"] - seconds["halo"]
     # All else in a step is alike. Bandwidths are assumed, and what overlaps is not modelled.
     assert (heads - edges) / 3 < gain < 3 * (heads - edges)
@@ -205,7 +206,7 @@ def test_long_sequences_with_dense_attention_want_heads(degree: int) -> None:
     # Of a graph that nothing is known of: rows that none of the edges of a rank starts from.
     halo = round(outside * (1 - (1 - 1 / tokens) ** (degree * tokens // ranks)))
     rows = even(tokens, degree * tokens, halo, ranks)
-    machine = Machine(3e-5, 1.2e10, 5e-12)
+    machine = Machine(3e-5, 1.2e10, 5e-12, 5e-12)
     layer = transformer(64, 8)
     modes = {name: cost.MODES[name](layer, rows, machine) for name in ("halo", "heads")}
     found = {name: mode for name, mode in modes.items() if mode is not None}
