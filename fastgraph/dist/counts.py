@@ -24,6 +24,7 @@ class Counts:
         plans: exchanges of rows that were planned.
         attention: calls of fused attention, by how they were computed and, where that is not what
             was asked for, why.
+        aggregation: the same for other operators, in graphs of mode ``"2d"``.
     """
 
     gathers: Counter[str] = field(default_factory=Counter)
@@ -31,6 +32,7 @@ class Counts:
     sent: Counter[str] = field(default_factory=Counter)
     plans: int = 0
     attention: Counter[str] = field(default_factory=Counter)
+    aggregation: Counter[str] = field(default_factory=Counter)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -39,6 +41,7 @@ class Counts:
         self.sent.clear()
         self.plans = 0
         self.attention.clear()
+        self.aggregation.clear()
 
     def tables(self) -> list[Table]:
         """Tables for people; none where nothing was sent or gathered."""
@@ -52,12 +55,13 @@ class Counts:
             for kind, calls in sorted(self.calls.items()):
                 table.add_row(kind, str(calls), f"{self.sent[kind]:,}")
             tables.append(table)
-        if self.attention:
-            table = Table("computed by", title="fused attention on sharded tensors")
-            table.add_column("calls", justify="right")
-            for how, calls in self.attention.most_common():
-                table.add_row(how, str(calls))
-            tables.append(table)
+        for what, counted in (("attention", self.attention), ("aggregation", self.aggregation)):
+            if counted:
+                table = Table("computed by", title=f"fused {what} on sharded tensors")
+                table.add_column("calls", justify="right")
+                for how, calls in counted.most_common():
+                    table.add_row(how, str(calls))
+                tables.append(table)
         if self.gathers:
             table = Table("operation", title="gathered as a whole, for want of a rule")
             table.add_column("times", justify="right")

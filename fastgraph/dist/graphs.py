@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist import dgl, hooks
+from fastgraph.dist.grid_volume import Mesh
 from fastgraph.dist.layout import Layout, know, known
 from fastgraph.dist.modes import check_mode
-from fastgraph.dist.owners import agreed_parts, layout_of
+from fastgraph.dist.owners import agreed_parts, layout_of, owner_of_edges
 from fastgraph.dist.sharded import ShardedTensor
 from fastgraph.dist.world import WORLD
 
@@ -30,6 +31,7 @@ def shard(
     method: str = "metis",
     parts: Tensor | None = None,
     mode: str = "halo",
+    mesh: Mesh | None = None,
 ) -> Graph:
     """:func:`fastgraph.dist.shard`, with numbers as shares or none."""
     if not WORLD.is_ready:
@@ -37,16 +39,18 @@ def shard(
     check_is_graph(data)
     hooks.install()
     dgl.install()
-    check_mode(mode)
+    check_mode(mode, mesh)
     if dgl.is_dgl_graph(data):
         from fastgraph.dist.dgl import graphs as of_dgl
 
-        found: Any = of_dgl.shard(data, weights=weights, method=method, parts=parts, mode=mode)
+        found: Any = of_dgl.shard(
+            data, weights=weights, method=method, parts=parts, mode=mode, mesh=mesh
+        )
         return found
     check_on_cpu(data)
     sizes = num_nodes(data)
     parts = agreed_parts(lambda: joint_edges(data, sizes), sizes, weights, method, parts)
-    return _sharded(data, list(parts.split(sizes)), mode)
+    return _sharded(data, list(parts.split(sizes)), mode, mesh)
 
 
 def shard_as_known(data: Graph, **options: Any) -> Graph:
@@ -61,7 +65,8 @@ def shard_as_known(data: Graph, **options: Any) -> Graph:
     rows = [known(n) for n in sizes]
     if all(r is not None for r in rows):
         parts = torch.cat([r.owner for r in rows if r is not None])
-        options = {"parts": parts, "mode": options.get("mode", "halo")}
+        kept = {key: options[key] for key in ("mode", "mesh") if key in options}
+        options = {"parts": parts, **kept}
     return shard(data, **options)
 
 
@@ -133,19 +138,20 @@ def _ends(store: Any) -> Tensor | None:
     return None
 
 
-def _sharded(data: Graph, parts: list[Tensor], mode: str) -> Graph:
+def _sharded(data: Graph, parts: list[Tensor], mode: str, mesh: Mesh | None) -> Graph:
     out = copy.copy(data)
     owners = {}
     for store, owner in zip(out.node_stores, parts, strict=True):
         owners[store._key] = owner
-        rows = layout_of(owner, mode)
+        rows = layout_of(owner, mode, mesh)
         know(rows)
         _shard_store(store, store.is_node_attr, rows)
     for store in out.edge_stores:
         index = store.get("edge_index")
         if type(index) is Tensor:
-            target = store._key[2] if store._key else None
-            rows = layout_of(owners[target][index[1]])
+            source, _, target = store._key or (None, None, None)
+            ends = owners[source][index[0]], owners[target][index[1]]
+            rows = layout_of(owner_of_edges(*ends, mode, mesh))
             if known(rows.n) is None:
                 know(rows)
             _shard_store(store, store.is_edge_attr, rows)

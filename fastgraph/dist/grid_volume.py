@@ -16,10 +16,16 @@ import torch
 from torch import Tensor
 
 from fastgraph.registry.backend import accumulator
-from fastgraph.registry.operators import Size
+from fastgraph.registry.operators import GAT, Size
 
 Mesh = tuple[int, int]
 """How many rows and columns a grid has; rank ``r`` is in row ``r // columns``."""
+
+
+def usual_mesh(num_ranks: int) -> Mesh:
+    """The most square grid of so many ranks, with no more columns than rows."""
+    width = next(w for w in range(math.isqrt(num_ranks), 0, -1) if num_ranks % w == 0)
+    return num_ranks // width, width
 
 
 class Widths(NamedTuple):
@@ -155,3 +161,15 @@ def of_attention(
     # The largest score of a node is a constant to gradients, the sum of exponentials is not.
     gradient = result + statistic if any(x.requires_grad for x, _ in present) else 0
     return Layer(Widths(*forward, result + 2 * statistic), Widths(*backward, gradient))
+
+
+def of_gat_with_scores(x: Tensor, att: Tensor) -> Layer:
+    """That of :func:`fastgraph.ops.gat_with_scores`, whose nodes are scored where they are.
+
+    Args:
+        x: the features that are gathered, ``[any, heads, channels]``.
+        att: what scores them.
+    """
+    score = x.detach()[..., 0].requires_grad_(x.requires_grad or att.requires_grad)
+    shapes = [operand.shape for operand in GAT.operands]
+    return of_attention(shapes, [x, score, score, None], x.shape[1:])

@@ -75,6 +75,16 @@ def _weights(text: str) -> list[float] | str | None:
         ) from None
 
 
+def _mesh(text: str) -> tuple[int, int]:
+    try:
+        height, width = map(int, text.split("x"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected rows and columns of a grid such as 2x4, got {text!r}"
+        ) from None
+    return height, width
+
+
 def parser() -> argparse.ArgumentParser:
     """The options before the script."""
     made = argparse.ArgumentParser(
@@ -89,7 +99,13 @@ def parser() -> argparse.ArgumentParser:
         "--mode",
         choices=MODES,
         default="halo",
-        help="how fused attention is computed, see fastgraph.dist.shard; default: halo",
+        help="how fused operators are computed, see fastgraph.dist.shard; default: halo",
+    )
+    made.add_argument(
+        "--mesh",
+        type=_mesh,
+        metavar="RxC",
+        help="with --mode 2d: rows and columns of the grid of ranks; default: the most square one",
     )
     made.add_argument(
         "--weights",
@@ -140,17 +156,14 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def _sharding(options: argparse.Namespace) -> Callable[[Any], Any]:
     """How graphs are sharded."""
+    known = {"method": options.partition, "mode": options.mode, "mesh": options.mesh}
     if options.weights != "auto":
-        return functools.partial(
-            shard_as_known, weights=options.weights, method=options.partition, mode=options.mode
-        )
+        return functools.partial(shard_as_known, weights=options.weights, **known)
     program = f"{options.script.read_text()} {options.arguments}"
     automatic = Automatic(program, options.partition)
 
     def shard(data: Any) -> Any:
-        found = shard_as_known(
-            data, weights=automatic.weights, method=options.partition, mode=options.mode
-        )
+        found = shard_as_known(data, weights=automatic.weights, **known)
         if not dgl.is_dgl_graph(found):
             automatic.watch(found)
         return found

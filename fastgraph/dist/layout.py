@@ -57,10 +57,12 @@ class Layout:
         counts: how many rows each rank holds; zeros are fine.
         n: their sum.
         mine: how many this rank holds.
-        mode: how attention among these rows is computed, see :mod:`fastgraph.dist.modes`.
+        mode: how fused operators among these rows are computed, see :mod:`fastgraph.dist.modes`.
+        mesh: of the grid of ranks, with ``"2d"``; ``None``: the most square one.
     """
 
     mode = "halo"
+    mesh: tuple[int, int] | None = None
 
     def __init__(self, key: Tensor, bound: int, counts: Sequence[int] | None = None) -> None:
         if counts is None:

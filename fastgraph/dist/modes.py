@@ -1,30 +1,59 @@
-"""How fused attention is computed on sharded tensors: by rows and their halo, or by heads.
+"""How fused operators are computed on sharded tensors: by rows and halo, by heads, or by blocks.
 
 ``"halo"``: each rank computes all heads of its nodes, from their rows and those of the halo.
 ``"heads"``: each rank computes some heads of all nodes, over all edges (Ulysses: Jacobs et al.,
 arXiv 2309.14509; for graphs: TorchGT, SC 2024, section III-C).
+``"2d"``: each rank computes with the edges between the nodes of two sets of ranks (A-stationary
+1.5D: Besta et al., SC 2023), sums and extrema as well as attention.
 ``"auto"``: what :mod:`fastgraph.dist.planner` finds faster, for each layer.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from fastgraph.dist.counts import COUNTS
+from fastgraph.dist.grid import Grid, check_mesh, grid
+from fastgraph.dist.grid_volume import Mesh
 from fastgraph.dist.layout import Layout
 from fastgraph.dist.world import WORLD
 
-MODES = ("halo", "heads", "auto")
+MODES = ("halo", "heads", "2d", "auto")
 
 
-def check_mode(mode: str) -> None:
-    """A mode is one that there is.
+def check_mode(mode: str, mesh: Mesh | None = None, num_ranks: int | None = None) -> None:
+    """A mode is one that there is, and a mesh one of so many ranks; default: of these.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is not, or a mesh is given for another mode than ``"2d"``.
     """
     if mode not in MODES:
         raise ValueError(f"mode must be one of {list(MODES)}, got {mode!r}")
+    if mesh is not None:
+        if mode != "2d":
+            raise ValueError(f"mesh is for mode='2d', got mode={mode!r}")
+        check_mesh(mesh, num_ranks or WORLD.size)
+
+
+def grid_of(
+    sources: Layout, destinations: Layout, counter: Counter[str], why_not: str = ""
+) -> Grid | None:
+    """The grid on which operators among these nodes are computed, if that is the mode of either.
+
+    All ranks come to the same answer, which is counted.
+
+    Args:
+        sources: the layout of the nodes that edges start from.
+        destinations: that of the nodes which they lead to.
+        counter: of calls.
+        why_not: why this operator cannot be computed by blocks.
+    """
+    rows = sources if sources.mode == "2d" else destinations
+    if rows.mode != "2d" or WORLD.size == 1:
+        return None
+    counter[f"halo: {why_not}" if why_not else "2d"] += 1
+    return None if why_not else grid(rows.mesh)
 
 
 def is_by_heads(

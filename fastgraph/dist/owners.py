@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist import transport
+from fastgraph.dist.grid_volume import Mesh, holder, usual_mesh
 from fastgraph.dist.layout import Layout
 from fastgraph.dist.partition import check_weights, partition
 from fastgraph.dist.world import WORLD
@@ -67,9 +68,25 @@ def _check_parts(parts: Tensor, n: int) -> None:
         )
 
 
-def layout_of(owner: Tensor, mode: str = "halo") -> Layout:
-    """The layout of rows, of each of which a rank is the owner; with a mode of attention."""
+def layout_of(owner: Tensor, mode: str = "halo", mesh: Mesh | None = None) -> Layout:
+    """The layout of rows, of each of which a rank is the owner; with a mode of operators."""
     counts = torch.bincount(owner, minlength=WORLD.size).tolist()
     rows = Layout((owner == WORLD.rank).nonzero().view(-1), len(owner), counts)
-    rows.mode = mode
+    rows.mode, rows.mesh = mode, mesh
     return rows
+
+
+def owner_of_edges(
+    sources: Tensor, destinations: Tensor, mode: str = "halo", mesh: Mesh | None = None
+) -> Tensor:
+    """The rank that holds each edge: where its block is with ``"2d"``, else its destination.
+
+    Args:
+        sources: int64 ``[E]``, the rank of the node where each starts.
+        destinations: the same for where it leads to.
+        mode: of the nodes, see :mod:`fastgraph.dist.modes`.
+        mesh: of the grid; ``None``: the most square one.
+    """
+    if mode != "2d":
+        return destinations
+    return holder(sources, destinations, mesh or usual_mesh(WORLD.size))

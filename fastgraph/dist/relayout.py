@@ -19,7 +19,7 @@ from torch import Tensor
 from fastgraph.dist import memo, transport
 from fastgraph.dist.graphs import num_nodes
 from fastgraph.dist.layout import Layout, know, known
-from fastgraph.dist.owners import layout_of
+from fastgraph.dist.owners import layout_of, owner_of_edges
 from fastgraph.dist.sharded import NUMBERS, CopiedView, ShardedTensor, is_sharded, version
 from fastgraph.dist.world import WORLD
 
@@ -154,7 +154,7 @@ def bytes_of_rows() -> int:
 
 
 def move(placement: Placement, owners: Sequence[Tensor]) -> Moved:
-    """Give nodes to other ranks, and edges to those of their destinations. All ranks must call it.
+    """Give nodes to other ranks, and edges to those of their nodes. All ranks must call it.
 
     There must be no :func:`obstacle`. Takes the memory of one tensor at a time, beside the plan.
 
@@ -163,10 +163,13 @@ def move(placement: Placement, owners: Sequence[Tensor]) -> Moved:
         owners: for each type of nodes the rank of each, int64 ``[n]``, the same on all ranks.
     """
     before = [*placement.nodes, *(index.rows for index in placement.edges)]
-    nodes = [layout_of(o, old.mode) for o, old in zip(owners, placement.nodes, strict=True)]
+    nodes = [
+        layout_of(owner, old.mode, old.mesh)
+        for owner, old in zip(owners, placement.nodes, strict=True)
+    ]
     edges = [
-        _edges(index, owners[target])
-        for index, (_, target) in zip(placement.edges, placement.ends, strict=True)
+        _edges(index, owners[source], owners[target], nodes[target])
+        for index, (source, target) in zip(placement.edges, placement.ends, strict=True)
     ]
     after = [*nodes, *edges]
     found = _exchange(before, after)
@@ -178,9 +181,10 @@ def move(placement: Placement, owners: Sequence[Tensor]) -> Moved:
     return found
 
 
-def _edges(index: ShardedTensor, owner: Tensor) -> Layout:
-    """The layout of edges that are with their destinations."""
-    to = owner[index.local[1].long()]
+def _edges(index: ShardedTensor, sources: Tensor, destinations: Tensor, nodes: Layout) -> Layout:
+    """The layout of edges that are where they belong, by the owners of their nodes."""
+    src, dst = index.local.long()
+    to = owner_of_edges(sources[src], destinations[dst], nodes.mode, nodes.mesh)
     sends = torch.bincount(to, minlength=WORLD.size)
     table = transport.all_gather(sends[None], [1] * WORLD.size)
     positions = index.rows.position[to.argsort(stable=True)]

@@ -23,6 +23,7 @@ from fastgraph.dist.graphs import (
     num_nodes,
 )
 from fastgraph.dist.graphs import shard as shard_by_numbers
+from fastgraph.dist.grid_volume import Mesh
 from fastgraph.dist.modes import check_mode
 from fastgraph.dist.partition import METHODS, PartitionError, partition
 from fastgraph.dist.performance import Estimate, Performance, measure_performance
@@ -47,11 +48,12 @@ def shard(
     method: str = "metis",
     parts: Tensor | None = None,
     mode: str = "halo",
+    mesh: Mesh | None = None,
 ) -> Graph:
     """A graph whose tensors of nodes and edges are sharded; all ranks give the same one.
 
-    Edges live with their destination. What has neither a row for each node nor one for each edge
-    stays as it is, on every rank.
+    Edges live with their destination, or in their block of the grid. What has neither a row for
+    each node nor one for each edge stays as it is, on every rank.
 
     Args:
         data: ``Data`` or ``HeteroData`` of PyG, or a ``DGLGraph``, on the CPU.
@@ -64,10 +66,14 @@ def shard(
         method: how nodes are partitioned, see :func:`fastgraph.dist.partition.partition`.
         parts: the rank of each node, int64 ``[num_nodes]``, instead. Where there are several types
             the nodes of all of them, in the order of ``data.node_types`` or ``data.ntypes``.
-        mode: how fused attention is computed. ``"halo"``: each rank gets the rows that its nodes
-            need of others. ``"heads"``: each rank computes some of the heads, of all nodes and
-            over all edges; every rank then keeps the whole ``edge_index``. ``"auto"``: what a model
-            with measured links finds faster, for each layer; the first rank prints why.
+        mode: how fused operators are computed. ``"halo"``: each rank gets the rows that its nodes
+            need of others. ``"heads"``: of attention, each rank computes some of the heads, of all
+            nodes and over all edges; every rank then keeps the whole ``edge_index``. ``"2d"``: each
+            rank computes with the edges from the nodes of a column of a grid of ranks to those of
+            a row, which it then holds. ``"auto"``: what a model with measured links finds faster,
+            for each layer; the first rank prints why.
+        mesh: with ``"2d"``, the numbers of rows and columns of the grid; default: the most square
+            one, with no more columns than rows.
 
     Returns:
         A copy.
@@ -87,7 +93,9 @@ def shard(
         if model is not None:
             raise ValueError(f"model is for weights='auto', got weights={weights!r}")
         numbers = None if isinstance(weights, str) else weights
-        return shard_by_numbers(data, weights=numbers, method=method, parts=parts, mode=mode)
+        return shard_by_numbers(
+            data, weights=numbers, method=method, parts=parts, mode=mode, mesh=mesh
+        )
     if parts is not None:
         raise ValueError("parts says which rank gets which node: weights must not be given, too")
     if not isinstance(model, (nn.Module, Performance, type(None))):
@@ -102,17 +110,22 @@ def shard(
     found = devices()
     if model is None:
         shares = capped(scores(found), memory_shares(found, _bytes_of(data)))
-        return shard_by_numbers(data, weights=shares, method=method, mode=mode)
+        return shard_by_numbers(data, weights=shares, method=method, mode=mode, mesh=mesh)
     if method not in METHODS:
         raise ValueError(f"method must be one of {list(METHODS)}, got {method!r}")
     performance = model if isinstance(model, Performance) else measure_performance(model, data)
-    return _by_performance(data, performance, found, method, mode)
+    return _by_performance(data, performance, found, method, mode, mesh)
 
 
 def _by_performance(
-    data: Graph, performance: Performance, found: list[Device], method: str, mode: str
+    data: Graph,
+    performance: Performance,
+    found: list[Device],
+    method: str,
+    mode: str,
+    mesh: Mesh | None,
 ) -> Graph:
-    check_mode(mode)
+    check_mode(mode, mesh)
     check_on_cpu(data)
     sizes = num_nodes(data)
     used = _used()
@@ -129,7 +142,7 @@ def _by_performance(
 
     errors = (ValueError, ModuleNotFoundError, PartitionError, MemoryError)
     parts, estimate = on_first_rank(best, errors)
-    out = shard_by_numbers(data, parts=parts, mode=mode)
+    out = shard_by_numbers(data, parts=parts, mode=mode, mesh=mesh)
     if any(size for size in sizes):
         PREDICTED[Placement.of(out).nodes[0]] = estimate.phases
     return out

@@ -19,6 +19,7 @@ from torch import Tensor
 from fastgraph.dist import hooks, manifest
 from fastgraph.dist.agreement import on_all_ranks, on_first_rank
 from fastgraph.dist.graphs import by_row, check_on_cpu, joint_edges, num_nodes
+from fastgraph.dist.grid_volume import Mesh
 from fastgraph.dist.layout import Layout, know, known
 from fastgraph.dist.manifest import FileFormatError, Format, Manifest
 from fastgraph.dist.modes import check_mode
@@ -143,7 +144,11 @@ def write_shards(
 
 
 def load_shards(
-    folder: str | os.PathLike[str], *, checksums: bool = True, mode: str = "halo"
+    folder: str | os.PathLike[str],
+    *,
+    checksums: bool = True,
+    mode: str = "halo",
+    mesh: Mesh | None = None,
 ) -> Data | HeteroData:
     """The graph that :func:`write_shards` was given, as :func:`fastgraph.dist.shard` gives it.
 
@@ -155,8 +160,10 @@ def load_shards(
         folder: of as many parts as there are ranks.
         checksums: whether each rank reads its file once, to compare its SHA-256; sizes are compared
             anyway.
-        mode: how fused attention is computed, see :func:`fastgraph.dist.shard`. By ``"heads"`` each
-            rank gets all edges when an attention layer first needs them.
+        mode: how fused operators are computed, see :func:`fastgraph.dist.shard`. By ``"heads"``
+            each rank gets all edges when an attention layer first needs them, by ``"2d"`` those of
+            its block; features of edges are sent to them at each call.
+        mesh: see :func:`fastgraph.dist.shard`.
 
     Returns:
         ``Data`` or ``HeteroData``, sharded.
@@ -165,9 +172,9 @@ def load_shards(
         RuntimeError: :func:`fastgraph.dist.init` was not called.
         ModuleNotFoundError: ``safetensors`` is not installed.
         FileFormatError: a file is missing, cut off, corrupt, foreign or of a newer version.
-        ValueError: there are more or fewer ranks than parts, or an unknown ``mode``.
+        ValueError: there are more or fewer ranks than parts, or an unknown ``mode`` or ``mesh``.
     """
-    check_mode(mode)
+    check_mode(mode, mesh)
     if not WORLD.is_ready:
         raise RuntimeError("call fastgraph.dist.init() before fastgraph.dist.load_shards()")
     check_safetensors("shards")
@@ -182,7 +189,7 @@ def load_shards(
     names = [_file(WORLD.rank), *([_REPLICATED] if WORLD.rank == 0 else [])]
     on_all_ranks(lambda: manifest.verify(found, names, checksums=checksums))
     opened: list[Any] = []
-    on_all_ranks(lambda: opened.append(_assembled(found, mode)))
+    on_all_ranks(lambda: opened.append(_assembled(found, mode, mesh)))
     return opened[0]
 
 
@@ -283,18 +290,18 @@ def _written(file: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     return manifest.seal(file)
 
 
-def _assembled(found: Manifest, mode: str) -> Any:
+def _assembled(found: Manifest, mode: str, mesh: Mesh | None) -> Any:
     from safetensors import SafetensorError
 
     try:
-        return _graph(found.content, found.folder, mode)
+        return _graph(found.content, found.folder, mode, mesh)
     except (AttributeError, KeyError, TypeError, SafetensorError) as error:
         raise FileFormatError(
             f"{found.folder}: expected the tensors that its {manifest.NAME} names, got {error!r}"
         ) from error
 
 
-def _graph(content: dict[str, Any], folder: Path, mode: str) -> Any:
+def _graph(content: dict[str, Any], folder: Path, mode: str, mesh: Mesh | None) -> Any:
     from safetensors import safe_open
     from torch_geometric.data import Data, HeteroData
 
@@ -304,7 +311,7 @@ def _graph(content: dict[str, Any], folder: Path, mode: str) -> Any:
     layouts = {}
     for name, counts in content["rows"].items():
         layout = Layout(own.get_tensor(f"rows of {name}"), sum(counts), counts)
-        layout.mode = mode
+        layout.mode, layout.mesh = mode, mesh
         if name.startswith("nodes of") or known(layout.n) is None:
             know(layout)
         layouts[name] = layout

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,28 @@ from fastgraph.dist.world import WORLD, CollectiveError, RanksDivergedError, lin
 
 # torch 2.13 has given the function another name.
 _gather_parts = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class Group(NamedTuple):
+    """Some of the ranks, in ascending order, and this rank among them.
+
+    All ranks issue the collectives of their groups together: groups that exist side by side have
+    the same size.
+
+    Attributes:
+        ranks: which ranks these are.
+        rank: the place of this one among them.
+        handle: that of ``torch.distributed``; ``None`` for all ranks.
+    """
+
+    ranks: Sequence[int]
+    rank: int
+    handle: dist.ProcessGroup | None
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self.ranks)
 
 
 def all_reduce(x: Tensor) -> Tensor:
@@ -63,24 +85,30 @@ def all_gather(x: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def all_to_all(
-    x: Tensor, sends: Sequence[int], receives: Sequence[int], into: Tensor | None = None
+    x: Tensor,
+    sends: Sequence[int],
+    receives: Sequence[int],
+    into: Tensor | None = None,
+    group: Group | None = None,
 ) -> Tensor:
     """Rows for each rank, ``sends[r]`` of them for rank ``r``; gives those from each rank.
 
-    ``into`` is contiguous memory for the result.
+    ``into`` is contiguous memory for the result. In a group ``r`` is a place in it.
     """
     x = x.detach().contiguous()
     out = x.new_empty((sum(receives), *x.shape[1:])) if into is None else into
-    if WORLD.size == 1 or not x.shape[1:].numel():
-        return out.copy_(x) if WORLD.size == 1 else out
-    sent = x.shape[1:].numel() * x.element_size() * (sum(sends) - sends[WORLD.rank])
+    size, rank = (WORLD.size, WORLD.rank) if group is None else (group.size, group.rank)
+    if size == 1 or not x.shape[1:].numel():
+        return out.copy_(x) if size == 1 else out
+    sent = x.shape[1:].numel() * x.element_size() * (sum(sends) - sends[rank])
     given, taken = _as_bytes(x), _as_bytes(out)
+    handle = None if group is None else group.handle
     _issue(
         "all_to_all",
         x.shape[1:],
         x.dtype,
         sent,
-        lambda: dist.all_to_all_single(taken, given, list(receives), list(sends)),
+        lambda: dist.all_to_all_single(taken, given, list(receives), list(sends), group=handle),
     )
     return out
 

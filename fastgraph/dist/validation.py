@@ -24,6 +24,7 @@ from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.dgl import is_dgl_graph
 from fastgraph.dist.differences import Difference, Gather, Validation
 from fastgraph.dist.graphs import check_is_graph, shard
+from fastgraph.dist.grid_volume import Mesh
 from fastgraph.dist.modes import check_mode
 from fastgraph.dist.sharded import whole
 from fastgraph.dist.spawning import pickler, run_on_ranks
@@ -63,6 +64,7 @@ class _Task:
     weights: Sequence[float] | None
     method: str
     mode: str
+    mesh: Mesh | None
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def validate(
     weights: Sequence[float] | None = None,
     method: str = "metis",
     mode: str = "halo",
+    mesh: Mesh | None = None,
     tolerance: float = TOLERANCE,
     timeout: float = 600.0,
 ) -> Validation:
@@ -116,6 +119,7 @@ def validate(
         weights: see :func:`fastgraph.dist.shard`.
         method: see :func:`fastgraph.dist.shard`.
         mode: see :func:`fastgraph.dist.shard`.
+        mesh: see :func:`fastgraph.dist.shard`.
         tolerance: what a difference may be.
         timeout: seconds, for everything.
 
@@ -135,7 +139,7 @@ def validate(
     for name, value in (("world_size", world_size), ("steps", steps)):
         if value < 1:
             raise ValueError(f"{name} must be an integer above 0, got {value}")
-    check_mode(mode)
+    check_mode(mode, mesh, world_size)
     if not tolerance > 0:
         raise ValueError(f"tolerance must be above 0, got {tolerance}")
     if loss is None and not isinstance(_attribute(data, *_LABELS), Tensor):
@@ -146,7 +150,7 @@ def validate(
         _check_can_be_sent(name, sent)
     task = _Task(
         model, data, forward or usual_forward, loss or usual_loss, steps, learning_rate, weights,
-        method, mode,
+        method, mode, mesh,
     )  # fmt: skip
     found = run_on_ranks(_train_both, world_size, task, timeout=timeout)
     return _compared(task, found, tolerance)
@@ -200,7 +204,7 @@ def _train_both(task: _Task) -> _Found:
     if WORLD.rank == 0:
         expected = _train(task, data.local_var() if is_dgl_graph(data) else copy.copy(data))
     transport.barrier()
-    data = shard(data, weights=task.weights, method=task.method, mode=task.mode)
+    data = shard(data, weights=task.weights, method=task.method, mode=task.mode, mesh=task.mesh)
     enabling.enable()
     COUNTS.reset()
     COUNTS.gathers = places = _Places()

@@ -16,8 +16,8 @@ from fastgraph.dist import transport
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.layout import Layout, Recent
 from fastgraph.dist.memo import remembered
-from fastgraph.dist.neighbourhoods import local_edges
 from fastgraph.dist.owners import layout_of
+from fastgraph.dist.rank_graph import local_edges
 from fastgraph.graphs.edges import Edges, named
 from fastgraph.graphs.graph import Graph
 

@@ -39,15 +39,30 @@ def merge(
     check_heads("stats", stats, [*out.shape[:2], 2], wide)
     check_heads("other_stats", other_stats, [*out.shape[:2], 2], wide)
 
+    shares, joined = joined_statistics(torch.stack([stats, other_stats]))
+    own, other = shares.unsqueeze(-1)
+    return (own * out + other * other_out).to(out.dtype), joined
+
+
+def joined_statistics(stats: Tensor) -> tuple[Tensor, Tensor]:
+    """The statistics of one softmax from those over disjoint parts of its edges.
+
+    Args:
+        stats: ``[parts, nodes, heads, 2]``; the largest scores get no gradient.
+
+    Returns:
+        By what the output of each part is to be multiplied, ``[parts, nodes, heads]``, and the
+        statistics of all edges, ``[nodes, heads, 2]``. Both are differentiable.
+    """
     # The largest scores are constants here, as they are in the gradients of the statistics.
-    largest = torch.maximum(_largest(stats), _largest(other_stats))
-    origin = torch.where(largest == -torch.inf, 0, largest)  # neither part has edges
-    own, other = _sum_relative_to(origin, stats), _sum_relative_to(origin, other_stats)
-    total = own + other
+    largest = _largest(stats)
+    highest = largest.amax(0)
+    origin = torch.where(highest == -torch.inf, 0, highest)  # no part has edges
+    sums = _sum_relative_to(origin, stats)
+    total = sums.sum(0)
     is_empty = total == 0
     inverse = torch.where(is_empty, 0, 1 / torch.where(is_empty, 1, total))
-    joined = (own * inverse).unsqueeze(-1) * out + (other * inverse).unsqueeze(-1) * other_out
-    return joined.to(out.dtype), torch.stack([origin, inverse], dim=-1)
+    return sums * inverse, torch.stack([origin, inverse], dim=-1)
 
 
 def _largest(stats: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fastgraph.dist.dgl.index import ShardedIndex
 from fastgraph.dist.dgl.structure import ShardedStructure
+from fastgraph.dist.grid_volume import Mesh
 from fastgraph.dist.layout import Layout, know, known, usual
-from fastgraph.dist.owners import agreed_parts, layout_of
+from fastgraph.dist.owners import agreed_parts, layout_of, owner_of_edges
 from fastgraph.dist.sharded import ShardedTensor, is_sharded, placed, whole
 
 
@@ -24,12 +25,13 @@ def shard(
     method: str = "metis",
     parts: Tensor | None = None,
     mode: str = "halo",
+    mesh: Mesh | None = None,
 ) -> Any:
     """See :func:`fastgraph.dist.shard`."""
     _check(graph)
     sizes = [graph.num_nodes(ntype) for ntype in graph.ntypes]
     parts = agreed_parts(lambda: _joint_edges(graph, sizes), sizes, weights, method, parts)
-    of_nodes = [layout_of(owner, mode) for owner in parts.split(sizes)]
+    of_nodes = [layout_of(owner, mode, mesh) for owner in parts.split(sizes)]
     for rows in of_nodes:
         know(rows)
     return _laid_out(graph, of_nodes)
@@ -63,7 +65,9 @@ def _laid_out(graph: Any, of_nodes: Sequence[Layout]) -> Any:
     for etype in range(len(graph.canonical_etypes)):
         source, destination = map(int, graph._graph.metagraph.find_edge(etype))
         src, dst, _ = graph._graph.edges(etype, "eid")
-        rows = layout_of(of_nodes[destination].owner[dst.long()])
+        nodes = of_nodes[destination]
+        ends = of_nodes[source].owner[src.long()], nodes.owner[dst.long()]
+        rows = layout_of(owner_of_edges(*ends, nodes.mode, nodes.mesh))
         if known(rows.n) is None:
             know(rows)
         local = torch.stack([src[rows.position], dst[rows.position]])

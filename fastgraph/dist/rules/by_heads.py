@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastgraph.dist.head_shards import everywhere, shares, to_heads, to_rows
 from fastgraph.dist.layout import Layout
-from fastgraph.dist.neighbourhoods import local_rows
+from fastgraph.dist.rank_graph import local_rows
 from fastgraph.dist.rules.random import dropout_factor
 from fastgraph.dist.sharded import ShardedTensor, enter, is_sharded
 from fastgraph.dist.table import NoRuleError

@@ -6,16 +6,20 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastgraph.dist import planner
+from fastgraph.dist.blocks import Block, block
+from fastgraph.dist.counts import COUNTS
+from fastgraph.dist.grid import Grid
 from fastgraph.dist.layout import Layout, usual
 from fastgraph.dist.memo import remembered
-from fastgraph.dist.modes import is_by_heads
-from fastgraph.dist.neighbourhoods import Neighbourhoods, local_rows, neighbourhoods
-from fastgraph.dist.rules import by_heads
-from fastgraph.dist.sharded import ShardedTensor, enter, is_sharded, on_the_whole
+from fastgraph.dist.modes import grid_of, is_by_heads
+from fastgraph.dist.neighbourhoods import Neighbourhoods, neighbourhoods
+from fastgraph.dist.rank_graph import local_rows
+from fastgraph.dist.rules import by_blocks, by_heads
+from fastgraph.dist.rules.local_attention import SUMMED, local_attention, shared
+from fastgraph.dist.sharded import ShardedTensor, is_sharded, on_the_whole
 from fastgraph.dist.table import Arguments, NoRuleError, Options, rule
 from fastgraph.graphs.memo import REMEMBERING
 from fastgraph.ops.attention import ATTENTION
@@ -53,6 +57,20 @@ def _graph(
     return neighbourhoods(index, sources, destinations, transpose=transpose)
 
 
+def _block(
+    index: Tensor,
+    ptr: Tensor | None,
+    grid: Grid,
+    sources: Layout,
+    destinations: Layout,
+    transpose: bool,
+    self_loops: int = 0,
+) -> Block:
+    if ptr is not None:
+        raise NoRuleError
+    return block(index, grid, sources, destinations, transpose=transpose, self_loops=self_loops)
+
+
 @rule("fastgraph::spmm")
 def weighted_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
     """Sums and means over neighbourhoods."""
@@ -60,7 +78,12 @@ def weighted_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
     if reduce not in ("sum", "mean"):
         raise NoRuleError
     sources = _rows_of(x)
-    graph = _graph(index, ptr, sources, _among(sources, num_out), transpose)
+    destinations = _among(sources, num_out)
+    grid = grid_of(sources, destinations, COUNTS.aggregation)
+    if grid is not None:
+        of_rank = _block(index, ptr, grid, sources, destinations, transpose)
+        return by_blocks.weighted_sum(of_rank, x, weight, reduce)
+    graph = _graph(index, ptr, sources, destinations, transpose)
     edges, rows = graph.edges_of(numbered=weight is not None), graph.destinations
     local = graph.of_sources(x), edges.index, edges.ptr, graph.of_edges(weight)
     return ShardedTensor(SPMM(*local, rows.mine, reduce, False), rows, 0)
@@ -71,7 +94,13 @@ def extremum(func: Any, args: Arguments, kwargs: Options) -> tuple[ShardedTensor
     """Maxima and minima over neighbourhoods."""
     x, index, ptr, weight, num_out, reduce, transpose, ties = args
     sources = _rows_of(x)
-    graph = _graph(index, ptr, sources, _among(sources, num_out), transpose)
+    destinations = _among(sources, num_out)
+    why_not = "the gradient of ties goes to one edge of all" if ties == "winner" else ""
+    grid = grid_of(sources, destinations, COUNTS.aggregation, why_not)
+    if grid is not None:
+        of_rank = _block(index, ptr, grid, sources, destinations, transpose)
+        return by_blocks.extremum(of_rank, x, weight, reduce, ties)
+    graph = _graph(index, ptr, sources, destinations, transpose)
     edges, rows = graph.edges_of(numbered=weight is not None), graph.destinations
     local = graph.of_sources(x), edges.index, edges.ptr, graph.of_edges(weight)
     out, record = SEGMENT_REDUCE(*local, rows.mine, reduce, False, ties)
@@ -87,15 +116,16 @@ def normalised_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor
     if adjoint:
         raise NoRuleError
     rows = _rows_of(x)
+    grid = grid_of(rows, rows, COUNTS.aggregation)
+    if grid is not None:
+        loops = rows.n if loop_weight else 0
+        of_rank = _block(index, None, grid, rows, rows, transpose, loops)
+        return by_blocks.normalised_sum(of_rank, x, weight, loop_weight)
     graph = _graph(index, None, rows, rows, transpose)
     local, normalised = graph.normalised(weight, loop_weight, x.dtype)
     csr = local.by_destination
     out = spmm(graph.of_sources(x), csr.col, normalised, ptr=csr.ptr, num_out=rows.mine)
     return ShardedTensor(out, rows, 0)
-
-
-# Positions of the operands whose rows an operator adds up.
-_SUMMED = {"gat": 0, "gatv2": 0, "attention": 2}
 
 
 def _attention(
@@ -109,9 +139,13 @@ def _attention(
         destinations = _rows_of(aggregating)
     else:
         destinations = _among(sources, aggregating.shape[0])
+    grid = grid_of(sources, destinations, COUNTS.attention)
+    if grid is not None:
+        of_rank = _attended_block(call, grid, sources, destinations)
+        return by_blocks.attend(of_rank, call, kernel, operator)
     shapes = [operand.shape for operand in operator.operands]
     adds_edges = operator is operators.ATTENTION
-    attention = by_heads.Attention(kernel, shapes, _SUMMED[operator.name], adds_edges)
+    attention = by_heads.Attention(kernel, shapes, SUMMED[operator.name], adds_edges)
     if _is_by_heads(attention, call, sources, destinations):
         return by_heads.attend(attention, call, sources, destinations)
     graph = _attended(call, sources, destinations)
@@ -121,7 +155,7 @@ def _attention(
         "edges": graph.of_edges,
     }
     inputs = [
-        None if x is None else rows.get(place, _shared)(x)
+        None if x is None else rows.get(place, shared)(x)
         for place, x in zip(places, call.inputs, strict=True)
     ]
     return _attend(call, graph, kernel, inputs, operator)
@@ -139,6 +173,14 @@ def _attended(call: Call, sources: Layout, destinations: Layout) -> Neighbourhoo
     )
 
 
+def _attended_block(call: Call, grid: Grid, sources: Layout, destinations: Layout) -> Block:
+    if call.seed is not None:
+        raise NoRuleError
+    return _block(
+        call.index, call.ptr, grid, sources, destinations, call.transpose, call.self_loops
+    )
+
+
 def _is_by_heads(
     attention: by_heads.Attention, call: Call, sources: Layout, destinations: Layout
 ) -> bool:
@@ -152,12 +194,6 @@ def _is_by_heads(
     return is_by_heads(num_heads, sources, destinations, is_faster)
 
 
-def _shared(x: Tensor) -> Any:
-    if is_sharded(x):
-        raise NoRuleError
-    return enter(x)
-
-
 def _attend(
     call: Call,
     graph: Neighbourhoods,
@@ -166,25 +202,9 @@ def _attend(
     operator: operators.Attention,
 ) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
     """What an operator gives for local operands."""
-    of_edges = [i for i, operand in enumerate(operator.operands) if operand.shape[0] == "edges"]
-    has_features = any(inputs[i] is not None for i in of_edges)
-    weights = call.weights or call.dropout > 0
-    edges = graph.edges_of(numbered=weights or has_features)
-    addend, rows = graph.of_destinations(call.addend), graph.destinations
-    rest = (edges.index, edges.ptr, None, 0, False, call.option, 0.0, weights)
-    if call.dropout == 0:
-        return _of_rows(graph, weights, *kernel(*inputs, addend, *rest))
-    if operator is operators.ATTENTION and has_features:
-        raise NoRuleError  # which it adds up as well
-    # An operator drops edges by their numbers, which are others on each rank. So weights are made,
-    # [E, heads], and dropped by where they are among those of all ranks.
-    _, stats, alpha = kernel(*_for_weights(inputs, operator), None, *rest)
-    alpha = ShardedTensor(alpha, graph.edges, 0)
-    dropped: Any = F.dropout(alpha, call.dropout)
-    values = inputs[_SUMMED[operator.name]]
-    out = SPMM(values, edges.index, edges.ptr, dropped.local, rows.mine, "sum", False)
-    out = out if addend is None else out + addend
-    return ShardedTensor(out, rows, 0), ShardedTensor(stats, rows, 0), dropped
+    rows, addend = graph.destinations, graph.of_destinations(call.addend)
+    found = local_attention(call, graph, kernel, inputs, operator, rows.mine, addend)
+    return _of_rows(graph, call.weights or call.dropout > 0, *found)
 
 
 def _of_rows(
@@ -194,17 +214,6 @@ def _of_rows(
     rows = graph.destinations
     alpha = ShardedTensor(alpha, graph.edges, 0) if weights else alpha
     return ShardedTensor(out, rows, 0), ShardedTensor(stats, rows, 0), alpha
-
-
-def _for_weights(inputs: list[Any], operator: operators.Attention) -> list[Any]:
-    """Operands that give the same weights, and the smallest output that an operator can have.
-
-    Others than GAT's score the features that they add up.
-    """
-    if operator is not operators.GAT:
-        return inputs
-    x, *scores = inputs
-    return [x.new_zeros((*x.shape[:2], 1)), *scores]
 
 
 def attention_rule(name: str) -> Callable[[Callable[[Arguments], Any]], Callable[..., Any]]:
@@ -262,10 +271,13 @@ def gat_with_scores(args: Arguments) -> Any:
     x, att, score_edge, *rest = args
     rows = _rows_of(x)
     call = Call.of((x, att, score_edge, *rest))
+    grid = grid_of(rows, rows, COUNTS.attention)
+    if grid is not None:
+        return *by_blocks.attend_with_scores(_attended_block(call, grid, rows, rows), call), None
     if _is_by_heads(_WITH_SCORES, call, rows, rows):
         return *by_heads.attend(_WITH_SCORES, call, rows, rows), None
     graph = _attended(call, rows, rows)
-    features, att, of_edges = graph.of_sources(x), _shared(att), graph.of_edges(score_edge)
+    features, att, of_edges = graph.of_sources(x), shared(att), graph.of_edges(score_edge)
     if call.dropout:
         scores = HEAD_SCORES(features, att)
         inputs = [features, scores[0], scores[1, : rows.mine], of_edges]
@@ -282,7 +294,7 @@ def head_scores(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
     """Each rank scores its own nodes."""
     x, att = args
     rows = _rows_of(x)
-    return ShardedTensor(HEAD_SCORES(local_rows(x, rows), _shared(att)), rows, 1)
+    return ShardedTensor(HEAD_SCORES(local_rows(x, rows), shared(att)), rows, 1)
 
 
 @rule("fastgraph::sddmm")
@@ -291,6 +303,11 @@ def products(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
     y, x, index, ptr, heads, reduce, transpose = args
     sources = _rows_of(x)
     destinations = _rows_of(y) if is_sharded(y) else _among(sources, y.shape[0])
+    why_not = "products are divided by degrees" if reduce != "sum" else ""
+    grid = grid_of(sources, destinations, COUNTS.aggregation, why_not)
+    if grid is not None:
+        of_rank = _block(index, ptr, grid, sources, destinations, transpose)
+        return by_blocks.products(of_rank, y, x, heads)
     graph = _graph(index, ptr, sources, destinations, transpose)
     edges = graph.edges_of(numbered=True)
     local = graph.of_destinations(y), graph.of_sources(x), edges.index, edges.ptr
@@ -302,7 +319,9 @@ def edge_softmax(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
     """The softmax of scores over neighbourhoods."""
     score, index, ptr, num_out, num_in, transpose = args
     sources = usual(num_in)
-    graph = _graph(index, ptr, sources, _among(sources, num_out), transpose)
+    destinations = _among(sources, num_out)
+    grid_of(sources, destinations, COUNTS.aggregation, "each edge gets a softmax of all")
+    graph = _graph(index, ptr, sources, destinations, transpose)
     edges = graph.edges_of(numbered=True)
     sizes = graph.destinations.mine, graph.sources.mine + len(graph.plan.halo)
     local = EDGE_SOFTMAX(graph.of_edges(score), edges.index, edges.ptr, *sizes, False)
