@@ -29,7 +29,7 @@ _WITHIN = 1.15  # of the best mode
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option(
     "--graphs",
-    default="random-8000,communities-8000,mesh-90",
+    default="random-4000,communities-4000,mesh-64",
     show_default=True,
     help="Separated by commas; random-N, communities-N, mesh-SIDE, or the name of a real graph.",
 )
@@ -62,7 +62,7 @@ def main(graphs: str, out: Path, ranks: str, megabits: str, channels: int, quick
         of_sizes = {}
         for size in sizes:
             with network(size, rate) as links:
-                given = graphs.split(","), channels, 3 if quick else 7
+                given = graphs.split(","), channels, 3 if quick else 5
                 found = run_on_ranks(measure, size, *given, timeout=600, prefixes=links.prefixes)
             of_sizes[size] = found[0]
         results["links"][f"{rate:g}"] = _with_predictions(of_sizes, channels)
