@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from fastgraph import enabling
 from fastgraph.dist import cost
+from fastgraph.dist.grid_volume import of_gat_with_scores
 from fastgraph.graphs.graph import Graph
 from fastgraph.interpreter import FIRST_ENTRY
 from fastgraph.ops.heads import Call
@@ -106,6 +107,8 @@ class _Recorder(TorchFunctionMode):
         if operator in _SHAPES:
             shapes, call = _SHAPES[operator], Call.of(args)
             layer = cost.of_attention(shapes, call.inputs, call.inputs[0].shape[1])
+            if operator == "gat_with_scores":  # which are not exchanged as other operands are
+                layer = layer._replace(on_grid=of_gat_with_scores(*call.inputs[:2]))
             given = zip(call.inputs, shapes, strict=True)
             sizes = {shape[0]: len(x) for x, shape in given if x is not None}
             sources = sizes["sources"]

@@ -43,20 +43,21 @@ class Choice(NamedTuple):
     layer: Layer
 
     @property
-    def mode(self) -> str:
-        """The fastest."""
+    def name(self) -> str:
+        """Of the fastest."""
         return cost.fastest(self.modes, self.layer, self.machine)
 
     def __str__(self) -> str:
         def described(name: str) -> str:
-            sent = self.modes[name].sent
-            return f"{1e3 * seconds[name]:.3g} ms ({sent / 1e6:.3g} MB sent) by {name}"
+            mode = self.modes[name]
+            grid = "" if mode.mesh is None else f" on {mode.mesh[0]}x{mode.mesh[1]}"
+            return f"{1e3 * seconds[name]:.3g} ms ({mode.sent / 1e6:.3g} MB sent) by {name}{grid}"
 
         seconds = {
             name: self.layer.seconds(mode, self.machine) for name, mode in self.modes.items()
         }
         order = sorted(seconds, key=seconds.__getitem__)
-        return f"{self.mode}: {', '.join(map(described, order))}"
+        return f"{self.name}: {', '.join(map(described, order))}"
 
 
 _measured: dict[int, Machine] = {}
@@ -81,58 +82,50 @@ def machine() -> Machine:
 
 def choose(
     index: Tensor,
-    shapes: Sequence[Sequence[Size]],
-    inputs: Sequence[Tensor | None],
-    num_heads: int,
+    layer: Layer,
     key: tuple[Hashable, ...],
     plan: Callable[[], Neighbourhoods],
-    names: Sequence[str] = ("halo", "heads"),
-) -> str:
-    """The mode that is fastest for a layer; all ranks come to the same answer.
+    names: Sequence[str],
+) -> tuple[str, Mesh | None]:
+    """The mode that is fastest for a layer, and its mesh; all ranks come to the same answer.
 
     It is remembered with the index, and the first rank says why on standard error, once for layers
     of one shape.
 
     Args:
         index: ``edge_index``, as the layer got it.
-        shapes: of the operands of its operator.
-        inputs: the operands.
-        num_heads: how many heads there are.
+        layer: see :func:`layer_of`.
         key: tells the plan from others for this index.
         plan: gives the edges of this rank and its halo.
         names: of the modes to choose from.
     """
 
-    def make() -> str:
-        choice = compared(shapes, inputs, num_heads, plan(), names)
-        # Once for layers alike, whose edges may be others at each call.
-        layer = (
-            *(size for size, shape in zip(sizes, shapes, strict=True) if "edges" not in shape),
-        )
-        if WORLD.rank == 0 and (layer, choice.mode) not in _said:
-            _said.add((layer, choice.mode))
-            print(f"fastgraph.dist: attention with {num_heads} heads by {choice}", file=sys.stderr)
-        return choice.mode
+    def make() -> tuple[str, Mesh | None]:
+        choice = compared(layer, plan(), names)
+        if WORLD.rank == 0 and (layer, choice.name) not in _said:
+            _said.add((layer, choice.name))
+            heads = "1 head" if layer.heads == 1 else f"{layer.heads} heads"
+            print(f"fastgraph.dist: attention with {heads} by {choice}", file=sys.stderr)
+        return choice.name, choice.modes[choice.name].mesh
 
     local = index.local if isinstance(index, ShardedTensor) else index
-    sizes = [None if x is None else (*x.shape, x.dtype, x.requires_grad) for x in inputs]
-    found: str = remembered(local, ("mode", *names, *sizes, *key), make)
+    found: tuple[str, Mesh | None] = remembered(local, ("mode", *names, layer, *key), make)
     return found
 
 
-def compared(
-    shapes: Sequence[Sequence[Size]],
-    inputs: Sequence[Tensor | None],
-    num_heads: int,
-    graph: Neighbourhoods,
-    names: Sequence[str] = ("halo", "heads"),
-) -> Choice:
-    """Some modes, from the shapes of the operands and the halo of each rank."""
+def layer_of(
+    shapes: Sequence[Sequence[Size]], inputs: Sequence[Tensor | None], num_heads: int
+) -> Layer:
+    """A call of fused attention on sharded tensors; see :mod:`fastgraph.dist.cost`."""
 
     def identity(x: Tensor) -> int:
         return id(x.local if isinstance(x, ShardedTensor) else x)
 
-    layer = cost.of_attention(shapes, inputs, num_heads, identity)
+    return cost.of_attention(shapes, inputs, num_heads, identity)
+
+
+def compared(layer: Layer, graph: Neighbourhoods, names: Sequence[str] = tuple(MODES)) -> Choice:
+    """Some modes of a layer, from the halo of each rank; all ranks ask for it together."""
     rows, found = rows_of(graph, cost.meshes(WORLD.size) if "2d" in names else []), machine()
     modes = {name: MODES[name](layer, rows, found) for name in names}
     return Choice({name: mode for name, mode in modes.items() if mode}, found, layer)
