@@ -32,6 +32,8 @@ _GROUP_HELP = """Run python programs with PyG's message passing replaced by fuse
 
   python -m fastgraph partition GRAPH -k PARTS --out FOLDER
 
+  python -m fastgraph dist-plan [OPTIONS] SCRIPT [ARGS]...
+
 The first are short for the command `run`, which lists the options. A script whose name is that of a
 command is run as ./NAME.
 """
@@ -232,6 +234,65 @@ def partition(graph: Path, parts: int, out: Path, weights: str | None, method: s
     except ValueError:
         raise click.UsageError(f"--weights must be numbers like 2,1, got {weights}") from None
     return partition_graph(graph, out, parts, shares, method)
+
+
+@cli.command(
+    "dist-plan", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@click.option(
+    "--devices",
+    default="1..64",
+    show_default=True,
+    metavar="A..B",
+    help="Powers of two, or numbers such as 2,4,8.",
+)
+@click.option("--latency", type=float, metavar="US", help="Microseconds of a message.")
+@click.option("--bandwidth", type=float, metavar="GB/S", help="GB that a device sends in a second.")
+@click.option(
+    "--work", type=float, metavar="NS", help="Nanoseconds for an edge and a channel of a layer."
+)
+@click.option(
+    "--seconds",
+    type=float,
+    default=300.0,
+    show_default=True,
+    metavar="S",
+    help="For METIS partitions; halos for more devices than it allows are extrapolated.",
+)
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Write a plot there.")
+@click.option(
+    "--json", type=click.Path(path_type=Path, dir_okay=False), help="Write figures there."
+)
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def dist_plan(
+    devices: str,
+    latency: float | None,
+    bandwidth: float | None,
+    work: float | None,
+    seconds: float,
+    plot: Path | None,
+    json: Path | None,
+    script: Path,
+    arguments: tuple[str, ...],
+) -> int:
+    """Show what a training script of PyG would take on numbers of devices.
+
+    Its first steps are run, on one process; what is shown for several is modelled. Links and work
+    are those of this machine, unless they are given.
+    """
+    from fastgraph.cli.dist_plan import Options, devices_of, plan_script
+
+    given = {"latency": latency, "bandwidth": bandwidth, "work": work}
+    for name, value in given.items():
+        if value is not None and not value > 0:
+            raise click.UsageError(f"--{name} must be above 0, got {value}")
+    try:
+        numbers = devices_of(devices)
+    except ValueError as error:
+        raise click.UsageError(f"--devices: {error}") from None
+    options = Options(numbers, latency, bandwidth, work, seconds, plot, json)
+    return plan_script(script, arguments, options)
 
 
 @cli.command()

@@ -21,6 +21,7 @@ from torch.autograd import Function
 
 from fastgraph.dist import transport
 from fastgraph.dist.collectives import records_gradient
+from fastgraph.dist.cost import head_shares
 from fastgraph.dist.layout import Layout, Recent
 from fastgraph.dist.memo import remembered
 from fastgraph.dist.world import WORLD
@@ -36,10 +37,9 @@ def shares(num_heads: int) -> Layout:
     """
 
     def make() -> Layout:
-        cuts = [num_heads * rank // WORLD.size for rank in range(WORLD.size + 1)]
-        counts = [stop - start for start, stop in pairwise(cuts)]
-        mine = torch.arange(cuts[WORLD.rank], cuts[WORLD.rank + 1])
-        return Layout(mine, num_heads, counts)
+        of_ranks = head_shares(num_heads, WORLD.size)
+        mine = torch.tensor(of_ranks[WORLD.rank], dtype=torch.int64)
+        return Layout(mine, num_heads, [len(heads) for heads in of_ranks])
 
     found: Layout = _shares.get((num_heads, WORLD.size, WORLD.rank), make)
     return found

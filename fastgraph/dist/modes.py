@@ -11,7 +11,7 @@ arXiv 2309.14509; for graphs: TorchGT, SC 2024, section III-C).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.grid import Grid, check_mesh, grid
@@ -56,10 +56,13 @@ def grid_of(
     return None if why_not else grid(rows.mesh)
 
 
-def is_by_heads(
-    num_heads: int, sources: Layout, destinations: Layout, is_faster: Callable[[], bool]
-) -> bool:
-    """Whether attention between these nodes is computed by heads; the choice is counted.
+def of_attention(
+    num_heads: int,
+    sources: Layout,
+    destinations: Layout,
+    fastest: Callable[[Sequence[str]], tuple[str, Mesh | None]],
+) -> tuple[str, Grid | None]:
+    """How attention between these nodes is computed, and on which grid; the choice is counted.
 
     All ranks come to the same answer.
 
@@ -67,16 +70,21 @@ def is_by_heads(
         num_heads: how many heads there are.
         sources: the layout of the nodes that edges start from.
         destinations: that of those which they lead to.
-        is_faster: whether heads are faster, asked where that decides.
+        fastest: the fastest of some modes and its mesh, asked where that decides.
     """
+    on_blocks = grid_of(sources, destinations, COUNTS.attention)
+    if on_blocks is not None:
+        return "2d", on_blocks
     mode = sources.mode if destinations.mode == "halo" else destinations.mode
     if WORLD.size == 1 or mode == "halo":
         COUNTS.attention["halo"] += 1
-    elif num_heads < 2:
+        return "halo", None
+    if mode == "auto":
+        name, mesh = fastest(("halo", "2d") if num_heads < 2 else ("halo", "heads", "2d"))
+        COUNTS.attention[f"{name}: fastest"] += 1
+        return name, None if mesh is None else grid(mesh)
+    if num_heads < 2:
         COUNTS.attention[f"halo: heads cannot be shared out, there are {num_heads}"] += 1
-    elif mode == "auto" and not is_faster():
-        COUNTS.attention["halo: faster than heads"] += 1
-    else:
-        COUNTS.attention["heads: faster than halo" if mode == "auto" else "heads"] += 1
-        return True
-    return False
+        return "halo", None
+    COUNTS.attention["heads"] += 1
+    return "heads", None

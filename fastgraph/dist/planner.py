@@ -1,9 +1,6 @@
-"""Whether attention is faster by its halo or by heads.
+"""Which mode is fastest for a layer, by :mod:`fastgraph.dist.cost` and what ranks can do.
 
-By a model of a step, forward and backward: the work of the slowest rank, the latency of each
-collective, and its bytes over the bandwidth of an all-to-all. Work and links are measured once in a
-process, rows of the halo are those of the plan. What overlaps, and what memory there is, is not in
-it.
+Work and links are measured once in a process, rows are those of the plan.
 """
 
 from __future__ import annotations
@@ -11,84 +8,56 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fastgraph.dist import transport
-from fastgraph.dist.head_shards import shares
-from fastgraph.dist.layout import Layout
+from fastgraph.dist import cost, transport
+from fastgraph.dist.cost import MODES, Layer, Machine, Mode, Rows
+from fastgraph.dist.grid_volume import Mesh, holder
 from fastgraph.dist.memo import remembered
 from fastgraph.dist.neighbourhoods import Neighbourhoods
 from fastgraph.dist.sharded import ShardedTensor
 from fastgraph.dist.world import WORLD
 from fastgraph.ops.attention import ATTENTION
+from fastgraph.ops.spmm import SPMM
 from fastgraph.registry.operators import Size
 
 _SMALL, _LARGE = 2**10, 2**22  # bytes that a rank sends, to measure links
 _REPETITIONS = 5
-_BACKWARD = 2.0
-"""Work of a backward pass, in forward passes: it computes attention again, twice."""
-
-
-class Machine(NamedTuple):
-    """What was measured; the slowest of all ranks.
-
-    Attributes:
-        latency: seconds of an all-to-all of next to nothing.
-        bandwidth: bytes that a rank sends in a second of an all-to-all.
-        work: seconds of a forward pass for an edge and a channel of a head.
-    """
-
-    latency: float
-    bandwidth: float
-    work: float
-
-
-class Mode(NamedTuple):
-    """A step of one layer in one mode, on the slowest rank.
-
-    Attributes:
-        collectives: how many it waits for.
-        sent: bytes.
-        work: edges times channels of the heads that are computed.
-    """
-
-    collectives: int
-    sent: float
-    work: float
-
-    def seconds(self, machine: Machine) -> float:
-        """How long it takes."""
-        exchange = self.collectives * machine.latency + self.sent / machine.bandwidth
-        return exchange + (1 + _BACKWARD) * self.work * machine.work
 
 
 class Choice(NamedTuple):
-    """Both modes of a layer.
+    """What a layer takes in each mode.
 
     Attributes:
-        halo, heads: what each needs.
+        modes: by name.
         machine: what it runs on.
+        layer: which.
     """
 
-    halo: Mode
-    heads: Mode
+    modes: Mapping[str, Mode]
     machine: Machine
+    layer: Layer
 
     @property
-    def is_by_heads(self) -> bool:
-        """Whether heads are faster."""
-        return self.heads.seconds(self.machine) < self.halo.seconds(self.machine)
+    def name(self) -> str:
+        """Of the fastest."""
+        return cost.fastest(self.modes, self.layer, self.machine)
 
     def __str__(self) -> str:
-        def described(mode: Mode) -> str:
-            return f"{1e3 * mode.seconds(self.machine):.3g} ms ({mode.sent / 1e6:.3g} MB sent)"
+        def described(name: str) -> str:
+            mode = self.modes[name]
+            grid = "" if mode.mesh is None else f" on {mode.mesh[0]}x{mode.mesh[1]}"
+            return f"{1e3 * seconds[name]:.3g} ms ({mode.sent / 1e6:.3g} MB sent) by {name}{grid}"
 
-        chosen = "heads" if self.is_by_heads else "halo"
-        return f"{chosen}: {described(self.heads)} by heads, {described(self.halo)} by halo"
+        seconds = {
+            name: self.layer.seconds(mode, self.machine) for name, mode in self.modes.items()
+        }
+        order = sorted(seconds, key=seconds.__getitem__)
+        return f"{self.name}: {', '.join(map(described, order))}"
 
 
 _measured: dict[int, Machine] = {}
@@ -96,102 +65,93 @@ _said: set[tuple[Hashable, ...]] = set()
 
 
 def machine() -> Machine:
-    """What was measured at the first call, in which all ranks take part."""
+    """What was measured at the first call, in which all ranks take part.
+
+    All of them work at once, so that what they share, as cores, is shared while it is measured.
+    """
     if WORLD.size not in _measured:
         small, large = _seconds_to_send(_SMALL), _seconds_to_send(_LARGE)
-        bandwidth = (_LARGE - _SMALL) / max(large - small, 1e-9)
-        own = torch.tensor([[small, 1 / bandwidth, _seconds_of_work()]], dtype=torch.float64)
-        latency, per_byte, work = _slowest(own)
-        _measured[WORLD.size] = Machine(latency, 1 / per_byte, work)
+        per_byte = max(large - small, 1e-9) / (_LARGE - _SMALL)
+        of_message = small / max(WORLD.size - 1, 1)
+        own = torch.tensor([[of_message, per_byte, *_seconds_of_work()]], dtype=torch.float64)
+        found = transport.all_gather(own, [1] * WORLD.size)
+        latency, per_byte, work, sums = found.amax(0).tolist()
+        _measured[WORLD.size] = Machine(latency, 1 / per_byte, work, sums)
     return _measured[WORLD.size]
 
 
 def choose(
     index: Tensor,
-    shapes: Sequence[Sequence[Size]],
-    inputs: Sequence[Tensor | None],
-    num_heads: int,
+    layer: Layer,
     key: tuple[Hashable, ...],
     plan: Callable[[], Neighbourhoods],
-) -> bool:
-    """Whether a layer is faster by heads; all ranks come to the same answer.
+    names: Sequence[str],
+) -> tuple[str, Mesh | None]:
+    """The mode that is fastest for a layer, and its mesh; all ranks come to the same answer.
 
     It is remembered with the index, and the first rank says why on standard error, once for layers
     of one shape.
 
     Args:
         index: ``edge_index``, as the layer got it.
-        shapes: of the operands of its operator.
-        inputs: the operands.
-        num_heads: how many heads there are.
+        layer: see :func:`layer_of`.
         key: tells the plan from others for this index.
         plan: gives the edges of this rank and its halo.
+        names: of the modes to choose from.
     """
 
-    def make() -> bool:
-        choice = compared(shapes, inputs, num_heads, plan())
-        # Once for layers alike, whose edges may be others at each call.
-        layer = (
-            *(size for size, shape in zip(sizes, shapes, strict=True) if "edges" not in shape),
-        )
-        if WORLD.rank == 0 and (layer, choice.is_by_heads) not in _said:
-            _said.add((layer, choice.is_by_heads))
-            print(f"fastgraph.dist: attention with {num_heads} heads by {choice}", file=sys.stderr)
-        return choice.is_by_heads
+    def make() -> tuple[str, Mesh | None]:
+        choice = compared(layer, plan(), names)
+        if WORLD.rank == 0 and (layer, choice.name) not in _said:
+            _said.add((layer, choice.name))
+            heads = "1 head" if layer.heads == 1 else f"{layer.heads} heads"
+            print(f"fastgraph.dist: attention with {heads} by {choice}", file=sys.stderr)
+        return choice.name, choice.modes[choice.name].mesh
 
     local = index.local if isinstance(index, ShardedTensor) else index
-    sizes = [None if x is None else (*x.shape, x.dtype, x.requires_grad) for x in inputs]
-    found: bool = remembered(local, ("mode", *sizes, *key), make)
+    found: tuple[str, Mesh | None] = remembered(local, ("mode", *names, layer, *key), make)
     return found
 
 
-def compared(
-    shapes: Sequence[Sequence[Size]],
-    inputs: Sequence[Tensor | None],
-    num_heads: int,
-    graph: Neighbourhoods,
-) -> Choice:
-    """Both modes, from the shapes of the operands and the halo of each rank."""
-    own = shares(num_heads).mine
-    present = [(x, shape) for x, shape in zip(inputs, shapes, strict=True) if x is not None]
-    layouts: dict[Size, Layout] = {
-        "sources": graph.sources,
-        "destinations": graph.destinations,
-        "edges": graph.edges,
-    }
-    exchanges = [0, 2]
-    sent = [0, 0]
-    seen = set()
-    for x, shape in present:
-        if shape[0] not in layouts:
-            continue
-        rows, row = layouts[shape[0]], x.shape[1:].numel() * x.element_size()
-        others = rows.n - rows.mine
-        if shape[0] == "sources" and graph.plan.remote:
-            exchanges[0] += 1
-            sent[0] += row * (sum(graph.plan.sends) + sum(graph.plan.receives))
-        # Sources and destinations may share one tensor, which is sent once by heads.
-        tensor = id(x.local if isinstance(x, ShardedTensor) else x), id(rows)
-        if "heads" in shape and tensor not in seen:
-            seen.add(tensor)
-            sent[1] += row * (rows.mine * (num_heads - own) + others * own) // num_heads
-        elif "heads" not in shape and x.requires_grad:  # sent to all, and sums sent back
-            exchanges[1] += 1
-            sent[1] += row * (rows.mine * (WORLD.size - 1) + others)
-    out = next(x for x, shape in present if shape[0] == "sources" and len(shape) == 3)
-    rows, row = graph.destinations, out.shape[1:].numel() * out.element_size()
-    others = rows.n - rows.mine
-    sent[1] += row * (rows.mine * (num_heads - own) + others * own) // num_heads
-    channels = out.shape[-1]
-    work = graph.edges.mine * num_heads * channels, graph.edges.n * own * channels
-    slowest = _slowest(torch.tensor([[*sent, *work]], dtype=torch.float64))
-    halo = Mode(2 * exchanges[0], slowest[0], slowest[2])
-    return Choice(halo, Mode(2 * exchanges[1], slowest[1], slowest[3]), machine())
+def layer_of(
+    shapes: Sequence[Sequence[Size]], inputs: Sequence[Tensor | None], num_heads: int
+) -> Layer:
+    """A call of fused attention on sharded tensors; see :mod:`fastgraph.dist.cost`."""
+
+    def identity(x: Tensor) -> int:
+        return id(x.local if isinstance(x, ShardedTensor) else x)
+
+    return cost.of_attention(shapes, inputs, num_heads, identity)
 
 
-def _slowest(own: Tensor) -> list[float]:
-    found: list[float] = transport.all_gather(own, [1] * WORLD.size).amax(0).tolist()
-    return found
+def compared(layer: Layer, graph: Neighbourhoods, names: Sequence[str] = tuple(MODES)) -> Choice:
+    """Some modes of a layer, from the halo of each rank; all ranks ask for it together."""
+    rows, found = rows_of(graph, cost.meshes(WORLD.size) if "2d" in names else []), machine()
+    modes = {name: MODES[name](layer, rows, found) for name in names}
+    return Choice({name: mode for name, mode in modes.items() if mode}, found, layer)
+
+
+def rows_of(graph: Neighbourhoods, meshes: Sequence[Mesh]) -> Rows:
+    """How a graph is shared out, with the blocks of some grids; all ranks ask for it together."""
+    plan = graph.plan
+    own = torch.tensor([[graph.edges.mine, sum(plan.sends), sum(plan.receives)]])
+    edges, sends, receives = transport.all_gather(own, [1] * WORLD.size).T.tolist()
+    blocks = {}
+    if meshes:
+        of_meshes = transport.all_reduce(
+            torch.stack([_edges_of_blocks(graph, mesh) for mesh in meshes])
+        )
+        blocks = dict(zip(meshes, of_meshes.amax(1).tolist(), strict=True))
+    sources, destinations = graph.sources.counts, graph.destinations.counts
+    return Rows(sources, destinations, edges, sends, receives, blocks)
+
+
+def _edges_of_blocks(graph: Neighbourhoods, mesh: Mesh) -> Tensor:
+    """int64 ``[ranks]``: how many of the edges of this rank each block of a grid has."""
+    sources = torch.full((graph.sources.mine,), WORLD.rank)
+    owner = torch.cat([sources, graph.sources.owner[graph.plan.halo]])
+    own = torch.full_like(graph.plan.place, WORLD.rank)
+    return torch.bincount(holder(owner[graph.plan.place], own, mesh), minlength=WORLD.size)
 
 
 def _seconds_to_send(size: int) -> float:
@@ -201,13 +161,17 @@ def _seconds_to_send(size: int) -> float:
     return _median(lambda: transport.all_to_all(given, sends, sends))
 
 
-def _seconds_of_work() -> float:
+def _seconds_of_work() -> tuple[float, float]:
+    """Of attention and of a sum, for an edge and a channel."""
     nodes, edges, heads, channels = 2**11, 2**15, 4, 32
     generator = torch.Generator().manual_seed(0)
     index = torch.randint(nodes, (2, edges), generator=generator)
     x = torch.zeros(nodes, heads, channels)
     options = (None, None, index, None, None, 0, False, 1.0, 0.0, False)
-    return _median(lambda: ATTENTION(x, x, x, *options)) / (edges * heads * channels)
+    attention = _median(lambda: ATTENTION(x, x, x, *options))
+    of_sum = _median(lambda: SPMM(x, index, None, None, nodes, "sum", False))
+    size = edges * heads * channels
+    return attention / size, of_sum / size
 
 
 def _median(call: Callable[[], Any]) -> float:

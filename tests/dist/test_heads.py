@@ -20,10 +20,11 @@ import fastgraph
 import fastgraph.dist as fgd
 from fastgraph import ops
 from fastgraph.dist import planner, transport
+from fastgraph.dist.cost import Machine, meshes
+from fastgraph.dist.forecast import rows_of
 from fastgraph.dist.head_shards import shares
 from fastgraph.dist.modes import MODES
 from fastgraph.dist.neighbourhoods import neighbourhoods
-from fastgraph.dist.planner import Choice, Machine, Mode
 from fastgraph.dist.world import WORLD
 from fastgraph.registry import operators
 from tests.dist import test_fused, test_models
@@ -279,7 +280,7 @@ def planned() -> dict[str, Any]:
     shapes = [operand.shape for operand in operators.ATTENTION.operands]
     found: dict[str, Any] = {}
     before = planner.machine()
-    planner._measured[WORLD.size] = Machine(latency=0.0, bandwidth=1.0, work=0.0)
+    planner._measured[WORLD.size] = Machine(latency=0.0, bandwidth=1.0, work=0.0, sums=0.0)
     for name, index in edges.items():
         data = Data(edge_index=index, num_nodes=NUM_NODES)
         data.q, data.k, data.v = tensor(H, C), tensor(H, C), tensor(H, C)
@@ -297,8 +298,11 @@ def planned() -> dict[str, Any]:
             found[f"{name}, {mode}"] = list(counts.attention)
         rows = inputs[0].rows
         local = neighbourhoods(sharded.edge_index, rows, rows)
-        choice = planner.compared(shapes, [*inputs, None], H, local)
-        found[name] = counted, {"halo": choice.halo, "heads": choice.heads}
+        choice = planner.compared(planner.layer_of(shapes, [*inputs, None], H), local)
+        found[name] = counted, dict(choice.modes)
+        parts = torch.arange(NUM_NODES) % WORLD.size
+        beforehand = rows_of(index, parts, parts, WORLD.size)
+        found[f"{name}, beforehand"] = beforehand, planner.rows_of(local, meshes(WORLD.size))
     planner._measured[WORLD.size] = before
     with contextlib.redirect_stderr(io.StringIO()) as printed:
         data = shard("uneven", "auto")(graph())
@@ -306,19 +310,13 @@ def planned() -> dict[str, Any]:
         x, att = data.x.view(-1, 2, D // 2), torch.ones(1, 2, D // 2)
         for _ in range(2):  # with edges that are new each time
             ops.gatv2(x, x, att, data.edge_index + 0)
-        shared = planner.compared(
-            [operand.shape for operand in operators.GATV2.operands],
-            [x, x, att, None, None],
-            2,
-            neighbourhoods(data.edge_index, x.rows, x.rows),
+        local = neighbourhoods(data.edge_index, x.rows, x.rows)
+        of_gatv2 = [operand.shape for operand in operators.GATV2.operands]
+        shared, apart = (
+            planner.compared(planner.layer_of(of_gatv2, [x, y, att, None, None], 2), local)
+            for y in (x, x + 0)
         )
-        apart = planner.compared(
-            [operand.shape for operand in operators.GATV2.operands],
-            [x, x + 0, att, None, None],
-            2,
-            neighbourhoods(data.edge_index, x.rows, x.rows),
-        )
-    halves = shared.heads.sent, apart.heads.sent, shared.halo.sent, apart.halo.sent
+    halves = [of.modes[mode].sent for mode in ("heads", "halo") for of in (shared, apart)]
     return found | {"printed": printed.getvalue(), "machine": before, "shared": halves}
 
 
@@ -401,25 +399,21 @@ def test_the_plan_predicts_what_is_sent(found: list[dict[str, Any]]) -> None:
 def test_the_faster_mode_is_chosen(found: list[dict[str, Any]]) -> None:
     for rank, of_rank in enumerate(found):
         planned = of_rank["planned"]
-        assert planned["within, auto"] == ["halo: faster than heads"]
+        assert planned["within, auto"] == ["halo: fastest"]
         # The halo is all other nodes: on two ranks both send the same.
-        chosen = "heads: faster than halo" if len(found) > 2 else "halo: faster than heads"
+        for name in ("anywhere", "within"):
+            beforehand, shared_out = planned[f"{name}, beforehand"]
+            assert beforehand == shared_out
+        chosen = "heads: fastest" if len(found) > 2 else "halo: fastest"
         assert planned["anywhere, auto"] == [chosen]
         assert min(planned["machine"]) > 0
         said = planned["printed"].splitlines()
-        assert len(said) == (rank == 0), said
+        assert len(said) == 2 * (rank == 0), said
         shared, apart, *by_halo = planned["shared"]
         assert 3 * shared == 2 * apart  # of three tensors there and back two are left
         assert by_halo[0] == by_halo[1]
-        assert not said or "attention with 2 heads by h" in said[0]
-
-
-def test_uneven_heads_are_more_work() -> None:
-    even, uneven = Mode(0, 0.0, 2 / 3), Mode(0, 0.0, 1.0)
-    machine = Machine(0.0, 1.0, 1.0)
-    assert not Choice(even, uneven, machine).is_by_heads
-    assert Choice(uneven, even, machine).is_by_heads
-    assert Choice(Mode(9, 0.0, 1.0), Mode(4, 0.0, 1.0), Machine(1.0, 1.0, 1.0)).is_by_heads
+        assert not said or "attention with 1 head by" in said[0]
+        assert not said or "attention with 2 heads by" in said[1]
 
 
 def test_statistics(found: list[dict[str, Any]]) -> None:

@@ -12,9 +12,10 @@ from fastgraph.dist import planner
 from fastgraph.dist.blocks import Block, block
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.grid import Grid
+from fastgraph.dist.grid_volume import Mesh
 from fastgraph.dist.layout import Layout, usual
 from fastgraph.dist.memo import remembered
-from fastgraph.dist.modes import grid_of, is_by_heads
+from fastgraph.dist.modes import grid_of, of_attention
 from fastgraph.dist.neighbourhoods import Neighbourhoods, neighbourhoods
 from fastgraph.dist.overlap import Part, Results, computed
 from fastgraph.dist.rank_graph import local_rows
@@ -42,6 +43,7 @@ from fastgraph.ops.library import DEFINING
 from fastgraph.ops.segment_reduce import SEGMENT_REDUCE
 from fastgraph.ops.spmm import SDDMM, SPMM
 from fastgraph.registry import operators
+from fastgraph.registry.operators import Size
 
 
 def _rows_of(x: Tensor) -> Layout:
@@ -161,14 +163,14 @@ def _attention(
         destinations = _rows_of(aggregating)
     else:
         destinations = _among(sources, aggregating.shape[0])
-    grid = grid_of(sources, destinations, COUNTS.attention)
+    shapes = [operand.shape for operand in operator.operands]
+    mode, grid = _mode(shapes, call, sources, destinations)
     if grid is not None:
         of_rank = _attended_block(call, grid, sources, destinations)
         return by_blocks.attend(of_rank, call, kernel, operator)
-    shapes = [operand.shape for operand in operator.operands]
-    adds_edges = operator is operators.ATTENTION
-    attention = by_heads.Attention(kernel, shapes, SUMMED[operator.name], adds_edges)
-    if _is_by_heads(attention, call, sources, destinations):
+    if mode == "heads":
+        adds_edges = operator is operators.ATTENTION
+        attention = by_heads.Attention(kernel, shapes, SUMMED[operator.name], adds_edges)
         return by_heads.attend(attention, call, sources, destinations)
     graph = _attended(call, sources, destinations)
     of_rank: _OfPlaces = {
@@ -221,16 +223,17 @@ def _attended_block(call: Call, grid: Grid, sources: Layout, destinations: Layou
     )
 
 
-def _is_by_heads(
-    attention: by_heads.Attention, call: Call, sources: Layout, destinations: Layout
-) -> bool:
-    def is_faster() -> bool:
+def _mode(
+    shapes: Sequence[Sequence[Size]], call: Call, sources: Layout, destinations: Layout
+) -> tuple[str, Grid | None]:
+    def fastest(names: Sequence[str]) -> tuple[str, Mesh | None]:
         plan = functools.partial(_attended, call, sources, destinations)
         key = sources, destinations, call.transpose, call.self_loops
-        return planner.choose(call.index, attention.shapes, call.inputs, num_heads, key, plan)
+        layer = planner.layer_of(shapes, call.inputs, num_heads)
+        return planner.choose(call.index, layer, key, plan, names)
 
     num_heads = by_heads.num_heads(call)
-    return is_by_heads(num_heads, sources, destinations, is_faster)
+    return of_attention(num_heads, sources, destinations, fastest)
 
 
 def _attend(
@@ -331,10 +334,10 @@ def gat_with_scores(args: Arguments) -> Any:
     x, att, score_edge, *rest = args
     rows = _rows_of(x)
     call = Call.of((x, att, score_edge, *rest))
-    grid = grid_of(rows, rows, COUNTS.attention)
+    mode, grid = _mode(_WITH_SCORES.shapes, call, rows, rows)
     if grid is not None:
         return *by_blocks.attend_with_scores(_attended_block(call, grid, rows, rows), call), None
-    if _is_by_heads(_WITH_SCORES, call, rows, rows):
+    if mode == "heads":
         return *by_heads.attend(_WITH_SCORES, call, rows, rows), None
     graph = _attended(call, rows, rows)
     att, score_edge = shared(att), graph.of_edges(score_edge)

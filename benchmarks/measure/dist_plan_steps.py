@@ -1,0 +1,136 @@
+"""Training steps on ranks in all modes, beside what the planner needs to predict them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch_geometric.nn as gnn
+from torch import Tensor, nn
+from torch_geometric.data import Data
+
+import fastgraph
+import fastgraph.dist as fgd
+from fastgraph.dist import cost, modes, planner, transport
+from fastgraph.dist.cost import Layer, Rows
+from fastgraph.dist.forecast import rows_of
+from fastgraph.dist.partition import partition
+from fastgraph.dist.world import WORLD
+from fastgraph.registry import operators
+from measure.dist_transformer_steps import graph
+from measure.timing import Contestant, no_garbage_collection
+
+CLASSES = 16
+HEADS = 8
+NUM_LAYERS = 3
+KINDS = ("attention", "sums")
+MODES = [name for name in cost.MODES if name in modes.MODES]
+"""Those that ranks can compute in."""
+
+_LEARNING_RATE = 0.01
+
+
+class Model(nn.Module):
+    """``TransformerConv`` or ``GCNConv``, with ReLU in between."""
+
+    def __init__(self, kind: str, channels: int) -> None:
+        super().__init__()
+        widths = itertools.pairwise([channels] * NUM_LAYERS + [CLASSES * HEADS])
+        self.layers = nn.ModuleList(
+            gnn.TransformerConv(i, o // HEADS, HEADS) if kind == "attention" else gnn.GCNConv(i, o)
+            for i, o in widths
+        )
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        for layer in self.layers[:-1]:
+            x = layer(x, edge_index).relu()
+        return self.layers[-1](x, edge_index)
+
+
+def layers(kind: str, channels: int) -> list[Layer]:
+    """What a step of the model asks of its operators."""
+    widths = [channels] * (NUM_LAYERS - 1) + [CLASSES * HEADS]
+    if kind == "sums":
+        return [cost.of_sum(_row(width)) for width in widths]
+    shapes = [operand.shape for operand in operators.ATTENTION.operands[:3]]
+    return [
+        cost.of_attention(shapes, [_row(HEADS, width // HEADS) for _ in shapes], HEADS)
+        for width in widths
+    ]
+
+
+def _row(*shape: int) -> Tensor:
+    return torch.empty(1, *shape, requires_grad=True)
+
+
+class Training:
+    """A model and its optimizer on a graph."""
+
+    def __init__(self, data: Data, kind: str, channels: int) -> None:
+        torch.manual_seed(0)
+        self.model = Model(kind, channels)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=_LEARNING_RATE)
+        self.data = data
+
+    def step(self) -> float:
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(self.data.x, self.data.edge_index), self.data.y)
+        loss.backward()
+        self.optimizer.step()
+        return float(loss.detach())
+
+
+def measure(graphs: Sequence[str], channels: int, rounds: int) -> dict[str, Any]:
+    """Steps of both kinds of models on some graphs, in turns by mode.
+
+    Returns:
+        The machine as the planner measures it; by graph how it is shared out; by graph and kind of
+        model the seconds of steps of the slowest rank and the first loss, by mode.
+    """
+    fastgraph.enable()
+    found: dict[str, Any] = {"machine": planner.machine(), "rows": {}, "cells": {}}
+    for name in graphs:
+        given = graph(name)
+        edges = given.edge_index
+        owner = torch.empty(given.num_nodes, dtype=torch.int64)
+        if WORLD.rank == 0:
+            owner = partition(edges, given.num_nodes, WORLD.size)
+        owner = torch.tensor(transport.broadcast(owner.tolist()))
+        found["rows"][name] = on_usual_mesh(rows_of(edges, owner, owner, WORLD.size))
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(given.num_nodes, channels, generator=generator)
+        y = torch.randint(CLASSES, (given.num_nodes,), generator=generator)
+        data = Data(x=x, y=y, edge_index=edges)
+        sharded = {mode: fgd.shard(data, parts=owner, mode=mode) for mode in MODES}
+        for kind in KINDS:
+            trainings = {
+                mode: Training(sharded[mode], kind, channels)
+                for mode in MODES
+                if kind == "attention" or mode != "heads"
+            }
+            found["cells"][name, kind] = _times(trainings, rounds)
+    return found
+
+
+def on_usual_mesh(rows: Rows) -> Rows:
+    """With the blocks of the most square grid alone, which ranks take if they are not told."""
+    mesh = min(rows.blocks, key=lambda mesh: (abs(mesh[0] - mesh[1]), -mesh[0]))
+    return rows._replace(blocks={mesh: rows.blocks[mesh]})
+
+
+def _times(trainings: dict[str, Training], rounds: int) -> dict[str, Any]:
+    losses = {mode: training.step() for mode, training in trainings.items()}
+    contestants = {mode: Contestant(mode, t.step) for mode, t in trainings.items()}
+    with no_garbage_collection():
+        for _ in range(rounds):
+            for contestant in contestants.values():
+                transport.barrier()
+                seconds = contestant.turn()[0]
+                contestant.seconds.append(max(transport.gather_objects(seconds)))
+    return {
+        mode: {"loss": losses[mode], "spread": contestant.spread.to_json()}
+        for mode, contestant in contestants.items()
+    }
