@@ -38,6 +38,26 @@ __device__ inline int64_t computed_here(int64_t value) {
   return value;
 }
 
+// 2^x, of which what is smaller than any normal number may be 0.
+__device__ inline float exp2_of(float x) {
+#if !defined(FASTGRAPH_SIMT)
+  asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
+  return x;
+#else
+  return exp2f(x);
+#endif
+}
+
+// The larger of two values, or NaN where one of them is.
+__device__ inline float larger_or_nan(float a, float b) {
+#if !defined(FASTGRAPH_SIMT)
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+  return a;
+#else
+  return a > b || a != a ? a : b;
+#endif
+}
+
 // Starts a kernel; an empty grid is nothing to do. Errors of the kernel itself appear later, as
 // always with CUDA.
 template <typename... Parameters, typename... Arguments>
