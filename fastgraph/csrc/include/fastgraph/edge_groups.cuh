@@ -44,9 +44,11 @@ struct Layout {
 
 // Blocks that have to fit on a multiprocessor, 0 to let the compiler choose. It would keep too many
 // registers in memory for the sake of another block where edges have features, heads are wide or
-// sums double.
+// sums double; and where scores are found beforehand, wait for one row before it asks for the next.
 template <typename L, typename Pass>
-constexpr int kBlocks = Pass::kEdges || !L::kWhole || sizeof(typename L::A) == 8 ? 2 : 0;
+constexpr int kBlocks = Pass::kEdges || !L::kWhole || sizeof(typename L::A) == 8 ? 2
+                        : Pass::kScores || L::kPacks > 1                         ? 0
+                                                                                 : 6;
 
 // Heads that are gathered. A lane always reads, so heads without channels are read from elsewhere.
 template <typename T>
@@ -238,10 +240,10 @@ struct Dots {
 template <typename L, typename Term>
 __device__ typename L::A sum_within(const Part<L>& part, int64_t width, const Term& term) {
   using A = typename L::A;
-  A sum = 0;
+  A sum = -A{0};  // unlike 0, nothing that has to be added
 #pragma unroll
   for (int q = 0; q < L::kPacks; ++q) {
-    A of_pack = 0;
+    A of_pack = -A{0};
 #pragma unroll
     for (int i = 0; i < L::kValues; ++i) of_pack += term(q, i);
     sum += part.covers(q, width) ? of_pack : A{0};
@@ -270,7 +272,9 @@ template <typename P, typename L, typename Held, int kCount, typename Gathered>
 __device__ Dots<typename L::A, kCount> find_dots(const P& pass, const Part<L>& part, int64_t row,
                                                  const Held& held, const Entries<kCount>& entries,
                                                  const Gathered& gathered) {
-  Dots<typename L::A, kCount> dots = {};
+  Dots<typename L::A, kCount> dots;
+#pragma unroll
+  for (int u = 0; u < kCount; ++u) dots.score[u] = dots.product[u] = -typename L::A{0};
   if constexpr (L::kWhole) {
     pass.add_dots(part, held, gathered, entries, dots);
   } else {

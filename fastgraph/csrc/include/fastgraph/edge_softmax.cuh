@@ -325,9 +325,11 @@ __device__ void for_each_product(const P& pass, const Part<L>& part, const Span&
   });
 }
 
-// What the pieces of long rows add to delta.
+// What the pieces of long rows add to delta. Left to choose, the compiler would spill registers.
 template <typename L, typename P>
-__global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) piece_deltas(P pass) {
+constexpr int kDeltaBlocks = kBlocks<L, P> == 0 && L::kPacks == 1 ? 5 : kBlocks<L, P>;
+template <typename L, typename P>
+__global__ void __launch_bounds__(kBlockThreads, kDeltaBlocks<L, P>) piece_deltas(P pass) {
   using A = typename L::A;
   const int64_t task = group_index<L::kLanes>();
   if (task >= pass.pieces) return;

@@ -203,7 +203,7 @@ struct GatheredRows {
         stride(static_cast<int32_t>(row_width * sizeof(T))) {}
 
   __device__ __forceinline__ Pack<T, kValues> load(int32_t row) const {
-    return *reinterpret_cast<const Pack<T, kValues>*>(first + static_cast<int64_t>(row) * stride);
+    return *reinterpret_cast<const Pack<T, kValues>*>(first + wide_product(row, stride));
   }
 };
 
