@@ -5,7 +5,8 @@ thread of each kernel uses on each of them, and for one architecture what its bu
 ``sass.py`` reads it off the machine code where there is a disassembler. A kernel fails that keeps
 more in memory, of its registers or in its stack frame, than the table says and the few bytes by
 which compilers differ; or whose loop has become longer, or has fewer of its loads on their way
-together. ``--write`` puts what was found into the table.
+together. ``--write`` puts what was found into the table; what it says of architectures that were
+not built stays, for kernels that are still there.
 """
 
 from __future__ import annotations
@@ -167,6 +168,11 @@ def write_table(path: Path, table: Usages) -> None:
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
+def updated(old: Usages, found: Usages) -> Usages:
+    """The old table with what was found now, of the kernels that were."""
+    return {kernel: {**old.get(kernel, {}), **by_arch} for kernel, by_arch in found.items()}
+
+
 def excesses(old: Usages, new: Usages) -> list[str]:
     """What keeps more in memory than it did; of a kernel that the table does not know, anything.
 
@@ -216,8 +222,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--architectures", metavar="80,90", help="some, the lowest of which gives the PTX of all"
     )
     options = parser.parse_args(arguments)
-    if options.write and options.architectures:
-        parser.error("the table is of all architectures")
     architectures = options.architectures.split(",") if options.architectures else []
     nvcc = find_nvcc()
     if nvcc is None:
@@ -231,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if DISASSEMBLED in compiled:
         found = with_loops(found, LIBRARY)
     if options.write:
-        write_table(TABLE, found)
+        write_table(TABLE, updated(read_table(TABLE), found))
         return
     grown = excesses(read_table(TABLE), found)
     if grown:

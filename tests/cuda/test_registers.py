@@ -86,9 +86,13 @@ def test_loops_are_joined_to_kernels_by_their_names(monkeypatch: pytest.MonkeyPa
         registers.with_loops({"gone<1>": usages["rows<4>"]}, Path("library.so"))
 
 
-def test_a_part_of_the_architectures_does_not_become_the_table() -> None:
-    with pytest.raises(SystemExit, match="2"):
-        registers.main(["--write", "--architectures", "80,90"])
+def test_what_was_not_built_stays_in_the_table() -> None:
+    old = {"a": {"sm_80": Usage(1, 0, 0, 0), "sm_90": Usage(2, 0, 0, 0)}, "gone": {}}
+    found = {"a": {"sm_90": Usage(3, 0, 0, 0)}, "new": {"sm_90": Usage(4, 0, 0, 0)}}
+    assert registers.updated(old, found) == {
+        "a": {"sm_80": Usage(1, 0, 0, 0), "sm_90": Usage(3, 0, 0, 0)},
+        "new": {"sm_90": Usage(4, 0, 0, 0)},
+    }
 
 
 @pytest.mark.parametrize(("log", "said"), [("", "nothing"), (LOG, "sm_80, sm_90")])

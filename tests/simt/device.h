@@ -6,6 +6,7 @@
 #include <tvm/ffi/error.h>
 
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@ constexpr bool kReadable = true;
 constexpr bool kLeavesEdges = false;
 constexpr bool kAnyRowOrder = false;
 constexpr bool kEdgesHaveHeads = false;
+constexpr int64_t kMostRowBytes = std::numeric_limits<int32_t>::max();
 
 class Call : public cuda::Queue {
  public:

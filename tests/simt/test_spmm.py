@@ -95,3 +95,9 @@ def test_infinite_weights_meet_no_zeros_that_are_not_there() -> None:
 def test_wider_than_a_grid() -> None:
     given = (LOOP, normal(1, WIDER_THAN_A_GRID, dtype=torch.float32), None, "sum", False)
     assert_same(simt("spmm", *given), cpu("spmm", *given))
+
+
+def test_rows_whose_addresses_would_overflow_are_refused() -> None:
+    graph = Graph(torch.zeros(2, 0, dtype=torch.int64), 0, 0)
+    with pytest.raises(ValueError, match="x must have rows of at most 2147483647 bytes"):
+        simt("spmm", graph, torch.empty(0, 2**29), None, "sum", False)

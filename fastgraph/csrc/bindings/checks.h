@@ -163,8 +163,19 @@ T* checked(const OptionalTensor& tensor, std::initializer_list<int64_t> shape, c
 }
 
 template <typename T>
+void check_row(int64_t values, const Tensor& tensor, const char* name) {
+  if (values > kMostRowBytes / static_cast<int64_t>(sizeof(T))) {
+    TVM_FFI_THROW(ValueError) << name << " must have rows of at most " << kMostRowBytes
+                              << " bytes on this device, got shape " << shape_text(tensor) << " of "
+                              << dtype_text(tensor);
+  }
+}
+
+template <typename T>
 Matrix<T> checked_matrix(const Tensor& tensor, int64_t rows, int64_t width, const char* name) {
-  return {checked<T>(tensor, {rows, width}, name), rows, width};
+  T* const data = checked<T>(tensor, {rows, width}, name);
+  check_row<T>(width, tensor, name);
+  return {data, rows, width};
 }
 
 template <typename T>
@@ -176,7 +187,9 @@ Matrix<T> checked_matrix(const OptionalTensor& tensor, int64_t rows, int64_t wid
 template <typename T>
 Heads<T> checked_heads(const Tensor& tensor, int64_t nodes, int64_t heads, int64_t width,
                        const char* name) {
-  return {checked<T>(tensor, {nodes, heads, width}, name), nodes, heads, width};
+  T* const data = checked<T>(tensor, {nodes, heads, width}, name);
+  check_row<T>(heads * width, tensor, name);
+  return {data, nodes, heads, width};
 }
 
 template <typename T>

@@ -4,6 +4,8 @@
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
 
+#include <cstdint>
+#include <limits>
 #include <utility>
 
 #include "cpu/kernels.h"
@@ -28,6 +30,9 @@ constexpr bool kAnyRowOrder = true;
 
 // Whether the weights of edges, and products of what they join, may be one for each of some heads.
 constexpr bool kEdgesHaveHeads = true;
+
+// The most bytes that a row of a matrix may have.
+constexpr int64_t kMostRowBytes = std::numeric_limits<int64_t>::max();
 
 // A call of a function with tensors where `tensor` is.
 class Call {

@@ -9,7 +9,15 @@
 namespace fastgraph::cuda {
 namespace {
 
-// Replaces the share of channels from x.width on by that of an edge's features.
+template <typename T>
+AttentionInputs<T> gatherable(AttentionInputs<T> in, const Csr& graph) {
+  in.query = gathered_heads(in.query, graph);
+  in.key = gathered_heads(in.key, graph);
+  in.value = gathered_heads(in.value, graph);
+  return in;
+}
+
+// Replaces the share of channels from `begin` on by that of an edge's features.
 template <typename L, typename T>
 __device__ void load_behind(const Part<L>& part, const T* edge, int64_t begin, int64_t width,
                             typename L::Share& share) {
@@ -20,16 +28,25 @@ __device__ void load_behind(const Part<L>& part, const T* edge, int64_t begin, i
   }
 }
 
-// The rows of nodes that entries lead to, with the features of the edges behind them.
+// The rows of nodes that entries lead to, with the features of the edges behind them: a lane reads
+// either the ones or the others.
 template <bool kEdges, typename L, typename T, int kCount>
 __device__ void gather_joined(const Part<L>& part, Heads<const T> x, Matrix<const T> edge,
                               const Entries<kCount>& entries, typename L::Share (&rows)[kCount]) {
-  part.gather(x, entries, rows);
-  if constexpr (kEdges) {
+  if constexpr (!kEdges) {
+    part.gather(x, entries, rows);
+  } else {
 #pragma unroll
-    for (int u = 0; u < kCount; ++u) {
-      const int64_t width = u < entries.count ? edge.width : 0;
-      load_behind(part, edge.row(entries.edge[u]), x.width, width, rows[u]);
+    for (int q = 0; q < L::kPacks; ++q) {
+      const int64_t f = part.first + L::Share::column(part.lanes.lane, q);
+      const bool of_node = f < x.width;
+      const auto own =
+          of_node ? part.rows_of(x, q)
+                  : GatheredRows<T, L::kValues>(edge.data, edge.width, edge.width, f - x.width);
+#pragma unroll
+      for (int u = 0; u < kCount; ++u) {
+        rows[u].packs[q] = own.load(of_node ? entries.col[u] : entries.edge[u]);
+      }
     }
   }
 }
@@ -67,9 +84,10 @@ struct AttentionScores {
     return gathered;
   }
   template <typename L, int kCount>
-  __device__ void add_dots(const Part<L>&, const Held<L>& held, const Gathered<L, kCount>& gathered,
-                           const Entries<kCount>&, Dots<A, kCount>& dots) const {
-    add_products<L>(held.query, gathered.key, dots.score);
+  __device__ void add_dots(const Part<L>& part, const Held<L>& held,
+                           const Gathered<L, kCount>& gathered, const Entries<kCount>&,
+                           Dots<A, kCount>& dots) const {
+    add_products(part, this->dot_width(), held.query, gathered.key, dots.score);
   }
   __device__ A score_of_dot(A dot) const { return times(scale, dot); }
 
@@ -127,20 +145,20 @@ struct AttentionDestinations : DestinationPass<T> {
     return gathered;
   }
   template <typename L, int kCount>
-  __device__ void add_dots(const Part<L>&, const Held<L>& held, const Gathered<L, kCount>& gathered,
-                           const Entries<kCount>&, Dots<A, kCount>& dots) const {
-    add_products<L>(held.query, gathered.key, dots.score);
-    add_products<L>(held.grad, gathered.value, dots.product);
+  __device__ void add_dots(const Part<L>& part, const Held<L>& held,
+                           const Gathered<L, kCount>& gathered, const Entries<kCount>&,
+                           Dots<A, kCount>& dots) const {
+    add_products(part, this->dot_width(), held.query, gathered.key, dots.score);
+    add_products(part, this->dot_width(), held.grad, gathered.value, dots.product);
   }
   __device__ A score_of_dot(A dot) const { return times(scale, dot); }
 
   template <typename L, int kCount>
   __device__ void add(const Part<L>&, const Held<L>&, const Gathered<L, kCount>& gathered,
-                      const Entries<kCount>& entries, const A (&weight)[kCount],
+                      const Entries<kCount>&, const A (&weight)[kCount],
                       const A (&gradient)[kCount], Sums<L>& sums) const {
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
-      if (u >= entries.count) break;
       for_each_value<L>([&](int q, int i) {
         const A key = gathered.key[u].at(q, i);
         sums.key.values[q][i] += gradient[u] * key;
@@ -158,18 +176,18 @@ struct AttentionDestinations : DestinationPass<T> {
   template <typename L>
   __device__ void add_gradients(const Part<L>& part, const Span& span, const Held<L>&,
                                 const EntrySoftmax<L>& softmax, NoTotals<L>&) const {
-    constexpr int kCount = L::template kInFlight<(kEdges ? 2 : 1)>;
+    constexpr int kMost = L::template kInFlight<(kEdges ? 2 : 1)>;
     typename L::Sums sums;
     sums.clear();
     for_each_batch(this->graph, span, part.lanes, [&](const Batch& batch) {
       const A own = softmax.gradient(batch);
-      for_each_entries<kCount, kEdges>(batch, part.lanes, [&](const Entries<kCount>& entries) {
+      for_each_entries<kMost, kEdges>(batch, part.lanes, [&](const auto& entries) {
+        constexpr int kCount = std::decay_t<decltype(entries)>::kCount;
         typename L::Share key[kCount];
         gather_joined<kEdges>(part, in.key, in.edge, entries, key);
 #pragma unroll
         for (int u = 0; u < kCount; ++u) {
-          const A grad = part.lanes.from(own, entries.lane[u]);
-          if (u >= entries.count) break;
+          const A grad = part.lanes.from(own, entries.first + u);
           sums.each([&](A& sum, int q, int i) { sum += grad * key[u].at(q, i); });
         }
       });
@@ -253,25 +271,24 @@ struct AttentionSources : SourcePass<T> {
       typename L::Share key = held.key, value = held.value;
       if constexpr (kEdges) {
         const T* edge = in.edge.row(entries.edge[u]);
-        const int64_t width = u < entries.count ? in.edge.width : 0;
-        load_behind(part, edge, in.key.width, width, key);
-        load_behind(part, edge, in.key.width, width, value);
+        load_behind(part, edge, in.key.width, in.edge.width, key);
+        load_behind(part, edge, in.key.width, in.edge.width, value);
       }
-      for_each_value<L>([&](int q, int i) {
-        dots.score[u] += key.at(q, i) * gathered.query[u].at(q, i);
-        dots.product[u] += value.at(q, i) * gathered.grad[u].at(q, i);
-      });
+      const int64_t width = this->dot_width();
+      dots.score[u] += sum_within(
+          part, width, [&](int q, int i) { return key.at(q, i) * gathered.query[u].at(q, i); });
+      dots.product[u] += sum_within(
+          part, width, [&](int q, int i) { return value.at(q, i) * gathered.grad[u].at(q, i); });
     }
   }
   __device__ A score_of_dot(A dot) const { return times(scale, dot); }
 
   template <typename L, int kCount>
   __device__ void add(const Part<L>&, const Held<L>&, const Gathered<L, kCount>& gathered,
-                      const Entries<kCount>& entries, const A (&of_value)[kCount],
+                      const Entries<kCount>&, const A (&of_value)[kCount],
                       const A (&of_score)[kCount], Sums<L>& sums) const {
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
-      if (u >= entries.count) break;
       sums.key.each([&](A& sum, int q, int i) { sum += of_score[u] * gathered.query[u].at(q, i); });
       sums.value.each(
           [&](A& sum, int q, int i) { sum += of_value[u] * gathered.grad[u].at(q, i); });
@@ -298,7 +315,8 @@ cudaError_t attention(Queue& queue, const Csr& graph, const AttentionInputs<T>& 
                       Dropout dropout, const SoftmaxOutputs<T>& outputs) {
   const bool packed = is_packed(in, {outputs.out.data, outputs.addend.data});
   return with_edges(in, [&](auto edges) {
-    const AttentionScores<T, edges.value> scores{in, static_cast<Accumulator<T>>(scale)};
+    const AttentionScores<T, edges.value> scores{gatherable(in, graph),
+                                                 static_cast<Accumulator<T>>(scale)};
     return run_forward(queue, "attention_rows", graph, scores, dropout, outputs, packed);
   });
 }
@@ -311,9 +329,9 @@ cudaError_t attention_backward_dst(Queue& queue, const Csr& graph, const Attenti
   const bool packed = is_packed(in, {given.grad.data, grad_query.data});
   const DestinationPass<T> base(queue, graph, dropout, given, delta);
   return with_edges(in, [&](auto edges) {
-    const AttentionDestinations<T, edges.value> pass{base, in, static_cast<Accumulator<T>>(scale),
-                                                     RowResult<T>(queue, base.pieces, grad_query),
-                                                     grad_edge};
+    const AttentionDestinations<T, edges.value> pass{
+        base, gatherable(in, graph), static_cast<Accumulator<T>>(scale),
+        RowResult<T>(queue, base.pieces, grad_query), grad_edge};
     // Where all heads add to the same gradient of an edge, one group takes them all.
     const int64_t heads = edges.value ? std::min<int64_t>(1, in.key.heads) : in.key.heads;
     const cudaError_t error = with_layout<T>(in.query.width, packed, [&](auto layout) {
@@ -333,9 +351,9 @@ cudaError_t attention_backward_src(Queue& queue, const Csr& transpose, const Att
   const bool packed = is_packed(in, {given.grad.data, grad_key.data, grad_value.data});
   const SourcePass<T> base(transpose, dropout, given, delta);
   return with_edges(in, [&](auto edges) {
-    const AttentionSources<T, edges.value> pass{base, in, static_cast<Accumulator<T>>(scale),
-                                                RowResult<T>(queue, base.pieces, grad_key),
-                                                RowResult<T>(queue, base.pieces, grad_value)};
+    const AttentionSources<T, edges.value> pass{
+        base, gatherable(in, transpose), static_cast<Accumulator<T>>(scale),
+        RowResult<T>(queue, base.pieces, grad_key), RowResult<T>(queue, base.pieces, grad_value)};
     cudaError_t error = run_sources(queue, "attention_sources", pass, packed);
     if (error == cudaSuccess) error = merge(queue, transpose, pass.grad_key);
     return error == cudaSuccess ? merge(queue, transpose, pass.grad_value) : error;

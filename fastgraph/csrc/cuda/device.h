@@ -6,6 +6,8 @@
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/extra/c_env_api.h>
 
+#include <cstdint>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -19,6 +21,7 @@ constexpr bool kReadable = false;
 constexpr bool kLeavesEdges = false;
 constexpr bool kAnyRowOrder = false;
 constexpr bool kEdgesHaveHeads = false;
+constexpr int64_t kMostRowBytes = std::numeric_limits<int32_t>::max();
 
 inline void check_cuda(cudaError_t error, const char* what) {
   if (error != cudaSuccess) {

@@ -8,6 +8,12 @@ namespace fastgraph::cuda {
 namespace {
 
 template <typename T>
+GatInputs<T> gatherable(GatInputs<T> in, const Csr& graph) {
+  in.x = gathered_heads(in.x, graph);
+  return in;
+}
+
+template <typename T>
 struct NodeScores {
   using A = Accumulator<T>;
 
@@ -99,9 +105,10 @@ struct GatDestinations : DestinationPass<T> {
     return gathered;
   }
   template <typename L, int kCount>
-  __device__ void add_dots(const Part<L>&, const Held<L>& held, const Gathered<L, kCount>& gathered,
-                           const Entries<kCount>&, Dots<A, kCount>& dots) const {
-    add_products<L>(held.grad, gathered.x, dots.product);
+  __device__ void add_dots(const Part<L>& part, const Held<L>& held,
+                           const Gathered<L, kCount>& gathered, const Entries<kCount>&,
+                           Dots<A, kCount>& dots) const {
+    add_products(part, this->dot_width(), held.grad, gathered.x, dots.product);
   }
 
   template <typename L>
@@ -167,18 +174,18 @@ struct GatSources : SourcePass<T> {
     return gathered;
   }
   template <typename L, int kCount>
-  __device__ void add_dots(const Part<L>&, const Held<L>& held, const Gathered<L, kCount>& gathered,
-                           const Entries<kCount>&, Dots<A, kCount>& dots) const {
-    add_products<L>(held.x, gathered.grad, dots.product);
+  __device__ void add_dots(const Part<L>& part, const Held<L>& held,
+                           const Gathered<L, kCount>& gathered, const Entries<kCount>&,
+                           Dots<A, kCount>& dots) const {
+    add_products(part, this->dot_width(), held.x, gathered.grad, dots.product);
   }
 
   template <typename L, int kCount>
   __device__ void add(const Part<L>&, const Held<L>&, const Gathered<L, kCount>& gathered,
-                      const Entries<kCount>& entries, const A (&of_value)[kCount],
-                      const A (&)[kCount], Sums<L>& sums) const {
+                      const Entries<kCount>&, const A (&of_value)[kCount], const A (&)[kCount],
+                      Sums<L>& sums) const {
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
-      if (u >= entries.count) break;
       sums.x.each([&](A& sum, int q, int i) { sum += of_value[u] * gathered.grad[u].at(q, i); });
     }
   }
@@ -208,7 +215,7 @@ template <typename T>
 cudaError_t gat(Queue& queue, const Csr& graph, const GatInputs<T>& in, double slope,
                 Dropout dropout, const SoftmaxOutputs<T>& outputs) {
   const bool packed = fits_packs<T>(in.x.width, {in.x.data, outputs.out.data, outputs.addend.data});
-  const GatScores<T> scores{{in, static_cast<Accumulator<T>>(slope)}};
+  const GatScores<T> scores{{gatherable(in, graph), static_cast<Accumulator<T>>(slope)}};
   return run_forward(queue, "gat_rows", graph, scores, dropout, outputs, packed);
 }
 
@@ -219,7 +226,7 @@ cudaError_t gat_backward_dst(Queue& queue, const Csr& graph, const GatInputs<T>&
                              Matrix<T> grad_score_edge) {
   const DestinationPass<T> base(queue, graph, dropout, given, delta);
   const GatDestinations<T> pass{base,
-                                {in, static_cast<Accumulator<T>>(slope)},
+                                {gatherable(in, graph), static_cast<Accumulator<T>>(slope)},
                                 RowResult<T>(queue, base.pieces, as_heads(grad_score_dst)),
                                 grad_score_edge};
   const bool packed = fits_packs<T>(in.x.width, {in.x.data, given.grad.data});
@@ -238,7 +245,7 @@ cudaError_t gat_backward_src(Queue& queue, const Csr& transpose, const GatInputs
                              Matrix<T> grad_score_src) {
   const SourcePass<T> base(transpose, dropout, given, delta);
   const GatSources<T> pass{base,
-                           {in, static_cast<Accumulator<T>>(slope)},
+                           {gatherable(in, transpose), static_cast<Accumulator<T>>(slope)},
                            RowResult<T>(queue, base.pieces, grad_x),
                            RowResult<T>(queue, base.pieces, as_heads(grad_score_src))};
   const bool packed = fits_packs<T>(in.x.width, {in.x.data, given.grad.data, grad_x.data});

@@ -10,6 +10,13 @@
 namespace fastgraph::cuda {
 namespace {
 
+template <typename T>
+Gatv2Inputs<T> gatherable(Gatv2Inputs<T> in, const Csr& graph) {
+  in.x_src = gathered_heads(in.x_src, graph);
+  in.x_dst = gathered_heads(in.x_dst, graph);
+  return in;
+}
+
 template <typename T, bool kEdges>
 struct Additive {
   using A = Accumulator<T>;
@@ -20,8 +27,7 @@ struct Additive {
   __device__ A leaky_relu(A z) const { return z > 0 ? z : slope * z; }
   __device__ A through_leaky_relu(A z, A grad) const { return z > 0 ? grad : slope * grad; }
 
-  // z of the entries, between a node and others; 0 in channels that are not there, since the
-  // features of an edge may be infinite.
+  // z of the entries, between a node and others; in channels that are not there, anything.
   template <typename L, int kCount>
   __device__ void find_z(const Part<L>& part, const typename L::Share& node,
                          const typename L::Share (&others)[kCount], const Entries<kCount>& entries,
@@ -36,9 +42,7 @@ struct Additive {
 #pragma unroll
         for (int u = 0; u < kCount; ++u) {
           const A channel = widened(in.edge.row(entries.edge[u])[d]);
-          z[u].each([&](A& sum, int q, int i) {
-            if (part.covers(q, in.att.width)) sum += channel * weight.at(q, i);
-          });
+          z[u].each([&](A& sum, int q, int i) { sum += channel * weight.at(q, i); });
         }
       }
     }
@@ -54,7 +58,9 @@ struct Additive {
     find_z(part, node, others, entries, z);
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
-      z[u].each([&](A& sum, int q, int i) { dot[u] += att.at(q, i) * leaky_relu(sum); });
+      dot[u] += sum_within(part, in.att.width, [&](int q, int i) {
+        return att.at(q, i) * leaky_relu(z[u].values[q][i]);
+      });
     }
   }
 };
@@ -163,7 +169,7 @@ struct Gatv2Destinations : DestinationPass<T> {
                            const Gathered<L, kCount>& gathered, const Entries<kCount>& entries,
                            Dots<A, kCount>& dots) const {
     additive.add_scores(part, held.dst, held.att, gathered.src, entries, dots.score);
-    add_products<L>(held.grad, gathered.src, dots.product);
+    add_products(part, this->dot_width(), held.grad, gathered.src, dots.product);
   }
   __device__ A score_of_dot(A dot) const { return dot; }
 
@@ -175,7 +181,6 @@ struct Gatv2Destinations : DestinationPass<T> {
     additive.find_z(part, held.dst, gathered.src, entries, z);
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
-      if (u >= entries.count) break;
       z[u].each([&](A& value, int q, int i) {
         const A sloped = additive.through_leaky_relu(value, gradient[u]);
         const A mean = additive.through_leaky_relu(value, weight[u]);
@@ -206,7 +211,7 @@ struct Gatv2Destinations : DestinationPass<T> {
   template <typename L>
   __device__ void add_gradients(const Part<L>& part, const Span& span, const Held<L>& held,
                                 const EntrySoftmax<L>& softmax, Totals<L>& totals) const {
-    constexpr int kCount = L::template kInFlight<(kEdges ? 4 : 2)>;
+    constexpr int kMost = L::template kInFlight<(kEdges ? 4 : 2)>;
     typename L::Sums slopes;
     slopes.clear();
     for_each_batch(this->graph, span, part.lanes, [&](const Batch& batch) {
@@ -214,14 +219,14 @@ struct Gatv2Destinations : DestinationPass<T> {
       if (kEdges && part.first == 0 && part.lanes.lane < batch.count) {
         grad_score[batch.entry * grad_att.heads + part.head] = own;
       }
-      for_each_entries<kCount, kEdges>(batch, part.lanes, [&](const Entries<kCount>& entries) {
+      for_each_entries<kMost, kEdges>(batch, part.lanes, [&](const auto& entries) {
+        constexpr int kCount = std::decay_t<decltype(entries)>::kCount;
         const auto gathered = gather(part, entries);
         typename L::Sums z[kCount];
         additive.find_z(part, held.dst, gathered.src, entries, z);
 #pragma unroll
         for (int u = 0; u < kCount; ++u) {
-          const A grad = part.lanes.from(own, entries.lane[u]);
-          if (u >= entries.count) break;
+          const A grad = part.lanes.from(own, entries.first + u);
           z[u].each([&](A& value, int q, int i) {
             const A sloped = additive.through_leaky_relu(value, grad);
             slopes.values[q][i] += sloped;
@@ -256,7 +261,7 @@ struct Gatv2Destinations : DestinationPass<T> {
       }
 #pragma unroll
       for (int u = 0; u < kCount; ++u) {
-        if (u >= entries.count || part.lanes.lane >= count) continue;
+        if (part.lanes.lane >= count) continue;
         A* target = grad_edge.row(entries.edge[u]) + begin + part.lanes.lane;
         *target = part.head == 0 && part.first == 0 ? own[u] : *target + own[u];
       }
@@ -289,7 +294,7 @@ constexpr int kEdgeChannels = std::clamp(32 / (L::kValues * L::kPacks), 1, 8);
 template <typename L, typename T>
 __global__ void __launch_bounds__(kBlockThreads) gatv2_edge_weights(EdgeWeights<T> op) {
   using A = typename L::A;
-  constexpr int kCount = L::template kInFlight<4>, kChannels = kEdgeChannels<L>;
+  constexpr int kMost = L::template kInFlight<4>, kChannels = kEdgeChannels<L>;
   const Gatv2Inputs<T>& in = op.additive.in;
   const int64_t groups = static_cast<int64_t>(gridDim.x) * (kBlockThreads / L::kLanes);
   const int64_t tasks = op.pieces + op.graph.num_rows, width = in.att.width;
@@ -306,15 +311,15 @@ __global__ void __launch_bounds__(kBlockThreads) gatv2_edge_weights(EdgeWeights<
         const auto dst = part.load(in.x_dst, span.row);
         for_each_batch(op.graph, span, part.lanes, [&](const Batch& batch) {
           const A own = op.grad_score[batch.entry * in.att.heads + part.head];
-          for_each_entries<kCount, true>(batch, part.lanes, [&](const Entries<kCount>& entries) {
+          for_each_entries<kMost, true>(batch, part.lanes, [&](const auto& entries) {
+            constexpr int kCount = std::decay_t<decltype(entries)>::kCount;
             typename L::Share src[kCount];
             typename L::Sums z[kCount];
             part.gather(in.x_src, entries, src);
             op.additive.find_z(part, dst, src, entries, z);
 #pragma unroll
             for (int u = 0; u < kCount; ++u) {
-              const A grad = part.lanes.from(own, entries.lane[u]);
-              if (u >= entries.count) break;
+              const A grad = part.lanes.from(own, entries.first + u);
               z[u].each([&](A& value, int q, int i) {
                 value = att.at(q, i) * op.additive.through_leaky_relu(value, grad);
               });
@@ -395,7 +400,7 @@ struct Gatv2Sources : SourcePass<T> {
                            const Gathered<L, kCount>& gathered, const Entries<kCount>& entries,
                            Dots<A, kCount>& dots) const {
     additive.add_scores(part, held.src, held.att, gathered.dst, entries, dots.score);
-    add_products<L>(held.src, gathered.grad, dots.product);
+    add_products(part, this->dot_width(), held.src, gathered.grad, dots.product);
   }
   __device__ A score_of_dot(A dot) const { return dot; }
 
@@ -407,7 +412,6 @@ struct Gatv2Sources : SourcePass<T> {
     additive.find_z(part, held.src, gathered.dst, entries, z);
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
-      if (u >= entries.count) break;
       sums.each([&](A& sum, int q, int i) {
         const A sloped = additive.through_leaky_relu(z[u].values[q][i], of_score[u]);
         sum += of_value[u] * gathered.grad[u].at(q, i);
@@ -464,7 +468,8 @@ cudaError_t gatv2(Queue& queue, const Csr& graph, const Gatv2Inputs<T>& in, doub
                   Dropout dropout, const SoftmaxOutputs<T>& outputs) {
   const bool packed = is_packed(in, {outputs.out.data, outputs.addend.data});
   return with_edges(in, [&](auto edges) {
-    const Gatv2Scores<T, edges.value> scores{{in, static_cast<Accumulator<T>>(slope)}};
+    const Gatv2Scores<T, edges.value> scores{
+        {gatherable(in, graph), static_cast<Accumulator<T>>(slope)}};
     return run_forward(queue, "gatv2_rows", graph, scores, dropout, outputs, packed);
   });
 }
@@ -477,7 +482,8 @@ cudaError_t gatv2_backward_dst(Queue& queue, const Csr& graph, const Gatv2Inputs
   const bool packed = is_packed(in, {given.grad.data, grad_dst.data});
   const DestinationPass<T> base(queue, graph, dropout, given, delta);
   return with_edges(in, [&](auto edges) {
-    const Additive<T, edges.value> additive{in, static_cast<Accumulator<T>>(slope)};
+    const Additive<T, edges.value> additive{gatherable(in, graph),
+                                            static_cast<Accumulator<T>>(slope)};
     return with_layout<T>(in.att.width, packed, [&](auto layout) {
       return run_destinations_of<decltype(layout)>(queue, base, additive, grad_dst, grad_att,
                                                    grad_edge, grad_weight_edge);
@@ -493,7 +499,9 @@ cudaError_t gatv2_backward_src(Queue& queue, const Csr& transpose, const Gatv2In
   const SourcePass<T> base(transpose, dropout, given, delta);
   return with_edges(in, [&](auto edges) {
     const Gatv2Sources<T, edges.value> pass{
-        base, {in, static_cast<Accumulator<T>>(slope)}, RowResult<T>(queue, base.pieces, grad_src)};
+        base,
+        {gatherable(in, transpose), static_cast<Accumulator<T>>(slope)},
+        RowResult<T>(queue, base.pieces, grad_src)};
     const cudaError_t error = run_sources(queue, "gatv2_sources", pass, packed);
     return error == cudaSuccess ? merge(queue, transpose, pass.grad_src) : error;
   });

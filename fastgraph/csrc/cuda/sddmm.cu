@@ -32,63 +32,58 @@ inline __device__ int64_t row_from(const Csr& graph, int64_t row, int64_t entry)
   return row_between(graph, row, min(row + step, graph.num_rows) - 1, entry);
 }
 
-// The dot products of `count` pairs of rows, known to the whole group.
-template <int kValues, int kLanes, typename T>
-__device__ void find_dots(const T* const (&a)[kInFlight], const T* const (&b)[kInFlight], int count,
-                          int64_t width, Lanes<kLanes> lanes, Accumulator<T> (&dots)[kInFlight]) {
-  using Share = RowShare<T, kValues, kLanes, 1>;
-#pragma unroll
-  for (int u = 0; u < kInFlight; ++u) dots[u] = 0;
-  for (int64_t first = 0; first < width; first += Share::kWidth) {
-    Share left[kInFlight], right[kInFlight];
-#pragma unroll
-    for (int u = 0; u < kInFlight; ++u) {
-      const int64_t rest = u < count ? width - first : 0;
-      left[u].load(a[u] + first, lanes.lane, rest);
-      right[u].load(b[u] + first, lanes.lane, rest);
-    }
-#pragma unroll
-    for (int u = 0; u < kInFlight; ++u) {
-#pragma unroll
-      for (int i = 0; i < kValues; ++i) dots[u] += left[u].at(0, i) * right[u].at(0, i);
-    }
-  }
-#pragma unroll
-  for (int u = 0; u < kInFlight; ++u) dots[u] = lanes.sum(dots[u]);
-}
-
 // Each lane finds the row and the column of one entry and writes its result; the group computes
 // them, a few at a time.
 template <typename T, int kValues, int kLanes>
 __global__ void __launch_bounds__(kBlockThreads) sddmm_entries(Sddmm<T> op) {
   using A = Accumulator<T>;
-  const int64_t first = group_index<kLanes>() * kTaken;
-  if (first >= op.graph.num_entries) return;
+  const int64_t begin = group_index<kLanes>() * kTaken;
+  if (begin >= op.graph.num_entries) return;
   const auto lanes = Lanes<kLanes>::mine();
-  const int64_t end = min(first + kTaken, op.graph.num_entries);
-  int64_t row = row_of(op.graph, first);
-  for (int64_t base = first; base < end; base += kLanes) {
+  const int64_t end = min(begin + kTaken, op.graph.num_entries), width = op.x.width;
+  int64_t row = row_of(op.graph, begin);
+  for (int64_t base = begin; base < end; base += kLanes) {
     const int count = static_cast<int>(min(end - base, static_cast<int64_t>(kLanes)));
     const int64_t entry = base + min(lanes.lane, count - 1);
     row = row_from(op.graph, row, entry);
     const auto own_row = static_cast<int32_t>(row);
     const int32_t own_col = __ldg(op.graph.col + entry);
     A own = 0;
-    for (int j = 0; j < count; j += kInFlight) {
-      const T *grad[kInFlight], *x[kInFlight];
+    for_each_consecutive<kInFlight>(count, [&](auto some) {
+      constexpr int kCount = decltype(some)::kCount;
+      int32_t left[kCount], right[kCount];
+      A dots[kCount] = {};
 #pragma unroll
-      for (int u = 0; u < kInFlight; ++u) {
-        const int source = min(j + u, count - 1);
-        grad[u] = op.grad.row(lanes.from(own_row, source));
-        x[u] = op.x.row(lanes.from(own_col, source));
+      for (int u = 0; u < kCount; ++u) {
+        left[u] = lanes.from(own_row, some.first + u);
+        right[u] = lanes.from(own_col, some.first + u);
       }
-      A dots[kInFlight];
-      find_dots<kValues>(grad, x, count - j, op.x.width, lanes, dots);
+#pragma unroll 1
+      for (int64_t first = 0; first < width; first += kValues * kLanes) {
+        const int64_t column = first + lanes.lane * kValues;
+        const GatheredRows<T, kValues> grad(op.grad.data, width, width, column);
+        const GatheredRows<T, kValues> x(op.x.data, width, width, column);
+        Pack<T, kValues> a[kCount], b[kCount];
 #pragma unroll
-      for (int u = 0; u < kInFlight; ++u) {
-        if (lanes.lane == j + u) own = dots[u];
+        for (int u = 0; u < kCount; ++u) {
+          a[u] = grad.load(left[u]);
+          b[u] = x.load(right[u]);
+        }
+#pragma unroll
+        for (int u = 0; u < kCount; ++u) {
+          A dot = 0;
+#pragma unroll
+          for (int i = 0; i < kValues; ++i)
+            dot += widened(a[u].values[i]) * widened(b[u].values[i]);
+          dots[u] += column < width ? dot : A{0};
+        }
       }
-    }
+#pragma unroll
+      for (int u = 0; u < kCount; ++u) {
+        const A dot = lanes.sum(dots[u]);
+        if (lanes.lane == some.first + u) own = dot;
+      }
+    });
     if (lanes.lane >= count) continue;
     const A scale = op.row_scale ? __ldg(op.row_scale + row) : 1;
     op.out[op.graph.edge(entry)] = narrowed<T>(scale * own);

@@ -26,6 +26,10 @@ struct Running {
 
   // For entries, one by one; counted() comes after the last.
   __device__ void update(A value, int32_t value_record) {
+    if constexpr (kRecord == Record::kNothing && std::is_same_v<A, float>) {
+      best = larger_or_nan(best, value);
+      return;
+    }
     // One instruction; it counts the first one that equals what a search starts from as two.
     if (kRecord == Record::kTies && value == best) record = max(record + 1, 2);
     replace(value, value_record);
@@ -68,43 +72,42 @@ struct Extremum {
 
 // Updates with sign * weight * x[col] of the entries of the span, in order. Each lane reads the
 // column and the coefficient of one entry; the group then takes them one by one.
-template <Record kRecord, int kValues, int kLanes, typename T, typename R>
+template <Record kRecord, bool kWeighted, int kValues, int kLanes, typename T, typename R>
 __device__ void update_all(const Extremum<T>& op, const Span& span, int64_t first,
                            Lanes<kLanes> lanes, R (&running)[kValues]) {
   using A = Accumulator<T>;
-  const T* x = op.x.data + first;
   const int64_t width = op.x.width;
+  const GatheredRows<T, kValues> x(op.x.data, width, width, first + lanes.lane * kValues);
   for (int64_t base = span.begin; base < span.end; base += kLanes) {
     const int count = static_cast<int>(min(span.end - base, static_cast<int64_t>(kLanes)));
     const int64_t entry = base + min(lanes.lane, count - 1);
     const int32_t own_col = __ldg(op.graph.col + entry);
-    const bool needs_edge = kRecord != Record::kNothing || op.weight != nullptr;
-    const auto own_edge = needs_edge ? static_cast<int32_t>(op.graph.edge(entry)) : 0;
+    constexpr bool kNeedsEdge = kRecord != Record::kNothing || kWeighted;
+    const auto own_edge = kNeedsEdge ? static_cast<int32_t>(op.graph.edge(entry)) : 0;
     const int32_t own_record = kRecord == Record::kTies ? ~own_edge : own_edge;
-    const A own = op.weight ? op.sign * widened(op.weight[own_edge]) : op.sign;
-    for (int j = 0; j < count; j += kInFlight) {
-      RowShare<T, kValues, kLanes, 1> rows[kInFlight];
-      A factor[kInFlight];
-      int32_t record[kInFlight];
+    const A own = kWeighted ? op.sign * widened(op.weight[own_edge]) : op.sign;
+    for_each_consecutive<kInFlight>(count, [&](auto some) {
+      constexpr int kCount = decltype(some)::kCount;
+      Pack<T, kValues> rows[kCount];
+      A factor[kCount];
+      int32_t record[kCount];
 #pragma unroll
-      for (int u = 0; u < kInFlight; ++u) {
-        const int source = min(j + u, count - 1);
-        const int64_t col = lanes.from(own_col, source);
-        factor[u] = lanes.from(own, source);
-        record[u] = kRecord == Record::kNothing ? 0 : lanes.from(own_record, source);
-        rows[u].load(x + col * width, lanes.lane, j + u < count ? width - first : 0);
+      for (int u = 0; u < kCount; ++u) {
+        rows[u] = x.load(lanes.from(own_col, some.first + u));
+        factor[u] = kWeighted ? lanes.from(own, some.first + u) : own;
+        record[u] = kRecord == Record::kNothing ? 0 : lanes.from(own_record, some.first + u);
       }
 #pragma unroll
-      for (int u = 0; u < kInFlight; ++u) {
-        if (j + u >= count) break;
+      for (int u = 0; u < kCount; ++u) {
 #pragma unroll
         for (int i = 0; i < kValues; ++i) {
-          const A value = factor[u] * rows[u].at(0, i);
-          // Messages that upstream would have stored in T tie after that rounding.
-          running[i].update(kRecord == Record::kWinner ? value : rounded<T>(value), record[u]);
+          const A value = factor[u] * widened(rows[u].values[i]);
+          // Messages that upstream would have stored in T tie after that rounding; a sign is exact.
+          constexpr bool kExact = kRecord == Record::kWinner || !kWeighted;
+          running[i].update(kExact ? value : rounded<T>(value), record[u]);
         }
       }
-    }
+    });
   }
 }
 
@@ -122,7 +125,7 @@ __device__ int32_t finished_record(bool empty, const Running<A, kRecord>& r) {
   return !empty && r.best == 0 ? num_shares(r.record) + 1 : r.record;
 }
 
-template <typename T, Record kRecord, int kValues, int kLanes>
+template <typename T, Record kRecord, bool kWeighted, int kValues, int kLanes>
 __global__ void __launch_bounds__(kBlockThreads) extremum_rows(Extremum<T> op) {
   using R = Running<Accumulator<T>, kRecord>;
   const int64_t task = group_index<kLanes>();
@@ -132,7 +135,7 @@ __global__ void __launch_bounds__(kBlockThreads) extremum_rows(Extremum<T> op) {
   const auto lanes = Lanes<kLanes>::mine();
   const int64_t first = static_cast<int64_t>(op.part + blockIdx.y) * (kValues * kLanes);
   R running[kValues];
-  update_all<kRecord>(op, span, first, lanes, running);
+  update_all<kRecord, kWeighted>(op, span, first, lanes, running);
   for (R& r : running) r.counted();
   const int64_t f = first + lanes.lane * kValues;
   if (f >= op.x.width) return;
@@ -439,8 +442,9 @@ template <Record kRecord>
 struct Forward {
   template <int kValues, int kLanes, typename T>
   static cudaError_t rows(const Extremum<T>& op, Stream stream) {
-    return launch_rows<kValues, kLanes>("extremum_rows", stream,
-                                        extremum_rows<T, kRecord, kValues, kLanes>, op);
+    auto* const kernel = op.weight ? extremum_rows<T, kRecord, true, kValues, kLanes>
+                                   : extremum_rows<T, kRecord, false, kValues, kLanes>;
+    return launch_rows<kValues, kLanes>("extremum_rows", stream, kernel, op);
   }
   template <typename T>
   static cudaError_t merge(const Extremum<T>& op, Stream stream) {

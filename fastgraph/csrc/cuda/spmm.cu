@@ -34,30 +34,27 @@ template <typename T, int kValues, int kLanes>
 __device__ void add_entries(const Spmm<T>& op, const Span& span, int64_t first, Lanes<kLanes> lanes,
                             RowSums<Accumulator<T>, kValues, kLanes, 1>& sum) {
   using A = Accumulator<T>;
-  const T* x = op.x.data + first;
   const int64_t width = op.x.width;
+  const GatheredRows<T, kValues> x(op.x.data, width, width, first + lanes.lane * kValues);
   for (int64_t base = span.begin; base < span.end; base += kLanes) {
     const int count = static_cast<int>(min(span.end - base, static_cast<int64_t>(kLanes)));
     const int64_t entry = base + min(lanes.lane, count - 1);
     const int32_t own_col = __ldg(op.graph.col + entry);
     const A own = coefficient(op, entry, own_col);
-    for (int j = 0; j < count; j += kInFlight) {
-      RowShare<T, kValues, kLanes, 1> rows[kInFlight];
-      A factor[kInFlight];
+    for_each_consecutive<kInFlight>(count, [&](auto some) {
+      constexpr int kCount = decltype(some)::kCount;
+      Pack<T, kValues> rows[kCount];
+      A factor[kCount];
 #pragma unroll
-      for (int u = 0; u < kInFlight; ++u) {
-        const int source = min(j + u, count - 1);
-        const int64_t col = lanes.from(own_col, source);
-        factor[u] = lanes.from(own, source);
-        // Beyond the end nothing is loaded.
-        rows[u].load(x + col * width, lanes.lane, j + u < count ? width - first : 0);
+      for (int u = 0; u < kCount; ++u) {
+        rows[u] = x.load(lanes.from(own_col, some.first + u));
+        factor[u] = lanes.from(own, some.first + u);
       }
 #pragma unroll
-      for (int u = 0; u < kInFlight; ++u) {
-        if (j + u >= count) break;  // 0 times infinity would be NaN
-        sum.each([&](A& value, int q, int i) { value += factor[u] * rows[u].at(q, i); });
+      for (int u = 0; u < kCount; ++u) {
+        sum.each([&](A& value, int, int i) { value += factor[u] * widened(rows[u].values[i]); });
       }
-    }
+    });
   }
 }
 

@@ -6,11 +6,15 @@
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/extra/c_env_api.h>
 
+#include <cstdint>
+#include <limits>
+
 namespace fastgraph {
 
 constexpr bool kReadable = true;
 constexpr bool kAnyRowOrder = false;
 constexpr bool kEdgesHaveHeads = false;
+constexpr int64_t kMostRowBytes = std::numeric_limits<int32_t>::max();
 
 class Call {
  public:

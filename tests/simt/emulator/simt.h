@@ -159,6 +159,12 @@ T __ldg(const T* address) {
   return *address;
 }
 
+// A store of a vector, in one.
+template <typename T>
+void __stwb(T* address, T value) {
+  *address = value;
+}
+
 inline float __uint_as_float(uint32_t bits) { return simt::bit_cast<float>(bits); }
 // Products that no addition takes in; the emulator is compiled without contraction.
 inline float __fmul_rn(float a, float b) { return a * b; }

@@ -44,16 +44,25 @@ struct Layout {
 
 // Blocks that have to fit on a multiprocessor, 0 to let the compiler choose. It would keep too many
 // registers in memory for the sake of another block where edges have features, heads are wide or
-// sums double.
+// sums double; and where scores are found beforehand, wait for one row before it asks for the next.
 template <typename L, typename Pass>
-constexpr int kBlocks = Pass::kEdges || !L::kWhole || sizeof(typename L::A) == 8 ? 2 : 0;
+constexpr int kBlocks = Pass::kEdges || !L::kWhole || sizeof(typename L::A) == 8 ? 2
+                        : Pass::kScores || L::kPacks > 1                         ? 0
+                                                                                 : 6;
 
-// Calls run with the layout for heads of a width; `packed` tells whether they consist of packs.
-// Narrow heads are shared by fewer lanes, so that a warp takes several nodes.
+// Heads that are gathered. A lane always reads, so heads without channels are read from elsewhere.
+template <typename T>
+Heads<const T> gathered_heads(Heads<const T> x, const Csr& graph) {
+  if (x.width == 0) x.data = reinterpret_cast<const T*>(graph.rowptr);
+  return x;
+}
+
+// Calls run with the layout for heads of a width; `packed` tells whether they consist of packs, at
+// least of one. Narrow heads are shared by fewer lanes, so that a warp takes several nodes.
 template <typename T, typename Run>
 cudaError_t with_layout(int64_t width, bool packed, const Run& run) {
   constexpr int kValues = kPack<T>;
-  if (!packed) {
+  if (!packed || width == 0) {
     if (width <= 8) return run(Layout<T, 1, 8, 1>{});
     if (width <= 32) return run(Layout<T, 1, 32, 1>{});
     return run(Layout<T, 1, 32, 4, false>{});
@@ -77,13 +86,13 @@ __device__ void for_each_value(const Body& body) {
   }
 }
 
-// Some entries of a batch, of which the first `count` take part; the others repeat the last.
-template <int kCount>
+// Consecutive entries of a batch, the first of which the lane `first` has read.
+template <int kCountOf>
 struct Entries {
-  int count;
-  int lane[kCount];  // the one that has read it
+  static constexpr int kCount = kCountOf;
+  int first;
   int32_t col[kCount];
-  uint32_t edge[kCount];  // set if the edges carry something that is gathered
+  int32_t edge[kCount];  // set if the edges carry something that is gathered
 };
 
 // What a group works on: a head, from the channel `first` on.
@@ -109,16 +118,25 @@ struct Part {
     return share;
   }
 
-  // The share of a node's head, zeros if it is not wanted.
-  __device__ Share load(Heads<const T> x, int64_t node, bool wanted = true) const {
-    return load(x.at(node, head), wanted ? x.width : 0);
+  // The share of a node's head, zeros beyond its width.
+  __device__ Share load(Heads<const T> x, int64_t node) const {
+    return load(x.at(node, head), x.width);
+  }
+
+  // Pack q of this lane in all nodes; beyond the width, values that count for nothing.
+  __device__ GatheredRows<T, L::kValues> rows_of(Heads<const T> x, int q) const {
+    return {x.at(0, head), x.width, x.heads * x.width, first + Share::column(lanes.lane, q)};
   }
 
   template <int kCount>
   __device__ void gather(Heads<const T> x, const Entries<kCount>& entries,
                          Share (&rows)[kCount]) const {
 #pragma unroll
-    for (int u = 0; u < kCount; ++u) rows[u] = load(x, entries.col[u], u < entries.count);
+    for (int q = 0; q < L::kPacks; ++q) {
+      const auto nodes = rows_of(x, q);
+#pragma unroll
+      for (int u = 0; u < kCount; ++u) rows[u].packs[q] = nodes.load(entries.col[u]);
+    }
   }
 
   template <typename To>
@@ -160,7 +178,7 @@ struct Batch {
   int count;
   int64_t entry;
   int32_t col;
-  uint32_t edge;
+  int32_t edge;
 };
 
 template <int kLanes, typename Body>
@@ -170,25 +188,24 @@ __device__ void for_each_batch(const Csr& graph, const Span& span, Lanes<kLanes>
   for (int64_t base = span.begin; base < span.end; base += kLanes, ++number) {
     const int count = static_cast<int>(min(span.end - base, static_cast<int64_t>(kLanes)));
     const int64_t entry = base + min(lanes.lane, count - 1);
-    const auto edge = static_cast<uint32_t>(graph.edge(entry));
+    const auto edge = static_cast<int32_t>(graph.edge(entry));
     body(Batch{number, count, entry, __ldg(graph.col + entry), edge});
   }
 }
 
-// Calls body(entries) for the entries of a batch, kCount at a time.
-template <int kCount, bool kEdges, int kLanes, typename Body>
+// Calls body(entries) for the entries of a batch, kMost at a time and then fewer.
+template <int kMost, bool kEdges, int kLanes, typename Body>
 __device__ void for_each_entries(const Batch& batch, Lanes<kLanes> lanes, const Body& body) {
-  for (int j = 0; j < batch.count; j += kCount) {
-    Entries<kCount> entries;
-    entries.count = min(batch.count - j, kCount);
+  for_each_consecutive<kMost>(batch.count, [&](auto some) {
+    Entries<decltype(some)::kCount> entries;
+    entries.first = some.first;
 #pragma unroll
-    for (int u = 0; u < kCount; ++u) {
-      entries.lane[u] = min(j + u, batch.count - 1);
-      entries.col[u] = lanes.from(batch.col, entries.lane[u]);
-      if constexpr (kEdges) entries.edge[u] = lanes.from(batch.edge, entries.lane[u]);
+    for (int u = 0; u < entries.kCount; ++u) {
+      entries.col[u] = lanes.from(batch.col, some.first + u);
+      if constexpr (kEdges) entries.edge[u] = lanes.from(batch.edge, some.first + u);
     }
     body(entries);
-  }
+  });
 }
 
 // 0 for dropped edges, 1 / (1 - rate) for the others; see Dropout.
@@ -203,9 +220,11 @@ struct Keep {
         threshold(static_cast<uint32_t>(std::min(dropout.rate * 0x1p32, 0x1p32 - 1))),
         scale(dropout.rate < 1 ? static_cast<A>(1 / (1 - dropout.rate)) : A{0}) {}
 
-  __device__ A operator()(uint32_t edge, int head) const {
+  __device__ A operator()(int64_t edge, int head) const {
     if (threshold == 0) return scale;
-    return philox(seed, edge, static_cast<uint32_t>(head)) < threshold ? A{0} : scale;
+    return philox(seed, static_cast<uint32_t>(edge), static_cast<uint32_t>(head)) < threshold
+               ? A{0}
+               : scale;
   }
 };
 
@@ -217,14 +236,30 @@ struct Dots {
   A product[kCount];
 };
 
-// dot += this lane's part of <own, others[u]>.
+// The sum of term(q, i) over the values of this lane that lie in a row of that width.
+template <typename L, typename Term>
+__device__ typename L::A sum_within(const Part<L>& part, int64_t width, const Term& term) {
+  using A = typename L::A;
+  A sum = -A{0};  // unlike 0, nothing that has to be added
+#pragma unroll
+  for (int q = 0; q < L::kPacks; ++q) {
+    A of_pack = -A{0};
+#pragma unroll
+    for (int i = 0; i < L::kValues; ++i) of_pack += term(q, i);
+    sum += part.covers(q, width) ? of_pack : A{0};
+  }
+  return sum;
+}
+
+// dot += this lane's part of <own, others[u]>, for rows of that width.
 template <typename L, int kCount>
-__device__ void add_products(const typename L::Share& own,
+__device__ void add_products(const Part<L>& part, int64_t width, const typename L::Share& own,
                              const typename L::Share (&others)[kCount],
                              typename L::A (&dot)[kCount]) {
 #pragma unroll
   for (int u = 0; u < kCount; ++u) {
-    for_each_value<L>([&](int q, int i) { dot[u] += own.at(q, i) * others[u].at(q, i); });
+    dot[u] +=
+        sum_within(part, width, [&](int q, int i) { return own.at(q, i) * others[u].at(q, i); });
   }
 }
 
@@ -237,7 +272,9 @@ template <typename P, typename L, typename Held, int kCount, typename Gathered>
 __device__ Dots<typename L::A, kCount> find_dots(const P& pass, const Part<L>& part, int64_t row,
                                                  const Held& held, const Entries<kCount>& entries,
                                                  const Gathered& gathered) {
-  Dots<typename L::A, kCount> dots = {};
+  Dots<typename L::A, kCount> dots;
+#pragma unroll
+  for (int u = 0; u < kCount; ++u) dots.score[u] = dots.product[u] = -typename L::A{0};
   if constexpr (L::kWhole) {
     pass.add_dots(part, held, gathered, entries, dots);
   } else {

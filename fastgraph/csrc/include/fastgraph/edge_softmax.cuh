@@ -15,7 +15,8 @@ namespace fastgraph::cuda {
 
 inline __device__ float times(float a, float b) { return __fmul_rn(a, b); }
 inline __device__ double times(double a, double b) { return __dmul_rn(a, b); }
-inline __device__ float exponential(float x) { return expf(x); }
+// For differences of scores, up to 0: the product's rounding is worth less than that of the scores.
+inline __device__ float exponential(float x) { return exp2_of(x * 1.44269504f); }
 inline __device__ double exponential(double x) { return exp(x); }
 
 // Calls run(std::bool_constant) with whether edges carry features.
@@ -53,6 +54,10 @@ struct OnlineSoftmax {
     largest = score;
     total *= rescale;
     sums.each([&](A& value, int, int) { value *= rescale; });
+  }
+
+  __device__ void add(A weight, const typename L::Share& value) {
+    sums.each([&](A& sum, int q, int i) { sum += weight * value.at(q, i); });
   }
 };
 
@@ -109,7 +114,7 @@ struct ForwardPass {
 template <typename L, typename S>
 __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, S>) softmax_rows(ForwardPass<S> pass) {
   using A = typename L::A;
-  constexpr int kCount = L::template kInFlight<S::kRows>;
+  constexpr int kMost = L::template kInFlight<S::kRows>;
   const int64_t task = group_index<L::kLanes>(), heads = pass.outputs.out.heads;
   if (task >= pass.pieces + pass.graph.num_rows) return;
   const Span span = span_of(pass.graph, task, pass.pieces);
@@ -121,35 +126,45 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, S>) softmax_rows(For
     for_each_batch(pass.graph, span, part.lanes, [&](const Batch& batch) {
       const A own_keep = pass.keep(batch.edge, part.head);
       A own_score = 0;
-      if constexpr (!S::kScores) own_score = pass.scores.own_score(span.row, part.head, batch);
-      for_each_entries<kCount, S::kEdges>(batch, part.lanes, [&](const Entries<kCount>& entries) {
-        const auto gathered = pass.scores.gather(part, entries);
-        Dots<A, kCount> dots;
-        if constexpr (S::kScores) {
-          dots = find_dots(pass.scores, part, span.row, held, entries, gathered);
-        }
-        A keep[kCount], largest = -INFINITY;
+      if constexpr (S::kScores) {
+        for_each_entries<kMost, S::kEdges>(batch, part.lanes, [&](const auto& entries) {
+          constexpr int kCount = std::decay_t<decltype(entries)>::kCount;
+          const auto gathered = pass.scores.gather(part, entries);
+          const auto dots = find_dots(pass.scores, part, span.row, held, entries, gathered);
+          A largest = dots.score[0];
 #pragma unroll
-        for (int u = 0; u < kCount; ++u) {
-          if constexpr (!S::kScores) dots.score[u] = part.lanes.from(own_score, entries.lane[u]);
-          keep[u] = part.lanes.from(own_keep, entries.lane[u]);
-          if (u < entries.count && dots.score[u] > largest) largest = dots.score[u];
-        }
-        softmax.raise(largest);
+          for (int u = 1; u < kCount; ++u) largest = larger(largest, dots.score[u]);
+          softmax.raise(largest);
 #pragma unroll
-        for (int u = 0; u < kCount; ++u) {
-          if (u >= entries.count) break;
-          const A p = weight_of(dots.score[u], softmax.largest);
-          const A weight = p * keep[u];
-          const auto& value = S::value(gathered, u);
-          softmax.total += p;
-          softmax.sums.each([&](A& sum, int q, int i) { sum += weight * value.at(q, i); });
-          if (pass.score != nullptr && part.lanes.lane == entries.lane[u]) {
-            pass.score[batch.entry * heads + part.head] = dots.score[u];
+          for (int u = 0; u < kCount; ++u) {
+            const A p = weight_of(dots.score[u], softmax.largest);
+            const A weight = p * part.lanes.from(own_keep, entries.first + u);
+            softmax.total += p;
+            softmax.add(weight, S::value(gathered, u));
+            if (part.lanes.lane == entries.first + u) own_score = dots.score[u];
           }
-        }
-      });
+        });
+      } else {
+        // Each lane finds the weight of its own entry, and the total of its own ones.
+        own_score = pass.scores.own_score(span.row, part.head, batch);
+        const bool mine = part.lanes.lane < batch.count;
+        softmax.raise(part.lanes.largest(own_score));
+        const A p = mine ? weight_of(own_score, softmax.largest) : A{0};
+        softmax.total += p;
+        for_each_entries<kMost, S::kEdges>(batch, part.lanes, [&](const auto& entries) {
+          constexpr int kCount = std::decay_t<decltype(entries)>::kCount;
+          const auto gathered = pass.scores.gather(part, entries);
+#pragma unroll
+          for (int u = 0; u < kCount; ++u) {
+            softmax.add(part.lanes.from(p * own_keep, entries.first + u), S::value(gathered, u));
+          }
+        });
+      }
+      if (pass.score != nullptr && part.lanes.lane < batch.count) {
+        pass.score[batch.entry * heads + part.head] = own_score;
+      }
     });
+    if constexpr (!S::kScores) softmax.total = part.lanes.sum(softmax.total);
     pass.finish(part, span, softmax);
   });
 }
@@ -206,7 +221,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     const int64_t edge = graph.edge(i / heads), head = i % heads;
     const A* stats = outputs.stats.at(span.row, head);
     const A weight = weight_of(score[i], stats[0]) * stats[1];
-    const A factor = keep(static_cast<uint32_t>(edge), static_cast<int>(head));
+    const A factor = keep(edge, static_cast<int>(head));
     outputs.alpha.row(edge)[head] = narrowed<T>(weight * factor);
   }
 }
@@ -288,18 +303,18 @@ template <typename L, typename P, typename Held, typename Body>
 __device__ void for_each_product(const P& pass, const Part<L>& part, const Span& span,
                                  const Held& held, const Body& body) {
   using A = typename L::A;
-  constexpr int kCount = L::template kInFlight<P::kRows>;
+  constexpr int kMost = L::template kInFlight<P::kRows>;
   const A* stats = pass.given.stats.at(span.row, part.head);
   const A largest = stats[0], inverse = stats[1];
   for_each_batch(pass.graph, span, part.lanes, [&](const Batch& batch) {
     A score = 0, product = grad_of_weight(pass.given, batch, part.head);
     if constexpr (!P::kScores) score = pass.own_score(span.row, part.head, batch);
-    for_each_entries<kCount, P::kEdges>(batch, part.lanes, [&](const Entries<kCount>& entries) {
+    for_each_entries<kMost, P::kEdges>(batch, part.lanes, [&](const auto& entries) {
       const auto gathered = pass.gather(part, entries);
       const auto dots = find_dots(pass, part, span.row, held, entries, gathered);
 #pragma unroll
-      for (int u = 0; u < kCount; ++u) {
-        if (u >= entries.count || part.lanes.lane != entries.lane[u]) continue;
+      for (int u = 0; u < entries.kCount; ++u) {
+        if (part.lanes.lane != entries.first + u) continue;
         if constexpr (P::kScores) score = dots.score[u];
         product += dots.product[u];
       }
@@ -310,9 +325,11 @@ __device__ void for_each_product(const P& pass, const Part<L>& part, const Span&
   });
 }
 
-// What the pieces of long rows add to delta.
+// What the pieces of long rows add to delta. Left to choose, the compiler would spill registers.
 template <typename L, typename P>
-__global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) piece_deltas(P pass) {
+constexpr int kDeltaBlocks = kBlocks<L, P> == 0 && L::kPacks == 1 ? 5 : kBlocks<L, P>;
+template <typename L, typename P>
+__global__ void __launch_bounds__(kBlockThreads, kDeltaBlocks<L, P>) piece_deltas(P pass) {
   using A = typename L::A;
   const int64_t task = group_index<L::kLanes>();
   if (task >= pass.pieces) return;
@@ -391,7 +408,7 @@ template <typename L, typename P, typename Held, typename Totals>
 __device__ void visit_once(const P& pass, const Part<L>& part, const Span& span, const Held& held,
                            Totals& totals) {
   using A = typename L::A;
-  constexpr int kCount = L::template kInFlight<P::kRows>;
+  constexpr int kMost = L::template kInFlight<P::kRows>;
   const bool whole = span.piece < 0;
   const A* stats = pass.given.stats.at(span.row, part.head);
   const A largest = stats[0], inverse = stats[1];
@@ -402,19 +419,20 @@ __device__ void visit_once(const P& pass, const Part<L>& part, const Span& span,
   for_each_batch(pass.graph, span, part.lanes, [&](const Batch& batch) {
     const A own_keep = pass.keep(batch.edge, part.head);
     const A own_direct = grad_of_weight(pass.given, batch, part.head);
-    for_each_entries<kCount, false>(batch, part.lanes, [&](const Entries<kCount>& entries) {
+    for_each_entries<kMost, false>(batch, part.lanes, [&](const auto& entries) {
+      constexpr int kCount = std::decay_t<decltype(entries)>::kCount;
       const auto gathered = pass.gather(part, entries);
       const auto dots = find_dots(pass, part, span.row, held, entries, gathered);
       A weight[kCount], product[kCount], gradient[kCount];
 #pragma unroll
       for (int u = 0; u < kCount; ++u) {
-        const A direct = part.lanes.from(own_direct, entries.lane[u]);
-        const A keep = part.lanes.from(own_keep, entries.lane[u]);
-        weight[u] = u < entries.count ? exponential(dots.score[u] - largest) * inverse : A{0};
-        product[u] = u < entries.count ? times(keep, direct + dots.product[u]) : A{0};
+        const A direct = part.lanes.from(own_direct, entries.first + u);
+        const A keep = part.lanes.from(own_keep, entries.first + u);
+        weight[u] = exponential(dots.score[u] - largest) * inverse;
+        product[u] = times(keep, direct + dots.product[u]);
         total += weight[u];
         weighted += weight[u] * product[u];
-        if (part.lanes.lane == entries.lane[u]) delta += weight[u] * product[u];
+        if (part.lanes.lane == entries.first + u) delta += weight[u] * product[u];
       }
       if (whole && total > 0) {
         const A mean = weighted / total;
@@ -500,7 +518,9 @@ struct SourcePass {
         pieces(num_pieces(transpose)),
         keep(dropout),
         given(gradients),
-        delta(deltas) {}
+        delta(deltas) {
+    given.grad = gathered_heads(given.grad, transpose);
+  }
 
   __device__ int64_t dot_width() const { return given.grad.width; }
 };
@@ -519,6 +539,12 @@ struct OwnSoftmax {
     keep = pass.keep(batch.edge, head);
     grad_of_weight = cuda::grad_of_weight(pass.given, batch, head);
   }
+
+  __device__ A weight_of(A score) const { return exponential(score - largest) * inverse; }
+  // Of the score of an entry, from its weight and product.
+  __device__ A gradient(A weight, A product) const {
+    return weight * (times(keep, product) - delta);
+  }
 };
 
 // Besides what find_dots() asks for, P provides result_width(); Sums over a row; add(part, held,
@@ -528,7 +554,7 @@ struct OwnSoftmax {
 template <typename L, typename P>
 __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) source_rows(P pass) {
   using A = typename L::A;
-  constexpr int kCount = L::template kInFlight<P::kRows>;
+  constexpr int kMost = L::template kInFlight<P::kRows>;
   const int64_t task = group_index<L::kLanes>();
   if (task >= pass.pieces + pass.graph.num_rows) return;
   const Span span = span_of(pass.graph, task, pass.pieces);
@@ -539,33 +565,32 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) source_rows(P pa
     sums.clear();
     for_each_batch(pass.graph, span, part.lanes, [&](const Batch& batch) {
       const OwnSoftmax<A> own(pass, batch, part.head);
-      A score = 0, gradient = 0;
-      if constexpr (!P::kScores) score = pass.own_score(span.row, part.head, batch);
-      for_each_entries<kCount, P::kEdges>(batch, part.lanes, [&](const Entries<kCount>& entries) {
+      A p = 0, product = own.grad_of_weight;  // of this lane's entry
+      if constexpr (!P::kScores) p = own.weight_of(pass.own_score(span.row, part.head, batch));
+      for_each_entries<kMost, P::kEdges>(batch, part.lanes, [&](const auto& entries) {
+        constexpr int kCount = std::decay_t<decltype(entries)>::kCount;
         const auto gathered = pass.gather(part, entries);
         const auto dots = find_dots(pass, part, span.row, held, entries, gathered);
-        A product = own.grad_of_weight;
-        bool mine = false;
+        A score = 0;
 #pragma unroll
         for (int u = 0; u < kCount; ++u) {
-          if (u >= entries.count || part.lanes.lane != entries.lane[u]) continue;
-          if constexpr (P::kScores) score = dots.score[u];
+          if (part.lanes.lane != entries.first + u) continue;
+          score = dots.score[u];
           product += dots.product[u];
-          mine = true;
         }
-        const A p = exponential(score - own.largest) * own.inverse;
-        if (mine) gradient = p * (times(own.keep, product) - own.delta);
-        A of_value[kCount], of_score[kCount];
+        A of_value[kCount], of_score[kCount] = {};
+        if constexpr (P::kScores) p = own.weight_of(score);
+        const A gradient = own.gradient(p, product);
 #pragma unroll
         for (int u = 0; u < kCount; ++u) {
-          of_value[u] = part.lanes.from(own.keep * p, entries.lane[u]);
-          of_score[u] = part.lanes.from(gradient, entries.lane[u]);
+          of_value[u] = part.lanes.from(own.keep * p, entries.first + u);
+          if constexpr (P::kScores) of_score[u] = part.lanes.from(gradient, entries.first + u);
         }
         pass.add(part, held, gathered, entries, of_value, of_score, sums);
       });
       if constexpr (!P::kScores) {
         const bool mine = part.lanes.lane < batch.count;
-        if (mine) pass.add_own(span.row, part.head, batch, gradient, sums);
+        if (mine) pass.add_own(span.row, part.head, batch, own.gradient(p, product), sums);
       }
     });
     pass.store(part, span, sums);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 
 #include "fastgraph/platform.cuh"
@@ -16,6 +17,10 @@ constexpr int kBlockThreads = 128;
 // Rows that a group has on their way from memory at the same time, where one of its lanes holds a
 // pack of each at most.
 constexpr int kInFlight = 4;
+
+// The larger of two values, of which a NaN counts for nothing.
+inline __device__ float larger(float a, float b) { return fmaxf(a, b); }
+inline __device__ double larger(double a, double b) { return fmax(a, b); }
 
 // kCount consecutive lanes of a warp, a power of two. Groups of a warp may take different paths.
 template <int kCount>
@@ -38,6 +43,16 @@ struct Lanes {
   __device__ uint32_t ballot(bool predicate) const {
     const uint32_t of_warp = __ballot_sync(mask, predicate);
     return of_warp >> (threadIdx.x % kWarp - lane);
+  }
+
+  // The largest of the group's values, of which a NaN counts for nothing.
+  template <typename A>
+  __device__ A largest(A value) const {
+#pragma unroll
+    for (int bits = kCount / 2; bits > 0; bits /= 2) {
+      value = larger(value, __shfl_xor_sync(mask, value, bits, kCount));
+    }
+    return value;
   }
 
   // The sum over the group, with the same bits in each lane.
@@ -116,9 +131,24 @@ __device__ Pack<T, kCount> load_pack(const T* p) {
   return *reinterpret_cast<const Pack<T, kCount>*>(p);
 }
 
+// What packs of so many bytes are stored by: the compiler takes a struct apart, and would store its
+// values one by one.
+template <int kBytes>
+using Stored = std::conditional_t<kBytes % sizeof(float4) == 0, float4, float2>;
+
 template <int kCount, typename T>
 __device__ void store_pack(T* p, const Pack<T, kCount>& pack) {
-  *reinterpret_cast<Pack<T, kCount>*>(p) = pack;
+  using P = Pack<T, kCount>;
+  using V = Stored<sizeof(P)>;
+  constexpr int kVectors = sizeof(P) / sizeof(V);
+  if constexpr (kVectors > 0) {
+    V vectors[kVectors];
+    memcpy(vectors, &pack, sizeof(P));
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) __stwb(reinterpret_cast<V*>(p) + v, vectors[v]);
+  } else {
+    *reinterpret_cast<P*>(p) = pack;
+  }
 }
 
 // As many values as 16 bytes hold.
@@ -159,6 +189,24 @@ struct RowShare {
   __device__ Accumulator<T> at(int q, int i) const { return widened(packs[q].values[i]); }
 };
 
+// Rows that a lane gathers kValues values of, from its own column on. Bindings see to it that a row
+// has less than 2^31 bytes, so that its address is one multiplication and addition.
+template <typename T, int kValues>
+struct GatheredRows {
+  const char* first;  // of row 0
+  int32_t stride;     // bytes from one row to the next
+
+  // Lanes at and beyond the end of rows read their last values: without a condition, loads are on
+  // their way together.
+  __device__ GatheredRows(const T* rows, int64_t width, int64_t row_width, int64_t column)
+      : first(reinterpret_cast<const char*>(rows + max(min(column, width - kValues), int64_t{0}))),
+        stride(static_cast<int32_t>(row_width * sizeof(T))) {}
+
+  __device__ __forceinline__ Pack<T, kValues> load(int32_t row) const {
+    return *reinterpret_cast<const Pack<T, kValues>*>(first + wide_product(row, stride));
+  }
+};
+
 // Sums in a group's layout of a row.
 template <typename A, int kValues, int kLanes, int kPacks>
 struct RowSums {
@@ -195,10 +243,41 @@ struct RowSums {
         if (addend != nullptr) value += widened(pack.values[i]);
         pack.values[i] = narrowed<T>(value);
       }
-      *reinterpret_cast<typename Share::P*>(row + f) = pack;
+      store_pack(row + f, pack);
     }
   }
 };
+
+// kCount consecutive numbers.
+template <int kCountOf>
+struct Consecutive {
+  static constexpr int kCount = kCountOf;
+  int first;
+};
+
+template <int kMost, typename Body>
+__device__ __forceinline__ void for_each_fewer(int first, int count, const Body& body) {
+  if constexpr (kMost > 1) {
+    constexpr int kCount = kMost / 2;
+    if (count & kCount) {
+      body(Consecutive<kCount>{first});
+      first += kCount;
+    }
+    for_each_fewer<kCount>(first, count, body);
+  }
+}
+
+// Calls body(Consecutive{}) for the numbers below `count`, in order: for kMost at a time, a power
+// of two, as long as there are so many, then for half of that, a quarter and so on, each at most
+// once. The body, compiled for each, asks for no number whether it is there, so that all of its
+// loads are on their way together.
+template <int kMost, typename Body>
+__device__ __forceinline__ void for_each_consecutive(int count, const Body& body) {
+  int first = 0;
+#pragma unroll 1
+  for (; first + kMost <= count; first += kMost) body(Consecutive<kMost>{first});
+  for_each_fewer<kMost>(first, count, body);
+}
 
 // How many values of a row a lane takes at a time, and how many lanes share it.
 template <int kValuesOf, int kLanesOf>

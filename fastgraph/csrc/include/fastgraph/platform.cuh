@@ -38,6 +38,38 @@ __device__ inline int64_t computed_here(int64_t value) {
   return value;
 }
 
+// The whole product, in one instruction; the compiler makes more of it where b is the same in a
+// loop.
+__device__ inline int64_t wide_product(int32_t a, int32_t b) {
+#if !defined(FASTGRAPH_SIMT)
+  int64_t product;
+  asm("mul.wide.s32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+  return product;
+#else
+  return static_cast<int64_t>(a) * b;
+#endif
+}
+
+// 2^x, of which what is smaller than any normal number may be 0.
+__device__ inline float exp2_of(float x) {
+#if !defined(FASTGRAPH_SIMT)
+  asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
+  return x;
+#else
+  return exp2f(x);
+#endif
+}
+
+// The larger of two values, or NaN where one of them is.
+__device__ inline float larger_or_nan(float a, float b) {
+#if !defined(FASTGRAPH_SIMT)
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+  return a;
+#else
+  return a > b || a != a ? a : b;
+#endif
+}
+
 // Starts a kernel; an empty grid is nothing to do. Errors of the kernel itself appear later, as
 // always with CUDA.
 template <typename... Parameters, typename... Arguments>
