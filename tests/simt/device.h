@@ -18,7 +18,7 @@ namespace kernels = ::fastgraph::cuda;
 
 constexpr bool kReadable = true;
 constexpr bool kLeavesEdges = false;
-constexpr bool kAnyRowOrder = false;
+using Rows = cuda::CutCsr;
 constexpr bool kEdgesHaveHeads = false;
 
 class Call : public cuda::Queue {

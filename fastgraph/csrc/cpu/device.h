@@ -20,8 +20,8 @@ constexpr bool kReadable = true;
 // computes them again.
 constexpr bool kLeavesEdges = true;
 
-// Whether the rows of a matrix may be in any order.
-constexpr bool kAnyRowOrder = true;
+// A matrix as kernels take it.
+using Rows = OrderedCsr;
 
 // Whether the weights of edges, and products of what they join, may be one for each of some heads.
 constexpr bool kEdgesHaveHeads = true;

@@ -17,7 +17,7 @@ namespace kernels = ::fastgraph::cuda;
 
 constexpr bool kReadable = false;
 constexpr bool kLeavesEdges = false;
-constexpr bool kAnyRowOrder = false;
+using Rows = cuda::CutCsr;
 constexpr bool kEdgesHaveHeads = false;
 
 inline void check_cuda(cudaError_t error, const char* what) {

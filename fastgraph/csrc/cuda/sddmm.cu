@@ -1,6 +1,5 @@
-// For each entry the dot product of two rows. A group of lanes takes some consecutive entries,
-// whatever rows they stand in, so that long rows need no cutting; entries of one row find its
-// features in the cache.
+// For each entry the dot product of two rows. A group of lanes takes the entries of a row, or of a
+// piece of a long one.
 #include "cuda/kernels.h"
 #include "fastgraph/lanes.cuh"
 #include "fastgraph/pieces.cuh"
@@ -8,29 +7,16 @@
 namespace fastgraph::cuda {
 namespace {
 
-// Entries of a group: enough to be worth the search for the row of the first.
-constexpr int64_t kTaken = 32;
-
 template <typename T>
 struct Sddmm {
   using A = Accumulator<T>;
 
-  Csr graph;
+  CutCsr graph;
   const A* row_scale;
   Matrix<const T> grad;
   Matrix<const T> x;
   T* out;
 };
-
-// The row in which an entry stands, found from an earlier row with steps that double.
-inline __device__ int64_t row_from(const Csr& graph, int64_t row, int64_t entry) {
-  int64_t step = 1;
-  while (row + step < graph.num_rows && __ldg(graph.rowptr + row + step) <= entry) {
-    row += step;
-    step *= 2;
-  }
-  return row_between(graph, row, min(row + step, graph.num_rows) - 1, entry);
-}
 
 // The dot products of `count` pairs of rows, known to the whole group.
 template <int kValues, int kLanes, typename T>
@@ -57,21 +43,19 @@ __device__ void find_dots(const T* const (&a)[kInFlight], const T* const (&b)[kI
   for (int u = 0; u < kInFlight; ++u) dots[u] = lanes.sum(dots[u]);
 }
 
-// Each lane finds the row and the column of one entry and writes its result; the group computes
-// them, a few at a time.
+// Each lane finds the column of one entry and writes its result; the group computes them, a few at
+// a time.
 template <typename T, int kValues, int kLanes>
 __global__ void __launch_bounds__(kBlockThreads) sddmm_entries(Sddmm<T> op) {
   using A = Accumulator<T>;
-  const int64_t first = group_index<kLanes>() * kTaken;
-  if (first >= op.graph.num_entries) return;
+  const int64_t task = group_index<kLanes>();
+  if (task >= op.graph.num_tasks) return;
+  const Span span = span_of(op.graph, task);
   const auto lanes = Lanes<kLanes>::mine();
-  const int64_t end = min(first + kTaken, op.graph.num_entries);
-  int64_t row = row_of(op.graph, first);
-  for (int64_t base = first; base < end; base += kLanes) {
-    const int count = static_cast<int>(min(end - base, static_cast<int64_t>(kLanes)));
+  const A scale = op.row_scale ? __ldg(op.row_scale + span.row) : 1;
+  for (int64_t base = span.begin; base < span.end; base += kLanes) {
+    const int count = static_cast<int>(min(span.end - base, static_cast<int64_t>(kLanes)));
     const int64_t entry = base + min(lanes.lane, count - 1);
-    row = row_from(op.graph, row, entry);
-    const auto own_row = static_cast<int32_t>(row);
     const int32_t own_col = __ldg(op.graph.col + entry);
     A own = 0;
     for (int j = 0; j < count; j += kInFlight) {
@@ -79,7 +63,7 @@ __global__ void __launch_bounds__(kBlockThreads) sddmm_entries(Sddmm<T> op) {
 #pragma unroll
       for (int u = 0; u < kInFlight; ++u) {
         const int source = min(j + u, count - 1);
-        grad[u] = op.grad.row(lanes.from(own_row, source));
+        grad[u] = op.grad.row(span.row);
         x[u] = op.x.row(lanes.from(own_col, source));
       }
       A dots[kInFlight];
@@ -90,15 +74,13 @@ __global__ void __launch_bounds__(kBlockThreads) sddmm_entries(Sddmm<T> op) {
       }
     }
     if (lanes.lane >= count) continue;
-    const A scale = op.row_scale ? __ldg(op.row_scale + row) : 1;
     op.out[op.graph.edge(entry)] = narrowed<T>(scale * own);
   }
 }
 
 template <int kValues, int kLanes, typename T>
 cudaError_t run(const Sddmm<T>& op, Stream stream) {
-  const int64_t groups = ceil_div(op.graph.num_entries, kTaken);
-  const auto blocks = static_cast<unsigned>(ceil_div(groups * kLanes, kBlockThreads));
+  const auto blocks = static_cast<unsigned>(ceil_div(op.graph.num_tasks * kLanes, kBlockThreads));
   return launch({"sddmm_entries", blocks, kBlockThreads, 0, stream},
                 sddmm_entries<T, kValues, kLanes>, op);
 }
@@ -106,7 +88,7 @@ cudaError_t run(const Sddmm<T>& op, Stream stream) {
 }  // namespace
 
 template <typename T>
-cudaError_t sddmm(Queue& queue, const Csr& graph, const Accumulator<T>* row_scale,
+cudaError_t sddmm(Queue& queue, const CutCsr& graph, const Accumulator<T>* row_scale,
                   Matrix<const T> grad, Matrix<const T> x, Matrix<T> out) {
   const Sddmm<T> op{graph, row_scale, grad, x, out.data};
   const bool packed = fits_packs<T>(x.width, {grad.data, x.data});

@@ -6,10 +6,12 @@
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/extra/c_env_api.h>
 
+#include "fastgraph/views.h"
+
 namespace fastgraph {
 
 constexpr bool kReadable = true;
-constexpr bool kAnyRowOrder = false;
+using Rows = OrderedCsr;
 constexpr bool kEdgesHaveHeads = false;
 
 class Call {
