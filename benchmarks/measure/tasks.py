@@ -84,5 +84,5 @@ def gathered_per_entry(spans: Tensor, col: Tensor, groups: int) -> float:
     task = torch.arange(lengths.numel()).repeat_interleave(lengths)
     start = (lengths.cumsum(0) - lengths)[task]
     entry = spans[task, 0] + torch.arange(task.numel()) - start
-    distinct = torch.unique(torch.stack([task // groups, col[entry]]), dim=1)
-    return distinct.shape[1] / col.numel()
+    gathered = (task // groups) * (int(col.max()) + 1) + col[entry]
+    return torch.unique(gathered).numel() / col.numel()
