@@ -83,7 +83,7 @@ def measure(edge_index: Any, num_nodes: int, channels: int, rounds: int) -> dict
         groupings = (
             rows_of(graph, gathered, transpose=t, attention=attention) for t in (False, True)
         )
-        return all(rows.row_id is not None for rows in groupings)
+        return all(rows.order is not None for rows in groupings)
 
     found: dict[str, Any] = {}
     for name, step in _operators(num_nodes, channels).items():

@@ -64,8 +64,8 @@ def mixed_communities(
 
 
 def cut_case() -> Case:
-    """Rows of 300, 0, 301 and 257 edges, and a few: CUDA kernels cut edges at multiples of 256, so
-    that a piece ends with one long row and the next begins in its middle."""
+    """Rows of 300, 0, 301 and 257 edges, and a few: CUDA kernels cut those of more than 256, or of
+    more than 64, into pieces that are not all of one length."""
     dst = torch.tensor([0] * 300 + [2] * 301 + [3] * 257 + [4] * 3)
     return Case("cut", torch.stack([random_edges(50, 1, dst.numel())[0], dst]), 50, 6)
 

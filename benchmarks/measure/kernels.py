@@ -62,12 +62,14 @@ def measure_bandwidth(graph: GraphData, loops: MinimalLoops, effort: Effort) -> 
 def native_sum(
     rows: Csr, x: Tensor, weight: Tensor | None = None, row_scale: Tensor | None = None
 ) -> None:
-    native.library().spmm(*rows, weight, row_scale, None, x, torch.empty_like(x))
+    native.library().spmm(*rows.arguments, weight, row_scale, None, x, torch.empty_like(x))
 
 
 def _native_max(rows: Csr, x: Tensor, *, ties: bool = False) -> None:
     record = torch.empty_like(x, dtype=torch.int32) if ties else None
-    native.library().segment_reduce(*rows, None, True, x, torch.empty_like(x), record, None)
+    native.library().segment_reduce(
+        *rows.arguments, None, True, x, torch.empty_like(x), record, None
+    )
 
 
 def measure_routed_call(graph: GraphData, channels: int, calls: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastgraph.backends.tasks import count_cuts
 from fastgraph.graphs.edges import replace_self_loops
 from fastgraph.graphs.graph import Csr, check_range
 from fastgraph.registry.backend import Kernel
@@ -39,7 +40,7 @@ class NativeBuilding:
     def build_csr(self, row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Csr:
         ptr, index, edge_id = _empty(row, num_rows, row.numel())
         is_sorted = self._library().build_csr(row, col, num_rows, num_cols, ptr, index, edge_id)
-        return Csr(ptr, index, None if is_sorted else edge_id, row.numel())
+        return Csr(ptr, index, None if is_sorted else edge_id)
 
     def build_csr_with_loops(
         self, row: Tensor, col: Tensor, num_rows: int, num_cols: int, num_loops: int
@@ -49,19 +50,19 @@ class NativeBuilding:
             row, col, num_rows, num_cols, num_loops, ptr, index, edge_id
         )
         num_edges = num_kept + num_loops
-        return Csr(ptr, index[:num_edges], edge_id[:num_edges], num_edges)
+        return Csr(ptr, index[:num_edges], edge_id[:num_edges])
 
     def check_csr(self, ptr: Tensor, index: Tensor, num_rows: int, num_cols: int) -> Csr:
         if ptr.dtype != index.dtype:
             ptr, index = ptr.long(), index.long()
         out_ptr, out_index, _ = _empty(index, num_rows, index.numel())
         self._library().check_csr(ptr, index, num_rows, num_cols, out_ptr, out_index)
-        return Csr(out_ptr, out_index, None, index.numel())
+        return Csr(out_ptr, out_index, None)
 
     def transpose_csr(self, rows: Csr, num_cols: int) -> Csr:
         ptr, index, edge_id = _empty(rows.col, num_cols, rows.col.numel())
-        self._library().transpose_csr(*rows[:4], num_cols, ptr, index, edge_id)
-        return Csr(ptr, index, edge_id, index.numel())
+        self._library().transpose_csr(*rows.arguments[:4], num_cols, ptr, index, edge_id)
+        return Csr(ptr, index, edge_id)
 
 
 def _empty(like: Tensor, num_rows: int, num_entries: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,18 +74,20 @@ def _empty(like: Tensor, num_rows: int, num_entries: int) -> tuple[Tensor, Tenso
 def build_csr(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Csr:
     if row.numel() == 0:
         empty = row.new_empty(0, dtype=torch.int32)
-        return Csr(row.new_zeros(num_rows + 1, dtype=torch.int64), empty, None, 0)
+        return Csr(row.new_zeros(num_rows + 1, dtype=torch.int64), empty, None, num_pieces=0)
     # Indices out of range may do what they like to the order: the caller learns of them below.
     keys, order = torch.sort(row.int(), stable=True)
     ptr = _starts(keys, num_rows)
     # All that the host must know, in one transfer.
-    numbers = [*torch.aminmax(row), *torch.aminmax(col), _longest(ptr), (row.diff() >= 0).all()]
-    low_row, high_row, low_col, high_col, longest, is_sorted = _to_host(numbers)
+    numbers = [*torch.aminmax(row), *torch.aminmax(col), (row.diff() >= 0).all()]
+    low_row, high_row, low_col, high_col, is_sorted, num_cut, num_pieces = _to_host(
+        [*numbers, *count_cuts(ptr, row.numel())]
+    )
     check_range(low_col, high_col, num_cols, 0)
     check_range(low_row, high_row, num_rows, 1)
     if is_sorted:
-        return Csr(ptr, col.int(), None, longest)
-    return Csr(ptr, col[order].int(), order.int(), longest)
+        return Csr(ptr, col.int(), None, num_cut, num_pieces=num_pieces)
+    return Csr(ptr, col[order].int(), order.int(), num_cut, num_pieces=num_pieces)
 
 
 def build_csr_with_loops(
@@ -98,8 +101,8 @@ def check_csr(ptr: Tensor, index: Tensor, num_rows: int, num_cols: int) -> Csr:
     if ptr.numel() != num_rows + 1:
         raise ValueError(f"ptr must have {num_rows + 1} elements, got {ptr.numel()}")
     bounds = torch.aminmax(index) if index.numel() else ()
-    numbers = [ptr[0], ptr[-1], (ptr.diff() >= 0).all(), _longest(ptr), *bounds]
-    first, last, rises, longest, *low_and_high = _to_host(numbers)
+    numbers = [ptr[0], ptr[-1], (ptr.diff() >= 0).all(), *count_cuts(ptr, index.numel()), *bounds]
+    first, last, rises, num_cut, num_pieces, *low_and_high = _to_host(numbers)
     if first != 0 or last != index.numel() or not rises:
         raise ValueError(
             f"ptr must rise from 0 to the number of edges ({index.numel()}) without falling"
@@ -113,7 +116,7 @@ def check_csr(ptr: Tensor, index: Tensor, num_rows: int, num_cols: int) -> Csr:
                 f"expected 0 <= index < {num_cols}"
             )
     out_ptr, out_index, _ = _empty(index, num_rows, index.numel())
-    return Csr(out_ptr.copy_(ptr), out_index.copy_(index), None, longest)
+    return Csr(out_ptr.copy_(ptr), out_index.copy_(index), None, num_cut, num_pieces=num_pieces)
 
 
 def transpose_csr(rows: Csr, num_cols: int) -> Csr:
@@ -121,7 +124,8 @@ def transpose_csr(rows: Csr, num_cols: int) -> Csr:
     keys, order = torch.sort(rows.col, stable=True)
     ptr = _starts(keys, num_cols)
     edge_id = order.int() if rows.edge_id is None else rows.edge_id[order]
-    return Csr(ptr, row_of_entry[order].int(), edge_id, int(_longest(ptr)))
+    num_cut, num_pieces = _to_host(count_cuts(ptr, rows.col.numel()))
+    return Csr(ptr, row_of_entry[order].int(), edge_id, num_cut, num_pieces=num_pieces)
 
 
 KERNELS: dict[str, Kernel] = {
@@ -136,10 +140,6 @@ KERNELS: dict[str, Kernel] = {
 def _starts(keys: Tensor, size: int) -> Tensor:
     """Where each of ``size`` keys begins among the sorted ones, and where the last ends."""
     return torch.searchsorted(keys, torch.arange(size + 1, dtype=keys.dtype, device=keys.device))
-
-
-def _longest(ptr: Tensor) -> Tensor:
-    return ptr.diff().amax() if ptr.numel() > 1 else ptr.new_zeros(())
 
 
 def _to_host(numbers: list[Tensor]) -> list[int]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from fastgraph.backends import reference
 from fastgraph.backends.cusparse import ALGORITHMS, CuSparseSpmm
 from fastgraph.backends.kernels import native_kernels, sddmm_by_head, spmm_by_head
+from fastgraph.backends.tasks import Tasks
 from fastgraph.machine import native
 from fastgraph.registry.backend import FLOATING, Kernel
 from fastgraph.tune.fastest import FastestSpmm, seconds_on_gpu
@@ -36,7 +37,7 @@ class CudaBackend:
     ) -> None:
         self._library = library
         self._device_type = device_type
-        kernels = native_kernels(library)
+        kernels = native_kernels(library, Tasks(library))
         rivals = {f"cusparse-{number}": CuSparseSpmm(library, number) for number in ALGORITHMS}
         fastest = FastestSpmm(kernels["spmm"], rivals, seconds)
         self._kernels: dict[str, Kernel] = {

@@ -21,18 +21,19 @@ class Rows(Protocol):
     """Gives the edges of a graph, grouped by the nodes that aggregate features of others."""
 
     def __call__(
-        self, graph: Graph, gathered: Tensor, *, transpose: bool, attention: bool = False
+        self,
+        graph: Graph,
+        gathered: Tensor,
+        *,
+        transpose: bool,
+        attention: bool = False,
+        ascending: bool = False,
     ) -> Csr: ...
-
-
-def as_grouped(graph: Graph, gathered: Tensor, *, transpose: bool, attention: bool = False) -> Csr:
-    """The rows in ascending order."""
-    return graph.grouped(transpose=transpose)
 
 
 def native_kernels(
     library: Callable[[], Any],
-    rows: Rows = as_grouped,
+    rows: Rows,
     *,
     leaves_edges: bool = False,
     at_once: Collection[str] = (),
@@ -41,8 +42,7 @@ def native_kernels(
 
     Args:
         library: gives the native library; asked at each call.
-        rows: gives them in the order in which they are to be visited, which is ascending but for
-            libraries with ``kAnyRowOrder`` in ``device.h``.
+        rows: gives them as the library's kernels visit them.
         leaves_edges: ``kLeavesEdges`` there.
         at_once: attention operators whose backward passes are one function of the library.
     """
@@ -140,7 +140,7 @@ class _Plain:
         row_scale, col_scale = scales(graph, reduce, transpose, x.dtype)
         out = x.new_empty((rows.ptr.numel() - 1, x.shape[1]))
         weight = None if weight is None else weight.contiguous()
-        self._device.library().spmm(*rows, weight, row_scale, col_scale, x, out)
+        self._device.library().spmm(*rows.arguments, weight, row_scale, col_scale, x, out)
         return out
 
     def sddmm(
@@ -151,12 +151,14 @@ class _Plain:
             transpose, row_scale, grad, x = not transpose, col_scale, x, grad
         rows = self._device.rows(graph, x, transpose=transpose)
         out = x.new_empty((graph.num_edges, heads))
-        self._device.library().sddmm(*rows, row_scale, grad, x, out)
+        self._device.library().sddmm(*rows.arguments, row_scale, grad, x, out)
         return out
 
     def edge_softmax(self, graph: Graph, score: Tensor, transpose: bool) -> Tensor:
         out = torch.empty_like(score)
-        self._device.library().edge_softmax(*graph.grouped(transpose=transpose), score, out)
+        self._device.library().edge_softmax(
+            *graph.grouped(transpose=transpose).arguments, score, out
+        )
         return out
 
     def edge_softmax_backward(
@@ -164,7 +166,7 @@ class _Plain:
     ) -> Tensor:
         grad_score = torch.empty_like(out)
         rows = graph.grouped(transpose=transpose)
-        self._device.library().edge_softmax_backward(*rows, out, grad, grad_score)
+        self._device.library().edge_softmax_backward(*rows.arguments, out, grad, grad_score)
         return grad_score
 
     def segment_reduce(
@@ -180,7 +182,7 @@ class _Plain:
         out = x.new_empty((rows.ptr.numel() - 1, x.shape[1]))
         record = x.new_empty((0,) if ties == "none" else out.shape, dtype=torch.int32)
         self._device.library().segment_reduce(
-            *rows,
+            *rows.arguments,
             None if weight is None else weight.contiguous(),
             reduce == "max",
             x,
@@ -208,7 +210,7 @@ class _Plain:
             self._device.library().divide_by_ties(grad, record, share)
             grad = share
         self._device.library().segment_reduce_backward(
-            *cols,
+            *cols.arguments,
             None if weight is None else weight.contiguous(),
             x,
             out,
@@ -245,7 +247,7 @@ class _Attention:
         *inputs, transpose, option, dropout, seed, weights = arguments
         out, stats, alpha = self._results(graph, inputs, transpose, weights)
         getattr(self._device.library(), self._name)(
-            *self._rows(graph, inputs[self._gathered], transpose),
+            *self._rows(graph, inputs[self._gathered], transpose).arguments,
             *inputs,
             option,
             dropout,
@@ -289,19 +291,18 @@ class _Attention:
             (graph.num_edges, heads, 2) if self._device.leaves_edges else (rows, heads)
         )
         shared = (*inputs, option, dropout, seed, stats, grad, grad_alpha, grad_logsum, left)
-        if self._operator.has_parameters:  # whose gradient depends on the order of rows, in bits
-            by_destination = graph.grouped(transpose=transpose)
-        else:
-            by_destination = self._rows(graph, inputs[self._gathered], transpose)
+        # The gradient of parameters depends on the order of rows, in bits.
+        ascending = self._operator.has_parameters
+        by_destination = self._rows(graph, inputs[self._gathered], transpose, ascending)
         by_source = self._rows(graph, grad, not transpose)
         library, of_sources = self._device.library(), self._operator.by_source
         getattr(library, f"{self._name}_backward_dst")(
-            *by_destination,
+            *by_destination.arguments,
             *shared,
             *(g for g, is_one in zip(gradients, of_sources, strict=True) if not is_one),
         )
         getattr(library, f"{self._name}_backward_src")(
-            *by_source,
+            *by_source.arguments,
             *shared,
             *(g for g, is_one in zip(gradients, of_sources, strict=True) if is_one),
         )
@@ -333,8 +334,12 @@ class _Attention:
         )
         return tuple(gradients)
 
-    def _rows(self, graph: Graph, gathered: Tensor, transpose: bool) -> Csr:
-        return self._device.rows(graph, gathered, transpose=transpose, attention=True)
+    def _rows(
+        self, graph: Graph, gathered: Tensor, transpose: bool, ascending: bool = False
+    ) -> Csr:
+        return self._device.rows(
+            graph, gathered, transpose=transpose, attention=True, ascending=ascending
+        )
 
     def _empty_gradients(self, inputs: list[Any]) -> list[Tensor | None]:
         return [

@@ -21,18 +21,29 @@ MAX_INDEX = 2**31 - 1
 class Csr(NamedTuple):
     """Entries of a sparse matrix grouped by row.
 
-    ``ptr`` (int64, [rows + 1]) delimits the rows, ``col`` (int32, [entries]) holds the column of
-    each entry, and ``edge_id`` (int32, [entries]) the position of each entry in the caller's edge
-    order; ``None`` stands for the identity. ``longest`` is the number of entries of the longest
-    row, or any upper bound. ``row_id`` (int32, [rows]) holds the rows in the order in which their
-    entries stand; ``None`` is ascending order.
+    Attributes:
+        ptr: int64 ``[rows + 1]``, delimits the rows.
+        col: int32 ``[entries]``, the column of each entry.
+        edge_id: int32 ``[entries]``, the position of each entry in the caller's edge order;
+            ``None`` stands for the identity.
+        num_cut: how many rows a GPU cuts into pieces, if ``num_pieces`` is known.
+        order: in which kernels visit the rows. For those of the CPU, int32 ``[rows]``, the rows in
+            the order in which their entries stand; ``None`` is ascending order. For those of a GPU,
+            int32 ``[rows + num_pieces, 4]``, the tasks (``csrc/include/fastgraph/tasks.h``).
+        num_pieces: how many pieces these are; ``None`` where nobody has counted.
     """
 
     ptr: Tensor
     col: Tensor
     edge_id: Tensor | None
-    longest: int
-    row_id: Tensor | None = None
+    num_cut: int = 0
+    order: Tensor | None = None
+    num_pieces: int | None = None
+
+    @property
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor | None, int, Tensor | None]:
+        """As native functions take them."""
+        return self[:5]
 
     @property
     def nbytes(self) -> int:

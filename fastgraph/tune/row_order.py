@@ -47,7 +47,13 @@ class RowOrder:
         self._library = library
 
     def __call__(
-        self, graph: Graph, gathered: Tensor, *, transpose: bool, attention: bool = False
+        self,
+        graph: Graph,
+        gathered: Tensor,
+        *,
+        transpose: bool,
+        attention: bool = False,
+        ascending: bool = False,
     ) -> Csr:
         """The edges of a graph, grouped by the node that aggregates.
 
@@ -58,7 +64,10 @@ class RowOrder:
             gathered: the features that the kernel gathers, one row for each node.
             transpose: as for :meth:`fastgraph.Graph.grouped`.
             attention: whether the kernel is one of attention, which needs more of a saving.
+            ascending: whether the kernel needs the rows as they are.
         """
+        if ascending:
+            return graph.grouped(transpose=transpose)
         learnt = beside(graph, "row_order", _Learnt)
         rows = learnt.ordered.get((transpose, attention))
         if rows is None:
@@ -68,7 +77,7 @@ class RowOrder:
                 return graph.grouped(transpose=transpose)
             self._decide(graph, learnt, transpose)
             rows = learnt.ordered[transpose, attention]
-        if rows.row_id is not None and 4 * gathered.nbytes < learnt.most_gathered:
+        if rows.order is not None and 4 * gathered.nbytes < learnt.most_gathered:
             return graph.grouped(transpose=transpose)
         return rows
 
@@ -80,7 +89,7 @@ class RowOrder:
                 for_sums, for_attention = self._order(for_sums, row_bytes)
         learnt.ordered[transpose, False] = for_sums
         learnt.ordered[transpose, True] = for_attention
-        if for_sums.row_id is not None:
+        if for_sums.order is not None:
             learnt.nbytes += for_sums.nbytes
             MEMO.recount()
 
@@ -90,5 +99,5 @@ class RowOrder:
         col, edge_id = torch.empty_like(rows.col), torch.empty_like(rows.col)
         # `RowOrder` of csrc/cpu/kernels.h: 0 for none, 1 for sums, 2 for attention as well.
         helped = self._library().order_rows(*rows[:4], row_bytes, ptr, col, edge_id, row_id)
-        ordered = Csr(ptr, col, edge_id, rows.longest, row_id)
+        ordered = Csr(ptr, col, edge_id, order=row_id)
         return ordered if helped > 0 else rows, ordered if helped > 1 else rows

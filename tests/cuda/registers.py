@@ -210,9 +210,9 @@ def check_that_it_loads() -> None:
     assert library.runtime_version() >= 12000
     # It is built in, but there is none without a torch for CUDA.
     assert (library.cusparse_version() > 0) is (torch.version.cuda is not None)
-    rows, x = Csr(torch.zeros(2).long(), torch.zeros(0).int(), None, 0), torch.zeros(1, 1)
+    rows, x = Csr(torch.zeros(2).long(), torch.zeros(0).int(), None), torch.zeros(1, 1)
     with pytest.raises(ValueError, match="expected tensors on a GPU"):
-        library.spmm(*rows, None, None, None, x, x)
+        library.spmm(*rows.arguments, None, None, None, x, x)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

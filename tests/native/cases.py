@@ -51,7 +51,7 @@ class Sparse:
 
     @property
     def csr(self) -> tuple[Tensor, Tensor, Tensor | None, int, Tensor | None]:
-        return self.rowptr, self.index, self.edge_id, self.num_edges, self.row_id
+        return self.rowptr, self.index, self.edge_id, 0, self.row_id
 
 
 def compress(lib: Any, row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Sparse:

@@ -61,7 +61,7 @@ class Graph(Sparse):
     @property
     def ascending(self) -> Call:
         """For functions that want rows in ascending order."""
-        names = ("rowptr", "col", "edge_id", "longest")
+        names = ("rowptr", "col", "edge_id", "num_cut")
         return dict(zip(names, self.csr[:4], strict=True))
 
     @property
@@ -71,7 +71,7 @@ class Graph(Sparse):
     @property
     def arguments_t(self) -> Call:
         """The same for functions whose graph is a transposed one."""
-        names = ("rowptr_t", "col_t", "edge_id_t", "longest_t", "row_id_t")
+        names = ("rowptr_t", "col_t", "edge_id_t", "num_cut_t", "row_id_t")
         return dict(zip(names, self.arguments.values(), strict=True))
 
     # What the reference asks of a fastgraph.graphs.graph.Graph.

@@ -96,17 +96,17 @@ def attention_calls(
 def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
     graph = make_graph(lib, "random")
     flipped = transpose(lib, graph)
-    rowptr, col, edge_id, longest, _ = graph.csr
-    rowptr_t, col_t, edge_id_t, longest_t, _ = flipped.csr
+    rowptr, col, edge_id, num_cut, _ = graph.csr
+    rowptr_t, col_t, edge_id_t, num_cut_t, _ = flipped.csr
     x = torch.randn(graph.num_cols, WIDTH)
     out = torch.randn(graph.num_rows, WIDTH)
     record = torch.zeros(graph.num_rows, WIDTH, dtype=torch.int32)
     weight = torch.randn(graph.num_edges)
     of_heads = torch.randn(graph.num_edges, HEADS)
-    ascending = {"rowptr": rowptr, "col": col, "edge_id": edge_id, "longest": longest}
+    ascending = {"rowptr": rowptr, "col": col, "edge_id": edge_id, "num_cut": num_cut}
     matrix = ascending | {"row_id": torch.arange(graph.num_rows).int()}
     matrix_t = {"rowptr_t": rowptr_t, "col_t": col_t, "edge_id_t": edge_id_t}
-    matrix_t |= {"longest_t": longest_t, "row_id_t": torch.arange(graph.num_cols).int()}
+    matrix_t |= {"num_cut_t": num_cut_t, "row_id_t": torch.arange(graph.num_cols).int()}
     return attention_calls(graph, matrix, matrix_t) | {
         "build_csr": {
             "row": graph.row,

@@ -88,6 +88,6 @@ def test_results_have_the_same_bits(
     graph = graph_of(index, None, NUM_NODES, NUM_NODES)
     ordered = beside(graph, "row_order", pytest.fail).ordered
     assert len(ordered) == 4  # by destination and by source, of sums and of attention
-    assert all(rows.row_id is not None for rows in ordered.values())
+    assert all(rows.order is not None for rows in ordered.values())
     for before, after in zip(first, last, strict=True):
         assert torch.equal(before, after)

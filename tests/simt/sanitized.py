@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fastgraph import ops
+from fastgraph.backends import tasks
 from fastgraph.hookspecs import hookimpl, plugin_manager
 from fastgraph.registry.backend import Backend
 from fastgraph.registry.registry import REGISTRY
@@ -153,6 +154,7 @@ def main() -> None:
             return [SimtBackend(lambda: emulator)]
 
     plugin_manager().register(Plugin())
+    tasks.SMALL = 600  # so that "cut" is cut like a large graph, and "long" like a small one
     call = sys.argv[2]
     every_layout = "--repeats" in sys.argv
     graphs = itertools.product(CASES, LAYOUTS[:2]) if every_layout else ONCE

@@ -44,12 +44,12 @@ FAULTS = {
         "stats, left, grad_alpha, grad_logsum, grad)",
     ),
     "spmm: scales swapped": (
-        "spmm(*rows, weight, row_scale, col_scale, x, out)",
-        "spmm(*rows, weight, col_scale, row_scale, x, out)",
+        "spmm(*rows.arguments, weight, row_scale, col_scale, x, out)",
+        "spmm(*rows.arguments, weight, col_scale, row_scale, x, out)",
     ),
     "sddmm: a swapped pair": (
-        "sddmm(*rows, row_scale, grad, x, out)",
-        "sddmm(*rows, row_scale, x, grad, out)",
+        "sddmm(*rows.arguments, row_scale, grad, x, out)",
+        "sddmm(*rows.arguments, row_scale, x, grad, out)",
     ),
     "segment_reduce: minima for maxima": ('reduce == "max",', 'reduce != "max",'),
     "segment_reduce backward: a swapped pair": (

@@ -23,10 +23,10 @@ def test_rows_are_put_in_order_after_some_uses() -> None:
         for _ in range(USES_BEFORE_ORDERING):
             assert rows_of(graph, WIDE, transpose=transpose) is graph.grouped(transpose=transpose)
         ordered = rows_of(graph, WIDE, transpose=transpose)
-        assert ordered.row_id is not None
+        assert ordered.order is not None
         assert rows_of(graph, WIDE, transpose=transpose) is ordered
         # What depends on the order still comes from rows in theirs.
-        assert graph.grouped(transpose=transpose).row_id is None
+        assert graph.grouped(transpose=transpose).order is None
     held = [
         rows
         for t in (False, True)
@@ -51,30 +51,30 @@ def test_the_widest_features_decide_about_the_order() -> None:
     rows_of(graph, WIDE, transpose=False)
     for _ in range(USES_BEFORE_ORDERING):
         rows_of(graph, torch.empty(5000, 7), transpose=False)
-    assert rows_of(graph, WIDE, transpose=False).row_id is not None
+    assert rows_of(graph, WIDE, transpose=False).order is not None
 
 
 def test_much_narrower_features_get_the_rows_as_they_are() -> None:
     graph = Graph(mixed_communities(5000, 20), 5000, 5000)
     for _ in range(1 + USES_BEFORE_ORDERING):
         rows_of(graph, WIDE, transpose=False)
-    assert rows_of(graph, WIDE[:, :64].contiguous(), transpose=False).row_id is not None
-    assert rows_of(graph, torch.empty(5000, 63), transpose=False).row_id is None
+    assert rows_of(graph, WIDE[:, :64].contiguous(), transpose=False).order is not None
+    assert rows_of(graph, torch.empty(5000, 63), transpose=False).order is None
 
 
 def test_attention_needs_more_of_a_saving() -> None:
     graph = Graph(mixed_communities(5000, 5), 5000, 5000)
     for _ in range(1 + USES_BEFORE_ORDERING):
         rows_of(graph, WIDE, transpose=False)
-    assert rows_of(graph, WIDE, transpose=False).row_id is not None
-    assert rows_of(graph, WIDE, transpose=False, attention=True).row_id is None
+    assert rows_of(graph, WIDE, transpose=False).order is not None
+    assert rows_of(graph, WIDE, transpose=False, attention=True).order is None
 
 
 def test_isolated_nodes_do_not_stand_in_the_way() -> None:
     graph = Graph(mixed_communities(5000, 20), 50_000, 50_000)
     for _ in range(1 + USES_BEFORE_ORDERING):
         rows_of(graph, torch.empty(50_000, 256), transpose=False)
-    assert rows_of(graph, torch.empty(50_000, 256), transpose=False).row_id is not None
+    assert rows_of(graph, torch.empty(50_000, 256), transpose=False).order is not None
 
 
 def test_rows_stay_where_they_are_unless_that_helps() -> None:

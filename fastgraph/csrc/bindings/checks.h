@@ -246,39 +246,76 @@ Indices<Index> checked_indices(const Tensor& tensor, int64_t size, const char* n
 
 // What the arguments that make up a matrix are called.
 struct CsrNames {
-  const char *rowptr, *col, *edge_id, *row_id;
+  const char *rowptr, *col, *edge_id, *num_cut, *row_id, *tasks;
 };
-constexpr CsrNames kByRow{"rowptr", "col", "edge_id", "row_id"};
-constexpr CsrNames kByCol{"rowptr_t", "col_t", "edge_id_t", "row_id_t"};
+constexpr CsrNames kByRow{"rowptr", "col", "edge_id", "num_cut", "row_id", "tasks"};
+constexpr CsrNames kByCol{"rowptr_t", "col_t", "edge_id_t", "num_cut_t", "row_id_t", "tasks_t"};
 
-// A matrix that fastgraph.graphs.graph has made. Sizes are checked, contents only where that takes
-// no time.
-inline OrderedCsr checked_csr(const Tensor& rowptr, const Tensor& col,
-                              const OptionalTensor& edge_id, int64_t longest,
-                              const OptionalTensor& row_id, int64_t num_cols,
-                              const CsrNames& names) {
+// The list of a GPU's tasks, and behind them that of the rows that were cut: four numbers for each
+// of num_rows rows and of the pieces, of which a row that was cut has at least two.
+template <typename T>
+T* checked_tasks(const Tensor& tensor, int64_t num_rows, int64_t num_cut, const char* name) {
+  check_ndim(tensor, 2, name);
+  T* const data = checked<T>(tensor, {tensor.size(0), 4}, name);
+  if (reinterpret_cast<uintptr_t>(data) % 16 != 0) {
+    TVM_FFI_THROW(ValueError) << name << " must be aligned to 16 bytes";
+  }
+  if (num_cut < 0 || num_cut > num_rows || tensor.size(0) - num_rows < 2 * num_cut) {
+    TVM_FFI_THROW(ValueError) << name << " must list " << num_rows << " rows and at least two "
+                              << "pieces of each of those that are cut, got shape "
+                              << shape_text(tensor) << " with " << num_cut << " that are cut";
+  }
+  return data;
+}
+
+// A matrix with what the device's kernels need to know besides: the CPU the rows in the order in
+// which they stand, if that is not ascending, and a GPU its tasks.
+template <typename R>
+R with_order(const Csr& graph, int64_t num_cut, const OptionalTensor& order,
+             const CsrNames& names) {
+  if constexpr (std::is_same_v<R, OrderedCsr>) {
+    checked_size(num_cut, names.num_cut);
+    return {graph, checked<const int32_t>(order, {graph.num_rows}, names.row_id)};
+  } else {
+    if (!order.has_value()) {
+      TVM_FFI_THROW(ValueError) << names.tasks << " must be a tensor on this device, got None";
+    }
+    const Tensor& list = order.value();
+    const auto* data = checked_tasks<const int32_t>(list, graph.num_rows, num_cut, names.tasks);
+    const int64_t num_tasks = list.size(0) - num_cut;
+    return {graph,
+            reinterpret_cast<decltype(R::tasks)>(data),
+            reinterpret_cast<decltype(R::cut_rows)>(data + 4 * num_tasks),
+            num_tasks,
+            list.size(0) - graph.num_rows,
+            num_cut};
+  }
+}
+
+// A matrix that fastgraph.graphs.graph has made, and how many of its rows are cut. Sizes are
+// checked, contents only where that takes no time.
+inline Rows checked_csr(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id,
+                        int64_t num_cut, const OptionalTensor& order, int64_t num_cols,
+                        const CsrNames& names) {
   check_ndim(rowptr, 1, names.rowptr);
   check_ndim(col, 1, names.col);
   if (rowptr.size(0) < 1) {
     TVM_FFI_THROW(ValueError) << names.rowptr << " must hold at least one value, got none";
   }
-  if (row_id.has_value() && !kAnyRowOrder) {
-    TVM_FFI_THROW(ValueError) << names.row_id << " must be None on this device, got a tensor";
-  }
   const int64_t num_rows = checked_size(rowptr.size(0) - 1, "the number of rows");
   const int64_t num_entries = checked_size(col.size(0), "the number of edges");
-  const OrderedCsr graph{{checked<const int64_t>(rowptr, {num_rows + 1}, names.rowptr),
-                          checked<const int32_t>(col, {num_entries}, names.col),
-                          checked<const int32_t>(edge_id, {num_entries}, names.edge_id), num_rows,
-                          num_cols, num_entries, checked_size(longest, "longest")},
-                         checked<const int32_t>(row_id, {num_rows}, names.row_id)};
-  if (!kReadable) return graph;
-  if (graph.rowptr[0] != 0 || graph.rowptr[num_rows] != num_entries) {
+  const Csr graph{checked<const int64_t>(rowptr, {num_rows + 1}, names.rowptr),
+                  checked<const int32_t>(col, {num_entries}, names.col),
+                  checked<const int32_t>(edge_id, {num_entries}, names.edge_id),
+                  num_rows,
+                  num_cols,
+                  num_entries};
+  if (kReadable && (graph.rowptr[0] != 0 || graph.rowptr[num_rows] != num_entries)) {
     TVM_FFI_THROW(ValueError) << names.rowptr << " must run from 0 to " << num_entries
                               << " (the size of " << names.col << "), got " << graph.rowptr[0]
                               << " to " << graph.rowptr[num_rows];
   }
-  return graph;
+  return with_order<Rows>(graph, num_cut, order, names);
 }
 
 // Calls body(), which may need more working memory than there is: fastgraph.machine.native has

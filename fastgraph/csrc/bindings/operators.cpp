@@ -8,13 +8,13 @@
 namespace fastgraph {
 namespace {
 
-void bind_spmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-               OptionalTensor row_id, OptionalTensor weight, OptionalTensor row_scale,
+void bind_spmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
+               OptionalTensor order, OptionalTensor weight, OptionalTensor row_scale,
                OptionalTensor col_scale, Tensor x, Tensor out) {
   Call call(x);
   check_ndim(x, 2, "x");
   const int64_t width = x.size(1);
-  const OrderedCsr graph = checked_csr(rowptr, col, edge_id, longest, row_id, x.size(0), kByRow);
+  const Rows graph = checked_csr(rowptr, col, edge_id, num_cut, order, x.size(0), kByRow);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     using A = Accumulator<T>;
@@ -27,13 +27,12 @@ void bind_spmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longes
   });
 }
 
-void bind_sddmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-                OptionalTensor row_id, OptionalTensor row_scale, Tensor grad, Tensor x,
-                Tensor out) {
+void bind_sddmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
+                OptionalTensor order, OptionalTensor row_scale, Tensor grad, Tensor x, Tensor out) {
   Call call(x);
   check_ndim(x, 2, "x");
   const int64_t width = x.size(1);
-  const OrderedCsr graph = checked_csr(rowptr, col, edge_id, longest, row_id, x.size(0), kByRow);
+  const Rows graph = checked_csr(rowptr, col, edge_id, num_cut, order, x.size(0), kByRow);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     using A = Accumulator<T>;
@@ -44,8 +43,8 @@ void bind_sddmm(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longe
   });
 }
 
-void bind_segment_reduce(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-                         OptionalTensor row_id, OptionalTensor weight, bool is_max, Tensor x,
+void bind_segment_reduce(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
+                         OptionalTensor order, OptionalTensor weight, bool is_max, Tensor x,
                          Tensor out, OptionalTensor ties, OptionalTensor winner) {
   Call call(x);
   if (ties.has_value() && winner.has_value()) {
@@ -53,7 +52,7 @@ void bind_segment_reduce(Tensor rowptr, Tensor col, OptionalTensor edge_id, int6
   }
   check_ndim(x, 2, "x");
   const int64_t width = x.size(1);
-  const OrderedCsr graph = checked_csr(rowptr, col, edge_id, longest, row_id, x.size(0), kByRow);
+  const Rows graph = checked_csr(rowptr, col, edge_id, num_cut, order, x.size(0), kByRow);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::segment_reduce<T>, graph,
@@ -78,7 +77,7 @@ void bind_divide_by_ties(Tensor grad, Tensor ties, Tensor share) {
 }
 
 void bind_segment_reduce_backward(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t,
-                                  int64_t longest, OptionalTensor row_id_t, OptionalTensor weight,
+                                  int64_t num_cut, OptionalTensor order_t, OptionalTensor weight,
                                   Tensor x, Tensor out, Tensor grad, OptionalTensor ties,
                                   OptionalTensor winner, Tensor grad_x) {
   Call call(x);
@@ -88,8 +87,8 @@ void bind_segment_reduce_backward(Tensor rowptr_t, Tensor col_t, OptionalTensor 
   check_ndim(x, 2, "x");
   check_ndim(out, 2, "out");
   const int64_t width = x.size(1), num_rows = out.size(0);
-  const OrderedCsr transpose =
-      checked_csr(rowptr_t, col_t, edge_id_t, longest, row_id_t, num_rows, kByCol);
+  const Rows transpose =
+      checked_csr(rowptr_t, col_t, edge_id_t, num_cut, order_t, num_rows, kByCol);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::segment_reduce_backward<T>, transpose,
@@ -146,15 +145,15 @@ struct AttentionSizes {
   int64_t rows, cols, heads, width, edges;
   int64_t edge_width = 0;  // channels of edges that follow the others in outputs
 
-  OrderedCsr by_row(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id,
-                    int64_t longest, const OptionalTensor& row_id) const {
+  Rows by_row(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id,
+              int64_t num_cut, const OptionalTensor& order) const {
     check_shape(rowptr, {rows + 1}, "rowptr");
-    return checked_csr(rowptr, col, edge_id, longest, row_id, cols, kByRow);
+    return checked_csr(rowptr, col, edge_id, num_cut, order, cols, kByRow);
   }
-  OrderedCsr by_col(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id,
-                    int64_t longest, const OptionalTensor& row_id) const {
+  Rows by_col(const Tensor& rowptr, const Tensor& col, const OptionalTensor& edge_id,
+              int64_t num_cut, const OptionalTensor& order) const {
     check_shape(rowptr, {cols + 1}, "rowptr_t");
-    return checked_csr(rowptr, col, edge_id, longest, row_id, rows, kByCol);
+    return checked_csr(rowptr, col, edge_id, num_cut, order, rows, kByCol);
   }
   template <typename T>
   Heads<T> of_rows(const Tensor& tensor, const char* name) const {
@@ -263,14 +262,14 @@ struct Gatv2Arguments {
   }
 };
 
-void bind_gatv2(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-                OptionalTensor row_id, Tensor x_src, Tensor x_dst, Tensor att, OptionalTensor edge,
+void bind_gatv2(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
+                OptionalTensor order, Tensor x_src, Tensor x_dst, Tensor att, OptionalTensor edge,
                 OptionalTensor weight_edge, double slope, double dropout, int64_t seed, Tensor out,
                 Tensor stats, OptionalTensor alpha, OptionalTensor addend) {
   Call call(x_src);
   const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
-  const OrderedCsr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
+  const Rows graph = sizes.by_row(rowptr, col, edge_id, num_cut, order);
   dispatch_features(x_src, "x_src", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::gatv2<T>, graph, arguments.checked_for<T>(sizes), slope,
@@ -278,8 +277,8 @@ void bind_gatv2(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longe
   });
 }
 
-void bind_gatv2_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-                             OptionalTensor row_id, Tensor x_src, Tensor x_dst, Tensor att,
+void bind_gatv2_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
+                             OptionalTensor order, Tensor x_src, Tensor x_dst, Tensor att,
                              OptionalTensor edge, OptionalTensor weight_edge, double slope,
                              double dropout, int64_t seed, Tensor stats, Tensor grad,
                              OptionalTensor grad_alpha, OptionalTensor grad_logsum, Tensor between,
@@ -288,7 +287,7 @@ void bind_gatv2_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, 
   Call call(x_src);
   const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
-  const OrderedCsr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
+  const Rows graph = sizes.by_row(rowptr, col, edge_id, num_cut, order);
   check_given_together(edge, "edge", grad_edge, "grad_edge");
   check_given_together(edge, "edge", grad_weight_edge, "grad_weight_edge");
   dispatch_features(x_src, "x_src", [&](auto type) {
@@ -305,7 +304,7 @@ void bind_gatv2_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, 
 }
 
 void bind_gatv2_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t,
-                             int64_t longest, OptionalTensor row_id_t, Tensor x_src, Tensor x_dst,
+                             int64_t num_cut, OptionalTensor order_t, Tensor x_src, Tensor x_dst,
                              Tensor att, OptionalTensor edge, OptionalTensor weight_edge,
                              double slope, double dropout, int64_t seed, Tensor stats, Tensor grad,
                              OptionalTensor grad_alpha, OptionalTensor grad_logsum, Tensor between,
@@ -313,7 +312,7 @@ void bind_gatv2_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_
   Call call(x_src);
   const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
   const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
-  const OrderedCsr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest, row_id_t);
+  const Rows transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, num_cut, order_t);
   dispatch_features(x_src, "x_src", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::gatv2_backward_src<T>, transpose, arguments.checked_for<T>(sizes), slope,
@@ -341,14 +340,14 @@ struct GatArguments {
   }
 };
 
-void bind_gat(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-              OptionalTensor row_id, Tensor x, Tensor score_src, Tensor score_dst,
+void bind_gat(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
+              OptionalTensor order, Tensor x, Tensor score_src, Tensor score_dst,
               OptionalTensor score_edge, double slope, double dropout, int64_t seed, Tensor out,
               Tensor stats, OptionalTensor alpha, OptionalTensor addend) {
   Call call(x);
   const GatArguments arguments{x, score_src, score_dst, score_edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
-  const OrderedCsr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
+  const Rows graph = sizes.by_row(rowptr, col, edge_id, num_cut, order);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::gat<T>, graph, arguments.checked_for<T>(sizes), slope,
@@ -358,9 +357,9 @@ void bind_gat(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest
 
 #ifdef FASTGRAPH_GAT_AT_ONCE
 
-void bind_gat_backward(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-                       OptionalTensor row_id, Tensor rowptr_t, Tensor col_t,
-                       OptionalTensor edge_id_t, int64_t longest_t, OptionalTensor row_id_t,
+void bind_gat_backward(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
+                       OptionalTensor order, Tensor rowptr_t, Tensor col_t,
+                       OptionalTensor edge_id_t, int64_t num_cut_t, OptionalTensor order_t,
                        Tensor x, Tensor score_src, Tensor score_dst, OptionalTensor score_edge,
                        double slope, double dropout, int64_t seed, Tensor stats, Tensor grad,
                        OptionalTensor grad_alpha, OptionalTensor grad_logsum, Tensor grad_x,
@@ -369,9 +368,9 @@ void bind_gat_backward(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_
   Call call(x);
   const GatArguments arguments{x, score_src, score_dst, score_edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
-  const OrderedCsr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
+  const Rows graph = sizes.by_row(rowptr, col, edge_id, num_cut, order);
   check_shape(col_t, {sizes.edges}, "col_t");
-  const OrderedCsr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest_t, row_id_t);
+  const Rows transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, num_cut_t, order_t);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     call.run(
@@ -385,8 +384,8 @@ void bind_gat_backward(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_
 
 #else
 
-void bind_gat_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-                           OptionalTensor row_id, Tensor x, Tensor score_src, Tensor score_dst,
+void bind_gat_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
+                           OptionalTensor order, Tensor x, Tensor score_src, Tensor score_dst,
                            OptionalTensor score_edge, double slope, double dropout, int64_t seed,
                            Tensor stats, Tensor grad, OptionalTensor grad_alpha,
                            OptionalTensor grad_logsum, Tensor between, Tensor grad_score_dst,
@@ -394,7 +393,7 @@ void bind_gat_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, in
   Call call(x);
   const GatArguments arguments{x, score_src, score_dst, score_edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
-  const OrderedCsr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
+  const Rows graph = sizes.by_row(rowptr, col, edge_id, num_cut, order);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::gat_backward_dst<T>, graph, arguments.checked_for<T>(sizes), slope,
@@ -406,8 +405,8 @@ void bind_gat_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, in
   });
 }
 
-void bind_gat_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t, int64_t longest,
-                           OptionalTensor row_id_t, Tensor x, Tensor score_src, Tensor score_dst,
+void bind_gat_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t, int64_t num_cut,
+                           OptionalTensor order_t, Tensor x, Tensor score_src, Tensor score_dst,
                            OptionalTensor score_edge, double slope, double dropout, int64_t seed,
                            Tensor stats, Tensor grad, OptionalTensor grad_alpha,
                            OptionalTensor grad_logsum, Tensor between, Tensor grad_x,
@@ -415,7 +414,7 @@ void bind_gat_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id
   Call call(x);
   const GatArguments arguments{x, score_src, score_dst, score_edge};
   const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
-  const OrderedCsr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest, row_id_t);
+  const Rows transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, num_cut, order_t);
   dispatch_features(x, "x", [&](auto type) {
     using T = decltype(type);
     call.run(
@@ -446,14 +445,14 @@ struct AttentionArguments {
   }
 };
 
-void bind_attention(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-                    OptionalTensor row_id, Tensor query, Tensor key, Tensor value,
+void bind_attention(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
+                    OptionalTensor order, Tensor query, Tensor key, Tensor value,
                     OptionalTensor edge, double scale, double dropout, int64_t seed, Tensor out,
                     Tensor stats, OptionalTensor alpha, OptionalTensor addend) {
   Call call(key);
   const AttentionArguments arguments{query, key, value, edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
-  const OrderedCsr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
+  const Rows graph = sizes.by_row(rowptr, col, edge_id, num_cut, order);
   dispatch_features(key, "key", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::attention<T>, graph, arguments.checked_for<T>(sizes), scale,
@@ -461,8 +460,8 @@ void bind_attention(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t l
   });
 }
 
-void bind_attention_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-                                 OptionalTensor row_id, Tensor query, Tensor key, Tensor value,
+void bind_attention_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
+                                 OptionalTensor order, Tensor query, Tensor key, Tensor value,
                                  OptionalTensor edge, double scale, double dropout, int64_t seed,
                                  Tensor stats, Tensor grad, OptionalTensor grad_alpha,
                                  OptionalTensor grad_logsum, Tensor between, Tensor grad_query,
@@ -470,7 +469,7 @@ void bind_attention_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_
   Call call(key);
   const AttentionArguments arguments{query, key, value, edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
-  const OrderedCsr graph = sizes.by_row(rowptr, col, edge_id, longest, row_id);
+  const Rows graph = sizes.by_row(rowptr, col, edge_id, num_cut, order);
   check_given_together(edge, "edge", grad_edge, "grad_edge");
   dispatch_features(key, "key", [&](auto type) {
     using T = decltype(type);
@@ -484,7 +483,7 @@ void bind_attention_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_
 }
 
 void bind_attention_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t,
-                                 int64_t longest, OptionalTensor row_id_t, Tensor query, Tensor key,
+                                 int64_t num_cut, OptionalTensor order_t, Tensor query, Tensor key,
                                  Tensor value, OptionalTensor edge, double scale, double dropout,
                                  int64_t seed, Tensor stats, Tensor grad, OptionalTensor grad_alpha,
                                  OptionalTensor grad_logsum, Tensor between, Tensor grad_key,
@@ -492,7 +491,7 @@ void bind_attention_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor e
   Call call(key);
   const AttentionArguments arguments{query, key, value, edge};
   const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
-  const OrderedCsr transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, longest, row_id_t);
+  const Rows transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, num_cut, order_t);
   dispatch_features(key, "key", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::attention_backward_src<T>, transpose, arguments.checked_for<T>(sizes), scale,

@@ -106,21 +106,21 @@ void bind_check_csr(Tensor ptr, Tensor index, int64_t num_rows, int64_t num_cols
   });
 }
 
-void bind_transpose_csr(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
+void bind_transpose_csr(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
                         int64_t num_cols, Tensor rowptr_t, Tensor col_t, Tensor edge_id_t) {
-  const Csr graph = checked_csr(rowptr, col, edge_id, longest, {}, num_cols, kByRow);
+  const Csr graph = checked_csr(rowptr, col, edge_id, num_cut, {}, num_cols, kByRow);
   MutableCsr transpose = checked_output(rowptr_t, "rowptr_t", col_t, "col_t", num_cols,
                                         graph.num_rows, graph.num_entries);
   transpose.edge_id = checked<int32_t>(edge_id_t, {graph.num_entries}, "edge_id_t");
   with_memory([&] { transpose_csr(graph, transpose); });
 }
 
-int64_t bind_order_rows(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
+int64_t bind_order_rows(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
                         int64_t row_bytes, Tensor rowptr_out, Tensor col_out, Tensor edge_id_out,
                         Tensor row_id_out) {
   check_ndim(rowptr, 1, "rowptr");
   const int64_t num_rows = rowptr.size(0) - 1;
-  const Csr graph = checked_csr(rowptr, col, edge_id, longest, {}, num_rows, kByRow);
+  const Csr graph = checked_csr(rowptr, col, edge_id, num_cut, {}, num_rows, kByRow);
   MutableCsr ordered = checked_output(rowptr_out, "rowptr_out", col_out, "col_out", num_rows,
                                       num_rows, graph.num_entries);
   ordered.edge_id = checked<int32_t>(edge_id_out, {graph.num_entries}, "edge_id_out");
@@ -130,11 +130,11 @@ int64_t bind_order_rows(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64
 
 // Operators of edges alone, which look at no column.
 
-void bind_edge_softmax(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-                       OptionalTensor row_id, Tensor score, Tensor out) {
+void bind_edge_softmax(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
+                       OptionalTensor order, Tensor score, Tensor out) {
   check_ndim(score, 2, "score");
   const int64_t heads = score.size(1);
-  const OrderedCsr graph = checked_csr(rowptr, col, edge_id, longest, row_id, 0, kByRow);
+  const OrderedCsr graph = checked_csr(rowptr, col, edge_id, num_cut, order, 0, kByRow);
   dispatch_features(score, "score", [&](auto type) {
     using T = decltype(type);
     edge_softmax<T>(graph, checked_matrix<const T>(score, graph.num_entries, heads, "score"),
@@ -142,12 +142,12 @@ void bind_edge_softmax(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_
   });
 }
 
-void bind_edge_softmax_backward(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t longest,
-                                OptionalTensor row_id, Tensor weight, Tensor grad,
+void bind_edge_softmax_backward(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
+                                OptionalTensor order, Tensor weight, Tensor grad,
                                 Tensor grad_score) {
   check_ndim(weight, 2, "weight");
   const int64_t heads = weight.size(1);
-  const OrderedCsr graph = checked_csr(rowptr, col, edge_id, longest, row_id, 0, kByRow);
+  const OrderedCsr graph = checked_csr(rowptr, col, edge_id, num_cut, order, 0, kByRow);
   dispatch_features(weight, "weight", [&](auto type) {
     using T = decltype(type);
     const int64_t edges = graph.num_entries;

@@ -25,8 +25,8 @@ constexpr bool kLeavesEdges = true;
 // The backward passes of GAT are one function, in an order of their own.
 #define FASTGRAPH_GAT_AT_ONCE
 
-// Whether the rows of a matrix may be in any order.
-constexpr bool kAnyRowOrder = true;
+// A matrix as kernels take it.
+using Rows = OrderedCsr;
 
 // Whether the weights of edges, and products of what they join, may be one for each of some heads.
 constexpr bool kEdgesHaveHeads = true;

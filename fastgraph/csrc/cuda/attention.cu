@@ -311,7 +311,7 @@ bool is_packed(const AttentionInputs<T>& in, std::initializer_list<const void*> 
 }  // namespace
 
 template <typename T>
-cudaError_t attention(Queue& queue, const Csr& graph, const AttentionInputs<T>& in, double scale,
+cudaError_t attention(Queue& queue, const CutCsr& graph, const AttentionInputs<T>& in, double scale,
                       Dropout dropout, const SoftmaxOutputs<T>& outputs) {
   const bool packed = is_packed(in, {outputs.out.data, outputs.addend.data});
   return with_edges(in, [&](auto edges) {
@@ -322,7 +322,7 @@ cudaError_t attention(Queue& queue, const Csr& graph, const AttentionInputs<T>& 
 }
 
 template <typename T>
-cudaError_t attention_backward_dst(Queue& queue, const Csr& graph, const AttentionInputs<T>& in,
+cudaError_t attention_backward_dst(Queue& queue, const CutCsr& graph, const AttentionInputs<T>& in,
                                    double scale, Dropout dropout, const SoftmaxGradients<T>& given,
                                    Accumulator<T>* delta, Heads<T> grad_query,
                                    Matrix<Accumulator<T>> grad_edge) {
@@ -331,12 +331,12 @@ cudaError_t attention_backward_dst(Queue& queue, const Csr& graph, const Attenti
   return with_edges(in, [&](auto edges) {
     const AttentionDestinations<T, edges.value> pass{
         base, gatherable(in, graph), static_cast<Accumulator<T>>(scale),
-        RowResult<T>(queue, base.pieces, grad_query), grad_edge};
+        RowResult<T>(queue, base.graph.num_pieces, grad_query), grad_edge};
     // Where all heads add to the same gradient of an edge, one group takes them all.
     const int64_t heads = edges.value ? std::min<int64_t>(1, in.key.heads) : in.key.heads;
     const cudaError_t error = with_layout<T>(in.query.width, packed, [&](auto layout) {
       using L = decltype(layout);
-      const dim3 grid(blocks_for<L>(pass.tasks), grid_size(heads));
+      const dim3 grid(blocks_for<L>(pass.graph.num_tasks), grid_size(heads));
       return run_destinations<L>(queue, "attention_destinations", pass, grid);
     });
     return error == cudaSuccess ? merge(queue, graph, pass.grad_query) : error;
@@ -344,16 +344,17 @@ cudaError_t attention_backward_dst(Queue& queue, const Csr& graph, const Attenti
 }
 
 template <typename T>
-cudaError_t attention_backward_src(Queue& queue, const Csr& transpose, const AttentionInputs<T>& in,
-                                   double scale, Dropout dropout, const SoftmaxGradients<T>& given,
-                                   const Accumulator<T>* delta, Heads<T> grad_key,
-                                   Heads<T> grad_value) {
+cudaError_t attention_backward_src(Queue& queue, const CutCsr& transpose,
+                                   const AttentionInputs<T>& in, double scale, Dropout dropout,
+                                   const SoftmaxGradients<T>& given, const Accumulator<T>* delta,
+                                   Heads<T> grad_key, Heads<T> grad_value) {
   const bool packed = is_packed(in, {given.grad.data, grad_key.data, grad_value.data});
   const SourcePass<T> base(transpose, dropout, given, delta);
   return with_edges(in, [&](auto edges) {
     const AttentionSources<T, edges.value> pass{
         base, gatherable(in, transpose), static_cast<Accumulator<T>>(scale),
-        RowResult<T>(queue, base.pieces, grad_key), RowResult<T>(queue, base.pieces, grad_value)};
+        RowResult<T>(queue, base.graph.num_pieces, grad_key),
+        RowResult<T>(queue, base.graph.num_pieces, grad_value)};
     cudaError_t error = run_sources(queue, "attention_sources", pass, packed);
     if (error == cudaSuccess) error = merge(queue, transpose, pass.grad_key);
     return error == cudaSuccess ? merge(queue, transpose, pass.grad_value) : error;

@@ -19,7 +19,7 @@ namespace kernels = ::fastgraph::cuda;
 
 constexpr bool kReadable = false;
 constexpr bool kLeavesEdges = false;
-constexpr bool kAnyRowOrder = false;
+using Rows = cuda::CutCsr;
 constexpr bool kEdgesHaveHeads = false;
 constexpr int64_t kMostRowBytes = std::numeric_limits<int32_t>::max();
 

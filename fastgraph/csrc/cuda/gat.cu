@@ -212,7 +212,7 @@ Heads<T> as_heads(Matrix<T> x) {
 }  // namespace
 
 template <typename T>
-cudaError_t gat(Queue& queue, const Csr& graph, const GatInputs<T>& in, double slope,
+cudaError_t gat(Queue& queue, const CutCsr& graph, const GatInputs<T>& in, double slope,
                 Dropout dropout, const SoftmaxOutputs<T>& outputs) {
   const bool packed = fits_packs<T>(in.x.width, {in.x.data, outputs.out.data, outputs.addend.data});
   const GatScores<T> scores{{gatherable(in, graph), static_cast<Accumulator<T>>(slope)}};
@@ -220,34 +220,35 @@ cudaError_t gat(Queue& queue, const Csr& graph, const GatInputs<T>& in, double s
 }
 
 template <typename T>
-cudaError_t gat_backward_dst(Queue& queue, const Csr& graph, const GatInputs<T>& in, double slope,
-                             Dropout dropout, const SoftmaxGradients<T>& given,
+cudaError_t gat_backward_dst(Queue& queue, const CutCsr& graph, const GatInputs<T>& in,
+                             double slope, Dropout dropout, const SoftmaxGradients<T>& given,
                              Accumulator<T>* delta, Matrix<T> grad_score_dst,
                              Matrix<T> grad_score_edge) {
   const DestinationPass<T> base(queue, graph, dropout, given, delta);
-  const GatDestinations<T> pass{base,
-                                {gatherable(in, graph), static_cast<Accumulator<T>>(slope)},
-                                RowResult<T>(queue, base.pieces, as_heads(grad_score_dst)),
-                                grad_score_edge};
+  const GatDestinations<T> pass{
+      base,
+      {gatherable(in, graph), static_cast<Accumulator<T>>(slope)},
+      RowResult<T>(queue, base.graph.num_pieces, as_heads(grad_score_dst)),
+      grad_score_edge};
   const bool packed = fits_packs<T>(in.x.width, {in.x.data, given.grad.data});
   const cudaError_t error = with_layout<T>(in.x.width, packed, [&](auto layout) {
     using L = decltype(layout);
-    const dim3 grid(blocks_for<L>(pass.tasks), grid_size(in.x.heads));
+    const dim3 grid(blocks_for<L>(pass.graph.num_tasks), grid_size(in.x.heads));
     return run_destinations<L>(queue, "gat_destinations", pass, grid);
   });
   return error == cudaSuccess ? merge(queue, graph, pass.grad_score_dst) : error;
 }
 
 template <typename T>
-cudaError_t gat_backward_src(Queue& queue, const Csr& transpose, const GatInputs<T>& in,
+cudaError_t gat_backward_src(Queue& queue, const CutCsr& transpose, const GatInputs<T>& in,
                              double slope, Dropout dropout, const SoftmaxGradients<T>& given,
                              const Accumulator<T>* delta, Heads<T> grad_x,
                              Matrix<T> grad_score_src) {
   const SourcePass<T> base(transpose, dropout, given, delta);
   const GatSources<T> pass{base,
                            {gatherable(in, transpose), static_cast<Accumulator<T>>(slope)},
-                           RowResult<T>(queue, base.pieces, grad_x),
-                           RowResult<T>(queue, base.pieces, as_heads(grad_score_src))};
+                           RowResult<T>(queue, base.graph.num_pieces, grad_x),
+                           RowResult<T>(queue, base.graph.num_pieces, as_heads(grad_score_src))};
   const bool packed = fits_packs<T>(in.x.width, {in.x.data, given.grad.data, grad_x.data});
   cudaError_t error = run_sources(queue, "gat_sources", pass, packed);
   if (error == cudaSuccess) error = merge(queue, transpose, pass.grad_x);

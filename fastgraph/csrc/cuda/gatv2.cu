@@ -281,8 +281,7 @@ template <typename T>
 struct EdgeWeights {
   using A = Accumulator<T>;
 
-  Csr graph;
-  int64_t pieces;
+  CutCsr graph;
   Additive<T, true> additive;
   const A* grad_score;  // [entries, heads]
   Matrix<A> sums;       // [blocks, heads * channels of edges * width]
@@ -297,7 +296,7 @@ __global__ void __launch_bounds__(kBlockThreads) gatv2_edge_weights(EdgeWeights<
   constexpr int kMost = L::template kInFlight<4>, kChannels = kEdgeChannels<L>;
   const Gatv2Inputs<T>& in = op.additive.in;
   const int64_t groups = static_cast<int64_t>(gridDim.x) * (kBlockThreads / L::kLanes);
-  const int64_t tasks = op.pieces + op.graph.num_rows, width = in.att.width;
+  const int64_t tasks = op.graph.num_tasks, width = in.att.width;
   for (int64_t channel = blockIdx.z * kChannels; channel < in.edge.width;
        channel += gridDim.z * kChannels) {
     const int channels = static_cast<int>(min(in.edge.width - channel, int64_t{kChannels}));
@@ -306,8 +305,7 @@ __global__ void __launch_bounds__(kBlockThreads) gatv2_edge_weights(EdgeWeights<
       for (auto& sum : sums) sum.clear();
       const auto att = part.load(in.att, 0);
       for (int64_t task = group_index<L::kLanes>(); task < tasks; task += groups) {
-        const Span span = span_of(op.graph, task, op.pieces);
-        if (span.row < 0) continue;
+        const Span span = span_of(op.graph, task);
         const auto dst = part.load(in.x_dst, span.row);
         for_each_batch(op.graph, span, part.lanes, [&](const Batch& batch) {
           const A own = op.grad_score[batch.entry * in.att.heads + part.head];
@@ -351,10 +349,10 @@ cudaError_t run_edge_weights(Queue& queue, const Gatv2Destinations<T, true>& pas
   const int64_t width = in.att.heads * in.edge.width * in.att.width;
   const unsigned heads = grid_size(in.att.heads);
   const unsigned channels = grid_size(ceil_div(in.edge.width, kEdgeChannels<L>));
-  const unsigned blocks = sum_blocks(blocks_for<L>(pass.tasks), int64_t{heads} * channels);
+  const unsigned blocks =
+      sum_blocks(blocks_for<L>(pass.graph.num_tasks), int64_t{heads} * channels);
   auto* sums = queue.scratch<Accumulator<T>>(blocks * width);
-  const EdgeWeights<T> op{
-      pass.graph, pass.pieces, pass.additive, pass.grad_score, {sums, blocks, width}};
+  const EdgeWeights<T> op{pass.graph, pass.additive, pass.grad_score, {sums, blocks, width}};
   const dim3 grid(blocks, heads, channels);
   const cudaError_t error = launch({"gatv2_edge_weights", grid, kBlockThreads, 0, queue.stream()},
                                    gatv2_edge_weights<L, T>, op);
@@ -435,11 +433,11 @@ cudaError_t run_destinations_of(Queue& queue, const DestinationPass<T>& base,
   const int64_t width = grad_att.heads * grad_att.width;
   // Where all heads add to the same gradient of an edge, one group takes them all.
   const unsigned heads = grid_size(kEdges ? std::min<int64_t>(1, grad_att.heads) : grad_att.heads);
-  const unsigned blocks = sum_blocks(blocks_for<L>(base.tasks), heads);
+  const unsigned blocks = sum_blocks(blocks_for<L>(base.graph.num_tasks), heads);
   const Gatv2Destinations<T, kEdges> pass{
       base,
       additive,
-      RowResult<T>(queue, base.pieces, grad_dst),
+      RowResult<T>(queue, base.graph.num_pieces, grad_dst),
       {queue.scratch<A>(blocks * width), blocks, grad_att.heads, grad_att.width},
       grad_edge,
       queue.scratch<A>(kEdges ? base.graph.num_entries * grad_att.heads : 0)};
@@ -464,7 +462,7 @@ bool is_packed(const Gatv2Inputs<T>& in, std::initializer_list<const void*> othe
 }  // namespace
 
 template <typename T>
-cudaError_t gatv2(Queue& queue, const Csr& graph, const Gatv2Inputs<T>& in, double slope,
+cudaError_t gatv2(Queue& queue, const CutCsr& graph, const Gatv2Inputs<T>& in, double slope,
                   Dropout dropout, const SoftmaxOutputs<T>& outputs) {
   const bool packed = is_packed(in, {outputs.out.data, outputs.addend.data});
   return with_edges(in, [&](auto edges) {
@@ -475,7 +473,7 @@ cudaError_t gatv2(Queue& queue, const Csr& graph, const Gatv2Inputs<T>& in, doub
 }
 
 template <typename T>
-cudaError_t gatv2_backward_dst(Queue& queue, const Csr& graph, const Gatv2Inputs<T>& in,
+cudaError_t gatv2_backward_dst(Queue& queue, const CutCsr& graph, const Gatv2Inputs<T>& in,
                                double slope, Dropout dropout, const SoftmaxGradients<T>& given,
                                Accumulator<T>* delta, Heads<T> grad_dst, Heads<T> grad_att,
                                Matrix<Accumulator<T>> grad_edge, Heads<T> grad_weight_edge) {
@@ -492,7 +490,7 @@ cudaError_t gatv2_backward_dst(Queue& queue, const Csr& graph, const Gatv2Inputs
 }
 
 template <typename T>
-cudaError_t gatv2_backward_src(Queue& queue, const Csr& transpose, const Gatv2Inputs<T>& in,
+cudaError_t gatv2_backward_src(Queue& queue, const CutCsr& transpose, const Gatv2Inputs<T>& in,
                                double slope, Dropout dropout, const SoftmaxGradients<T>& given,
                                const Accumulator<T>* delta, Heads<T> grad_src) {
   const bool packed = is_packed(in, {given.grad.data, grad_src.data});
@@ -501,7 +499,7 @@ cudaError_t gatv2_backward_src(Queue& queue, const Csr& transpose, const Gatv2In
     const Gatv2Sources<T, edges.value> pass{
         base,
         {gatherable(in, transpose), static_cast<Accumulator<T>>(slope)},
-        RowResult<T>(queue, base.pieces, grad_src)};
+        RowResult<T>(queue, base.graph.num_pieces, grad_src)};
     const cudaError_t error = run_sources(queue, "gatv2_sources", pass, packed);
     return error == cudaSuccess ? merge(queue, transpose, pass.grad_src) : error;
   });

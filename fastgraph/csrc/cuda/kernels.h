@@ -8,10 +8,16 @@
 
 #include "cuda/queue.h"
 #include "fastgraph/attention_arguments.h"
+#include "fastgraph/tasks.h"
 #include "fastgraph/types.h"
 #include "fastgraph/views.h"
 
 namespace fastgraph::cuda {
+
+// Lists the tasks of a matrix whose rows are cut where they have more entries than `chunk`, kChunk
+// at most; the numbers in the list are those that this gives.
+cudaError_t make_tasks(Queue& queue, const int64_t* rowptr, int64_t num_rows, int64_t chunk,
+                       const TaskList& list);
 
 // The elements of a contiguous tensor of any dtype.
 struct Elements {
@@ -32,16 +38,16 @@ template <typename T>
 cudaError_t fill_with_nan_if(Queue& queue, const int32_t* changed, T* out, int64_t count);
 
 template <typename T>
-cudaError_t spmm(Queue& queue, const Csr& graph, Matrix<const T> weight,
+cudaError_t spmm(Queue& queue, const CutCsr& graph, Matrix<const T> weight,
                  const Accumulator<T>* row_scale, const Accumulator<T>* col_scale,
                  Matrix<const T> x, Matrix<T> out);
 
 template <typename T>
-cudaError_t sddmm(Queue& queue, const Csr& graph, const Accumulator<T>* row_scale,
+cudaError_t sddmm(Queue& queue, const CutCsr& graph, const Accumulator<T>* row_scale,
                   Matrix<const T> grad, Matrix<const T> x, Matrix<T> out);
 
 template <typename T>
-cudaError_t segment_reduce(Queue& queue, const Csr& graph, const T* weight, bool is_max,
+cudaError_t segment_reduce(Queue& queue, const CutCsr& graph, const T* weight, bool is_max,
                            Matrix<const T> x, Matrix<T> out, int32_t* ties, int32_t* winner);
 
 template <typename T>
@@ -49,7 +55,7 @@ cudaError_t divide_by_ties(Queue& queue, Matrix<const T> grad, const int32_t* ti
                            Matrix<T> share);
 
 template <typename T>
-cudaError_t segment_reduce_backward(Queue& queue, const Csr& transpose, const T* weight,
+cudaError_t segment_reduce_backward(Queue& queue, const CutCsr& transpose, const T* weight,
                                     Matrix<const T> x, Matrix<const T> out, Matrix<const T> grad,
                                     const int32_t* ties, const int32_t* winner, Matrix<T> grad_x);
 
@@ -62,51 +68,51 @@ cudaError_t head_scores_backward(Queue& queue, Heads<const T> x, Heads<const T> 
                                  Heads<T> grad_att);
 
 template <typename T>
-cudaError_t gatv2(Queue& queue, const Csr& graph, const Gatv2Inputs<T>& in, double slope,
+cudaError_t gatv2(Queue& queue, const CutCsr& graph, const Gatv2Inputs<T>& in, double slope,
                   Dropout dropout, const SoftmaxOutputs<T>& outputs);
 
 template <typename T>
-cudaError_t gatv2_backward_dst(Queue& queue, const Csr& graph, const Gatv2Inputs<T>& in,
+cudaError_t gatv2_backward_dst(Queue& queue, const CutCsr& graph, const Gatv2Inputs<T>& in,
                                double slope, Dropout dropout, const SoftmaxGradients<T>& given,
                                Accumulator<T>* delta, Heads<T> grad_dst, Heads<T> grad_att,
                                Matrix<Accumulator<T>> grad_edge, Heads<T> grad_weight_edge);
 
 template <typename T>
-cudaError_t gatv2_backward_src(Queue& queue, const Csr& transpose, const Gatv2Inputs<T>& in,
+cudaError_t gatv2_backward_src(Queue& queue, const CutCsr& transpose, const Gatv2Inputs<T>& in,
                                double slope, Dropout dropout, const SoftmaxGradients<T>& given,
                                const Accumulator<T>* delta, Heads<T> grad_src);
 
 template <typename T>
-cudaError_t gat(Queue& queue, const Csr& graph, const GatInputs<T>& in, double slope,
+cudaError_t gat(Queue& queue, const CutCsr& graph, const GatInputs<T>& in, double slope,
                 Dropout dropout, const SoftmaxOutputs<T>& outputs);
 
 template <typename T>
-cudaError_t gat_backward_dst(Queue& queue, const Csr& graph, const GatInputs<T>& in, double slope,
-                             Dropout dropout, const SoftmaxGradients<T>& given,
+cudaError_t gat_backward_dst(Queue& queue, const CutCsr& graph, const GatInputs<T>& in,
+                             double slope, Dropout dropout, const SoftmaxGradients<T>& given,
                              Accumulator<T>* delta, Matrix<T> grad_score_dst,
                              Matrix<T> grad_score_edge);
 
 template <typename T>
-cudaError_t gat_backward_src(Queue& queue, const Csr& transpose, const GatInputs<T>& in,
+cudaError_t gat_backward_src(Queue& queue, const CutCsr& transpose, const GatInputs<T>& in,
                              double slope, Dropout dropout, const SoftmaxGradients<T>& given,
                              const Accumulator<T>* delta, Heads<T> grad_x,
                              Matrix<T> grad_score_src);
 
 template <typename T>
-cudaError_t attention(Queue& queue, const Csr& graph, const AttentionInputs<T>& in, double scale,
+cudaError_t attention(Queue& queue, const CutCsr& graph, const AttentionInputs<T>& in, double scale,
                       Dropout dropout, const SoftmaxOutputs<T>& outputs);
 
 template <typename T>
-cudaError_t attention_backward_dst(Queue& queue, const Csr& graph, const AttentionInputs<T>& in,
+cudaError_t attention_backward_dst(Queue& queue, const CutCsr& graph, const AttentionInputs<T>& in,
                                    double scale, Dropout dropout, const SoftmaxGradients<T>& given,
                                    Accumulator<T>* delta, Heads<T> grad_query,
                                    Matrix<Accumulator<T>> grad_edge);
 
 template <typename T>
-cudaError_t attention_backward_src(Queue& queue, const Csr& transpose, const AttentionInputs<T>& in,
-                                   double scale, Dropout dropout, const SoftmaxGradients<T>& given,
-                                   const Accumulator<T>* delta, Heads<T> grad_key,
-                                   Heads<T> grad_value);
+cudaError_t attention_backward_src(Queue& queue, const CutCsr& transpose,
+                                   const AttentionInputs<T>& in, double scale, Dropout dropout,
+                                   const SoftmaxGradients<T>& given, const Accumulator<T>* delta,
+                                   Heads<T> grad_key, Heads<T> grad_value);
 
 // Defines a kernel for all element types, or for the one that its file is compiled for: a build for
 // many cores compiles the largest files once for each.

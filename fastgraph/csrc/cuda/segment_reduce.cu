@@ -58,8 +58,7 @@ template <typename T>
 struct Extremum {
   using A = Accumulator<T>;
 
-  Csr graph;
-  int64_t pieces;
+  CutCsr graph;
   const T* weight;
   A sign;
   Matrix<const T> x;
@@ -129,9 +128,8 @@ template <typename T, Record kRecord, bool kWeighted, int kValues, int kLanes>
 __global__ void __launch_bounds__(kBlockThreads) extremum_rows(Extremum<T> op) {
   using R = Running<Accumulator<T>, kRecord>;
   const int64_t task = group_index<kLanes>();
-  if (task >= op.pieces + op.graph.num_rows) return;
-  const Span span = span_of(op.graph, task, op.pieces);
-  if (span.row < 0) return;
+  if (task >= op.graph.num_tasks) return;
+  const Span span = span_of(op.graph, task);
   const auto lanes = Lanes<kLanes>::mine();
   const int64_t first = static_cast<int64_t>(op.part + blockIdx.y) * (kValues * kLanes);
   R running[kValues];
@@ -166,22 +164,20 @@ __global__ void __launch_bounds__(kBlockThreads) extremum_rows(Extremum<T> op) {
   }
 }
 
-// The extrema of long rows, from those of their pieces.
+// The extrema of rows that were cut, from those of their pieces.
 template <typename T, Record kRecord>
 __global__ void __launch_bounds__(kBlockThreads) extremum_merge(Extremum<T> op) {
-  for_each_long_row(op.graph, [&](int64_t row, int64_t begin, int64_t end) {
-    const int64_t width = op.out.width;
-    for (int64_t f = threadIdx.x; f < width; f += blockDim.x) {
-      Running<Accumulator<T>, kRecord> running;
-      for_each_piece(begin, end, [&](int64_t piece) {
-        const bool recorded = kRecord != Record::kNothing;
-        const int32_t record = recorded ? op.partial_record[piece * width + f] : 0;
-        running.merge({op.partial.row(piece)[f], record});
-      });
-      op.out.row(row)[f] = finished_value(op, false, running);
-      if (kRecord != Record::kNothing) {
-        op.record[row * width + f] = finished_record(false, running);
-      }
+  const int64_t width = op.out.width;
+  for_each_merged(op.graph, width, [&](const CutRow& row, int64_t f) {
+    Running<Accumulator<T>, kRecord> running;
+    for_each_piece(row, [&](int64_t piece) {
+      const bool recorded = kRecord != Record::kNothing;
+      const int32_t record = recorded ? op.partial_record[piece * width + f] : 0;
+      running.merge({op.partial.row(piece)[f], record});
+    });
+    op.out.row(row.row)[f] = finished_value(op, false, running);
+    if (kRecord != Record::kNothing) {
+      op.record[row.row * width + f] = finished_record(false, running);
     }
   });
 }
@@ -276,8 +272,7 @@ template <typename T>
 struct ExtremumBackward {
   using A = Accumulator<T>;
 
-  Csr graph;  // the transpose: a row of it is a row of x
-  int64_t pieces;
+  CutCsr graph;  // the transpose: a row of it is a row of x
   const T* weight;
   Matrix<const T> x;
   Matrix<const T> out;
@@ -395,9 +390,8 @@ template <typename T, bool kWinner, int kValues, int kLanes>
 __global__ void __launch_bounds__(kBlockThreads, kGatheringBlocks)
     backward_rows(ExtremumBackward<T> op) {
   const int64_t task = group_index<kLanes>();
-  if (task >= op.pieces + op.graph.num_rows) return;
-  const Span span = span_of(op.graph, task, op.pieces);
-  if (span.row < 0) return;
+  if (task >= op.graph.num_tasks) return;
+  const Span span = span_of(op.graph, task);
   const auto lanes = Lanes<kLanes>::mine();
   const int64_t first = static_cast<int64_t>(op.part + blockIdx.y) * (kValues * kLanes);
   RowSums<Accumulator<T>, kValues, kLanes, 1> sum;
@@ -413,29 +407,21 @@ __global__ void __launch_bounds__(kBlockThreads, kGatheringBlocks)
 
 template <typename T>
 __global__ void __launch_bounds__(kBlockThreads) backward_merge(ExtremumBackward<T> op) {
-  for_each_long_row(op.graph, [&](int64_t row, int64_t begin, int64_t end) {
-    for (int64_t f = threadIdx.x; f < op.x.width; f += blockDim.x) {
-      Accumulator<T> sum = 0;
-      for_each_piece(begin, end, [&](int64_t piece) { sum += op.partial.row(piece)[f]; });
-      op.grad_x.row(row)[f] = narrowed<T>(sum);
-    }
+  for_each_merged(op.graph, op.x.width, [&](const CutRow& row, int64_t f) {
+    Accumulator<T> sum = 0;
+    for_each_piece(row, [&](int64_t piece) { sum += op.partial.row(piece)[f]; });
+    op.grad_x.row(row.row)[f] = narrowed<T>(sum);
   });
 }
 
-// Starts a group of kLanes lanes for each piece and row, and for as many columns as it holds.
+// Starts a group of kLanes lanes for each task, and for as many columns as it holds.
 template <int kValues, int kLanes, typename Op>
 cudaError_t launch_rows(const char* name, Stream stream, void (*kernel)(Op), Op op) {
-  const int64_t groups = op.pieces + op.graph.num_rows;
-  const auto blocks = static_cast<unsigned>(ceil_div(groups * kLanes, kBlockThreads));
+  const auto blocks = static_cast<unsigned>(ceil_div(op.graph.num_tasks * kLanes, kBlockThreads));
   return for_each_grid<kValues * kLanes>(op.x.width, [&](unsigned part, unsigned parts) {
     op.part = part;
     return launch({name, {blocks, parts}, kBlockThreads, 0, stream}, kernel, op);
   });
-}
-
-template <typename Op>
-unsigned blocks_to_merge(const Op& op) {
-  return op.pieces == 0 ? 0 : merge_blocks(op.graph);
 }
 
 template <Record kRecord>
@@ -448,7 +434,7 @@ struct Forward {
   }
   template <typename T>
   static cudaError_t merge(const Extremum<T>& op, Stream stream) {
-    return launch({"extremum_merge", blocks_to_merge(op), kBlockThreads, 0, stream},
+    return launch({"extremum_merge", merge_grid(op.graph, op.x.width), kBlockThreads, 0, stream},
                   extremum_merge<T, kRecord>, op);
   }
 };
@@ -462,7 +448,7 @@ struct Backward {
   }
   template <typename T>
   static cudaError_t merge(const ExtremumBackward<T>& op, Stream stream) {
-    return launch({"backward_merge", blocks_to_merge(op), kBlockThreads, 0, stream},
+    return launch({"backward_merge", merge_grid(op.graph, op.x.width), kBlockThreads, 0, stream},
                   backward_merge<T>, op);
   }
 };
@@ -478,22 +464,15 @@ cudaError_t run(const Op<T>& op, bool packed, Stream stream) {
 }  // namespace
 
 template <typename T>
-cudaError_t segment_reduce(Queue& queue, const Csr& graph, const T* weight, bool is_max,
+cudaError_t segment_reduce(Queue& queue, const CutCsr& graph, const T* weight, bool is_max,
                            Matrix<const T> x, Matrix<T> out, int32_t* ties, int32_t* winner) {
   using A = Accumulator<T>;
   int32_t* const record = ties ? ties : winner;
-  const int64_t pieces = num_pieces(graph);
+  const int64_t pieces = graph.num_pieces;
   auto* const partial = queue.scratch<A>(pieces * x.width);
   auto* const partial_record = queue.scratch<int32_t>(record ? pieces * x.width : 0);
-  const Extremum<T> op{graph,
-                       pieces,
-                       weight,
-                       is_max ? A{1} : A{-1},
-                       x,
-                       out,
-                       record,
-                       {partial, pieces, x.width},
-                       partial_record};
+  const Extremum<T> op{graph, weight, is_max ? A{1} : A{-1},      x,
+                       out,   record, {partial, pieces, x.width}, partial_record};
   const bool packed = fits_packs<T>(x.width, {x.data, out.data, record, partial, partial_record});
   if (ties) return run<Forward<Record::kTies>>(op, packed, queue.stream());
   if (winner) return run<Forward<Record::kWinner>>(op, packed, queue.stream());
@@ -514,10 +493,10 @@ cudaError_t divide_by_ties(Queue& queue, Matrix<const T> grad, const int32_t* ti
 }
 
 template <typename T>
-cudaError_t segment_reduce_backward(Queue& queue, const Csr& transpose, const T* weight,
+cudaError_t segment_reduce_backward(Queue& queue, const CutCsr& transpose, const T* weight,
                                     Matrix<const T> x, Matrix<const T> out, Matrix<const T> grad,
                                     const int32_t* ties, const int32_t* winner, Matrix<T> grad_x) {
-  const int64_t pieces = num_pieces(transpose);
+  const int64_t pieces = transpose.num_pieces;
   auto* const partial = queue.scratch<Accumulator<T>>(pieces * x.width);
   const int32_t* const record = winner ? winner : ties;
   const int64_t values = out.rows * out.width;
@@ -536,16 +515,9 @@ cudaError_t segment_reduce_backward(Queue& queue, const Csr& transpose, const T*
                                               : code(code_winners<T, false, 1>, 1));
     if (error != cudaSuccess) return error;
   }
-  const ExtremumBackward<T> op{transpose,
-                               pieces,
-                               weight,
-                               x,
-                               out,
-                               grad,
-                               {winner, out.rows, out.width},
-                               codes,
-                               grad_x,
-                               {partial, pieces, x.width}};
+  const ExtremumBackward<T> op{transpose, weight, x,
+                               out,       grad,   {winner, out.rows, out.width},
+                               codes,     grad_x, {partial, pieces, x.width}};
   const bool packed =
       fits_packs<T>(x.width, {x.data, out.data, grad.data, winner, grad_x.data, partial});
   return winner ? run<Backward<true>>(op, packed, queue.stream())

@@ -11,8 +11,7 @@ template <typename T>
 struct Spmm {
   using A = Accumulator<T>;
 
-  Csr graph;
-  int64_t pieces;
+  CutCsr graph;
   const T* weight;
   const A* row_scale;
   const A* col_scale;
@@ -61,9 +60,8 @@ __device__ void add_entries(const Spmm<T>& op, const Span& span, int64_t first, 
 template <typename T, int kValues, int kLanes>
 __global__ void __launch_bounds__(kBlockThreads) spmm_rows(Spmm<T> op) {
   const int64_t task = group_index<kLanes>();
-  if (task >= op.pieces + op.graph.num_rows) return;
-  const Span span = span_of(op.graph, task, op.pieces);
-  if (span.row < 0) return;
+  if (task >= op.graph.num_tasks) return;
+  const Span span = span_of(op.graph, task);
   const auto lanes = Lanes<kLanes>::mine();
   const int64_t first = static_cast<int64_t>(op.part + blockIdx.y) * (kValues * kLanes);
   RowSums<Accumulator<T>, kValues, kLanes, 1> sum;
@@ -78,23 +76,20 @@ __global__ void __launch_bounds__(kBlockThreads) spmm_rows(Spmm<T> op) {
   }
 }
 
-// The sums of long rows, from those of their pieces.
+// The sums of rows that were cut, from those of their pieces.
 template <typename T>
 __global__ void __launch_bounds__(kBlockThreads) spmm_merge(Spmm<T> op) {
-  for_each_long_row(op.graph, [&](int64_t row, int64_t begin, int64_t end) {
-    const Accumulator<T> scale = op.row_scale ? op.row_scale[row] : 1;
-    for (int64_t f = threadIdx.x; f < op.out.width; f += blockDim.x) {
-      Accumulator<T> sum = 0;
-      for_each_piece(begin, end, [&](int64_t piece) { sum += op.partial.row(piece)[f]; });
-      op.out.row(row)[f] = narrowed<T>(sum * scale);
-    }
+  for_each_merged(op.graph, op.out.width, [&](const CutRow& row, int64_t f) {
+    Accumulator<T> sum = 0;
+    for_each_piece(row, [&](int64_t piece) { sum += op.partial.row(piece)[f]; });
+    const Accumulator<T> scale = op.row_scale ? op.row_scale[row.row] : 1;
+    op.out.row(row.row)[f] = narrowed<T>(sum * scale);
   });
 }
 
 template <int kValues, int kLanes, typename T>
 cudaError_t run(Spmm<T> op, Stream stream) {
-  const int64_t groups = op.pieces + op.graph.num_rows;
-  const auto blocks = static_cast<unsigned>(ceil_div(groups * kLanes, kBlockThreads));
+  const auto blocks = static_cast<unsigned>(ceil_div(op.graph.num_tasks * kLanes, kBlockThreads));
   return for_each_grid<kValues * kLanes>(op.x.width, [&](unsigned part, unsigned parts) {
     op.part = part;
     return launch({"spmm_rows", {blocks, parts}, kBlockThreads, 0, stream},
@@ -105,19 +100,18 @@ cudaError_t run(Spmm<T> op, Stream stream) {
 }  // namespace
 
 template <typename T>
-cudaError_t spmm(Queue& queue, const Csr& graph, Matrix<const T> weight,
+cudaError_t spmm(Queue& queue, const CutCsr& graph, Matrix<const T> weight,
                  const Accumulator<T>* row_scale, const Accumulator<T>* col_scale,
                  Matrix<const T> x, Matrix<T> out) {
-  const int64_t pieces = num_pieces(graph);
-  auto* partial = queue.scratch<Accumulator<T>>(pieces * x.width);
-  const Spmm<T> op{graph,     pieces, weight.data, row_scale,
-                   col_scale, x,      out,         {partial, pieces, x.width}};
+  auto* partial = queue.scratch<Accumulator<T>>(graph.num_pieces * x.width);
+  const Spmm<T> op{
+      graph, weight.data, row_scale, col_scale, x, out, {partial, graph.num_pieces, x.width}};
   const bool packed = fits_packs<T>(x.width, {x.data, out.data, partial});
   const cudaError_t error = with_split<T>(x.width, packed, [&](auto split) {
     return run<split.kValues, split.kLanes>(op, queue.stream());
   });
-  if (error != cudaSuccess || pieces == 0) return error;
-  return launch({"spmm_merge", merge_blocks(graph), kBlockThreads, 0, queue.stream()},
+  if (error != cudaSuccess) return error;
+  return launch({"spmm_merge", merge_grid(graph, x.width), kBlockThreads, 0, queue.stream()},
                 spmm_merge<T>, op);
 }
 

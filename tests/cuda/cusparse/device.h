@@ -9,10 +9,12 @@
 #include <cstdint>
 #include <limits>
 
+#include "fastgraph/views.h"
+
 namespace fastgraph {
 
 constexpr bool kReadable = true;
-constexpr bool kAnyRowOrder = false;
+using Rows = OrderedCsr;
 constexpr bool kEdgesHaveHeads = false;
 constexpr int64_t kMostRowBytes = std::numeric_limits<int32_t>::max();
 

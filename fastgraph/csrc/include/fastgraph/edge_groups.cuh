@@ -292,7 +292,7 @@ __device__ Dots<typename L::A, kCount> find_dots(const P& pass, const Part<L>& p
 
 // ---- Results of rows
 
-// Where the sums over rows go, and those over the pieces of long rows until they are merged.
+// Where the sums over rows go, and those over pieces until they are merged.
 template <typename T>
 struct RowResult {
   Heads<T> rows;
@@ -322,26 +322,20 @@ struct RowResult {
   }
 };
 
-// The sums over long rows, from those over their pieces.
+// The sums over rows that were cut, from those over their pieces.
 template <typename T>
-__global__ void __launch_bounds__(kBlockThreads) merge_pieces(Csr graph, RowResult<T> result) {
+__global__ void __launch_bounds__(kBlockThreads) merge_pieces(CutCsr graph, RowResult<T> result) {
   const int64_t width = result.rows.heads * result.rows.width;
-  const int64_t stride = static_cast<int64_t>(gridDim.y) * kBlockThreads;
-  for_each_long_row(graph, [&](int64_t row, int64_t begin, int64_t end) {
-    int64_t f = static_cast<int64_t>(blockIdx.y) * kBlockThreads + threadIdx.x;
-    for (; f < width; f += stride) {
-      Accumulator<T> sum = 0;
-      for_each_piece(begin, end, [&](int64_t piece) { sum += result.pieces.at(piece, 0)[f]; });
-      result.rows.at(row, 0)[f] = narrowed<T>(sum);
-    }
+  for_each_merged(graph, width, [&](const CutRow& row, int64_t f) {
+    Accumulator<T> sum = 0;
+    for_each_piece(row, [&](int64_t piece) { sum += result.pieces.at(piece, 0)[f]; });
+    result.rows.at(row.row, 0)[f] = narrowed<T>(sum);
   });
 }
 
 template <typename T>
-cudaError_t merge(Queue& queue, const Csr& graph, const RowResult<T>& result) {
-  if (result.pieces.nodes == 0) return cudaSuccess;
-  const int64_t width = result.rows.heads * result.rows.width;
-  const dim3 grid(merge_blocks(graph), grid_size(ceil_div(width, kBlockThreads)));
+cudaError_t merge(Queue& queue, const CutCsr& graph, const RowResult<T>& result) {
+  const dim3 grid = merge_grid(graph, result.rows.heads * result.rows.width);
   return launch({"merge_pieces", grid, kBlockThreads, 0, queue.stream()}, merge_pieces<T>, graph,
                 result);
 }

@@ -80,8 +80,7 @@ struct ForwardPass {
   using T = typename S::Element;
   using A = Accumulator<T>;
 
-  Csr graph;
-  int64_t pieces;
+  CutCsr graph;
   Keep<A> keep;
   S scores;
   SoftmaxOutputs<T> outputs;
@@ -116,9 +115,8 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, S>) softmax_rows(For
   using A = typename L::A;
   constexpr int kMost = L::template kInFlight<S::kRows>;
   const int64_t task = group_index<L::kLanes>(), heads = pass.outputs.out.heads;
-  if (task >= pass.pieces + pass.graph.num_rows) return;
-  const Span span = span_of(pass.graph, task, pass.pieces);
-  if (span.row < 0) return;
+  if (task >= pass.graph.num_tasks) return;
+  const Span span = span_of(pass.graph, task);
   for_each_head<L>(heads, pass.outputs.out.width, [&](const Part<L>& part) {
     OnlineSoftmax<L> softmax;
     softmax.clear();
@@ -169,53 +167,51 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, S>) softmax_rows(For
   });
 }
 
-// The softmax of long rows, from those of their pieces. All threads find the sum of exponentials,
-// each the values of its channels.
+// The softmax of rows that were cut, from those of their pieces. All threads find the sum of
+// exponentials, each the values of its channels.
 template <typename T>
 __global__ void __launch_bounds__(kBlockThreads)
-    merge_softmax(Csr graph, SoftmaxOutputs<T> outputs, Heads<Accumulator<T>> sums_of_pieces,
+    merge_softmax(CutCsr graph, SoftmaxOutputs<T> outputs, Heads<Accumulator<T>> sums_of_pieces,
                   SoftmaxStats<Accumulator<T>> stats_of_pieces) {
   using A = Accumulator<T>;
   const Heads<T>& out = outputs.out;
-  for_each_long_row(graph, [&](int64_t row, int64_t begin, int64_t end) {
-    for (int64_t head = blockIdx.y; head < out.heads; head += gridDim.y) {
-      A largest = -INFINITY, total = 0;
-      for_each_piece(begin, end, [&](int64_t piece) {
-        const A of_piece = stats_of_pieces.at(piece, head)[0];
-        if (of_piece > largest) largest = of_piece;
+  const CutRow row = graph.cut_rows[blockIdx.x];
+  for (int64_t head = blockIdx.y; head < out.heads; head += gridDim.y) {
+    A largest = -INFINITY, total = 0;
+    for_each_piece(row, [&](int64_t piece) {
+      const A of_piece = stats_of_pieces.at(piece, head)[0];
+      if (of_piece > largest) largest = of_piece;
+    });
+    for_each_piece(row, [&](int64_t piece) {
+      const A* stats = stats_of_pieces.at(piece, head);
+      total += weight_of(stats[0], largest) * stats[1];
+    });
+    const A inverse =
+        finish_stats(outputs.stats.at(row.row, head), largest, total, false, threadIdx.x == 0);
+    const T* addend = outputs.addend_of(row.row, head);
+    for (int64_t f = threadIdx.x; f < out.width; f += kBlockThreads) {
+      A sum = 0;
+      for_each_piece(row, [&](int64_t piece) {
+        const A weight = weight_of(stats_of_pieces.at(piece, head)[0], largest);
+        sum += weight * sums_of_pieces.at(piece, head)[f];
       });
-      for_each_piece(begin, end, [&](int64_t piece) {
-        const A* stats = stats_of_pieces.at(piece, head);
-        total += weight_of(stats[0], largest) * stats[1];
-      });
-      const A inverse =
-          finish_stats(outputs.stats.at(row, head), largest, total, false, threadIdx.x == 0);
-      const T* addend = outputs.addend_of(row, head);
-      for (int64_t f = threadIdx.x; f < out.width; f += kBlockThreads) {
-        A sum = 0;
-        for_each_piece(begin, end, [&](int64_t piece) {
-          const A weight = weight_of(stats_of_pieces.at(piece, head)[0], largest);
-          sum += weight * sums_of_pieces.at(piece, head)[f];
-        });
-        sum *= inverse;
-        if (addend != nullptr) sum += widened(addend[f]);
-        out.at(row, head)[f] = narrowed<T>(sum);
-      }
+      sum *= inverse;
+      if (addend != nullptr) sum += widened(addend[f]);
+      out.at(row.row, head)[f] = narrowed<T>(sum);
     }
-  });
+  }
 }
 
 // The weights of all entries, once their scores and the stats are known.
 constexpr int kWeightLanes = 8;
 template <typename T>
 __global__ void __launch_bounds__(kBlockThreads)
-    softmax_weights(Csr graph, int64_t pieces, Keep<Accumulator<T>> keep, SoftmaxOutputs<T> outputs,
+    softmax_weights(CutCsr graph, Keep<Accumulator<T>> keep, SoftmaxOutputs<T> outputs,
                     const Accumulator<T>* score) {
   using A = Accumulator<T>;
   const int64_t task = group_index<kWeightLanes>(), heads = outputs.out.heads;
-  if (task >= pieces + graph.num_rows) return;
-  const Span span = span_of(graph, task, pieces);
-  if (span.row < 0) return;
+  if (task >= graph.num_tasks) return;
+  const Span span = span_of(graph, task);
   const int lane = Lanes<kWeightLanes>::mine().lane;
   for (int64_t i = span.begin * heads + lane; i < span.end * heads; i += kWeightLanes) {
     const int64_t edge = graph.edge(i / heads), head = i % heads;
@@ -227,17 +223,16 @@ __global__ void __launch_bounds__(kBlockThreads)
 }
 
 template <typename S>
-cudaError_t run_forward(Queue& queue, const char* name, const Csr& graph, const S& scores,
+cudaError_t run_forward(Queue& queue, const char* name, const CutCsr& graph, const S& scores,
                         Dropout dropout, const SoftmaxOutputs<typename S::Element>& outputs,
                         bool packed) {
   using T = typename S::Element;
   using A = Accumulator<T>;
   const Heads<T>& out = outputs.out;
-  const int64_t pieces = num_pieces(graph);
+  const int64_t pieces = graph.num_pieces;
   const bool weights = outputs.alpha.data != nullptr;
   const ForwardPass<S> pass{
       graph,
-      pieces,
       Keep<A>(dropout),
       scores,
       outputs,
@@ -247,19 +242,19 @@ cudaError_t run_forward(Queue& queue, const char* name, const Csr& graph, const 
   const unsigned heads = grid_size(out.heads);
   cudaError_t error = with_layout<T>(scores.dot_width(), packed, [&](auto layout) {
     using L = decltype(layout);
-    const dim3 grid(blocks_for<L>(pieces + graph.num_rows), heads);
+    const dim3 grid(blocks_for<L>(graph.num_tasks), heads);
     return launch({name, grid, kBlockThreads, 0, queue.stream()}, softmax_rows<L, S>, pass);
   });
-  if (error == cudaSuccess && pieces > 0) {
-    const dim3 grid(merge_blocks(graph), heads);
+  if (error == cudaSuccess) {
+    const dim3 grid(static_cast<unsigned>(graph.num_cut), heads);
     error = launch({"merge_softmax", grid, kBlockThreads, 0, queue.stream()}, merge_softmax<T>,
                    graph, outputs, pass.sums_of_pieces, pass.stats_of_pieces);
   }
   if (error != cudaSuccess || pass.score == nullptr) return error;
   const auto blocks =
-      static_cast<unsigned>(ceil_div((pieces + graph.num_rows) * kWeightLanes, kBlockThreads));
+      static_cast<unsigned>(ceil_div(graph.num_tasks * kWeightLanes, kBlockThreads));
   return launch({"softmax_weights", blocks, kBlockThreads, 0, queue.stream()}, softmax_weights<T>,
-                graph, pieces, pass.keep, outputs, pass.score);
+                graph, pass.keep, outputs, pass.score);
 }
 
 // ---- The backward pass over destinations
@@ -271,28 +266,24 @@ __device__ Accumulator<T> grad_of_weight(const SoftmaxGradients<T>& given, const
   return given.grad_alpha.data ? widened(given.grad_alpha.row(batch.edge)[head]) : 0;
 }
 
-// The pieces of long rows need the delta of the whole row, which a kernel of its own finds before.
+// Pieces need the delta of the whole row, which a kernel of its own finds before.
 template <typename T>
 struct DestinationPass {
   using Element = T;
   using A = Accumulator<T>;
   static constexpr bool kProducts = true;
 
-  Csr graph;
-  int64_t pieces;
+  CutCsr graph;
   Keep<A> keep;
   SoftmaxGradients<T> given;
   RowResult<A> delta;
-  int64_t tasks;
 
-  DestinationPass(Queue& queue, const Csr& rows, const Dropout& dropout,
+  DestinationPass(Queue& queue, const CutCsr& rows, const Dropout& dropout,
                   const SoftmaxGradients<T>& gradients, A* deltas)
       : graph(rows),
-        pieces(num_pieces(rows)),
         keep(dropout),
         given(gradients),
-        delta(queue, pieces, {deltas, rows.num_rows, gradients.grad.heads, 1}),
-        tasks(pieces + rows.num_rows) {}
+        delta(queue, rows.num_pieces, {deltas, rows.num_rows, gradients.grad.heads, 1}) {}
 
   __device__ int64_t dot_width() const { return given.grad.width; }
 };
@@ -325,16 +316,15 @@ __device__ void for_each_product(const P& pass, const Part<L>& part, const Span&
   });
 }
 
-// What the pieces of long rows add to delta. Left to choose, the compiler would spill registers.
+// What pieces add to the delta of their rows. Left to choose, the compiler would spill registers.
 template <typename L, typename P>
 constexpr int kDeltaBlocks = kBlocks<L, P> == 0 && L::kPacks == 1 ? 5 : kBlocks<L, P>;
 template <typename L, typename P>
 __global__ void __launch_bounds__(kBlockThreads, kDeltaBlocks<L, P>) piece_deltas(P pass) {
   using A = typename L::A;
   const int64_t task = group_index<L::kLanes>();
-  if (task >= pass.pieces) return;
-  const Span span = span_of(pass.graph, task, pass.pieces);
-  if (span.row < 0) return;
+  if (task >= pass.graph.num_pieces) return;
+  const Span span = span_of(pass.graph, task);
   for_each_head<L>(pass.given.grad.heads, 0, [&](const Part<L>& part) {
     const auto held = pass.hold(part, span.row);
     A delta = 0;
@@ -345,15 +335,12 @@ __global__ void __launch_bounds__(kBlockThreads, kDeltaBlocks<L, P>) piece_delta
   });
 }
 
-// delta of long rows, less the gradient of the logarithm of the sum of exponentials. Where the
-// pieces are summed up, this would spill registers.
+// delta of rows that were cut, less the gradient of the logarithm of the sum of exponentials. Where
+// the pieces are summed up, this would spill registers.
 template <typename T>
 __global__ void __launch_bounds__(kBlockThreads) subtract_of_logsum(DestinationPass<T> pass) {
-  const int heads = static_cast<int>(pass.given.stats.heads);
-  for_each_long_row(pass.graph, [&](int64_t row, int64_t, int64_t) {
-    for (int head = threadIdx.x; head < heads; head += kBlockThreads) {
-      *pass.delta.rows.at(row, head) -= pass.given.of_logsum(row, head);
-    }
+  for_each_merged(pass.graph, pass.given.stats.heads, [&](const CutRow& row, int64_t head) {
+    *pass.delta.rows.at(row.row, head) -= pass.given.of_logsum(row.row, head);
   });
 }
 
@@ -459,9 +446,8 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) destination_rows
   for_each_head<L>(pass.given.grad.heads, pass.result_width(), [&](const Part<L>& part) {
     typename P::template Totals<L> totals;
     totals.clear();
-    for (int64_t task = group_index<L::kLanes>(); task < pass.tasks; task += groups) {
-      const Span span = span_of(pass.graph, task, pass.pieces);
-      if (span.row < 0) continue;
+    for (int64_t task = group_index<L::kLanes>(); task < pass.graph.num_tasks; task += groups) {
+      const Span span = span_of(pass.graph, task);
       const auto held = pass.hold(part, span.row);
       // For heads in parts a lane would hold more than it has registers for.
       if constexpr (P::kOnce && L::kWhole) {
@@ -482,16 +468,16 @@ struct NoTotals {
 
 template <typename L, typename P>
 cudaError_t run_destinations(Queue& queue, const char* name, const P& pass, dim3 grid) {
-  if (pass.pieces > 0) {
-    const dim3 blocks(blocks_for<L>(pass.pieces), grid.y);
+  if (pass.graph.num_pieces > 0) {
+    const dim3 blocks(blocks_for<L>(pass.graph.num_pieces), grid.y);
     cudaError_t error =
         launch({name, blocks, kBlockThreads, 0, queue.stream()}, piece_deltas<L, P>, pass);
     if (error == cudaSuccess) error = merge(queue, pass.graph, pass.delta);
     if (error == cudaSuccess && pass.given.grad_logsum.data != nullptr) {
       using T = typename P::Element;
-      error =
-          launch({"subtract_of_logsum", merge_blocks(pass.graph), kBlockThreads, 0, queue.stream()},
-                 subtract_of_logsum<T>, static_cast<const DestinationPass<T>&>(pass));
+      const dim3 of_rows = merge_grid(pass.graph, pass.given.stats.heads);
+      error = launch({"subtract_of_logsum", of_rows, kBlockThreads, 0, queue.stream()},
+                     subtract_of_logsum<T>, static_cast<const DestinationPass<T>&>(pass));
     }
     if (error != cudaSuccess) return error;
   }
@@ -506,19 +492,14 @@ struct SourcePass {
   using A = Accumulator<T>;
   static constexpr bool kProducts = true;
 
-  Csr graph;
-  int64_t pieces;
+  CutCsr graph;
   Keep<A> keep;
   SoftmaxGradients<T> given;
   const A* delta;  // [destinations, heads]
 
-  SourcePass(const Csr& transpose, const Dropout& dropout, const SoftmaxGradients<T>& gradients,
+  SourcePass(const CutCsr& transpose, const Dropout& dropout, const SoftmaxGradients<T>& gradients,
              const A* deltas)
-      : graph(transpose),
-        pieces(num_pieces(transpose)),
-        keep(dropout),
-        given(gradients),
-        delta(deltas) {
+      : graph(transpose), keep(dropout), given(gradients), delta(deltas) {
     given.grad = gathered_heads(given.grad, transpose);
   }
 
@@ -556,9 +537,8 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) source_rows(P pa
   using A = typename L::A;
   constexpr int kMost = L::template kInFlight<P::kRows>;
   const int64_t task = group_index<L::kLanes>();
-  if (task >= pass.pieces + pass.graph.num_rows) return;
-  const Span span = span_of(pass.graph, task, pass.pieces);
-  if (span.row < 0) return;
+  if (task >= pass.graph.num_tasks) return;
+  const Span span = span_of(pass.graph, task);
   for_each_head<L>(pass.given.grad.heads, pass.result_width(), [&](const Part<L>& part) {
     const auto held = pass.hold(part, span.row);
     typename P::template Sums<L> sums;
@@ -602,8 +582,7 @@ cudaError_t run_sources(Queue& queue, const char* name, const P& pass, bool pack
   using T = typename P::Element;
   return with_layout<T>(pass.given.grad.width, packed, [&](auto layout) {
     using L = decltype(layout);
-    const dim3 grid(blocks_for<L>(pass.pieces + pass.graph.num_rows),
-                    grid_size(pass.given.grad.heads));
+    const dim3 grid(blocks_for<L>(pass.graph.num_tasks), grid_size(pass.given.grad.heads));
     return launch({name, grid, kBlockThreads, 0, queue.stream()}, source_rows<L, P>, pass);
   });
 }

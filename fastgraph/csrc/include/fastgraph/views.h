@@ -32,7 +32,6 @@ struct Csr {
   int64_t num_rows;
   int64_t num_cols;
   int64_t num_entries;
-  int64_t longest;  // the number of entries of the longest row, or any upper bound
 
   FASTGRAPH_BOTH int64_t edge(int64_t entry) const { return edge_id ? edge_id[entry] : entry; }
 };
