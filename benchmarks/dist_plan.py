@@ -42,7 +42,8 @@ _WITHIN = 1.15  # of the best mode
 @click.option("--quick", is_flag=True, help="Fewer repetitions.")
 def main(graphs: str, out: Path, ranks: str, megabits: str, channels: int, quick: bool) -> None:
     from fastgraph.dist.spawning import run_on_ranks
-    from measure.dist_plan_steps import HEADS, NUM_LAYERS, measure
+    from measure.dist_plan_steps import measure
+    from measure.dist_transformer_steps import HEADS, NUM_LAYERS
     from measure.machine import machine_facts
     from measure.network import network
 

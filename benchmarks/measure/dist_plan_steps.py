@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-import torch_geometric.nn as gnn
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.data import Data
 
 import fastgraph
@@ -20,39 +17,17 @@ from fastgraph.dist.forecast import rows_of
 from fastgraph.dist.partition import partition
 from fastgraph.dist.world import WORLD
 from fastgraph.registry import operators
-from measure.dist_transformer_steps import graph
+from measure.dist_transformer_steps import CLASSES, HEADS, Training, graph, widths_of
 from measure.timing import Contestant, no_garbage_collection
 
-CLASSES = 16
-HEADS = 8
-NUM_LAYERS = 3
 KINDS = ("attention", "sums")
 MODES = [name for name in cost.MODES if name in modes.MODES]
 """Those that ranks can compute in."""
 
-_LEARNING_RATE = 0.01
-
-
-class Model(nn.Module):
-    """``TransformerConv`` or ``GCNConv``, with ReLU in between."""
-
-    def __init__(self, kind: str, channels: int) -> None:
-        super().__init__()
-        widths = itertools.pairwise([channels] * NUM_LAYERS + [CLASSES * HEADS])
-        self.layers = nn.ModuleList(
-            gnn.TransformerConv(i, o // HEADS, HEADS) if kind == "attention" else gnn.GCNConv(i, o)
-            for i, o in widths
-        )
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        for layer in self.layers[:-1]:
-            x = layer(x, edge_index).relu()
-        return self.layers[-1](x, edge_index)
-
 
 def layers(kind: str, channels: int) -> list[Layer]:
     """What a step of the model asks of its operators."""
-    widths = [channels] * (NUM_LAYERS - 1) + [CLASSES * HEADS]
+    widths = widths_of(channels)
     if kind == "sums":
         return [cost.of_sum(_row(width)) for width in widths]
     shapes = [operand.shape for operand in operators.ATTENTION.operands[:3]]
@@ -64,23 +39,6 @@ def layers(kind: str, channels: int) -> list[Layer]:
 
 def _row(*shape: int) -> Tensor:
     return torch.empty(1, *shape, requires_grad=True)
-
-
-class Training:
-    """A model and its optimizer on a graph."""
-
-    def __init__(self, data: Data, kind: str, channels: int) -> None:
-        torch.manual_seed(0)
-        self.model = Model(kind, channels)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=_LEARNING_RATE)
-        self.data = data
-
-    def step(self) -> float:
-        self.optimizer.zero_grad()
-        loss = F.cross_entropy(self.model(self.data.x, self.data.edge_index), self.data.y)
-        loss.backward()
-        self.optimizer.step()
-        return float(loss.detach())
 
 
 def measure(graphs: Sequence[str], channels: int, rounds: int) -> dict[str, Any]:
@@ -107,7 +65,7 @@ def measure(graphs: Sequence[str], channels: int, rounds: int) -> dict[str, Any]
         sharded = {mode: fgd.shard(data, parts=owner, mode=mode) for mode in MODES}
         for kind in KINDS:
             trainings = {
-                mode: Training(sharded[mode], kind, channels)
+                mode: Training(sharded[mode], channels, kind)
                 for mode in MODES
                 if kind == "attention" or mode != "heads"
             }

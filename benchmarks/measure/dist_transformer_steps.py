@@ -43,12 +43,15 @@ def graph(name: str) -> GraphData:
 
 
 class Model(nn.Module):
-    """``TransformerConv`` with ReLU in between."""
+    """``TransformerConv`` with ReLU in between, or for ``"sums"`` ``GCNConv``."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, kind: str) -> None:
         super().__init__()
         widths = itertools.pairwise([channels] * NUM_LAYERS + [CLASSES * HEADS])
-        self.layers = nn.ModuleList(gnn.TransformerConv(i, o // HEADS, HEADS) for i, o in widths)
+        self.layers = nn.ModuleList(
+            gnn.GCNConv(i, o) if kind == "sums" else gnn.TransformerConv(i, o // HEADS, HEADS)
+            for i, o in widths
+        )
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         for layer in self.layers[:-1]:
@@ -59,9 +62,9 @@ class Model(nn.Module):
 class Training:
     """A model and its optimizer on a graph."""
 
-    def __init__(self, data: Data, channels: int) -> None:
+    def __init__(self, data: Data, channels: int, kind: str = "attention") -> None:
         torch.manual_seed(0)
-        self.model = Model(channels)
+        self.model = Model(channels, kind)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=_LEARNING_RATE)
         self.data = data
 
@@ -118,7 +121,7 @@ def measure(name: str, channels: int, rounds: int) -> dict[str, Any]:
     return facts
 
 
-def _widths(channels: int) -> list[int]:
+def widths_of(channels: int) -> list[int]:
     """Channels of all heads that each layer computes."""
     return [channels] * (NUM_LAYERS - 1) + [CLASSES * HEADS]
 
@@ -127,14 +130,14 @@ def _predicted_halo(data: Data, channels: int) -> int:
     """Keys and values of each layer, and their gradients; by the plan for the sources."""
     found = plan(data.edge_index.local[0], data.x.rows)
     rows = sum(found.sends) + sum(found.receives)
-    return 2 * rows * sum(_widths(channels)) * data.x.element_size()
+    return 2 * rows * sum(widths_of(channels)) * data.x.element_size()
 
 
 def _predicted_heads(data: Data, channels: int) -> int:
     """Queries, keys, values and outputs of each layer, and their gradients."""
     rows, own = data.x.rows, shares(HEADS).mine
     given, taken = rows.mine * (HEADS - own), (rows.n - rows.mine) * own
-    return 4 * (given + taken) * sum(_widths(channels)) // HEADS * data.x.element_size()
+    return 4 * (given + taken) * sum(widths_of(channels)) // HEADS * data.x.element_size()
 
 
 PREDICTED = {"halo": _predicted_halo, "heads": _predicted_heads}

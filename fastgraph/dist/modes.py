@@ -5,7 +5,8 @@
 arXiv 2309.14509; for graphs: TorchGT, SC 2024, section III-C).
 ``"2d"``: each rank computes with the edges between the nodes of two sets of ranks (A-stationary
 1.5D: Besta et al., SC 2023), sums and extrema as well as attention.
-``"auto"``: what :mod:`fastgraph.dist.planner` finds faster, for each layer.
+``"auto"``: what :mod:`fastgraph.dist.planner` finds fastest, for each layer of attention; others
+are by halo.
 """
 
 from __future__ import annotations
