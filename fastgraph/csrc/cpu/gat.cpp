@@ -137,8 +137,8 @@ struct ValueGradients : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   }
 };
 
-// The second, over destinations: the gradients of score_dst and score_edge. In `between` it finds
-// the products, and leaves the gradients of z instead.
+// The second, over destinations: the gradients of score_dst and score_edge. In `left`, which is
+// what stands between the passes, it finds the products, and leaves the gradients of z instead.
 template <typename T>
 struct ScoreGradients : DestinationSoftmax<T, ScoreGradients<T>, 1> {
   using A = Accumulator<T>;
@@ -147,10 +147,9 @@ struct ScoreGradients : DestinationSoftmax<T, ScoreGradients<T>, 1> {
   A slope;
   Matrix<T> grad_score_dst;
   Matrix<T> grad_score_edge;
+  Matrix<A> left;
 
   FASTGRAPH_INLINE void expect_row(int64_t) const {}
-
-  Matrix<A> products() const { return {this->between, -1, this->stats.heads}; }
 
   template <typename Block>
   BlockOf<A> sums(const Block& block) const {
@@ -158,7 +157,6 @@ struct ScoreGradients : DestinationSoftmax<T, ScoreGradients<T>, 1> {
   }
   template <typename Block>
   Dots<A> dots_of(const Block& block, BlockOf<A> z) const {
-    const Matrix<A> left = products();
     return {leaky_relu<A>(z, slope), load_edges<A>(block, {left.data, left.rows, left.width})};
   }
   Dots<A> find_dots(const EdgeBlock& block) const { return dots_of(block, sums(block)); }
@@ -166,7 +164,7 @@ struct ScoreGradients : DestinationSoftmax<T, ScoreGradients<T>, 1> {
   template <typename Block>
   void leave(const Block& block, BlockOf<A> grad_z) const {
     store_edges<T>(block, grad_z, grad_score_edge);
-    store_edges<A>(block, grad_z, products());
+    store_edges<A>(block, grad_z, left);
   }
 
   bool knows_few() const { return true; }
@@ -257,7 +255,8 @@ void gat_backward(const OrderedCsr& graph, const OrderedCsr& transpose, const Ga
                                             in,
                                             negative_slope,
                                             grad_score_dst,
-                                            grad_score_edge});
+                                            grad_score_edge,
+                                            left});
   run_pass<A>(transpose, by_source, heads, 1,
               SourceScoreGradients<T>{{1}, {between.get(), edges, heads}, grad_score_src});
 }
