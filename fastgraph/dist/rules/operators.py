@@ -166,8 +166,8 @@ def _attention(
     shapes = [operand.shape for operand in operator.operands]
     mode, grid = _mode(shapes, call, sources, destinations)
     if grid is not None:
-        of_rank = _attended_block(call, grid, sources, destinations)
-        return by_blocks.attend(of_rank, call, kernel, operator)
+        of_block = _attended_block(call, grid, sources, destinations)
+        return by_blocks.attend(of_block, call, kernel, operator)
     if mode == "heads":
         adds_edges = operator is operators.ATTENTION
         attention = by_heads.Attention(kernel, shapes, SUMMED[operator.name], adds_edges)
