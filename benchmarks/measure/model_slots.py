@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fastgraph.backends.tasks import chunk_of
 from measure.model_sheets import WARP
 from measure.tasks import FORMER_CHUNK, formerly, listed
 
-# As ``fastgraph/backends/tasks.py`` cuts rows.
-_CHUNK, _SMALL_CHUNK, _SMALL = 256, 64, 2**19
 _MERGED_ROWS = 128
 """Rows whose pieces one block merged, one row after another, when there was no list of tasks."""
 
@@ -109,7 +108,7 @@ class Rows:
         return [int(n) for n in most if n]
 
     def _chunk(self) -> int:
-        return _SMALL_CHUNK if len(self.lengths) + self.entries < _SMALL else _CHUNK
+        return chunk_of(len(self.lengths), self.entries)
 
     @functools.cached_property
     def _spans(self) -> tuple[Lengths, Lengths]:
