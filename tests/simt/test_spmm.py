@@ -99,5 +99,5 @@ def test_wider_than_a_grid() -> None:
 
 def test_rows_whose_addresses_would_overflow_are_refused() -> None:
     graph = Graph(torch.zeros(2, 0, dtype=torch.int64), 0, 0)
-    with pytest.raises(ValueError, match="x must have rows of at most 2147483647 bytes"):
+    with pytest.raises(ValueError, match="must have rows of at most 2147483647 bytes"):
         simt("spmm", graph, torch.empty(0, 2**29), None, "sum", False)
