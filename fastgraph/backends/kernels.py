@@ -320,8 +320,8 @@ class _Attention:
         *inputs, stats, transpose, option, dropout, seed = arguments
         gradients = self._empty_gradients(inputs)
         getattr(self._device.library(), f"{self._name}_backward")(
-            *self._rows(graph, inputs[self._gathered], transpose),
-            *self._rows(graph, grad, not transpose),
+            *self._rows(graph, inputs[self._gathered], transpose).arguments,
+            *self._rows(graph, grad, not transpose).arguments,
             *inputs,
             option,
             dropout,
