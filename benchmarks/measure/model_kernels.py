@@ -60,7 +60,7 @@ def find(
         words: what its template arguments have in this order, besides the element type.
         dtype: ``float32`` or ``bfloat16``.
         width: of a row, or of a head of it.
-        architecture: whose registers to take.
+        architecture: whose registers to take; those of the loops' where the table has no others.
 
     Raises:
         MissingKernelError: there is none, or none whose loop is known, or several that fit alike.
@@ -75,9 +75,10 @@ def find(
         numbers = [int(token) for token in tokens if token.isdigit()]
         if numbers[:1] != [values]:
             continue
-        registers = by_architecture[architecture][0]
+        of_loop = by_architecture[_LOOP_ARCHITECTURE]
+        registers = by_architecture.get(architecture, of_loop)[0]
         lanes, packs = numbers[1], numbers[2] if len(numbers) > 2 else 1
-        loop = by_architecture[_LOOP_ARCHITECTURE][4:] or [0, 0, 0]
+        loop = of_loop[4:] or [0, 0, 0]
         figures = Figures(name, values, lanes, packs, registers, *loop)
         found.setdefault((lanes, packs), []).append(figures)
     if not found:
