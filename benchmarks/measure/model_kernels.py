@@ -226,7 +226,7 @@ LAYERS: dict[str, Passes] = {
         # (Record)1 are ties: their number or the edge that has won.
         "forward": (
             *_confirmed(1),
-            Gather("extremum_rows", ("(Record)1",), streamed=2, entry_bytes=12),
+            Gather("extremum_rows", ("(Record)1", "false"), streamed=2, entry_bytes=12),
         ),
         "backward": (
             *_confirmed(1),
