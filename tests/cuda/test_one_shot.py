@@ -113,7 +113,7 @@ def test_one_crash_one_kill_and_one_hang(machine: Path) -> None:
     second = start(machine, "--stages", "measure", "--cell-seconds", "30")
     said, _ = second.communicate()
     assert second.returncode == 0, said
-    assert "kronecker-11 GATv2" not in said  # it is in the record
+    assert "kronecker-11 GATv2 16 float32" not in said  # it is in the record
     found = rows(record)
     for rival in ("ours", "ours-measured", "turbo-gnn"):
         row = found["SAGE-mean", "turbo-gnn", rival]
