@@ -149,7 +149,7 @@ def rows_of(graph: Neighbourhoods, meshes: Sequence[Mesh]) -> Rows:
 def _edges_of_blocks(graph: Neighbourhoods, mesh: Mesh) -> Tensor:
     """int64 ``[ranks]``: how many of the edges of this rank each block of a grid has."""
     sources = torch.full((graph.sources.mine,), WORLD.rank)
-    owner = torch.cat([sources, graph.sources.owner[graph.plan.halo]])
+    owner = torch.cat([sources, graph.sources.held(graph.plan.halo).owner])
     own = torch.full_like(graph.plan.place, WORLD.rank)
     return torch.bincount(holder(owner[graph.plan.place], own, mesh), minlength=WORLD.size)
 

@@ -70,8 +70,8 @@ def shard(
             need of others. ``"heads"``: of attention, each rank computes some of the heads, of all
             nodes and over all edges; every rank then keeps the whole ``edge_index``. ``"2d"``: each
             rank computes with the edges from the nodes of a column of a grid of ranks to those of
-            a row, which it then holds. ``"auto"``: what a model with measured links finds faster,
-            for each layer; the first rank prints why.
+            a row, which it then holds. ``"auto"``: what a model with measured links finds fastest,
+            for each layer of attention; others are by halo. The first rank prints why.
         mesh: with ``"2d"``, the numbers of rows and columns of the grid; default: the most square
             one, with no more columns than rows.
 

@@ -92,8 +92,8 @@ inline int64_t item_bytes(const Tensor& tensor, const char* name) {
   return bits / 8;
 }
 
-// What is said of a tensor that does not fit is put together here, out of the way of calls that
-// do: inlined into each check of each instance, it was most of what the compiler had to do.
+// What is said of a tensor that does not fit is put together here, so that calls with tensors that
+// do neither make a text nor carry the code for it.
 #define FASTGRAPH_NOT_INLINED inline __attribute__((noinline, cold))
 
 [[noreturn]] FASTGRAPH_NOT_INLINED void refuse_dtype(const Tensor& tensor, DType expected,
