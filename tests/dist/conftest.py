@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from filelock import FileLock
 
 from fastgraph.dist.spawning import run_on_ranks
+from fastgraph.dist.world import WORLD
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "world_size" in metafunc.fixturenames:
         sizes = [int(size) for size in metafunc.config.getoption("--ranks").split(",")]
         metafunc.parametrize("world_size", sizes, scope="module")
+
+
+@pytest.fixture(autouse=True)
+def world_as_before() -> Iterator[None]:
+    """A test that joins the ranks, if only as a single one, does so for itself alone."""
+    before = asdict(WORLD)
+    yield
+    vars(WORLD).update(before)
 
 
 @pytest.fixture(scope="session")
