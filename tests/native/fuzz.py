@@ -35,7 +35,7 @@ from tests.native.drawing import (
 )
 
 # These take no tensor.
-NOT_CALLED = {"max_threads", "run_serially"}
+NOT_CALLED = {"force_panels", "max_threads", "panel_channels", "run_serially"}
 Make = Callable[[Library, Draw], Prepared]
 # Nothing that these are given is trusted.
 BUILDERS = {"build_csr", "build_csr_with_loops", "check_csr"}
@@ -122,6 +122,7 @@ def within(index: Tensor, size: int) -> bool:
 def valid_call(lib: Library, make: Make, data: st.DataObject) -> None:
     draw = Draw(data)
     call, check = make(lib, draw)
+    lib("force_panels", draw.one_of(-1, 1, 40))
     with threads(draw.one_of(1, 2, 4)):
         result = lib(make.__name__, *call.values())
     check(result)

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "bindings/checks.h"
+#include "fastgraph/panels.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
 
@@ -180,6 +181,20 @@ void bind_prefer_huge_pages(Tensor tensor) {
                     static_cast<int64_t>(tvm::ffi::GetDataSize(tensor)));
 }
 
+int64_t bind_panel_channels(int64_t num_rows, int64_t num_cols, int64_t num_entries,
+                            int64_t channels, int64_t item_bytes, int64_t cache_bytes) {
+  checked_size(num_rows, "num_rows");
+  checked_size(num_cols, "num_cols");
+  checked_size(num_entries, "num_entries");
+  checked_size(channels, "channels");
+  checked_size(cache_bytes, "cache_bytes");
+  if (item_bytes < 1 || item_bytes > kCacheLine) {
+    TVM_FFI_THROW(ValueError) << "item_bytes must be in [1, " << kCacheLine << "], got "
+                              << item_bytes;
+  }
+  return panel_channels(num_rows, num_cols, num_entries, channels, item_bytes, cache_bytes);
+}
+
 }  // namespace
 }  // namespace fastgraph
 
@@ -192,5 +207,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(edge_softmax, fastgraph::bind_edge_softmax);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(edge_softmax_backward, fastgraph::bind_edge_softmax_backward);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(checksum, fastgraph::bind_checksum);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(prefer_huge_pages, fastgraph::bind_prefer_huge_pages);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(panel_channels, fastgraph::bind_panel_channels);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(force_panels, fastgraph::force_panels);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_serially, fastgraph::run_serially);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(max_threads, fastgraph::max_threads);

@@ -1,5 +1,6 @@
 // Sums of the rows of x that the entries of a row lead to.
 #include "cpu/kernels.h"
+#include "fastgraph/panels.h"
 #include "fastgraph/chunks.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/partial_sums.h"
@@ -46,48 +47,56 @@ struct Spmm {
   Matrix<const T> weight;  // of edges and heads
   const A* row_scale;
   const A* col_scale;
-  Heads<const T> x;
+  int64_t heads;
+  int64_t width;  // of a head
   Result<T> out;
   A* partial;  // one row for each piece of a cut row
 
-  int64_t width() const { return x.heads * x.width; }
+  int64_t row_width() const { return heads * width; }
+  bool has_coefficients() const { return weight.data != nullptr || col_scale != nullptr; }
 
   void fill_coefficients(const Task& task, A* coefficient) const {
     for (int64_t e = task.entry_begin; e < task.entry_end; ++e) {
       const A scale = col_scale ? col_scale[graph.col[e]] : A{1};
-      A* of_entry = coefficient + (e - task.entry_begin) * x.heads;
+      A* of_entry = coefficient + (e - task.entry_begin) * heads;
       if (weight.data == nullptr) {
         *of_entry = scale;
         continue;
       }
       if (e + kAhead < task.entry_end) {
-        prefetch(weight.row(graph.edge(e + kAhead)), x.heads);
+        prefetch(weight.row(graph.edge(e + kAhead)), heads);
       }
       const T* own = weight.row(graph.edge(e));
-      for (int64_t h = 0; h < x.heads; ++h) of_entry[h] = scale * load_one(own + h);
+      for (int64_t h = 0; h < heads; ++h) of_entry[h] = scale * load_one(own + h);
     }
   }
 
   // One coefficient for an entry fits on the stack, those of heads need memory.
-  void run(const Task& task) const {
-    if (weight.data == nullptr && col_scale == nullptr) {
-      return add_rows<Coefficients::kNone>(task, nullptr);
-    }
-    if (x.heads == 1) {
+  void run(const Task& task, Matrix<const T> x) const {
+    if (!has_coefficients()) return add_rows<Coefficients::kNone>(task, x, 0, nullptr);
+    if (heads == 1) {
       A coefficient[kMaxPiece];
       fill_coefficients(task, coefficient);
-      return add_rows<Coefficients::kOne>(task, coefficient);
+      return add_rows<Coefficients::kOne>(task, x, 0, coefficient);
     }
-    const auto coefficient = scratch<A>((task.entry_end - task.entry_begin) * x.heads);
+    const auto coefficient = scratch<A>((task.entry_end - task.entry_begin) * heads);
     fill_coefficients(task, coefficient.get());
-    add_rows<Coefficients::kOfHeads>(task, coefficient.get());
+    add_rows<Coefficients::kOfHeads>(task, x, 0, coefficient.get());
+  }
+
+  // The same for a panel of the channels from `first` on, with the coefficients of all entries.
+  void run(const Task& task, Matrix<const T> panel, int64_t first, const A* coefficients) const {
+    if (!has_coefficients()) return add_rows<Coefficients::kNone>(task, panel, first, nullptr);
+    const A* own = coefficients + task.entry_begin * heads;
+    if (heads == 1) return add_rows<Coefficients::kOne>(task, panel, first, own);
+    add_rows<Coefficients::kOfHeads>(task, panel, first, own);
   }
 
   // Heads that fill whole vectors are added up side by side, others one by one.
   template <Coefficients kCoefficients>
-  void add_rows(const Task& task, const A* coefficient) const {
-    const int64_t range = x.width % kLanes<T> == 0 ? width() : x.width;
-    const int64_t first = task.entry_begin;
+  void add_rows(const Task& task, Matrix<const T> x, int64_t first, const A* coefficient) const {
+    const int64_t range = width % kLanes<T> == 0 ? row_width() : width;
+    const int64_t first_entry = task.entry_begin;
     const bool whole = task.whole();
     for (int64_t place = task.place_begin; place < task.place_end; ++place) {
       const int64_t row = graph.row(place);
@@ -98,30 +107,32 @@ struct Spmm {
         using C = decltype(chunk);
         int64_t head[C::kCount];
         if constexpr (kCoefficients == Coefficients::kOfHeads) {
-          for (int q = 0; q < C::kCount; ++q) head[q] = (f + q * C::kLanes) / x.width;
+          for (int q = 0; q < C::kCount; ++q) head[q] = (f + q * C::kLanes) / width;
         }
         Vector<A, C::kLanes> sum[C::kCount] = {};
-        add_entries<C, kCoefficients>(x.data + f, width(), graph.col + first, coefficient, x.heads,
-                                      head, entries.begin - first, entries.end - first,
-                                      task.entry_end - first, sum);
+        add_entries<C, kCoefficients>(x.data + (f - first), x.width, graph.col + first_entry,
+                                      coefficient, heads, head, entries.begin - first_entry,
+                                      entries.end - first_entry, task.entry_end - first_entry, sum);
 #pragma GCC unroll 16
         for (int q = 0; q < C::kCount; ++q) {
           const int64_t column = f + q * C::kLanes;
           if (whole) {
             target.template store<C::kLanes>(column, scale * sum[q]);
           } else {
-            store<C::kLanes>(partial + task.piece * width() + column, sum[q]);
+            store<C::kLanes>(partial + task.piece * row_width() + column, sum[q]);
           }
         }
       };
-      for (int64_t begin = 0; begin < width(); begin += range) {
-        for_each_chunk<kLanes<T>, kVectorsOfChunk>(begin, begin + range, add_chunk);
+      for (int64_t begin = first; begin < first + x.width;) {
+        const int64_t end = std::min(begin / range * range + range, first + x.width);
+        for_each_chunk<kLanes<T>, kVectorsOfChunk>(begin, end, add_chunk);
+        begin = end;
       }
     }
   }
 
   void merge(const CutRow& cut) const {
-    merge_pieces<T>(partial, cut, width(), row_scale ? row_scale[cut.row] : A{1}, out);
+    merge_pieces<T>(partial, cut, row_width(), row_scale ? row_scale[cut.row] : A{1}, out);
   }
 };
 
@@ -130,20 +141,30 @@ struct Spmm {
 template <typename T>
 void spmm(const OrderedCsr& graph, Matrix<const T> weight, const Accumulator<T>* row_scale,
           const Accumulator<T>* col_scale, Matrix<const T> x, Matrix<T> out) {
+  using A = Accumulator<T>;
   const int64_t heads = weight.data ? weight.width : 1;
   const Schedule schedule = make_schedule(graph);
-  const auto partial = scratch<Accumulator<T>>(schedule.num_pieces * x.width);
-  const Spmm<T> op{graph,
-                   weight,
-                   row_scale,
-                   col_scale,
-                   {x.data, x.rows, heads, x.width / heads},
-                   Result<T>(Heads<T>{out.data, out.rows, heads, out.width / heads}),
-                   partial.get()};
-  const int64_t work = (graph.num_entries + graph.num_rows) * x.width;
-  run_schedule(
-      schedule, work, x.width, [&](const Task& task) { op.run(task); },
-      [&](const CutRow& cut) { op.merge(cut); });
+  const auto partial = scratch<A>(schedule.num_pieces * x.width);
+  const Spmm<T> op{graph, weight, row_scale, col_scale, heads, x.width / heads,
+                   Result<T>(Heads<T>{out.data, out.rows, heads, out.width / heads}), partial.get()};
+  const auto merge = [&](const CutRow& cut) { op.merge(cut); };
+  const int64_t rows_and_entries = graph.num_entries + graph.num_rows;
+  const int64_t channels = panel_channels(graph, x.width, sizeof(T));
+  if (channels == 0) {
+    const auto run = [&](const Task& task) { op.run(task, x); };
+    return run_schedule(schedule, rows_and_entries * x.width, x.width, run, merge);
+  }
+  const auto coefficients = scratch<A>(op.has_coefficients() ? graph.num_entries * heads : 0);
+  if (op.has_coefficients()) {
+    run_tasks(schedule, rows_and_entries * heads, [&](const Task& task) {
+      op.fill_coefficients(task, &coefficients[task.entry_begin * heads]);
+    });
+  }
+  for_each_panel<T>(x, channels, [&](Matrix<const T> panel, int64_t first) {
+    run_tasks(schedule, rows_and_entries * panel.width,
+              [&](const Task& task) { op.run(task, panel, first, coefficients.get()); });
+  });
+  merge_cut_rows(schedule, x.width, merge);
 }
 
 FASTGRAPH_INSTANTIATE(spmm)

@@ -1,0 +1,52 @@
+#include "fastgraph/panels.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+
+namespace fastgraph {
+namespace {
+
+std::atomic<int64_t> forced{0};
+
+// What a panel may take of a core's own cache: indices, coefficients and results pass through it.
+constexpr double kShareOfCache = 0.8;
+
+// How often rows must be gathered, on average, for a copy of them to be worth while.
+constexpr int64_t kGathers = 16;
+
+// The bytes of the second cache, which most processors have one of for each core; 0 where the
+// system does not tell.
+int64_t own_cache() {
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+  static const int64_t bytes = std::max<int64_t>(0, sysconf(_SC_LEVEL2_CACHE_SIZE));
+  return bytes;
+#else
+  return 0;
+#endif
+}
+
+}  // namespace
+
+int64_t panel_channels(int64_t num_rows, int64_t num_cols, int64_t num_entries, int64_t channels,
+                       int64_t item_bytes, int64_t cache_bytes) {
+  if (num_cols * channels * item_bytes <= cache_bytes) return 0;
+  if (num_entries < kGathers * std::max(num_rows, num_cols)) return 0;
+  const auto lines = static_cast<int64_t>(kShareOfCache * cache_bytes) / (num_cols * kCacheLine);
+  return lines * (kCacheLine / item_bytes);
+}
+
+int64_t panel_channels(const Csr& graph, int64_t channels, int64_t item_bytes) {
+  if (graph.num_cols == 0 || channels == 0) return 0;
+  const int64_t chosen = forced.load(std::memory_order_relaxed);
+  const int64_t of_line = kCacheLine / item_bytes;
+  if (chosen > 0) return (std::min(chosen, channels) + of_line - 1) / of_line * of_line;
+  if (chosen < 0) return 0;
+  return panel_channels(graph.num_rows, graph.num_cols, graph.num_entries, channels, item_bytes,
+                        own_cache());
+}
+
+void force_panels(int64_t channels) { forced.store(channels, std::memory_order_relaxed); }
+
+}  // namespace fastgraph

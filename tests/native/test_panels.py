@@ -1,0 +1,157 @@
+"""Features that are gathered panel by panel give the bits that they give at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastgraph.registry.backend import FLOATING, accumulator
+
+from .cases import GRAPHS, Sparse, make_graph, normal, transpose
+
+ALL = [*GRAPHS, "mixed"]
+# Of widths below: one line, some that do not divide, and more than there are.
+CHANNELS = (1, 40, 64, 1000)
+HEADS = ((1, 20), (2, 3), (3, 8), (4, 64), (5, 33), (1, 200), (40, 1), (2, 0))
+
+
+@pytest.fixture
+def lib(lib: Any) -> Iterator[Any]:
+    yield lib
+    lib.force_panels(0)
+
+
+def assert_same_bits(found: list[Tensor], expected: list[Tensor]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        as_bits = torch.int64 if one.dtype == torch.float64 else torch.int32
+        as_bits = torch.int16 if one.element_size() == 2 else as_bits
+        assert torch.equal(one.view(as_bits), other.view(as_bits))
+
+
+def filled(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.full(shape, float("nan"), dtype=dtype)
+
+
+def sums(lib: Any, graph: Sparse, dtype: torch.dtype, heads: int, width: int) -> list[Tensor]:
+    """Of all features, with every kind of coefficients."""
+    x = normal(graph.num_cols, heads * width, dtype=dtype)
+    row_scale = normal(graph.num_rows, dtype=accumulator(dtype), seed=2)
+    col_scale = normal(graph.num_cols, dtype=accumulator(dtype), seed=3)
+    weight = normal(graph.num_edges, heads, dtype=dtype, seed=1)
+    found = []
+    for factors in [(None, None, None), (None, row_scale, col_scale), (weight, row_scale, None)]:
+        found.append(filled(graph.num_rows, heads * width, dtype=dtype))
+        lib.spmm(*graph.csr, *factors, x, found[-1])
+    return found
+
+
+def gat(
+    lib: Any, graph: Sparse, dtype: torch.dtype, heads: int, width: int, extras: bool
+) -> list[Tensor]:
+    """Results and gradients of a call of attention; with extras, of all that it takes."""
+    rows, cols, edges = graph.num_rows, graph.num_cols, graph.num_edges
+    x = normal(cols, heads, width, dtype=dtype)
+    scores = normal(cols, heads, dtype=dtype, seed=1), normal(rows, heads, dtype=dtype, seed=2)
+    of_edges = normal(edges, heads, dtype=dtype, seed=3) if extras else None
+    addend = normal(1, heads, width, dtype=dtype, seed=4) if extras else None
+    inputs = (x, *scores, of_edges, 0.2, 0.3 if extras else 0.0, 5)
+    out = filled(rows, heads, width, dtype=dtype)
+    stats = filled(rows, heads, 2, dtype=accumulator(dtype))
+    alpha = filled(edges, heads, dtype=dtype) if extras else None
+    lib.gat(*graph.csr, *inputs, out, stats, alpha, addend)
+    grad = normal(rows, heads, width, dtype=dtype, seed=6)
+    grad_alpha = normal(edges, heads, dtype=dtype, seed=7) if extras else None
+    grad_logsum = normal(rows, heads, dtype=accumulator(dtype), seed=8) if extras else None
+    tensors = (x, *scores, of_edges)
+    gradients = [None if t is None else filled(*t.shape, dtype=dtype) for t in tensors]
+    backward = (stats, grad, grad_alpha, grad_logsum, *gradients)
+    lib.gat_backward(*graph.csr, *transpose(lib, graph).csr, *inputs, *backward)
+    return [t for t in (out, stats, alpha, *gradients) if t is not None]
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", ALL)
+def test_sums_have_the_same_bits(lib: Any, name: str, dtype: torch.dtype) -> None:
+    graph = make_graph(lib, name)
+    for heads, width in HEADS:
+        lib.force_panels(-1)
+        expected = sums(lib, graph, dtype, heads, width)
+        for channels in CHANNELS:
+            lib.force_panels(channels)
+            assert_same_bits(sums(lib, graph, dtype, heads, width), expected)
+
+
+@pytest.mark.parametrize("extras", [False, True])
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("name", ALL)
+def test_attention_has_the_same_bits(
+    lib: Any, name: str, dtype: torch.dtype, extras: bool
+) -> None:
+    graph = make_graph(lib, name)
+    for heads, width in HEADS:
+        lib.force_panels(-1)
+        expected = gat(lib, graph, dtype, heads, width, extras)
+        assert not any(bool(t.isnan().any()) for t in expected)
+        for channels in CHANNELS:
+            lib.force_panels(channels)
+            assert_same_bits(gat(lib, graph, dtype, heads, width, extras), expected)
+
+
+def test_results_do_not_depend_on_threads(lib: Any) -> None:
+    graph = make_graph(lib, "hub")
+    lib.force_panels(32)
+    runs = []
+    for threads in (1, 2, 4):
+        torch.set_num_threads(threads)
+        runs.append(gat(lib, graph, torch.float32, 2, 48, True))
+        runs[-1] += sums(lib, graph, torch.float32, 2, 48)
+    for run in runs[1:]:
+        assert_same_bits(run, runs[0])
+
+
+def test_large_results_are_written_past_the_caches(lib: Any) -> None:
+    """Their stores need aligned memory, wherever a panel begins."""
+    rows, width = 70_000, 64  # more than 16 MiB
+    row = torch.arange(rows)
+    ptr = torch.arange(rows + 1)
+    graph = Sparse(row, row % 10, rows, 10, ptr, (row % 10).int(), None)
+    x = normal(10, width, dtype=torch.float32)
+    lib.force_panels(1)
+    out = filled(rows, width, dtype=torch.float32)
+    lib.spmm(*graph.csr, None, None, None, x, out)
+    assert torch.equal(out, x[graph.col])
+
+
+KIB, MIB = 2**10, 2**20
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges", "channels", "item_bytes", "cache", "expected"),
+    [
+        (11_758, 1_049_758, 256, 4, 2 * MIB, 32),  # tolokers
+        (11_758, 1_049_758, 256, 2, 2 * MIB, 64),
+        (11_758, 1_049_758, 256, 8, 2 * MIB, 16),
+        (11_758, 1_049_758, 256, 4, MIB, 16),
+        (11_758, 1_049_758, 256, 4, 0, 0),  # nobody knows
+        (11_758, 1_049_758, 32, 4, 2 * MIB, 0),  # fits
+        (11_758, 50_000, 256, 4, 2 * MIB, 0),  # hardly any row is gathered again
+        (62_000, 10_000_000, 256, 4, 2 * MIB, 0),  # not even a line of each fits
+        (0, 0, 256, 4, 2 * MIB, 0),
+        (100, 10_000, 0, 4, KIB, 0),
+    ],
+)
+def test_panels_are_taken_where_they_pay(
+    best: Any, nodes: int, edges: int, channels: int, item_bytes: int, cache: int, expected: int
+) -> None:
+    assert best.panel_channels(nodes, nodes, edges, channels, item_bytes, cache) == expected
+
+
+def test_sizes_are_checked(best: Any) -> None:
+    with pytest.raises(ValueError, match="item_bytes must be in"):
+        best.panel_channels(10, 10, 100, 64, 0, MIB)
+    with pytest.raises(ValueError, match="cache_bytes"):
+        best.panel_channels(10, 10, 100, 64, 4, -1)
