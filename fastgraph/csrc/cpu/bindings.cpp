@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "bindings/checks.h"
-#include "fastgraph/panels.h"
+#include "cpu/panels.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
 

@@ -24,7 +24,7 @@ FASTGRAPH_INLINE void expect_scores(const Entries& block, Matrix<const T> others
 template <typename T, typename Block>
 inline BlockOf<Accumulator<T>> score_sums(const Block& block, Matrix<const T> own,
                                           Matrix<const T> others, Matrix<const T> edges) {
-  if (block.leads) expect_scores(block, others);
+  if (block.head == 0) expect_scores(block, others);
   BlockOf<Accumulator<T>> z = load_edges<T>(block, edges);
   const T* mine = own.row(block.row) + block.head;
   for_each_lane(block, [&](int lane, int i, int h) {
@@ -72,10 +72,6 @@ struct Scores {
 // The first backward pass, along the transpose: the gradient of x, and from the rows gathered for
 // it the product <grad, x> of each entry and head. The weights are computed again from the
 // statistics.
-//
-// Of panels, the weights are those that WeightsOfSources has left, and the products go where these
-// stand: entry by entry, since to reach each edge once for every panel would take longer than the
-// panels save. Several panels of one head leave theirs in `sums`, one after the other.
 template <typename T>
 struct ValueGradients : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   using A = Accumulator<T>;
@@ -84,17 +80,9 @@ struct ValueGradients : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   GatInputs<T> in;
   A slope;
   Result<T> grad_x;
-  Matrix<A> products;        // [edges, heads], written without panels
-  NodeRows<T> gathered;      // of grad
-  const A* given = nullptr;  // [heads, entries], weights for panels
-  A* sums = nullptr;         // [heads, entries], written for panels
+  Matrix<A> products;  // written
 
-  FASTGRAPH_INLINE void expect_row(int64_t row) const {
-    prefetch(own_rows().at(row, gathered.first_head), gathered.x.heads * gathered.width);
-  }
-  Heads<const T> own_rows() const {
-    return {in.x.data + gathered.first_channel, in.x.nodes, in.x.heads, in.x.width};
-  }
+  FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(in.x, row); }
 
   // What destinations have and what is left for them is scattered. Asks for it as for scores.
   FASTGRAPH_INLINE void expect_destinations(const Entries& block) const {
@@ -108,7 +96,7 @@ struct ValueGradients : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
 
   template <typename Block>
   BlockOf<A> weights(const Block& block) const {
-    if (block.leads) expect_destinations(block);
+    if (block.head == 0) expect_destinations(block);
     const auto z = score_sums<T>(block, in.score_src, in.score_dst, in.score_edge);
     BlockOf<A> largest{}, inverse_sum{};
     for_each_lane(block, [&](int lane, int i, int h) {
@@ -119,70 +107,34 @@ struct ValueGradients : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
     return softmax_of<A>(leaky_relu<A>(z, slope), largest, inverse_sum) * kept<A>(dropout, block);
   }
 
-  template <typename Block>
-  BlockOf<A> weights_of(const Block& block) const {
-    return given == nullptr ? weights(block) : load_entries(block, given);
-  }
-
-  template <typename Block>
-  void leave(const Block& block, BlockOf<A> found) const {
-    if (given == nullptr) return store_edges<A>(block, found, products);
-    store_entries(block, found, sums);
-  }
-
-  // What panels of the same head have left.
-  template <typename Block>
-  BlockOf<A> found_before(const Block& block) const {
-    return gathered.first_channel > 0 ? load_entries(block, sums) : BlockOf<A>{};
-  }
-
   void absorb(const EdgeBlock& block, A*, A* state) const {
     const BlockOf<A> found = sum_rows_and_dots<T>(
-        block, own_rows(), weights_of(block), gathered, found_before(block),
+        block, in.x, weights(block), NodeRows<T>(this->grad),
         [&](auto lanes, int, int64_t f) { return load<decltype(lanes)::value>(state + f); },
         [&](auto lanes, int, int64_t f, auto sum) {
           store<decltype(lanes)::value>(state + f, sum);
         });
-    leave(block, found);
+    store_edges<A>(block, found, products);
   }
 
   bool knows_few() const { return true; }
   void absorb_few(const SharedBlock& block, int64_t, A*) const {
     const BlockOf<A> found = sum_rows_and_dots<T>(
-        block, own_rows(), weights_of(block), gathered, found_before(block),
+        block, in.x, weights(block), NodeRows<T>(this->grad),
         [&](auto lanes, int, int64_t) { return Vector<A, decltype(lanes)::value>{}; },
         [&](auto lanes, int h, int64_t f, auto sum) {
-          target_of(block.row, block.head + h).template store<decltype(lanes)::value>(f, sum);
+          grad_x.row(block.row, block.head + h).template store<decltype(lanes)::value>(f, sum);
         });
-    leave(block, found);
+    store_edges<A>(block, found, products);
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
-    const ResultRow<T> target = target_of(row, head);
+    const ResultRow<T> target = grad_x.row(row, head);
     for_each_part<kLanes<T>, 1>(0, this->size, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
       target.template store<N>(f, load<N>(state + f));
     });
   }
-  ResultRow<T> target_of(int64_t row, int64_t head) const {
-    return grad_x.row(row, head).from(gathered.first_channel);
-  }
-};
-
-// The weights of a source's entries, for passes over panels.
-template <typename T>
-struct WeightsOfSources : RowSums<Accumulator<T>> {
-  using A = Accumulator<T>;
-
-  const ValueGradients<T>& of;
-  A* to;  // [heads, entries]
-
-  void absorb(const EdgeBlock& block, A*, A*) const { store_entries(block, of.weights(block), to); }
-  bool knows_few() const { return true; }
-  void absorb_few(const SharedBlock& block, int64_t, A*) const {
-    store_entries(block, of.weights(block), to);
-  }
-  void finish(int64_t, int64_t, bool, int64_t, const A*) const {}
 };
 
 // The second, over destinations: the gradients of score_dst and score_edge. In `left`, which is
@@ -254,7 +206,7 @@ struct SourceScoreGradients : RowSums<Accumulator<T>> {
   }
   template <typename Block>
   BlockOf<A> gradients(const Block& block) const {
-    if (block.leads) expect_reads(block);
+    if (block.head == 0) expect_reads(block);
     return load_edges<A>(block, grad_z);
   }
 
@@ -272,38 +224,6 @@ struct SourceScoreGradients : RowSums<Accumulator<T>> {
   }
 };
 
-// Runs the first backward pass, panel by panel where that is faster.
-template <typename T>
-void sum_values(const OrderedCsr& transpose, const Schedule& schedule, ValueGradients<T> pass) {
-  using A = Accumulator<T>;
-  const Heads<const T> grad = pass.grad;
-  const int64_t heads = grad.heads, entries = transpose.num_entries;
-  const int64_t channels = panel_channels(transpose, heads * grad.width, sizeof(T));
-  if (channels == 0) return run_pass<A>(transpose, schedule, heads, 2 * grad.width, pass);
-  // Products are added up in pieces of so many channels.
-  constexpr int64_t kUnit = 4 * kLanes<T>;
-  const bool is_cut = std::max(channels, kUnit) < grad.width;
-  const auto weights = scratch<A>(entries * heads);
-  const auto sums = scratch<A>(is_cut ? entries * heads : 0);
-  run_pass<A>(transpose, schedule, heads, 1, WeightsOfSources<T>{{0}, pass, weights.get()});
-  pass.given = weights.get();
-  pass.sums = is_cut ? sums.get() : weights.get();
-  for_each_panel<T>(grad, channels, kUnit, [&](const HeadPanel<T>& panel) {
-    pass.gathered.take(panel);
-    pass.size = panel.x.width;
-    run_pass<A>(transpose, schedule, panel.heads, 2 * panel.x.width, pass);
-  });
-  run_tasks(schedule, entries * heads, [&](const Task& task) {
-    for (int64_t entry = task.entry_begin; entry < task.entry_end; ++entry) {
-      if (entry + kAhead < task.entry_end) {
-        __builtin_prefetch(pass.products.row(transpose.edge(entry + kAhead)), 1);
-      }
-      A* own = pass.products.row(transpose.edge(entry));
-      for (int64_t h = 0; h < heads; ++h) own[h] = pass.sums[h * entries + entry];
-    }
-  });
-}
-
 }  // namespace
 
 template <typename T>
@@ -312,8 +232,7 @@ void gat(const OrderedCsr& graph, const GatInputs<T>& in, double slope, Dropout 
   const Scores<T> scores{in, static_cast<Accumulator<T>>(slope)};
   const EdgeRows<T> no_edges(Matrix<const T>{});
   run_forward<T, Scores<T>>(graph, in.x.width,
-                            {scores, NodeRows<T>(in.x), no_edges, dropout, outputs},
-                            panel_channels(graph, in.x.heads * in.x.width, sizeof(T)));
+                            {scores, NodeRows<T>(in.x), no_edges, dropout, outputs});
 }
 
 // What passes from one pass to the next is a number for each edge and head.
@@ -328,9 +247,9 @@ void gat_backward(const OrderedCsr& graph, const OrderedCsr& transpose, const Ga
   const Schedule by_source = make_schedule(transpose);
   const A negative_slope = static_cast<A>(slope);
   const Matrix<A> left{between.get(), edges, heads};
-  sum_values<T>(transpose, by_source,
-                {{width}, given, dropout, in, negative_slope, Result<T>(grad_x), left,
-                 NodeRows<T>(given.grad)});
+  run_pass<A>(
+      transpose, by_source, heads, 2 * width,
+      ValueGradients<T>{{width}, given, dropout, in, negative_slope, Result<T>(grad_x), left});
   run_destination_pass<T>(graph, make_schedule(graph), heads, 1,
                           ScoreGradients<T>{{{1}, given, between.get(), dropout},
                                             in,

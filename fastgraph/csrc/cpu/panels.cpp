@@ -1,4 +1,4 @@
-#include "fastgraph/panels.h"
+#include "cpu/panels.h"
 
 #include <unistd.h>
 
@@ -10,11 +10,18 @@ namespace {
 
 std::atomic<int64_t> forced{0};
 
-// What a panel may take of a core's own cache: indices, coefficients and results pass through it.
-constexpr double kShareOfCache = 0.8;
+// A panel may be larger than the own cache, as rows that are gathered often stay in it; narrower
+// ones would have the graph visited more often.
+constexpr double kCachesOfPanel = 1.5;
+
+// Narrower panels would spend more on entries than they save.
+constexpr int64_t kLeastLines = 2;
+
+// Features that fit so many caches are gathered nearly as fast without panels.
+constexpr int64_t kFewCaches = 4;
 
 // How often rows must be gathered, on average, for a copy of them to be worth while.
-constexpr int64_t kGathers = 16;
+constexpr int64_t kGathers = 32;
 
 // The bytes of the second cache, which most processors have one of for each core; 0 where the
 // system does not tell.
@@ -31,10 +38,10 @@ int64_t own_cache() {
 
 int64_t panel_channels(int64_t num_rows, int64_t num_cols, int64_t num_entries, int64_t channels,
                        int64_t item_bytes, int64_t cache_bytes) {
-  if (num_cols * channels * item_bytes <= cache_bytes) return 0;
+  if (num_cols * channels * item_bytes <= kFewCaches * cache_bytes) return 0;
   if (num_entries < kGathers * std::max(num_rows, num_cols)) return 0;
-  const auto lines = static_cast<int64_t>(kShareOfCache * cache_bytes) / (num_cols * kCacheLine);
-  return lines * (kCacheLine / item_bytes);
+  const auto lines = static_cast<int64_t>(kCachesOfPanel * cache_bytes) / (num_cols * kCacheLine);
+  return lines < kLeastLines ? 0 : lines * (kCacheLine / item_bytes);
 }
 
 int64_t panel_channels(const Csr& graph, int64_t channels, int64_t item_bytes) {

@@ -6,7 +6,6 @@
 #include "fastgraph/chunks.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/nan_watch.h"
-#include "fastgraph/panels.h"
 #include "fastgraph/parallel.h"
 #include "fastgraph/partial_sums.h"
 #include "fastgraph/result.h"
@@ -56,7 +55,7 @@ struct Extremum {
   const OrderedCsr& graph;
   const T* weight;
   A sign;
-  int64_t width;
+  Matrix<const T> x;
   Result<T> out;
   Result<int32_t> record;
   A* partial_best;
@@ -80,12 +79,11 @@ struct Extremum {
     return {out.row(row), record.row(row)};
   }
 
-  // The extremum of the columns of C that begin at f, of which x has those from `first` on, over
-  // some entries of a row. Unless kNans, nothing is written and false is returned if there may be a
-  // NaN.
+  // The extremum of the columns of C that begin at f, over some entries of a row.
+  // Unless kNans, nothing is written and false is returned if there may be a NaN.
   template <typename C, bool kWeighted, Record kRecord, bool kNans>
   bool reduce(const Task& task, const A* coefficient, Target target, EntryRange entries,
-              Matrix<const T> x, int64_t first, int64_t f) const {
+              int64_t f) const {
     constexpr int N = C::kLanes;
     const bool whole = task.whole();
     Running<A, N, kRecord> running[C::kCount];
@@ -93,9 +91,8 @@ struct Extremum {
 #pragma GCC unroll 16
     for (int q = 0; q < C::kCount; ++q) running[q].reset();
     for (int64_t e = entries.begin; e < entries.end; ++e) {
-      const T* source = x.row(graph.col[e]) + (f - first);
-      const T* expected =
-          e + kAhead < task.entry_end ? x.row(graph.col[e + kAhead]) + (f - first) : source;
+      const T* source = x.row(graph.col[e]) + f;
+      const T* expected = e + kAhead < task.entry_end ? x.row(graph.col[e + kAhead]) + f : source;
       const Bits<A> edge = kRecord == Record::kWinner ? graph.edge(e) : 1;
       const auto edges = splat<Bits<A>, N>(edge);
 #pragma GCC unroll 16
@@ -119,7 +116,7 @@ struct Extremum {
       if (whole) {
         finish<N, kRecord>(target, column, entries.empty(), running[q]);
       } else {
-        const int64_t at = task.piece * width + column;
+        const int64_t at = task.piece * x.width + column;
         store<N>(partial_best + at, running[q].best);
         store_raw<N>(partial_record + at, as_int32<N>(running[q].record));
       }
@@ -128,19 +125,18 @@ struct Extremum {
   }
 
   template <bool kWeighted, Record kRecord>
-  void run(const Task& task, Matrix<const T> x, int64_t first) const {
+  void run(const Task& task) const {
     A coefficient[kWeighted ? kMaxPiece : 1];
     if (kWeighted) fill_coefficients(task, coefficient);
     for (int64_t place = task.place_begin; place < task.place_end; ++place) {
       const Target own = target<kRecord>(graph.row(place));
       const EntryRange entries = task.entries(graph, place);
-      const auto reduce_chunk = [&](auto chunk, int64_t f) {
+      for_each_chunk<kLanes<T>, kVectors<kRecord>>(0, x.width, [&](auto chunk, int64_t f) {
         using C = decltype(chunk);
-        if (!reduce<C, kWeighted, kRecord, false>(task, coefficient, own, entries, x, first, f)) {
-          reduce<C, kWeighted, kRecord, true>(task, coefficient, own, entries, x, first, f);
+        if (!reduce<C, kWeighted, kRecord, false>(task, coefficient, own, entries, f)) {
+          reduce<C, kWeighted, kRecord, true>(task, coefficient, own, entries, f);
         }
-      };
-      for_each_chunk<kLanes<T>, kVectors<kRecord>>(first, first + x.width, reduce_chunk);
+      });
     }
   }
 
@@ -168,11 +164,11 @@ struct Extremum {
   void merge(const CutRow& cut) const {
     using R = Running<A, 1, kRecord>;
     const Target own = target<kRecord>(cut.row);
-    for (int64_t f = 0; f < width; ++f) {
+    for (int64_t f = 0; f < x.width; ++f) {
       R running;
       running.reset();
       for (int64_t piece = cut.piece_begin; piece < cut.piece_end; ++piece) {
-        const int64_t at = piece * width + f;
+        const int64_t at = piece * x.width + f;
         running.template update<true>(typename R::V{partial_best[at]},
                                       typename R::I{partial_record[at]});
       }
@@ -181,15 +177,13 @@ struct Extremum {
   }
 
   template <Record kRecord>
-  void run(const Schedule& schedule, Matrix<const T> x) const {
+  void run(const Schedule& schedule) const {
     const bool weighted = weight || sign < 0;
-    const int64_t rows_and_entries = graph.num_entries + graph.num_rows;
-    for_each_panel<T>(x, panel_channels(graph, x.width, sizeof(T)), [&](auto part, int64_t first) {
-      run_tasks(schedule, rows_and_entries * part.width, [&](const Task& task) {
-        weighted ? run<true, kRecord>(task, part, first) : run<false, kRecord>(task, part, first);
-      });
-    });
-    merge_cut_rows(schedule, width, [&](const CutRow& cut) { merge<kRecord>(cut); });
+    const int64_t work = (graph.num_entries + graph.num_rows) * x.width;
+    run_schedule(
+        schedule, work, x.width,
+        [&](const Task& task) { weighted ? run<true, kRecord>(task) : run<false, kRecord>(task); },
+        [&](const CutRow& cut) { merge<kRecord>(cut); });
   }
 };
 
@@ -290,17 +284,17 @@ void segment_reduce(const OrderedCsr& graph, const T* weight, bool is_max, Matri
   const Extremum<T> op{graph,
                        weight,
                        is_max ? A{1} : A{-1},
-                       x.width,
+                       x,
                        Result<T>(out),
                        Result<int32_t>(records),
                        partial_best.get(),
                        partial_record.get()};
   if (ties) {
-    op.template run<Record::kTies>(schedule, x);
+    op.template run<Record::kTies>(schedule);
   } else if (winner) {
-    op.template run<Record::kWinner>(schedule, x);
+    op.template run<Record::kWinner>(schedule);
   } else {
-    op.template run<Record::kNothing>(schedule, x);
+    op.template run<Record::kNothing>(schedule);
   }
 }
 

@@ -1,6 +1,6 @@
 // Sums of the rows of x that the entries of a row lead to.
 #include "cpu/kernels.h"
-#include "fastgraph/panels.h"
+#include "cpu/panels.h"
 #include "fastgraph/chunks.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/partial_sums.h"
@@ -48,11 +48,10 @@ struct Spmm {
   const A* row_scale;
   const A* col_scale;
   int64_t heads;
-  int64_t width;  // of a head
+  int64_t width;  // of all heads
   Result<T> out;
   A* partial;  // one row for each piece of a cut row
 
-  int64_t row_width() const { return heads * width; }
   bool has_coefficients() const { return weight.data != nullptr || col_scale != nullptr; }
 
   void fill_coefficients(const Task& task, A* coefficient) const {
@@ -84,18 +83,19 @@ struct Spmm {
     add_rows<Coefficients::kOfHeads>(task, x, 0, coefficient.get());
   }
 
-  // The same for a panel of the channels from `first` on, with the coefficients of all entries.
+  // The same for the channels of a panel, from `first` on, with the coefficients of all entries.
+  // There is one head.
   void run(const Task& task, Matrix<const T> panel, int64_t first, const A* coefficients) const {
     if (!has_coefficients()) return add_rows<Coefficients::kNone>(task, panel, first, nullptr);
-    const A* own = coefficients + task.entry_begin * heads;
-    if (heads == 1) return add_rows<Coefficients::kOne>(task, panel, first, own);
-    add_rows<Coefficients::kOfHeads>(task, panel, first, own);
+    add_rows<Coefficients::kOne>(task, panel, first, coefficients + task.entry_begin);
   }
 
-  // Heads that fill whole vectors are added up side by side, others one by one.
+  // The sums for the columns from `first` on, those of x. Heads that fill whole vectors are added
+  // up side by side, others one by one.
   template <Coefficients kCoefficients>
   void add_rows(const Task& task, Matrix<const T> x, int64_t first, const A* coefficient) const {
-    const int64_t range = width % kLanes<T> == 0 ? row_width() : width;
+    const int64_t of_head = width / heads;
+    const int64_t range = heads == 1 || of_head % kLanes<T> == 0 ? x.width : of_head;
     const int64_t first_entry = task.entry_begin;
     const bool whole = task.whole();
     for (int64_t place = task.place_begin; place < task.place_end; ++place) {
@@ -107,32 +107,30 @@ struct Spmm {
         using C = decltype(chunk);
         int64_t head[C::kCount];
         if constexpr (kCoefficients == Coefficients::kOfHeads) {
-          for (int q = 0; q < C::kCount; ++q) head[q] = (f + q * C::kLanes) / width;
+          for (int q = 0; q < C::kCount; ++q) head[q] = (f + q * C::kLanes) / of_head;
         }
         Vector<A, C::kLanes> sum[C::kCount] = {};
-        add_entries<C, kCoefficients>(x.data + (f - first), x.width, graph.col + first_entry,
-                                      coefficient, heads, head, entries.begin - first_entry,
+        add_entries<C, kCoefficients>(x.data + f, x.width, graph.col + first_entry, coefficient,
+                                      heads, head, entries.begin - first_entry,
                                       entries.end - first_entry, task.entry_end - first_entry, sum);
 #pragma GCC unroll 16
         for (int q = 0; q < C::kCount; ++q) {
-          const int64_t column = f + q * C::kLanes;
+          const int64_t column = first + f + q * C::kLanes;
           if (whole) {
             target.template store<C::kLanes>(column, scale * sum[q]);
           } else {
-            store<C::kLanes>(partial + task.piece * row_width() + column, sum[q]);
+            store<C::kLanes>(partial + task.piece * width + column, sum[q]);
           }
         }
       };
-      for (int64_t begin = first; begin < first + x.width;) {
-        const int64_t end = std::min(begin / range * range + range, first + x.width);
-        for_each_chunk<kLanes<T>, kVectorsOfChunk>(begin, end, add_chunk);
-        begin = end;
+      for (int64_t begin = 0; begin < x.width; begin += range) {
+        for_each_chunk<kLanes<T>, kVectorsOfChunk>(begin, begin + range, add_chunk);
       }
     }
   }
 
   void merge(const CutRow& cut) const {
-    merge_pieces<T>(partial, cut, row_width(), row_scale ? row_scale[cut.row] : A{1}, out);
+    merge_pieces<T>(partial, cut, width, row_scale ? row_scale[cut.row] : A{1}, out);
   }
 };
 
@@ -145,26 +143,30 @@ void spmm(const OrderedCsr& graph, Matrix<const T> weight, const Accumulator<T>*
   const int64_t heads = weight.data ? weight.width : 1;
   const Schedule schedule = make_schedule(graph);
   const auto partial = scratch<A>(schedule.num_pieces * x.width);
-  const Spmm<T> op{graph, weight, row_scale, col_scale, heads, x.width / heads,
-                   Result<T>(Heads<T>{out.data, out.rows, heads, out.width / heads}), partial.get()};
-  const auto merge = [&](const CutRow& cut) { op.merge(cut); };
-  const int64_t rows_and_entries = graph.num_entries + graph.num_rows;
-  const int64_t channels = panel_channels(graph, x.width, sizeof(T));
+  const Result<T> result(Heads<T>{out.data, out.rows, heads, out.width / heads});
+  const Spmm<T> op{graph, weight, row_scale, col_scale, heads, x.width, result, partial.get()};
+  const int64_t work = graph.num_entries + graph.num_rows;  // for each column
+  // Coefficients of heads would be read again for each panel, which takes what panels save.
+  const int64_t channels = heads == 1 ? panel_channels(graph, x.width, sizeof(T)) : 0;
   if (channels == 0) {
-    const auto run = [&](const Task& task) { op.run(task, x); };
-    return run_schedule(schedule, rows_and_entries * x.width, x.width, run, merge);
+    return run_schedule(
+        schedule, work * x.width, x.width, [&](const Task& task) { op.run(task, x); },
+        [&](const CutRow& cut) { op.merge(cut); });
   }
-  const auto coefficients = scratch<A>(op.has_coefficients() ? graph.num_entries * heads : 0);
+  const auto num_tasks = static_cast<int64_t>(schedule.tasks.size());
+  const auto coefficients = scratch<A>(op.has_coefficients() ? graph.num_entries : 0);
   if (op.has_coefficients()) {
-    run_tasks(schedule, rows_and_entries * heads, [&](const Task& task) {
-      op.fill_coefficients(task, &coefficients[task.entry_begin * heads]);
+    for_each_task(num_tasks, work, [&](int64_t i) {
+      const Task& task = schedule.tasks[i];
+      op.fill_coefficients(task, &coefficients[task.entry_begin]);
     });
   }
   for_each_panel<T>(x, channels, [&](Matrix<const T> panel, int64_t first) {
-    run_tasks(schedule, rows_and_entries * panel.width,
-              [&](const Task& task) { op.run(task, panel, first, coefficients.get()); });
+    for_each_task(num_tasks, work * panel.width,
+                  [&](int64_t i) { op.run(schedule.tasks[i], panel, first, coefficients.get()); });
   });
-  merge_cut_rows(schedule, x.width, merge);
+  for_each_task(static_cast<int64_t>(schedule.cut_rows.size()), schedule.num_pieces * x.width,
+                [&](int64_t i) { op.merge(schedule.cut_rows[i]); });
 }
 
 FASTGRAPH_INSTANTIATE(spmm)

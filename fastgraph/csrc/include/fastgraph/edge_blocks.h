@@ -9,7 +9,6 @@
 
 #include "fastgraph/chunks.h"
 #include "fastgraph/memory.h"
-#include "fastgraph/panels.h"
 #include "fastgraph/result.h"
 #include "fastgraph/simd.h"
 #include "fastgraph/views.h"
@@ -30,7 +29,6 @@ struct Entries {
   int64_t head;   // the first
   int64_t entry;  // the first
   int count;
-  bool leads;  // no block of these entries for other heads comes before
 
   int64_t col(int i) const { return graph.col[entry + i]; }
   int64_t edge(int i) const { return graph.edge(entry + i); }
@@ -56,23 +54,23 @@ inline void for_each_lane(const Block& block, const Body& body) {
   }
 }
 
-// The entries [begin, end) of a row, seen by some heads.
+// The entries [begin, end) of a row, seen by all heads.
 struct RowEntries {
   const Csr& graph;
   int64_t row;
-  HeadRange heads;
+  int64_t heads;
   int64_t begin;
   int64_t end;
 
-  // Calls body(block, nth), nth counting the calls. These heads see some entries before any sees
+  // Calls body(block, nth), nth counting the calls. All heads see some entries before any sees
   // the next ones, so that what is gathered is read in pieces as long as a node has features.
   template <typename Body>
   void for_each_block(const Body& body) const {
     int64_t nth = 0;
     for (int64_t entry = begin; entry < end; entry += kBlock) {
       const int count = static_cast<int>(std::min<int64_t>(kBlock, end - entry));
-      for (int64_t head = heads.begin; head < heads.end; ++head) {
-        body(EdgeBlock{{graph, row, head, entry, count, head == heads.begin}}, nth++);
+      for (int64_t head = 0; head < heads; ++head) {
+        body(EdgeBlock{{graph, row, head, entry, count}}, nth++);
       }
     }
   }
@@ -86,9 +84,9 @@ struct RowEntries {
     const int count = static_cast<int>(end - begin);
     int stride = 1;
     while (stride < count) stride *= 2;
-    for (int64_t head = heads.begin; head < heads.end; head += kBlock / stride) {
-      const int shared = static_cast<int>(std::min<int64_t>(kBlock / stride, heads.end - head));
-      body(SharedBlock{{graph, row, head, begin, count, head == heads.begin}, shared, stride});
+    for (int64_t head = 0; head < heads; head += kBlock / stride) {
+      const int shared = static_cast<int>(std::min<int64_t>(kBlock / stride, heads - head));
+      body(SharedBlock{{graph, row, head, begin, count}, shared, stride});
     }
   }
 };
@@ -99,26 +97,15 @@ FASTGRAPH_INLINE void prefetch_node(const Heads<T>& x, int64_t node) {
   prefetch(x.at(node, 0), x.heads * x.width);
 }
 
-// The first channels of the nodes that entries lead to, all of them unless told; or those of a
-// panel.
+// The first channels of the nodes that entries lead to, all of them unless told.
 template <typename T>
 struct NodeRows {
   Heads<const T> x;
   int64_t width;
-  int64_t first_head = 0;
-  int64_t first_channel = 0;
   bool seen = false;  // the pass has just read the same rows
 
   explicit NodeRows(Heads<const T> all) : NodeRows(all, all.width) {}
   NodeRows(Heads<const T> all, int64_t count) : x(all), width(count) {}
-
-  // From now on those of a panel.
-  void take(const HeadPanel<T>& panel) {
-    x = panel.x;
-    width = panel.x.width;
-    first_head = panel.heads.begin;
-    first_channel = panel.first_channel;
-  }
 
   static NodeRows seen_before(Heads<const T> all) {
     NodeRows rows(all);
@@ -127,7 +114,7 @@ struct NodeRows {
   }
 
   const T* at(const Entries& block, int i, int h = 0) const {
-    return x.at(block.col(i), block.head + h - first_head);
+    return x.at(block.col(i), block.head + h);
   }
 
   // Asks for what entries further on will need where entry i reads kCount values at f.
@@ -135,7 +122,7 @@ struct NodeRows {
   FASTGRAPH_INLINE void expect(const Entries& block, int i, int h, int64_t f) const {
     const int64_t entry = block.entry + i + kAhead;
     if (seen || entry >= block.graph.num_entries) return;
-    prefetch<kCount * sizeof(T)>(x.at(block.graph.col[entry], block.head + h - first_head) + f);
+    prefetch<kCount * sizeof(T)>(x.at(block.graph.col[entry], block.head + h) + f);
   }
 };
 
@@ -171,28 +158,6 @@ inline void store_edges(const Block& block, BlockOf<Accumulator<T>> values, Matr
   if (x.data == nullptr) return;
   for_each_lane(block, [&](int lane, int i, int h) {
     store_one(x.row(block.edge(i)) + block.head + h, values[lane]);
-  });
-}
-
-// One value for each head and entry, [heads, entries], in the order of these.
-template <typename A, typename Block>
-inline BlockOf<A> load_entries(const Block& block, const A* x) {
-  const A* first = x + block.head * block.graph.num_entries + block.entry;
-  if (block.count == kBlock) return load<kBlock>(first);
-  BlockOf<A> values{};
-  for_each_lane(block, [&](int lane, int i, int h) {
-    values[lane] = first[h * block.graph.num_entries + i];
-  });
-  return values;
-}
-
-// The reverse.
-template <typename A, typename Block>
-inline void store_entries(const Block& block, BlockOf<A> values, A* x) {
-  A* first = x + block.head * block.graph.num_entries + block.entry;
-  if (block.count == kBlock) return store<kBlock>(first, values);
-  for_each_lane(block, [&](int lane, int i, int h) {
-    first[h * block.graph.num_entries + i] = values[lane];
   });
 }
 
@@ -295,13 +260,13 @@ inline void add_rows(const EdgeBlock& block, BlockOf<A> weight, const Rows& rows
 
 // The sum over the entries of weight[i] * rows[i] for each head of the block, as sum_rows() has it,
 // with before(N, h, f) and after(N, h, f, sum). From the same rows <own, rows[i]> of each entry,
-// where `own` are the channels of the row's node, added to `result`.
+// where `own` are the channels of the row's node.
 template <typename T, typename Rows, typename Before, typename After, typename Block>
 inline BlockOf<Accumulator<T>> sum_rows_and_dots(const Block& block, Heads<const T> nodes,
                                                  BlockOf<Accumulator<T>> weight, const Rows& rows,
-                                                 BlockOf<Accumulator<T>> result,
                                                  const Before& before, const After& after) {
   using A = Accumulator<T>;
+  BlockOf<A> result{};
   for_each_part<kLanes<T>, 4>(0, rows.width, [&](auto chunk, int64_t f) {
     using C = decltype(chunk);
     constexpr int N = C::kLanes;

@@ -120,9 +120,7 @@ struct OnlineSoftmax {
   int64_t buffer_size() const { return 0; }
   FASTGRAPH_INLINE void expect_row(int64_t row) const { scores.expect_row(row); }
   SumRow<T> row_of(int64_t row, int64_t head) const {
-    const T* addend = outputs.addend_of(row, head);
-    const int64_t first = value.first_channel;
-    return {out.row(row, head).from(first), addend == nullptr ? nullptr : addend + first};
+    return {out.row(row, head), outputs.addend_of(row, head)};
   }
   void begin(const RowEntries&, bool, A*) const {}
 
@@ -184,7 +182,7 @@ struct OnlineSoftmax {
     const A scale = empty ? A{0} : 1 / state[num_values() + 1];
     own[1] = scale;
     const SumRow<T> target = row_of(row, head);
-    for_each_part<kLanes<T>, 1>(0, num_values(), [&](auto chunk, int64_t f) {
+    for_each_part<kLanes<T>, 1>(0, outputs.out.width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
       target.template store<N>(f, load<N>(state + f) * scale);
     });
@@ -213,7 +211,7 @@ inline int64_t num_slots(const Schedule& schedule) {
   return static_cast<int64_t>(schedule.tasks.size() + schedule.cut_rows.size());
 }
 
-// Runs a pass over all rows and some heads. A pass provides state_size(), reset(state), which finds
+// Runs a pass over all rows and heads. A pass provides state_size(), reset(state), which finds
 // zeros, absorb(block, buffer, state), merge(piece, state) and finish(row, head, empty, slot,
 // state); calls of finish with the same slot do not overlap. Before a row, or a piece of one, is
 // absorbed, begin(entries, whole, buffer) sees it; each block has buffer_size() values of the
@@ -222,9 +220,8 @@ inline int64_t num_slots(const Schedule& schedule) {
 // expect_row(row) may ask for what the row after the present one has. The result does not depend
 // on the number of threads.
 template <typename A, typename Pass>
-void run_pass(const OrderedCsr& graph, const Schedule& schedule, HeadRange range, int64_t width,
+void run_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads, int64_t width,
               const Pass& pass) {
-  const int64_t heads = range.count();
   constexpr int64_t kOfLine = kCacheLine / sizeof(A);
   const int64_t size = (pass.state_size() + kOfLine - 1) / kOfLine * kOfLine;
   const auto partial = scratch<A>(schedule.num_pieces * heads * size);
@@ -238,8 +235,8 @@ void run_pass(const OrderedCsr& graph, const Schedule& schedule, HeadRange range
     A* states = whole ? own.get() : &partial[task.piece * heads * size];
     for (int64_t place = task.place_begin; place < task.place_end; ++place) {
       const int64_t row = graph.row(place);
-      const EntryRange own_entries = task.entries(graph, place);
-      const RowEntries entries{graph, row, range, own_entries.begin, own_entries.end};
+      const EntryRange range = task.entries(graph, place);
+      const RowEntries entries{graph, row, heads, range.begin, range.end};
       if (place + 1 < task.place_end) pass.expect_row(graph.row(place + 1));
       if (whole && entries.few() && pass.knows_few()) {
         entries.for_each_shared_block(
@@ -250,11 +247,10 @@ void run_pass(const OrderedCsr& graph, const Schedule& schedule, HeadRange range
       for (int64_t head = 0; head < heads; ++head) pass.reset(states + head * size);
       pass.begin(entries, whole, buffer.get());
       entries.for_each_block([&](const EdgeBlock& block, int64_t nth) {
-        const int64_t head = block.head - range.begin;
-        pass.absorb(block, &buffer[nth * pass.buffer_size()], states + head * size);
+        pass.absorb(block, &buffer[nth * pass.buffer_size()], states + block.head * size);
       });
       for (int64_t head = 0; whole && head < heads; ++head) {
-        pass.finish(row, range.begin + head, own_entries.empty(), t, states + head * size);
+        pass.finish(row, head, range.empty(), t, states + head * size);
       }
     }
   });
@@ -268,7 +264,7 @@ void run_pass(const OrderedCsr& graph, const Schedule& schedule, HeadRange range
       for (int64_t piece = cut.piece_begin; piece < cut.piece_end; ++piece) {
         pass.merge(&partial[(piece * heads + head) * size], state.get());
       }
-      pass.finish(cut.row, range.begin + head, false, num_tasks + c, state.get());
+      pass.finish(cut.row, head, false, num_tasks + c, state.get());
     }
   });
 }
@@ -289,17 +285,11 @@ struct Weights : RowSums<Accumulator<T>> {
   void finish(int64_t, int64_t, bool, int64_t, const A*) const {}
 };
 
-// With panels, values are gathered in copies of so many channels, for each of which scores are
-// computed again.
 template <typename T, typename Scores>
-void run_forward(const OrderedCsr& graph, int64_t width, OnlineSoftmax<T, Scores> pass,
-                 int64_t panel = 0) {
+void run_forward(const OrderedCsr& graph, int64_t width, const OnlineSoftmax<T, Scores>& pass) {
   const SoftmaxOutputs<T>& outputs = pass.outputs;
   const Schedule schedule = make_schedule(graph);
-  for_each_panel<T>(pass.value.x, panel, kLanes<T>, [&](const HeadPanel<T>& part) {
-    pass.value.take(part);
-    run_pass<Accumulator<T>>(graph, schedule, part.heads, width, pass);
-  });
+  run_pass<Accumulator<T>>(graph, schedule, outputs.out.heads, width, pass);
   if (outputs.alpha.data == nullptr) return;
   run_pass<Accumulator<T>>(graph, schedule, outputs.out.heads, width,
                            Weights<T, Scores>{{0}, pass});
@@ -338,10 +328,9 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
 
   // A cut row's delta is there already.
   void begin(const RowEntries& entries, bool whole, A* buffer) const {
-    const HeadRange heads = entries.heads;
-    if (whole) std::fill_n(&delta_of(entries.row, heads.begin), heads.count(), A{0});
+    if (whole) std::fill_n(&delta_of(entries.row, 0), entries.heads, A{0});
     entries.for_each_block([&](const EdgeBlock& block, int64_t nth) {
-      if (block.leads) expect_writes(block);
+      if (block.head == 0) expect_writes(block);
       const A part = fill(block, buffer + nth * buffer_size());
       if (whole) delta_of(block.row, block.head) += part;
     });
@@ -416,7 +405,7 @@ struct SourceSoftmax : RowSums<Accumulator<T>> {
   template <typename Block>
   EdgeGradients<A> gradients(const Block& block) const {
     EdgeGradients<A> found{};
-    if (block.leads) expect_reads(block);
+    if (block.head == 0) expect_reads(block);
     for_each_lane(block, [&](int lane, int i, int h) {
       const A* own = between + 2 * (block.edge(i) * grad.heads + block.head + h);
       found.weight[lane] = own[0];

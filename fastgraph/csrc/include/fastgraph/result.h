@@ -25,9 +25,6 @@ class ResultRow {
  public:
   ResultRow(T* data, bool past_caches) : data_(data), past_caches_(past_caches) {}
 
-  // The columns from this one on, a multiple of the lanes of a vector.
-  ResultRow from(int64_t column) const { return {data_ + column, past_caches_}; }
-
   // Writes N columns, the first of which is a multiple of N unless they are the last ones.
   template <int N, typename V>
   void store(int64_t column, V values) const {

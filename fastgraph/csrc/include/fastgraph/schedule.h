@@ -104,26 +104,15 @@ inline Schedule make_schedule(const OrderedCsr& graph) {
   return schedule;
 }
 
-// Calls run(task) for all tasks, which together take about `work` elementary operations.
-template <typename Run>
-void run_tasks(const Schedule& schedule, int64_t work, const Run& run) {
-  for_each_task(static_cast<int64_t>(schedule.tasks.size()), work,
-                [&](int64_t i) { run(schedule.tasks[i]); });
-}
-
-// Calls merge(cut row) for the rows that were cut, whose pieces have `width` values each.
-template <typename Merge>
-void merge_cut_rows(const Schedule& schedule, int64_t width, const Merge& merge) {
-  for_each_task(static_cast<int64_t>(schedule.cut_rows.size()), schedule.num_pieces * width,
-                [&](int64_t i) { merge(schedule.cut_rows[i]); });
-}
-
-// One after the other.
+// Calls run(task) for all tasks, which together take about `work` elementary operations, and then
+// merge(cut row) for the rows that were cut, whose pieces have `width` values each.
 template <typename Run, typename Merge>
 void run_schedule(const Schedule& schedule, int64_t work, int64_t width, const Run& run,
                   const Merge& merge) {
-  run_tasks(schedule, work, run);
-  merge_cut_rows(schedule, width, merge);
+  for_each_task(static_cast<int64_t>(schedule.tasks.size()), work,
+                [&](int64_t i) { run(schedule.tasks[i]); });
+  for_each_task(static_cast<int64_t>(schedule.cut_rows.size()), schedule.num_pieces * width,
+                [&](int64_t i) { merge(schedule.cut_rows[i]); });
 }
 
 }  // namespace fastgraph

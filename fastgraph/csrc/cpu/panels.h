@@ -3,8 +3,9 @@
 // A kernel that gathers rows of features reads each of them once for every entry that leads to it.
 // Where all features are too many for a core's own cache, they come from the one that cores share,
 // or from memory. So where rows are gathered often, a few channels at a time are copied together,
-// as many as the own cache holds, and the graph is visited once for each panel. Without the copy
-// rows would be as far from each other as before, and few of the cache's sets would hold them all.
+// about as many as the own cache holds, and the graph is visited once for each panel. Without the
+// copy rows would be as far from each other as before, and few sets of the cache would hold them
+// all.
 #pragma once
 
 #include <algorithm>
@@ -59,51 +60,12 @@ class Panel {
   Scratch<T> memory_;
 };
 
-// Calls body(panel, its first channel) for panels of so many channels that together hold all of x,
-// or with x itself if `channels` is 0.
+// Calls body(panel, its first channel) for panels of so many channels that together hold all of x.
 template <typename T, typename Body>
 void for_each_panel(Matrix<const T> x, int64_t channels, const Body& body) {
-  if (channels == 0) return body(x, int64_t{0});
   const Panel<T> panel(x, channels);
   for (int64_t first = 0; first < x.width; first += channels) {
     body(panel.copy(first, std::min(channels, x.width - first)), first);
-  }
-}
-
-// Some heads, all of them unless told.
-struct HeadRange {
-  int64_t begin;
-  int64_t end;
-
-  HeadRange(int64_t count) : HeadRange(0, count) {}
-  HeadRange(int64_t first, int64_t behind) : begin(first), end(behind) {}
-  int64_t count() const { return end - begin; }
-};
-
-// The channels of some heads, or those of one from `first_channel` on.
-template <typename T>
-struct HeadPanel {
-  HeadRange heads;
-  int64_t first_channel;
-  Heads<const T> x;
-};
-
-// Calls body(panel) for panels of about so many channels that together hold all of x, or with x
-// itself if `channels` is 0. A head is cut only where it has more, at multiples of `unit`.
-template <typename T, typename Body>
-void for_each_panel(Heads<const T> x, int64_t channels, int64_t unit, const Body& body) {
-  if (channels == 0) return body(HeadPanel<T>{x.heads, 0, x});
-  const bool cut = channels < x.width;
-  const int64_t heads = cut ? 1 : std::min(channels / x.width, x.heads);
-  const int64_t width = cut ? std::min(std::max(channels / unit, int64_t{1}) * unit, x.width) : x.width;
-  const Panel<T> panel({x.data, x.nodes, x.heads * x.width}, heads * width);
-  for (int64_t head = 0; head < x.heads; head += heads) {
-    const HeadRange range(head, std::min(head + heads, x.heads));
-    for (int64_t first = 0; first < x.width; first += width) {
-      const int64_t own = std::min(width, x.width - first);
-      const Matrix<const T> part = panel.copy(head * x.width + first, range.count() * own);
-      body(HeadPanel<T>{range, first, {part.data, part.rows, range.count(), own}});
-    }
   }
 }
 
