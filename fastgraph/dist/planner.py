@@ -51,7 +51,12 @@ class Choice(NamedTuple):
     @property
     def name(self) -> str:
         """Of the fastest."""
-        return cost.fastest(self.modes, self.layer, self.machine)
+        return cost.fastest(self.seconds)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Of a step in each mode."""
+        return {name: self.layer.seconds(mode, self.machine) for name, mode in self.modes.items()}
 
     def __str__(self) -> str:
         def described(name: str) -> str:
@@ -59,9 +64,7 @@ class Choice(NamedTuple):
             grid = "" if mode.mesh is None else f" on {mode.mesh[0]}x{mode.mesh[1]}"
             return f"{1e3 * seconds[name]:.3g} ms ({mode.sent / 1e6:.3g} MB sent) by {name}{grid}"
 
-        seconds = {
-            name: self.layer.seconds(mode, self.machine) for name, mode in self.modes.items()
-        }
+        seconds = self.seconds
         order = sorted(seconds, key=seconds.__getitem__)
         return f"{self.name}: {', '.join(map(described, order))}"
 
