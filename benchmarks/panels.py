@@ -78,7 +78,7 @@ def measure(data: Any, dtype: str, weighted: bool, rounds: tuple[int, int]) -> d
         if not all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)):
             raise RuntimeError(f"{name}: other bits than at once")
         contestants.append(Contestant(name, step, context=partial(_panels, channels)))
-    interleave(contestants, rounds=rounds, budget=2.5)
+    interleave(contestants, rounds=rounds, budget=2)
     return {contestant.name: contestant.spread.to_json() for contestant in contestants}
 
 
@@ -109,8 +109,10 @@ def markdown(results: dict[str, Any]) -> str:
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--dtypes", default="float32,float64,bfloat16", show_default=True)
+@click.option("--degrees", default="8,16,32,64", show_default=True, help="Of random graphs.")
 @click.option("--quick", is_flag=True, help="Fewer repetitions.")
-def main(out: Path, threads: int, quick: bool) -> None:
+def main(out: Path, threads: int, dtypes: str, degrees: str, quick: bool) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # read when torch is loaded
     import torch
 
@@ -121,11 +123,12 @@ def main(out: Path, threads: int, quick: bool) -> None:
     dense = load("tolokers" if "tolokers" in default_graphs() else "kronecker-14")
     cells: list[tuple[Callable[[], Any], str, bool]] = [
         (lambda: dense, dtype, weighted)
-        for dtype in ("float32", "float64", "bfloat16")
+        for dtype in dtypes.split(",")
         for weighted in (False, True)
     ]
     cells += [
-        (partial(_random_graph, 12_000, degree), "float32", False) for degree in (8, 16, 32, 64)
+        (partial(_random_graph, 12_000, int(degree)), "float32", False)
+        for degree in degrees.split(",")
     ]
     results: dict[str, Any] = {
         "command": shlex.join(["python", "benchmarks/panels.py", *sys.argv[1:]]),
