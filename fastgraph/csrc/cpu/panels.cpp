@@ -17,10 +17,10 @@ constexpr double kCachesOfPanel = 1.5;
 // Narrower panels would spend more on entries than they save.
 constexpr int64_t kLeastLines = 2;
 
-// Features that fit so many caches are gathered nearly as fast without panels.
+// Features that fit into so many caches are gathered as fast without panels.
 constexpr int64_t kFewCaches = 4;
 
-// How often rows must be gathered, on average, for a copy of them to be worth while.
+// How often rows must be gathered, on average: each panel visits all entries again.
 constexpr int64_t kGathers = 32;
 
 // The bytes of the second cache, which most processors have one of for each core; 0 where the
