@@ -26,7 +26,7 @@ tools = $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pypr
 cuda = --config-settings=cmake.define.FASTGRAPH_CUDA=$(or $(FASTGRAPH_CUDA),$(1))
 
 # The instruction sets for which CPU kernels are compiled: that of this machine (native), all, or all
-# with that alone optimised (tested), which takes half the time. A wheel has all.
+# with that alone optimised (tested). A wheel has all of them.
 LEVELS ?= native
 
 # Not empty: leave nothing out of what takes long, as `make test-all` does.
