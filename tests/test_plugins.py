@@ -100,6 +100,19 @@ def test_the_first_available_backend_with_a_kernel_computes() -> None:
     assert "no backend computes sddmm" in str(found.refusal("sddmm", "cpu", torch.float32))
 
 
+def test_a_backend_is_asked_once_whether_it_is_available() -> None:
+    """Not for each kernel: it may have to look for files."""
+    asked = []
+
+    class Slow(Fake):
+        def unavailable(self) -> str | None:
+            asked.append(self.name)
+            return None
+
+    registry(Slow("slow")).select(None)
+    assert asked == ["slow"]
+
+
 @pytest.mark.parametrize("why_not", [None, "no driver"])
 def test_what_is_made_for_a_device_serves_it_before_the_last_resort(why_not: str | None) -> None:
     """As where a backward pass runs after the block that enabled the backend by name."""
