@@ -17,9 +17,9 @@ from tests.graphs import mixed_communities
 
 torch.manual_seed(0)
 torch.set_num_threads(2)
-nodes = 6000
+nodes = 5000
 generator = torch.Generator().manual_seed(0)
-edges = mixed_communities(nodes, 20, generator=generator)
+edges = mixed_communities(nodes, 10, generator=generator)
 x = torch.randn(nodes, 256)
 layers = [SAGEConv(256, 256), GATv2Conv(256, 64, heads=4), GCNConv(256, 256), GCNConv(256, 256)]
 print("with", sys.argv[1:])
@@ -39,9 +39,9 @@ from tests.graphs import mixed_communities
 
 torch.set_num_threads(2)
 generator = torch.Generator().manual_seed(0)
-edges = mixed_communities(6000, 20, generator=generator)
-for loops in (0, 6000):
-    print(len(KEPT.of(graph_of(edges, None, 6000, 6000, loops))))
+edges = mixed_communities(5000, 10, generator=generator)
+for loops in (0, 5000):
+    print(len(KEPT.of(graph_of(edges, None, 5000, 5000, loops))))
 """
 
 
@@ -57,8 +57,7 @@ def test_a_script(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert any("2 GCNConv" in line and "spmm" in line for line in lines)
     assert any("GATv2Conv" in line and "gatv2" in line for line in lines)
-    for order in ("degree", "rcm"):
-        assert any(line.startswith(f"│ {order} ") for line in lines)
+    assert any(line.startswith("│ degree ") for line in lines)
     assert "Predicted, never measured" in done.stdout and "RTX 4090" in done.stdout
     assert "Choices: 5. Graphs: 2." in lines
     assert f"They are kept in {tmp_path / 'cache'}" in done.stdout

@@ -74,31 +74,50 @@ struct Place {
   }
 };
 
-// The factor of a slot, which has an edge if its bit is set.
-template <typename T>
-__device__ float factor_of(const SpmmTiles<T>& op, int64_t block,
-                           const uint64_t (&bits)[kTileWords], int row, int col) {
-  const int slot = row % kHalf * kTileCols + col;
-  const uint64_t word = bits[row / kHalf];
-  if (!(word >> slot & 1)) return 0;
-  if (op.weight == nullptr) return 1;
-  const int before = popcount(word & ((uint64_t{1} << slot) - 1));
-  const int64_t entry = op.tiles.first[block] + before + (row < kHalf ? 0 : popcount(bits[0]));
-  return widened(op.weight[op.tiles.edge_id[entry]]);
-}
+// A block's bits, by the half of its rows.
+struct Slots {
+  uint64_t of[kHalves];
 
-template <typename T>
-__device__ Factors factors_of(const SpmmTiles<T>& op, int64_t block, Place place, int col) {
-  const uint64_t bits[kTileWords] = {op.tiles.bits[kTileWords * block],
-                                     op.tiles.bits[kTileWords * block + 1]};
-  Factors factors;
-#pragma unroll
-  for (int h = 0; h < kHalves; ++h) {
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      factors.of[h][k] = factor_of(op, block, bits, place.group + h * kHalf, col + k);
-    }
+  static __device__ Slots load(const Tiles& tiles, int64_t block) {
+    return {{tiles.bits[kHalves * block], tiles.bits[kHalves * block + 1]}};
   }
+
+  __device__ bool has_edge(int half, int slot) const { return of[half] >> slot & 1; }
+
+  // Edges of the block before this slot.
+  __device__ int before(int half, int slot) const {
+    const int in_half = popcount(of[half] & ((uint64_t{1} << slot) - 1));
+    return half == 0 ? in_half : popcount(of[0]) + in_half;
+  }
+};
+
+// The factors of two columns from `col` on, for both rows of this lane: 0 where there is no edge.
+// Without a condition, loads are on their way together.
+template <typename T>
+__device__ Factors factors_of(const SpmmTiles<T>& op, int64_t block, int group, int col) {
+  const Slots slots = Slots::load(op.tiles, block);
+  const int slot = group * kTileCols + col;
+  Factors factors;
+  const auto each = [&](const auto& body) {
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) body(h, k, slots.has_edge(h, slot + k));
+    }
+  };
+  if (op.weight == nullptr) {
+    each([&](int h, int k, bool has_edge) { factors.of[h][k] = has_edge ? 1 : 0; });
+    return factors;
+  }
+  const int64_t first = op.tiles.first[block];  // which is there in any block
+  int32_t edge[kHalves][2];
+  each([&](int h, int k, bool has_edge) {
+    edge[h][k] = op.tiles.edge_id[first + (has_edge ? slots.before(h, slot + k) : 0)];
+  });
+  each([&](int h, int k, bool has_edge) {
+    const float weight = widened(op.weight[edge[h][k]]);
+    factors.of[h][k] = has_edge ? weight : 0;
+  });
   return factors;
 }
 
@@ -121,6 +140,11 @@ struct TileSums {
     }
   }
 
+  // The first column of pack i of a row, of two.
+  static __device__ int column(Place place, int p, int i) {
+    return p * kWidth + (2 * place.in_group + i) * kValues;
+  }
+
   // Calls body(h, column, values) for each pack of sums, of row group + 8 h, from a column on.
   template <typename Body>
   __device__ void each(Place place, const Body& body) {
@@ -128,11 +152,10 @@ struct TileSums {
     for (int p = 0; p < kPacks; ++p) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int column = p * kWidth + (2 * place.in_group + i % 2) * kValues;
         float* values[kValues];
 #pragma unroll
         for (int n = 0; n < kValues; ++n) values[n] = &c[p][n][i];
-        body(i / 2, column, values);
+        body(i / 2, column(place, p, i % 2), values);
       }
     }
   }
@@ -166,32 +189,49 @@ __device__ void multiply_blocks(const SpmmTiles<T>& op, const Span& span, int64_
 #pragma unroll
       for (int k = 0; k < 2; ++k) rows[p][k] = x.load(max(columns.values[k], 0));
     }
-    const Factors factors = factors_of(op, block, place, col);
+    const Factors factors = factors_of(op, block, place.group, col);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) multiply(sums.c[p], factors, rows[p]);
   }
 }
 
+// The same slot by slot, in float32.
 template <typename T, int kPacks>
 __device__ void add_slots(const SpmmTiles<T>& op, const Span& span, int64_t first, Place place,
                           TileSums<T, kPacks>& sums) {
   sums.clear();
 #pragma unroll 1
   for (int64_t block = span.begin; block < span.end; ++block) {
-    const uint64_t bits[kTileWords] = {op.tiles.bits[kTileWords * block],
-                                       op.tiles.bits[kTileWords * block + 1]};
+    const Slots slots = Slots::load(op.tiles, block);
 #pragma unroll 1
     for (int slot = 0; slot < kTileCols; ++slot) {
+      const Factors pair = factors_of(op, block, place.group, slot & ~1);
       const int32_t col = op.tiles.col[block * kTileCols + slot];
-      sums.each(place, [&](int h, int column, float* const* values) {
-        const int row = place.group + h * kHalf;
-        const bool has_edge = bits[h] >> (place.group * kTileCols + slot) & 1;
-        if (!has_edge || first + column >= op.x.width) return;
-        const float factor = factor_of(op, block, bits, row, slot);
-        const auto pack = load_pack<kPack<T>>(op.x.row(col) + first + column);
+      float factor[kHalves];
+      bool has_edge[kHalves];
 #pragma unroll
-        for (int n = 0; n < kPack<T>; ++n) *values[n] += factor * widened(pack.values[n]);
-      });
+      for (int h = 0; h < kHalves; ++h) {
+        factor[h] = slot & 1 ? pair.of[h][1] : pair.of[h][0];
+        has_edge[h] = slots.has_edge(h, place.group * kTileCols + slot);
+      }
+      if (!has_edge[0] && !has_edge[1]) continue;
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int64_t column = first + sums.column(place, p, i);
+          if (column >= op.x.width) continue;
+          const auto pack = load_pack<kPack<T>>(op.x.row(col) + column);
+#pragma unroll
+          for (int h = 0; h < kHalves; ++h) {
+            if (!has_edge[h]) continue;
+#pragma unroll
+            for (int n = 0; n < kPack<T>; ++n) {
+              sums.c[p][n][2 * h + i] += factor[h] * widened(pack.values[n]);
+            }
+          }
+        }
+      }
     }
   }
 }
