@@ -49,7 +49,7 @@ def test_a_script(tmp_path: Path) -> None:
     pytest.importorskip("torch_geometric")
     (tmp_path / "train.py").write_text(SCRIPT)
     kept = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    words = ("--budget", "8", "train.py", "--budget", "mine")
+    words = ("--budget", "2", "train.py", "--budget", "mine")
     done = fastgraph("tune", *words, cwd=tmp_path, **kept)
     assert done.returncode == 0, done.stderr
     assert "with ['--budget', 'mine']" in done.stderr
@@ -57,7 +57,6 @@ def test_a_script(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert any("2 GCNConv" in line and "spmm" in line for line in lines)
     assert any("GATv2Conv" in line and "gatv2" in line for line in lines)
-    assert any(line.startswith("│ degree ") for line in lines)
     assert "Predicted, never measured" in done.stdout and "RTX 4090" in done.stdout
     assert "Choices: 5. Graphs: 2." in lines
     assert f"They are kept in {tmp_path / 'cache'}" in done.stdout
@@ -66,23 +65,11 @@ def test_a_script(tmp_path: Path) -> None:
     assert again.stdout.split() == ["1", "4"], again.stderr
 
 
-def test_a_script_without_training(tmp_path: Path) -> None:
-    pytest.importorskip("torch_geometric")
-    (tmp_path / "train.py").write_text(SCRIPT.replace("    y.square().mean().backward()\n", ""))
-    words = ("--budget", "0.5", "--device", "cpu", "train.py")
-    done = fastgraph("tune", *words, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path / "cache"))
-    assert done.returncode == 0, done.stderr
-    assert "epoch 3" in done.stderr and "GATv2Conv" in done.stdout
-    assert "Predicted" not in done.stdout
-
-
 @pytest.mark.parametrize(
     ("script", "words", "message"),
     [
         ("print('no model')", (), "no layer of its models takes a route to a fused operator"),
-        ("raise SystemExit(3)", (), "ended with 3 before its calls were seen"),
         ("", ("--device", "tpu"), "--device must be cpu or one of H200, A100, RTX 4090, got 'tpu'"),
-        ("", ("--budget", "0"), "--budget"),
     ],
 )
 def test_what_cannot_be_tuned(

@@ -28,6 +28,10 @@ class Replay:
     Args:
         call: as the script made it.
         tensors: of its program.
+
+    Attributes:
+        call: as the script made it.
+        names: of its graph, if it has one.
     """
 
     def __init__(self, call: OperatorCall, tensors: Sequence[Tensor]) -> None:
@@ -40,6 +44,7 @@ class Replay:
         self._arguments = [_made(value, tensors, generator) for value in call.arguments]
         self._leaves = [x for x in self._arguments if isinstance(x, Tensor) and x.requires_grad]
         self._gradients: list[Tensor] | None = None
+        self.names = Names(self.argument("index"), self.argument("ptr"))
 
     def argument(self, name: str) -> Any:
         """By its name in the schema; ``None`` where there is none of this name."""
@@ -56,13 +61,8 @@ class Replay:
         """Whether the operator takes edges."""
         return "index" in self._positions
 
-    @property
-    def names(self) -> Names:
-        """Of its graph, if it has one."""
-        return Names(self.argument("index"), self.argument("ptr"))
-
     def named(self, names: Names) -> None:
-        """Have steps compute on another graph with as many nodes and edges."""
+        """Have steps compute on a graph with as many nodes and edges, by its names."""
         self._arguments[self._positions["index"]] = names.index
         if "ptr" in self._positions:
             self._arguments[self._positions["ptr"]] = names.ptr
