@@ -111,13 +111,13 @@ def _with_predictions(of_sizes: dict[int, dict[str, Any]], channels: int) -> dic
                 size: {
                     "measured": measured[size],
                     "modelled layers": modelled[size],
-                    "chosen": min(modelled[size], key=modelled[size].__getitem__),
+                    "chosen": cost.fastest(modelled[size]),
                     "spreads": of_sizes[size]["cells"][graph, kind],
                 }
                 for size in of_sizes
             },
             "predicted": predicted,
-            "chosen beforehand": min(predicted, key=predicted.__getitem__),
+            "chosen beforehand": cost.fastest(predicted),
         }
     return {
         "machines": {size: machine._asdict() for size, machine in machines.items()},

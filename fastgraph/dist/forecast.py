@@ -116,7 +116,8 @@ def forecast(step: Step, machine: Machine, rows: Sequence[Rows], devices: int) -
         for name in MODES:
             names[name].append(name if name in possible else "halo")
             found[name].append(possible[names[name][-1]])
-        names["auto"].append(cost.fastest(possible, layer, machine))
+        seconds = {name: layer.seconds(mode, machine) for name, mode in possible.items()}
+        names["auto"].append(cost.fastest(seconds))
         best.append(possible[names["auto"][-1]])
     rest = _rest(step, machine, devices)
     total = {

@@ -27,6 +27,12 @@ from fastgraph.registry.operators import Size
 
 _SMALL, _LARGE = 2**10, 2**22  # bytes that a rank sends, to measure links
 _REPETITIONS = 5
+_SMALL_IN_A_ROW, _ATTENTION_IN_A_ROW, _SUMS_IN_A_ROW = 10, 10, 40
+"""What takes less than a turn on a core that ranks share is repeated until it takes several.
+
+Otherwise each rank has the core for itself while it is measured, and messages wait for one turn or
+for none: four ranks on two cores came to 0.29 to 2.5 ms of a message, and now to 0.75 to 1.2.
+"""
 
 
 class Choice(NamedTuple):
@@ -45,7 +51,12 @@ class Choice(NamedTuple):
     @property
     def name(self) -> str:
         """Of the fastest."""
-        return cost.fastest(self.modes, self.layer, self.machine)
+        return cost.fastest(self.seconds)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Of a step in each mode."""
+        return {name: self.layer.seconds(mode, self.machine) for name, mode in self.modes.items()}
 
     def __str__(self) -> str:
         def described(name: str) -> str:
@@ -53,9 +64,7 @@ class Choice(NamedTuple):
             grid = "" if mode.mesh is None else f" on {mode.mesh[0]}x{mode.mesh[1]}"
             return f"{1e3 * seconds[name]:.3g} ms ({mode.sent / 1e6:.3g} MB sent) by {name}{grid}"
 
-        seconds = {
-            name: self.layer.seconds(mode, self.machine) for name, mode in self.modes.items()
-        }
+        seconds = self.seconds
         order = sorted(seconds, key=seconds.__getitem__)
         return f"{self.name}: {', '.join(map(described, order))}"
 
@@ -70,7 +79,7 @@ def machine() -> Machine:
     All of them work at once, so that what they share, as cores, is shared while it is measured.
     """
     if WORLD.size not in _measured:
-        small, large = _seconds_to_send(_SMALL), _seconds_to_send(_LARGE)
+        small, large = _seconds_to_send(_SMALL, _SMALL_IN_A_ROW), _seconds_to_send(_LARGE, 1)
         per_byte = max(large - small, 1e-9) / (_LARGE - _SMALL)
         of_message = small / max(WORLD.size - 1, 1)
         own = torch.tensor([[of_message, per_byte, *_seconds_of_work()]], dtype=torch.float64)
@@ -104,13 +113,18 @@ def choose(
         choice = compared(layer, plan(), names)
         if WORLD.rank == 0 and (layer, choice.name) not in _said:
             _said.add((layer, choice.name))
-            heads = "1 head" if layer.heads == 1 else f"{layer.heads} heads"
-            print(f"fastgraph.dist: attention with {heads} by {choice}", file=sys.stderr)
+            print(f"fastgraph.dist: {_described(layer)} by {choice}", file=sys.stderr)
         return choice.name, choice.modes[choice.name].mesh
 
     local = index.local if isinstance(index, ShardedTensor) else index
     found: tuple[str, Mesh | None] = remembered(local, ("mode", *names, layer, *key), make)
     return found
+
+
+def _described(layer: Layer) -> str:
+    if layer.is_sum:
+        return f"sums or extrema of {layer.channels} channels"
+    return "attention with " + ("1 head" if layer.heads == 1 else f"{layer.heads} heads")
 
 
 def layer_of(
@@ -154,11 +168,11 @@ def _edges_of_blocks(graph: Neighbourhoods, mesh: Mesh) -> Tensor:
     return torch.bincount(holder(owner[graph.plan.place], own, mesh), minlength=WORLD.size)
 
 
-def _seconds_to_send(size: int) -> float:
+def _seconds_to_send(size: int, in_a_row: int) -> float:
     per_rank = size // max(WORLD.size - 1, 1)
     sends = [0 if rank == WORLD.rank else per_rank for rank in range(WORLD.size)]
     given = torch.zeros(sum(sends), dtype=torch.uint8)
-    return _median(lambda: transport.all_to_all(given, sends, sends))
+    return _median(lambda: transport.all_to_all(given, sends, sends), in_a_row)
 
 
 def _seconds_of_work() -> tuple[float, float]:
@@ -168,19 +182,20 @@ def _seconds_of_work() -> tuple[float, float]:
     index = torch.randint(nodes, (2, edges), generator=generator)
     x = torch.zeros(nodes, heads, channels)
     options = (None, None, index, None, None, 0, False, 1.0, 0.0, False)
-    attention = _median(lambda: ATTENTION(x, x, x, *options))
-    of_sum = _median(lambda: SPMM(x, index, None, None, nodes, "sum", False))
+    attention = _median(lambda: ATTENTION(x, x, x, *options), _ATTENTION_IN_A_ROW)
+    of_sum = _median(lambda: SPMM(x, index, None, None, nodes, "sum", False), _SUMS_IN_A_ROW)
     size = edges * heads * channels
     return attention / size, of_sum / size
 
 
-def _median(call: Callable[[], Any]) -> float:
-    """Seconds of a call after a first one, in which ranks start together."""
+def _median(call: Callable[[], Any], in_a_row: int) -> float:
+    """Seconds of one of some calls in a row, which ranks start together, after a first one."""
     call()
     seconds = []
     for _ in range(_REPETITIONS):
         transport.barrier()
         start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
+        for _ in range(in_a_row):
+            call()
+        seconds.append((time.perf_counter() - start) / in_a_row)
     return statistics.median(seconds)

@@ -124,6 +124,11 @@ def test_what_is_shared_is_shared_by_more() -> None:
         cost.extrapolated({2: ANY}, 8)
 
 
+def test_nothing_is_expected_to_get_faster() -> None:
+    known = {2: Machine(1e-4, 1e7, 1e-9, 1e-9), 4: Machine(5e-5, 2e7, 1e-9, 1e-9)}
+    assert cost.extrapolated(known, 8) == pytest.approx(known[4])
+
+
 def test_forecasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pymetis")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -208,9 +213,18 @@ def test_long_sequences_with_dense_attention_want_heads(degree: int) -> None:
     rows = even(tokens, degree * tokens, halo, ranks)
     machine = Machine(3e-5, 1.2e10, 5e-12, 5e-12)
     layer = transformer(64, 8)
-    modes = {name: cost.MODES[name](layer, rows, machine) for name in ("halo", "heads")}
-    found = {name: mode for name, mode in modes.items() if mode is not None}
-    assert cost.fastest(found, layer, machine) == "heads"
+    seconds = {}
+    for name in ("halo", "heads"):
+        mode = cost.MODES[name](layer, rows, machine)
+        assert mode is not None
+        seconds[name] = layer.seconds(mode, machine)
+    assert cost.fastest(seconds) == "heads"
+
+
+def test_the_simpler_of_modes_that_take_as_much() -> None:
+    assert cost.fastest({"halo": 1.0, "heads": 0.97, "2d": 0.96}) == "halo"
+    assert cost.fastest({"halo": 1.0, "heads": 0.92, "2d": 0.9}) == "heads"
+    assert cost.fastest({"2d": 0.0}) == "2d"
 
 
 def test_devices_work_at_their_own_pace() -> None:
