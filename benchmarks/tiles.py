@@ -109,8 +109,8 @@ def markdown(results: dict[str, Any]) -> str:
             "",
             f"`{results['command']}`; counted, not measured. Blocks have 128 slots; predicted is "
             "what a sample says, with its bound. Of GPUs: the least microseconds that the traffic "
-            f"of sums of {WIDTH} channels of bfloat16 allows, by data sheets; bold where tiles may be "
-            "used.",
+            f"of sums of {WIDTH} channels of bfloat16 allows, by data sheets; bold where tiles may "
+            "be used.",
             "",
             *table(columns, lines),
         ]
