@@ -49,7 +49,7 @@ def test_a_script(tmp_path: Path) -> None:
     pytest.importorskip("torch_geometric")
     (tmp_path / "train.py").write_text(SCRIPT)
     kept = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    words = ("--budget", "2", "train.py", "--budget", "mine")
+    words = ("--budget", "40", "train.py", "--budget", "mine")
     done = fastgraph("tune", *words, cwd=tmp_path, **kept)
     assert done.returncode == 0, done.stderr
     assert "with ['--budget', 'mine']" in done.stderr

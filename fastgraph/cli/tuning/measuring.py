@@ -21,7 +21,7 @@ from fastgraph.tune import choices
 from fastgraph.tune.choices import Use
 from fastgraph.tune.row_order import ordered
 
-_FEWEST_ROUNDS = 3
+_FEWEST_ROUNDS, _MOST_ROUNDS = 3, 20
 _FASTER = 0.97
 """What another order must leave of the time, so that noise chooses nothing."""
 
@@ -190,12 +190,12 @@ def reorderings(found: Sequence[Measured], budget: Budget) -> list[Reordering]:
 
 
 def _times(candidates: Mapping[Key, Candidate], seconds: float) -> dict[Key, float]:
-    """The least time of each, in turn for so many seconds, after each was made once."""
+    """The least time of each, in turn for so many seconds at most, after each was made once."""
     for candidate in candidates.values():
         candidate.seconds()
     budget, rounds = Budget(seconds), 0
     least = dict.fromkeys(candidates, math.inf)
-    while rounds < _FEWEST_ROUNDS or budget.left:
+    while rounds < _FEWEST_ROUNDS or (rounds < _MOST_ROUNDS and budget.left):
         for name, candidate in candidates.items():
             least[name] = min(least[name], candidate.seconds())
         rounds += 1
