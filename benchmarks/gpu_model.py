@@ -4,7 +4,7 @@
 
 Needs no GPU: instructions, loads and waits of each kernel's loop come from the table that the build
 is compared with (``tests/cuda/registers.json``), idle lanes from the degrees of the graphs, and the
-rest from data sheets (``measure/model_sheets.py``); ``measure/model.py`` puts them together. Where
+rest from data sheets (``fastgraph/tune/gpus.py``); ``measure/model.py`` puts them together. Where
 ``benchmarks/results`` holds measurements of ``benchmarks/gpu.py``, predictions are compared with
 them. Results go to ``benchmarks/results/<date>-gpu-model.json`` and ``.md``.
 """

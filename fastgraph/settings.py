@@ -100,10 +100,11 @@ class Settings:
         cpu_level: ``FASTGRAPH_CPU_LEVEL``. Highest instruction set to use, one of ``baseline``,
             ``avx2``, ``avx512``; ``None``: the best this machine has.
         measure: ``FASTGRAPH_MEASURE``. Where our CUDA kernels compute, time that of sums and means
-            and cuSPARSE's three at the first product of each graph, width and direction, and take
-            the fastest from then on, except in CUDA graphs. That costs two dozen products, once
-            for each graph, and results differ in the last bits, so those of two runs may. Means of
-            bfloat16 and float16, and graphs with an edge twice, are left to our kernel.
+            cuSPARSE's three and tiles for tensor cores at the first product of each graph, width
+            and direction, and take the fastest from then on, except in CUDA graphs. That costs two
+            dozen products, once for each graph, and results differ in the last bits, so those of
+            two runs may. Means of bfloat16 and float16, and graphs with an edge twice, are not for
+            cuSPARSE, and tiles only for graphs that fill them.
         check_cache: ``FASTGRAPH_CHECK_CACHE``. Whether the content of a graph's tensors is looked
             at whenever what was derived from them is used again. ``False`` is for measuring what
             that costs: edits that torch does not count then go unnoticed.

@@ -120,6 +120,15 @@ def restore_threads() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def tf32_allowed() -> Iterator[None]:
+    """Products of matrices on GPUs may round float32."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
 @pytest.fixture(autouse=True)
 def seed() -> None:
     """The same random inputs in every run, whichever tests run before."""

@@ -34,6 +34,13 @@ def test_what_is_not_whole_is_not_there(content: str) -> None:
     assert cache.read("speeds", "a") is None
 
 
+def test_what_was_edited_is_not_there() -> None:
+    cache.write("speeds", "a", {"speed": 2.5})
+    path = cache.path_of("speeds", "a")
+    path.write_text(path.read_text().replace("2.5", "3.5"))
+    assert cache.read("speeds", "a") is None
+
+
 def test_where_nothing_can_be_kept_nothing_happens(folder: Path) -> None:
     (folder / "fastgraph").write_text("in the way of a folder")
     cache.write("speeds", "a", 1)

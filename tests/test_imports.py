@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "fastgraph"
 
 # Each room may import those above it. Modules in one room stand on each other as they need to.
 ROOMS = (
-    ("settings", "rendering", "ending", "interpreter", "upstream"),
+    ("settings", "rendering", "ending", "interpreter", "upstream", "manifest"),
     ("machine",),
     ("hookspecs",),
     ("registry",),
@@ -27,6 +27,7 @@ ROOMS = (
     ("layers",),
     ("pyg", "dgl"),
     ("enabling",),
+    ("watching",),
     ("comparison",),
     ("inspection",),
     ("dist",),

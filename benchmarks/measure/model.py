@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from fastgraph.tune.gpus import SCHEDULERS, Sheet
 from measure.model_kernels import (
     HEADS,
     LAYERS,
@@ -27,7 +28,6 @@ from measure.model_kernels import (
     Table,
     find,
 )
-from measure.model_sheets import SCHEDULERS, Sheet
 from measure.model_slots import Rows
 
 # Schedulers find a warp that can go on in so many of all cycles; the share that well-filled kernels
@@ -40,8 +40,6 @@ CYCLES_ALONE = 2.0
 # warp does for each span and each batch of entries, and how often it waits for memory there.
 SPAN = (200, 3)
 BATCH = (50, 1)
-# Of the second cache, what random rows can use of it beside what streams through.
-USABLE = 0.8
 # Microseconds between kernels of one stream that were queued before.
 LAUNCH = 2.0
 # In the backward pass of extrema: the loop of those lanes that may have won has so many
@@ -145,8 +143,7 @@ class _Gathering:
         looks, gathered = self._of_entries()
         table = len(self.rows.lengths) * self.row_bytes * self.launch.tables
         # Blocks at work take one part of the columns, and so do those that gather beside them.
-        usable = USABLE * self.sheet.cache_bytes * self.parts
-        hit = min(1.0, usable / max(1, table))
+        hit = self.sheet.hit(table, self.parts)
         wait = hit * self.sheet.cache_ns + (1 - hit) * self.sheet.dram_ns
         return {
             "issue": self._issue(looks),
@@ -179,11 +176,7 @@ class _Gathering:
         read = entries * (gathered + self.parts * launch.entry_bytes)
         streamed = len(self.rows.lengths) * self.row_bytes * launch.streamed
         streamed += entries * launch.entry_bytes
-        missed = max(min(table, entries * gathered), (1 - hit) * entries * gathered)
-        return {
-            "cache": read / self.sheet.cache_gb_per_s / 1e6,
-            "memory": (streamed + missed) / self.sheet.dram_gb_per_s / 1e6,
-        }
+        return self.sheet.moved(entries * gathered, read, streamed, table, hit)
 
     def _waited(self, wait: float) -> dict[str, float]:
         """Of all warps, as many at a time as fit, and of the longest alone."""

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fastgraph.tune.gpus import SHEETS, sheet_of
 from measure.graphs import GraphData
 from measure.model import Graph, predict_cell
 from measure.model_kernels import HEADS, LAYERS, SIZES, WITH_SELF_LOOPS, Table
-from measure.model_sheets import SHEETS, sheet_of
 from measure.model_slots import Lengths, Rows
 from measure.report import table as lines_of
 
@@ -178,7 +178,7 @@ def markdown(results: dict[str, Any], graphs: Degrees, table: Table) -> str:
         "# Message passing on GPUs, by a model",
         "",
         "**Predicted, never measured**: no GPU has run these kernels for this page. How is in",
-        "`measure/model.py`, from which data sheets in `measure/model_sheets.py`. It ranks",
+        "`measure/model.py`, from which data sheets in `fastgraph/tune/gpus.py`. It ranks",
         "kernels and tells what bounds them; milliseconds may be off by 40 %, ratios between",
         "our own kernels by less.",
         "",

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from fastgraph.backends.tasks import chunk_of
-from measure.model_sheets import WARP
+from fastgraph.tune.gpus import WARP
 from measure.tasks import FORMER_CHUNK, formerly, listed
 
 _MERGED_ROWS = 128

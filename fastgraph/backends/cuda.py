@@ -12,9 +12,10 @@ from fastgraph.backends import reference
 from fastgraph.backends.cusparse import ALGORITHMS, CuSparseSpmm
 from fastgraph.backends.kernels import native_kernels, sddmm_by_head, spmm_by_head
 from fastgraph.backends.tasks import Tasks
+from fastgraph.backends.tiles import TilesSpmm
 from fastgraph.machine import native
 from fastgraph.registry.backend import FLOATING, Kernel
-from fastgraph.tune.fastest import FastestSpmm, seconds_on_gpu
+from fastgraph.tune.fastest import FastestSpmm, Rival, seconds_on_gpu
 
 
 class CudaBackend:
@@ -38,7 +39,10 @@ class CudaBackend:
         self._library = library
         self._device_type = device_type
         kernels = native_kernels(library, Tasks(library))
-        rivals = {f"cusparse-{number}": CuSparseSpmm(library, number) for number in ALGORITHMS}
+        rivals: dict[str, Rival] = {
+            f"cusparse-{number}": CuSparseSpmm(library, number) for number in ALGORITHMS
+        }
+        rivals["tiles"] = TilesSpmm(library)
         fastest = FastestSpmm(kernels["spmm"], rivals, seconds)
         self._kernels: dict[str, Kernel] = {
             **kernels,

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 from rich.table import Table
+
+from fastgraph.cli.watched import left_by, nothing_routed
 
 if TYPE_CHECKING:
     from fastgraph.dist.cost import Machine
@@ -119,20 +117,10 @@ def _seen(script: Path, arguments: Sequence[str]) -> Step:
     """The step of a script, which runs in a process of its own and prints to standard error."""
     from fastgraph.dist.dry_run import Step
 
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "step"
-        module = [sys.executable, "-m", "fastgraph.dist.dry_run"]
-        done = subprocess.run([*module, file, script, *arguments], stdout=sys.stderr, check=False)
-        if done.returncode or not file.exists():
-            raise click.ClickException(
-                f"{script} ended with {done.returncode} before a step of training was seen"
-            )
-        step = Step(**pickle.loads(file.read_bytes()))
+    what = "before a step of training was seen"
+    step = Step(**left_by("fastgraph.dist.dry_run", script, arguments, what))
     if not step.calls:
-        raise click.ClickException(
-            f"{script}: no layer of its models takes a route to a fused operator of a graph; "
-            f"`{Path(sys.executable).name} -m fastgraph --report {script}` says why"
-        )
+        raise nothing_routed(script)
     return step
 
 

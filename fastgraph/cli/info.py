@@ -7,7 +7,6 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import attrs
@@ -17,6 +16,7 @@ from rich.text import Text
 
 from fastgraph import __version__
 from fastgraph.dgl import fix_import, why_incomplete
+from fastgraph.machine.processor import cpu_model
 from fastgraph.settings import Settings, variables
 
 if TYPE_CHECKING:
@@ -82,16 +82,6 @@ def package_version(module: str) -> str | Problem:
             return Problem("not installed")
         return Problem(f"{installed} is broken: {found}".strip())
     return str(getattr(found, "__version__", installed or "unknown version"))
-
-
-def cpu_model() -> str:
-    """The processor's name as the operating system gives it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def kernel_level() -> str:

@@ -34,6 +34,8 @@ _GROUP_HELP = """Run python programs with PyG's message passing replaced by fuse
 
   python -m fastgraph dist-plan [OPTIONS] SCRIPT [ARGS]...
 
+  python -m fastgraph tune [OPTIONS] SCRIPT [ARGS]...
+
 The first are short for the command `run`, which lists the options. A script whose name is that of a
 command is run as ./NAME.
 """
@@ -293,6 +295,36 @@ def dist_plan(
         raise click.UsageError(f"--devices: {error}") from None
     options = Options(numbers, latency, bandwidth, work, seconds, plot, json)
     return plan_script(script, arguments, options)
+
+
+@cli.command(
+    "tune", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds for measuring.",
+)
+@click.option(
+    "--device",
+    metavar="DEVICE",
+    help="cpu, or a GPU by its name, such as H200. Default: the CPU, and every GPU that is known.",
+)
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def tune(budget: float, device: str | None, script: Path, arguments: tuple[str, ...]) -> int:
+    """Measure what a script calls in the ways that there are, and keep what is fastest.
+
+    Its first steps are run. Later runs, of this and of other scripts, visit the rows of the same
+    graphs in the order that was fastest, to the same bits. Printed besides: what other orders of
+    nodes would do, and what a model expects of tiles for tensor cores on GPUs.
+    """
+    from fastgraph.cli.tune import tune_script
+
+    return tune_script(script, arguments, budget, device)
 
 
 @cli.command()

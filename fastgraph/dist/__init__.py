@@ -22,7 +22,6 @@ from fastgraph.dist.balance import Balance, measured
 from fastgraph.dist.checkpoint import CheckpointError, load, save
 from fastgraph.dist.counts import COUNTS, Counts
 from fastgraph.dist.differences import DifferenceError, Validation
-from fastgraph.dist.manifest import FileFormatError
 from fastgraph.dist.partition import PartitionError, partition
 from fastgraph.dist.performance import Performance, measure_performance
 from fastgraph.dist.phases import Phases
@@ -32,6 +31,7 @@ from fastgraph.dist.sharding import shard
 from fastgraph.dist.shards import Shards, load_shards, write_shards
 from fastgraph.dist.validation import validate
 from fastgraph.dist.world import CollectiveError, RanksDivergedError, init
+from fastgraph.manifest import FileFormatError
 
 __all__ = [
     "COUNTS",

@@ -21,13 +21,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from fastgraph.dist import hooks, manifest
+from fastgraph import manifest
+from fastgraph.dist import hooks
 from fastgraph.dist.agreement import on_all_ranks, on_first_rank
 from fastgraph.dist.layout import Layout, usual
-from fastgraph.dist.manifest import FileFormatError, Format, Manifest
-from fastgraph.dist.nesting import Kept, Spec, check_safetensors, decoded, encoded
+from fastgraph.dist.nesting import Kept, Spec, decoded, encoded
 from fastgraph.dist.sharded import ShardedTensor, leaves
 from fastgraph.dist.world import WORLD
+from fastgraph.manifest import FileFormatError, Format, Manifest, check_safetensors
 
 FORMAT = Format("checkpoint of fastgraph.dist", 1)
 

@@ -1,14 +1,12 @@
 """What the steps of a script compute, seen on one process: ``python -m fastgraph.dist.dry_run``.
 
 The script runs as it is until its third backward pass. What its models do in training before that
-one, when graphs are sorted and kernels chosen, is kept: the calls of fused operators, their graphs,
-and what else there is.
+one is kept: the calls of fused operators, their graphs, and what else there is.
 """
 
 from __future__ import annotations
 
 import pickle
-import runpy
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,20 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.overrides import TorchFunctionMode
 
-from fastgraph import enabling
 from fastgraph.dist import cost
 from fastgraph.dist.grid_volume import of_gat_with_scores
 from fastgraph.graphs.graph import Graph
-from fastgraph.interpreter import FIRST_ENTRY
 from fastgraph.ops.heads import Call
 from fastgraph.ops.topology import topology
 from fastgraph.registry import operators
-
-_STEPS = 2
-"""After which a step is as all others will be."""
-
+from fastgraph.watching import STEPS, Watcher, watch
 
 _SHAPES = {
     operator.name: [operand.shape for operand in operator.operands]
@@ -65,45 +57,27 @@ class Step(NamedTuple):
     parameters: list[int]
 
 
-class _Seen(BaseException):
-    """Ends the script, whose handlers of exceptions are not asked."""
-
-
-class _Recorder(TorchFunctionMode):
+class _Recorder(Watcher):
     """Watches a script until it has seen a step."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.backward_passes = 0
         self.step: Step | None = None
-        self._modules: list[nn.Module] = []
-        self._forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         self._graphs: dict[int, tuple[int, Graph, bool]] = {}
         self._calls: list[tuple[str, cost.Layer, int]] = []
         self._others: list[str] = []
         self._in_modules = self._in_operators = 0.0
         self._saved: dict[int, int] = {}
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        if getattr(func, "namespace", None) != "fastgraph" or not self._is_watching:
-            return func(*args, **(kwargs or {}))
-        started = time.perf_counter()
-        found = func(*args, **(kwargs or {}))
-        seconds = time.perf_counter() - started
-        self._in_operators += seconds
-        self._record(func.name().partition("::")[2], args, seconds)
-        return found
-
     @property
-    def _is_watching(self) -> bool:
-        return bool(self._modules) and self._modules[0].training and torch.is_grad_enabled()
+    def is_watching(self) -> bool:
+        return bool(self.modules) and self.modules[0].training and torch.is_grad_enabled()
 
-    def _record(self, operator: str, args: Sequence[Any], seconds: float) -> None:
-        name = type(self._modules[-1]).__name__
+    def operator_called(self, operator: str, args: Sequence[Any], seconds: float) -> None:
+        self._in_operators += seconds
+        name = type(self.modules[-1]).__name__
         if operator in _SHAPES:
             shapes, call = _SHAPES[operator], Call.of(args)
             layer = cost.of_attention(shapes, call.inputs, call.inputs[0].shape[1])
@@ -142,33 +116,25 @@ class _Recorder(TorchFunctionMode):
     def module_called(
         self, call: Callable[..., Any], module: nn.Module, *args: Any, **options: Any
     ) -> Any:
-        """A call of a module; those within others are part of it."""
-        self._modules.append(module)
+        """See :meth:`Watcher.module_called`; what the outermost keeps for backward is counted."""
+        if self.modules:
+            return super().module_called(call, module, *args, **options)
         started = time.perf_counter()
         try:
-            if len(self._modules) > 1:
-                return call(module, *args, **options)
             with saved_tensors_hooks(self._kept, lambda x: x):
-                return call(module, *args, **options)
+                return super().module_called(call, module, *args, **options)
         finally:
-            if len(self._modules) == 1 and self._is_watching:
+            if module.training and torch.is_grad_enabled():
                 self._in_modules += time.perf_counter() - started
-            self._modules.pop()
 
     def _kept(self, x: Tensor) -> Tensor:
         is_parameter = isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter)
-        if self._modules[0].training and x.is_floating_point() and not is_parameter:
+        if self.modules[0].training and x.is_floating_point() and not is_parameter:
             storage = x.untyped_storage()
             self._saved[storage.data_ptr()] = storage.nbytes()
         return x
 
-    def before_backward(self, tensors: Any) -> None:
-        """A backward pass begins, the last one of which ends the script."""
-        self.backward_passes += 1
-        if self.backward_passes <= _STEPS:
-            self._forget()
-            return
-        losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    def step_seen(self, losses: Sequence[Tensor]) -> None:
         graphs = []
         for _, graph, transpose in self._graphs.values():
             source, target = graph.edge_list()
@@ -185,7 +151,6 @@ class _Recorder(TorchFunctionMode):
             sum(self._saved.values()),
             [p.nbytes for p in leaves],
         )
-        raise _Seen
 
 
 def _leaves(losses: Sequence[Tensor]) -> list[Tensor]:
@@ -212,32 +177,11 @@ def run(script: Path, arguments: Sequence[str]) -> Step:
         RuntimeError: it ended before.
     """
     recorder = _Recorder()
-    backward, call = torch.autograd.backward, nn.Module.__call__
-
-    def watched(tensors: Any, *args: Any, **options: Any) -> None:
-        recorder.before_backward(tensors)
-        backward(tensors, *args, **options)
-
-    def called(module: nn.Module, *args: Any, **options: Any) -> Any:
-        return recorder.module_called(call, module, *args, **options)
-
-    torch.autograd.backward = watched
-    nn.Module.__call__ = called  # type: ignore[method-assign]
-    sys.argv = [str(script), *arguments]
-    FIRST_ENTRY.replace(str(script.resolve().parent))
-    enabling.enable()
-    try:
-        with recorder:
-            runpy.run_path(str(script), run_name="__main__")
-    except _Seen:
-        pass
-    finally:
-        torch.autograd.backward = backward
-        nn.Module.__call__ = call  # type: ignore[method-assign]
+    watch(recorder, script, arguments)
     if recorder.step is None:
         raise RuntimeError(
             f"{script} ended after {recorder.backward_passes} backward passes, and a step is seen "
-            f"with the {_STEPS + 1}rd"
+            f"with the {STEPS + 1}rd"
         )
     return recorder.step
 

@@ -7,7 +7,6 @@ for a tensor, which is kept elsewhere under that name.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,21 +33,6 @@ class Spec:
     shape: torch.Size
     dtype: torch.dtype
     axis: int | None
-
-
-def check_safetensors(what: str) -> None:
-    """Tensors can be kept in files on this machine.
-
-    Args:
-        what: is kept; in the plural.
-
-    Raises:
-        ModuleNotFoundError: there is no safetensors.
-    """
-    if importlib.util.find_spec("safetensors") is None:
-        raise ModuleNotFoundError(
-            f"{what} need safetensors: pip install 'fastgraph[dist]'", name="safetensors"
-        )
 
 
 def check_can_be_kept(x: Tensor, name: str) -> None:

@@ -16,18 +16,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastgraph.dist import allocator, hooks, manifest
+from fastgraph import manifest
+from fastgraph.dist import allocator, hooks
 from fastgraph.dist.agreement import on_all_ranks, on_first_rank
 from fastgraph.dist.graphs import by_row, check_on_cpu, joint_edges, num_nodes
 from fastgraph.dist.grid_volume import Mesh
 from fastgraph.dist.layout import Layout, know, known
-from fastgraph.dist.manifest import FileFormatError, Format, Manifest
 from fastgraph.dist.modes import check_mode
 from fastgraph.dist.nesting import (
     Kept,
     Spec,
     check_can_be_kept,
-    check_safetensors,
     decoded,
     described,
     encoded,
@@ -35,6 +34,7 @@ from fastgraph.dist.nesting import (
 from fastgraph.dist.partition import partition
 from fastgraph.dist.sharded import ShardedTensor
 from fastgraph.dist.world import WORLD
+from fastgraph.manifest import FileFormatError, Format, Manifest, check_safetensors
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
@@ -128,10 +128,11 @@ def write_shards(
     unfinished.mkdir(parents=True)
     try:
         files = {
-            _file(part): _written(unfinished / _file(part), graph.rows_of(part))
+            _file(part): manifest.write_tensors(unfinished / _file(part), graph.rows_of(part))
             for part in range(num_parts)
         }
-        files[_REPLICATED] = _written(unfinished / _REPLICATED, graph.replicated.tensors)
+        replicated = graph.replicated.tensors
+        files[_REPLICATED] = manifest.write_tensors(unfinished / _REPLICATED, replicated)
         manifest.write(unfinished, FORMAT, graph.content(), files)
         unfinished.rename(folder)
     except OSError:
@@ -278,18 +279,6 @@ def _label(store: Any) -> str:
     if key is None:
         return "graph"
     return f"type {key}" if isinstance(key, str) else f"type {' '.join(key)}"
-
-
-def _written(file: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    from safetensors.torch import save_file
-
-    file.touch()
-    mode = file.stat().st_mode
-    save_file({name: x.contiguous() for name, x in tensors.items()}, file)
-    file.chmod(mode)  # other users may read what they may read of other new files
-    with file.open("rb") as stream:
-        os.fsync(stream.fileno())
-    return manifest.seal(file)
 
 
 def _assembled(found: Manifest, mode: str, mesh: Mesh | None) -> Any:

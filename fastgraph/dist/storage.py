@@ -28,10 +28,10 @@ from torch.distributed.tensor import DTensor, Shard
 
 from fastgraph.dist.exchange import take
 from fastgraph.dist.layout import Layout, Recent
-from fastgraph.dist.manifest import FileFormatError
 from fastgraph.dist.nesting import Spec
 from fastgraph.dist.sharded import ShardedTensor
 from fastgraph.dist.world import WORLD
+from fastgraph.manifest import FileFormatError
 
 
 def write(tensors: Mapping[str, Tensor], folder: Path) -> None:

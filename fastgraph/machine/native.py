@@ -147,6 +147,13 @@ def cuda_digest() -> str:
 
 
 @functools.cache
+def cpu_digest() -> str:
+    """A name for the content of the library that :func:`library` gives by default."""
+    with _library_path(cpu_level()).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+@functools.cache
 def why_cuda_unavailable() -> str | None:
     """Why the CUDA kernels cannot be used here, or ``None`` if they can.
 

@@ -7,7 +7,6 @@ depends; where nothing can be kept, the next process checks again.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import logging
@@ -18,7 +17,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import attrs
-import filelock
 import torch
 
 from fastgraph.machine import cache
@@ -69,14 +67,8 @@ def _findings(name: str, device: str, identity: str) -> list[Finding]:
     found = read(identity)
     if found is not None:
         return found
-    path = cache.path_of(_KIND, identity)
-    with contextlib.ExitStack() as stack:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # Ranks that start together on GPUs of one kind wait for the first of them.
-            stack.enter_context(filelock.FileLock(path.with_suffix(".lock")))
-        except OSError as error:
-            _LOGGER.info("no verdicts can be kept in %s: %s", path.parent, error)
+    # Ranks that start together on GPUs of one kind wait for the first of them.
+    with cache.locked(_KIND, identity):
         found = read(identity)
         if found is None:
             found = check_in_child(name, device)

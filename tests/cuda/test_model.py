@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fastgraph.tune import gpus
 from tests.cuda.benchmarks import measure
 from tests.cuda.registers import TABLE
 
@@ -73,7 +74,7 @@ def test_kernels_are_found_by_what_their_names_say() -> None:
 
 
 def test_the_longest_of_five_times_is_the_kernels() -> None:
-    model, sheets = measure("model"), measure("model_sheets")
+    model, sheets = measure("model"), gpus
 
     def predicted(lengths: Any, instructions: int = 100, width: int = 128) -> Any:
         table = {"spmm_rows<float, 4, 32>": {"sm_90": [64, 0, 0, 0, instructions, 4, 1]}}
@@ -97,9 +98,9 @@ def test_the_longest_of_five_times_is_the_kernels() -> None:
 
 
 def test_registers_bound_the_warps_at_work() -> None:
-    h200 = measure("model_sheets").sheet_of("NVIDIA H200")
+    h200 = gpus.sheet_of("NVIDIA H200")
     assert [h200.warps_at_work(n) for n in (32, 56, 79, 96, 165, 255)] == [64, 36, 24, 20, 12, 8]
-    assert measure("model_sheets").sheet_of("Tesla T4") is None
+    assert gpus.sheet_of("Tesla T4") is None
 
 
 def test_all_kernels_that_the_model_asks_for_are_in_the_table() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
+from fastgraph.graphs.tiles import Tiles
 from fastgraph.registry.backend import FLOATING, accumulator
 from tests.graphs import mixed_communities
 from tests.native.drawing import (
@@ -179,6 +181,83 @@ def order_rows(lib: Library, draw: Draw) -> Prepared:
             assert_equal(rowptr, expected.rowptr)
             assert_equal(index, expected.index)
             assert_equal(edge_id, expected.entry)
+
+    return call, check
+
+
+def count_reads(lib: Library, draw: Draw) -> Prepared:
+    graph = built(lib, draw)
+    row_bytes, cached = draw.one_of((0, 2**20), (2**12, 256), (2**14, 64), (2**40, 64))
+    call = graph.ascending | {"row_bytes": row_bytes}
+
+    def check(reads: Any) -> None:
+        assert reads == reads_of(graph.index.tolist(), cached)
+
+    return call, check
+
+
+def reads_of(columns: list[int], cached: int) -> int:
+    """Of a cache for so many rows that is emptied when it is full."""
+    held: set[int] = set()
+    reads = 0
+    for column in columns:
+        if column in held:
+            continue
+        if len(held) == cached:
+            held.clear()
+        held.add(column)
+        reads += 1
+    return reads
+
+
+def count_tile_columns(lib: Library, draw: Draw) -> Prepared:
+    graph = built(lib, draw)
+    num_windows = -(-graph.num_rows // 16)
+    size = draw.number(0, 20) if num_windows else 0
+    windows = draw.integers(0, max(num_windows, 1), size)
+    columns = torch.full((size,), -7)
+    call = graph.ascending | {"windows": draw.indices(windows, torch.int32), "columns": columns}
+    packed = packed_columns(graph)
+    return call, lambda _: assert_equal(columns, torch.tensor([len(packed[w]) for w in windows]))
+
+
+def packed_columns(graph: Graph) -> list[list[int]]:
+    """The columns of each window, each as often as one of its rows has it most."""
+    most: list[dict[int, int]] = [{} for _ in range(-(-graph.num_rows // 16))]
+    edges = Counter(zip(graph.row.tolist(), graph.col.tolist(), strict=True))
+    for (row, column), count in edges.items():
+        of_window = most[row // 16]
+        of_window[column] = max(of_window.get(column, 0), count)
+    return [[c for c in sorted(one) for _ in range(one[c])] for one in most]
+
+
+def fill_tiles(lib: Library, draw: Draw) -> Prepared:
+    graph = built(lib, draw)
+    packed = packed_columns(graph)
+    blocks = torch.tensor([0, *(-(-len(one) // 8) for one in packed)])
+    ptr = blocks.cumsum(0)
+    count = int(ptr[-1])
+    col = torch.full((8 * count,), -7, dtype=torch.int32)
+    bits, first = torch.full((count, 2), -7), torch.full((count + 1,), -7)
+    edge_id = torch.full((graph.num_edges,), -7, dtype=torch.int32)
+    call = graph.ascending | {
+        "ptr": ptr,
+        "col_out": col,
+        "bits": bits,
+        "first": first,
+        "edge_id_out": edge_id,
+    }
+
+    def check(_: Any) -> None:
+        filled = [one + [-1] * (-len(one) % 8) for one in packed]
+        assert_equal(col, torch.tensor([c for one in filled for c in one], dtype=torch.int32))
+        tiles = Tiles(ptr, col, bits, first, edge_id, graph.num_rows, graph.num_cols)
+        row, column = tiles.slots()
+        assert_equal(edge_id.sort().values, torch.arange(graph.num_edges))
+        assert_equal(row, graph.row[edge_id.long()])
+        assert_equal(col[column], graph.col[edge_id.long()])
+        counts = torch.bincount(column // 8, minlength=count)
+        assert_equal(first, torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
 
     return call, check
 
@@ -578,6 +657,9 @@ CALLS = (
     check_csr,
     transpose_csr,
     order_rows,
+    count_reads,
+    count_tile_columns,
+    fill_tiles,
     spmm,
     sddmm,
     edge_softmax,

@@ -39,6 +39,8 @@ NOT_CALLED = {"force_panels", "max_threads", "panel_channels", "run_serially"}
 Make = Callable[[Library, Draw], Prepared]
 # Nothing that these are given is trusted.
 BUILDERS = {"build_csr", "build_csr_with_loops", "check_csr"}
+# Nor are these.
+UNTRUSTED = {("count_tile_columns", "windows"), ("fill_tiles", "ptr")}
 
 
 @contextlib.contextmanager
@@ -90,11 +92,13 @@ def spoiled(draw: Draw, function: str, call: Call, name: str) -> Any:
         return draw.one_of("tensor", 3, torch.zeros(3), torch.zeros(2, 2, dtype=torch.int32))
     if not isinstance(value, Tensor):
         return draw.one_of(*BAD_SIZES, 0, int(value) + 1, int(value) - 1)
-    if name in ("row", "col", "ptr", "index") and function in BUILDERS and draw.flag():
+    is_looked_at = name in ("row", "col", "ptr", "index") and function in BUILDERS
+    if (is_looked_at or (function, name) in UNTRUSTED) and draw.flag():
         if value.numel() == 0:
             return value
         changed = value.clone(memory_format=torch.contiguous_format)
-        bad = draw.one_of(*BAD_INDICES, call["num_rows"], call["num_cols"], 0, 1)
+        sizes = (call[size] for size in ("num_rows", "num_cols") if size in call)
+        bad = draw.one_of(*BAD_INDICES, *sizes, 0, 1)
         info = torch.iinfo(value.dtype)
         changed[draw.number(0, value.numel() - 1)] = max(info.min, min(info.max, bad))
         return changed

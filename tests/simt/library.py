@@ -40,7 +40,7 @@ KERNELS = (
 # What is not watched: the emulator itself, and the host's side of the kernels.
 HOST = (
     *sorted((HERE / "emulator").glob("*.cpp")),
-    *(CSRC / "bindings" / name for name in ("content.cpp", "operators.cpp", "tasks.cpp")),
+    *(CSRC / "bindings" / f"{name}.cpp" for name in ("content", "operators", "tasks", "tiles")),
 )
 TVM_FFI = Path(tvm_ffi.__file__).parent
 

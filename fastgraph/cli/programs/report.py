@@ -103,6 +103,6 @@ def _version(distribution: str) -> str:
 
 
 def _machine() -> str:
-    from fastgraph.cli.info import cpu_model
+    from fastgraph.machine.processor import cpu_model
 
     return f"{cpu_model()}, {os.cpu_count()} processors"

@@ -129,6 +129,54 @@ int64_t bind_order_rows(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64
   return with_memory([&] { return static_cast<int64_t>(order_rows(graph, row_bytes, ordered)); });
 }
 
+int64_t bind_count_reads(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
+                         int64_t row_bytes) {
+  const Csr graph = checked_csr(rowptr, col, edge_id, num_cut, {}, 0, kByRow);
+  return with_memory([&] { return count_reads(graph, row_bytes); });
+}
+
+int64_t num_windows(const Csr& graph) { return (graph.num_rows + kTileRows - 1) / kTileRows; }
+
+void bind_count_tile_columns(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
+                             Tensor windows, Tensor columns) {
+  const Csr graph = checked_csr(rowptr, col, edge_id, num_cut, {}, 0, kByRow);
+  check_ndim(windows, 1, "windows");
+  const auto chosen = checked_indices<int32_t>(windows, windows.size(0), "windows");
+  for (int64_t i = 0; i < chosen.size; ++i) {
+    if (chosen[i] < 0 || chosen[i] >= num_windows(graph)) {
+      TVM_FFI_THROW(IndexError) << "windows holds " << chosen[i] << " at position " << i
+                                << ", expected 0 <= window < " << num_windows(graph);
+    }
+  }
+  auto* const counts = checked<int64_t>(columns, {chosen.size}, "columns");
+  with_memory([&] { count_tile_columns(graph, chosen, counts); });
+}
+
+void bind_fill_tiles(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut, Tensor ptr,
+                     Tensor col_out, Tensor bits, Tensor first, Tensor edge_id_out) {
+  const Csr graph = checked_csr(rowptr, col, edge_id, num_cut, {}, 0, kByRow);
+  check_ndim(col_out, 1, "col_out");
+  const int64_t num_blocks = col_out.size(0) / kTileCols;
+  const MutableTiles tiles{
+      checked<const int64_t>(ptr, {num_windows(graph) + 1}, "ptr"),
+      checked<int32_t>(col_out, {num_blocks * kTileCols}, "col_out"),
+      reinterpret_cast<uint64_t*>(checked<int64_t>(bits, {num_blocks, kTileWords}, "bits")),
+      checked<int64_t>(first, {num_blocks + 1}, "first"),
+      checked<int32_t>(edge_id_out, {graph.num_entries}, "edge_id_out"),
+      num_blocks};
+  if (tiles.ptr[0] != 0 || tiles.ptr[num_windows(graph)] != num_blocks) {
+    TVM_FFI_THROW(ValueError) << "ptr must run from 0 to " << num_blocks << ", the blocks in "
+                              << "col_out, got " << tiles.ptr[0] << " to "
+                              << tiles.ptr[num_windows(graph)];
+  }
+  const int64_t wrong = with_memory([&] { return fill_tiles(graph, tiles); });
+  if (wrong >= 0) {
+    TVM_FFI_THROW(ValueError) << "ptr must give each window the blocks that its columns fill, got "
+                              << tiles.ptr[wrong] << " to " << tiles.ptr[wrong + 1]
+                              << " for window " << wrong;
+  }
+}
+
 // Operators of edges alone, which look at no column.
 
 void bind_edge_softmax(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
@@ -203,6 +251,9 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(build_csr_with_loops, fastgraph::bind_build_csr_wi
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(check_csr, fastgraph::bind_check_csr);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(transpose_csr, fastgraph::bind_transpose_csr);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(order_rows, fastgraph::bind_order_rows);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(count_reads, fastgraph::bind_count_reads);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(count_tile_columns, fastgraph::bind_count_tile_columns);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(fill_tiles, fastgraph::bind_fill_tiles);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(edge_softmax, fastgraph::bind_edge_softmax);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(edge_softmax_backward, fastgraph::bind_edge_softmax_backward);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(checksum, fastgraph::bind_checksum);

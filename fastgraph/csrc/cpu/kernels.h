@@ -5,6 +5,7 @@
 
 #include "fastgraph/attention_arguments.h"
 #include "fastgraph/simd.h"
+#include "fastgraph/tiles.h"
 #include "fastgraph/views.h"
 
 namespace fastgraph {
@@ -52,6 +53,16 @@ enum class RowOrder { kNone, kForSums, kForAll };
 // other, for kernels that gather rows of so many bytes by it; no result if that helps none of them.
 // kForSums are those of spmm, sddmm and segment_reduce.
 RowOrder order_rows(const Csr& graph, int64_t row_bytes, MutableCsr ordered);
+
+// How many rows a core reads from memory that visits the rows of a matrix in their order and
+// gathers rows of so many bytes, by a model of its cache. graph.num_cols is not looked at.
+int64_t count_reads(Csr graph, int64_t row_bytes);
+
+// How many columns each of some windows packs.
+void count_tile_columns(const Csr& graph, Indices<int32_t> windows, int64_t* columns);
+
+// Writes all but ptr, to which the windows must fit: the first one that does not, or -1.
+int64_t fill_tiles(const Csr& graph, const MutableTiles& tiles);
 
 // out[r] = row_scale[r] * sum over entries e of row r of
 //          weight[edge(e)] * col_scale[col[e]] * x[col[e]]; null factors are 1. Each edge has a

@@ -229,13 +229,29 @@ void copy_rows(const Csr& graph, const std::vector<int32_t>& order, MutableCsr o
   });
 }
 
+// Rows of so many bytes that the cache holds.
+int64_t cached_rows(int64_t row_bytes) {
+  return kCacheBytes / std::clamp<int64_t>(row_bytes, 1, kCacheBytes / 64);
+}
+
+std::vector<int32_t> ascending(int64_t num_rows) {
+  std::vector<int32_t> order(num_rows);
+  std::iota(order.begin(), order.end(), 0);
+  return order;
+}
+
 }  // namespace
 
+int64_t count_reads(Csr graph, int64_t row_bytes) {
+  const int32_t* const end = graph.col + graph.num_entries;
+  graph.num_cols = graph.num_entries ? *std::max_element(graph.col, end) + int64_t{1} : 0;
+  return count_reads(graph, ascending(graph.num_rows), cached_rows(row_bytes)).misses;
+}
+
 RowOrder order_rows(const Csr& graph, int64_t row_bytes, MutableCsr ordered) {
-  const int64_t cached = kCacheBytes / std::clamp<int64_t>(row_bytes, 1, kCacheBytes / 64);
+  const int64_t cached = cached_rows(row_bytes);
   if (row_bytes < kNarrow || graph.num_cols <= kFewCaches * cached) return RowOrder::kNone;
-  std::vector<int32_t> order(graph.num_rows);
-  std::iota(order.begin(), order.end(), 0);
+  std::vector<int32_t> order = ascending(graph.num_rows);
   const Reads before = count_reads(graph, order, cached);
   const int64_t num_jumps = std::count_if(order.begin(), order.end(), [&](int32_t row) {
     return graph.rowptr[row] < graph.rowptr[row + 1];

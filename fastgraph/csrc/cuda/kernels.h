@@ -9,6 +9,7 @@
 #include "cuda/queue.h"
 #include "fastgraph/attention_arguments.h"
 #include "fastgraph/tasks.h"
+#include "fastgraph/tiles.h"
 #include "fastgraph/types.h"
 #include "fastgraph/views.h"
 
@@ -41,6 +42,12 @@ template <typename T>
 cudaError_t spmm(Queue& queue, const CutCsr& graph, Matrix<const T> weight,
                  const Accumulator<T>* row_scale, const Accumulator<T>* col_scale,
                  Matrix<const T> x, Matrix<T> out);
+
+// spmm of features of whole packs in aligned memory, on tensor cores, which take numbers of float
+// for those of tf32. The rows of `windows` are windows of tiles, and their entries are blocks.
+template <typename T>
+cudaError_t spmm_tiles(Queue& queue, const CutCsr& windows, const Tiles& tiles, const T* weight,
+                       const float* row_scale, Matrix<const T> x, Matrix<T> out);
 
 template <typename T>
 cudaError_t sddmm(Queue& queue, const CutCsr& graph, const Accumulator<T>* row_scale,

@@ -6,6 +6,7 @@
 
 #if defined(FASTGRAPH_SIMT)
 #include "simt.h"
+#include "tensor_cores.h"
 #else
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -67,6 +68,53 @@ __device__ inline float larger_or_nan(float a, float b) {
   return a;
 #else
   return a > b || a != a ? a : b;
+#endif
+}
+
+// The bits that are set.
+__device__ inline int popcount(uint64_t bits) {
+#if !defined(FASTGRAPH_SIMT)
+  return __popcll(bits);
+#else
+  return __builtin_popcountll(bits);
+#endif
+}
+
+// The nearest number that tensor cores take for a float: 10 bits behind the leading one.
+__device__ inline uint32_t tf32_of(float value) {
+#if !defined(FASTGRAPH_SIMT)
+  uint32_t bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+#else
+  return simt::tf32_of(value);
+#endif
+}
+
+// c += a b by a warp, of 16 x 8 and 8 x 8 numbers of tf32 in the layout of mma.m16n8k8: lane 4 g +
+// t holds a[g][t], a[g + 8][t], a[g][t + 4], a[g + 8][t + 4]; b[t][g], b[t + 4][g]; c[g][2 t],
+// c[g][2 t + 1], c[g + 8][2 t] and c[g + 8][2 t + 1].
+__device__ inline void mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if !defined(FASTGRAPH_SIMT)
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  simt::mma_tf32(c, a, b);
+#endif
+}
+
+// The same of bfloat16, two in a register, the first in the lower half: a[g][2 t] and a[g][2 t +
+// 1]; a[g + 8][2 t] and a[g + 8][2 t + 1]; b[2 t][g] and b[2 t + 1][g].
+__device__ inline void mma_bf16(float (&c)[4], const uint32_t (&a)[2], uint32_t b) {
+#if !defined(FASTGRAPH_SIMT)
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b));
+#else
+  simt::mma_bf16(c, a, b);
 #endif
 }
 

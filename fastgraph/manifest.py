@@ -7,12 +7,16 @@ that was cut off, edited, or put there by something else is noticed before it is
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NAME = "manifest.json"
 
@@ -40,6 +44,38 @@ class Manifest(NamedTuple):
     folder: Path
     content: dict[str, Any]
     files: dict[str, dict[str, Any]]
+
+
+def check_safetensors(what: str) -> None:
+    """Tensors can be kept in files on this machine.
+
+    Args:
+        what: is kept; in the plural.
+
+    Raises:
+        ModuleNotFoundError: there is no safetensors.
+    """
+    if importlib.util.find_spec("safetensors") is None:
+        raise ModuleNotFoundError(
+            f"{what} need safetensors: pip install 'fastgraph[dist]'", name="safetensors"
+        )
+
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Write tensors by safetensors, to permanent storage.
+
+    Returns:
+        What :func:`seal` says of the file.
+    """
+    from safetensors.torch import save_file
+
+    file.touch()
+    mode = file.stat().st_mode
+    save_file({name: x.contiguous() for name, x in tensors.items()}, file)
+    file.chmod(mode)  # other users may read what they may read of other new files
+    with file.open("rb") as stream:
+        os.fsync(stream.fileno())
+    return seal(file)
 
 
 def seal(file: Path) -> dict[str, Any]:

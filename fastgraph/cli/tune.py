@@ -1,0 +1,196 @@
+"""``python -m fastgraph tune``: what is fastest for the graphs of a script, measured and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from fastgraph.cli.watched import left_by, nothing_routed
+
+if TYPE_CHECKING:
+    from fastgraph.cli.tuning.measuring import Measured, Reordering
+    from fastgraph.tune.choices import Use
+    from fastgraph.tune.gpus import Sheet
+
+
+def tune_script(script: Path, arguments: Sequence[str], budget: float, device: str | None) -> int:
+    """Measure the calls of a script, print what was found, and keep what was chosen.
+
+    Args:
+        script: whose first steps are run.
+        arguments: of the script.
+        budget: seconds for measurements.
+        device: ``cpu`` or the name of a GPU that a model knows; ``None``: all of these.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        click.ClickException: the script failed, or calls nothing that could be measured.
+        click.UsageError: an unknown device.
+    """
+    from fastgraph.cli.tuning import measuring
+    from fastgraph.tune import choices
+
+    sheets = _sheets(device)
+    with Console(stderr=True).status("running the first steps") as status:
+        program = left_by("fastgraph.cli.tuning", script, arguments, "before its calls were seen")
+        torch.set_num_threads(program.threads)
+        torch.backends.cuda.matmul.allow_tf32 = program.allow_tf32
+        status.update("measuring")
+        found = measuring.calls_of(program)
+        if not found:
+            raise nothing_routed(script)
+        console = Console()
+        console = console if console.is_terminal else Console(width=120)
+        if device in (None, "cpu"):
+            spent = measuring.Budget(budget)
+            # The rest is for other orders of nodes.
+            measuring.measure(found, measuring.Budget(budget / 2))
+            chosen = measuring.chosen(found)
+            choices.KEPT.keep(chosen)
+            console.print(calls_table(found, chosen))
+            graphs = measuring.by_graph(found)
+            for place, ones in enumerate(graphs.values()):
+                share = measuring.Budget(spent.left / (len(graphs) - place))
+                others = measuring.reorderings(ones, share)
+                if others:
+                    console.print(reordering_table(ones[0], others))
+            for line in _remarks(found, chosen):
+                console.print(line, soft_wrap=True, highlight=False)
+    sums = [one for one in found if one.replay.call.operator == "spmm"]
+    if sheets and sums:
+        table, reasons = gpu_table(sums, sheets)
+        console.print(table)
+        for reason in reasons:
+            console.print(f"No tiles: {reason}.", soft_wrap=True, highlight=False)
+    if program.elsewhere:
+        console.print(f"{program.elsewhere} calls on other devices than the CPU were left out.")
+    return 0
+
+
+def _sheets(device: str | None) -> list[Sheet]:
+    from fastgraph.tune.gpus import SHEETS, sheet_of
+
+    if device is None:
+        return list(SHEETS)
+    sheet = None if device == "cpu" else sheet_of(device)
+    if sheet is None and device != "cpu":
+        names = ", ".join(sheet.name for sheet in SHEETS)
+        raise click.UsageError(f"--device must be cpu or one of {names}, got {device!r}")
+    return [] if sheet is None else [sheet]
+
+
+def calls_table(found: Sequence[Measured], chosen: Mapping[str, Mapping[Use, int]]) -> Table:
+    """Milliseconds of each call, forward and backward, by the order in which rows are visited."""
+    table = Table("layers", "operator", "graph", "row", "dtype", title="Measured: milliseconds")
+    for heading in ("as they are", "destinations in order", "sources in order"):
+        table.add_column(heading, justify="right")
+    table.add_column("chosen")
+    for one in found:
+        by_transpose = {use.transpose: seconds for use, seconds in one.in_order.items()}
+        table.add_row(
+            _counted(one.layers),
+            one.replay.call.operator,
+            _shape(one),
+            f"{_row_bytes(one)} B",
+            str(one.replay.features.dtype).removeprefix("torch."),
+            _milliseconds(one.as_they_are) if one.is_measured else "",
+            *(
+                _milliseconds(by_transpose[transpose]) if transpose in by_transpose else "none"
+                for transpose in (False, True)
+            ),
+            _choice(one, chosen.get(one.identity, {})) if one.is_measured else "not measured",
+        )
+    return table
+
+
+def _choice(one: Measured, orders: Mapping[Use, int]) -> str:
+    names = {False: "destinations", True: "sources"}
+    in_order = [names[use.transpose] for use in sorted(one.uses) if orders.get(use)]
+    return f"{' and '.join(in_order)} in order" if in_order else "as they are"
+
+
+def reordering_table(one: Measured, others: Sequence[Reordering]) -> Table:
+    """What ``fastgraph.reorder`` would do for the graph of a call."""
+    table = Table("fastgraph.reorder", title=f"Nodes in another order: {_shape(one)}")
+    for heading in ("found in, s", "reads, predicted", "time, measured"):
+        table.add_column(heading, justify="right")
+    for found in others:
+        figures = (f"{figure:.2f}" for figure in (found.seconds, found.reads, found.step))
+        table.add_row(found.order, *figures)
+    table.caption = "reads from memory and time of its calls, over those in the order that there is"
+    return table
+
+
+def gpu_table(sums: Sequence[Measured], sheets: Sequence[Sheet]) -> tuple[Table, list[str]]:
+    """What tiles would do for sums on GPUs, by a model, and why they are not for some."""
+    from fastgraph.tune.tiles import Product, by_rows, by_tiles, predict_fill, why_not_tiles
+
+    table = Table("layers", "graph", "channels", "dtype", "edges of a block")
+    table.title = "Predicted, never measured: milliseconds of sums by rows / on tiles"
+    for sheet in sheets:
+        table.add_column(sheet.name, justify="right")
+    table.add_column("tiles")
+    table.caption = "at least, by what each form must move; under the setting measure both compete"
+    reasons: dict[str, None] = {}
+    for one in sums:
+        x, rows = one.replay.features, one.graph.grouped(transpose=one.replay.argument("transpose"))
+        fill = predict_fill(rows)
+        product = Product(
+            rows.ptr.numel() - 1,
+            len(x),
+            one.graph.num_edges,
+            x.shape[1:].numel(),
+            x.dtype,
+            one.replay.argument("weight") is not None,
+        )
+        why_not = {sheet.name: why_not_tiles(product, fill, sheet) for sheet in sheets}
+        reasons |= dict.fromkeys(reason for reason in why_not.values() if reason is not None)
+        table.add_row(
+            _counted(one.layers),
+            _shape(one),
+            str(product.width),
+            str(x.dtype).removeprefix("torch."),
+            f"{fill.edges:.1f} ({fill.low:.1f} to {fill.high:.1f})",
+            *(f"{by_rows(product, g):.3f} / {by_tiles(product, fill, g):.3f}" for g in sheets),
+            ", ".join(name for name, reason in why_not.items() if reason is None) or "no",
+        )
+    return table, list(reasons)
+
+
+def _remarks(found: Sequence[Measured], chosen: Mapping[str, Mapping[Use, int]]) -> list[str]:
+    from fastgraph.tune import choices
+
+    uses = sum(len(orders) for orders in chosen.values())
+    kept = "They are kept in" if choices.path().is_file() else "They could not be kept in"
+    lines = [f"Choices: {uses}. Graphs: {len(chosen)}.", f"{kept} {choices.path()}"]
+    left = sum(not one.is_measured for one in found)
+    return [*lines, f"Not measured: {left}, for which --budget was too small."] if left else lines
+
+
+def _counted(layers: Sequence[str]) -> str:
+    names = dict.fromkeys(layers)
+    return ", ".join(
+        name if layers.count(name) == 1 else f"{layers.count(name)} {name}" for name in names
+    )
+
+
+def _shape(one: Measured) -> str:
+    graph = one.graph
+    nodes = {graph.num_src, graph.num_dst}
+    return f"{' x '.join(f'{n:,}' for n in sorted(nodes))} nodes, {graph.num_edges:,} edges"
+
+
+def _row_bytes(one: Measured) -> int:
+    return max(use.row_bytes for use in one.uses)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f}"

@@ -1,0 +1,1 @@
+"""``python -m fastgraph tune``: what a script calls, measured in the ways that there are."""
