@@ -1,4 +1,4 @@
-"""From shards of rows to shards of heads, and back: one all-to-all for several tensors.
+"""From shards of rows to shards of heads, and back: one all-to-all for several small tensors.
 
 A shard of rows has all heads of the rows of this rank, ``[mine, heads, ...]``. A shard of heads has
 this rank's heads of all rows, ``[n, heads of this rank, ...]``, in the order of ranks and, of each,
@@ -11,7 +11,7 @@ Each function is differentiable any number of times: the gradient of one is anot
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -26,6 +26,12 @@ from fastgraph.dist.layout import Layout, Recent
 from fastgraph.dist.memo import remembered
 from fastgraph.dist.world import WORLD
 from fastgraph.ops.topology import unflatten
+
+_LARGE = 2**20
+"""Bytes of a tensor on each rank, from which on several are sent one after the other.
+
+Together they take one wait for messages instead of several, and memory for copies of all at once.
+"""
 
 _shares = Recent()
 
@@ -82,7 +88,7 @@ class _ToHeads(Function):
     @staticmethod
     def forward(ctx: Any, rows: Sequence[Layout], heads: Layout, *tensors: Tensor) -> Any:
         ctx.rows, ctx.heads = rows, heads
-        return tuple(_sent_by_rows(tensors, rows, heads))
+        return tuple(_in_turns(_sent_by_rows, tensors, rows, heads))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -93,7 +99,7 @@ class _ToRows(Function):
     @staticmethod
     def forward(ctx: Any, rows: Sequence[Layout], heads: Layout, *tensors: Tensor) -> Any:
         ctx.rows, ctx.heads = rows, heads
-        return tuple(_sent_by_heads(tensors, rows, heads))
+        return tuple(_in_turns(_sent_by_heads, tensors, rows, heads))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -131,6 +137,25 @@ def _wanted(ctx: Any, grads: Sequence[Tensor], send: Any) -> list[Tensor | None]
     for i, grad in zip(wanted, sent, strict=True):
         found[i] = grad
     return found
+
+
+def _in_turns(
+    send: Callable[..., list[Tensor]],
+    tensors: Sequence[Tensor],
+    rows: Sequence[Layout],
+    heads: Layout,
+) -> list[Tensor]:
+    """Large tensors one after the other, others together."""
+    if _bytes_of_rank(tensors, rows, heads) < _LARGE * len(tensors):
+        return send(tensors, rows, heads)
+    return [send([x], [of], heads)[0] for x, of in zip(tensors, rows, strict=True)]
+
+
+def _bytes_of_rank(tensors: Sequence[Tensor], rows: Sequence[Layout], heads: Layout) -> float:
+    """What a rank holds of them on average, which all ranks know."""
+    pairs = zip(tensors, rows, strict=True)
+    values = sum(of.n * heads.n * x.shape[2:].numel() * x.element_size() for x, of in pairs)
+    return values / WORLD.size
 
 
 def _sent_by_rows(tensors: Sequence[Tensor], rows: Sequence[Layout], heads: Layout) -> list[Tensor]:
