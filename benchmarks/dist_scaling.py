@@ -4,10 +4,11 @@
 
 Each rank has the same share of a core, by a quota, and a link of limited bandwidth in a network
 namespace of its own, which takes root: ranks are slow machines that are alike, however many there
-are. What is modelled is what ``python -m fastgraph dist-plan`` would say, with links and work as the
-largest number of ranks measures them, and what else a step takes as on one rank. With ``--record``
-several runs make one: numbers of ranks that the file has are not measured again. Results go to
-``benchmarks/results/<date>-dist-scaling.json`` and ``.md``, the picture to ``docs/images``.
+are. What is modelled is what ``python -m fastgraph dist-plan`` would say, with links and work as
+the largest number of ranks measures them, and what else a step takes as on one rank. With
+``--record`` several runs make one: numbers of ranks that the file has are not measured again.
+Results go to ``benchmarks/results/<date>-dist-scaling.json`` and ``.md``, the picture to
+``docs/images``.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _GRAPHS = ("communities", "random")
 
 
 @click.command(help=__doc__.split("\n\n")[0])
-@click.option("--nodes", type=click.IntRange(64), default=16000, show_default=True, help="Strong.")
+@click.option("--nodes", type=click.IntRange(64), default=32000, show_default=True, help="Strong.")
 @click.option("--ranks", default="8,4,2,1", show_default=True, help="Separated by commas.")
 @click.option("--beyond", default="16,32,64", show_default=True, help="Modelled only.")
 @click.option("--share", type=float, default=0.22, show_default=True, help="Of a core, a rank's.")
-@click.option("--period", type=click.IntRange(1000), default=10_000, show_default=True, help="us.")
+@click.option("--period", type=click.IntRange(1000), default=5000, show_default=True, help="us.")
 @click.option("--megabits", type=float, default=1000.0, show_default=True, help="Of a link.")
 @click.option("--channels", type=click.IntRange(8), default=64, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)

@@ -147,7 +147,7 @@ def _next(expected: float, low: int, high: int, within: float) -> int:
     if not high:
         return math.floor(max(expected, low * (1 + within)))
     if not low:
-        return math.floor(min(expected, high / 1.5))
+        return math.floor(min(expected, high / (1 + 2 * within)))
     shortest, longest = low * (1 + within / 2), high / (1 + within / 2)
     if shortest < expected < longest:
         return round(expected)

@@ -22,7 +22,12 @@ CLASSES = 16
 OUT_OF_MEMORY = "out of memory"
 _LAYERS = 3
 _SECONDS_BETWEEN_LOOKS = 0.005
-_ERRORS_OF_MEMORY = ("can't allocate memory", "not enough memory", "Cannot allocate", "std::bad_alloc")
+_ERRORS_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "Cannot allocate",
+    "std::bad_alloc",
+)
 
 
 class Peak(threading.Thread):

@@ -16,6 +16,9 @@ _ROOT = Path("/sys/fs/cgroup")
 _PERIOD = 100_000
 """Microseconds, the default of Linux."""
 
+_WEIGHT, _SHARES = "10000", "262144"
+"""The largest there are, of the second and of the first version of control groups."""
+
 _numbers = itertools.count()
 
 Quota = tuple[str, str]
@@ -67,9 +70,12 @@ def _group(share: float, period: int) -> tuple[str, Path] | None:
     kind, folder = ("cgroup v2", _ROOT / name) if is_second else ("cgroup v1", _ROOT / "cpu" / name)
     try:
         folder.mkdir()
+        # A share that is there whatever else this machine does.
         if is_second:
+            (folder / "cpu.weight").write_text(_WEIGHT)
             (folder / "cpu.max").write_text(f"{quota} {period}")
         else:
+            (folder / "cpu.shares").write_text(_SHARES)
             (folder / "cpu.cfs_period_us").write_text(str(period))
             (folder / "cpu.cfs_quota_us").write_text(str(quota))
     except OSError:

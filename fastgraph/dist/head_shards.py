@@ -21,17 +21,11 @@ from torch.autograd import Function
 
 from fastgraph.dist import transport
 from fastgraph.dist.collectives import records_gradient
-from fastgraph.dist.cost import head_shares
+from fastgraph.dist.cost import head_shares, sends_in_turns
 from fastgraph.dist.layout import Layout, Recent
 from fastgraph.dist.memo import remembered
 from fastgraph.dist.world import WORLD
 from fastgraph.ops.topology import unflatten
-
-_LARGE = 2**20
-"""Bytes of a tensor on each rank, from which on several are sent one after the other.
-
-Together they take one wait for messages instead of several, and memory for copies of all at once.
-"""
 
 _shares = Recent()
 
@@ -145,17 +139,12 @@ def _in_turns(
     rows: Sequence[Layout],
     heads: Layout,
 ) -> list[Tensor]:
-    """Large tensors one after the other, others together."""
-    if _bytes_of_rank(tensors, rows, heads) < _LARGE * len(tensors):
-        return send(tensors, rows, heads)
-    return [send([x], [of], heads)[0] for x, of in zip(tensors, rows, strict=True)]
-
-
-def _bytes_of_rank(tensors: Sequence[Tensor], rows: Sequence[Layout], heads: Layout) -> float:
-    """What a rank holds of them on average, which all ranks know."""
-    pairs = zip(tensors, rows, strict=True)
-    values = sum(of.n * heads.n * x.shape[2:].numel() * x.element_size() for x, of in pairs)
-    return values / WORLD.size
+    """Large tensors one after the other, others together; all ranks come to the same answer."""
+    pairs = list(zip(tensors, rows, strict=True))
+    sizes = [of.n * heads.n * x.shape[2:].numel() * x.element_size() for x, of in pairs]
+    if sends_in_turns(sizes, WORLD.size):
+        return [send([x], [of], heads)[0] for x, of in pairs]
+    return send(tensors, rows, heads)
 
 
 def _sent_by_rows(tensors: Sequence[Tensor], rows: Sequence[Layout], heads: Layout) -> list[Tensor]:
