@@ -240,11 +240,11 @@ def markdown(results: dict[str, Any]) -> str:
             "",
             f"Milliseconds of a training step, medians, {results['layers']} layers with "
             f"{results['channels']} channels: `TransformerConv` with {results['heads']} heads, or",
-            f"`GCNConv`. Of one thread with gloo, {described(results)} in both directions",
+            f"`GCNConv`. Ranks of one thread with gloo: {described(results)} in both directions",
             f"(quotas of {results['measured'][most]['quota']} in periods of "
-            f"{results['period'] / 1000:g} ms), so that ranks do not share a core's time, however",
-            f"many there are. Strong: {results['nodes']:,} nodes, 16 edges for each. Weak: "
-            f"{results['nodes'] // most:,} for each rank.",
+            f"{results['period'] / 1000:g} ms, before all else that runs on this machine), so that",
+            f"ranks are alike, whatever their number. Strong: {results['nodes']:,} nodes, 16 edges",
+            f"for each. Weak: {results['nodes'] // most:,} nodes for each rank.",
             "",
             "Modelled: `fastgraph.dist.forecast`, with METIS partitions, links and work as "
             f"{most} ranks measured them ({1e6 * of_most['latency']:.0f} us of a message,",
