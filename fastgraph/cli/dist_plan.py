@@ -86,7 +86,7 @@ def plan_script(script: Path, arguments: Sequence[str], options: Options) -> int
 
     if options.plot is not None:
         try:
-            from fastgraph.dist.forecast_plot import draw
+            from fastgraph.dist.plots import draw_forecasts
         except ModuleNotFoundError as error:
             raise click.ClickException(f"--plot: {error}") from None
     with Console(stderr=True).status("running the first steps") as status:
@@ -107,7 +107,7 @@ def plan_script(script: Path, arguments: Sequence[str], options: Options) -> int
         console.print(line, soft_wrap=True, highlight=False)
     try:
         if options.plot is not None:
-            draw(found, options.plot)
+            draw_forecasts(found, options.plot)
         if options.json is not None:
             options.json.write_text(json.dumps(to_json(step, machine, found), indent=1) + "\n")
     except (OSError, ValueError) as error:

@@ -107,10 +107,10 @@ class Balance:
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
         """
-        from fastgraph.dist.balance_plot import draw
+        from fastgraph.dist.plots import draw_balance
 
         if WORLD.rank == 0:
-            draw(self, path)
+            draw_balance(self, path)
 
 
 PREDICTED: weakref.WeakKeyDictionary[Layout, list[Phases]] = weakref.WeakKeyDictionary()

@@ -24,7 +24,7 @@ class Counts:
         plans: exchanges of rows that were planned.
         attention: calls of fused attention, by how they were computed and, where that is not what
             was asked for, why.
-        aggregation: the same for other operators, in graphs of mode ``"2d"``.
+        aggregation: the same for other operators, in graphs of mode ``"2d"`` or ``"auto"``.
         halo: calls of operators that need rows of others, by what is computed while these travel
             or, if nothing is, why.
     """
@@ -61,7 +61,7 @@ class Counts:
             tables.append(table)
         listed = [
             ("computed by", "fused attention on sharded tensors", "calls", self.attention),
-            ("computed by", "other fused operators on a grid", "calls", self.aggregation),
+            ("computed by", "other fused operators", "calls", self.aggregation),
             ("computed meanwhile", "exchanges of rows for fused operators", "calls", self.halo),
             ("operation", "gathered as a whole, for want of a rule", "times", self.gathers),
         ]

@@ -5,8 +5,8 @@
 arXiv 2309.14509; for graphs: TorchGT, SC 2024, section III-C).
 ``"2d"``: each rank computes with the edges between the nodes of two sets of ranks (A-stationary
 1.5D: Besta et al., SC 2023), sums and extrema as well as attention.
-``"auto"``: what :mod:`fastgraph.dist.planner` finds fastest, for each layer of attention; others
-are by halo.
+``"auto"``: what :mod:`fastgraph.dist.planner` finds fastest, for each layer of attention, sums or
+extrema; others are by halo.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from fastgraph.dist.layout import Layout
 from fastgraph.dist.world import WORLD
 
 MODES = ("halo", "heads", "2d", "auto")
+
+Fastest = Callable[[Sequence[str]], tuple[str, Mesh | None]]
+"""Gives the fastest of some modes and its mesh, asked where that decides."""
 
 
 def check_mode(mode: str, mesh: Mesh | None = None, num_ranks: int | None = None) -> None:
@@ -38,9 +41,13 @@ def check_mode(mode: str, mesh: Mesh | None = None, num_ranks: int | None = None
 
 
 def grid_of(
-    sources: Layout, destinations: Layout, counter: Counter[str], why_not: str = ""
+    sources: Layout,
+    destinations: Layout,
+    counter: Counter[str],
+    why_not: str = "",
+    fastest: Fastest | None = None,
 ) -> Grid | None:
-    """The grid on which operators among these nodes are computed, if that is the mode of either.
+    """The grid on which operators among these nodes are computed; ``None``: by halo.
 
     All ranks come to the same answer, which is counted.
 
@@ -49,19 +56,26 @@ def grid_of(
         destinations: that of the nodes which they lead to.
         counter: of calls.
         why_not: why this operator cannot be computed by blocks.
+        fastest: decides where the mode is ``"auto"``; without it that is by halo.
     """
-    rows = sources if sources.mode == "2d" else destinations
-    if rows.mode != "2d" or WORLD.size == 1:
+    modes = sources.mode, destinations.mode
+    if WORLD.size == 1:
         return None
-    counter[f"halo: {why_not}" if why_not else "2d"] += 1
-    return None if why_not else grid(rows.mesh)
+    if "2d" in modes:
+        counter[f"halo: {why_not}" if why_not else "2d"] += 1
+        return None if why_not else grid((sources if modes[0] == "2d" else destinations).mesh)
+    if "auto" in modes and fastest is not None and not why_not:
+        name, mesh = fastest(("halo", "2d"))
+        counter[f"{name}: fastest"] += 1
+        return None if mesh is None else grid(mesh)
+    return None
 
 
 def of_attention(
     num_heads: int,
     sources: Layout,
     destinations: Layout,
-    fastest: Callable[[Sequence[str]], tuple[str, Mesh | None]],
+    fastest: Fastest,
 ) -> tuple[str, Grid | None]:
     """How attention between these nodes is computed, and on which grid; the choice is counted.
 
@@ -71,7 +85,7 @@ def of_attention(
         num_heads: how many heads there are.
         sources: the layout of the nodes that edges start from.
         destinations: that of those which they lead to.
-        fastest: the fastest of some modes and its mesh, asked where that decides.
+        fastest: decides where the mode is ``"auto"``.
     """
     on_blocks = grid_of(sources, destinations, COUNTS.attention)
     if on_blocks is not None:

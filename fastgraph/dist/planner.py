@@ -113,13 +113,18 @@ def choose(
         choice = compared(layer, plan(), names)
         if WORLD.rank == 0 and (layer, choice.name) not in _said:
             _said.add((layer, choice.name))
-            heads = "1 head" if layer.heads == 1 else f"{layer.heads} heads"
-            print(f"fastgraph.dist: attention with {heads} by {choice}", file=sys.stderr)
+            print(f"fastgraph.dist: {_described(layer)} by {choice}", file=sys.stderr)
         return choice.name, choice.modes[choice.name].mesh
 
     local = index.local if isinstance(index, ShardedTensor) else index
     found: tuple[str, Mesh | None] = remembered(local, ("mode", *names, layer, *key), make)
     return found
+
+
+def _described(layer: Layer) -> str:
+    if layer.is_sum:
+        return f"sums or extrema of {layer.channels} channels"
+    return "attention with " + ("1 head" if layer.heads == 1 else f"{layer.heads} heads")
 
 
 def layer_of(

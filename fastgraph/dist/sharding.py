@@ -71,7 +71,8 @@ def shard(
             nodes and over all edges; every rank then keeps the whole ``edge_index``. ``"2d"``: each
             rank computes with the edges from the nodes of a column of a grid of ranks to those of
             a row, which it then holds. ``"auto"``: what a model with measured links finds fastest,
-            for each layer of attention; others are by halo. The first rank prints why.
+            for each layer of attention, sums or extrema; others are by halo. The first rank prints
+            why. As links are measured anew, the last bits of results can differ between runs.
         mesh: with ``"2d"``, the numbers of rows and columns of the grid; default: the most square
             one, with no more columns than rows.
 

@@ -94,8 +94,12 @@ def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, deadline: floa
                 continue
             del waiting[rank]
             if code != 0:
-                errors = (folder / f"errors-{rank}").read_text(errors="replace").strip()
-                raise RankError(f"rank {rank} ended with {code}:\n{errors}")
+                raise RankError(f"rank {rank} ended with {code}:\n{_errors(folder, rank)}")
         if waiting and time.monotonic() > deadline:
-            raise RankError(f"ranks {sorted(waiting)} did not end in time")
+            errors = "".join(f"\nrank {rank}:\n{_errors(folder, rank)}" for rank in waiting)
+            raise RankError(f"ranks {sorted(waiting)} did not end in time{errors}")
         time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _errors(folder: Path, rank: int) -> str:
+    return (folder / f"errors-{rank}").read_text(errors="replace").strip()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import fastgraph.dist as fgd
+from fastgraph.dist import spawning
 from tests.dist.graphs import graph, uneven
 
 
@@ -57,3 +62,12 @@ def test_ranks_that_diverge_are_told_where(errors: list[list[str]]) -> None:
 def test_an_index_out_of_range_is_one_on_all_ranks(errors: list[list[str]]) -> None:
     for _, outside in errors:
         assert outside == "IndexError: an index is out of range for a dimension of size 60"
+
+
+def test_ranks_that_take_too_long_are_named_with_what_they_wrote(tmp_path: Path) -> None:
+    (tmp_path / "errors-0").write_text("waiting for rank 1\n")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        error = r"ranks \[0\] did not end in time\nrank 0:\nwaiting for rank 1"
+        with pytest.raises(spawning.RankError, match=error):
+            spawning._wait([process], tmp_path, time.monotonic())
+        process.kill()

@@ -16,7 +16,8 @@ from torch_geometric.data import Data
 import fastgraph
 import fastgraph.dist as fgd
 from fastgraph import ops
-from fastgraph.dist import grid_volume, transport
+from fastgraph.dist import grid_volume, planner, transport
+from fastgraph.dist.cost import Machine
 from fastgraph.dist.grid_volume import Layer, Mesh, Widths, largest_block, usual_mesh, volume
 from fastgraph.dist.launch import parser
 from fastgraph.dist.world import WORLD
@@ -284,6 +285,41 @@ def others(mesh: Mesh) -> dict[str, Any]:
     return found
 
 
+SUMS: dict[str, Callable[..., Tensor]] = {
+    "spmm": lambda d, x: ops.spmm(x, d.edge_index, reduce="mean"),
+    "segment_reduce": lambda d, x: ops.segment_reduce(x, d.edge_index),
+    "gcn": lambda d, x: ops.gcn(x, d.edge_index),
+}
+
+
+def fastest() -> dict[str, Any]:
+    """Sums and extrema with ``mode="auto"`` on ranks whose work alone takes time.
+
+    By halo the owner of the only node that edges lead to has all the work; by blocks it is that of
+    all. What edges weigh would move to blocks at each call.
+    """
+    before = planner.machine()
+    planner._measured[WORLD.size] = Machine(latency=0.0, bandwidth=math.inf, work=1.0, sums=1.0)
+    found: dict[str, Any] = {}
+    for end, name in enumerate(["from one node", "to one node"]):
+        given = graph()
+        given.edge_index[end] = 7
+        data = fgd.shard(given, parts=torch.arange(NUM_NODES) % WORLD.size, mode="auto")
+        fgd.COUNTS.reset()
+        for sums, call in SUMS.items():
+            results = []
+            for d in (given, data):
+                x = d.x.detach().requires_grad_()
+                out = call(d, x)
+                results.append([out.detach(), *torch.autograd.grad(out.square().sum(), [x])])
+            of_ranks = [fgd.whole(result) for result in results[1]]
+            found[f"{sums}, {name}"] = test_fused.difference(results[0], of_ranks)
+        ops.spmm(data.x, data.edge_index, data.edge_weight)
+        found[name] = dict(fgd.COUNTS.aggregation)
+    planner._measured[WORLD.size] = before
+    return found
+
+
 def computed(layer: Any, data: Any) -> Tensor:
     """By a sum and by attention."""
     x = layer[0](data.x, data.edge_index)
@@ -304,6 +340,7 @@ def compare_on_this_rank(steps: int) -> dict[str, Any]:
         },
         "trained": trained(chosen, steps),
         "by rows": by_rows(chosen),
+        "fastest": fastest(),
         **others(chosen),
     }
 
@@ -367,8 +404,16 @@ def test_what_is_computed_by_halo_says_why(found: list[dict[str, Any]]) -> None:
     }
     for of_rank in found:
         assert of_rank["reasons"] == reasons
-        assert "other fused operators on a grid" in of_rank["table"]
+        assert "other fused operators" in of_rank["table"]
         assert of_rank["winner"]
+
+
+def test_sums_are_computed_in_the_fastest_mode(found: list[dict[str, Any]]) -> None:
+    counts = {"from one node": "halo: fastest", "to one node": "2d: fastest"}
+    for of_rank in found:
+        for name, way in counts.items():
+            assert of_rank["fastest"].pop(name) == {way: len(SUMS)}
+        assert of_rank["fastest"] == {f"{sums}, {name}": "" for name in counts for sums in SUMS}
 
 
 def test_an_edge_outside_is_an_error_on_all_ranks(found: list[dict[str, Any]]) -> None:

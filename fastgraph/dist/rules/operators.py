@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from fastgraph.dist import planner
+from fastgraph.dist import cost, planner
 from fastgraph.dist.blocks import Block, block
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.grid import Grid
 from fastgraph.dist.grid_volume import Mesh
 from fastgraph.dist.layout import Layout, usual
 from fastgraph.dist.memo import remembered
-from fastgraph.dist.modes import grid_of, of_attention
+from fastgraph.dist.modes import Fastest, grid_of, of_attention
 from fastgraph.dist.neighbourhoods import Neighbourhoods, neighbourhoods
 from fastgraph.dist.overlap import Part, Results, computed
 from fastgraph.dist.rank_graph import local_rows
@@ -82,6 +82,28 @@ def _block(
     return block(index, grid, sources, destinations, transpose=transpose, self_loops=self_loops)
 
 
+def _fastest_sum(
+    x: Tensor,
+    index: Tensor,
+    sources: Layout,
+    destinations: Layout,
+    transpose: bool,
+    weight: Tensor | None,
+    *,
+    is_extremum: bool = False,
+) -> Fastest | None:
+    """Decides how rows are added up; ``None`` where weights would move to blocks at each call."""
+    if weight is not None:
+        return None
+
+    def fastest(names: Sequence[str]) -> tuple[str, Mesh | None]:
+        plan = functools.partial(_graph, index, None, sources, destinations, transpose)
+        layer = cost.of_sum(x, is_extremum=is_extremum)
+        return planner.choose(index, layer, (sources, destinations, transpose), plan, names)
+
+    return fastest
+
+
 @rule("fastgraph::spmm")
 def weighted_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
     """Sums and means over neighbourhoods."""
@@ -90,7 +112,8 @@ def weighted_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
         raise NoRuleError
     sources = _rows_of(x)
     destinations = _among(sources, num_out)
-    grid = grid_of(sources, destinations, COUNTS.aggregation)
+    fastest = _fastest_sum(x, index, sources, destinations, transpose, weight)
+    grid = grid_of(sources, destinations, COUNTS.aggregation, fastest=fastest)
     if grid is not None:
         of_rank = _block(index, ptr, grid, sources, destinations, transpose)
         return by_blocks.weighted_sum(of_rank, x, weight, reduce)
@@ -113,7 +136,8 @@ def extremum(func: Any, args: Arguments, kwargs: Options) -> tuple[ShardedTensor
     sources = _rows_of(x)
     destinations = _among(sources, num_out)
     why_not = "the gradient of ties goes to one edge of all" if ties == "winner" else ""
-    grid = grid_of(sources, destinations, COUNTS.aggregation, why_not)
+    fastest = _fastest_sum(x, index, sources, destinations, transpose, weight, is_extremum=True)
+    grid = grid_of(sources, destinations, COUNTS.aggregation, why_not, fastest)
     if grid is not None:
         of_rank = _block(index, ptr, grid, sources, destinations, transpose)
         return by_blocks.extremum(of_rank, x, weight, reduce, ties)
@@ -133,7 +157,8 @@ def normalised_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor
     if adjoint:
         raise NoRuleError
     rows = _rows_of(x)
-    grid = grid_of(rows, rows, COUNTS.aggregation)
+    fastest = _fastest_sum(x, index, rows, rows, transpose, weight)
+    grid = grid_of(rows, rows, COUNTS.aggregation, fastest=fastest)
     if grid is not None:
         loops = rows.n if loop_weight else 0
         of_rank = _block(index, None, grid, rows, rows, transpose, loops)
