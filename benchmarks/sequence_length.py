@@ -169,7 +169,7 @@ def markdown(results: dict[str, Any]) -> str:
     from measure.report import machine_lines, table
 
     of_modes: dict[str, dict[int, list[Tried]]] = {}
-    for mode in ("heads", "halo"):
+    for mode in dict.fromkeys(of["mode"] for of in results["tries"] if of["mode"] != _ALONE):
         for found in results["tries"]:
             if found["mode"] in (_ALONE, mode):
                 by_ranks = of_modes.setdefault(mode, {})
