@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ from measure.timing import Contestant, no_garbage_collection
 KINDS = ("attention", "sums")
 MODES = [name for name in cost.MODES if name in modes.MODES]
 """Those that ranks can compute in."""
+
+_TOLERANCE = 1e-5  # of float32 losses, which are sums in another order
 
 
 def modes_of(kind: str, ranks: int) -> list[str]:
@@ -85,6 +88,17 @@ def on_usual_mesh(rows: Rows) -> Rows:
     """With the blocks of the most square grid alone, which ranks take if they are not told."""
     mesh = min(rows.blocks, key=lambda mesh: (abs(mesh[0] - mesh[1]), -mesh[0]))
     return rows._replace(blocks={mesh: rows.blocks[mesh]})
+
+
+def check_losses(losses: dict[str, float]) -> None:
+    """The first losses of all modes are those of one model on one graph.
+
+    Raises:
+        RuntimeError: they are not.
+    """
+    first = next(iter(losses.values()))
+    if not all(math.isclose(loss, first, rel_tol=_TOLERANCE) for loss in losses.values()):
+        raise RuntimeError(f"the first losses differ by mode: {losses}")
 
 
 def _times(trainings: dict[str, Training], rounds: int) -> dict[str, Any]:

@@ -148,7 +148,13 @@ def _in_turns(
 
 
 def _sent_by_rows(tensors: Sequence[Tensor], rows: Sequence[Layout], heads: Layout) -> list[Tensor]:
-    flat = torch.cat([x[:, own].reshape(-1) for own in _slices(heads.counts) for x in tensors])
+    flat = tensors[0].new_empty(sum(x.numel() for x in tensors))
+    start = 0
+    for own in _slices(heads.counts):
+        for x in tensors:
+            part = x[:, own]
+            flat[start : start + part.numel()].view(part.shape).copy_(part)
+            start += part.numel()
     sends = [sum(_per_head(x) * count for x in tensors) for count in heads.counts]
     sizes = [
         [(of.counts[rank], heads.mine, *x.shape[2:]) for x, of in zip(tensors, rows, strict=True)]
