@@ -15,19 +15,23 @@ THREADS := OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
 PYTEST := $(THREADS) $(BIN)/python -m pytest --durations=25
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist worksteal
 
+# Modules are compiled when they are imported, as most never are.
+INSTALL := install --quiet --no-compile
 # $(call tools,EXTRA): install what an extra lists and what builds the package, but not the package.
 tools = $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
   extra = project["project"]["optional-dependencies"][sys.argv[1]]; \
   print(*extra, *project["build-system"]["requires"], sep="\n")' $(1) \
-  >$(VENV)/$(1).txt && $(BIN)/pip install --quiet --requirement $(VENV)/$(1).txt
+  >$(VENV)/$(1).txt && $(BIN)/pip $(INSTALL) --requirement $(VENV)/$(1).txt
 # $(call cuda,VALUE): FASTGRAPH_CUDA if it is set, or else this; CMake would keep that of the last time.
 cuda = --config-settings=cmake.define.FASTGRAPH_CUDA=$(or $(FASTGRAPH_CUDA),$(1))
 
-# The instruction sets for which CPU kernels are compiled: all, or that of this machine (native).
+# The instruction sets for which CPU kernels are compiled: that of this machine (native), all, or all
+# with that alone optimised (tested). A wheel has all of them.
 LEVELS ?= native
 
 # Not empty: leave nothing out of what takes long, as `make test-all` does.
 ALL ?=
+EXHAUSTIVE := $(if $(ALL),--exhaustive)
 REPEATS := $(if $(ALL),--repeats)
 MORE_RANKS := --ranks 2,3,4 --steps 20 --kills 50
 
@@ -42,9 +46,9 @@ install: $(VENV)/installed ## set up .venv with fastgraph, PyG and the test tool
 # built in one nevertheless, as users build it.
 $(VENV)/installed: pyproject.toml CMakeLists.txt $(shell find fastgraph/csrc -type f)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(if $(BASE_TORCH),--system-site-packages) $(VENV)
-	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet "$(TORCH)"
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip $(INSTALL) "$(TORCH)"
 	$(call tools,native)
-	$(BIN)/pip install --quiet --no-build-isolation $(call cuda,auto) \
+	$(BIN)/pip $(INSTALL) --no-build-isolation $(call cuda,auto) \
 	  --config-settings=cmake.define.FASTGRAPH_CPU_LEVELS=$(LEVELS) --editable ".[test]"
 	touch $@
 
@@ -55,7 +59,7 @@ demo-dist: install ## train an unmodified script on one process and on two; show
 	$(BIN)/python examples/dist/compare.py --ranks 2 examples/gcn.py --epochs 5 $(DEMO_ARGS)
 
 test: install ## run the tests of the package on the CPU
-	$(PYTEST) $(PARALLEL) $(if $(ALL),$(MORE_RANKS)) tests
+	$(PYTEST) $(PARALLEL) $(EXHAUSTIVE) $(if $(ALL),$(MORE_RANKS)) tests
 
 test-all: ## run everything that there is, with nothing left out: about an hour
 	ALL=yes .ci/run
@@ -65,12 +69,12 @@ scatter: install ## build torch_scatter for this torch (minutes the first time)
 	printf '[build_ext]\nparallel = %s\n' "$$(nproc)" >$(VENV)/scatter.cfg
 	$(BIN)/python -c "import torch_scatter" 2>/dev/null || \
 	  DIST_EXTRA_CONFIG=$(abspath $(VENV))/scatter.cfg $(WITH_TOOLS) \
-	  $(BIN)/pip install --quiet --no-build-isolation torch_scatter
+	  $(BIN)/pip $(INSTALL) --no-build-isolation torch_scatter
 
 # The backend that calls it, and upstream's layers, which then take other paths. The other backends
 # and the switch do not know of it, so that `test` has shown what they do.
 test-scatter: scatter ## run the tests whose outcome depends on torch_scatter with it present
-	$(PYTEST) $(PARALLEL) tests/ops tests/pyg $(if $(ALL),,-k "(scatter or pyg) and not switching")
+	$(PYTEST) $(PARALLEL) $(EXHAUSTIVE) tests/ops tests/pyg $(if $(ALL),,-k "(scatter or pyg) and not switching")
 
 # DGL has wheels for some versions of Python only, and two versions cannot share an environment: each
 # gets one beside .venv, with these sources and the packages of .venv behind its own. What DGL imports
@@ -86,9 +90,9 @@ test-dgl-%: install
 	@$(BIN)/python -c 'import os, sys; print(os.getcwd(), *[p for p in sys.path if p.endswith("-packages")], sep="\n")' \
 	  >"$$(.venv-dgl-$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth"
 	@if .venv-dgl-$*/bin/python -c 'from importlib.metadata import version; version("dgl")' 2>/dev/null || \
-	  $(BIN)/pip --python .venv-dgl-$*/bin/python install --quiet --no-deps --only-binary :all: \
+	  $(BIN)/pip --python .venv-dgl-$*/bin/python $(INSTALL) --no-deps --only-binary :all: \
 	    dgl==$* pandas python-dateutil six tzdata 2>.venv-dgl-$*/why; \
-	then DGLBACKEND=pytorch $(THREADS) .venv-dgl-$*/bin/python -m pytest $(PARALLEL) tests/dgl $(call of_older_dgl,$*); \
+	then DGLBACKEND=pytorch $(THREADS) .venv-dgl-$*/bin/python -m pytest $(PARALLEL) $(EXHAUSTIVE) tests/dgl $(call of_older_dgl,$*); \
 	else echo "skipped: DGL $* cannot be installed for $$($(BIN)/python -V):"; tail -n 1 .venv-dgl-$*/why; \
 	fi
 
@@ -104,8 +108,8 @@ cusparse = $(if $(NVCC),$(call tools,cuda))
 # Tests marked as repeats, which show kernels nothing that others do not, are left to `test-all`.
 emulate: install emulator ## run the kernels for GPUs on the emulator, and count which lines of them run
 	$(cusparse)
-	$(THREADS) $(BIN)/python -m tests.simt.coverage --durations=25 $(PARALLEL) $(REPEATS)
-	FASTGRAPH_DATA= FASTGRAPH_BACKEND=simt $(PYTEST) --emulate $(PARALLEL) $(REPEATS) \
+	$(THREADS) $(BIN)/python -m tests.simt.coverage --durations=25 $(PARALLEL) $(EXHAUSTIVE) $(REPEATS)
+	FASTGRAPH_DATA= FASTGRAPH_BACKEND=simt $(PYTEST) --emulate $(PARALLEL) $(EXHAUSTIVE) $(REPEATS) \
 	  tests/ops tests/cuda tests/pyg -k "simt or cuda or pyg" \
 	  $(addprefix --ignore=,tests/cuda/test_operators.py tests/cuda/test_configuration.py \
 	  $(addprefix tests/cuda/test_,benchmark.py model.py one_shot.py) tests/pyg/test_switching.py)
@@ -121,6 +125,7 @@ wheel: install ## build a wheel for many Linux distributions into dist/
 	rm -rf dist
 	$(WITH_TOOLS) $(BIN)/pip wheel --quiet --no-deps --config-settings=build-dir=build/wheel \
 	  --config-settings=cmake.define.FASTGRAPH_LIBRARY_DIR=$(abspath build/wheel/lib) \
+	  --config-settings=cmake.define.FASTGRAPH_CPU_LEVELS=$(LEVELS:native=all) \
 	  $(call cuda,$(if $(NVCC),on,off)) --wheel-dir dist/raw .
 	$(WITH_TOOLS) $(BIN)/auditwheel repair --exclude libtvm_ffi.so \
 	  --wheel-dir dist dist/raw/*.whl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="let the emulator run the kernels for GPUs: tests/simt, tests/cuda without a GPU, and "
         "what runs on every backend",
+    )
+    parser.addoption(
+        "--exhaustive",
+        action="store_true",
+        help="also what other tests show with fewer cases",
     )
     parser.addoption(
         "--repeats",
@@ -56,7 +62,14 @@ def emulated(item: pytest.Item) -> bool:
     return item.get_closest_marker("emulated") is not None
 
 
+def exhaustive(item: pytest.Item) -> bool:
+    """Whether other tests show with fewer cases what a test shows."""
+    return item.get_closest_marker("exhaustive") is not None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--exhaustive"):
+        _leave_out(config, items, exhaustive)
     if not config.getoption("--emulate"):
         _leave_out(config, items, emulated)
     elif not config.getoption("--repeats"):
@@ -68,6 +81,15 @@ def _leave_out(
 ) -> None:
     config.hook.pytest_deselected(items=[item for item in items if condition(item)])
     items[:] = [item for item in items if not condition(item)]
+
+
+def pytest_collection_finish() -> None:
+    """Have no collection of garbage look through what was imported and collected.
+
+    It lives as long as the process, and is so much that each would take a quarter of a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 EMULATED = pytest.param("simt", marks=pytest.mark.emulated)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +14,9 @@ from fastgraph.registry.backend import FALLBACK_PRIORITY
 from fastgraph.registry.operators import SIGNATURES
 from fastgraph.registry.registry import Registry
 from fastgraph.registry.signatures import check_signature
+from tests import forks
 
 PLUGIN = Path(__file__).parent / "plugins" / "fastgraph_squares"
-ROOT = Path(__file__).parents[1]
 
 SCRIPT = """
 import torch, fastgraph, fastgraph_squares
@@ -62,15 +61,8 @@ def test_a_plugin_installed_as_an_entry_point(tmp_path: Path) -> None:
         ],
         check=True,
     )
-    path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    process = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.stdout.strip() == "done", process.stderr
+    done = forks.python("-c", SCRIPT, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.stdout.strip() == "done", done.stderr
 
 
 class Fake:
@@ -106,6 +98,19 @@ def test_the_first_available_backend_with_a_kernel_computes() -> None:
     found.select(None)
     assert found.refusal("spmm", "cpu", torch.float32) is None
     assert "no backend computes sddmm" in str(found.refusal("sddmm", "cpu", torch.float32))
+
+
+def test_a_backend_is_asked_once_whether_it_is_available() -> None:
+    """Not for each kernel: it may have to look for files."""
+    asked = []
+
+    class Slow(Fake):
+        def unavailable(self) -> str | None:
+            asked.append(self.name)
+            return None
+
+    registry(Slow("slow")).select(None)
+    assert asked == ["slow"]
 
 
 @pytest.mark.parametrize("why_not", [None, "no driver"])

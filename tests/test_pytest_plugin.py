@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cli.commands import environment
+from tests import forks
+from tests.cli.commands import python
 
 pytest.importorskip("torch_geometric")
 
@@ -33,18 +34,12 @@ def test_other():
 """
 
 
-def pytest_run(cwd: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def pytest_run(
+    cwd: Path, *words: str, run: Any = forks.python, **variables: str
+) -> subprocess.CompletedProcess[str]:
     # Not from the entry point, which an older installation of this tree may lack.
-    command = [sys.executable, "-m", "pytest", "-p", "fastgraph.pytest_plugin", *words]
-    return subprocess.run(
-        command,
-        cwd=cwd,
-        env=environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", **variables),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    words = ("-m", "pytest", "-p", "fastgraph.pytest_plugin", *words)
+    return run(*words, cwd=cwd, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", **variables)
 
 
 def routed(text: str) -> int:
@@ -93,6 +88,6 @@ def test_runs_that_do_not_use_it_see_nothing_of_it(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import sys\ndef test_it(): assert 'torch' not in sys.modules\n"
     )
-    done = pytest_run(tmp_path)
+    done = pytest_run(tmp_path, run=python)
     assert done.returncode == 0, done.stdout
     assert "fastgraph" not in done.stdout.partition("collected")[2]

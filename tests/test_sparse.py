@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ import torch
 from fastgraph import Graph, ops
 from fastgraph.backends import reference, sparse
 from fastgraph.graphs.memo import MEMO
+from tests import forks
 from tests.conftest import selected
 from tests.graphs import random_edges
 
@@ -78,16 +78,18 @@ def test_autocast_changes_nothing() -> None:
     torch.testing.assert_close(out, ops.spmm(X, EDGES))
 
 
-def test_torch_does_not_warn() -> None:
+def test_torch_does_not_warn(tmp_path: Path) -> None:
     """It would once in a process."""
     script = """
-import torch
+import torch, warnings
+warnings.simplefilter("error", UserWarning)
 from fastgraph import Graph
 from fastgraph.backends import sparse
 graph = Graph(torch.tensor([[0, 1], [1, 0]]), 2, 2)
 sparse.spmm(graph, torch.ones(2, 3), None, "sum", False)
 """
-    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", script], check=True)
+    done = forks.python("-c", script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

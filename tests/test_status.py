@@ -19,7 +19,7 @@ from torch_geometric.nn import GATConv, GCNConv, ResGatedGraphConv
 import fastgraph
 from fastgraph.routing import status
 from fastgraph.upstream import label_of
-from tests.cli.commands import python
+from tests.forks import python
 from tests.graphs import random_edges
 
 NODES = 6
@@ -113,7 +113,7 @@ def test_a_child_forked_while_another_thread_counts_can_count() -> None:
 def test_warning_points_at_the_users_line(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(
         """\
-import torch
+import torch, warnings; warnings.simplefilter("always")
 from torch_geometric.nn import GATConv, MessagePassing, ResGatedGraphConv
 import fastgraph
 fastgraph.enable()
@@ -134,7 +134,7 @@ status._warned.clear()
 Own()(x, edges)
 """
     )
-    shown = python("-W", "always", "model.py", cwd=tmp_path).stderr
+    shown = python("model.py", cwd=tmp_path).stderr
     lines = [line for line in shown.splitlines() if "FallbackWarning" in line]
     assert [line.partition("model.py:")[2].partition(":")[0] for line in lines] == [
         "11",

@@ -84,13 +84,16 @@ class Registry:
     def _look_up(self) -> None:
         """Find what backends want, given what is known of them."""
         self._kernels.clear()
+        wanting = self._wanting()
+        waiting = [backend for backend in wanting if self._waits(backend)]
+        # Once for all keys: whether a backend is available may take looking for files.
+        usable = self._usable([backend for backend in wanting if backend not in waiting])
         self._wanted = frozenset(
             key
             for key in itertools.product(SIGNATURES, DEVICE_TYPES, FLOATING)
-            if self._first_kernel([b for b in self._wanting() if not self._waits(b)], *key)
+            if self._first_kernel(usable, *key)
         )
         self._hints = {device_type: self._hint(device_type) for device_type in DEVICE_TYPES[1:]}
-        waiting = filter(self._waits, self._wanting())
         self._unverified = frozenset(
             device_type
             for backend, device_type in itertools.product(waiting, DEVICE_TYPES)
@@ -184,15 +187,18 @@ class Registry:
                 found.append(backend)
         return found
 
+    def _usable(self, backends: Sequence[Backend]) -> list[Backend]:
+        """Those that are available, or were when they were selected."""
+        return [b for b in backends if b.name == self._selected or b.unavailable() is None]
+
     def _first_kernel(
-        self, backends: Sequence[Backend], operator: str, device_type: str, dtype: torch.dtype
+        self, usable: Sequence[Backend], operator: str, device_type: str, dtype: torch.dtype
     ) -> Kernel | None:
-        for backend in backends:
-            kernel = backend.kernel(operator, device_type, dtype)
-            usable = backend.name == self._selected or backend.unavailable() is None
+        for backend in usable:
             if self._failure(backend.name, operator, dtype) is not None:
                 continue
-            if kernel is not None and usable:
+            kernel = backend.kernel(operator, device_type, dtype)
+            if kernel is not None:
                 check_signature(backend.name, operator, kernel)
                 return kernel
         return None
@@ -205,7 +211,7 @@ class Registry:
             backends += [b for b in self.backends.values() if b.priority >= 0]
         if self._selected is None or operator in BUILDING:
             backends += [b for b in self.backends.values() if b.priority == FALLBACK_PRIORITY]
-        kernel = self._first_kernel(backends, operator, device_type, dtype)
+        kernel = self._first_kernel(self._usable(backends), operator, device_type, dtype)
         if kernel is None:
             raise NotImplementedError(
                 f"backend {self._selected!r} has no kernel {operator!r} "

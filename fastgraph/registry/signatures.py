@@ -5,12 +5,15 @@ A kernel with other parameters would fail at its first call, maybe on a device t
 
 from __future__ import annotations
 
+import functools
 import inspect
 
 from fastgraph.registry.backend import Kernel
 from fastgraph.registry.operators import BUILDING, SIGNATURES
 
 
+# Each time fastgraph is switched on, for all dtypes: reading a signature takes 50 us.
+@functools.lru_cache(maxsize=512)
 def check_signature(backend: str, operator: str, kernel: Kernel) -> None:
     """Refuse a kernel that the operator could not call.
 

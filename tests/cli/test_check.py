@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from fastgraph.verification.checking import operators
-from tests.cli.commands import fastgraph
+from tests.forks import fastgraph
 
 
 def test_the_table(tmp_path: Path) -> None:
-    shown = fastgraph("check", "--device", "cpu", cwd=tmp_path, OMP_NUM_THREADS="1")
+    shown = fastgraph("check", "--device", "cpu", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "cpu on cpu" in shown.stdout
     for operator in operators():
@@ -22,7 +22,7 @@ def test_the_table(tmp_path: Path) -> None:
 
 def test_json(tmp_path: Path) -> None:
     words = ("check", "--device", "cpu", "--backend", "reference", "--json")
-    shown = fastgraph(*words, cwd=tmp_path, OMP_NUM_THREADS="1")
+    shown = fastgraph(*words, cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     found = json.loads(shown.stdout)
     assert {finding["operator"] for finding in found} == set(operators())

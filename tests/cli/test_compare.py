@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import subprocess
 from pathlib import Path
 
 import numpy
@@ -13,6 +14,7 @@ import torch
 
 from fastgraph.cli.programs.scripts import Plan, run_once
 from fastgraph.cli.runner import Target
+from tests import forks
 from tests.cli.commands import fastgraph, python
 
 pytest.importorskip("torch_geometric")
@@ -34,6 +36,11 @@ for epoch in range(6):
 print("drawn", random.random(), numpy.random.rand(), float(x[0, 0]))
 print("final", float(loss.detach()), "__main__" == __name__)
 """
+
+
+def compare(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Without fresh interpreters, in which the first test below runs a program."""
+    return forks.comparing("-m", "fastgraph", "compare", *words, cwd=cwd)
 
 
 @pytest.fixture
@@ -74,14 +81,14 @@ def assert_drawn(output: str, seed: int) -> None:
 def test_layers_that_fall_back_are_reported(project: Path) -> None:
     text = TRAIN.replace("GCNConv(4, 2)", "GCNConv(4, 2, aggr='median')")
     (project / "train.py").write_text(text)
-    done = fastgraph("compare", "--seed", "1", "-m", "train", "gcn", cwd=project)
+    done = compare("--seed", "1", "-m", "train", "gcn", cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "aggregation MedianAggregation" in done.stdout
     assert_drawn(done.stdout, 1)
 
 
 def test_attention_dropout_compares_seeds(project: Path) -> None:
-    done = fastgraph("compare", "--seeds", "2", "train.py", "gat", cwd=project)
+    done = compare("--seeds", "2", "train.py", "gat", cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Attention dropout is active in GATConv" in done.stdout
     spreads = re.findall(r"Final loss under .*: ([\d.]+) \+/- ([\d.]+) .*2 seeds", done.stdout)
@@ -92,7 +99,7 @@ def test_attention_dropout_compares_seeds(project: Path) -> None:
 
 def test_seed_of_the_programs_own_is_shifted(project: Path) -> None:
     (project / "train.py").write_text(TRAIN.replace("x = ", "torch.manual_seed(3)\nx = ", 1))
-    done = fastgraph("compare", "--seeds", "2", "train.py", "gat", cwd=project)
+    done = compare("--seeds", "2", "train.py", "gat", cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr
     spreads = re.findall(r"Final loss under .*: ([\d.]+) \+/- ([\d.]+) .*2 seeds", done.stdout)
     assert all(float(deviation) > 0 for _, deviation in spreads)
@@ -100,27 +107,27 @@ def test_seed_of_the_programs_own_is_shifted(project: Path) -> None:
 
 def test_failing_program(tmp_path: Path) -> None:
     code = "print('before'); raise ValueError('the reason')"
-    done = fastgraph("compare", "-c", code, cwd=tmp_path)
+    done = compare("-c", code, cwd=tmp_path)
     assert done.returncode == 1
     assert "before" in done.stdout
     assert "ValueError: the reason" in done.stdout
     assert "fastgraph/comparison" not in done.stdout
     assert "The run under python ended with exit code 1" in done.stdout
     code = "import os, sys; sys.exit(os.environ.get('FASTGRAPH') != '0' and 'only ours')"
-    done = fastgraph("compare", "-c", code, cwd=tmp_path)
+    done = compare("-c", code, cwd=tmp_path)
     assert done.returncode == 1
     assert "only ours" in done.stdout
     assert "The run under python -m fastgraph ended with exit code 1" in done.stdout
 
 
 def test_killed_program(tmp_path: Path) -> None:
-    done = fastgraph("compare", "-c", "import os; os.kill(os.getpid(), 9)", cwd=tmp_path)
+    done = compare("-c", "import os; os.kill(os.getpid(), 9)", cwd=tmp_path)
     assert done.returncode == 1
     assert "exit code -9" in done.stdout
 
 
 def test_program_without_steps(tmp_path: Path) -> None:
-    done = fastgraph("compare", "-c", "print('nothing')", cwd=tmp_path)
+    done = compare("-c", "print('nothing')", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "No optimizer steps were seen" in done.stdout
     assert "No losses were seen" in done.stdout
@@ -142,7 +149,7 @@ for _ in range(3):
     optimizer.step()
 """
     )
-    done = fastgraph("compare", "forks.py", cwd=tmp_path)
+    done = compare("forks.py", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert cells(done.stdout, "python")[2] == "3"
 

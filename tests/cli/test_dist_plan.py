@@ -9,7 +9,7 @@ import pytest
 
 from fastgraph.cli.dist_plan import chosen, devices_of
 from fastgraph.dist.forecast import Total
-from tests.cli.commands import fastgraph
+from tests.forks import fastgraph
 
 SCRIPT = """
 import sys

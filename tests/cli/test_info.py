@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fastgraph.cli.info import Problem, attempt, kernel_level
 from fastgraph.machine import native
+from tests import forks
 from tests.cli.commands import fastgraph
 
 
-def info(cwd: Path, **variables: str) -> str:
-    ours = fastgraph("info", cwd=cwd, **variables)
+def info(cwd: Path, run: Any = forks.fastgraph, **variables: str) -> str:
+    ours = run("info", cwd=cwd, **variables)
     assert ours.returncode == 0, ours.stderr
     assert "Traceback" not in ours.stderr
     return ours.stdout
@@ -48,7 +50,7 @@ def test_whole_installation(tmp_path: Path) -> None:
     ],
 )
 def test_broken_torch(tmp_path: Path, statement: str, expected: str) -> None:
-    text = info(tmp_path, PYTHONPATH=broken(tmp_path, "torch", statement))
+    text = info(tmp_path, fastgraph, PYTHONPATH=broken(tmp_path, "torch", statement))
     assert expected in line(text, "torch")
     assert "layers: unknown" in text
     assert "processor" in text
@@ -56,7 +58,7 @@ def test_broken_torch(tmp_path: Path, statement: str, expected: str) -> None:
 
 
 def test_torch_that_imports_but_is_empty(tmp_path: Path) -> None:
-    text = info(tmp_path, PYTHONPATH=broken(tmp_path, "torch", ""))
+    text = info(tmp_path, fastgraph, PYTHONPATH=broken(tmp_path, "torch", ""))
     assert "AttributeError" in line(text, "kernels")
     assert "layers: unknown" in text
 
@@ -70,7 +72,7 @@ def test_missing_native_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_broken_pyg(tmp_path: Path) -> None:
     fakes = broken(tmp_path, "torch_geometric", "raise AttributeError('no such thing')")
-    text = info(tmp_path, PYTHONPATH=fakes)
+    text = info(tmp_path, fastgraph, PYTHONPATH=fakes)
     assert "AttributeError: no such thing" in line(text, "torch_geometric")
     assert "layers: unknown" in text
     assert "reference" in text

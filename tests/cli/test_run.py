@@ -18,6 +18,7 @@ import pytest
 
 from fastgraph.cli.main import main
 from fastgraph.interpreter import module_to_run
+from tests import forks
 from tests.cli.commands import assert_same, environment, fastgraph, python
 
 SHOW = """\
@@ -214,7 +215,7 @@ sys.exit(4)
 """
     )
     words = ("--report", "--backend", "reference", "--min-edges=7", "program.py", "--strict")
-    ours = fastgraph(*words, cwd=tmp_path, FASTGRAPH_STRICT="1")
+    ours = forks.fastgraph(*words, cwd=tmp_path, FASTGRAPH_STRICT="1")
     assert ours.stdout == "['--strict'] True reference True 7\n"
     assert "fastgraph status" in ours.stderr
     assert ours.returncode == 4
@@ -230,7 +231,7 @@ GCNConv(3, 4)(torch.randn(5, 3), torch.tensor([[0, 1], [1, 2]]))
 raise RuntimeError("after")
 """
     )
-    ours = fastgraph("--report", "train.py", cwd=tmp_path)
+    ours = forks.fastgraph("--report", "train.py", cwd=tmp_path)
     traceback, _, table = ours.stderr.partition("RuntimeError: after\n")
     assert traceback.count("File ") == 1
     assert "GCNConv" in table
@@ -378,17 +379,10 @@ def test_help_and_version(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("given", "expected"), [(None, "1"), ("0", "0")])
 def test_torch_is_asked_for_huge_pages_unless_told_otherwise(
-    monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, expected: str
 ) -> None:
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
-    if given is not None:
-        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", given)
+    variables = {} if given is None else {"THP_MEM_ALLOC_ENABLE": given}
     code = "import os; print(os.environ['THP_MEM_ALLOC_ENABLE'])"
-    process = subprocess.run(
-        [sys.executable, "-m", "fastgraph", "-c", code],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert process.stdout.strip() == expected
+    ours = forks.fastgraph("-c", code, cwd=tmp_path, **variables)
+    assert (ours.stdout, ours.returncode) == (f"{expected}\n", 0), ours.stderr

@@ -14,7 +14,7 @@ from torch_geometric.nn import GATConv, GCNConv, GINEConv, SAGEConv
 import fastgraph
 from fastgraph.backends import reference
 from fastgraph.comparison import checking
-from tests.cli.commands import python
+from tests.forks import python
 from tests.graphs import random_edges
 
 NODES = 20

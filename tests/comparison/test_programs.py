@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
+import pickle
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from fastgraph.cli.programs.scripts import Plan, Run, Side, run_once
+from fastgraph.cli.programs.scripts import Plan, Side, run_once
 from fastgraph.cli.runner import Target
-from tests.cli.commands import python
+from tests import forks
+from tests.cli.commands import environment
 
 pytest.importorskip("torch_geometric")
 
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-def observed(program: Path, side: Side) -> Run:
-    return run_once(Plan(Target("script", str(program), [])), side, 0, lambda text: None)
+def observe(program: Path, result: Path) -> None:
+    """Run it on both sides, and leave the runs in a file."""
+    forks.let_comparisons_fork()
+    plan = Plan(Target("script", str(program), []))
+    sides: tuple[Side, ...] = ("plain", "fastgraph")
+    result.write_bytes(pickle.dumps([run_once(plan, side, 0, lambda _: None) for side in sides]))
 
 
 @pytest.mark.parametrize("name", ["training", "compiled"])
-def test_programs_do_what_they_do_unobserved(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    program = PROGRAMS / f"{name}.py"
-    with ThreadPoolExecutor(3) as pool:
-        unobserved = pool.submit(python, str(program), cwd=tmp_path, OMP_NUM_THREADS="1")
-        runs = [pool.submit(observed, program, side) for side in ("plain", "fastgraph")]
-        plain, fast = (run.result() for run in runs)
-    expected = unobserved.result()
+def test_programs_do_what_they_do_unobserved(name: str, tmp_path: Path) -> None:
+    program, result, log = PROGRAMS / f"{name}.py", tmp_path / "runs", tmp_path / "log"
+    expected = forks.python(str(program), cwd=tmp_path)
     assert expected.returncode == 0, expected.stderr
+    code = forks.call(observe, program, result, folder=tmp_path, variables=environment(), out=log)
+    assert code == 0, log.read_text()
+    plain, fast = pickle.loads(result.read_bytes())
     assert (plain.exit_code, fast.exit_code) == (0, 0), plain.output + fast.output
     assert without_log(plain.output) == without_log(expected.stdout)
     steps = int(re.search(r"^steps (\d+)$", expected.stdout, re.MULTILINE)[1])  # type: ignore[index]

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from fastgraph.upstream import PACKAGES
-from tests.cli.commands import ROOT, fastgraph, python
+from tests import forks
+from tests.cli.commands import ROOT, fastgraph
+from tests.forks import python
 
 LIBRARY = f"libgraphbolt_pytorch_{torch.__version__.partition('+')[0]}.so"
 USE = "import dgl; print(dgl.graphbolt.__name__); dgl.graphbolt.ItemSet"
@@ -126,11 +128,11 @@ if __name__ == "__main__":
 
 
 def test_info_says_so(project: Path) -> None:
-    ours = fastgraph("info", cwd=project, PYTHONPATH=str(project))
+    ours = forks.fastgraph("info", cwd=project, PYTHONPATH=str(project))
     assert f"This DGL has no GraphBolt library for torch {LIBRARY[21:-3]}" in ours.stdout
     assert "is broken" not in ours.stdout
     (project / "dgl" / "graphbolt" / LIBRARY).touch()
-    assert "GraphBolt" not in fastgraph("info", cwd=project, PYTHONPATH=str(project)).stdout
+    assert "GraphBolt" not in forks.fastgraph("info", cwd=project, PYTHONPATH=str(project)).stdout
 
 
 def test_children_wait_for_every_package() -> None:

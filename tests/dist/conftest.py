@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from fastgraph.dist.spawning import run_on_ranks
 from fastgraph.dist.world import WORLD
+from tests import forks
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -35,7 +35,7 @@ def once_on_ranks(
 ) -> Callable[..., list[Any]]:
     """What a function returns on each of some ranks, of which every process gets the same results.
 
-    The tests of a module are spread over processes, and starting ranks takes seconds.
+    The tests of a module are spread over processes.
     """
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -46,7 +46,7 @@ def once_on_ranks(
         results = folder / name
         with FileLock(folder / f"{name}.lock"):
             if not results.exists():
-                results.write_bytes(pickle.dumps(run_on_ranks(function, world_size, *arguments)))
+                results.write_bytes(pickle.dumps(forks.on_ranks(function, world_size, *arguments)))
         found: list[Any] = pickle.loads(results.read_bytes())
         return found
 

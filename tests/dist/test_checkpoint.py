@@ -22,8 +22,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, Linear
 
 import fastgraph.dist as fgd
-from fastgraph.dist.spawning import run_on_ranks
 from fastgraph.dist.world import WORLD
+from tests import forks
 from tests.dist.graphs import NUM_CLASSES, PARTITIONS, graph
 
 
@@ -128,9 +128,9 @@ def finish(folder: Path) -> dict[str, Any]:
 
 
 def test_three_ranks_then_two_then_four(tmp_path: Path) -> None:
-    first = run_on_ranks(begin, 3, tmp_path)
-    second = run_on_ranks(carry_on, 2, tmp_path)
-    third = run_on_ranks(finish, 4, tmp_path)
+    first = forks.on_ranks(begin, 3, tmp_path)
+    second = forks.on_ranks(carry_on, 2, tmp_path)
+    third = forks.on_ranks(finish, 4, tmp_path)
     undisturbed = second[0]["undisturbed"]
     for rank in range(2):
         found = first[rank] + second[rank]["losses"] + third[rank]["losses"]

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from tests import forks
+
 RANKS, EPOCHS, KILLS = 2, 5, 2
 
 # Counts what a rank does with others and with files, and dies at the count that is asked for.
@@ -87,14 +89,18 @@ def run(folder: Path, kills: list[tuple[int, int]]) -> tuple[list[float], int, i
     if not (folder / "end.json").exists():
         script = folder / "script.py"
         script.write_text(SCRIPT.replace("EPOCHS", str(EPOCHS)))
-        done = subprocess.run(
-            [sys.executable, "-m", "fastgraph.dist", "--nproc-per-node", str(RANKS),
-             "--max-restarts", str(len(kills)), "--partition=even", "--min-nodes", "10",
-             str(script), str(folder)],
-            env={**os.environ, "KILLS": json.dumps(kills)}, capture_output=True, text=True,
-            timeout=250, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        words = ["--partition=even", "--min-nodes", "10", str(script), str(folder)]
+        variables = {"KILLS": json.dumps(kills), "TORCHELASTIC_RESTART_COUNT": "0"}
+        if kills:
+            start = ["--nproc-per-node", str(RANKS), "--max-restarts", str(len(kills))]
+            done = subprocess.run(
+                [sys.executable, "-m", "fastgraph.dist", *start, *words],
+                env={**os.environ, **variables}, capture_output=True, text=True,
+                timeout=250, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+        else:
+            forks.launched(RANKS, "-m", "fastgraph.dist", *words, cwd=folder, **variables)
     losses, restarts, events = json.loads((folder / "end.json").read_text())
     return losses, restarts, events
 

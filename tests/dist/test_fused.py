@@ -209,6 +209,19 @@ CASES = {
     "Super GAT": Case(lambda: gnn.SuperGATConv(D, C).eval(), plain, 0, "message"),
 }
 
+# What meets every layout: each operator and kind of edges once. With --exhaustive all do.
+IN_ALL_LAYOUTS = {
+    *("GCN", "GCN, weights", "GCN, cached", "GCN, learned weights", "GCN, reversed"),
+    *("GCN, some edges", "GCN, replicated edges", "GCN, replicated features"),
+    *("SAGE", "SAGE, max with ties", "SAGE, pair", "SAGE, pair, max", "SAGE, max, reversed"),
+    *("GraphConv, mean", "GIN", "Cluster"),
+    *("GAT", "GAT, features", "GAT, weights", "GAT, some edges", "GAT, pair, features"),
+    *("GAT, dropout", "GAT, dropout, features", "GAT, pair", "GAT, reversed"),
+    *("GATv2", "GATv2, features", "GATv2, dropout", "GATv2, replicated features"),
+    *("Transformer", "Transformer, features", "Transformer, weights", "Transformer, dropout"),
+    *("SAGE, matrix", "Super GAT"),
+}
+
 # Cases that make new tensors of edges for each call, which have to be planned each time.
 PLANNED_EACH_TIME = {
     "GCN, cached",  # by each layer, and each call has a layer of its own
@@ -355,14 +368,19 @@ def by_halves(shares: tuple[float, float] | None) -> None:
         halves.ROWS_SUFFICE, halves.LEAST_SHARE = shares
 
 
-def compare_on_this_rank() -> dict[str, Found]:
+def cases_in(layout: str, exhaustive: bool) -> dict[str, Case]:
+    everything = layout == "uneven" or exhaustive
+    return {name: case for name, case in CASES.items() if everything or name in IN_ALL_LAYOUTS}
+
+
+def compare_on_this_rank(exhaustive: bool) -> dict[str, Found]:
     torch.set_default_dtype(torch.float64)
     WORLD.random = "exact"
     found = {}
     for layout, parts in PARTITIONS.items():
         by_halves(HALVES[layout])
         shard = shards(parts(WORLD.size))
-        for name, case in CASES.items():
+        for name, case in cases_in(layout, exhaustive).items():
             make = bipartite if "pair" in name else graph
             found[f"{name}, {layout}"] = compared(case, make, shard)
         for name, operator in OPERATORS.items():
@@ -388,13 +406,25 @@ def of_operator(operator: Callable[[Any], Tensor], shard: Callable[[Any], Any]) 
 
 
 @pytest.fixture(scope="module")
-def found(world_size: int, once_on_ranks: Any) -> list[dict[str, Found]]:
-    found: list[dict[str, Found]] = once_on_ranks(compare_on_this_rank, world_size)
+def found(
+    world_size: int, once_on_ranks: Any, pytestconfig: pytest.Config
+) -> list[dict[str, Found]]:
+    exhaustive = pytestconfig.getoption("--exhaustive")
+    found: list[dict[str, Found]] = once_on_ranks(compare_on_this_rank, world_size, exhaustive)
     return found
 
 
-@pytest.mark.parametrize("layout", PARTITIONS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        pytest.param(
+            *(name, layout),
+            marks=() if name in cases_in(layout, exhaustive=False) else pytest.mark.exhaustive,
+        )
+        for layout in PARTITIONS
+        for name in CASES
+    ],
+)
 def test_layers_are_fused(found: list[dict[str, Found]], name: str, layout: str) -> None:
     case = CASES[name]
     for rank, of_rank in enumerate(found):

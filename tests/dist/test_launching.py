@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fastgraph.dist import launch
+from tests import forks
 
 SCRIPT = """
 import torch
@@ -48,21 +49,24 @@ def run(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def launched(folder: Path, ranks: int, *options: str) -> str:
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
-    words = ("--partition", "even", "--min-nodes", "10", "--random", "exact", *options)
-    return run(folder, *torchrun, "-m", "fastgraph.dist", *words, "script.py")
+LAUNCHED = (
+    *("-m", "fastgraph.dist", "--partition", "even"),
+    *("--min-nodes", "10", "--random", "exact"),
+)
 
 
 def test_a_script_prints_the_same(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.format(show_type=False))
-    options = ("--check", "--weights", "2,1")
-    assert launched(tmp_path, 2, *options) == run(tmp_path, "script.py")
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    found = run(tmp_path, *torchrun, *LAUNCHED, "--check", "--weights", "2,1", "script.py")
+    plain = forks.python("script.py", cwd=tmp_path)
+    assert found == plain.stdout, plain.stderr
 
 
 def test_a_graph_that_the_script_makes_is_sharded(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.format(show_type=True))
-    found = launched(tmp_path, 2, "--weights", "auto", "--mode", "heads")
+    options = ("--weights", "auto", "--mode", "heads")
+    found = forks.launched(2, *LAUNCHED, *options, "script.py", cwd=tmp_path)
     assert re.search(r"\) \('ShardedTensor', 'heads'\)$", found, re.MULTILINE)
 
 
@@ -85,7 +89,8 @@ print(type(data.x).__name__, data.x.sum().item())
 
 def test_a_graph_of_the_scripts_own_dataset_is_sharded_once(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(OWN_DATASET)
-    assert launched(tmp_path, 2).splitlines()[-1] == "ShardedTensor 780.0"
+    found = forks.launched(2, *LAUNCHED, "script.py", cwd=tmp_path)
+    assert found.splitlines()[-1] == "ShardedTensor 780.0"
 
 
 ENDING = """

@@ -14,8 +14,8 @@ from torch_geometric.data import Data, HeteroData
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist.spawning import run_on_ranks
 from fastgraph.dist.world import WORLD
+from tests import forks
 from tests.dist.graphs import NUM_CLASSES, NUM_FEATURES, PARTITIONS, graph
 
 STEPS = 3  # where nothing else is said
@@ -122,12 +122,17 @@ def difference(expected: Run, found: Run) -> str:
     return "; ".join(wrong)
 
 
-def layouts(enabled: bool) -> dict[str, Callable[[int], Tensor]]:
+# One of sums, of weights that are normalised, and of several steps.
+IN_ALL_LAYOUTS = {"SAGE", "GAT", "APPNP"}
+
+
+def layouts(name: str, enabled: bool, exhaustive: bool) -> dict[str, Callable[[int], Tensor]]:
     """Fused layers meet all partitions elsewhere, so one is enough here when they are enabled."""
-    return {"uneven": PARTITIONS["uneven"]} if enabled else PARTITIONS
+    several = not enabled and (exhaustive or name in IN_ALL_LAYOUTS)
+    return PARTITIONS if several else {"uneven": PARTITIONS["uneven"]}
 
 
-def compare_on_this_rank(steps: int) -> dict[str, str]:
+def compare_on_this_rank(steps: int, exhaustive: bool) -> dict[str, str]:
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     WORLD.random = "exact"
@@ -135,7 +140,7 @@ def compare_on_this_rank(steps: int) -> dict[str, str]:
     for enabled in (False, True):
         for name in LAYERS:
             expected = train(name, graph(), steps)
-            for layout, parts in layouts(enabled).items():
+            for layout, parts in layouts(name, enabled, exhaustive).items():
                 data = fgd.shard(graph(), parts=parts(WORLD.size))
                 (fastgraph.enable if enabled else fastgraph.disable)()
                 found[f"{name}, {layout}, {'' if enabled else 'not '}enabled"] = difference(
@@ -192,16 +197,19 @@ def heterogeneous() -> str:
 
 @pytest.fixture(scope="module")
 def found(world_size: int, once_on_ranks: Any, pytestconfig: pytest.Config) -> list[dict[str, str]]:
-    steps = pytestconfig.getoption("--steps")
-    found: list[dict[str, str]] = once_on_ranks(compare_on_this_rank, world_size, steps)
+    given = pytestconfig.getoption("--steps"), pytestconfig.getoption("--exhaustive")
+    found: list[dict[str, str]] = once_on_ranks(compare_on_this_rank, world_size, *given)
     return found
 
 
 CASES = [
-    f"{name}, {layout}, {'' if enabled else 'not '}enabled"
+    pytest.param(
+        f"{name}, {layout}, {'' if enabled else 'not '}enabled",
+        marks=() if layout in layouts(name, enabled, False) else pytest.mark.exhaustive,
+    )
     for name in LAYERS
     for enabled in (False, True)
-    for layout in layouts(enabled)
+    for layout in layouts(name, enabled, True)
 ]
 
 
@@ -213,7 +221,7 @@ def test_training_is_that_of_one_process(found: list[dict[str, str]], case: str)
 
 def test_random_numbers_do_not_depend_on_the_number_of_ranks() -> None:
     ((expected, ours), drawn), (of_ranks, drawn_by_ranks) = (
-        run_on_ranks(random_by_rows, size)[0] for size in (1, 3)
+        forks.on_ranks(random_by_rows, size)[0] for size in (1, 3)
     )
     assert len(set(expected)) == STEPS
     for losses in (ours, *of_ranks):

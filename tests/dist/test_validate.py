@@ -14,6 +14,8 @@ from torch_geometric.data import HeteroData
 from torch_geometric.nn import BatchNorm, GATConv, GCNConv, Linear
 
 import fastgraph.dist as fgd
+from fastgraph.dist import validation
+from tests import forks
 from tests.dist.graphs import NUM_CLASSES, NUM_FEATURES, graph
 
 
@@ -71,7 +73,8 @@ def test_what_is_right() -> None:
     assert data.x.dtype == torch.float32
 
 
-def test_what_is_wrong() -> None:
+def test_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "run_on_ranks", forks.on_ranks)
     loss = lambda out, data: out["out"].square().mean()  # noqa: E731
     found = fgd.validate(wrong(), graph(), loss=loss, steps=1)
     assert not found.ok

@@ -1,15 +1,12 @@
 """Runs the blocks of one page, in their order.
 
-In a process of its own, as it enables fastgraph and changes what it likes. Processes are forked
-from one that has imported torch and PyG, and nothing of fastgraph; to import them takes longer than
-most pages do.
+In a process of its own, as it enables fastgraph and changes what it likes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -17,10 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
+from tests import forks
 from tests.docs.blocks import ROOT, Block, blocks_of
-
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["torch", "torch_geometric.nn"])
 
 
 def run_page(page: Path, folder: Path, environment: Mapping[str, str]) -> str:
@@ -30,20 +25,8 @@ def run_page(page: Path, folder: Path, environment: Mapping[str, str]) -> str:
         What is wrong with it: what it printed, or nothing.
     """
     log = folder / "page.log"
-    child = _PROCESSES.Process(target=_run_in_child, args=(page, folder, dict(environment), log))
-    child.start()
-    child.join()
-    return "" if child.exitcode == 0 else f"exit status {child.exitcode}\n{log.read_text()}"
-
-
-def _run_in_child(page: Path, folder: Path, environment: dict[str, str], log: Path) -> None:
-    with log.open("w") as file:
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(file.fileno(), stream.fileno())
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(environment)
-    run_blocks(page)
+    code = forks.call(run_blocks, page, folder=folder, variables=environment, out=log)
+    return "" if code == 0 else f"exit status {code}\n{log.read_text()}"
 
 
 def run_blocks(page: Path) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import forks
+
 pytest.importorskip("torch_geometric")
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -191,9 +193,9 @@ runpy.run_path(script, run_name="__main__")
 
 @pytest.mark.parametrize("script", ["gcn.py", "gatv2.py"])
 def test_training_scripts(script: str, corpus: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _RUN, str(EXAMPLES), str(corpus), str(EXAMPLES / script)]
+    command = ["-c", _RUN, str(EXAMPLES), str(corpus), str(EXAMPLES / script)]
     command += ["--root", str(tmp_path / "cache"), "--epochs", "2", "--hidden-channels", "8"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = forks.python(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert sum(line.startswith("Epoch: ") for line in lines) == 2
@@ -202,18 +204,19 @@ def test_training_scripts(script: str, corpus: Path, tmp_path: Path) -> None:
 
 def test_demo_compares_all_scripts(tmp_path: Path) -> None:
     root = tmp_path / "cache"
-    command = [sys.executable, "-c", _RUN, str(EXAMPLES), str(tmp_path / "corpus")]
+    command = ["-c", _RUN, str(EXAMPLES), str(tmp_path / "corpus")]
     code = "def f():\n    return g()\ndef g():\n    return f()\n"
     for package in ("first", "second"):
         for module in "abc":
             (tmp_path / "corpus" / package).mkdir(parents=True, exist_ok=True)
             (tmp_path / "corpus" / package / f"{module}.py").write_text(code)
     load = [*command, str(EXAMPLES / "data_loading.py"), "--root", str(root)]
-    subprocess.run(load, check=True, capture_output=True)
+    loaded = forks.python(*load, cwd=tmp_path)
+    assert loaded.returncode == 0, loaded.stderr
 
     page = tmp_path / "pages" / "demo.html"
-    demo = [sys.executable, str(EXAMPLES / "demo.py"), "--root", str(root), "--epochs", "4"]
-    done = subprocess.run([*demo, "--html", str(page)], capture_output=True, text=True, check=False)
+    demo = [str(EXAMPLES / "demo.py"), "--root", str(root), "--epochs", "4", "--html", str(page)]
+    done = forks.comparing(*demo, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     table = done.stdout[done.stdout.index("Time per epoch") :].splitlines()
     rows = [line.split() for line in table]

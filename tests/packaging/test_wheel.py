@@ -122,7 +122,7 @@ def borrow_torch(folder: Path) -> None:
 @pytest.fixture(scope="session")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     folder = tmp_path_factory.mktemp("wheel") / "venv"
-    venv.create(folder, with_pip=True)
+    venv.create(folder)
     environment = Environment(folder)
     for compiler in COMPILERS:
         assert shutil.which(compiler, path=str(folder / "bin")) is None
@@ -131,10 +131,9 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Enviro
     site = folder / "lib" / version / "site-packages"
     (site / "borrowed.pth").write_text(f"{folder / 'borrowed'}\n")
     # Anything that would need a compiler is refused rather than built.
-    environment.run(
-        *("-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
-        *("--only-binary", ":all:", f"{wheel}[pyg]"),
-    )
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python"]
+    install = ["install", "--quiet", "--no-compile", "--only-binary", ":all:", f"{wheel}[pyg]"]
+    subprocess.run([*pip, *install], check=True)
     return environment
 
 

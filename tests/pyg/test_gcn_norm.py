@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GraphConv, SGConv, T
 
 import fastgraph
 from fastgraph.graphs.memo import MEMO
+from tests import forks
 from tests.graphs import random_edges
 
 # Whatever computes, the host remembers.
@@ -123,11 +122,9 @@ for layer in (conv, torch.compile(conv, backend="aot_eager")):
 """
 
 
-def test_a_normalisation_that_was_replaced_before_is_called_too() -> None:
-    environ = dict(os.environ)
-    environ.pop("FASTGRAPH_BACKEND", None)  # the emulator is unknown to another process
-    command = [sys.executable, "-W", "ignore", "-c", REPLACED_BEFORE]
-    subprocess.run(command, env=environ, check=True)
+def test_a_normalisation_that_was_replaced_before_is_called_too(tmp_path: Path) -> None:
+    done = forks.python("-c", REPLACED_BEFORE, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_layers_share_is_computed_again_once_it_was_edited() -> None:

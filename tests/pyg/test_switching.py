@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from torch import Tensor
 from torch_geometric.nn import GCNConv, MessagePassing, ResGatedGraphConv, SAGEConv
 
 import fastgraph
+from tests import forks
 from tests.graphs import random_edges
 
 EDGES = random_edges(10, 10, 40)
@@ -131,18 +129,20 @@ def test_an_unknown_argument_is_a_type_error() -> None:
         fastgraph.enable(layers=["GCNConv"])
 
 
-def python(code: str, **environment: str) -> str:
-    root = str(Path(fastgraph.__file__).parents[1])
-    process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, "PYTHONPATH": root, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def python(code: str, cwd: Path, **environment: str) -> str:
+    process = forks.python("-c", AS_IF_FRESH + code, cwd=cwd, **environment)
     assert process.returncode == 0, process.stderr
     return process.stdout.strip()
 
+
+# PyG has been imported, and is to be imported before or after fastgraph.
+AS_IF_FRESH = """
+import sys
+from torch.utils.data import IterDataPipe
+IterDataPipe.functions.clear()  # which it enters its own in
+for name in [name for name in sys.modules if name.partition(".")[0] == "torch_geometric"]:
+    del sys.modules[name]
+"""
 
 USE = """
 import torch
@@ -167,14 +167,14 @@ ENABLE = "import fastgraph; fastgraph.enable()\n"
     ],
 )
 def test_order_of_imports_and_environment(
-    code: str, environment: dict[str, str], expected: str
+    code: str, environment: dict[str, str], expected: str, tmp_path: Path
 ) -> None:
-    assert python(code, **environment) == expected
+    assert python(code, tmp_path, **environment) == expected
 
 
-def test_enabling_does_not_import_pyg() -> None:
-    code = ENABLE + "import sys; print('torch_geometric' in sys.modules)"
-    assert python(code) == "False"
+def test_enabling_does_not_import_pyg(tmp_path: Path) -> None:
+    code = ENABLE + "print('torch_geometric' in sys.modules)"
+    assert python(code, tmp_path) == "False"
 
 
 def test_scripting_tracing_and_export_see_upstream(tmp_path: Path) -> None:
