@@ -9,7 +9,6 @@ go to ``benchmarks/results/<date>-dist-plan.json`` and ``.md``.
 
 from __future__ import annotations
 
-import math
 import shlex
 import statistics
 import sys
@@ -22,7 +21,6 @@ from rich.progress import track
 
 from measure.output import RESULTS, publish
 
-_TOLERANCE = 1e-5  # of float32 losses, which are sums in another order
 _WITHIN = 1.15  # of the best mode
 
 
@@ -78,7 +76,7 @@ def _with_predictions(of_sizes: dict[int, dict[str, Any]], channels: int) -> dic
     linearly, as what they do.
     """
     from fastgraph.dist import cost
-    from measure.dist_plan_steps import layers
+    from measure.dist_plan_steps import check_losses, layers
 
     *fewer, largest = of_sizes
     machines = {size: found["machine"] for size, found in of_sizes.items()}
@@ -89,7 +87,7 @@ def _with_predictions(of_sizes: dict[int, dict[str, Any]], channels: int) -> dic
         measured: dict[int, dict[str, float]] = {}
         for size, found in of_sizes.items():
             spreads = found["cells"][graph, kind]
-            _check({mode: spread["loss"] for mode, spread in spreads.items()})
+            check_losses({mode: spread["loss"] for mode, spread in spreads.items()})
             measured[size] = {mode: of["spread"]["median"] / 1e3 for mode, of in spreads.items()}
             modelled[size] = {
                 mode: _seconds(layers(kind, channels), mode, found["rows"][graph], machines[size])
@@ -133,15 +131,9 @@ def _seconds(layers: Any, mode: str, rows: Any, machine: Any) -> float:
     return sum(layer.seconds(cost.MODES[mode](layer, rows, machine), machine) for layer in layers)
 
 
-def _check(losses: dict[str, float]) -> None:
-    first = next(iter(losses.values()))
-    if not all(math.isclose(loss, first, rel_tol=_TOLERANCE) for loss in losses.values()):
-        raise RuntimeError(f"the first losses differ by mode: {losses}")
-
-
 def markdown(results: dict[str, Any]) -> str:
     """The whole report."""
-    from measure.report import machine_lines, table
+    from measure.report import machine_lines, milliseconds, table
 
     rows, predictions, errors, losses = [], [], [], []
     wins: dict[str, int] = {}
@@ -158,7 +150,7 @@ def markdown(results: dict[str, Any]) -> str:
                         rate,
                         name,
                         str(size),
-                        *(_milliseconds(times.get(mode)) for mode in ("halo", "heads", "2d")),
+                        *(milliseconds(times.get(mode)) for mode in ("halo", "heads", "2d")),
                         best,
                         at["chosen"] + ("" if loss <= _WITHIN else " (!)"),
                         f"{loss:.2f}x",
@@ -174,8 +166,8 @@ def markdown(results: dict[str, Any]) -> str:
                         rate,
                         name,
                         mode,
-                        _milliseconds(seconds),
-                        _milliseconds(times[mode]),
+                        milliseconds(seconds),
+                        milliseconds(times[mode]),
                         f"{100 * (seconds / times[mode] - 1):+.0f} %",
                         cell["chosen beforehand"] if mode == best else "",
                     ]
@@ -234,10 +226,6 @@ def markdown(results: dict[str, Any]) -> str:
             *machine_lines(results["machine"]),
         ]
     )
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1e3 * seconds:.0f}"
 
 
 def _facts(machine: dict[str, float]) -> list[str]:

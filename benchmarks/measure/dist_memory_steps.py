@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import resource
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,15 @@ from fastgraph.comparison.memory import resident
 from fastgraph.dist import allocator
 
 CLASSES = 16
+OUT_OF_MEMORY = "out of memory"
 _LAYERS = 3
 _SECONDS_BETWEEN_LOOKS = 0.005
-_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "Cannot allocate", "std::bad_alloc")
+_ERRORS_OF_MEMORY = (
+    "can't allocate memory",
+    "not enough memory",
+    "Cannot allocate",
+    "std::bad_alloc",
+)
 
 
 class Peak(threading.Thread):
@@ -62,7 +69,7 @@ def train(
     steps: int,
     returns_freed: bool = True,
 ) -> Any:
-    """Losses and peaks of some steps of graph convolutions; or ``"out of memory"``.
+    """Losses and peaks of some steps of graph convolutions; or :data:`OUT_OF_MEMORY`.
 
     Args:
         source: a file of ``torch.save``, or a folder of shards.
@@ -75,26 +82,43 @@ def train(
     torch.set_num_threads(1)
     if not returns_freed:
         allocator.return_freed_memory = lambda: False
+    found = under_limit(limit, lambda: _train(source, is_sharded, channels, steps))
+    if found == OUT_OF_MEMORY:
+        return found
+    return {"losses": found.pop("returned"), **found, "resident": resident()}
+
+
+def under_limit(limit: int | None, work: Callable[[], Any]) -> Any:
+    """What some work returned, and the peaks of memory in it; or :data:`OUT_OF_MEMORY`.
+
+    Args:
+        limit: ``RLIMIT_DATA`` in bytes, from here on.
+        work: what is to be done.
+    """
     before, anonymous = sizes()
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     peak = Peak()
     peak.start()
     try:
-        losses = _train(source, is_sharded, channels, steps)
+        returned = work()
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY):
-            return "out of memory"
+        if isinstance(error, MemoryError) or is_of_memory(str(error)):
+            return OUT_OF_MEMORY
         raise
     peak.end()
     return {
-        "losses": losses,
+        "returned": returned,
         "before": before,
         "data": peak.data,
         "anonymous before": anonymous,
         "anonymous": peak.anonymous,
-        "resident": resident(),
     }
+
+
+def is_of_memory(message: str) -> bool:
+    """Whether an error says that there was not enough memory."""
+    return any(text in message for text in _ERRORS_OF_MEMORY)
 
 
 def _train(source: str, is_sharded: bool, channels: int, steps: int) -> list[float]:

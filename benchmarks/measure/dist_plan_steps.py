@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,12 +18,23 @@ from fastgraph.dist.forecast import rows_of
 from fastgraph.dist.partition import partition
 from fastgraph.dist.world import WORLD
 from fastgraph.registry import operators
-from measure.dist_transformer_steps import CLASSES, HEADS, Training, graph, widths_of
+from measure.dist_transformer_steps import HEADS, Training, features, widths_of
 from measure.timing import Contestant, no_garbage_collection
 
 KINDS = ("attention", "sums")
 MODES = [name for name in cost.MODES if name in modes.MODES]
 """Those that ranks can compute in."""
+
+_TOLERANCE = 1e-5  # of float32 losses, which are sums in another order
+
+
+def modes_of(kind: str, ranks: int) -> list[str]:
+    """Those that differ for a kind of model and a number of ranks."""
+    return [mode for mode in MODES if _differs(mode, kind, ranks)]
+
+
+def _differs(mode: str, kind: str, ranks: int) -> bool:
+    return mode == "halo" or (ranks > 1 and (mode != "heads" or kind == "attention"))
 
 
 def layers(kind: str, channels: int) -> list[Layer]:
@@ -51,25 +63,24 @@ def measure(graphs: Sequence[str], channels: int, rounds: int) -> dict[str, Any]
     fastgraph.enable()
     found: dict[str, Any] = {"machine": planner.machine(), "rows": {}, "cells": {}}
     for name in graphs:
-        given = graph(name)
-        edges = given.edge_index
-        owner = torch.empty(given.num_nodes, dtype=torch.int64)
-        if WORLD.rank == 0:
-            owner = partition(edges, given.num_nodes, WORLD.size)
-        owner = torch.tensor(transport.broadcast(owner.tolist()))
-        found["rows"][name] = on_usual_mesh(rows_of(edges, owner, owner, WORLD.size))
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(given.num_nodes, channels, generator=generator)
-        y = torch.randint(CLASSES, (given.num_nodes,), generator=generator)
-        data = Data(x=x, y=y, edge_index=edges)
+        data = features(name, channels)
+        owner = parts_of(data)
+        found["rows"][name] = on_usual_mesh(rows_of(data.edge_index, owner, owner, WORLD.size))
         sharded = {mode: fgd.shard(data, parts=owner, mode=mode) for mode in MODES}
         for kind in KINDS:
             trainings = {
-                mode: Training(sharded[mode], channels, kind)
-                for mode in MODES
-                if kind == "attention" or mode != "heads"
+                mode: Training(sharded[mode], channels, kind) for mode in modes_of(kind, WORLD.size)
             }
             found["cells"][name, kind] = _times(trainings, rounds)
+    return found
+
+
+def parts_of(data: Data) -> Tensor:
+    """The rank of each node, for :func:`fastgraph.dist.shard`, the same on all ranks."""
+    owner = None
+    if WORLD.rank == 0:
+        owner = partition(data.edge_index, data.num_nodes, WORLD.size)
+    found: Tensor = transport.broadcast(owner)
     return found
 
 
@@ -77,6 +88,17 @@ def on_usual_mesh(rows: Rows) -> Rows:
     """With the blocks of the most square grid alone, which ranks take if they are not told."""
     mesh = min(rows.blocks, key=lambda mesh: (abs(mesh[0] - mesh[1]), -mesh[0]))
     return rows._replace(blocks={mesh: rows.blocks[mesh]})
+
+
+def check_losses(losses: dict[str, float]) -> None:
+    """The first losses of all modes are those of one model on one graph.
+
+    Raises:
+        RuntimeError: they are not.
+    """
+    first = next(iter(losses.values()))
+    if not all(math.isclose(loss, first, rel_tol=_TOLERANCE) for loss in losses.values()):
+        raise RuntimeError(f"the first losses differ by mode: {losses}")
 
 
 def _times(trainings: dict[str, Training], rounds: int) -> dict[str, Any]:

@@ -42,6 +42,17 @@ def graph(name: str) -> GraphData:
     return mesh(int(size)) if kind == "mesh" else load(name)
 
 
+def features(name: str, channels: int) -> Data:
+    """A :func:`graph` with random features and classes."""
+    found = graph(name)
+    generator = torch.Generator().manual_seed(0)
+    return Data(
+        x=torch.randn(found.num_nodes, channels, generator=generator),
+        y=torch.randint(CLASSES, (found.num_nodes,), generator=generator),
+        edge_index=found.edge_index,
+    )
+
+
 class Model(nn.Module):
     """``TransformerConv`` with ReLU in between, or for ``"sums"`` ``GCNConv``."""
 
@@ -62,10 +73,16 @@ class Model(nn.Module):
 class Training:
     """A model and its optimizer on a graph."""
 
-    def __init__(self, data: Data, channels: int, kind: str = "attention") -> None:
+    def __init__(
+        self,
+        data: Data,
+        channels: int,
+        kind: str = "attention",
+        optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
+    ) -> None:
         torch.manual_seed(0)
         self.model = Model(channels, kind)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=_LEARNING_RATE)
+        self.optimizer = optimizer(self.model.parameters(), lr=_LEARNING_RATE)
         self.data = data
 
     def step(self) -> float:
@@ -84,13 +101,7 @@ def measure(name: str, channels: int, rounds: int) -> dict[str, Any]:
         in a step for rows of nodes, and what is predicted for these.
     """
     fastgraph.enable()
-    found = graph(name)
-    generator = torch.Generator().manual_seed(0)
-    data = Data(
-        x=torch.randn(found.num_nodes, channels, generator=generator),
-        y=torch.randint(CLASSES, (found.num_nodes,), generator=generator),
-        edge_index=found.edge_index,
-    )
+    data = features(name, channels)
     sharded = fgd.shard(data)
     owner = sharded.x.rows.owner
     trainings = {

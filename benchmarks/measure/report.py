@@ -33,6 +33,11 @@ class Floor:
         return asdict(self)
 
 
+def milliseconds(seconds: float | None) -> str:
+    """As a table has it; nothing where nothing was measured."""
+    return "" if seconds is None else f"{1e3 * seconds:.0f}"
+
+
 def geometric_mean(values: Sequence[float]) -> float:
     """NaN for no values."""
     return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan

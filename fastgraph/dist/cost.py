@@ -30,6 +30,12 @@ _BACKWARD_OF_SUMS = 1.0
 _TOPOLOGY = 16
 """Bytes that a rank keeps for an edge: its other end and its number, by either end."""
 
+_LARGE = 2**20
+"""Bytes of a tensor on each rank, from which on several are sent by heads one after the other.
+
+Together they take fewer messages, and memory for copies of all of them at once.
+"""
+
 
 class Machine(NamedTuple):
     """What a rank and its link can do; the slowest of all ranks.
@@ -153,14 +159,14 @@ def by_heads(layer: Layer, rows: Rows, machine: Machine) -> Mode | None:
         return None
     of_place = {"sources": rows.sources, "destinations": rows.destinations, "edges": rows.edges}
     own = [len(heads) for heads in head_shares(layer.heads, ranks)]
-    exchanges, sent, memory = 2, [0] * ranks, 0.0
-    seen = set()
+    exchanges, sent, memory = 0, [0] * ranks, 0.0
+    seen: dict[int, int] = {}
     moved = [*layer.operands, Operand("destinations", True, layer.out, True, -1)]
     for operand in moved:
         counts = of_place[operand.place]
         n = sum(counts)
         if operand.has_heads and operand.tensor not in seen:
-            seen.add(operand.tensor)
+            seen[operand.tensor] = operand.row * n
             for rank in range(ranks):
                 mine = counts[rank]
                 there_and_back = mine * (layer.heads - own[rank]) + (n - mine) * own[rank]
@@ -172,6 +178,8 @@ def by_heads(layer: Layer, rows: Rows, machine: Machine) -> Mode | None:
                 exchanges += 1
                 for rank in range(ranks):
                     sent[rank] += operand.row * (counts[rank] * (ranks - 2) + n)
+    *given, _ = seen.values()
+    exchanges += (len(given) if sends_in_turns(given, ranks) else 1) + 1
     edges = sum(rows.edges)
     work = edges * max(own) * layer.channels
     memory += edges * _TOPOLOGY
@@ -220,6 +228,16 @@ def head_shares(num_heads: int, ranks: int) -> list[range]:
     """Which heads each rank computes: consecutive ones, as many as others have or one more."""
     cuts = [num_heads * rank // ranks for rank in range(ranks + 1)]
     return [range(cuts[rank], cuts[rank + 1]) for rank in range(ranks)]
+
+
+def sends_in_turns(sizes: Sequence[int], ranks: int) -> bool:
+    """Whether tensors go from rows to heads one after the other, and not together.
+
+    Args:
+        sizes: bytes of each on all ranks.
+        ranks: how many there are.
+    """
+    return sum(sizes) >= _LARGE * len(sizes) * ranks
 
 
 def meshes(ranks: int) -> list[Mesh]:

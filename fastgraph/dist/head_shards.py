@@ -1,4 +1,4 @@
-"""From shards of rows to shards of heads, and back: one all-to-all for several tensors.
+"""From shards of rows to shards of heads, and back: one all-to-all for several small tensors.
 
 A shard of rows has all heads of the rows of this rank, ``[mine, heads, ...]``. A shard of heads has
 this rank's heads of all rows, ``[n, heads of this rank, ...]``, in the order of ranks and, of each,
@@ -11,7 +11,7 @@ Each function is differentiable any number of times: the gradient of one is anot
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.autograd import Function
 
 from fastgraph.dist import transport
 from fastgraph.dist.collectives import records_gradient
-from fastgraph.dist.cost import head_shares
+from fastgraph.dist.cost import head_shares, sends_in_turns
 from fastgraph.dist.layout import Layout, Recent
 from fastgraph.dist.memo import remembered
 from fastgraph.dist.world import WORLD
@@ -82,7 +82,7 @@ class _ToHeads(Function):
     @staticmethod
     def forward(ctx: Any, rows: Sequence[Layout], heads: Layout, *tensors: Tensor) -> Any:
         ctx.rows, ctx.heads = rows, heads
-        return tuple(_sent_by_rows(tensors, rows, heads))
+        return tuple(_in_turns(_sent_by_rows, tensors, rows, heads))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -93,7 +93,7 @@ class _ToRows(Function):
     @staticmethod
     def forward(ctx: Any, rows: Sequence[Layout], heads: Layout, *tensors: Tensor) -> Any:
         ctx.rows, ctx.heads = rows, heads
-        return tuple(_sent_by_heads(tensors, rows, heads))
+        return tuple(_in_turns(_sent_by_heads, tensors, rows, heads))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -133,8 +133,28 @@ def _wanted(ctx: Any, grads: Sequence[Tensor], send: Any) -> list[Tensor | None]
     return found
 
 
+def _in_turns(
+    send: Callable[..., list[Tensor]],
+    tensors: Sequence[Tensor],
+    rows: Sequence[Layout],
+    heads: Layout,
+) -> list[Tensor]:
+    """Large tensors one after the other, others together; all ranks come to the same answer."""
+    pairs = list(zip(tensors, rows, strict=True))
+    sizes = [of.n * heads.n * x.shape[2:].numel() * x.element_size() for x, of in pairs]
+    if sends_in_turns(sizes, WORLD.size):
+        return [send([x], [of], heads)[0] for x, of in pairs]
+    return send(tensors, rows, heads)
+
+
 def _sent_by_rows(tensors: Sequence[Tensor], rows: Sequence[Layout], heads: Layout) -> list[Tensor]:
-    flat = torch.cat([x[:, own].reshape(-1) for own in _slices(heads.counts) for x in tensors])
+    flat = tensors[0].new_empty(sum(x.numel() for x in tensors))
+    start = 0
+    for own in _slices(heads.counts):
+        for x in tensors:
+            part = x[:, own]
+            flat[start : start + part.numel()].view(part.shape).copy_(part)
+            start += part.numel()
     sends = [sum(_per_head(x) * count for x in tensors) for count in heads.counts]
     sizes = [
         [(of.counts[rank], heads.mine, *x.shape[2:]) for x, of in zip(tensors, rows, strict=True)]
