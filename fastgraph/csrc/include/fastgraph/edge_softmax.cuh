@@ -15,8 +15,15 @@ namespace fastgraph::cuda {
 
 inline __device__ float times(float a, float b) { return __fmul_rn(a, b); }
 inline __device__ double times(double a, double b) { return __dmul_rn(a, b); }
-// For differences of scores, up to 0: the product's rounding is worth less than that of the scores.
-inline __device__ float exponential(float x) { return exp2_of(x * 1.44269504f); }
+// For differences of scores, up to 0: 2^y of y = x log2(e), which is rounded, and e^(x - y ln(2)).
+inline __device__ float exponential(float x) {
+  constexpr float kZero = -105;  // whose exponential is 0 in float32
+  x = larger_or_nan(x, kZero);
+  const float y = times(x, 1.44269504f);
+  const float left = fmaf(y, 1.90465421e-9f, fmaf(y, -0.693147182f, x));
+  const float power = exp2_of(y);
+  return fmaf(power, left, power);
+}
 inline __device__ double exponential(double x) { return exp(x); }
 
 // Calls run(std::bool_constant) with whether edges carry features.
