@@ -125,7 +125,6 @@ wheel: install ## build a wheel for many Linux distributions into dist/
 	rm -rf dist
 	$(WITH_TOOLS) $(BIN)/pip wheel --quiet --no-deps --config-settings=build-dir=build/wheel \
 	  --config-settings=cmake.define.FASTGRAPH_LIBRARY_DIR=$(abspath build/wheel/lib) \
-	  --config-settings=cmake.define.FASTGRAPH_CPU_LEVELS=$(LEVELS:native=all) \
 	  $(call cuda,$(if $(NVCC),on,off)) --wheel-dir dist/raw .
 	$(WITH_TOOLS) $(BIN)/auditwheel repair --exclude libtvm_ffi.so \
 	  --wheel-dir dist dist/raw/*.whl
