@@ -21,8 +21,6 @@ from fastgraph.graphs.tiles import tiles_of
 from fastgraph.tune.gpus import Sheet, sheet_of
 from fastgraph.tune.tiles import Fill, Product, predict_fill, why_not_tiles
 
-DTYPES = (torch.float32, torch.bfloat16)
-
 _CHUNK = 32
 """A window with more blocks is cut, so that no warp keeps all others waiting."""
 
@@ -84,8 +82,6 @@ class TilesSpmm:
         self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
     ) -> str | None:
         """Why tiles are not for this product, or ``None`` if they may be faster."""
-        if x.dtype not in DTYPES:
-            return f"features must be float32 or bfloat16, got {x.dtype}"
         # Factors of gathered nodes would be rounded as the features are.
         if reduce == "mean_adjoint" or (weight is not None and weight.dim() != 1):
             return "features of neighbours must have one factor, which is that of their edge"

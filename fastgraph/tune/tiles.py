@@ -16,6 +16,9 @@ from fastgraph.graphs.graph import Csr
 from fastgraph.graphs.tiles import COLUMNS, ROWS, packed_columns
 from fastgraph.tune.gpus import Sheet
 
+DTYPES = (torch.float32, torch.bfloat16)
+"""Of features, for which there is a kernel."""
+
 _SAMPLE = 1024
 _RISK = 0.05
 _WORTHWHILE = 0.8
@@ -150,8 +153,8 @@ def why_not_tiles(product: Product, fill: Fill, sheet: Sheet) -> str | None:
     Both forms are taken to be as fast as what they must move allows, which kernels of rows nearly
     are on large graphs.
     """
-    if product.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        return f"tensor cores do not add up {product.dtype} products in float32"
+    if product.dtype not in DTYPES:
+        return f"features must be float32 or bfloat16, got {product.dtype}"
     if product.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32:
         return (
             "tensor cores round float32 to tf32, which torch.backends.cuda.matmul.allow_tf32 "

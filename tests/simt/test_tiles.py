@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
-from fastgraph.backends.tiles import DTYPES, TilesSpmm
+from fastgraph.backends.tiles import TilesSpmm
 from fastgraph.graphs.graph import Graph
 from fastgraph.tune.gpus import SHEETS
+from fastgraph.tune.tiles import DTYPES
 from tests.graphs import Case, random_edges
 from tests.native.cases import normal
 from tests.simt.backend import emulator
