@@ -30,17 +30,25 @@ _TURN_SECONDS = 1.0
 
 
 class Candidate:
-    """A training with some shares, whose steps are timed in turns with those of others."""
+    """A training with some shares, whose steps are timed in turns with those of others.
 
-    def __init__(self, name: str, training: Training) -> None:
-        self.name, self.training = name, training
+    Args:
+        name: of the shares.
+        training: with them.
+        reduced: the ranks that pass messages in bfloat16.
+    """
+
+    def __init__(self, name: str, training: Training, reduced: Sequence[int] = ()) -> None:
+        self.name, self.training, self._reduced = name, training, reduced
         self.seconds: list[float] = []
+        fgd.reduce_precision(ranks=reduced)
         self.losses = [training.step() for _ in range(STEPS)]
         self.steps = 1
         self.steps = max(1, round(_TURN_SECONDS / self.turn()))
 
     def turn(self) -> float:
         """Seconds of a step of the slowest rank."""
+        fgd.reduce_precision(ranks=self._reduced)
         transport.barrier()
         started = time.perf_counter()
         for _ in range(self.steps):
@@ -56,6 +64,7 @@ class Candidate:
             "share": (nodes[0] + edges[0]) / (sum(nodes) + sum(edges)),
             "spread": Spread.of(self.seconds).to_json(),
             "losses": self.losses,
+            "reduced": list(self._reduced),
         }
 
 
@@ -88,10 +97,13 @@ def measure_uneven(
     for share in searched:
         training = _training(data, layer, channels, [share, 1 - share])
         candidates.append(Candidate(f"{share:.1%}", training))
+    training = _training(data, layer, channels, "uniform")
+    candidates.append(Candidate("uniform, bfloat16 on rank 1", training, [SLOW]))
     with no_garbage_collection():
         for _ in range(rounds):
             for candidate in candidates:
                 candidate.seconds.append(candidate.turn())
+    fgd.reduce_precision(ranks=[])
     return {
         "learning": learning,
         "sharding": sharding,
