@@ -65,6 +65,11 @@ def floors(results: dict[str, Any]) -> list[Floor]:
     ]
 
 
+def _quartiles(spread: dict[str, Any], name: str) -> str:
+    quartiles = f"{spread['lower_quartile']:.0f} to {spread['upper_quartile']:.0f}"
+    return f"{spread['median']:.0f} ms ({quartiles}) with its messages in {name}"
+
+
 def _percent(errors: list[float]) -> float:
     return 100 * float(np.mean(errors))
 
@@ -99,10 +104,12 @@ def markdown(results: dict[str, Any], listed: list[Floor]) -> str:
         lines += [f"## {name}", ""]
         head = ["shares", "of rank 0", "ms of a step", "quartiles", "of equal shares"]
         lines += table(head, rows)
+        computing = cell["computing"].items()
         lines += [
             "",
-            "With messages of rank 1 in bfloat16, losses are off by up to "
-            f"{losses_off(cell, reduced=True):.0e} of themselves.",
+            "With equal shares, rank 1 computes "
+            f"{' and '.join(_quartiles(spread, name) for name, spread in computing)}.",
+            f"Losses are off by up to {losses_off(cell, reduced=True):.0e} of themselves.",
         ]
         lines += ["", "Milliseconds of an epoch with `auto`, predicted and measured:", ""]
         phases = [
