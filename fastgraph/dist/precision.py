@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
 from fastgraph.dist import transport
-from fastgraph.dist.collectives import records_gradient
+from fastgraph.dist.collectives import applied, records_gradient
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.memo import remembered
 from fastgraph.dist.phases import THRESHOLD, overloaded
 from fastgraph.dist.world import WORLD
+from fastgraph.layers.memory import new_rows
 from fastgraph.machine import native
 
 if TYPE_CHECKING:
@@ -88,20 +90,35 @@ def _lowered(x: Any) -> Any:
     if not isinstance(x, Tensor) or x.dtype != FULL:
         return x
     if records_gradient(x):
-        return x.to(REDUCED)
-    return remembered(x, ("in bfloat16",), lambda: x.to(REDUCED))
+        return applied(_Cast, x, REDUCED)
+    return remembered(x, ("in bfloat16",), lambda: applied(_Cast, x, REDUCED))
 
 
 def _raised(x: Any) -> Any:
-    return x.to(FULL) if isinstance(x, Tensor) and x.dtype == REDUCED else x
+    return applied(_Cast, x, FULL) if isinstance(x, Tensor) and x.dtype == REDUCED else x
+
+
+class _Cast(Function):
+    """A tensor in another dtype, in memory as that of other large results."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+        ctx.dtype = x.dtype
+        return new_rows(x, x.shape, dtype).copy_(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return applied(_Cast, grad, ctx.dtype), None
 
 
 def why_not_here() -> str | None:
-    """Why this rank's hardware should not compute in bfloat16, or ``None`` if it can."""
+    """Why this rank should not compute in bfloat16, or ``None`` if its processor can do it fast."""
     why_not = native.why_unavailable()
     if why_not is None and native.cpu_level() == "baseline":
-        # Two instructions for each four values that are read, and some ten to round four.
-        why_not = "its kernels are those for processors without AVX2, which bfloat16 slows down"
+        why_not = (
+            "its kernels are those for processors without AVX2, which widen four values of "
+            "bfloat16 by two instructions"
+        )
     return why_not
 
 
@@ -127,7 +144,7 @@ def reduce_precision(
             long as the mean of all.
 
     Returns:
-        Which ranks do so now. One whose hardware does not gain by bfloat16 stays as it is.
+        Which ranks do so now. One whose processor has no fast bfloat16 stays as it is.
 
     Raises:
         ValueError: an argument that cannot be used, or ``ranks`` differ between ranks.
