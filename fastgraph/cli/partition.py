@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
 import zipfile
 from collections.abc import Sequence
@@ -96,6 +97,8 @@ def _of_dgl(file: Path) -> Any:
     """The graph in a file of DGL, which reads zeros, and names that are empty, beyond its end."""
     from fastgraph.dgl import fix_import
 
+    if importlib.util.find_spec("dgl") is None:
+        raise ModuleNotFoundError(f"{file} is a graph of DGL, which is not installed", name="dgl")
     fix_import()
     import dgl
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import pickle
 import re
@@ -222,6 +223,16 @@ def test_the_command(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
         "manifest.json", "rank-00000.safetensors", "rank-00001.safetensors",
         "replicated.safetensors",
     ]  # fmt: skip
+
+
+def test_a_graph_of_dgl_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    Path("a.bin").write_bytes(bytes.fromhex("3fa1b446f04f2edd") + bytes(8))
+    assert called("a.bin", "-k", "2", "--out", "out") == 1
+    assert "a.bin is a graph of DGL, which is not installed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
