@@ -100,8 +100,10 @@ def graph_of(
     return data
 
 
+def name_of_type(key: str | Sequence[str]) -> str:
+    """The name of a type of nodes or edges, which no other one has, whatever they are called."""
+    return f"type {key!r}" if isinstance(key, str) else f"type {list(key)!r}"
+
+
 def _label(store: Any) -> str:
-    key = store._key
-    if key is None:
-        return "graph"
-    return f"type {key}" if isinstance(key, str) else f"type {' '.join(key)}"
+    return "graph" if store._key is None else name_of_type(store._key)

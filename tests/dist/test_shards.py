@@ -46,6 +46,10 @@ def typed() -> HeteroData:
     data["author", "writes", "paper"].edge_index = edges
     data["author", "writes", "paper"].w = torch.rand(50, generator=g)
     data["paper", "by", "author"].edge_index = edges.flip(0)
+    # Joined by blanks, both would be called the same.
+    data["a paper"].x, data["a"].x = data["paper"].x + 1, data["paper"].x + 2
+    data["a paper", "by", "author"].edge_index = edges.flip(0)[:, :30]
+    data["a", "paper by", "author"].edge_index = edges.flip(0)[:, 20:]
     return data
 
 
@@ -134,8 +138,9 @@ def on_this_rank(folder: Path) -> dict[str, Any]:
     # Authors have no tensor, but edges that live where they do; each author has one.
     authors = torch.zeros(9, dtype=torch.int64)
     authors[loaded["paper", "by", "author"].edge_index.local[1]] = WORLD.rank
-    parts = torch.cat([loaded["paper"].x.rows.owner, transport.all_reduce(authors)])
-    sharded = fgd.shard(whole_types, parts=parts)
+    others = [loaded[name].x.rows.owner for name in ("paper", "a paper", "a")]
+    others.insert(1, transport.all_reduce(authors))
+    sharded = fgd.shard(whole_types, parts=torch.cat(others))
     found["differences of types"] = differences(loaded, sharded)
     for name in ("cut", "edited", "absent", "more", "kept"):
         found[name] = error_of(functools.partial(fgd.load_shards, folder / name))
@@ -217,7 +222,7 @@ def test_the_command(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     out = tmp_path / "out"
     assert called(str(file), "-k", "2", "--out", str(out), "--weights", "2,1") == 0
     text = capsys.readouterr().out
-    edges = 100 if kind == "hetero" else data.num_edges
+    edges = 160 if kind == "hetero" else data.num_edges
     assert re.search(rf"\d+ of {edges} edges \(\d+\.\d%\) come from another rank", text)
     assert sorted(file.name for file in out.iterdir()) == [
         "manifest.json", "rank-00000.safetensors", "rank-00001.safetensors",

@@ -18,7 +18,7 @@ from torch import Tensor
 from fastgraph.dist.dgl.index import ShardedIndex
 from fastgraph.dist.dgl.structure import ShardedStructure
 from fastgraph.dist.layout import Layout
-from fastgraph.dist.stores import Contents, Store
+from fastgraph.dist.stores import Contents, Store, name_of_type
 
 _ENDS = "edge_index"
 
@@ -81,8 +81,8 @@ def _of_frame(key: Any, name: str, frame: Any) -> Store:
 
 
 def _nodes(ntype: str) -> str:
-    return f"nodes of type {ntype}"
+    return f"nodes of {name_of_type(ntype)}"
 
 
 def _edges(relation: Sequence[str]) -> str:
-    return f"edges of type {' '.join(relation)}"
+    return f"edges of {name_of_type(relation)}"
