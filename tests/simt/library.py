@@ -38,8 +38,9 @@ KERNELS = (
     HERE / "planted.cu",
 )
 # What is not watched: the emulator itself, and the host's side of the kernels.
+EMULATOR = tuple(sorted((HERE / "emulator").glob("*.cpp")))
 HOST = (
-    *sorted((HERE / "emulator").glob("*.cpp")),
+    *EMULATOR,
     *(CSRC / "bindings" / f"{name}.cpp" for name in ("content", "operators", "tasks", "tiles")),
 )
 TVM_FFI = Path(tvm_ffi.__file__).parent
@@ -104,7 +105,8 @@ def _build_locked(flavour: str, folder: Path, compilers: ThreadPoolExecutor) -> 
     given = dict.fromkeys(HOST, for_host) | dict.fromkeys(KERNELS, for_kernels)
     # What takes longest comes first, so that no core is left alone with it in the end.
     sources = sorted(given, key=lambda source: source.stat().st_size, reverse=True)
-    flags = [given[source] for source in sources]
+    # Most of the time that kernels take is the emulator's.
+    flags = [(*given[source], *(("-O3",) if source in EMULATOR else ())) for source in sources]
     objects = list(compilers.map(_compile, sources, flags, [folder] * len(sources)))
     name = hashlib.sha256(repr((objects, for_link)).encode()).hexdigest()[:16]
     library = folder / f"{name}.so"

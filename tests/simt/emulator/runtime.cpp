@@ -156,7 +156,9 @@ std::string doing(const Fiber& fiber) {
   return text(fiber) + " runs";
 }
 
-bool same(Place a, Place b) { return a.line == b.line && std::strcmp(a.file, b.file) == 0; }
+bool same(Place a, Place b) {
+  return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
+}
 
 // Carries out the collective that `fiber` waits in if all its lanes have come.
 void try_collective(Fiber& fiber) {
@@ -177,7 +179,8 @@ void try_collective(Fiber& fiber) {
       return fail(fiber, "divergent warp: " + doing(fiber) + ", but " + doing(other));
     }
     votes |= static_cast<unsigned>(other.value & 1) << l;
-    if (other.kind == Collective::kSyncWarp) ++warp[l].known[l];
+    if (other.kind != Collective::kSyncWarp) continue;
+    ++warp[l].known[l];
     for (int k = 0; k < warpSize; ++k) latest[k] = std::max(latest[k], other.known[k]);
   }
   for (int l = 0; l < lanes; ++l) {
