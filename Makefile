@@ -17,17 +17,18 @@ PARALLEL := --numprocesses auto --maxprocesses 8 --dist worksteal
 
 # Modules are compiled when they are imported, as most never are.
 INSTALL := install --quiet --no-compile
-# $(call tools,EXTRA): install what an extra lists and what builds the package, but not the package.
+# $(call tools,EXTRA...): install what extras list and what builds the package, but not the package.
 tools = $(BIN)/python -c 'import sys, tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
-  extra = project["project"]["optional-dependencies"][sys.argv[1]]; \
-  print(*extra, *project["build-system"]["requires"], sep="\n")' $(1) \
-  >$(VENV)/$(1).txt && $(BIN)/pip $(INSTALL) --requirement $(VENV)/$(1).txt
+  extras = project["project"]["optional-dependencies"]; \
+  print(*sum((extras[name] for name in sys.argv[1:]), project["build-system"]["requires"]), sep="\n")' $(1) \
+  >$(VENV)/$(firstword $(1)).txt && $(BIN)/pip $(INSTALL) --requirement $(VENV)/$(firstword $(1)).txt
 # $(call cuda,VALUE): FASTGRAPH_CUDA if it is set, or else this; CMake would keep that of the last time.
 cuda = --config-settings=cmake.define.FASTGRAPH_CUDA=$(or $(FASTGRAPH_CUDA),$(1))
 
 # The instruction sets for which CPU kernels are compiled: that of this machine (native), all, or all
-# with that alone optimised (tested). A wheel has all of them.
+# with that alone optimised (tested). A wheel has all of them, unless it is for a test.
 LEVELS ?= native
+WHEEL_LEVELS ?= all
 
 # Not empty: leave nothing out of what takes long, as `make test-all` does.
 ALL ?=
@@ -35,7 +36,7 @@ EXHAUSTIVE := $(if $(ALL),--exhaustive)
 REPEATS := $(if $(ALL),--repeats)
 MORE_RANKS := --ranks 2,3,4 --steps 20 --kills 50
 
-.PHONY: help install demo demo-dist test test-all emulator scatter test-scatter test-dgl emulate wheel test-wheel sanitize aarch64 cuda docs lint format bench clean
+.PHONY: help install extras demo demo-dist test test-long test-all emulator scatter scatter-of-tests test-scatter test-dgl emulate wheel test-wheel sanitize aarch64 cuda docs lint format bench clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -58,30 +59,56 @@ demo: install ## train five models with and without fastgraph; leaves build/demo
 demo-dist: install ## train an unmodified script on one process and on two; shows both losses
 	$(BIN)/python examples/dist/compare.py --ranks 2 examples/gcn.py --epochs 5 $(DEMO_ARGS)
 
+extras: install # at once what other targets install
+	$(call tools,lint docs wheel $(if $(NVCC),cuda))
+
+# What a newcomer need not wait for: ranks, the code of pages and examples, and the rehearsal of
+# measurements on a GPU.
+LONG := $(addprefix tests/,dist docs examples $(addprefix cuda/test_,benchmark.py configuration.py one_shot.py))
+
 test: install ## run the tests of the package on the CPU
-	$(PYTEST) $(PARALLEL) $(EXHAUSTIVE) $(if $(ALL),$(MORE_RANKS)) tests
+	$(PYTEST) $(PARALLEL) $(EXHAUSTIVE) $(LONG:%=--ignore=%) tests
+
+test-long: install ## run the tests of ranks, pages, examples and benchmarks
+	$(PYTEST) $(PARALLEL) $(EXHAUSTIVE) $(if $(ALL),$(MORE_RANKS)) $(LONG)
 
 test-all: ## run everything that there is, with nothing left out: about an hour
 	ALL=yes .ci/run
 
-# Built against the torch in .venv, and by the tools there; its extensions side by side.
-scatter: install ## build torch_scatter for this torch (minutes the first time)
-	printf '[build_ext]\nparallel = %s\n' "$$(nproc)" >$(VENV)/scatter.cfg
-	$(BIN)/python -c "import torch_scatter" 2>/dev/null || \
-	  DIST_EXTRA_CONFIG=$(abspath $(VENV))/scatter.cfg $(WITH_TOOLS) \
-	  $(BIN)/pip $(INSTALL) --no-build-isolation torch_scatter
+# Built against the torch in .venv, and by the tools there; its extensions side by side. pip would
+# keep what it built for this torch, and give it to another.
+SCATTER := $(WITH_TOOLS) DIST_EXTRA_CONFIG=$(abspath $(VENV))/scatter.cfg
+parallel = printf '[build_ext]\nparallel = %s\n' "$$(nproc)" >$(VENV)/scatter.cfg
+scatter = $(BIN)/pip $(INSTALL) --no-build-isolation --no-cache-dir torch_scatter
+
+scatter: install ## build torch_scatter for this torch, for benchmarks (minutes)
+	$(parallel)
+	$(BIN)/python -c "import torch_scatter" 2>/dev/null || $(SCATTER) $(scatter)
+
+# Beside .venv, so that no benchmark meets it: tests do not ask how fast it is, and to optimise it
+# takes longer than all that they do with it.
+scatter-of-tests: install
+	$(parallel)
+	printf '#!/bin/sh\nexec %s "$$@" -O0 -g0\n' "$(CMAKE_CXX_COMPILER_LAUNCHER) $(CXX)" >$(VENV)/c++-O0
+	chmod +x $(VENV)/c++-O0
+	PYTHONPATH=build/scatter $(BIN)/python -c "import torch_scatter" 2>/dev/null || { rm -rf build/scatter; \
+	  $(SCATTER) CXX=$(abspath $(VENV))/c++-O0 $(scatter) --no-deps --target build/scatter; }
 
 # The backend that calls it, and upstream's layers, which then take other paths. The other backends
-# and the switch do not know of it, so that `test` has shown what they do.
-test-scatter: scatter ## run the tests whose outcome depends on torch_scatter with it present
-	$(PYTEST) $(PARALLEL) $(EXHAUSTIVE) tests/ops tests/pyg $(if $(ALL),,-k "(scatter or pyg) and not switching")
+# and the switch do not know of it, so that `test` has shown what they do; that layers which agree
+# with upstream's train as upstream's do, and what becomes of graphs that are edited, it has, too.
+test-scatter: scatter-of-tests ## run the tests whose outcome depends on torch_scatter with it present
+	PYTHONPATH=$(abspath build/scatter) $(PYTEST) $(PARALLEL) $(EXHAUSTIVE) tests/ops tests/pyg \
+	  $(if $(ALL),,-k "(scatter or pyg) and not switching and not training and not stale_graphs")
 
 # DGL has wheels for some versions of Python only, and two versions cannot share an environment: each
 # gets one beside .venv, with these sources and the packages of .venv behind its own. What DGL imports
-# is in .venv, but for pandas and what that needs. Ranks and random calls are for the newest.
+# is in .venv, but for pandas and what that needs. Ranks, random calls and graphs of every kind are for
+# the newest: what the versions differ in is how a call says what it wants, not of which graph.
 DGL := 1.1.3 2.1.0
 newest_dgl = .venv-dgl-$(lastword $(DGL))
-of_older_dgl = $(if $(ALL),,$(if $(filter $(lastword $(DGL)),$(1)),,$(addprefix --ignore=tests/dgl/test_,distributed.py fuzz.py)))
+left_out = $(addprefix --ignore=tests/dgl/test_,distributed.py fuzz.py) -k "not (isolated or duplicates or one_edge or hub)"
+of_older_dgl = $(if $(ALL),,$(if $(filter $(lastword $(DGL)),$(1)),,$(left_out)))
 
 test-dgl: install $(DGL:%=test-dgl-%) ## run the tests of DGL's routes with each supported DGL
 
@@ -118,6 +145,9 @@ emulate: install emulator ## run the kernels for GPUs on the emulator, and count
 	else echo "skipped: DGL's graphs beside emulated features, as 'make test-dgl' has installed no DGL"; \
 	fi
 
+# Where a wheel is built there is no torch to tell what this machine has.
+CAPABILITY := $(BIN)/python -c "import torch; print(torch.backends.cpu.get_cpu_capability().lower())"
+
 # With the CUDA kernels where they can be compiled; for all architectures that takes minutes.
 wheel: install ## build a wheel for many Linux distributions into dist/
 	$(call tools,wheel)
@@ -125,6 +155,8 @@ wheel: install ## build a wheel for many Linux distributions into dist/
 	rm -rf dist
 	$(WITH_TOOLS) $(BIN)/pip wheel --quiet --no-deps --config-settings=build-dir=build/wheel \
 	  --config-settings=cmake.define.FASTGRAPH_LIBRARY_DIR=$(abspath build/wheel/lib) \
+	  --config-settings=cmake.define.FASTGRAPH_CPU_LEVELS=$(WHEEL_LEVELS) \
+	  --config-settings=cmake.define.FASTGRAPH_CPU_CAPABILITY=$$($(CAPABILITY)) \
 	  $(call cuda,$(if $(NVCC),on,off)) --wheel-dir dist/raw .
 	$(WITH_TOOLS) $(BIN)/auditwheel repair --exclude libtvm_ffi.so \
 	  --wheel-dir dist dist/raw/*.whl

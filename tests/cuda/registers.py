@@ -88,7 +88,8 @@ def build(nvcc: str, architectures: Sequence[str] = ()) -> str:
         *("cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DFASTGRAPH_CUDA=on"),
         *("-DFASTGRAPH_WERROR=ON", f"-DFASTGRAPH_CUDA_ARCHITECTURES={';'.join(architectures)}"),
         *(f"-DCMAKE_CUDA_COMPILER={nvcc}", "-DCMAKE_CUDA_FLAGS=-Xptxas -v"),
-        "-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DNDEBUG",  # of the bindings, which are called to be refused
+        # The host's side is called to be refused; nvcc optimises kernels whatever it is told here.
+        *("-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DNDEBUG", "-DCMAKE_CUDA_FLAGS_RELEASE=-O0 -DNDEBUG"),
         *(f"-DPython_EXECUTABLE={sys.executable}", f"-DFASTGRAPH_LIBRARY_DIR={LIBRARY.parent}"),
     ]
     subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)

@@ -1,7 +1,7 @@
-"""Runs the kernels of one of CALLS under AddressSanitizer and UndefinedBehaviorSanitizer.
+"""Runs planted mistakes and CALLS under AddressSanitizer and UndefinedBehaviorSanitizer.
 
-Needs a process with both preloaded; test_sanitized.py starts it. Planted mistakes end their
-process, so each has one.
+Needs a process with both preloaded, which test_sanitized.py starts with the path of a library and
+names of what to run. Planted mistakes end their process, so each has one of its own.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ CALLS: dict[str, Callable[[New, Case, int], Tensor | tuple[Tensor | None, ...]]]
         **OPTIONS,
     ),
 }
-# Whole heads, of single values and of packs.
+# Whole heads, of single values and of packs; the library has these layouts, and those of GIVEN.
 LAYOUTS = ((torch.float32, 7), (torch.float32, 64), (torch.float64, 12), (torch.float16, 40))
 # Every graph but the hub, which takes long, and those whose indices alone are of another kind.
 CASES = [case for case in all_cases() if case.name not in ("int32", "strided", "hub")]
@@ -104,13 +104,13 @@ GIVEN = [
 ]
 
 
-def run_planted(emulator: Emulator, name: str, bug: bool) -> tuple[bool, str]:
+def run_planted(emulator: Emulator, name: str, bug: bool, portable: bool) -> tuple[bool, str]:
     """Whether a child survives it, and what it says."""
     with tempfile.TemporaryFile() as log:
         child = os.fork()
         if child == 0:
             os.dup2(log.fileno(), 2)
-            emulator.planted(name, bug)
+            emulator.planted(name, bug, portable=portable)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         log.seek(0)
@@ -118,10 +118,11 @@ def run_planted(emulator: Emulator, name: str, bug: bool) -> tuple[bool, str]:
 
 
 def check_that_planted_mistakes_are_found(emulator: Emulator) -> None:
-    for name, finding in PLANTED.items():
-        survived, report = run_planted(emulator, name, bug=False)
+    for name, portable in itertools.product(PLANTED, (False, True)):
+        finding = PLANTED[name]
+        survived, report = run_planted(emulator, name, False, portable)
         assert survived and finding not in report, f"{name} without its mistake: {report}"
-        survived, report = run_planted(emulator, name, bug=True)
+        survived, report = run_planted(emulator, name, True, portable)
         # Only AddressSanitizer calls back to say which thread it was.
         where = f"kernel {name}, block (0,0,0), thread (" if "overflow" in finding else name
         assert not survived and finding in report and where in report, f"{name}: {report}"
@@ -144,19 +145,8 @@ def results(backend: str, call: str, case: Case, dtype: torch.dtype, width: int)
     return [*(t.detach() for t in outputs), *torch.autograd.grad(outputs, leaves, grads)]
 
 
-def main() -> None:
-    emulator = Emulator(sys.argv[1])
-    check_that_planted_mistakes_are_found(emulator)
-
-    class Plugin:
-        @hookimpl
-        def fastgraph_backends(self) -> list[Backend]:
-            return [SimtBackend(lambda: emulator)]
-
-    plugin_manager().register(Plugin())
-    tasks.SMALL = 600  # so that "cut" is cut like a large graph, and "long" like a small one
-    call = sys.argv[2]
-    every_layout = "--repeats" in sys.argv
+def check(call: str, every_layout: bool) -> None:
+    """Run an operator and its gradients, and compare them with those of the CPU."""
     graphs = itertools.product(CASES, LAYOUTS[:2]) if every_layout else ONCE
     given = [*graphs, *GIVEN]
     for case, (dtype, width) in given:
@@ -165,7 +155,27 @@ def main() -> None:
         tolerance = 1e-4 + 4 * torch.finfo(dtype).eps
         for a, b in zip(found, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
-    print(f"no error found in {len(given)} calls")
+    print(f"{call}: no error found in {len(given)} calls")
+
+
+def main() -> None:
+    library, *names = sys.argv[1:]
+    every_layout = "--repeats" in names
+    emulator = Emulator(library)
+
+    class Plugin:
+        @hookimpl
+        def fastgraph_backends(self) -> list[Backend]:
+            return [SimtBackend(lambda: emulator)]
+
+    plugin_manager().register(Plugin())
+    tasks.SMALL = 600  # so that "cut" is cut like a large graph, and "long" like a small one
+    for name in names:
+        if name == "planted":
+            check_that_planted_mistakes_are_found(emulator)
+            print("planted: all mistakes found")
+        elif name != "--repeats":
+            check(name, every_layout)
 
 
 if __name__ == "__main__":

@@ -51,9 +51,9 @@ def test_their_harmless_twins_pass(emulator: Emulator, name: str) -> None:
     expected = emulator.planted(name, bug=False, blocks=blocks)
     assert expected.count_nonzero() > 0
     for seed in SEEDS:
-        torch.testing.assert_close(
-            emulator.planted(name, bug=False, blocks=blocks, seed=seed), expected, rtol=0, atol=0
-        )
+        for portable in (False, True):
+            found = emulator.planted(name, False, blocks, seed, portable)
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_race_between_threads_of_one_block(emulator: Emulator) -> None:

@@ -29,7 +29,7 @@ struct Fiber {
   // How much of each lane of its warp it knows of: that lane's own count at their last meeting.
   uint32_t known[warpSize];
   char* stack = nullptr;
-  ucontext_t context;  // where the fiber starts, and where it is left with SIMT_PORTABLE
+  ucontext_t context;  // where the fiber starts and is left, if the machine is portable
   void* stack_pointer = nullptr;
   void* fake_stack = nullptr;
 
@@ -51,6 +51,7 @@ struct Machine {
   uint64_t seed = 0;
   uint64_t random = 0;
   std::string error;
+  bool portable = false;  // whether the C library switches fibers
   Body body = nullptr;
   void* closure = nullptr;
   void* dynamic_shared = nullptr;

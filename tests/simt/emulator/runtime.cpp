@@ -28,9 +28,18 @@ constexpr size_t kMaxSharedBytes = size_t{227} << 10;
 
 // ---- Fibers
 
-#if defined(__x86_64__) && !defined(SIMT_PORTABLE)
+void switch_portably(Fiber& from, Fiber& to) { swapcontext(&from.context, &to.context); }
+void prepare_portably(Fiber& fiber, void (*entry)()) {
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack;
+  fiber.context.uc_stack.ss_size = kStackBytes;
+  makecontext(&fiber.context, entry, 0);
+}
+
+#if defined(__x86_64__)
 // Saves the registers that a call preserves on the stack that is left, and takes those on the
-// other. swapcontext makes a system call each time, and a warp's shuffle switches 32 times.
+// other. swapcontext makes a system call each time, and a warp's shuffle switches 32 times; under
+// AddressSanitizer it marks the whole of both stacks as well.
 extern "C" void simt_switch(void** from, void* to);
 asm(R"(
 .text
@@ -55,20 +64,19 @@ simt_switch:
   ret
 .size simt_switch, . - simt_switch
 )");
-void switch_context(Fiber& from, Fiber& to) { simt_switch(&from.stack_pointer, to.stack_pointer); }
+void switch_context(Fiber& from, Fiber& to) {
+  if (machine.portable) return switch_portably(from, to);
+  simt_switch(&from.stack_pointer, to.stack_pointer);
+}
 void prepare_context(Fiber& fiber, void (*entry)()) {
+  if (machine.portable) return prepare_portably(fiber, entry);
   void** top = reinterpret_cast<void**>(fiber.stack + kStackBytes) - 2;
   *top = reinterpret_cast<void*>(entry);  // where simt_switch returns to
   fiber.stack_pointer = top - 6;          // below it the six registers
 }
 #else
-void switch_context(Fiber& from, Fiber& to) { swapcontext(&from.context, &to.context); }
-void prepare_context(Fiber& fiber, void (*entry)()) {
-  getcontext(&fiber.context);
-  fiber.context.uc_stack.ss_sp = fiber.stack;
-  fiber.context.uc_stack.ss_size = kStackBytes;
-  makecontext(&fiber.context, entry, 0);
-}
+void switch_context(Fiber& from, Fiber& to) { switch_portably(from, to); }
+void prepare_context(Fiber& fiber, void (*entry)()) { prepare_portably(fiber, entry); }
 #endif
 
 void enter(Fiber& fiber) {
@@ -96,9 +104,8 @@ std::string text(Place place) {
 void leave() {
   Fiber& fiber = *machine.current;
 #if defined(__SANITIZE_ADDRESS__)
-  // What the sanitizer keeps beside the stack goes with the thread.
-  void** const kept = fiber.state == State::kExited ? nullptr : &fiber.fake_stack;
-  __sanitizer_start_switch_fiber(kept, machine.scheduler_stack, machine.scheduler_stack_bytes);
+  __sanitizer_start_switch_fiber(&fiber.fake_stack, machine.scheduler_stack,
+                                 machine.scheduler_stack_bytes);
 #endif
   switch_context(fiber, machine.scheduler);
 #if defined(__SANITIZE_ADDRESS__)
@@ -149,7 +156,9 @@ std::string doing(const Fiber& fiber) {
   return text(fiber) + " runs";
 }
 
-bool same(Place a, Place b) { return a.line == b.line && std::strcmp(a.file, b.file) == 0; }
+bool same(Place a, Place b) {
+  return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
+}
 
 // Carries out the collective that `fiber` waits in if all its lanes have come.
 void try_collective(Fiber& fiber) {
@@ -170,7 +179,8 @@ void try_collective(Fiber& fiber) {
       return fail(fiber, "divergent warp: " + doing(fiber) + ", but " + doing(other));
     }
     votes |= static_cast<unsigned>(other.value & 1) << l;
-    if (other.kind == Collective::kSyncWarp) ++warp[l].known[l];
+    if (other.kind != Collective::kSyncWarp) continue;
+    ++warp[l].known[l];
     for (int k = 0; k < warpSize; ++k) latest[k] = std::max(latest[k], other.known[k]);
   }
   for (int l = 0; l < lanes; ++l) {
@@ -195,7 +205,9 @@ void try_collective(Fiber& fiber) {
 
 void run_fiber() {
 #if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(nullptr, &machine.scheduler_stack,
+  // What the sanitizer keeps beside a stack serves the next thread on it as well: to make that anew
+  // for each takes longer than most threads do.
+  __sanitizer_finish_switch_fiber(machine.current->fake_stack, &machine.scheduler_stack,
                                   &machine.scheduler_stack_bytes);
 #endif
   machine.body(machine.closure);
@@ -343,6 +355,11 @@ cudaError_t run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, Bo
 void begin() { machine.error.clear(); }
 const char* error() { return machine.error.c_str(); }
 }  // namespace simt
+
+// Whether threads are switched from now on as on processors for which nothing faster is known.
+extern "C" __attribute__((visibility("default"))) void simt_portable(bool portable) {
+  simt::machine.portable = portable;
+}
 
 // The order in which threads run from now on.
 extern "C" __attribute__((visibility("default"))) void simt_seed(uint64_t seed) {

@@ -58,21 +58,29 @@ Heads<const T> gathered_heads(Heads<const T> x, const Csr& graph) {
 }
 
 // Calls run with the layout for heads of a width; `packed` tells whether they consist of packs, at
-// least of one. Narrow heads are shared by fewer lanes, so that a warp takes several nodes.
+// least of one. Narrow heads are shared by fewer lanes, so that a warp takes several nodes. What
+// looks for mistakes in how layouts are written needs one of each kind only: whole or in parts, of
+// single values or of packs.
 template <typename T, typename Run>
 cudaError_t with_layout(int64_t width, bool packed, const Run& run) {
   constexpr int kValues = kPack<T>;
   if (!packed || width == 0) {
     if (width <= 8) return run(Layout<T, 1, 8, 1>{});
+#if !defined(FASTGRAPH_FEW_LAYOUTS)
     if (width <= 32) return run(Layout<T, 1, 32, 1>{});
+#endif
     return run(Layout<T, 1, 32, 4, false>{});
   }
   const int64_t packs = width / kValues;
+#if !defined(FASTGRAPH_FEW_LAYOUTS)
   if (packs <= 4) return run(Layout<T, kValues, 4, 1>{});
   if (packs <= 8) return run(Layout<T, kValues, 8, 1>{});
+#endif
   if (packs <= 16) return run(Layout<T, kValues, 16, 1>{});
+#if !defined(FASTGRAPH_FEW_LAYOUTS)
   if (packs <= 32) return run(Layout<T, kValues, 32, 1>{});
   if (packs <= 64) return run(Layout<T, kValues, 32, 2>{});
+#endif
   return run(Layout<T, kValues, 32, std::min(4, 16 / kValues), false>{});
 }
 
