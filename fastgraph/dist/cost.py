@@ -321,7 +321,6 @@ def of_attention(
     shapes: Sequence[Sequence[Size]],
     inputs: Sequence[Tensor | None],
     num_heads: int,
-    identity: Callable[[Tensor], object] = id,
 ) -> Layer:
     """A call of fused attention, of whose operands nothing but shapes and dtypes is looked at.
 
@@ -329,17 +328,16 @@ def of_attention(
         shapes: of the operands of its operator.
         inputs: the operands.
         num_heads: how many heads there are.
-        identity: equal for operands that are one tensor.
     """
     present = [(x, shape) for x, shape in zip(inputs, shapes, strict=True) if x is not None]
-    numbers: dict[object, int] = {}
+    numbers: dict[int, int] = {}
     operands = tuple(
         Operand(
             str(shape[0]),
             "heads" in shape,
             x.shape[1:].numel() * x.element_size(),
             x.requires_grad,
-            numbers.setdefault(identity(x), len(numbers)),
+            numbers.setdefault(id(x), len(numbers)),
         )
         for x, shape in present
         if shape[0] in ("sources", "destinations", "edges")

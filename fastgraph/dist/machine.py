@@ -101,9 +101,10 @@ def _read(found: Sequence[Device]) -> Machine | None:
     paces = kept["paces"]
     if not isinstance(paces, list) or len(paces) != WORLD.size:
         return None
-    found = Machine(**{**kept, "paces": tuple(paces)})
-    figures = (found.latency, found.bandwidth, found.work, found.sums, *paces)
-    return found if all(isinstance(x, float) and 0 < x < math.inf for x in figures) else None
+    figures = [*(kept[name] for name in _KEPT if name != "paces"), *paces]
+    if not all(isinstance(x, float) and 0 < x < math.inf for x in figures):
+        return None
+    return Machine(**{**kept, "paces": tuple(paces)})
 
 
 def _keep(found: Sequence[Device], measured: Machine) -> Machine:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -103,8 +103,7 @@ def choose(
             print(f"fastgraph.dist: {_described(layer)} by {choice}", file=sys.stderr)
         return Chosen(choice.name, choice.modes[choice.name].mesh, "fastest")
 
-    local = index.local if isinstance(index, ShardedTensor) else index
-    found: Chosen = remembered(local, ("mode", *names, layer, *key), make)
+    found: Chosen = remembered(_part(index), ("mode", *names, layer, *key), make)
     return found
 
 
@@ -124,11 +123,17 @@ def layer_of(
     shapes: Sequence[Sequence[Size]], inputs: Sequence[Tensor | None], num_heads: int
 ) -> Layer:
     """A call of fused attention on sharded tensors; see :mod:`fastgraph.dist.cost`."""
+    return cost.of_attention(shapes, list(map(_part, inputs)), num_heads)
 
-    def identity(x: Tensor) -> int:
-        return id(x.local if isinstance(x, ShardedTensor) else x)
 
-    return cost.of_attention(shapes, inputs, num_heads, identity)
+def layer_of_sum(x: Tensor, *, is_extremum: bool) -> Layer:
+    """The same for a sum, mean, maximum or minimum."""
+    return cost.of_sum(_part(x), is_extremum=is_extremum)
+
+
+def _part(x: Any) -> Any:
+    """What has rows like those of a sharded tensor, and can be asked without rules."""
+    return x.local if isinstance(x, ShardedTensor) else x
 
 
 def compared(layer: Layer, graph: Neighbourhoods, names: Sequence[str] = tuple(MODES)) -> Choice:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fastgraph.dist import cost, planner
+from fastgraph.dist import planner
 from fastgraph.dist.blocks import Block, block
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.grid import Grid
@@ -97,7 +97,7 @@ def _fastest_sum(
 
     def fastest(names: Sequence[str]) -> Chosen:
         plan = functools.partial(_graph, index, None, sources, destinations, transpose)
-        layer = cost.of_sum(x, is_extremum=is_extremum)
+        layer = planner.layer_of_sum(x, is_extremum=is_extremum)
         return planner.choose(index, layer, (sources, destinations, transpose), plan, names)
 
     return fastest
