@@ -14,6 +14,9 @@ from filelock import FileLock
 from fastgraph.dist.world import WORLD
 from tests import forks
 
+_SECONDS_OF_A_RANK = 100.0
+"""Ranks share the cores: more of them are given more time."""
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "world_size" in metafunc.fixturenames:
@@ -47,7 +50,9 @@ def once_on_ranks(
         with FileLock(folder / f"{name}.lock"), pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
             if not results.exists():
-                results.write_bytes(pickle.dumps(forks.on_ranks(function, world_size, *arguments)))
+                timeout = _SECONDS_OF_A_RANK * max(world_size, 3)
+                done = forks.on_ranks(function, world_size, *arguments, timeout=timeout)
+                results.write_bytes(pickle.dumps(done))
         found: list[Any] = pickle.loads(results.read_bytes())
         return found
 

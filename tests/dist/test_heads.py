@@ -197,15 +197,15 @@ def penalised() -> list[str]:
     return found
 
 
-def trained() -> dict[str, str]:
+def trained(steps: int) -> dict[str, str]:
     """Steps of gradient descent."""
     found = {}
     for name in ("GAT", "GATv2", "Transformer"):
         fastgraph.disable()
-        expected = test_models.train(name, graph())
+        expected = test_models.train(name, graph(), steps)
         data = shard("uneven")(graph())
         with fastgraph.enabled():
-            found[name] = test_models.difference(expected, test_models.train(name, data))
+            found[name] = test_models.difference(expected, test_models.train(name, data, steps))
     return found
 
 
@@ -327,7 +327,7 @@ def planned() -> dict[str, Any]:
     return found | {"printed": printed.getvalue(), "machine": measured, "shared": halves}
 
 
-def compare_on_this_rank() -> dict[str, Any]:
+def compare_on_this_rank(steps: int) -> dict[str, Any]:
     torch.set_default_dtype(torch.float64)
     WORLD.random = "exact"
     layers = {}
@@ -340,7 +340,7 @@ def compare_on_this_rank() -> dict[str, Any]:
         "layers": layers,
         "sent": sent(),
         "penalised": penalised(),
-        "trained": trained(),
+        "trained": trained(steps),
         "by rows": by_rows(),
         "planned": planned(),
         **others(),
@@ -348,8 +348,9 @@ def compare_on_this_rank() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found(world_size: int, once_on_ranks: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = once_on_ranks(compare_on_this_rank, world_size)
+def found(world_size: int, once_on_ranks: Any, pytestconfig: pytest.Config) -> list[dict[str, Any]]:
+    steps = pytestconfig.getoption("--steps")
+    found: list[dict[str, Any]] = once_on_ranks(compare_on_this_rank, world_size, steps)
     return found
 
 
