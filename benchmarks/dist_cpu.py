@@ -8,6 +8,9 @@ machine hits both; their first losses must agree. Results go to
 
 With ``--megabits``, what is gained by computing while the halo travels, over links of that
 bandwidth between network namespaces, which takes root: ``<date>-dist-overlap.json`` and ``.md``.
+
+SAR (IntelLabs) is not beside them, as the Python package index has no release of it to install:
+what is called ``sar`` there reads the files of sysstat.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from measure.output import RESULTS, publish
 
-_SEARCHED = (0.55, 0.6, 0.65, 0.675, 0.7, 0.725, 0.75, 0.8)
+_SEARCHED = "0.55,0.6,0.65,0.675,0.7,0.725,0.75,0.8"
 
 
 @click.command(help=__doc__.split("\n\n")[0])
@@ -36,9 +36,17 @@ _SEARCHED = (0.55, 0.6, 0.65, 0.675, 0.7, 0.725, 0.75, 0.8)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
 @click.option("--share", type=click.FloatRange(0.05, 1), default=0.4, show_default=True)
 @click.option("--channels", type=click.IntRange(4), default=256, show_default=True)
+@click.option("--searched", default=_SEARCHED, show_default=True, help="Shares of the first rank.")
 @click.option("--quick", is_flag=True, help="Fewer repetitions.")
 def main(
-    graphs: str, unseen: str, layers: str, out: Path, share: float, channels: int, quick: bool
+    graphs: str,
+    unseen: str,
+    layers: str,
+    out: Path,
+    share: float,
+    channels: int,
+    searched: str,
+    quick: bool,
 ) -> None:
     from fastgraph.dist.spawning import run_on_ranks
     from measure.dist_steps import NUM_LAYERS
@@ -49,6 +57,7 @@ def main(
 
     console = Console(stderr=True)
     rounds = 3 if quick else 9
+    shares = [float(one) for one in searched.split(",")]
     results: dict[str, Any] = {
         "command": shlex.join(["python", "benchmarks/dist_uneven.py", *sys.argv[1:]]),
         "machine": machine_facts(1),
@@ -67,7 +76,7 @@ def main(
         for graph in filter(None, graphs.split(",")):
             for layer in layers.split(","):
                 console.print(f"{graph} {layer}")
-                given = (quota, graph, layer, channels, rounds, _SEARCHED)
+                given = (quota, graph, layer, channels, rounds, shares)
                 found = run_on_ranks(measure_uneven, 2, *given, timeout=3600)
                 results["cells"][f"{graph} {layer}"] = found[0]
         if unseen:

@@ -227,7 +227,8 @@ def compare(
 def partition(graph: Path, parts: int, out: Path, weights: str | None, method: str) -> int:
     """Write a graph in a file for each rank, for fastgraph.dist.load_shards.
 
-    GRAPH is a .npz of arrays, or a Data or HeteroData of PyG that torch.save wrote.
+    GRAPH is a .npz of arrays, a Data or HeteroData of PyG that torch.save wrote, or a graph of DGL
+    that dgl.save_graphs wrote.
     """
     from fastgraph.cli.partition import partition_graph
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
 import zipfile
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from fastgraph.dist.shards import Shards
+
+_DGL = 0xDD2E4FF046B4A13F.to_bytes(8, "little")
+"""How files of ``dgl.save_graphs`` begin."""
 
 
 def partition_graph(
@@ -40,7 +44,8 @@ def partition_graph(
     try:
         with Console(stderr=True).status("reading") as status:
             data = read_graph(graph)
-            status.update(f"partitioning {data.num_nodes:,} nodes and {data.num_edges:,} edges")
+            sizes = (n() if callable(n) else n for n in (data.num_nodes, data.num_edges))
+            status.update("partitioning {:,} nodes and {:,} edges".format(*sizes))
             found = write_shards(data, out, num_parts, weights=weights, method=method)
     except (OSError, ValueError, TypeError, ModuleNotFoundError, PartitionError) as error:
         raise click.ClickException(str(error)) from None
@@ -58,16 +63,21 @@ def partition_graph(
 
 
 def read_graph(file: Path) -> Any:
-    """A graph of PyG from a file, of which nothing is executed.
+    """A graph from a file, of which nothing is executed.
 
     Args:
-        file: ``.npz`` with arrays that have the names of attributes (``x``, ``edge_index``, ...),
-            or what ``torch.save`` wrote: a ``Data`` or ``HeteroData``, or a dictionary of tensors
-            by the names of attributes. Other classes are refused.
+        file: ``.npz`` with arrays that have the names of attributes (``x``, ``edge_index``, ...);
+            what ``torch.save`` wrote: a ``Data`` or ``HeteroData``, or a dictionary of tensors by
+            the names of attributes, other classes are refused; or what ``dgl.save_graphs`` wrote
+            of a single graph.
 
     Raises:
         ValueError: it is no such file, or the graph has no edges.
+        ModuleNotFoundError: it is a graph of DGL, which is not installed.
     """
+    with file.open("rb") as stream:
+        if stream.read(len(_DGL)) == _DGL:
+            return _of_dgl(file)
     from torch_geometric.data import Data, HeteroData
 
     found = _of_arrays(file) if file.suffix == ".npz" else _of_torch(file)
@@ -81,6 +91,36 @@ def read_graph(file: Path) -> Any:
     if not found.edge_types if isinstance(found, HeteroData) else found.edge_index is None:
         raise ValueError(f"{file}: expected a graph with an edge_index, got {list(found.keys())}")
     return found
+
+
+def _of_dgl(file: Path) -> Any:
+    """The graph in a file of DGL, which reads zeros, and names that are empty, beyond its end."""
+    from fastgraph.dgl import fix_import
+
+    if importlib.util.find_spec("dgl") is None:
+        raise ModuleNotFoundError(f"{file} is a graph of DGL, which is not installed", name="dgl")
+    fix_import()
+    import dgl
+
+    from fastgraph.dist.dgl.graphs import features
+
+    try:
+        graphs, labels = dgl.load_graphs(str(file))
+    except dgl.DGLError as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise ValueError(f"{file}: expected what dgl.save_graphs writes: {reason}") from error
+    if len(graphs) != 1 or labels:
+        raise ValueError(
+            f"{file}: expected a single graph without labels, got {len(graphs)} with {len(labels)}"
+        )
+    (graph,) = graphs
+    least = graph.num_edges() * graph.idtype.itemsize + sum(x.nbytes for x in features(graph))
+    size = file.stat().st_size
+    if size < least or not all([*graph.ntypes, *graph.etypes]):
+        raise ValueError(f"{file}: expected a whole graph, got {size} bytes: the file is cut off")
+    if not graph.num_edges():
+        raise ValueError(f"{file}: expected a graph with edges, got one of none")
+    return graph
 
 
 def _of_arrays(file: Path) -> dict[str, Any]:
@@ -114,8 +154,8 @@ def _of_torch(file: Path) -> Any:
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         reason = next(iter(str(error).splitlines()), "")
         raise ValueError(
-            f"{file}: expected .npz, or a graph of PyG and nothing else, as torch.save writes it: "
-            f"{reason}"
+            f"{file}: expected .npz, what dgl.save_graphs writes, or a graph of PyG and nothing "
+            f"else, as torch.save writes it: {reason}"
         ) from error
 
 

@@ -25,6 +25,7 @@ from fastgraph.dist.differences import DifferenceError, Validation
 from fastgraph.dist.partition import PartitionError, partition
 from fastgraph.dist.performance import Performance, measure_performance
 from fastgraph.dist.phases import Phases
+from fastgraph.dist.precision import ReducedPrecision, reduce_precision
 from fastgraph.dist.rebalancing import Rebalanced, rebalance
 from fastgraph.dist.sharded import ShardedTensor, is_sharded, whole
 from fastgraph.dist.sharding import shard
@@ -46,6 +47,7 @@ __all__ = [
     "Phases",
     "RanksDivergedError",
     "Rebalanced",
+    "ReducedPrecision",
     "ShardedTensor",
     "Shards",
     "Validation",
@@ -57,6 +59,7 @@ __all__ = [
     "measured",
     "partition",
     "rebalance",
+    "reduce_precision",
     "save",
     "shard",
     "validate",

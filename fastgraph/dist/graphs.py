@@ -47,7 +47,7 @@ def shard(
             data, weights=weights, method=method, parts=parts, mode=mode, mesh=mesh
         )
         return found
-    check_on_cpu(data)
+    check_can_be_sharded(data)
     sizes = num_nodes(data)
     parts = agreed_parts(lambda: joint_edges(data, sizes), sizes, weights, method, parts)
     return _sharded(data, list(parts.split(sizes)), mode, mesh)
@@ -59,7 +59,9 @@ def shard_as_known(data: Graph, **options: Any) -> Graph:
     Splits of one graph have their nodes in common.
     """
     if dgl.is_dgl_graph(data):
-        sizes = [data.num_nodes(ntype) for ntype in data.ntypes]
+        from fastgraph.dist.dgl import graphs as of_dgl
+
+        sizes = of_dgl.num_nodes(data)
     else:
         sizes = num_nodes(data)
     rows = [known(n) for n in sizes]
@@ -86,7 +88,7 @@ def check_is_graph(data: object) -> None:
         )
 
 
-def check_on_cpu(data: Any) -> None:
+def check_can_be_sharded(data: Any) -> None:
     """The tensors of a graph are on the CPU, and not sharded.
 
     Raises:

@@ -24,7 +24,7 @@ from fastgraph.dist.agreement import on_first_rank
 from fastgraph.dist.balance import Balance, Measurement
 from fastgraph.dist.devices import devices, identities, scores
 from fastgraph.dist.features import describe
-from fastgraph.dist.graphs import check_on_cpu, joint_edges, num_nodes, shard
+from fastgraph.dist.graphs import check_can_be_sharded, joint_edges, num_nodes, shard
 from fastgraph.dist.layout import only_here
 from fastgraph.dist.partition import PartitionError, partition
 from fastgraph.dist.phases import Phases
@@ -233,7 +233,7 @@ def measure_performance(
         raise ValueError(f"ratios must be above 0 and at most 1, got {list(ratios)}")
     if len(ratios) < _FEWEST_RATIOS:
         raise ValueError(f"ratios must be at least {_FEWEST_RATIOS}, got {list(ratios)}")
-    check_on_cpu(data)
+    check_can_be_sharded(data)
     on_first_rank(_needs_scikit_learn, (ModuleNotFoundError,))
     found = devices()
     names = identities(found)

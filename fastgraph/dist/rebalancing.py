@@ -14,15 +14,13 @@ from fastgraph.dist.agreement import on_first_rank
 from fastgraph.dist.balance import Balance, by_speed
 from fastgraph.dist.devices import address_space, devices
 from fastgraph.dist.partition import PartitionError, check_weights, partition
+from fastgraph.dist.phases import THRESHOLD
 from fastgraph.dist.relayout import Moved, Placement, bytes_of_rows, move, obstacle
 from fastgraph.dist.sharding import capped
 from fastgraph.dist.world import WORLD, RanksDivergedError
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
-
-THRESHOLD = 1.1
-"""Below this imbalance nothing is moved: a new partition and plans take as long as some epochs."""
 
 
 @dataclass(frozen=True)

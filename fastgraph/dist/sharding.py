@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fastgraph.comparison.memory import resident
@@ -17,8 +16,8 @@ from fastgraph.dist.dgl import is_dgl_graph
 from fastgraph.dist.graphs import (
     Graph,
     by_row,
+    check_can_be_sharded,
     check_is_graph,
-    check_on_cpu,
     joint_edges,
     num_nodes,
 )
@@ -129,7 +128,7 @@ def _by_performance(
     mesh: Mesh | None,
 ) -> Graph:
     check_mode(mode, mesh)
-    check_on_cpu(data)
+    check_can_be_sharded(data)
     sizes = num_nodes(data)
     used = _used()
 
@@ -256,12 +255,12 @@ def _free(found: Sequence[Device], used: Sequence[tuple[int, int]], needed: floa
 def _bytes_of(data: Any) -> float:
     """Bytes of the tensors that are sharded."""
     if is_dgl_graph(data):
-        index = 2 * torch.empty(0, dtype=data.idtype).itemsize * data.num_edges()
-        frames = [data.nodes[ntype].data for ntype in data.ntypes]
-        frames += [data.edges[etype].data for etype in data.canonical_etypes]
-        return float(index + sum(x.nbytes for frame in frames for x in frame.values()))
+        from fastgraph.dist.dgl.graphs import features
+
+        index = 2 * data.idtype.itemsize * data.num_edges()
+        return float(index + sum(x.nbytes for x in features(data)))
     total = 0
-    check_on_cpu(data)
+    check_can_be_sharded(data)
     for store, size in zip(data.node_stores, num_nodes(data), strict=True):
         total += sum(store[key].nbytes for key in by_row(store, store.is_node_attr, size))
     for store in data.edge_stores:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fastgraph import manifest
-from fastgraph.dist import allocator, hooks
+from fastgraph.dist import allocator, dgl, graphs, hooks, stores
 from fastgraph.dist.agreement import on_all_ranks, on_first_rank
-from fastgraph.dist.graphs import by_row, check_on_cpu, joint_edges, num_nodes
+from fastgraph.dist.graphs import Graph
 from fastgraph.dist.grid_volume import Mesh
 from fastgraph.dist.layout import Layout, know, known
 from fastgraph.dist.modes import check_mode
@@ -33,13 +33,15 @@ from fastgraph.dist.nesting import (
 )
 from fastgraph.dist.partition import partition
 from fastgraph.dist.sharded import ShardedTensor
+from fastgraph.dist.stores import Contents, Store
 from fastgraph.dist.world import WORLD
 from fastgraph.manifest import FileFormatError, Format, Manifest, check_safetensors
 
 if TYPE_CHECKING:
+    from dgl import DGLGraph
     from torch_geometric.data import Data, HeteroData
 
-FORMAT = Format("shards of fastgraph.dist", 1)
+FORMAT = Format("shards of fastgraph.dist", 2)
 
 _REPLICATED = "replicated.safetensors"
 
@@ -79,7 +81,7 @@ class Shards:
 
 
 def write_shards(
-    data: Data | HeteroData,
+    data: Graph,
     folder: str | os.PathLike[str],
     num_parts: int,
     *,
@@ -92,7 +94,7 @@ def write_shards(
     The folder appears when it is complete.
 
     Args:
-        data: ``Data`` or ``HeteroData`` of PyG, on the CPU.
+        data: ``Data`` or ``HeteroData`` of PyG, or a ``DGLGraph``, on the CPU.
         folder: that is made; an empty one may be there.
         num_parts: the number of ranks.
         weights: the share of the work of each rank, see :func:`fastgraph.dist.partition`.
@@ -102,27 +104,25 @@ def write_shards(
         Sizes, cut and halos.
 
     Raises:
-        TypeError: ``data`` is no graph of PyG, or has what cannot be kept in a file of data.
+        TypeError: ``data`` is no graph of PyG or DGL, or has what cannot be kept in a file of data.
         ValueError: an argument that cannot be used.
         ModuleNotFoundError: ``safetensors`` or ``pymetis`` is not installed.
         FileExistsError: there is something in the folder.
         OSError: a file could not be written.
     """
-    from torch_geometric.data import Data, HeteroData
-
-    if not isinstance(data, (Data, HeteroData)):
-        raise TypeError(f"data must be a Data or HeteroData of PyG, got {type(data).__name__}")
+    graphs.check_is_graph(data)
     if num_parts < 1:
         raise ValueError(f"num_parts must be an integer above 0, got {num_parts}")
     check_safetensors("shards")
-    check_on_cpu(data)
+    of_graphs, of_stores = _rooms(dgl.is_dgl_graph(data))
+    of_graphs.check_can_be_sharded(data)
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"folder must be a new or empty one, got {folder}")
-    sizes = num_nodes(data)
-    edges = joint_edges(data, sizes)
+    sizes = of_graphs.num_nodes(data)
+    edges = of_graphs.joint_edges(data, sizes)
     owner = partition(edges, sum(sizes), num_parts, weights=weights, method=method)
-    graph = _Graph(data, list(owner.split(sizes)), num_parts)
+    graph = _Parts(of_stores.contents(data, owner.split(sizes)), num_parts)
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -150,7 +150,7 @@ def load_shards(
     checksums: bool = True,
     mode: str = "auto",
     mesh: Mesh | None = None,
-) -> Data | HeteroData:
+) -> Data | HeteroData | DGLGraph:
     """The graph that :func:`write_shards` was given, as :func:`fastgraph.dist.shard` gives it.
 
     All ranks must call it. Each maps its own file into memory, of which the system reads what is
@@ -168,11 +168,11 @@ def load_shards(
         mesh: see :func:`fastgraph.dist.shard`.
 
     Returns:
-        ``Data`` or ``HeteroData``, sharded.
+        ``Data``, ``HeteroData`` or ``DGLGraph``, sharded.
 
     Raises:
         RuntimeError: :func:`fastgraph.dist.init` was not called.
-        ModuleNotFoundError: ``safetensors`` is not installed.
+        ModuleNotFoundError: ``safetensors`` is not installed, or DGL for a graph of DGL.
         FileFormatError: a file is missing, cut off, corrupt, foreign or of a newer version.
         ValueError: there are more or fewer ranks than parts, or an unknown ``mode`` or ``mesh``.
     """
@@ -181,6 +181,7 @@ def load_shards(
         raise RuntimeError("call fastgraph.dist.init() before fastgraph.dist.load_shards()")
     check_safetensors("shards")
     hooks.install()
+    dgl.install()
     allocator.return_freed_memory()
     found = on_first_rank(lambda: manifest.read(Path(folder), FORMAT))
     parts = found.content.get("parts")
@@ -200,48 +201,26 @@ def _file(part: int) -> str:
     return f"rank-{part:05}.safetensors"
 
 
-class _Graph:
+class _Parts:
     """A graph as JSON, and as tensors by rank.
 
     Attributes:
         replicated: the tensors that all ranks get.
     """
 
-    def __init__(self, data: Any, parts: list[Tensor], num_parts: int) -> None:
+    def __init__(self, contents: Contents, num_parts: int) -> None:
         self.replicated = Kept()
-        self._num_parts = num_parts
-        self._is_hetero = not hasattr(data, "_store")
-        self._owners: dict[str, Tensor] = {}
+        self._contents, self._num_parts = contents, num_parts
         self._tensors: dict[str, tuple[Tensor, int, str]] = {}
-        owners = {}
-        rows_of: dict[int, list[tuple[Any, str]]] = {}
-        for store, owner in zip(data.node_stores, parts, strict=True):
-            owners[store._key] = owner
-            name = f"nodes of {_label(store)}"
-            self._owners[name] = owner
-            rows_of.setdefault(id(store), []).append((store.is_node_attr, name))
-        for store in data.edge_stores:
-            index = store.get("edge_index")
-            if type(index) is Tensor:
-                name = f"edges of {_label(store)}"
-                self._owners[name] = owners[store._key[2] if store._key else None][index[1]]
-                rows_of.setdefault(id(store), []).append((store.is_edge_attr, name))
-        self._stores = [
-            [store._key, self._encoded(store, rows_of.get(id(store), []))] for store in data.stores
-        ]
+        self._stores = [[store.key, self._encoded(store)] for store in contents.stores]
 
-    def _encoded(self, store: Any, rows: list[tuple[Any, str]]) -> Any:
-        label = _label(store)
-        laid_out: dict[str, tuple[int, str]] = {}
-        for belongs, name in rows:
-            for key, axis in by_row(store, belongs, len(self._owners[name])).items():
-                laid_out.setdefault(key, (axis, name))
+    def _encoded(self, store: Store) -> Any:
         values: dict[str, Any] = {}
-        for key, value in store.items():
-            full = f"{label}.{key}"
-            if key in laid_out:
+        for key, value in store.values.items():
+            full = f"{store.label}.{key}"
+            if key in store.rows:
                 check_can_be_kept(value, full)
-                axis, name = laid_out[key]
+                axis, name = store.rows[key]
                 self._tensors[full] = value.detach(), axis, name
                 values[key] = described(value, full, axis)
             else:
@@ -252,11 +231,11 @@ class _Graph:
         """What the manifest says of it."""
         rows = {
             name: torch.bincount(owner, minlength=self._num_parts).tolist()
-            for name, owner in self._owners.items()
+            for name, owner in self._contents.owners.items()
         }
         return {
             "parts": self._num_parts,
-            "hetero": self._is_hetero,
+            "kind": self._contents.kind,
             "stores": self._stores,
             "rows": rows,
             "laid out": {full: name for full, (_, _, name) in self._tensors.items()},
@@ -265,20 +244,14 @@ class _Graph:
     def rows_of(self, part: int) -> dict[str, Tensor]:
         """The rows of a part, and which these are."""
         positions = {
-            name: (owner == part).nonzero().view(-1) for name, owner in self._owners.items()
+            name: (owner == part).nonzero().view(-1)
+            for name, owner in self._contents.owners.items()
         }
         tensors = {
             full: x.index_select(axis, positions[name])
             for full, (x, axis, name) in self._tensors.items()
         }
         return {**tensors, **{f"rows of {name}": x for name, x in positions.items()}}
-
-
-def _label(store: Any) -> str:
-    key = store._key
-    if key is None:
-        return "graph"
-    return f"type {key}" if isinstance(key, str) else f"type {' '.join(key)}"
 
 
 def _assembled(found: Manifest, mode: str, mesh: Mesh | None) -> Any:
@@ -294,9 +267,9 @@ def _assembled(found: Manifest, mode: str, mesh: Mesh | None) -> Any:
 
 def _graph(content: dict[str, Any], folder: Path, mode: str, mesh: Mesh | None) -> Any:
     from safetensors import safe_open
-    from torch_geometric.data import Data, HeteroData
 
-    data = HeteroData() if content["hetero"] else Data()
+    kind = content.get("kind") or ("HeteroData" if content["hetero"] else "Data")  # of version 1
+    _, of_stores = _rooms(kind == "DGLGraph")
     own = safe_open(folder / _file(WORLD.rank), framework="pt")
     replicated = safe_open(folder / _REPLICATED, framework="pt")
     layouts = {}
@@ -314,11 +287,21 @@ def _graph(content: dict[str, Any], folder: Path, mode: str, mesh: Mesh | None) 
         rows = layouts[content["laid out"][spec.name]]
         return ShardedTensor(own.get_tensor(spec.name), rows, spec.axis)
 
-    for key, values in content["stores"]:
-        store = data if key is None else data[key if isinstance(key, str) else tuple(key)]
-        for name, value in values.items():
-            store[name] = decoded(value, tensor)
-    return data
+    found = [
+        (key, {name: decoded(value, tensor) for name, value in values.items()})
+        for key, values in content["stores"]
+    ]
+    return of_stores.graph_of(kind, found, layouts)
+
+
+def _rooms(is_dgl: bool) -> tuple[Any, Any]:
+    """What a framework's graphs are asked, and what they are made of."""
+    if not is_dgl:
+        return graphs, stores
+    from fastgraph.dist.dgl import graphs as of_dgl
+    from fastgraph.dist.dgl import stores as stores_of_dgl
+
+    return of_dgl, stores_of_dgl
 
 
 def _described(folder: Path, edges: Tensor, owner: Tensor, sizes: list[int]) -> Shards:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from fastgraph.machine import native
@@ -16,9 +17,9 @@ LARGE = 1 << 23
 """Bytes. Smaller results the C library keeps by itself, so that their pages are there already."""
 
 
-def new_rows(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """An empty tensor with the dtype and on the device of another."""
-    out = like.new_empty(tuple(shape))
+def new_rows(like: Tensor, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+    """An empty tensor on the device of another, and with its dtype unless there is one."""
+    out = like.new_empty(tuple(shape), dtype=dtype)
     if out.nbytes >= LARGE and out.device.type == "cpu" and native.is_available():
         native.library().prefer_huge_pages(out)
     return out

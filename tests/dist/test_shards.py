@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import pickle
 import re
@@ -45,6 +46,10 @@ def typed() -> HeteroData:
     data["author", "writes", "paper"].edge_index = edges
     data["author", "writes", "paper"].w = torch.rand(50, generator=g)
     data["paper", "by", "author"].edge_index = edges.flip(0)
+    # Joined by blanks, both would be called the same.
+    data["a paper"].x, data["a"].x = data["paper"].x + 1, data["paper"].x + 2
+    data["a paper", "by", "author"].edge_index = edges.flip(0)[:, :30]
+    data["a", "paper by", "author"].edge_index = edges.flip(0)[:, 20:]
     return data
 
 
@@ -133,8 +138,9 @@ def on_this_rank(folder: Path) -> dict[str, Any]:
     # Authors have no tensor, but edges that live where they do; each author has one.
     authors = torch.zeros(9, dtype=torch.int64)
     authors[loaded["paper", "by", "author"].edge_index.local[1]] = WORLD.rank
-    parts = torch.cat([loaded["paper"].x.rows.owner, transport.all_reduce(authors)])
-    sharded = fgd.shard(whole_types, parts=parts)
+    others = [loaded[name].x.rows.owner for name in ("paper", "a paper", "a")]
+    others.insert(1, transport.all_reduce(authors))
+    sharded = fgd.shard(whole_types, parts=torch.cat(others))
     found["differences of types"] = differences(loaded, sharded)
     for name in ("cut", "edited", "absent", "more", "kept"):
         found[name] = error_of(functools.partial(fgd.load_shards, folder / name))
@@ -216,7 +222,7 @@ def test_the_command(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     out = tmp_path / "out"
     assert called(str(file), "-k", "2", "--out", str(out), "--weights", "2,1") == 0
     text = capsys.readouterr().out
-    edges = 100 if kind == "hetero" else data.num_edges
+    edges = 160 if kind == "hetero" else data.num_edges
     assert re.search(rf"\d+ of {edges} edges \(\d+\.\d%\) come from another rank", text)
     assert sorted(file.name for file in out.iterdir()) == [
         "manifest.json", "rank-00000.safetensors", "rank-00001.safetensors",
@@ -224,11 +230,21 @@ def test_the_command(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     ]  # fmt: skip
 
 
+def test_a_graph_of_dgl_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    Path("a.bin").write_bytes(bytes.fromhex("3fa1b446f04f2edd") + bytes(8))
+    assert called("a.bin", "-k", "2", "--out", "out") == 1
+    assert "a.bin is a graph of DGL, which is not installed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.pt", pickle.dumps(Harmful(), 2), "expected .npz, or a graph of PyG and nothing else"),
-        ("a.pt", b"", "expected .npz, or a graph of PyG and nothing else"),
+        ("a.pt", pickle.dumps(Harmful(), 2), "expected .npz, what dgl.save_graphs writes, or a"),
+        ("a.pt", b"", "expected .npz, what dgl.save_graphs writes, or a"),
         ("a.npz", b"PK", "expected arrays of numbers as .npz"),
         ("a.npz", pickle.dumps(Harmful(), 2), "expected arrays of numbers as .npz"),
     ],
@@ -264,7 +280,7 @@ def test_values_that_are_no_graphs(
 
 
 def test_bad_arguments(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="data must be a Data or HeteroData of PyG, got dict"):
+    with pytest.raises(TypeError, match=r"data must be a Data or HeteroData .* got dict"):
         fgd.write_shards({}, tmp_path / "out", 2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_parts must be an integer above 0, got 0"):
         fgd.write_shards(graph(), tmp_path / "out", 0)

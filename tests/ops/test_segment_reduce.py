@@ -77,6 +77,39 @@ def test_winner_takes_all_as_in_torch_sparse_mm(case: Case, reduce: str, backend
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("width", [31, 64, 70])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_few_winners_of_many_entries(
+    dtype: torch.dtype, width: int, weighted: bool, backend: str
+) -> None:
+    """Gradients as autograd takes them, with an empty row and a source that wins everywhere."""
+    if backend not in ("cpu", "simt"):
+        pytest.skip("which of several tied edges wins is the contract of our own kernels")
+    case = Case("dense", random_edges(50, 40, 2000), 50, 41)
+    ptr, src = grouped(case)
+    values = torch.rand(src.numel()).to(dtype) + 0.5 if weighted else None
+    x = torch.randn(50, width).to(dtype)
+    x[src[0]] = 9
+    x.requires_grad_()
+    out = ops.segment_reduce(x, src, values, ptr=ptr, num_out=41, reduce="max", ties="winner")
+    grad = torch.randn(41, width).to(dtype)
+    (ours,) = torch.autograd.grad(out, x, grad)
+
+    exact = x.detach().double().requires_grad_()
+    row = torch.repeat_interleave(torch.arange(41), ptr.diff())
+    messages = exact[src] if values is None else exact[src] * values.double()[:, None]
+    expected = torch.zeros_like(exact)
+    for i in range(40):
+        best, first = messages.detach()[row == i].max(0)  # the first of equals wins
+        edge = (row == i).nonzero()[first, 0]
+        share = grad[i].double() * (1 if values is None else values[edge].double())
+        expected[src[edge], torch.arange(width)] += share
+        torch.testing.assert_close(out[i].double(), best, rtol=torch.finfo(dtype).eps, atol=0)
+    limit = 40 * torch.finfo(dtype).eps if dtype != torch.bfloat16 else torch.finfo(dtype).eps
+    assert (ours.double() - expected).abs().max() <= limit * expected.abs().max()
+
+
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 def test_winner_among_nan_and_infinity_as_in_torch_sparse_mm(reduce: str, backend: str) -> None:
     """Infinite weights of losers included: 0 * infinity is nothing that they get."""

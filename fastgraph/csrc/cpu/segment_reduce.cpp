@@ -270,6 +270,77 @@ struct ExtremumBackward {
   }
 };
 
+// Rows of so many entries on average have few winners among them: as many as channels, at most.
+constexpr int64_t kManyEntries = 32;
+
+// Channels are what threads share then.
+constexpr int64_t kLeastPanels = 4;
+
+// The gradient of the winners where they are few: each is added to the row of x that its edge leads
+// from, and what has not won is not read. A task has the channels of one cache line, so that tasks
+// never write to the same place, and every sum has its terms in the order of the rows of grad.
+template <typename T>
+struct WinnerGradients {
+  using A = Accumulator<T>;
+
+  static constexpr int64_t kOfPanel = kCacheLine / sizeof(A);
+
+  const OrderedCsr& graph;  // the transpose
+  const T* weight;
+  Matrix<const T> grad;
+  const int32_t* winner;
+  Matrix<T> grad_x;
+  int32_t* source;  // of each edge, written by find_sources()
+
+  static int64_t num_panels(int64_t width) { return (width + kOfPanel - 1) / kOfPanel; }
+
+  static bool is_faster(const Csr& transpose, int64_t width) {
+    return transpose.num_entries >= kManyEntries * transpose.num_cols &&
+           num_panels(width) >= kLeastPanels;
+  }
+
+  void find_sources(const Task& task) const {
+    for (int64_t place = task.place_begin; place < task.place_end; ++place) {
+      const EntryRange entries = task.entries(graph, place);
+      const auto row = static_cast<int32_t>(graph.row(place));
+      for (int64_t e = entries.begin; e < entries.end; ++e) source[graph.edge(e)] = row;
+    }
+  }
+
+  void run(int64_t panel) const {
+    const int64_t first = panel * kOfPanel, count = std::min(kOfPanel, grad.width - first);
+    const auto sums = scratch<A>(grad_x.rows * kOfPanel);
+    std::fill_n(sums.get(), grad_x.rows * kOfPanel, A{0});
+    for (int64_t row = 0; row < grad.rows; ++row) {
+      const int32_t* winners = winner + row * grad.width + first;
+      const T* gradients = grad.row(row) + first;
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t edge = winners[i];
+        if (edge < 0 || edge >= graph.num_entries) continue;  // of an empty row
+        const A gradient = load_one(gradients + i);
+        sums[source[edge] * kOfPanel + i] += weight ? load_one(weight + edge) * gradient : gradient;
+      }
+    }
+    for (int64_t row = 0; row < grad_x.rows; ++row) {
+      T* target = grad_x.row(row) + first;
+      for (int64_t i = 0; i < count; ++i) store_one(target + i, sums[row * kOfPanel + i]);
+    }
+  }
+};
+
+// Maxima whose gradient goes to one edge each.
+template <typename T>
+void winners_backward(const OrderedCsr& transpose, const T* weight, Matrix<const T> grad,
+                      const int32_t* winner, Matrix<T> grad_x) {
+  const auto source = scratch<int32_t>(transpose.num_entries);
+  const WinnerGradients<T> op{transpose, weight, grad, winner, grad_x, source.get()};
+  const Schedule schedule = make_schedule(transpose);
+  for_each_task(static_cast<int64_t>(schedule.tasks.size()), transpose.num_entries,
+                [&](int64_t i) { op.find_sources(schedule.tasks[i]); });
+  for_each_task(op.num_panels(grad.width), grad.rows * grad.width,
+                [&](int64_t panel) { op.run(panel); });
+}
+
 }  // namespace
 
 template <typename T>
@@ -325,6 +396,9 @@ void segment_reduce_backward(const OrderedCsr& transpose, const T* weight, Matri
                              Matrix<const T> out, Matrix<const T> grad, const int32_t*,
                              const int32_t* winner, Matrix<T> grad_x) {
   using A = Accumulator<T>;
+  if (winner && WinnerGradients<T>::is_faster(transpose, x.width)) {
+    return winners_backward<T>(transpose, weight, grad, winner, grad_x);
+  }
   const Schedule schedule = make_schedule(transpose);
   const auto partial = scratch<A>(schedule.num_pieces * x.width);
   const ExtremumBackward<T> op{transpose,         weight,       x, out, grad, winner,

@@ -28,9 +28,9 @@ def shard(
     mesh: Mesh | None = None,
 ) -> Any:
     """See :func:`fastgraph.dist.shard`."""
-    _check(graph)
-    sizes = [graph.num_nodes(ntype) for ntype in graph.ntypes]
-    parts = agreed_parts(lambda: _joint_edges(graph, sizes), sizes, weights, method, parts)
+    check_can_be_sharded(graph)
+    sizes = num_nodes(graph)
+    parts = agreed_parts(lambda: joint_edges(graph, sizes), sizes, weights, method, parts)
     of_nodes = [layout_of(owner, mode, mesh) for owner in parts.split(sizes)]
     for rows in of_nodes:
         know(rows)
@@ -90,7 +90,12 @@ def mapped(graph: Any, replace: Callable[[Tensor], Tensor]) -> Any:
     return found
 
 
-def _check(graph: Any) -> None:
+def check_can_be_sharded(graph: Any) -> None:
+    """A graph is a whole one on the CPU, and not sharded.
+
+    Raises:
+        ValueError: it is not.
+    """
     if isinstance(graph._graph, ShardedIndex):
         raise ValueError("the graph is sharded already")
     if graph.is_block:
@@ -99,7 +104,18 @@ def _check(graph: Any) -> None:
         raise ValueError(f"the graph must be on the CPU to be sharded, got {graph.device}")
 
 
-def _joint_edges(graph: Any, sizes: list[int]) -> Tensor:
+def num_nodes(graph: Any) -> list[int]:
+    """The numbers of nodes of all kinds."""
+    return [graph.num_nodes(ntype) for ntype in graph.ntypes]
+
+
+def features(graph: Any) -> list[Tensor]:
+    """All that frames hold."""
+    frames = (*graph._node_frames, *graph._edge_frames)
+    return [frame[key] for frame in frames for key in frame.keys()]  # noqa: SIM118
+
+
+def joint_edges(graph: Any, sizes: list[int]) -> Tensor:
     """The edges of all relations between nodes of all kinds, numbered one kind after the other."""
     starts = [sum(sizes[:ntype]) for ntype in range(len(sizes))]
     found = [torch.empty(2, 0, dtype=torch.int64)]

@@ -17,6 +17,7 @@ from fastgraph.dist.memo import remembered
 from fastgraph.dist.modes import Chosen, Fastest, grid_of, of_attention
 from fastgraph.dist.neighbourhoods import Neighbourhoods, neighbourhoods
 from fastgraph.dist.overlap import Part, Results, computed
+from fastgraph.dist.precision import PRECISION
 from fastgraph.dist.rank_graph import local_rows
 from fastgraph.dist.rules import by_blocks, by_heads
 from fastgraph.dist.rules.local_attention import (
@@ -122,7 +123,7 @@ def weighted_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
 
     def compute(part: Part) -> Results:
         local = part.of_sources(x), part.edges.index, part.edges.ptr, part.of_edges(weight)
-        return Results(SPMM(*local, part.num_rows, reduce, False))
+        return Results(PRECISION.run(SPMM, *local, part.num_rows, reduce, False))
 
     found = computed(graph, graph.local, edges, [x], compute, sums=reduce == "sum")
     return ShardedTensor(found.out, graph.destinations, 0)
@@ -143,7 +144,7 @@ def extremum(func: Any, args: Arguments, kwargs: Options) -> tuple[ShardedTensor
     graph = _graph(index, ptr, sources, destinations, transpose)
     edges, rows = graph.edges_of(numbered=weight is not None), graph.destinations
     local = graph.of_sources(x), edges.index, edges.ptr, graph.of_edges(weight)
-    out, record = SEGMENT_REDUCE(*local, rows.mine, reduce, False, ties)
+    out, record = PRECISION.run(SEGMENT_REDUCE, *local, rows.mine, reduce, False, ties)
     if ties != "none":
         record = ShardedTensor(record, rows, 0)
     return ShardedTensor(out, rows, 0), record
@@ -169,7 +170,7 @@ def normalised_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor
     def compute(part: Part) -> Results:
         edges, weights = part.edges, part.of_edges(normalised)
         operands = part.of_sources(x), edges.index, edges.ptr, weights
-        return Results(SPMM(*operands, part.num_rows, "sum", False))
+        return Results(PRECISION.run(SPMM, *operands, part.num_rows, "sum", False))
 
     edges = Edges(csr.col, csr.ptr)
     found = computed(graph, local, lambda: edges, [x], compute, sums=True)
@@ -289,8 +290,9 @@ def _attend(
 
     def compute(part: Part) -> Results:
         own, kept = part.of_addend(addend), part.of_edges(factor)
-        found = local_attention(
-            call, operator, kernel, operands(part), part.edges, part.num_rows, kept, own
+        how = call, operator, kernel
+        found = PRECISION.run(
+            local_attention, *how, operands(part), part.edges, part.num_rows, kept, own
         )
         return Results(*found)
 
@@ -401,7 +403,7 @@ def products(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
     graph = _graph(index, ptr, sources, destinations, transpose)
     edges = graph.edges_of(numbered=True)
     local = graph.of_destinations(y), graph.of_sources(x), edges.index, edges.ptr
-    return ShardedTensor(SDDMM(*local, heads, reduce, False), graph.edges, 0)
+    return ShardedTensor(PRECISION.run(SDDMM, *local, heads, reduce, False), graph.edges, 0)
 
 
 @rule("fastgraph::edge_softmax")
@@ -414,8 +416,8 @@ def edge_softmax(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
     graph = _graph(index, ptr, sources, destinations, transpose)
     edges = graph.edges_of(numbered=True)
     sizes = graph.destinations.mine, graph.sources.mine + len(graph.plan.halo)
-    local = EDGE_SOFTMAX(graph.of_edges(score), edges.index, edges.ptr, *sizes, False)
-    return ShardedTensor(local, graph.edges, 0)
+    local = graph.of_edges(score), edges.index, edges.ptr
+    return ShardedTensor(PRECISION.run(EDGE_SOFTMAX, *local, *sizes, False), graph.edges, 0)
 
 
 def _remembered(name: str, compute: Callable[..., Any], *given: Any) -> Any:
