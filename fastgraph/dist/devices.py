@@ -93,7 +93,11 @@ def _hardware(device: Device) -> tuple[Any, ...]:
 
 
 def cpu(bandwidth: bool = True) -> Device:
-    """The CPU, as far as this process may use it. All ranks measure at the same time."""
+    """The CPU, as far as this process may use it.
+
+    Args:
+        bandwidth: whether that of memory is measured, by all ranks at the same time.
+    """
     threads = torch.get_num_threads()
     allowed = len(os.sched_getaffinity(0))
     cores = min(threads, allowed, cpu_quota())

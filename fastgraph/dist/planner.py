@@ -6,9 +6,8 @@ work are kept (:mod:`fastgraph.dist.machine`).
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,17 +16,12 @@ from torch import Tensor
 from fastgraph.dist import cost, machine, transport
 from fastgraph.dist.cost import MODES, Layer, Machine, Mode, Rows
 from fastgraph.dist.grid_volume import Mesh, holder
-from fastgraph.dist.layout import Layout
 from fastgraph.dist.memo import remembered
 from fastgraph.dist.modes import Chosen
 from fastgraph.dist.neighbourhoods import Neighbourhoods
 from fastgraph.dist.sharded import ShardedTensor
 from fastgraph.dist.world import WORLD
 from fastgraph.registry.operators import Size
-
-_GRAPHS = 8
-"""Different ``edge_index`` of the same nodes that one layer gets before they are taken to be new at
-each call. Their edges would have to move to heads or blocks each time."""
 
 
 class Choice(NamedTuple):
@@ -74,7 +68,7 @@ _said: set[tuple[Hashable, ...]] = set()
 def choose(
     index: Tensor,
     layer: Layer,
-    key: tuple[Layout, *tuple[Hashable, ...]],
+    key: tuple[Hashable, ...],
     plan: Callable[[], Neighbourhoods],
     names: Sequence[str],
 ) -> Chosen:
@@ -86,7 +80,7 @@ def choose(
     Args:
         index: ``edge_index``, as the layer got it.
         layer: see :func:`layer_of`.
-        key: tells the plan from others for this index; first the layout of the sources.
+        key: tells the plan from others for this index.
         plan: gives the edges of this rank and its halo.
         names: of the modes to choose from.
     """
@@ -95,8 +89,6 @@ def choose(
         graph = plan()
         if cost.is_small(layer, WORLD.size, graph.plan.busiest, graph.excess):
             return Chosen("halo", None, "small")
-        if _is_new_each_time(layer, key[0]):
-            return Chosen("halo", None, "edges are new at each call")
         choice = compared(layer, graph, names)
         if WORLD.rank == 0 and (layer, choice.name) not in _said:
             _said.add((layer, choice.name))
@@ -105,12 +97,6 @@ def choose(
 
     found: Chosen = remembered(_part(index), ("mode", *names, layer, *key), make)
     return found
-
-
-def _is_new_each_time(layer: Layer, sources: Layout) -> bool:
-    """Whether the layer has met many graphs of the same nodes; the same on all ranks."""
-    graphs: Iterator[int] = sources.derived.get(("graphs", layer), itertools.count)
-    return next(graphs) >= _GRAPHS
 
 
 def _described(layer: Layer) -> str:

@@ -14,7 +14,6 @@ from torch import nn
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph import ops
 from fastgraph.dist import cost, machine, overlap, planner
 from fastgraph.dist.cost import Machine
 from fastgraph.dist.world import WORLD
@@ -100,15 +99,6 @@ def others() -> dict[str, Any]:
     return found | {"said": said.getvalue()}
 
 
-def new_edges() -> dict[str, int]:
-    with planned(BY_BYTES):
-        data = shard(graph())
-        fgd.COUNTS.reset()
-        for _ in range(planner._GRAPHS + 2):
-            ops.spmm(data.x, data.edge_index + 0)
-    return dict(fgd.COUNTS.aggregation)
-
-
 def overlapping() -> tuple[dict[str, int], dict[str, int]]:
     """A halo that was chosen travels while others would."""
     data = fgd.shard(ring(), parts=torch.arange(90) * WORLD.size // 90)
@@ -126,7 +116,6 @@ def on_this_rank() -> dict[str, Any]:
         "small": small(),
         "runs": runs(),
         "others": others(),
-        "new edges": new_edges(),
         "overlapping": overlapping(),
     }
 
@@ -160,13 +149,6 @@ def test_layers_are_computed_as_is_fastest(found: list[dict[str, Any]]) -> None:
         assert others["before"] == others["moved"] == ("", [chosen])
         assert others["no memory"] == ("", ["halo: fastest"]) and others["pair"] == ""
         assert ("beyond halo's is no memory" in others["said"]) == (rank == 0)
-
-
-def test_edges_that_are_new_at_each_call_do_not_move(found: list[dict[str, Any]]) -> None:
-    for of_rank in found:
-        first, second = of_rank["new edges"].items()
-        assert first[0].endswith(": fastest") and first[1] == planner._GRAPHS
-        assert second == ("halo: edges are new at each call", 2)
 
 
 def test_a_halo_that_was_chosen_travels_meanwhile(found: list[dict[str, Any]]) -> None:
