@@ -58,6 +58,12 @@ _IMPORTED = (
 @click.option("--also", multiple=True, help="A script of the folder with arguments; repeatable.")
 @click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds of a run.")
 @click.option(
+    "--fresh",
+    is_flag=True,
+    help="Start Python for each process: slower, for what does not survive a fork, as MKL's "
+    "products of two sparse matrices.",
+)
+@click.option(
     "--record",
     type=click.Path(path_type=Path, dir_okay=False),
     help="A file of scripts that are done, which a run that was ended goes on from.",
@@ -70,6 +76,7 @@ def main(
     only: str,
     also: Sequence[str],
     timeout: float,
+    fresh: bool,
     record: Path | None,
     out: Path,
 ) -> None:
@@ -95,14 +102,14 @@ def main(
         results["scripts"][name] = found
     left = [call for call in calls if " ".join(call) not in results["scripts"]]
     with tempfile.TemporaryDirectory() as folder_of_runs:
-        runs = Runs(Path(folder_of_runs), timeout)
+        runs = Runs(Path(folder_of_runs), timeout, fresh=fresh)
         for call in track(left, "scripts", console=console):
             command = [str(runs.record), str(steps), str(root / call[0]), *call[1:]]
             reference = runs.alone(command)
             found = results["scripts"][" ".join(call)] = {}
             if isinstance(reference, str):
                 found["one process"] = {"error": reference}
-                console.print(f"{call}: one process: {reference}")
+                console.print(f"{call}: one process: {reference}", markup=False)
                 done.add("script", [" ".join(call), found])
                 continue
             (expected,) = reference.records
@@ -113,7 +120,7 @@ def main(
                 else:
                     same = ended.text == reference.text
                     found[kind] = compared(expected, ended.records, same)
-                console.print(f"{call}: {kind}: {found[kind]}")
+                console.print(f"{call}: {kind}: {found[kind]}", markup=False)
             done.add("script", [" ".join(call), found])
     publish(console, out, "dist-examples", results, markdown(results))
 
@@ -144,14 +151,15 @@ class Ended(NamedTuple):
 
 
 class Runs:
-    """Runs of scripts in new processes, forked from one that has imported the libraries.
+    """Runs of scripts in new processes.
 
     Args:
         work: an empty folder for all of them.
         timeout: seconds of a run.
+        fresh: start Python for each, instead of forking one that has imported the libraries.
     """
 
-    def __init__(self, work: Path, timeout: float) -> None:
+    def __init__(self, work: Path, timeout: float, *, fresh: bool = False) -> None:
         self.record = work / "record"
         self._work, self._timeout = work, timeout
         citations = Path(os.environ.get("FASTGRAPH_DATA", "data")) / "Planetoid"
@@ -164,7 +172,7 @@ class Runs:
             MPLBACKEND="agg",
             PYTHONWARNINGS="ignore",
         )
-        self._context = multiprocessing.get_context("forkserver")
+        self._context = multiprocessing.get_context("spawn" if fresh else "forkserver")
         self._context.set_forkserver_preload(list(_IMPORTED))
 
     def keep(self, chosen: list[Any]) -> str:
@@ -211,15 +219,20 @@ class Runs:
         for process in late:
             process.kill()
             process.join()
-        for rank, process in enumerate(processes):
-            if process.exitcode:
-                errors = (self._work / f"errors.{rank}").read_text(errors="replace")
-                late_text = f"did not end in {self._timeout} s\n" if late else ""
-                return late_text + "\n".join(errors.splitlines()[-_LINES_OF_ERRORS:])
+        failed = [rank for rank, process in enumerate(processes) if process.exitcode]
+        if failed:
+            # Ranks that wait for one that has ended fail as well, and are not the reason.
+            errors = [self._errors(rank, processes[rank].exitcode) for rank in failed]
+            reason = min(errors, key=lambda text: "CollectiveError" in text)
+            return f"did not end in {self._timeout} s\n{reason}" if late else reason
         records = [
             pickle.loads(Path(f"{self.record}.{rank}").read_bytes()) for rank in range(len(calls))
         ]
         return Ended((self._work / "text.0").read_text(), records)
+
+    def _errors(self, rank: int, code: int | None) -> str:
+        lines = (self._work / f"errors.{rank}").read_text(errors="replace").splitlines()
+        return "\n".join([f"rank {rank} ended with {code}:", *lines[-_LINES_OF_ERRORS:]])
 
 
 def _process(words: list[str], variables: dict[str, str], work: Path, rank: int) -> None:
