@@ -142,7 +142,7 @@ def curves(
     from measure.dist_scaling_steps import layers_alone, modelled, rows
 
     most = max(measured)
-    machine = Machine(**measured[most]["machine"])
+    machine = Machine(**measured[most]["machine"])._replace(paces=())  # of any number of ranks
     found = []
     shared: dict[tuple[str, int], Any] = {}
     for growth in ("strong", "weak"):

@@ -29,7 +29,7 @@ def measure(
         By kind of layers: the times and phases, the losses of the first steps, and bytes sent.
     """
     fastgraph.enable()
-    data = fgd.shard(features(graph, channels))
+    data = fgd.shard(features(graph, channels), mode="halo")
     return {layer: _of_layer(layer, data, channels, rounds, budget) for layer in layers}
 
 

@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist import cost, modes, planner, transport
+from fastgraph.dist import cost, machine, modes, transport
 from fastgraph.dist.cost import Layer, Rows
 from fastgraph.dist.forecast import rows_of
 from fastgraph.dist.partition import partition
@@ -57,11 +57,11 @@ def measure(graphs: Sequence[str], channels: int, rounds: int) -> dict[str, Any]
     """Steps of both kinds of models on some graphs, in turns by mode.
 
     Returns:
-        The machine as the planner measures it; by graph how it is shared out; by graph and kind of
-        model the seconds of steps of the slowest rank and the first loss, by mode.
+        What ranks and links can do; by graph how it is shared out; by graph and kind of model the
+        seconds of steps of the slowest rank and the first loss, by mode.
     """
     fastgraph.enable()
-    found: dict[str, Any] = {"machine": planner.machine(), "rows": {}, "cells": {}}
+    found: dict[str, Any] = {"machine": machine.measure(), "rows": {}, "cells": {}}
     for name in graphs:
         data = features(name, channels)
         owner = parts_of(data)

@@ -108,7 +108,7 @@ def measure_ranks(
     """
     fastgraph.enable()
     data = features(graph, channels)
-    sharded = fgd.shard(data)
+    sharded = fgd.shard(data, mode="halo")
     return {
         layer: _measure_layer(layer, data, sharded, channels, rounds, budget) for layer in layers
     }
@@ -199,7 +199,7 @@ def measure_subclass(
     torch.set_num_threads(threads)
     fastgraph.enable()
     data = features(graph, channels)
-    sharded = fgd.shard(data)
+    sharded = fgd.shard(data, mode="halo")
     found = {}
     for layer in layers:
         contestants = [

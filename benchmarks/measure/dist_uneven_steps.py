@@ -92,11 +92,11 @@ def measure_uneven(
     rebalanced, balance = _rebalanced(data, layer, channels)
     candidates = [rebalanced, Candidate("uniform", _training(data, layer, channels, "uniform"))]
     started = time.perf_counter()
-    sharded = fgd.shard(data, weights="auto", model=performance)
+    sharded = fgd.shard(data, weights="auto", model=performance, mode="halo")
     sharding = time.perf_counter() - started
     candidates.append(Candidate("auto", Training(layer, sharded, channels)))
     predicted = _predicted(sharded)
-    by_scores = fgd.shard(data, weights="auto")
+    by_scores = fgd.shard(data, weights="auto", mode="halo")
     candidates.append(Candidate("auto by scores", Training(layer, by_scores, channels)))
     for share in searched:
         training = _training(data, layer, channels, [share, 1 - share])
@@ -126,7 +126,7 @@ def measure_uneven(
 
 
 def _training(data: Any, layer: str, channels: int, weights: Any) -> Training:
-    return Training(layer, fgd.shard(data, weights=weights), channels)
+    return Training(layer, fgd.shard(data, weights=weights, mode="halo"), channels)
 
 
 def _rebalanced(data: Any, layer: str, channels: int) -> tuple[Candidate, fgd.Balance]:
@@ -209,7 +209,7 @@ def _errors(
     for weights in ([1 / WORLD.size] * WORLD.size, scores(devices())):
         parts = fgd.partition(edges, data.num_nodes, WORLD.size, weights=weights)
         parts = transport.broadcast(parts)
-        training = Training(layer, fgd.shard(data, parts=parts), channels)
+        training = Training(layer, fgd.shard(data, parts=parts, mode="halo"), channels)
         training.step()
         training.step()
         measured = _phases(training)

@@ -34,6 +34,7 @@ class Options:
         latency: of a message, in microseconds; ``None``: as measured here.
         bandwidth: of a device, in GB (1e9 bytes) a second; ``None``: as measured here.
         work: of a device, in nanoseconds for an edge and a channel; ``None``: as measured here.
+        memory: of a device, in GiB; ``None``: as this process may use here.
         seconds: for partitions, before halos are extrapolated.
         plot, json: files to write.
     """
@@ -42,6 +43,7 @@ class Options:
     latency: float | None
     bandwidth: float | None
     work: float | None
+    memory: float | None
     seconds: float
     plot: Path | None
     json: Path | None
@@ -125,18 +127,21 @@ def _seen(script: Path, arguments: Sequence[str]) -> Step:
 
 
 def _machine(options: Options) -> Machine:
-    """Links as they were given, or else as two processes on this machine have them."""
-    from fastgraph.dist import planner
+    """Links as they were given, or else as two processes on this machine have them; and memory."""
+    from fastgraph.dist import machine
     from fastgraph.dist.cost import Machine
+    from fastgraph.dist.devices import cpu, memory_of_a_rank
     from fastgraph.dist.spawning import run_on_ranks
 
     if options.latency is None or options.bandwidth is None:
-        measured: Machine = run_on_ranks(planner.machine, 2)[0]
+        measured: Machine = run_on_ranks(machine.of_ranks, 2)[0]
     else:
         measured = Machine(0.0, 1.0, 0.0, 0.0)
     latency = measured.latency if options.latency is None else options.latency * 1e-6
     bandwidth = measured.bandwidth if options.bandwidth is None else options.bandwidth * 1e9
-    return measured._replace(latency=latency, bandwidth=bandwidth)  # layers have their own pace
+    memory = options.memory * 2**30 if options.memory else memory_of_a_rank([cpu(bandwidth=False)])
+    # Layers have their own pace, and devices one.
+    return Machine(latency, bandwidth, measured.work, measured.sums, memory)
 
 
 def table(found: Sequence[Forecast]) -> Table:
@@ -198,7 +203,8 @@ def remarks(step: Step, machine: Machine, options: Options, is_extrapolated: boo
     )
     edges = max(ends.shape[1] for ends, *_ in step.graphs)
     lines = [
-        f"Layers: {layers}, on {edges:,} edges. Links: {', '.join(links)}. Work: {work}.",
+        f"Layers: {layers}, on {edges:,} edges. Links: {', '.join(links)}. Work: {work}. "
+        f"Memory: {machine.memory / 2**30:.3g} GiB.",
         "Halos are those of METIS partitions. Sent and memory are of the slowest rank by auto. Not "
         "in it: what overlaps, other collectives than those of layers and parameters.",
     ]

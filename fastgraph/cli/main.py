@@ -254,6 +254,7 @@ def partition(graph: Path, parts: int, out: Path, weights: str | None, method: s
 @click.option(
     "--work", type=float, metavar="NS", help="Nanoseconds for an edge and a channel of a layer."
 )
+@click.option("--memory", type=float, metavar="GIB", help="GiB that a device has.")
 @click.option(
     "--seconds",
     type=float,
@@ -273,6 +274,7 @@ def dist_plan(
     latency: float | None,
     bandwidth: float | None,
     work: float | None,
+    memory: float | None,
     seconds: float,
     plot: Path | None,
     json: Path | None,
@@ -281,12 +283,12 @@ def dist_plan(
 ) -> int:
     """Show what a training script of PyG would take on numbers of devices.
 
-    Its first steps are run, on one process; what is shown for several is modelled. Links and work
-    are those of this machine, unless they are given.
+    Its first steps are run, on one process; what is shown for several is modelled. Links, work and
+    memory are those of this machine, unless they are given.
     """
     from fastgraph.cli.dist_plan import Options, devices_of, plan_script
 
-    given = {"latency": latency, "bandwidth": bandwidth, "work": work}
+    given = {"latency": latency, "bandwidth": bandwidth, "work": work, "memory": memory}
     for name, value in given.items():
         if value is not None and not value > 0:
             raise click.UsageError(f"--{name} must be above 0, got {value}")
@@ -294,7 +296,7 @@ def dist_plan(
         numbers = devices_of(devices)
     except ValueError as error:
         raise click.UsageError(f"--devices: {error}") from None
-    options = Options(numbers, latency, bandwidth, work, seconds, plot, json)
+    options = Options(numbers, latency, bandwidth, work, memory, seconds, plot, json)
     return plan_script(script, arguments, options)
 
 

@@ -30,6 +30,25 @@ _BACKWARD_OF_SUMS = 1.0
 _TOPOLOGY = 16
 """Bytes that a rank keeps for an edge: its other end and its number, by either end."""
 
+_MEMORY_SHARE = 1 / 32
+"""Of a rank's memory, that a layer may hold beyond what it holds by halo.
+
+Whoever shards a graph may do so for want of memory, and what layers hold stays until the backward
+pass. Of ten layers that is less than a third.
+"""
+
+LEAST_BYTES, LEAST_WORK = 2**16, 2**16
+"""Bytes that a rank sends in a step by halo, and edges times channels that it computes beyond the
+mean of all: with less of both no other mode is asked for.
+
+At 1 GB/s and 1 ns either takes 65 us, about as long as a message from one process to another, and
+any other mode takes messages, too. What is left to gain is that these may be fewer.
+"""
+
+_FEW_RANKS = 8
+"""By halo a rank waits for all others in an exchange; on more than these a grid saves much of it.
+"""
+
 _LARGE = 2**20
 """Bytes of a tensor on each rank, from which on several are sent by heads one after the other.
 
@@ -46,12 +65,22 @@ class Machine(NamedTuple):
         bandwidth: bytes that a rank sends in a second.
         work: seconds of a forward pass of attention for an edge and a channel of a head.
         sums: the same of a sum over neighbourhoods.
+        memory: bytes that a rank may use.
+        paces: what each rank takes for its work, of what the slowest takes for as much; empty: all
+            ranks take as long.
     """
 
     latency: float
     bandwidth: float
     work: float
     sums: float
+    memory: float = math.inf
+    paces: tuple[float, ...] = ()
+
+    def slowest(self, work: Sequence[float]) -> float:
+        """The work of the rank that takes longest for its own, as the slowest would have it."""
+        paces = self.paces or [1.0] * len(work)
+        return max(own * pace for own, pace in zip(work, paces, strict=True))
 
 
 class Operand(NamedTuple):
@@ -119,6 +148,16 @@ class Rows(NamedTuple):
     receives: list[int]
     blocks: Mapping[Mesh, int]
 
+    @property
+    def busiest(self) -> int:
+        """How many rows a rank sends and receives at most."""
+        return max(map(sum, zip(self.sends, self.receives, strict=True)))
+
+    @property
+    def excess(self) -> int:
+        """How many more edges than on the mean of all one has at most."""
+        return max(self.edges) - sum(self.edges) // len(self.edges)
+
 
 class Mode(NamedTuple):
     """A step of one layer in one mode, on the slowest rank.
@@ -146,10 +185,25 @@ def by_halo(layer: Layer, rows: Rows, machine: Machine) -> Mode:
     sources = [operand for operand in layer.operands if operand.place == "sources"]
     exchanges = 2 * len(sources) if any(rows.receives) else 0
     row = sum(operand.row for operand in sources)
-    moved = max(map(sum, zip(rows.sends, rows.receives, strict=True)))
-    work = max(rows.edges) * layer.heads * layer.channels
+    work = machine.slowest(rows.edges) * layer.heads * layer.channels
     memory = max(rows.receives) * row + max(rows.edges) * _TOPOLOGY
-    return Mode(exchanges, exchanges * others, row * moved, work, memory)
+    return Mode(exchanges, exchanges * others, row * rows.busiest, work, memory)
+
+
+def is_small(layer: Layer, ranks: int, busiest: int, excess: int) -> bool:
+    """Whether no mode can be faster than by halo by more than some messages.
+
+    Args:
+        layer: which.
+        ranks: how many there are.
+        busiest: see :class:`Rows`.
+        excess: likewise.
+    """
+    if ranks > _FEW_RANKS:
+        return False
+    row = sum(operand.row for operand in layer.operands if operand.place == "sources")
+    work = excess * layer.heads * layer.channels
+    return row * busiest < LEAST_BYTES and work < LEAST_WORK
 
 
 def by_heads(layer: Layer, rows: Rows, machine: Machine) -> Mode | None:
@@ -181,7 +235,7 @@ def by_heads(layer: Layer, rows: Rows, machine: Machine) -> Mode | None:
     *given, _ = seen.values()
     exchanges += (len(given) if sends_in_turns(given, ranks) else 1) + 1
     edges = sum(rows.edges)
-    work = edges * max(own) * layer.channels
+    work = edges * machine.slowest(own) * layer.channels
     memory += edges * _TOPOLOGY
     return Mode(2 * exchanges, 2 * exchanges * (ranks - 1), max(sent), work, memory)
 
@@ -218,6 +272,24 @@ _AS_FAST = 1.05
 """Modes are ordered by what they do besides what is modelled: in near-ties, earlier ones won."""
 
 
+def allowance(machine: Machine) -> float:
+    """Bytes that a layer may hold on a rank beyond what it holds by halo."""
+    return _MEMORY_SHARE * machine.memory
+
+
+def chosen(layer: Layer, modes: Mapping[str, Mode], machine: Machine) -> str:
+    """The name of the fastest mode of a layer for which there is memory.
+
+    Args:
+        layer: which.
+        modes: that it has, by name, with ``"halo"``.
+        machine: what it runs on.
+    """
+    highest = modes["halo"].memory + allowance(machine)
+    fits = {name: mode for name, mode in modes.items() if mode.memory <= highest}
+    return fastest({name: layer.seconds(mode, machine) for name, mode in fits.items()})
+
+
 def fastest(seconds: Mapping[str, float]) -> str:
     """The name of the mode that takes least; the first of those that take next to as much."""
     limit = _AS_FAST * min(seconds.values())
@@ -249,7 +321,6 @@ def of_attention(
     shapes: Sequence[Sequence[Size]],
     inputs: Sequence[Tensor | None],
     num_heads: int,
-    identity: Callable[[Tensor], object] = id,
 ) -> Layer:
     """A call of fused attention, of whose operands nothing but shapes and dtypes is looked at.
 
@@ -257,17 +328,16 @@ def of_attention(
         shapes: of the operands of its operator.
         inputs: the operands.
         num_heads: how many heads there are.
-        identity: equal for operands that are one tensor.
     """
     present = [(x, shape) for x, shape in zip(inputs, shapes, strict=True) if x is not None]
-    numbers: dict[object, int] = {}
+    numbers: dict[int, int] = {}
     operands = tuple(
         Operand(
             str(shape[0]),
             "heads" in shape,
             x.shape[1:].numel() * x.element_size(),
             x.requires_grad,
-            numbers.setdefault(identity(x), len(numbers)),
+            numbers.setdefault(id(x), len(numbers)),
         )
         for x, shape in present
         if shape[0] in ("sources", "destinations", "edges")
@@ -297,7 +367,8 @@ def extrapolated(known: Mapping[int, Machine], ranks: int) -> Machine:
     Seconds of a message, of a byte and of work are taken for linear in the number of ranks: they do
     not change where each rank has its own cores and link, and grow in proportion where all share
     them. What more ranks did faster, as one connection alone does not fill a link, others will do
-    as fast as the largest number did.
+    as fast as the largest number did. Each has as much memory as with the number that leaves least,
+    and all have one pace.
 
     Args:
         known: by the number of ranks.
@@ -314,7 +385,7 @@ def extrapolated(known: Mapping[int, Machine], ranks: int) -> Machine:
         max(line({size: of_one[i] for size, of_one in seconds.items()}, ranks), largest[i])
         for i in range(4)
     )
-    return Machine(latency, 1 / byte, work, sums)
+    return Machine(latency, 1 / byte, work, sums, min(of.memory for of in known.values()))
 
 
 def line(values: Mapping[int, float], at: int) -> float:

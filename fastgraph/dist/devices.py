@@ -37,8 +37,8 @@ class Device:
             quotas of its control groups; CUDA: streaming multiprocessors.
         threads: CPU: of torch; CUDA: as many as cores.
         clock: in Hz; 0 if the system does not say.
-        bandwidth: of memory, bytes a second, read and written. CPU: measured, with the other ranks
-            at the same time; CUDA: of the data sheet.
+        bandwidth: of memory, bytes a second, read and written; 0 if it was not measured. CPU:
+            measured, with the other ranks at the same time; CUDA: of the data sheet.
         memory: bytes that ranks on this host have together; CUDA: of the device.
         limit: bytes of address space that this process may have at most; infinite without a limit.
     """
@@ -66,13 +66,16 @@ class Device:
         return f"{self.kind} {self.name} x{self.cores:.2f} of {ranks_on_host} on a machine"
 
 
-def devices() -> list[Device]:
+def devices(*, bandwidth: bool = True) -> list[Device]:
     """The devices of all ranks, in their order. All ranks must call it.
 
     Ranks on one CPU have measured the same memory and the same clock, some of them while something
     else was going on: the highest values are those of all.
+
+    Args:
+        bandwidth: whether that of memory is measured, which takes 128 MiB and a moment.
     """
-    found = [Device(**facts) for facts in transport.gather_objects(asdict(cpu()))]
+    found = [Device(**facts) for facts in transport.gather_objects(asdict(cpu(bandwidth)))]
 
     def highest(one: Device) -> Device:
         alike = [other for other in found if _hardware(other) == _hardware(one)]
@@ -89,13 +92,15 @@ def _hardware(device: Device) -> tuple[Any, ...]:
     return device.kind, device.name, device.host, device.threads
 
 
-def cpu() -> Device:
-    """The CPU, as far as this process may use it. All ranks measure at the same time."""
+def cpu(bandwidth: bool = True) -> Device:
+    """The CPU, as far as this process may use it.
+
+    Args:
+        bandwidth: whether that of memory is measured, by all ranks at the same time.
+    """
     threads = torch.get_num_threads()
     allowed = len(os.sched_getaffinity(0))
     cores = min(threads, allowed, cpu_quota())
-    transport.barrier()
-    bandwidth = copied_bytes_per_second()
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Device(
@@ -105,7 +110,7 @@ def cpu() -> Device:
         cores=float(cores),
         threads=threads,
         clock=clock(),
-        bandwidth=bandwidth,
+        bandwidth=_bandwidth() if bandwidth else 0.0,
         memory=int(min(physical, memory_limit())),
         limit=math.inf if soft == resource.RLIM_INFINITY else float(soft),
     )
@@ -162,6 +167,18 @@ def on_host(found: Sequence[Device], rank: int) -> int:
 def identities(found: Sequence[Device]) -> list[str]:
     """The identities of all ranks' devices."""
     return [device.identity(on_host(found, rank)) for rank, device in enumerate(found)]
+
+
+def memory_of_a_rank(found: Sequence[Device]) -> float:
+    """Bytes that the rank with the least memory may use; ranks on one host share what it has."""
+    return min(
+        min(device.limit, device.memory / on_host(found, rank)) for rank, device in enumerate(found)
+    )
+
+
+def _bandwidth() -> float:
+    transport.barrier()
+    return copied_bytes_per_second()
 
 
 def copied_bytes_per_second() -> float:

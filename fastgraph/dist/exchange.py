@@ -23,6 +23,7 @@ class Plan:
         receives, sends: how many rows come from and go to each rank.
         given: int64 ``[sum(sends)]``, the local rows to send.
         remote: how many rows all ranks receive together; the same on all of them.
+        busiest: how many a rank sends and receives at most; the same on all of them.
         halo: int64 ``[sum(receives)]``, the global positions of the rows that are received.
     """
 
@@ -40,7 +41,9 @@ class Plan:
         self.mine = rows.mine
         self.receives: list[int] = need.tolist()
         self.sends: list[int] = table[:, WORLD.rank].tolist()
-        self.remote = int(table[:, :-1].sum())
+        table = table[:, :-1]
+        self.remote = int(table.sum())
+        self.busiest = int((table.sum(0) + table.sum(1)).max())
         self.place = place.masked_scatter(far, which + rows.mine)
         self.halo = wanted % max(rows.n, 1)
         self.given = torch.empty(0, dtype=torch.int64)

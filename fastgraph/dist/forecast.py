@@ -58,7 +58,7 @@ class Forecast(NamedTuple):
         devices: how many.
         is_extrapolated: whether its halos are.
         modes: by mode; layers that it cannot compute are by halo.
-        auto: with the fastest mode for each layer.
+        auto: with the fastest mode for each layer, of those for which there is memory.
     """
 
     devices: int
@@ -116,8 +116,8 @@ def forecast(step: Step, machine: Machine, rows: Sequence[Rows], devices: int) -
         for name in MODES:
             names[name].append(name if name in possible else "halo")
             found[name].append(possible[names[name][-1]])
-        seconds = {name: layer.seconds(mode, machine) for name, mode in possible.items()}
-        names["auto"].append(cost.fastest(seconds))
+        is_small = cost.is_small(layer, devices, rows[graph].busiest, rows[graph].excess)
+        names["auto"].append("halo" if is_small else cost.chosen(layer, possible, machine))
         best.append(possible[names["auto"][-1]])
     rest = _rest(step, machine, devices)
     total = {

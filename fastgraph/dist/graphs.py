@@ -30,7 +30,7 @@ def shard(
     weights: Sequence[float] | None = None,
     method: str = "metis",
     parts: Tensor | None = None,
-    mode: str = "halo",
+    mode: str = "auto",
     mesh: Mesh | None = None,
 ) -> Graph:
     """:func:`fastgraph.dist.shard`, with numbers as shares or none."""

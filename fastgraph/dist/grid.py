@@ -127,7 +127,7 @@ class _ToOwners(Function):
     def forward(ctx: Any, rows: Layout, group: Group, *tensors: Tensor) -> Any:
         of_group = counts(rows, group)
         receives = [rows.mine] * group.size
-        received = _exchanged(tensors, sum(of_group), of_group, receives, group)
+        received = _exchanged(tensors, of_group, receives, group)
         shape = group.size, rows.mine
         return _marked(ctx, rows, group, [x.view(*shape, *x.shape[1:]) for x in received])
 
@@ -142,7 +142,7 @@ class _FromOwners(Function):
         of_group = counts(rows, group)
         sends = [rows.mine] * group.size
         flat = [x.reshape(sum(sends), *x.shape[2:]) for x in tensors]
-        return _marked(ctx, rows, group, _exchanged(flat, sum(sends), sends, of_group, group))
+        return _marked(ctx, rows, group, _exchanged(flat, sends, of_group, group))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -169,7 +169,6 @@ def _wanted(ctx: Any, grads: Sequence[Tensor], send: Any) -> list[Tensor | None]
 
 def _exchanged(
     tensors: Sequence[Tensor],
-    given: int,
     sends: Sequence[int],
     receives: Sequence[int],
     group: Group,
@@ -178,11 +177,14 @@ def _exchanged(
     if len(tensors) == 1:
         return [transport.all_to_all(tensors[0], sends, receives, group=group)]
     sizes = [x.shape[1:].numel() * x.element_size() for x in tensors]
-    flat = [x.reshape(given, x.shape[1:].numel()).contiguous() for x in tensors]
-    packed = torch.cat([x.view(torch.uint8) for x in flat], 1)
+    packed = torch.cat([transport.as_bytes(x.contiguous()) for x in tensors], 1)
     received = transport.all_to_all(packed, sends, receives, group=group)
     taken = sum(receives)
+    # With no row or one a part counts as contiguous, though rows are apart by what fits no dtype.
+    copies = [
+        part.clone(memory_format=torch.contiguous_format) for part in received.split(sizes, 1)
+    ]
     return [
-        part.contiguous().view(x.dtype).view(taken, *x.shape[1:])
-        for x, part in zip(tensors, received.split(sizes, 1), strict=True)
+        copy.view(x.dtype).view(taken, *x.shape[1:])
+        for x, copy in zip(tensors, copies, strict=True)
     ]

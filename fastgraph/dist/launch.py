@@ -99,8 +99,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--mode",
         choices=MODES,
-        default="halo",
-        help="how fused operators are computed, see fastgraph.dist.shard; default: halo",
+        default="auto",
+        help="how fused operators are computed, see fastgraph.dist.shard; default: auto",
     )
     made.add_argument(
         "--mesh",

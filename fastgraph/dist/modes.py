@@ -6,13 +6,14 @@ arXiv 2309.14509; for graphs: TorchGT, SC 2024, section III-C).
 ``"2d"``: each rank computes with the edges between the nodes of two sets of ranks (A-stationary
 1.5D: Besta et al., SC 2023), sums and extrema as well as attention.
 ``"auto"``: what :mod:`fastgraph.dist.planner` finds fastest, for each layer of attention, sums or
-extrema; others are by halo.
+extrema; others are by halo. The default.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.grid import Grid, check_mesh, grid
@@ -22,8 +23,23 @@ from fastgraph.dist.world import WORLD
 
 MODES = ("halo", "heads", "2d", "auto")
 
-Fastest = Callable[[Sequence[str]], tuple[str, Mesh | None]]
-"""Gives the fastest of some modes and its mesh, asked where that decides."""
+
+class Chosen(NamedTuple):
+    """How a layer is computed with ``"auto"``.
+
+    Attributes:
+        name: of the mode.
+        mesh: of the grid, if it is one.
+        why: by what it was chosen.
+    """
+
+    name: str
+    mesh: Mesh | None
+    why: str
+
+
+Fastest = Callable[[Sequence[str]], Chosen]
+"""Chooses from some modes, asked where that decides."""
 
 
 def check_mode(mode: str, mesh: Mesh | None = None, num_ranks: int | None = None) -> None:
@@ -65,8 +81,8 @@ def grid_of(
         counter[f"halo: {why_not}" if why_not else "2d"] += 1
         return None if why_not else grid((sources if modes[0] == "2d" else destinations).mesh)
     if "auto" in modes and fastest is not None and not why_not:
-        name, mesh = fastest(("halo", "2d"))
-        counter[f"{name}: fastest"] += 1
+        name, mesh, why = fastest(("halo", "2d"))
+        counter[f"{name}: {why}"] += 1
         return None if mesh is None else grid(mesh)
     return None
 
@@ -95,8 +111,8 @@ def of_attention(
         COUNTS.attention["halo"] += 1
         return "halo", None
     if mode == "auto":
-        name, mesh = fastest(("halo", "2d") if num_heads < 2 else ("halo", "heads", "2d"))
-        COUNTS.attention[f"{name}: fastest"] += 1
+        name, mesh, why = fastest(("halo", "2d") if num_heads < 2 else ("halo", "heads", "2d"))
+        COUNTS.attention[f"{name}: {why}"] += 1
         return name, None if mesh is None else grid(mesh)
     if num_heads < 2:
         COUNTS.attention[f"halo: heads cannot be shared out, there are {num_heads}"] += 1

@@ -25,6 +25,8 @@ class Neighbourhoods(RankGraph):
     Attributes:
         local: the edges among local rows and halo.
         plan: for the halo.
+        excess: how many more edges than on the mean of all ranks one has at most, if self-loops are
+            added to all; the same on all ranks.
 
     Args:
         ends: the edges.
@@ -34,6 +36,10 @@ class Neighbourhoods(RankGraph):
     """
 
     def __init__(self, ends: Ends, sources: Layout, destinations: Layout, self_loops: int) -> None:
+        assert ends.rows is not None
+        loops = destinations.counts if self_loops else [0] * len(destinations.counts)
+        edges = [sum(counts) for counts in zip(ends.rows.counts, loops, strict=True)]
+        self.excess = max(edges) - sum(edges) // len(edges)
         nodes = destinations.position
         ends = ends.with_loops(nodes[nodes < self_loops], self_loops)
         self.sources, self.destinations = sources, destinations

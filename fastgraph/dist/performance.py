@@ -335,7 +335,8 @@ class _Sampler:
         owner = torch.tensor(rank_of)[self._block[inside] - first]
         edges = self._edges[:, inside[self._edges].all(0)]
         edges = (inside.cumsum(0) - 1)[edges]
-        graph = shard(_subgraph(self._data, inside, self._sizes), parts=owner)
+        # Features of parts are those of halos, by which their performance is to be explained.
+        graph = shard(_subgraph(self._data, inside, self._sizes), parts=owner, mode="halo")
         placement = Placement.of(graph)
         step = train.steps(graph)
         step()  # plans, sorted graphs

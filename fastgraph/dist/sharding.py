@@ -46,7 +46,7 @@ def shard(
     model: nn.Module | Performance | None = None,
     method: str = "metis",
     parts: Tensor | None = None,
-    mode: str = "halo",
+    mode: str = "auto",
     mesh: Mesh | None = None,
 ) -> Graph:
     """A graph whose tensors of nodes and edges are sharded; all ranks give the same one.
@@ -69,9 +69,11 @@ def shard(
             need of others. ``"heads"``: of attention, each rank computes some of the heads, of all
             nodes and over all edges; every rank then keeps the whole ``edge_index``. ``"2d"``: each
             rank computes with the edges from the nodes of a column of a grid of ranks to those of
-            a row, which it then holds. ``"auto"``: what a model with measured links finds fastest,
-            for each layer of attention, sums or extrema; others are by halo. The first rank prints
-            why. As links are measured anew, the last bits of results can differ between runs.
+            a row, which it then holds. ``"auto"``, the default: what a model with measured links
+            finds fastest, for each layer of attention, sums or extrema, if there is memory for it;
+            others, and those too small to gain anything, are by halo. The first rank prints why.
+            What is measured is kept in the cache directory, so that further runs on such devices
+            take the same modes, and have the same bits.
         mesh: with ``"2d"``, the numbers of rows and columns of the grid; default: the most square
             one, with no more columns than rows.
 

@@ -148,7 +148,7 @@ def load_shards(
     folder: str | os.PathLike[str],
     *,
     checksums: bool = True,
-    mode: str = "halo",
+    mode: str = "auto",
     mesh: Mesh | None = None,
 ) -> Data | HeteroData | DGLGraph:
     """The graph that :func:`write_shards` was given, as :func:`fastgraph.dist.shard` gives it.

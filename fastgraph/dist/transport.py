@@ -72,7 +72,7 @@ def all_gather(x: Tensor, counts: Sequence[int]) -> Tensor:
     received = x.new_empty((WORLD.size * longest, *x.shape[1:]))
     sent = padded.nbytes * (WORLD.size - 1)
     if padded.numel():
-        given, taken = _as_bytes(padded), _as_bytes(received)
+        given, taken = as_bytes(padded), as_bytes(received)
         _issue(
             "all_gather",
             (sum(counts), *x.shape[1:]),
@@ -133,7 +133,7 @@ class Exchange:
         """Issue the collective."""
         rank, handle = (WORLD.rank, None) if group is None else (group.rank, group.handle)
         x = self._given
-        given, taken = _as_bytes(x), _as_bytes(self._received)
+        given, taken = as_bytes(x), as_bytes(self._received)
 
         def collective() -> None:
             self._work = dist.all_to_all_single(
@@ -199,9 +199,13 @@ def gather_objects(value: Any) -> list[Any]:
     return found
 
 
-def _as_bytes(x: Tensor) -> Tensor:
-    """A contiguous tensor as rows of bytes, so that every dtype can be sent by every library."""
-    return x.view(len(x), x.shape[1:].numel()).view(torch.uint8)
+def as_bytes(x: Tensor) -> Tensor:
+    """A contiguous tensor as rows of bytes, so that every dtype can be sent by every library.
+
+    Strides of dimensions of a single element or none can be any, and are put right.
+    """
+    size = x.shape[1:].numel()
+    return x.as_strided((len(x), size), (size, 1)).view(torch.uint8)
 
 
 def _issue(

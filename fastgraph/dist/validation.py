@@ -89,7 +89,7 @@ def validate(
     learning_rate: float = 0.01,
     weights: Sequence[float] | None = None,
     method: str = "metis",
-    mode: str = "halo",
+    mode: str = "auto",
     mesh: Mesh | None = None,
     tolerance: float = TOLERANCE,
     timeout: float = 600.0,

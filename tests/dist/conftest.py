@@ -14,6 +14,9 @@ from filelock import FileLock
 from fastgraph.dist.world import WORLD
 from tests import forks
 
+_SECONDS_OF_A_RANK = 100.0
+"""Ranks share the cores: more of them are given more time."""
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "world_size" in metafunc.fixturenames:
@@ -35,7 +38,7 @@ def once_on_ranks(
 ) -> Callable[..., list[Any]]:
     """What a function returns on each of some ranks, of which every process gets the same results.
 
-    The tests of a module are spread over processes.
+    The tests of a module are spread over processes. What ranks keep between runs is of this one.
     """
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -44,9 +47,12 @@ def once_on_ranks(
     def run(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
         name = f"{function.__module__}.{function.__name__}-{world_size}"
         results = folder / name
-        with FileLock(folder / f"{name}.lock"):
+        with FileLock(folder / f"{name}.lock"), pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
             if not results.exists():
-                results.write_bytes(pickle.dumps(forks.on_ranks(function, world_size, *arguments)))
+                timeout = _SECONDS_OF_A_RANK * max(world_size, 3)
+                done = forks.on_ranks(function, world_size, *arguments, timeout=timeout)
+                results.write_bytes(pickle.dumps(done))
         found: list[Any] = pickle.loads(results.read_bytes())
         return found
 

@@ -379,7 +379,7 @@ def compare_on_this_rank(exhaustive: bool) -> dict[str, Found]:
     found = {}
     for layout, parts in PARTITIONS.items():
         by_halves(HALVES[layout])
-        shard = shards(parts(WORLD.size))
+        shard = shards(parts(WORLD.size), mode="halo")
         for name, case in cases_in(layout, exhaustive).items():
             make = bipartite if "pair" in name else graph
             found[f"{name}, {layout}"] = compared(case, make, shard)

@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from fastgraph.dist import launch
+from fastgraph.dist import launch, machine
 from fastgraph.dist.automatic import reduce_as_measured
 from tests import forks
 
@@ -71,6 +71,45 @@ def test_a_graph_that_the_script_makes_is_sharded(tmp_path: Path) -> None:
     options = ("--weights", "auto", "--mode", "heads")
     found = forks.launched(2, *LAUNCHED, *options, "script.py", cwd=tmp_path)
     assert re.search(r"\) \('ShardedTensor', 'heads'\)$", found, re.MULTILINE)
+
+
+LARGER = """
+import sys
+import torch
+from torch_geometric.data import Data
+from torch_geometric.nn import GATv2Conv, GCNConv
+
+torch.manual_seed(0)
+data = Data(x=torch.randn(600, 32), edge_index=torch.randint(600, (2, 20_000)))
+layers = torch.nn.ModuleList([GATv2Conv(32, 16, heads=4), GCNConv(64, 32)])
+optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    x = data.x
+    for layer in layers:
+        x = layer(x, data.edge_index)
+    loss = x.square().mean()
+    loss.backward()
+    optimizer.step()
+print(loss.item().hex())
+"""
+
+
+def test_a_second_run_takes_the_modes_of_the_first_one(tmp_path: Path) -> None:
+    """And so has its bits; what ranks measured is kept, and not measured again."""
+    (tmp_path / "script.py").write_text(LARGER)
+    runs, kept = [], []
+    for _ in range(2):
+        done = forks.launched(2, *LAUNCHED, "script.py", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path))
+        runs.append(re.sub(r"\d+ gloo", "", done))
+        (file,) = (tmp_path / "fastgraph" / machine.KIND).glob("*.json")
+        kept.append((file.stat().st_mtime_ns, file.read_bytes()))
+    assert runs[0] == runs[1] and kept[0] == kept[1]
+    chosen = r"^fastgraph.dist: (attention with 4 heads|sums or extrema of 32 channels) by \w+: "
+    assert re.findall(chosen, runs[0], re.MULTILINE) == [
+        "attention with 4 heads",
+        "sums or extrema of 32 channels",
+    ]
 
 
 OWN_DATASET = """

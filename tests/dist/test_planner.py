@@ -119,14 +119,16 @@ def test_halos_of_a_mesh_go_on_as_they_went() -> None:
 def test_what_is_shared_is_shared_by_more() -> None:
     """Four ranks on two cores work half as fast as two, and eight a quarter; links stay."""
     known = {2: Machine(1e-4, 2e7, 1e-9, 1e-9), 4: Machine(1e-4, 2e7, 2e-9, 1e-9)}
-    assert cost.extrapolated(known, 8) == pytest.approx(Machine(1e-4, 2e7, 4e-9, 1e-9))
+    assert cost.extrapolated(known, 8)[:4] == pytest.approx((1e-4, 2e7, 4e-9, 1e-9))
+    known[4] = known[4]._replace(memory=2.0**33, paces=(1.0,) * 4)
+    assert cost.extrapolated(known, 8)[4:] == (2.0**33, ())
     with pytest.raises(ValueError, match="two numbers of ranks or more"):
         cost.extrapolated({2: ANY}, 8)
 
 
 def test_nothing_is_expected_to_get_faster() -> None:
     known = {2: Machine(1e-4, 1e7, 1e-9, 1e-9), 4: Machine(5e-5, 2e7, 1e-9, 1e-9)}
-    assert cost.extrapolated(known, 8) == pytest.approx(known[4])
+    assert cost.extrapolated(known, 8)[:4] == pytest.approx(known[4][:4])
 
 
 def test_forecasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +152,11 @@ def test_forecasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert found.modes["heads"].sent > found.modes["halo"].sent
     (again,) = forecasts(step, ANY, [8])
     assert again == others[1]  # by the rows that are kept
+    random = torch.randint(1600, (2, 50_000), generator=torch.Generator().manual_seed(0))
+    step = step._replace(graphs=[(random, 1600, 1600)])
+    for memory, layers in ((math.inf, ["heads"] * 2), (2**20, ["2d"] * 2)):
+        (found,) = forecasts(step, ANY._replace(memory=memory), [8])
+        assert found.auto.layers == layers  # heads hold all edges
 
 
 # anemoi-core, pull request 366: seconds of a training step of a weather model with graph
@@ -219,6 +226,35 @@ def test_long_sequences_with_dense_attention_want_heads(degree: int) -> None:
         assert mode is not None
         seconds[name] = layer.seconds(mode, machine)
     assert cost.fastest(seconds) == "heads"
+
+
+def test_work_is_that_of_the_slowest_rank() -> None:
+    rows = even(800, 8000, 30, 2)._replace(edges=[6000, 2000])
+    layer, machine = transformer(64, 8), ANY._replace(paces=(0.25, 1.0))
+    assert by_halo(layer, rows, ANY).work == 6000 * 64
+    assert by_halo(layer, rows, machine).work == 2000 * 64
+    shared = [by_heads(layer, rows, one) for one in (ANY, machine)]
+    assert [mode and mode.work for mode in shared] == [4000 * 64] * 2
+
+
+def test_a_mode_needs_memory() -> None:
+    layer, modes = transformer(64, 8), {"halo": Mode(0, 0, 9.0, 9.0, memory=100.0)}
+    modes["heads"] = Mode(0, 0, 1.0, 1.0, memory=200.0)
+    for memory, name in ((math.inf, "heads"), (3200.0, "heads"), (3199.0, "halo")):
+        assert cost.chosen(layer, modes, ANY._replace(memory=memory)) == name
+    modes["heads"] = modes["heads"]._replace(memory=50.0)
+    assert cost.chosen(layer, modes, ANY._replace(memory=1.0)) == "heads"
+
+
+def test_small_layers_send_and_compute_little() -> None:
+    layer = transformer(64, 8)
+    row = 2 * 64 * 4  # of keys and values
+    assert cost.is_small(layer, 8, 2**16 // row - 1, 2**16 // 64 - 1)
+    assert not cost.is_small(layer, 8, 2**16 // row, 0)
+    assert not cost.is_small(layer, 8, 0, 2**16 // 64)
+    assert not cost.is_small(layer, 9, 0, 0)
+    rows = even(800, 8000, 30, 4)._replace(edges=[1000, 3000, 2000, 2000])
+    assert (rows.busiest, rows.excess) == (60, 1000)
 
 
 def test_the_simpler_of_modes_that_take_as_much() -> None:

@@ -299,10 +299,8 @@ def diverged(plain: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def results(once_on_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        found: list[dict[str, Any]] = once_on_ranks(work_on_ranks, 2)
+def results(once_on_ranks: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = once_on_ranks(work_on_ranks, 2)
     return found
 
 

@@ -24,7 +24,7 @@ def shard(
     weights: Sequence[float] | None = None,
     method: str = "metis",
     parts: Tensor | None = None,
-    mode: str = "halo",
+    mode: str = "auto",
     mesh: Mesh | None = None,
 ) -> Any:
     """See :func:`fastgraph.dist.shard`."""

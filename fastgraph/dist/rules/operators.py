@@ -8,14 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from fastgraph.dist import cost, planner
+from fastgraph.dist import planner
 from fastgraph.dist.blocks import Block, block
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.grid import Grid
-from fastgraph.dist.grid_volume import Mesh
 from fastgraph.dist.layout import Layout, usual
 from fastgraph.dist.memo import remembered
-from fastgraph.dist.modes import Fastest, grid_of, of_attention
+from fastgraph.dist.modes import Chosen, Fastest, grid_of, of_attention
 from fastgraph.dist.neighbourhoods import Neighbourhoods, neighbourhoods
 from fastgraph.dist.overlap import Part, Results, computed
 from fastgraph.dist.precision import PRECISION
@@ -97,9 +96,9 @@ def _fastest_sum(
     if weight is not None:
         return None
 
-    def fastest(names: Sequence[str]) -> tuple[str, Mesh | None]:
+    def fastest(names: Sequence[str]) -> Chosen:
         plan = functools.partial(_graph, index, None, sources, destinations, transpose)
-        layer = cost.of_sum(x, is_extremum=is_extremum)
+        layer = planner.layer_of_sum(x, is_extremum=is_extremum)
         return planner.choose(index, layer, (sources, destinations, transpose), plan, names)
 
     return fastest
@@ -252,7 +251,7 @@ def _attended_block(call: Call, grid: Grid, sources: Layout, destinations: Layou
 def _mode(
     shapes: Sequence[Sequence[Size]], call: Call, sources: Layout, destinations: Layout
 ) -> tuple[str, Grid | None]:
-    def fastest(names: Sequence[str]) -> tuple[str, Mesh | None]:
+    def fastest(names: Sequence[str]) -> Chosen:
         plan = functools.partial(_attended, call, sources, destinations)
         key = sources, destinations, call.transpose, call.self_loops
         layer = planner.layer_of(shapes, call.inputs, num_heads)
