@@ -58,12 +58,6 @@ _IMPORTED = (
 @click.option("--also", multiple=True, help="A script of the folder with arguments; repeatable.")
 @click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds of a run.")
 @click.option(
-    "--fresh",
-    is_flag=True,
-    help="Start Python for each process: slower, for what does not survive a fork, as MKL's "
-    "products of two sparse matrices.",
-)
-@click.option(
     "--record",
     type=click.Path(path_type=Path, dir_okay=False),
     help="A file of scripts that are done, which a run that was ended goes on from.",
@@ -76,7 +70,6 @@ def main(
     only: str,
     also: Sequence[str],
     timeout: float,
-    fresh: bool,
     record: Path | None,
     out: Path,
 ) -> None:
@@ -102,7 +95,7 @@ def main(
         results["scripts"][name] = found
     left = [call for call in calls if " ".join(call) not in results["scripts"]]
     with tempfile.TemporaryDirectory() as folder_of_runs:
-        runs = Runs(Path(folder_of_runs), timeout, fresh=fresh)
+        runs = Runs(Path(folder_of_runs), timeout)
         for call in track(left, "scripts", console=console):
             command = [str(runs.record), str(steps), str(root / call[0]), *call[1:]]
             reference = runs.alone(command)
@@ -151,15 +144,14 @@ class Ended(NamedTuple):
 
 
 class Runs:
-    """Runs of scripts in new processes.
+    """Runs of scripts in new processes, forked from one that has imported the libraries.
 
     Args:
         work: an empty folder for all of them.
         timeout: seconds of a run.
-        fresh: start Python for each, instead of forking one that has imported the libraries.
     """
 
-    def __init__(self, work: Path, timeout: float, *, fresh: bool = False) -> None:
+    def __init__(self, work: Path, timeout: float) -> None:
         self.record = work / "record"
         self._work, self._timeout = work, timeout
         citations = Path(os.environ.get("FASTGRAPH_DATA", "data")) / "Planetoid"
@@ -172,7 +164,7 @@ class Runs:
             MPLBACKEND="agg",
             PYTHONWARNINGS="ignore",
         )
-        self._context = multiprocessing.get_context("spawn" if fresh else "forkserver")
+        self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(_IMPORTED))
 
     def keep(self, chosen: list[Any]) -> str:
