@@ -127,6 +127,11 @@ CALLS: dict[str, tuple[list[tuple[int, ...]], Callable[..., Any]]] = {
 }
 
 
+def are_divided(ranks: int) -> bool:
+    """Whether each rank gets as many nodes and heads as every other."""
+    return NUM_NODES % ranks == H % ranks == 0
+
+
 def sent() -> dict[str, tuple[int, int]]:
     """Bytes of a forward and a backward pass of each operator, beside those that are expected."""
     found: dict[str, tuple[int, int]] = {}
@@ -152,7 +157,7 @@ def sent() -> dict[str, tuple[int, int]]:
             forward = sum(fgd.COUNTS.sent.values())
             expected = given * to_heads + taken * to_rows
             found[f"{name}, {layout}, forward"] = forward, expected
-            if layout == "even":
+            if layout == "even" and are_divided(WORLD.size):
                 # S d / P for each tensor there and back, of which a rank keeps 1 / P.
                 size = NUM_NODES * H * ITEM // WORLD.size
                 all_of_it = size * (given // ITEM + C)
@@ -373,7 +378,7 @@ def test_layers(found: list[dict[str, Any]], key: str) -> None:
 
 def test_what_is_sent(found: list[dict[str, Any]]) -> None:
     for of_rank in found:
-        assert len(of_rank["sent"]) == 5 * len(CALLS)
+        assert len(of_rank["sent"]) == (5 if are_divided(len(found)) else 4) * len(CALLS)
         for name, (counted, expected) in of_rank["sent"].items():
             assert counted == expected > 0, name
 
