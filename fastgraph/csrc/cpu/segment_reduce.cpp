@@ -316,7 +316,8 @@ struct WinnerGradients {
       const T* gradients = grad.row(row) + first;
       for (int64_t i = 0; i < count; ++i) {
         const int64_t edge = winners[i];
-        if (edge < 0 || edge >= graph.num_entries) continue;  // of an empty row
+        // Empty rows have none; no other number is written here, but anyone may have passed one.
+        if (edge < 0 || edge >= graph.num_entries) continue;
         const A gradient = load_one(gradients + i);
         sums[source[edge] * kOfPanel + i] += weight ? load_one(weight + edge) * gradient : gradient;
       }
