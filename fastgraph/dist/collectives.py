@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fastgraph.dist import transport
+from fastgraph.dist import gradients, transport
 from fastgraph.layers.memory import new_rows
 from fastgraph.ops.library import needs_torch_operations
 
@@ -32,10 +32,13 @@ def applied(function: type[Function], *arguments: Any) -> Any:
 class _Enter(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.x = x if gradients.may_wait(x) else None
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
+        if ctx.x is not None and gradients.waits(ctx.x, ctx.next_functions[0][0], grad):
+            return None
         return sum_of_ranks(grad)
 
 
