@@ -39,17 +39,17 @@ class _Enter(Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         if ctx.x is not None and gradients.waits(ctx.x, ctx.next_functions[0][0], grad):
             return None
-        return sum_of_ranks(grad)
+        return applied(_Sum, grad, gradients.is_small(grad))
 
 
 class _Sum(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return transport.all_reduce(x)
+    def forward(ctx: Any, x: Tensor, in_order: bool) -> Tensor:
+        return transport.all_reduce_in_order(x) if in_order else transport.all_reduce(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return enter(grad)
+        return enter(grad), None
 
 
 class _Gather(Function):
@@ -130,7 +130,7 @@ def enter(x: Tensor) -> Tensor:
 
 def sum_of_ranks(x: Tensor) -> Tensor:
     """The sum of what each rank has, replicated. Backward: the gradient as it is."""
-    return applied(_Sum, x)  # type: ignore[no-any-return]
+    return applied(_Sum, x, False)  # type: ignore[no-any-return]
 
 
 def gather(x: Tensor, rows: Layout, axis: int) -> Tensor:

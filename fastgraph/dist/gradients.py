@@ -21,8 +21,7 @@ from fastgraph.dist import transport
 from fastgraph.dist.world import WORLD
 
 TOGETHER = 2**22
-"""Bytes that are summed together at most; a larger gradient has nothing to gain, and does not wait.
-"""
+"""Bytes that are summed together at most."""
 
 _LEAF = "torch::autograd::AccumulateGrad"
 
@@ -58,6 +57,14 @@ class _Pass:
 
 _PASSES: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
 """By the number that autograd has given them. It alone keeps them, until they end or fail."""
+
+
+def is_small(grad: Tensor) -> bool:
+    """Whether messages take more of the sum of a gradient over ranks than its bytes do.
+
+    Such sums are taken in the order of ranks, so that those that wait have the bits of others.
+    """
+    return grad.layout == torch.strided and transport.is_sent_at_once(grad.nbytes)
 
 
 def may_wait(x: Tensor) -> bool:
@@ -106,7 +113,7 @@ def bundles(sizes: Sequence[int]) -> Iterator[slice]:
 def _can_wait(x: Tensor, node: Any, grad: Tensor) -> bool:
     if WORLD.size == 1 or torch.is_grad_enabled():  # as with create_graph=True
         return False
-    if grad.layout != torch.strided or grad.nbytes > TOGETHER or _is_watched(x):
+    if not is_small(grad) or grad.nbytes > TOGETHER or _is_watched(x):
         return False
     leaves = [node] if x.is_leaf else _following(node)
     return all(
@@ -140,7 +147,7 @@ def _accumulates(leaf: Any) -> bool:
 
 def _sum(waiting: Sequence[tuple[Tensor, Tensor]]) -> None:
     tensors, gradients = zip(*waiting, strict=True)
-    summed = transport.all_reduce(torch.cat([grad.flatten() for grad in gradients]))
+    summed = transport.all_reduce_in_order(torch.cat([grad.flatten() for grad in gradients]))
     parts = summed.split([grad.numel() for grad in gradients])
     # Autograd copies what a leaf gets of these parts, but keeps what is a view of them.
     whole = [

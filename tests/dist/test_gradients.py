@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fastgraph.dist as fgd
-from fastgraph.dist import gradients
+from fastgraph.dist import gradients, transport
 from fastgraph.dist.world import WORLD
 from tests.dist.comparing import deviation
 from tests.dist.graphs import NUM_FEATURES, PARTITIONS, graph
@@ -206,6 +206,11 @@ def compare_on_this_rank() -> dict[str, Any]:
         loss = again.loss(x)
         found[key] = [sums(lambda loss=loss: loss.backward()), gradients_of(again)]
     found["together"] = gradients_of(model)
+    values = torch.randn(101, generator=torch.Generator().manual_seed(WORLD.rank))
+    found["at once, in parts"] = []
+    for limit in (2**20, 0):
+        transport._AT_ONCE = limit
+        found["at once, in parts"].append(transport.all_reduce_in_order(values))
     found["left"] = len(gradients._PASSES)
     return found
 
@@ -226,8 +231,8 @@ def test_gradients_are_summed_together(found: list[dict[str, Any]]) -> None:
     for of_rank in found:
         # That of the product is computed, and does not wait; the loss is a mean of rows.
         assert of_rank["sums"] == [1, 2]
-        assert of_rank["at once"][0] == 8
-        assert 2 < of_rank["in bundles"][0] < 8
+        assert of_rank["at once"][0] == 7
+        assert 2 < of_rank["in bundles"][0] < 7
         assert of_rank["left"] == 0
 
 
@@ -236,6 +241,9 @@ def test_bits_do_not_depend_on_what_is_summed_together(found: list[dict[str, Any
         for way in ("at once", "in bundles"):
             for expected, grad in zip(of_rank["together"], of_rank[way][1], strict=True):
                 assert (expected is None and grad is None) or torch.equal(expected, grad)
+        at_once, in_parts = of_rank["at once, in parts"]
+        assert torch.equal(at_once, in_parts)
+        assert torch.equal(at_once, found[0]["at once, in parts"][0])
 
 
 def test_bundles() -> None:
