@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from dgl.nn import GATConv
 from torch import nn
 
 import fastgraph
@@ -16,6 +15,7 @@ from fastgraph.dist.automatic import Automatic, reduce_as_measured
 from fastgraph.dist.first_epochs import FirstEpochs
 from fastgraph.dist.precision import PRECISION
 from fastgraph.dist.world import WORLD
+from tests.dgl.graphs import dgl
 from tests.dist.test_rebalance import clock, error_of
 
 
@@ -40,7 +40,7 @@ def check(g: Any, relations: Any) -> None:
 
 
 def _check_precision(g: Any, expected: dict[str, int]) -> None:
-    layer = GATConv(g.ndata["x"].shape[1], 4, 2, allow_zero_in_degree=True).float()
+    layer = dgl.nn.GATConv(g.ndata["x"].shape[1], 4, 2, allow_zero_in_degree=True).float()
     fgd.COUNTS.reset()
     with fastgraph.enabled():
         layer(g, g.ndata["x"].float()).sum().backward()
