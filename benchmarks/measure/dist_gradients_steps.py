@@ -12,8 +12,8 @@ from fastgraph.dist import gradients, transport
 from measure.dist_steps import Training, features
 from measure.timing import Spread, no_garbage_collection
 
-WAYS = {"one by one": 0, "together": gradients.TOGETHER}
-"""Bytes that are summed together at most."""
+WAYS = {"one by one": 0, "together": gradients.SMALL}
+"""Bytes of a gradient that waits for others at most; without, gloo sums each in its ring."""
 
 
 def measure(graph: str, layers: Sequence[str], channels: int, rounds: int) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def _of_layer(layer: str, data: Any, channels: int, rounds: int) -> dict[str, An
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
     found: dict[str, Any] = {way: {"losses": []} for way in WAYS}
     for way, training in trainings.items():
-        gradients.TOGETHER = WAYS[way]
+        gradients.SMALL = WAYS[way]
         for _ in range(3):
             found[way]["losses"].append(training.step())
         fgd.COUNTS.reset()
@@ -48,7 +48,7 @@ def _of_layer(layer: str, data: Any, channels: int, rounds: int) -> dict[str, An
     with no_garbage_collection():
         for _ in range(rounds):
             for way, training in trainings.items():
-                gradients.TOGETHER = WAYS[way]
+                gradients.SMALL = WAYS[way]
                 transport.barrier()
                 started = time.perf_counter()
                 training.step()

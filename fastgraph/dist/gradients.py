@@ -20,6 +20,9 @@ from torch.autograd import Variable
 from fastgraph.dist import transport
 from fastgraph.dist.world import WORLD
 
+SMALL = 2**18
+"""Bytes of a gradient that waits at most: the sum of a larger one takes its bytes, not messages."""
+
 TOGETHER = 2**22
 """Bytes that are summed together at most."""
 
@@ -60,11 +63,11 @@ _PASSES: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
 
 
 def is_small(grad: Tensor) -> bool:
-    """Whether messages take more of the sum of a gradient over ranks than its bytes do.
+    """Whether a gradient is one of those that wait, unless somebody looks at it.
 
-    Such sums are taken in the order of ranks, so that those that wait have the bits of others.
+    All of these are summed in the order of ranks, so that they have the same bits if they do not.
     """
-    return grad.layout == torch.strided and transport.is_sent_at_once(grad.nbytes)
+    return grad.layout == torch.strided and grad.nbytes <= SMALL
 
 
 def may_wait(x: Tensor) -> bool:
@@ -113,7 +116,7 @@ def bundles(sizes: Sequence[int]) -> Iterator[slice]:
 def _can_wait(x: Tensor, node: Any, grad: Tensor) -> bool:
     if WORLD.size == 1 or torch.is_grad_enabled():  # as with create_graph=True
         return False
-    if not is_small(grad) or grad.nbytes > TOGETHER or _is_watched(x):
+    if not is_small(grad) or _is_watched(x):
         return False
     leaves = [node] if x.is_leaf else _following(node)
     return all(

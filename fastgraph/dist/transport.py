@@ -20,8 +20,8 @@ from fastgraph.dist.phases import RECORDER
 from fastgraph.dist.world import WORLD, CollectiveError, RanksDivergedError, line_of_program
 
 _AT_ONCE = 2**20
-"""Bytes for all ranks, up to which one message to each rank takes less than those of a ring, whose
-parts follow one another.
+"""Bytes for all ranks, up to which a rank sends the whole of a tensor to each: messages that leave
+together take less than those of a ring, which follow one another.
 """
 
 # torch 2.13 has given the function another name.
@@ -68,13 +68,13 @@ def all_reduce_in_order(x: Tensor) -> Tensor:
     """:func:`all_reduce`, whose sums are taken in the order of ranks.
 
     So their bits do not depend on where in a tensor they are; gloo begins with another rank in each
-    part of it. What :func:`is_sent_at_once` takes fewer messages than gloo, too.
+    part of it. Small tensors take fewer messages than gloo's ring, too.
     """
     size = WORLD.size
     if size <= 2 or not x.numel():  # two numbers have one sum
         return all_reduce(x)
     flat = x.detach().flatten()
-    if is_sent_at_once(x.nbytes):
+    if x.nbytes * size <= _AT_ONCE:
         return _sum_of_parts(flat.expand(size, -1).contiguous(), x.shape).view(x.shape)
     length = -(-len(flat) // size)
     parts = pad(flat, (0, size * length - len(flat))).view(size, length)
@@ -92,11 +92,6 @@ def _sum_of_parts(parts: Tensor, shape: Sequence[int]) -> Tensor:
     for part in received[2:]:
         total += part
     return total
-
-
-def is_sent_at_once(nbytes: int) -> bool:
-    """Whether so little is summed that each rank sends all of it to every other one."""
-    return nbytes * WORLD.size <= _AT_ONCE
 
 
 def all_gather(x: Tensor, counts: Sequence[int]) -> Tensor:
