@@ -157,6 +157,10 @@ emulate: install emulator ## run the kernels for GPUs on the emulator, and count
 # Where a wheel is built there is no torch to tell what this machine has.
 CAPABILITY := $(BIN)/python -c "import torch; print(torch.backends.cpu.get_cpu_capability().lower())"
 
+# A wheel for a test is compiled with the headers in .venv, whose names a cache of the compiler knows.
+headers = $(if $(filter all,$(WHEEL_LEVELS)),, \
+  --config-settings=cmake.define.tvm_ffi_ROOT=$$($(BIN)/python -m tvm_ffi.config --cmakedir))
+
 # With the CUDA kernels where they can be compiled; for all architectures that takes minutes.
 wheel: install ## build a wheel for many Linux distributions into dist/
 	$(call tools,wheel)
@@ -165,7 +169,7 @@ wheel: install ## build a wheel for many Linux distributions into dist/
 	$(WITH_TOOLS) $(BIN)/pip wheel --quiet --no-deps --config-settings=build-dir=build/wheel \
 	  --config-settings=cmake.define.FASTGRAPH_LIBRARY_DIR=$(abspath build/wheel/lib) \
 	  --config-settings=cmake.define.FASTGRAPH_CPU_LEVELS=$(WHEEL_LEVELS) \
-	  --config-settings=cmake.define.FASTGRAPH_CPU_CAPABILITY=$$($(CAPABILITY)) \
+	  --config-settings=cmake.define.FASTGRAPH_CPU_CAPABILITY=$$($(CAPABILITY)) $(headers) \
 	  $(call cuda,$(if $(NVCC),on,off)) --wheel-dir dist/raw .
 	$(WITH_TOOLS) $(BIN)/auditwheel repair --exclude libtvm_ffi.so \
 	  --wheel-dir dist dist/raw/*.whl

@@ -230,8 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--few-layouts",
         action="store_true",
-        help="of attention in double and float16, for which float and bfloat16 stand, one layout of "
-        "each kind",
+        help="of attention one of each kind in double and float16, for which others stand",
     )
     options = parser.parse_args(arguments)
     if options.write and options.few_layouts:
