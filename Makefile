@@ -130,7 +130,7 @@ test-dgl-%: install
 
 # Two element types have all layouts of attention's kernels, which differ in their numbers, and the
 # others one of each kind; `test-all` compiles all.
-EMULATED := $(if $(ALL),FASTGRAPH_EVERY_LAYOUT=yes)
+EMULATED := $(if $(ALL),SIMT_EVERY_LAYOUT=yes)
 
 emulator: install # for the tests, whose time is limited
 	$(EMULATED) $(BIN)/python -m tests.simt.library

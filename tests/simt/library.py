@@ -61,8 +61,7 @@ UNDEFINED = (
 # Loads of vectors have to stay whole for their alignment to be seen.
 WATCHED = (UNDEFINED, "-fsanitize=thread", "-fno-tree-sra", "--coverage")
 # Of attention's kernels, one of each kind for two of the element types, unless all are asked for.
-EVERY_LAYOUT = "FASTGRAPH_EVERY_LAYOUT"
-LAYOUTS = () if os.environ.get(EVERY_LAYOUT) else ("-DFASTGRAPH_FEW_LAYOUTS",)
+LAYOUTS = () if os.environ.get("SIMT_EVERY_LAYOUT") else ("-DFASTGRAPH_FEW_LAYOUTS",)
 
 
 def why_unavailable() -> str | None:
