@@ -53,7 +53,7 @@ COMMON = (
     "-DFASTGRAPH_SIMT",
     *("-isystem", str(TVM_FFI / "include"), '-DFASTGRAPH_DEVICE="tests/simt/device.h"'),
 )
-# Bounds, alignment and null are what the emulator sees of memory.
+# Where pointers lead is seen by the emulator itself.
 UNDEFINED = (
     "-fsanitize=signed-integer-overflow,integer-divide-by-zero,shift,bounds,bool,enum,builtin,"
     "unreachable,return"
