@@ -15,7 +15,7 @@ from fastgraph.dist.table import Arguments, NoRuleError, Options, is_in_place, n
 _NOT_ONLY = {"equal", "max", "min", "where", "dropout", "rrelu", "rrelu_", "bernoulli"}
 
 _OTHERS = """
-    relu elu leaky_relu gelu silu selu celu hardtanh relu6 mish softplus softsign logsigmoid
+    relu elu leaky_relu gelu silu selu celu hardtanh relu6 mish softplus softsign log_sigmoid
     tanhshrink softshrink hardshrink threshold hardswish hardsigmoid tanh sigmoid
     masked_fill masked_fill_ clip clamp float double half bfloat16 long int short char byte bool
     clone detach detach_ contiguous requires_grad_ zero_ fill_ copy_ zero fill zeros_like

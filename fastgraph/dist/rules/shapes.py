@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -170,6 +171,7 @@ _ALONG = {
     "narrow": (1, None), "flip": (1, None), "cosine_similarity": (2, 1), "gather": (1, None),
     "roll": (2, None), "diff": (2, -1), "unfold": (1, None),
 }  # fmt: skip
+_PIECES = ("chunk", "split", "split_with_sizes", "tensor_split")
 
 
 @rule(" ".join(_ALONG))
@@ -189,6 +191,8 @@ def along(func: Any, args: Arguments, kwargs: Options) -> Any:
     if axis in [d % num_dims for d in dims]:
         if name in ("softmax", "log_softmax") and kwargs.get("dtype") is None and len(args) < 3:
             return _softmax(lead, axis, name == "log_softmax")
+        if name in _PIECES and args[0] is lead and not any(map(is_sharded, args[1:])):
+            return _pieces(func, lead, args, kwargs)
         raise NoRuleError
     for x in (*args, *kwargs.values()):
         if isinstance(x, Tensor) and (x.dim() != num_dims or x.shape[axis] != lead.rows.n):
@@ -199,6 +203,17 @@ def along(func: Any, args: Arguments, kwargs: Options) -> Any:
     )
     first = out[0] if isinstance(out, (list, tuple)) else out
     return wrapped(out, lead.rows, axis - (first.dim() < num_dims and dims[0] % num_dims < axis))
+
+
+def _pieces(func: Any, x: ShardedTensor, args: Arguments, kwargs: Options) -> tuple[Any, ...]:
+    """Consecutive rows, as slices of these."""
+    whole = torch.empty(x.shape, device="meta")
+    sizes = [piece.shape[x.axis] for piece in func(whole, *args[1:], **kwargs)]
+    before = (slice(None),) * x.axis
+    stops = itertools.accumulate(sizes)
+    return tuple(
+        x[(*before, slice(stop - size, stop))] for size, stop in zip(sizes, stops, strict=True)
+    )
 
 
 def _softmax(x: ShardedTensor, dim: int, log: bool) -> Any:

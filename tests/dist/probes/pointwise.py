@@ -30,6 +30,9 @@ simple(
 )
 
 
+simple("functions of another name in torch", lambda d: F.logsigmoid(h(d)).sum(1))
+
+
 simple(
     "logic of masks",
     lambda d: (d.train_mask ^ (d.y == 1) | ~d.train_mask & (d.y > 2)).sum().double(),

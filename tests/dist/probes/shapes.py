@@ -71,6 +71,18 @@ simple(
 
 
 simple(
+    "parts of rows",
+    lambda d: torch.cat(
+        [
+            sum((i + 1) * a.sum(0) for i, a in enumerate(h(d).chunk(3))),
+            h(d).split([5, N - 5])[1].square().sum(0),
+            h(d).t().tensor_split(4, dim=1)[2].sum(1),
+        ]
+    ),
+)
+
+
+simple(
     "nested lists",
     lambda d: (
         torch.cat(tensors=[torch.stack([h(d), d.x])[0], d.x], dim=-1).sum(1)
