@@ -12,10 +12,10 @@ from fastgraph.backends import reference
 from fastgraph.backends.cusparse import ALGORITHMS, CuSparseSpmm
 from fastgraph.backends.kernels import native_kernels, sddmm_by_head, spmm_by_head
 from fastgraph.backends.tasks import Tasks
-from fastgraph.backends.tiles import TilesSpmm
+from fastgraph.backends.tiles import TilesAttention, TilesSpmm
 from fastgraph.machine import native
 from fastgraph.registry.backend import FLOATING, Kernel
-from fastgraph.tune.fastest import FastestSpmm, Rival, seconds_on_gpu
+from fastgraph.tune.fastest import FastestAttention, FastestSpmm, Rival, seconds_on_gpu
 
 
 class CudaBackend:
@@ -43,10 +43,13 @@ class CudaBackend:
             f"cusparse-{number}": CuSparseSpmm(library, number) for number in ALGORITHMS
         }
         rivals["tiles"] = TilesSpmm(library)
-        fastest = FastestSpmm(kernels["spmm"], rivals, seconds)
+        sums = FastestSpmm(kernels["spmm"], rivals, seconds)
+        on_tiles: dict[str, Rival] = {"tiles": TilesAttention(library)}
+        attention = FastestAttention(kernels["attention"], on_tiles, seconds)
         self._kernels: dict[str, Kernel] = {
             **kernels,
-            "spmm": spmm_by_head(fastest.__call__),
+            "spmm": spmm_by_head(sums.__call__),
+            "attention": attention.__call__,
             "sddmm": sddmm_by_head(kernels["sddmm"]),
             # Of edges alone: torch's operations store no more than their results do.
             "edge_softmax": reference.edge_softmax,

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fastgraph.cli.tuning.measuring import Measured, Reordering
     from fastgraph.tune.choices import Use
     from fastgraph.tune.gpus import Sheet
+    from fastgraph.tune.tiles import Product
 
 
 def tune_script(script: Path, arguments: Sequence[str], budget: float, device: str | None) -> int:
@@ -64,9 +65,9 @@ def tune_script(script: Path, arguments: Sequence[str], budget: float, device: s
                     console.print(reordering_table(ones[0], others))
             for line in _remarks(found, chosen):
                 console.print(line, soft_wrap=True, highlight=False)
-    sums = [one for one in found if one.replay.call.operator == "spmm"]
-    if sheets and sums:
-        table, reasons = gpu_table(sums, sheets)
+    for_tiles = [one for one in found if one.replay.call.operator in ("spmm", "attention")]
+    if sheets and for_tiles:
+        table, reasons = gpu_table(for_tiles, sheets)
         console.print(table)
         for reason in reasons:
             console.print(f"No tiles: {reason}.", soft_wrap=True, highlight=False)
@@ -129,40 +130,50 @@ def reordering_table(one: Measured, others: Sequence[Reordering]) -> Table:
     return table
 
 
-def gpu_table(sums: Sequence[Measured], sheets: Sequence[Sheet]) -> tuple[Table, list[str]]:
-    """What tiles would do for sums on GPUs, by a model, and why they are not for some."""
-    from fastgraph.tune.tiles import Product, by_rows, by_tiles, predict_fill, why_not_tiles
+def gpu_table(found: Sequence[Measured], sheets: Sequence[Sheet]) -> tuple[Table, list[str]]:
+    """What tiles would do for sums and attention on GPUs, by a model, and why not for some."""
+    from fastgraph.tune.tiles import by_rows, by_tiles, predict_fill, why_not_tiles
 
     table = Table("layers", "graph", "channels", "dtype", "edges of a block")
-    table.title = "Predicted, never measured: milliseconds of sums by rows / on tiles"
+    table.title = "Predicted, never measured: milliseconds forward by rows / on tiles"
     for sheet in sheets:
         table.add_column(sheet.name, justify="right")
     table.add_column("tiles")
     table.caption = "at least, by what each form must move; under the setting measure both compete"
     reasons: dict[str, None] = {}
-    for one in sums:
-        x, rows = one.replay.features, one.graph.grouped(transpose=one.replay.argument("transpose"))
-        fill = predict_fill(rows)
-        product = Product(
-            rows.ptr.numel() - 1,
-            len(x),
-            one.graph.num_edges,
-            x.shape[1:].numel(),
-            x.dtype,
-            one.replay.argument("weight") is not None,
-        )
-        why_not = {sheet.name: why_not_tiles(product, fill, sheet) for sheet in sheets}
+    for one in found:
+        fill = predict_fill(one.graph.grouped(transpose=one.replay.argument("transpose")))
+        product, refused = _product_of(one)
+        why_not = {g.name: refused or why_not_tiles(product, fill, g) for g in sheets}
         reasons |= dict.fromkeys(reason for reason in why_not.values() if reason is not None)
         table.add_row(
             _counted(one.layers),
             _shape(one),
-            str(product.width),
-            str(x.dtype).removeprefix("torch."),
+            str(one.replay.features.shape[1:].numel()),
+            str(product.dtype).removeprefix("torch."),
             f"{fill.edges:.1f} ({fill.low:.1f} to {fill.high:.1f})",
             *(f"{by_rows(product, g):.3f} / {by_tiles(product, fill, g):.3f}" for g in sheets),
             ", ".join(name for name, reason in why_not.items() if reason is None) or "no",
         )
     return table, list(reasons)
+
+
+def _product_of(one: Measured) -> tuple[Product, str | None]:
+    """What a sum or attention moves forward, and why the latter is not for tiles on any graph."""
+    from fastgraph.tune.tiles import Product, why_not_attention, width_of_attention
+
+    given, graph = one.replay.argument, one.graph
+    refused = None
+    if one.replay.call.operator == "attention":
+        x = given("key")
+        width, has_weights = width_of_attention(x), False
+        has_edges = given("edge") is not None
+        refused = why_not_attention(x, has_edges, given("dropout"), given("weights"))
+    else:
+        x = one.replay.features
+        width, has_weights = x.shape[1:].numel(), given("weight") is not None
+    num_rows = graph.num_src if given("transpose") else graph.num_dst
+    return Product(num_rows, len(x), graph.num_edges, width, x.dtype, has_weights), refused
 
 
 def _remarks(found: Sequence[Measured], chosen: Mapping[str, Mapping[Use, int]]) -> list[str]:

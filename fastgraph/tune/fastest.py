@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,37 +14,33 @@ from fastgraph.graphs.graph import Graph, beside
 from fastgraph.machine import capture
 from fastgraph.registry.backend import Kernel
 
-# Names of kernels by kind of product.
-_Fastest = dict[tuple[object, ...], str]
+# Names of kernels by kind of call.
+_Known = dict[tuple[object, ...], str]
 
 
 class Rival(Protocol):
-    """A kernel of ``spmm`` for some products."""
+    """A kernel for some calls of an operator."""
 
-    def __call__(
-        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
-    ) -> Tensor:
-        """The product, as for any kernel."""
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """The results, as of any kernel."""
         ...
 
-    def fits(
-        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
-    ) -> bool:
+    def fits(self, *arguments: Any, **keywords: Any) -> bool:
         """Whether this is one of them."""
         ...
 
     def forget(self, graph: Graph, x: Tensor, transpose: bool) -> None:
-        """Free what is kept for products like this."""
+        """Free what is kept for calls that gather features like these."""
         ...
 
 
-class FastestSpmm:
-    """A kernel of ``spmm``, and others that take its place where they are faster.
+class _Fastest:
+    """A kernel, and others that take its place where they are faster.
 
-    With ``settings.measure`` all compute the first product of a graph with features of a width and
-    dtype, and the fastest all further products. The others take no part while a CUDA graph is
-    captured, whose replays may run beside anything, nor under
-    ``torch.use_deterministic_algorithms``: their results differ in the last bits.
+    With ``settings.measure`` all make the first call of a kind on a graph, and the fastest all
+    further ones. The others take no part while a CUDA graph is captured, whose replays may run
+    beside anything, nor under ``torch.use_deterministic_algorithms``: their results differ in the
+    last bits.
 
     Args:
         kernel: computes unless another one was found to be faster.
@@ -56,18 +52,9 @@ class FastestSpmm:
         self,
         kernel: Kernel,
         rivals: Mapping[str, Rival],
-        seconds: Callable[[Callable[[], Tensor]], float],
+        seconds: Callable[[Callable[[], Any]], float],
     ) -> None:
         self._kernel, self._rivals, self._seconds = kernel, rivals, seconds
-
-    def __call__(
-        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
-    ) -> Tensor:
-        """The product, by the fastest."""
-        arguments = (graph, x, weight, reduce, transpose)
-        kernel = self._fastest(*arguments) if self._may_measure(x) else self._kernel
-        out: Tensor = kernel(*arguments)
-        return out
 
     def _may_measure(self, x: Tensor) -> bool:
         return (
@@ -76,36 +63,88 @@ class FastestSpmm:
             and not capture.is_capturing(x)
         )
 
-    def _fastest(
-        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
+    def _choose(
+        self,
+        graph: Graph,
+        x: Tensor,
+        transpose: bool,
+        kind: tuple[object, ...],
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
     ) -> Kernel:
-        is_aligned = x.data_ptr() % 16 == 0
-        kind = (x.shape[1], x.dtype, is_aligned, weight is not None, reduce, transpose)
-        fastest = beside(graph, "fastest", _Fastest)
-        if kind not in fastest:
+        known, kind = beside(graph, "fastest", _Known), (*kind, transpose)
+        if kind not in known:
             with torch.cuda.device_of(x):
-                fastest[kind] = self._measure(graph, x, weight, reduce, transpose)
-        return self._rivals.get(fastest[kind], self._kernel)
+                known[kind] = self._measured(arguments, keywords)
+            for name, rival in self._rivals.items():
+                if name != known[kind]:
+                    rival.forget(graph, x, transpose)
+        return self._rivals.get(known[kind], self._kernel)
 
-    def _measure(
-        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
-    ) -> str:
+    def _measured(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str:
         """The name of the fastest rival, or nothing if none is faster."""
-        arguments = (graph, x, weight, reduce, transpose)
-        fastest, least = "", self._seconds(functools.partial(self._kernel, *arguments))
+        fastest, least = "", self._seconds(partial(self._kernel, *arguments, **keywords))
         for name, rival in self._rivals.items():
             try:
-                if not rival.fits(*arguments):
+                if not rival.fits(*arguments, **keywords):
                     continue
-                found = self._seconds(functools.partial(rival, *arguments))
+                found = self._seconds(partial(rival, *arguments, **keywords))
             except torch.OutOfMemoryError:  # it needs more than the kernel, which can do without it
                 continue
             if found < least:
                 fastest, least = name, found
-        for name, rival in self._rivals.items():
-            if name != fastest:
-                rival.forget(graph, x, transpose)
         return fastest
+
+
+class FastestSpmm(_Fastest):
+    """A kernel of ``spmm`` and its rivals."""
+
+    def __call__(
+        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
+    ) -> Tensor:
+        """The product, by the fastest."""
+        kernel = self._kernel
+        arguments = (graph, x, weight, reduce, transpose)
+        if self._may_measure(x):
+            kind = ("spmm", x.shape[1], x.dtype, _is_aligned(x), weight is not None, reduce)
+            kernel = self._choose(graph, x, transpose, kind, arguments, {})
+        out: Tensor = kernel(*arguments)
+        return out
+
+
+class FastestAttention(_Fastest):
+    """A kernel of ``attention`` and its rivals."""
+
+    def __call__(
+        self,
+        graph: Graph,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        edge: Tensor | None,
+        transpose: bool,
+        scale: float,
+        dropout: float,
+        seed: int,
+        weights: bool,
+        *,
+        addend: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What ``attention`` gives, by the fastest."""
+        kernel = self._kernel
+        arguments = (graph, query, key, value, edge, transpose, scale, dropout, seed, weights)
+        if self._may_measure(key):
+            options = (edge is not None, dropout > 0, weights, addend is not None)
+            tensors = (query, key, value) if addend is None else (query, key, value, addend)
+            are_aligned = all(map(_is_aligned, tensors))
+            kind = ("attention", *key.shape[1:], key.dtype, are_aligned, *options)
+            kernel = self._choose(graph, key, transpose, kind, arguments, {"addend": addend})
+        found: tuple[Tensor, Tensor, Tensor] = kernel(*arguments, addend=addend)
+        return found
+
+
+def _is_aligned(x: Tensor) -> bool:
+    return x.data_ptr() % 16 == 0
 
 
 _REPEATS = 5

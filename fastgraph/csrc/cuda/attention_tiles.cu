@@ -219,8 +219,7 @@ __device__ void add_slots(const AttentionTiles<T>& op, const Span& span, int64_t
     for (int column = 0; column < kTileCols; ++column) {
       const int32_t col = op.tiles.col[block * kTileCols + column];
       if (col < 0) break;
-      bool has_edge[kHalves];
-      float weight[kHalves];
+      float score[kHalves], weight[kHalves];
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
         const T* const query = in.query.at(min(op.row(span, place, h), in.query.nodes - 1), head);
@@ -229,11 +228,15 @@ __device__ void add_slots(const AttentionTiles<T>& op, const Span& span, int64_t
         for (int64_t f = place.in_group; f < in.key.width; f += 4) {
           dot += widened(query[f]) * widened(key[f]);
         }
-        const float score = times(op.scale, sum_of_four(dot));
+        score[h] = times(op.scale, sum_of_four(dot));
+      }
+      bool has_edge[kHalves];
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
         has_edge[h] = slots.has_edge(h, place.group * kTileCols + column);
         if (!has_edge[h]) continue;
-        softmax.raise(h, score);
-        weight[h] = weight_of(score, softmax.largest[h]);
+        softmax.raise(h, score[h]);
+        weight[h] = weight_of(score[h], softmax.largest[h]);
         if (place.in_group == 0) softmax.total[h] += weight[h];
       }
       softmax.sums.each(place, [&](int h, int f, float* const* sums) {
