@@ -14,7 +14,9 @@ from rich.table import Table
 from fastgraph.cli.watched import left_by, nothing_routed
 
 if TYPE_CHECKING:
-    from fastgraph.cli.tuning.measuring import Measured, Reordering
+    from fastgraph.cli.tuning.kernels import TimedCall
+    from fastgraph.cli.tuning.measuring import Budget, Measured, Reordering
+    from fastgraph.graphs.graph import Graph
     from fastgraph.tune.choices import Use
     from fastgraph.tune.gpus import Sheet
     from fastgraph.tune.tiles import Product
@@ -36,35 +38,25 @@ def tune_script(script: Path, arguments: Sequence[str], budget: float, device: s
         click.ClickException: the script failed, or calls nothing that could be measured.
         click.UsageError: an unknown device.
     """
-    from fastgraph.cli.tuning import measuring
-    from fastgraph.tune import choices
+    from fastgraph.cli.tuning import kernels, measuring
 
     sheets = _sheets(device)
+    console = Console()
+    console = console if console.is_terminal else Console(width=120)
     with Console(stderr=True).status("running the first steps") as status:
         program = left_by("fastgraph.cli.tuning", script, arguments, "before its calls were seen")
         torch.set_num_threads(program.threads)
         torch.backends.cuda.matmul.allow_tf32 = program.allow_tf32
         status.update("measuring")
         found = measuring.calls_of(program)
-        if not found:
+        spent = measuring.Budget(budget)
+        on_gpus = kernels.time_kernels(program, spent) if device != "cpu" else []
+        if not found and not on_gpus:
             raise nothing_routed(script)
-        console = Console()
-        console = console if console.is_terminal else Console(width=120)
-        if device in (None, "cpu"):
-            spent = measuring.Budget(budget)
-            # The rest is for other orders of nodes.
-            measuring.measure(found, measuring.Budget(budget / 2))
-            chosen = measuring.chosen(found)
-            choices.KEPT.keep(chosen)
-            console.print(calls_table(found, chosen))
-            graphs = measuring.by_graph(found)
-            for place, ones in enumerate(graphs.values()):
-                share = measuring.Budget(spent.left / (len(graphs) - place))
-                others = measuring.reorderings(ones, share)
-                if others:
-                    console.print(reordering_table(ones[0], others))
-            for line in _remarks(found, chosen):
-                console.print(line, soft_wrap=True, highlight=False)
+        if on_gpus:
+            _keep_kernels(on_gpus, console)
+        if found and device in (None, "cpu"):
+            _tune_rows(found, spent, console)
     for_tiles = [one for one in found if one.replay.call.operator in ("spmm", "attention")]
     if sheets and for_tiles:
         table, reasons = gpu_table(for_tiles, sheets)
@@ -72,8 +64,51 @@ def tune_script(script: Path, arguments: Sequence[str], budget: float, device: s
         for reason in reasons:
             console.print(f"No tiles: {reason}.", soft_wrap=True, highlight=False)
     if program.elsewhere:
-        console.print(f"{program.elsewhere} calls on other devices than the CPU were left out.")
+        console.print(f"{program.elsewhere} calls on other devices were left out.")
     return 0
+
+
+def _tune_rows(found: Sequence[Measured], spent: Budget, console: Console) -> None:
+    """Measure and keep orders of rows by half of what is left; show what other nodes' orders do."""
+    from fastgraph.cli.tuning import measuring
+    from fastgraph.tune import choices
+
+    measuring.measure(found, measuring.Budget(spent.left / 2))
+    chosen = measuring.chosen(found)
+    choices.KEPT.keep(chosen)
+    console.print(calls_table(found, chosen))
+    graphs = measuring.by_graph(found)
+    for place, ones in enumerate(graphs.values()):
+        share = measuring.Budget(spent.left / (len(graphs) - place))
+        others = measuring.reorderings(ones, share)
+        if others:
+            console.print(reordering_table(ones[0], others))
+    for line in _remarks(found, chosen):
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def _keep_kernels(found: Sequence[TimedCall], console: Console) -> None:
+    """Keep which kernels are fastest on GPUs, and print what each takes."""
+    from fastgraph.tune import kernel_choices
+
+    timed = [one for call in found for one in call.timed]
+    kernel_choices.KEPT.keep(timed)
+    console.print(kernels_table(found))
+    console.print("Programs with FASTGRAPH_MEASURE=1 take these kernels without measuring.")
+    left = sum(not call.timed for call in found)
+    if left:
+        console.print(f"Not measured: {left}, for which --budget was too small.")
+
+
+def kernels_table(found: Sequence[TimedCall]) -> Table:
+    """Milliseconds of each call on a GPU, by kernel; the fastest first."""
+    table = Table("layers", "call", "graph", "milliseconds", title="Measured on GPUs")
+    for call in found:
+        for one in call.timed:
+            in_order = sorted(one.seconds.items(), key=lambda pair: pair[1])
+            times = ", ".join(f"{name} {1e3 * seconds:.3f}" for name, seconds in in_order)
+            table.add_row(_counted(call.layers), one.kind, _shape(one.graph), times)
+    return table
 
 
 def _sheets(device: str | None) -> list[Sheet]:
@@ -99,7 +134,7 @@ def calls_table(found: Sequence[Measured], chosen: Mapping[str, Mapping[Use, int
         table.add_row(
             _counted(one.layers),
             one.replay.call.operator,
-            _shape(one),
+            _shape(one.graph),
             f"{_row_bytes(one)} B",
             str(one.replay.features.dtype).removeprefix("torch."),
             _milliseconds(one.as_they_are) if one.is_measured else "",
@@ -120,7 +155,7 @@ def _choice(one: Measured, orders: Mapping[Use, int]) -> str:
 
 def reordering_table(one: Measured, others: Sequence[Reordering]) -> Table:
     """What ``fastgraph.reorder`` would do for the graph of a call."""
-    table = Table("fastgraph.reorder", title=f"Nodes in another order: {_shape(one)}")
+    table = Table("fastgraph.reorder", title=f"Nodes in another order: {_shape(one.graph)}")
     for heading in ("found in, s", "reads, predicted", "time, measured"):
         table.add_column(heading, justify="right")
     for found in others:
@@ -148,7 +183,7 @@ def gpu_table(found: Sequence[Measured], sheets: Sequence[Sheet]) -> tuple[Table
         reasons |= dict.fromkeys(reason for reason in why_not.values() if reason is not None)
         table.add_row(
             _counted(one.layers),
-            _shape(one),
+            _shape(one.graph),
             str(one.replay.features.shape[1:].numel()),
             str(product.dtype).removeprefix("torch."),
             f"{fill.edges:.1f} ({fill.low:.1f} to {fill.high:.1f})",
@@ -193,8 +228,7 @@ def _counted(layers: Sequence[str]) -> str:
     )
 
 
-def _shape(one: Measured) -> str:
-    graph = one.graph
+def _shape(graph: Graph) -> str:
     nodes = {graph.num_src, graph.num_dst}
     return f"{' x '.join(f'{n:,}' for n in sorted(nodes))} nodes, {graph.num_edges:,} edges"
 

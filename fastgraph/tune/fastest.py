@@ -13,6 +13,8 @@ from fastgraph import settings
 from fastgraph.graphs.graph import Graph, beside
 from fastgraph.machine import capture
 from fastgraph.registry.backend import Kernel
+from fastgraph.tune import kernel_choices
+from fastgraph.tune.kernel_choices import ROWS, Timed
 
 # Names of kernels by kind of call.
 _Known = dict[tuple[object, ...], str]
@@ -38,14 +40,16 @@ class _Fastest:
     """A kernel, and others that take its place where they are faster.
 
     With ``settings.measure`` all make the first call of a kind on a graph, and the fastest all
-    further ones. The others take no part while a CUDA graph is captured, whose replays may run
-    beside anything, nor under ``torch.use_deterministic_algorithms``: their results differ in the
-    last bits.
+    further ones. Where ``python -m fastgraph tune`` has kept which one that is
+    (:mod:`fastgraph.tune.kernel_choices`), it makes the first one, too. The others take no part
+    while a CUDA graph is captured, whose replays may run beside anything, nor under
+    ``torch.use_deterministic_algorithms``: their results differ in the last bits.
 
     Args:
         kernel: computes unless another one was found to be faster.
         rivals: the others, by name.
         seconds: how long a call takes, once it was warmed up.
+        device: everything below kernels on the device of a tensor, as text.
     """
 
     def __init__(
@@ -53,8 +57,10 @@ class _Fastest:
         kernel: Kernel,
         rivals: Mapping[str, Rival],
         seconds: Callable[[Callable[[], Any]], float],
+        device: Callable[[Tensor], str],
     ) -> None:
-        self._kernel, self._rivals, self._seconds = kernel, rivals, seconds
+        self._kernel, self._rivals = kernel, rivals
+        self._seconds, self._device = seconds, device
 
     def _may_measure(self, x: Tensor) -> bool:
         return (
@@ -75,25 +81,35 @@ class _Fastest:
         known, kind = beside(graph, "fastest", _Known), (*kind, transpose)
         if kind not in known:
             with torch.cuda.device_of(x):
-                known[kind] = self._measured(arguments, keywords)
+                device, words = self._device(x), " ".join(map(str, kind))
+                chosen = kernel_choices.known(device, graph, words)
+                if chosen is None or not self._is_for(chosen, arguments, keywords):
+                    seconds = self._measured(arguments, keywords)
+                    timed = Timed(device, graph, words, seconds)
+                    kernel_choices.record(timed)
+                    chosen = timed.fastest
+                known[kind] = chosen
             for name, rival in self._rivals.items():
                 if name != known[kind]:
                     rival.forget(graph, x, transpose)
         return self._rivals.get(known[kind], self._kernel)
 
-    def _measured(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str:
-        """The name of the fastest rival, or nothing if none is faster."""
-        fastest, least = "", self._seconds(partial(self._kernel, *arguments, **keywords))
+    def _is_for(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+        """Whether a kernel of this name may make the call."""
+        if name == ROWS:
+            return True
+        return name in self._rivals and self._rivals[name].fits(*arguments, **keywords)
+
+    def _measured(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, float]:
+        """Seconds of all that may make a call, by name."""
+        seconds = {ROWS: self._seconds(partial(self._kernel, *arguments, **keywords))}
         for name, rival in self._rivals.items():
             try:
-                if not rival.fits(*arguments, **keywords):
-                    continue
-                found = self._seconds(partial(rival, *arguments, **keywords))
+                if self._is_for(name, arguments, keywords):
+                    seconds[name] = self._seconds(partial(rival, *arguments, **keywords))
             except torch.OutOfMemoryError:  # it needs more than the kernel, which can do without it
                 continue
-            if found < least:
-                fastest, least = name, found
-        return fastest
+        return seconds
 
 
 class FastestSpmm(_Fastest):
