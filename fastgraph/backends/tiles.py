@@ -259,9 +259,9 @@ class TilesAttention(_OnTiles):
         graph = Graph(index.to(device), len(x), _NODES)
         options = (None, False, 0.25, 0.0, 0, False)
         out, stats, _ = self(graph, query, key.contiguous(), value.contiguous(), *options)
-        wide = [t.double() for t in (query, key, value)]
-        exact, exact_stats, _ = reference.attention(graph, *wide, *options)
-        size, _, _ = reference.attention(graph, *wide[:2], wide[2].abs(), *options)
+        q, k, v = (t.double() for t in (query, key, value))
+        exact, exact_stats, _ = reference.attention(graph, q, k, v, *options)
+        size, _, _ = reference.attention(graph, q, k, v.abs(), *options)
         # Weights and values are rounded to 10 bits of tf32, or weights to 7 of bfloat16.
         of_weight = 2.0**-10 if dtype == torch.float32 else 2.0**-8
         allowed = of_weight * size + torch.finfo(dtype).eps * exact.abs()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +15,12 @@ from fastgraph import ops, settings
 from fastgraph.backends import reference
 from fastgraph.backends.cuda import CudaBackend
 from fastgraph.backends.tiles import TilesAttention
+from fastgraph.cli.tuning.kernels import time_kernels
+from fastgraph.cli.tuning.measuring import Budget
+from fastgraph.cli.tuning.recording import Given, OperatorCall, Program, Values
 from fastgraph.graphs.graph import Graph
 from fastgraph.registry.registry import REGISTRY
+from fastgraph.tune import kernel_choices
 from fastgraph.tune.tiles import DTYPES
 from tests.graphs import random_edges
 from tests.native.cases import normal
@@ -178,43 +184,82 @@ def test_a_device_that_is_wrong_is_found(dtype: torch.dtype, position: int) -> N
     assert why_not is not None and "weighted sums on tiles are off by" in why_not
 
 
-def test_the_operator_takes_them_where_they_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+class Counting:
+    """The native library, and what was asked of it."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
+    def __getattr__(self, function: str) -> Any:
+        self.called.append(function)
+        return getattr(emulator().functions, function)
+
+
+class Emulated(CudaBackend):
     """What a GPU would run, with a clock that finds each call faster than the one before."""
+
+    name = "emulated"
+    priority = -200
+
+    def __init__(self) -> None:
+        self.library = Counting()
+        super().__init__(lambda: self.library, "cpu", self.seconds)
+
+    def unavailable(self) -> None:
+        return None
+
+    def below(self, x: Tensor) -> str:
+        return "emulator"
+
+    def seconds(self, call: Any) -> float:
+        call()
+        return 1 / len(self.library.called)
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Emulated]:
+    """Selected, with the setting that lets kernels compete."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kernel_choices, "KEPT", kernel_choices.Kept())
     monkeypatch.setattr(settings, "_current", settings.current().replace(measure=True))
     known = partial(TilesAttention, sheet=lambda x: H200)
     monkeypatch.setattr("fastgraph.backends.cuda.TilesAttention", known)
-    called: list[str] = []
-
-    class Counting:
-        def __getattr__(self, name: str) -> Any:
-            called.append(name)
-            return getattr(emulator().functions, name)
-
-    def seconds(call: Any) -> float:
-        call()
-        return 1 / len(called)
-
-    class Emulated(CudaBackend):
-        name = "emulated"
-        priority = -200
-
-        def unavailable(self) -> None:
-            return None
-
-    monkeypatch.setitem(REGISTRY.backends, "emulated", Emulated(Counting, "cpu", seconds))
-    graph = cliques()
-    edges = torch.stack(graph.edge_list())
-    given = [x.requires_grad_() for x in tensors_of(graph, 1, 64, torch.float32)]
-    results = []
-    for backend in ("reference", "emulated"):
-        REGISTRY.select(backend)
-        for _ in range(2):
-            out = ops.attention(*given, edges)[0]
-            results.append([out, *torch.autograd.grad(out.square().sum(), given)])
+    backend = Emulated()
+    monkeypatch.setitem(REGISTRY.backends, backend.name, backend)
+    REGISTRY.select(backend.name)
+    yield backend
     REGISTRY.select(None)
-    assert called[-3:] == ["attention_tiles", "attention_backward_dst", "attention_backward_src"]
-    for a, b in zip(results[0], results[-1], strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+
+
+def test_the_operator_takes_them_where_they_are_faster(emulated: Emulated) -> None:
+    edges = torch.stack(cliques().edge_list())
+    given = [x.requires_grad_() for x in tensors_of(cliques(), 1, 64, torch.float32)]
+    results = []
+    for backend in ("emulated", "emulated", "reference"):
+        REGISTRY.select(backend)
+        out = ops.attention(*given, edges)[0]
+        results.append([out, *torch.autograd.grad(out.square().sum(), given)])
+    last = ["attention_tiles", "attention_backward_dst", "attention_backward_src"]
+    assert emulated.library.called[-3:] == last and emulated.library.called.count("attention") == 1
+    for a, b, exact in zip(*results, strict=True):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(a, exact, rtol=1e-2, atol=1e-2)
+
+
+def test_tune_chooses_them(emulated: Emulated) -> None:
+    edges = torch.stack(cliques().edge_list())
+    heads = Values((64, 1, 64), torch.bfloat16, False)
+    graph = (None, None, Given(0), None, None, 0, False)
+    call = OperatorCall("attention", (heads, heads, heads, *graph, 0.125, 0.0, False))
+    (found,) = time_kernels(Program({call: ["GPSConv"]}, [edges], 2, True, 0), Budget(60.0), "cpu")
+    (timed,) = found.timed
+    assert timed.seconds.keys() == {"rows", "tiles"} and timed.fastest == "tiles"
+    kernel_choices.KEPT.keep(found.timed)
+    emulated.library.called.clear()
+    ops.attention(*tensors_of(cliques(), 1, 64, torch.bfloat16), edges, scale=0.125)
+    assert (
+        "attention_tiles" in emulated.library.called and "attention" not in emulated.library.called
+    )
 
 
 @pytest.fixture
