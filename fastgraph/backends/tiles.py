@@ -264,10 +264,10 @@ class TilesAttention(_OnTiles):
         size, _, _ = reference.attention(graph, q, k, v.abs(), *options)
         # Weights and values are rounded to 10 bits of tf32, or weights to 7 of bfloat16.
         of_weight = 2.0**-10 if dtype == torch.float32 else 2.0**-8
-        allowed = of_weight * size + torch.finfo(dtype).eps * exact.abs()
-        # Scores are those of float32.
-        of_score = 2.0**-16 * (1 + exact_stats.abs())
-        return max(_over(out, exact, allowed), _over(stats, exact_stats, of_score))
+        of_score = 2.0**-16  # of float32
+        allowed = (of_weight + of_score) * size + torch.finfo(dtype).eps * exact.abs()
+        of_stats = of_score * (1 + exact_stats.abs())
+        return max(_over(out, exact, allowed), _over(stats, exact_stats, of_stats))
 
 
 def _is_packed(x: Tensor) -> bool:

@@ -25,7 +25,7 @@ from fastgraph.tune.tiles import DTYPES
 from tests.graphs import random_edges
 from tests.native.cases import normal
 from tests.simt.backend import emulator
-from tests.simt.compared import CASES, assert_same, cpu, graph_of, irregular, misaligned, simt
+from tests.simt.compared import CASES, assert_same, graph_of, irregular, misaligned, simt
 from tests.simt.test_tiles import CUT, H200, cliques, rounded
 
 pytestmark = pytest.mark.usefixtures("tf32_allowed")
@@ -58,7 +58,7 @@ def check(graph: Graph, tensors: list[Tensor], transpose: bool, addend: Tensor |
     torch.testing.assert_close(stats.double(), exact_stats, rtol=1e-5, atol=1e-5)
     size, _, _ = reference.attention(graph, *wide[:2], wide[2].abs(), *options)
     # Half of the last place of weights in tf32 and in bfloat16, and what the score may be off.
-    of_weight = 2.0**-11 if out.dtype == torch.float32 else 2.0**-9
+    of_weight = 2.0**-11 if out.dtype == torch.float32 else 2.0**-8
     allowed = torch.finfo(out.dtype).eps * exact.abs() + (of_weight + 2.0**-16) * size
     error = (out.double() - exact).abs()
     assert bool((error <= allowed).all()), f"off by {float((error / allowed).nan_to_num().max())}"
@@ -93,12 +93,12 @@ def test_scores_are_as_large_as_they_come() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("position", range(3))
-def test_infinities_reach_what_they_reach_on_the_cpu(position: int, dtype: torch.dtype) -> None:
+def test_infinities_reach_what_they_reach_by_rows(position: int, dtype: torch.dtype) -> None:
     for graph in (SMALL, LARGE):
         tensors = tensors_of(graph, 2, 8, dtype)
         tensors[position] = irregular(*tensors[position].shape, dtype=dtype)
         options = (None, False, 0.2, *OPTIONS)
-        expected = cpu("attention", graph, *tensors, *options)
+        expected = simt("attention", graph, *tensors, *options)
         for a, b in zip(TILES(graph, *tensors, *options), expected, strict=True):
             assert_same(a.where(~a.isfinite(), 0), b.where(~b.isfinite(), 0))
 
