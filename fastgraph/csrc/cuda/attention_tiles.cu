@@ -46,14 +46,13 @@ __device__ Heads<const uint32_t> words_of(Heads<const T> x) {
   return {reinterpret_cast<const uint32_t*>(x.data), x.nodes, x.heads, x.width / kOfWord};
 }
 
-// A float as the sum of two numbers of tf32, but for the last bits.
+// A float as the sum of two numbers of tf32, but for its last two bits at most: tensor cores ignore
+// those that they have no room for.
 struct Split {
   uint32_t high, low;
 
-  explicit __device__ Split(uint32_t bits) {
-    const float value = __uint_as_float(bits);
-    high = tf32_of(value);
-    low = tf32_of(value - __uint_as_float(high));
+  explicit __device__ Split(uint32_t bits) : high(bits & ~0x1fffu) {
+    low = __float_as_uint(__uint_as_float(bits) - __uint_as_float(high));
   }
 };
 
@@ -85,6 +84,19 @@ inline __device__ float largest_of_four(float value) {
   return larger(value, __shfl_xor_sync(0xffffffffu, value, 2));
 }
 
+// The bits of a block's slots in the rows of a lane.
+struct RowSlots {
+  uint32_t of[kHalves];
+
+  __device__ RowSlots(const Tiles& tiles, int64_t block, Place place) {
+    const auto* const rows = reinterpret_cast<const uint8_t*>(tiles.bits) + block * kTileRows;
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) of[h] = rows[place.group + h * kHalf];
+  }
+
+  __device__ bool has_edge(int half, int column) const { return of[half] >> column & 1; }
+};
+
 // The softmax of the rows of a lane, group and group + 8, and its sums of values.
 template <typename T, int kPacks>
 struct TileSoftmax {
@@ -111,16 +123,16 @@ struct TileSoftmax {
   }
 
   // The weights of a block's slots, of which this lane's are those of Factors.
-  __device__ Factors weights_of(const float (&product)[4], float scale, const Slots& slots,
+  __device__ Factors weights_of(const float (&product)[4], float scale, const RowSlots& slots,
                                 Place place) {
-    const int slot = place.group * kTileCols + 2 * place.in_group;
     Factors score;
     float most[kHalves];
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        score.of[h][k] = slots.has_edge(h, slot + k) ? times(scale, product[2 * h + k]) : -INFINITY;
+        const bool has_edge = slots.has_edge(h, 2 * place.in_group + k);
+        score.of[h][k] = has_edge ? times(scale, product[2 * h + k]) : -INFINITY;
       }
       most[h] = largest_of_four(larger(score.of[h][0], score.of[h][1]));
     }
@@ -197,7 +209,7 @@ __device__ void add_blocks(const AttentionTiles<T>& op, const Span& span, int64_
 #pragma unroll
       for (int k = 0; k < 2; ++k) value[p][k] = rows.load(max(pair.values[k], 0));
     }
-    const Slots slots = Slots::load(op.tiles, block);
+    const RowSlots slots(op.tiles, block, place);
     float score[4] = {};
     multiply_heads<T>(query, key, score);
     const Factors weights = softmax.weights_of(score, op.scale, slots, place);
@@ -214,7 +226,7 @@ __device__ void add_slots(const AttentionTiles<T>& op, const Span& span, int64_t
   softmax.clear();
 #pragma unroll 1
   for (int64_t block = span.begin; block < span.end; ++block) {
-    const Slots slots = Slots::load(op.tiles, block);
+    const RowSlots slots(op.tiles, block, place);
 #pragma unroll 1
     for (int column = 0; column < kTileCols; ++column) {
       const int32_t col = op.tiles.col[block * kTileCols + column];
@@ -225,6 +237,7 @@ __device__ void add_slots(const AttentionTiles<T>& op, const Span& span, int64_t
         const T* const query = in.query.at(min(op.row(span, place, h), in.query.nodes - 1), head);
         const T* const key = in.key.at(col, head);
         float dot = 0;
+#pragma unroll 1
         for (int64_t f = place.in_group; f < in.key.width; f += 4) {
           dot += widened(query[f]) * widened(key[f]);
         }
@@ -233,7 +246,7 @@ __device__ void add_slots(const AttentionTiles<T>& op, const Span& span, int64_t
       bool has_edge[kHalves];
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
-        has_edge[h] = slots.has_edge(h, place.group * kTileCols + column);
+        has_edge[h] = slots.has_edge(h, column);
         if (!has_edge[h]) continue;
         softmax.raise(h, score[h]);
         weight[h] = weight_of(score[h], softmax.largest[h]);
