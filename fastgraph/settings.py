@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -231,3 +232,14 @@ def set_current(settings: Settings) -> None:
     """Put ``settings`` in force for the whole process."""
     global _current
     _current = settings
+
+
+@contextlib.contextmanager
+def measuring() -> Iterator[None]:
+    """Within, kernels that compete are timed; see :attr:`Settings.measure`."""
+    before = current()
+    set_current(before.replace(measure=True))
+    try:
+        yield
+    finally:
+        set_current(before)

@@ -206,22 +206,9 @@ class TilesAttention(_OnTiles):
         """Whether tiles may be faster for this call, as accurate as torch allows."""
         return self.why_not(*arguments, addend=addend) is None
 
-    def why_not(
-        self,
-        graph: Graph,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        edge: Tensor | None,
-        transpose: bool,
-        scale: float,
-        dropout: float,
-        seed: int,
-        weights: bool,
-        *,
-        addend: Tensor | None = None,
-    ) -> str | None:
+    def why_not(self, graph: Graph, *arguments: Any, addend: Tensor | None = None) -> str | None:
         """Why tiles are not for this call, or ``None`` if they may be faster."""
+        query, key, value, edge, transpose, _, dropout, _, weights = arguments
         why_not = why_not_attention(key, edge is not None, dropout, weights)
         if why_not is not None:
             return why_not
@@ -231,20 +218,9 @@ class TilesAttention(_OnTiles):
         return self._why_not(graph, key, width_of_attention(key), False, transpose)
 
     def __call__(
-        self,
-        graph: Graph,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        edge: Tensor | None,
-        transpose: bool,
-        scale: float,
-        dropout: float,
-        seed: int,
-        weights: bool,
-        *,
-        addend: Tensor | None = None,
+        self, graph: Graph, *arguments: Any, addend: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value, _, transpose, scale, *_ = arguments
         out = query.new_empty(query.shape)
         stats = query.new_empty((*query.shape[:2], 2), dtype=torch.float32)
         prepared, rows = self._prepared(graph, transpose), graph.grouped(transpose=transpose)

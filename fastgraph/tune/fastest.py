@@ -132,30 +132,19 @@ class FastestAttention(_Fastest):
     """A kernel of ``attention`` and its rivals."""
 
     def __call__(
-        self,
-        graph: Graph,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        edge: Tensor | None,
-        transpose: bool,
-        scale: float,
-        dropout: float,
-        seed: int,
-        weights: bool,
-        *,
-        addend: Tensor | None = None,
+        self, graph: Graph, *arguments: Any, addend: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """What ``attention`` gives, by the fastest."""
         kernel = self._kernel
-        arguments = (graph, query, key, value, edge, transpose, scale, dropout, seed, weights)
+        query, key, value, edge, transpose, _, dropout, _, weights = arguments
         if self._may_measure(key):
             options = (edge is not None, dropout > 0, weights, addend is not None)
             tensors = (query, key, value) if addend is None else (query, key, value, addend)
             are_aligned = all(map(_is_aligned, tensors))
             kind = ("attention", *key.shape[1:], key.dtype, are_aligned, *options)
-            kernel = self._choose(graph, key, transpose, kind, arguments, {"addend": addend})
-        found: tuple[Tensor, Tensor, Tensor] = kernel(*arguments, addend=addend)
+            call = (graph, *arguments)
+            kernel = self._choose(graph, key, transpose, kind, call, {"addend": addend})
+        found: tuple[Tensor, Tensor, Tensor] = kernel(graph, *arguments, addend=addend)
         return found
 
 

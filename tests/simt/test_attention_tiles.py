@@ -26,7 +26,7 @@ from tests.graphs import random_edges
 from tests.native.cases import normal
 from tests.simt.backend import emulator
 from tests.simt.compared import CASES, assert_same, graph_of, irregular, misaligned, simt
-from tests.simt.test_tiles import CUT, H200, cliques, rounded
+from tests.simt.test_tiles import CUT, H200, Faulty, cliques, rounded
 
 pytestmark = pytest.mark.usefixtures("tf32_allowed")
 
@@ -157,28 +157,13 @@ def test_tiles_are_for_full_blocks_and_for_what_was_found_right() -> None:
     assert unknown.why_not(graph, *arguments) == "the model does not know this GPU"
 
 
-class Faulty:
-    """The library, in one of whose results a number is another."""
-
-    def __init__(self, position: int) -> None:
-        self._position = position
-
-    def __getattr__(self, name: str) -> Any:
-        function = getattr(emulator().functions, name)
-        if name != "attention_tiles":
-            return function
-
-        def attention_tiles(*arguments: Any) -> None:
-            function(*arguments)
-            arguments[self._position][3, 0, 1] *= 1.25
-
-        return attention_tiles
-
-
 @pytest.mark.parametrize("position", [-3, -2], ids=["out", "stats"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_device_that_is_wrong_is_found(dtype: torch.dtype, position: int) -> None:
-    faulty = TilesAttention(lambda: Faulty(position), lambda x: H200)
+    def change(*arguments: Any) -> None:
+        arguments[position][3, 0, 1] *= 1.25
+
+    faulty = TilesAttention(lambda: Faulty("attention_tiles", change), lambda x: H200)
     tensors = tensors_of(cliques(), 1, 64, dtype)
     why_not = faulty.why_not(cliques(), *tensors, None, False, 0.125, *OPTIONS)
     assert why_not is not None and "weighted sums on tiles are off by" in why_not

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from fastgraph import settings
@@ -46,17 +44,7 @@ def time_kernels(program: Program, budget: Budget, device: str = "cuda") -> list
         if budget.left:
             replay = Replay(call, program.tensors)
             replay.named(copied(replay.names))  # of which nothing is known yet
-            with _measuring(), kernel_choices.recorded() as timed:
+            with settings.measuring(), kernel_choices.recorded() as timed:
                 replay.step()
         found.append(TimedCall(layers, timed))
     return found
-
-
-@contextlib.contextmanager
-def _measuring() -> Iterator[None]:
-    before = settings.current()
-    settings.set_current(before.replace(measure=True))
-    try:
-        yield
-    finally:
-        settings.set_current(before)
