@@ -23,6 +23,23 @@ struct SpmmTiles {
   unsigned part = 0;      // of the columns, where this grid begins
 };
 
+// A block's bits, by the half of its rows.
+struct Slots {
+  uint64_t of[kHalves];
+
+  static __device__ Slots load(const Tiles& tiles, int64_t block) {
+    return {{tiles.bits[kHalves * block], tiles.bits[kHalves * block + 1]}};
+  }
+
+  __device__ bool has_edge(int half, int slot) const { return of[half] >> slot & 1; }
+
+  // Edges of the block before this slot.
+  __device__ int before(int half, int slot) const {
+    const int in_half = popcount(of[half] & ((uint64_t{1} << slot) - 1));
+    return half == 0 ? in_half : popcount(of[0]) + in_half;
+  }
+};
+
 // The factors of two columns from `col` on, for both rows of this lane: 0 where there is no edge.
 // Without a condition, loads are on their way together.
 template <typename T>

@@ -60,23 +60,6 @@ struct Place {
   }
 };
 
-// A block's bits, by the half of its rows.
-struct Slots {
-  uint64_t of[kHalves];
-
-  static __device__ Slots load(const Tiles& tiles, int64_t block) {
-    return {{tiles.bits[kHalves * block], tiles.bits[kHalves * block + 1]}};
-  }
-
-  __device__ bool has_edge(int half, int slot) const { return of[half] >> slot & 1; }
-
-  // Edges of the block before this slot.
-  __device__ int before(int half, int slot) const {
-    const int in_half = popcount(of[half] & ((uint64_t{1} << slot) - 1));
-    return half == 0 ? in_half : popcount(of[0]) + in_half;
-  }
-};
-
 // The sums of a lane: of kPacks packs of 8 kPack<T> columns each, two packs for each of two rows.
 template <typename T, int kPacks>
 struct TileSums {

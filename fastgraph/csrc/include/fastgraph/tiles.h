@@ -11,7 +11,7 @@ constexpr int kTileRows = 16;
 constexpr int kTileCols = 8;
 constexpr int kTileWords = kTileRows * kTileCols / 64;
 
-// Of a head that attention on tiles takes: two packs of 16 bytes in each group of four lanes.
+// Of a head that attention on tiles takes: four packs of 16 bytes in each of four lanes.
 constexpr int kMostTileBytes = 256;
 
 struct Tiles {
