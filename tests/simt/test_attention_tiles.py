@@ -64,8 +64,17 @@ def check(graph: Graph, tensors: list[Tensor], transpose: bool, addend: Tensor |
     assert bool((error <= allowed).all()), f"off by {float((error / allowed).nan_to_num().max())}"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", [*CASES, "cut by windows"])
+# Once for each graph, but where windows are cut.
+GRAPHS = [
+    pytest.param(
+        name, dtype, marks=() if dtype == torch.float32 or "cut" in name else pytest.mark.repeats
+    )
+    for name in (*CASES, "cut by windows")
+    for dtype in DTYPES
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), GRAPHS)
 def test_every_graph(name: str, dtype: torch.dtype) -> None:
     graph = graph_of(name) if name in CASES else LARGE
     bias = normal(1, 2, 24, dtype=dtype, seed=5)
@@ -77,7 +86,7 @@ def test_every_graph(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("packs", [1, 4, 7, 8, 9, 16])
 def test_every_width(packs: int, dtype: torch.dtype) -> None:
-    for graph in (SMALL, LARGE):
+    for graph in (SMALL, LARGE) if packs == 9 else (SMALL,):
         check(graph, tensors_of(graph, 1, packs * 16 // dtype.itemsize, dtype), False, None)
 
 
@@ -104,7 +113,7 @@ def test_infinities_reach_what_they_reach_by_rows(position: int, dtype: torch.dt
 
 
 def test_bits_do_not_depend_on_the_order_of_threads() -> None:
-    tensors = tensors_of(LARGE, 2, 24, torch.float32)
+    tensors = tensors_of(LARGE, 1, 8, torch.float32)
     found = []
     for seed in range(3):
         emulator().seed(seed)
