@@ -93,13 +93,17 @@ def status() -> Status:
 
 
 def clear_cache() -> None:
-    """Forget all sorted graphs, to free their memory. They are made anew when they are needed.
+    """Forget all sorted graphs, and results whose memory waits for others, to free it.
+
+    Graphs are sorted anew when they are needed.
 
     CUDA graphs that were captured before must not be replayed any more.
     """
     from fastgraph.graphs.memo import MEMO
+    from fastgraph.machine.memory import POOL
 
     MEMO.clear()
+    POOL.clear()
 
 
 # `python -m fastgraph` enables by itself, and reports an invalid variable itself.

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from fastgraph import settings
 from fastgraph.graphs.memo import MEMO
 from fastgraph.hookspecs import plugin_manager
+from fastgraph.machine.memory import POOL
 from fastgraph.registry.backend import VerifiedBackend
 from fastgraph.registry.registry import REGISTRY, Failures
 from fastgraph.routing.switch import SWITCH
@@ -66,12 +67,14 @@ def enable(
     REGISTRY.select(chosen.backend)
     settings.set_current(chosen)
     MEMO.trim()
+    POOL.trim()
     _turn(True)
 
 
 def disable() -> None:
     """Restore upstream's own code, object for object, in the whole process. Idempotent."""
     _turn(False)
+    POOL.clear()
 
 
 @contextmanager

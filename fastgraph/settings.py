@@ -98,6 +98,8 @@ class Settings:
         cache_bytes: ``FASTGRAPH_CACHE_BYTES``. Memory for sorted graphs and what else is derived
             from graphs in use, on each device; ``None``: a quarter of what the device has. A graph
             that does not fit is sorted at every call.
+        reuse_bytes: ``FASTGRAPH_REUSE_BYTES``. Memory of large results on the CPU that is kept for
+            the next ones when they are freed; 0 gives it back to the system at once.
         cpu_level: ``FASTGRAPH_CPU_LEVEL``. Highest instruction set to use, one of ``baseline``,
             ``avx2``, ``avx512``; ``None``: the best this machine has.
         measure: ``FASTGRAPH_MEASURE``. Where our CUDA kernels compute, time that of sums and means
@@ -140,6 +142,7 @@ class Settings:
         None,
         _expect("an integer >= 0 or None", lambda value: value is None or _is_a_count(value)),
     )
+    reuse_bytes: int = _setting("FASTGRAPH_REUSE_BYTES", _parse_count, 1 << 30, _is_count)
     cpu_level: str | None = _setting(
         "FASTGRAPH_CPU_LEVEL",
         str,

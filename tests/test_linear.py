@@ -21,10 +21,10 @@ from torch_geometric.nn import (
 
 import fastgraph
 from fastgraph.layers import linear as layers_linear
-from fastgraph.layers import memory, modules
+from fastgraph.layers import modules
 from fastgraph.layers.linear import add_linear, linear
 from fastgraph.layers.sums import with_first_rows
-from fastgraph.machine import native
+from fastgraph.machine import memory, native
 from tests.ab import arguments, assert_same
 from tests.graphs import random_edges
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.graphs.graph import Csr, Graph
+from fastgraph.machine.memory import new_rows
 from fastgraph.registry.backend import Kernel, accumulator
 from fastgraph.registry.operators import ATTENTION, GAT, GATV2, Attention
 
@@ -138,7 +139,7 @@ class _Plain:
     ) -> Tensor:
         rows = self._device.rows(graph, x, transpose=transpose)
         row_scale, col_scale = scales(graph, reduce, transpose, x.dtype)
-        out = x.new_empty((rows.ptr.numel() - 1, x.shape[1]))
+        out = new_rows(x, (rows.ptr.numel() - 1, x.shape[1]))
         weight = None if weight is None else weight.contiguous()
         self._device.library().spmm(*rows.arguments, weight, row_scale, col_scale, x, out)
         return out
@@ -150,12 +151,12 @@ class _Plain:
         if col_scale is not None:  # scale rows of the transposed graph instead
             transpose, row_scale, grad, x = not transpose, col_scale, x, grad
         rows = self._device.rows(graph, x, transpose=transpose)
-        out = x.new_empty((graph.num_edges, heads))
+        out = new_rows(x, (graph.num_edges, heads))
         self._device.library().sddmm(*rows.arguments, row_scale, grad, x, out)
         return out
 
     def edge_softmax(self, graph: Graph, score: Tensor, transpose: bool) -> Tensor:
-        out = torch.empty_like(score)
+        out = new_rows(score, score.shape)
         self._device.library().edge_softmax(
             *graph.grouped(transpose=transpose).arguments, score, out
         )
@@ -164,7 +165,7 @@ class _Plain:
     def edge_softmax_backward(
         self, graph: Graph, out: Tensor, grad: Tensor, transpose: bool
     ) -> Tensor:
-        grad_score = torch.empty_like(out)
+        grad_score = new_rows(out, out.shape)
         rows = graph.grouped(transpose=transpose)
         self._device.library().edge_softmax_backward(*rows.arguments, out, grad, grad_score)
         return grad_score
@@ -179,8 +180,8 @@ class _Plain:
         ties: str,
     ) -> tuple[Tensor, Tensor]:
         rows = self._device.rows(graph, x, transpose=transpose)
-        out = x.new_empty((rows.ptr.numel() - 1, x.shape[1]))
-        record = x.new_empty((0,) if ties == "none" else out.shape, dtype=torch.int32)
+        out = new_rows(x, (rows.ptr.numel() - 1, x.shape[1]))
+        record = new_rows(x, (0,) if ties == "none" else out.shape, torch.int32)
         self._device.library().segment_reduce(
             *rows.arguments,
             None if weight is None else weight.contiguous(),
@@ -204,9 +205,9 @@ class _Plain:
         ties: str,
     ) -> Tensor:
         cols = self._device.rows(graph, grad, transpose=not transpose)
-        grad_x = x.new_empty(x.shape)
+        grad_x = new_rows(x, x.shape)
         if ties == "split":
-            share = grad.new_empty(grad.shape)
+            share = new_rows(grad, grad.shape)
             self._device.library().divide_by_ties(grad, record, share)
             grad = share
         self._device.library().segment_reduce_backward(
@@ -222,14 +223,14 @@ class _Plain:
         return grad_x
 
     def head_scores(self, x: Tensor, att: Tensor) -> Tensor:
-        scores = x.new_empty((att.shape[0], *x.shape[:2]))
+        scores = new_rows(x, (att.shape[0], *x.shape[:2]))
         self._device.library().head_scores(x, att, scores)
         return scores
 
     def head_scores_backward(
         self, x: Tensor, att: Tensor, grad: Tensor, *, addend: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        grad_x, grad_att = x.new_empty(x.shape), att.new_empty(att.shape)
+        grad_x, grad_att = new_rows(x, x.shape), att.new_empty(att.shape)
         self._device.library().head_scores_backward(x, att, grad, addend, grad_x, grad_att)
         return grad_x, grad_att
 
@@ -267,9 +268,9 @@ class _Attention:
         # A query has the channels of the output, where features of edges add to those of nodes.
         channels = inputs[0].shape[2]
         rows, heads = graph.num_src if transpose else graph.num_dst, like.shape[1]
-        out = like.new_empty((rows, heads, channels))
-        stats = like.new_empty((rows, heads, 2), dtype=accumulator(like.dtype))
-        return out, stats, like.new_empty((graph.num_edges if weights else 0, heads))
+        out = new_rows(like, (rows, heads, channels))
+        stats = new_rows(like, (rows, heads, 2), accumulator(like.dtype))
+        return out, stats, new_rows(like, (graph.num_edges if weights else 0, heads))
 
     def backward(
         self,
@@ -287,8 +288,8 @@ class _Attention:
         *inputs, stats, transpose, option, dropout, seed = arguments
         gradients = self._empty_gradients(inputs)
         rows, heads, _ = stats.shape
-        left = stats.new_empty(
-            (graph.num_edges, heads, 2) if self._device.leaves_edges else (rows, heads)
+        left = new_rows(
+            stats, (graph.num_edges, heads, 2) if self._device.leaves_edges else (rows, heads)
         )
         shared = (*inputs, option, dropout, seed, stats, grad, grad_alpha, grad_logsum, left)
         # The gradient of parameters depends on the order of rows, in bits.
@@ -350,4 +351,4 @@ class _Attention:
     def _empty_gradient(self, position: int, tensor: Tensor) -> Tensor:
         if self._operator.shared_by_heads[position]:
             return torch.zeros_like(tensor, dtype=accumulator(tensor.dtype))
-        return tensor.new_empty(tensor.shape)
+        return new_rows(tensor, tensor.shape)

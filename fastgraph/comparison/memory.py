@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +34,9 @@ def restart_peak() -> bool:
 def release_freed() -> None:
     """Give memory that is free but still held back to the system."""
     gc.collect()
+    memory = sys.modules.get("fastgraph.machine.memory")  # importing it would import torch
+    if memory is not None:
+        memory.POOL.clear()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # glibc only
         libc.malloc_trim(0)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from fastgraph.dist import transport
-from fastgraph.layers.memory import new_rows
+from fastgraph.machine.memory import new_rows
 from fastgraph.ops.library import needs_torch_operations
 
 if TYPE_CHECKING:

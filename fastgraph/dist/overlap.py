@@ -26,7 +26,7 @@ from fastgraph.dist.sharded import aligned, is_sharded
 from fastgraph.dist.world import WORLD
 from fastgraph.graphs.edges import Edges
 from fastgraph.graphs.graph import Csr, Graph, beside
-from fastgraph.layers.memory import new_rows
+from fastgraph.machine.memory import new_rows
 from fastgraph.ops.heads import addend_gradient, save_addend
 from fastgraph.ops.library import needs_torch_operations
 

@@ -21,8 +21,8 @@ from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.memo import remembered
 from fastgraph.dist.phases import THRESHOLD, overloaded
 from fastgraph.dist.world import WORLD
-from fastgraph.layers.memory import new_rows
 from fastgraph.machine import native
+from fastgraph.machine.memory import new_rows
 
 if TYPE_CHECKING:
     from fastgraph.dist.balance import Balance

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastgraph.layers.memory import new_rows
+from fastgraph.machine.memory import new_rows
 from fastgraph.ops.library import DEFINING, needs_torch_operations
 
 _EPSILON = 1e-12  # that of torch.nn.functional.normalize

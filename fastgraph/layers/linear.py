@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fastgraph.layers.memory import LARGE, new_rows
 from fastgraph.machine import native
+from fastgraph.machine.memory import LARGE, new_rows
 from fastgraph.ops.library import is_ordinary
 
 _PLAIN = (Tensor, torch.nn.Parameter)
