@@ -42,6 +42,9 @@ class SimtBackend(CudaBackend):
     def unavailable(self) -> str | None:
         return library.why_unavailable()
 
+    def below(self, x: Tensor) -> str:
+        return "emulator"
+
 
 @hookimpl
 def fastgraph_backends() -> list[Backend]:
