@@ -36,7 +36,7 @@ EXHAUSTIVE := $(if $(ALL),--exhaustive)
 REPEATS := $(if $(ALL),--repeats)
 MORE_RANKS := --ranks 2,3,4 --steps 20 --kills 50
 
-.PHONY: help install extras demo demo-dist test test-long test-all emulator scatter scatter-of-tests test-scatter test-dgl emulate wheel test-wheel sanitize aarch64 cuda docs lint format bench clean
+.PHONY: help install extras demo demo-dist test test-long test-both test-all emulator scatter scatter-of-tests test-scatter test-dgl emulate wheel test-wheel sanitize aarch64 cuda docs lint format bench clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -62,15 +62,20 @@ demo-dist: install ## train an unmodified script on one process and on two; show
 extras: install # at once what other targets install
 	$(call tools,lint docs wheel $(if $(NVCC),cuda))
 
-# What a newcomer need not wait for: ranks, the code of pages and examples, and the rehearsal of
-# measurements on a GPU.
-LONG := $(addprefix tests/,dist docs examples $(addprefix cuda/test_,benchmark.py configuration.py one_shot.py))
+# What a newcomer need not wait for: programs and ranks that are started, the code of pages and
+# examples, training on real graphs, and the rehearsal of measurements on a GPU.
+LONG := $(addprefix tests/,cli comparison dist docs examples pyg/test_training.py test_scripting.py \
+  $(addprefix cuda/test_,benchmark.py configuration.py one_shot.py))
 
 test: install ## run the tests of the package on the CPU
 	$(PYTEST) $(PARALLEL) $(EXHAUSTIVE) $(LONG:%=--ignore=%) tests
 
-test-long: install ## run the tests of ranks, pages, examples and benchmarks
+test-long: install ## run the tests of programs, ranks, pages, examples and benchmarks
 	$(PYTEST) $(PARALLEL) $(EXHAUSTIVE) $(if $(ALL),$(MORE_RANKS)) $(LONG)
+
+# In one run, whose processes import torch and collect tests once.
+test-both: install ## what test and test-long run
+	$(PYTEST) $(PARALLEL) $(EXHAUSTIVE) $(if $(ALL),$(MORE_RANKS)) tests
 
 test-all: ## run everything that there is, with nothing left out: about an hour
 	ALL=yes .ci/run
@@ -123,8 +128,12 @@ test-dgl-%: install
 	else echo "skipped: DGL $* cannot be installed for $$($(BIN)/python -V):"; tail -n 1 .venv-dgl-$*/why; \
 	fi
 
+# Two element types have all layouts of attention's kernels, which differ in their numbers, and the
+# others one of each kind; `test-all` compiles all.
+EMULATED := $(if $(ALL),SIMT_EVERY_LAYOUT=yes)
+
 emulator: install # for the tests, whose time is limited
-	$(BIN)/python -m tests.simt.library
+	$(EMULATED) $(BIN)/python -m tests.simt.library
 
 NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 # Not every CUDA toolkit has cuSPARSE's header.
@@ -135,18 +144,22 @@ cusparse = $(if $(NVCC),$(call tools,cuda))
 # Tests marked as repeats, which show kernels nothing that others do not, are left to `test-all`.
 emulate: install emulator ## run the kernels for GPUs on the emulator, and count which lines of them run
 	$(cusparse)
-	$(THREADS) $(BIN)/python -m tests.simt.coverage --durations=25 $(PARALLEL) $(EXHAUSTIVE) $(REPEATS)
-	FASTGRAPH_DATA= FASTGRAPH_BACKEND=simt $(PYTEST) --emulate $(PARALLEL) $(EXHAUSTIVE) $(REPEATS) \
+	$(EMULATED) $(THREADS) $(BIN)/python -m tests.simt.coverage --durations=25 $(PARALLEL) $(EXHAUSTIVE) $(REPEATS)
+	$(EMULATED) FASTGRAPH_DATA= FASTGRAPH_BACKEND=simt $(PYTEST) --emulate $(PARALLEL) $(EXHAUSTIVE) $(REPEATS) \
 	  tests/ops tests/cuda tests/pyg -k "simt or cuda or pyg" \
 	  $(addprefix --ignore=,tests/cuda/test_operators.py tests/cuda/test_configuration.py \
 	  $(addprefix tests/cuda/test_,benchmark.py model.py one_shot.py) tests/pyg/test_switching.py)
 	@if $(newest_dgl)/bin/python -c 'from importlib.metadata import version; version("dgl")' 2>/dev/null; \
-	then DGLBACKEND=pytorch $(THREADS) $(newest_dgl)/bin/python -m pytest --emulate tests/dgl/test_devices.py; \
+	then $(EMULATED) DGLBACKEND=pytorch $(THREADS) $(newest_dgl)/bin/python -m pytest --emulate tests/dgl/test_devices.py; \
 	else echo "skipped: DGL's graphs beside emulated features, as 'make test-dgl' has installed no DGL"; \
 	fi
 
 # Where a wheel is built there is no torch to tell what this machine has.
 CAPABILITY := $(BIN)/python -c "import torch; print(torch.backends.cpu.get_cpu_capability().lower())"
+
+# A wheel for a test is compiled with the headers in .venv, whose names a cache of the compiler knows.
+headers = $(if $(filter all,$(WHEEL_LEVELS)),, \
+  --config-settings=cmake.define.tvm_ffi_ROOT=$$($(BIN)/python -m tvm_ffi.config --cmakedir))
 
 # With the CUDA kernels where they can be compiled; for all architectures that takes minutes.
 wheel: install ## build a wheel for many Linux distributions into dist/
@@ -156,7 +169,7 @@ wheel: install ## build a wheel for many Linux distributions into dist/
 	$(WITH_TOOLS) $(BIN)/pip wheel --quiet --no-deps --config-settings=build-dir=build/wheel \
 	  --config-settings=cmake.define.FASTGRAPH_LIBRARY_DIR=$(abspath build/wheel/lib) \
 	  --config-settings=cmake.define.FASTGRAPH_CPU_LEVELS=$(WHEEL_LEVELS) \
-	  --config-settings=cmake.define.FASTGRAPH_CPU_CAPABILITY=$$($(CAPABILITY)) \
+	  --config-settings=cmake.define.FASTGRAPH_CPU_CAPABILITY=$$($(CAPABILITY)) $(headers) \
 	  $(call cuda,$(if $(NVCC),on,off)) --wheel-dir dist/raw .
 	$(WITH_TOOLS) $(BIN)/auditwheel repair --exclude libtvm_ffi.so \
 	  --wheel-dir dist dist/raw/*.whl
@@ -181,9 +194,10 @@ aarch64: install ## compile the portable kernels for 64-bit Arm
 # The architectures of most GPUs for computing, which keep other kernels in memory than each other: of
 # 1,064, 118 differ. The others assemble the same PTX, so that it compiles for them, too. Where one of
 # them alone keeps more (now 28 kernels of sm_120, 8 of sm_86 and sm_89, 5 of sm_100) `test-all` tells.
+# So it does of attention in double and float16, of which one layout of each kind is compiled here.
 cuda: install ## compile the CUDA kernels, and compare their registers with those known
 	$(cusparse)
-	$(WITH_TOOLS) $(BIN)/python -m tests.cuda.registers $(if $(ALL),,--architectures 90)
+	$(WITH_TOOLS) $(BIN)/python -m tests.cuda.registers $(if $(ALL),,--architectures 90 --few-layouts)
 
 # Not quietly: it would not count warnings.
 docs: install ## build the documentation into build/docs; a warning is an error

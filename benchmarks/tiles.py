@@ -3,7 +3,8 @@
     FASTGRAPH_DATA=... python benchmarks/tiles.py
 
 Of each graph, real ones in the order of clusters, too: edges of a block, all counted and from a
-sample; and what tiles and rows have to move on GPUs for sums of 256 channels of bfloat16.
+sample; and what tiles and rows have to move on GPUs for sums of 256 channels of bfloat16, and for
+attention forward.
 Nothing is measured. Results go to ``benchmarks/results/<date>-tiles.json`` and ``.md``.
 """
 
@@ -29,12 +30,24 @@ def compute(edge_index: Any, num_nodes: int) -> dict[str, Any]:
     from fastgraph import Graph
     from fastgraph.graphs.tiles import tiles_of
     from fastgraph.tune.gpus import SHEETS
-    from fastgraph.tune.tiles import Product, by_rows, by_tiles, predict_fill, why_not_tiles
+    from fastgraph.tune.tiles import (
+        Product,
+        by_rows,
+        by_tiles,
+        predict_fill,
+        why_not_tiles,
+        width_of_attention,
+    )
 
     graph = Graph(edge_index, num_nodes, num_nodes)
     rows = graph.by_destination
     fill, tiles = predict_fill(rows), tiles_of(rows, num_nodes)
-    product = Product(num_nodes, num_nodes, graph.num_edges, WIDTH, torch.bfloat16, False)
+    size = num_nodes, num_nodes, graph.num_edges
+    of_head = torch.empty(0, 1, WIDTH, dtype=torch.bfloat16)
+    products = {
+        kind: Product(*size, width, of_head.dtype, False)
+        for kind, width in (("sums", WIDTH), ("attention", width_of_attention(of_head)))
+    }
     return {
         "nodes": num_nodes,
         "edges": graph.num_edges,
@@ -43,9 +56,12 @@ def compute(edge_index: Any, num_nodes: int) -> dict[str, Any]:
         "bytes of an edge": tiles.nbytes / graph.num_edges,
         "gpus": {
             sheet.name: {
-                "rows": by_rows(product, sheet),
-                "tiles": by_tiles(product, fill, sheet),
-                "why not": why_not_tiles(product, fill, sheet),
+                kind: {
+                    "rows": by_rows(product, sheet),
+                    "tiles": by_tiles(product, fill, sheet),
+                    "why not": why_not_tiles(product, fill, sheet),
+                }
+                for kind, product in products.items()
             }
             for sheet in SHEETS
         },
@@ -88,7 +104,8 @@ def markdown(results: dict[str, Any]) -> str:
         "bytes an edge",
     ]
     first = next(iter(results["graphs"].values()))
-    columns += [f"{gpu}, us: rows / tiles" for gpu in first["gpus"]]
+    kinds = [(gpu, kind) for gpu, by_kind in first["gpus"].items() for kind in by_kind]
+    columns += [f"{gpu}, {kind}, us: rows / tiles" for gpu, kind in kinds]
     lines = []
     for name, found in results["graphs"].items():
         predicted = found["predicted"]
@@ -100,7 +117,7 @@ def markdown(results: dict[str, Any]) -> str:
                 f"{predicted['edges']:.2f} ({predicted['low']:.2f} to {predicted['high']:.2f})",
                 f"{predicted['columns']:.2f}",
                 f"{found['bytes of an edge']:.1f}",
-                *(_cell(gpu) for gpu in found["gpus"].values()),
+                *(_cell(found["gpus"][gpu][kind]) for gpu, kind in kinds),
             ]
         )
     return "\n".join(
@@ -109,8 +126,8 @@ def markdown(results: dict[str, Any]) -> str:
             "",
             f"`{results['command']}`; counted, not measured. Blocks have 128 slots; predicted is "
             "what a sample says, with its bound. Of GPUs: the least microseconds that the traffic "
-            f"of sums of {WIDTH} channels of bfloat16 allows, by data sheets; bold where tiles may "
-            "be used.",
+            f"of sums of {WIDTH} channels of bfloat16 allows, or of attention forward on keys and "
+            "values of as many, by data sheets; bold where tiles may be used.",
             "",
             *table(columns, lines),
         ]

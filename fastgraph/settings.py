@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -106,7 +107,8 @@ class Settings:
             and direction, and take the fastest from then on, except in CUDA graphs. That costs two
             dozen products, once for each graph, and results differ in the last bits, so those of
             two runs may. Means of bfloat16 and float16, and graphs with an edge twice, are not for
-            cuSPARSE, and tiles only for graphs that fill them.
+            cuSPARSE, and tiles only for graphs that fill them. Dot-product attention forward is
+            timed on tiles in the same way.
         check_cache: ``FASTGRAPH_CHECK_CACHE``. Whether the content of a graph's tensors is looked
             at whenever what was derived from them is used again. ``False`` is for measuring what
             that costs: edits that torch does not count then go unnoticed.
@@ -233,3 +235,14 @@ def set_current(settings: Settings) -> None:
     """Put ``settings`` in force for the whole process."""
     global _current
     _current = settings
+
+
+@contextlib.contextmanager
+def measuring() -> Iterator[None]:
+    """Within, kernels that compete are timed; see :attr:`Settings.measure`."""
+    before = current()
+    set_current(before.replace(measure=True))
+    try:
+        yield
+    finally:
+        set_current(before)

@@ -49,7 +49,9 @@ class Kernels:
         self.measured = self.forgotten = 0
         self.seconds_of_other = 1.0
         self.out_of_memory: type[Exception] | None = None
-        self.spmm = FastestSpmm(self.kernel, {"other": Rival(self)}, self.seconds)
+        self.spmm = FastestSpmm(
+            self.kernel, {"other": Rival(self)}, self.seconds, lambda x: "a device"
+        )
 
     def kernel(self, *arguments: Any) -> Tensor:
         self.calls[0] += 1

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastgraph import settings
 from measure.agreement import Reference, require
 from measure.device import (
     Contestant,
@@ -25,7 +26,7 @@ from measure.device import (
 )
 from measure.graphs import SHAPES, GraphData, imitate, load
 from measure.rivals import COMPILED, TURBO, TURBO_LAYERS, UPSTREAM, Forward, Rival, rivals
-from measure.routing import Counted, measuring
+from measure.routing import Counted
 
 # Where what torch.compile makes is measured: it takes about half a minute for each, and may hang.
 _COMPILED = {
@@ -230,7 +231,7 @@ class Bench:
     def _context(self, rival: Rival) -> Iterator[None]:
         with (
             self._counted.running() if rival.ours else self._counted.standing_by(),
-            measuring() if rival.measured else nullcontext(),
+            settings.measuring() if rival.measured else nullcontext(),
         ):
             yield
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastgraph import settings
 from fastgraph.hookspecs import hookimpl, plugin_manager
 from fastgraph.registry.backend import Backend, Kernel
 from fastgraph.tune import row_order
@@ -137,17 +136,6 @@ class Counted:
             yield
         if self.calls != before:
             raise ColumnError(f"our kernels should not have run: {self.calls - before}")
-
-
-@contextmanager
-def measuring() -> Iterator[None]:
-    """The setting by which the faster of our kernel and cuSPARSE's computes sums and means."""
-    before = settings.current()
-    settings.set_current(before.replace(measure=True))
-    try:
-        yield
-    finally:
-        settings.set_current(before)
 
 
 @contextmanager

@@ -12,10 +12,10 @@ from fastgraph.backends import reference
 from fastgraph.backends.cusparse import ALGORITHMS, CuSparseSpmm
 from fastgraph.backends.kernels import native_kernels, sddmm_by_head, spmm_by_head
 from fastgraph.backends.tasks import Tasks
-from fastgraph.backends.tiles import TilesSpmm
+from fastgraph.backends.tiles import TilesAttention, TilesSpmm
 from fastgraph.machine import native
 from fastgraph.registry.backend import FLOATING, Kernel
-from fastgraph.tune.fastest import FastestSpmm, Rival, seconds_on_gpu
+from fastgraph.tune.fastest import FastestAttention, FastestSpmm, Rival, seconds_on_gpu
 
 
 class CudaBackend:
@@ -43,10 +43,13 @@ class CudaBackend:
             f"cusparse-{number}": CuSparseSpmm(library, number) for number in ALGORITHMS
         }
         rivals["tiles"] = TilesSpmm(library)
-        fastest = FastestSpmm(kernels["spmm"], rivals, seconds)
+        sums = FastestSpmm(kernels["spmm"], rivals, seconds, self.below)
+        on_tiles: dict[str, Rival] = {"tiles": TilesAttention(library)}
+        attention = FastestAttention(kernels["attention"], on_tiles, seconds, self.below)
         self._kernels: dict[str, Kernel] = {
             **kernels,
-            "spmm": spmm_by_head(fastest.__call__),
+            "spmm": spmm_by_head(sums.__call__),
+            "attention": attention.__call__,
             "sddmm": sddmm_by_head(kernels["sddmm"]),
             # Of edges alone: torch's operations store no more than their results do.
             "edge_softmax": reference.edge_softmax,
@@ -63,8 +66,16 @@ class CudaBackend:
             name = torch.cuda.get_device_name(number)
             if name not in found.values():
                 found[f"cuda:{number}"] = name
-        below = f"driver {self._library().driver_version()}; kernels {native.cuda_digest()}"
-        return {device: f"{name}; {below}" for device, name in found.items()}
+        return {device: self._identity(name) for device, name in found.items()}
+
+    def _identity(self, name: str) -> str:
+        """A kind of GPU, and everything between it and the kernels."""
+        driver = self._library().driver_version()
+        return f"{name}; driver {driver}; kernels {native.cuda_digest()}"
+
+    def below(self, x: Tensor) -> str:
+        """Everything below kernels on the GPU that a tensor is on, as text."""
+        return self._identity(torch.cuda.get_device_name(x.device))
 
     def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel | None:
         if device_type != self._device_type or dtype not in FLOATING:

@@ -323,7 +323,8 @@ def tune(budget: float, device: str | None, script: Path, arguments: tuple[str, 
 
     Its first steps are run. Later runs, of this and of other scripts, visit the rows of the same
     graphs in the order that was fastest, to the same bits. Printed besides: what other orders of
-    nodes would do, and what a model expects of tiles for tensor cores on GPUs.
+    nodes would do, and what a model expects of tiles for tensor cores on GPUs. Of calls on a GPU
+    it is kept which kernel is fastest, for runs with FASTGRAPH_MEASURE=1.
     """
     from fastgraph.cli.tune import tune_script
 

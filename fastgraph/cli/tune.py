@@ -14,9 +14,12 @@ from rich.table import Table
 from fastgraph.cli.watched import left_by, nothing_routed
 
 if TYPE_CHECKING:
-    from fastgraph.cli.tuning.measuring import Measured, Reordering
+    from fastgraph.cli.tuning.kernels import TimedCall
+    from fastgraph.cli.tuning.measuring import Budget, Measured, Reordering
+    from fastgraph.graphs.graph import Graph
     from fastgraph.tune.choices import Use
     from fastgraph.tune.gpus import Sheet
+    from fastgraph.tune.tiles import Product
 
 
 def tune_script(script: Path, arguments: Sequence[str], budget: float, device: str | None) -> int:
@@ -35,44 +38,77 @@ def tune_script(script: Path, arguments: Sequence[str], budget: float, device: s
         click.ClickException: the script failed, or calls nothing that could be measured.
         click.UsageError: an unknown device.
     """
-    from fastgraph.cli.tuning import measuring
-    from fastgraph.tune import choices
+    from fastgraph.cli.tuning import kernels, measuring
 
     sheets = _sheets(device)
+    console = Console()
+    console = console if console.is_terminal else Console(width=120)
     with Console(stderr=True).status("running the first steps") as status:
         program = left_by("fastgraph.cli.tuning", script, arguments, "before its calls were seen")
         torch.set_num_threads(program.threads)
         torch.backends.cuda.matmul.allow_tf32 = program.allow_tf32
         status.update("measuring")
         found = measuring.calls_of(program)
-        if not found:
+        spent = measuring.Budget(budget)
+        on_gpus = kernels.time_kernels(program, spent) if device != "cpu" else []
+        if not found and not on_gpus:
             raise nothing_routed(script)
-        console = Console()
-        console = console if console.is_terminal else Console(width=120)
-        if device in (None, "cpu"):
-            spent = measuring.Budget(budget)
-            # The rest is for other orders of nodes.
-            measuring.measure(found, measuring.Budget(budget / 2))
-            chosen = measuring.chosen(found)
-            choices.KEPT.keep(chosen)
-            console.print(calls_table(found, chosen))
-            graphs = measuring.by_graph(found)
-            for place, ones in enumerate(graphs.values()):
-                share = measuring.Budget(spent.left / (len(graphs) - place))
-                others = measuring.reorderings(ones, share)
-                if others:
-                    console.print(reordering_table(ones[0], others))
-            for line in _remarks(found, chosen):
-                console.print(line, soft_wrap=True, highlight=False)
-    sums = [one for one in found if one.replay.call.operator == "spmm"]
-    if sheets and sums:
-        table, reasons = gpu_table(sums, sheets)
+        if on_gpus:
+            _keep_kernels(on_gpus, console)
+        if found and device in (None, "cpu"):
+            _tune_rows(found, spent, console)
+    for_tiles = [one for one in found if one.replay.call.operator in ("spmm", "attention")]
+    if sheets and for_tiles:
+        table, reasons = gpu_table(for_tiles, sheets)
         console.print(table)
         for reason in reasons:
             console.print(f"No tiles: {reason}.", soft_wrap=True, highlight=False)
     if program.elsewhere:
-        console.print(f"{program.elsewhere} calls on other devices than the CPU were left out.")
+        console.print(f"{program.elsewhere} calls on other devices were left out.")
     return 0
+
+
+def _tune_rows(found: Sequence[Measured], spent: Budget, console: Console) -> None:
+    """Measure and keep orders of rows by half of what is left; show what other nodes' orders do."""
+    from fastgraph.cli.tuning import measuring
+    from fastgraph.tune import choices
+
+    measuring.measure(found, measuring.Budget(spent.left / 2))
+    chosen = measuring.chosen(found)
+    choices.KEPT.keep(chosen)
+    console.print(calls_table(found, chosen))
+    graphs = measuring.by_graph(found)
+    for place, ones in enumerate(graphs.values()):
+        share = measuring.Budget(spent.left / (len(graphs) - place))
+        others = measuring.reorderings(ones, share)
+        if others:
+            console.print(reordering_table(ones[0], others))
+    for line in _remarks(found, chosen):
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def _keep_kernels(found: Sequence[TimedCall], console: Console) -> None:
+    """Keep which kernels are fastest on GPUs, and print what each takes."""
+    from fastgraph.tune import kernel_choices
+
+    timed = [one for call in found for one in call.timed]
+    kernel_choices.KEPT.keep(timed)
+    console.print(kernels_table(found))
+    console.print("Programs with FASTGRAPH_MEASURE=1 take these kernels without measuring.")
+    left = sum(not call.timed for call in found)
+    if left:
+        console.print(f"Not measured: {left}, for which --budget was too small.")
+
+
+def kernels_table(found: Sequence[TimedCall]) -> Table:
+    """Milliseconds of each call on a GPU, by kernel; the fastest first."""
+    table = Table("layers", "call", "graph", "milliseconds", title="Measured on GPUs")
+    for call in found:
+        for one in call.timed:
+            in_order = sorted(one.seconds.items(), key=lambda pair: pair[1])
+            times = ", ".join(f"{name} {1e3 * seconds:.3f}" for name, seconds in in_order)
+            table.add_row(_counted(call.layers), one.kind, _shape(one.graph), times)
+    return table
 
 
 def _sheets(device: str | None) -> list[Sheet]:
@@ -98,7 +134,7 @@ def calls_table(found: Sequence[Measured], chosen: Mapping[str, Mapping[Use, int
         table.add_row(
             _counted(one.layers),
             one.replay.call.operator,
-            _shape(one),
+            _shape(one.graph),
             f"{_row_bytes(one)} B",
             str(one.replay.features.dtype).removeprefix("torch."),
             _milliseconds(one.as_they_are) if one.is_measured else "",
@@ -119,7 +155,7 @@ def _choice(one: Measured, orders: Mapping[Use, int]) -> str:
 
 def reordering_table(one: Measured, others: Sequence[Reordering]) -> Table:
     """What ``fastgraph.reorder`` would do for the graph of a call."""
-    table = Table("fastgraph.reorder", title=f"Nodes in another order: {_shape(one)}")
+    table = Table("fastgraph.reorder", title=f"Nodes in another order: {_shape(one.graph)}")
     for heading in ("found in, s", "reads, predicted", "time, measured"):
         table.add_column(heading, justify="right")
     for found in others:
@@ -129,40 +165,50 @@ def reordering_table(one: Measured, others: Sequence[Reordering]) -> Table:
     return table
 
 
-def gpu_table(sums: Sequence[Measured], sheets: Sequence[Sheet]) -> tuple[Table, list[str]]:
-    """What tiles would do for sums on GPUs, by a model, and why they are not for some."""
-    from fastgraph.tune.tiles import Product, by_rows, by_tiles, predict_fill, why_not_tiles
+def gpu_table(found: Sequence[Measured], sheets: Sequence[Sheet]) -> tuple[Table, list[str]]:
+    """What tiles would do for sums and attention on GPUs, by a model, and why not for some."""
+    from fastgraph.tune.tiles import by_rows, by_tiles, predict_fill, why_not_tiles
 
     table = Table("layers", "graph", "channels", "dtype", "edges of a block")
-    table.title = "Predicted, never measured: milliseconds of sums by rows / on tiles"
+    table.title = "Predicted, never measured: milliseconds forward by rows / on tiles"
     for sheet in sheets:
         table.add_column(sheet.name, justify="right")
     table.add_column("tiles")
     table.caption = "at least, by what each form must move; under the setting measure both compete"
     reasons: dict[str, None] = {}
-    for one in sums:
-        x, rows = one.replay.features, one.graph.grouped(transpose=one.replay.argument("transpose"))
-        fill = predict_fill(rows)
-        product = Product(
-            rows.ptr.numel() - 1,
-            len(x),
-            one.graph.num_edges,
-            x.shape[1:].numel(),
-            x.dtype,
-            one.replay.argument("weight") is not None,
-        )
-        why_not = {sheet.name: why_not_tiles(product, fill, sheet) for sheet in sheets}
+    for one in found:
+        fill = predict_fill(one.graph.grouped(transpose=one.replay.argument("transpose")))
+        product, refused = _product_of(one)
+        why_not = {g.name: refused or why_not_tiles(product, fill, g) for g in sheets}
         reasons |= dict.fromkeys(reason for reason in why_not.values() if reason is not None)
         table.add_row(
             _counted(one.layers),
-            _shape(one),
-            str(product.width),
-            str(x.dtype).removeprefix("torch."),
+            _shape(one.graph),
+            str(one.replay.features.shape[1:].numel()),
+            str(product.dtype).removeprefix("torch."),
             f"{fill.edges:.1f} ({fill.low:.1f} to {fill.high:.1f})",
             *(f"{by_rows(product, g):.3f} / {by_tiles(product, fill, g):.3f}" for g in sheets),
             ", ".join(name for name, reason in why_not.items() if reason is None) or "no",
         )
     return table, list(reasons)
+
+
+def _product_of(one: Measured) -> tuple[Product, str | None]:
+    """What a sum or attention moves forward, and why the latter is not for tiles on any graph."""
+    from fastgraph.tune.tiles import Product, why_not_attention, width_of_attention
+
+    given, graph = one.replay.argument, one.graph
+    refused = None
+    if one.replay.call.operator == "attention":
+        x = given("key")
+        width, has_weights = width_of_attention(x), False
+        has_edges = given("edge") is not None
+        refused = why_not_attention(x, has_edges, given("dropout"), given("weights"))
+    else:
+        x = one.replay.features
+        width, has_weights = x.shape[1:].numel(), given("weight") is not None
+    num_rows = graph.num_src if given("transpose") else graph.num_dst
+    return Product(num_rows, len(x), graph.num_edges, width, x.dtype, has_weights), refused
 
 
 def _remarks(found: Sequence[Measured], chosen: Mapping[str, Mapping[Use, int]]) -> list[str]:
@@ -182,8 +228,7 @@ def _counted(layers: Sequence[str]) -> str:
     )
 
 
-def _shape(one: Measured) -> str:
-    graph = one.graph
+def _shape(graph: Graph) -> str:
     nodes = {graph.num_src, graph.num_dst}
     return f"{' x '.join(f'{n:,}' for n in sorted(nodes))} nodes, {graph.num_edges:,} edges"
 

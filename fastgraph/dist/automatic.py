@@ -63,8 +63,8 @@ class Automatic:
         if balance.imbalance <= THRESHOLD:
             say(f"balanced, {found}")
             return
-        reason = obstacle(parameters=False)
-        if reason is not None:
+        reason = placement.fixed or obstacle(parameters=False)
+        if reason:
             say(f"shares stay as they are, though {found}: {reason}")
             return
         limits = highest_shares(balance)

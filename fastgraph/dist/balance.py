@@ -18,6 +18,7 @@ from fastgraph.dist.relayout import Placement
 from fastgraph.dist.world import WORLD, RanksDivergedError
 
 if TYPE_CHECKING:
+    from dgl import DGLGraph
     from rich.table import Table
     from torch_geometric.data import Data, HeteroData
 
@@ -118,7 +119,7 @@ PREDICTED: weakref.WeakKeyDictionary[Layout, list[Phases]] = weakref.WeakKeyDict
 
 
 @contextmanager
-def measured(data: Data | HeteroData, epochs: int = 1) -> Iterator[Balance]:
+def measured(data: Data | HeteroData | DGLGraph, epochs: int = 1) -> Iterator[Balance]:
     """Measure what each rank does in the block. All ranks must enter it.
 
     The first epochs of a program make plans, sort graphs and choose kernels, so train some before.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fastgraph.dist import transport
+from fastgraph.dist import gradients, transport
 from fastgraph.machine.memory import new_rows
 from fastgraph.ops.library import needs_torch_operations
 
@@ -32,21 +32,24 @@ def applied(function: type[Function], *arguments: Any) -> Any:
 class _Enter(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.x = x if gradients.may_wait(x) else None
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return sum_of_ranks(grad)
+        if ctx.x is not None and gradients.waits(ctx.x, ctx.next_functions[0][0], grad):
+            return None
+        return applied(_Sum, grad, gradients.is_small(grad))
 
 
 class _Sum(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return transport.all_reduce(x)
+    def forward(ctx: Any, x: Tensor, in_order: bool) -> Tensor:
+        return transport.all_reduce_in_order(x) if in_order else transport.all_reduce(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return enter(grad)
+        return enter(grad), None
 
 
 class _Gather(Function):
@@ -127,7 +130,7 @@ def enter(x: Tensor) -> Tensor:
 
 def sum_of_ranks(x: Tensor) -> Tensor:
     """The sum of what each rank has, replicated. Backward: the gradient as it is."""
-    return applied(_Sum, x)  # type: ignore[no-any-return]
+    return applied(_Sum, x, False)  # type: ignore[no-any-return]
 
 
 def gather(x: Tensor, rows: Layout, axis: int) -> Tensor:

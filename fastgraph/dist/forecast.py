@@ -19,6 +19,7 @@ from torch import Tensor
 from fastgraph.dist import cost
 from fastgraph.dist.cost import BACKWARD, MODES, Layer, Machine, Mode, Rows
 from fastgraph.dist.dry_run import Step
+from fastgraph.dist.gradients import SMALL, bundles
 from fastgraph.dist.grid_volume import Mesh, largest_block
 from fastgraph.dist.partition import partition
 from fastgraph.machine import cache
@@ -131,7 +132,9 @@ def forecast(step: Step, machine: Machine, rows: Sequence[Rows], devices: int) -
 def _rest(step: Step, machine: Machine, devices: int) -> Total:
     """What is the same in all modes: other operations on rows, and the sums of gradients."""
     everything = sum(step.parameters)
-    messages = 2 * len(step.parameters) * (devices - 1)
+    small = [size for size in step.parameters if size <= SMALL]
+    sums = len(step.parameters) - len(small) + len(list(bundles(small)))
+    messages = 2 * sums * (devices - 1)
     sent = 2 * everything * (devices - 1) / devices
     exchange = messages * machine.latency + sent / machine.bandwidth
     seconds = (1 + BACKWARD) * step.rest / devices + exchange

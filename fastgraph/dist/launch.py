@@ -112,14 +112,14 @@ def parser() -> argparse.ArgumentParser:
         "--weights",
         type=_weights,
         help="share of the work of each rank, such as 2,1; uniform: equal shares, the default; "
-        "auto: by the devices, with PyG measured in the first epochs, and corrected once",
+        "auto: by the devices, measured in the first epochs and, with PyG, corrected once",
     )
     made.add_argument(
         "--reduce-precision",
         action="store_true",
-        help="with PyG, ranks that compute more than 1.1 times as long as the mean in the first "
-        "epochs pass messages in bfloat16 from then on, which changes results; with --weights "
-        "auto, those that still do after shares were corrected",
+        help="ranks that compute more than 1.1 times as long as the mean in the first epochs pass "
+        "messages in bfloat16 from then on, which changes results; with --weights auto, those that "
+        "still do after shares were corrected",
     )
     made.add_argument(
         "--random", choices=world.RANDOM_MODES, default="rows", help="see fastgraph.dist.init"
@@ -177,8 +177,7 @@ def _sharding(options: argparse.Namespace) -> Callable[[Any], Any]:
 
     def shard(data: Any) -> Any:
         found = shard_as_known(data, weights=weights, **known)
-        if not dgl.is_dgl_graph(found):
-            first_epochs.watch(found)
+        first_epochs.watch(found)
         return found
 
     return shard

@@ -78,6 +78,8 @@ def rebalance(
     if not threshold >= 1:
         raise ValueError(f"threshold must be at least 1, got {threshold}")
     placement = Placement.of(data)
+    if placement.fixed:
+        raise ValueError(f"data must be a graph of PyG: {placement.fixed}")
     if balance is not None:
         if not balance.measured:
             raise ValueError("balance must be complete: use it after the block that is measured")

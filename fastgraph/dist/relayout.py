@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist import memo, transport
+from fastgraph.dist.dgl import is_dgl_graph
 from fastgraph.dist.graphs import num_nodes
 from fastgraph.dist.layout import Layout, know, known
 from fastgraph.dist.owners import layout_of, owner_of_edges
@@ -32,11 +33,13 @@ class Placement:
         nodes: a layout for each type of nodes.
         edges: ``edge_index`` of each type of edges.
         ends: the positions in ``nodes`` of the types that these edges come from and lead to.
+        fixed: why they cannot be given to other ranks, or nothing.
     """
 
     nodes: list[Layout]
     edges: list[ShardedTensor]
     ends: list[tuple[int, int]]
+    fixed: str = ""
 
     @classmethod
     def of(cls, data: Any) -> Placement:
@@ -48,7 +51,7 @@ class Placement:
         found = cls.find(data)
         if found is None:
             raise ValueError(
-                "data must be a graph of PyG whose nodes and edges are sharded: give what "
+                "data must be a graph whose nodes and edges are sharded: give what "
                 "fastgraph.dist.shard() or load_shards() returned"
             )
         return found
@@ -56,6 +59,10 @@ class Placement:
     @classmethod
     def find(cls, data: Any) -> Placement | None:
         """The same, or ``None`` for a graph without sharded edges, as of a sparse matrix."""
+        if is_dgl_graph(data):
+            from fastgraph.dist.dgl.graphs import placement
+
+            return placement(data)
         if not hasattr(data, "node_stores"):
             return None
         sizes = num_nodes(data)

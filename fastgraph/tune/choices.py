@@ -78,7 +78,7 @@ class Kept:
 
 def identity_of(graph: Graph) -> str:
     """The numbers of nodes and edges, and all degrees of destinations in the order of the nodes."""
-    degrees = native.library().checksum(graph.by_destination.ptr)
+    degrees = native.library().checksum(graph.by_destination.ptr.cpu())
     return f"{graph.num_src} {graph.num_dst} {graph.num_edges} {degrees & (2**64 - 1):016x}"
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,61 +13,54 @@ from fastgraph import settings
 from fastgraph.graphs.graph import Graph, beside
 from fastgraph.machine import capture
 from fastgraph.registry.backend import Kernel
+from fastgraph.tune import kernel_choices
+from fastgraph.tune.kernel_choices import ROWS, Timed
 
-# Names of kernels by kind of product.
-_Fastest = dict[tuple[object, ...], str]
+# Names of kernels by kind of call.
+_Known = dict[tuple[object, ...], str]
 
 
 class Rival(Protocol):
-    """A kernel of ``spmm`` for some products."""
+    """A kernel for some calls of an operator."""
 
-    def __call__(
-        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
-    ) -> Tensor:
-        """The product, as for any kernel."""
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """The results, as of any kernel."""
         ...
 
-    def fits(
-        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
-    ) -> bool:
+    def fits(self, *arguments: Any, **keywords: Any) -> bool:
         """Whether this is one of them."""
         ...
 
     def forget(self, graph: Graph, x: Tensor, transpose: bool) -> None:
-        """Free what is kept for products like this."""
+        """Free what is kept for calls that gather features like these."""
         ...
 
 
-class FastestSpmm:
-    """A kernel of ``spmm``, and others that take its place where they are faster.
+class _Fastest:
+    """A kernel, and others that take its place where they are faster.
 
-    With ``settings.measure`` all compute the first product of a graph with features of a width and
-    dtype, and the fastest all further products. The others take no part while a CUDA graph is
-    captured, whose replays may run beside anything, nor under
+    With ``settings.measure`` all make the first call of a kind on a graph, and the fastest all
+    further ones. Where ``python -m fastgraph tune`` has kept which one that is
+    (:mod:`fastgraph.tune.kernel_choices`), it makes the first one, too. The others take no part
+    while a CUDA graph is captured, whose replays may run beside anything, nor under
     ``torch.use_deterministic_algorithms``: their results differ in the last bits.
 
     Args:
         kernel: computes unless another one was found to be faster.
         rivals: the others, by name.
         seconds: how long a call takes, once it was warmed up.
+        device: everything below kernels on the device of a tensor, as text.
     """
 
     def __init__(
         self,
         kernel: Kernel,
         rivals: Mapping[str, Rival],
-        seconds: Callable[[Callable[[], Tensor]], float],
+        seconds: Callable[[Callable[[], Any]], float],
+        device: Callable[[Tensor], str],
     ) -> None:
-        self._kernel, self._rivals, self._seconds = kernel, rivals, seconds
-
-    def __call__(
-        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
-    ) -> Tensor:
-        """The product, by the fastest."""
-        arguments = (graph, x, weight, reduce, transpose)
-        kernel = self._fastest(*arguments) if self._may_measure(x) else self._kernel
-        out: Tensor = kernel(*arguments)
-        return out
+        self._kernel, self._rivals = kernel, rivals
+        self._seconds, self._device = seconds, device
 
     def _may_measure(self, x: Tensor) -> bool:
         return (
@@ -76,36 +69,87 @@ class FastestSpmm:
             and not capture.is_capturing(x)
         )
 
-    def _fastest(
-        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
+    def _choose(
+        self,
+        graph: Graph,
+        x: Tensor,
+        transpose: bool,
+        kind: tuple[object, ...],
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
     ) -> Kernel:
-        is_aligned = x.data_ptr() % 16 == 0
-        kind = (x.shape[1], x.dtype, is_aligned, weight is not None, reduce, transpose)
-        fastest = beside(graph, "fastest", _Fastest)
-        if kind not in fastest:
+        known, kind = beside(graph, "fastest", _Known), (*kind, transpose)
+        if kind not in known:
             with torch.cuda.device_of(x):
-                fastest[kind] = self._measure(graph, x, weight, reduce, transpose)
-        return self._rivals.get(fastest[kind], self._kernel)
+                device, words = self._device(x), " ".join(map(str, kind))
+                chosen = kernel_choices.known(device, graph, words)
+                if chosen is None or not self._is_for(chosen, arguments, keywords):
+                    seconds = self._measured(arguments, keywords)
+                    timed = Timed(device, graph, words, seconds)
+                    kernel_choices.record(timed)
+                    chosen = timed.fastest
+                known[kind] = chosen
+            for name, rival in self._rivals.items():
+                if name != known[kind]:
+                    rival.forget(graph, x, transpose)
+        return self._rivals.get(known[kind], self._kernel)
 
-    def _measure(
-        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
-    ) -> str:
-        """The name of the fastest rival, or nothing if none is faster."""
-        arguments = (graph, x, weight, reduce, transpose)
-        fastest, least = "", self._seconds(functools.partial(self._kernel, *arguments))
+    def _is_for(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+        """Whether a kernel of this name may make the call."""
+        if name == ROWS:
+            return True
+        return name in self._rivals and self._rivals[name].fits(*arguments, **keywords)
+
+    def _measured(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, float]:
+        """Seconds of all that may make a call, by name."""
+        seconds = {ROWS: self._seconds(partial(self._kernel, *arguments, **keywords))}
         for name, rival in self._rivals.items():
             try:
-                if not rival.fits(*arguments):
-                    continue
-                found = self._seconds(functools.partial(rival, *arguments))
+                if self._is_for(name, arguments, keywords):
+                    seconds[name] = self._seconds(partial(rival, *arguments, **keywords))
             except torch.OutOfMemoryError:  # it needs more than the kernel, which can do without it
                 continue
-            if found < least:
-                fastest, least = name, found
-        for name, rival in self._rivals.items():
-            if name != fastest:
-                rival.forget(graph, x, transpose)
-        return fastest
+        return seconds
+
+
+class FastestSpmm(_Fastest):
+    """A kernel of ``spmm`` and its rivals."""
+
+    def __call__(
+        self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
+    ) -> Tensor:
+        """The product, by the fastest."""
+        kernel = self._kernel
+        arguments = (graph, x, weight, reduce, transpose)
+        if self._may_measure(x):
+            kind = ("spmm", x.shape[1], x.dtype, _is_aligned(x), weight is not None, reduce)
+            kernel = self._choose(graph, x, transpose, kind, arguments, {})
+        out: Tensor = kernel(*arguments)
+        return out
+
+
+class FastestAttention(_Fastest):
+    """A kernel of ``attention`` and its rivals."""
+
+    def __call__(
+        self, graph: Graph, *arguments: Any, addend: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What ``attention`` gives, by the fastest."""
+        kernel = self._kernel
+        query, key, value, edge, transpose, _, dropout, _, weights = arguments
+        if self._may_measure(key):
+            options = (edge is not None, dropout > 0, weights, addend is not None)
+            tensors = (query, key, value) if addend is None else (query, key, value, addend)
+            are_aligned = all(map(_is_aligned, tensors))
+            kind = ("attention", *key.shape[1:], key.dtype, are_aligned, *options)
+            call = (graph, *arguments)
+            kernel = self._choose(graph, key, transpose, kind, call, {"addend": addend})
+        found: tuple[Tensor, Tensor, Tensor] = kernel(graph, *arguments, addend=addend)
+        return found
+
+
+def _is_aligned(x: Tensor) -> bool:
+    return x.data_ptr() % 16 == 0
 
 
 _REPEATS = 5

@@ -19,6 +19,9 @@ from fastgraph.tune.gpus import Sheet
 DTYPES = (torch.float32, torch.bfloat16)
 """Of features, for which there is a kernel."""
 
+MOST_HEAD_BYTES = 256
+"""Of attention: ``kMostTileBytes`` of ``csrc/include/fastgraph/tiles.h``."""
+
 _SAMPLE = 1024
 _RISK = 0.05
 _WORTHWHILE = 0.8
@@ -118,6 +121,37 @@ class Product(NamedTuple):
     width: int
     dtype: torch.dtype
     has_weights: bool
+
+
+def width_of_attention(key: Tensor) -> int:
+    """Channels of a sum that moves and computes what attention does.
+
+    Each edge gathers a value and a key, for two products. (Scores of float32 take three products of
+    tf32 for one, with which tensor cores still wait for memory.)
+
+    Args:
+        key: ``[nodes, heads, channels]``.
+    """
+    return 2 * key.shape[1:].numel()
+
+
+def why_not_attention(key: Tensor, has_edges: bool, dropout: float, weights: bool) -> str | None:
+    """Why the kernel on tiles is not for an attention layer on any graph, or ``None``.
+
+    Args:
+        key: ``[nodes, heads, channels]``.
+        has_edges: whether edges have features.
+        dropout: rate.
+        weights: whether those of edges are asked for.
+    """
+    if has_edges:
+        return "edges must have no features for attention on tiles"
+    if dropout or weights:
+        return "attention on tiles drops no edges and gives no weights of them"
+    head_bytes = key.shape[2] * key.element_size()
+    if not 0 < head_bytes <= MOST_HEAD_BYTES:
+        return f"heads must have at most {MOST_HEAD_BYTES} bytes on tiles, got {head_bytes}"
+    return None
 
 
 def by_rows(product: Product, sheet: Sheet) -> float:

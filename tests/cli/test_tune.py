@@ -5,8 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from fastgraph.cli.tune import gpu_table
+from fastgraph.cli.tuning.measuring import calls_of
+from fastgraph.cli.tuning.recording import Given, OperatorCall, Program, Values
+from fastgraph.tune.gpus import SHEETS
 from tests.cli.commands import fastgraph, python
+from tests.tune.test_tiles import cliques
 
 SCRIPT = """
 import sys
@@ -79,3 +85,22 @@ def test_what_cannot_be_tuned(
     done = fastgraph("tune", *words, "train.py", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode in (1, 2) and message in done.stderr
     assert not list(tmp_path.glob("fastgraph/*"))
+
+
+def test_attention_on_tiles_is_predicted() -> None:
+    nodes = 40_000
+    operands = [Values((nodes, 2, 64), torch.bfloat16, False)] * 3
+    calls = {
+        OperatorCall(
+            "attention",
+            (*operands, None, None, Given(0), None, None, 0, False, 0.125, 0.0, weights),
+        ): [layer]
+        for weights, layer in ((False, "GPSConv"), (True, "TransformerConv"))
+    }
+    found = calls_of(Program(calls, [cliques(nodes, 16)], 2, False, 0))
+    table, reasons = gpu_table(found, SHEETS)
+    cells = {column.header: list(column.cells) for column in table.columns}
+    tiles = dict(zip(cells["layers"], cells["tiles"], strict=True))
+    assert tiles == {"GPSConv": "H200, A100, RTX 4090", "TransformerConv": "no"}
+    assert cells["channels"] == ["128", "128"]
+    assert reasons == ["attention on tiles drops no edges and gives no weights of them"]

@@ -81,13 +81,17 @@ def find_nvcc() -> str | None:
     )
 
 
-def build(nvcc: str, architectures: Sequence[str] = ()) -> str:
-    """What the compiler says while it builds everything anew, for all architectures or for some."""
+def build(nvcc: str, architectures: Sequence[str] = (), few_layouts: bool = False) -> str:
+    """What the compiler says while it builds anew, for all architectures or for some.
+
+    With few layouts there are not all kernels of attention for double and float16.
+    """
     shutil.rmtree(BUILD, ignore_errors=True)
     configure = [
         *("cmake", "-S", ROOT, "-B", BUILD, "-G", "Ninja", "-DFASTGRAPH_CUDA=on"),
         *("-DFASTGRAPH_WERROR=ON", f"-DFASTGRAPH_CUDA_ARCHITECTURES={';'.join(architectures)}"),
-        *(f"-DCMAKE_CUDA_COMPILER={nvcc}", "-DCMAKE_CUDA_FLAGS=-Xptxas -v"),
+        f"-DCMAKE_CUDA_COMPILER={nvcc}",
+        f"-DCMAKE_CUDA_FLAGS=-Xptxas -v {'-DFASTGRAPH_FEW_LAYOUTS' if few_layouts else ''}",
         # The host's side is called to be refused; nvcc optimises kernels whatever it is told here.
         *("-DCMAKE_CXX_FLAGS_RELEASE=-O0 -DNDEBUG", "-DCMAKE_CUDA_FLAGS_RELEASE=-O0 -DNDEBUG"),
         *(f"-DPython_EXECUTABLE={sys.executable}", f"-DFASTGRAPH_LIBRARY_DIR={LIBRARY.parent}"),
@@ -223,13 +227,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--architectures", metavar="80,90", help="some, the lowest of which gives the PTX of all"
     )
+    parser.add_argument(
+        "--few-layouts",
+        action="store_true",
+        help="of attention one of each kind in double and float16, for which others stand",
+    )
     options = parser.parse_args(arguments)
+    if options.write and options.few_layouts:
+        parser.error("the table is of all layouts")
     architectures = options.architectures.split(",") if options.architectures else []
     nvcc = find_nvcc()
     if nvcc is None:
         print("skipped: the CUDA kernels are not compiled, there is no nvcc")
         return
-    found = parsed(build(nvcc, architectures))
+    found = parsed(build(nvcc, architectures, options.few_layouts))
     compiled = {arch for by_arch in found.values() for arch in by_arch}
     if not compiled or (architectures and compiled != {f"sm_{arch}" for arch in architectures}):
         raise SystemExit(f"the assembler reports on {', '.join(sorted(compiled)) or 'nothing'}")

@@ -100,7 +100,7 @@ def test_architectures_that_were_not_compiled_are_missed(
     log: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registers, "find_nvcc", lambda: "nvcc")
-    monkeypatch.setattr(registers, "build", lambda nvcc, architectures: log)
+    monkeypatch.setattr(registers, "build", lambda *_: log)
     with pytest.raises(SystemExit, match=f"the assembler reports on {said}$"):
         registers.main(["--architectures", "80,86,90"])
 

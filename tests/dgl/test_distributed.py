@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import fastgraph
 import fastgraph.dist as fgd
 from fastgraph.dist.world import WORLD
+from tests.dgl import balance
 from tests.dgl.graphs import dgl
 from tests.dist.graphs import NUM_EDGES, NUM_FEATURES, NUM_NODES, PARTITIONS, graph, uneven
 
@@ -538,7 +539,8 @@ def compare_on_this_rank() -> dict[str, Found]:
                 parts = torch.cat([parts.flip(0)[:23], parts])  # of authors, too
             sharded = fgd.shard(make(), parts=parts)
             found[f"{name}, {layout}, {enabled}"] = compared(case, sharded, expected, enabled)
-    return found | of_examples() | of_refusals() | {"inference first": after_inference()}
+    further = {"inference first": after_inference(), "balance": of_balance()}
+    return found | of_examples() | of_refusals() | further
 
 
 SCRIPTS = ("gcn", "gat", "gatv2", "rgcn", "transformer", "sage")
@@ -596,6 +598,15 @@ def after_inference() -> Found:
         after.sum().backward()
     error = difference([before], [fgd.whole(after).detach()])
     return Found(error or ("" if last.loop_weight.grad.any() else "no gradient"))
+
+
+def of_balance() -> Found:
+    try:
+        graphs = (fgd.shard(make(), method="even") for make in (whole_graph, several_relations))
+        balance.check(*graphs)
+    except Exception:
+        return Found(traceback.format_exc())
+    return Found("")
 
 
 def several_threads(g: Any) -> None:
@@ -728,6 +739,11 @@ def test_what_cannot_be_says_so(found: list[dict[str, Found]], name: str) -> Non
 def test_inference_may_come_first(found: list[dict[str, Found]]) -> None:
     for of_rank in found:
         assert not of_rank["inference first"].error
+
+
+def test_ranks_that_take_longer_are_measured(found: list[dict[str, Found]]) -> None:
+    for of_rank in found:
+        assert not of_rank["balance"].error, of_rank["balance"].error
 
 
 class Model(nn.Module):

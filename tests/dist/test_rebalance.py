@@ -356,7 +356,7 @@ def test_several_types_of_nodes(results: list[dict[str, Any]]) -> None:
 def test_bad_arguments(results: list[dict[str, Any]]) -> None:
     messages = [
         "ValueError: either balance or weights must be given",
-        "ValueError: data must be a graph of PyG whose nodes and edges are sharded",
+        "ValueError: data must be a graph whose nodes and edges are sharded",
         "ValueError: balance must be of this graph as it is sharded now",
         "ValueError: weights must be 2 numbers above 0",
         "ValueError: threshold must be at least 1, got 0",

@@ -17,7 +17,7 @@ from tests.simt import library
 @functools.cache
 def emulator() -> library.Emulator:
     """The build that watches every access itself."""
-    return library.Emulator(library.build("checked"))
+    return library.Emulator(library.build())
 
 
 def _seconds(call: Callable[[], Tensor]) -> float:
@@ -41,6 +41,9 @@ class SimtBackend(CudaBackend):
 
     def unavailable(self) -> str | None:
         return library.why_unavailable()
+
+    def below(self, x: Tensor) -> str:
+        return "emulator"
 
 
 @hookimpl

@@ -51,7 +51,7 @@ def main() -> None:
     if why_not is not None:
         print(f"skipped: the CUDA kernels do not run, {why_not}")
         return
-    folder = build("checked").parent
+    folder = build().parent
     for old in folder.glob("*.gcda"):
         old.unlink()
     run_tests(sys.argv[1:])

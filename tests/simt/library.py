@@ -1,10 +1,9 @@
 """Builds the CUDA kernels for the emulator, and calls them.
 
-``checked`` is watched by the emulator itself, counts how often each line of a kernel runs, and runs
-in the process of the tests; ``asan`` is built with AddressSanitizer and UndefinedBehaviorSanitizer
-and needs a process of its own.
+It watches them itself, through the instrumentation that compilers have for sanitizers, and counts
+how often each of their lines runs.
 
-``python -m tests.simt.library`` builds both; the time of a test is limited.
+``python -m tests.simt.library`` builds it; the time of a test is limited.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "tests" / "simt"
-BUILD = ROOT / "build" / "simt"
+BUILD = ROOT / "build" / "emulator"
 CSRC = ROOT / "fastgraph" / "csrc"
 COMPILER = os.environ.get("CXX", "c++")
 # Such as ccache; it has no part in what is compiled.
@@ -54,16 +53,15 @@ COMMON = (
     "-DFASTGRAPH_SIMT",
     *("-isystem", str(TVM_FFI / "include"), '-DFASTGRAPH_DEVICE="tests/simt/device.h"'),
 )
-ASAN = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+# Where pointers lead is seen by the emulator itself.
+UNDEFINED = (
+    "-fsanitize=signed-integer-overflow,integer-divide-by-zero,shift,bounds,bool,enum,builtin,"
+    "unreachable,return"
+)
 # Loads of vectors have to stay whole for their alignment to be seen.
-WATCHED = ("-fsanitize=thread", "-fno-tree-sra")
-# For the host, the kernels and the linker.
-FLAVOURS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "checked": ((), (*WATCHED, "--coverage"), ("--coverage",)),
-    # Optimising what the sanitizers add takes longer than running it as it is. What is wrong with a
-    # kernel is wrong in each layout of a kind; "checked" has all, which differ in their numbers.
-    "asan": (ASAN, (*ASAN, "-O0", "-DFASTGRAPH_FEW_LAYOUTS"), ASAN),
-}
+WATCHED = (UNDEFINED, "-fsanitize=thread", "-fno-tree-sra", "--coverage")
+# Of attention's kernels, one of each kind for two of the element types, unless all are asked for.
+LAYOUTS = () if os.environ.get("SIMT_EVERY_LAYOUT") else ("-DFASTGRAPH_FEW_LAYOUTS",)
 
 
 def why_unavailable() -> str | None:
@@ -81,60 +79,47 @@ def why_unavailable() -> str | None:
 
 
 @functools.cache
-def build(flavour: str) -> Path:
-    """Compile what has changed of one flavour, and return its path."""
-    with ThreadPoolExecutor(os.cpu_count()) as compilers:
-        return _build(flavour, compilers)
+def build() -> Path:
+    """Compile what has changed, and return the library's path."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with FileLock(BUILD.with_suffix(".lock")):  # against other processes of the tests
+        return _build()
 
 
-def build_all() -> list[Path]:
-    """All flavours at once: who has no more files of one to compile begins with the next."""
-    with ThreadPoolExecutor(os.cpu_count()) as compilers, ThreadPoolExecutor() as builds:
-        return list(builds.map(lambda flavour: _build(flavour, compilers), FLAVOURS))
-
-
-def _build(flavour: str, compilers: ThreadPoolExecutor) -> Path:
-    folder = BUILD / flavour
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(BUILD / f"{flavour}.lock"):  # against other processes of the tests
-        return _build_locked(flavour, folder, compilers)
-
-
-def _build_locked(flavour: str, folder: Path, compilers: ThreadPoolExecutor) -> Path:
-    for_host, for_kernels, for_link = FLAVOURS[flavour]
-    given = dict.fromkeys(HOST, for_host) | dict.fromkeys(KERNELS, for_kernels)
-    # What takes longest comes first, so that no core is left alone with it in the end.
-    sources = sorted(given, key=lambda source: source.stat().st_size, reverse=True)
+def _build() -> Path:
     # Most of the time that kernels take is the emulator's.
-    flags = [(*given[source], *(("-O3",) if source in EMULATOR else ())) for source in sources]
-    objects = list(compilers.map(_compile, sources, flags, [folder] * len(sources)))
-    name = hashlib.sha256(repr((objects, for_link)).encode()).hexdigest()[:16]
-    library = folder / f"{name}.so"
+    flags = dict.fromkeys(HOST, (UNDEFINED,)) | dict.fromkeys(KERNELS, (*WATCHED, *LAYOUTS))
+    flags |= dict.fromkeys(EMULATOR, ("-O3",))
+    # What takes longest comes first, so that no core is left alone with it in the end.
+    sources = sorted(flags, key=lambda source: source.stat().st_size, reverse=True)
+    with ThreadPoolExecutor(os.cpu_count()) as compilers:
+        objects = list(compilers.map(_compile, sources, map(flags.__getitem__, sources)))
+    library = BUILD / f"{hashlib.sha256(repr(objects).encode()).hexdigest()[:16]}.so"
     if not library.exists():
-        # The instrumentation calls functions that are ours, so its own library is not linked.
-        partial = folder / f"{name}.{os.getpid()}"
+        # The instrumentation calls functions that are ours, so its own libraries are not linked.
+        partial = library.with_suffix(f".{os.getpid()}")
         subprocess.run(
             [
-                *(COMPILER, "-shared", "-Wl,--no-undefined", *for_link, *objects),
+                *(COMPILER, "-shared", "-Wl,--no-undefined", "--coverage", *objects),
                 *(f"-L{TVM_FFI / 'lib'}", "-ltvm_ffi", "-ldl", "-o", partial),
             ],
             check=True,
         )
         partial.rename(library)
     kept = {path.stem for path in (library, *objects)}  # with what the compiler puts beside them
-    for path in folder.iterdir():
+    for path in BUILD.iterdir():
         if path.stem not in kept:
             path.unlink()
     return library
 
 
-def _compile(source: Path, flags: Sequence[str], folder: Path) -> Path:
+def _compile(source: Path, flags: Sequence[str]) -> Path:
     command: list[str | Path] = [COMPILER, *COMMON, *flags, "-x", "c++", "-c", source]
     digest = hashlib.sha256(repr(command).encode())
     headers = [*CSRC.rglob("*.h"), *CSRC.rglob("*.cuh"), *HERE.rglob("*.h")]
     for path in (source, *sorted(headers)):
         digest.update(path.read_bytes())
-    found = folder / f"{source.stem}-{digest.hexdigest()[:16]}.o"
+    found = BUILD / f"{source.stem}-{digest.hexdigest()[:16]}.o"
     if not found.exists():
         partial = found.with_suffix(".partial")  # one name, as caches of compilers look at it
         subprocess.run([*LAUNCHER, *command, "-o", partial], check=True)
@@ -191,8 +176,7 @@ def main() -> None:
     if why_not is not None:
         print(f"skipped: no emulator, {why_not}")
         return
-    for path in build_all():
-        print(path)
+    print(build())
 
 
 if __name__ == "__main__":

@@ -152,6 +152,32 @@ __global__ void misaligned_load(const float* in, float* out) {
   *reinterpret_cast<float2*>(out + 4) = two;
 }
 
+template <bool kBug>
+__global__ void far_overrun(const float* in, float* out) {
+  out[threadIdx.x] = in[threadIdx.x + (kBug ? int64_t{1} << 27 : 0)];
+}
+
+template <bool kBug>
+__global__ void sum_that_overflows(const float* in, float* out) {
+  const int t = threadIdx.x, many = 0x7fffffff - kThreads + (kBug ? 2 : 1);
+  volatile int sum = many + t;
+  out[t] = in[sum - many];
+}
+
+template <bool kBug>
+__global__ void shift_by_all_bits(const float* in, float* out) {
+  const int t = threadIdx.x;
+  out[t] = in[t] * (1u << (t % 32 + (kBug ? 1 : 0)));
+}
+
+// What a thread keeps to itself is in registers.
+template <bool kBug>
+__global__ void overrun_of_registers(const float* in, float* out) {
+  const int t = threadIdx.x;
+  float own[4] = {in[t], in[t] + 1, in[t] + 2, in[t] + 3};
+  out[t] = own[t % 4 + (kBug ? 1 : 0)];
+}
+
 using Planted = void (*)(const float*, float*);
 
 struct Case {
@@ -167,7 +193,8 @@ const Case kCases[] = {
     CASE(shuffle_outside_mask), CASE(shuffle_by_a_stranger), CASE(different_collectives),
     CASE(warp_against_block),   CASE(plain_count),           CASE(same_output_of_blocks),
     CASE(unwritten_shared),     CASE(shared_overrun),        CASE(global_overrun),
-    CASE(misaligned_load),
+    CASE(misaligned_load),      CASE(far_overrun),           CASE(sum_that_overflows),
+    CASE(shift_by_all_bits),    CASE(overrun_of_registers),
 };
 #undef CASE
 

@@ -31,6 +31,10 @@ REPORTS = {
     "shared_overrun": r"overrun: writes tile\+256 of 256 bytes",
     "global_overrun": r"overrun: reads in\+256 of 256 bytes",
     "misaligned_load": r"misaligned access of 16 bytes: reads in\+8 of 256 bytes",
+    "far_overrun": r"overrun: reads address outside of all buffers",
+    "sum_that_overflows": r"integer overflow at planted\.cu:\d+",
+    "shift_by_all_bits": r"shift by too much at planted\.cu:\d+",
+    "overrun_of_registers": r"index out of a thread's own array at planted\.cu:\d+",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -118,23 +119,29 @@ def test_tiles_are_for_full_blocks_and_for_what_was_found_right() -> None:
 
 
 class Faulty:
-    """The library, one of whose factors is another."""
+    """The library, one of whose functions changes what it has written."""
+
+    def __init__(self, function: str, change: Callable[..., None]) -> None:
+        self._function, self._change = function, change
 
     def __getattr__(self, name: str) -> Any:
         function = getattr(emulator().functions, name)
-        if name != "spmm_tiles":
+        if name != self._function:
             return function
 
-        def spmm_tiles(*arguments: Any) -> None:
+        def faulty(*arguments: Any) -> None:
             function(*arguments)
-            arguments[-1][3, 1] += 0.5
+            self._change(*arguments)
 
-        return spmm_tiles
+        return faulty
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_device_that_is_wrong_is_found(dtype: torch.dtype) -> None:
-    faulty = TilesSpmm(Faulty, lambda x: H200)
+    def change(*arguments: Any) -> None:
+        arguments[-1][3, 1] += 0.5
+
+    faulty = TilesSpmm(lambda: Faulty("spmm_tiles", change), lambda x: H200)
     why_not = faulty.why_not(cliques(), normal(64, 64, dtype=dtype), None, "sum", False)
     assert why_not is not None and "times what is allowed" in why_not
 

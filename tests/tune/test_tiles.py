@@ -14,7 +14,16 @@ from torch import Tensor
 from fastgraph import Graph
 from fastgraph.graphs.tiles import blocks_of, tiles_of
 from fastgraph.tune.gpus import SHEETS, sheet_of
-from fastgraph.tune.tiles import Fill, Product, by_rows, by_tiles, predict_fill, why_not_tiles
+from fastgraph.tune.tiles import (
+    Fill,
+    Product,
+    by_rows,
+    by_tiles,
+    predict_fill,
+    why_not_attention,
+    why_not_tiles,
+    width_of_attention,
+)
 from tests.graphs import hub_edges, random_edges
 
 NODES = 40_000  # 2,500 windows, of which 1,024 are drawn
@@ -135,3 +144,17 @@ def test_times_by_hand() -> None:
     weighted = product()._replace(has_weights=True)
     assert by_rows(weighted, h200) == pytest.approx(edges * (row + 4 + 36) / 6500e6)
     assert math.isfinite(by_tiles(weighted, SPARSE, h200))
+
+
+def test_attention_is_a_sum_of_keys_and_values() -> None:
+    key = torch.empty(5, 2, 64)
+    assert width_of_attention(key) == 256
+    assert why_not_attention(key, False, 0.0, False) is None
+    for arguments, message in (
+        ((key, True, 0.0, False), "edges must have no features"),
+        ((key, False, 0.5, False), "drops no edges"),
+        ((key, False, 0.0, True), "gives no weights"),
+        ((key.double(), False, 0.0, False), "at most 256 bytes on tiles, got 512"),
+    ):
+        why_not = why_not_attention(*arguments)
+        assert why_not is not None and message in why_not

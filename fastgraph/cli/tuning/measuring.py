@@ -89,9 +89,11 @@ class Budget:
 
 
 def calls_of(program: Program) -> list[Measured]:
-    """The calls that have an order of rows, those that take longest first; not measured yet."""
+    """The calls on the CPU that have an order of rows, not measured yet; the longest first."""
     found = []
     for call, layers in program.calls.items():
+        if call.device != "cpu":
+            continue
         replay = Replay(call, program.tensors)
         if not replay.has_graph:
             continue

@@ -36,10 +36,12 @@ class OperatorCall(NamedTuple):
         operator: as torch names it, without its namespace.
         arguments: in the order of its schema: :class:`Values`, :class:`Given`, and all else as it
             is.
+        device: ``cpu`` or ``cuda``, where its tensors are.
     """
 
     operator: str
     arguments: tuple[Any, ...]
+    device: str = "cpu"
 
 
 class Program(NamedTuple):
@@ -50,7 +52,7 @@ class Program(NamedTuple):
         tensors: of integers.
         threads: that torch uses in the script.
         allow_tf32: torch's setting for products of matrices on GPUs.
-        elsewhere: calls on other devices than the CPU.
+        elsewhere: calls on other devices than the CPU and GPUs.
     """
 
     calls: dict[OperatorCall, list[str]]
@@ -82,12 +84,13 @@ class _Recorder(Watcher):
         return True
 
     def operator_called(self, operator: str, args: Sequence[Any], seconds: float) -> None:
-        if any(isinstance(x, Tensor) and x.device.type != "cpu" for x in args):
+        device = next(x.device.type for x in args if isinstance(x, Tensor))
+        if device not in ("cpu", "cuda"):
             self._elsewhere += 1
             return
         if len(self._tensors) > _MOST_TENSORS:
             raise Seen
-        call = OperatorCall(operator, tuple(self._argument(x) for x in args))
+        call = OperatorCall(operator, tuple(self._argument(x) for x in args), device)
         layer = type(self.modules[-1]).__name__ if self.modules else operator
         self._calls.setdefault(call, []).append(layer)
 
@@ -112,7 +115,7 @@ class _Recorder(Watcher):
         calls, tensors, elsewhere = seen if self._calls else self._before
         return Program(
             calls,
-            [x.contiguous() for x in tensors],
+            [x.cpu().contiguous() for x in tensors],
             torch.get_num_threads(),
             torch.backends.cuda.matmul.allow_tf32,
             elsewhere,

@@ -41,7 +41,9 @@ class Replay:
             argument.name: i for i, argument in enumerate(self._function._schema.arguments)
         }
         generator = torch.Generator().manual_seed(0)
-        self._arguments = [_made(value, tensors, generator) for value in call.arguments]
+        self._arguments = [
+            _made(value, tensors, generator, call.device) for value in call.arguments
+        ]
         self._leaves = [x for x in self._arguments if isinstance(x, Tensor) and x.requires_grad]
         self._gradients: list[Tensor] | None = None
         self.names = Names(self.argument("index"), self.argument("ptr"))
@@ -79,11 +81,11 @@ class Replay:
         torch.autograd.grad(outputs, self._leaves, self._gradients, allow_unused=True)
 
 
-def _made(value: Any, tensors: Sequence[Tensor], generator: torch.Generator) -> Any:
+def _made(value: Any, tensors: Sequence[Tensor], generator: torch.Generator, device: str) -> Any:
     if isinstance(value, Given):
-        return tensors[value.number]
+        return tensors[value.number].to(device)
     if isinstance(value, Values):
-        made = torch.randn(value.shape, generator=generator).to(value.dtype)
+        made = torch.randn(value.shape, generator=generator).to(device, value.dtype)
         return made.requires_grad_(value.requires_grad)
     return value
 
@@ -132,9 +134,8 @@ class Candidate:
     def __init__(
         self, replay: Replay, orders: Orders = choices.NOTHING, names: Names | None = None
     ) -> None:
-        index, ptr = names or replay.names
         self._replay, self._fixed = replay, Fixed(orders)
-        self._names = Names(index.clone(), None if ptr is None else ptr.clone())
+        self._names = copied(names or replay.names)
 
     def seconds(self) -> float:
         """Make the call; how long it takes."""
@@ -153,6 +154,12 @@ class Candidate:
     def uses(self) -> set[Use]:
         """Of it."""
         return self._fixed.asked
+
+
+def copied(names: Names) -> Names:
+    """The same graph, of which nothing is remembered."""
+    index, ptr = names
+    return Names(index.clone(), None if ptr is None else ptr.clone())
 
 
 def renamed(names: Names, inverse: Tensor) -> Names:

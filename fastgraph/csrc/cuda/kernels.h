@@ -109,6 +109,15 @@ template <typename T>
 cudaError_t attention(Queue& queue, const CutCsr& graph, const AttentionInputs<T>& in, double scale,
                       Dropout dropout, const SoftmaxOutputs<T>& outputs);
 
+// The same for heads of whole packs in aligned memory, up to kMostTileBytes wide, on tensor cores:
+// without features of edges, dropout and weights. Scores, and so the stats that the backward passes
+// read, are as those of rows; weights are rounded to tf32 for float, as values are, and to bfloat16
+// for that. `rowptr` delimits the edges of each row; `windows` are as above.
+template <typename T>
+cudaError_t attention_tiles(Queue& queue, const CutCsr& windows, const Tiles& tiles,
+                            const int64_t* rowptr, const AttentionInputs<T>& in, double scale,
+                            const SoftmaxOutputs<T>& outputs);
+
 template <typename T>
 cudaError_t attention_backward_dst(Queue& queue, const CutCsr& graph, const AttentionInputs<T>& in,
                                    double scale, Dropout dropout, const SoftmaxGradients<T>& given,

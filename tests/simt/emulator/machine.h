@@ -31,7 +31,6 @@ struct Fiber {
   char* stack = nullptr;
   ucontext_t context;  // where the fiber starts and is left, if the machine is portable
   void* stack_pointer = nullptr;
-  void* fake_stack = nullptr;
 
   int warp() const { return id / warpSize; }
   int lane() const { return id % warpSize; }
@@ -55,8 +54,6 @@ struct Machine {
   Body body = nullptr;
   void* closure = nullptr;
   void* dynamic_shared = nullptr;
-  const void* scheduler_stack = nullptr;
-  size_t scheduler_stack_bytes = 0;
 };
 extern Machine machine;
 
@@ -68,6 +65,7 @@ inline uint64_t draw(uint64_t bound) {
   return machine.random % bound;
 }
 
+std::string text(Place place);
 std::string text(const Fiber& fiber);
 std::string where(const Fiber& fiber);
 

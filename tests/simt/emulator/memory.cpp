@@ -4,8 +4,7 @@
 // compiler's instrumentation for ThreadSanitizer, whose functions are ours (at the end), so each
 // access to the arena below is seen before it happens. Bytes know who wrote and read them last. Two
 // threads are ordered by barriers only: by __syncthreads within a block, by __syncwarp between the
-// lanes in its mask; a shuffle orders no memory, and nothing orders two blocks of a launch. Under
-// AddressSanitizer buffers are heap objects of their own instead, and it does the watching.
+// lanes in its mask; a shuffle orders no memory, and nothing orders two blocks of a launch.
 #include <dlfcn.h>
 #include <sys/mman.h>
 
@@ -18,48 +17,14 @@
 
 #include "machine.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/common_interface_defs.h>
-
-namespace simt {
-namespace {
-
-// Called when a sanitizer has found something: it knows the line, this the thread.
-void tell_where() {
-  if (machine.current != nullptr) std::fprintf(stderr, "%s\n", where(*machine.current).c_str());
-}
-const bool tells_where = (__sanitizer_set_death_callback(tell_where), true);
-
-}  // namespace
-
-void* allocate(size_t bytes, const char*) {
-  void* p = nullptr;
-  if (posix_memalign(&p, 256, std::max<size_t>(bytes, 1)) != 0) std::abort();
-  std::memset(p, 0xff, bytes);
-  return p;
-}
-void release(void* p) { std::free(p); }
-void forget_contents(void* p, size_t bytes) { std::memset(p, 0xff, bytes); }
-
-float atomic_add(float* address, float value) {
-  const float old = *address;
-  *address = old + value;
-  return old;
-}
-
-void write(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
-void read(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
-
-}  // namespace simt
-
-#else
-
 namespace simt {
 namespace {
 
 // All memory of the emulated GPU. Shared arrays live forever, each belongs to a declaration.
 constexpr size_t kArenaBytes = size_t{64} << 20;
 constexpr size_t kGap = 256;  // around buffers, and their alignment as with cudaMalloc
+// On both sides of it lies nothing, so that addresses far off are known to be wrong, too.
+constexpr size_t kAstray = size_t{1} << 30;
 
 struct Access {
   uint32_t serial;  // of the block, 0 for none
@@ -85,21 +50,33 @@ struct Buffer {
   bool live;
 };
 
-template <typename T>
-T* reserve(size_t count) {
-  void* p = mmap(nullptr, count * sizeof(T), PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+void* reserve(size_t bytes, int protection) {
+  void* p = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) std::abort();
-  return static_cast<T*>(p);
+  return p;
+}
+
+char* make_arena() {
+  char* p = static_cast<char*>(reserve(kAstray + kArenaBytes + kAstray, PROT_NONE)) + kAstray;
+  if (mprotect(p, kArenaBytes, PROT_READ | PROT_WRITE) != 0) std::abort();
+  return p;
 }
 
 struct Memory {
-  char* arena = reserve<char>(kArenaBytes);
-  Byte* bytes = reserve<Byte>(kArenaBytes);
+  char* arena = make_arena();
+  Byte* bytes = static_cast<Byte*>(reserve(kArenaBytes * sizeof(Byte), PROT_READ | PROT_WRITE));
   std::vector<Buffer> buffers{{}};  // in ascending order; number 0 stands for none
   size_t used = kGap;
 
-  bool contains(const void* p) const { return p >= arena && p < arena + kArenaBytes; }
+  bool contains(const char* p) const { return p >= arena && p < arena + kArenaBytes; }
+  bool is_meant(const char* p) const {
+    return p >= arena - kAstray && p < arena + kArenaBytes + kAstray;
+  }
+  const Buffer* buffer_of(const char* p) {
+    if (!contains(p)) return nullptr;
+    const uint16_t number = of(p)->buffer;
+    return number ? &buffers[number] : nullptr;
+  }
   Byte* of(const void* p) { return bytes + (static_cast<const char*>(p) - arena); }
 };
 Memory memory;
@@ -163,7 +140,7 @@ constexpr int kInterrupt = 64;
 
 void access(const void* address, size_t size, Kind kind, const void* instruction) {
   const char* p = static_cast<const char*>(address);
-  if (machine.current == nullptr || !memory.contains(p)) return;  // registers and parameters
+  if (machine.current == nullptr || !memory.is_meant(p)) return;  // registers and parameters
   if (draw(kInterrupt) == 0) {
     make_ready(*machine.current);
     leave();
@@ -173,13 +150,13 @@ void access(const void* address, size_t size, Kind kind, const void* instruction
   const Access mine{machine.serial, machine.epoch, me.known[me.lane()],
                     static_cast<uint16_t>(me.id), kind == Kind::kAtomic};
   for (size_t i = 0; i < size; ++i, ++p) {
-    Byte& byte = *memory.of(p);
-    const Buffer* buffer = byte.buffer ? &memory.buffers[byte.buffer] : nullptr;
+    const Buffer* buffer = memory.buffer_of(p);
     const auto report = [&](const std::string& problem, const std::string& rest) {
       const Buffer* meant = buffer != nullptr ? buffer : nearest(p);
       fail(me, problem + ": " + verb + text(meant, p) + line_of(instruction) + rest);
     };
     if (buffer == nullptr) return report("overrun", "");
+    Byte& byte = *memory.of(p);
     if (i == 0 && (size & (size - 1)) == 0 && reinterpret_cast<uintptr_t>(p) % size != 0) {
       return report("misaligned access of " + std::to_string(size) + " bytes", "");
     }
@@ -271,5 +248,3 @@ extern "C" void __tsan_write_range(void* p, size_t n) { SIMT_SEE(p, n, simt::Kin
 extern "C" void __tsan_func_entry(void*) {}
 extern "C" void __tsan_func_exit() {}
 extern "C" void __tsan_init() {}
-
-#endif

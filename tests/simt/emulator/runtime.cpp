@@ -12,11 +12,6 @@
 
 #include "machine.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#include <sanitizer/common_interface_defs.h>
-#endif
-
 namespace simt {
 
 Machine machine;
@@ -81,36 +76,24 @@ void prepare_context(Fiber& fiber, void (*entry)()) { prepare_portably(fiber, en
 
 void enter(Fiber& fiber) {
   machine.current = &fiber;
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(&machine.scheduler.fake_stack, fiber.stack, kStackBytes);
-#endif
   switch_context(machine.scheduler, fiber);
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(machine.scheduler.fake_stack, nullptr, nullptr);
-#endif
   machine.current = nullptr;
 }
 
 std::string text(const dim3& d) {
   return "(" + std::to_string(d.x) + "," + std::to_string(d.y) + "," + std::to_string(d.z) + ")";
 }
+
+}  // namespace
+
 std::string text(Place place) {
   const std::string file = place.file;
   return file.substr(file.rfind('/') + 1) + ":" + std::to_string(place.line);
 }
 
-}  // namespace
-
 void leave() {
   Fiber& fiber = *machine.current;
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_start_switch_fiber(&fiber.fake_stack, machine.scheduler_stack,
-                                 machine.scheduler_stack_bytes);
-#endif
   switch_context(fiber, machine.scheduler);
-#if defined(__SANITIZE_ADDRESS__)
-  __sanitizer_finish_switch_fiber(fiber.fake_stack, nullptr, nullptr);
-#endif
 }
 
 std::string text(const Fiber& fiber) { return "thread " + text(fiber.coordinates.thread); }
@@ -204,12 +187,6 @@ void try_collective(Fiber& fiber) {
 }
 
 void run_fiber() {
-#if defined(__SANITIZE_ADDRESS__)
-  // What the sanitizer keeps beside a stack serves the next thread on it as well: to make that anew
-  // for each takes longer than most threads do.
-  __sanitizer_finish_switch_fiber(machine.current->fake_stack, &machine.scheduler_stack,
-                                  &machine.scheduler_stack_bytes);
-#endif
   machine.body(machine.closure);
   Fiber& fiber = *machine.current;
   fiber.state = State::kExited;
@@ -257,9 +234,6 @@ void start_block(const dim3& block) {
     fiber.place = {"", 0};
     std::fill(fiber.known, fiber.known + warpSize, 0);
     if (fiber.stack == nullptr) fiber.stack = new char[kStackBytes];
-#if defined(__SANITIZE_ADDRESS__)
-    __asan_unpoison_memory_region(fiber.stack, kStackBytes);
-#endif
     prepare_context(fiber, run_fiber);
     make_ready(fiber);
   }

@@ -166,6 +166,7 @@ void __stwb(T* address, T value) {
 }
 
 inline float __uint_as_float(uint32_t bits) { return simt::bit_cast<float>(bits); }
+inline uint32_t __float_as_uint(float value) { return simt::bit_cast<uint32_t>(value); }
 // Products that no addition takes in; the emulator is compiled without contraction.
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline double __dmul_rn(double a, double b) { return a * b; }

@@ -174,38 +174,48 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, S>) softmax_rows(For
   });
 }
 
-// The softmax of rows that were cut, from those of their pieces. All threads find the sum of
-// exponentials, each the values of its channels.
+// The softmax of a row, from those of its pieces: for_each(body) calls body(piece) for them, in
+// order. All threads of a block find the sum of exponentials, each the values of its channels.
+template <typename T, typename ForEach>
+__device__ void merge_row(const SoftmaxOutputs<T>& outputs, int64_t row, int64_t head, bool empty,
+                          const Heads<Accumulator<T>>& sums_of_pieces,
+                          const SoftmaxStats<Accumulator<T>>& stats_of_pieces,
+                          const ForEach& for_each) {
+  using A = Accumulator<T>;
+  const Heads<T>& out = outputs.out;
+  A largest = -INFINITY, total = 0;
+  for_each([&](int64_t piece) {
+    const A of_piece = stats_of_pieces.at(piece, head)[0];
+    if (of_piece > largest) largest = of_piece;
+  });
+  for_each([&](int64_t piece) {
+    const A* stats = stats_of_pieces.at(piece, head);
+    total += weight_of(stats[0], largest) * stats[1];
+  });
+  const A inverse =
+      finish_stats(outputs.stats.at(row, head), largest, total, empty, threadIdx.x == 0);
+  const T* addend = outputs.addend_of(row, head);
+  for (int64_t f = threadIdx.x; f < out.width; f += kBlockThreads) {
+    A sum = 0;
+    for_each([&](int64_t piece) {
+      const A weight = weight_of(stats_of_pieces.at(piece, head)[0], largest);
+      sum += weight * sums_of_pieces.at(piece, head)[f];
+    });
+    sum *= inverse;
+    if (addend != nullptr) sum += widened(addend[f]);
+    out.at(row, head)[f] = narrowed<T>(sum);
+  }
+}
+
+// The same for rows that were cut.
 template <typename T>
 __global__ void __launch_bounds__(kBlockThreads)
     merge_softmax(CutCsr graph, SoftmaxOutputs<T> outputs, Heads<Accumulator<T>> sums_of_pieces,
                   SoftmaxStats<Accumulator<T>> stats_of_pieces) {
-  using A = Accumulator<T>;
-  const Heads<T>& out = outputs.out;
   const CutRow row = graph.cut_rows[blockIdx.x];
-  for (int64_t head = blockIdx.y; head < out.heads; head += gridDim.y) {
-    A largest = -INFINITY, total = 0;
-    for_each_piece(row, [&](int64_t piece) {
-      const A of_piece = stats_of_pieces.at(piece, head)[0];
-      if (of_piece > largest) largest = of_piece;
-    });
-    for_each_piece(row, [&](int64_t piece) {
-      const A* stats = stats_of_pieces.at(piece, head);
-      total += weight_of(stats[0], largest) * stats[1];
-    });
-    const A inverse =
-        finish_stats(outputs.stats.at(row.row, head), largest, total, false, threadIdx.x == 0);
-    const T* addend = outputs.addend_of(row.row, head);
-    for (int64_t f = threadIdx.x; f < out.width; f += kBlockThreads) {
-      A sum = 0;
-      for_each_piece(row, [&](int64_t piece) {
-        const A weight = weight_of(stats_of_pieces.at(piece, head)[0], largest);
-        sum += weight * sums_of_pieces.at(piece, head)[f];
-      });
-      sum *= inverse;
-      if (addend != nullptr) sum += widened(addend[f]);
-      out.at(row.row, head)[f] = narrowed<T>(sum);
-    }
+  for (int64_t head = blockIdx.y; head < outputs.out.heads; head += gridDim.y) {
+    merge_row(outputs, row.row, head, false, sums_of_pieces, stats_of_pieces,
+              [&](const auto& body) { for_each_piece(row, body); });
   }
 }
 

@@ -118,6 +118,19 @@ __device__ inline void mma_bf16(float (&c)[4], const uint32_t (&a)[2], uint32_t 
 #endif
 }
 
+// The same of 16 x 16 and 16 x 8 numbers (mma.m16n8k16): the registers are a[g], a[g + 8] and both
+// again 8 columns on; b[2 t] and b[2 t + 1], and both again 8 rows on.
+__device__ inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#if !defined(FASTGRAPH_SIMT)
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  simt::mma_bf16(c, a, b);
+#endif
+}
+
 // Starts a kernel; an empty grid is nothing to do. Errors of the kernel itself appear later, as
 // always with CUDA.
 template <typename... Parameters, typename... Arguments>

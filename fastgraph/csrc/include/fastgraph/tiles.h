@@ -11,6 +11,9 @@ constexpr int kTileRows = 16;
 constexpr int kTileCols = 8;
 constexpr int kTileWords = kTileRows * kTileCols / 64;
 
+// Of a head that attention on tiles takes: four packs of 16 bytes in each of four lanes.
+constexpr int kMostTileBytes = 256;
+
 struct Tiles {
   const int32_t* col;      // of each packed column; -1 behind the last one of a window
   const uint64_t* bits;    // kTileWords for each block

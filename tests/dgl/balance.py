@@ -1,0 +1,69 @@
+"""What ranks take for their parts of a graph of DGL, and what is done about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fastgraph
+import fastgraph.dist as fgd
+from fastgraph.dist import first_epochs
+from fastgraph.dist.automatic import Automatic, reduce_as_measured
+from fastgraph.dist.first_epochs import FirstEpochs
+from fastgraph.dist.precision import PRECISION
+from fastgraph.dist.world import WORLD
+from tests.dgl.graphs import dgl
+from tests.dist.test_rebalance import clock, error_of
+
+
+def check(g: Any, relations: Any) -> None:
+    """The first rank takes three times as long as the others for a graph, and for one of several
+    kinds of nodes.
+    """
+    seconds = [0.3, *[0.1] * (WORLD.size - 1)]
+    for graph in (relations, g):
+        with clock() as ours, fgd.measured(graph) as balance:
+            ours.compute(*seconds)
+        assert [phases.compute for phases in balance.measured] == pytest.approx(seconds)
+        assert sum(balance.nodes) == graph.num_nodes() and sum(balance.edges) == graph.num_edges()
+        assert balance.halo[0] > 0
+    error = error_of(lambda: fgd.rebalance(g, balance))
+    assert error.startswith("ValueError: data must be a graph of PyG: rows"), error
+    assert fgd.reduce_precision(balance) == fgd.ReducedPrecision((0,), {})
+    _check_precision(g, {"torch.bfloat16": 1} if WORLD.rank == 0 else {})
+    fgd.reduce_precision(ranks=[])
+    _check_precision(g, {})
+    _check_script(g, seconds)
+
+
+def _check_precision(g: Any, expected: dict[str, int]) -> None:
+    layer = dgl.nn.GATConv(g.ndata["x"].shape[1], 4, 2, allow_zero_in_degree=True).float()
+    fgd.COUNTS.reset()
+    with fastgraph.enabled():
+        layer(g, g.ndata["x"].float()).sum().backward()
+    assert dict(fgd.COUNTS.precision) == expected
+
+
+def _check_script(g: Any, seconds: list[float]) -> None:
+    """Precision is reduced after the first epochs, and rows stay where they are."""
+    first_epochs._SECONDS = 0.0
+    counts = g.ndata["x"].rows.counts
+    shares = Automatic("a script", "even")
+    FirstEpochs([shares.correct, reduce_as_measured]).watch(g)
+    weight = nn.Parameter(torch.ones(g.ndata["x"].shape[1]))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    reduced = []
+    with clock() as ours:
+        for _ in range(21):
+            reduced.append(PRECISION.is_reduced)
+            ours.compute(*seconds)
+            optimizer.zero_grad()
+            (g.ndata["x"] * weight).mean().backward()
+            optimizer.step()
+    fgd.reduce_precision(ranks=[])
+    # Five steps to warm up and five that are measured, twice.
+    assert reduced == [False] * 20 + [WORLD.rank == 0]
+    assert g.ndata["x"].rows.counts == counts
