@@ -60,9 +60,10 @@ class Placement:
     def find(cls, data: Any) -> Placement | None:
         """The same, or ``None`` for a graph without sharded edges, as of a sparse matrix."""
         if is_dgl_graph(data):
-            from fastgraph.dist.dgl.graphs import placement
+            from fastgraph.dist.dgl.graphs import holders
 
-            return placement(data)
+            found = holders(data)
+            return found and cls(*found, fixed="rows of a graph of DGL stay where they are")
         if not hasattr(data, "node_stores"):
             return None
         sizes = num_nodes(data)

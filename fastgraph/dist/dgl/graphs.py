@@ -15,7 +15,6 @@ from fastgraph.dist.dgl.structure import ShardedStructure
 from fastgraph.dist.grid_volume import Mesh
 from fastgraph.dist.layout import Layout, know, known, usual
 from fastgraph.dist.owners import agreed_parts, layout_of, owner_of_edges
-from fastgraph.dist.relayout import Placement
 from fastgraph.dist.sharded import ShardedTensor, is_sharded, placed, whole
 
 
@@ -51,16 +50,21 @@ def is_sharded_graph(value: object) -> bool:
     return isinstance(value, DGLGraph) and isinstance(value._graph, ShardedIndex)
 
 
-def placement(graph: Any) -> Placement | None:
-    """Who holds the nodes and edges of a graph; ``None`` if its edges are not sharded."""
+def holders(
+    graph: Any,
+) -> tuple[list[Layout], list[ShardedTensor], list[tuple[int, int]]] | None:
+    """Who holds the nodes and edges of a graph; ``None`` if its edges are not sharded.
+
+    Returns:
+        As in :class:`fastgraph.dist.relayout.Placement`: of nodes, of edges, and the ends of these.
+    """
     if not is_sharded_graph(graph):
         return None
     index, relations = graph._graph, range(len(graph.canonical_etypes))
-    return Placement(
+    return (
         [usual(size) for size in num_nodes(graph)],
         [index.relation(etype).edge_index for etype in relations],
         [index.ends(etype) for etype in relations],
-        fixed="rows of a graph of DGL stay where they are",
     )
 
 
