@@ -67,7 +67,7 @@ class Checkout:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise click.ClickException(f"{self._process.args!r} ended")
+            raise click.ClickException("the process of a checkout ended; see above")
         return json.loads(line)
 
     def end(self) -> None:

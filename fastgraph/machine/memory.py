@@ -1,10 +1,10 @@
 """Large results on the CPU, in memory of torch's own that is used again.
 
 The C library returns every large block that is freed, and the system zeroes the pages of the next
-one before it hands them out: for a result of 100 MB this takes as long as computing it. Here the
-storages of results are kept, and one that nobody else owns any more becomes that of the next result
-of its size. They are torch's own, so that whoever has a result may resize, share or export it; a
-storage with which that was done is left to them.
+one before it hands them out, which can take as long as computing the result. Here the storages of
+results are kept, and one that nobody else owns any more becomes that of the next result of its
+size. They are torch's own, so that whoever has a result may resize, share or export it; a storage
+with which that was done is left to them.
 """
 
 from __future__ import annotations
