@@ -224,7 +224,10 @@ def compare(
     default="metis",
     help="metis: few edges between ranks (default); even: consecutive nodes.",
 )
-def partition(graph: Path, parts: int, out: Path, weights: str | None, method: str) -> int:
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Write a plot there.")
+def partition(
+    graph: Path, parts: int, out: Path, weights: str | None, method: str, plot: Path | None
+) -> int:
     """Write a graph in a file for each rank, for fastgraph.dist.load_shards.
 
     GRAPH is a .npz of arrays, a Data or HeteroData of PyG that torch.save wrote, or a graph of DGL
@@ -236,7 +239,7 @@ def partition(graph: Path, parts: int, out: Path, weights: str | None, method: s
         shares = None if weights is None else [float(share) for share in weights.split(",")]
     except ValueError:
         raise click.UsageError(f"--weights must be numbers like 2,1, got {weights}") from None
-    return partition_graph(graph, out, parts, shares, method)
+    return partition_graph(graph, out, parts, shares, method, plot)
 
 
 @cli.command(

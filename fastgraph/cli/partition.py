@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -21,7 +22,12 @@ _DGL = 0xDD2E4FF046B4A13F.to_bytes(8, "little")
 
 
 def partition_graph(
-    graph: Path, out: Path, num_parts: int, weights: Sequence[float] | None, method: str
+    graph: Path,
+    out: Path,
+    num_parts: int,
+    weights: Sequence[float] | None,
+    method: str,
+    plot: Path | None,
 ) -> int:
     """Write the shards of a graph and print what is in them.
 
@@ -31,22 +37,32 @@ def partition_graph(
         num_parts: the number of ranks.
         weights: the share of the work of each rank.
         method: how nodes are partitioned.
+        plot: a file for a picture of the parts.
 
     Returns:
         The exit code, 0.
 
     Raises:
-        click.ClickException: the graph cannot be read, or the shards cannot be written.
+        click.ClickException: the graph cannot be read, or a file cannot be written.
     """
     from fastgraph.dist.partition import PartitionError
     from fastgraph.dist.shards import write_shards
 
     try:
-        with Console(stderr=True).status("reading") as status:
+        if plot is not None:
+            from fastgraph.dist.plots import draw_shards  # needs matplotlib
+        with _progress() as progress:
+            steps = progress.add_task(f"reading {graph}", total=num_parts + 2)
+
+            def begins(step: str) -> None:
+                progress.update(steps, description=step, advance=1)
+
             data = read_graph(graph)
-            sizes = (n() if callable(n) else n for n in (data.num_nodes, data.num_edges))
-            status.update("partitioning {:,} nodes and {:,} edges".format(*sizes))
-            found = write_shards(data, out, num_parts, weights=weights, method=method)
+            found = write_shards(
+                data, out, num_parts, weights=weights, method=method, begins=begins
+            )
+        if plot is not None:
+            draw_shards(found, plot)
     except (OSError, ValueError, TypeError, ModuleNotFoundError, PartitionError) as error:
         raise click.ClickException(str(error)) from None
     console = Console()
@@ -58,8 +74,15 @@ def partition_graph(
         soft_wrap=True,
         highlight=False,
     )
-    console.print(f"Wrote {found.folder}", soft_wrap=True, highlight=False)
+    for written in filter(None, (found.folder, plot)):
+        console.print(f"Wrote {written}", soft_wrap=True, highlight=False)
     return 0
+
+
+def _progress() -> Progress:
+    """Steps and seconds on standard error, which are gone when it ends."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 def read_graph(file: Path) -> Any:

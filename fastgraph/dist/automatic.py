@@ -18,7 +18,7 @@ from fastgraph.dist.phases import THRESHOLD
 from fastgraph.dist.precision import reduce_precision
 from fastgraph.dist.rebalancing import by_work, highest_shares, partition_anew
 from fastgraph.dist.relayout import Placement, obstacle
-from fastgraph.dist.sharding import capped
+from fastgraph.dist.sharding import capped, within_memory
 from fastgraph.dist.world import WORLD
 from fastgraph.machine import cache
 
@@ -33,12 +33,13 @@ class Automatic:
         method: see :func:`fastgraph.dist.partition`.
 
     Attributes:
-        weights: the share of each rank to begin with.
+        weights: the share of each rank to begin with, of a graph that any of them has memory for.
     """
 
     def __init__(self, program: str, method: str) -> None:
         self._method = method
-        self._names = identities(found := devices())
+        self._devices = found = devices()
+        self._names = identities(found)
         digest = hashlib.sha256(program.encode()).hexdigest()
         self._identity = f"{digest} on {self._names[WORLD.rank]} of {WORLD.size} ranks"
         before = transport.gather_objects(_speed(cache.read(_KIND, self._identity)))
@@ -46,6 +47,14 @@ class Automatic:
         self.weights = by_speed(known) if len(known) == WORLD.size else scores(found)
         source = "a run before" if len(known) == WORLD.size else "the devices"
         say(f"shares of the work by {source}: {_percentages(self.weights)}")
+
+    def shares(self, data: Any) -> list[float]:
+        """The share of each rank of a graph, as far as there is memory for it.
+
+        Raises:
+            MemoryError: the ranks together have too little memory for the graph.
+        """
+        return within_memory(self.weights, self._devices, data)
 
     def correct(self, placement: Placement, balance: Balance) -> None:
         """Give the rows of a graph to other ranks, if it was measured that these take too long."""

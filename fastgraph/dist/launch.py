@@ -12,6 +12,7 @@ import random
 import runpy
 import sys
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,13 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--check", action="store_true", help="compare all collectives of the ranks")
     made.add_argument(
+        "--timeout",
+        type=_above(0),
+        metavar="SECONDS",
+        help="for a collective, after which ranks that wait end with its name and the line of the "
+        "script that asked for it; default: 1800",
+    )
+    made.add_argument(
         "--min-nodes",
         type=int,
         default=1000,
@@ -148,7 +156,8 @@ def main(words: Sequence[str] | None = None) -> None:
         parser().error("--max-restarts needs --nproc-per-node")
     _say_how_to_restart()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # sharded tensors are on the CPU
-    world.init(random=options.random, check=options.check)
+    timeout = {"timeout": timedelta(seconds=options.timeout)} if options.timeout else {}
+    world.init(random=options.random, check=options.check, **timeout)
     seed, shard = _seed(), _sharding(options)
     shard_datasets(shard, options.min_nodes)
     dgl.shard_graphs(shard, options.min_nodes, seed)
@@ -165,17 +174,17 @@ def main(words: Sequence[str] | None = None) -> None:
 def _sharding(options: argparse.Namespace) -> Callable[[Any], Any]:
     """How graphs are sharded."""
     known = {"method": options.partition, "mode": options.mode, "mesh": options.mesh}
-    weights, actions = options.weights, []
-    if weights == "auto":
+    automatic, actions = None, []
+    if options.weights == "auto":
         program = f"{options.script.read_text()} {options.arguments}"
         automatic = Automatic(program, options.partition)
-        weights = automatic.weights
         actions.append(automatic.correct)
     if options.reduce_precision:
         actions.append(reduce_as_measured)
     first_epochs = FirstEpochs(actions)
 
     def shard(data: Any) -> Any:
+        weights = options.weights if automatic is None else automatic.shares(data)
         found = shard_as_known(data, weights=weights, **known)
         first_epochs.watch(found)
         return found

@@ -14,6 +14,9 @@ from torch import Tensor
 
 METHODS = ("metis", "even")
 
+_MOST = torch.iinfo(torch.int32).max
+"""Of entries and of work: METIS, as pymetis has it, counts by 32 bits."""
+
 
 class PartitionError(RuntimeError):
     """METIS did not give a partition."""
@@ -45,7 +48,7 @@ def partition(
     Raises:
         ValueError: an argument that cannot be used.
         ModuleNotFoundError: ``pymetis`` is not installed.
-        PartitionError: METIS failed.
+        PartitionError: METIS failed, or counts no further than the edges of the graph.
     """
     shares = check_weights(weights, num_parts)
     if method not in METHODS:
@@ -103,6 +106,12 @@ def _by_metis(edge_index: Tensor, num_nodes: int, work: Tensor, shares: Tensor) 
     import numpy as np
 
     starts, neighbours = symmetric(edge_index, num_nodes)
+    largest = max(len(neighbours), int(work.sum()))
+    if largest > _MOST:
+        raise PartitionError(
+            f"METIS counts to {_MOST:,}, got {len(neighbours):,} entries of a symmetric graph and "
+            f"{int(work.sum()):,} units of work: choose the method 'even'"
+        )
     arrays = {
         "starts": starts.to(torch.int32),
         "neighbours": neighbours.to(torch.int32),

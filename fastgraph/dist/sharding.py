@@ -111,7 +111,7 @@ def shard(
         raise RuntimeError("call fastgraph.dist.init() before fastgraph.dist.shard()")
     found = devices()
     if model is None:
-        shares = capped(scores(found), memory_shares(found, _bytes_of(data)))
+        shares = within_memory(scores(found), found, data)
         return shard_by_numbers(data, weights=shares, method=method, mode=mode, mesh=mesh)
     if method not in METHODS:
         raise ValueError(f"method must be one of {list(METHODS)}, got {method!r}")
@@ -227,6 +227,20 @@ def capped(shares: Sequence[float], limits: Sequence[float]) -> list[float]:
             for f, one, high in zip(found, free, limits, strict=True)
         ]
     return found
+
+
+def within_memory(shares: Sequence[float], found: Sequence[Device], data: Graph) -> list[float]:
+    """Shares of a graph, no more of it than each rank has memory for. All ranks must call it.
+
+    Args:
+        shares: of the ranks, which add up to 1.
+        found: their devices.
+        data: a graph that is not sharded.
+
+    Raises:
+        MemoryError: the ranks together have too little memory for the graph.
+    """
+    return capped(shares, memory_shares(found, _bytes_of(data)))
 
 
 def memory_shares(found: Sequence[Device], needed: float) -> list[float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,14 +70,37 @@ class Shards:
     Attributes:
         folder: where.
         parts: by rank.
-        cut: how many edges come from another rank.
-        edges: how many there are.
+        between: how many edges lead to the nodes of each rank from those of each; row ``i`` has
+            those to rank ``i``.
     """
 
     folder: Path
     parts: tuple[Part, ...]
-    cut: int
-    edges: int
+    between: tuple[tuple[int, ...], ...]
+
+    @property
+    def edges(self) -> int:
+        """How many edges there are."""
+        return sum(part.edges for part in self.parts)
+
+    @property
+    def cut(self) -> int:
+        """How many of them come from another rank."""
+        return self.edges - sum(row[rank] for rank, row in enumerate(self.between))
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw nodes, halo and edges of each rank, and the edges between ranks, into a file.
+
+        Args:
+            path: whose suffix says the format, such as ``.svg`` or ``.png``.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed.
+            OSError: the file cannot be written.
+        """
+        from fastgraph.dist.plots import draw_shards
+
+        draw_shards(self, path)
 
 
 def write_shards(
@@ -87,6 +110,7 @@ def write_shards(
     *,
     weights: Sequence[float] | None = None,
     method: str = "metis",
+    begins: Callable[[str], None] = lambda step: None,
 ) -> Shards:
     """Partition a graph and write a file for each rank, for :func:`load_shards`.
 
@@ -99,6 +123,7 @@ def write_shards(
         num_parts: the number of ranks.
         weights: the share of the work of each rank, see :func:`fastgraph.dist.partition`.
         method: see :func:`fastgraph.dist.partition`.
+        begins: is told each of the ``num_parts + 1`` steps that take time, when it begins.
 
     Returns:
         Sizes, cut and halos.
@@ -121,16 +146,19 @@ def write_shards(
         raise FileExistsError(f"folder must be a new or empty one, got {folder}")
     sizes = of_graphs.num_nodes(data)
     edges = of_graphs.joint_edges(data, sizes)
+    begins(f"partitioning {sum(sizes):,} nodes and {edges.shape[1]:,} edges")
     owner = partition(edges, sum(sizes), num_parts, weights=weights, method=method)
     graph = _Parts(of_stores.contents(data, owner.split(sizes)), num_parts)
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
-        files = {
-            _file(part): manifest.write_tensors(unfinished / _file(part), graph.rows_of(part))
-            for part in range(num_parts)
-        }
+        files = {}
+        for part in range(num_parts):
+            begins(f"writing part {part + 1} of {num_parts}")
+            files[_file(part)] = manifest.write_tensors(
+                unfinished / _file(part), graph.rows_of(part)
+            )
         replicated = graph.replicated.tensors
         files[_REPLICATED] = manifest.write_tensors(unfinished / _REPLICATED, replicated)
         manifest.write(unfinished, FORMAT, graph.content(), files)
@@ -305,10 +333,12 @@ def _rooms(is_dgl: bool) -> tuple[Any, Any]:
 
 
 def _described(folder: Path, edges: Tensor, owner: Tensor, sizes: list[int]) -> Shards:
+    num_parts = len(sizes)
     source, target = owner[edges[0]], owner[edges[1]]
+    between = torch.bincount(target * num_parts + source, minlength=num_parts**2)
     far = source != target
     # Each node once for each part that its edges go to.
     halo = torch.unique(target[far] * len(owner) + edges[0][far]) // max(len(owner), 1)
-    counts = [torch.bincount(x, minlength=len(sizes)).tolist() for x in (owner, target, halo)]
+    counts = [torch.bincount(x, minlength=num_parts).tolist() for x in (owner, target, halo)]
     parts = tuple(Part(*numbers) for numbers in zip(*counts, sizes, strict=True))
-    return Shards(folder, parts, int(far.sum()), edges.shape[1])
+    return Shards(folder, parts, tuple(map(tuple, between.view(num_parts, -1).tolist())))

@@ -6,14 +6,17 @@ import re
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import fastgraph.dist as fgd
 from fastgraph.dist import spawning
+from fastgraph.dist.world import WORLD
 from tests.dist.graphs import graph, uneven
 
 
@@ -42,7 +45,21 @@ def errors_on_this_rank() -> list[str]:
             found.append("nothing")
     # They still do the same.
     torch.testing.assert_close(fgd.whole(data.x).sum(), data.x.sum())
-    return found
+    return [*found, waited_for(data)]
+
+
+def waited_for(data: Any) -> str:
+    """The error of rank 0, whose collective the other one never joins; ranks cannot go on then."""
+    group, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
+    WORLD.check = False
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.5), group)
+    if WORLD.rank == 1:
+        store.wait(["waited"])
+        return ""
+    with pytest.raises(fgd.CollectiveError) as failed:
+        data.x.sum()
+    store.set("waited", "yes")
+    return str(failed.value)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +69,7 @@ def errors(once_on_ranks: Any) -> list[list[str]]:
 
 
 def test_ranks_that_diverge_are_told_where(errors: list[list[str]]) -> None:
-    for diverged, _ in errors:
+    for diverged, _, _ in errors:
         assert diverged.startswith("RanksDivergedError: ")
         lines = re.findall(r"rank (\d): (\w+) .* at .*test_errors\.py:(\d+)", diverged)
         assert [line[:2] for line in lines] == [("0", "all_reduce"), ("1", "all_gather")]
@@ -60,8 +77,14 @@ def test_ranks_that_diverge_are_told_where(errors: list[list[str]]) -> None:
 
 
 def test_an_index_out_of_range_is_one_on_all_ranks(errors: list[list[str]]) -> None:
-    for _, outside in errors:
+    for _, outside, _ in errors:
         assert outside == "IndexError: an index is out of range for a dimension of size 60"
+
+
+def test_a_rank_that_does_not_come_is_waited_for_until_a_time_out(errors: list[list[str]]) -> None:
+    (_, _, waited), _ = errors
+    collective = r"rank 0 of 2: all_reduce of \[\] torch.float32, called at "
+    assert re.match(collective + r".*test_errors\.py:\d+, did not end: .*[Tt]imed out", waited)
 
 
 def test_ranks_that_take_too_long_are_named_with_what_they_wrote(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from fastgraph.dist import partition
+from fastgraph.dist import PartitionError, partition
 from fastgraph.dist.graphs import joint_edges
 
 SIZES = (60, 30, 30)
@@ -42,6 +43,16 @@ def test_metis_cuts_between_communities() -> None:
     assert sorted(torch.bincount(parts).tolist()) == sorted(SIZES)
     assert cut(edges, parts) == 3
     assert int(torch.bincount(parts).argmax()) == 0  # the first has twice the work of the others
+
+
+def test_metis_counts_by_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pymetis")
+    edges, n = communities(), sum(SIZES)
+    work = edges.shape[1] + n
+    monkeypatch.setattr(importlib.import_module("fastgraph.dist.partition"), "_MOST", work - 1)
+    with pytest.raises(PartitionError, match=rf"got .* and {work:,} .*choose the method 'even'"):
+        partition(edges, n, 2)
+    assert len(partition(edges, n, 2, method="even")) == n
 
 
 def test_edges_may_be_in_a_sparse_matrix() -> None:

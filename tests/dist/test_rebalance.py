@@ -275,7 +275,7 @@ def script(plain: Any) -> Any:
         shares = Automatic("a script", "even")
         if not found:
             shares.weights = [0.5, 0.5]
-        data = fgd.shard(plain, weights=shares.weights, method="even")
+        data = fgd.shard(plain, weights=shares.shares(plain), method="even")
         FirstEpochs([shares.correct]).watch(data)
         weight = nn.Parameter(torch.ones(NUM_FEATURES))
         optimizer = torch.optim.SGD([weight], lr=0.1)

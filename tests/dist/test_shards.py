@@ -191,6 +191,9 @@ def test_sizes(written: Path, tmp_path: Path) -> None:
     source, target = owner[data.edge_index]
     assert (found.cut, found.edges) == (int((source != target).sum()), data.num_edges)
     for rank, part in enumerate(found.parts):
+        assert list(found.between[rank]) == torch.bincount(
+            source[target == rank], minlength=3
+        ).tolist()
         far = data.edge_index[0][(target == rank) & (source != rank)]
         assert part.nodes == int((owner == rank).sum())
         assert part.edges == int((target == rank).sum())
@@ -220,8 +223,10 @@ def test_the_command(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
         value = {"data": data, "dictionary": data.to_dict(), "hetero": typed()}[kind]
         torch.save(value, file)
     out = tmp_path / "out"
-    assert called(str(file), "-k", "2", "--out", str(out), "--weights", "2,1") == 0
+    plot = ["--plot", str(tmp_path / "parts.svg")] if kind == "data" else []
+    assert called(str(file), "-k", "2", "--out", str(out), "--weights", "2,1", *plot) == 0
     text = capsys.readouterr().out
+    assert not plot or (tmp_path / "parts.svg").read_text().startswith("<?xml")
     edges = 160 if kind == "hetero" else data.num_edges
     assert re.search(rf"\d+ of {edges} edges \(\d+\.\d%\) come from another rank", text)
     assert sorted(file.name for file in out.iterdir()) == [

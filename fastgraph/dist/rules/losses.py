@@ -61,15 +61,14 @@ def of_classes(func: Any, args: Arguments, kwargs: Options) -> Any:
     each = func(scores, target, **options)
     if reduction == "none":
         return ShardedTensor(each, lead.rows, 0)
-    if target.is_floating_point():
-        count = torch.tensor(float(each.numel()), dtype=each.dtype)
-    else:
-        count = _weight_of(scores, target, weight, ignored)
-    loss, total = sum_of_ranks(torch.stack([each.sum(), count.to(each.dtype)])).unbind()
+    count = each.numel() if target.is_floating_point() else _weight_of(target, weight, ignored)
+    loss, total = sum_of_ranks(torch.stack([each.sum(), each.new_tensor(count)])).unbind()
     return loss if reduction == "sum" else loss / total
 
 
-@torch.no_grad()
-def _weight_of(scores: Tensor, target: Tensor, weight: Any, ignored: int) -> Tensor:
-    ones = -torch.ones_like(scores)
-    return F.nll_loss(ones, target, weight, ignore_index=ignored, reduction="sum")
+def _weight_of(target: Tensor, weight: Any, ignored: int) -> float:
+    """How many targets count, or the sum of the weights of their classes."""
+    counts = target != ignored
+    if weight is None:
+        return int(counts.sum())
+    return float(weight.detach()[target[counts]].sum())
