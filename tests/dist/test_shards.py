@@ -191,9 +191,10 @@ def test_sizes(written: Path, tmp_path: Path) -> None:
     source, target = owner[data.edge_index]
     assert (found.cut, found.edges) == (int((source != target).sum()), data.num_edges)
     for rank, part in enumerate(found.parts):
-        assert list(found.between[rank]) == torch.bincount(
-            source[target == rank], minlength=3
-        ).tolist()
+        assert (
+            list(found.between[rank])
+            == torch.bincount(source[target == rank], minlength=3).tolist()
+        )
         far = data.edge_index[0][(target == rank) & (source != rank)]
         assert part.nodes == int((owner == rank).sum())
         assert part.edges == int((target == rank).sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests import forks
 
@@ -237,3 +239,54 @@ def test_demo_shows_why_a_run_failed(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "Nothing" in done.stderr
     assert "Loading the dataset failed with exit code 2" in done.stdout
+
+
+def test_training_on_ranks_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    from torch_geometric.data import Data
+
+    import fastgraph.dist as fgd
+
+    nodes, edges = 60, torch.randint(0, 60, (2, 300), generator=torch.Generator().manual_seed(0))
+    x = torch.randn(nodes, 4, generator=torch.Generator().manual_seed(1))
+    data = Data(x=x, y=(x[:, 0] > 0).long(), edge_index=edges)
+    fgd.write_shards(data, tmp_path / "shards", 2, method="even")
+    script = str(EXAMPLES / "dist" / "train.py")
+    first, last = (
+        forks.launched(2, script, "shards", "--epochs", str(epochs), cwd=tmp_path)
+        for epochs in (1, 7)
+    )
+    losses = dict(re.findall(r"^Epoch: (\d+), Loss: (\S+)$", first + last, re.MULTILINE))
+    assert [int(epoch) for epoch in losses] == list(range(1, 8))
+    assert float(losses["007"]) < float(losses["001"])
+    assert "an epoch of each rank, ms (3 measured)" in last
+
+
+PRINTS_LOSSES = """
+import torch
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv
+
+torch.manual_seed(0)
+data = Data(x=torch.randn(1000, 8), edge_index=torch.randint(0, 1000, (2, 8000)))
+conv = GCNConv(8, 3)
+optimizer = torch.optim.SGD(conv.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    loss = conv(data.x, data.edge_index).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(f"Loss: {loss.item():.6f}, of {type(data.x).__name__}")
+"""
+
+
+@pytest.mark.exhaustive
+def test_one_process_beside_ranks(tmp_path: Path) -> None:
+    """As ``make demo-dist`` does it, with a script that needs no dataset."""
+    (tmp_path / "script.py").write_text(PRINTS_LOSSES)
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "dist" / "compare.py"), "script.py"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    off = re.search(r"differ by (\S+) of the loss at most", done.stdout)
+    assert off is not None and float(off[1]) < 1e-5  # of what is printed
