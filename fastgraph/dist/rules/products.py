@@ -23,6 +23,7 @@ from fastgraph.dist.table import (
     rule,
 )
 from fastgraph.dist.world import WORLD
+from fastgraph.layers.linear import linear as in_memory_of_results
 
 
 @rule("linear")
@@ -32,7 +33,8 @@ def linear(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
     sharded = is_sharded(weight) or is_sharded(bias)
     if sharded or not is_sharded(x) or x.axis == x.local.dim() - 1:
         raise NoRuleError
-    return ShardedTensor(func(x.local, enter(weight), enter(bias)), x.rows, x.axis)
+    local = in_memory_of_results(x.local, enter(weight), enter(bias))
+    return ShardedTensor(local, x.rows, x.axis)
 
 
 @rule("matmul mm bmm mv dot __matmul__ __rmatmul__")
