@@ -129,6 +129,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--timeout",
         type=_above(0),
+        default=int(world.DEFAULT_TIMEOUT.total_seconds()),
         metavar="SECONDS",
         help="for a collective, after which ranks that wait end with its name and the line of the "
         "script that asked for it; default: 1800",
@@ -156,8 +157,8 @@ def main(words: Sequence[str] | None = None) -> None:
         parser().error("--max-restarts needs --nproc-per-node")
     _say_how_to_restart()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # sharded tensors are on the CPU
-    timeout = {"timeout": timedelta(seconds=options.timeout)} if options.timeout else {}
-    world.init(random=options.random, check=options.check, **timeout)
+    timeout = timedelta(seconds=options.timeout)
+    world.init(timeout=timeout, random=options.random, check=options.check)
     seed, shard = _seed(), _sharding(options)
     shard_datasets(shard, options.min_nodes)
     dgl.shard_graphs(shard, options.min_nodes, seed)
