@@ -186,7 +186,9 @@ def test_ranks_get_what_shard_gives_them(written: Path) -> None:
 
 def test_sizes(written: Path, tmp_path: Path) -> None:
     data = graph()
-    found = fgd.write_shards(data, tmp_path / "out", 3, method="even")
+    steps: list[str] = []
+    found = fgd.write_shards(data, tmp_path / "out", 3, method="even", begins=steps.append)
+    assert [step.split()[0] for step in steps] == ["partitioning"] + 3 * ["writing"]
     owner = fgd.partition(data.edge_index, data.num_nodes, 3, method="even")
     source, target = owner[data.edge_index]
     assert (found.cut, found.edges) == (int((source != target).sum()), data.num_edges)
