@@ -128,8 +128,8 @@ test-dgl-%: install
 	else echo "skipped: DGL $* cannot be installed for $$($(BIN)/python -V):"; tail -n 1 .venv-dgl-$*/why; \
 	fi
 
-# Two element types have all layouts of attention's kernels, which differ in their numbers, and the
-# others one of each kind; `test-all` compiles all.
+# Float has all layouts of attention's kernels, which differ in their numbers, and the other element
+# types one of each kind; `test-all` compiles all.
 EMULATED := $(if $(ALL),SIMT_EVERY_LAYOUT=yes)
 
 emulator: install # for the tests, whose time is limited
