@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +16,7 @@ from fastgraph import Graph
 from fastgraph.hookspecs import plugin_manager
 from fastgraph.registry.registry import REGISTRY
 from tests import pairs
+from tests.interpreter import interpreter
 from tests.simt import backend as simt
 
 plugin_manager().register(simt)
@@ -154,6 +157,14 @@ def tf32_allowed() -> Iterator[None]:
     torch.backends.cuda.matmul.allow_tf32 = True
     yield
     torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.fixture
+def forking_interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Programs that are started by ``sys.executable`` begin with torch and PyG imported."""
+    with interpreter(os.environ) as executable:
+        monkeypatch.setattr(sys, "executable", str(executable))
+        yield
 
 
 @pytest.fixture(autouse=True)

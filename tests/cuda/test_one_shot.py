@@ -11,15 +11,15 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cuda.benchmarks import FOLDER, measure
-from tests.interpreter import interpreter
 
 PROGRAMS = {
     "nvidia-smi": "echo 9.0",
@@ -53,11 +53,11 @@ def machine(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(python: Path, machine: Path, *given: str) -> subprocess.Popen[str]:
+def start(machine: Path, *given: str) -> subprocess.Popen[str]:
     environ = {k: v for k, v in os.environ.items() if not k.startswith("FASTGRAPH")}
     environ["PATH"] = f"{machine / 'bin'}{os.pathsep}{environ['PATH']}"
     environ["TURBO_GNN_FAULTS"] = "gatv2_aggr:crash,reduction_aggr:hang"
-    command = [str(python), str(machine / "benchmarks" / "gpu.py"), "--device", "cpu"]
+    command = [sys.executable, str(machine / "benchmarks" / "gpu.py"), "--device", "cpu"]
     command += ["--record", str(machine / "record.jsonl"), "--graphs", "kronecker-11"]
     command += ["--layers", "GATv2,SAGE-mean,SAGE-max", "--widths", "16", "--others", "turbo-gnn"]
     command += ["--seconds", "3000", "--timed-seconds", "0", *given]
@@ -78,16 +78,11 @@ def wait_for(process: subprocess.Popen[str], is_there: Callable[[], bool]) -> No
         time.sleep(0.1)
 
 
-@pytest.fixture
-def python() -> Iterator[Path]:
-    with interpreter(os.environ) as executable:
-        yield executable
-
-
 @pytest.mark.timeout(900)  # those that measure load torch, one after another
-def test_one_crash_one_kill_and_one_hang(machine: Path, python: Path) -> None:
+@pytest.mark.usefixtures("forking_interpreter")
+def test_one_crash_one_kill_and_one_hang(machine: Path) -> None:
     sources = Path(__file__).with_name("turbo_gnn")
-    record, first = machine / "record.jsonl", start(python, machine, "--turbo-gnn", str(sources))
+    record, first = machine / "record.jsonl", start(machine, "--turbo-gnn", str(sources))
     wait_for(first, lambda: ("GATv2", "turbo-gnn", "turbo-gnn") in rows(record))
     first.send_signal(signal.SIGKILL)
     first.communicate()
@@ -95,7 +90,7 @@ def test_one_crash_one_kill_and_one_hang(machine: Path, python: Path) -> None:
     with record.open("a") as file:
         file.write('{"row": {"gra')  # what it was about to say
 
-    rebuilt = start(python, machine, "--stages", "")
+    rebuilt = start(machine, "--stages", "")
     said, _ = rebuilt.communicate()
     assert rebuilt.returncode == 0, said
     results = json.loads(record.with_suffix(".json").read_text())
@@ -116,7 +111,7 @@ def test_one_crash_one_kill_and_one_hang(machine: Path, python: Path) -> None:
     assert "the process ended by SIGSEGV" in page and "ok    tensors" in page
 
     # A crash of others is no failure of ours, and those after it are measured.
-    second = start(python, machine, "--stages", "measure", "--cell-seconds", "10")
+    second = start(machine, "--stages", "measure", "--cell-seconds", "10")
     said, _ = second.communicate()
     assert second.returncode == 0, said
     assert "kronecker-11 GATv2 16 float32" not in said  # it is in the record

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import pytest
 from filelock import FileLock
 
 from tests import forks
-from tests.interpreter import interpreter
 
 RANKS, EPOCHS, KILLS = 2, 5, 2
 
@@ -93,12 +93,11 @@ def run(folder: Path, kills: list[tuple[int, int]]) -> tuple[list[float], int, i
         variables = {"KILLS": json.dumps(kills), "TORCHELASTIC_RESTART_COUNT": "0"}
         if kills:
             start = ["--nproc-per-node", str(RANKS), "--max-restarts", str(len(kills))]
-            with interpreter(os.environ) as python:
-                done = subprocess.run(
-                    [python, "-m", "fastgraph.dist", *start, *words],
-                    env={**os.environ, **variables}, capture_output=True, text=True,
-                    timeout=250, check=False,
-                )  # fmt: skip
+            done = subprocess.run(
+                [sys.executable, "-m", "fastgraph.dist", *start, *words],
+                env={**os.environ, **variables}, capture_output=True, text=True,
+                timeout=250, check=False,
+            )  # fmt: skip
             assert done.returncode == 0, done.stderr
         else:
             forks.launched(RANKS, "-m", "fastgraph.dist", *words, cwd=folder, **variables)
@@ -122,6 +121,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seed", range(metafunc.config.getoption("--kills") // KILLS))
 
 
+@pytest.mark.usefixtures("forking_interpreter")
 def test_ranks_that_are_killed_at_random(tmp_path: Path, undisturbed: Any, seed: int) -> None:
     losses, _, events = undisturbed
     draw = random.Random(seed)

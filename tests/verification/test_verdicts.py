@@ -54,7 +54,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def planted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forking_interpreter: None
+) -> pytest.MonkeyPatch:
     """The backend as it would be installed, for children."""
     packages = tmp_path / "packages"
     info = packages / "planted-1.0.dist-info"
