@@ -124,7 +124,7 @@ test-dgl-%: install
 	@if .venv-dgl-$*/bin/python -c 'from importlib.metadata import version; version("dgl")' 2>/dev/null || \
 	  $(BIN)/pip --python .venv-dgl-$*/bin/python $(INSTALL) --no-deps --only-binary :all: \
 	    dgl==$* pandas python-dateutil six tzdata 2>.venv-dgl-$*/why; \
-	then DGLBACKEND=pytorch $(THREADS) .venv-dgl-$*/bin/python -m pytest $(PARALLEL) $(EXHAUSTIVE) tests/dgl $(call of_older_dgl,$*); \
+	then DGLBACKEND=pytorch $(THREADS) .venv-dgl-$*/bin/python -m pytest --durations=25 $(PARALLEL) $(EXHAUSTIVE) tests/dgl $(call of_older_dgl,$*); \
 	else echo "skipped: DGL $* cannot be installed for $$($(BIN)/python -V):"; tail -n 1 .venv-dgl-$*/why; \
 	fi
 

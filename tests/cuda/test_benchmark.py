@@ -210,6 +210,7 @@ def test_cells_that_may_hang_come_last() -> None:
     assert {cell.beside for cell in cells.plan(graphs, layers, [256, 64])} == {"upstream"}
 
 
+@pytest.mark.usefixtures("forking_interpreter")
 def test_a_gpu_can_be_demanded() -> None:
     if native.why_cuda_unavailable() is None:
         pytest.skip("there is one")
