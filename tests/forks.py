@@ -8,6 +8,7 @@ is for ``tests.cli.commands``. Here nothing of fastgraph is imported, which is f
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
 import pickle
@@ -86,6 +87,7 @@ def _in_child(
     out: Path,
     err: Path | None,
 ) -> None:
+    gc.freeze()  # what was imported lives as long as the process, and need not be looked through
     for path, streams in ((out, [1] if err else [1, 2]), (err, [2])):
         if path is not None:
             with path.open("wb") as file:
