@@ -20,6 +20,7 @@ from tests.interpreter import interpreter
 from tests.simt import backend as simt
 
 plugin_manager().register(simt)
+gc.disable()  # until tests are collected, as below
 
 NOT_ASKED_FOR = "needs --emulate: `make emulate` runs it"
 
@@ -120,6 +121,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 EMULATED = pytest.param("simt", marks=pytest.mark.emulated)
