@@ -46,8 +46,8 @@ struct Layout {
 
 // A layout for which neighbouring groups take the heads of one node. A head is held by half as many
 // lanes as elsewhere: what is done once for a head of an entry is done for twice as many of them by
-// each instruction, and no group of a warp waits for the longer row of another one. Blocks at work
-// together then gather all columns.
+// each instruction, and no group of a warp waits for the longer row of another one. A lane adds up
+// first what two lanes would, so the bits are the same. Blocks at work together gather all columns.
 template <typename T, int kValuesOf, int kLanesOf, int kPacksOf>
 struct HeadsOfNode : Layout<T, kValuesOf, kLanesOf, kPacksOf> {
   static constexpr bool kTogether = true;
