@@ -15,7 +15,7 @@ from fastgraph.registry.registry import REGISTRY
 from fastgraph.tune.tiles import DTYPES
 from tests.graphs import hub_edges
 
-NODES = 600  # of which one has a row that is cut
+NODES = 200
 
 
 @pytest.fixture
@@ -31,6 +31,7 @@ def test_the_check_before_they_take_part(
     assert [kernel.error(device, dtype) <= 1 for kernel in kernels] == [True, True]
 
 
+@pytest.mark.repeats  # on the emulator, tests/simt calls them with more graphs and widths
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [32, 64])
 def test_results(
@@ -38,7 +39,7 @@ def test_results(
 ) -> None:
     """Forward and along the transpose, with weights, several heads, and the same bits again."""
     spmm, attention = kernels
-    graph = Graph(hub_edges(NODES, 4000).to(device), NODES, NODES)
+    graph = Graph(hub_edges(NODES, 1200).to(device), NODES, NODES)  # windows of the hub are cut
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, device=device).to(dtype)
