@@ -2,10 +2,12 @@
 
     FASTGRAPH_DATA=... python benchmarks/checkouts.py BEFORE AFTER
 
-Each is a folder in which ``make install`` has run. Each gets one process; while one runs a layer,
-the other waits. Steps are forward and backward; on the first graph the forward of message passing
-alone is measured as well, where what a call costs shows. Results go to
-``benchmarks/results/<date>-checkouts.json`` and ``.md``.
+Each is a folder in which ``make install`` has run. Two processes of the same code differ by as much
+as a tenth, as the system gives them other memory, and one that waits for another loses some of its
+own; so both are started several times, one after the other, and the other one first each time.
+Steps are forward and backward; on the first graph the forward of message passing alone is measured
+as well, where what a call costs shows. Results go to ``benchmarks/results/<date>-checkouts.json``
+and ``.md``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import shlex
 import statistics
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +32,10 @@ from measure.graphs import default_graphs
 from measure.layers import LAYERS
 from measure.machine import machine_facts
 from measure.output import RESULTS, publish
-from measure.report import machine_lines, table
+from measure.report import geometric_mean, machine_lines, table
 from measure.timing import Spread
 
 _STEPS = Path(__file__).parent / "measure" / "checkout_steps.py"
-_TURN_SECONDS = 0.1
 _NAMES = ("before", "after")
 
 
@@ -70,68 +73,77 @@ class Checkout:
             raise click.ClickException("the process of a checkout ended; see above")
         return json.loads(line)
 
-    def end(self) -> None:
+    def close(self) -> None:
         self._process.kill()
         self._process.wait()
 
 
-def compare(
-    checkouts: dict[str, Checkout], graph: str, layer: str, channels: int, bare: bool, budget: float
-) -> dict[str, Any]:
-    """Both in turns, for so many seconds."""
-    bits = {name: c.ask("begin", graph, layer, channels, bare) for name, c in checkouts.items()}
-    estimate = max(min(c.ask("turn", 1)) for c in checkouts.values())
-    steps = max(1, min(200, int(_TURN_SECONDS / estimate)))
-    rounds = max(5, int(budget / (2 * estimate * (steps + 1))))
-    seconds: dict[str, list[float]] = {name: [] for name in checkouts}
-    for _ in range(rounds):
-        for name, checkout in checkouts.items():
-            seconds[name].append(statistics.median(checkout.ask("turn", steps)))
-    before, after = (seconds[name] for name in _NAMES)
-    return {
-        "graph": graph,
-        "layer": f"{layer}, message passing" if bare else layer,
-        **{name: Spread.of(seconds[name]).to_json() for name in _NAMES},
-        "ratio": statistics.median(a / b for a, b in zip(after, before, strict=True)),
-        "differ": [name for name in bits["before"] if bits["before"][name] != bits["after"][name]],
-    }
+@dataclass
+class Cell:
+    """A layer on a graph, and what both checkouts needed for it."""
+
+    graph: str
+    layer: str
+    bare: bool
+    seconds: dict[str, list[list[float]]] = field(
+        default_factory=lambda: {name: [] for name in _NAMES}, init=False
+    )
+    """Of the steps of each start."""
+    bits: dict[str, dict[str, str]] = field(default_factory=dict, init=False)
+
+    def measure(self, name: str, checkout: Checkout, channels: int, budget: float) -> None:
+        """So many seconds of a process that has just been started."""
+        self.bits[name] = checkout.ask("begin", self.graph, self.layer, channels, self.bare)
+        (estimate,) = checkout.ask("turn", 1)
+        self.seconds[name].append(checkout.ask("turn", max(5, int(budget / estimate))))
+
+    def to_json(self) -> dict[str, Any]:
+        before, after = ([statistics.median(s) for s in self.seconds[name]] for name in _NAMES)
+        ratios = [a / b for a, b in zip(after, before, strict=True)]
+        bits = self.bits
+        return {
+            "graph": self.graph,
+            "layer": f"{self.layer}, message passing" if self.bare else self.layer,
+            **{name: Spread.of([*chain(*self.seconds[name])]).to_json() for name in _NAMES},
+            "ratio": statistics.median(ratios),
+            "ratios": ratios,
+            "differ": [
+                what for what in bits["before"] if bits["before"][what] != bits["after"][what]
+            ],
+        }
 
 
 def markdown(results: dict[str, Any]) -> str:
     """The whole report."""
-    rows = []
-    for cell in results["cells"]:
-        before, after = (cell[name] for name in _NAMES)
-        noise = max(
-            (s["upper_quartile"] - s["lower_quartile"]) / s["median"] for s in (before, after)
-        )
-        rows.append(
-            [
-                cell["graph"],
-                cell["layer"],
-                f"{before['median']:.3f}",
-                f"{after['median']:.3f}",
-                f"{cell['ratio']:.3f}",
-                f"{noise:.0%}",
-                ", ".join(cell["differ"]) or "none",
-            ]
-        )
+    rows = [
+        [
+            cell["graph"],
+            cell["layer"],
+            *(f"{cell[name]['median']:.3f}" for name in _NAMES),
+            f"{cell['ratio']:.3f}",
+            f"{min(cell['ratios']):.3f} to {max(cell['ratios']):.3f}",
+            ", ".join(cell["differ"]) or "none",
+        ]
+        for cell in results["cells"]
+    ]
     head = [
         "graph",
         "layer",
         "ms before",
         "ms after",
         "after / before",
-        "quartiles",
+        "starts",
         "bits that differ",
     ]
+    mean = geometric_mean([cell["ratio"] for cell in results["cells"]])
     return "\n".join(
         [
             "# Two checkouts of fastgraph",
             "",
             f"`{results['command']}`; commits {results['commits']['before']} (before) and "
             f"{results['commits']['after']} (after), float32, {results['channels']} channels, "
-            "medians of turns; the ratio is the median over pairs of turns.",
+            f"{results['starts']} starts of each; medians of steps; the ratio is the median over "
+            f"pairs of starts. Its geometric mean over all cells is {mean:.3f}.",
             "",
             *table(head, rows),
             "",
@@ -153,7 +165,10 @@ def _commit(folder: Path) -> str:
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--channels", type=click.IntRange(1), default=256, show_default=True)
-@click.option("--seconds", type=float, default=8.0, show_default=True, help="For each cell.")
+@click.option(
+    "--seconds", type=float, default=2.0, show_default=True, help="For each cell and start."
+)
+@click.option("--starts", type=click.IntRange(1), default=5, show_default=True, help="Of both.")
 def main(
     before: Path,
     after: Path,
@@ -163,6 +178,7 @@ def main(
     threads: int,
     channels: int,
     seconds: float,
+    starts: int,
 ) -> None:
     folders = dict(zip(_NAMES, (before, after), strict=True))
     results: dict[str, Any] = {
@@ -170,17 +186,17 @@ def main(
         "commits": {name: _commit(folder) for name, folder in folders.items()},
         "machine": machine_facts(threads),
         "channels": channels,
-        "cells": [],
+        "starts": starts,
     }
-    cells = [(graphs[0], layer, True) for layer in layers]
-    cells += [(graph, layer, False) for graph in graphs for layer in layers]
+    cells = [Cell(graphs[0], layer, True) for layer in layers]
+    cells += [Cell(graph, layer, False) for graph in graphs for layer in layers]
     console = Console(stderr=True)
-    with ExitStack() as stack:
-        checkouts = {name: Checkout(folder, threads) for name, folder in folders.items()}
-        for checkout in checkouts.values():
-            stack.callback(checkout.end)
-        for graph, layer, bare in track(cells, "cells", console=console):
-            results["cells"].append(compare(checkouts, graph, layer, channels, bare, seconds))
+    for start in range(starts):
+        for name in _NAMES if start % 2 == 0 else _NAMES[::-1]:
+            with closing(Checkout(folders[name], threads)) as checkout:
+                for cell in track(cells, f"{name}, start {start + 1} of {starts}", console=console):
+                    cell.measure(name, checkout, channels, seconds)
+    results["cells"] = [cell.to_json() for cell in cells]
     publish(console, out, "checkouts", results, markdown(results))
 
 

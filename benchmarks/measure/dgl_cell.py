@@ -102,6 +102,8 @@ def _beside(
 
 
 class _Sage(nn.Module):
+    """Two layers of GraphSAGE on blocks."""
+
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.layers = nn.ModuleList([dglnn.SAGEConv(channels, channels, "mean") for _ in "12"])
@@ -111,9 +113,20 @@ class _Sage(nn.Module):
             x = layer(block, x).relu()
         return x
 
+    def without_neighbours(self, blocks: list[Any], x: Tensor) -> Tensor:
+        """All but the aggregation: products of the shapes of the layers'."""
+        for layer, block in zip(self.layers, blocks, strict=True):
+            x = x[: block.num_dst_nodes()]
+            x = (layer.fc_self(x) + layer.fc_neigh(x)).relu()
+        return x
+
 
 def measure_sampled(graph: Any, channels: int, effort: Effort) -> dict[str, Any]:
-    """Milliseconds of an epoch of GraphSAGE on sampled neighbours, and of sampling alone."""
+    """Milliseconds of an epoch of GraphSAGE on sampled neighbours.
+
+    Beside them those of sampling alone (``sampler``), and of the epoch without the aggregation
+    (``dense``): nothing else of it changes when its layers are routed.
+    """
     torch.manual_seed(0)
     x, model = torch.randn(graph.num_nodes(), channels), _Sage(channels)
     nodes = torch.randperm(graph.num_nodes())[:8192]
@@ -123,13 +136,17 @@ def measure_sampled(graph: Any, channels: int, effort: Effort) -> dict[str, Any]
         for _ in batches:
             pass
 
-    def train() -> None:
+    def train(forward: Callable[[list[Any], Tensor], Tensor]) -> None:
         for sources, _, blocks in batches:
             model.zero_grad(set_to_none=True)
-            model(blocks, x[sources]).sum().backward()
+            forward(blocks, x[sources]).sum().backward()
 
-    contestants = [Contestant("sampler", sample)]
-    contestants += [Contestant(name, train, context=c) for name, c in _CONTEXTS.items()]
+    contestants = [
+        Contestant("sampler", sample),
+        Contestant("dense", functools.partial(train, model.without_neighbours)),
+    ]
+    epoch = functools.partial(train, model)
+    contestants += [Contestant(name, epoch, context=c) for name, c in _CONTEXTS.items()]
     with _expected("SAGEConv", True):
         interleave(contestants, rounds=effort.rounds, budget=2 * effort.budget)
     return {contestant.name: contestant.spread.to_json() for contestant in contestants}

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 import fastgraph
 import fastgraph.dist as fgd
 from fastgraph.dist.graphs import shard_as_known
+from tests.dgl.distributed_cases import several_relations, whole_graph
 from tests.dgl.graphs import dgl
-from tests.dgl.test_distributed import several_relations, whole_graph
 from tests.dist.graphs import NUM_FEATURES
 from tests.dist.test_shards import called, error_of
 
