@@ -124,12 +124,12 @@ test-dgl-%: install
 	@if .venv-dgl-$*/bin/python -c 'from importlib.metadata import version; version("dgl")' 2>/dev/null || \
 	  $(BIN)/pip --python .venv-dgl-$*/bin/python $(INSTALL) --no-deps --only-binary :all: \
 	    dgl==$* pandas python-dateutil six tzdata 2>.venv-dgl-$*/why; \
-	then DGLBACKEND=pytorch $(THREADS) .venv-dgl-$*/bin/python -m pytest $(PARALLEL) $(EXHAUSTIVE) tests/dgl $(call of_older_dgl,$*); \
+	then DGLBACKEND=pytorch $(THREADS) .venv-dgl-$*/bin/python -m pytest --durations=25 $(PARALLEL) $(EXHAUSTIVE) tests/dgl $(call of_older_dgl,$*); \
 	else echo "skipped: DGL $* cannot be installed for $$($(BIN)/python -V):"; tail -n 1 .venv-dgl-$*/why; \
 	fi
 
-# Two element types have all layouts of attention's kernels, which differ in their numbers, and the
-# others one of each kind; `test-all` compiles all.
+# Float has all layouts of attention's kernels, which differ in their numbers, and the other element
+# types one of each kind; `test-all` compiles all.
 EMULATED := $(if $(ALL),SIMT_EVERY_LAYOUT=yes)
 
 emulator: install # for the tests, whose time is limited

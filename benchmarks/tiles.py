@@ -71,17 +71,14 @@ def compute(edge_index: Any, num_nodes: int) -> dict[str, Any]:
 def graphs() -> dict[str, tuple[Any, int]]:
     """Edges and nodes by name: real ones, and generated ones that fill tiles and do not."""
     import torch
-    from torch_geometric.data import Data
 
-    from fastgraph import reorder
-    from measure.graphs import communities, default_graphs, load, mesh
+    from measure.graphs import clustered, communities, default_graphs, load, mesh
 
     found: dict[str, tuple[Any, int]] = {}
     for name in default_graphs():
         graph = load(name)
         found[name] = graph.edge_index, graph.num_nodes
-        given = Data(edge_index=graph.edge_index, num_nodes=graph.num_nodes)
-        found[f"{name}, clusters"] = reorder(given).data.edge_index, graph.num_nodes
+        found[f"{name}, clusters"] = clustered(graph).edge_index, graph.num_nodes
     for graph in (communities(50_000, 20, 64), mesh(400)):
         found[graph.name] = graph.edge_index, graph.num_nodes
     size, count = 32, 2000

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,9 +16,11 @@ from fastgraph import Graph
 from fastgraph.hookspecs import plugin_manager
 from fastgraph.registry.registry import REGISTRY
 from tests import pairs
+from tests.interpreter import interpreter
 from tests.simt import backend as simt
 
 plugin_manager().register(simt)
+gc.disable()  # until tests are collected, as below
 
 NOT_ASKED_FOR = "needs --emulate: `make emulate` runs it"
 
@@ -117,6 +121,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 EMULATED = pytest.param("simt", marks=pytest.mark.emulated)
@@ -154,6 +159,14 @@ def tf32_allowed() -> Iterator[None]:
     torch.backends.cuda.matmul.allow_tf32 = True
     yield
     torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.fixture
+def forking_interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Programs that are started by ``sys.executable`` begin with torch and PyG imported."""
+    with interpreter(os.environ) as executable:
+        monkeypatch.setattr(sys, "executable", str(executable))
+        yield
 
 
 @pytest.fixture(autouse=True)

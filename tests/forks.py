@@ -8,11 +8,11 @@ is for ``tests.cli.commands``. Here nothing of fastgraph is imported, which is f
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
 import pickle
 import runpy
-import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tests.cli.commands import environment
 
@@ -87,6 +87,7 @@ def _in_child(
     out: Path,
     err: Path | None,
 ) -> None:
+    gc.freeze()  # what was imported lives as long as the process, and need not be looked through
     for path, streams in ((out, [1] if err else [1, 2]), (err, [2])):
         if path is not None:
             with path.open("wb") as file:
@@ -110,11 +111,6 @@ def python(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProc
 def fastgraph(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """``python -m fastgraph words...``, fully enabled."""
     return python("-m", "fastgraph", *words, cwd=cwd, **variables)
-
-
-def comparing(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """``python words...``, where the runs of programs that are compared are forks of it."""
-    return _finished(_run_comparing, words, cwd, variables)
 
 
 def _finished(
@@ -153,56 +149,26 @@ def _run_program(*words: str) -> None:
         sys.exit(1)
 
 
-def let_comparisons_fork() -> None:
-    """Have programs that are compared run in forks of this process, which has not computed yet."""
-    from fastgraph.cli.programs import scripts
-
-    scripts.subprocess = types.SimpleNamespace(  # type: ignore[assignment]
-        Popen=_Fork, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT
-    )
-
-
-def _run_comparing(*words: str) -> None:
-    let_comparisons_fork()
-    _run_program(*words)
-
-
-class _Fork:
-    """What :class:`subprocess.Popen` is to a comparison, without a fresh interpreter."""
-
-    def __init__(
-        self, command: list[str], *, env: dict[str, str], stdin: int, stdout: Any, stderr: int
-    ) -> None:
-        assert (stdin, stderr) == (subprocess.DEVNULL, subprocess.STDOUT)
-        self.returncode: int | None = None
-        self.pid = os.fork()
-        if self.pid:
-            return
-        code = 1
-        atexit._clear()  # what ends its parent
-        weakref.finalize._registry.clear()  # type: ignore[attr-defined]
-        weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
-        try:
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            for stream in (1, 2):
-                os.dup2(stdout.fileno(), stream)
-            os.environ.clear()
-            os.environ.update(env)
-            _run_program(*command[1:])
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        finally:
-            atexit._run_exitfuncs()
-            for file in (sys.stdout, sys.stderr):
-                file.flush()
-            os._exit(code)
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-
-    def wait(self) -> None:
-        self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+def become(words: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
+    """``python words...`` with these variables, in a process that was forked for it."""
+    code = 1
+    atexit._clear()  # what ends its parent
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    try:
+        os.environ.clear()
+        os.environ.update(variables)
+        _run_program(*words)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    finally:
+        atexit._run_exitfuncs()
+        for file in (sys.stdout, sys.stderr):
+            file.flush()
+        os._exit(code)
 
 
 def on_ranks(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from fastgraph import Graph, settings
 from fastgraph.backends import reference, sparse
 from fastgraph.machine import capture
-from fastgraph.tune.fastest import FastestSpmm
+from fastgraph.tune.fastest import FastestSpmm, seconds_on_gpu
 from tests.graphs import random_edges
 
 EDGES = random_edges(20, 20, 300).unique(dim=1)
@@ -177,3 +178,34 @@ def test_copies_of_the_graph_find_out_for_themselves(kernels: Kernels, graph: Gr
     for same in (copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
         product(kernels, same)
     assert kernels.measured == 3 * 2
+
+
+@pytest.mark.parametrize(("seconds", "least", "most"), [(0.001, 0.005, 0.02), (0.01, 0.02, 0.02)])
+def test_a_gpu_sleeps_while_calls_are_queued(
+    seconds: float, least: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that it is not timed how long it waits for the host."""
+    done: list[Any] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            done.append("mark")
+
+        def synchronize(self) -> None:
+            done.append("wait")
+
+        def elapsed_time(self, end: Event) -> float:
+            return 10.0
+
+    def call() -> None:
+        time.sleep(seconds)
+        done.append("call")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", done.append)
+    assert seconds_on_gpu(call) == 0.002
+    assert done[:2] + done[3:] == ["call"] * 2 + ["mark"] + ["call"] * 5 + ["mark", "wait"]
+    assert least <= done[2] / 2e9 <= most

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fastgraph import settings
+from fastgraph.tune import kernel_choices
 from measure.agreement import Reference, require
 from measure.device import (
     Contestant,
@@ -24,8 +25,17 @@ from measure.device import (
     peak_bytes,
     summary,
 )
-from measure.graphs import SHAPES, GraphData, imitate, load
-from measure.rivals import COMPILED, TURBO, TURBO_LAYERS, UPSTREAM, Forward, Rival, rivals
+from measure.graphs import CLUSTERED, SHAPES, GraphData, imitate, load
+from measure.rivals import (
+    COMPETING,
+    COMPILED,
+    TURBO,
+    TURBO_LAYERS,
+    UPSTREAM,
+    Forward,
+    Rival,
+    rivals,
+)
 from measure.routing import Counted
 
 # Where what torch.compile makes is measured: it takes about half a minute for each, and may hang.
@@ -77,12 +87,17 @@ def plan(
     Args:
         others: packages beside which we are measured, too; see :mod:`measure.rivals`.
     """
+    in_clusters = [graph for graph in graphs if graph.endswith(CLUSTERED)]
+    graphs = [graph for graph in graphs if graph not in in_clusters]
     first = _FIRST_WIDTH if _FIRST_WIDTH in widths else widths[0]
     more = [width for width in widths if width != first]
     cells = [Cell(g, layer, first, torch.float32) for g in graphs for layer in layers]
     turbo = [layer for layer in layers if layer in TURBO_LAYERS and TURBO in others]
     cells += [Cell(g, layer, first, torch.float32, TURBO) for g in graphs for layer in turbo]
     cells += _even(graphs, layers, first, torch.bfloat16)
+    # The order of nodes decides which of our kernels is the fastest, where there are several.
+    competing = [layer for layer in layers if layer in COMPETING[torch.bfloat16]]
+    cells += _even(in_clusters, competing, first, torch.bfloat16)
     for width in more:
         cells += _even(graphs, layers, width, torch.float32)
     for width in more:
@@ -247,12 +262,18 @@ class Bench:
         def context() -> AbstractContextManager[None]:
             return self._context(rival)
 
-        with context():
-            run = rival.make()
-            out = run(inputs[0])
-            grad = reference.given.view(out.shape)
-        with context():
-            (first,) = torch.autograd.grad(out, inputs[0], grad)
+        with kernel_choices.recorded() as timed:
+            with context():
+                run = rival.make()
+                out = run(inputs[0])
+                grad = reference.given.view(out.shape)
+            with context():
+                (first,) = torch.autograd.grad(out, inputs[0], grad)
+        if rival.measured:
+            row["kernels"] = {
+                one.kind: {name: 1e3 * seconds for name, seconds in one.seconds.items()}
+                for one in timed
+            }
         row["errors"] = reference.errors(rival.name, out, first)
         require(row["errors"])
 

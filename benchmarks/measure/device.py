@@ -16,16 +16,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from fastgraph.tune.fastest import head_start
+
 # A turn of a contestant lasts about this long, in steps of which there are at most so many.
 _TURN_MILLISECONDS = 50.0
 _MOST_STEPS = 20
 
 # A longer step does not notice that another contestant ran before it.
 _WARMED_BELOW = 200.0
-
-# The GPU sleeps while the steps of a turn are queued, so that it never waits for Python.
-_LONGEST_HEAD_START = 0.02
-_CYCLES_PER_SECOND = 2e9
 
 Step = Callable[[int], object]
 T = TypeVar("T")
@@ -105,8 +103,7 @@ class Contestant:
                 self._next()
                 times.append(time.perf_counter())
             return [1e3 * (b - a) for a, b in itertools.pairwise(times)]
-        to_queue = (time.perf_counter() - start) * (count + 1)
-        torch.cuda._sleep(int(min(to_queue, _LONGEST_HEAD_START) * _CYCLES_PER_SECOND))
+        head_start((time.perf_counter() - start) * (count + 1))
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         marks[0].record()
         for mark in marks[1:]:

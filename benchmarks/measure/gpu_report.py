@@ -187,8 +187,23 @@ def markdown(results: dict[str, Any]) -> str:
         "## Times and memory of other columns over ours",
         "",
         *table([*_PLACE, "rival", *DIRECTIONS, "memory"], map(_ratios, pairs(results["cells"]))),
+        "## Kernels that competed under the setting `measure`",
+        "",
+        "Milliseconds of each that may make a call; the least is taken. A call is its operator,",
+        "what distinguishes it, and whether it gathers along the transpose.",
+        "",
+        *table([*_PLACE, "call", "milliseconds"], _competitions(results["cells"])),
     ]
     return "\n".join(lines)
+
+
+def _competitions(rows: Iterable[Row]) -> Iterable[list[str]]:
+    """What was timed for each call of a column that took the fastest."""
+    for row in rows:
+        for call, milliseconds in row.get("kernels", {}).items():
+            place = [str(row[key]) for key in _PLACE]
+            times = sorted(milliseconds.items(), key=lambda item: item[1])
+            yield [*place, call, ", ".join(f"{name} {time:.3f}" for name, time in times)]
 
 
 _FIGURES = ("", ", peak MB", ", gather GB/s")

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 REAL = ("cora", "tolokers", "wordnet", "debian", "wing")
+CLUSTERED = "-clusters"
+"""Behind the name of a graph, with its nodes in the order of clusters."""
 GENERATED = ("kronecker-11", "kronecker-14", "kronecker-16")
 
 # Edges for each node, before self-loops and duplicates are dropped and the reverse is added.
@@ -49,7 +51,10 @@ def load(name: str) -> GraphData:
     Raises:
         ValueError: an unknown name, or a real graph without ``FASTGRAPH_DATA``.
         FileNotFoundError: ``FASTGRAPH_DATA`` does not hold the graph.
+        ModuleNotFoundError: ``pymetis`` is missing, which finds clusters.
     """
+    if name.endswith(CLUSTERED):
+        return clustered(load(name.removesuffix(CLUSTERED)))
     if name in GENERATED:
         return kronecker(int(name.removeprefix("kronecker-")))
     if name not in REAL:
@@ -66,6 +71,17 @@ def load(name: str) -> GraphData:
     if name != "wing":  # a mesh is stored in both directions already
         edge_index = torch.cat([edge_index, edge_index.flip(0)], dim=1)
     return GraphData(name, edge_index.contiguous(), num_nodes)
+
+
+def clustered(graph: GraphData) -> GraphData:
+    """The same graph, nodes of a cluster one after the other (:func:`fastgraph.reorder`)."""
+    from torch_geometric.data import Data
+
+    from fastgraph import reorder
+
+    given = Data(edge_index=graph.edge_index, num_nodes=graph.num_nodes)
+    name = graph.name + CLUSTERED
+    return GraphData(name, reorder(given).data.edge_index, graph.num_nodes)
 
 
 def communities(num_nodes: int, edges_of_node: int, size: int) -> GraphData:

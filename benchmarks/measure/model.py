@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fastgraph.tune.gpus import SCHEDULERS, Sheet
+from fastgraph.tune.gpus import SCHEDULERS, USABLE, WARP, Sheet
 from measure.model_kernels import (
     HEADS,
     LAYERS,
     SIZES,
+    TOGETHER,
     Figures,
     Gather,
     MissingKernelError,
@@ -99,13 +100,18 @@ def _gathered(
     if launch.pieces_only and not (rows.num_pieces and _is_known(table, launch.kernel)):
         return
     heads = HEADS if launch.of_head else 1
-    wanted = (launch.words, dtype, width // heads, sheet.architecture)
+    together = _is_together(table, sheet, rows, launch, width, dtype)
+    words = (TOGETHER, *launch.words) if together else launch.words
+    wanted = (words, dtype, width // heads, sheet.architecture)
     figures = find(table, launch.loop or launch.kernel, *wanted)
     if launch.loop is not None:
         registers = find(table, launch.kernel, *wanted).registers
         figures = replace(figures, registers=max(registers, figures.registers))
     parts = heads * -(-(width // heads) // figures.width)
-    times = _Gathering(sheet, rows, launch, figures, parts, width * SIZES[dtype]).times()
+    if together:
+        parts = heads * figures.lanes // WARP
+    gathering = _Gathering(sheet, rows, launch, figures, parts, together, width * SIZES[dtype])
+    times = gathering.times()
     bound = max(times, key=times.__getitem__)
     yield Prediction(launch.kernel, times[bound] + LAUNCH / 1e3, bound)
     if rows.num_pieces and launch.merged:
@@ -116,11 +122,28 @@ def _is_known(table: Table, kernel: str) -> bool:
     return any(name.startswith(f"{kernel}<") for name in table)
 
 
+def _is_together(
+    table: Table, sheet: Sheet, rows: Rows, launch: Gather, width: int, dtype: str
+) -> bool:
+    """Whether groups of a warp take the heads of one node: ``with_heads`` of edge_softmax.cuh."""
+    packs = width // HEADS * SIZES[dtype] // 16
+    gathered = launch.rows * len(rows.lengths) * width * SIZES[dtype]
+    return (
+        launch.together
+        and rows.order != "uncut"
+        and dtype == "float32"
+        and 8 < packs <= 32
+        and gathered <= USABLE * sheet.cache_bytes
+        and _is_known(table, f"{launch.kernel}<{TOGETHER}")
+    )
+
+
 class _Gathering:
     """A kernel that gathers for the entries of rows.
 
     Args:
-        parts: grids that walk over all entries: heads, or parts of the columns.
+        parts: warps that walk over the same entries: for other heads, or parts of the columns.
+        together: whether the groups of a warp take the heads of one node, and blocks all columns.
         row_bytes: of the features of a node.
     """
 
@@ -131,19 +154,23 @@ class _Gathering:
         launch: Gather,
         figures: Figures,
         parts: int,
+        together: bool,
         row_bytes: int,
     ) -> None:
         self.sheet, self.rows, self.launch, self.figures = sheet, rows, launch, figures
         self.parts, self.row_bytes = parts, row_bytes
+        # Blocks at work take one part of the columns, and so do those that gather beside them.
+        self.turns = 1 if together else parts
         self.at_once = max(1, round(figures.loads / (launch.rows * figures.packs)))
-        self.walk = rows.walk(figures.lanes, self.at_once, pieces_only=launch.pieces_only)
+        self.walk = rows.walk(
+            figures.lanes, self.at_once, pieces_only=launch.pieces_only, alone=together
+        )
 
     def times(self) -> dict[str, float]:
         """Milliseconds by what they are spent on."""
         looks, gathered = self._of_entries()
         table = len(self.rows.lengths) * self.row_bytes * self.launch.tables
-        # Blocks at work take one part of the columns, and so do those that gather beside them.
-        hit = self.sheet.hit(table, self.parts)
+        hit = self.sheet.hit(table, self.turns)
         wait = hit * self.sheet.cache_ns + (1 - hit) * self.sheet.dram_ns
         return {
             "issue": self._issue(looks),

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+TOGETHER = "HeadsOfNode"
+"""The layout in which groups of a warp take the heads of one node."""
 ELEMENTS = {"float32": "float", "bfloat16": "bfloat16"}
 SIZES = {"float32": 4, "bfloat16": 2}
 _PACK_BYTES = 16
@@ -72,6 +74,8 @@ def find(
         tokens = re.findall(r"[\w()]+", arguments)
         if base != kernel or ELEMENTS[dtype] not in tokens or not _has(tokens, words):
             continue
+        if TOGETHER in tokens and TOGETHER not in words:
+            continue
         numbers = [int(token) for token in tokens if token.isdigit()]
         if numbers[:1] != [values]:
             continue
@@ -115,6 +119,7 @@ class Gather:
         pieces_only: whether it walks over pieces of long rows alone.
         merged: whether the pieces of long rows are merged by another kernel.
         codes: whether it gathers a byte for each value first: the backward pass of extrema.
+        together: whether there is a kernel for all heads of a node, where the cache has room.
     """
 
     kernel: str
@@ -129,6 +134,7 @@ class Gather:
     pieces_only: bool = False
     merged: bool = True
     codes: bool = False
+    together: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,7 +183,14 @@ def _attention(name: str, rows: tuple[int, int, int], added: int) -> Passes:
     return {
         "forward": (
             *_confirmed(2),
-            Gather("softmax_rows", (f"{name}Scores", *edges), forward, streamed=2, **whole),
+            Gather(
+                "softmax_rows",
+                (f"{name}Scores", *edges),
+                forward,
+                streamed=2,
+                together=name == "Gatv2",
+                **whole,
+            ),
         ),
         "backward": (
             *_confirmed(3),

@@ -60,7 +60,7 @@ class Rows:
 
     lengths: Lengths
     order: str = "rows"
-    _walks: dict[tuple[int, int, bool], Walk] = field(default_factory=dict)
+    _walks: dict[tuple[int, int, bool, bool], Walk] = field(default_factory=dict)
 
     @property
     def entries(self) -> int:
@@ -71,17 +71,24 @@ class Rows:
         """Of long rows, those that hold nothing left out."""
         return int((self._spans[0] > 0).sum())
 
-    def walk(self, lanes: int, at_once: int, *, pieces_only: bool = False) -> Walk:
-        """How groups of ``lanes`` lanes that take ``at_once`` entries at a time walk over them."""
-        asked = (lanes, at_once, pieces_only)
+    def walk(
+        self, lanes: int, at_once: int, *, pieces_only: bool = False, alone: bool = False
+    ) -> Walk:
+        """How groups of ``lanes`` lanes that take ``at_once`` entries at a time walk over them.
+
+        Args:
+            pieces_only: those of long rows.
+            alone: whether all groups of a warp have the same row.
+        """
+        asked = (lanes, at_once, pieces_only, alone)
         if asked not in self._walks:
             self._walks[asked] = self._walk(*asked)
         return self._walks[asked]
 
-    def _walk(self, lanes: int, at_once: int, pieces_only: bool) -> Walk:
+    def _walk(self, lanes: int, at_once: int, pieces_only: bool, alone: bool) -> Walk:
         pieces, others = self._spans
         spans = pieces if pieces_only else np.concatenate([pieces, others])
-        groups = 1 if self.order == "uncut" else WARP // lanes
+        groups = 1 if alone or self.order == "uncut" else WARP // lanes
         entries = int(spans.sum())
         spans = np.pad(spans, (0, -len(spans) % groups)).reshape(-1, groups)
         batches = -(-spans // lanes)

@@ -12,13 +12,10 @@ _PACKAGES = {
     "torch": "torch",
     "torch_geometric": "torch_geometric",
     "tvm_ffi": "apache-tvm-ffi",
-    **{name: name for name in ("attrs", "click", "numpy", "pluggy", "rich", "wrapt")},
+    **{name: name for name in ("attrs", "click", "filelock", "numpy", "platformdirs", "pluggy")},
+    **{name: name for name in ("rich", "wrapt")},
 }
-_TEST_PACKAGES = {
-    "filelock": "filelock",
-    "pytest": "pytest",
-    "pytest_timeout": "pytest-timeout",
-}
+_TEST_PACKAGES = {"pytest": "pytest", "pytest_timeout": "pytest-timeout"}
 
 
 def find_program(name: str) -> str | None:

@@ -29,6 +29,11 @@ TURBO = "turbo-gnn"
 COMPILED = ("compile", "flex_attention")
 OTHERS = (TURBO, *COMPILED)
 TURBO_LAYERS = ("GCN", "SAGE-mean", "SAGE-max", "GATv2", "Transformer")
+# Where several kernels of ours may compute under the setting ``measure``: cuSPARSE takes part in
+# sums, and tiles do in sums and attention. For these float32 would have to be tf32, which is
+# another result than upstream's.
+SUMS = ("GCN", "SAGE-mean")
+COMPETING = {torch.float32: SUMS, torch.bfloat16: (*SUMS, "Transformer")}
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -41,7 +46,7 @@ class Rival:
         name: the column.
         make: prepares it and returns the forward pass, from features ``[nodes, width]``.
         ours: whether our kernels compute it, and they alone.
-        measured: whether they do with the setting ``measure``, by which cuSPARSE may take over.
+        measured: whether they do with the setting ``measure``, by which another one may take over.
     """
 
     name: str
@@ -79,7 +84,7 @@ def rivals(
         return ours
 
     ours = [Rival("ours", make_ours, ours=True)]
-    if layer in ("GCN", "SAGE-mean") and dtype == torch.float32 and beside in (UPSTREAM, TURBO):
+    if layer in COMPETING.get(dtype, ()) and beside in (UPSTREAM, TURBO):
         ours.append(Rival("ours-measured", make_ours, ours=True, measured=True))
     if beside == TURBO:
         return [*ours, Rival(TURBO, lambda: _turbo(layer, graph, module, width))]
@@ -91,7 +96,7 @@ def rivals(
         flex = [Rival("flex_attention", lambda: _flex(graph))] if _fits_a_mask(graph) else []
         return [*ours, *flex]
     found = [Rival("upstream", lambda: forward), *ours]
-    if len(ours) > 1:
+    if layer in SUMS and dtype == torch.float32:
         found.append(Rival("torch.sparse", lambda: _sparse(layer, graph)))
     return found
 

@@ -11,9 +11,7 @@ from fastgraph.registry.backend import FLOATING, Kernel
 from fastgraph.tune.row_order import RowOrder
 
 _BUILDING = NativeBuilding(native.library).kernels
-_KERNELS = native_kernels(
-    native.library, RowOrder(native.library), leaves_edges=True, at_once={"gat"}
-)
+_KERNELS = native_kernels(native.library, RowOrder(native.library), at_once={"gat"})
 
 
 class CpuBackend:

@@ -38,7 +38,7 @@ class CudaBackend:
     ) -> None:
         self._library = library
         self._device_type = device_type
-        kernels = native_kernels(library, Tasks(library))
+        kernels = native_kernels(library, Tasks(library), at_once={"gatv2", "gat", "attention"})
         rivals: dict[str, Rival] = {
             f"cusparse-{number}": CuSparseSpmm(library, number) for number in ALGORITHMS
         }

@@ -36,18 +36,16 @@ def native_kernels(
     library: Callable[[], Any],
     rows: Rows,
     *,
-    leaves_edges: bool = False,
-    at_once: Collection[str] = (),
+    at_once: Collection[str],
 ) -> dict[str, Kernel]:
     """The kernels by the names of their operators.
 
     Args:
         library: gives the native library; asked at each call.
         rows: gives them as the library's kernels visit them.
-        leaves_edges: ``kLeavesEdges`` there.
         at_once: attention operators whose backward passes are one function of the library.
     """
-    device = _Device(library, rows, leaves_edges)
+    device = _Device(library, rows)
     plain = _Plain(device)
     kernels: dict[str, Kernel] = {
         "spmm": plain.spmm,
@@ -117,15 +115,10 @@ def scales(
 
 
 class _Device(NamedTuple):
-    """What kernels for one kind of device have in common.
-
-    ``leaves_edges`` says whether two numbers for each edge and head pass from one backward pass of
-    attention to the other, or one for each aggregating node and head.
-    """
+    """What kernels for one kind of device have in common."""
 
     library: Callable[[], Any]
     rows: Rows
-    leaves_edges: bool
 
 
 class _Plain:
@@ -282,15 +275,12 @@ class _Attention:
     ) -> tuple[Tensor | None, ...]:
         """In two passes.
 
-        That over destinations comes first, and writes the gradients of everything but what the
-        sources have.
+        That over destinations comes first, writes the gradients of everything but what the sources
+        have, and leaves two numbers for each edge and head.
         """
         *inputs, stats, transpose, option, dropout, seed = arguments
         gradients = self._empty_gradients(inputs)
-        rows, heads, _ = stats.shape
-        left = new_rows(
-            stats, (graph.num_edges, heads, 2) if self._device.leaves_edges else (rows, heads)
-        )
+        left = new_rows(stats, (graph.num_edges, stats.shape[1], 2))
         shared = (*inputs, option, dropout, seed, stats, grad, grad_alpha, grad_logsum, left)
         # The gradient of parameters depends on the order of rows, in bits.
         ascending = self._operator.has_parameters
@@ -333,7 +323,7 @@ class _Attention:
             grad_logsum,
             *gradients,
         )
-        return tuple(gradients)
+        return tuple(None if g is None else g.to(grad.dtype) for g in gradients)
 
     def _rows(
         self, graph: Graph, gathered: Tensor, transpose: bool, ascending: bool = False

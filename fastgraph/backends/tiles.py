@@ -86,7 +86,7 @@ class _OnTiles:
         """Free the tiles of a grouping; they are made again where they are still used."""
         beside(graph, "tiles", _Known).tiles.pop(transpose, None)
 
-    def _error(self, device: torch.device, dtype: torch.dtype) -> float:
+    def error(self, device: torch.device, dtype: torch.dtype) -> float:
         """The largest error of a result, over what roundings of its factors allow."""
         raise NotImplementedError
 
@@ -106,7 +106,7 @@ class _OnTiles:
         """Why results on this device are not what they must be, found at the first question."""
         key = x.device, x.dtype
         if key not in self._errors:
-            self._errors[key] = self._error(*key)
+            self._errors[key] = self.error(*key)
         error = self._errors[key]
         if error <= 1:
             return None
@@ -180,7 +180,7 @@ class TilesSpmm(_OnTiles):
         self._library().spmm_tiles(*prepared, weight, row_scale, x, out)
         return out
 
-    def _error(self, device: torch.device, dtype: torch.dtype) -> float:
+    def error(self, device: torch.device, dtype: torch.dtype) -> float:
         index, weight, x = (t.to(device) for t in _case())
         weight, x = weight.to(dtype), x.to(dtype)
         graph = Graph(index, len(x), _NODES)
@@ -228,7 +228,7 @@ class TilesAttention(_OnTiles):
         self._library().attention_tiles(*prepared, rows.ptr, *tensors)
         return out, stats, query.new_empty((0, query.shape[1]))
 
-    def _error(self, device: torch.device, dtype: torch.dtype) -> float:
+    def error(self, device: torch.device, dtype: torch.dtype) -> float:
         index, _, x = _case()
         key, value = (t.to(device, dtype).unsqueeze(1) for t in (x[:, :32], x[:, 32:64]))
         query = key[:_NODES].contiguous()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -153,12 +154,31 @@ def _is_aligned(x: Tensor) -> bool:
 
 
 _REPEATS = 5
+_LONGEST_HEAD_START = 0.02
+_CYCLES_PER_SECOND = 2e9
+"""Of any GPU about: one with another clock sleeps longer or shorter."""
+
+
+def head_start(seconds: float) -> None:
+    """Let the current stream sleep for as long as the host needs to queue what is to be timed.
+
+    Or else a GPU that is done sooner than the next kernel comes would wait, and its waiting would
+    be timed. For 20 ms at most: what takes the host longer keeps the GPU busy for longer, too.
+
+    Args:
+        seconds: of the host.
+    """
+    torch.cuda._sleep(int(min(seconds, _LONGEST_HEAD_START) * _CYCLES_PER_SECOND))
 
 
 def seconds_on_gpu(call: Callable[[], object]) -> float:
     """How long a call keeps the current stream of the current GPU busy; waits for it."""
+    call()  # which may still prepare something
+    begin = time.perf_counter()
     call()
+    to_queue = time.perf_counter() - begin
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    head_start(_REPEATS * to_queue)
     start.record()
     for _ in range(_REPEATS):
         call()

@@ -11,7 +11,7 @@ from fastgraph.cli.tune import gpu_table
 from fastgraph.cli.tuning.measuring import calls_of
 from fastgraph.cli.tuning.recording import Given, OperatorCall, Program, Values
 from fastgraph.tune.gpus import SHEETS
-from tests.cli.commands import fastgraph, python
+from tests import forks, interpreter
 from tests.tune.test_tiles import cliques
 
 SCRIPT = """
@@ -56,7 +56,7 @@ def test_a_script(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     kept = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     words = ("--budget", "40", "train.py", "--budget", "mine")
-    done = fastgraph("tune", *words, cwd=tmp_path, **kept)
+    done = interpreter.python("-m", "fastgraph", "tune", *words, cwd=tmp_path, **kept)
     assert done.returncode == 0, done.stderr
     assert "with ['--budget', 'mine']" in done.stderr
     assert "epoch 1" in done.stderr and "epoch 2" not in done.stderr
@@ -66,7 +66,7 @@ def test_a_script(tmp_path: Path) -> None:
     assert "Predicted, never measured" in done.stdout and "RTX 4090" in done.stdout
     assert "Choices: 5. Graphs: 2." in lines
     assert f"They are kept in {tmp_path / 'cache'}" in done.stdout
-    again = python("-c", AGAIN, cwd=tmp_path, **kept)
+    again = forks.python("-c", AGAIN, cwd=tmp_path, **kept)
     # The first layer has no gradient; attention and GCN have both directions of a graph with loops.
     assert again.stdout.split() == ["1", "4"], again.stderr
 
@@ -82,7 +82,8 @@ def test_what_cannot_be_tuned(
     tmp_path: Path, script: str, words: tuple[str, ...], message: str
 ) -> None:
     (tmp_path / "train.py").write_text(script)
-    done = fastgraph("tune", *words, "train.py", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path))
+    command = ("-m", "fastgraph", "tune", *words, "train.py")
+    done = interpreter.python(*command, cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode in (1, 2) and message in done.stderr
     assert not list(tmp_path.glob("fastgraph/*"))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ from fastgraph.backends.cpu import CpuBackend
 from fastgraph.hookspecs import plugin_manager
 from fastgraph.machine import native
 from fastgraph.registry.registry import REGISTRY
+from fastgraph.tune.fastest import FastestAttention, FastestSpmm
 from tests.cuda.benchmarks import measure
 from tests.graphs import random_edges
 
@@ -64,6 +67,9 @@ def test_who_computed_is_proved() -> None:
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     requirements = measure("requirements")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    depended = {line.partition(">=")[0] for line in project["dependencies"]}
+    assert depended <= set(requirements._PACKAGES.values())
     monkeypatch.setattr(requirements, "find_program", lambda name: None)
     monkeypatch.setattr(requirements, "_is_there", lambda name: name != "tvm_ffi")
     assert requirements.missing(["measure"]) == ["the package apache-tvm-ffi"]
@@ -91,7 +97,7 @@ def test_one_point_that_fails_does_not_hide_the_others(monkeypatch: pytest.Monke
     monkeypatch.setattr(preflight, "EVERYWHERE", checks)
     broken, sound = (line for _, line in preflight.findings(CPU))
     assert broken.startswith("WRONG broken: ZeroDivisionError")
-    assert sound.startswith("ok    alignment") and "begins 16 bytes off" in sound
+    assert sound.startswith("ok    alignment: allocations to ")
 
 
 def row(rival: str, forward: float, **more: Any) -> dict[str, Any]:
@@ -178,6 +184,10 @@ def test_calls_share_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         running.measure(graphs, time.monotonic() + 60, 3, 60)
     assert len(told) == len(record.lines("row")) == 1 + len(others)
     assert record.lines("machine") == ["this", "this"]
+    in_clusters = cells.plan(["wing", "wing-clusters"], ["GCN", "GAT"], [64])
+    assert [str(c) for c in in_clusters if "clusters" in str(c)] == [
+        "wing-clusters GCN 64 bfloat16"
+    ]
     between = [cell for cell in cells.plan(["wing"], ["GCN"], [256, 128]) if cell.width == 128]
     assert [str(cell) for cell in between] == ["wing GCN 128 float32"]
     (cell,) = cells.plan(["wing"], ["GCN"], [64])[:1]
@@ -210,6 +220,7 @@ def test_cells_that_may_hang_come_last() -> None:
     assert {cell.beside for cell in cells.plan(graphs, layers, [256, 64])} == {"upstream"}
 
 
+@pytest.mark.usefixtures("forking_interpreter")
 def test_a_gpu_can_be_demanded() -> None:
     if native.why_cuda_unavailable() is None:
         pytest.skip("there is one")
@@ -241,12 +252,13 @@ class Watched(CpuBackend):
 
 
 @pytest.fixture
-def backend() -> Watched:
-    return Watched()
+def backend(request: pytest.FixtureRequest) -> CpuBackend:
+    """A backend that watches, or of the kind that a test asks for."""
+    return getattr(request, "param", Watched)()  # type: ignore[no-any-return]
 
 
 @pytest.fixture
-def computed(backend: Watched, monkeypatch: pytest.MonkeyPatch) -> Iterator[Computed]:
+def computed(backend: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Computed]:
     """The rows of a cell by their column, of a graph that is generated, timed once on the CPU."""
     cells = measure("cells")
     counted = measure("routing").Counted(backend)
@@ -368,6 +380,61 @@ def test_one_column_measures_which_product_is_faster(computed: Computed, backend
     backend.measured.clear()
     assert "ours-measured" not in computed("SAGE-max") and set(backend.measured) == {False}
     assert set(computed("SAGE-mean", width=128)) == {"upstream", "ours"}
+
+
+class Rival:
+    """A kernel that may make any call of another one."""
+
+    def __init__(self, kernel: Callable[..., Any]) -> None:
+        self._kernel = kernel
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._kernel(*arguments, **keywords)
+
+    def fits(self, *arguments: Any, **keywords: Any) -> bool:
+        return True
+
+    def forget(self, graph: Any, x: Tensor, transpose: bool) -> None:
+        pass
+
+
+class Competing(CpuBackend):
+    """Kernels that compete with themselves, by a clock that finds the second one twice as fast."""
+
+    def kernel(self, operator: str, *arguments: Any) -> Any:
+        kernel = super().kernel(operator, *arguments)
+        fastest = {"spmm": FastestSpmm, "attention": FastestAttention}.get(operator)
+        if kernel is None or fastest is None:
+            return kernel
+        clock = itertools.cycle([0.002, 0.001])
+
+        def seconds(call: Callable[[], Any]) -> float:
+            call()
+            return next(clock)
+
+        return fastest(kernel, {"tiles": Rival(kernel)}, seconds, lambda _: "cpu").__call__
+
+
+@pytest.mark.parametrize("backend", [Competing], indirect=True)
+@pytest.mark.parametrize(
+    ("layer", "dtype", "calls"),
+    [
+        ("SAGE-mean", torch.float32, ["mean False", "mean_adjoint True"]),
+        ("GCN", torch.bfloat16, ["sum False", "sum True"]),
+        ("Transformer", torch.bfloat16, ["False False"]),
+    ],
+)
+def test_kernels_that_compete_are_in_the_row(
+    computed: Computed, layer: str, dtype: torch.dtype, calls: list[str]
+) -> None:
+    rows = computed(layer, dtype)
+    assert "kernels" not in rows["ours"]
+    kernels = rows["ours-measured"]["kernels"]
+    assert len(kernels) == len(calls) and all(map(str.endswith, kernels, calls))
+    assert all(found == {"rows": 2.0, "tiles": 1.0} for found in kernels.values())
+    results = {"cells": list(rows.values()), "bandwidth": {}, "cache_bytes": 0, "machine": {}}
+    page = measure("gpu_report").markdown({**results, "commands": [], "stages": [], "left": []})
+    assert page.count("| tiles 1.000, rows 2.000 |") == len(calls)
 
 
 def test_memory_of_a_pass_is_its_peak_above_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,9 @@ ALL = "80;86;89;90;100;120"
 TOOLS = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
-def configured(folder: Path, setting: str | None, gpus: str, nvcc: str) -> tuple[bool, str]:
+def configured(
+    folder: Path, setting: str | None, gpus: str, nvcc: str, *options: str
+) -> tuple[bool, str]:
     """Whether CMake succeeds where nvidia-smi lists these capabilities, and what it says."""
     for tool in ("cmake", "ninja", os.environ.get("CXX", "c++")):
         if shutil.which(tool, path=TOOLS) is None:
@@ -32,6 +35,7 @@ def configured(folder: Path, setting: str | None, gpus: str, nvcc: str) -> tuple
         [
             *("cmake", "-S", ROOT, "-B", folder / "build", "-G", "Ninja"),
             f"-DPython_EXECUTABLE={sys.executable}",
+            *options,
         ],
         env=environ,
         stdout=subprocess.PIPE,
@@ -73,7 +77,18 @@ def test_with_nvcc(tmp_path: Path, setting: str | None, gpus: str, said: str) ->
     nvcc = find_nvcc()
     if nvcc is None:
         pytest.skip("there is no nvcc")
-    success, log = configured(tmp_path, setting, gpus, nvcc)
+    success, log = configured(tmp_path, setting, gpus, nvcc, "-DFASTGRAPH_CUDA_SPLIT=ON")
     assert success, log
     assert said in log
-    assert ("CUDA kernels for:" in log) == said.startswith("CUDA kernels for:")
+    has_kernels = said.startswith("CUDA kernels for:")
+    assert ("CUDA kernels for:" in log) == has_kernels
+    # The largest files are compiled once for each type, and the others once.
+    built = (tmp_path / "build" / "build.ninja").read_text()
+    for file, targets in {
+        "gatv2": [f"cuda_{element}" for element in ("float", "double", "bfloat16", "float16")],
+        "spmm": ["cuda"],
+    }.items():
+        objects = re.findall(
+            rf"^build CMakeFiles/fastgraph_(\w+)\.dir/\S*/{file}\.cu\.o:", built, re.M
+        )
+        assert sorted(objects) == (sorted(targets) if has_kernels else [])

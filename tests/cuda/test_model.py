@@ -97,6 +97,29 @@ def test_the_longest_of_five_times_is_the_kernels() -> None:
     assert wide.milliseconds > 0.8 * 16_000_000 * 128 * 4 / 4300e6  # as little stays in the cache
 
 
+def test_heads_of_a_node_share_a_warp_where_the_cache_has_room() -> None:
+    model, h200 = measure("model"), gpus.sheet_of("NVIDIA H200")
+    # Each of four heads in 16 lanes, for 4 entries, or in 8 of one warp.
+    apart = "softmax_rows<Layout<float, 4, 16, 1, true>, Gatv2Scores<float, false> >"
+    together = "softmax_rows<HeadsOfNode<float, 4, 8, 2>, Gatv2Scores<float, false> >"
+    table = {apart: {"sm_90": [64, 0, 0, 0, 400, 4, 1]}}
+    both = table | {together: {"sm_90": [64, 0, 0, 0, 500, 8, 1]}}
+
+    def predicted(nodes: int, table: Any, width: int = 256) -> float:
+        lengths = rows(*[32] * nodes, order="tasks")
+        graph = model.Graph(lengths, lengths)
+        *_, last = model.predict(table, h200, graph, "GATv2", "forward", width, "float32")
+        return float(last.milliseconds)
+
+    # 8 rounds of 4 entries and 4 batches for a node, in place of 2 x 8 of them and 2 x 2.
+    issued = 40_000 * (8 * 500 + 4 * 50 + 200) / (132 * 4 * 0.7 * 1.98e9)
+    assert predicted(40_000, both) == pytest.approx(1e3 * issued + 0.002)
+    issued = 40_000 * 2 * (8 * 400 + 2 * 50 + 200) / (132 * 4 * 0.7 * 1.98e9)
+    assert predicted(40_000, table) == pytest.approx(1e3 * issued + 0.002)
+    assert predicted(100_000, both) == predicted(100_000, table)
+    assert predicted(40_000, both, 128) == predicted(40_000, table, 128)  # heads of 8 packs
+
+
 def test_registers_bound_the_warps_at_work() -> None:
     h200 = gpus.sheet_of("NVIDIA H200")
     assert [h200.warps_at_work(n) for n in (32, 56, 79, 96, 165, 255)] == [64, 36, 24, 20, 12, 8]

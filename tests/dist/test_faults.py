@@ -121,6 +121,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("seed", range(metafunc.config.getoption("--kills") // KILLS))
 
 
+@pytest.mark.usefixtures("forking_interpreter")
 def test_ranks_that_are_killed_at_random(tmp_path: Path, undisturbed: Any, seed: int) -> None:
     losses, _, events = undisturbed
     draw = random.Random(seed)

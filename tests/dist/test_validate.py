@@ -14,8 +14,6 @@ from torch_geometric.data import HeteroData
 from torch_geometric.nn import BatchNorm, GATConv, GCNConv, Linear
 
 import fastgraph.dist as fgd
-from fastgraph.dist import validation
-from tests import forks
 from tests.dist.graphs import NUM_CLASSES, NUM_FEATURES, graph
 
 
@@ -55,6 +53,7 @@ def line_of(text: str) -> str:
     return f"{__file__}:{next(i for i, line in enumerate(lines, 1) if text in line)}"
 
 
+@pytest.mark.usefixtures("forking_interpreter")
 def test_what_is_right() -> None:
     model, data = Right(), graph()
     before = [parameter.clone() for parameter in model.parameters()]
@@ -73,8 +72,8 @@ def test_what_is_right() -> None:
     assert data.x.dtype == torch.float32
 
 
-def test_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validation, "run_on_ranks", forks.on_ranks)
+@pytest.mark.usefixtures("forking_interpreter")
+def test_what_is_wrong() -> None:
     loss = lambda out, data: out["out"].square().mean()  # noqa: E731
     found = fgd.validate(wrong(), graph(), loss=loss, steps=1)
     assert not found.ok

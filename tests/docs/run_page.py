@@ -16,6 +16,7 @@ from types import ModuleType
 
 from tests import forks
 from tests.docs.blocks import ROOT, Block, blocks_of
+from tests.interpreter import interpreter
 
 
 def run_page(page: Path, folder: Path, environment: Mapping[str, str]) -> str:
@@ -25,12 +26,16 @@ def run_page(page: Path, folder: Path, environment: Mapping[str, str]) -> str:
         What is wrong with it: what it printed, or nothing.
     """
     log = folder / "page.log"
-    code = forks.call(run_blocks, page, folder=folder, variables=environment, out=log)
+    with interpreter(environment) as python:
+        paths = (str(python.parent), str(Path(sys.executable).parent), environment["PATH"])
+        given = {**environment, "PATH": os.pathsep.join(paths)}
+        code = forks.call(run_blocks, page, python, folder=folder, variables=given, out=log)
     return "" if code == 0 else f"exit status {code}\n{log.read_text()}"
 
 
-def run_blocks(page: Path) -> None:
-    """Run a page in this process, in the current folder."""
+def run_blocks(page: Path, python: Path) -> None:
+    """Run a page in this process, in the current folder, with this interpreter for others."""
+    sys.executable = str(python)
     blocks = blocks_of(page)
     for block in blocks:
         if block.kind == "file":
@@ -72,10 +77,8 @@ def run_python(block: Block, module: ModuleType) -> str:
 
 
 def run_shell(block: Block, where: str) -> str:
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.code],
-        env={**os.environ, "PATH": path},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

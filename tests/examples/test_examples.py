@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests import forks
+from tests import forks, interpreter
 
 pytest.importorskip("torch_geometric")
 
@@ -218,7 +218,7 @@ def test_demo_compares_all_scripts(tmp_path: Path) -> None:
 
     page = tmp_path / "pages" / "demo.html"
     demo = [str(EXAMPLES / "demo.py"), "--root", str(root), "--epochs", "4", "--html", str(page)]
-    done = forks.comparing(*demo, cwd=tmp_path)
+    done = interpreter.python(*demo, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     table = done.stdout[done.stdout.index("Time per epoch") :].splitlines()
     rows = [line.split() for line in table]

@@ -18,7 +18,7 @@ namespace fastgraph {
 namespace kernels = ::fastgraph::cuda;
 
 constexpr bool kReadable = true;
-constexpr bool kLeavesEdges = false;
+#define FASTGRAPH_BACKWARD_AT_ONCE
 using Rows = cuda::CutCsr;
 constexpr bool kEdgesHaveHeads = false;
 constexpr int64_t kMostRowBytes = std::numeric_limits<int32_t>::max();
@@ -41,13 +41,16 @@ class Call : public cuda::Queue {
     return call;
   }
 
+  // The features of small graphs fit, and those of the larger ones of tests do not.
+  int64_t cache_bytes() const override { return 128 << 10; }
+
   // Where kernels find a tensor, aligned as on the host. Those that they do not read hold nothing
   // before.
   void* mirror(const tvm::ffi::TensorView& tensor, const char* name, bool is_read,
                bool is_written) {
     char* host = static_cast<char*>(tensor.data_ptr()) + tensor.byte_offset();
     const size_t bytes = tvm::ffi::GetDataSize(tensor.numel(), tensor.dtype());
-    const size_t before = reinterpret_cast<uintptr_t>(host) % kVectorBytes;
+    const size_t before = reinterpret_cast<uintptr_t>(host) % kPackBytes;
     char* memory = static_cast<char*>(simt::allocate(before + bytes, name));
     char* address = memory + before;
     buffers_.push_back({memory, address, is_written ? host : nullptr, bytes});
@@ -66,7 +69,7 @@ class Call : public cuda::Queue {
   }
 
  private:
-  static constexpr size_t kVectorBytes = 16;  // the most that one instruction loads
+  static constexpr size_t kPackBytes = 32;  // of the largest one: 8 values of float32
 
   struct Buffer {
     void* memory;

@@ -58,9 +58,11 @@ UNDEFINED = (
     "-fsanitize=signed-integer-overflow,integer-divide-by-zero,shift,bounds,bool,enum,builtin,"
     "unreachable,return"
 )
-# Loads of vectors have to stay whole for their alignment to be seen.
-WATCHED = (UNDEFINED, "-fsanitize=thread", "-fno-tree-sra", "--coverage")
-# Of attention's kernels, one of each kind for two of the element types, unless all are asked for.
+# Loads of vectors have to stay whole for their alignment to be seen. Counters of lines are added to
+# by single instructions: as loads and stores they would be watched, too, and most of what is.
+COUNTED = ("--coverage", "-fprofile-update=atomic")
+WATCHED = (UNDEFINED, "-fsanitize=thread", "-fno-tree-sra", *COUNTED)
+# Of attention's kernels, one of each kind for element types but float, unless all are asked for.
 LAYOUTS = () if os.environ.get("SIMT_EVERY_LAYOUT") else ("-DFASTGRAPH_FEW_LAYOUTS",)
 
 
@@ -88,7 +90,7 @@ def build() -> Path:
 
 def _build() -> Path:
     # Most of the time that kernels take is the emulator's.
-    flags = dict.fromkeys(HOST, (UNDEFINED,)) | dict.fromkeys(KERNELS, (*WATCHED, *LAYOUTS))
+    flags = dict.fromkeys(HOST, (UNDEFINED, "-O0")) | dict.fromkeys(KERNELS, (*WATCHED, *LAYOUTS))
     flags |= dict.fromkeys(EMULATOR, ("-O3",))
     # What takes longest comes first, so that no core is left alone with it in the end.
     sources = sorted(flags, key=lambda source: source.stat().st_size, reverse=True)

@@ -143,6 +143,27 @@ def test_every_layout(operator: str, width: int, dtype: torch.dtype) -> None:
         check(operator, graph, inputs_of(operator, graph, heads, width, dtype, edge_dim))
 
 
+@pytest.mark.parametrize("name", ["random", "isolated", "hub"])
+@pytest.mark.parametrize(("heads", "width"), [(4, 64), (8, 36), (2, 128), (6, 68)])
+def test_heads_of_a_node_in_one_warp(heads: int, width: int, name: str) -> None:
+    """As the features of these graphs fit into the cache of the emulator."""
+    graph = graph_of(name)
+    check("gatv2", graph, inputs_of("gatv2", graph, heads, width, torch.float32), dropout=0.3)
+
+
+@pytest.mark.parametrize(("heads", "width"), [(4, 64), (2, 128)])
+def test_bits_do_not_depend_on_the_cache(heads: int, width: int) -> None:
+    """Heads go by themselves where it has no room for features that no edge leads to."""
+    edges = CASES["random"].edge_index
+    large, small = Graph(edges, 1000, 12), Graph(edges, 12, 12)
+    inputs = inputs_of("gatv2", large, heads, width, torch.float32)
+    first = [t if t is None or len(t) < 1000 else t[:12].contiguous() for t in inputs]
+    options = (False, 0.2, 0.3, 5, True)
+    together = simt("gatv2", small, *first, *options)
+    apart = simt("gatv2", large, *inputs, *options)
+    assert all(map(torch.equal, together, apart))
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_memory_that_is_not_aligned(operator: str) -> None:
     graph = graph_of("random")
@@ -152,6 +173,20 @@ def test_memory_that_is_not_aligned(operator: str) -> None:
         assert tensor is not None
         moved = [*inputs[:position], misaligned(tensor), *inputs[position + 1 :]]
         check(operator, graph, moved)
+
+
+@pytest.mark.parametrize("offset", [8, 4])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_short_values_in_packs_of_half_the_size_of_their_sums(operator: str, offset: int) -> None:
+    """Packs of 16 bytes begin where those of 32, of float32 for as many sums, may not."""
+    graph = graph_of("cut")
+
+    def moved(tensor: Tensor) -> Tensor:
+        rest = tensor.new_zeros(offset)
+        return torch.cat([rest, tensor.flatten()])[offset:].view(tensor.shape)
+
+    inputs = inputs_of(operator, graph, 2, 64, torch.bfloat16)
+    check(operator, graph, [None if t is None else moved(t) for t in inputs], given=moved)
 
 
 # Of the row of a hub come more pieces than of those of "cut", whatever their dtype.

@@ -36,12 +36,12 @@ FAULTS = {
         "        inputs = [second, first, *inputs]",
     ),
     "attention backward: gradients swapped": (
-        "*(g for g, is_one in zip(gradients, of_sources, strict=True) if is_one)",
-        "*(g for g, is_one in reversed([*zip(gradients, of_sources)]) if is_one)",
+        "            grad_logsum,\n            *gradients,\n",
+        "            grad_logsum,\n            *reversed(gradients),\n",
     ),
     "attention backward: a swapped pair": (
-        "stats, grad, grad_alpha, grad_logsum, left)",
-        "stats, left, grad_alpha, grad_logsum, grad)",
+        "            stats,\n            grad,\n",
+        "            grad,\n            stats,\n",
     ),
     "spmm: scales swapped": (
         "spmm(*rows.arguments, weight, row_scale, col_scale, x, out)",

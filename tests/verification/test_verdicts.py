@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch_geometric.nn import GATv2Conv, GCNConv
 
+import fastgraph
+from fastgraph.backends import reference
 from fastgraph.machine import cache
 from fastgraph.registry.backend import FALLBACK_PRIORITY, FLOATING
-from fastgraph.registry.registry import Registry
+from fastgraph.registry.registry import REGISTRY, Registry
 from fastgraph.verification import verdicts
 from fastgraph.verification.checking import Finding, operators
 from fastgraph.verification.verdicts import UnfinishedCheckError
@@ -54,7 +57,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def planted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forking_interpreter: None
+) -> pytest.MonkeyPatch:
     """The backend as it would be installed, for children."""
     packages = tmp_path / "packages"
     info = packages / "planted-1.0.dist-info"
@@ -201,3 +206,33 @@ def test_a_compiled_call_waits_for_one_that_is_not(monkeypatch: pytest.MonkeyPat
         reason = found.refusal("spmm", "cuda", torch.float32)
     assert reason is not None and "python -m fastgraph check" in reason
     assert found.refusal("spmm", "cuda", torch.float32) is None
+
+
+class OnCpu(Backend):
+    """The reference, which has to be verified."""
+
+    def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Any:
+        return getattr(reference, operator, None) if device_type == "cpu" else None
+
+
+def test_status_says_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And layers that need it run upstream's own code, others ours."""
+    failure = "gatv2 (hubs, 2 x 33): result 0 is off by 1.0e+00, 1.0e-05 is allowed"
+    bad = Finding("gatv2", torch.float32, 3, 1e5, failure)
+    verdicts.keep(IDENTITY, [GOOD, bad])
+    x, edges = torch.randn(4, 8), torch.tensor([[0, 1, 2], [1, 2, 3]])
+    layers = GATv2Conv(8, 8), GCNConv(8, 8)
+    expected = [layer(x, edges) for layer in layers]
+    with monkeypatch.context() as patch:
+        fallback = reference.ReferenceBackend()
+        patch.setattr(REGISTRY, "_backends", {"gpu": OnCpu(), "reference": fallback})
+        patch.setattr(REGISTRY, "_verdicts", {})
+        with fastgraph.enabled(min_edges=0):
+            found = [layer(x, edges) for layer in layers]
+            rows = {row.layer.rpartition(".")[2]: row for row in fastgraph.status().rows}
+    REGISTRY.select(None)
+    torch.testing.assert_close(found, expected)
+    assert [rows[name].routed for name in ("GATv2Conv", "GCNConv")] == [0, 1]
+    (reason,) = rows["GATv2Conv"].reasons
+    assert reason.startswith("no backend computes gatv2 for torch.float32 on cpu; gpu failed")
+    assert reason.endswith(f" its check on cpu: {failure}")

@@ -213,8 +213,7 @@ struct AttentionSizes {
   // What the pass over destinations leaves for the one over sources.
   template <typename A>
   A* between_passes(const Tensor& tensor) const {
-    if (kLeavesEdges) return checked<A>(tensor, {edges, heads, 2}, "between");
-    return checked<A>(tensor, {rows, heads}, "between");
+    return checked<A>(tensor, {edges, heads, 2}, "between");
   }
 };
 
@@ -277,6 +276,40 @@ void bind_gatv2(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_c
   });
 }
 
+#ifdef FASTGRAPH_BACKWARD_AT_ONCE
+
+void bind_gatv2_backward(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
+                         OptionalTensor order, Tensor rowptr_t, Tensor col_t,
+                         OptionalTensor edge_id_t, int64_t num_cut_t, OptionalTensor order_t,
+                         Tensor x_src, Tensor x_dst, Tensor att, OptionalTensor edge,
+                         OptionalTensor weight_edge, double slope, double dropout, int64_t seed,
+                         Tensor stats, Tensor grad, OptionalTensor grad_alpha,
+                         OptionalTensor grad_logsum, Tensor grad_src, Tensor grad_dst,
+                         Tensor grad_att, OptionalTensor grad_edge,
+                         OptionalTensor grad_weight_edge) {
+  Call call(x_src);
+  const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
+  const AttentionSizes sizes = arguments.sizes(col, "col");
+  const Rows graph = sizes.by_row(rowptr, col, edge_id, num_cut, order);
+  check_shape(col_t, {sizes.edges}, "col_t");
+  const Rows transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, num_cut_t, order_t);
+  check_given_together(edge, "edge", grad_edge, "grad_edge");
+  check_given_together(edge, "edge", grad_weight_edge, "grad_weight_edge");
+  dispatch_features(x_src, "x_src", [&](auto type) {
+    using T = decltype(type);
+    const int64_t channels = arguments.num_projected();
+    call.run(
+        kernels::gatv2_backward<T>, graph, transpose, arguments.checked_for<T>(sizes), slope,
+        checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha, grad_logsum),
+        sizes.of_cols<T>(grad_src, "grad_src"), sizes.of_rows<T>(grad_dst, "grad_dst"),
+        checked_heads<T>(grad_att, 1, sizes.heads, sizes.width, "grad_att"),
+        checked_matrix<Accumulator<T>>(grad_edge, sizes.edges, channels, "grad_edge"),
+        checked_heads<T>(grad_weight_edge, sizes.heads, channels, sizes.width, "grad_weight_edge"));
+  });
+}
+
+#else
+
 void bind_gatv2_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
                              OptionalTensor order, Tensor x_src, Tensor x_dst, Tensor att,
                              OptionalTensor edge, OptionalTensor weight_edge, double slope,
@@ -323,6 +356,8 @@ void bind_gatv2_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_
   });
 }
 
+#endif
+
 // Inputs of gat as they came.
 struct GatArguments {
   const Tensor &x, &score_src, &score_dst;
@@ -355,8 +390,6 @@ void bind_gat(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut
   });
 }
 
-#ifdef FASTGRAPH_GAT_AT_ONCE
-
 void bind_gat_backward(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
                        OptionalTensor order, Tensor rowptr_t, Tensor col_t,
                        OptionalTensor edge_id_t, int64_t num_cut_t, OptionalTensor order_t,
@@ -381,51 +414,6 @@ void bind_gat_backward(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_
         sizes.edge_scores<T>(grad_score_edge, "grad_score_edge"));
   });
 }
-
-#else
-
-void bind_gat_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
-                           OptionalTensor order, Tensor x, Tensor score_src, Tensor score_dst,
-                           OptionalTensor score_edge, double slope, double dropout, int64_t seed,
-                           Tensor stats, Tensor grad, OptionalTensor grad_alpha,
-                           OptionalTensor grad_logsum, Tensor between, Tensor grad_score_dst,
-                           OptionalTensor grad_score_edge) {
-  Call call(x);
-  const GatArguments arguments{x, score_src, score_dst, score_edge};
-  const AttentionSizes sizes = arguments.sizes(col, "col");
-  const Rows graph = sizes.by_row(rowptr, col, edge_id, num_cut, order);
-  dispatch_features(x, "x", [&](auto type) {
-    using T = decltype(type);
-    call.run(kernels::gat_backward_dst<T>, graph, arguments.checked_for<T>(sizes), slope,
-             checked_dropout(dropout, seed),
-             sizes.gradients<T>(stats, grad, grad_alpha, grad_logsum),
-             sizes.between_passes<Accumulator<T>>(between),
-             sizes.row_scores<T>(grad_score_dst, "grad_score_dst"),
-             sizes.edge_scores<T>(grad_score_edge, "grad_score_edge"));
-  });
-}
-
-void bind_gat_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t, int64_t num_cut,
-                           OptionalTensor order_t, Tensor x, Tensor score_src, Tensor score_dst,
-                           OptionalTensor score_edge, double slope, double dropout, int64_t seed,
-                           Tensor stats, Tensor grad, OptionalTensor grad_alpha,
-                           OptionalTensor grad_logsum, Tensor between, Tensor grad_x,
-                           Tensor grad_score_src) {
-  Call call(x);
-  const GatArguments arguments{x, score_src, score_dst, score_edge};
-  const AttentionSizes sizes = arguments.sizes(col_t, "col_t");
-  const Rows transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, num_cut, order_t);
-  dispatch_features(x, "x", [&](auto type) {
-    using T = decltype(type);
-    call.run(
-        kernels::gat_backward_src<T>, transpose, arguments.checked_for<T>(sizes), slope,
-        checked_dropout(dropout, seed), sizes.gradients<T>(stats, grad, grad_alpha, grad_logsum),
-        sizes.between_passes<const Accumulator<T>>(between), sizes.of_cols<T>(grad_x, "grad_x"),
-        sizes.col_scores<T>(grad_score_src, "grad_score_src"));
-  });
-}
-
-#endif
 
 // Inputs of attention as they came.
 struct AttentionArguments {
@@ -459,6 +447,36 @@ void bind_attention(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t n
              checked_dropout(dropout, seed), sizes.outputs<T>(out, stats, alpha, addend));
   });
 }
+
+#ifdef FASTGRAPH_BACKWARD_AT_ONCE
+
+void bind_attention_backward(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
+                             OptionalTensor order, Tensor rowptr_t, Tensor col_t,
+                             OptionalTensor edge_id_t, int64_t num_cut_t, OptionalTensor order_t,
+                             Tensor query, Tensor key, Tensor value, OptionalTensor edge,
+                             double scale, double dropout, int64_t seed, Tensor stats, Tensor grad,
+                             OptionalTensor grad_alpha, OptionalTensor grad_logsum,
+                             Tensor grad_query, Tensor grad_key, Tensor grad_value,
+                             OptionalTensor grad_edge) {
+  Call call(key);
+  const AttentionArguments arguments{query, key, value, edge};
+  const AttentionSizes sizes = arguments.sizes(col, "col");
+  const Rows graph = sizes.by_row(rowptr, col, edge_id, num_cut, order);
+  check_shape(col_t, {sizes.edges}, "col_t");
+  const Rows transpose = sizes.by_col(rowptr_t, col_t, edge_id_t, num_cut_t, order_t);
+  check_given_together(edge, "edge", grad_edge, "grad_edge");
+  dispatch_features(key, "key", [&](auto type) {
+    using T = decltype(type);
+    call.run(kernels::attention_backward<T>, graph, transpose, arguments.checked_for<T>(sizes),
+             scale, checked_dropout(dropout, seed),
+             sizes.gradients<T>(stats, grad, grad_alpha, grad_logsum),
+             sizes.extended_rows<T>(grad_query, "grad_query"),
+             sizes.of_cols<T>(grad_key, "grad_key"), sizes.of_cols<T>(grad_value, "grad_value"),
+             sizes.of_edges<Accumulator<T>>(grad_edge, "grad_edge"));
+  });
+}
+
+#else
 
 void bind_attention_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
                                  OptionalTensor order, Tensor query, Tensor key, Tensor value,
@@ -502,6 +520,8 @@ void bind_attention_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor e
   });
 }
 
+#endif
+
 }  // namespace
 }  // namespace fastgraph
 
@@ -513,15 +533,15 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_reduce_backward, fastgraph::bind_segment_r
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(head_scores, fastgraph::bind_head_scores);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(head_scores_backward, fastgraph::bind_head_scores_backward);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gatv2, fastgraph::bind_gatv2);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gat, fastgraph::bind_gat);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gat_backward, fastgraph::bind_gat_backward);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention, fastgraph::bind_attention);
+#ifdef FASTGRAPH_BACKWARD_AT_ONCE
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(gatv2_backward, fastgraph::bind_gatv2_backward);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_backward, fastgraph::bind_attention_backward);
+#else
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gatv2_backward_dst, fastgraph::bind_gatv2_backward_dst);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(gatv2_backward_src, fastgraph::bind_gatv2_backward_src);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(gat, fastgraph::bind_gat);
-#ifdef FASTGRAPH_GAT_AT_ONCE
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(gat_backward, fastgraph::bind_gat_backward);
-#else
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(gat_backward_dst, fastgraph::bind_gat_backward_dst);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(gat_backward_src, fastgraph::bind_gat_backward_src);
-#endif
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention, fastgraph::bind_attention);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_backward_dst, fastgraph::bind_attention_backward_dst);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(attention_backward_src, fastgraph::bind_attention_backward_src);
+#endif

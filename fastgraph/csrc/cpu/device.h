@@ -17,13 +17,9 @@ namespace kernels = ::fastgraph;
 // Whether bindings can look into tensors.
 constexpr bool kReadable = true;
 
-// Whether a backward pass of attention over destinations leaves the gradients of all edges,
-// [edges, heads, 2], for the pass over sources, or delta, [rows, heads], from which that pass
-// computes them again.
-constexpr bool kLeavesEdges = true;
-
-// The backward passes of GAT are one function, in an order of their own.
-#define FASTGRAPH_GAT_AT_ONCE
+// Where FASTGRAPH_BACKWARD_AT_ONCE is defined the backward passes of gatv2 and attention are one
+// function, as those of gat are everywhere. Here they are two, the first of which leaves gradients
+// of all edges to the other.
 
 // A matrix as kernels take it.
 using Rows = OrderedCsr;

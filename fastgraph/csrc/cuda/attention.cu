@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "cuda/kernels.h"
-#include "fastgraph/edge_softmax.cuh"
+#include "fastgraph/edge_softmax_backward.cuh"
 
 namespace fastgraph::cuda {
 namespace {
@@ -55,7 +55,7 @@ template <typename T, bool kEdgesOf>
 struct AttentionScores {
   using Element = T;
   using A = Accumulator<T>;
-  static constexpr bool kEdges = kEdgesOf, kScores = true, kProducts = false;
+  static constexpr bool kEdges = kEdgesOf, kScores = true, kProducts = false, kTogether = false;
   static constexpr int kRows = kEdges ? 4 : 2;
 
   AttentionInputs<T> in;
@@ -302,31 +302,18 @@ struct AttentionSources : SourcePass<T> {
   }
 };
 
-template <typename T>
-bool is_packed(const AttentionInputs<T>& in, std::initializer_list<const void*> others) {
-  return fits_packs<T>(in.key.width, {in.query.data, in.key.data, in.value.data}) &&
-         fits_packs<T>(in.edge.width, {in.edge.data}) && fits_packs<T>(in.key.width, others);
-}
-
-}  // namespace
-
-template <typename T>
-cudaError_t attention(Queue& queue, const CutCsr& graph, const AttentionInputs<T>& in, double scale,
-                      Dropout dropout, const SoftmaxOutputs<T>& outputs) {
-  const bool packed = is_packed(in, {outputs.out.data, outputs.addend.data});
-  return with_edges(in, [&](auto edges) {
-    const AttentionScores<T, edges.value> scores{gatherable(in, graph),
-                                                 static_cast<Accumulator<T>>(scale)};
-    return run_forward(queue, "attention_rows", graph, scores, dropout, outputs, packed);
-  });
+template <typename T, typename... Elements>
+bool is_packed(const AttentionInputs<T>& in, const Elements*... others) {
+  return fits_packs<T>(in.key.width, in.query.data, in.key.data, in.value.data, others...) &&
+         fits_packs<T>(in.edge.width, in.edge.data);
 }
 
 template <typename T>
-cudaError_t attention_backward_dst(Queue& queue, const CutCsr& graph, const AttentionInputs<T>& in,
-                                   double scale, Dropout dropout, const SoftmaxGradients<T>& given,
-                                   Accumulator<T>* delta, Heads<T> grad_query,
-                                   Matrix<Accumulator<T>> grad_edge) {
-  const bool packed = is_packed(in, {given.grad.data, grad_query.data});
+cudaError_t backward_dst(Queue& queue, const CutCsr& graph, const AttentionInputs<T>& in,
+                         double scale, Dropout dropout, const SoftmaxGradients<T>& given,
+                         Accumulator<T>* delta, Heads<T> grad_query,
+                         Matrix<Accumulator<T>> grad_edge) {
+  const bool packed = is_packed(in, given.grad.data, grad_query.data);
   const DestinationPass<T> base(queue, graph, dropout, given, delta);
   return with_edges(in, [&](auto edges) {
     const AttentionDestinations<T, edges.value> pass{
@@ -344,11 +331,10 @@ cudaError_t attention_backward_dst(Queue& queue, const CutCsr& graph, const Atte
 }
 
 template <typename T>
-cudaError_t attention_backward_src(Queue& queue, const CutCsr& transpose,
-                                   const AttentionInputs<T>& in, double scale, Dropout dropout,
-                                   const SoftmaxGradients<T>& given, const Accumulator<T>* delta,
-                                   Heads<T> grad_key, Heads<T> grad_value) {
-  const bool packed = is_packed(in, {given.grad.data, grad_key.data, grad_value.data});
+cudaError_t backward_src(Queue& queue, const CutCsr& transpose, const AttentionInputs<T>& in,
+                         double scale, Dropout dropout, const SoftmaxGradients<T>& given,
+                         const Accumulator<T>* delta, Heads<T> grad_key, Heads<T> grad_value) {
+  const bool packed = is_packed(in, given.grad.data, grad_key.data, grad_value.data);
   const SourcePass<T> base(transpose, dropout, given, delta);
   return with_edges(in, [&](auto edges) {
     const AttentionSources<T, edges.value> pass{
@@ -361,8 +347,33 @@ cudaError_t attention_backward_src(Queue& queue, const CutCsr& transpose,
   });
 }
 
+}  // namespace
+
+template <typename T>
+cudaError_t attention(Queue& queue, const CutCsr& graph, const AttentionInputs<T>& in, double scale,
+                      Dropout dropout, const SoftmaxOutputs<T>& outputs) {
+  const bool packed = is_packed(in, outputs.out.data, outputs.addend.data);
+  return with_edges(in, [&](auto edges) {
+    const AttentionScores<T, edges.value> scores{gatherable(in, graph),
+                                                 static_cast<Accumulator<T>>(scale)};
+    return run_forward(queue, "attention_rows", graph, scores, dropout, outputs, packed);
+  });
+}
+
+template <typename T>
+cudaError_t attention_backward(Queue& queue, const CutCsr& graph, const CutCsr& transpose,
+                               const AttentionInputs<T>& in, double scale, Dropout dropout,
+                               const SoftmaxGradients<T>& given, Heads<T> grad_query,
+                               Heads<T> grad_key, Heads<T> grad_value,
+                               Matrix<Accumulator<T>> grad_edge) {
+  auto* delta = queue.scratch<Accumulator<T>>(graph.num_rows * in.key.heads);
+  const cudaError_t error =
+      backward_dst(queue, graph, in, scale, dropout, given, delta, grad_query, grad_edge);
+  if (error != cudaSuccess) return error;
+  return backward_src(queue, transpose, in, scale, dropout, given, delta, grad_key, grad_value);
+}
+
 FASTGRAPH_INSTANTIATE(attention)
-FASTGRAPH_INSTANTIATE(attention_backward_dst)
-FASTGRAPH_INSTANTIATE(attention_backward_src)
+FASTGRAPH_INSTANTIATE(attention_backward)
 
 }  // namespace fastgraph::cuda

@@ -18,7 +18,7 @@ namespace fastgraph {
 namespace kernels = ::fastgraph::cuda;
 
 constexpr bool kReadable = false;
-constexpr bool kLeavesEdges = false;
+#define FASTGRAPH_BACKWARD_AT_ONCE
 using Rows = cuda::CutCsr;
 constexpr bool kEdgesHaveHeads = false;
 constexpr int64_t kMostRowBytes = std::numeric_limits<int32_t>::max();
@@ -56,6 +56,13 @@ class Call : public cuda::Queue {
   }
 
   DLDevice device() const { return device_; }
+
+  int64_t cache_bytes() const override {
+    int bytes = 0;
+    check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device_.device_id),
+               "cudaDeviceGetAttribute");
+    return bytes;
+  }
 
   template <typename... Parameters, typename... Arguments>
   void run(cudaError_t (*kernel)(cuda::Queue&, Parameters...), Arguments&&... arguments) {

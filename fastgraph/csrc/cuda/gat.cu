@@ -2,7 +2,7 @@
 // leaky_relu(score_src[col] + score_dst[row] + score_edge[edge]), which each lane finds for its
 // own.
 #include "cuda/kernels.h"
-#include "fastgraph/edge_softmax.cuh"
+#include "fastgraph/edge_softmax_backward.cuh"
 
 namespace fastgraph::cuda {
 namespace {
@@ -35,7 +35,7 @@ template <typename T>
 struct GatScores {
   using Element = T;
   using A = Accumulator<T>;
-  static constexpr bool kEdges = false, kScores = false;
+  static constexpr bool kEdges = false, kScores = false, kTogether = false;
   static constexpr int kRows = 1;
 
   NodeScores<T> scores;
@@ -209,28 +209,17 @@ Heads<T> as_heads(Matrix<T> x) {
   return {x.data, x.rows, x.width, 1};
 }
 
-}  // namespace
-
 template <typename T>
-cudaError_t gat(Queue& queue, const CutCsr& graph, const GatInputs<T>& in, double slope,
-                Dropout dropout, const SoftmaxOutputs<T>& outputs) {
-  const bool packed = fits_packs<T>(in.x.width, {in.x.data, outputs.out.data, outputs.addend.data});
-  const GatScores<T> scores{{gatherable(in, graph), static_cast<Accumulator<T>>(slope)}};
-  return run_forward(queue, "gat_rows", graph, scores, dropout, outputs, packed);
-}
-
-template <typename T>
-cudaError_t gat_backward_dst(Queue& queue, const CutCsr& graph, const GatInputs<T>& in,
-                             double slope, Dropout dropout, const SoftmaxGradients<T>& given,
-                             Accumulator<T>* delta, Matrix<T> grad_score_dst,
-                             Matrix<T> grad_score_edge) {
+cudaError_t backward_dst(Queue& queue, const CutCsr& graph, const GatInputs<T>& in, double slope,
+                         Dropout dropout, const SoftmaxGradients<T>& given, Accumulator<T>* delta,
+                         Matrix<T> grad_score_dst, Matrix<T> grad_score_edge) {
   const DestinationPass<T> base(queue, graph, dropout, given, delta);
   const GatDestinations<T> pass{
       base,
       {gatherable(in, graph), static_cast<Accumulator<T>>(slope)},
       RowResult<T>(queue, base.graph.num_pieces, as_heads(grad_score_dst)),
       grad_score_edge};
-  const bool packed = fits_packs<T>(in.x.width, {in.x.data, given.grad.data});
+  const bool packed = fits_packs<T>(in.x.width, in.x.data, given.grad.data);
   const cudaError_t error = with_layout<T>(in.x.width, packed, [&](auto layout) {
     using L = decltype(layout);
     const dim3 grid(blocks_for<L>(pass.graph.num_tasks), grid_size(in.x.heads));
@@ -240,23 +229,44 @@ cudaError_t gat_backward_dst(Queue& queue, const CutCsr& graph, const GatInputs<
 }
 
 template <typename T>
-cudaError_t gat_backward_src(Queue& queue, const CutCsr& transpose, const GatInputs<T>& in,
-                             double slope, Dropout dropout, const SoftmaxGradients<T>& given,
-                             const Accumulator<T>* delta, Heads<T> grad_x,
-                             Matrix<T> grad_score_src) {
+cudaError_t backward_src(Queue& queue, const CutCsr& transpose, const GatInputs<T>& in,
+                         double slope, Dropout dropout, const SoftmaxGradients<T>& given,
+                         const Accumulator<T>* delta, Heads<T> grad_x, Matrix<T> grad_score_src) {
   const SourcePass<T> base(transpose, dropout, given, delta);
   const GatSources<T> pass{base,
                            {gatherable(in, transpose), static_cast<Accumulator<T>>(slope)},
                            RowResult<T>(queue, base.graph.num_pieces, grad_x),
                            RowResult<T>(queue, base.graph.num_pieces, as_heads(grad_score_src))};
-  const bool packed = fits_packs<T>(in.x.width, {in.x.data, given.grad.data, grad_x.data});
+  const bool packed = fits_packs<T>(in.x.width, in.x.data, given.grad.data, grad_x.data);
   cudaError_t error = run_sources(queue, "gat_sources", pass, packed);
   if (error == cudaSuccess) error = merge(queue, transpose, pass.grad_x);
   return error == cudaSuccess ? merge(queue, transpose, pass.grad_score_src) : error;
 }
 
+}  // namespace
+
+template <typename T>
+cudaError_t gat(Queue& queue, const CutCsr& graph, const GatInputs<T>& in, double slope,
+                Dropout dropout, const SoftmaxOutputs<T>& outputs) {
+  const bool packed = fits_packs<T>(in.x.width, in.x.data, outputs.out.data, outputs.addend.data);
+  const GatScores<T> scores{{gatherable(in, graph), static_cast<Accumulator<T>>(slope)}};
+  return run_forward(queue, "gat_rows", graph, scores, dropout, outputs, packed);
+}
+
+template <typename T>
+cudaError_t gat_backward(Queue& queue, const CutCsr& graph, const CutCsr& transpose,
+                         const GatInputs<T>& in, double slope, Dropout dropout,
+                         const SoftmaxGradients<T>& given, Heads<T> grad_x,
+                         Matrix<T> grad_score_src, Matrix<T> grad_score_dst,
+                         Matrix<T> grad_score_edge) {
+  auto* delta = queue.scratch<Accumulator<T>>(graph.num_rows * in.x.heads);
+  const cudaError_t error =
+      backward_dst(queue, graph, in, slope, dropout, given, delta, grad_score_dst, grad_score_edge);
+  if (error != cudaSuccess) return error;
+  return backward_src(queue, transpose, in, slope, dropout, given, delta, grad_x, grad_score_src);
+}
+
 FASTGRAPH_INSTANTIATE(gat)
-FASTGRAPH_INSTANTIATE(gat_backward_dst)
-FASTGRAPH_INSTANTIATE(gat_backward_src)
+FASTGRAPH_INSTANTIATE(gat_backward)
 
 }  // namespace fastgraph::cuda

@@ -5,7 +5,7 @@
 
 #include "cuda/kernels.h"
 #include "fastgraph/block_sums.cuh"
-#include "fastgraph/edge_softmax.cuh"
+#include "fastgraph/edge_softmax_backward.cuh"
 
 namespace fastgraph::cuda {
 namespace {
@@ -70,6 +70,7 @@ struct Gatv2Scores {
   using Element = T;
   using A = Accumulator<T>;
   static constexpr bool kEdges = kEdgesOf, kScores = true, kProducts = false;
+  static constexpr bool kTogether = !kEdges && std::is_same_v<T, float>;
   static constexpr int kRows = kEdges ? 3 : 1;
 
   Additive<T, kEdges> additive;
@@ -84,6 +85,7 @@ struct Gatv2Scores {
   };
 
   FASTGRAPH_BOTH int64_t dot_width() const { return additive.in.x_src.width; }
+  int64_t gathered_bytes() const { return additive.in.x_src.bytes(); }
 
   template <typename L>
   __device__ Held<L> hold(const Part<L>& part, int64_t row) const {
@@ -452,32 +454,18 @@ cudaError_t run_destinations_of(Queue& queue, const DestinationPass<T>& base,
   return error;
 }
 
-template <typename T>
-bool is_packed(const Gatv2Inputs<T>& in, std::initializer_list<const void*> others) {
-  return fits_packs<T>(in.att.width,
-                       {in.x_src.data, in.x_dst.data, in.att.data, in.weight_edge.data}) &&
-         fits_packs<T>(in.att.width, others);
-}
-
-}  // namespace
-
-template <typename T>
-cudaError_t gatv2(Queue& queue, const CutCsr& graph, const Gatv2Inputs<T>& in, double slope,
-                  Dropout dropout, const SoftmaxOutputs<T>& outputs) {
-  const bool packed = is_packed(in, {outputs.out.data, outputs.addend.data});
-  return with_edges(in, [&](auto edges) {
-    const Gatv2Scores<T, edges.value> scores{
-        {gatherable(in, graph), static_cast<Accumulator<T>>(slope)}};
-    return run_forward(queue, "gatv2_rows", graph, scores, dropout, outputs, packed);
-  });
+template <typename T, typename... Elements>
+bool is_packed(const Gatv2Inputs<T>& in, const Elements*... others) {
+  return fits_packs<T>(in.att.width, in.x_src.data, in.x_dst.data, in.att.data, in.weight_edge.data,
+                       others...);
 }
 
 template <typename T>
-cudaError_t gatv2_backward_dst(Queue& queue, const CutCsr& graph, const Gatv2Inputs<T>& in,
-                               double slope, Dropout dropout, const SoftmaxGradients<T>& given,
-                               Accumulator<T>* delta, Heads<T> grad_dst, Heads<T> grad_att,
-                               Matrix<Accumulator<T>> grad_edge, Heads<T> grad_weight_edge) {
-  const bool packed = is_packed(in, {given.grad.data, grad_dst.data});
+cudaError_t backward_dst(Queue& queue, const CutCsr& graph, const Gatv2Inputs<T>& in, double slope,
+                         Dropout dropout, const SoftmaxGradients<T>& given, Accumulator<T>* delta,
+                         Heads<T> grad_dst, Heads<T> grad_att, Matrix<Accumulator<T>> grad_edge,
+                         Heads<T> grad_weight_edge) {
+  const bool packed = is_packed(in, given.grad.data, grad_dst.data);
   const DestinationPass<T> base(queue, graph, dropout, given, delta);
   return with_edges(in, [&](auto edges) {
     const Additive<T, edges.value> additive{gatherable(in, graph),
@@ -490,10 +478,10 @@ cudaError_t gatv2_backward_dst(Queue& queue, const CutCsr& graph, const Gatv2Inp
 }
 
 template <typename T>
-cudaError_t gatv2_backward_src(Queue& queue, const CutCsr& transpose, const Gatv2Inputs<T>& in,
-                               double slope, Dropout dropout, const SoftmaxGradients<T>& given,
-                               const Accumulator<T>* delta, Heads<T> grad_src) {
-  const bool packed = is_packed(in, {given.grad.data, grad_src.data});
+cudaError_t backward_src(Queue& queue, const CutCsr& transpose, const Gatv2Inputs<T>& in,
+                         double slope, Dropout dropout, const SoftmaxGradients<T>& given,
+                         const Accumulator<T>* delta, Heads<T> grad_src) {
+  const bool packed = is_packed(in, given.grad.data, grad_src.data);
   const SourcePass<T> base(transpose, dropout, given, delta);
   return with_edges(in, [&](auto edges) {
     const Gatv2Sources<T, edges.value> pass{
@@ -505,8 +493,33 @@ cudaError_t gatv2_backward_src(Queue& queue, const CutCsr& transpose, const Gatv
   });
 }
 
+}  // namespace
+
+template <typename T>
+cudaError_t gatv2(Queue& queue, const CutCsr& graph, const Gatv2Inputs<T>& in, double slope,
+                  Dropout dropout, const SoftmaxOutputs<T>& outputs) {
+  const bool packed = is_packed(in, outputs.out.data, outputs.addend.data);
+  return with_edges(in, [&](auto edges) {
+    const Gatv2Scores<T, edges.value> scores{
+        {gatherable(in, graph), static_cast<Accumulator<T>>(slope)}};
+    return run_forward(queue, "gatv2_rows", graph, scores, dropout, outputs, packed);
+  });
+}
+
+template <typename T>
+cudaError_t gatv2_backward(Queue& queue, const CutCsr& graph, const CutCsr& transpose,
+                           const Gatv2Inputs<T>& in, double slope, Dropout dropout,
+                           const SoftmaxGradients<T>& given, Heads<T> grad_src, Heads<T> grad_dst,
+                           Heads<T> grad_att, Matrix<Accumulator<T>> grad_edge,
+                           Heads<T> grad_weight_edge) {
+  auto* delta = queue.scratch<Accumulator<T>>(graph.num_rows * in.att.heads);
+  const cudaError_t error = backward_dst(queue, graph, in, slope, dropout, given, delta, grad_dst,
+                                         grad_att, grad_edge, grad_weight_edge);
+  if (error != cudaSuccess) return error;
+  return backward_src(queue, transpose, in, slope, dropout, given, delta, grad_src);
+}
+
 FASTGRAPH_INSTANTIATE(gatv2)
-FASTGRAPH_INSTANTIATE(gatv2_backward_dst)
-FASTGRAPH_INSTANTIATE(gatv2_backward_src)
+FASTGRAPH_INSTANTIATE(gatv2_backward)
 
 }  // namespace fastgraph::cuda

@@ -226,7 +226,7 @@ cudaError_t run_lanes(Queue& queue, const Op& op) {
 template <typename T>
 cudaError_t head_scores(Queue& queue, Heads<const T> x, Heads<const T> att, Heads<T> scores) {
   const HeadScores<T> op{ceil_div(x.nodes, kInFlight), x, att, scores};
-  const bool packed = fits_packs<T>(x.width, {x.data, att.data});
+  const bool packed = fits_packs<T>(x.width, x.data, att.data);
   return packed ? run_lanes<Forward, kPack<T>>(queue, op) : run_lanes<Forward, 1>(queue, op);
 }
 
@@ -236,7 +236,7 @@ cudaError_t head_scores_backward(Queue& queue, Heads<const T> x, Heads<const T> 
                                  Heads<T> grad_att) {
   const int64_t slots = ceil_div(x.nodes, kInFlight);
   const HeadScoresBackward<T> op{slots, x, att, grad, addend, grad_x, grad_att, 0, nullptr};
-  const bool packed = fits_packs<T>(x.width, {x.data, att.data, addend.data, grad_x.data});
+  const bool packed = fits_packs<T>(x.width, x.data, att.data, addend.data, grad_x.data);
   return packed ? run_lanes<Backward, kPack<T>>(queue, op) : run_lanes<Backward, 1>(queue, op);
 }
 

@@ -78,32 +78,25 @@ template <typename T>
 cudaError_t gatv2(Queue& queue, const CutCsr& graph, const Gatv2Inputs<T>& in, double slope,
                   Dropout dropout, const SoftmaxOutputs<T>& outputs);
 
+// The pass over destinations, and that over sources along the transpose, to which it leaves one
+// number for each row and head.
 template <typename T>
-cudaError_t gatv2_backward_dst(Queue& queue, const CutCsr& graph, const Gatv2Inputs<T>& in,
-                               double slope, Dropout dropout, const SoftmaxGradients<T>& given,
-                               Accumulator<T>* delta, Heads<T> grad_dst, Heads<T> grad_att,
-                               Matrix<Accumulator<T>> grad_edge, Heads<T> grad_weight_edge);
-
-template <typename T>
-cudaError_t gatv2_backward_src(Queue& queue, const CutCsr& transpose, const Gatv2Inputs<T>& in,
-                               double slope, Dropout dropout, const SoftmaxGradients<T>& given,
-                               const Accumulator<T>* delta, Heads<T> grad_src);
+cudaError_t gatv2_backward(Queue& queue, const CutCsr& graph, const CutCsr& transpose,
+                           const Gatv2Inputs<T>& in, double slope, Dropout dropout,
+                           const SoftmaxGradients<T>& given, Heads<T> grad_src, Heads<T> grad_dst,
+                           Heads<T> grad_att, Matrix<Accumulator<T>> grad_edge,
+                           Heads<T> grad_weight_edge);
 
 template <typename T>
 cudaError_t gat(Queue& queue, const CutCsr& graph, const GatInputs<T>& in, double slope,
                 Dropout dropout, const SoftmaxOutputs<T>& outputs);
 
 template <typename T>
-cudaError_t gat_backward_dst(Queue& queue, const CutCsr& graph, const GatInputs<T>& in,
-                             double slope, Dropout dropout, const SoftmaxGradients<T>& given,
-                             Accumulator<T>* delta, Matrix<T> grad_score_dst,
-                             Matrix<T> grad_score_edge);
-
-template <typename T>
-cudaError_t gat_backward_src(Queue& queue, const CutCsr& transpose, const GatInputs<T>& in,
-                             double slope, Dropout dropout, const SoftmaxGradients<T>& given,
-                             const Accumulator<T>* delta, Heads<T> grad_x,
-                             Matrix<T> grad_score_src);
+cudaError_t gat_backward(Queue& queue, const CutCsr& graph, const CutCsr& transpose,
+                         const GatInputs<T>& in, double slope, Dropout dropout,
+                         const SoftmaxGradients<T>& given, Heads<T> grad_x,
+                         Matrix<T> grad_score_src, Matrix<T> grad_score_dst,
+                         Matrix<T> grad_score_edge);
 
 template <typename T>
 cudaError_t attention(Queue& queue, const CutCsr& graph, const AttentionInputs<T>& in, double scale,
@@ -119,16 +112,11 @@ cudaError_t attention_tiles(Queue& queue, const CutCsr& windows, const Tiles& ti
                             const SoftmaxOutputs<T>& outputs);
 
 template <typename T>
-cudaError_t attention_backward_dst(Queue& queue, const CutCsr& graph, const AttentionInputs<T>& in,
-                                   double scale, Dropout dropout, const SoftmaxGradients<T>& given,
-                                   Accumulator<T>* delta, Heads<T> grad_query,
-                                   Matrix<Accumulator<T>> grad_edge);
-
-template <typename T>
-cudaError_t attention_backward_src(Queue& queue, const CutCsr& transpose,
-                                   const AttentionInputs<T>& in, double scale, Dropout dropout,
-                                   const SoftmaxGradients<T>& given, const Accumulator<T>* delta,
-                                   Heads<T> grad_key, Heads<T> grad_value);
+cudaError_t attention_backward(Queue& queue, const CutCsr& graph, const CutCsr& transpose,
+                               const AttentionInputs<T>& in, double scale, Dropout dropout,
+                               const SoftmaxGradients<T>& given, Heads<T> grad_query,
+                               Heads<T> grad_key, Heads<T> grad_value,
+                               Matrix<Accumulator<T>> grad_edge);
 
 // Defines a kernel for all element types, or for the one that its file is compiled for: a build for
 // many cores compiles the largest files once for each.

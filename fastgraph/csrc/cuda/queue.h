@@ -15,6 +15,9 @@ class Queue {
 
   Stream stream() const { return stream_; }
 
+  // Of the last cache, which all multiprocessors share.
+  virtual int64_t cache_bytes() const = 0;
+
   // Room for `count` values, aligned as cudaMalloc does it; it lasts until what was put on the
   // stream before the queue goes away is done. Null for a count of 0.
   template <typename T>

@@ -81,7 +81,7 @@ template <typename T>
 cudaError_t sddmm(Queue& queue, const CutCsr& graph, const Accumulator<T>* row_scale,
                   Matrix<const T> grad, Matrix<const T> x, Matrix<T> out) {
   const Sddmm<T> op{graph, row_scale, grad, x, out.data};
-  const bool packed = fits_packs<T>(x.width, {grad.data, x.data});
+  const bool packed = fits_packs<T>(x.width, grad.data, x.data);
   return with_split<T>(x.width, packed, [&](auto split) {
     return run<split.kValues, split.kLanes>(op, queue.stream());
   });

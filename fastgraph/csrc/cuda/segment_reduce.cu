@@ -473,7 +473,7 @@ cudaError_t segment_reduce(Queue& queue, const CutCsr& graph, const T* weight, b
   auto* const partial_record = queue.scratch<int32_t>(record ? pieces * x.width : 0);
   const Extremum<T> op{graph, weight, is_max ? A{1} : A{-1},      x,
                        out,   record, {partial, pieces, x.width}, partial_record};
-  const bool packed = fits_packs<T>(x.width, {x.data, out.data, record, partial, partial_record});
+  const bool packed = fits_packs<T>(x.width, x.data, out.data, record, partial, partial_record);
   if (ties) return run<Forward<Record::kTies>>(op, packed, queue.stream());
   if (winner) return run<Forward<Record::kWinner>>(op, packed, queue.stream());
   return run<Forward<Record::kNothing>>(op, packed, queue.stream());
@@ -488,7 +488,7 @@ cudaError_t divide_by_ties(Queue& queue, Matrix<const T> grad, const int32_t* ti
     return launch({"divide_packs", blocks, kBlockThreads, 0, queue.stream()}, kernel, grad.data,
                   ties, share.data, count);
   };
-  const bool packed = fits_packs<T>(count, {grad.data, ties, share.data});
+  const bool packed = fits_packs<T>(count, grad.data, ties, share.data);
   return packed ? run(divide_packs<T, kPack<T>>, kPack<T>) : run(divide_packs<T, 1>, 1);
 }
 
@@ -508,7 +508,7 @@ cudaError_t segment_reduce_backward(Queue& queue, const CutCsr& transpose, const
       return launch({"code_winners", blocks, kBlockThreads, 0, queue.stream()}, kernel, grad.data,
                     record, codes, values);
     };
-    const bool whole = fits_packs<T>(values, {grad.data, record, codes});
+    const bool whole = fits_packs<T>(values, grad.data, record, codes);
     const cudaError_t error = winner ? (whole ? code(code_winners<T, true, kPack<T>>, kPack<T>)
                                               : code(code_winners<T, true, 1>, 1))
                                      : (whole ? code(code_winners<T, false, kPack<T>>, kPack<T>)
@@ -519,7 +519,7 @@ cudaError_t segment_reduce_backward(Queue& queue, const CutCsr& transpose, const
                                out,       grad,   {winner, out.rows, out.width},
                                codes,     grad_x, {partial, pieces, x.width}};
   const bool packed =
-      fits_packs<T>(x.width, {x.data, out.data, grad.data, winner, grad_x.data, partial});
+      fits_packs<T>(x.width, x.data, out.data, grad.data, winner, grad_x.data, partial);
   return winner ? run<Backward<true>>(op, packed, queue.stream())
                 : run<Backward<false>>(op, packed, queue.stream());
 }

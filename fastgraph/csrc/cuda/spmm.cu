@@ -106,7 +106,7 @@ cudaError_t spmm(Queue& queue, const CutCsr& graph, Matrix<const T> weight,
   auto* partial = queue.scratch<Accumulator<T>>(graph.num_pieces * x.width);
   const Spmm<T> op{
       graph, weight.data, row_scale, col_scale, x, out, {partial, graph.num_pieces, x.width}};
-  const bool packed = fits_packs<T>(x.width, {x.data, out.data, partial});
+  const bool packed = fits_packs<T>(x.width, x.data, out.data, partial);
   const cudaError_t error = with_split<T>(x.width, packed, [&](auto split) {
     return run<split.kValues, split.kLanes>(op, queue.stream());
   });

@@ -30,6 +30,7 @@ struct Layout {
   using A = Accumulator<T>;
   static constexpr int kValues = kValuesOf, kLanes = kLanesOf, kPacks = kPacksOf;
   static constexpr bool kWhole = kWholeOf;
+  static constexpr bool kTogether = false;  // see HeadsOfNode
   using Share = RowShare<T, kValues, kLanes, kPacks>;
   using Sums = RowSums<A, kValues, kLanes, kPacks>;
 
@@ -41,6 +42,15 @@ struct Layout {
   static constexpr int kInFlight = 48 / (kRows * kRegisters) >= 4   ? 4
                                    : 48 / (kRows * kRegisters) >= 2 ? 2
                                                                     : 1;
+};
+
+// A layout for which neighbouring groups take the heads of one node. A head is held by half as many
+// lanes as elsewhere: what is done once for a head of an entry is done for twice as many of them by
+// each instruction, and no group of a warp waits for the longer row of another one. A lane adds up
+// first what two lanes would, so the bits are the same. Blocks at work together gather all columns.
+template <typename T, int kValuesOf, int kLanesOf, int kPacksOf>
+struct HeadsOfNode : Layout<T, kValuesOf, kLanesOf, kPacksOf> {
+  static constexpr bool kTogether = true;
 };
 
 // Blocks that have to fit on a multiprocessor, 0 to let the compiler choose. It would keep too many
@@ -58,13 +68,16 @@ Heads<const T> gathered_heads(Heads<const T> x, const Csr& graph) {
   return x;
 }
 
-// Whether a type has every layout. For tests, where float and bfloat16 stand for double and
-// float16, those have one of each kind: whole or in parts, of single values or of packs.
+// Whether a type has every layout. For tests, others stand for some types, which have one of each
+// kind: whole or in parts, of single values or of packs. Float stands for all, but for what a
+// compiler keeps in registers, in which bfloat16 stands for float16.
 template <typename T>
-#if defined(FASTGRAPH_FEW_LAYOUTS)
-constexpr bool kEveryLayout = std::is_same_v<T, float> || std::is_same_v<T, bfloat16>;
-#else
+#if !defined(FASTGRAPH_FEW_LAYOUTS)
 constexpr bool kEveryLayout = true;
+#elif defined(FASTGRAPH_SIMT)
+constexpr bool kEveryLayout = std::is_same_v<T, float>;
+#else
+constexpr bool kEveryLayout = std::is_same_v<T, float> || std::is_same_v<T, bfloat16>;
 #endif
 
 // Calls run with the layout for heads of a width; `packed` tells whether they consist of packs, at
@@ -177,12 +190,28 @@ __device__ void for_each_part(Lanes<L::kLanes> lanes, int head, int64_t width, c
   }
 }
 
-// The same for the heads that belong to this block.
+// The task of this group, if each has a group, or one for each head.
+template <typename L>
+__device__ int64_t task_of(int64_t heads) {
+  const int64_t group = group_index<L::kLanes>();
+  if constexpr (L::kTogether) {
+    return static_cast<uint32_t>(group) / static_cast<uint32_t>(heads);
+  } else {
+    return group;
+  }
+}
+
+// Calls body(part) for the parts of the heads that belong to this block, or to this group.
 template <typename L, typename Body>
 __device__ void for_each_head(int64_t heads, int64_t width, const Body& body) {
   const auto lanes = Lanes<L::kLanes>::mine();
-  for (int64_t head = blockIdx.y; head < heads; head += gridDim.y) {
-    for_each_part<L>(lanes, static_cast<int>(head), width, body);
+  if constexpr (L::kTogether) {
+    const auto group = static_cast<uint32_t>(group_index<L::kLanes>());
+    body(Part<L>{lanes, static_cast<int>(group % static_cast<uint32_t>(heads)), 0});
+  } else {
+    for (int64_t head = blockIdx.y; head < heads; head += gridDim.y) {
+      for_each_part<L>(lanes, static_cast<int>(head), width, body);
+    }
   }
 }
 

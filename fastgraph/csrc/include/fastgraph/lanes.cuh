@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
 
 #include "fastgraph/platform.cuh"
 #include "fastgraph/types.h"
@@ -155,15 +154,14 @@ __device__ void store_pack(T* p, const Pack<T, kCount>& pack) {
 template <typename T>
 constexpr int kPack = 16 / static_cast<int>(sizeof(T));
 
-// Whether rows of `width` values, and as many of their sums, consist of whole packs in aligned
-// memory.
-template <typename T>
-bool fits_packs(int64_t width, std::initializer_list<const void*> arrays) {
-  bool fits = width % kPack<T> == 0;
-  for (const void* p : arrays) {
-    fits &= reinterpret_cast<uintptr_t>(p) % (kPack<T> * sizeof(Accumulator<T>)) == 0;
-  }
-  return fits;
+// Whether rows of `width` values consist of whole packs, and the arrays, of values or of what
+// belongs to each of them, begin where a pack of theirs may.
+template <typename T, typename... Elements>
+bool fits_packs(int64_t width, const Elements*... arrays) {
+  const auto is_aligned = [](auto* p) {
+    return reinterpret_cast<uintptr_t>(p) % (kPack<T> * sizeof(*p)) == 0;
+  };
+  return width % kPack<T> == 0 && (is_aligned(arrays) && ...);
 }
 
 // A group's share of a row: of each kPacks * kLanes packs lane l holds those at l, l + kLanes, ...

@@ -1,0 +1,341 @@
+// The backward passes of attention on the GPU, of which each operator describes its own: over
+// destinations, then over sources. See edge_softmax.cuh.
+#pragma once
+
+#include <type_traits>
+
+#include "fastgraph/edge_softmax.cuh"
+
+namespace fastgraph::cuda {
+
+// ---- Over destinations
+
+// The gradient of the weight of a lane's entry.
+template <typename T>
+__device__ Accumulator<T> grad_of_weight(const SoftmaxGradients<T>& given, const Batch& batch,
+                                         int head) {
+  return given.grad_alpha.data ? widened(given.grad_alpha.row(batch.edge)[head]) : 0;
+}
+
+// Pieces need the delta of the whole row, which a kernel of its own finds before.
+template <typename T>
+struct DestinationPass {
+  using Element = T;
+  using A = Accumulator<T>;
+  static constexpr bool kProducts = true;
+
+  CutCsr graph;
+  Keep<A> keep;
+  SoftmaxGradients<T> given;
+  RowResult<A> delta;
+
+  DestinationPass(Queue& queue, const CutCsr& rows, const Dropout& dropout,
+                  const SoftmaxGradients<T>& gradients, A* deltas)
+      : graph(rows),
+        keep(dropout),
+        given(gradients),
+        delta(queue, rows.num_pieces, {deltas, rows.num_rows, gradients.grad.heads, 1}) {}
+
+  __device__ int64_t dot_width() const { return given.grad.width; }
+};
+
+// Calls body(batch, weight, product) for the batches of a span, with the weight of a lane's entry,
+// without dropout, and its product, with it.
+template <typename L, typename P, typename Held, typename Body>
+__device__ void for_each_product(const P& pass, const Part<L>& part, const Span& span,
+                                 const Held& held, const Body& body) {
+  using A = typename L::A;
+  constexpr int kMost = L::template kInFlight<P::kRows>;
+  const A* stats = pass.given.stats.at(span.row, part.head);
+  const A largest = stats[0], inverse = stats[1];
+  for_each_batch(pass.graph, span, part.lanes, [&](const Batch& batch) {
+    A score = 0, product = grad_of_weight(pass.given, batch, part.head);
+    if constexpr (!P::kScores) score = pass.own_score(span.row, part.head, batch);
+    for_each_entries<kMost, P::kEdges>(batch, part.lanes, [&](const auto& entries) {
+      const auto gathered = pass.gather(part, entries);
+      const auto dots = find_dots(pass, part, span.row, held, entries, gathered);
+#pragma unroll
+      for (int u = 0; u < entries.kCount; ++u) {
+        if (part.lanes.lane != entries.first + u) continue;
+        if constexpr (P::kScores) score = dots.score[u];
+        product += dots.product[u];
+      }
+    });
+    const bool mine = part.lanes.lane < batch.count;
+    const A weight = mine ? exponential(score - largest) * inverse : A{0};
+    body(batch, weight, mine ? times(pass.keep(batch.edge, part.head), product) : A{0});
+  });
+}
+
+// What pieces add to the delta of their rows. Left to choose, the compiler would spill registers.
+template <typename L, typename P>
+constexpr int kDeltaBlocks = kBlocks<L, P> == 0 && L::kPacks == 1 ? 5 : kBlocks<L, P>;
+template <typename L, typename P>
+__global__ void __launch_bounds__(kBlockThreads, kDeltaBlocks<L, P>) piece_deltas(P pass) {
+  using A = typename L::A;
+  const int64_t task = group_index<L::kLanes>();
+  if (task >= pass.graph.num_pieces) return;
+  const Span span = span_of(pass.graph, task);
+  for_each_head<L>(pass.given.grad.heads, 0, [&](const Part<L>& part) {
+    const auto held = pass.hold(part, span.row);
+    A delta = 0;
+    for_each_product(pass, part, span, held,
+                     [&](const Batch&, A weight, A product) { delta += weight * product; });
+    delta = part.lanes.sum(delta);
+    if (part.lanes.lane == 0) pass.delta.store_one(span, part.head, delta);
+  });
+}
+
+// delta of rows that were cut, less the gradient of the logarithm of the sum of exponentials. Where
+// the pieces are summed up, this would spill registers.
+template <typename T>
+__global__ void __launch_bounds__(kBlockThreads) subtract_of_logsum(DestinationPass<T> pass) {
+  for_each_merged(pass.graph, pass.given.stats.heads, [&](const CutRow& row, int64_t head) {
+    *pass.delta.rows.at(row.row, head) -= pass.given.of_logsum(row.row, head);
+  });
+}
+
+// The delta of a span's row, less the gradient of the logarithm of the sum of exponentials: for a
+// piece it is known, for a whole row the sum `found` tells, and it is written.
+template <typename L, typename P>
+__device__ typename L::A settle_delta(const P& pass, const Part<L>& part, const Span& span,
+                                      typename L::A found) {
+  if (span.piece >= 0) return *pass.delta.rows.at(span.row, part.head);
+  found -= pass.given.of_logsum(span.row, part.head);
+  if (part.lanes.lane == 0 && part.first == 0) pass.delta.store_one(span, part.head, found);
+  return found;
+}
+
+// The entries of a span: each lane knows those that it reads.
+template <typename L>
+struct EntrySoftmax {
+  using A = typename L::A;
+  static constexpr int kBatches = kChunk / L::kLanes;
+
+  A weight[kBatches];   // without dropout
+  A product[kBatches];  // with it
+  A delta;              // of the row
+
+  // The gradient of the score of a lane's entry.
+  __device__ A gradient(const Batch& batch) const {
+    return weight[batch.number] * (product[batch.number] - delta);
+  }
+};
+
+// Visits the entries of a span twice: for delta, then, with the rows in the cache, for gradients.
+template <typename L, typename P, typename Held, typename Totals>
+__device__ void visit_twice(const P& pass, const Part<L>& part, const Span& span, const Held& held,
+                            Totals& totals) {
+  using A = typename L::A;
+  EntrySoftmax<L> softmax;
+  A delta = 0;
+  for_each_product(pass, part, span, held, [&](const Batch& batch, A weight, A product) {
+    softmax.weight[batch.number] = weight;
+    softmax.product[batch.number] = product;
+    delta += weight * product;
+  });
+  softmax.delta = settle_delta(pass, part, span, part.lanes.sum(delta));
+  pass.add_gradients(part, span, held, softmax, totals);
+}
+
+// Visits them once: sums over p (product - center) stand in for those over p (product - delta)
+// until delta is known, and are corrected by the same sums over p alone. For a saturated softmax to
+// cancel, the center is the mean of the products so far, found afresh: a correction of the last
+// center would be rounded like that, whatever little weight it had.
+template <typename L, typename P, typename Held, typename Totals>
+__device__ void visit_once(const P& pass, const Part<L>& part, const Span& span, const Held& held,
+                           Totals& totals) {
+  using A = typename L::A;
+  constexpr int kMost = L::template kInFlight<P::kRows>;
+  const bool whole = span.piece < 0;
+  const A* stats = pass.given.stats.at(span.row, part.head);
+  const A largest = stats[0], inverse = stats[1];
+  A center = whole ? A{0} : settle_delta(pass, part, span, A{0});
+  A total = 0, weighted = 0, delta = 0;  // the last of what a lane knows
+  typename P::template Sums<L> sums;
+  sums.clear();
+  for_each_batch(pass.graph, span, part.lanes, [&](const Batch& batch) {
+    const A own_keep = pass.keep(batch.edge, part.head);
+    const A own_direct = grad_of_weight(pass.given, batch, part.head);
+    for_each_entries<kMost, false>(batch, part.lanes, [&](const auto& entries) {
+      constexpr int kCount = std::decay_t<decltype(entries)>::kCount;
+      const auto gathered = pass.gather(part, entries);
+      const auto dots = find_dots(pass, part, span.row, held, entries, gathered);
+      A weight[kCount], product[kCount], gradient[kCount];
+#pragma unroll
+      for (int u = 0; u < kCount; ++u) {
+        const A direct = part.lanes.from(own_direct, entries.first + u);
+        const A keep = part.lanes.from(own_keep, entries.first + u);
+        weight[u] = exponential(dots.score[u] - largest) * inverse;
+        product[u] = times(keep, direct + dots.product[u]);
+        total += weight[u];
+        weighted += weight[u] * product[u];
+        if (part.lanes.lane == entries.first + u) delta += weight[u] * product[u];
+      }
+      if (whole && total > 0) {
+        const A mean = weighted / total;
+        sums.shift(mean - center);
+        center = mean;
+      }
+#pragma unroll
+      for (int u = 0; u < kCount; ++u) gradient[u] = weight[u] * (product[u] - center);
+      pass.add(part, held, gathered, entries, weight, gradient, sums);
+    });
+  });
+  if (whole) sums.shift(settle_delta(pass, part, span, part.lanes.sum(delta)) - center);
+  pass.finish(part, span, held, sums, totals);
+}
+
+// Besides what find_dots() asks for, P provides result_width(), the channels of what it writes;
+// Totals, sums over all rows of a group; add_gradients(part, span, held, softmax, totals); and
+// store_totals(part, totals). Where no edge has a gradient of its own, kOnce, besides: Sums, with
+// shift(x), by which sums over gradients lose x times those over weights; add(part, held, gathered,
+// entries, weight, gradient, sums); and finish(part, span, held, sums, totals).
+template <typename L, typename P>
+__global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) destination_rows(P pass) {
+  const int64_t groups = static_cast<int64_t>(gridDim.x) * (kBlockThreads / L::kLanes);
+  for_each_head<L>(pass.given.grad.heads, pass.result_width(), [&](const Part<L>& part) {
+    typename P::template Totals<L> totals;
+    totals.clear();
+    for (int64_t task = group_index<L::kLanes>(); task < pass.graph.num_tasks; task += groups) {
+      const Span span = span_of(pass.graph, task);
+      const auto held = pass.hold(part, span.row);
+      // For heads in parts a lane would hold more than it has registers for.
+      if constexpr (P::kOnce && L::kWhole) {
+        visit_once(pass, part, span, held, totals);
+      } else {
+        visit_twice(pass, part, span, held, totals);
+      }
+    }
+    pass.store_totals(part, totals);
+  });
+}
+
+// For passes that add up nothing over all rows.
+template <typename L>
+struct NoTotals {
+  __device__ void clear() {}
+};
+
+template <typename L, typename P>
+cudaError_t run_destinations(Queue& queue, const char* name, const P& pass, dim3 grid) {
+  if (pass.graph.num_pieces > 0) {
+    const dim3 blocks(blocks_for<L>(pass.graph.num_pieces), grid.y);
+    cudaError_t error =
+        launch({name, blocks, kBlockThreads, 0, queue.stream()}, piece_deltas<L, P>, pass);
+    if (error == cudaSuccess) error = merge(queue, pass.graph, pass.delta);
+    if (error == cudaSuccess && pass.given.grad_logsum.data != nullptr) {
+      using T = typename P::Element;
+      const dim3 of_rows = merge_grid(pass.graph, pass.given.stats.heads);
+      error = launch({"subtract_of_logsum", of_rows, kBlockThreads, 0, queue.stream()},
+                     subtract_of_logsum<T>, static_cast<const DestinationPass<T>&>(pass));
+    }
+    if (error != cudaSuccess) return error;
+  }
+  return launch({name, grid, kBlockThreads, 0, queue.stream()}, destination_rows<L, P>, pass);
+}
+
+// ---- Over sources, along the transposed graph
+
+template <typename T>
+struct SourcePass {
+  using Element = T;
+  using A = Accumulator<T>;
+  static constexpr bool kProducts = true;
+
+  CutCsr graph;
+  Keep<A> keep;
+  SoftmaxGradients<T> given;
+  const A* delta;  // [destinations, heads]
+
+  SourcePass(const CutCsr& transpose, const Dropout& dropout, const SoftmaxGradients<T>& gradients,
+             const A* deltas)
+      : graph(transpose), keep(dropout), given(gradients), delta(deltas) {
+    given.grad = gathered_heads(given.grad, transpose);
+  }
+
+  __device__ int64_t dot_width() const { return given.grad.width; }
+};
+
+// What a lane knows of the softmax to which its entry belongs.
+template <typename A>
+struct OwnSoftmax {
+  A largest, inverse, delta, keep, grad_of_weight;
+
+  template <typename T>
+  __device__ OwnSoftmax(const SourcePass<T>& pass, const Batch& batch, int head) {
+    const auto stats = load_pack<2>(pass.given.stats.at(batch.col, head));
+    largest = stats.values[0];
+    inverse = stats.values[1];
+    delta = __ldg(pass.delta + batch.col * pass.given.stats.heads + head);
+    keep = pass.keep(batch.edge, head);
+    grad_of_weight = cuda::grad_of_weight(pass.given, batch, head);
+  }
+
+  __device__ A weight_of(A score) const { return exponential(score - largest) * inverse; }
+  // Of the score of an entry, from its weight and product.
+  __device__ A gradient(A weight, A product) const {
+    return weight * (times(keep, product) - delta);
+  }
+};
+
+// Besides what find_dots() asks for, P provides result_width(); Sums over a row; add(part, held,
+// gathered, entries, of_value, of_score, sums), where the factors are what the entries contribute
+// to gradients of values and scores; add_own(row, head, batch, of_score, sums), the same for a
+// lane's entry, if kScores is false; and store(part, span, sums).
+template <typename L, typename P>
+__global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) source_rows(P pass) {
+  using A = typename L::A;
+  constexpr int kMost = L::template kInFlight<P::kRows>;
+  const int64_t task = group_index<L::kLanes>();
+  if (task >= pass.graph.num_tasks) return;
+  const Span span = span_of(pass.graph, task);
+  for_each_head<L>(pass.given.grad.heads, pass.result_width(), [&](const Part<L>& part) {
+    const auto held = pass.hold(part, span.row);
+    typename P::template Sums<L> sums;
+    sums.clear();
+    for_each_batch(pass.graph, span, part.lanes, [&](const Batch& batch) {
+      const OwnSoftmax<A> own(pass, batch, part.head);
+      A p = 0, product = own.grad_of_weight;  // of this lane's entry
+      if constexpr (!P::kScores) p = own.weight_of(pass.own_score(span.row, part.head, batch));
+      for_each_entries<kMost, P::kEdges>(batch, part.lanes, [&](const auto& entries) {
+        constexpr int kCount = std::decay_t<decltype(entries)>::kCount;
+        const auto gathered = pass.gather(part, entries);
+        const auto dots = find_dots(pass, part, span.row, held, entries, gathered);
+        A score = 0;
+#pragma unroll
+        for (int u = 0; u < kCount; ++u) {
+          if (part.lanes.lane != entries.first + u) continue;
+          score = dots.score[u];
+          product += dots.product[u];
+        }
+        A of_value[kCount], of_score[kCount] = {};
+        if constexpr (P::kScores) p = own.weight_of(score);
+        const A gradient = own.gradient(p, product);
+#pragma unroll
+        for (int u = 0; u < kCount; ++u) {
+          of_value[u] = part.lanes.from(own.keep * p, entries.first + u);
+          if constexpr (P::kScores) of_score[u] = part.lanes.from(gradient, entries.first + u);
+        }
+        pass.add(part, held, gathered, entries, of_value, of_score, sums);
+      });
+      if constexpr (!P::kScores) {
+        const bool mine = part.lanes.lane < batch.count;
+        if (mine) pass.add_own(span.row, part.head, batch, own.gradient(p, product), sums);
+      }
+    });
+    pass.store(part, span, sums);
+  });
+}
+
+template <typename P>
+cudaError_t run_sources(Queue& queue, const char* name, const P& pass, bool packed) {
+  using T = typename P::Element;
+  return with_layout<T>(pass.given.grad.width, packed, [&](auto layout) {
+    using L = decltype(layout);
+    const dim3 grid(blocks_for<L>(pass.graph.num_tasks), grid_size(pass.given.grad.heads));
+    return launch({name, grid, kBlockThreads, 0, queue.stream()}, source_rows<L, P>, pass);
+  });
+}
+
+}  // namespace fastgraph::cuda
