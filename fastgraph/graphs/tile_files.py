@@ -1,4 +1,8 @@
-"""Tiles in a folder: a file of tensors, and a manifest with its checksum."""
+"""Tiles in a folder: a file of tensors, and a manifest with its checksum.
+
+For programs that make tiles beforehand. Backends make their own: that takes less time than to check
+what was read.
+"""
 
 from __future__ import annotations
 
