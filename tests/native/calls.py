@@ -1,9 +1,11 @@
-"""A valid call of each native function with random arguments, and a check of what it wrote."""
+"""A valid call of each native function with random arguments, and a check of what it wrote.
+
+Those of attention are in ``attention_calls.py``.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +16,18 @@ from fastgraph.backends import reference
 from fastgraph.graphs.tiles import Tiles
 from fastgraph.registry.backend import FLOATING, accumulator
 from tests.graphs import mixed_communities
+from tests.native.attention_calls import ATTENTION_CALLS
 from tests.native.drawing import (
-    Call,
     Draw,
     Graph,
     Library,
     Prepared,
     assert_equal,
     assert_near,
+    built,
+    compressed,
     outputs,
+    transposed,
 )
 
 
@@ -102,22 +107,6 @@ def build_csr_with_loops(lib: Library, draw: Draw) -> Prepared:
         assert_equal(edge_id[: order.numel()], order)
 
     return call, check
-
-
-def built(lib: Library, draw: Draw) -> Graph:
-    return compressed(lib, *draw.edges())
-
-
-def compressed(lib: Library, row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Graph:
-    rowptr, index, edge_id = outputs(num_rows, row.numel())
-    in_order = lib("build_csr", row, col, num_rows, num_cols, rowptr, index, edge_id)
-    return Graph(row, col, num_rows, num_cols, rowptr, index, None if in_order else edge_id)
-
-
-def transposed(lib: Library, graph: Graph) -> Graph:
-    rowptr, index, edge_id = outputs(graph.num_cols, graph.num_edges)
-    lib("transpose_csr", *graph.ascending.values(), graph.num_cols, rowptr, index, edge_id)
-    return Graph(graph.col, graph.row, graph.num_cols, graph.num_rows, rowptr, index, edge_id)
 
 
 def check_csr(lib: Library, draw: Draw) -> Prepared:
@@ -500,155 +489,6 @@ def head_scores_backward(lib: Library, draw: Draw) -> Prepared:
     return given | {"grad_x": grad_x, "grad_att": grad_att}, check
 
 
-class Attention:
-    """An attention operator on random inputs, and what the reference makes of them in float64."""
-
-    def __init__(self, lib: Library, draw: Draw, operator: str) -> None:
-        in_ascending_order = built(lib, draw)
-        self.graph = graph = draw.in_any_order(in_ascending_order)
-        self.flipped = draw.in_any_order(transposed(lib, in_ascending_order))
-        dtype, heads, width = draw.one_of(*FLOATING), draw.number(0, 4), draw.width()
-        edge_dim = draw.one_of(None, None, 0, 1, 3, 16, 20)
-
-        def features(count: int, *shape: int) -> Tensor:
-            return draw.features(dtype, count, *shape)
-
-        edge = None if edge_dim is None else features(graph.num_edges, edge_dim)
-        self.inputs: dict[str, Tensor | None]
-        if operator == "gatv2":
-            self.inputs = {
-                "x_src": features(graph.num_cols, heads, width),
-                "x_dst": features(graph.num_rows, heads, width),
-                "att": features(1, heads, width),
-                "edge": edge,
-                "weight_edge": None if edge is None else features(heads, edge_dim, width),
-            }
-        elif operator == "gat":
-            self.inputs = {
-                "x": features(graph.num_cols, heads, width),
-                "score_src": features(graph.num_cols, heads),
-                "score_dst": features(graph.num_rows, heads),
-                "score_edge": draw.maybe(features(graph.num_edges, heads)),
-            }
-        else:
-            self.inputs = {
-                "query": features(graph.num_rows, heads, width + (edge_dim or 0)),
-                "key": features(graph.num_cols, heads, width),
-                "value": features(graph.num_cols, heads, width),
-                "edge": edge,
-            }
-        given = [tensor for tensor in self.inputs.values() if tensor is not None]
-        self.special = draw.with_specials(draw.one_of(*given))
-        self.options = {
-            # A power of 2, so that scores have no roundings.
-            "scale" if operator == "attention" else "slope": 0.25,
-            "dropout": draw.one_of(0.0, 0.0, 0.3, 1.0),
-            "seed": draw.number(-(2**63), 2**63 - 1),
-        }
-        wide = [None if t is None else t.double() for t in self.inputs.values()]
-        arguments = (False, *self.options.values())
-        out, stats, alpha = getattr(reference, operator)(graph, *wide, *arguments, True)
-        self.grad = draw.features(dtype, *out.shape)
-        self.alpha = draw.maybe(draw.features(dtype, *alpha.shape))
-        self.stats = stats.to(accumulator(dtype))
-        self.grad_logsum = draw.maybe(draw.features(self.stats.dtype, *stats.shape[:2]))
-        gradients = getattr(reference, f"{operator}_backward")(
-            graph,
-            self.grad.double(),
-            None if self.alpha is None else self.alpha.double(),
-            None if self.grad_logsum is None else self.grad_logsum.double(),
-            *wide,
-            stats,
-            *arguments,
-        )
-        nodes = draw.one_of(1, len(out))
-        self.addend = draw.maybe(draw.features(dtype, nodes, *out.shape[1:]))
-        out = out if self.addend is None else out + self.addend.double()
-        self.expected = {"out": out, "stats": stats, "alpha": alpha}
-        for name, gradient in zip(self.inputs, gradients, strict=True):
-            self.expected[f"grad_{name}"] = gradient
-        # A product of two rows, or the projection of an edge's. Where 8,800 edges join two hubs the
-        # reference itself, in float32, is wrong by four fifths of the bound that this alone gives.
-        of_hub = int(torch.bincount(graph.col).max()) / 2048 if graph.num_edges else 0.0
-        self.magnitude = 4.0 * (1 + width) * (1 + (edge_dim or 0)) * (1 + of_hub)
-
-    def forward(self) -> Prepared:
-        outputs = {
-            "out": torch.full_like(self.grad, 77.0),
-            "stats": torch.full_like(self.stats, 77.0),
-            "alpha": None if self.alpha is None else torch.full_like(self.alpha, 77.0),
-        }
-        addend = {"addend": self.addend}
-        call = self.graph.arguments | self.inputs | self.options | outputs | addend
-        return call, lambda _: self._check(outputs, 1)
-
-    def backward(self) -> Prepared:
-        return self._backward(self.graph.arguments | self.flipped.arguments_t, {}, self.inputs)
-
-    def backward_dst(self, *names: str) -> Prepared:
-        between = self.stats.new_full((*self.expected["alpha"].shape, 2), 77.0)
-        return self._backward(self.graph.arguments, {"between": between}, names)
-
-    def backward_src(self, lib: Library, function: str, *names: str) -> Prepared:
-        others = [name for name in self.inputs if name not in names]
-        call, _ = self.backward_dst(*others)
-        lib(f"{function}_backward_dst", *call.values())
-        return self._backward(self.flipped.arguments_t, {"between": call["between"]}, names)
-
-    def _backward(self, matrices: Call, between: Call, names: Iterable[str]) -> Prepared:
-        """What writes the gradients of the named inputs."""
-        outputs = {f"grad_{name}": self._gradient(name) for name in names}
-        given = {"stats": self.stats, "grad": self.grad, "grad_alpha": self.alpha}
-        given |= {"grad_logsum": self.grad_logsum, **between}
-        call = matrices | self.inputs | self.options | given | outputs
-        return call, lambda _: self._check(outputs, self.magnitude)
-
-    def _gradient(self, name: str) -> Tensor | None:
-        tensor = self.inputs[name]
-        if tensor is None:
-            return None
-        if name == "edge":  # added to by each head
-            return torch.zeros_like(tensor, dtype=self.stats.dtype)
-        return torch.full_like(tensor, 77.0)
-
-    def _check(self, outputs: dict[str, Tensor | None], magnitude: float) -> None:
-        for name, tensor in outputs.items():
-            if tensor is not None and not self.special:
-                assert_near(tensor, self.expected[name], magnitude, name)
-
-
-def gatv2(lib: Library, draw: Draw) -> Prepared:
-    return Attention(lib, draw, "gatv2").forward()
-
-
-def gatv2_backward_dst(lib: Library, draw: Draw) -> Prepared:
-    return Attention(lib, draw, "gatv2").backward_dst("x_dst", "att", "edge", "weight_edge")
-
-
-def gatv2_backward_src(lib: Library, draw: Draw) -> Prepared:
-    return Attention(lib, draw, "gatv2").backward_src(lib, "gatv2", "x_src")
-
-
-def gat(lib: Library, draw: Draw) -> Prepared:
-    return Attention(lib, draw, "gat").forward()
-
-
-def gat_backward(lib: Library, draw: Draw) -> Prepared:
-    return Attention(lib, draw, "gat").backward()
-
-
-def attention(lib: Library, draw: Draw) -> Prepared:
-    return Attention(lib, draw, "attention").forward()
-
-
-def attention_backward_dst(lib: Library, draw: Draw) -> Prepared:
-    return Attention(lib, draw, "attention").backward_dst("query", "edge")
-
-
-def attention_backward_src(lib: Library, draw: Draw) -> Prepared:
-    return Attention(lib, draw, "attention").backward_src(lib, "attention", "key", "value")
-
-
 CALLS = (
     checksum,
     prefer_huge_pages,
@@ -669,12 +509,5 @@ CALLS = (
     segment_reduce_backward,
     head_scores,
     head_scores_backward,
-    gatv2,
-    gatv2_backward_dst,
-    gatv2_backward_src,
-    gat,
-    gat_backward,
-    attention,
-    attention_backward_dst,
-    attention_backward_src,
+    *ATTENTION_CALLS,
 )

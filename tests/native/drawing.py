@@ -177,6 +177,22 @@ def outputs(num_rows: int, num_edges: int) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
+def built(lib: Library, draw: Draw) -> Graph:
+    return compressed(lib, *draw.edges())
+
+
+def compressed(lib: Library, row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Graph:
+    rowptr, index, edge_id = outputs(num_rows, row.numel())
+    in_order = lib("build_csr", row, col, num_rows, num_cols, rowptr, index, edge_id)
+    return Graph(row, col, num_rows, num_cols, rowptr, index, None if in_order else edge_id)
+
+
+def transposed(lib: Library, graph: Graph) -> Graph:
+    rowptr, index, edge_id = outputs(graph.num_cols, graph.num_edges)
+    lib("transpose_csr", *graph.ascending.values(), graph.num_cols, rowptr, index, edge_id)
+    return Graph(graph.col, graph.row, graph.num_cols, graph.num_rows, rowptr, index, edge_id)
+
+
 def assert_equal(actual: Tensor, expected: Tensor) -> None:
     expected = expected.to(actual.dtype)
     assert torch.equal(actual, expected), f"got {actual}, expected {expected}"
