@@ -59,8 +59,9 @@ UNDEFINED = (
     "unreachable,return"
 )
 # Loads of vectors have to stay whole for their alignment to be seen. Counters of lines are added to
-# by single instructions: as loads and stores they would be watched, too, and most of what is.
-COUNTED = ("--coverage", "-fprofile-update=atomic")
+# by single instructions: as loads and stores they would be watched, too, and most of what is. That
+# is -fprofile-update, by a name with which ccache does not refuse to keep what is compiled.
+COUNTED = ("--coverage", "--profile-update=atomic")
 WATCHED = (UNDEFINED, "-fsanitize=thread", "-fno-tree-sra", *COUNTED)
 # Of attention's kernels, one of each kind for element types but float, unless all are asked for.
 LAYOUTS = () if os.environ.get("SIMT_EVERY_LAYOUT") else ("-DFASTGRAPH_FEW_LAYOUTS",)
