@@ -132,7 +132,7 @@ def parser() -> argparse.ArgumentParser:
         default=int(world.DEFAULT_TIMEOUT.total_seconds()),
         metavar="SECONDS",
         help="for a collective, after which ranks that wait end with its name and the line of the "
-        "script that asked for it; default: 1800",
+        "script that asked for it; default: %(default)s",
     )
     made.add_argument(
         "--min-nodes",
