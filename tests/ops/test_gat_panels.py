@@ -91,15 +91,16 @@ def test_the_gradient_of_statistics(by_head: Callable[[bool], None]) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("node", [3, 30], ids=["connected", "isolated"])
 @pytest.mark.parametrize("where", ["x", "score_src", "score_dst", "grad"])
 def test_what_is_not_finite_reaches_what_it_reaches_at_once(
-    where: str, value: float, by_head: Callable[[bool], None]
+    where: str, node: int, value: float, by_head: Callable[[bool], None]
 ) -> None:
-    case = Case("square", random_edges(30, 30, 200), 30, 30)
+    case = Case("square", random_edges(30, 30, 200), 31, 31)
     inputs = inputs_of("gat", case, heads=2, channels=20)
-    grad = torch.randn(30, 2, 20, dtype=torch.float64)
+    grad = torch.randn(31, 2, 20, dtype=torch.float64)
     places = ("x", "score_src", "score_dst", "grad")
-    [*inputs, grad][places.index(where)][3, 1].view(-1)[0] = value
+    [*inputs, grad][places.index(where)][node, 1].view(-1)[0] = value
 
     def call() -> list[Tensor]:
         leaves = [t.detach().requires_grad_() for t in inputs]
