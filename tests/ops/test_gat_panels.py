@@ -127,4 +127,4 @@ def test_results_do_not_depend_on_threads(
     exact = with_gradients(lambda t: gat(t, HUB), [t.double() for t in inputs])
     for found, expected in zip(runs[0], exact, strict=True):
         error = (found.double() - expected).norm() / expected.norm()
-        assert error < 4 * torch.finfo(dtype).eps
+        assert error < 10 * torch.finfo(dtype).eps  # a row has 6,000 entries

@@ -241,13 +241,10 @@ void gat_backward(const OrderedCsr& graph, const OrderedCsr& transpose, const Ga
                   double slope, Dropout dropout, const SoftmaxGradients<T>& given, Heads<T> grad_x,
                   Matrix<T> grad_score_src, Matrix<T> grad_score_dst, Matrix<T> grad_score_edge) {
   using A = Accumulator<T>;
-  const bool by_edge = in.score_edge.data != nullptr || given.grad_alpha.data != nullptr;
-  const int64_t channels =
-      by_edge ? 0
-              : std::min(channels_of_head(graph, in.x), channels_of_head(transpose, given.grad));
-  if (channels > 0) {
-    return gat_backward_by_panels<T>(graph, transpose, in, slope, dropout, given, grad_x,
-                                     grad_score_src, grad_score_dst, channels);
+  const bool of_edges = in.score_edge.data != nullptr || given.grad_alpha.data != nullptr;
+  if (!of_edges && heads_pay(graph, in.x) && heads_pay(transpose, given.grad)) {
+    return gat_backward_by_heads<T>(graph, transpose, in, slope, dropout, given, grad_x,
+                                    grad_score_src, grad_score_dst);
   }
   const int64_t edges = graph.num_entries, heads = in.x.heads, width = in.x.width;
   const auto between = scratch<A>(edges * heads);

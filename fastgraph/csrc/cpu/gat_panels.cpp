@@ -14,7 +14,7 @@
 // with other weights. The sum over the row is taken by the entries where z is positive alone, whose
 // part of y is y+ and of the weights is w+: (1 - s) <g_i, y+ - w+ y>, in which both parts cancel
 // before the product is taken where all z of the row have the same sign, or one entry has all the
-// weight.
+// weight. In the sum over the column they cancel but for a rounding of <x_j, g_i>.
 #include "cpu/gat_panels.h"
 
 #include <algorithm>
@@ -41,16 +41,6 @@ struct HeadPanel {
   int64_t width() const { return x.width; }
 };
 
-// Calls body(panel) for all panels of a head.
-template <typename T, typename Body>
-void for_each_panel_of_head(const Panel<T>& memory, const Heads<const T>& x, int64_t head,
-                            int64_t channels, const Body& body) {
-  for (int64_t first = 0; first < x.width; first += channels) {
-    const int64_t count = std::min(channels, x.width - first);
-    body(HeadPanel<T>{memory.copy(head * x.width + first, count), head, first});
-  }
-}
-
 template <typename T>
 Matrix<const T> as_matrix(const Heads<const T>& x) {
   return {x.data, x.nodes, x.heads * x.width};
@@ -60,11 +50,6 @@ Matrix<const T> as_matrix(const Heads<const T>& x) {
 template <typename T>
 void load_column(const Matrix<const T>& from, int64_t head, Accumulator<T>* to) {
   for (int64_t node = 0; node < from.rows; ++node) to[node] = load_one(from.row(node) + head);
-}
-
-template <typename T>
-void store_column(const Accumulator<T>* from, int64_t head, const Matrix<T>& to) {
-  for (int64_t node = 0; node < to.rows; ++node) store_one(to.row(node) + head, from[node]);
 }
 
 // What the entries of a row have, in whole blocks: arrays, one behind the other.
@@ -214,52 +199,68 @@ struct Destination {
   A delta;
 };
 
-// The pass over destinations: sums of all entries, and of those with a positive z, and the weight
-// of the latter. It adds to delta, and to the gradient of score_dst.
+// What both backward passes have. The panel is a whole head.
 template <typename T>
-struct PanelDestinations : RowSums<Accumulator<T>> {
+struct PanelBackward : RowSums<Accumulator<T>> {
   using A = Accumulator<T>;
 
   HeadPanel<T> panel;
-  const A* score_src;
+  const A* score_src;  // of this head
   Destination<A>* destinations;
   A slope;
   Dropout dropout;
-  const SoftmaxGradients<T>& given;
-  A* grad_score_dst;
 
   int64_t buffer_size() const { return 2 * kBlock; }
   void reset(A*) const {}
-  const T* grad_of(int64_t row) const { return given.grad.at(row, panel.head) + panel.first; }
-  FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch(grad_of(row), panel.width()); }
+
+  // Two sums, and behind them another one of the row, `last`.
+  void add(const RowEntries& entries, const RowBuffer<A>& weights, BlockOf<A> last,
+           A* state) const {
+    drop<2>(entries, panel.head, dropout, weights);
+    add_entries<2, T>(entries, panel.x, weights, state);
+    state[2 * panel.width()] = sum_of<A, kBlock>(last);
+  }
+};
+
+// The pass over destinations: sums of all entries, and of those with a positive z, and the weight
+// of the latter. It writes delta, and the gradient of score_dst.
+template <typename T>
+struct PanelDestinations : PanelBackward<T> {
+  using A = Accumulator<T>;
+
+  const SoftmaxGradients<T>& given;
+  Matrix<T> grad_score_dst;
+
+  FASTGRAPH_INLINE void expect_row(int64_t row) const {
+    prefetch(given.grad.at(row, this->panel.head), this->panel.width());
+  }
 
   void begin(const RowEntries& entries, bool, A* memory, A* state) const {
-    const RowBuffer<A> buffer(entries, memory);
-    const Destination<A>& own = destinations[entries.row];
+    const RowBuffer<A> weights(entries, memory);
+    const Destination<A>& own = this->destinations[entries.row];
     const BlockOf<A> score_dst = splat<A, kBlock>(own.score), zero{};
     const BlockOf<A> largest = splat<A, kBlock>(own.largest);
     const BlockOf<A> inverse_sum = splat<A, kBlock>(own.inverse_sum);
     BlockOf<A> of_positive{};
-    for_each_block(entries, panel.head, [&](const EdgeBlock& block, int64_t place) {
-      const BlockOf<A> z = score_dst + gather_of(block, score_src);
-      const auto score = masked<A>(block, leaky_relu<A>(z, slope));
+    for_each_block(entries, this->panel.head, [&](const EdgeBlock& block, int64_t place) {
+      const BlockOf<A> z = score_dst + gather_of(block, this->score_src);
+      const auto score = masked<A>(block, leaky_relu<A>(z, this->slope));
       const BlockOf<A> p = softmax_of<A>(score, largest, inverse_sum);
       of_positive += z > zero ? p : zero;
-      store<kBlock>(buffer[0] + place, p);
-      store<kBlock>(buffer[1] + place, z > zero ? p : zero);
+      store<kBlock>(weights[0] + place, p);
+      store<kBlock>(weights[1] + place, z > zero ? p : zero);
     });
-    drop<2>(entries, panel.head, dropout, buffer);
-    add_entries<2, T>(entries, panel.x, buffer, state);
-    state[2 * panel.width()] = sum_of<A, kBlock>(of_positive);
+    this->add(entries, weights, of_positive, state);
   }
 
   void finish(int64_t row, int64_t, bool empty, int64_t, const A* state) const {
-    if (empty) return;
-    const A* positive = state + panel.width();
-    const A weight = positive[panel.width()];
-    const T* grad = grad_of(row);
+    T* target = grad_score_dst.row(row) + this->panel.head;
+    if (empty) return store_one(target, A{0});  // whatever the gradient is
+    const int64_t width = this->panel.width();
+    const A *positive = state + width, weight = positive[width];
+    const T* grad = given.grad.at(row, this->panel.head);
     A of_all = 0, of_positive = 0, nan_if_infinite = 0;
-    for_each_part<kLanes<T>, 1>(0, panel.width(), [&](auto chunk, int64_t f) {
+    for_each_part<kLanes<T>, 1>(0, width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
       const auto g = load<N>(grad + f), y = load<N>(state + f);
       of_all += sum_of<A, N>(g * y);
@@ -268,66 +269,58 @@ struct PanelDestinations : RowSums<Accumulator<T>> {
     });
     // By entry, an infinite gradient makes infinities that cancel in their sum, or with it, and an
     // infinite feature one that cancels with the sum.
-    destinations[row].delta += of_all + nan_if_infinite;
-    grad_score_dst[row] += (1 - slope) * of_positive + (of_all - of_all);
-    if (panel.first == 0) {
-      const A of_logsum = given.of_logsum(row, panel.head);
-      grad_score_dst[row] += of_logsum * (slope + (1 - slope) * weight);
-    }
+    const A of_logsum = given.of_logsum(row, this->panel.head);
+    this->destinations[row].delta = of_all + nan_if_infinite - of_logsum;
+    store_one(target, (1 - this->slope) * of_positive + (of_all - of_all) +
+                          of_logsum * (this->slope + (1 - this->slope) * weight));
   }
 };
 
 // The pass over sources, along the transpose: sums of the gradients of destinations by the weights,
 // which are that of x, and by weights times slopes, and of delta by these without dropout.
 template <typename T>
-struct PanelSources : RowSums<Accumulator<T>> {
+struct PanelSources : PanelBackward<T> {
   using A = Accumulator<T>;
 
-  HeadPanel<T> panel;
-  const A* score_src;
-  const Destination<A>* destinations;
-  A slope;
-  Dropout dropout;
   Heads<const T> x;
   Result<T> grad_x;
-  A* grad_score_src;
+  Matrix<T> grad_score_src;
 
-  int64_t buffer_size() const { return 2 * kBlock; }
-  void reset(A*) const {}
-  const T* x_of(int64_t row) const { return x.at(row, panel.head) + panel.first; }
-  FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch(x_of(row), panel.width()); }
+  FASTGRAPH_INLINE void expect_row(int64_t row) const {
+    prefetch(x.at(row, this->panel.head), x.width);
+  }
 
   void begin(const RowEntries& entries, bool, A* memory, A* state) const {
-    const RowBuffer<A> buffer(entries, memory);
-    const BlockOf<A> own = splat<A, kBlock>(score_src[entries.row]);
+    const RowBuffer<A> weights(entries, memory);
+    const Destination<A>* others = this->destinations;
+    const BlockOf<A> own = splat<A, kBlock>(this->score_src[entries.row]), zero{};
     BlockOf<A> of_delta{};
-    for_each_block(entries, panel.head, [&](const EdgeBlock& block, int64_t place) {
-      const BlockOf<A> z = own + gather_of<4>(block, &destinations->score);
-      const auto score = masked<A>(block, leaky_relu<A>(z, slope));
-      const BlockOf<A> p = softmax_of<A>(score, gather_of<4>(block, &destinations->largest),
-                                         gather_of<4>(block, &destinations->inverse_sum));
-      const BlockOf<A> slopes = z > BlockOf<A>{} ? splat<A, kBlock>(1) : splat<A, kBlock>(slope);
-      of_delta += p * slopes * gather_of<4>(block, &destinations->delta);
-      store<kBlock>(buffer[0] + place, p);
-      store<kBlock>(buffer[1] + place, p * slopes);
+    for_each_block(entries, this->panel.head, [&](const EdgeBlock& block, int64_t place) {
+      const BlockOf<A> z = own + gather_of<4>(block, &others->score);
+      const auto score = masked<A>(block, leaky_relu<A>(z, this->slope));
+      const BlockOf<A> p = softmax_of<A>(score, gather_of<4>(block, &others->largest),
+                                         gather_of<4>(block, &others->inverse_sum));
+      const BlockOf<A> by_slope = z > zero ? p : this->slope * p;
+      of_delta += by_slope * gather_of<4>(block, &others->delta);
+      store<kBlock>(weights[0] + place, p);
+      store<kBlock>(weights[1] + place, by_slope);
     });
-    drop<2>(entries, panel.head, dropout, buffer);
-    add_entries<2, T>(entries, panel.x, buffer, state);
-    state[2 * panel.width()] = sum_of<A, kBlock>(of_delta);
+    this->add(entries, weights, of_delta, state);
   }
 
   void finish(int64_t row, int64_t, bool empty, int64_t, const A* state) const {
-    const A* by_slope = state + panel.width();
-    const T* own = x_of(row);
-    const ResultRow<T> target = grad_x.row(row, panel.head);
+    const A* by_slope = state + x.width;
+    const T* own = x.at(row, this->panel.head);
+    const ResultRow<T> target = grad_x.row(row, this->panel.head);
     A product = 0;
-    for_each_part<kLanes<T>, 1>(0, panel.width(), [&](auto chunk, int64_t f) {
+    for_each_part<kLanes<T>, 1>(0, x.width, [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
-      target.template store<N>(panel.first + f, load<N>(state + f));
+      target.template store<N>(f, load<N>(state + f));
       product += sum_of<A, N>(load<N>(own + f) * load<N>(by_slope + f));
     });
-    if (empty) return;  // whatever the features are
-    grad_score_src[row] += product - (panel.first == 0 ? by_slope[panel.width()] : A{0});
+    // Nothing of a row without entries, whatever its features are.
+    store_one(grad_score_src.row(row) + this->panel.head,
+              empty ? A{0} : product - by_slope[x.width]);
   }
 };
 
@@ -343,71 +336,51 @@ void gat_by_panels(const OrderedCsr& graph, const GatInputs<T>& in, double slope
   for (int64_t head = 0; head < in.x.heads; ++head) {
     load_column(in.score_src, head, score_src.get());
     load_column(in.score_dst, head, score_dst.get());
-    for_each_panel_of_head(memory, in.x, head, channels, [&](const HeadPanel<T>& panel) {
-      run_pass<A>(graph, schedule, 1, panel.width(),
-                  PanelForward<T>{{panel.width() + 2},
-                                  panel,
+    for (int64_t first = 0; first < in.x.width; first += channels) {
+      const int64_t count = std::min(channels, in.x.width - first);
+      run_pass<A>(graph, schedule, 1, count,
+                  PanelForward<T>{{count + 2},
+                                  {memory.copy(head * in.x.width + first, count), head, first},
                                   score_src.get(),
                                   score_dst.get(),
                                   static_cast<A>(slope),
                                   dropout,
                                   outputs});
-    });
+    }
   }
 }
 
 template <typename T>
-void gat_backward_by_panels(const OrderedCsr& graph, const OrderedCsr& transpose,
-                            const GatInputs<T>& in, double slope, Dropout dropout,
-                            const SoftmaxGradients<T>& given, Heads<T> grad_x,
-                            Matrix<T> grad_score_src, Matrix<T> grad_score_dst, int64_t channels) {
+void gat_backward_by_heads(const OrderedCsr& graph, const OrderedCsr& transpose,
+                           const GatInputs<T>& in, double slope, Dropout dropout,
+                           const SoftmaxGradients<T>& given, Heads<T> grad_x,
+                           Matrix<T> grad_score_src, Matrix<T> grad_score_dst) {
   using A = Accumulator<T>;
-  const int64_t sources = in.x.nodes, rows = graph.num_rows;
+  const int64_t width = in.x.width;
   const Schedule by_row = make_schedule(graph), by_source = make_schedule(transpose);
-  const auto score_src = scratch<A>(sources), grad_src = scratch<A>(sources);
-  const auto destinations = scratch<Destination<A>>(rows);
-  const auto grad_dst = scratch<A>(rows);
-  const Panel<T> panel_of_x(as_matrix(in.x), channels),
-      panel_of_grad(as_matrix(given.grad), channels);
+  const Panel<T> panel_of_x(as_matrix(in.x), width), panel_of_grad(as_matrix(given.grad), width);
+  const auto score_src = scratch<A>(in.x.nodes);
+  const auto destinations = scratch<Destination<A>>(graph.num_rows);
   for (int64_t head = 0; head < in.x.heads; ++head) {
     load_column(in.score_src, head, score_src.get());
-    for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t row = 0; row < graph.num_rows; ++row) {
       const A* stats = given.stats.at(row, head);
-      destinations[row] = {load_one(in.score_dst.row(row) + head), stats[0], stats[1],
-                           -given.of_logsum(row, head)};
+      destinations[row] = {load_one(in.score_dst.row(row) + head), stats[0], stats[1], 0};
     }
-    std::fill_n(grad_dst.get(), rows, A{0});
-    std::fill_n(grad_src.get(), sources, A{0});
-    for_each_panel_of_head(panel_of_x, in.x, head, channels, [&](const HeadPanel<T>& panel) {
-      run_pass<A>(graph, by_row, 1, 2 * panel.width(),
-                  PanelDestinations<T>{{2 * panel.width() + 1},
-                                       panel,
-                                       score_src.get(),
-                                       destinations.get(),
-                                       static_cast<A>(slope),
-                                       dropout,
-                                       given,
-                                       grad_dst.get()});
-    });
-    for_each_panel_of_head(panel_of_grad, given.grad, head, channels,
-                           [&](const HeadPanel<T>& panel) {
-                             run_pass<A>(transpose, by_source, 1, 2 * panel.width(),
-                                         PanelSources<T>{{2 * panel.width() + 1},
-                                                         panel,
-                                                         score_src.get(),
-                                                         destinations.get(),
-                                                         static_cast<A>(slope),
-                                                         dropout,
-                                                         in.x,
-                                                         Result<T>(grad_x),
-                                                         grad_src.get()});
-                           });
-    store_column(grad_src.get(), head, grad_score_src);
-    store_column(grad_dst.get(), head, grad_score_dst);
+    const auto with_panel = [&](const Panel<T>& memory) -> PanelBackward<T> {
+      return {{2 * width + 1},       {memory.copy(head * width, width), head, 0},
+              score_src.get(),       destinations.get(),
+              static_cast<A>(slope), dropout};
+    };
+    run_pass<A>(graph, by_row, 1, 2 * width,
+                PanelDestinations<T>{with_panel(panel_of_x), given, grad_score_dst});
+    run_pass<A>(
+        transpose, by_source, 1, 2 * width,
+        PanelSources<T>{with_panel(panel_of_grad), in.x, Result<T>(grad_x), grad_score_src});
   }
 }
 
 FASTGRAPH_INSTANTIATE(gat_by_panels)
-FASTGRAPH_INSTANTIATE(gat_backward_by_panels)
+FASTGRAPH_INSTANTIATE(gat_backward_by_heads)
 
 }  // namespace fastgraph

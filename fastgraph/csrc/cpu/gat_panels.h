@@ -16,25 +16,37 @@ inline BlockOf<A> leaky_relu(BlockOf<A> z, A slope) {
   return z > BlockOf<A>{} ? z : slope * z;
 }
 
-// How many channels of a head make a panel; 0 where the kernels had better see all heads at once.
-// `gathered` are the features, or their gradients along the transpose.
+// How many channels of a head make a panel of the forward pass; 0 where it had better see all heads
+// at once. Panels that are parts of a head have its weights computed again, which costs more than
+// it saves where exponentials are computed one by one.
 template <typename T>
-int64_t channels_of_head(const Csr& graph, const Heads<const T>& gathered) {
-  const int64_t width = gathered.width;
-  return std::min(head_panel_channels(graph, width, sizeof(T)), width);
+int64_t channels_of_head(const Csr& graph, const Heads<const T>& x) {
+  constexpr bool kVectorised = sizeof(Accumulator<T>) == sizeof(float);
+  const int64_t channels = std::min(head_panel_channels(graph, x.width, sizeof(T)), x.width);
+  return kVectorised || channels == x.width ? channels : 0;
 }
 
-// As gat() and gat_backward() of cpu/kernels.h, for panels of so many channels, without scores of
-// edges, and without gradients of the weights. outputs.alpha is not written.
+// Whether the backward passes, which add up twice, had better see one head after the other: where
+// heads are narrow, and whole ones are panels. `gathered` are the features, or their gradients
+// along the transpose.
+template <typename T>
+bool heads_pay(const Csr& graph, const Heads<const T>& gathered) {
+  constexpr int64_t kWidest = 64;
+  const int64_t width = gathered.width;
+  return width > 0 && width <= kWidest && head_panel_channels(graph, width, sizeof(T)) >= width;
+}
+
+// As gat() and gat_backward() of cpu/kernels.h, without scores of edges, and without gradients of
+// the weights. outputs.alpha is not written.
 
 template <typename T>
 void gat_by_panels(const OrderedCsr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
                    const SoftmaxOutputs<T>& outputs, int64_t channels);
 
 template <typename T>
-void gat_backward_by_panels(const OrderedCsr& graph, const OrderedCsr& transpose,
-                            const GatInputs<T>& in, double slope, Dropout dropout,
-                            const SoftmaxGradients<T>& given, Heads<T> grad_x,
-                            Matrix<T> grad_score_src, Matrix<T> grad_score_dst, int64_t channels);
+void gat_backward_by_heads(const OrderedCsr& graph, const OrderedCsr& transpose,
+                           const GatInputs<T>& in, double slope, Dropout dropout,
+                           const SoftmaxGradients<T>& given, Heads<T> grad_x,
+                           Matrix<T> grad_score_src, Matrix<T> grad_score_dst);
 
 }  // namespace fastgraph

@@ -261,11 +261,24 @@ inline Vector<A, N> larger(Vector<A, N> a, Vector<A, N> b) {
 template <int N, int kStride = 1, typename A>
 inline Vector<A, N> gather(const A* table, const int32_t* index, int count) {
 #if defined(__AVX512F__)
-  if constexpr (std::is_same_v<A, float> && N == 16) {
+  if constexpr (N == 16) {
     const auto used = static_cast<__mmask16>((1u << count) - 1);
     const auto at = (Vector<int32_t, N>)_mm512_maskz_loadu_epi32(used, index) * kStride;
-    return (Vector<A, N>)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), used, (__m512i)at, table,
-                                                  sizeof(A));
+    if constexpr (std::is_same_v<A, float>) {
+      return (Vector<A, N>)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), used, (__m512i)at, table,
+                                                    sizeof(A));
+    } else {
+      __m256i half[2];
+      std::memcpy(half, &at, sizeof(at));
+      const __m512d zero = _mm512_setzero_pd();
+      const __m512d found[2] = {
+          _mm512_mask_i32gather_pd(zero, static_cast<__mmask8>(used), half[0], table, sizeof(A)),
+          _mm512_mask_i32gather_pd(zero, static_cast<__mmask8>(used >> 8), half[1], table,
+                                   sizeof(A))};
+      Vector<A, N> all;
+      std::memcpy(&all, found, sizeof(all));
+      return all;
+    }
   }
 #endif
   Vector<A, N> found{};
