@@ -63,17 +63,22 @@ def plan(
 def _forward(module: EdgeGATConv, call: Accepted, edge_feat: Tensor, get_attention: bool) -> Any:
     x_src, x_dst, h_dst = projected(module, call)
     residual = residual_of(module, h_dst)
-    scores = scores_of(x_src, module.attn_l), scores_of(x_dst, module.attn_r)
     # `attn_edge` is made in float32, whatever torch's default.
-    edge_feat, weight, att_edge, x_src, *scores = same_dtype(
-        edge_feat, module.fc_edge.weight, module.attn_edge[0], x_src, *scores
+    edge_feat, weight, att_edge, x_src, score_src, score_dst = same_dtype(
+        edge_feat,
+        module.fc_edge.weight,
+        module.attn_edge[0],
+        x_src,
+        scores_of(x_src, module.attn_l),
+        scores_of(x_dst, module.attn_r),
     )
     weight = weight.view(*att_edge.shape, -1)
     score_edge = edge_feat @ torch.einsum("hc,hcd->dh", att_edge, weight)
     edges = edges_of(call, numbered=True)
     out, alpha, _ = ops.gat(
         x_src,
-        *scores,
+        score_src,
+        score_dst,
         edges.index,
         score_edge=score_edge,
         ptr=edges.ptr,

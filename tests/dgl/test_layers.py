@@ -299,6 +299,16 @@ REL_OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+def test_types_of_edges_that_are_made_in_inference_mode() -> None:
+    g, x = of_case(ORDINARY), torch.randn(30, IN)
+    for module in (dglnn.RelGraphConv(IN, 5, 3), dglnn.HGTConv(IN, 4, 2, 2, 3)):
+        kinds = [torch.arange(30) % 2] if isinstance(module, dglnn.HGTConv) else []
+        expected = module.eval()(g, x, *kinds, torch.arange(150) % 3)
+        with torch.inference_mode(), fastgraph.enabled(strict=True):
+            found = module(g, x, *kinds, torch.arange(150) % 3)
+        torch.testing.assert_close(found, expected.detach())
+
+
 @pytest.mark.parametrize("options", REL_OPTIONS, ids=", ".join)
 @pytest.mark.parametrize("case", BLOCKS, ids=str)
 def test_relations(options: dict[str, Any], case: Case) -> None:
