@@ -160,7 +160,7 @@ def _save(ctx: Any, arguments: Sequence[Any], result: tuple[Tensor, Tensor]) -> 
     x, index, ptr, weight, _, _, ctx.transpose, ctx.ties = arguments
     out, record = result
     ctx.mark_non_differentiable(record)
-    ctx.x_shape = x.shape
+    ctx.shapes = x.shape, out.shape
     # A record of winners says all, so that both may be edited before the backward pass.
     has_values = ctx.ties != "winner" or is_defined_by(x)
     compared = (x, out) if has_values else (None, None)
@@ -169,8 +169,8 @@ def _save(ctx: Any, arguments: Sequence[Any], result: tuple[Tensor, Tensor]) -> 
 
 def _backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
     x, out, index, ptr, weight, record = ctx.saved_tensors
-    if x is None:  # kernels take their shapes
-        x, out = grad.new_empty(ctx.x_shape), grad
+    if x is None:  # kernels take their shapes, and `grad` may be a batch
+        x, out = (record.new_empty(shape, dtype=grad.dtype) for shape in ctx.shapes)
     if ctx.ties == "none":
         raise RuntimeError(
             "segment_reduce ran with ties='none' and recorded nothing, so it has no gradient"
