@@ -67,7 +67,8 @@ class Call:
         wanted = _differentiated_inputs(given)
         self._leaves: dict[tuple[str, str], Tensor] = {}
         self._output_gradients: list[Tensor] | None = None
-        copies: dict[int, Tensor] = {}
+        # By number of the original, which is kept: DGL makes some anew whenever they are asked for.
+        copies: dict[int, tuple[Tensor, Tensor]] = {}
 
         def own(name: str, tensor: Tensor) -> Tensor:
             if id(tensor) not in copies:
@@ -79,8 +80,8 @@ class Call:
                     copied = copied.clone()
                 if name in wanted:
                     self._leaves[_INPUT, name] = copied.requires_grad_()
-                copies[id(tensor)] = copied
-            return copies[id(tensor)]
+                copies[id(tensor)] = tensor, copied
+            return copies[id(tensor)][1]
 
         own_arguments = list(map_tensors(given, own, "").items())
         self._args = [value for _, value in own_arguments[: len(args)]]

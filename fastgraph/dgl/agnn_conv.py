@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from dgl.nn.pytorch.conv import AGNNConv
 from torch import Tensor
 
@@ -35,6 +36,10 @@ def plan(module: AGNNConv, graph: Any, feat: Any) -> Computation | str:
         return "features of sources and of destinations with different sizes"
     if call.inputs.src.dtype != call.inputs.dst.dtype:
         return "features of sources and of destinations with different dtypes"
+    if call.inputs.src.shape[1] == 0:
+        return "features without channels"
+    if torch.promote_types(module.beta.dtype, call.inputs.src.dtype) != call.inputs.src.dtype:
+        return "a parameter with a wider dtype than features"
     return lambda: _forward(module, call)
 
 

@@ -29,6 +29,7 @@ from fastgraph.dgl.modules import LINEAR
 from fastgraph.dgl.structure import Named, Structure
 from fastgraph.graphs.edges import Grouped
 from fastgraph.graphs.memo import remembered
+from fastgraph.layers.attention import same_dtype
 from fastgraph.layers.weighing import sum_of_heads
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
@@ -62,13 +63,22 @@ def plan(
 def _forward(module: EdgeGATConv, call: Accepted, edge_feat: Tensor, get_attention: bool) -> Any:
     x_src, x_dst, h_dst = projected(module, call)
     residual = residual_of(module, h_dst)
-    weight = module.fc_edge.weight.view(*module.attn_edge.shape[1:], -1)
-    score_edge = edge_feat @ torch.einsum("hc,hcd->dh", module.attn_edge[0], weight)
-    edges = edges_of(call, numbered=True)
-    out, alpha, _ = ops.gat(
+    # `attn_edge` is made in float32, whatever torch's default.
+    edge_feat, weight, att_edge, x_src, score_src, score_dst = same_dtype(
+        edge_feat,
+        module.fc_edge.weight,
+        module.attn_edge[0],
         x_src,
         scores_of(x_src, module.attn_l),
         scores_of(x_dst, module.attn_r),
+    )
+    weight = weight.view(*att_edge.shape, -1)
+    score_edge = edge_feat @ torch.einsum("hc,hcd->dh", att_edge, weight)
+    edges = edges_of(call, numbered=True)
+    out, alpha, _ = ops.gat(
+        x_src,
+        score_src,
+        score_dst,
         edges.index,
         score_edge=score_edge,
         ptr=edges.ptr,

@@ -30,7 +30,11 @@ class GraphBolt(ModuleType):
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):  # what python and its tools ask of every module
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        raise ImportError(
+        raise self.error(name)
+
+    def error(self, name: str) -> ImportError:
+        """Why one of its names, or of its modules, cannot be used."""
+        return ImportError(
             f"{self.__name__}.{name} cannot be used: {self._reason}. "
             "fastgraph has put a stand-in in its place, with which the rest of DGL can be imported",
             name=self.__name__,
@@ -58,10 +62,18 @@ class _Finder(Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: object = None
     ) -> ModuleSpec | None:
-        """The stand-in, or ``None`` for every other module, and where the library exists."""
+        """The stand-in, or ``None`` for every other module, and where the library exists.
+
+        Raises:
+            ImportError: for a module within the stand-in.
+        """
+        parent, _, child = name.rpartition(".")
+        stand_in = sys.modules.get(_NAME)
+        if parent == _NAME and isinstance(stand_in, GraphBolt):
+            raise stand_in.error(child)
         if name != _NAME or path is None or _missing_library(path) is None:
             return None
-        return ModuleSpec(name, self)
+        return ModuleSpec(name, self, is_package=True)  # or else its modules are not looked for
 
     def create_module(self, spec: ModuleSpec) -> GraphBolt:
         """A new stand-in."""

@@ -38,6 +38,8 @@ def plan(
     reason = typed_linear_refusal("linear_r", module.linear_r)
     if reason is None and module.linear_r.W.dtype != feat.dtype:
         reason = "parameters with another dtype than features"
+    if reason is None and module.linear_r.in_size != feat.shape[1]:
+        reason = f"features of {feat.shape[1]} channels for {module.linear_r.in_size}"
     if reason is None and norm is not None:
         reason = edge_values_refusal("norm", norm, call, (1,))
     if reason is not None:

@@ -47,8 +47,9 @@ def plan(op: str, x: Any, offsets: Any) -> Computation | str:
         return NoOperator("no segments have no operator")
     if offsets[-1] > len(x):
         raise ValueError(f"seglen must add up to {len(x)}, the rows of value, got {offsets[-1]}")
-    if x.numel() < (_LEAST_OF_SUMS if op == "sum" else _LEAST_OF_EXTREMA):
-        return NoOperator(f"{op} of segments of {x.numel()} numbers has no operator")
+    least = _LEAST_OF_SUMS if op == "sum" else _LEAST_OF_EXTREMA
+    if x.numel() < least:  # whose own number would be a reason for each size of a batch
+        return NoOperator(f"{op} of segments of fewer than {least} numbers has no operator")
     if offsets[0] != 0 or offsets[-1] != len(x) or (offsets.diff() < 0).any():
         return "offsets of segments that do not lead from the first row to the last"
     index = torch.arange(len(x), dtype=offsets.dtype, device=offsets.device)

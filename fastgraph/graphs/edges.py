@@ -118,7 +118,7 @@ def named_by_itself(graph: Graph) -> Graph:
 
 def _name(graph: Graph, index: Tensor) -> None:
     ptr = graph.by_destination.ptr
-    if not ptr.is_inference():
+    if not (index.is_inference() or ptr.is_inference()):
         key = (tensor_key(index), tensor_key(ptr), graph.num_src, graph.num_dst, 0)
         _BY_OWN_INDEX[key] = graph
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
-from fastgraph.ops.library import Gradient, define, needs_torch_operations
+from fastgraph.ops.library import Gradient, define, is_defined_by, needs_torch_operations
 from fastgraph.ops.topology import (
     check_choice,
     check_features,
@@ -160,11 +160,17 @@ def _save(ctx: Any, arguments: Sequence[Any], result: tuple[Tensor, Tensor]) -> 
     x, index, ptr, weight, _, _, ctx.transpose, ctx.ties = arguments
     out, record = result
     ctx.mark_non_differentiable(record)
-    ctx.save_for_backward(x, index, ptr, weight, out, record)
+    ctx.shapes = x.shape, out.shape
+    # A record of winners says all, so that both may be edited before the backward pass.
+    has_values = ctx.ties != "winner" or is_defined_by(x)
+    compared = (x, out) if has_values else (None, None)
+    ctx.save_for_backward(*compared, index, ptr, weight, record)
 
 
 def _backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
-    x, index, ptr, weight, out, record = ctx.saved_tensors
+    x, out, index, ptr, weight, record = ctx.saved_tensors
+    if x is None:  # kernels take their shapes, and `grad` may be a batch
+        x, out = (record.new_empty(shape, dtype=grad.dtype) for shape in ctx.shapes)
     if ctx.ties == "none":
         raise RuntimeError(
             "segment_reduce ran with ties='none' and recorded nothing, so it has no gradient"

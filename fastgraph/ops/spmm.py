@@ -140,10 +140,13 @@ def _sddmm_fake(
 def _spmm_save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
     x, index, ptr, weight, _, ctx.reduce, ctx.transpose = arguments
     ctx.num_in = x.shape[0]
+    ctx.weight_shape = None if weight is None else weight.shape
     needs_x = weight is not None and weight.requires_grad
     if needs_x and x.is_inference():
         x = x.clone()  # autograd saves no inference tensors, and copies of their rows are none
-    ctx.save_for_backward(x if needs_x else None, index, ptr, weight)
+    # What no gradient is made of may be edited before the backward pass.
+    needed = x if needs_x else None, index, ptr, weight if x.requires_grad else None
+    ctx.save_for_backward(*needed)
 
 
 def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -152,25 +155,27 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.needs_input_grad[0]:
         grad_x = SPMM(grad, index, ptr, weight, ctx.num_in, _ADJOINT[ctx.reduce], not ctx.transpose)
     if ctx.needs_input_grad[3]:
-        heads = 1 if weight.dim() == 1 else weight.shape[1]
+        heads = 1 if len(ctx.weight_shape) == 1 else ctx.weight_shape[1]
         grad_weight = SDDMM(grad, x, index, ptr, heads, ctx.reduce, ctx.transpose)
-        grad_weight = grad_weight.view(weight.shape)
+        grad_weight = grad_weight.view(ctx.weight_shape)
     return grad_x, None, None, grad_weight, None, None, None
 
 
 def _sddmm_save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
     grad, x, index, ptr, _, ctx.reduce, ctx.transpose = arguments
-    ctx.save_for_backward(grad, x, index, ptr)
+    ctx.num_out, ctx.num_in = grad.shape[0], x.shape[0]
+    needed = grad if x.requires_grad else None, x if grad.requires_grad else None, index, ptr
+    ctx.save_for_backward(*needed)
 
 
 def _sddmm_backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     grad, x, index, ptr = ctx.saved_tensors
     grad_grad = grad_x = None
     if ctx.needs_input_grad[0]:
-        grad_grad = SPMM(x, index, ptr, grad_out, grad.shape[0], ctx.reduce, ctx.transpose)
+        grad_grad = SPMM(x, index, ptr, grad_out, ctx.num_out, ctx.reduce, ctx.transpose)
     if ctx.needs_input_grad[1]:
         grad_x = SPMM(
-            grad, index, ptr, grad_out, x.shape[0], _ADJOINT[ctx.reduce], not ctx.transpose
+            grad, index, ptr, grad_out, ctx.num_in, _ADJOINT[ctx.reduce], not ctx.transpose
         )
     return grad_grad, grad_x, None, None, None, None, None
 

@@ -47,6 +47,14 @@ def test_it_succeeds_once_it_was_asked_for(project: Path, first: str) -> None:
     ) in ours.stderr
 
 
+@pytest.mark.parametrize("use", ["import dgl.graphbolt.impl", "from dgl.graphbolt import impl"])
+def test_modules_within_it_name_the_missing_library(project: Path, use: str) -> None:
+    (project / "dgl" / "graphbolt" / "impl.py").touch()
+    ours = python("-c", f"import fastgraph; fastgraph.enable()\n{use}", cwd=project)
+    assert "ImportError: dgl.graphbolt.impl cannot be used: this DGL has no" in ours.stderr
+    assert LIBRARY in ours.stderr
+
+
 @pytest.mark.parametrize(
     "first",
     [
@@ -92,7 +100,7 @@ def test_a_module_that_is_missing_for_another_reason_stays_missing(project: Path
 def test_tools_may_look_at_it_like_at_any_module(project: Path) -> None:
     code = (
         "import fastgraph; fastgraph.enable(); import dgl, inspect, sys\n"
-        "print(hasattr(dgl.graphbolt, '__path__'), hasattr(dgl.graphbolt, '_lazy'))\n"
+        "print(hasattr(dgl.graphbolt, '__wrapped__'), hasattr(dgl.graphbolt, '_lazy'))\n"
         "print(inspect.getmodule(inspect.getmodule), repr(dgl.graphbolt))"
     )
     ours = python("-c", code, cwd=project)

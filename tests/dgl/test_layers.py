@@ -235,6 +235,33 @@ def test_edge_gat_of_blocks_and_pairs(options: dict[str, Any]) -> None:
     agree(edge_gat((IN, 4), **options), arguments(mfg, features, edge_feat))
 
 
+def test_edge_gat_made_in_float64() -> None:
+    """DGL makes ``attn_edge`` in float32 all the same, and multiplies it as torch promotes."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        module = edge_gat()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert module.attn_edge.dtype == torch.float32
+    x, edge_feat = torch.randn(30, IN).double(), torch.randn(150, 2).double()
+    agree(module, arguments(of_case(ORDINARY), x, edge_feat))
+
+
+@pytest.mark.parametrize(
+    ("module", "channels", "text"),
+    [
+        (dglnn.RelGraphConv(IN, 5, 3), IN + 1, "batch2 tensor to be"),
+        (dglnn.AGNNConv(allow_zero_in_degree=True).double(), IN, "match edge features' data type"),
+        (dglnn.AGNNConv(allow_zero_in_degree=True), 0, "to be a contiguous tensor"),
+    ],
+    ids=["another size", "a wider parameter", "no channels"],
+)
+def test_features_that_dgl_refuses(module: nn.Module, channels: int, text: str) -> None:
+    more = [torch.arange(150) % 3] if isinstance(module, dglnn.RelGraphConv) else []
+    with fastgraph.enabled(), pytest.raises((RuntimeError, dgl.DGLError), match=text):
+        module(of_case(ORDINARY), torch.randn(30, channels), *more)
+
+
 def test_edge_gat_drops_edges_by_their_attention() -> None:
     module = edge_gat(attn_drop=0.4, bias=False, residual=False)
     g = graph(random_edges(60, 60, 4000), 60)
@@ -270,6 +297,16 @@ REL_OPTIONS: list[dict[str, Any]] = [
     {"regularizer": "basis", "num_bases": 2, "layer_norm": True},
     {"bias": False, "self_loop": False, "activation": doubled, "dropout": 0.5},
 ]
+
+
+def test_types_of_edges_that_are_made_in_inference_mode() -> None:
+    g, x = of_case(ORDINARY), torch.randn(30, IN)
+    for module in (dglnn.RelGraphConv(IN, 5, 3), dglnn.HGTConv(IN, 4, 2, 2, 3)):
+        kinds = [torch.arange(30) % 2] if isinstance(module, dglnn.HGTConv) else []
+        expected = module.eval()(g, x, *kinds, torch.arange(150) % 3)
+        with torch.inference_mode(), fastgraph.enabled(strict=True):
+            found = module(g, x, *kinds, torch.arange(150) % 3)
+        torch.testing.assert_close(found, expected.detach())
 
 
 @pytest.mark.parametrize("options", REL_OPTIONS, ids=", ".join)

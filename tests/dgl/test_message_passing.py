@@ -264,6 +264,32 @@ def test_one_of_several_extrema_gets_the_gradient(
     assert fastgraph.status().row(GSPMM).routed == 1
 
 
+IN_PLACE: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "copy_u_max": lambda g, x: dgl.ops.copy_u_max(g, x[:30]),
+    "copy_e_min": lambda g, x: dgl.ops.copy_e_min(g, x),
+    "weights of constants": lambda g, x: dgl.ops.u_mul_e_sum(g, torch.ones(30, 8), x[:, :1]),
+    "products with constants": lambda g, x: dgl.ops.u_dot_v(g, x[:30], torch.ones(30, 16)),
+}
+"""Functions of ``[150, 16]``, which DGL does not look at again."""
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_features_and_results_that_are_edited_before_the_backward_pass(name: str) -> None:
+    g, leaf = of_case(ORDINARY), torch.randn(150, 16, requires_grad=True)
+
+    def gradient() -> Tensor:
+        x = leaf * 1
+        out = IN_PLACE[name](g, x)
+        x.detach().zero_()
+        out.mul_(2)
+        return torch.autograd.grad(out.square().sum(), leaf)[0]
+
+    expected = gradient()
+    with fastgraph.enabled(strict=True):
+        torch.testing.assert_close(gradient(), expected)
+    assert fastgraph.status().row(GSDDMM if "products" in name else GSPMM).routed > 0
+
+
 @pytest.mark.parametrize("reduce", ["max", "min"])
 def test_nodes_without_edges_get_what_dgl_gives_them(reduce: str) -> None:
     g, x = graph(torch.tensor([[0, 1], [1, 1]]), 4), torch.randn(4, 3, requires_grad=True)

@@ -50,3 +50,13 @@ def test_minibatches(num_workers: int) -> None:
         "dgl.GATConv": 0,
         "dgl.SAGEConv": 0,
     }
+
+
+@pytest.mark.filterwarnings("ignore:Dataloader CPU affinity")
+def test_comparing_blocks_whose_features_are_gathered_when_asked_for() -> None:
+    """Every look at them makes a tensor, maybe where the last one was."""
+    g = dgl.add_self_loop(graph(random_edges(100, 100, 100), 100))
+    g.ndata["x"], g.edata["kind"] = torch.randn(100, 8), torch.zeros(g.num_edges())
+    batches = DataLoader(g, torch.arange(100), NeighborSampler([-1]), batch_size=8)
+    for source, _, (block,) in batches:
+        assert fastgraph.compare(SAGEConv(8, 3, "mean"), block, torch.randn(len(source), 8)).ok

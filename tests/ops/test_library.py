@@ -183,6 +183,7 @@ def results(x: Tensor) -> dict[str, Tensor]:
     score = heads.sum(-1)
     return {
         "segment_reduce": ops.segment_reduce(x, EDGES),
+        "segment_reduce of winners": ops.segment_reduce(x, EDGES, ties="winner"),
         "head_scores": ops.head_scores(heads, heads[:2]),
         "gat": ops.gat(heads, score, score, EDGES)[0],
         "gat_with_scores": ops.gat_with_scores(heads, heads[:2], EDGES)[0],
