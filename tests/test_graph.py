@@ -372,7 +372,7 @@ def test_groups_with_numbers_of_edges_name_the_same_graph(case: Case, backend: s
 def test_a_grouped_graph_is_named_by_itself_and_says_all_of_it(case: Case) -> None:
     sources, numbers, ptr = grouped(case)
     for edge_ids in (None, numbers):
-        found = Grouped(sources, ptr, edge_ids, case.num_src, case.num_dst)
+        found = Grouped.of(sources, ptr, edge_ids, case.num_src, case.num_dst)
         sizes = (case.num_src, case.num_dst)
         edges, expected = found.edges, found.graph.edge_list()
         assert graph_of(edges.index, edges.ptr, *sizes) is found.graph
