@@ -17,6 +17,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 import fastgraph
 from fastgraph import Graph, ops, settings
 from fastgraph.backends.tasks import CHUNK, SMALL_CHUNK, chunk_of
+from fastgraph.backends import building
 from fastgraph.graphs import memo
 from fastgraph.graphs.edges import Edges, Grouped, graph_of, renumbered_graph
 from fastgraph.graphs.memo import MEMO
@@ -102,6 +103,25 @@ def test_sorted_input_needs_no_edge_map() -> None:
     edges = random_edges(9, 9, 30)
     edges = edges[:, edges[1].argsort(stable=True)]
     assert Graph(edges, 9, 9).by_destination.edge_id is None
+
+
+def test_sources_and_destinations_one_by_one() -> None:
+    index = random_edges(9, 5, 30)
+    graph, expected = Graph((index[0], index[1]), 9, 5), Graph(index, 9, 5)
+    assert all(map(torch.equal, graph.edge_list(), expected.edge_list()))
+    with pytest.raises(ValueError, match="must be sources and destinations, got 1 entries"):
+        Graph((index[0],), 9, 5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="as many, .* got 30 of torch.int64 on cpu and 29 of"):
+        Graph((index[0], index[1, 1:]), 9, 5)
+    with pytest.raises(TypeError, match=r"destinations must be a torch\.Tensor, got list"):
+        Graph((index[0], [0]), 9, 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_inverse_degrees_are_those_of_torch(dtype: torch.dtype) -> None:
+    graph = Graph(random_edges(50, 40_000, 60_000), 50, 40_000)
+    expected = building.inverse_degree(graph.by_destination.ptr, dtype)
+    assert torch.equal(graph.inverse_degree(transpose=False, dtype=dtype), expected)
 
 
 def test_degrees_and_repr() -> None:

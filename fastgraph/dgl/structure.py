@@ -3,8 +3,8 @@
 DGL passes an *index object* to its message passing, whose edges it has in up to three formats. Ours
 are made of the CSC, edges grouped by destination, which message passing in DGL itself uses. It is
 looked at without a copy, and kept as a view for as long as the index object lives: an edit of a
-DGL graph replaces that object by another. Samplers leave COO whose destinations ascend; making a CSC
-of it takes DGL longer than us.
+DGL graph replaces that object by another. Where samplers leave COO, whose destinations ascend, it
+is used instead: making a CSC takes DGL longer than making a graph takes us.
 
 Taking one relation of a graph, or reversing it, makes a new index object at every call, over the
 same edges. So index objects are told where they come from, when they are made.
@@ -110,7 +110,7 @@ _LOOKED_AT = 64
 class _Ascending(Structure):
     """Of edges that DGL has no CSC of, in the order of their destinations: in memory of our own.
 
-    Nobody else has it, so the graph is made once, and goes with DGL's.
+    The graph is made once, as DGL would make its CSC, and goes with DGL's.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -135,7 +135,7 @@ def _incidence(graph: Graph, transpose: bool, backwards: bool) -> Grouped:
         numbers = rows.edge_id
         if numbers is None:
             numbers = torch.arange(graph.num_edges, dtype=torch.int32, device=rows.ptr.device)
-        make = _backwards if backwards else Grouped
+        make = _backwards if backwards else Grouped.of
         return make(numbers, rows.ptr, None, graph.num_edges, len(rows.ptr) - 1)
 
 

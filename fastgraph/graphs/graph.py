@@ -87,12 +87,14 @@ class Graph:
         edge_ids: Tensor | None = None,
         self_loops: int = 0,
     ) -> None:
+        destinations: Tensor | None = None
         if ptr is not None:
-            _check_index("index", index, 1)
-            _check_index("ptr", ptr, 1)
+            sources = _checked("index", index, 1)
+            _checked("ptr", ptr, 1)
         elif edge_ids is not None:
             raise ValueError("edge_ids must be given together with ptr, got them alone")
-        sources, destinations = _ends(index) if ptr is None else (index, None)
+        else:
+            sources, destinations = _ends(index)
         _check_count("num_src", num_src)
         _check_count("num_dst", num_dst)
         _check_count("self_loops", self_loops)
@@ -110,6 +112,7 @@ class Graph:
         self.num_src = num_src
         self.num_dst = num_dst
         with normal_mode():
+            rows: Csr
             if ptr is not None:
                 rows = _kernel("check_csr", sources)(ptr, sources, num_dst, num_src)
             elif self_loops:
@@ -157,8 +160,8 @@ class Graph:
         if key not in self._inverse_degrees:
             refuse_to_capture("the degrees of nodes", self.by_destination.ptr)
             with normal_mode():
-                degree = self.grouped(transpose=transpose).ptr.diff().clamp_(min=1)
-                self._inverse_degrees[key] = degree.to(dtype).reciprocal_()
+                ptr = self.grouped(transpose=transpose).ptr
+                self._inverse_degrees[key] = _kernel("inverse_degree", ptr)(ptr, dtype)
         return self._inverse_degrees[key]
 
     def renumbered(self) -> Graph:
@@ -199,8 +202,8 @@ def _nbytes_beside(graph: Graph) -> int:
     return sum(getattr(learnt, "nbytes", 0) for learnt in _BESIDE.get(graph, {}).values())
 
 
-def _kernel(name: str, like: Tensor) -> Callable[..., Csr]:
-    kernel: Callable[..., Csr] = REGISTRY.kernel(name, like.device.type, torch.int64)
+def _kernel(name: str, like: Tensor) -> Callable[..., Any]:
+    kernel: Callable[..., Any] = REGISTRY.kernel(name, like.device.type, torch.int64)
     return kernel
 
 
@@ -221,14 +224,13 @@ def _check_count(name: str, count: int) -> None:
 def _ends(index: object) -> tuple[Tensor, Tensor]:
     """The sources and the destinations of edges that are not grouped."""
     if not isinstance(index, tuple):
-        _check_index("edge_index", index, 2)
-        return index[0], index[1]
+        sources, destinations = _checked("edge_index", index, 2)
+        return sources, destinations
     if len(index) != 2:
         raise ValueError(f"edge_index must be sources and destinations, got {len(index)} entries")
-    sources, destinations = index
-    _check_index("sources", sources, 1)
-    _check_index("destinations", destinations, 1)
-    kinds = [(t.numel(), t.dtype, t.device) for t in index]
+    sources = _checked("sources", index[0], 1)
+    destinations = _checked("destinations", index[1], 1)
+    kinds = [(t.numel(), t.dtype, t.device) for t in (sources, destinations)]
     if kinds[0] != kinds[1]:
         raise ValueError(
             "sources and destinations must be as many, of one dtype and on one device, got "
@@ -237,7 +239,7 @@ def _ends(index: object) -> tuple[Tensor, Tensor]:
     return sources, destinations
 
 
-def _check_index(name: str, index: object, dim: int) -> None:
+def _checked(name: str, index: object, dim: int) -> Tensor:
     if not isinstance(index, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(index).__name__}")
     if index.dtype not in (torch.int64, torch.int32):
@@ -245,10 +247,11 @@ def _check_index(name: str, index: object, dim: int) -> None:
     if index.dim() != dim or (dim == 2 and index.shape[0] != 2):
         expected = "[2, num_edges]" if dim == 2 else "one-dimensional"
         raise ValueError(f"{name} must be {expected}, got shape {list(index.shape)}")
+    return index
 
 
 def _checked_ids(edge_ids: Tensor, index: Tensor) -> Tensor:
-    _check_index("edge_ids", edge_ids, 1)
+    _checked("edge_ids", edge_ids, 1)
     num_edges = index.numel()
     if edge_ids.numel() != num_edges or edge_ids.device != index.device:
         raise ValueError(

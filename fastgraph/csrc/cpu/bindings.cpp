@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "bindings/checks.h"
+#include "cpu/degrees.h"
 #include "cpu/panels.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
@@ -114,6 +115,18 @@ void bind_transpose_csr(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64
                                         graph.num_rows, graph.num_entries);
   transpose.edge_id = checked<int32_t>(edge_id_t, {graph.num_entries}, "edge_id_t");
   with_memory([&] { transpose_csr(graph, transpose); });
+}
+
+void bind_inverse_degree(Tensor rowptr, Tensor out) {
+  check_ndim(rowptr, 1, "rowptr");
+  const int64_t num_rows = rowptr.size(0) - 1;
+  checked_size(num_rows, "the number of rows");
+  const Indices<int64_t> offsets = checked_indices<int64_t>(rowptr, num_rows + 1, "rowptr");
+  switch (dtype_of(out)) {
+    case DType::kFloat32: return inverse_degree(offsets, checked<float>(out, {num_rows}, "out"));
+    case DType::kFloat64: return inverse_degree(offsets, checked<double>(out, {num_rows}, "out"));
+    default: TVM_FFI_THROW(TypeError) << "out must be float32 or float64, got " << dtype_text(out);
+  }
 }
 
 int64_t bind_order_rows(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
@@ -250,6 +263,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(build_csr, fastgraph::bind_build_csr);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(build_csr_with_loops, fastgraph::bind_build_csr_with_loops);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(check_csr, fastgraph::bind_check_csr);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(transpose_csr, fastgraph::bind_transpose_csr);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(inverse_degree, fastgraph::bind_inverse_degree);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(order_rows, fastgraph::bind_order_rows);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(count_reads, fastgraph::bind_count_reads);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(count_tile_columns, fastgraph::bind_count_tile_columns);
