@@ -16,8 +16,8 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 import fastgraph
 from fastgraph import Graph, ops, settings
-from fastgraph.backends.tasks import CHUNK, SMALL_CHUNK, chunk_of
 from fastgraph.backends import building
+from fastgraph.backends.tasks import CHUNK, SMALL_CHUNK, chunk_of
 from fastgraph.graphs import memo
 from fastgraph.graphs.edges import Edges, Grouped, graph_of, renumbered_graph
 from fastgraph.graphs.memo import MEMO
@@ -111,7 +111,7 @@ def test_sources_and_destinations_one_by_one() -> None:
     assert all(map(torch.equal, graph.edge_list(), expected.edge_list()))
     with pytest.raises(ValueError, match="must be sources and destinations, got 1 entries"):
         Graph((index[0],), 9, 5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="as many, .* got 30 of torch.int64 on cpu and 29 of"):
+    with pytest.raises(ValueError, match=r"as many, .* got 30 of torch\.int64 on cpu and 29 of"):
         Graph((index[0], index[1, 1:]), 9, 5)
     with pytest.raises(TypeError, match=r"destinations must be a torch\.Tensor, got list"):
         Graph((index[0], [0]), 9, 5)  # type: ignore[arg-type]
