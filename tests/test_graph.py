@@ -109,6 +109,9 @@ def test_sources_and_destinations_one_by_one() -> None:
     index = random_edges(9, 5, 30)
     graph, expected = Graph((index[0], index[1]), 9, 5), Graph(index, 9, 5)
     assert all(map(torch.equal, graph.edge_list(), expected.edge_list()))
+    for pair in ((index[0], index[1] + 5), (index[0].clone(), index[1] + 5)):
+        with pytest.raises(IndexError, match="in row 1, expected 0 <= index < 5"):
+            Graph(pair, 9, 5)
     with pytest.raises(ValueError, match="must be sources and destinations, got 1 entries"):
         Graph((index[0],), 9, 5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"as many, .* got 30 of torch\.int64 on cpu and 29 of"):

@@ -28,13 +28,10 @@ MutableCsr checked_output(const Tensor& rowptr, const char* rowptr_name, const T
           num_entries};
 }
 
-// `row` and `col` are rows of one edge_index, whose row 0 comes first in memory.
-template <typename Index>
-void throw_bad_index(const BadIndex& bad, Indices<Index> row, Indices<Index> col,
-                     const MutableCsr& graph) {
-  const bool in_first = bad.in_row ? row.data <= col.data : col.data < row.data;
+// Edges are grouped by destination, row 1 of an edge_index.
+void throw_bad_index(const BadIndex& bad, const MutableCsr& graph) {
   TVM_FFI_THROW(IndexError) << "edge_index holds index " << bad.value << " in row "
-                            << (in_first ? 0 : 1) << ", expected 0 <= index < "
+                            << (bad.in_row ? 1 : 0) << ", expected 0 <= index < "
                             << (bad.in_row ? graph.num_rows : graph.num_cols);
 }
 
@@ -51,7 +48,7 @@ bool bind_build_csr(Tensor row, Tensor col, int64_t num_rows, int64_t num_cols, 
     const auto cols = checked_indices<Index>(col, num_edges, "col");
     BadIndex bad;
     const BuildResult result = build_csr(rows, cols, graph, bad);
-    if (result == BuildResult::kBadIndex) throw_bad_index(bad, rows, cols, graph);
+    if (result == BuildResult::kBadIndex) throw_bad_index(bad, graph);
     return result == BuildResult::kSorted;
   });
 }
@@ -76,7 +73,7 @@ int64_t bind_build_csr_with_loops(Tensor row, Tensor col, int64_t num_rows, int6
     const auto cols = checked_indices<Index>(col, num_edges, "col");
     BadIndex bad;
     const int64_t num_kept = build_csr_with_loops(rows, cols, num_loops, graph, bad);
-    if (num_kept < 0) throw_bad_index(bad, rows, cols, graph);
+    if (num_kept < 0) throw_bad_index(bad, graph);
     return num_kept;
   });
 }
