@@ -253,19 +253,23 @@ struct PanelDestinations : RowSums<Accumulator<T>> {
     state[2 * panel.width()] = sum_of<A, kBlock>(of_positive);
   }
 
-  void finish(int64_t row, int64_t, bool, int64_t, const A* state) const {
+  void finish(int64_t row, int64_t, bool empty, int64_t, const A* state) const {
+    if (empty) return;
     const A* positive = state + panel.width();
     const A weight = positive[panel.width()];
     const T* grad = grad_of(row);
-    A of_all = 0, of_positive = 0;
+    A of_all = 0, of_positive = 0, nan_if_infinite = 0;
     for_each_part<kLanes<T>, 1>(0, panel.width(), [&](auto chunk, int64_t f) {
       constexpr int N = decltype(chunk)::kLanes;
       const auto g = load<N>(grad + f), y = load<N>(state + f);
       of_all += sum_of<A, N>(g * y);
       of_positive += sum_of<A, N>(g * (load<N>(positive + f) - weight * y));
+      nan_if_infinite += sum_of<A, N>(g - g);
     });
-    destinations[row].delta += of_all;
-    grad_score_dst[row] += (1 - slope) * of_positive;
+    // By entry, an infinite gradient makes infinities that cancel in their sum, or with it, and an
+    // infinite feature one that cancels with the sum.
+    destinations[row].delta += of_all + nan_if_infinite;
+    grad_score_dst[row] += (1 - slope) * of_positive + (of_all - of_all);
     if (panel.first == 0) {
       const A of_logsum = given.of_logsum(row, panel.head);
       grad_score_dst[row] += of_logsum * (slope + (1 - slope) * weight);
@@ -312,7 +316,7 @@ struct PanelSources : RowSums<Accumulator<T>> {
     state[2 * panel.width()] = sum_of<A, kBlock>(of_delta);
   }
 
-  void finish(int64_t row, int64_t, bool, int64_t, const A* state) const {
+  void finish(int64_t row, int64_t, bool empty, int64_t, const A* state) const {
     const A* by_slope = state + panel.width();
     const T* own = x_of(row);
     const ResultRow<T> target = grad_x.row(row, panel.head);
@@ -322,6 +326,7 @@ struct PanelSources : RowSums<Accumulator<T>> {
       target.template store<N>(panel.first + f, load<N>(state + f));
       product += sum_of<A, N>(load<N>(own + f) * load<N>(by_slope + f));
     });
+    if (empty) return;  // whatever the features are
     grad_score_src[row] += product - (panel.first == 0 ? by_slope[panel.width()] : A{0});
   }
 };
