@@ -16,6 +16,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 import fastgraph
 from fastgraph import Graph, ops, settings
+from fastgraph.backends import building
 from fastgraph.backends.tasks import CHUNK, SMALL_CHUNK, chunk_of
 from fastgraph.graphs import memo
 from fastgraph.graphs.edges import Edges, Grouped, graph_of, renumbered_graph
@@ -102,6 +103,28 @@ def test_sorted_input_needs_no_edge_map() -> None:
     edges = random_edges(9, 9, 30)
     edges = edges[:, edges[1].argsort(stable=True)]
     assert Graph(edges, 9, 9).by_destination.edge_id is None
+
+
+def test_sources_and_destinations_one_by_one() -> None:
+    index = random_edges(9, 5, 30)
+    graph, expected = Graph((index[0], index[1]), 9, 5), Graph(index, 9, 5)
+    assert all(map(torch.equal, graph.edge_list(), expected.edge_list()))
+    for pair in ((index[0], index[1] + 5), (index[0].clone(), index[1] + 5)):
+        with pytest.raises(IndexError, match="in row 1, expected 0 <= index < 5"):
+            Graph(pair, 9, 5)
+    with pytest.raises(ValueError, match="must be sources and destinations, got 1 entries"):
+        Graph((index[0],), 9, 5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"as many, .* got 30 of torch\.int64 on cpu and 29 of"):
+        Graph((index[0], index[1, 1:]), 9, 5)
+    with pytest.raises(TypeError, match=r"destinations must be a torch\.Tensor, got list"):
+        Graph((index[0], [0]), 9, 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_inverse_degrees_are_those_of_torch(dtype: torch.dtype) -> None:
+    graph = Graph(random_edges(50, 40_000, 60_000), 50, 40_000)
+    expected = building.inverse_degree(graph.by_destination.ptr, dtype)
+    assert torch.equal(graph.inverse_degree(transpose=False, dtype=dtype), expected)
 
 
 def test_degrees_and_repr() -> None:
@@ -372,7 +395,7 @@ def test_groups_with_numbers_of_edges_name_the_same_graph(case: Case, backend: s
 def test_a_grouped_graph_is_named_by_itself_and_says_all_of_it(case: Case) -> None:
     sources, numbers, ptr = grouped(case)
     for edge_ids in (None, numbers):
-        found = Grouped(sources, ptr, edge_ids, case.num_src, case.num_dst)
+        found = Grouped.of(sources, ptr, edge_ids, case.num_src, case.num_dst)
         sizes = (case.num_src, case.num_dst)
         edges, expected = found.edges, found.graph.edge_list()
         assert graph_of(edges.index, edges.ptr, *sizes) is found.graph

@@ -22,8 +22,7 @@ from torch_geometric.nn import (
 import fastgraph
 from fastgraph.layers import linear as layers_linear
 from fastgraph.layers import modules
-from fastgraph.layers.linear import add_linear, linear
-from fastgraph.layers.sums import with_first_rows
+from fastgraph.layers.linear import add_linear, linear, with_linear_of_first
 from fastgraph.machine import memory, native
 from tests.ab import arguments, assert_same
 from tests.graphs import random_edges
@@ -151,14 +150,24 @@ def test_a_product_added_to_what_is_there(large: int, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("num_rows", [0, 3, 11])
-def test_first_rows_share_one_gradient(num_rows: int) -> None:
-    x = torch.randn(11, 5, dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize("learned", ["xwb", "x", "xw", "wb"])
+def test_a_product_of_first_rows_shares_the_gradient(num_rows: int, learned: str) -> None:
+    x, weight, bias = _operands(torch.float64)
+    for letter, leaf in zip("xwb", (x, weight, bias), strict=True):
+        leaf.requires_grad_(letter in learned)
 
-    def function(x: Tensor) -> Tensor:
-        whole, first = with_first_rows(x, num_rows)
-        return (whole * 3).sin().sum() + (first**3).sum()
+    def function(*leaves: Tensor) -> Tensor:
+        whole, product = with_linear_of_first(leaves[0], num_rows, *leaves[1:])
+        return (whole * 3).sin().sum() + (product**3).sum()
 
-    assert torch.autograd.gradcheck(function, x)
-    assert torch.autograd.gradgradcheck(function, x)
+    def expected(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        product = torch.nn.functional.linear(x[:num_rows], weight, bias)
+        return (x * 3).sin().sum() + (product**3).sum()
+
+    leaves = x, weight, bias
+    given = [leaf for leaf in leaves if leaf.requires_grad]
+    ours, theirs = (torch.autograd.grad(f(*leaves), given) for f in (function, expected))
+    torch.testing.assert_close(ours, theirs)
+    assert torch.autograd.gradgradcheck(function, leaves)
     with torch.no_grad():
-        assert with_first_rows(x, num_rows)[0] is x
+        assert with_linear_of_first(x, num_rows, weight, bias)[0] is x

@@ -35,6 +35,7 @@ class NativeBuilding:
             "build_csr_with_loops": self.build_csr_with_loops,
             "check_csr": self.check_csr,
             "transpose_csr": self.transpose_csr,
+            "inverse_degree": self.inverse_degree,
         }
 
     def build_csr(self, row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Csr:
@@ -63,6 +64,13 @@ class NativeBuilding:
         ptr, index, edge_id = _empty(rows.col, num_cols, rows.col.numel())
         self._library().transpose_csr(*rows.arguments[:4], num_cols, ptr, index, edge_id)
         return Csr(ptr, index, edge_id)
+
+    def inverse_degree(self, ptr: Tensor, dtype: torch.dtype) -> Tensor:
+        if dtype not in (torch.float32, torch.float64):
+            return inverse_degree(ptr, dtype)
+        out = ptr.new_empty(ptr.numel() - 1, dtype=dtype)
+        self._library().inverse_degree(ptr, out)
+        return out
 
 
 def _empty(like: Tensor, num_rows: int, num_entries: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,11 +136,16 @@ def transpose_csr(rows: Csr, num_cols: int) -> Csr:
     return Csr(ptr, row_of_entry[order].int(), edge_id, num_cut, num_pieces=num_pieces)
 
 
+def inverse_degree(ptr: Tensor, dtype: torch.dtype) -> Tensor:
+    return ptr.diff().clamp_(min=1).to(dtype).reciprocal_()
+
+
 KERNELS: dict[str, Kernel] = {
     "build_csr": build_csr,
     "build_csr_with_loops": build_csr_with_loops,
     "check_csr": check_csr,
     "transpose_csr": transpose_csr,
+    "inverse_degree": inverse_degree,
 }
 """Those of torch's operations."""
 

@@ -108,4 +108,4 @@ def from_edges(structure: Structure) -> Named:
 def _edges_as_sources(index: Tensor, ptr: Tensor, edge_ids: Tensor | None, num_dst: int) -> Grouped:
     order = torch.arange(len(index), dtype=index.dtype, device=index.device)
     numbers = order if edge_ids is None else edge_ids.clone()
-    return Grouped(numbers, ptr, None if edge_ids is None else numbers, len(index), num_dst)
+    return Grouped.of(numbers, ptr, None if edge_ids is None else numbers, len(index), num_dst)

@@ -72,4 +72,4 @@ def _with_itself(index: Tensor, ptr: Tensor, num_src: int, num_dst: int) -> Grou
     is_edge[ends[1:].long() - 1] = False
     sources = torch.empty(len(is_edge), dtype=index.dtype, device=index.device)
     sources[is_edge], sources[~is_edge] = index, nodes.to(index.dtype)
-    return Grouped(sources, ends, None, num_src, num_dst)
+    return Grouped.of(sources, ends, None, num_src, num_dst)

@@ -49,7 +49,7 @@ class Pairs:
         relation = keys.div(num_src, rounding_mode="floor")
         self._sizes = torch.bincount(relation, minlength=num_rels).tolist()
         pair = pair.to(index.dtype)
-        grouped = Grouped(pair, ptr, edge_ids, len(keys), num_dst)
+        grouped = Grouped.of(pair, ptr, edge_ids, len(keys), num_dst)
         self.grouped, self.nbytes = grouped, self._source.nbytes + grouped.nbytes
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:

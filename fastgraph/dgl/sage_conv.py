@@ -18,7 +18,7 @@ from fastgraph.dgl.conditions import last_wins
 from fastgraph.dgl.modules import LINEAR, project
 from fastgraph.dgl.normalisation import with_itself
 from fastgraph.graphs.edges import Edges
-from fastgraph.layers.sums import add_to, with_first_rows
+from fastgraph.layers.sums import add_to
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
 
@@ -50,13 +50,7 @@ def plan(
 
 
 def _forward(module: SAGEConv, call: Accepted, edge_weight: Tensor | None) -> Tensor:
-    h_src = module.feat_drop(call.inputs.src)
-    if not call.shared:
-        h_self = module.feat_drop(call.inputs.dst)
-    elif call.num_dst == len(h_src):
-        h_self = h_src
-    else:  # a block, whose destinations are the first of its sources
-        h_src, h_self = with_first_rows(h_src, call.num_dst)
+    h_src, out = _with_own(module, call)
     is_mean = module._aggre_type != "pool"
     is_narrowing = is_mean and module._in_src_feats > module._out_feats
     if is_mean:
@@ -64,20 +58,29 @@ def _forward(module: SAGEConv, call: Accepted, edge_weight: Tensor | None) -> Te
         neighbours = _mean(module, call, x, edge_weight)
     else:
         neighbours = _pooled(module, call, h_src)
-    if module._aggre_type == "gcn":
+    if out is None:
         out = neighbours if is_narrowing else project(module.fc_neigh, neighbours)
         out = out if module.bias is None else out + module.bias
+    elif not LINEAR.knows(module.fc_self):  # `out` may be anybody's
+        out = out + (neighbours if is_narrowing else project(module.fc_neigh, neighbours))
+    elif is_narrowing:
+        out = add_to(out, neighbours)
     else:
-        out = project(module.fc_self, h_self)
-        if not LINEAR.knows(module.fc_self):  # `out` may be anybody's
-            out = out + (neighbours if is_narrowing else project(module.fc_neigh, neighbours))
-        elif is_narrowing:
-            out = add_to(out, neighbours)
-        else:
-            out = LINEAR.add_projection(out, module.fc_neigh, neighbours)
+        out = LINEAR.add_projection(out, module.fc_neigh, neighbours)
     if module.activation is not None:
         out = module.activation(out)
     return out if module.norm is None else module.norm(out)
+
+
+def _with_own(module: SAGEConv, call: Accepted) -> tuple[Tensor, Tensor | None]:
+    """Features of sources, and what destinations have of their own; with ``gcn`` nothing."""
+    h_src = module.feat_drop(call.inputs.src)
+    if module._aggre_type == "gcn":
+        return h_src, None
+    if not call.shared:
+        return h_src, project(module.fc_self, module.feat_drop(call.inputs.dst))
+    # In a block the destinations are the first of its sources.
+    return LINEAR.project_first(module.fc_self, h_src, call.num_dst)
 
 
 def _mean(module: SAGEConv, call: Accepted, x: Tensor, edge_weight: Tensor | None) -> Tensor:

@@ -130,21 +130,30 @@ class Grouped:
     forward pass and its backward pass, it is built from them once more.
 
     Args:
-        index: int32 or int64 ``[E]``, the sources of the edges grouped by destination.
-        ptr: int32 or int64 ``[num_dst + 1]``, offsets of the groups.
-        edge_ids: int32 or int64 ``[E]``, the number of each edge; default: in this order.
-        num_src: number of source nodes.
-        num_dst: number of destination nodes.
-
-    Raises:
-        IndexError, ValueError: as for :class:`Graph`.
+        graph: which nothing else is to use, as its numbers of edges may move in memory.
     """
 
-    def __init__(
-        self, index: Tensor, ptr: Tensor, edge_ids: Tensor | None, num_src: int, num_dst: int
-    ) -> None:
-        self.graph = Graph(index, num_src, num_dst, ptr, edge_ids=edge_ids)
-        rows = self.graph.by_destination
+    @classmethod
+    def of(
+        cls, index: Tensor, ptr: Tensor, edge_ids: Tensor | None, num_src: int, num_dst: int
+    ) -> Grouped:
+        """The graph of edges that are grouped by destination.
+
+        Args:
+            index: int32 or int64 ``[E]``, the sources of the edges.
+            ptr: int32 or int64 ``[num_dst + 1]``, offsets of the groups.
+            edge_ids: int32 or int64 ``[E]``, the number of each edge; default: in this order.
+            num_src: number of source nodes.
+            num_dst: number of destination nodes.
+
+        Raises:
+            IndexError, ValueError: as for :class:`Graph`.
+        """
+        return cls(Graph(index, num_src, num_dst, ptr, edge_ids=edge_ids))
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        rows = graph.by_destination
         names = rows.col
         if rows.edge_id is not None:
             names = torch.stack([rows.col, rows.edge_id])
@@ -167,8 +176,8 @@ def named(graph: Graph, *, numbered: bool) -> tuple[Edges, object]:
     """
     rows = graph.by_destination
     if numbered:
-        grouped = Grouped(rows.col, rows.ptr, rows.edge_id, graph.num_src, graph.num_dst)
-        return grouped.edges, grouped
+        kept = Grouped.of(rows.col, rows.ptr, rows.edge_id, graph.num_src, graph.num_dst)
+        return kept.edges, kept
     return Edges(rows.col, rows.ptr), named_by_itself(graph.renumbered())
 
 

@@ -59,9 +59,9 @@ class Graph:
 
     Args:
         index: int32 or int64. Without ``ptr``: ``[2, E]``, sources in row 0 and destinations in
-            row 1 (PyG's ``edge_index``). With ``ptr``: ``[E]``, the sources of the edges grouped
-            by destination (the column indices of PyG's ``adj_t`` in CSR, the row indices of DGL's
-            ``adj_tensors("csc")``).
+            row 1 (PyG's ``edge_index``), or these two one by one, ``[E]`` each (DGL's ``edges()``).
+            With ``ptr``: ``[E]``, the sources of the edges grouped by destination (the column
+            indices of PyG's ``adj_t`` in CSR, the row indices of DGL's ``adj_tensors("csc")``).
         num_src: number of source nodes.
         num_dst: number of destination nodes.
         ptr: int32 or int64 ``[num_dst + 1]``, the row pointers of ``adj_t``.
@@ -79,7 +79,7 @@ class Graph:
 
     def __init__(
         self,
-        index: Tensor,
+        index: Tensor | tuple[Tensor, Tensor],
         num_src: int,
         num_dst: int,
         ptr: Tensor | None = None,
@@ -87,11 +87,14 @@ class Graph:
         edge_ids: Tensor | None = None,
         self_loops: int = 0,
     ) -> None:
-        _check_index("edge_index" if ptr is None else "index", index, 2 if ptr is None else 1)
+        destinations: Tensor | None = None
         if ptr is not None:
-            _check_index("ptr", ptr, 1)
+            sources = _checked("index", index, 1)
+            _checked("ptr", ptr, 1)
         elif edge_ids is not None:
             raise ValueError("edge_ids must be given together with ptr, got them alone")
+        else:
+            sources, destinations = _ends(index)
         _check_count("num_src", num_src)
         _check_count("num_dst", num_dst)
         _check_count("self_loops", self_loops)
@@ -100,7 +103,7 @@ class Graph:
                 f"self_loops must be at most the number of nodes, and 0 with ptr, got {self_loops} "
                 f"for {num_src} sources and {num_dst} destinations"
             )
-        most_edges = index.shape[-1] + self_loops
+        most_edges = len(sources) + self_loops
         if max(num_src, num_dst, most_edges) > MAX_INDEX:
             raise ValueError(
                 f"fastgraph supports at most {MAX_INDEX} nodes and edges, got {num_src} sources, "
@@ -108,16 +111,17 @@ class Graph:
             )
         self.num_src = num_src
         self.num_dst = num_dst
-        with _normal_mode():
+        with normal_mode():
+            rows: Csr
             if ptr is not None:
-                rows = _kernel("check_csr", index)(ptr, index, num_dst, num_src)
+                rows = _kernel("check_csr", sources)(ptr, sources, num_dst, num_src)
             elif self_loops:
-                build = _kernel("build_csr_with_loops", index)
-                rows = build(index[1], index[0], num_dst, num_src, self_loops)
+                build = _kernel("build_csr_with_loops", sources)
+                rows = build(destinations, sources, num_dst, num_src, self_loops)
             else:
-                rows = _kernel("build_csr", index)(index[1], index[0], num_dst, num_src)
+                rows = _kernel("build_csr", sources)(destinations, sources, num_dst, num_src)
             if edge_ids is not None:
-                rows = rows._replace(edge_id=_checked_ids(edge_ids, index))
+                rows = rows._replace(edge_id=_checked_ids(edge_ids, sources))
         self.num_edges = rows.col.numel()
         self.by_destination = rows
         """Edges grouped by destination; ``col`` holds sources."""
@@ -129,7 +133,7 @@ class Graph:
         """Edges grouped by source, in ascending destination order; ``col`` holds destinations."""
         if self._by_source is None:
             refuse_to_capture("the edges by source", self.by_destination.ptr)
-            with _normal_mode():
+            with normal_mode():
                 transpose = _kernel("transpose_csr", self.by_destination.ptr)
                 self._by_source = transpose(self.by_destination, self.num_src)
         return self._by_source
@@ -155,9 +159,9 @@ class Graph:
         key = (transpose, dtype)
         if key not in self._inverse_degrees:
             refuse_to_capture("the degrees of nodes", self.by_destination.ptr)
-            with _normal_mode():
-                degree = self.grouped(transpose=transpose).ptr.diff().clamp_(min=1)
-                self._inverse_degrees[key] = degree.to(dtype).reciprocal_()
+            with normal_mode():
+                ptr = self.grouped(transpose=transpose).ptr
+                self._inverse_degrees[key] = _kernel("inverse_degree", ptr)(ptr, dtype)
         return self._inverse_degrees[key]
 
     def renumbered(self) -> Graph:
@@ -198,12 +202,12 @@ def _nbytes_beside(graph: Graph) -> int:
     return sum(getattr(learnt, "nbytes", 0) for learnt in _BESIDE.get(graph, {}).values())
 
 
-def _kernel(name: str, like: Tensor) -> Callable[..., Csr]:
-    kernel: Callable[..., Csr] = REGISTRY.kernel(name, like.device.type, torch.int64)
+def _kernel(name: str, like: Tensor) -> Callable[..., Any]:
+    kernel: Callable[..., Any] = REGISTRY.kernel(name, like.device.type, torch.int64)
     return kernel
 
 
-def _normal_mode() -> AbstractContextManager[object]:
+def normal_mode() -> AbstractContextManager[object]:
     """A graph that is first used in inference mode must still serve training afterwards."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
@@ -217,7 +221,25 @@ def _check_count(name: str, count: int) -> None:
         raise ValueError(f"{name} must be an integer >= 0, got {count}")
 
 
-def _check_index(name: str, index: object, dim: int) -> None:
+def _ends(index: object) -> tuple[Tensor, Tensor]:
+    """The sources and the destinations of edges that are not grouped."""
+    if not isinstance(index, tuple):
+        sources, destinations = _checked("edge_index", index, 2)
+        return sources, destinations
+    if len(index) != 2:
+        raise ValueError(f"edge_index must be sources and destinations, got {len(index)} entries")
+    sources = _checked("sources", index[0], 1)
+    destinations = _checked("destinations", index[1], 1)
+    kinds = [(t.numel(), t.dtype, t.device) for t in (sources, destinations)]
+    if kinds[0] != kinds[1]:
+        raise ValueError(
+            "sources and destinations must be as many, of one dtype and on one device, got "
+            + " and ".join(f"{n} of {dtype} on {device}" for n, dtype, device in kinds)
+        )
+    return sources, destinations
+
+
+def _checked(name: str, index: object, dim: int) -> Tensor:
     if not isinstance(index, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(index).__name__}")
     if index.dtype not in (torch.int64, torch.int32):
@@ -225,10 +247,11 @@ def _check_index(name: str, index: object, dim: int) -> None:
     if index.dim() != dim or (dim == 2 and index.shape[0] != 2):
         expected = "[2, num_edges]" if dim == 2 else "one-dimensional"
         raise ValueError(f"{name} must be {expected}, got shape {list(index.shape)}")
+    return index
 
 
 def _checked_ids(edge_ids: Tensor, index: Tensor) -> Tensor:
-    _check_index("edge_ids", edge_ids, 1)
+    _checked("edge_ids", edge_ids, 1)
     num_edges = index.numel()
     if edge_ids.numel() != num_edges or edge_ids.device != index.device:
         raise ValueError(

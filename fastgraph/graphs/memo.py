@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from fastgraph import settings
+from fastgraph.graphs.graph import normal_mode
 from fastgraph.graphs.witness import Guard, StaleGraphError, Witness, witness_of
 from fastgraph.machine import capture
 
@@ -252,7 +253,7 @@ def remembered(name: str, compute: Callable[..., Value], *given: object) -> Valu
     key = tuple(parts)
     known: Value | None = MEMO.get(key, *tensors)
     if known is None:
-        with torch.inference_mode(False):  # what is made here must still serve training
+        with normal_mode():  # what is made here must still serve training
             known = compute(*given)
         MEMO.put(key, known, *tensors)
     return known

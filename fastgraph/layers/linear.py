@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from fastgraph.machine import native
 from fastgraph.machine.memory import LARGE, new_rows
-from fastgraph.ops.library import is_ordinary
+from fastgraph.ops.library import is_ordinary, needs_torch_operations
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -46,6 +46,26 @@ def add_linear(out: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     if _gains(x, weight, None):
         return _AddLinear.apply(out, x, weight)  # type: ignore[no-any-return,no-untyped-call]
     return out.addmm_(x, weight.t())
+
+
+def with_linear_of_first(
+    x: Tensor, num_rows: int, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """``x`` and ``linear(x[:num_rows], weight, bias)``, whose gradients are one in memory.
+
+    torch would make one of the product, another with zeros for the other rows, and then a sum.
+
+    Args:
+        x: ``[nodes, in_channels]``. The gradient of what is returned for it must be one that an
+            operator or a product made, which nothing else refers to.
+        num_rows: at most the number of nodes.
+        weight: ``[out_channels, in_channels]``.
+        bias: ``[out_channels]``.
+    """
+    is_plain = type(x) in _PLAIN and x.dim() == 2 and x.dtype == weight.dtype
+    if is_plain and x.requires_grad and torch.is_grad_enabled():
+        return _WithLinearOfFirst.apply(x, num_rows, weight, bias)  # type: ignore[no-any-return,no-untyped-call]
+    return x, linear(x[:num_rows], weight, bias)
 
 
 def _gains(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -99,6 +119,31 @@ class _AddLinear(torch.autograd.Function):
             grad,
             None if weight is None else _product(grad, weight),
             None if x is None else grad.t() @ x,
+        )
+
+
+class _WithLinearOfFirst(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, num_rows: int, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        ctx.num_rows = num_rows
+        ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, weight)
+        return x.view_as(x), _product(x[:num_rows], weight.t(), bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad_x: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        if needs_torch_operations(grad_x, grad):
+            rest = grad_x.new_zeros(len(grad_x) - ctx.num_rows, grad_x.shape[1])
+            grad_x = grad_x + torch.cat([grad @ weight, rest])
+        else:
+            grad_x[: ctx.num_rows].addmm_(grad, weight)
+        return (
+            grad_x,
+            None,
+            None if x is None else grad.t() @ x[: ctx.num_rows],
+            grad.sum(0) if ctx.needs_input_grad[3] else None,
         )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from fastgraph.layers.linear import add_linear, linear
-from fastgraph.layers.sums import add_to
+from fastgraph.layers.linear import add_linear, linear, with_linear_of_first
+from fastgraph.layers.sums import add_to, first_rows
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -63,6 +63,12 @@ class KnownLinear(KnownModules):
             return linear(x, module.weight, module.bias)
         result: Tensor = module(x)
         return result
+
+    def project_first(self, module: Any, x: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+        """``x`` and ``module(x[:num_rows])``, for an ``x`` that is then used only once."""
+        if num_rows < len(x) and self.knows(module):
+            return with_linear_of_first(x, num_rows, module.weight, module.bias)
+        return x, self.project(module, first_rows(x, num_rows))
 
     def add_projection(self, out: Tensor, module: Any, x: Tensor) -> Tensor:
         """``out + module(x)``, in the memory of ``out``, which may be changed; not for autocast."""

@@ -56,7 +56,8 @@ is to be added to ``out``.
 
 Graphs are built by kernels, too, which are looked up with the dtype int64. They take indices of
 int32 or int64 and return a :class:`fastgraph.graphs.graph.Csr`; one that is wrong they refuse with
-the error that :class:`fastgraph.Graph` promises. A backend may do without them.
+the error that :class:`fastgraph.Graph` promises. Another kernel makes factors of nodes. A backend
+may do without them.
 
 ``build_csr(row, col, num_rows, num_cols)``
     Entries ``(row[e], col[e])`` grouped by row, in the order in which they were given.
@@ -66,6 +67,8 @@ the error that :class:`fastgraph.Graph` promises. A backend may do without them.
     Entries that are grouped already.
 ``transpose_csr(rows, num_cols)``
     The entries of a ``Csr`` grouped by column, rows in ascending order.
+``inverse_degree(ptr, dtype)``
+    A tensor: one over the number of entries of each row, and 1 for a row that has none.
 """
 
 from __future__ import annotations

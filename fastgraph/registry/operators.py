@@ -179,5 +179,6 @@ BUILDING: dict[str, Signature] = {
     "build_csr_with_loops": _signature("row col num_rows num_cols num_loops"),
     "check_csr": _signature("ptr index num_rows num_cols"),
     "transpose_csr": _signature("rows num_cols"),
+    "inverse_degree": _signature("ptr dtype"),
 }
 """Of the kernels that build graphs."""

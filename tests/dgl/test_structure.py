@@ -137,6 +137,35 @@ def test_new_graphs_in_old_places_are_new() -> None:
             torch.testing.assert_close(module(g, x), expected)
 
 
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+def test_ascending_destinations_need_no_csc_of_dgls(idtype: torch.dtype) -> None:
+    index = random_edges(30, 20, 300).to(idtype)
+    index = index[:, index[1].argsort(stable=True)]
+    x, w, edges = torch.randn(30, 8), torch.rand(300, 1), torch.randn(300, 128)
+    g, ours = graph(index, 30, 20), graph(index, 30, 20)
+    functions = (
+        lambda g: dgl.ops.copy_u_sum(g, x),
+        lambda g: dgl.ops.u_mul_e_sum(g, x, w),
+        lambda g: dgl.ops.copy_u_max(g, x),
+        lambda g: dgl.ops.copy_e_sum(g, edges),
+    )
+    expected = [function(g) for function in functions]
+    with fastgraph.enabled(strict=True):
+        torch.testing.assert_close([function(ours) for function in functions], expected)
+    assert "csc" in g.formats()["created"] and ours.formats()["created"] == ["coo"]
+    assert len(MEMO) == 0
+
+
+def test_destinations_that_ascend_almost_everywhere() -> None:
+    index = random_edges(30, 20, 300)
+    index = index[:, index[1].argsort(stable=True)]
+    index[:, [1, 298]] = index[:, [298, 1]]  # between those that are looked at
+    g, x, w = graph(index, 30, 20), torch.randn(30, 4), torch.rand(300, 1)
+    expected = dgl.ops.u_mul_e_sum(g, x, w)
+    with fastgraph.enabled(strict=True):
+        torch.testing.assert_close(dgl.ops.u_mul_e_sum(graph(index, 30, 20), x, w), expected)
+
+
 def test_edits_of_a_graph() -> None:
     g, module = of_case(ORDINARY), layer()
     edits = (

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastgraph.backends import reference
+from fastgraph.backends import building, reference
 from fastgraph.graphs.tiles import Tiles
 from fastgraph.registry.backend import FLOATING, accumulator
 from tests.graphs import mixed_communities
@@ -145,6 +145,16 @@ def transpose_csr(lib: Library, draw: Draw) -> Prepared:
         assert_equal(rowptr.diff(), torch.bincount(graph.col, minlength=graph.num_cols))
 
     return call, check
+
+
+def inverse_degree(lib: Library, draw: Draw) -> Prepared:
+    graph = built(lib, draw)
+    out = torch.full((graph.num_rows,), -7, dtype=draw.one_of(torch.float32, torch.float64))
+
+    def check(_: Any) -> None:
+        assert_equal(out, building.inverse_degree(graph.rowptr, out.dtype))
+
+    return {"rowptr": graph.rowptr, "out": out}, check
 
 
 def order_rows(lib: Library, draw: Draw) -> Prepared:
@@ -496,6 +506,7 @@ CALLS = (
     build_csr_with_loops,
     check_csr,
     transpose_csr,
+    inverse_degree,
     order_rows,
     count_reads,
     count_tile_columns,

@@ -150,6 +150,7 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
             "col_t": col_t.clone(),
             "edge_id_t": torch.empty_like(col_t),
         },
+        "inverse_degree": {"rowptr": rowptr, "out": torch.empty(graph.num_rows)},
         "spmm": {
             **matrix,
             "weight": weight,
@@ -199,6 +200,7 @@ FUNCTIONS = (
     "build_csr_with_loops",
     "check_csr",
     "transpose_csr",
+    "inverse_degree",
     "order_rows",
     "spmm",
     "sddmm",
@@ -232,6 +234,7 @@ STRIDED = {
     ("build_csr_with_loops", "col"),
     ("check_csr", "ptr"),
     ("check_csr", "index"),
+    ("inverse_degree", "rowptr"),
 }
 
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "bindings/checks.h"
+#include "cpu/degrees.h"
 #include "cpu/panels.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
@@ -27,13 +28,10 @@ MutableCsr checked_output(const Tensor& rowptr, const char* rowptr_name, const T
           num_entries};
 }
 
-// `row` and `col` are rows of one edge_index, whose row 0 comes first in memory.
-template <typename Index>
-void throw_bad_index(const BadIndex& bad, Indices<Index> row, Indices<Index> col,
-                     const MutableCsr& graph) {
-  const bool in_first = bad.in_row ? row.data <= col.data : col.data < row.data;
+// Edges are grouped by destination, row 1 of an edge_index.
+void throw_bad_index(const BadIndex& bad, const MutableCsr& graph) {
   TVM_FFI_THROW(IndexError) << "edge_index holds index " << bad.value << " in row "
-                            << (in_first ? 0 : 1) << ", expected 0 <= index < "
+                            << (bad.in_row ? 1 : 0) << ", expected 0 <= index < "
                             << (bad.in_row ? graph.num_rows : graph.num_cols);
 }
 
@@ -50,7 +48,7 @@ bool bind_build_csr(Tensor row, Tensor col, int64_t num_rows, int64_t num_cols, 
     const auto cols = checked_indices<Index>(col, num_edges, "col");
     BadIndex bad;
     const BuildResult result = build_csr(rows, cols, graph, bad);
-    if (result == BuildResult::kBadIndex) throw_bad_index(bad, rows, cols, graph);
+    if (result == BuildResult::kBadIndex) throw_bad_index(bad, graph);
     return result == BuildResult::kSorted;
   });
 }
@@ -75,7 +73,7 @@ int64_t bind_build_csr_with_loops(Tensor row, Tensor col, int64_t num_rows, int6
     const auto cols = checked_indices<Index>(col, num_edges, "col");
     BadIndex bad;
     const int64_t num_kept = build_csr_with_loops(rows, cols, num_loops, graph, bad);
-    if (num_kept < 0) throw_bad_index(bad, rows, cols, graph);
+    if (num_kept < 0) throw_bad_index(bad, graph);
     return num_kept;
   });
 }
@@ -114,6 +112,18 @@ void bind_transpose_csr(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64
                                         graph.num_rows, graph.num_entries);
   transpose.edge_id = checked<int32_t>(edge_id_t, {graph.num_entries}, "edge_id_t");
   with_memory([&] { transpose_csr(graph, transpose); });
+}
+
+void bind_inverse_degree(Tensor rowptr, Tensor out) {
+  check_ndim(rowptr, 1, "rowptr");
+  const int64_t num_rows = rowptr.size(0) - 1;
+  checked_size(num_rows, "the number of rows");
+  const Indices<int64_t> offsets = checked_indices<int64_t>(rowptr, num_rows + 1, "rowptr");
+  switch (dtype_of(out)) {
+    case DType::kFloat32: return inverse_degree(offsets, checked<float>(out, {num_rows}, "out"));
+    case DType::kFloat64: return inverse_degree(offsets, checked<double>(out, {num_rows}, "out"));
+    default: TVM_FFI_THROW(TypeError) << "out must be float32 or float64, got " << dtype_text(out);
+  }
 }
 
 int64_t bind_order_rows(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
@@ -253,6 +263,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(build_csr, fastgraph::bind_build_csr);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(build_csr_with_loops, fastgraph::bind_build_csr_with_loops);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(check_csr, fastgraph::bind_check_csr);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(transpose_csr, fastgraph::bind_transpose_csr);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(inverse_degree, fastgraph::bind_inverse_degree);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(order_rows, fastgraph::bind_order_rows);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(count_reads, fastgraph::bind_count_reads);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(count_tile_columns, fastgraph::bind_count_tile_columns);
