@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fastgraph.dgl.conditions import call_refusal
 from fastgraph.dgl.devices import beside_features
-from fastgraph.dgl.structure import Structure, structure_of
+from fastgraph.dgl.structure import Relation, Structure, structure_of
+from fastgraph.graphs.edges import Edges
 from fastgraph.layers.attention import Inputs
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import plain_parameters
@@ -27,16 +28,24 @@ class Accepted(NamedTuple):
         inputs: features of sources and of destinations, as upstream takes them from the caller.
         shared: whether all destinations are sources, with the same number.
         structure: the edges, on the device of the features.
+        plain: these without DGL's numbers, where they have been looked at.
     """
 
     inputs: Inputs
     shared: bool
     structure: Structure
+    plain: Relation | None
 
     @property
     def num_dst(self) -> int:
         """The number of destinations, which are the first of the sources in a block."""
         return self.structure.num_dst
+
+    def edges(self, *, numbered: bool) -> Edges:
+        """The edges, with DGL's numbers only where these matter."""
+        if numbered:
+            return self.structure.numbered().edges
+        return (self.plain or self.structure.plain()).edges
 
 
 def accepted(module: Any, operator: str, graph: object, feat: object) -> Accepted | str:
@@ -65,10 +74,12 @@ def accepted(module: Any, operator: str, graph: object, feat: object) -> Accepte
     if reason is not None:
         return reason
     structure = beside_features(structure, inputs.src)
-    allows_lonely = getattr(module, "_allow_zero_in_degree", True)
-    if not allows_lonely and structure.lonely() is not None:
+    if getattr(module, "_allow_zero_in_degree", True):
+        return Accepted(inputs, shared, structure, None)
+    plain = structure.plain()
+    if plain.lonely is not None:
         return "nodes without incoming edges, which the layer does not allow"
-    return Accepted(inputs, shared, structure)
+    return Accepted(inputs, shared, structure, plain)
 
 
 def _inputs_of(feat: object, structure: Structure, is_block: bool) -> Inputs | str:

@@ -18,7 +18,6 @@ from fastgraph import ops
 from fastgraph.dgl.attention import (
     dropout_rate,
     edge_modules_refusal,
-    edges_of,
     finish,
     projected,
     residual_of,
@@ -64,7 +63,7 @@ def _forward(module: EdgeGATConv, call: Accepted, edge_feat: Tensor, get_attenti
     residual = residual_of(module, h_dst)
     weight = module.fc_edge.weight.view(*module.attn_edge.shape[1:], -1)
     score_edge = edge_feat @ torch.einsum("hc,hcd->dh", module.attn_edge[0], weight)
-    edges = edges_of(call, numbered=True)
+    edges = call.edges(numbered=True)
     out, alpha, _ = ops.gat(
         x_src,
         scores_of(x_src, module.attn_l),

@@ -57,7 +57,7 @@ def _forward(
 ) -> Tensor:
     structure, x = call.structure, call.inputs.src
     weight = edge_weights(structure, module._norm, x.dtype, numbered=edge_weight is not None)
-    edges = (structure.plain() if edge_weight is None else structure.numbered()).edges
+    edges = call.edges(numbered=edge_weight is not None)
     if edge_weight is not None:
         weight = edge_weight if weight is None else weight * edge_weight
     is_narrowing = module._in_feats > module._out_feats

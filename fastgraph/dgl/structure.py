@@ -37,6 +37,14 @@ class Named(Protocol):
         """Their names."""
 
 
+class Relation(Named, Protocol):
+    """All edges of one relation as operators take them."""
+
+    @property
+    def lonely(self) -> Tensor | None:
+        """Which destinations have no edge, bool ``[num_dst]``; ``None`` where all have one."""
+
+
 class Structure:
     """The edges of one relation, grouped by destination: views of DGL's own memory.
 
@@ -61,22 +69,22 @@ class Structure:
         """Why a tensor cannot be handed to an operator together with these edges."""
         return plain_tensor(name, value)
 
-    def plain(self) -> Named:
+    def plain(self) -> Relation:
         """For operators to which edges are nothing but their ends."""
         return self._remembered("CSC", Grouped, None)
 
-    def numbered(self) -> Named:
+    def numbered(self) -> Relation:
         """With DGL's numbers of edges, by which weights are found."""
         return self._numbered()
 
     def _numbered(self) -> Grouped:
         return self._remembered("CSC", Grouped, self.edge_ids)
 
-    def backwards(self) -> Named:
+    def backwards(self) -> Relation:
         """As :meth:`plain`, with the edges of each destination from the last to the first."""
         return self._remembered("CSC backwards", _backwards, None)
 
-    def incidence(self, *, transpose: bool = False, backwards: bool = False) -> Named:
+    def incidence(self, *, transpose: bool = False, backwards: bool = False) -> Relation:
         """With edges in the place of their sources: node ``i`` has the edges that lead to it.
 
         Args:
@@ -87,13 +95,6 @@ class Structure:
         name = f"incidence, transpose={transpose}, backwards={backwards}"
         found: Grouped = beside(graph, name, lambda: _incidence(graph, transpose, backwards))
         return found
-
-    def lonely(self) -> Tensor | None:
-        """Which destinations have no edge, bool ``[num_dst]``; ``None`` where all have one."""
-        graph = self._remembered("CSC", Grouped, None).graph
-        make = lambda: _Lonely(graph.by_destination.ptr)  # noqa: E731
-        found: _Lonely = beside(graph, "nodes without edges", make)
-        return found.nodes
 
     def _remembered(
         self, name: str, make: Callable[..., Grouped], edge_ids: Tensor | None
@@ -117,13 +118,6 @@ def _incidence(graph: Graph, transpose: bool, backwards: bool) -> Grouped:
             numbers = torch.arange(graph.num_edges, dtype=torch.int32, device=rows.ptr.device)
         make = _backwards if backwards else Grouped
         return make(numbers, rows.ptr, None, graph.num_edges, len(rows.ptr) - 1)
-
-
-class _Lonely:
-    def __init__(self, ptr: Tensor) -> None:
-        is_lonely = ptr.diff() == 0
-        self.nodes = is_lonely if is_lonely.any() else None
-        self.nbytes = 0 if self.nodes is None else self.nodes.nbytes
 
 
 class _Source:

@@ -9,6 +9,7 @@ tensors of its own.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -151,6 +152,13 @@ class Grouped:
             self.graph.by_destination = rows._replace(col=names[0], edge_id=names[1])
         _name(self.graph, names)
         self.edges = Edges(names, rows.ptr)
+
+    @functools.cached_property
+    def lonely(self) -> Tensor | None:
+        """Which destinations have no edge, bool ``[num_dst]``; ``None`` where all have one."""
+        with torch.inference_mode(False):  # what is remembered must serve training as well
+            is_lonely = self.graph.by_destination.ptr.diff() == 0
+            return is_lonely if is_lonely.any() else None
 
     @property
     def nbytes(self) -> int:
