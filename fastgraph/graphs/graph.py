@@ -7,7 +7,6 @@ import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -121,8 +120,11 @@ class Graph:
         self.num_edges = rows.col.numel()
         self.by_destination = rows
         """Edges grouped by destination; ``col`` holds sources."""
+        self.names: tuple[Tensor, ...] = ()
+        """Tensors by which :func:`fastgraph.graphs.edges.graph_of` finds it, if there are any."""
         self._by_source: Csr | None = None
         self._inverse_degrees: dict[tuple[bool, torch.dtype], Tensor] = {}
+        self._beside: dict[str, Any] = {}
 
     @property
     def by_source(self) -> Csr:
@@ -164,20 +166,21 @@ class Graph:
         """The same graph with its edges in ascending destination order."""
         graph = copy.copy(self)
         graph.by_destination = self.by_destination._replace(edge_id=None)
+        graph.names = ()
         graph._by_source = None
+        graph._beside = {}
         return graph
 
     @property
     def nbytes(self) -> int:
         """Bytes of both groupings, whether they exist yet or not, and of what is beside them."""
         by_source = 8 * (self.num_src + 1) + 2 * 4 * self.num_edges
-        return self.by_destination.nbytes + by_source + _nbytes_beside(self)
+        beside = sum(getattr(learnt, "nbytes", 0) for learnt in tuple(self._beside.values()))
+        return self.by_destination.nbytes + by_source + beside
 
     def __repr__(self) -> str:
         return f"Graph(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges})"
 
-
-_BESIDE: WeakKeyDictionary[Graph, dict[str, Any]] = WeakKeyDictionary()
 
 Learnt = TypeVar("Learnt")
 
@@ -187,15 +190,8 @@ def beside(graph: Graph, name: str, start: Callable[[], Learnt]) -> Learnt:
 
     What has an attribute ``nbytes`` is part of the graph's.
     """
-    notes = _BESIDE.get(graph)
-    if notes is None:
-        notes = _BESIDE.setdefault(graph, {})
-    found: Learnt | None = notes.get(name)
-    return notes.setdefault(name, start()) if found is None else found
-
-
-def _nbytes_beside(graph: Graph) -> int:
-    return sum(getattr(learnt, "nbytes", 0) for learnt in _BESIDE.get(graph, {}).values())
+    found: Learnt | None = graph._beside.get(name)
+    return graph._beside.setdefault(name, start()) if found is None else found
 
 
 def _kernel(name: str, like: Tensor) -> Callable[..., Csr]:
