@@ -95,9 +95,10 @@ def _inputs_of(feat: object, structure: Structure, is_block: bool) -> Inputs | s
     if pair[0].device != pair[1].device:
         return "features of sources and of destinations on different devices"
     num_dst = structure.num_src if pair is not feat and is_block else structure.num_dst
-    if (len(pair[0]), len(pair[1])) != (structure.num_src, num_dst):
+    rows = pair[0].shape[0], pair[1].shape[0]  # `len` of a tensor takes three times as long
+    if rows != (structure.num_src, num_dst):
         return (
-            f"features of {len(pair[0])} sources and {len(pair[1])} destinations for a graph with "
+            f"features of {rows[0]} sources and {rows[1]} destinations for a graph with "
             f"{structure.num_src} and {structure.num_dst}"
         )
     return Inputs(*pair)

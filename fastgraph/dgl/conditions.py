@@ -29,7 +29,7 @@ def features_refusal(structure: Structure, operator: str, x: Tensor, num_in: int
     """
     if x.layout != torch.strided:
         return f"features of layout {x.layout}"
-    if x.dim() == 0 or len(x) != num_in:
+    if x.dim() == 0 or x.shape[0] != num_in:
         return f"features of shape {list(x.shape)} for {num_in} rows"
     return call_refusal(structure, x) or REGISTRY.refusal(operator, x.device.type, x.dtype)
 
@@ -53,7 +53,7 @@ def call_refusal(structure: Structure, features: Tensor, *, can_move: bool = Fal
     kind = features.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return "under autocast, in which DGL's own functions take one dtype only"
-    return too_few_edges(len(structure.index))
+    return too_few_edges(structure.index.shape[0])
 
 
 def last_wins(x: Tensor) -> bool:

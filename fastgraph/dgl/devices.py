@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from fastgraph.dgl.structure import Structure
-from fastgraph.graphs.memo import remembered
 
 
 def beside_features(structure: Structure, features: Tensor) -> Structure:
@@ -24,7 +23,7 @@ def copied(structure: Structure, device: torch.device) -> Structure:
     """The structure on a device, remembered for as long as the graph lives unchanged."""
     tensors = structure.index, structure.ptr, structure.edge_ids
     sizes = structure.num_src, structure.num_dst
-    return remembered("on another device", _Copy, *tensors, *sizes, device).structure
+    return structure.remembered("on another device", _Copy, *tensors, *sizes, device).structure
 
 
 class _Copy:

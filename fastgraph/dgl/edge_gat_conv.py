@@ -27,7 +27,6 @@ from fastgraph.dgl.calls import Accepted, accepted, edge_values_refusal
 from fastgraph.dgl.modules import LINEAR
 from fastgraph.dgl.structure import Named, Structure
 from fastgraph.graphs.edges import Grouped
-from fastgraph.graphs.memo import remembered
 from fastgraph.layers.weighing import sum_of_heads
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
@@ -90,8 +89,7 @@ def _forward(module: EdgeGATConv, call: Accepted, edge_feat: Tensor, get_attenti
 def from_edges(structure: Structure) -> Named:
     """Every edge as the source of itself, so that features of edges can be gathered."""
     tensors = structure.index, structure.ptr, structure.edge_ids
-    grouped: Grouped = remembered("CSC from edges", _edges_as_sources, *tensors, structure.num_dst)
-    return grouped
+    return structure.remembered("CSC from edges", _edges_as_sources, *tensors, structure.num_dst)
 
 
 def _edges_as_sources(index: Tensor, ptr: Tensor, edge_ids: Tensor | None, num_dst: int) -> Grouped:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fastgraph.dgl.structure import Named, Structure
 from fastgraph.graphs.edges import Grouped
-from fastgraph.graphs.memo import remembered
 from fastgraph.registry.backend import accumulator
 
 
@@ -29,8 +28,8 @@ def edge_weights(
     if norm not in ("both", "left"):
         return None
     edge_ids = structure.edge_ids if numbered else None
-    tensors = structure.index, structure.ptr, edge_ids
-    return remembered("by degree", _Weights, *tensors, structure.num_src, norm, dtype).weight
+    given = structure.index, structure.ptr, edge_ids, structure.num_src, norm, dtype
+    return structure.remembered("by degree", _Weights, *given).weight
 
 
 class _Weights:
@@ -62,7 +61,7 @@ class _Weights:
 def with_itself(structure: Structure) -> Named:
     """The edges, and one more for each destination, from the source with its number."""
     tensors, sizes = (structure.index, structure.ptr), (structure.num_src, structure.num_dst)
-    return remembered("CSC with itself", _with_itself, *tensors, *sizes)
+    return structure.remembered("CSC with itself", _with_itself, *tensors, *sizes)
 
 
 def _with_itself(index: Tensor, ptr: Tensor, num_src: int, num_dst: int) -> Grouped:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from dgl.heterograph_index import HeteroGraphIndex
@@ -27,6 +27,8 @@ from fastgraph.graphs.graph import Graph, beside
 from fastgraph.graphs.memo import remembered
 from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.patching import Patches
+
+Value = TypeVar("Value")
 
 
 class Named(Protocol):
@@ -64,6 +66,7 @@ class Structure:
     ) -> None:
         self.index, self.ptr, self.edge_ids = index, ptr, edge_ids
         self.num_src, self.num_dst = num_src, num_dst
+        self._identity = object()
 
     def refusal(self, name: str, value: object) -> str | None:
         """Why a tensor cannot be handed to an operator together with these edges."""
@@ -100,7 +103,17 @@ class Structure:
         self, name: str, make: Callable[..., Grouped], edge_ids: Tensor | None
     ) -> Grouped:
         sizes = (self.num_src, self.num_dst)
-        return remembered(name, make, self.index, self.ptr, edge_ids, *sizes)
+        return self.remembered(name, make, self.index, self.ptr, edge_ids, *sizes)
+
+    def remembered(self, name: str, compute: Callable[..., Value], *given: object) -> Value:
+        """``compute(*given)``, remembered for as long as this lives unchanged.
+
+        Args:
+            name: as for :func:`fastgraph.graphs.memo.remembered`.
+            compute: as there.
+            given: its arguments: tensors of this structure and what has an equal.
+        """
+        return remembered(name, compute, *given, owner=self._identity)
 
 
 def _backwards(index: Tensor, ptr: Tensor, edge_ids: None, num_src: int, num_dst: int) -> Grouped:
