@@ -17,6 +17,7 @@ from fastgraph.dgl.devices import beside_features
 from fastgraph.dgl.structure import Relation, Structure, structure_of
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.attention import Inputs
+from fastgraph.registry.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import plain_parameters
 
@@ -69,7 +70,7 @@ def accepted(module: Any, operator: str, graph: object, feat: object) -> Accepte
     reason = (
         call_refusal(structure, inputs.src, can_move=True)
         or plain_parameters(module)
-        or REGISTRY.refusal(operator, inputs.src.device.type, inputs.src.dtype)
+        or REGISTRY.refusal(operator, device_type(inputs.src), inputs.src.dtype)
     )
     if reason is not None:
         return reason

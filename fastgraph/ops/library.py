@@ -77,14 +77,27 @@ def define(
     fake = _on_one_device([argument.name for argument in operator._schema.arguments], fake)
     torch.library.register_fake(f"fastgraph::{name}", fake, lib=LIBRARY)
     autograd = None if gradient is None else _define_gradient(operator, implementation, gradient)
+    direct = implementation if autograd is None else functools.partial(autograd, None)
     types = [_TYPES[str(argument.type)] for argument in operator._schema.arguments]
+    valued = [
+        position
+        for position, argument in enumerate(operator._schema.arguments)
+        if "Tensor" in str(argument.type) and argument.name not in _TOPOLOGY
+    ]
+    fitting: set[tuple[type, ...]] = set()
 
     def call(*arguments: Any) -> Any:
-        if _needs_dispatcher(arguments, types):
+        # What types have fitted once is known, as looking at each takes longer.
+        given = tuple(map(type, arguments))
+        if given not in fitting:
+            if not all(map(isinstance, arguments, types)):
+                return operator(*arguments)
+            fitting.add(given)
+        # The dispatcher's two turns, each through Python, are a good part of what a call on a small
+        # graph costs.
+        if _is_profiling() or not is_ordinary(arguments, [arguments[i] for i in valued]):
             return operator(*arguments)
-        if autograd is None:
-            return implementation(*arguments)
-        return autograd(None, *arguments)
+        return direct(*arguments)
 
     return call
 
@@ -218,29 +231,29 @@ _ORDINARY = _AUTOGRAD | _bits(
 )
 
 
-def is_ordinary(arguments: Sequence[Any]) -> bool:
+_TOPOLOGY = ("index", "ptr")
+"""Arguments whose values torch never puts off: it negates lazily, but no integers."""
+
+
+def is_ordinary(arguments: Sequence[Any], valued: Sequence[Any]) -> bool:
     """Whether tensors among the arguments mean to torch what they mean to a kernel, and no more.
 
     False for subclasses and lazy views, while a mode or a transform is active, and under a
     compiler.
+
+    Args:
+        arguments: of an operator.
+        valued: those of them that may be lazy views.
     """
     if torch.compiler.is_compiling() or torch._C._has_torch_function(arguments):
         return False
     keys = torch._C._dispatch_tls_local_include_set().raw_repr()
-    for argument in arguments:
-        if isinstance(argument, Tensor):
+    for argument in valued:
+        if argument is not None:
             keys |= torch._C._dispatch_keys(argument).raw_repr()
     excluded = torch._C._dispatch_tls_local_exclude_set().raw_repr()
     return not keys & ~_ORDINARY and not excluded & _AUTOGRAD
 
 
-def _needs_dispatcher(arguments: Sequence[Any], types: Sequence[Any]) -> bool:
-    """Whether torch's dispatcher would do more with a call than find the implementation.
-
-    Its two turns, each through Python, are a good part of what a call on a small graph costs.
-    """
-    return (
-        not is_ordinary(arguments)
-        or not all(map(isinstance, arguments, types))
-        or torch._C._autograd._profiler_enabled()  # which lists operators
-    )
+# A profiler lists the operators that the dispatcher calls.
+_is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled
