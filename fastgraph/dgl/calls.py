@@ -42,11 +42,15 @@ class Accepted(NamedTuple):
         """The number of destinations, which are the first of the sources in a block."""
         return self.structure.num_dst
 
-    def edges(self, *, numbered: bool) -> Edges:
+    def relation(self, *, numbered: bool) -> Relation:
         """The edges, with DGL's numbers only where these matter."""
         if numbered:
-            return self.structure.numbered().edges
-        return (self.plain or self.structure.plain()).edges
+            return self.structure.numbered()
+        return self.plain or self.structure.plain()
+
+    def edges(self, *, numbered: bool) -> Edges:
+        """Those of :meth:`relation` as operators take them."""
+        return self.relation(numbered=numbered).edges
 
 
 def accepted(module: Any, operator: str, graph: object, feat: object) -> Accepted | str:
@@ -84,16 +88,17 @@ def accepted(module: Any, operator: str, graph: object, feat: object) -> Accepte
 
 
 def _inputs_of(feat: object, structure: Structure, is_block: bool) -> Inputs | str:
-    pair = feat if isinstance(feat, tuple) else (feat, feat)
+    given = feat if isinstance(feat, tuple) else (feat,)
+    pair = given if given is feat else (feat, feat)
     if len(pair) != 2:
         return f"features with {len(pair)} entries"
-    for features in pair:
+    for features in given:
         reason = structure.refusal("the features", features)
         if reason is not None:
             return reason
         if features.layout != torch.strided or features.dim() != 2:
             return "features that are not a dense matrix"
-    if pair[0].device != pair[1].device:
+    if pair is feat and pair[0].device != pair[1].device:
         return "features of sources and of destinations on different devices"
     num_dst = structure.num_src if pair is not feat and is_block else structure.num_dst
     rows = pair[0].shape[0], pair[1].shape[0]  # `len` of a tensor takes three times as long

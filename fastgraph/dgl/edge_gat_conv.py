@@ -88,8 +88,8 @@ def _forward(module: EdgeGATConv, call: Accepted, edge_feat: Tensor, get_attenti
 @functools.singledispatch
 def from_edges(structure: Structure) -> Named:
     """Every edge as the source of itself, so that features of edges can be gathered."""
-    tensors = structure.index, structure.ptr, structure.edge_ids
-    return structure.remembered("CSC from edges", _edges_as_sources, *tensors, structure.num_dst)
+    size = structure.num_dst
+    return structure.remembered("CSC from edges", _edges_as_sources, size, numbered=True)
 
 
 def _edges_as_sources(index: Tensor, ptr: Tensor, edge_ids: Tensor | None, num_dst: int) -> Grouped:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fastgraph.graphs.edges import Edges, Grouped
 from fastgraph.graphs.graph import Graph, beside
-from fastgraph.graphs.memo import remembered
+from fastgraph.graphs.memo import is_recording, recalled
 from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.patching import Patches
 
@@ -74,18 +74,18 @@ class Structure:
 
     def plain(self) -> Relation:
         """For operators to which edges are nothing but their ends."""
-        return self._remembered("CSC", Grouped, None)
+        return self._grouped(numbered=False)
 
     def numbered(self) -> Relation:
         """With DGL's numbers of edges, by which weights are found."""
-        return self._numbered()
+        return self._grouped(numbered=True)
 
-    def _numbered(self) -> Grouped:
-        return self._remembered("CSC", Grouped, self.edge_ids)
+    def _grouped(self, *, numbered: bool) -> Grouped:
+        return self.remembered("CSC", Grouped, self.num_src, self.num_dst, numbered=numbered)
 
     def backwards(self) -> Relation:
         """As :meth:`plain`, with the edges of each destination from the last to the first."""
-        return self._remembered("CSC backwards", _backwards, None)
+        return self.remembered("CSC backwards", _backwards, self.num_src, self.num_dst)
 
     def incidence(self, *, transpose: bool = False, backwards: bool = False) -> Relation:
         """With edges in the place of their sources: node ``i`` has the edges that lead to it.
@@ -94,26 +94,28 @@ class Structure:
             transpose: the edges that leave it instead.
             backwards: from the last to the first; not together with ``transpose``.
         """
-        graph = self._numbered().graph
+        graph = self._grouped(numbered=True).graph
         name = f"incidence, transpose={transpose}, backwards={backwards}"
         found: Grouped = beside(graph, name, lambda: _incidence(graph, transpose, backwards))
         return found
 
-    def _remembered(
-        self, name: str, make: Callable[..., Grouped], edge_ids: Tensor | None
-    ) -> Grouped:
-        sizes = (self.num_src, self.num_dst)
-        return self.remembered(name, make, self.index, self.ptr, edge_ids, *sizes)
-
-    def remembered(self, name: str, compute: Callable[..., Value], *given: object) -> Value:
-        """``compute(*given)``, remembered for as long as this lives unchanged.
+    def remembered(
+        self, name: str, compute: Callable[..., Value], *options: object, numbered: bool = False
+    ) -> Value:
+        """``compute(index, ptr, edge_ids, *options)``, for as long as this lives unchanged.
 
         Args:
             name: as for :func:`fastgraph.graphs.memo.remembered`.
             compute: as there.
-            given: its arguments: tensors of this structure and what has an equal.
+            options: anything that can be hashed.
+            numbered: whether ``edge_ids`` are not ``None``.
         """
-        return remembered(name, compute, *given, owner=self._identity)
+        edge_ids = self.edge_ids if numbered else None
+        tensors = [self.index, self.ptr] if edge_ids is None else [self.index, self.ptr, edge_ids]
+        given = (self.index, self.ptr, edge_ids, *options)
+        if is_recording():
+            return compute(*given)
+        return recalled((self._identity, name, len(tensors), *options), compute, given, tensors)
 
 
 def _backwards(index: Tensor, ptr: Tensor, edge_ids: None, num_src: int, num_dst: int) -> Grouped:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
 
@@ -124,7 +124,7 @@ class Graph:
         """Tensors by which :func:`fastgraph.graphs.edges.graph_of` finds it, if there are any."""
         self._by_source: Csr | None = None
         self._inverse_degrees: dict[tuple[bool, torch.dtype], Tensor] = {}
-        self._beside: dict[str, Any] = {}
+        self._beside: dict[Hashable, Any] = {}
 
     @property
     def by_source(self) -> Csr:
@@ -185,7 +185,7 @@ class Graph:
 Learnt = TypeVar("Learnt")
 
 
-def beside(graph: Graph, name: str, start: Callable[[], Learnt]) -> Learnt:
+def beside(graph: Graph, name: Hashable, start: Callable[[], Learnt]) -> Learnt:
     """What is being learnt about a graph under this name, from ``start()`` on, while it lives.
 
     What has an attribute ``nbytes`` is part of the graph's.

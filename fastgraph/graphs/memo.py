@@ -17,7 +17,7 @@ import itertools
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -233,9 +233,7 @@ REMEMBERING: dict[type, Callable[..., Any]] = {}
 """What does :func:`remembered` for subclasses of tensors that have no memory of their own."""
 
 
-def remembered(
-    name: str, compute: Callable[..., Value], *given: object, owner: object = None
-) -> Value:
+def remembered(name: str, compute: Callable[..., Value], *given: object) -> Value:
     """``compute(*given)``: one result for as long as the tensors among ``given`` live unchanged.
 
     Args:
@@ -243,15 +241,9 @@ def remembered(
         compute: a function of ``given`` alone, whose result has an attribute ``nbytes`` and does
             not refer to them.
         given: its arguments.
-        owner: an object that stands for the tensors among ``given``, which are always the same
-            under this name: looking at them takes longer than all else.
     """
     if is_recording():
         return compute(*given)
-    if owner is not None:
-        own = [value for value in given if isinstance(value, Tensor)]
-        others = [value for value in given if not isinstance(value, Tensor)]
-        return _remembered((owner, name, *others), compute, given, own)
     parts: list[object] = [name]
     tensors = []
     for value in given:
@@ -265,15 +257,23 @@ def remembered(
             parts.append(tensor_key(value))
         else:
             parts.append(value)
-    return _remembered(tuple(parts), compute, given, tensors)
+    return recalled(tuple(parts), compute, given, tensors)
 
 
-def _remembered(
+def recalled(
     key: tuple[object, ...],
     compute: Callable[..., Value],
-    given: tuple[object, ...],
-    tensors: list[Tensor],
+    given: Sequence[object],
+    tensors: Sequence[Tensor],
 ) -> Value:
+    """:func:`remembered` under a key that says already which tensors are meant.
+
+    Args:
+        key: for nothing but ``compute`` and these arguments.
+        compute: as for :func:`remembered`.
+        given: its arguments.
+        tensors: those among them.
+    """
     known: Value | None = MEMO.get(key, *tensors)
     if known is None:
         with torch.inference_mode(False):  # what is made here must still serve training

@@ -171,14 +171,13 @@ class _Kept:
 
 
 @edge_weights.register
-def _(
-    structure: ShardedStructure, norm: str, dtype: torch.dtype, *, numbered: bool
-) -> Tensor | None:
-    if norm not in ("both", "left"):
-        return None
-    edges = structure.edge_index
+def _(relation: _Relation, norm: str, dtype: torch.dtype) -> Tensor:
+    structure = relation.structure
     kept: _Kept = remembered(
-        f"by degree, {norm}", lambda *_: _Kept(_by_degree(structure, norm, dtype)), edges, dtype
+        f"by degree, {norm}",
+        lambda *_: _Kept(_by_degree(structure, norm, dtype)),
+        structure.edge_index,
+        dtype,
     )
     return kept.tensor
 
