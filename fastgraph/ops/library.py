@@ -76,8 +76,9 @@ def define(
     operator = getattr(torch.ops.fastgraph, name).default
     fake = _on_one_device([argument.name for argument in operator._schema.arguments], fake)
     torch.library.register_fake(f"fastgraph::{name}", fake, lib=LIBRARY)
-    autograd = None if gradient is None else _define_gradient(operator, implementation, gradient)
-    direct = implementation if autograd is None else functools.partial(autograd, None)
+    direct = implementation
+    if gradient is not None:
+        direct = _define_gradient(operator, implementation, gradient)
     types = [_TYPES[str(argument.type)] for argument in operator._schema.arguments]
     valued = [
         position
@@ -167,12 +168,11 @@ def _define_gradient(
     On a graph of Cora's size that cost is visible.
 
     Returns:
-        What the dispatcher calls for autograd: a function of a set of dispatch keys, ``None`` if it
-        is not the dispatcher that calls, and the arguments.
+        The operator for calls in which the dispatcher would do nothing else.
     """
 
     def below_autograd(keys: Any, arguments: Sequence[Any]) -> Any:
-        if keys is None:
+        if keys is None:  # it is not the dispatcher that calls
             return implementation(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
@@ -193,20 +193,32 @@ def _define_gradient(
                 return (None,) * len(ctx.needs_input_grad)
             return *gradient.backward(ctx, *gradients), None
 
+    apply: Callable[..., Any] = Function.apply
     # Without what torch does before it for transforms of torch.func.
     plain_apply: Callable[..., Any] = super(torch.autograd.Function, Function).apply
 
+    def is_differentiated(arguments: Sequence[Any]) -> bool:
+        if forward_ad._current_level >= 0:  # gets an error there, where it would get zeros below
+            return True
+        if torch.is_grad_enabled():
+            for position in gradient.differentiable:
+                argument = arguments[position]
+                if argument is not None and argument.requires_grad:
+                    return True
+        return False
+
     def autograd(keys: Any, *arguments: Any) -> Any:
-        recorded = torch.is_grad_enabled() and any(
-            arguments[i] is not None and arguments[i].requires_grad for i in gradient.differentiable
-        )
-        # Forward-mode differentiation raises an error there, where it would get zeros below.
-        if recorded or forward_ad._current_level >= 0:
-            return (plain_apply if keys is None else Function.apply)(*arguments, keys)
+        if is_differentiated(arguments):
+            return apply(*arguments, keys)
         return below_autograd(keys, arguments)
 
+    def direct(*arguments: Any) -> Any:
+        if is_differentiated(arguments):
+            return plain_apply(*arguments, None)
+        return implementation(*arguments)
+
     LIBRARY.impl(operator, autograd, "Autograd", with_keyset=True)
-    return autograd
+    return direct
 
 
 # What arguments must be lest the dispatcher complain, or convert them.

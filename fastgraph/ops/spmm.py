@@ -88,7 +88,7 @@ def _spmm(
     graph = topology(index, ptr, x.shape[0], num_out, transpose)
     kernel = REGISTRY.kernel("spmm", device_type(x), x.dtype)
     out: Tensor = kernel(graph, flatten(x), weight, reduce, transpose)
-    return unflatten(out, num_out, *x.shape[1:])
+    return out if x.dim() == 2 else unflatten(out, num_out, *x.shape[1:])
 
 
 def _spmm_fake(
