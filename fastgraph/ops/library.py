@@ -88,6 +88,8 @@ def define(
     fitting: set[tuple[type, ...]] = set()
 
     def call(*arguments: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return operator(*arguments)
         # What types have fitted once is known, as looking at each takes longer.
         given = tuple(map(type, arguments))
         if given not in fitting:
@@ -250,14 +252,13 @@ _TOPOLOGY = ("index", "ptr")
 def is_ordinary(arguments: Sequence[Any], valued: Sequence[Any]) -> bool:
     """Whether tensors among the arguments mean to torch what they mean to a kernel, and no more.
 
-    False for subclasses and lazy views, while a mode or a transform is active, and under a
-    compiler.
+    False for subclasses and lazy views, and while a mode or a transform is active.
 
     Args:
         arguments: of an operator.
         valued: those of them that may be lazy views.
     """
-    if torch.compiler.is_compiling() or torch._C._has_torch_function(arguments):
+    if torch._C._has_torch_function(arguments):
         return False
     keys = torch._C._dispatch_tls_local_include_set().raw_repr()
     for argument in valued:
