@@ -166,10 +166,12 @@ class Graph:
         """The same graph with its edges in ascending destination order."""
         graph = copy.copy(self)
         graph.by_destination = self.by_destination._replace(edge_id=None)
-        graph.names = ()
         graph._by_source = None
-        graph._beside = {}
         return graph
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without its names and what is beside it: a copy, maybe elsewhere, is another graph."""
+        return {**vars(self), "names": (), "_beside": {}}
 
     @property
     def nbytes(self) -> int:
