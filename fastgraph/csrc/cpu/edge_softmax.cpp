@@ -59,7 +59,7 @@ struct Places {
     std::fill_n(heads < width ? copy : copy + all - kLane, heads < width ? all : kLane, filler);
     for (int64_t e = entries.begin; e < entries.end; ++e, copy += width) {
       if (e + kAhead < stop) {
-        const int64_t ahead = graph.edge(e + kAhead);
+        [[maybe_unused]] const int64_t ahead = graph.edge(e + kAhead);
         (prefetch(expected.row(ahead), heads), ...);
       }
       const int64_t edge = graph.edge(e);

@@ -2,6 +2,7 @@
 // 2018): the score of an entry is leaky_relu(score_src[col] + score_dst[row] + score_edge[edge]).
 #include <algorithm>
 
+#include "cpu/gat_panels.h"
 #include "cpu/kernels.h"
 #include "fastgraph/edge_blocks.h"
 #include "fastgraph/edge_softmax.h"
@@ -40,11 +41,6 @@ inline void store_sum_of_entries(const SharedBlock& block, BlockOf<Accumulator<T
   const auto sums = sum_of_entries<Accumulator<T>>(block, values);
   T* own = to.row(block.row) + block.head;
   for (int h = 0; h < block.heads; ++h) store_one(own + h, sums[h * block.stride]);
-}
-
-template <typename A>
-inline BlockOf<A> leaky_relu(BlockOf<A> z, A slope) {
-  return z > BlockOf<A>{} ? z : slope * z;
 }
 
 // grad[i] * leaky_relu'(z_i).
@@ -229,6 +225,10 @@ struct SourceScoreGradients : RowSums<Accumulator<T>> {
 template <typename T>
 void gat(const OrderedCsr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
          const SoftmaxOutputs<T>& outputs) {
+  const bool from_nodes = in.score_edge.data == nullptr && outputs.alpha.data == nullptr;
+  if (const int64_t channels = from_nodes ? channels_of_head(graph, in.x) : 0; channels > 0) {
+    return gat_by_panels<T>(graph, in, slope, dropout, outputs, channels);
+  }
   const Scores<T> scores{in, static_cast<Accumulator<T>>(slope)};
   const EdgeRows<T> no_edges(Matrix<const T>{});
   run_forward<T, Scores<T>>(graph, in.x.width,
@@ -241,6 +241,14 @@ void gat_backward(const OrderedCsr& graph, const OrderedCsr& transpose, const Ga
                   double slope, Dropout dropout, const SoftmaxGradients<T>& given, Heads<T> grad_x,
                   Matrix<T> grad_score_src, Matrix<T> grad_score_dst, Matrix<T> grad_score_edge) {
   using A = Accumulator<T>;
+  const bool by_edge = in.score_edge.data != nullptr || given.grad_alpha.data != nullptr;
+  const int64_t channels =
+      by_edge ? 0
+              : std::min(channels_of_head(graph, in.x), channels_of_head(transpose, given.grad));
+  if (channels > 0) {
+    return gat_backward_by_panels<T>(graph, transpose, in, slope, dropout, given, grad_x,
+                                     grad_score_src, grad_score_dst, channels);
+  }
   const int64_t edges = graph.num_entries, heads = in.x.heads, width = in.x.width;
   const auto between = scratch<A>(edges * heads);
   prefer_huge_pages(between.get(), edges * heads * static_cast<int64_t>(sizeof(A)));

@@ -20,8 +20,10 @@ constexpr int64_t kLeastLines = 2;
 // Features that fit into so many caches are gathered as fast without panels.
 constexpr int64_t kFewCaches = 4;
 
-// How often rows must be gathered, on average: each panel visits all entries again.
+// How often rows must be gathered, on average: each panel visits all entries again. Where heads
+// have to be visited anyway, less often.
 constexpr int64_t kGathers = 32;
+constexpr int64_t kGathersOfHead = 16;
 
 // The bytes of the second cache, which most processors have one of for each core; 0 where the
 // system does not tell.
@@ -34,24 +36,47 @@ int64_t own_cache() {
 #endif
 }
 
-}  // namespace
-
-int64_t panel_channels(int64_t num_rows, int64_t num_cols, int64_t num_entries, int64_t channels,
-                       int64_t item_bytes, int64_t cache_bytes) {
-  if (num_cols * channels * item_bytes <= kFewCaches * cache_bytes) return 0;
-  if (num_entries < kGathers * std::max(num_rows, num_cols)) return 0;
+// Of so many, as many as a panel can have.
+int64_t fitting_channels(int64_t num_cols, int64_t channels, int64_t item_bytes,
+                         int64_t cache_bytes) {
+  if (num_cols == 0) return 0;
   const auto lines = static_cast<int64_t>(kCachesOfPanel * cache_bytes) / (num_cols * kCacheLine);
-  return lines < kLeastLines ? 0 : lines * (kCacheLine / item_bytes);
+  const int64_t most = lines * (kCacheLine / item_bytes);
+  if (most >= channels) return channels;
+  return lines < kLeastLines ? 0 : most;
 }
 
-int64_t panel_channels(const Csr& graph, int64_t channels, int64_t item_bytes) {
+// By a rule for the processor at hand, unless panels are forced.
+int64_t chosen_channels(PanelRule* rule, const Csr& graph, int64_t channels, int64_t item_bytes) {
   if (graph.num_cols == 0 || channels == 0) return 0;
   const int64_t chosen = forced.load(std::memory_order_relaxed);
   const int64_t of_line = kCacheLine / item_bytes;
   if (chosen > 0) return (std::min(chosen, channels) + of_line - 1) / of_line * of_line;
   if (chosen < 0) return 0;
-  return panel_channels(graph.num_rows, graph.num_cols, graph.num_entries, channels, item_bytes,
-                        own_cache());
+  return rule(graph.num_rows, graph.num_cols, graph.num_entries, channels, item_bytes, own_cache());
+}
+
+}  // namespace
+
+int64_t head_panel_channels(int64_t num_rows, int64_t num_cols, int64_t num_entries,
+                            int64_t channels, int64_t item_bytes, int64_t cache_bytes) {
+  if (num_entries < kGathersOfHead * std::max(num_rows, num_cols)) return 0;
+  return fitting_channels(num_cols, channels, item_bytes, cache_bytes);
+}
+
+int64_t panel_channels(int64_t num_rows, int64_t num_cols, int64_t num_entries, int64_t channels,
+                       int64_t item_bytes, int64_t cache_bytes) {
+  if (num_cols * channels * item_bytes <= kFewCaches * cache_bytes) return 0;
+  if (num_entries < kGathers * std::max(num_rows, num_cols)) return 0;
+  return fitting_channels(num_cols, channels, item_bytes, cache_bytes);
+}
+
+int64_t panel_channels(const Csr& graph, int64_t channels, int64_t item_bytes) {
+  return chosen_channels(panel_channels, graph, channels, item_bytes);
+}
+
+int64_t head_panel_channels(const Csr& graph, int64_t channels, int64_t item_bytes) {
+  return chosen_channels(head_panel_channels, graph, channels, item_bytes);
 }
 
 void force_panels(int64_t channels) { forced.store(channels, std::memory_order_relaxed); }

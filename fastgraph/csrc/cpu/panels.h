@@ -18,17 +18,24 @@
 
 namespace fastgraph {
 
+using PanelRule = int64_t(int64_t num_rows, int64_t num_cols, int64_t num_entries, int64_t channels,
+                          int64_t item_bytes, int64_t cache_bytes);
+
 // How many channels of the features that entries of a matrix lead to make a panel, a multiple of
 // what a cache line holds, if a core's own cache has so many bytes; 0 where the kernel had better
 // gather all of them at once.
-int64_t panel_channels(int64_t num_rows, int64_t num_cols, int64_t num_entries, int64_t channels,
-                       int64_t item_bytes, int64_t cache_bytes);
+PanelRule panel_channels;
 
-// The same for the processor at hand, unless panels are forced.
+// The same of the channels of one head, for kernels that gain by taking one head after the other
+// wherever rows are gathered often.
+PanelRule head_panel_channels;
+
+// Both for the processor at hand, unless panels are forced.
 int64_t panel_channels(const Csr& graph, int64_t channels, int64_t item_bytes);
+int64_t head_panel_channels(const Csr& graph, int64_t channels, int64_t item_bytes);
 
 // For tests and measurements: panels of so many channels, or none (-1), whatever the matrix is, in
-// all calls from now on; 0 leaves it to panel_channels() again. Results do not depend on it.
+// all calls from now on; 0 leaves it to the rules again. Sums do not depend on it.
 void force_panels(int64_t channels);
 
 // Memory for one panel at a time.
@@ -36,9 +43,7 @@ template <typename T>
 class Panel {
  public:
   Panel(Matrix<const T> x, int64_t most_channels)
-      : x_(x), memory_(scratch<T>(x.rows * std::min(most_channels, x.width))) {
-    prefer_huge_pages(memory_.get(), x.rows * std::min(most_channels, x.width) * kBytes);
-  }
+      : x_(x), memory_(scratch_in_huge_pages<T>(x.rows * std::min(most_channels, x.width))) {}
 
   // A copy of the channels [first, first + count), at the place of the one before.
   Matrix<const T> copy(int64_t first, int64_t count) const {

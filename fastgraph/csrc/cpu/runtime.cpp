@@ -14,8 +14,6 @@ namespace {
 
 std::atomic<bool> serial{false};
 
-constexpr int64_t kHugePage = int64_t{1} << 21;
-
 }  // namespace
 
 void run_serially() { serial.store(true, std::memory_order_relaxed); }

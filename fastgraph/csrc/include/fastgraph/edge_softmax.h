@@ -74,10 +74,38 @@ inline Softmax<A> softmax_of_few(const SharedBlock& block, BlockOf<A> score) {
   const BlockOf<A> lowest = splat<A, kBlock>(-std::numeric_limits<A>::infinity());
   BlockOf<A> largest = max_of_entries<A>(block, score);
   largest = largest > lowest ? largest : lowest;
-  // What exponentials are taken relative to; -infinity - -infinity would be NaN.
-  const BlockOf<A> origin = largest > lowest ? largest : BlockOf<A>{};
+  const BlockOf<A> origin =
+      largest > lowest ? largest : BlockOf<A>{};  // as softmax_origin() has it
   const BlockOf<A> exponential = exp_of_negative<kBlock>(score - origin);
   return {exponential, largest, 1 / sum_of_entries<A>(block, exponential)};
+}
+
+// What exponentials are taken relative to; -infinity - -infinity would be NaN.
+template <typename A>
+inline A softmax_origin(A largest) {
+  return largest == -std::numeric_limits<A>::infinity() ? A{0} : largest;
+}
+
+// The factor by which what was added up so far shrinks when a larger score appears.
+template <typename A>
+inline A raise_softmax(A& largest, A& sum, A score) {
+  if (!(score > largest)) return 1;
+  const bool first = largest == -std::numeric_limits<A>::infinity();
+  const A rescale = first ? A{0} : std::exp(largest - score);
+  largest = score;
+  sum *= rescale;
+  return rescale;
+}
+
+// Adds a piece of a row to others: weighted values, then the largest score and the sum of
+// exponentials.
+template <typename A>
+inline void merge_softmax(const A* piece, int64_t values, A* state) {
+  A& largest = state[values];
+  const A rescale = raise_softmax(largest, state[values + 1], piece[values]);
+  const A weight = std::exp(piece[values] - softmax_origin(largest));
+  state[values + 1] += weight * piece[values + 1];
+  for (int64_t f = 0; f < values; ++f) state[f] = rescale * state[f] + weight * piece[f];
 }
 
 // What a backward pass over destinations finds of a block: its scores, and the products of its
@@ -122,31 +150,19 @@ struct OnlineSoftmax {
   SumRow<T> row_of(int64_t row, int64_t head) const {
     return {out.row(row, head), outputs.addend_of(row, head)};
   }
-  void begin(const RowEntries&, bool, A*) const {}
+  void begin(const RowEntries&, bool, A*, A*) const {}
 
-  void reset(A* state) const { state[num_values()] = -std::numeric_limits<A>::infinity(); }
-
-  // The factor by which what was added up so far shrinks when a larger score appears.
-  static A raise(A& largest, A& sum, A score) {
-    if (!(score > largest)) return 1;
-    const bool first = largest == -std::numeric_limits<A>::infinity();
-    const A rescale = first ? A{0} : std::exp(largest - score);
-    largest = score;
-    sum *= rescale;
-    return rescale;
-  }
-
-  // What exponentials are taken relative to; -infinity - -infinity would be NaN.
-  static A origin(A largest) {
-    return largest == -std::numeric_limits<A>::infinity() ? A{0} : largest;
+  void reset(A* state) const {
+    std::fill_n(state, state_size(), A{0});
+    state[num_values()] = -std::numeric_limits<A>::infinity();
   }
 
   void absorb(const EdgeBlock& block, A*, A* state) const {
     A& largest = state[num_values()];
     A& sum = state[num_values() + 1];
     const BlockOf<A> score = masked<A>(block, scores(block));
-    const A rescale = raise(largest, sum, max_of<A, kBlock>(score));
-    BlockOf<A> p = exp_of_negative<kBlock>(score - splat<A, kBlock>(origin(largest)));
+    const A rescale = raise_softmax(largest, sum, max_of<A, kBlock>(score));
+    BlockOf<A> p = exp_of_negative<kBlock>(score - splat<A, kBlock>(softmax_origin(largest)));
     sum += sum_of<A, kBlock>(p);
     if (dropout.rate > 0) p *= kept<A>(dropout, block);
     add_rows<A>(block, p, value, rescale, state);
@@ -167,14 +183,7 @@ struct OnlineSoftmax {
     }
   }
 
-  void merge(const A* piece, A* state) const {
-    const int64_t values = num_values();
-    A& largest = state[values];
-    const A rescale = raise(largest, state[values + 1], piece[values]);
-    const A weight = std::exp(piece[values] - origin(largest));
-    state[values + 1] += weight * piece[values + 1];
-    for (int64_t f = 0; f < values; ++f) state[f] = rescale * state[f] + weight * piece[f];
-  }
+  void merge(const A* piece, A* state) const { merge_softmax(piece, num_values(), state); }
 
   void finish(int64_t row, int64_t head, bool empty, int64_t, const A* state) const {
     A* own = outputs.stats.at(row, head);
@@ -199,8 +208,9 @@ struct RowSums {
   int64_t state_size() const { return size; }
   int64_t buffer_size() const { return 0; }
   void expect_row(int64_t) const {}
-  void begin(const RowEntries&, bool, A*) const {}
-  void reset(A*) const {}
+  void begin(const RowEntries&, bool, A*, A*) const {}
+  void absorb(const EdgeBlock&, const A*, A*) const {}
+  void reset(A* state) const { std::fill_n(state, size, A{0}); }
   void merge(const A* piece, A* state) const {
     for (int64_t f = 0; f < size; ++f) state[f] += piece[f];
   }
@@ -211,14 +221,14 @@ inline int64_t num_slots(const Schedule& schedule) {
   return static_cast<int64_t>(schedule.tasks.size() + schedule.cut_rows.size());
 }
 
-// Runs a pass over all rows and heads. A pass provides state_size(), reset(state), which finds
-// zeros, absorb(block, buffer, state), merge(piece, state) and finish(row, head, empty, slot,
-// state); calls of finish with the same slot do not overlap. Before a row, or a piece of one, is
-// absorbed, begin(entries, whole, buffer) sees it; each block has buffer_size() values of the
-// buffer, where absorb finds what begin left. A pass that knows_few() does all that in
-// absorb_few(block, slot, room) for rows of few entries, with room for state_size() values.
-// expect_row(row) may ask for what the row after the present one has. The result does not depend
-// on the number of threads.
+// Runs a pass over all rows and heads. A pass provides state_size(), reset(state), which makes a
+// state of nothing where absorb adds to one and where merge adds to zeros, absorb(block, buffer,
+// state), merge(piece, state) and finish(row, head, empty, slot, state); calls of finish with the
+// same slot do not overlap. Before a row, or a piece of one, is absorbed, begin(entries, whole,
+// buffer, states) sees it; each block has buffer_size() values of the buffer, where absorb finds
+// what begin left. A pass that knows_few() does all that in absorb_few(block, slot, room) for rows
+// of few entries, with room for state_size() values. expect_row(row) may ask for what the row after
+// the present one has. The result does not depend on the number of threads.
 template <typename A, typename Pass>
 void run_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads, int64_t width,
               const Pass& pass) {
@@ -243,9 +253,8 @@ void run_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads, 
             [&](const SharedBlock& block) { pass.absorb_few(block, t, states); });
         continue;
       }
-      std::fill_n(states, heads * size, A{0});
       for (int64_t head = 0; head < heads; ++head) pass.reset(states + head * size);
-      pass.begin(entries, whole, buffer.get());
+      pass.begin(entries, whole, buffer.get(), states);
       entries.for_each_block([&](const EdgeBlock& block, int64_t nth) {
         pass.absorb(block, &buffer[nth * pass.buffer_size()], states + block.head * size);
       });
@@ -327,7 +336,7 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   }
 
   // A cut row's delta is there already.
-  void begin(const RowEntries& entries, bool whole, A* buffer) const {
+  void begin(const RowEntries& entries, bool whole, A* buffer, A*) const {
     if (whole) std::fill_n(&delta_of(entries.row, 0), entries.heads, A{0});
     entries.for_each_block([&](const EdgeBlock& block, int64_t nth) {
       if (block.head == 0) expect_writes(block);

@@ -46,9 +46,11 @@ using Vector = typename VectorOf<T, N>::type;
 template <typename T>
 using Bits = std::conditional_t<sizeof(T) == 8, int64_t, int32_t>;
 
+// The difference from 0 is the value itself, also of -0, so that compilers leave it out; in a sum
+// with 0 they have to add.
 template <typename T, int N>
 inline Vector<T, N> splat(T value) {
-  return Vector<T, N>{} + value;
+  return value - Vector<T, N>{};
 }
 
 template <int N, typename T>
@@ -252,6 +254,23 @@ inline Vector<A, N> larger(Vector<A, N> a, Vector<A, N> b) {
   }
 #endif
   return a > b ? a : b;
+}
+
+// table[kStride * index[i]] in the first `count` of N lanes, and zeros. The table has less than
+// 2^31 values.
+template <int N, int kStride = 1, typename A>
+inline Vector<A, N> gather(const A* table, const int32_t* index, int count) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<A, float> && N == 16) {
+    const auto used = static_cast<__mmask16>((1u << count) - 1);
+    const auto at = (Vector<int32_t, N>)_mm512_maskz_loadu_epi32(used, index) * kStride;
+    return (Vector<A, N>)_mm512_mask_i32gather_ps(_mm512_setzero_ps(), used, (__m512i)at, table,
+                                                  sizeof(A));
+  }
+#endif
+  Vector<A, N> found{};
+  for (int i = 0; i < count; ++i) found[i] = table[kStride * static_cast<int64_t>(index[i])];
+  return found;
 }
 
 // N consecutive values of a tensor as accumulators.
