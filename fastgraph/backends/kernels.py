@@ -132,7 +132,7 @@ class _Plain:
     ) -> Tensor:
         rows = self._device.rows(graph, x, transpose=transpose)
         row_scale, col_scale = scales(graph, reduce, transpose, x.dtype)
-        out = new_rows(x, (rows.ptr.numel() - 1, x.shape[1]))
+        out = new_rows(x, (graph.num_src if transpose else graph.num_dst, x.shape[1]))
         weight = None if weight is None else weight.contiguous()
         self._device.library().spmm(*rows.arguments, weight, row_scale, col_scale, x, out)
         return out
@@ -173,7 +173,7 @@ class _Plain:
         ties: str,
     ) -> tuple[Tensor, Tensor]:
         rows = self._device.rows(graph, x, transpose=transpose)
-        out = new_rows(x, (rows.ptr.numel() - 1, x.shape[1]))
+        out = new_rows(x, (graph.num_src if transpose else graph.num_dst, x.shape[1]))
         record = new_rows(x, (0,) if ties == "none" else out.shape, torch.int32)
         self._device.library().segment_reduce(
             *rows.arguments,

@@ -9,7 +9,6 @@ from dgl.nn.pytorch.conv import AGNNConv
 from torch import Tensor
 
 from fastgraph import ops
-from fastgraph.dgl.attention import edges_of
 from fastgraph.dgl.calls import Accepted, accepted
 from fastgraph.layers.attention import same_dtype
 from fastgraph.layers.cosine import cosine_operands
@@ -50,7 +49,7 @@ def _forward(module: AGNNConv, call: Accepted) -> Tensor:
         query = cosine_operands(*same_dtype(call.inputs.dst, module.beta)).query
     elif call.num_dst != len(query):  # a block, whose destinations are the first of its sources
         query = query[: call.num_dst]
-    edges = edges_of(call, numbered=False)
+    edges = call.edges(numbered=False)
     out, _, _ = ops.attention(
         query.unsqueeze(1),
         key.unsqueeze(1),

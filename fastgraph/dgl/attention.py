@@ -13,16 +13,9 @@ from torch import Tensor, nn
 from fastgraph import ops
 from fastgraph.dgl.calls import Accepted
 from fastgraph.dgl.modules import edge_module_refusal, project
-from fastgraph.graphs.edges import Edges
 from fastgraph.layers.attention import same_dtype
 from fastgraph.layers.sums import add_to
 from fastgraph.machine import capture
-
-
-def edges_of(call: Accepted, *, numbered: bool) -> Edges:
-    """The edges of a call, with DGL's numbers only where these matter."""
-    structure = call.structure
-    return (structure.numbered() if numbered else structure.plain()).edges
 
 
 def edge_modules_refusal(module: Any, like: Tensor) -> str | None:

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from fastgraph.dgl.conditions import call_refusal
 from fastgraph.dgl.devices import beside_features
-from fastgraph.dgl.structure import Structure, structure_of
+from fastgraph.dgl.structure import Relation, Structure, structure_of
+from fastgraph.graphs.edges import Edges
 from fastgraph.layers.attention import Inputs
+from fastgraph.registry.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import plain_parameters
 
@@ -27,16 +29,28 @@ class Accepted(NamedTuple):
         inputs: features of sources and of destinations, as upstream takes them from the caller.
         shared: whether all destinations are sources, with the same number.
         structure: the edges, on the device of the features.
+        plain: these without DGL's numbers, where they have been looked at.
     """
 
     inputs: Inputs
     shared: bool
     structure: Structure
+    plain: Relation | None
 
     @property
     def num_dst(self) -> int:
         """The number of destinations, which are the first of the sources in a block."""
         return self.structure.num_dst
+
+    def relation(self, *, numbered: bool) -> Relation:
+        """The edges, with DGL's numbers only where these matter."""
+        if numbered:
+            return self.structure.numbered()
+        return self.plain or self.structure.plain()
+
+    def edges(self, *, numbered: bool) -> Edges:
+        """Those of :meth:`relation` as operators take them."""
+        return self.relation(numbered=numbered).edges
 
 
 def accepted(module: Any, operator: str, graph: object, feat: object) -> Accepted | str:
@@ -60,33 +74,37 @@ def accepted(module: Any, operator: str, graph: object, feat: object) -> Accepte
     reason = (
         call_refusal(structure, inputs.src, can_move=True)
         or plain_parameters(module)
-        or REGISTRY.refusal(operator, inputs.src.device.type, inputs.src.dtype)
+        or REGISTRY.refusal(operator, device_type(inputs.src), inputs.src.dtype)
     )
     if reason is not None:
         return reason
     structure = beside_features(structure, inputs.src)
-    allows_lonely = getattr(module, "_allow_zero_in_degree", True)
-    if not allows_lonely and structure.lonely() is not None:
+    if getattr(module, "_allow_zero_in_degree", True):
+        return Accepted(inputs, shared, structure, None)
+    plain = structure.plain()
+    if plain.lonely is not None:
         return "nodes without incoming edges, which the layer does not allow"
-    return Accepted(inputs, shared, structure)
+    return Accepted(inputs, shared, structure, plain)
 
 
 def _inputs_of(feat: object, structure: Structure, is_block: bool) -> Inputs | str:
-    pair = feat if isinstance(feat, tuple) else (feat, feat)
+    given = feat if isinstance(feat, tuple) else (feat,)
+    pair = given if given is feat else (feat, feat)
     if len(pair) != 2:
         return f"features with {len(pair)} entries"
-    for features in pair:
+    for features in given:
         reason = structure.refusal("the features", features)
         if reason is not None:
             return reason
         if features.layout != torch.strided or features.dim() != 2:
             return "features that are not a dense matrix"
-    if pair[0].device != pair[1].device:
+    if pair is feat and pair[0].device != pair[1].device:
         return "features of sources and of destinations on different devices"
     num_dst = structure.num_src if pair is not feat and is_block else structure.num_dst
-    if (len(pair[0]), len(pair[1])) != (structure.num_src, num_dst):
+    rows = pair[0].shape[0], pair[1].shape[0]  # `len` of a tensor takes three times as long
+    if rows != (structure.num_src, num_dst):
         return (
-            f"features of {len(pair[0])} sources and {len(pair[1])} destinations for a graph with "
+            f"features of {rows[0]} sources and {rows[1]} destinations for a graph with "
             f"{structure.num_src} and {structure.num_dst}"
         )
     return Inputs(*pair)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from dgl.global_config import is_libxsmm_enabled
 from torch import Tensor
 
 from fastgraph.dgl.structure import Structure
+from fastgraph.registry.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, too_few_edges
+
+_has_autocast = functools.cache(torch.amp.is_autocast_available)
 
 LEAST_CHANNELS = 8
 """For fewer in each head, what kernels do for each edge outweighs the channels."""
@@ -29,9 +34,9 @@ def features_refusal(structure: Structure, operator: str, x: Tensor, num_in: int
     """
     if x.layout != torch.strided:
         return f"features of layout {x.layout}"
-    if x.dim() == 0 or len(x) != num_in:
+    if x.dim() == 0 or x.shape[0] != num_in:
         return f"features of shape {list(x.shape)} for {num_in} rows"
-    return call_refusal(structure, x) or REGISTRY.refusal(operator, x.device.type, x.dtype)
+    return call_refusal(structure, x) or REGISTRY.refusal(operator, device_type(x), x.dtype)
 
 
 def call_refusal(structure: Structure, features: Tensor, *, can_move: bool = False) -> str | None:
@@ -50,14 +55,14 @@ def call_refusal(structure: Structure, features: Tensor, *, can_move: bool = Fal
     device = structure.index.device
     if features.device != device and not (can_move and device.type == "cpu"):
         return "features and graph on different devices"
-    kind = features.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+    kind = device_type(features)
+    if _has_autocast(kind) and torch.is_autocast_enabled(kind):
         return "under autocast, in which DGL's own functions take one dtype only"
-    return too_few_edges(len(structure.index))
+    return too_few_edges(structure.index.shape[0])
 
 
 def last_wins(x: Tensor) -> bool:
     """Whether the last of several extrema gets the gradient in DGL: where LIBXSMM computes."""
     if x.dtype == torch.float64 or not (x.requires_grad and torch.is_grad_enabled()):
         return False
-    return x.device.type == "cpu" and bool(is_libxsmm_enabled())
+    return x.is_cpu and bool(is_libxsmm_enabled())

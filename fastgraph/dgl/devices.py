@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from fastgraph.dgl.structure import Structure
-from fastgraph.graphs.memo import remembered
 
 
 def beside_features(structure: Structure, features: Tensor) -> Structure:
@@ -22,9 +21,8 @@ def beside_features(structure: Structure, features: Tensor) -> Structure:
 
 def copied(structure: Structure, device: torch.device) -> Structure:
     """The structure on a device, remembered for as long as the graph lives unchanged."""
-    tensors = structure.index, structure.ptr, structure.edge_ids
-    sizes = structure.num_src, structure.num_dst
-    return remembered("on another device", _Copy, *tensors, *sizes, device).structure
+    given = structure.num_src, structure.num_dst, device
+    return structure.remembered("on another device", _Copy, *given, numbered=True).structure
 
 
 class _Copy:

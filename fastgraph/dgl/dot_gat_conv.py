@@ -7,7 +7,6 @@ from typing import Any
 from dgl.nn.pytorch.conv import DotGatConv
 
 from fastgraph import ops
-from fastgraph.dgl.attention import edges_of
 from fastgraph.dgl.calls import Accepted, accepted
 from fastgraph.dgl.modules import project
 from fastgraph.layers.sums import first_rows
@@ -42,7 +41,7 @@ def _forward(module: DotGatConv, call: Accepted, get_attention: bool) -> Any:
     else:
         x_src = project(module.fc_src, call.inputs.src).view(shape)
         x_dst = project(module.fc_dst, call.inputs.dst).view(shape)
-    edges = edges_of(call, numbered=get_attention)
+    edges = call.edges(numbered=get_attention)
     out, alpha, _ = ops.attention(
         x_dst, x_src, x_src, edges.index, ptr=edges.ptr, need_weights=get_attention
     )

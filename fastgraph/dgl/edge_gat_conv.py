@@ -18,7 +18,6 @@ from fastgraph import ops
 from fastgraph.dgl.attention import (
     dropout_rate,
     edge_modules_refusal,
-    edges_of,
     finish,
     projected,
     residual_of,
@@ -28,7 +27,6 @@ from fastgraph.dgl.calls import Accepted, accepted, edge_values_refusal
 from fastgraph.dgl.modules import LINEAR
 from fastgraph.dgl.structure import Named, Structure
 from fastgraph.graphs.edges import Grouped
-from fastgraph.graphs.memo import remembered
 from fastgraph.layers.attention import same_dtype
 from fastgraph.layers.weighing import sum_of_heads
 from fastgraph.routing.dispatch import Computation, replace_method
@@ -74,7 +72,7 @@ def _forward(module: EdgeGATConv, call: Accepted, edge_feat: Tensor, get_attenti
     )
     weight = weight.view(*att_edge.shape, -1)
     score_edge = edge_feat @ torch.einsum("hc,hcd->dh", att_edge, weight)
-    edges = edges_of(call, numbered=True)
+    edges = call.edges(numbered=True)
     out, alpha, _ = ops.gat(
         x_src,
         score_src,
@@ -100,9 +98,8 @@ def _forward(module: EdgeGATConv, call: Accepted, edge_feat: Tensor, get_attenti
 @functools.singledispatch
 def from_edges(structure: Structure) -> Named:
     """Every edge as the source of itself, so that features of edges can be gathered."""
-    tensors = structure.index, structure.ptr, structure.edge_ids
-    grouped: Grouped = remembered("CSC from edges", _edges_as_sources, *tensors, structure.num_dst)
-    return grouped
+    size = structure.num_dst
+    return structure.remembered("CSC from edges", _edges_as_sources, size, numbered=True)
 
 
 def _edges_as_sources(index: Tensor, ptr: Tensor, edge_ids: Tensor | None, num_dst: int) -> Grouped:

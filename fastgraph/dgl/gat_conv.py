@@ -14,7 +14,6 @@ from fastgraph import ops
 from fastgraph.dgl.attention import (
     dropout_rate,
     edge_modules_refusal,
-    edges_of,
     finish,
     projected,
     residual_of,
@@ -58,7 +57,7 @@ def _forward(
     x_src, x_dst, h_dst = projected(module, call)
     residual = residual_of(module, h_dst)
     bias = module.bias.view(1, *x_src.shape[1:]) if module.has_explicit_bias else None
-    edges = edges_of(call, numbered=get_attention or edge_weight is not None)
+    edges = call.edges(numbered=get_attention or edge_weight is not None)
     options = {
         "ptr": edges.ptr,
         "negative_slope": module.leaky_relu.negative_slope,

@@ -10,7 +10,6 @@ from fastgraph import ops
 from fastgraph.dgl.attention import (
     dropout_rate,
     edge_modules_refusal,
-    edges_of,
     finish,
 )
 from fastgraph.dgl.calls import Accepted, accepted
@@ -51,7 +50,7 @@ def _forward(module: GATv2Conv, call: Accepted, get_attention: bool) -> Any:
     residual = None if module.res_fc is None else project(module.res_fc, h_dst)
     x_src, x_dst, att = same_dtype(x_src, x_dst, module.attn)
     terms = terms_of(True, x_src, residual)
-    edges = edges_of(call, numbered=get_attention)
+    edges = call.edges(numbered=get_attention)
     out, alpha, _ = ops.gatv2(
         x_src,
         x_dst,

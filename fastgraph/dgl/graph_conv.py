@@ -13,8 +13,9 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.dgl.calls import Accepted, accepted, one_for_each_edge
-from fastgraph.dgl.normalisation import edge_weights
+from fastgraph.dgl.normalisation import WEIGHTED, edge_weights
 from fastgraph.layers.linear import linear
+from fastgraph.layers.modules import parameter_of
 from fastgraph.layers.sums import add_to
 from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.dispatch import Computation, replace_method
@@ -35,10 +36,11 @@ def plan(
 ) -> Computation | None:
     """The forward pass of a call, or ``None`` where it is left to message passing."""
     call = accepted(module, "spmm", graph, feat)
-    if isinstance(call, str) or (weight is not None and module.weight is not None):
+    own = parameter_of(module, "weight")
+    if isinstance(call, str) or (weight is not None and own is not None):
         return None
     x = call.inputs.src
-    matrix = module.weight if weight is None else weight
+    matrix = own if weight is None else weight
     if matrix is not None:
         if plain_tensor("weight", matrix) is not None or matrix.dim() != 2:
             return None
@@ -55,11 +57,12 @@ def plan(
 def _forward(
     module: GraphConv, call: Accepted, matrix: Tensor | None, edge_weight: Tensor | None
 ) -> Tensor:
-    structure, x = call.structure, call.inputs.src
-    weight = edge_weights(structure, module._norm, x.dtype, numbered=edge_weight is not None)
-    edges = (structure.plain() if edge_weight is None else structure.numbered()).edges
-    if edge_weight is not None:
-        weight = edge_weight if weight is None else weight * edge_weight
+    x, bias = call.inputs.src, parameter_of(module, "bias")
+    relation = call.relation(numbered=edge_weight is not None)
+    edges, weight = relation.edges, edge_weight
+    if module._norm in WEIGHTED:
+        by_degree = edge_weights(relation, module._norm, x.dtype)
+        weight = by_degree if weight is None else by_degree * weight
     is_narrowing = module._in_feats > module._out_feats
     if is_narrowing and matrix is not None:
         x = linear(x, matrix.t(), None)
@@ -68,11 +71,11 @@ def _forward(
         edges.index,
         weight,
         ptr=edges.ptr,
-        num_out=structure.num_dst,
+        num_out=call.num_dst,
         reduce="mean" if module._norm == "right" else "sum",
     )
     if not is_narrowing and matrix is not None:
         out = linear(out, matrix.t(), None)
-    if module.bias is not None:
-        out = add_to(out, module.bias)
+    if bias is not None:
+        out = add_to(out, bias)
     return out if module._activation is None else module._activation(out)

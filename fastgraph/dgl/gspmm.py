@@ -20,7 +20,7 @@ from torch import Tensor
 from fastgraph import ops
 from fastgraph.dgl.conditions import LEAST_CHANNELS, NoOperator, features_refusal, last_wins
 from fastgraph.dgl.structure import (
-    Named,
+    Relation,
     Structure,
     directed_structure_of,
     structure_of,
@@ -158,17 +158,17 @@ def _extremum(structure: Structure, x: Tensor, reduce: str, of_edges: bool) -> C
 
     def compute() -> Tensor:
         grouped = _ordered(structure, of_edges, backwards=last_wins(x))
-        return extremum(structure, grouped, x, reduce)
+        return extremum(structure.num_dst, grouped, x, reduce)
 
     return compute
 
 
-def extremum(structure: Structure, grouped: Named, x: Tensor, reduce: str) -> Tensor:
+def extremum(num_out: int, grouped: Relation, x: Tensor, reduce: str) -> Tensor:
     """Maxima or minima as DGL has them: of ties one has the gradient, and of no edges infinity.
 
     Args:
-        structure: says which destinations have no edge.
-        grouped: its edges, the first of which that has the extremum wins.
+        num_out: the number of destinations.
+        grouped: the edges, the first of which that has the extremum wins.
         x: ``[rows, *channels]`` or ``[rows]``, what they gather.
         reduce: ``"max"`` or ``"min"``.
     """
@@ -176,18 +176,18 @@ def extremum(structure: Structure, grouped: Named, x: Tensor, reduce: str) -> Te
         _matrix(x),
         grouped.edges.index,
         ptr=grouped.edges.ptr,
-        num_out=structure.num_dst,
+        num_out=num_out,
         reduce=reduce,
         ties="winner",
     )
-    lonely = structure.lonely()
+    lonely = grouped.lonely
     if lonely is not None:  # DGL's callers make zeros of it
         least = float("-inf" if reduce == "max" else "inf")
         out = out.masked_fill(lonely.view(-1, *(1,) * (out.dim() - 1)), least)
     return out.squeeze(1) if x.dim() == 1 else out
 
 
-def _ordered(structure: Structure, of_edges: bool, *, backwards: bool) -> Named:
+def _ordered(structure: Structure, of_edges: bool, *, backwards: bool) -> Relation:
     if of_edges:
         return structure.incidence(backwards=backwards)
     return structure.backwards() if backwards else structure.plain()

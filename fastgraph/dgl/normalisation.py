@@ -7,65 +7,63 @@ import functools
 import torch
 from torch import Tensor
 
-from fastgraph.dgl.structure import Named, Structure
+from fastgraph.dgl.structure import Named, Relation, Structure
 from fastgraph.graphs.edges import Grouped
-from fastgraph.graphs.memo import remembered
+from fastgraph.graphs.graph import Graph, beside
 from fastgraph.registry.backend import accumulator
+
+WEIGHTED = ("both", "left")
+"""Of the normalisations that ``GraphConv`` has, those by one weight for each edge."""
 
 
 @functools.singledispatch
-def edge_weights(
-    structure: Structure, norm: str, dtype: torch.dtype, *, numbered: bool
-) -> Tensor | None:
-    """What ``GraphConv`` multiplies messages by, ``[E]``; ``None`` for nothing.
+def edge_weights(relation: Relation, norm: str, dtype: torch.dtype) -> Tensor:
+    """What ``GraphConv`` multiplies messages by, ``[E]``, in the order in which edges are named.
 
     Args:
-        structure: the edges.
+        relation: the edges.
         norm: as that layer has it: by ``"both"`` degrees of the ends, their square roots; by the
             ``"left"`` one, that of the source. ``"right"`` is a mean, which needs no weights.
         dtype: of the weights, which are computed in a wider one.
-        numbered: whether they are in the order of DGL's numbers, or in that of the groups.
     """
-    if norm not in ("both", "left"):
-        return None
-    edge_ids = structure.edge_ids if numbered else None
-    tensors = structure.index, structure.ptr, edge_ids
-    return remembered("by degree", _Weights, *tensors, structure.num_src, norm, dtype).weight
+    raise TypeError(f"relation must be a Grouped or a sharded one, got {type(relation).__name__}")
+
+
+@edge_weights.register
+def _(relation: Grouped, norm: str, dtype: torch.dtype) -> Tensor:
+    graph = relation.graph
+    return beside(graph, ("by degree", norm, dtype), lambda: _Weights(graph, norm, dtype)).weight
 
 
 class _Weights:
-    def __init__(
-        self,
-        index: Tensor,
-        ptr: Tensor,
-        edge_ids: Tensor | None,
-        num_src: int,
-        norm: str,
-        dtype: torch.dtype,
-    ) -> None:
-        wide = accumulator(dtype)
-        index = index.long()
-        out_degree = torch.bincount(index, minlength=num_src).to(wide)
-        if norm == "left":
-            weight = out_degree.reciprocal_()[index]
-        else:
-            degrees = ptr.diff().to(wide)
-            in_degree = torch.repeat_interleave(degrees, ptr.diff().long(), output_size=len(index))
-            weight = out_degree[index].rsqrt_().mul_(in_degree.rsqrt_())
-        if edge_ids is not None:
-            weight = torch.empty_like(weight).index_copy_(0, edge_ids.long(), weight)
-        self.weight = weight.to(dtype)
+    def __init__(self, graph: Graph, norm: str, dtype: torch.dtype) -> None:
+        with torch.inference_mode(False):  # what is remembered must serve training as well
+            self.weight = _by_degree(graph, norm, accumulator(dtype)).to(dtype)
         self.nbytes = self.weight.nbytes
+
+
+def _by_degree(graph: Graph, norm: str, wide: torch.dtype) -> Tensor:
+    rows = graph.by_destination
+    index, degrees = rows.col.long(), rows.ptr.diff()
+    out_degree = torch.bincount(index, minlength=graph.num_src).to(wide)
+    if norm == "left":
+        weight = out_degree.reciprocal_()[index]
+    else:
+        in_degree = torch.repeat_interleave(degrees.to(wide), degrees, output_size=len(index))
+        weight = out_degree[index].rsqrt_().mul_(in_degree.rsqrt_())
+    if rows.edge_id is None:
+        return weight
+    return torch.empty_like(weight).index_copy_(0, rows.edge_id.long(), weight)
 
 
 @functools.singledispatch
 def with_itself(structure: Structure) -> Named:
     """The edges, and one more for each destination, from the source with its number."""
-    tensors, sizes = (structure.index, structure.ptr), (structure.num_src, structure.num_dst)
-    return remembered("CSC with itself", _with_itself, *tensors, *sizes)
+    sizes = structure.num_src, structure.num_dst
+    return structure.remembered("CSC with itself", _with_itself, *sizes)
 
 
-def _with_itself(index: Tensor, ptr: Tensor, num_src: int, num_dst: int) -> Grouped:
+def _with_itself(index: Tensor, ptr: Tensor, edge_ids: None, num_src: int, num_dst: int) -> Grouped:
     nodes = torch.arange(num_dst, device=ptr.device)
     ends = ptr + torch.arange(num_dst + 1, device=ptr.device, dtype=ptr.dtype)
     is_edge = torch.ones(len(index) + num_dst, dtype=torch.bool, device=ptr.device)

@@ -84,19 +84,17 @@ def _with_own(module: SAGEConv, call: Accepted) -> tuple[Tensor, Tensor | None]:
 
 
 def _mean(module: SAGEConv, call: Accepted, x: Tensor, edge_weight: Tensor | None) -> Tensor:
-    structure = call.structure
     if module._aggre_type == "gcn":
-        edges = with_itself(structure).edges
+        edges = with_itself(call.structure).edges
     else:
-        edges = (structure.plain() if edge_weight is None else structure.numbered()).edges
+        edges = call.edges(numbered=edge_weight is not None)
     return _reduced(ops.spmm, x, edges, call, weight=edge_weight, reduce="mean")
 
 
 def _pooled(module: SAGEConv, call: Accepted, x: Tensor) -> Tensor:
     x = project(module.fc_pool, x)
     x = x.relu_() if LINEAR.knows(module.fc_pool) else x.relu()
-    structure = call.structure
-    edges = (structure.backwards() if last_wins(x) else structure.plain()).edges
+    edges = call.structure.backwards().edges if last_wins(x) else call.edges(numbered=False)
     return _reduced(ops.segment_reduce, x, edges, call, reduce="max", ties="winner")
 
 

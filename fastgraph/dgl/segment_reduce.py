@@ -61,7 +61,7 @@ def plan(op: str, x: Any, offsets: Any) -> Computation | str:
 def _forward(structure: Structure, x: Tensor, op: str) -> Tensor:
     grouped = structure.plain()
     if op != "sum":
-        return extremum(structure, grouped, x, op)
+        return extremum(structure.num_dst, grouped, x, op)
     matrix = x.unsqueeze(1) if x.dim() == 1 else x
     edges = grouped.edges
     out = ops.spmm(matrix, edges.index, ptr=edges.ptr, num_out=structure.num_dst)

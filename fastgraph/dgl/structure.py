@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from dgl.heterograph_index import HeteroGraphIndex
@@ -25,9 +25,11 @@ from torch import Tensor
 
 from fastgraph.graphs.edges import Edges, Grouped
 from fastgraph.graphs.graph import Graph, beside, normal_mode
-from fastgraph.graphs.memo import remembered
+from fastgraph.graphs.memo import is_recording, recalled
 from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.patching import Patches
+
+Value = TypeVar("Value")
 
 
 class Named(Protocol):
@@ -36,6 +38,14 @@ class Named(Protocol):
     @property
     def edges(self) -> Edges:
         """Their names."""
+
+
+class Relation(Named, Protocol):
+    """All edges of one relation as operators take them."""
+
+    @property
+    def lonely(self) -> Tensor | None:
+        """Which destinations have no edge, bool ``[num_dst]``; ``None`` where all have one."""
 
 
 class Structure:
@@ -57,50 +67,56 @@ class Structure:
     ) -> None:
         self.index, self.ptr, self.edge_ids = index, ptr, edge_ids
         self.num_src, self.num_dst = num_src, num_dst
+        self._identity = object()
 
     def refusal(self, name: str, value: object) -> str | None:
         """Why a tensor cannot be handed to an operator together with these edges."""
         return plain_tensor(name, value)
 
-    def plain(self) -> Named:
+    def plain(self) -> Relation:
         """For operators to which edges are nothing but their ends."""
-        return self._grouped(None)
+        return self._grouped(numbered=False)
 
-    def numbered(self) -> Named:
+    def numbered(self) -> Relation:
         """With DGL's numbers of edges, by which weights are found."""
-        return self._grouped(self.edge_ids)
+        return self._grouped(numbered=True)
 
-    def _grouped(self, edge_ids: Tensor | None) -> Grouped:
-        return self._remembered("CSC", Grouped.of, edge_ids)
+    def _grouped(self, *, numbered: bool) -> Grouped:
+        return self.remembered("CSC", Grouped.of, self.num_src, self.num_dst, numbered=numbered)
 
-    def backwards(self) -> Named:
+    def backwards(self) -> Relation:
         """As :meth:`plain`, with the edges of each destination from the last to the first."""
-        return self._remembered("CSC backwards", _backwards, None)
+        return self.remembered("CSC backwards", _backwards, self.num_src, self.num_dst)
 
-    def incidence(self, *, transpose: bool = False, backwards: bool = False) -> Named:
+    def incidence(self, *, transpose: bool = False, backwards: bool = False) -> Relation:
         """With edges in the place of their sources: node ``i`` has the edges that lead to it.
 
         Args:
             transpose: the edges that leave it instead.
             backwards: from the last to the first; not together with ``transpose``.
         """
-        graph = self._grouped(self.edge_ids).graph
+        graph = self._grouped(numbered=True).graph
         name = f"incidence, transpose={transpose}, backwards={backwards}"
         found: Grouped = beside(graph, name, lambda: _incidence(graph, transpose, backwards))
         return found
 
-    def lonely(self) -> Tensor | None:
-        """Which destinations have no edge, bool ``[num_dst]``; ``None`` where all have one."""
-        graph = self._grouped(None).graph
-        make = lambda: _Lonely(graph.by_destination.ptr)  # noqa: E731
-        found: _Lonely = beside(graph, "nodes without edges", make)
-        return found.nodes
+    def remembered(
+        self, name: str, compute: Callable[..., Value], *options: object, numbered: bool = False
+    ) -> Value:
+        """``compute(index, ptr, edge_ids, *options)``, for as long as this lives unchanged.
 
-    def _remembered(
-        self, name: str, make: Callable[..., Grouped], edge_ids: Tensor | None
-    ) -> Grouped:
-        sizes = (self.num_src, self.num_dst)
-        return remembered(name, make, self.index, self.ptr, edge_ids, *sizes)
+        Args:
+            name: as for :func:`fastgraph.graphs.memo.remembered`.
+            compute: as there.
+            options: anything that can be hashed.
+            numbered: whether ``edge_ids`` are not ``None``.
+        """
+        edge_ids = self.edge_ids if numbered else None
+        tensors = [self.index, self.ptr] if edge_ids is None else [self.index, self.ptr, edge_ids]
+        given = (self.index, self.ptr, edge_ids, *options)
+        if is_recording():
+            return compute(*given)
+        return recalled((self._identity, name, len(tensors), *options), compute, given, tensors)
 
 
 _LOOKED_AT = 64
@@ -118,7 +134,7 @@ class _Ascending(Structure):
         super().__init__(rows.col, rows.ptr, None, graph.num_src, graph.num_dst)
         self._graph = Grouped(graph)
 
-    def _grouped(self, edge_ids: Tensor | None) -> Grouped:
+    def _grouped(self, *, numbered: bool) -> Grouped:
         return self._graph
 
 
@@ -137,13 +153,6 @@ def _incidence(graph: Graph, transpose: bool, backwards: bool) -> Grouped:
             numbers = torch.arange(graph.num_edges, dtype=torch.int32, device=rows.ptr.device)
         make = _backwards if backwards else Grouped.of
         return make(numbers, rows.ptr, None, graph.num_edges, len(rows.ptr) - 1)
-
-
-class _Lonely:
-    def __init__(self, ptr: Tensor) -> None:
-        is_lonely = ptr.diff() == 0
-        self.nodes = is_lonely if is_lonely.any() else None
-        self.nbytes = 0 if self.nodes is None else self.nodes.nbytes
 
 
 class _Source:

@@ -9,6 +9,7 @@ tensors of its own.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -19,8 +20,8 @@ from fastgraph.graphs.graph import Graph
 from fastgraph.graphs.memo import MEMO, is_recording, remembered, tensor_key
 from fastgraph.machine.capture import refuse_to_capture
 
-# Graphs by tensors that they hold, whose addresses are not used again as long as they live.
-_BY_OWN_INDEX: WeakValueDictionary[tuple[object, ...], Graph] = WeakValueDictionary()
+# Graphs by the identities of tensors that they hold, which no others have as long as they live.
+_BY_OWN_INDEX: WeakValueDictionary[tuple[int, ...], Graph] = WeakValueDictionary()
 
 
 class Edges(NamedTuple):
@@ -85,15 +86,17 @@ def graph_of(
     Raises:
         RuntimeError: a graph is seen for the first time while a CUDA graph is captured.
     """
+    if ptr is not None and not self_loops:
+        own = _BY_OWN_INDEX.get((id(index), id(ptr), num_src, num_dst))
+        if own is not None:
+            return own
     if index.is_inference() or (ptr is not None and ptr.is_inference()):
         # Inference tensors have no version counter, so an edit could not be seen.
         refuse_to_capture("the structure of a graph that inference tensors hold", index)
         return _build(index, ptr, num_src, num_dst, self_loops)
     ptr_key = None if ptr is None else tensor_key(ptr)
     key = (tensor_key(index), ptr_key, num_src, num_dst, self_loops)
-    graph: Graph | None = None if ptr is None else _BY_OWN_INDEX.get(key)
-    if graph is None:
-        graph = MEMO.get(key, index, ptr)
+    graph: Graph | None = MEMO.get(key, index, ptr)
     if graph is None:
         graph = _build(index, ptr, num_src, num_dst, self_loops)
         MEMO.put(key, graph, index, ptr)
@@ -118,9 +121,8 @@ def named_by_itself(graph: Graph) -> Graph:
 
 def _name(graph: Graph, index: Tensor) -> None:
     ptr = graph.by_destination.ptr
-    if not (index.is_inference() or ptr.is_inference()):
-        key = (tensor_key(index), tensor_key(ptr), graph.num_src, graph.num_dst, 0)
-        _BY_OWN_INDEX[key] = graph
+    graph.names += index, ptr
+    _BY_OWN_INDEX[id(index), id(ptr), graph.num_src, graph.num_dst] = graph
 
 
 class Grouped:
@@ -160,6 +162,13 @@ class Grouped:
             self.graph.by_destination = rows._replace(col=names[0], edge_id=names[1])
         _name(self.graph, names)
         self.edges = Edges(names, rows.ptr)
+
+    @functools.cached_property
+    def lonely(self) -> Tensor | None:
+        """Which destinations have no edge, bool ``[num_dst]``; ``None`` where all have one."""
+        with torch.inference_mode(False):  # what is remembered must serve training as well
+            is_lonely = self.graph.by_destination.ptr.diff() == 0
+            return is_lonely if is_lonely.any() else None
 
     @property
     def nbytes(self) -> int:

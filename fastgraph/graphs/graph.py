@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -125,8 +124,11 @@ class Graph:
         self.num_edges = rows.col.numel()
         self.by_destination = rows
         """Edges grouped by destination; ``col`` holds sources."""
+        self.names: tuple[Tensor, ...] = ()
+        """Tensors by which :func:`fastgraph.graphs.edges.graph_of` finds it, if there are any."""
         self._by_source: Csr | None = None
         self._inverse_degrees: dict[tuple[bool, torch.dtype], Tensor] = {}
+        self._beside: dict[Hashable, Any] = {}
 
     @property
     def by_source(self) -> Csr:
@@ -171,35 +173,31 @@ class Graph:
         graph._by_source = None
         return graph
 
+    def __getstate__(self) -> dict[str, object]:
+        """Without its names and what is beside it: a copy, maybe elsewhere, is another graph."""
+        return {**vars(self), "names": (), "_beside": {}}
+
     @property
     def nbytes(self) -> int:
         """Bytes of both groupings, whether they exist yet or not, and of what is beside them."""
         by_source = 8 * (self.num_src + 1) + 2 * 4 * self.num_edges
-        return self.by_destination.nbytes + by_source + _nbytes_beside(self)
+        beside = sum(getattr(learnt, "nbytes", 0) for learnt in tuple(self._beside.values()))
+        return self.by_destination.nbytes + by_source + beside
 
     def __repr__(self) -> str:
         return f"Graph(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges})"
 
 
-_BESIDE: WeakKeyDictionary[Graph, dict[str, Any]] = WeakKeyDictionary()
-
 Learnt = TypeVar("Learnt")
 
 
-def beside(graph: Graph, name: str, start: Callable[[], Learnt]) -> Learnt:
+def beside(graph: Graph, name: Hashable, start: Callable[[], Learnt]) -> Learnt:
     """What is being learnt about a graph under this name, from ``start()`` on, while it lives.
 
     What has an attribute ``nbytes`` is part of the graph's.
     """
-    notes = _BESIDE.get(graph)
-    if notes is None:
-        notes = _BESIDE.setdefault(graph, {})
-    found: Learnt | None = notes.get(name)
-    return notes.setdefault(name, start()) if found is None else found
-
-
-def _nbytes_beside(graph: Graph) -> int:
-    return sum(getattr(learnt, "nbytes", 0) for learnt in _BESIDE.get(graph, {}).values())
+    found: Learnt | None = graph._beside.get(name)
+    return graph._beside.setdefault(name, start()) if found is None else found
 
 
 def _kernel(name: str, like: Tensor) -> Callable[..., Any]:

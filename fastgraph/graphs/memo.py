@@ -13,11 +13,14 @@ What a captured CUDA graph uses is kept until everything is forgotten: its repla
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import threading
-from collections import Counter, OrderedDict
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -70,12 +73,14 @@ def called_from_compiled_code(implementation: Callable[..., Any]) -> Callable[..
     return call
 
 
-class _Entry(NamedTuple):
+@dataclass(slots=True)
+class _Entry:
     device: int  # as Tensor.get_device() numbers GPUs, -1 for the CPU
     value: Any
     nbytes: int
     storages: tuple[StorageWeakRef, ...]
     witness: Witness | None
+    used: int  # when it was used last, counted by uses of all entries
 
 
 class Memo:
@@ -87,10 +92,11 @@ class Memo:
     """
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[tuple[object, ...], _Entry] = OrderedDict()
+        self._entries: dict[tuple[object, ...], _Entry] = {}
         self._captured: dict[int, Any] = {}
         self._nbytes: Counter[int] = Counter()  # by device
         self._added = 0
+        self._uses = itertools.count()
         self._lock = threading.Lock()
 
     def get(self, key: tuple[object, ...], *tensors: Tensor | None) -> Any | None:
@@ -107,13 +113,11 @@ class Memo:
         if entry is None or (_CALLS.from_compiled_code and not _may_compare(entry.witness)):
             capture.refuse_to_capture("the structure of a graph", *tensors)
             return None
-        if capture.is_capturing(*tensors):  # nobody can compare tensors now
+        if capture.is_capturing(tensors[0]):  # nobody can compare tensors now
             self._captured[id(entry.value)] = entry.value
         elif entry.witness is not None and not self._confirms(key, entry.witness, tensors):
             return None
-        with self._lock:
-            if key in self._entries:  # another thread may have evicted it since
-                self._entries.move_to_end(key)
+        entry.used = next(self._uses)
         return entry.value
 
     def _confirms(
@@ -138,7 +142,7 @@ class Memo:
         witness = witness_of(present, may_raise=not _CALLS.from_compiled_code) if checks else None
         nbytes = value.nbytes + (0 if witness is None else witness.nbytes)
         device = max(tensor.get_device() for tensor in present)
-        entry = _Entry(device, value, nbytes, storages, witness)
+        entry = _Entry(device, value, nbytes, storages, witness, next(self._uses))
         with self._lock:
             self._remove(key)
             self._entries[key] = entry
@@ -160,10 +164,9 @@ class Memo:
         """Learn how large values have become, and keep to the bound."""
         with self._lock:
             self._nbytes.clear()
-            for key, entry in self._entries.items():
+            for entry in self._entries.values():
                 witness = 0 if entry.witness is None else entry.witness.nbytes
-                entry = entry._replace(nbytes=entry.value.nbytes + witness)
-                self._entries[key] = entry
+                entry.nbytes = entry.value.nbytes + witness
                 self._nbytes[entry.device] += entry.nbytes
             for device in list(self._nbytes):
                 self._remove_excess(device)
@@ -182,8 +185,13 @@ class Memo:
     def _remove_excess(self, device: int) -> None:
         given = settings.current().cache_bytes
         bound = quarter_of_memory(device) if given is None else given
-        while self._nbytes[device] > bound:
-            self._remove(next(k for k, e in self._entries.items() if e.device == device))
+        if self._nbytes[device] <= bound:
+            return
+        entries = [(e.used, k) for k, e in self._entries.items() if e.device == device]
+        for _, key in sorted(entries, key=itemgetter(0)):
+            self._remove(key)
+            if self._nbytes[device] <= bound:
+                return
 
     @property
     def nbytes(self) -> int:
@@ -250,7 +258,23 @@ def remembered(name: str, compute: Callable[..., Value], *given: object) -> Valu
             parts.append(tensor_key(value))
         else:
             parts.append(value)
-    key = tuple(parts)
+    return recalled(tuple(parts), compute, given, tensors)
+
+
+def recalled(
+    key: tuple[object, ...],
+    compute: Callable[..., Value],
+    given: Sequence[object],
+    tensors: Sequence[Tensor],
+) -> Value:
+    """:func:`remembered` under a key that says already which tensors are meant.
+
+    Args:
+        key: for nothing but ``compute`` and these arguments.
+        compute: as for :func:`remembered`.
+        given: its arguments.
+        tensors: those among them.
+    """
     known: Value | None = MEMO.get(key, *tensors)
     if known is None:
         with normal_mode():  # what is made here must still serve training

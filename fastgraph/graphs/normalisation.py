@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastgraph.graphs.edges import named_by_itself
 from fastgraph.graphs.graph import Graph, check_range
-from fastgraph.registry.backend import accumulator
+from fastgraph.registry.backend import accumulator, device_type
 from fastgraph.registry.registry import REGISTRY
 
 
@@ -80,7 +80,7 @@ def normalised_graph(
     scale.masked_fill_(scale == torch.inf, 0)
     of_sources = scale if with_others is None else with_others(scale)
     if weight is None:
-        products = REGISTRY.kernel("sddmm", index.device.type, wide)
+        products = REGISTRY.kernel("sddmm", device_type(index), wide)
         ends = scale[:, None], of_sources[:, None]
         normalised = products(graph, *ends, 1, "sum", False).squeeze(1)
     else:  # in this order: the product of two scales may be infinite where weights are tiny

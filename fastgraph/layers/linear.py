@@ -77,7 +77,7 @@ def _gains(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         return False
     tensors = (x, weight) if bias is None else (x, weight, bias)
     return (
-        is_ordinary(tensors)
+        is_ordinary(tensors, tensors)
         and x.device.type == "cpu"
         and all(t.dtype == x.dtype and t.device == x.device for t in tensors)
         and not torch.is_autocast_enabled(x.device.type)

@@ -13,6 +13,15 @@ from fastgraph.layers.sums import add_to, first_rows
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
+def parameter_of(module: nn.Module, name: str) -> Any:
+    """``module.<name>``, where a layer has a parameter, or ``None`` in its place.
+
+    As an attribute torch finds it last, after an error that it makes and drops.
+    """
+    found = module._parameters.get(name, module)
+    return getattr(module, name) if found is module else found  # reparametrised, for example
+
+
 class KnownModules:
     """Classes of modules as a framework defines them; a program may replace their methods later.
 

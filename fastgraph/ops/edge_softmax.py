@@ -11,6 +11,7 @@ from fastgraph.backends import reference
 from fastgraph.graphs.graph import Graph
 from fastgraph.ops.library import Gradient, define, needs_torch_operations
 from fastgraph.ops.topology import check_index, check_values, flatten, topology, unflatten
+from fastgraph.registry.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 
 
@@ -83,7 +84,7 @@ def _forward(
     score: Tensor, index: Tensor, ptr: Tensor | None, num_out: int, num_in: int, transpose: bool
 ) -> Tensor:
     graph = _graph(score, index, ptr, num_out, num_in, transpose)
-    kernel = REGISTRY.kernel("edge_softmax", score.device.type, score.dtype)
+    kernel = REGISTRY.kernel("edge_softmax", device_type(score), score.dtype)
     return unflatten(kernel(graph, _of_heads(score), transpose), *score.shape)
 
 
@@ -103,7 +104,7 @@ def _backward(
 ) -> Tensor:
     _check_gradient(out, grad, index, ptr)
     graph = _graph(out, index, ptr, num_out, num_in, transpose)
-    kernel = REGISTRY.kernel("edge_softmax_backward", out.device.type, out.dtype)
+    kernel = REGISTRY.kernel("edge_softmax_backward", device_type(out), out.dtype)
     grad_score = kernel(graph, _of_heads(out), _of_heads(grad), transpose)
     return unflatten(grad_score, *out.shape)
 

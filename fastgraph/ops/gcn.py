@@ -12,6 +12,7 @@ from fastgraph.graphs.normalisation import WeightedGraph, normalised_graph
 from fastgraph.ops.library import Gradient, define, is_defined_by
 from fastgraph.ops.spmm import spmm
 from fastgraph.ops.topology import check_operands, flatten, unflatten
+from fastgraph.registry.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 
 
@@ -78,7 +79,7 @@ def _gcn(
     adjoint: bool,
 ) -> Tensor:
     graph, weight = _normalised(x, index, weight, loop_weight, transpose)
-    kernel = REGISTRY.kernel("spmm", x.device.type, x.dtype)
+    kernel = REGISTRY.kernel("spmm", device_type(x), x.dtype)
     out: Tensor = kernel(graph, flatten(x), weight, "sum", transpose is not adjoint)
     return unflatten(out, *x.shape)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from fastgraph.backends import reference
 from fastgraph.ops.heads import check_heads
 from fastgraph.ops.library import Gradient, define, needs_torch_operations
+from fastgraph.registry.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 
 
@@ -42,7 +43,7 @@ def _check(x: Tensor, att: Tensor) -> torch.Size:
 
 def _forward(x: Tensor, att: Tensor) -> Tensor:
     _check(x, att)
-    kernel = REGISTRY.kernel("head_scores", x.device.type, x.dtype)
+    kernel = REGISTRY.kernel("head_scores", device_type(x), x.dtype)
     return kernel(x.contiguous(), att.contiguous())  # type: ignore[no-any-return]
 
 
@@ -55,7 +56,7 @@ def _backward(x: Tensor, att: Tensor, grad: Tensor, addend: Tensor | None) -> tu
     if addend is not None:
         check_heads("addend", addend, list(x.shape), x)
         addend = addend.contiguous()
-    kernel = REGISTRY.kernel("head_scores_backward", x.device.type, x.dtype)
+    kernel = REGISTRY.kernel("head_scores_backward", device_type(x), x.dtype)
     given = (x.contiguous(), att.contiguous(), grad.contiguous())
     return kernel(*given, addend=addend)  # type: ignore[no-any-return]
 

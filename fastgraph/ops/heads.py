@@ -17,7 +17,7 @@ from fastgraph.graphs.graph import Graph
 from fastgraph.machine import capture
 from fastgraph.ops.library import Gradient, define, is_defined_by, needs_torch_operations
 from fastgraph.ops.topology import check_index, check_values, topology
-from fastgraph.registry.backend import accumulator
+from fastgraph.registry.backend import accumulator, device_type
 from fastgraph.registry.operators import Attention, Size
 from fastgraph.registry.registry import REGISTRY
 
@@ -218,7 +218,7 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
             )
         graph, shape = prepare(call)
         _check_addend(call.addend, shape, like)
-        kernel = REGISTRY.kernel(name, like.device.type, like.dtype)
+        kernel = REGISTRY.kernel(name, device_type(like), like.dtype)
         *inputs, addend = _contiguous((*call.inputs, call.addend))
         options = (call.transpose, call.option, call.dropout, seed_number(call.seed), call.weights)
         return kernel(graph, *inputs, *options, addend=addend)  # type: ignore[no-any-return]
@@ -239,7 +239,7 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
         like = call.inputs[0]
         graph, shape = prepare(call)
         check_heads("grad", grad, shape, like)
-        kernel = REGISTRY.kernel(f"{name}_backward", like.device.type, like.dtype)
+        kernel = REGISTRY.kernel(f"{name}_backward", device_type(like), like.dtype)
         tensors = _contiguous((grad, grad_alpha, grad_logsum, *call.inputs, call.stats))
         options = (call.transpose, call.option, call.dropout, seed_number(call.seed))
         gradients = kernel(graph, *tensors, *options)

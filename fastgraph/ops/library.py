@@ -76,15 +76,31 @@ def define(
     operator = getattr(torch.ops.fastgraph, name).default
     fake = _on_one_device([argument.name for argument in operator._schema.arguments], fake)
     torch.library.register_fake(f"fastgraph::{name}", fake, lib=LIBRARY)
-    autograd = None if gradient is None else _define_gradient(operator, implementation, gradient)
+    direct = implementation
+    if gradient is not None:
+        direct = _define_gradient(operator, implementation, gradient)
     types = [_TYPES[str(argument.type)] for argument in operator._schema.arguments]
+    valued = [
+        position
+        for position, argument in enumerate(operator._schema.arguments)
+        if "Tensor" in str(argument.type) and argument.name not in _TOPOLOGY
+    ]
+    fitting: set[tuple[type, ...]] = set()
 
     def call(*arguments: Any) -> Any:
-        if _needs_dispatcher(arguments, types):
+        if torch.compiler.is_compiling():
             return operator(*arguments)
-        if autograd is None:
-            return implementation(*arguments)
-        return autograd(None, *arguments)
+        # What types have fitted once is known, as looking at each takes longer.
+        given = tuple(map(type, arguments))
+        if given not in fitting:
+            if not all(map(isinstance, arguments, types)):
+                return operator(*arguments)
+            fitting.add(given)
+        # The dispatcher's two turns, each through Python, are a good part of what a call on a small
+        # graph costs.
+        if _is_profiling() or not is_ordinary(arguments, [arguments[i] for i in valued]):
+            return operator(*arguments)
+        return direct(*arguments)
 
     return call
 
@@ -154,12 +170,11 @@ def _define_gradient(
     On a graph of Cora's size that cost is visible.
 
     Returns:
-        What the dispatcher calls for autograd: a function of a set of dispatch keys, ``None`` if it
-        is not the dispatcher that calls, and the arguments.
+        The operator for calls in which the dispatcher would do nothing else.
     """
 
     def below_autograd(keys: Any, arguments: Sequence[Any]) -> Any:
-        if keys is None:
+        if keys is None:  # it is not the dispatcher that calls
             return implementation(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
             return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
@@ -180,20 +195,32 @@ def _define_gradient(
                 return (None,) * len(ctx.needs_input_grad)
             return *gradient.backward(ctx, *gradients), None
 
+    apply: Callable[..., Any] = Function.apply
     # Without what torch does before it for transforms of torch.func.
     plain_apply: Callable[..., Any] = super(torch.autograd.Function, Function).apply
 
+    def is_differentiated(arguments: Sequence[Any]) -> bool:
+        if forward_ad._current_level >= 0:  # gets an error there, where it would get zeros below
+            return True
+        if torch.is_grad_enabled():
+            for position in gradient.differentiable:
+                argument = arguments[position]
+                if argument is not None and argument.requires_grad:
+                    return True
+        return False
+
     def autograd(keys: Any, *arguments: Any) -> Any:
-        recorded = torch.is_grad_enabled() and any(
-            arguments[i] is not None and arguments[i].requires_grad for i in gradient.differentiable
-        )
-        # Forward-mode differentiation raises an error there, where it would get zeros below.
-        if recorded or forward_ad._current_level >= 0:
-            return (plain_apply if keys is None else Function.apply)(*arguments, keys)
+        if is_differentiated(arguments):
+            return apply(*arguments, keys)
         return below_autograd(keys, arguments)
 
+    def direct(*arguments: Any) -> Any:
+        if is_differentiated(arguments):
+            return plain_apply(*arguments, None)
+        return implementation(*arguments)
+
     LIBRARY.impl(operator, autograd, "Autograd", with_keyset=True)
-    return autograd
+    return direct
 
 
 # What arguments must be lest the dispatcher complain, or convert them.
@@ -218,29 +245,28 @@ _ORDINARY = _AUTOGRAD | _bits(
 )
 
 
-def is_ordinary(arguments: Sequence[Any]) -> bool:
+_TOPOLOGY = ("index", "ptr")
+"""Arguments whose values torch never puts off: it negates lazily, but no integers."""
+
+
+def is_ordinary(arguments: Sequence[Any], valued: Sequence[Any]) -> bool:
     """Whether tensors among the arguments mean to torch what they mean to a kernel, and no more.
 
-    False for subclasses and lazy views, while a mode or a transform is active, and under a
-    compiler.
+    False for subclasses and lazy views, and while a mode or a transform is active.
+
+    Args:
+        arguments: of an operator.
+        valued: those of them that may be lazy views.
     """
-    if torch.compiler.is_compiling() or torch._C._has_torch_function(arguments):
+    if torch._C._has_torch_function(arguments):
         return False
     keys = torch._C._dispatch_tls_local_include_set().raw_repr()
-    for argument in arguments:
-        if isinstance(argument, Tensor):
+    for argument in valued:
+        if argument is not None:
             keys |= torch._C._dispatch_keys(argument).raw_repr()
     excluded = torch._C._dispatch_tls_local_exclude_set().raw_repr()
     return not keys & ~_ORDINARY and not excluded & _AUTOGRAD
 
 
-def _needs_dispatcher(arguments: Sequence[Any], types: Sequence[Any]) -> bool:
-    """Whether torch's dispatcher would do more with a call than find the implementation.
-
-    Its two turns, each through Python, are a good part of what a call on a small graph costs.
-    """
-    return (
-        not is_ordinary(arguments)
-        or not all(map(isinstance, arguments, types))
-        or torch._C._autograd._profiler_enabled()  # which lists operators
-    )
+# A profiler lists the operators that the dispatcher calls.
+_is_profiling: Callable[[], bool] = torch._C._autograd._profiler_enabled

@@ -18,7 +18,7 @@ from fastgraph.ops.topology import (
     topology,
     unflatten,
 )
-from fastgraph.registry.backend import Kernel
+from fastgraph.registry.backend import Kernel, device_type
 from fastgraph.registry.registry import REGISTRY
 
 REDUCTIONS = ("max", "min")
@@ -94,7 +94,7 @@ def _segment_reduce(
 ) -> tuple[Tensor, Tensor]:
     check_operands(x, index, ptr, weight)
     graph = topology(index, ptr, x.shape[0], num_out, transpose)
-    kernel = REGISTRY.kernel("segment_reduce", x.device.type, x.dtype)
+    kernel = REGISTRY.kernel("segment_reduce", device_type(x), x.dtype)
     out, record = kernel(graph, flatten(x), weight, reduce, transpose, ties)
     return (
         unflatten(out, num_out, *x.shape[1:]),
@@ -130,7 +130,7 @@ def _segment_reduce_backward(
 ) -> Tensor:
     check_operands(x, index, ptr, weight)
     check_features("grad", grad)
-    kernel = REGISTRY.kernel("segment_reduce_backward", x.device.type, x.dtype)
+    kernel = REGISTRY.kernel("segment_reduce_backward", device_type(x), x.dtype)
     return _gradient(kernel, grad, x, index, ptr, weight, out, record, transpose, ties)
 
 

@@ -22,6 +22,7 @@ from fastgraph.ops.topology import (
     topology,
     unflatten,
 )
+from fastgraph.registry.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 
 REDUCTIONS = ("sum", "mean")
@@ -85,9 +86,9 @@ def _spmm(
 ) -> Tensor:
     check_operands(x, index, ptr, weight, heads=True)
     graph = topology(index, ptr, x.shape[0], num_out, transpose)
-    kernel = REGISTRY.kernel("spmm", x.device.type, x.dtype)
+    kernel = REGISTRY.kernel("spmm", device_type(x), x.dtype)
     out: Tensor = kernel(graph, flatten(x), weight, reduce, transpose)
-    return unflatten(out, num_out, *x.shape[1:])
+    return out if x.dim() == 2 else unflatten(out, num_out, *x.shape[1:])
 
 
 def _spmm_fake(
@@ -125,7 +126,7 @@ def _sddmm(
 ) -> Tensor:
     _check_pair(grad, x, index, ptr, heads)
     graph = topology(index, ptr, x.shape[0], grad.shape[0], transpose)
-    kernel = REGISTRY.kernel("sddmm", x.device.type, x.dtype)
+    kernel = REGISTRY.kernel("sddmm", device_type(x), x.dtype)
     out: Tensor = kernel(graph, flatten(grad), flatten(x), heads, reduce, transpose)
     return out
 

@@ -23,6 +23,7 @@ from fastgraph.machine import capture
 from fastgraph.pyg.edges import edges_of
 from fastgraph.pyg.modules import LINEAR
 from fastgraph.pyg.propagate import from_template, module_refusal
+from fastgraph.registry.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import (
     execution_mode,
@@ -73,7 +74,7 @@ def accepted(
         return edges
     if edges.values is not None and not is_plain(*inputs):
         return "features that are not plain tensors beside a sparse adjacency matrix"
-    reason = REGISTRY.refusal(operator, inputs.src.device.type, inputs.src.dtype)
+    reason = REGISTRY.refusal(operator, device_type(inputs.src), inputs.src.dtype)
     return Accepted(inputs, edges) if reason is None else reason
 
 

@@ -22,6 +22,7 @@ from fastgraph.layers.aggregation import SUMS, Aggregation
 from fastgraph.pyg.edges import edges_of
 from fastgraph.pyg.messages import Message, known_message, multiplies_adjacency
 from fastgraph.pyg.modules import AGGREGATIONS, REDUCTIONS
+from fastgraph.registry.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
 from fastgraph.routing.dispatch import decide
@@ -208,7 +209,7 @@ def plan_propagate(
         if weight.requires_grad and reduce not in SUMS:
             return "max and min have no gradient for edge weights"
     operator = "spmm" if reduce in SUMS else "segment_reduce"
-    refusal = REGISTRY.refusal(operator, x.device.type, x.dtype)
+    refusal = REGISTRY.refusal(operator, device_type(x), x.dtype)
     if refusal is not None:
         return refusal
     node_dim = module.node_dim + x.dim() if module.node_dim < 0 else module.node_dim

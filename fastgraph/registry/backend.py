@@ -77,6 +77,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 Kernel = Callable[..., Any]
 
@@ -85,6 +86,11 @@ FALLBACK_PRIORITY = -1
 
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """The dtypes that operators take."""
+
+
+def device_type(tensor: Tensor) -> str:
+    """``tensor.device.type``, which torch writes anew for each that asks."""
+    return "cpu" if tensor.is_cpu else tensor.device.type
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

@@ -78,6 +78,7 @@ def replace_method(
     """
     upstream: Callable[..., Any] = getattr(cls, name)
     plan.__qualname__ = upstream.__qualname__  # which wrong calls are reported with
+    label = label_of(cls)
 
     @functools.wraps(upstream)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,7 +87,9 @@ def replace_method(
         planned = plan(self, *args, **kwargs)
         if planned is None:
             return upstream(self, *args, **kwargs)
-        if (not decided or decide(self, planned)) and not isinstance(planned, str):
+        counted_as = label if type(self) is cls else None  # of subclasses by their own names
+        decides = not decided or decide(self, planned, name=counted_as)
+        if decides and not isinstance(planned, str):
             return planned()
         if torch.compiler.is_compiling():
             return upstream(self, *args, **kwargs)

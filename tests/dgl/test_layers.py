@@ -52,6 +52,12 @@ def agree(module: nn.Module, call: Arguments, **options: Any) -> None:
     assert_same(module, call, factor=4.0, **options)
 
 
+def test_a_weight_that_is_computed() -> None:
+    module = nn.utils.parametrizations.weight_norm(dglnn.GraphConv(IN, 4))
+    nodes = torch.arange(9)
+    agree(module, arguments(dgl.graph((nodes, (nodes + 1) % 9)), torch.randn(9, IN)))
+
+
 @pytest.mark.parametrize("name", SUMS)
 @pytest.mark.parametrize("case", [case for case in SQUARE if case.num_edges > 0], ids=str)
 def test_sums(name: str, case: Case) -> None:

@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 import fastgraph
 from fastgraph import Graph
 from fastgraph.graphs.memo import MEMO
+from fastgraph.graphs.witness import Checksum
 from tests.dgl.graphs import ORDINARY, dgl, graph, of_case
 from tests.graphs import random_edges
 
@@ -47,6 +49,36 @@ def test_a_graph_is_built_once(sorted_graphs: list[Graph]) -> None:
         for _ in range(3):
             dgl.ops.u_mul_e_sum(g, x, torch.rand(150, 1))
         assert len(sorted_graphs) == 2  # which knows the numbers of edges
+
+
+@pytest.mark.parametrize("norm", ["none", "right", "both"])
+def test_a_call_reads_its_edges_once(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    confirms = Checksum.confirms
+
+    def counted(checksum: Checksum, tensors: Sequence[torch.Tensor]) -> bool:
+        read.append(len(tensors))
+        return confirms(checksum, tensors)
+
+    nodes = torch.arange(9)
+    g, x = dgl.graph((nodes, (nodes + 1) % 9)), torch.randn(9, 4)  # in which none is lonely
+    module = dglnn.GraphConv(4, 3, norm=norm)
+    with fastgraph.enabled(strict=True):
+        step(module, g, x)
+        monkeypatch.setattr(Checksum, "confirms", counted)
+        step(module, g, x)
+    assert read == [2]
+
+
+def test_what_inference_has_found_serves_training() -> None:
+    g, x = of_case(ORDINARY), torch.randn(30, 16, requires_grad=True)
+    expected = dgl.ops.copy_u_max(g, x.detach())
+    with fastgraph.enabled(strict=True):
+        with torch.inference_mode():
+            dgl.ops.copy_u_max(g, x)
+        out = dgl.ops.copy_u_max(g, x)
+        out.nan_to_num(0, 0, 0).sum().backward()
+    torch.testing.assert_close(out, expected)
 
 
 def test_one_that_is_sorted_already_needs_no_numbers(sorted_graphs: list[Graph]) -> None:

@@ -346,7 +346,7 @@ def test_bits_do_not_depend_on_threads(
         (
             {"index": torch.zeros(2, 2, device="meta").long()},
             ValueError,
-            "index must be on the device of x, cpu, got meta",
+            "index and ptr must be on the features' device cpu, got meta",
         ),
         ({"num_out": -1}, ValueError, "num_out must be an integer >= 0, got -1"),
         ({"weight": torch.ones(3)}, ValueError, "weight must have one value for each of 2 edges"),

@@ -88,7 +88,7 @@ def _reduced(relation: ShardedStructure, op: str, reduce: str, lhs: Any, rhs: An
             rows = lhs.rows
         return placed(zeros, rows, 0).index_add(0, relation.destination_rows, messages)
     grouped = relation.incidence(backwards=last_wins(messages))
-    return extremum(relation, grouped, messages, reduce)
+    return extremum(relation.num_dst, grouped, messages, reduce)
 
 
 def _of_edges(x: Any, relation: ShardedStructure) -> Tensor:

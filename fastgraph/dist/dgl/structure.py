@@ -35,6 +35,18 @@ class _Named(NamedTuple):
     edges: Edges
 
 
+class _Relation(NamedTuple):
+    """All edges of a structure as operators take them."""
+
+    edges: Edges
+    structure: ShardedStructure
+
+    @property
+    def lonely(self) -> Tensor | None:
+        """Which destinations have no edge, bool ``[num_dst]``; ``None`` where all have one."""
+        return self.structure.lonely
+
+
 class _once(cached_property[Value]):  # noqa: N801  # a decorator
     """A property that is computed once, and serves training wherever that is."""
 
@@ -95,42 +107,39 @@ class ShardedStructure(Structure):
         """Why a tensor cannot be handed to an operator together with these edges."""
         return operand(name, value)
 
-    def plain(self) -> _Named:
+    def plain(self) -> _Relation:
         """The edges: numbers cost nothing."""
         return self.numbered()
 
-    def numbered(self) -> _Named:
+    def numbered(self) -> _Relation:
         """The edges."""
-        return _Named(Edges(self.edge_index))
+        return _Relation(Edges(self.edge_index), self)
 
-    def backwards(self) -> _Named:
+    def backwards(self) -> _Relation:
         """The edges from the last to the first."""
-        return self._backwards
+        return _Relation(self._backwards, self)
 
     @_once
-    def _backwards(self) -> _Named:
-        return _Named(Edges(_from_the_last(self.edge_index)))
+    def _backwards(self) -> Edges:
+        return Edges(_from_the_last(self.edge_index))
 
-    def incidence(self, *, transpose: bool = False, backwards: bool = False) -> _Named:
+    def incidence(self, *, transpose: bool = False, backwards: bool = False) -> _Relation:
         """With edges in the place of their sources, see :class:`Structure`."""
         if transpose:
             return self.reversed.incidence(backwards=backwards)
-        return self._incidence_backwards if backwards else self._incidence
+        return _Relation(self._incidence_backwards if backwards else self._incidence, self)
 
     @_once
-    def _incidence(self) -> _Named:
-        return _Named(Edges(_stacked(self.number, self.destination)))
+    def _incidence(self) -> Edges:
+        return Edges(_stacked(self.number, self.destination))
 
     @_once
-    def _incidence_backwards(self) -> _Named:
-        return _Named(Edges(_from_the_last(self._incidence.edges.index)))
+    def _incidence_backwards(self) -> Edges:
+        return Edges(_from_the_last(self._incidence.index))
 
+    @_once
     def lonely(self) -> Tensor | None:
         """Which destinations have no edge, bool ``[num_dst]``; ``None`` where all have one."""
-        return self._lonely
-
-    @_once
-    def _lonely(self) -> Tensor | None:
         is_lonely = self.in_degrees == 0
         return is_lonely if bool(is_lonely.any()) else None
 
@@ -162,14 +171,13 @@ class _Kept:
 
 
 @edge_weights.register
-def _(
-    structure: ShardedStructure, norm: str, dtype: torch.dtype, *, numbered: bool
-) -> Tensor | None:
-    if norm not in ("both", "left"):
-        return None
-    edges = structure.edge_index
+def _(relation: _Relation, norm: str, dtype: torch.dtype) -> Tensor:
+    structure = relation.structure
     kept: _Kept = remembered(
-        f"by degree, {norm}", lambda *_: _Kept(_by_degree(structure, norm, dtype)), edges, dtype
+        f"by degree, {norm}",
+        lambda *_: _Kept(_by_degree(structure, norm, dtype)),
+        structure.edge_index,
+        dtype,
     )
     return kept.tensor
 
@@ -196,7 +204,7 @@ def _followed_by_loops(edge_index: Tensor, num_dst: int) -> Tensor:
 
 
 @from_edges.register
-def _(structure: ShardedStructure) -> _Named:
+def _(structure: ShardedStructure) -> _Relation:
     return structure.incidence()
 
 
