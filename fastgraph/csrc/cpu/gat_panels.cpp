@@ -109,13 +109,15 @@ inline void add_entries(const RowEntries& entries, const Matrix<const T>& x,
     Vector<A, N> total[kTurns][kSums][C::kCount] = {};
     const auto add = [&](int turn, int64_t e) {
       const T* row = x.data + col[e] * width + f;
+      Vector<A, N> value[C::kCount];
 #pragma GCC unroll 8
-      for (int q = 0; q < C::kCount; ++q) {
-        const Vector<A, N> value = load<N>(row + q * N);
+      for (int q = 0; q < C::kCount; ++q) value[q] = load<N>(row + q * N);
 #pragma GCC unroll 2
-        for (int s = 0; s < kSums; ++s) {
-          total[turn][s][q] =
-              multiply_add<A, N>(splat<A, N>(weights[s][e]), value, total[turn][s][q]);
+      for (int s = 0; s < kSums; ++s) {
+        const auto weight = splat<A, N>(weights[s][e]);
+#pragma GCC unroll 8
+        for (int q = 0; q < C::kCount; ++q) {
+          total[turn][s][q] = multiply_add<A, N>(weight, value[q], total[turn][s][q]);
         }
       }
     };

@@ -241,7 +241,8 @@ void run_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads, 
     const Task& task = schedule.tasks[t];
     const bool whole = task.whole();
     const int64_t max_blocks = (task.entry_end - task.entry_begin + kBlock - 1) / kBlock * heads;
-    const auto own = scratch<A>(heads * size), buffer = scratch<A>(max_blocks * pass.buffer_size());
+    TaskScratch<A, 1024> own(heads * size);
+    TaskScratch<A, 4096> buffer(max_blocks * pass.buffer_size());
     A* states = whole ? own.get() : &partial[task.piece * heads * size];
     for (int64_t place = task.place_begin; place < task.place_end; ++place) {
       const int64_t row = graph.row(place);
@@ -256,7 +257,7 @@ void run_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads, 
       for (int64_t head = 0; head < heads; ++head) pass.reset(states + head * size);
       pass.begin(entries, whole, buffer.get(), states);
       entries.for_each_block([&](const EdgeBlock& block, int64_t nth) {
-        pass.absorb(block, &buffer[nth * pass.buffer_size()], states + block.head * size);
+        pass.absorb(block, buffer.get() + nth * pass.buffer_size(), states + block.head * size);
       });
       for (int64_t head = 0; whole && head < heads; ++head) {
         pass.finish(row, head, range.empty(), t, states + head * size);

@@ -55,6 +55,19 @@ Scratch<T> scratch(int64_t size, size_t alignment = kCacheLine) {
   return Scratch<T>(static_cast<T*>(p));
 }
 
+// The same for one task, on the stack unless it is more than kOnStack values: allocating it takes a
+// part of what a small task does.
+template <typename T, int64_t kOnStack>
+class TaskScratch {
+ public:
+  explicit TaskScratch(int64_t size) : more_(size > kOnStack ? scratch<T>(size) : nullptr) {}
+  T* get() { return more_ ? more_.get() : few_; }
+
+ private:
+  alignas(kCacheLine) T few_[kOnStack];
+  Scratch<T> more_;
+};
+
 // In whole huge pages, for what is read all over and should fill a cache: other pages leave it to
 // chance which sets of the cache they share.
 template <typename T>
