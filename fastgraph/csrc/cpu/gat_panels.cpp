@@ -109,7 +109,7 @@ inline void add_entries(const RowEntries& entries, const Matrix<const T>& x,
     Vector<A, N> total[kTurns][kSums][C::kCount] = {};
     const auto add = [&](int turn, int64_t e) {
       const T* row = x.data + col[e] * width + f;
-      Vector<A, N> value[C::kCount];
+      Vector<A, N> value[C::kCount];  // compilers would load it again for each sum
 #pragma GCC unroll 8
       for (int q = 0; q < C::kCount; ++q) value[q] = load<N>(row + q * N);
 #pragma GCC unroll 2
