@@ -68,8 +68,10 @@ struct Softmax {
   BlockOf<A> inverse_sum;
 };
 
+// Inlined, since GCC 12 does not align the stack of a call as this would expect it of its argument,
+// where that is larger than a register (blocks of double without AVX-512).
 template <typename A>
-inline Softmax<A> softmax_of_few(const SharedBlock& block, BlockOf<A> score) {
+FASTGRAPH_INLINE Softmax<A> softmax_of_few(const SharedBlock& block, BlockOf<A> score) {
   score = masked<A>(block, score);
   const BlockOf<A> lowest = splat<A, kBlock>(-std::numeric_limits<A>::infinity());
   BlockOf<A> largest = max_of_entries<A>(block, score);
