@@ -16,18 +16,17 @@ from tests.graphs import Case, all_cases, hub_edges, random_edges
 
 from .test_heads import error_ratios, inputs_of, transposed, upstream, with_gradients
 
-# A whole head, a line of one, more lines than one.
-CHANNELS = (1000, 1, 17)
+WHOLE_HEADS = 1000  # channels, more than any head below has
 HUB = Case("hub", hub_edges(60, 12_000), 60, 60)
 
 
-@pytest.fixture(params=CHANNELS)
-def by_head(request: pytest.FixtureRequest) -> Iterator[Callable[[bool], None]]:
-    """Switches between panels of so many channels, which are on, and none."""
+@pytest.fixture
+def by_head() -> Iterator[Callable[[bool], None]]:
+    """Switches between one head after the other, which is on, and all at once."""
     library = native.library()
 
     def switch(on: bool) -> None:
-        library.force_panels(request.param if on else -1)
+        library.force_panels(WHOLE_HEADS if on else -1)
 
     switch(True)
     yield switch
@@ -112,6 +111,33 @@ def test_what_is_not_finite_reaches_what_it_reaches_at_once(
     for a, b in zip(found, call(), strict=True):
         assert torch.equal(a.isnan(), b.isnan()) and torch.equal(a.isinf(), b.isinf())
         assert a[:, 0].isfinite().all()  # no other head
+
+
+@pytest.mark.parametrize("channels", [1, 17], ids=["a line", "lines"])
+@pytest.mark.parametrize("dropout", [0.0, 0.4], ids=["all", "dropout"])
+def test_parts_of_heads(channels: int, dropout: float, by_head: Callable[[bool], None]) -> None:
+    """Forward, where exponentials are vectorised; what follows them is the same for all parts."""
+    x, *scores = (t.float() for t in inputs_of("gat", HUB, heads=2, channels=40))
+    options = {"dropout": dropout, "seed": torch.tensor([7]), "addend": torch.randn(60, 2, 40)}
+
+    def call() -> Tensor:
+        return gat([x, *scores], HUB, **options)
+
+    whole = call()
+    native.library().force_panels(channels)
+    parts = call()
+    by_head(False)
+    assert torch.equal(parts, whole)
+    torch.testing.assert_close(parts, call())
+
+
+def test_heads_one_by_one_add_up_in_another_order(by_head: Callable[[bool], None]) -> None:
+    """By which the other tests are known to compare two kernels."""
+    inputs = [t.float() for t in inputs_of("gat", HUB, heads=2, channels=40)]
+    found = with_gradients(lambda t: gat(t, HUB), inputs)
+    by_head(False)
+    at_once = with_gradients(lambda t: gat(t, HUB), inputs)
+    assert not any(torch.equal(a, b) for a, b in zip(found, at_once, strict=True))
 
 
 @pytest.mark.parametrize("dtype", FLOATING)

@@ -138,7 +138,8 @@ template <typename T>
 void gat(const OrderedCsr& graph, const GatInputs<T>& in, double slope, Dropout dropout,
          const SoftmaxOutputs<T>& outputs);
 
-// All passes: one over sources that gathers features, and two of numbers alone.
+// All passes: one over sources that gathers features, and two of numbers alone, or for each head
+// one over destinations and one over sources that both gather.
 template <typename T>
 void gat_backward(const OrderedCsr& graph, const OrderedCsr& transpose, const GatInputs<T>& in,
                   double slope, Dropout dropout, const SoftmaxGradients<T>& given, Heads<T> grad_x,
