@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastgraph.dgl.structure import Named, Relation, Structure
 from fastgraph.graphs.edges import Grouped
-from fastgraph.graphs.graph import Graph, beside
+from fastgraph.graphs.graph import Graph, beside, normal_mode
 from fastgraph.registry.backend import accumulator
 
 WEIGHTED = ("both", "left")
@@ -37,7 +37,7 @@ def _(relation: Grouped, norm: str, dtype: torch.dtype) -> Tensor:
 
 class _Weights:
     def __init__(self, graph: Graph, norm: str, dtype: torch.dtype) -> None:
-        with torch.inference_mode(False):  # what is remembered must serve training as well
+        with normal_mode():  # what is remembered must serve training as well
             self.weight = _by_degree(graph, norm, accumulator(dtype)).to(dtype)
         self.nbytes = self.weight.nbytes
 

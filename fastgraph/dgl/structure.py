@@ -146,7 +146,7 @@ def _backwards(index: Tensor, ptr: Tensor, edge_ids: None, num_src: int, num_dst
 
 
 def _incidence(graph: Graph, transpose: bool, backwards: bool) -> Grouped:
-    with torch.inference_mode(False):  # what is remembered must serve training as well
+    with normal_mode():  # what is remembered must serve training as well
         rows = graph.grouped(transpose=transpose)
         numbers = rows.edge_id
         if numbers is None:

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from fastgraph.graphs.graph import Graph
+from fastgraph.graphs.graph import Graph, normal_mode
 from fastgraph.graphs.memo import MEMO, is_recording, remembered, tensor_key
 from fastgraph.machine.capture import refuse_to_capture
 
@@ -166,7 +166,7 @@ class Grouped:
     @functools.cached_property
     def lonely(self) -> Tensor | None:
         """Which destinations have no edge, bool ``[num_dst]``; ``None`` where all have one."""
-        with torch.inference_mode(False):  # what is remembered must serve training as well
+        with normal_mode():  # what is remembered must serve training as well
             is_lonely = self.graph.by_destination.ptr.diff() == 0
             return is_lonely if is_lonely.any() else None
 
