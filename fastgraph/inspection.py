@@ -6,10 +6,28 @@ import copy
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from fastgraph.comparison.runs import check_type, tensors_of, untouched_randomness
 from fastgraph.routing import status
 from fastgraph.routing.switch import SWITCH
+
+
+class _CopyingResults(TorchFunctionMode):
+    """Lets ``copy.deepcopy`` copy tensors that autograd made, which torch refuses.
+
+    A layer may keep a result of its last call, and nobody differentiates through the copy.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is not Tensor.__deepcopy__ or args[0].is_leaf:
+            return func(*args, **(kwargs or {}))
+        result, memo = args
+        memo[id(result)] = copied = result.detach().clone().requires_grad_()
+        return copied
 
 
 def is_accelerated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[bool, list[str]]:
@@ -40,7 +58,9 @@ def is_accelerated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[
         torch.compiler.set_stance("force_eager"),
         status.recording() as seen,
     ):
-        copy.deepcopy(module)(*args, **kwargs)
+        with _CopyingResults():
+            copied = copy.deepcopy(module)
+        copied(*args, **kwargs)
     reasons = [f"{row.layer}: {reason}" for row in seen.rows for reason in row.reasons]
     if not seen.rows:
         original = getattr(module, "_orig_mod", module)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn.conv import GraphConv
 
-from fastgraph.pyg.modules import add_projections
+from fastgraph.pyg.modules import add_projections, pair_of
 from fastgraph.pyg.propagate import aggregate
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
@@ -29,9 +29,8 @@ def plan(
     size: Any = None,
 ) -> Computation | None:
     """The forward pass of a call, or ``None`` where there is nothing to gain."""
-    if isinstance(x, Tensor):
-        x = (x, x)
-    if x[1] is None:
+    x = pair_of(x)
+    if x is None or x[1] is None:
         return None
     return lambda: _forward(module, x, edge_index, edge_weight, size)
 

@@ -26,6 +26,13 @@ AGGREGATIONS = KnownModules(*REDUCTIONS)
 project = LINEAR.project
 
 
+def pair_of(x: Any) -> Any:
+    """Features of sources and of destinations; ``None`` for what is neither one tensor nor two."""
+    if isinstance(x, Tensor):
+        return (x, x)
+    return x if isinstance(x, (tuple, list)) and len(x) == 2 else None
+
+
 def add_projections(
     lin_neighbours: Any, neighbours: Tensor, owned: bool, lin_root: Any, root: Tensor
 ) -> Tensor:

@@ -25,7 +25,7 @@ from fastgraph.pyg.modules import AGGREGATIONS, REDUCTIONS
 from fastgraph.registry.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
-from fastgraph.routing.dispatch import decide
+from fastgraph.routing.dispatch import decide, run_upstream
 from fastgraph.routing.patching import Patches
 from fastgraph.routing.switch import SWITCH
 
@@ -55,6 +55,8 @@ def install(patches: Patches) -> None:
         _wrap_class(type(self), patches)
 
     patches.replace(MessagePassing, "_set_jittable_templates", set_jittable_templates)
+    # What classes keep for which the template cannot tell what `forward` passes on.
+    patches.replace(MessagePassing, "propagate", _routed(MessagePassing.propagate, True))
     for cls in _subclasses(MessagePassing):
         _wrap_class(cls, patches)
 
@@ -84,9 +86,32 @@ def _wrap_class(cls: Any, patches: Patches) -> None:
 def from_template(cls: type[MessagePassing], method: Any) -> bool:
     """Whether PyG generated a method for this class; it leaves alone what a user has written."""
     # The Dynamo of torch 2.15 takes a wrapper's `__module__` for that of the code in it.
-    method = getattr(method, "_fastgraph_upstream", method)
+    method = _unwrapped(method)
     module = f"{cls.__module__}_{cls.__name__}_{method.__name__}"
     return bool(method.__module__.startswith(module))
+
+
+def replaced_on(module: MessagePassing, name: str) -> bool:
+    """True if an instance has a method of its own that is not the one which PyG generated.
+
+    PyG binds that one to the instance when explaining ends, and when ``decomposed_layers`` is set
+    back to 1.
+    """
+    own = vars(module).get(name)
+    if own is None:
+        return False
+    cls = type(module)
+    generated = getattr(cls, f"_jinja_{name}", None)
+    return (
+        generated is None
+        or getattr(own, "__self__", None) is not module
+        or _unwrapped(own.__func__) is not _unwrapped(generated)
+        or not from_template(cls, generated)
+    )
+
+
+def _unwrapped(method: Any) -> Any:
+    return getattr(method, "_fastgraph_upstream", method)
 
 
 def _routed(upstream: Callable[..., Tensor], generated: bool) -> Callable[..., Tensor]:
@@ -97,7 +122,8 @@ def _routed(upstream: Callable[..., Tensor], generated: bool) -> Callable[..., T
             return upstream(self, edge_index, *args, **kwargs)
         planned = _planned(self, edge_index, args, kwargs) if generated else _OVERRIDDEN
         if not _is_routed(self, planned) or isinstance(planned, str):
-            return upstream(self, edge_index, *args, **kwargs)
+            left: Tensor = run_upstream(planned, upstream, self, edge_index, *args, **kwargs)
+            return left
         return planned.compute()
 
     propagate._fastgraph_upstream = upstream  # type: ignore[attr-defined]
@@ -109,8 +135,7 @@ def aggregate(module: MessagePassing, edge_index: Any, **arguments: Any) -> tupl
 
     It may if nothing else refers to the result and no gradient needs it.
     """
-    own = vars(module).get("propagate")
-    if own is not None and not hasattr(own, "_fastgraph_upstream"):
+    if replaced_on(module, "propagate"):
         # PyG does this itself for decomposed layers and while explaining.
         _is_routed(module, "propagate is replaced on the instance")
     upstream = _generated_propagate(module)
@@ -118,24 +143,29 @@ def aggregate(module: MessagePassing, edge_index: Any, **arguments: Any) -> tupl
         return module.propagate(edge_index, **arguments), False
     planned = _planned(module, edge_index, (), arguments)
     if not _is_routed(module, planned) or isinstance(planned, str):
-        return upstream(module, edge_index, **arguments), False
+        return run_upstream(planned, upstream, module, edge_index, **arguments), False
     return planned.compute(), planned.is_owned
 
 
-def aggregate_by(
-    operator: Callable[..., Tensor], module: MessagePassing, edge_index: Any, **arguments: Any
-) -> tuple[Tensor, bool] | None:
-    """:func:`aggregate` by an operator that does more than the sum that ``propagate`` asks for.
+def plan_sum(module: MessagePassing, edge_index: Any, **arguments: Any) -> Aggregation | None:
+    """The sum that ``module.propagate`` asks for, to be computed by an operator that does more.
 
-    See :meth:`fastgraph.layers.aggregation.Aggregation.compute_by`. ``None`` if ``propagate`` asks
-    for something else than a sum or would be left to upstream, which is not counted.
+    ``None`` if it asks for something else or would be left to upstream, which is not counted.
     """
     if _generated_propagate(module) is None:
         return None
     planned = plan_propagate(module, edge_index, None, arguments)
-    if isinstance(planned, str) or planned.reduce != "sum":
-        return None
-    _is_routed(module, planned)
+    return None if isinstance(planned, str) or planned.reduce != "sum" else planned
+
+
+def aggregate_by(
+    operator: Callable[..., Tensor], module: MessagePassing, planned: Aggregation
+) -> tuple[Tensor, bool]:
+    """:func:`aggregate` of what :func:`plan_sum` has found, by an operator.
+
+    See :meth:`fastgraph.layers.aggregation.Aggregation.compute_by`.
+    """
+    decide(module, planned)
     return planned.compute_by(operator), planned.is_owned
 
 
@@ -143,7 +173,7 @@ def _generated_propagate(module: MessagePassing) -> Callable[..., Tensor] | None
     """What PyG generated, if that is what a call of ``module.propagate`` would reach."""
     cls = type(module)
     upstream: Callable[..., Tensor] | None = getattr(cls.propagate, "_fastgraph_upstream", None)
-    if upstream is None or "propagate" in vars(module) or not from_template(cls, upstream):
+    if upstream is None or replaced_on(module, "propagate") or not from_template(cls, upstream):
         return None
     return upstream
 
@@ -153,7 +183,8 @@ def _planned(
 ) -> Aggregation | str:
     if args:
         return "propagate was called with positional arguments"
-    return plan_propagate(module, edge_index, kwargs.get("size"), kwargs)
+    planned = plan_propagate(module, edge_index, kwargs.get("size"), kwargs)
+    return planned if isinstance(planned, str) else planned.look_up()
 
 
 def _is_routed(module: MessagePassing, planned: Aggregation | str) -> bool:
@@ -195,6 +226,8 @@ def plan_propagate(
     if isinstance(located, str):
         return located
     x, num_out = located
+    if edges.index.device != x.device:
+        return "edge_index is not on the device of the features"
     if fused:
         found = _product_weight(edges, x)
     else:
@@ -214,7 +247,7 @@ def plan_propagate(
         return refusal
     node_dim = module.node_dim + x.dim() if module.node_dim < 0 else module.node_dim
     ties = "winner" if fused or _scatters_to_one_winner(x) else "split"
-    return Aggregation(x, edges, weight, reduce, num_out, node_dim, ties)
+    return Aggregation(x, edges, weight, reduce, num_out, node_dim, ties, fused or fused_index)
 
 
 def _scatters_to_one_winner(x: Tensor) -> bool:
@@ -263,7 +296,12 @@ def _features(
     if features.dim() < 2 or not -features.dim() <= module.node_dim < features.dim():
         return f"features of {features.dim()} dimensions with node_dim={module.node_dim}"
     num_out = sizes[gathered] if sizes[aggregating] is None else sizes[aggregating]
-    return features, num_out
+    if type(num_out) is int:
+        return (features, num_out) if num_out >= 0 else "a negative size"
+    if not isinstance(num_out, torch.SymInt):
+        return f"a size that is a {type(num_out).__name__}"
+    found: Any = num_out
+    return features, found
 
 
 def _product_weight(edges: Edges, x: Tensor) -> Tensor | str | None:
@@ -325,8 +363,8 @@ def _message_weight(
         return f"{message.weight} does not have one value for each edge"
     if not weight.is_floating_point():
         return f"{message.weight} has dtype {weight.dtype}"
-    if weight.device != x.device:
-        return f"{message.weight} is on another device"
+    if weight.device != x.device or weight.layout != torch.strided:
+        return f"{message.weight} is not a dense tensor on the device of the features"
     if x.dim() > 2 and node_dim not in (-2, x.dim() - 2):
         return "edge weights with channels before the last two dimensions"
     return weight if weight.dim() == 1 else weight.view(-1)

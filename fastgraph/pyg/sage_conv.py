@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.conv import SAGEConv
 
-from fastgraph.pyg.modules import add_projections, project
+from fastgraph.pyg.modules import add_projections, pair_of, project
 from fastgraph.pyg.propagate import aggregate
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
@@ -24,9 +24,8 @@ def install(patches: Patches) -> None:
 
 def plan(module: SAGEConv, x: Any, edge_index: Any, size: Any = None) -> Computation | None:
     """The forward pass of a call, or ``None`` where there is nothing to gain."""
-    if isinstance(x, Tensor):
-        x = (x, x)
-    if not module.root_weight or x[1] is None:
+    x = pair_of(x)
+    if not module.root_weight or x is None or x[1] is None:
         return None
     return lambda: _forward(module, x, edge_index, size)
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fastgraph import settings
+from fastgraph.graphs.edges import OutOfRange
 from fastgraph.routing.patching import Patches
 from fastgraph.routing.status import (
     RouteRefusedError,
@@ -57,6 +58,24 @@ def decide(
     return False
 
 
+def run_upstream(reason: object, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``upstream(*args, **kwargs)``; where the reason may be that of an error, it becomes a note.
+
+    Args:
+        reason: why a call is left to upstream.
+        upstream: upstream's own code.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
+    if type(reason) is not OutOfRange:
+        return upstream(*args, **kwargs)
+    try:
+        return upstream(*args, **kwargs)
+    except Exception as error:
+        error.add_note(f"fastgraph: {reason.detail}")
+        raise
+
+
 def replace_method(
     patches: Patches,
     cls: type,
@@ -73,8 +92,8 @@ def replace_method(
         name: of the method.
         plan: what computes a call, why it is left to upstream, or ``None`` where there is nothing
             to gain.
-        decided: whether that decides on the call; ``False`` where the computation asks
-            :func:`decide` itself, about a part.
+        decided: whether that decides on the call; ``False`` where the computation, or what upstream
+            calls, asks :func:`decide` itself, about a part.
     """
     upstream: Callable[..., Any] = getattr(cls, name)
     plan.__qualname__ = upstream.__qualname__  # which wrong calls are reported with
@@ -85,8 +104,8 @@ def replace_method(
         if not SWITCH.active:  # an instance kept this function beyond `disable()`
             return upstream(self, *args, **kwargs)
         planned = plan(self, *args, **kwargs)
-        if planned is None:
-            return upstream(self, *args, **kwargs)
+        if planned is None or (not decided and isinstance(planned, str)):
+            return run_upstream(planned, upstream, self, *args, **kwargs)
         counted_as = label if type(self) is cls else None  # of subclasses by their own names
         decides = not decided or decide(self, planned, name=counted_as)
         if decides and not isinstance(planned, str):
@@ -94,6 +113,6 @@ def replace_method(
         if torch.compiler.is_compiling():
             return upstream(self, *args, **kwargs)
         with counted_already(self):
-            return upstream(self, *args, **kwargs)
+            return run_upstream(planned, upstream, self, *args, **kwargs)
 
     patches.replace(cls, name, method)
