@@ -209,6 +209,11 @@ def unnumbered(edges: Edges, inputs: Inputs) -> Edges:
     return edges.without_numbers(*map(len, inputs)) if is_plain(*inputs, edges.index) else edges
 
 
+def joint_width(module: Any, _: object) -> object:
+    """The channels of all heads."""
+    return module.heads * module.out_channels
+
+
 def dropout_rate(module: Any) -> float:
     """The rate of attention dropout that applies now."""
     return module.dropout if module.training else 0.0

@@ -18,6 +18,7 @@ from fastgraph.pyg.attention import (
     dropout_rate,
     edge_projection,
     edge_refusal,
+    joint_width,
     weights_refusal,
     with_self_loops,
     with_weights,
@@ -25,11 +26,12 @@ from fastgraph.pyg.attention import (
 from fastgraph.pyg.modules import project
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.sizes import ATTENTION
 
 
 def install(patches: Patches) -> None:
     """Replace ``GATConv.forward``."""
-    replace_method(patches, GATConv, "forward", plan)
+    replace_method(patches, GATConv, "forward", plan, least=ATTENTION, width=joint_width)
 
 
 def plan(

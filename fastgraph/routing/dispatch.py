@@ -14,11 +14,13 @@ import torch
 
 from fastgraph import settings
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.sizes import TOO_SMALL, Least, is_too_small
 from fastgraph.routing.status import (
     RouteRefusedError,
+    calls_counted,
     count_refused,
     count_routed,
-    counted_already,
+    count_too_small,
     is_counted,
 )
 from fastgraph.routing.switch import SWITCH
@@ -64,6 +66,8 @@ def replace_method(
     plan: Callable[..., Computation | str | None],
     *,
     decided: bool = True,
+    least: Least | None = None,
+    width: Callable[[Any, Any], object] = lambda _, features: features,
 ) -> None:
     """Replace ``cls.name``: run what ``plan(module, *args)`` returns, or upstream's own code.
 
@@ -75,6 +79,10 @@ def replace_method(
             to gain.
         decided: whether that decides on the call; ``False`` where the computation asks
             :func:`decide` itself, about a part.
+        least: how many edges the argument ``edge_index``, the second one, must have; ``None``
+            where graphs are of another kind.
+        width: of the layer and its argument ``x`` gives what has as many channels as are
+            aggregated, or their number.
     """
     upstream: Callable[..., Any] = getattr(cls, name)
     plan.__qualname__ = upstream.__qualname__  # which wrong calls are reported with
@@ -84,6 +92,13 @@ def replace_method(
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not SWITCH.active:  # an instance kept this function beyond `disable()`
             return upstream(self, *args, **kwargs)
+        if least is not None:
+            edge_index = args[1] if len(args) > 1 else kwargs.get("edge_index")
+            if is_too_small(least, edge_index, width(self, args[0] if args else kwargs.get("x"))):
+                if not is_counted(self):
+                    known = label if type(self) is cls else label_of(type(self))
+                    count_too_small(known, TOO_SMALL)
+                return _run_counted(self, upstream, args, kwargs)
         planned = plan(self, *args, **kwargs)
         if planned is None:
             return upstream(self, *args, **kwargs)
@@ -93,7 +108,16 @@ def replace_method(
             return planned()
         if torch.compiler.is_compiling():
             return upstream(self, *args, **kwargs)
-        with counted_already(self):
-            return upstream(self, *args, **kwargs)
+        return _run_counted(self, upstream, args, kwargs)
 
     patches.replace(cls, name, method)
+
+
+def _run_counted(module: Any, upstream: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Upstream's own code for a call that has been counted as a whole."""
+    counted = calls_counted()
+    counted.append(module)
+    try:
+        return upstream(module, *args, **kwargs)
+    finally:
+        counted.pop()
