@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fastgraph import settings
 from fastgraph.comparison.runs import check_type, tensors_of, untouched_randomness
 from fastgraph.routing import status
 from fastgraph.routing.switch import SWITCH
@@ -36,7 +37,8 @@ def is_accelerated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[
     The module is copied and run once on these inputs, so its buffers and its hooks' effects on
     itself are as before, and so are the random states of torch, on the devices of these tensors, of
     numpy and of python; the counters of ``fastgraph.status()`` do not move. What ``torch.compile``
-    has compiled runs eagerly here: the compiled code takes the same routes.
+    has compiled runs eagerly here: the compiled code takes the same routes. Graphs count as large
+    enough to gain, unless the setting ``min_edges`` says otherwise.
 
     Args:
         module: any module, in the mode and on the device in which it is to run.
@@ -57,6 +59,7 @@ def is_accelerated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[
         untouched_randomness(0, tensors_of(module, args, kwargs)),
         torch.compiler.set_stance("force_eager"),
         status.recording() as seen,
+        settings.of_any_size(),
     ):
         with _CopyingResults():
             copied = copy.deepcopy(module)

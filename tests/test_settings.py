@@ -19,7 +19,7 @@ def test_defaults() -> None:
         enabled=None,
         backend=None,
         strict=False,
-        min_edges=0,
+        min_edges=None,
         cache_bytes=None,
         cpu_level=None,
         measure=False,

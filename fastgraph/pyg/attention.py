@@ -276,6 +276,11 @@ def with_loop_features(module: Any, call: Accepted, edge_attr: Tensor) -> Tensor
     return found
 
 
+def joint_width(module: Any, _: object) -> object:
+    """The channels of all heads."""
+    return module.heads * module.out_channels
+
+
 def dropout_rate(module: Any) -> float:
     """The rate of attention dropout that applies now."""
     return module.dropout if module.training else 0.0

@@ -19,6 +19,7 @@ from fastgraph.pyg.attention import (
     dropout_rate,
     edge_projection,
     edge_refusal,
+    joint_width,
     located,
     loops_of,
     weights_refusal,
@@ -28,11 +29,12 @@ from fastgraph.pyg.attention import (
 from fastgraph.pyg.modules import project
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.sizes import ATTENTION
 
 
 def install(patches: Patches) -> None:
     """Replace ``GATConv.forward``."""
-    replace_method(patches, GATConv, "forward", plan)
+    replace_method(patches, GATConv, "forward", plan, least=ATTENTION, width=joint_width)
 
 
 def plan(

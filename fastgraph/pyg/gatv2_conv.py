@@ -16,6 +16,7 @@ from fastgraph.pyg.attention import (
     dropout_rate,
     edge_projection,
     edge_refusal,
+    joint_width,
     located,
     loops_of,
     weights_refusal,
@@ -25,11 +26,12 @@ from fastgraph.pyg.attention import (
 from fastgraph.pyg.modules import project
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.sizes import ATTENTION
 
 
 def install(patches: Patches) -> None:
     """Replace ``GATv2Conv.forward``."""
-    replace_method(patches, GATv2Conv, "forward", plan)
+    replace_method(patches, GATv2Conv, "forward", plan, least=ATTENTION, width=joint_width)
 
 
 def plan(

@@ -28,11 +28,16 @@ from fastgraph.pyg.propagate import aggregate, aggregate_by, plan_sum
 from fastgraph.routing.conditions import operand
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.sizes import GCN
 
 
 def install(patches: Patches) -> None:
     """Replace ``GCNConv.forward``."""
-    replace_method(patches, GCNConv, "forward", plan, decided=False)
+    replace_method(patches, GCNConv, "forward", plan, decided=False, least=GCN, width=_width)
+
+
+def _width(module: GCNConv, _: object) -> object:
+    return module.out_channels
 
 
 class _Sum(NamedTuple):

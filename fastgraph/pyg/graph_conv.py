@@ -14,11 +14,12 @@ from fastgraph.pyg.modules import add_projections, pair_of
 from fastgraph.pyg.propagate import aggregate
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.sizes import SUM
 
 
 def install(patches: Patches) -> None:
     """Replace ``GraphConv.forward``."""
-    replace_method(patches, GraphConv, "forward", plan, decided=False)
+    replace_method(patches, GraphConv, "forward", plan, decided=False, least=SUM)
 
 
 def plan(

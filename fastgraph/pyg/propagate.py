@@ -27,7 +27,10 @@ from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
 from fastgraph.routing.dispatch import decide, run_upstream
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.sizes import EXTREMUM, SUM, TOO_SMALL, is_too_small
+from fastgraph.routing.status import count_too_small, is_counted
 from fastgraph.routing.switch import SWITCH
+from fastgraph.upstream import label_of
 
 _HOOKS = (
     "_propagate_forward_pre_hooks",
@@ -44,6 +47,8 @@ _OVERRIDDEN = "propagate is overridden"
 
 _METHODS = ("message", "aggregate", "update", "message_and_aggregate", "collect")
 
+_EXTREMA = tuple(cls for cls, reduce in REDUCTIONS.items() if reduce not in SUMS)
+
 
 def install(patches: Patches) -> None:
     """Wrap the generated ``propagate`` of every class, of today and of later."""
@@ -56,7 +61,11 @@ def install(patches: Patches) -> None:
 
     patches.replace(MessagePassing, "_set_jittable_templates", set_jittable_templates)
     # What classes keep for which the template cannot tell what `forward` passes on.
-    patches.replace(MessagePassing, "propagate", _routed(MessagePassing.propagate, True))
+    patches.replace(
+        MessagePassing,
+        "propagate",
+        _routed(MessagePassing, MessagePassing.propagate, generated=True),
+    )
     for cls in _subclasses(MessagePassing):
         _wrap_class(cls, patches)
 
@@ -77,7 +86,7 @@ def _wrap_class(cls: Any, patches: Patches) -> None:
     if hasattr(inherited, "_fastgraph_upstream"):
         cls._orig_propagate = inherited._fastgraph_upstream
     if vars(cls).get("propagate") is generated:
-        wrapper = _routed(generated, from_template(cls, generated))
+        wrapper = _routed(cls, generated, generated=from_template(cls, generated))
         # An instance binds the saved function to itself when explaining ends.
         patches.replace(cls, "_jinja_propagate", wrapper)
         patches.replace(cls, "propagate", wrapper)
@@ -114,12 +123,23 @@ def _unwrapped(method: Any) -> Any:
     return getattr(method, "_fastgraph_upstream", method)
 
 
-def _routed(upstream: Callable[..., Tensor], generated: bool) -> Callable[..., Tensor]:
+def _routed(
+    cls: type[MessagePassing], upstream: Callable[..., Tensor], *, generated: bool
+) -> Callable[..., Tensor]:
+    label, has_route = label_of(cls), generated and known_message(cls) is not None
+
     # `wraps` keeps upstream's `__module__`, by which the template knows its own work.
     @functools.wraps(upstream)
     def propagate(self: MessagePassing, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
         if not SWITCH.active:  # an instance kept the wrapper beyond `disable()`
             return upstream(self, edge_index, *args, **kwargs)
+        if is_counted(self):  # its whole call was left to upstream
+            return upstream(self, edge_index, *args, **kwargs)
+        if has_route:  # else there is another reason
+            is_extremum = type(self._modules.get("aggr_module")) in _EXTREMA
+            if is_too_small(EXTREMUM if is_extremum else SUM, edge_index, kwargs.get("x")):
+                count_too_small(label if type(self) is cls else label_of(type(self)), TOO_SMALL)
+                return upstream(self, edge_index, *args, **kwargs)
         planned = _planned(self, edge_index, args, kwargs) if generated else _OVERRIDDEN
         if not _is_routed(self, planned) or isinstance(planned, str):
             left: Tensor = run_upstream(planned, upstream, self, edge_index, *args, **kwargs)

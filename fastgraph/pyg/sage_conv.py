@@ -15,11 +15,12 @@ from fastgraph.pyg.modules import add_projections, pair_of, project
 from fastgraph.pyg.propagate import aggregate
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.sizes import SUM
 
 
 def install(patches: Patches) -> None:
     """Replace ``SAGEConv.forward``."""
-    replace_method(patches, SAGEConv, "forward", plan, decided=False)
+    replace_method(patches, SAGEConv, "forward", plan, decided=False, least=SUM)
 
 
 def plan(module: SAGEConv, x: Any, edge_index: Any, size: Any = None) -> Computation | None:

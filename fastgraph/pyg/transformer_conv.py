@@ -23,6 +23,7 @@ from fastgraph.pyg.attention import (
     dropout_rate,
     edge_projection,
     edge_refusal,
+    joint_width,
     located,
     weights_refusal,
 )
@@ -30,11 +31,12 @@ from fastgraph.pyg.modules import project
 from fastgraph.routing.conditions import is_plain, operand
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.sizes import ATTENTION
 
 
 def install(patches: Patches) -> None:
     """Replace ``TransformerConv.forward``."""
-    replace_method(patches, TransformerConv, "forward", plan)
+    replace_method(patches, TransformerConv, "forward", plan, least=ATTENTION, width=joint_width)
 
 
 def plan(

@@ -15,11 +15,13 @@ import torch
 from fastgraph import settings
 from fastgraph.graphs.edges import OutOfRange
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.sizes import TOO_SMALL, Least, is_too_small
 from fastgraph.routing.status import (
     RouteRefusedError,
+    calls_counted,
     count_refused,
     count_routed,
-    counted_already,
+    count_too_small,
     is_counted,
 )
 from fastgraph.routing.switch import SWITCH
@@ -83,6 +85,8 @@ def replace_method(
     plan: Callable[..., Computation | str | None],
     *,
     decided: bool = True,
+    least: Least | None = None,
+    width: Callable[[Any, Any], object] = lambda _, features: features,
 ) -> None:
     """Replace ``cls.name``: run what ``plan(module, *args)`` returns, or upstream's own code.
 
@@ -94,6 +98,10 @@ def replace_method(
             to gain.
         decided: whether that decides on the call; ``False`` where the computation, or what upstream
             calls, asks :func:`decide` itself, about a part.
+        least: how many edges the argument ``edge_index``, the second one, must have; ``None``
+            where graphs are of another kind.
+        width: of the layer and its argument ``x`` gives what has as many channels as are
+            aggregated, or their number.
     """
     upstream: Callable[..., Any] = getattr(cls, name)
     plan.__qualname__ = upstream.__qualname__  # which wrong calls are reported with
@@ -103,6 +111,13 @@ def replace_method(
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not SWITCH.active:  # an instance kept this function beyond `disable()`
             return upstream(self, *args, **kwargs)
+        if least is not None:
+            edge_index = args[1] if len(args) > 1 else kwargs.get("edge_index")
+            if is_too_small(least, edge_index, width(self, args[0] if args else kwargs.get("x"))):
+                if not is_counted(self):
+                    known = label if type(self) is cls else label_of(type(self))
+                    count_too_small(known, TOO_SMALL)
+                return _run_counted(self, None, upstream, args, kwargs)
         planned = plan(self, *args, **kwargs)
         if planned is None or (not decided and isinstance(planned, str)):
             return run_upstream(planned, upstream, self, *args, **kwargs)
@@ -112,7 +127,18 @@ def replace_method(
             return planned()
         if torch.compiler.is_compiling():
             return upstream(self, *args, **kwargs)
-        with counted_already(self):
-            return run_upstream(planned, upstream, self, *args, **kwargs)
+        return _run_counted(self, planned, upstream, args, kwargs)
 
     patches.replace(cls, name, method)
+
+
+def _run_counted(
+    module: Any, planned: object, upstream: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
+    """Upstream's own code for a call that has been counted as a whole, for the reason planned."""
+    counted = calls_counted()
+    counted.append(module)
+    try:
+        return run_upstream(planned, upstream, module, *args, **kwargs)
+    finally:
+        counted.pop()
