@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fastgraph import settings
-from fastgraph.graphs.memo import MEMO
+from fastgraph.graphs.memo import AGGREGATION, MEMO
 from fastgraph.hookspecs import plugin_manager
 from fastgraph.machine.memory import POOL
 from fastgraph.registry.backend import VerifiedBackend
@@ -108,6 +108,8 @@ def enabled(
 
 def _turn(active: bool) -> None:
     SWITCH.turn(active)
+    if not active:
+        MEMO.forget_named(AGGREGATION)
     plugin_manager().hook.fastgraph_switched(active=active)
 
 

@@ -19,9 +19,13 @@ from torch_geometric.typing import WITH_TORCH_SCATTER
 
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.aggregation import SUMS, Aggregation
+from fastgraph.layers.constant import aggregated
+from fastgraph.layers.linear import linear
+from fastgraph.layers.narrowing import projects_first
+from fastgraph.layers.sums import add_to
 from fastgraph.pyg.edges import edges_of
 from fastgraph.pyg.messages import Message, known_message, multiplies_adjacency
-from fastgraph.pyg.modules import AGGREGATIONS, REDUCTIONS
+from fastgraph.pyg.modules import AGGREGATIONS, LINEAR, REDUCTIONS, project
 from fastgraph.registry.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
@@ -144,7 +148,7 @@ def _routed(
         if not _is_routed(self, planned) or isinstance(planned, str):
             left: Tensor = run_upstream(planned, upstream, self, edge_index, *args, **kwargs)
             return left
-        return planned.compute()
+        return aggregated(planned, is_private=False)
 
     propagate._fastgraph_upstream = upstream  # type: ignore[attr-defined]
     return propagate
@@ -155,16 +159,52 @@ def aggregate(module: MessagePassing, edge_index: Any, **arguments: Any) -> tupl
 
     It may if nothing else refers to the result and no gradient needs it.
     """
+    planned = _plan_call(module, edge_index, arguments)
+    if isinstance(planned, Aggregation):
+        return aggregated(planned, is_private=False), planned.is_owned
+    return planned(module, edge_index, **arguments), False
+
+
+def aggregate_and_project(
+    module: MessagePassing, linear_module: Any, edge_index: Any, **arguments: Any
+) -> tuple[Tensor, bool]:
+    """``linear_module(module.propagate(edge_index, **arguments))``, and the same.
+
+    The product comes first where that is less work (:mod:`fastgraph.layers.narrowing`).
+    """
+    planned = _plan_call(module, edge_index, arguments)
+    if not isinstance(planned, Aggregation):
+        neighbours, owned = planned(module, edge_index, **arguments), False
+    elif not LINEAR.knows(linear_module):
+        neighbours, owned = aggregated(planned, is_private=False), planned.is_owned
+    elif projects_first(planned, linear_module.weight):
+        projected = linear(planned.x, linear_module.weight, None)
+        out = planned._replace(x=projected).compute()
+        bias = linear_module.bias
+        return (out if bias is None else add_to(out, bias)), True
+    else:
+        neighbours, owned = aggregated(planned, is_private=True), False
+    out = project(linear_module, neighbours)
+    if out is not neighbours:
+        # torch's product of more dimensions is a view, and so would be what is added to it.
+        owned = out.dim() == 2 and LINEAR.knows(linear_module)
+    return out, owned
+
+
+def _plan_call(
+    module: MessagePassing, edge_index: Any, arguments: dict[str, Any]
+) -> Aggregation | Callable[..., Tensor]:
+    """What takes the place of ``module.propagate``: an aggregation, or upstream's function."""
     if replaced_on(module, "propagate"):
         # PyG does this itself for decomposed layers and while explaining.
         _is_routed(module, "propagate is replaced on the instance")
     upstream = _generated_propagate(module)
     if upstream is None:
-        return module.propagate(edge_index, **arguments), False
+        return lambda module, edge_index, **arguments: module.propagate(edge_index, **arguments)
     planned = _planned(module, edge_index, (), arguments)
     if not _is_routed(module, planned) or isinstance(planned, str):
-        return run_upstream(planned, upstream, module, edge_index, **arguments), False
-    return planned.compute(), planned.is_owned
+        return functools.partial(run_upstream, planned, upstream)
+    return planned
 
 
 def plan_sum(module: MessagePassing, edge_index: Any, **arguments: Any) -> Aggregation | None:
