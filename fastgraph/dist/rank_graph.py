@@ -98,8 +98,9 @@ class RankGraph:
         """What was made of this graph and weights of edges, remembered with both."""
         if weight is None:
             return self._derived.get(key, make)
-        local = weight.local if isinstance(weight, ShardedTensor) else weight
-        return remembered(local, (*key, self), make)
+        if isinstance(weight, ShardedTensor):
+            return remembered(weight.local, (*key, self), make, is_part=True)
+        return remembered(weight, (*key, self), make)
 
 
 def local_rows(x: Tensor, rows: Layout) -> Tensor:

@@ -94,6 +94,15 @@ def _sum_of_parts(parts: Tensor, shape: Sequence[int]) -> Tensor:
     return total
 
 
+def sum_of_sparse(x: Tensor) -> Tensor:
+    """:func:`all_reduce` of sparse tensors in coordinate format: the entries of all ranks."""
+    x = x.detach().coalesce()
+    index, values = x.indices().t().contiguous(), x.values()
+    counts = all_gather(torch.tensor([len(values)]), [1] * WORLD.size).tolist()
+    entries = all_gather(index, counts).t(), all_gather(values, counts)
+    return torch.sparse_coo_tensor(*entries, x.shape, check_invariants=False).coalesce()
+
+
 def all_gather(x: Tensor, counts: Sequence[int]) -> Tensor:
     """The rows of all ranks in the order of ranks, of which rank ``r`` has ``counts[r]``.
 

@@ -152,7 +152,7 @@ def _true(mask: ShardedTensor) -> _Choice:
         found = Layout(mask.rows.key[local], mask.rows.bound)
         return _Choice(local, mask.rows if found.n == mask.rows.n else found)
 
-    chosen: _Choice = remembered(mask.local, ("true", mask.rows), make)
+    chosen: _Choice = remembered(mask.local, ("true", mask.rows), make, is_part=True)
     return chosen
 
 
@@ -244,7 +244,7 @@ def plan_of_range(index: ShardedTensor, n: int) -> None:
         outside = (index.local < -n) | (index.local >= n)
         return bool(ShardedTensor(outside, index.rows, index.axis).any())
 
-    if remembered(index.local, ("range", index.rows, n), make):
+    if remembered(index.local, ("range", index.rows, n), make, is_part=True):
         raise IndexError(f"an index is out of range for a dimension of size {n}")
 
 
