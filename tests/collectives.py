@@ -1,8 +1,8 @@
 """A recorder of the collectives of ranks, which must issue the same ones in one order.
 
-It sits below everything of fastgraph, in the functions of ``torch.distributed``. A rank that asks for
-another collective than the others need not hang where tests are small: gloo pairs messages of the
-same size, whatever they are for.
+It sits below everything of fastgraph, in the functions of ``torch.distributed``. A rank that asks
+for another collective than the others need not hang where tests are small: gloo pairs messages of
+the same size, whatever they are for.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _recorded(
         sizes = [_size(value, kind) for value in args[: None if place is None else place]]
         entry = {"ranks": ranks, "kind": kind, "sizes": sizes, "line": _line()}
         waiting.append(json.dumps(entry) + "\n")
-        # Each at once, so that it is there whatever becomes of the rank, unless a test limits files.
+        # At once, lest it be lost with the rank; later, where a test limits the size of files.
         with contextlib.suppress(OSError), path.open("a") as file:
             file.write("".join(waiting))
             file.flush()
@@ -120,7 +120,7 @@ def difference(records: Sequence[Sequence[Entry]]) -> str:
 
 
 def _match(one: Entry | None, other: Entry | None, place: int) -> bool:
-    """Whether two ranks issue the same collective: the first one of a group, and that at a place."""
+    """True if the first rank of a group and that at a place issue the same collective."""
     if one is None or other is None:
         return False
     uneven = len(one["sizes"]) == 4 and None not in one["sizes"]

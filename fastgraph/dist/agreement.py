@@ -64,16 +64,16 @@ def check_alike() -> None:
     collectives there. Instruction sets of processors may differ.
 
     Raises:
-        RanksDivergedError: a rank has other kernels, settings or versions than rank 0, on all ranks.
+        RanksDivergedError: on all ranks, a rank has other kernels, settings or versions.
     """
     first, *others = transport.gather_objects(_facts())
     for rank, facts in enumerate(others, 1):
         for name, expected in first.items():
             if facts[name] != expected:
                 raise RanksDivergedError(
-                    f"rank {rank} differs from rank 0 in {name}: {_missing(expected, facts[name])}. "
-                    "Layers would be routed on some ranks only: make them alike, or set "
-                    "FASTGRAPH=0 on all"
+                    f"rank {rank} differs from rank 0 in {name}: "
+                    f"{_missing(expected, facts[name])}. Layers would be routed on some ranks "
+                    "only: make them alike, or set FASTGRAPH=0 on all"
                 )
 
 

@@ -179,7 +179,7 @@ def _check(model: object, optimizer: object) -> None:
 
 
 def _check_groups(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """An optimizer can take what was saved of one, which torch finds out when the model has changed.
+    """The optimizer has the groups of the one that was saved, which torch would check too late.
 
     Raises:
         ValueError: it has other groups of parameters.

@@ -146,7 +146,7 @@ def parser() -> argparse.ArgumentParser:
         "--logs",
         type=Path,
         metavar="DIR",
-        help="keep what ranks other than the first print and write, in DIR/rank-R; default: nowhere",
+        help="keep what ranks other than the first print and write, in DIR/rank-R; default: no",
     )
     made.add_argument(
         "--min-nodes",
@@ -189,7 +189,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _keep_apart(logs: Path | None, started: float) -> None:
-    """Have what this rank prints and writes go to a folder of its own, by default a temporary one."""
+    """Have this rank print and write into a folder of its own, by default a temporary one."""
     if logs is None:
         folder = Path(tempfile.mkdtemp())
         atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -114,7 +114,7 @@ def test_there_is_a_part(num_parts: int) -> None:
 
 def test_shares_that_single_precision_does_not_have() -> None:
     edges = torch.randint(0, 60, (2, 300))
-    with pytest.raises(ValueError, match="weights must be at least .* for METIS, got 1e-300"):
+    with pytest.raises(ValueError, match=r"weights must be at least .* for METIS, got 1e-300"):
         partition(edges, 60, 2, weights=[1e-300, 1])
     parts = partition(edges, 60, 2, weights=[1e-300, 1], method="even")
     assert parts.bincount(minlength=2).tolist() == [1, 59]

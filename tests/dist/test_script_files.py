@@ -64,7 +64,7 @@ print("end")
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """The content of the files below a folder, but for the script and what is compressed with a date."""
+    """The content of files below a folder, but for the script and what has a date in it."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))

@@ -88,7 +88,7 @@ def _exact(
     **kwargs: Any,
 ) -> Tensor:
     """Some elements of what one process would draw, whose memory has dimensions in an order."""
-    empty = torch.empty_permuted(shape, order or range(len(shape)), dtype=dtype)
+    empty = torch.empty_permuted(tuple(shape), tuple(order or range(len(shape))), dtype=dtype)
     drawn: Tensor = func(empty, *args, **kwargs)
     for axis, positions in at.items():
         drawn = drawn.index_select(axis, positions)

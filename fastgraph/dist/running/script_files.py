@@ -6,8 +6,8 @@ On ranks other than the first, ``open`` for writing opens a file in a folder of 
 the script has written does not wait for another rank. Files are removed and renamed, and folders
 are made and removed, by rank 0 for all.
 
-A file that was there before the program begins in the copy as it was, unless rank 0 has changed it by
-the time that another rank opens it to append: then the copy has what this program appends.
+The copy of a file that was there before the program begins as it was, unless rank 0 has changed it
+by the time that another rank appends to it: then it has what this program appends.
 
 Left alone are files that are a rank's own: those of fastgraph and of torch's compilers, what
 ``tempfile`` names, devices, and all that is opened by a number. So is what a library opens without
