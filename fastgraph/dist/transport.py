@@ -260,6 +260,11 @@ def _issue(
     sent: int,
     collective: Callable[[], object],
 ) -> None:
+    if WORLD.is_alone:
+        raise RanksDivergedError(
+            f"rank {WORLD.rank} of {WORLD.size}: {kind} of {list(shape)} {dtype} at "
+            f"{line_of_program()}, while ranks work one by one, as on the files of a dataset"
+        )
     COUNTS.calls[kind] += 1
     COUNTS.sent[kind] += sent
     started = time.perf_counter()

@@ -7,6 +7,8 @@ import importlib
 import os
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -41,6 +43,7 @@ class World:
         random: how random numbers for sharded tensors are drawn, see :func:`init`.
         check: whether the ranks compare every collective before they issue it.
         is_ready: whether :func:`init` was called.
+        is_alone: True while ranks work one by one, see :func:`alone`.
     """
 
     rank: int = 0
@@ -48,9 +51,23 @@ class World:
     random: str = "rows"
     check: bool = False
     is_ready: bool = False
+    is_alone: bool = False
 
 
 WORLD = World()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Work that a rank does while the others are elsewhere, so that a collective would hang.
+
+    Within, graphs stay whole, files are written as on one process, and a collective is an error.
+    """
+    before, WORLD.is_alone = WORLD.is_alone, True
+    try:
+        yield
+    finally:
+        WORLD.is_alone = before
 
 
 def init(
@@ -90,7 +107,7 @@ def init(
         WORLD.rank, WORLD.size = dist.get_rank(), dist.get_world_size()
     WORLD.random, WORLD.check, WORLD.is_ready = random, check, True
     if WORLD.size > 1:
-        _share_random_states()
+        share_random_states()
     return WORLD
 
 
@@ -111,7 +128,8 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def _share_random_states() -> None:
+def share_random_states() -> None:
+    """Have all ranks go on with the random states of rank 0: torch's, ``random``'s and numpy's."""
     numpy = sys.modules.get("numpy")
     states: list[Any] = [
         torch.get_rng_state(),
