@@ -1,6 +1,7 @@
 """Tensors of a program that a graph has taken.
 
-On one process they would be the tensors of the graph. So an edit of one of both is one of the other, and a sharded tensor has the gradient of its original.
+On one process they would be the tensors of the graph. So an edit of one of both is one of the
+other, and a sharded tensor has the gradient of its original.
 """
 
 from __future__ import annotations
