@@ -11,7 +11,9 @@ from fastgraph.registry.backend import FLOATING, Kernel
 from fastgraph.tune.row_order import RowOrder
 
 _BUILDING = NativeBuilding(native.library).kernels
-_KERNELS = native_kernels(native.library, RowOrder(native.library), at_once={"gat"})
+_KERNELS = native_kernels(
+    native.library, RowOrder(native.library), at_once={"gat"}, by_destination={"segment_reduce"}
+)
 
 
 class CpuBackend:
