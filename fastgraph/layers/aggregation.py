@@ -85,7 +85,7 @@ class Aggregation(NamedTuple):
         if self.reduce not in SUMS:
             operator = functools.partial(ops.segment_reduce, ties=self.ties)
         out = operator(
-            self.rows(),
+            self._rows_to_keep(),
             self.edges.index,
             self.weight,
             ptr=self.edges.ptr,
@@ -107,6 +107,19 @@ class Aggregation(NamedTuple):
     def rows(self) -> Tensor:
         """The features, nodes first."""
         return self.x if self.node_dim == 0 else self.x.movedim(self.node_dim, 0)
+
+    def _rows_to_keep(self) -> Tensor:
+        """The rows, copied where the operator keeps them for the gradient of weights.
+
+        Upstream keeps what it has gathered, so that its callers may edit the features before the
+        backward pass; a copy has a row for each node, where upstream's has one for each edge.
+        """
+        rows, weight = self.rows(), self.weight
+        if weight is None or not weight.requires_grad or not torch.is_grad_enabled():
+            return rows
+        if torch.compiler.is_compiling() or is_defined_by(rows):
+            return rows  # graphs of compilers know no edits
+        return rows.clone()
 
     def _placed(self, out: Tensor) -> Tensor:
         if self.node_dim == 0:
