@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.conv import TransformerConv
 
@@ -18,6 +19,7 @@ from fastgraph.layers.attention import (
     same_dtype,
     terms_of,
 )
+from fastgraph.layers.edge_projection import project_edge_channels, with_edge_channels
 from fastgraph.pyg.attention import (
     accepted,
     dropout_rate,
@@ -126,12 +128,11 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None, Terms]:
     edge = None if edge_attr is None else edge_attr.flatten(1)
     if edge is not None:
-        # What a query has to say to the features themselves: nothing where only values get them.
-        extension = query.new_zeros(*query.shape[:2], edge.shape[1])
-        if module.lin_edge is not None:
-            extension = torch.einsum("nhc,hcd->nhd", query, edge_projection(module))
+        if module.lin_edge is None:  # only values get them, to which a query has nothing to say
+            query = F.pad(query, (0, edge.shape[1]))
+        else:
+            query = with_edge_channels(query, edge_projection(module).to(query.dtype))
             edge = edge.to(query.dtype)  # as autocast does before a projection
-        query = torch.cat([query, extension.to(query.dtype)], dim=-1)
     tensors = same_dtype(query, key, value, edge)
     if query.is_cuda and torch.is_autocast_enabled("cuda") and tensors[0].dtype != torch.float64:
         # There, and not on the CPU, autocast adds up scores in float32, and so what follows.
@@ -154,9 +155,9 @@ def _attend(
     )
     if edge is None:
         return out, alpha, terms
-    out, of_edges = out.split([module.out_channels, edge.shape[1]], dim=-1)
     if module.lin_edge is not None:
-        of_edges = torch.einsum("nhd,hcd->nhc", of_edges, edge_projection(module))
+        return project_edge_channels(out, edge_projection(module).to(out.dtype)), alpha, terms
+    out, of_edges = out.split([module.out_channels, edge.shape[1]], dim=-1)
     return out + of_edges, alpha, terms
 
 
