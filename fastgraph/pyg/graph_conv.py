@@ -1,6 +1,7 @@
 """The route of ``GraphConv``: the node's own term is added in place to that of its neighbours.
 
-Everything else is upstream's ``forward``; the aggregation takes the route of ``propagate``.
+The product of the neighbours may come before their sum or mean. Everything else is upstream's
+``forward``; the aggregation takes the route of ``propagate``.
 """
 
 from __future__ import annotations

@@ -20,6 +20,9 @@ from torch_geometric.typing import WITH_TORCH_SCATTER
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.aggregation import SUMS, Aggregation
 from fastgraph.layers.constant import aggregated
+from fastgraph.layers.linear import linear
+from fastgraph.layers.narrowing import projects_first
+from fastgraph.layers.sums import add_to
 from fastgraph.pyg.edges import edges_of
 from fastgraph.pyg.messages import Message, known_message, multiplies_adjacency
 from fastgraph.pyg.modules import AGGREGATIONS, LINEAR, REDUCTIONS, project
@@ -119,12 +122,20 @@ def aggregate(module: MessagePassing, edge_index: Any, **arguments: Any) -> tupl
 def aggregate_and_project(
     module: MessagePassing, linear_module: Any, edge_index: Any, **arguments: Any
 ) -> tuple[Tensor, bool]:
-    """``linear_module(module.propagate(edge_index, **arguments))``, and the same."""
+    """``linear_module(module.propagate(edge_index, **arguments))``, and the same.
+
+    The product comes first where that is less work (:mod:`fastgraph.layers.narrowing`).
+    """
     planned = _plan_call(module, edge_index, arguments)
     if not isinstance(planned, Aggregation):
         neighbours, owned = planned(module, edge_index, **arguments), False
     elif not LINEAR.knows(linear_module):
         neighbours, owned = aggregated(planned, is_private=False), planned.is_owned
+    elif projects_first(planned, linear_module.weight):
+        projected = linear(planned.x, linear_module.weight, None)
+        out = planned._replace(x=projected).compute()
+        bias = linear_module.bias
+        return (out if bias is None else add_to(out, bias)), True
     else:
         neighbours, owned = aggregated(planned, is_private=True), False
     out = project(linear_module, neighbours)
