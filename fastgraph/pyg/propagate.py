@@ -137,11 +137,14 @@ def _routed(
     def propagate(self: MessagePassing, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
         if not SWITCH.active:  # an instance kept the wrapper beyond `disable()`
             return upstream(self, edge_index, *args, **kwargs)
-        if is_counted(self):  # its whole call was left to upstream
-            return upstream(self, edge_index, *args, **kwargs)
-        if has_route:  # else there is another reason
+        if not torch.compiler.is_compiling():
+            if is_counted(self):  # its whole call was left to upstream
+                return upstream(self, edge_index, *args, **kwargs)
             is_extremum = type(self._modules.get("aggr_module")) in _EXTREMA
-            if is_too_small(EXTREMUM if is_extremum else SUM, edge_index, kwargs.get("x")):
+            # Without a route there is another reason.
+            if has_route and is_too_small(
+                EXTREMUM if is_extremum else SUM, edge_index, kwargs.get("x")
+            ):
                 count_too_small(label if type(self) is cls else label_of(type(self)), TOO_SMALL)
                 return upstream(self, edge_index, *args, **kwargs)
         planned = _planned(self, edge_index, args, kwargs) if generated else _OVERRIDDEN

@@ -111,7 +111,7 @@ def replace_method(
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not SWITCH.active:  # an instance kept this function beyond `disable()`
             return upstream(self, *args, **kwargs)
-        if least is not None:
+        if least is not None and not torch.compiler.is_compiling():
             edge_index = args[1] if len(args) > 1 else kwargs.get("edge_index")
             if is_too_small(least, edge_index, width(self, args[0] if args else kwargs.get("x"))):
                 if not is_counted(self):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, is_grad_enabled
 
 from fastgraph.settings import current
@@ -55,8 +54,9 @@ _NARROW_EDGES = 16
 def is_too_small(least: Least, edge_index: object, features: object = None) -> bool:
     """True if a call on these edges would take longer than upstream's.
 
-    Never where code is compiled, for graphs on GPUs and other forms of a graph than a plain
-    ``edge_index``, and not where the setting ``min_edges`` says what is too small.
+    Never for graphs on GPUs and other forms of a graph than a plain ``edge_index``, and not where
+    the setting ``min_edges`` says what is too small. Not to be asked while code is compiled, which
+    would be compiled anew for graphs on the other side of the bound.
 
     Args:
         least: how many edges there must be.
@@ -73,12 +73,7 @@ def is_too_small(least: Least, edge_index: object, features: object = None) -> b
         shape[1] >= _NARROW_EDGES * bound or not _is_narrow(features, shape[1], bound)
     ):
         return False
-    return (
-        current().min_edges is None
-        and edge_index.is_cpu
-        and shape[0] == 2
-        and not torch.compiler.is_compiling()  # lest sizes be guarded
-    )
+    return current().min_edges is None and edge_index.is_cpu and shape[0] == 2
 
 
 def _is_narrow(features: object, num_edges: int, bound: int) -> bool:

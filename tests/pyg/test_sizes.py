@@ -142,3 +142,24 @@ def test_questions_are_answered_for_graphs_of_any_size() -> None:
     assert fastgraph.compare(conv, x, index).routing[0].routed > 0
     fastgraph.enable(min_edges=1000)
     assert fastgraph.is_accelerated(conv, x, index)[0] is False
+
+
+@pytest.mark.parametrize("layer", ["GCNConv", "GINConv", "GATConv"])
+def test_compiled_code_does_not_ask_for_the_size(layer: str) -> None:
+    make, least = LAYERS[layer]
+    conv, x = make(), torch.randn(20, CHANNELS)
+    compiled_graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        compiled_graphs.append(graph)
+        return graph
+
+    with fastgraph.enabled():
+        compiled = torch.compile(conv, fullgraph=True, dynamic=True, backend=backend)
+        for num_edges in (min(least) - 1, max(least) + 1):
+            index = edges(num_edges)
+            with fastgraph.enabled(min_edges=0):
+                expected = conv(x, index)
+            torch.testing.assert_close(compiled(x, index), expected)
+    assert len(compiled_graphs) == 1
+    assert any("fastgraph" in str(node.target) for node in compiled_graphs[0].graph.nodes)
