@@ -118,8 +118,9 @@ class Settings:
             that costs: edits that torch does not count then go unnoticed.
         project_first: ``FASTGRAPH_PROJECT_FIRST``. Multiply features by the matrix of ``SAGEConv``
             and ``GraphConv`` of PyG before they are summed over neighbours, where that is less
-            work, as in layers with fewer channels out than in. Results differ in roundings, of
-            which there are as many. Never under ``torch.use_deterministic_algorithms``.
+            work, as in layers with fewer channels out than in. Results differ in roundings.
+            ``None``: where the matrix gets no gradient, since the roundings of that would grow.
+            Never under ``torch.use_deterministic_algorithms``.
         compare: ``FASTGRAPH_COMPARE``, or ``FASTGRAPH=compare`` for this and ``enabled``. Run every
             call of a routed layer both ways and raise where they differ. Very slow.
 
@@ -159,7 +160,12 @@ class Settings:
     )
     measure: bool = _setting("FASTGRAPH_MEASURE", _parse_bool, False, _is_flag)
     check_cache: bool = _setting("FASTGRAPH_CHECK_CACHE", _parse_bool, True, _is_flag)
-    project_first: bool = _setting("FASTGRAPH_PROJECT_FIRST", _parse_bool, True, _is_flag)
+    project_first: bool | None = _setting(
+        "FASTGRAPH_PROJECT_FIRST",
+        _parse_bool,
+        None,
+        _expect("True, False or None", lambda value: value is None or isinstance(value, bool)),
+    )
     compare: bool = _setting("FASTGRAPH_COMPARE", _parse_bool, False, _is_flag)
 
     @classmethod

@@ -24,7 +24,7 @@ def test_defaults() -> None:
         cpu_level=None,
         measure=False,
         check_cache=True,
-        project_first=True,
+        project_first=None,
         compare=False,
     )
 

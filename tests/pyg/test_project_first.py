@@ -28,6 +28,11 @@ def features(num_nodes: int = NODES, width: int = WIDE) -> Tensor:
     return torch.randn(num_nodes, width, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.fixture(autouse=True)
+def _asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTGRAPH_PROJECT_FIRST", "1")
+
+
 @pytest.fixture
 def widths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of what was aggregated."""
@@ -150,6 +155,19 @@ def test_never_where_bits_are_to_stay(widths: list[int], monkeypatch: pytest.Mon
     assert width_of(widths, *call) == WIDE
 
 
+def test_by_default_where_the_matrix_gets_no_gradient(
+    widths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTGRAPH_PROJECT_FIRST", "")
+    conv, x, edges = sage(), features(), random_edges(NODES, NODES, COUNT)
+    assert width_of(widths, conv, x, edges) == WIDE
+    with torch.no_grad():
+        assert width_of(widths, conv, x, edges) == NARROW
+    conv.lin_l.weight.requires_grad_(False)
+    assert width_of(widths, conv, x.requires_grad_(), edges) == NARROW
+    assert_same(conv, arguments(features(), edges))
+
+
 @pytest.mark.parametrize("num_edges", [2000, 40_000])
 def test_a_first_layer_counts_what_its_gradients_take(num_edges: int) -> None:
     """Its aggregation has no backward pass, and where features stay, none forward either."""
@@ -157,7 +175,8 @@ def test_a_first_layer_counts_what_its_gradients_take(num_edges: int) -> None:
     def is_first(num_out: int, x: Tensor, is_trained: bool = True) -> bool:
         edges = Edges(random_edges(NODES, NODES, num_edges))
         weight = torch.empty(num_out, 64, requires_grad=is_trained)
-        return projects_first(Aggregation(x, edges, None, "mean", NODES, 0, "split"), weight)
+        with fastgraph.enabled():
+            return projects_first(Aggregation(x, edges, None, "mean", NODES, 0, "split"), weight)
 
     x, hidden = features(width=64), features(width=64).requires_grad_()
     is_sparse = num_edges == 2000
