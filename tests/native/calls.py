@@ -443,7 +443,9 @@ def segment_reduce_backward(lib: Library, draw: Draw) -> Prepared:
         if winner is not None:
             won = winner.long()[graph.row] == torch.arange(graph.num_edges)[:, None]
         else:
-            won = factor * x.double()[graph.col] == forward.out[graph.row]
+            recorded, edge = ties.long()[graph.row], torch.arange(graph.num_edges)[:, None]
+            attains = factor * x.double()[graph.col] == forward.out[graph.row]
+            won = torch.where(recorded < 0, ~recorded == edge, attains)
         share = grad.double() / (1 if winner is not None else num_shares(ties).clamp(min=1))
         expected = torch.zeros(x.shape, dtype=torch.float64)
         expected.index_add_(0, graph.col, factor * won * share[graph.row])
