@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fastgraph.dist import transport
+from fastgraph.dist.memo import flat
 from fastgraph.dist.world import (
     BEGINNING,
     WORLD,
@@ -158,7 +159,7 @@ def _digest(x: Tensor) -> int:
     if x.layout != torch.strided:
         return kind
     if native.is_available():
-        content = native.library().checksum(x if x.dim() else x.view(1))
+        content = native.library().checksum(flat(x))
     else:
         content = zlib.crc32(x.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return int((content ^ (kind << 31)) & (2**62 - 1))
