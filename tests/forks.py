@@ -211,6 +211,8 @@ def launched(ranks: int, *words: str, cwd: Path, diverges: bool = False, **varia
     with socket.socket() as free:
         free.bind(("localhost", 0))
         place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
+    # Forks have the hashes of one process. Without the variable each rank would start Python again.
+    variables.setdefault("PYTHONHASHSEED", "0")
     given = environment(**variables, **place, WORLD_SIZE=str(ranks))
     return _run_ranks(_run_program, [words] * ranks, cwd, given, _SECONDS, diverges)[0]
 

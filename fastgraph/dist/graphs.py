@@ -174,7 +174,7 @@ def _sharded(
 
 def _shard_store(store: Any, belongs: Any, rows: Layout, is_tied: bool) -> None:
     for key, axis in by_row(store, belongs, rows.n).items():
-        store[key] = taken(store[key], rows, axis, is_tied=is_tied)
+        store[key] = taken(store[key], rows, axis, is_tied=is_tied, name=key)
 
 
 def by_row(store: Any, belongs: Any, n: int) -> dict[str, int]:

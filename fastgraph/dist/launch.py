@@ -31,6 +31,8 @@ from fastgraph.dist.graphs import shard_as_known
 from fastgraph.dist.hooks import PATCHES
 from fastgraph.dist.modes import MODES
 from fastgraph.dist.partition import METHODS
+from fastgraph.dist.running import hashing
+from fastgraph.dist.running.directories import make_directories_together
 from fastgraph.dist.running.script_files import ScriptFiles
 from fastgraph.dist.world import WORLD
 from fastgraph.interpreter import FIRST_ENTRY
@@ -169,14 +171,17 @@ def main(words: Sequence[str] | None = None) -> None:
         return start(options, words)
     if options.max_restarts is not None:
         parser().error("--max-restarts needs --nproc-per-node")
+    hashing.start_again_with_common_hashes()
     _say_how_to_restart()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # sharded tensors are on the CPU
     timeout = timedelta(seconds=options.timeout)
     world.init(timeout=timeout, random=options.random, check=options.check)
+    hashing.check_common_hashes()
     seed, shard = _seed(), _sharding(options)
     shard_datasets(shard, options.min_nodes)
     dgl.shard_graphs(shard, options.min_nodes, seed)
     let_one_rank_write()
+    make_directories_together()
     enabling.enable()
     started = time.time() - _CLOCK
     check_alike()  # no rank goes on before all are here
@@ -232,6 +237,7 @@ def start(options: argparse.Namespace, words: Sequence[str]) -> None:
     before = words[: len(words) - len(options.arguments) - 1]
     _, of_ranks = starter().parse_known_args(before)
     os.environ[STORE_OF_ITS_OWN] = "1"
+    hashing.for_ranks()
     torchrun(
         [
             "--standalone",

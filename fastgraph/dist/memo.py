@@ -25,7 +25,7 @@ class _Entry(NamedTuple):
         """True if the tensor is what it was."""
         if (self.version, self.edits) != state:
             return False
-        return self.witness is None or self.witness.confirms([tensor])
+        return self.witness is None or self.witness.confirms([flat(tensor)])
 
 
 class _Memory:
@@ -75,9 +75,17 @@ def remembered(
         return entry.value
     value = made(make)
     compares = not is_part and settings.current().check_cache
-    witness = witness_of([tensor.detach()], may_raise=False) if compares else None
+    witness = witness_of([flat(tensor)], may_raise=False) if compares else None
     memory.entries[key] = _Entry(*state, witness, value)
     return value
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """A tensor of one or two dimensions with all elements, as checksums are taken of these."""
+    tensor = tensor.detach()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor if 1 <= tensor.dim() <= 2 else tensor.reshape(-1)
 
 
 def _memory_of(tensor: Tensor) -> _Memory:

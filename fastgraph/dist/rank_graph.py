@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist import transport
+from fastgraph.dist.entering.digests import DIGESTS
 from fastgraph.dist.layout import Layout, Recent
 from fastgraph.dist.memo import remembered
 from fastgraph.dist.owners import layout_of
@@ -123,6 +124,7 @@ def local_edges(index: Tensor) -> tuple[Tensor, Layout | None]:
     if index.dim() != 2 or index.shape[0] != 2:
         raise NoRuleError
     if not isinstance(index, ShardedTensor):
+        DIGESTS.compare(index)
         return index, None
     if index.axis != 1:
         raise NoRuleError

@@ -20,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from fastgraph.dist import collectives, transport
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.entering import originals
+from fastgraph.dist.entering.digests import DIGESTS
 from fastgraph.dist.exchange import take
 from fastgraph.dist.layout import Layout
 from fastgraph.dist.memo import count_edit, edits_of, remembered
@@ -129,6 +130,10 @@ class Source:
     version: int | None
 
 
+_OF_PLAIN = (Tensor.__format__, Tensor.__reduce_ex__, Tensor.__deepcopy__)
+"""What does something else for subclasses of tensors."""
+
+
 class CopiedView(Tensor):
     """An ordinary tensor with a copy of rows of a sharded one, where upstream has a view.
 
@@ -149,6 +154,8 @@ class CopiedView(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 args, kwargs = tree_map(plain, args), tree_map(plain, kwargs)
             return func(*args, **kwargs)
+        if func in _OF_PLAIN:
+            args = (args[0].as_subclass(Tensor), *args[1:])
         touched = [x for x in leaves(args, kwargs) if type(x) is CopiedView]
         versions = [version(x) for x in touched]
         with torch._C.DisableTorchFunctionSubclass():
@@ -224,6 +231,7 @@ def enter(x: Any) -> Any:
 
     Uses of a parameter share one sum of gradients for each backward pass.
     """
+    DIGESTS.compare(x)
     if not collectives.records_gradient(x):
         return x
     if not x.is_leaf:
@@ -277,6 +285,7 @@ def aligned(x: Any, rows: Layout, axis: int) -> Any:
     if 0 <= at < x.dim() and x.shape[at] != 1:
         if x.shape[at] != rows.n:
             raise NoRuleError
+        DIGESTS.compare(x)
         return collectives.split(x, rows, at)
     if axis >= 0 and x.dim() and x.dim() <= at:
         raise NoRuleError
@@ -285,6 +294,7 @@ def aligned(x: Any, rows: Layout, axis: int) -> Any:
 
 def placed(x: Tensor, rows: Layout, axis: int) -> ShardedTensor:
     """A replicated tensor as a sharded one, which keeps the rows of this rank."""
+    DIGESTS.compare(x)
     if x.requires_grad:
         return ShardedTensor(collectives.split(x, rows, axis), rows, axis)
 
@@ -315,7 +325,7 @@ def alike(x: ShardedTensor, local: Tensor) -> Tensor:
     return local.clone(memory_format=torch.contiguous_format)
 
 
-def taken(x: Tensor, rows: Layout, axis: int, *, is_tied: bool) -> ShardedTensor:
+def taken(x: Tensor, rows: Layout, axis: int, *, is_tied: bool, name: str = "") -> ShardedTensor:
     """A tensor of the program that a graph takes, as a sharded one; its gradient is of all rows.
 
     Args:
@@ -324,7 +334,9 @@ def taken(x: Tensor, rows: Layout, axis: int, *, is_tied: bool) -> ShardedTensor
         axis: the dimension of which they are.
         is_tied: on one process the graph would have ``x`` itself, so that edits of one of both are
             edits of the other.
+        name: in the graph.
     """
+    DIGESTS.compare(x, name)
     if collectives.records_gradient(x):
         local = collectives.split(x, rows, axis)
     else:

@@ -210,6 +210,16 @@ class Exchange:
         return self._received
 
 
+def table_of(row: Tensor) -> Tensor:
+    """The rows of all ranks, ``[ranks, len(row)]``; for what ranks check, and not counted."""
+    found = row.new_empty(WORLD.size * len(row))
+    try:
+        _gather_parts(found, row)
+    except RuntimeError as error:
+        raise _unfinished("all_gather", row.shape, row.dtype, error) from error
+    return found.view(WORLD.size, -1)
+
+
 def agree(value: bool) -> bool:
     """Whether this holds on all ranks.
 
@@ -264,6 +274,11 @@ def _issue(
         raise RanksDivergedError(
             f"rank {WORLD.rank} of {WORLD.size}: {kind} of {list(shape)} {dtype} at "
             f"{line_of_program()}, while ranks work one by one, as on the files of a dataset"
+        )
+    if WORLD.is_forked:
+        raise RuntimeError(
+            f"a fork of rank {WORLD.rank}, such as a worker of a data loader, uses a sharded "
+            f"tensor at {line_of_program()}; give it fastgraph.dist.whole(tensor)"
         )
     COUNTS.calls[kind] += 1
     COUNTS.sent[kind] += sent

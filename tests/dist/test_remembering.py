@@ -98,6 +98,10 @@ def a_replicated_index_that_is_edited_where_nobody_counts(data: Any) -> Values:
         index.data[0] = index[0].roll(1)
         seen += [*called(model, data.x, index), data.x[index[0]], data.x[index[0, :40]]]
         index.numpy()[1] = index[1].flip(0).numpy()
+    table = torch.arange(NUM_NODES * 4).view(NUM_NODES, 2, 2)
+    seen.append(data.y.view(-1, 1, 1) * table)
+    table.numpy()[:] += 1
+    seen.append(data.y.view(-1, 1, 1) * table)
     mask = torch.arange(NUM_NODES) % 3 == 0
     seen.append(data.x[mask])
     mask.numpy()[:] = ~mask.numpy()

@@ -152,5 +152,5 @@ def _sharded(frame: Any, rows: Layout, is_tied: bool) -> Any:
     for key in list(found.keys()):
         x = found[key]
         if isinstance(x, Tensor) and not is_sharded(x):
-            found[key] = taken(x, rows, 0, is_tied=is_tied)
+            found[key] = taken(x, rows, 0, is_tied=is_tied, name=key)
     return found

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.collectives import split, sum_of_ranks
+from fastgraph.dist.entering.digests import DIGESTS
 from fastgraph.dist.exchange import take
 from fastgraph.dist.layout import Layout
 from fastgraph.dist.memo import remembered
@@ -65,6 +66,7 @@ def matmul(func: Any, args: Arguments, kwargs: Options) -> Any:
         raise NoRuleError
     if at_a is not None:
         if at_a == -1:
+            DIGESTS.compare(b)
             own = split(b, a.rows, b.dim() + inner_b)
             return sum_of_ranks(torch.matmul(a.local, own))
         other = enter(b) if at_a == -2 else aligned(b, a.rows, at_a)
@@ -74,6 +76,7 @@ def matmul(func: Any, args: Arguments, kwargs: Options) -> Any:
     if at_b is None:
         raise NoRuleError
     if at_b == inner_b:
+        DIGESTS.compare(a)
         return sum_of_ranks(torch.matmul(split(a, b.rows, a.dim() - 1), b.local))
     if at_b == -1:
         return _sharded(torch.matmul(enter(a), b.local), b.rows, -1)
@@ -154,6 +157,8 @@ def _own_rows(matrix: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:
     They are remembered with the matrix, and with the columns the plan of their exchange.
     """
     *index, values = _components(matrix)
+    for part in (*index, values):
+        DIGESTS.compare(part, "a part of a sparse matrix")
     same = [remembered(x, ("is the same",), object) for x in index]
     key = ("own rows", rows, matrix.layout, *same)
     found: tuple[Tensor, Tensor] = remembered(values, key, lambda: _part(matrix, rows))
