@@ -19,7 +19,6 @@ from torch.nn.parameter import is_lazy
 from fastgraph import enabling
 from fastgraph.comparison.errors import largest_difference
 from fastgraph.comparison.values import named_tensors, to_double
-from fastgraph.dist import transport
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.dgl import is_dgl_graph
 from fastgraph.dist.differences import Difference, Gather, Validation
