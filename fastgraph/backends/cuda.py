@@ -38,7 +38,8 @@ class CudaBackend:
     ) -> None:
         self._library = library
         self._device_type = device_type
-        kernels = native_kernels(library, Tasks(library), at_once={"gatv2", "gat", "attention"})
+        at_once = {"gatv2", "gat", "attention"}
+        kernels = native_kernels(library, Tasks(library), at_once=at_once, leaves_out=False)
         rivals: dict[str, Rival] = {
             f"cusparse-{number}": CuSparseSpmm(library, number) for number in ALGORITHMS
         }

@@ -6,7 +6,7 @@ The libraries for different devices have functions of the same names and argumen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -37,6 +37,7 @@ def native_kernels(
     rows: Rows,
     *,
     at_once: Collection[str],
+    leaves_out: bool,
 ) -> dict[str, Kernel]:
     """The kernels by the names of their operators.
 
@@ -44,8 +45,10 @@ def native_kernels(
         library: gives the native library; asked at each call.
         rows: gives them as the library's kernels visit them.
         at_once: attention operators whose backward passes are one function of the library.
+        leaves_out: whether functions for gradients take ``None`` for those of optional operands and
+            of ``head_scores`` that nobody wants. The others are written, wanted or not.
     """
-    device = _Device(library, rows)
+    device = _Device(library, rows, leaves_out)
     plain = _Plain(device)
     kernels: dict[str, Kernel] = {
         "spmm": plain.spmm,
@@ -119,6 +122,7 @@ class _Device(NamedTuple):
 
     library: Callable[[], Any]
     rows: Rows
+    leaves_out: bool
 
 
 class _Plain:
@@ -221,9 +225,19 @@ class _Plain:
         return scores
 
     def head_scores_backward(
-        self, x: Tensor, att: Tensor, grad: Tensor, *, addend: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        grad_x, grad_att = new_rows(x, x.shape), att.new_empty(att.shape)
+        self,
+        x: Tensor,
+        att: Tensor,
+        grad: Tensor,
+        *,
+        addend: Tensor | None = None,
+        wanted: Sequence[bool] | None = None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if wanted is None or not self._device.leaves_out:
+            wanted = True, True
+        wants_x, wants_att = wanted
+        grad_x = new_rows(x, x.shape) if wants_x else None
+        grad_att = att.new_empty(att.shape) if wants_att else None
         self._device.library().head_scores_backward(x, att, grad, addend, grad_x, grad_att)
         return grad_x, grad_att
 
@@ -272,31 +286,34 @@ class _Attention:
         grad_alpha: Tensor | None,
         grad_logsum: Tensor | None,
         *arguments: Any,
+        wanted: Sequence[bool] | None = None,
     ) -> tuple[Tensor | None, ...]:
         """In two passes.
 
         That over destinations comes first, writes the gradients of everything but what the sources
-        have, and leaves two numbers for each edge and head.
+        have, and leaves two numbers for each edge and head. The other is left out where nothing
+        that it writes is wanted.
         """
         *inputs, stats, transpose, option, dropout, seed = arguments
-        gradients = self._empty_gradients(inputs)
+        gradients = self._empty_gradients(inputs, wanted)
         left = new_rows(stats, (graph.num_edges, stats.shape[1], 2))
         shared = (*inputs, option, dropout, seed, stats, grad, grad_alpha, grad_logsum, left)
         # The gradient of parameters depends on the order of rows, in bits.
         ascending = self._operator.has_parameters
         by_destination = self._rows(graph, inputs[self._gathered], transpose, ascending)
-        by_source = self._rows(graph, grad, not transpose)
         library, of_sources = self._device.library(), self._operator.by_source
         getattr(library, f"{self._name}_backward_dst")(
             *by_destination.arguments,
             *shared,
             *(g for g, is_one in zip(gradients, of_sources, strict=True) if not is_one),
         )
-        getattr(library, f"{self._name}_backward_src")(
-            *by_source.arguments,
-            *shared,
-            *(g for g, is_one in zip(gradients, of_sources, strict=True) if is_one),
-        )
+        if wanted is None or any(w and s for w, s in zip(wanted, of_sources, strict=True)):
+            by_source = self._rows(graph, grad, not transpose)
+            getattr(library, f"{self._name}_backward_src")(
+                *by_source.arguments,
+                *shared,
+                *(g for g, is_one in zip(gradients, of_sources, strict=True) if is_one),
+            )
         return tuple(None if g is None else g.to(grad.dtype) for g in gradients)
 
     def backward_at_once(
@@ -306,10 +323,11 @@ class _Attention:
         grad_alpha: Tensor | None,
         grad_logsum: Tensor | None,
         *arguments: Any,
+        wanted: Sequence[bool] | None = None,
     ) -> tuple[Tensor | None, ...]:
         """In one call."""
         *inputs, stats, transpose, option, dropout, seed = arguments
-        gradients = self._empty_gradients(inputs)
+        gradients = self._empty_gradients(inputs, wanted)
         getattr(self._device.library(), f"{self._name}_backward")(
             *self._rows(graph, inputs[self._gathered], transpose).arguments,
             *self._rows(graph, grad, not transpose).arguments,
@@ -332,7 +350,15 @@ class _Attention:
             graph, gathered, transpose=transpose, attention=True, ascending=ascending
         )
 
-    def _empty_gradients(self, inputs: list[Any]) -> list[Tensor | None]:
+    def _empty_gradients(
+        self, inputs: list[Any], wanted: Sequence[bool] | None
+    ) -> list[Tensor | None]:
+        """Memory for gradients, and ``None`` for those that the library leaves out."""
+        if wanted is not None and self._device.leaves_out:
+            inputs = list(inputs)
+            for position in self._operator.optional:
+                if not wanted[position]:
+                    inputs[position] = None
         return [
             None if tensor is None else self._empty_gradient(position, tensor)
             for position, tensor in enumerate(inputs)

@@ -6,7 +6,7 @@ they also serve as the second derivative of the fused kernels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -182,14 +182,23 @@ def head_scores(x: Tensor, att: Tensor) -> Tensor:
 
 
 def head_scores_backward(
-    x: Tensor, att: Tensor, grad: Tensor, *, addend: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+    x: Tensor,
+    att: Tensor,
+    grad: Tensor,
+    *,
+    addend: Tensor | None = None,
+    wanted: Sequence[bool] | None = None,
+) -> tuple[Tensor | None, Tensor | None]:
+    wants_x, wants_att = (True, True) if wanted is None else wanted
     wide_x, wide_att, wide_grad = _widened(x, att, grad)
     wide_grad = wide_grad.unsqueeze(-1)
-    grad_x = (wide_grad * wide_att.unsqueeze(1)).sum(0)
-    grad_x = grad_x if addend is None else grad_x + addend
-    grad_att = (wide_grad * wide_x).sum(1)
-    return grad_x.to(x.dtype), grad_att.to(x.dtype)
+    grad_x = grad_att = None
+    if wants_x:
+        grad_x = (wide_grad * wide_att.unsqueeze(1)).sum(0)
+        grad_x = (grad_x if addend is None else grad_x + addend).to(x.dtype)
+    if wants_att:
+        grad_att = (wide_grad * wide_x).sum(1).to(x.dtype)
+    return grad_x, grad_att
 
 
 class Attention(NamedTuple):
@@ -309,8 +318,12 @@ def _results(
     return out.to(dtype), softmax.stats, alpha.to(dtype)
 
 
-def _narrowed(like: Tensor, *gradients: Tensor | None) -> Gradients:
-    return tuple(None if t is None else t.to(like.dtype) for t in gradients)
+def _made(
+    like: Tensor, wanted: Sequence[bool] | None, *gradients: Callable[[], Tensor | None]
+) -> Gradients:
+    """The gradients that are wanted, in the dtype of the operands."""
+    found = [None if wanted and not wanted[i] else make() for i, make in enumerate(gradients)]
+    return tuple(None if t is None else t.to(like.dtype) for t in found)
 
 
 def _additive(
@@ -366,6 +379,8 @@ def gatv2_backward(
     slope: float,
     dropout: float,
     seed: int,
+    *,
+    wanted: Sequence[bool] | None = None,
 ) -> Gradients:
     like = x_src
     grad, grad_alpha = _widened(grad, grad_alpha)
@@ -375,16 +390,17 @@ def gatv2_backward(
         grad, grad_alpha, grad_logsum, x_src[softmax.gathered]
     )
     grad_z = grad_score.unsqueeze(-1) * att * torch.where(z > 0, torch.ones_like(z), slope)
-    grad_src = softmax.sum_at(softmax.gathered, grad_value + grad_z, x_src.shape[0])
-    grad_dst = softmax.sum_at(softmax.aggregating, grad_z, x_dst.shape[0])
-    grad_att = (grad_score.unsqueeze(-1) * leaky_relu(z, slope)).sum(0, keepdim=True)
-    grad_edge = grad_weight = None
-    if edge is not None:
+    by_head = grad_z.transpose(0, 1)
+    return _made(
+        like,
+        wanted,
+        lambda: softmax.sum_at(softmax.gathered, grad_value + grad_z, x_src.shape[0]),
+        lambda: softmax.sum_at(softmax.aggregating, grad_z, x_dst.shape[0]),
+        lambda: (grad_score.unsqueeze(-1) * leaky_relu(z, slope)).sum(0, keepdim=True),
         # Products as torch also computes them for a batch of gradients, unlike those of einsum.
-        by_head = grad_z.transpose(0, 1)
-        grad_edge = (by_head @ weight_edge.transpose(1, 2)).sum(0)
-        grad_weight = edge.t() @ by_head
-    return _narrowed(like, grad_src, grad_dst, grad_att, grad_edge, grad_weight)
+        lambda: None if edge is None else (by_head @ weight_edge.transpose(1, 2)).sum(0),
+        lambda: None if edge is None else edge.t() @ by_head,
+    )
 
 
 def _from_scores(
@@ -437,6 +453,8 @@ def gat_backward(
     slope: float,
     dropout: float,
     seed: int,
+    *,
+    wanted: Sequence[bool] | None = None,
 ) -> Gradients:
     grad, grad_alpha, value, *scores = _widened(
         grad, grad_alpha, x, score_src, score_dst, score_edge
@@ -446,10 +464,14 @@ def gat_backward(
         grad, grad_alpha, grad_logsum, value[softmax.gathered]
     )
     grad_z = grad_score * torch.where(z > 0, torch.ones_like(z), slope)
-    grad_x = softmax.sum_at(softmax.gathered, grad_value, x.shape[0])
-    grad_src = softmax.sum_at(softmax.gathered, grad_z, score_src.shape[0])
-    grad_dst = softmax.sum_at(softmax.aggregating, grad_z, score_dst.shape[0])
-    return _narrowed(x, grad_x, grad_src, grad_dst, None if score_edge is None else grad_z)
+    return _made(
+        x,
+        wanted,
+        lambda: softmax.sum_at(softmax.gathered, grad_value, x.shape[0]),
+        lambda: softmax.sum_at(softmax.gathered, grad_z, score_src.shape[0]),
+        lambda: softmax.sum_at(softmax.aggregating, grad_z, score_dst.shape[0]),
+        lambda: None if score_edge is None else grad_z,
+    )
 
 
 def _with_edges(x: Tensor, edge: Tensor | None) -> Tensor:
@@ -512,6 +534,8 @@ def attention_backward(
     scale: float,
     dropout: float,
     seed: int,
+    *,
+    wanted: Sequence[bool] | None = None,
 ) -> Gradients:
     like = query
     grad, grad_alpha = _widened(grad, grad_alpha)
@@ -521,15 +545,22 @@ def attention_backward(
     grad_score, grad_values = softmax.gradients(grad, grad_alpha, grad_logsum, values)
     scaled = scale * grad_score.unsqueeze(-1)
     grad_keys = scaled * query[softmax.aggregating]
-    grad_query = softmax.sum_at(softmax.aggregating, scaled * keys, query.shape[0])
     channels = key.shape[-1]
 
     def of_sources(grads: Tensor) -> Tensor:
         # Batched gradients do not know the view that `grads[..., :channels]` would make.
         return softmax.sum_at(softmax.gathered, grads.narrow(-1, 0, channels), key.shape[0])
 
-    grad_key, grad_value = of_sources(grad_keys), of_sources(grad_values)
-    grad_edge = None
-    if edge is not None:
-        grad_edge = (grad_keys + grad_values).narrow(-1, channels, edge.shape[1]).sum(1)
-    return _narrowed(like, grad_query, grad_key, grad_value, grad_edge)
+    def of_edges() -> Tensor | None:
+        if edge is None:
+            return None
+        return (grad_keys + grad_values).narrow(-1, channels, edge.shape[1]).sum(1)
+
+    return _made(
+        like,
+        wanted,
+        lambda: softmax.sum_at(softmax.aggregating, scaled * keys, query.shape[0]),
+        lambda: of_sources(grad_keys),
+        lambda: of_sources(grad_values),
+        of_edges,
+    )

@@ -28,7 +28,7 @@ from fastgraph.graphs.edges import Edges
 from fastgraph.graphs.graph import Csr, Graph, beside
 from fastgraph.machine.memory import new_rows
 from fastgraph.ops.heads import addend_gradient, save_addend
-from fastgraph.ops.library import needs_torch_operations
+from fastgraph.ops.library import needs_torch_operations, wanted_gradients
 
 LEAST_BYTES = 1 << 18
 """That a rank receives for an operator on average. Two calls take longer than one does, by less
@@ -342,5 +342,8 @@ class _Joined(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
+        _, wants_second, wants_addend, _ = wanted_gradients(ctx)
+        of_second = grad.index_select(0, ctx.rows) if wants_second else None
+        of_addend = addend_gradient(ctx, grad) if wants_addend else None
         # By rows, the first half has no edges to the boundary, by which its gradient could go on.
-        return grad, grad.index_select(0, ctx.rows), addend_gradient(ctx, 2, grad), None
+        return grad, of_second, of_addend, None

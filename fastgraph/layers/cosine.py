@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastgraph.machine.memory import new_rows
-from fastgraph.ops.library import DEFINING, needs_torch_operations
+from fastgraph.ops.library import DEFINING, needs_torch_operations, wanted_gradients
 
 _EPSILON = 1e-12  # that of torch.nn.functional.normalize
 
@@ -59,21 +59,21 @@ class _Cosine(torch.autograd.Function):
         ctx: Any, grad_query: Tensor, grad_key: Tensor, grad_value: Tensor
     ) -> tuple[Tensor | None, ...]:
         x, beta, key, length = ctx.saved_tensors
-        needs_x, needs_beta = ctx.needs_input_grad
+        wants_x, wants_beta = wanted_gradients(ctx)
         if needs_torch_operations(grad_query, grad_key, grad_value):
             with torch.enable_grad():
                 gradients = torch.autograd.grad(
                     _by_torch(x, beta),
-                    [t for t, needed in ((x, needs_x), (beta, needs_beta)) if needed],
+                    [t for t, needed in ((x, wants_x), (beta, wants_beta)) if needed],
                     (grad_query, grad_key, grad_value),
                     create_graph=torch.is_grad_enabled(),
                 )
             found = iter(gradients)
-            return tuple(next(found) if needed else None for needed in (needs_x, needs_beta))
+            return tuple(next(found) if needed else None for needed in (wants_x, wants_beta))
         grad_beta = None
-        if needs_beta:
+        if wants_beta:
             grad_beta = torch.dot(grad_query.flatten(), key.flatten()).view_as(beta)
-        if not needs_x:
+        if not wants_x:
             return None, grad_beta
         # Of the key, then of what was divided by its length, then of all places of `x`.
         out = torch.addcmul(grad_key, grad_query, beta, out=new_rows(x, x.shape))

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from fastgraph.machine import native
 from fastgraph.machine.memory import LARGE, new_rows
-from fastgraph.ops.library import is_ordinary, needs_torch_operations
+from fastgraph.ops.library import is_ordinary, needs_torch_operations, wanted_gradients
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -96,11 +96,11 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        needs_bias = ctx.needs_input_grad[2]
+        wants_x, wants_weight, wants_bias = wanted_gradients(ctx)
         return (
-            None if weight is None else _product(grad, weight),
-            None if x is None else grad.t() @ x,
-            grad.sum(0) if needs_bias else None,
+            _product(grad, weight) if wants_x else None,
+            grad.t() @ x if wants_weight else None,
+            grad.sum(0) if wants_bias else None,
         )
 
 
@@ -115,10 +115,11 @@ class _AddLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
+        _, wants_x, wants_weight = wanted_gradients(ctx)
         return (
             grad,
-            None if weight is None else _product(grad, weight),
-            None if x is None else grad.t() @ x,
+            _product(grad, weight) if wants_x else None,
+            grad.t() @ x if wants_weight else None,
         )
 
 
@@ -134,16 +135,17 @@ class _WithLinearOfFirst(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_x: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        if needs_torch_operations(grad_x, grad):
+        wants_x, _, wants_weight, wants_bias = wanted_gradients(ctx)
+        if wants_x and needs_torch_operations(grad_x, grad):
             rest = grad_x.new_zeros(len(grad_x) - ctx.num_rows, grad_x.shape[1])
             grad_x = grad_x + torch.cat([grad @ weight, rest])
-        else:
+        elif wants_x:
             grad_x[: ctx.num_rows].addmm_(grad, weight)
         return (
             grad_x,
             None,
-            None if x is None else grad.t() @ x[: ctx.num_rows],
-            grad.sum(0) if ctx.needs_input_grad[3] else None,
+            grad.t() @ x[: ctx.num_rows] if wants_weight else None,
+            grad.sum(0) if wants_bias else None,
         )
 
 

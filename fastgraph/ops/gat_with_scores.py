@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastgraph.backends import reference
 from fastgraph.ops.gat import GAT, GAT_BACKWARD
-from fastgraph.ops.head_scores import HEAD_SCORES, HEAD_SCORES_BACKWARD
+from fastgraph.ops.head_scores import HEAD_SCORES, score_gradients
 from fastgraph.ops.heads import (
     NO_GRADIENTS,
     addend_gradient,
@@ -21,7 +21,7 @@ from fastgraph.ops.heads import (
     save_addend,
     seed_number,
 )
-from fastgraph.ops.library import Gradient, define, needs_torch_operations
+from fastgraph.ops.library import Gradient, define, needs_torch_operations, wanted_gradients
 from fastgraph.ops.topology import topology
 
 
@@ -121,27 +121,31 @@ def _gradient(
     grad_scores: None,
 ) -> tuple[Tensor | None, ...]:
     x, att, score_edge, index, ptr, seed, stats, scores = ctx.saved_tensors
+    wants_x, wants_att, wants_edge, wants_addend = wanted_gradients(ctx)[:4]
     if grad is None:  # only the weights or the statistics were used
         grad = x.new_zeros((len(stats), *x.shape[1:]))
     grads = (grad, grad_alpha, logsum_gradient(grad_stats, stats))
+    wants_scores = wants_x or wants_att
+    wanted = (wants_x, wants_scores, wants_scores, wants_edge)
+    found: Any = None
+    grad_x = grad_att = None
     if needs_torch_operations(*grads):
         self_loops, transpose, *rest = ctx.options
         graph = topology(index, ptr, len(x), len(stats), transpose, self_loops)
         score_src, score_dst = _of_nodes(reference.head_scores(x, att), ptr)
         given = (x, score_src, score_dst, score_edge, stats, transpose, *rest, seed_number(seed))
-        found: Any = reference.gat_backward(graph, *grads, *given)
-        through_values, *of_scores, grad_edge = found
-        grad_x, grad_att = reference.head_scores_backward(
-            x, att, _of_all(*of_scores), addend=through_values
-        )
-    else:
+        found = reference.gat_backward(graph, *grads, *given, wanted=wanted)
+    elif True in wanted:
         inputs = (x, *_of_nodes(scores, ptr), score_edge)
-        through_values, *of_scores, grad_edge = GAT_BACKWARD(
-            *grads, *inputs, index, ptr, seed, stats, *ctx.options
+        found = GAT_BACKWARD(*grads, *inputs, index, ptr, seed, stats, *ctx.options, wanted)
+    if wants_scores:
+        through_values, *of_scores, _ = found
+        grad_x, grad_att = score_gradients(
+            x, att, _of_all(*of_scores), through_values if wants_x else None, (wants_x, wants_att)
         )
-        grad_x, grad_att = HEAD_SCORES_BACKWARD(x, att, _of_all(*of_scores), through_values)
-    grad_edge = None if score_edge is None else grad_edge
-    return grad_x, grad_att, grad_edge, addend_gradient(ctx, 3, grad), *NO_GRADIENTS
+    grad_edge = found[3] if wants_edge else None
+    grad_addend = addend_gradient(ctx, grad) if wants_addend else None
+    return grad_x, grad_att, grad_edge, grad_addend, *NO_GRADIENTS
 
 
 GAT_WITH_SCORES = define(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastgraph.backends import reference
 from fastgraph.ops.heads import check_heads
-from fastgraph.ops.library import Gradient, define, needs_torch_operations
+from fastgraph.ops.library import Gradient, define, needs_torch_operations, wanted_gradients
 from fastgraph.registry.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 
@@ -51,36 +51,50 @@ def _fake(x: Tensor, att: Tensor) -> Tensor:
     return x.new_empty(_check(x, att))
 
 
-def _backward(x: Tensor, att: Tensor, grad: Tensor, addend: Tensor | None) -> tuple[Tensor, Tensor]:
+def _backward(
+    x: Tensor, att: Tensor, grad: Tensor, addend: Tensor | None, wanted: Sequence[bool]
+) -> tuple[Tensor, Tensor]:
     check_heads("grad", grad, list(_check(x, att)), x)
     if addend is not None:
         check_heads("addend", addend, list(x.shape), x)
         addend = addend.contiguous()
     kernel = REGISTRY.kernel("head_scores_backward", device_type(x), x.dtype)
     given = (x.contiguous(), att.contiguous(), grad.contiguous())
-    return kernel(*given, addend=addend)  # type: ignore[no-any-return]
+    grad_x, grad_att = kernel(*given, addend=addend, wanted=wanted)
+    wants_x, wants_att = wanted
+    return grad_x if wants_x else x.new_empty(0), grad_att if wants_att else att.new_empty(0)
 
 
 def _backward_fake(
-    x: Tensor, att: Tensor, grad: Tensor, addend: Tensor | None
+    x: Tensor, att: Tensor, grad: Tensor, addend: Tensor | None, wanted: Sequence[bool]
 ) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), att.new_empty(att.shape)
+    wants_x, wants_att = wanted
+    return x.new_empty(x.shape if wants_x else 0), att.new_empty(att.shape if wants_att else 0)
 
 
 def _save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
     ctx.save_for_backward(*arguments)
 
 
-def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     x, att = ctx.saved_tensors
-    if needs_torch_operations(grad):
-        return reference.head_scores_backward(x, att, grad)
-    found: tuple[Tensor, Tensor] = HEAD_SCORES_BACKWARD(x, att, grad, None)
-    return found
+    return score_gradients(x, att, grad, None, wanted_gradients(ctx)[:2])
+
+
+def score_gradients(
+    x: Tensor, att: Tensor, grad: Tensor, addend: Tensor | None, wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of both arguments that are wanted; ``addend`` is added to that of ``x``."""
+    if needs_torch_operations(grad, addend):
+        return reference.head_scores_backward(x, att, grad, addend=addend, wanted=wanted)
+    grad_x, grad_att = HEAD_SCORES_BACKWARD(x, att, grad, addend, wanted)
+    wants_x, wants_att = wanted
+    return grad_x if wants_x else None, grad_att if wants_att else None
 
 
 HEAD_SCORES_BACKWARD = define(
-    "head_scores_backward(Tensor x, Tensor att, Tensor grad, Tensor? addend) -> (Tensor, Tensor)",
+    "head_scores_backward(Tensor x, Tensor att, Tensor grad, Tensor? addend, bool[] wanted) "
+    "-> (Tensor, Tensor)",
     _backward,
     _backward_fake,
 )

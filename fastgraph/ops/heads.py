@@ -15,7 +15,13 @@ from torch import Tensor
 from fastgraph.backends import reference
 from fastgraph.graphs.graph import Graph
 from fastgraph.machine import capture
-from fastgraph.ops.library import Gradient, define, is_defined_by, needs_torch_operations
+from fastgraph.ops.library import (
+    Gradient,
+    define,
+    is_defined_by,
+    needs_torch_operations,
+    wanted_gradients,
+)
 from fastgraph.ops.topology import check_index, check_values, topology
 from fastgraph.registry.backend import accumulator, device_type
 from fastgraph.registry.operators import Attention, Size
@@ -58,7 +64,10 @@ class Call(NamedTuple):
 
 
 class BackwardCall(NamedTuple):
-    """The arguments of an attention operator's backward after the gradients; see :class:`Call`."""
+    """The arguments of an attention operator's backward after the gradients; see :class:`Call`.
+
+    ``wanted`` says for each of the operands whether its gradient is.
+    """
 
     inputs: list[Any]
     index: Tensor  # type: ignore[assignment]  # shadows tuple.index
@@ -69,11 +78,12 @@ class BackwardCall(NamedTuple):
     transpose: bool
     option: float
     dropout: float
+    wanted: Sequence[bool]
 
     @classmethod
     def of(cls, arguments: Sequence[Any]) -> BackwardCall:
         """The arguments as torch passes them."""
-        return cls(list(arguments[:-8]), *arguments[-8:])
+        return cls(list(arguments[:-9]), *arguments[-9:])
 
 
 def dropout_seed(dropout: float, seed: Tensor | None, *operands: Tensor) -> Tensor | None:
@@ -191,7 +201,8 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
         The operator ``(*operands, addend, index, ptr, seed, self_loops, transpose, option, dropout,
         weights) -> (out, stats, alpha)``, see :mod:`fastgraph.registry.backend`, and its gradient
         ``(grad, grad_alpha, grad_logsum, *operands, index, ptr, seed, stats, self_loops, transpose,
-        option, dropout) -> gradients`` of the operands, empty ones for those that are ``None``.
+        option, dropout, wanted) -> gradients`` of the operands, empty ones for those that are
+        ``None`` or not ``wanted``.
     """
     name = operator.name
     operands = ", ".join(f"Tensor{'?' if o.optional else ''} {o.name}" for o in operator.operands)
@@ -242,14 +253,18 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
         kernel = REGISTRY.kernel(f"{name}_backward", device_type(like), like.dtype)
         tensors = _contiguous((grad, grad_alpha, grad_logsum, *call.inputs, call.stats))
         options = (call.transpose, call.option, call.dropout, seed_number(call.seed))
-        gradients = kernel(graph, *tensors, *options)
-        return [grad.new_empty(0) if g is None else g for g in gradients]
+        gradients = kernel(graph, *tensors, *options, wanted=call.wanted)
+        wanted = zip(call.inputs, gradients, call.wanted, strict=True)
+        return [grad.new_empty(0) if t is None or not w else g for t, g, w in wanted]
 
     def backward_fake(
         grad: Tensor, grad_alpha: Tensor | None, grad_logsum: Tensor | None, *arguments: Any
     ) -> list[Tensor]:
-        inputs = BackwardCall.of(arguments).inputs
-        return [grad.new_empty(0) if t is None else t.new_empty(t.shape) for t in inputs]
+        call = BackwardCall.of(arguments)
+        wanted = zip(call.inputs, call.wanted, strict=True)
+        return [
+            t.new_empty(t.shape) if t is not None and w else grad.new_empty(0) for t, w in wanted
+        ]
 
     def save(ctx: Any, arguments: Sequence[Any], result: tuple[Tensor, Tensor, Tensor]) -> None:
         call = Call.of(arguments)
@@ -264,22 +279,27 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
         ctx: Any, grad: Tensor | None, grad_stats: Tensor | None, grad_alpha: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # once: a checkpoint computes them at each question
-        call = BackwardCall.of((*saved, *ctx.options))
+        *wanted, wants_addend = wanted_gradients(ctx)[: len(operator.operands) + 1]
+        call = BackwardCall.of((*saved, *ctx.options, wanted))
         if grad is None:  # only the weights or the statistics were used
             grad = call.inputs[0].new_zeros(ctx.shape)
         grads = (grad, grad_alpha, logsum_gradient(grad_stats, call.stats))
         if needs_torch_operations(*grads):
             graph, _ = prepare(call)
             options = (call.transpose, call.option, call.dropout, seed_number(call.seed))
-            gradients = backward_reference(graph, *grads, *call.inputs, call.stats, *options)
+            tensors = (*call.inputs, call.stats)
+            gradients = backward_reference(graph, *grads, *tensors, *options, wanted=wanted)
+        elif True in wanted:
+            found = backward_operator(*grads, *saved, *ctx.options, wanted)
+            gradients = [g if w else None for g, w in zip(found, wanted, strict=True)]
         else:
-            found = backward_operator(*grads, *saved, *ctx.options)
-            gradients = [None if t is None else g for t, g in zip(call.inputs, found, strict=True)]
-        return *gradients, addend_gradient(ctx, len(call.inputs), grad), *NO_GRADIENTS
+            gradients = [None] * len(wanted)
+        return *gradients, addend_gradient(ctx, grad) if wants_addend else None, *NO_GRADIENTS
 
     backward_operator = define(
         f"{name}_backward(Tensor grad, Tensor? grad_alpha, Tensor? grad_logsum, {operands}, "
-        f"Tensor index, Tensor? ptr, Tensor? seed, Tensor stats, {tail}) -> Tensor[]",
+        f"Tensor index, Tensor? ptr, Tensor? seed, Tensor stats, {tail}, bool[] wanted) "
+        "-> Tensor[]",
         backward,
         backward_fake,
     )
@@ -324,10 +344,8 @@ def save_addend(ctx: Any, addend: Tensor | None) -> None:
     ctx.addend_shape = None if addend is None else addend.shape
 
 
-def addend_gradient(ctx: Any, position: int, grad: Tensor) -> Tensor | None:
-    """The gradient of the addend, the argument at ``position``, given that of the output."""
-    if not ctx.needs_input_grad[position]:
-        return None
+def addend_gradient(ctx: Any, grad: Tensor) -> Tensor:
+    """The gradient of the addend, given that of the output."""
     return grad if ctx.addend_shape == grad.shape else grad.sum(0, keepdim=True)
 
 

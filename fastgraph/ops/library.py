@@ -59,8 +59,8 @@ def define(
 
     Args:
         schema: as for ``torch.library.define``; of arguments that are ``Tensor``, ``Tensor?``,
-            ``SymInt``, ``int``, ``float``, ``bool`` or ``str``, without defaults, as callers pass
-            all of them by position.
+            ``SymInt``, ``int``, ``float``, ``bool``, ``bool[]`` or ``str``, without defaults, as
+            callers pass all of them by position.
         implementation: checks the arguments, looks the kernel up and calls it.
         fake: the shape rule, with the same checks of shapes and dtypes; that tensors are on one
             device is checked before it.
@@ -139,6 +139,48 @@ def _on_one_device(names: Sequence[str], fake: Callable[..., Any]) -> Callable[.
         return fake(*arguments)
 
     return call
+
+
+def wanted_gradients(ctx: Any) -> Sequence[bool]:
+    """For each argument of an autograd function, true if its gradient is asked for now.
+
+    ``ctx.needs_input_grad`` says what the forward pass saw. ``torch.autograd.grad(out, x)`` and
+    ``backward(inputs=...)`` ask for less, which torch's own functions look up in the engine.
+
+    Args:
+        ctx: what ``backward`` is given, of a function that runs in the backward pass.
+
+    Returns:
+        As many as ``ctx.needs_input_grad`` has, at least one of them true if that has one.
+    """
+    needed: tuple[bool, ...] = ctx.needs_input_grad
+    # A function runs because a gradient is wanted. Compilers ask for those that they need.
+    if needed.count(True) < 2 or torch.compiler.is_compiling():
+        return needed
+    try:
+        if not _will_run(ctx):  # it is called by something else than the engine
+            return needed
+    except RuntimeError:  # no engine runs at all
+        return needed
+    # In the order of the arguments that require a gradient.
+    following = [node for node, _ in ctx.next_functions if node is not None]
+    wanted = list(needed)
+    for position in range(len(needed) - 1, -1, -1):
+        if needed[position]:
+            wanted[position] = _is_wanted(following.pop())
+            if len(following) == 1 and True not in wanted[position:]:
+                break  # the first is, if no other one: asking for a leaf that is takes 20 us
+    return wanted
+
+
+_will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node
+
+
+def _is_wanted(node: Any) -> bool:
+    try:
+        return _will_run(node)
+    except RuntimeError:  # torch refuses to tell of leaves, but only of those that are wanted
+        return True
 
 
 def needs_torch_operations(*grads: Tensor | None) -> bool:
@@ -231,6 +273,7 @@ _TYPES: dict[str, Any] = {
     "float": float,
     "bool": bool,
     "str": str,
+    "List[bool]": (list, tuple),
 }
 
 

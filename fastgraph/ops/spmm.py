@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fastgraph.ops.library import Gradient, define
+from fastgraph.ops.library import Gradient, define, wanted_gradients
 from fastgraph.ops.topology import (
     check_choice,
     check_features,
@@ -153,9 +153,10 @@ def _spmm_save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
 def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, index, ptr, weight = ctx.saved_tensors
     grad_x = grad_weight = None
-    if ctx.needs_input_grad[0]:
+    wanted = wanted_gradients(ctx)
+    if wanted[0]:
         grad_x = SPMM(grad, index, ptr, weight, ctx.num_in, _ADJOINT[ctx.reduce], not ctx.transpose)
-    if ctx.needs_input_grad[3]:
+    if wanted[3]:
         heads = 1 if len(ctx.weight_shape) == 1 else ctx.weight_shape[1]
         grad_weight = SDDMM(grad, x, index, ptr, heads, ctx.reduce, ctx.transpose)
         grad_weight = grad_weight.view(ctx.weight_shape)
@@ -172,9 +173,10 @@ def _sddmm_save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
 def _sddmm_backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     grad, x, index, ptr = ctx.saved_tensors
     grad_grad = grad_x = None
-    if ctx.needs_input_grad[0]:
+    wants_grad, wants_x, *_ = wanted_gradients(ctx)
+    if wants_grad:
         grad_grad = SPMM(x, index, ptr, grad_out, ctx.num_out, ctx.reduce, ctx.transpose)
-    if ctx.needs_input_grad[1]:
+    if wants_x:
         grad_x = SPMM(
             grad, index, ptr, grad_out, ctx.num_in, _ADJOINT[ctx.reduce], not ctx.transpose
         )

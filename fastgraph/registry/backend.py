@@ -23,8 +23,9 @@ the signatures of their kernels:
 ``head_scores(x, att) -> scores``
     Dot products of the heads of ``x`` ``[nodes, heads, channels]`` and ``att`` ``[count, heads,
     channels]``, as ``[count, nodes, heads]``.
-``head_scores_backward(x, att, grad, *, addend=None) -> (grad_x, grad_att)``
-    ``addend``, another part of the gradient of ``x``, is to be added to ``grad_x``.
+``head_scores_backward(x, att, grad, *, addend=None, wanted=None) -> (grad_x, grad_att)``
+    ``addend``, another part of the gradient of ``x``, is to be added to ``grad_x``. Of ``wanted``
+    see below.
 
 The attention operators take contiguous ``[nodes, heads, channels]`` tensors, of which those of the
 aggregating nodes are called ``dst`` or query; what edges carry may be ``None``. ``dropout`` is a
@@ -52,7 +53,9 @@ is to be added to ``out``.
     weights>)``, where ``grad_alpha`` is ``None`` if there was no ``alpha``, and ``grad_logsum``
     (accumulating dtype, ``[nodes, heads]``) is the gradient of the logarithm of the sum of
     exponentials of the scores, or ``None``. They return a gradient for each of the tensors,
-    ``None`` for those that are ``None``.
+    ``None`` for those that are ``None``. The keyword ``wanted`` has a bool for each of the tensors,
+    or is ``None`` for all of them: a gradient that is not wanted may be left out, as ``None``, and
+    is not looked at. The others are the same in bits, whatever is wanted besides.
 
 Graphs are built by kernels, too, which are looked up with the dtype int64. They take indices of
 int32 or int64 and return a :class:`fastgraph.graphs.graph.Csr`; one that is wrong they refuse with

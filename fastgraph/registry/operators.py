@@ -84,7 +84,7 @@ class Attention:
         """Of the kernel ``name + "_backward"``."""
         options = ("transpose", self.option, "dropout", "seed")
         gradients = ("grad", "grad_alpha", "grad_logsum")
-        return Signature(("graph", *gradients, *self.names, "stats", *options))
+        return Signature(("graph", *gradients, *self.names, "stats", *options), ("wanted",))
 
     @cached_property
     def gathered(self) -> int:
@@ -163,7 +163,7 @@ SIGNATURES: dict[str, Signature] = {
     "segment_reduce": _signature("graph x weight reduce transpose ties"),
     "segment_reduce_backward": _signature("graph grad x weight out record transpose ties"),
     "head_scores": _signature("x att"),
-    "head_scores_backward": _signature("x att grad", "addend"),
+    "head_scores_backward": _signature("x att grad", "addend", "wanted"),
 }
 """Of the kernels of all operators on features, by name.
 

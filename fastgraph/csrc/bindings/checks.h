@@ -22,6 +22,14 @@ namespace fastgraph {
 using Tensor = tvm::ffi::TensorView;
 using OptionalTensor = tvm::ffi::Optional<tvm::ffi::TensorView>;
 
+// A gradient of a tensor that is always there. Kernels that make all of them at once write this
+// one, too, wanted or not.
+#ifdef FASTGRAPH_BACKWARD_AT_ONCE
+using GradientTensor = Tensor;
+#else
+using GradientTensor = OptionalTensor;
+#endif
+
 enum class DType { kFloat32, kFloat64, kBFloat16, kFloat16, kInt32, kInt64, kOther };
 
 inline DType dtype_of(const Tensor& tensor) {

@@ -116,7 +116,7 @@ void bind_head_scores(Tensor x, Tensor att, Tensor scores) {
 }
 
 void bind_head_scores_backward(Tensor x, Tensor att, Tensor grad, OptionalTensor addend,
-                               Tensor grad_x, Tensor grad_att) {
+                               GradientTensor grad_x, GradientTensor grad_att) {
   Call call(x);
   check_ndim(x, 3, "x");
   check_ndim(att, 3, "att");
@@ -239,6 +239,17 @@ void check_given_together(const OptionalTensor& a, const char* a_name, const Opt
   }
 }
 
+#ifndef FASTGRAPH_BACKWARD_AT_ONCE
+
+// A gradient may be left out that nobody wants, but is not one of nothing.
+void check_gradient_of(const OptionalTensor& edge, const OptionalTensor& grad, const char* name) {
+  if (grad.has_value() && !edge.has_value()) {
+    TVM_FFI_THROW(ValueError) << "expected edge with " << name << ", got " << name << " alone";
+  }
+}
+
+#endif
+
 // Inputs of gatv2 as they came.
 struct Gatv2Arguments {
   const Tensor &x_src, &x_dst, &att;
@@ -321,8 +332,8 @@ void bind_gatv2_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_id, 
   const Gatv2Arguments arguments{x_src, x_dst, att, edge, weight_edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
   const Rows graph = sizes.by_row(rowptr, col, edge_id, num_cut, order);
-  check_given_together(edge, "edge", grad_edge, "grad_edge");
-  check_given_together(edge, "edge", grad_weight_edge, "grad_weight_edge");
+  check_gradient_of(edge, grad_edge, "grad_edge");
+  check_gradient_of(edge, grad_weight_edge, "grad_weight_edge");
   dispatch_features(x_src, "x_src", [&](auto type) {
     using T = decltype(type);
     const int64_t channels = arguments.num_projected();
@@ -488,7 +499,7 @@ void bind_attention_backward_dst(Tensor rowptr, Tensor col, OptionalTensor edge_
   const AttentionArguments arguments{query, key, value, edge};
   const AttentionSizes sizes = arguments.sizes(col, "col");
   const Rows graph = sizes.by_row(rowptr, col, edge_id, num_cut, order);
-  check_given_together(edge, "edge", grad_edge, "grad_edge");
+  check_gradient_of(edge, grad_edge, "grad_edge");
   dispatch_features(key, "key", [&](auto type) {
     using T = decltype(type);
     call.run(kernels::attention_backward_dst<T>, graph, arguments.checked_for<T>(sizes), scale,

@@ -74,7 +74,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   AttentionInputs<T> in;
   A scale;
   Result<T> grad_query;
-  Matrix<A> grad_edge;  // added to
+  Matrix<A> grad_edge;  // added to, or null
 
   FASTGRAPH_INLINE void expect_row(int64_t row) const {
     prefetch_node(this->grad, row);
@@ -110,6 +110,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     add_rows<A>(block, grads, NodeRows<T>::seen_before(in.key), A{1}, state);
     if (in.edge.width == 0) return;
     add_rows<A>(block, grads, EdgeRows<T>(in.edge), A{1}, state + width);
+    if (grad_edge.data == nullptr) return;
     const T* query = in.query.at(block.row, block.head) + width;
     const T* grad = this->grad.at(block.row, block.head) + width;
     for (int i = 0; i < block.count; ++i) {

@@ -218,7 +218,7 @@ inline void sum_gradients(const Block& block, int h, const Gatv2Inputs<T>& in, H
 }
 
 // grad_edge += weight_edge grad_z_i of each entry, and grad_weight += edge_i grad_z_i^T over the
-// block, where grad_z = grad[i] * att * leaky_relu'(z_i).
+// block, where grad_z = grad[i] * att * leaky_relu'(z_i). Either may be null.
 template <typename T>
 inline void add_edge_gradients(const EdgeBlock& block, const T* own, Heads<const T> others,
                                const EdgeProjection<T>& edges, Heads<const T> att,
@@ -245,12 +245,16 @@ inline void add_edge_gradients(const EdgeBlock& block, const T* own, Heads<const
         const T* weight = edges.weight.at(block.head, d) + f;
         const A factor = edges.channel(block, i, d);
         A* target = grad_weight + d * width + f;
+        if (grad_weight != nullptr) {
+#pragma GCC unroll 4
+          for (int q = 0; q < C::kCount; ++q) {
+            store<N>(target + q * N, load<N>(target + q * N) + factor * z[q]);
+          }
+        }
+        if (grad_edge.data == nullptr) continue;
         V sum{};
 #pragma GCC unroll 4
-        for (int q = 0; q < C::kCount; ++q) {
-          sum += load<N>(weight + q * N) * z[q];
-          store<N>(target + q * N, load<N>(target + q * N) + factor * z[q]);
-        }
+        for (int q = 0; q < C::kCount; ++q) sum += load<N>(weight + q * N) * z[q];
         grad_edge.row(block.edge(i))[d] += sum_of<A, N>(sum);
       }
     }
@@ -284,7 +288,8 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   Scores<T> scores;
   Result<T> grad_dst;
   Matrix<A> grad_edge;
-  Heads<A> sums;  // [slots, heads, (1 + channels of edges) * width]: of att and of weight_edge
+  // [slots, heads, (1 + channels of edges) * width]: of att, and of weight_edge if it is wanted.
+  Heads<A> sums;
 
   FASTGRAPH_INLINE void expect_row(int64_t row) const {
     prefetch_node(this->grad, row);
@@ -334,10 +339,11 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
       add_slopes<T>(block, in.x_dst, NodeRows<T>::seen_before(in.x_src), edges, scores.slope, grads,
                     state + width, state);
     });
-    if (in.edge.width > 0) {
+    A* const of_weight = sums.width > width ? state + 2 * width : nullptr;
+    if (grad_edge.data != nullptr || of_weight != nullptr) {
       const T* own = in.x_dst.at(block.row, block.head);
       add_edge_gradients<T>(block, own, in.x_src, {in.edge, in.weight_edge}, in.att, scores.slope,
-                            grads, grad_edge, state + 2 * width);
+                            grads, grad_edge, of_weight);
     }
   }
 
@@ -432,7 +438,7 @@ void gatv2_backward_dst(const OrderedCsr& graph, const Gatv2Inputs<T>& in, doubl
   using A = Accumulator<T>;
   const Schedule schedule = make_schedule(graph);
   const int64_t width = in.att.width, heads = in.att.heads, slots = num_slots(schedule);
-  const int64_t num_sums = (1 + in.edge.width) * width;
+  const int64_t num_sums = (1 + (grad_weight_edge.data == nullptr ? 0 : in.edge.width)) * width;
   const auto sums = scratch<A>(slots * heads * num_sums);
   std::fill(sums.get(), sums.get() + slots * heads * num_sums, A{0});
   const BackwardDst<T> pass{{{width + num_sums}, given, between, dropout},

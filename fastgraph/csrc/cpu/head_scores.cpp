@@ -44,13 +44,14 @@ template <typename T>
 void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> grad,
                           Heads<const T> addend, Heads<T> grad_x, Heads<T> grad_att) {
   using A = Accumulator<T>;
+  const bool wants_x = grad_x.data != nullptr, wants_att = grad_att.data != nullptr;
   const Result<T> result(grad_x);
   const int64_t size = att.nodes * att.heads * att.width;
-  const int64_t slots = num_node_tasks(x.nodes);
+  const int64_t slots = wants_att ? num_node_tasks(x.nodes) : 0;
   const auto sums = scratch<A>(slots * size);
   std::fill(sums.get(), sums.get() + slots * size, A{0});
   for_each_node_task(x.nodes, 2 * size, [&](int64_t task, int64_t begin, int64_t end) {
-    const Heads<A> sum{&sums[task * size], att.nodes, att.heads, att.width};
+    const Heads<A> sum{sums.get() + (wants_att ? task * size : 0), att.nodes, att.heads, att.width};
     for (int64_t node = begin; node < end; ++node) {
       for (int64_t head = 0; head < x.heads; ++head) {
         const T* other = addend.data == nullptr ? nullptr : addend.at(node, head);
@@ -61,16 +62,18 @@ void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> g
           Vector<A, N> total{};
           for (int64_t k = 0; k < att.nodes; ++k) {
             const A g = load_one(grad.at(k, node) + head);
-            A* target = sum.at(k, head) + f;
-            store<N>(target, load<N>(target) + g * own);
-            total += g * load<N>(att.at(k, head) + f);
+            if (wants_att) {
+              A* target = sum.at(k, head) + f;
+              store<N>(target, load<N>(target) + g * own);
+            }
+            if (wants_x) total += g * load<N>(att.at(k, head) + f);
           }
-          target.template store<N>(f, total);
+          if (wants_x) target.template store<N>(f, total);
         });
       }
     }
   });
-  sum_slots<T>(sums.get(), slots, size, size, grad_att.data);
+  if (wants_att) sum_slots<T>(sums.get(), slots, size, size, grad_att.data);
 }
 
 FASTGRAPH_INSTANTIATE(head_scores)

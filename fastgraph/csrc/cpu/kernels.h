@@ -108,7 +108,7 @@ void segment_reduce_backward(const OrderedCsr& transpose, const T* weight, Matri
 template <typename T>
 void head_scores(Heads<const T> x, Heads<const T> att, Heads<T> scores);
 
-// addend, like x, is part of grad_x besides, or no data.
+// addend, like x, is part of grad_x besides, or no data. A gradient without data is left out.
 template <typename T>
 void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> grad,
                           Heads<const T> addend, Heads<T> grad_x, Heads<T> grad_att);
@@ -116,7 +116,8 @@ void head_scores_backward(Heads<const T> x, Heads<const T> att, Heads<const T> g
 // Attention operators: out[r] is the sum over row r of keep * softmax(score) * value, with values
 // and scores as attention_arguments.h has them. In backward a pass over destinations leaves
 // `between`, [edges, heads, 2], for the pass over sources, along the transposed graph; see
-// edge_softmax.h. The passes of GAT are one function.
+// edge_softmax.h. The passes of GAT are one function. Gradients of what edges carry, and of
+// weight_edge, are left out where they have no data.
 
 template <typename T>
 void gatv2(const OrderedCsr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,

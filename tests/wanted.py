@@ -1,0 +1,119 @@
+"""What a backward pass calls, for tests that gradients which nobody wants are not computed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fastgraph
+
+PRODUCTS = {
+    "mm",
+    "addmm",
+    "addmm_",
+    "bmm",
+    "baddbmm",
+    "baddbmm_",
+    "mv",
+    "addmv",
+    "_addmm_activation",
+}
+
+
+class Called(TorchDispatchMode):
+    """Counts products of matrices, and calls of fastgraph's operators, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products = 0
+        self.passes: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        library, _, name = func._schema.name.partition("::")
+        if library == "fastgraph":
+            self.passes[name] += 1
+        elif name in PRODUCTS:
+            self.products += 1
+        return func(*args, **(kwargs or {}))
+
+
+def gradients_of(out: Tensor, wanted: Sequence[Tensor]) -> tuple[list[Tensor | None], Called]:
+    """The gradients of a fixed sum of an output, and what computed them."""
+    torch.manual_seed(11)
+    grad = torch.randn_like(out)
+    with Called() as called:
+        found = torch.autograd.grad(out, wanted, grad, retain_graph=True, allow_unused=True)
+    return list(found), called
+
+
+@contextlib.contextmanager
+def frozen(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Within, these tensors require no gradient."""
+    for tensor in tensors:
+        tensor.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for tensor in tensors:
+            tensor.requires_grad_(True)
+
+
+def assert_only_wanted_gradients(
+    module: nn.Module,
+    run: Callable[[nn.Module, Tensor], Tensor],
+    x: Tensor,
+    name: str,
+    *,
+    same_products: bool = True,
+) -> None:
+    """What ``torch.autograd.grad`` asks for is computed, equal in bits, and nothing else.
+
+    Args:
+        module: a layer with a route.
+        run: calls it with features.
+        x: features, a leaf that requires a gradient.
+        name: as ``fastgraph.status`` calls the layer.
+        same_products: false where the route multiplies other matrices than upstream's code.
+    """
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    run(module, x)  # layers that remember something do so now
+    every = [x, *parameters]
+    upstream = run(module, x)
+    with fastgraph.enabled(min_edges=0):
+        out = run(module, x)
+        assert fastgraph.status().row(name).routed > 0
+        whole, _ = gradients_of(out, every)
+        for wanted in filter(None, ([x], parameters, parameters[:1], every)):
+            found, called = gradients_of(out, wanted)
+            for tensor, gradient in zip(wanted, found, strict=True):
+                expected = whole[next(i for i, t in enumerate(every) if t is tensor)]
+                assert (gradient is None) == (expected is None)
+                assert gradient is None or torch.equal(gradient, expected)
+            _, of_upstream = gradients_of(upstream, wanted)
+            assert not same_products or called.products <= of_upstream.products
+            others = [t for t in every if not any(t is w for w in wanted)]
+            with frozen(others):
+                alone = run(module, x)
+                if not alone.requires_grad:
+                    continue
+                least, with_frozen = gradients_of(alone, wanted)
+            assert called.passes == with_frozen.passes
+            assert called.products <= with_frozen.products
+            for a, b in zip(least, found, strict=True):
+                assert (a is None) == (b is None) and (a is None or torch.equal(a, b))
+
+
+def penalty_gradients(
+    module: nn.Module, run: Callable[[nn.Module, Tensor], Tensor], x: Tensor
+) -> list[Tensor | None]:
+    """Gradients of a gradient penalty: of the squared gradient of features alone."""
+    (grad,) = torch.autograd.grad(run(module, x).square().sum(), x, create_graph=True)
+    return list(torch.autograd.grad(grad.square().sum(), [*module.parameters()], allow_unused=True))
