@@ -58,6 +58,9 @@ struct Scores {
 
   FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(in.query, row); }
 
+  bool knows_batches() const { return false; }
+  void of_batch(const RowBatch&, A*) const {}
+
   template <typename Block>
   BlockOf<A> operator()(const Block& block) const {
     auto score = dots<T>(block, in.query, 0, NodeRows<T>(in.key));

@@ -270,6 +270,9 @@ struct Scores {
 
   FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(in.x_dst, row); }
 
+  bool knows_batches() const { return false; }
+  void of_batch(const RowBatch&, A*) const {}
+
   template <typename Block>
   BlockOf<A> operator()(const Block& block) const {
     return with_edges<T>(in, [&](const auto& edges) {
