@@ -1,6 +1,8 @@
 // Scaled dot-product attention over neighbourhoods: the score of an entry is
 // scale * <query[row], key[col]>. Where edges carry features, these follow the channels of the key
 // and of the value, so queries and outputs are wider by as much.
+#include <algorithm>
+
 #include "cpu/kernels.h"
 #include "fastgraph/edge_blocks.h"
 #include "fastgraph/edge_softmax.h"
@@ -58,8 +60,14 @@ struct Scores {
 
   FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(in.query, row); }
 
-  bool knows_batches() const { return false; }
-  void of_batch(const RowBatch&, A*) const {}
+  bool knows_batches() const { return in.edge.width == 0; }
+  void of_batch(const RowBatch& batch, A* score) const {
+    std::fill_n(score, batch.size(), A{0});
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
+      add_dots<T>(batch, row, entries, in.query, in.key, score);
+    });
+    for (int64_t i = 0; i < batch.size(); ++i) score[i] *= scale;
+  }
 
   template <typename Block>
   BlockOf<A> operator()(const Block& block) const {
@@ -95,14 +103,24 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     return found;
   }
 
-  bool knows_few() const { return in.edge.width == 0; }
-  void absorb_few(const SharedBlock& block, int64_t, A*) const {
-    const auto grads = this->gradients_of_few(block, find_dots(block));
-    this->leave(block, grads.weight, grads.score);
-    for (int h = 0; h < block.heads; ++h) {
-      store_sum<T>(block, h, grads.score, NodeRows<T>::seen_before(in.key), scale,
-                   grad_query.row(block.row, block.head + h));
-    }
+  bool knows_batches() const { return in.edge.width == 0; }
+  void absorb_batch(const RowBatch& batch) const {
+    BatchValues<A> p, product;
+    std::fill_n(p.data, batch.size(), A{0});
+    std::fill_n(product.data, batch.size(), A{0});
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
+      add_dots<T>(batch, row, entries, in.query, in.key, p.data);
+      add_dots<T>(batch, row, entries, this->grad, in.value, product.data);
+    });
+    for (int64_t i = 0; i < batch.size(); ++i) p.data[i] *= scale;
+    this->gradients_of_scores(batch, product.data, p.data);
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
+      sum_entries<T>(batch, entries, p.data, in.key,
+                     [&](auto lanes, int64_t head, int64_t f, auto sum) {
+                       constexpr int N = decltype(lanes)::value;
+                       grad_query.row(row, head).template store<N>(f, scale * sum);
+                     });
+    });
   }
 
   void absorb(const EdgeBlock& block, const A* buffer, A* state) const {
@@ -178,19 +196,21 @@ struct BackwardSrc : SourceSoftmax<T> {
     });
   }
 
-  bool knows_few() const { return true; }
-  void absorb_few(const SharedBlock& block, int64_t, A*) const {
-    const auto grads = this->gradients(block);
-    for (int h = 0; h < block.heads; ++h) {
-      const ResultRow<T> key = grad_key.row(block.row, block.head + h);
-      const ResultRow<T> value = grad_value.row(block.row, block.head + h);
-      sum_gradients(block, h, grads, Zeros<A>{},
-                    [&](auto lanes, int64_t f, auto keys, auto values) {
-                      constexpr int N = decltype(lanes)::value;
-                      key.template store<N>(f, scale * keys);
-                      value.template store<N>(f, values);
-                    });
-    }
+  bool knows_batches() const { return in.edge.width == 0; }  // else queries are wider than keys
+  void absorb_batch(const RowBatch& batch) const {
+    BatchValues<A> weight, score;
+    this->gradients_of_batch(batch, weight.data, score.data);
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
+      sum_entries<T>(batch, entries, score.data, in.query,
+                     [&](auto lanes, int64_t head, int64_t f, auto sum) {
+                       constexpr int N = decltype(lanes)::value;
+                       grad_key.row(row, head).template store<N>(f, scale * sum);
+                     });
+      sum_entries<T>(batch, entries, weight.data, this->grad,
+                     [&](auto lanes, int64_t head, int64_t f, auto sum) {
+                       grad_value.row(row, head).template store<decltype(lanes)::value>(f, sum);
+                     });
+    });
   }
 
   void absorb(const EdgeBlock& block, A*, A* state) const {

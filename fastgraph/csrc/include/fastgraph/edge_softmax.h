@@ -395,6 +395,21 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
     return {p * keep, p * (product - of_row)};
   }
 
+  // Scores of a batch become their gradients, where `product` is <grad, value> of each entry, and
+  // both go to the other pass.
+  void gradients_of_scores(const RowBatch& batch, A* product, A* p) const {
+    static_assert(kNumbers == 2);
+    BatchValues<A> inverse_sum, weight;
+    relative_to_largest<A>(batch, this->stats, p, inverse_sum.data);
+    weights_of_batch<A>(batch, inverse_sum.data, p);
+    std::copy_n(p, batch.size(), weight.data);
+    drop<A>(batch, dropout, weight.data);
+    add_edges_of_batch<T>(batch, this->grad_alpha, product);
+    drop<A>(batch, dropout, product);
+    gradients_of_batch<A>(batch, this->grad_logsum, product, p);
+    store_edge_pairs<A>(batch, weight.data, p, between);
+  }
+
   // The weights of a block with dropout, after begin().
   BlockOf<A> weights(const EdgeBlock& block, const A* buffer) const {
     return load<kBlock>(buffer) * kept<A>(dropout, block);
@@ -436,6 +451,24 @@ struct SourceSoftmax : RowSums<Accumulator<T>> {
     for (int64_t entry = begin; entry < end; ++entry) {
       __builtin_prefetch(between + 2 * block.graph.edge(entry) * grad.heads);
     }
+  }
+
+  void gradients_of_batch(const RowBatch& batch, A* weight, A* score) const {
+    with_head_lanes<A>(batch.heads, [&](auto lanes) {
+      constexpr int N = decltype(lanes)::value;
+      for (int64_t e = batch.begin; e < batch.end; ++e) {
+        if (e + kAhead < batch.graph.num_entries) {
+          __builtin_prefetch(between + 2 * batch.graph.edge(e + kAhead) * batch.heads);
+        }
+        const A* own = between + 2 * batch.graph.edge(e) * batch.heads;
+        for (int64_t h = 0; h < batch.heads; h += N) {
+          Vector<A, N> first, second;
+          load_pairs<N>(own + 2 * h, first, second);
+          store<N>(weight + batch.at(e) + h, first);
+          store<N>(score + batch.at(e) + h, second);
+        }
+      }
+    });
   }
 
   template <typename Block>

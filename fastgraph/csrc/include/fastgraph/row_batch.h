@@ -119,6 +119,58 @@ inline void weights_of_batch(const RowBatch& batch, const A* inverse_sum, A* p) 
   for (int64_t i = 0; i < batch.size(); ++i) p[i] *= inverse_sum[i];
 }
 
+// Takes the largest score of the row from each score, and loads the inverse sums of each entry.
+template <typename A>
+inline void relative_to_largest(const RowBatch& batch, const SoftmaxStats<const A>& stats, A* p,
+                                A* inverse_sum) {
+  with_head_lanes<A>(batch.heads, [&](auto lanes) {
+    constexpr int N = decltype(lanes)::value;
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
+      for (int64_t h = 0; h < batch.heads; h += N) {
+        Vector<A, N> largest, inverse;
+        load_pairs<N>(stats.at(row, h), largest, inverse);
+        for (int64_t e = entries.begin; e < entries.end; ++e) {
+          A* own = p + batch.at(e) + h;
+          store<N>(own, load<N>(own) - largest);
+          store<N>(inverse_sum + batch.at(e) + h, inverse);
+        }
+      }
+    });
+  });
+}
+
+// Adds what edges have, [edges, heads]; without data nothing.
+template <typename T>
+inline void add_edges_of_batch(const RowBatch& batch, Matrix<const T> from,
+                               Accumulator<T>* values) {
+  if (from.data == nullptr) return;
+  with_head_lanes<Accumulator<T>>(batch.heads, [&](auto lanes) {
+    constexpr int N = decltype(lanes)::value;
+    for (int64_t e = batch.begin; e < batch.end; ++e) {
+      const T* row = from.row(batch.graph.edge(e));
+      for (int64_t h = 0; h < batch.heads; h += N) {
+        Accumulator<T>* own = values + batch.at(e) + h;
+        store<N>(own, load<N>(own) + load<N>(row + h));
+      }
+    }
+  });
+}
+
+// Writes two numbers for each edge and head, [edges, heads, 2].
+template <typename A>
+inline void store_edge_pairs(const RowBatch& batch, const A* first, const A* second, A* to) {
+  with_head_lanes<A>(batch.heads, [&](auto lanes) {
+    constexpr int N = decltype(lanes)::value;
+    for (int64_t e = batch.begin; e < batch.end; ++e) {
+      A* own = to + 2 * batch.graph.edge(e) * batch.heads;
+      for (int64_t h = 0; h < batch.heads; h += N) {
+        const int64_t at = batch.at(e) + h;
+        store_pairs<N>(own + 2 * h, load<N>(first + at), load<N>(second + at));
+      }
+    }
+  });
+}
+
 // Weights become the gradients of scores, where `product` is keep <grad, value> of each entry:
 // p (product - delta), where the gradient of the logarithm of the sum is taken from delta.
 template <typename A>
@@ -258,6 +310,42 @@ FASTGRAPH_INLINE void add_sums(Vector<A, N> (&v)[kHeads], A* to) {
 #pragma GCC unroll 4
     for (int h = 0; h < kHeads; ++h) to[h] += sum_of<A, N>(v[h]);
   }
+}
+
+// products[h] += <own, x[col]> of each entry of a row and head, where `own` are the channels of the
+// row's node.
+template <typename T>
+FASTGRAPH_INLINE void add_dots(const RowBatch& batch, int64_t row, EntryRange entries,
+                               const Heads<const T>& nodes, const Heads<const T>& x,
+                               Accumulator<T>* products) {
+  using A = Accumulator<T>;
+  for_each_piece(x, [&](auto piece, int64_t head, int64_t f) {
+    using P = decltype(piece);
+    constexpr int N = P::kLanes;
+    using V = Vector<A, N>;
+    V own[P::kHeads][P::kCount];
+#pragma GCC unroll 4
+    for (int h = 0; h < P::kHeads; ++h) {
+#pragma GCC unroll 4
+      for (int q = 0; q < P::kCount; ++q) {
+        own[h][q] = load<N>(nodes.at(row, head + h) + f + q * N);
+      }
+    }
+    for (int64_t e = entries.begin; e < entries.end; ++e) {
+      const T* other = x.at(batch.graph.col[e], head) + f;
+      expect_piece<P>(batch, e, x, head, f);
+      V product[P::kHeads] = {};
+#pragma GCC unroll 4
+      for (int h = 0; h < P::kHeads; ++h) {
+#pragma GCC unroll 4
+        for (int q = 0; q < P::kCount; ++q) {
+          product[h] =
+              multiply_add<A, N>(own[h][q], load<N>(other + h * x.width + q * N), product[h]);
+        }
+      }
+      add_sums<A, N, P::kHeads>(product, products + batch.at(e) + head);
+    }
+  });
 }
 
 // The sum over the entries of a row of weight * x[col], given to after(N, head, channel, sum), N
