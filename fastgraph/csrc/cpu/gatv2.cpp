@@ -110,6 +110,41 @@ inline BlockOf<Accumulator<T>> additive_scores(const Block& block, Heads<const T
   return score;
 }
 
+// The same for a row of a batch, without features of edges: added to score.
+template <typename T>
+inline void add_scores(const RowBatch& batch, int64_t row, EntryRange entries,
+                       const Gatv2Inputs<T>& in, Accumulator<T> slope, Accumulator<T>* score) {
+  using A = Accumulator<T>;
+  for_each_piece(in.x_src, [&](auto piece, int64_t head, int64_t f) {
+    using P = decltype(piece);
+    constexpr int N = P::kLanes;
+    using V = Vector<A, N>;
+    V own[P::kHeads][P::kCount], factor[P::kHeads][P::kCount];
+#pragma GCC unroll 4
+    for (int h = 0; h < P::kHeads; ++h) {
+#pragma GCC unroll 4
+      for (int q = 0; q < P::kCount; ++q) {
+        own[h][q] = load<N>(in.x_dst.at(row, head + h) + f + q * N);
+        factor[h][q] = load<N>(in.att.at(0, head + h) + f + q * N);
+      }
+    }
+    for (int64_t e = entries.begin; e < entries.end; ++e) {
+      const T* other = in.x_src.at(batch.graph.col[e], head) + f;
+      expect_piece<P>(batch, e, in.x_src, head, f);
+      V sum[P::kHeads] = {};
+#pragma GCC unroll 4
+      for (int h = 0; h < P::kHeads; ++h) {
+#pragma GCC unroll 4
+        for (int q = 0; q < P::kCount; ++q) {
+          const V z = own[h][q] + load<N>(other + h * in.x_src.width + q * N);
+          sum[h] = multiply_add<A, N>(factor[h][q], leaky_relu(z, slope), sum[h]);
+        }
+      }
+      add_sums<A, N, P::kHeads>(sum, score + batch.at(e) + head);
+    }
+  });
+}
+
 // The slopes of head h: the sums over the entries of grad[i] * leaky_relu'(z_i), which start from
 // before(N, f) and are given to after(N, f, sum), N channels at a time. The sum over the entries of
 // grad[i] * leaky_relu(z_i) is added to activations.
@@ -270,8 +305,13 @@ struct Scores {
 
   FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(in.x_dst, row); }
 
-  bool knows_batches() const { return false; }
-  void of_batch(const RowBatch&, A*) const {}
+  bool knows_batches() const { return in.edge.width == 0; }
+  void of_batch(const RowBatch& batch, A* score) const {
+    std::fill_n(score, batch.size(), A{0});
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
+      add_scores<T>(batch, row, entries, in, slope, score);
+    });
+  }
 
   template <typename Block>
   BlockOf<A> operator()(const Block& block) const {
