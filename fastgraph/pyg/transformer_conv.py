@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.conv import TransformerConv
 
@@ -18,23 +19,26 @@ from fastgraph.layers.attention import (
     same_dtype,
     terms_of,
 )
+from fastgraph.layers.edge_projection import project_edge_channels, with_edge_channels
 from fastgraph.pyg.attention import (
     accepted,
     dropout_rate,
     edge_projection,
     edge_refusal,
-    unnumbered,
+    joint_width,
+    located,
     weights_refusal,
 )
 from fastgraph.pyg.modules import project
 from fastgraph.routing.conditions import is_plain, operand
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.sizes import ATTENTION
 
 
 def install(patches: Patches) -> None:
     """Replace ``TransformerConv.forward``."""
-    replace_method(patches, TransformerConv, "forward", plan)
+    replace_method(patches, TransformerConv, "forward", plan, least=ATTENTION, width=joint_width)
 
 
 def plan(
@@ -61,11 +65,15 @@ def plan(
         reason = reason or "attention weights without the dropout that is applied"
     if reason is not None:
         return reason
+    found = located(call, None, numbered=need_weights or edge_attr is not None)
+    if isinstance(found, str):
+        return found
+    arguments = (module, call.inputs, found.edges, edge_attr, need_weights)
     if not need_weights:
-        return lambda: _forward(module, *call, edge_attr, False)[0]
+        return lambda: found.while_computing(_forward, *arguments)[0]
 
     def with_weights() -> Any:
-        out, alpha = _forward(module, *call, edge_attr, True)
+        out, alpha = found.while_computing(_forward, *arguments)
         return out, (edge_index, alpha)
 
     return with_weights
@@ -101,9 +109,6 @@ def _forward(
     query = project(module.lin_query, inputs.dst).view(shape)
     key = project(module.lin_key, inputs.src).view(shape)
     value = project(module.lin_value, inputs.src).view(shape)
-    edges = Edges(edges.as_index())
-    if edge_attr is None and not need_weights:
-        edges = unnumbered(edges, inputs)
     root = project(module.lin_skip, inputs.dst) if module.root_weight else None
     out, alpha, terms = _attend(module, query, key, value, root, edges, edge_attr, need_weights)
     if root is None or module.lin_beta is None:
@@ -123,12 +128,11 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None, Terms]:
     edge = None if edge_attr is None else edge_attr.flatten(1)
     if edge is not None:
-        # What a query has to say to the features themselves: nothing where only values get them.
-        extension = query.new_zeros(*query.shape[:2], edge.shape[1])
-        if module.lin_edge is not None:
-            extension = torch.einsum("nhc,hcd->nhd", query, edge_projection(module))
+        if module.lin_edge is None:  # only values get them, to which a query has nothing to say
+            query = F.pad(query, (0, edge.shape[1]))
+        else:
+            query = with_edge_channels(query, edge_projection(module).to(query.dtype))
             edge = edge.to(query.dtype)  # as autocast does before a projection
-        query = torch.cat([query, extension.to(query.dtype)], dim=-1)
     tensors = same_dtype(query, key, value, edge)
     if query.is_cuda and torch.is_autocast_enabled("cuda") and tensors[0].dtype != torch.float64:
         # There, and not on the CPU, autocast adds up scores in float32, and so what follows.
@@ -151,9 +155,9 @@ def _attend(
     )
     if edge is None:
         return out, alpha, terms
-    out, of_edges = out.split([module.out_channels, edge.shape[1]], dim=-1)
     if module.lin_edge is not None:
-        of_edges = torch.einsum("nhd,hcd->nhc", of_edges, edge_projection(module))
+        return project_edge_channels(out, edge_projection(module).to(out.dtype)), alpha, terms
+    out, of_edges = out.split([module.out_channels, edge.shape[1]], dim=-1)
     return out + of_edges, alpha, terms
 
 

@@ -1,0 +1,111 @@
+"""Layers of attention with features of edges: all widths, what is frozen, and how much is done."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch_geometric.nn import GATv2Conv, MessagePassing, TransformerConv
+
+import fastgraph
+from fastgraph.layers.edge_projection import project_edge_channels, with_edge_channels
+from tests.ab import arguments, assert_same
+from tests.graphs import random_edges
+
+NODES, CHANNELS = 24, 8
+EDGES = random_edges(NODES, NODES, 90)
+
+
+def features(*shape: int) -> Tensor:
+    torch.manual_seed(4)
+    return torch.randn(*shape)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 4])
+@pytest.mark.parametrize("edge_dim", [1, 3, 4, 16, 33])
+@pytest.mark.parametrize("cls", [GATv2Conv, TransformerConv])
+def test_every_width(cls: type[MessagePassing], edge_dim: int, heads: int) -> None:
+    torch.manual_seed(0)
+    module = cls(CHANNELS, 7, heads=heads, edge_dim=edge_dim)
+    assert_same(module, arguments(features(NODES, CHANNELS), EDGES, features(90, edge_dim)))
+
+
+@pytest.mark.parametrize("frozen", ["edge", "weight", "both"])
+@pytest.mark.parametrize("cls", [GATv2Conv, TransformerConv])
+def test_what_is_frozen_gets_no_gradient(cls: type[MessagePassing], frozen: str) -> None:
+    torch.manual_seed(0)
+    module = cls(CHANNELS, 7, heads=3, edge_dim=5).double()
+    module.lin_edge.weight.requires_grad_(frozen == "edge")
+    x, edge = features(NODES, CHANNELS).double(), features(90, 5).double()
+    edge.requires_grad_(frozen == "weight")
+    results = []
+    for enabled in (False, True):
+        module.zero_grad()
+        edge.grad = None
+        accelerated = fastgraph.enabled(min_edges=0, strict=True)
+        with accelerated if enabled else contextlib.nullcontext():
+            module(x, EDGES, edge).square().sum().backward()
+        found = dict(module.named_parameters(), edge=edge)
+        results.append({n: t.grad.clone() for n, t in found.items() if t.grad is not None})
+    assert results[0].keys() == results[1].keys()
+    for name, expected in results[0].items():
+        torch.testing.assert_close(results[1][name], expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("function", [with_edge_channels, project_edge_channels])
+def test_first_and_second_derivatives(function: Any) -> None:
+    weight = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    width = 3 if function is with_edge_channels else 7
+    x = torch.randn(5, 2, width, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(function, (x, weight))
+    assert torch.autograd.gradgradcheck(function, (x, weight))
+
+
+def test_no_nodes_and_no_channels() -> None:
+    for nodes, heads, channels, edge_dim in ((0, 2, 3, 4), (5, 2, 0, 4), (5, 2, 3, 0)):
+        weight = torch.randn(heads, channels, edge_dim, requires_grad=True)
+        query = torch.randn(nodes, heads, channels, requires_grad=True)
+        out = with_edge_channels(query, weight)
+        assert out.shape == (nodes, heads, channels + edge_dim)
+        folded = project_edge_channels(out, weight)
+        assert folded.shape == query.shape
+        folded.sum().backward()
+        assert weight.grad is not None and bool(weight.grad.isfinite().all())
+
+
+class _Products(TorchDispatchMode):
+    """Counts products of matrices of several heads, and concatenations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = function._schema.name.removeprefix("aten::")
+        if name in ("bmm", "baddbmm_", "cat", "einsum"):
+            self.seen[name] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("trained", "products"), [(True, 6), (False, 4)])
+def test_products_around_the_operator(trained: bool, products: int) -> None:
+    """Two fold, two are their gradients for nodes, and two those for the weight, if it is asked."""
+    module = TransformerConv(CHANNELS, 7, heads=3, edge_dim=5)
+    module.lin_edge.weight.requires_grad_(trained)
+    x = features(NODES, CHANNELS).requires_grad_()
+    with fastgraph.enabled(min_edges=0, strict=True):
+        out = module(x, EDGES, features(90, 5))
+        with _Products() as backward:
+            out.sum().backward()
+        with _Products() as forward:
+            module(x, EDGES, features(90, 5))
+    counts = forward.seen + backward.seen
+    assert counts["bmm"] + counts["baddbmm_"] == products
+    assert counts["cat"] == 0
