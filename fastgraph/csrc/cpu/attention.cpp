@@ -92,14 +92,40 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     return found;
   }
 
-  bool knows_few() const { return in.edge.width == 0; }
+  bool knows_few() const { return true; }
   void absorb_few(const SharedBlock& block, int64_t, A*) const {
     const auto grads = this->gradients_of_few(block, find_dots(block));
     this->leave(block, grads.weight, grads.score);
     for (int h = 0; h < block.heads; ++h) {
-      store_sum<T>(block, h, grads.score, NodeRows<T>::seen_before(in.key), scale,
-                   grad_query.row(block.row, block.head + h));
+      const ResultRow<T> target = grad_query.row(block.row, block.head + h);
+      store_sum<T>(block, h, grads.score, NodeRows<T>::seen_before(in.key), scale, target);
+      if (in.edge.width > 0) {
+        store_sum<T>(block, h, grads.score, EdgeRows<T>(in.edge), scale, target, in.key.width);
+      }
     }
+    add_edge_gradients(block, grads);
+  }
+
+  // Adds to the gradients of the block's edges what its heads have for them, as scores and values.
+  template <typename Block>
+  void add_edge_gradients(const Block& block, const EdgeGradients<A>& grads) const {
+    if (grad_edge.data == nullptr) return;
+    for_each_part<kLanes<T>, 1>(0, in.edge.width, [&](auto chunk, int64_t f) {
+      constexpr int N = decltype(chunk)::kLanes;
+      const int64_t column = in.key.width + f;
+      for (int i = 0; i < block.count; ++i) {
+        A* target = grad_edge.row(block.edge(i)) + f;
+        auto sum = load<N>(target);
+        for (int h = 0; h < block.heads; ++h) {
+          const int lane = h * block.stride + i;
+          const auto query = load<N>(in.query.at(block.row, block.head + h) + column);
+          const auto grad = load<N>(this->grad.at(block.row, block.head + h) + column);
+          sum = multiply_add<A, N>(splat<A, N>(scale * grads.score[lane]), query, sum);
+          sum = multiply_add<A, N>(splat<A, N>(grads.weight[lane]), grad, sum);
+        }
+        store<N>(target, sum);
+      }
+    });
   }
 
   void absorb(const EdgeBlock& block, const A* buffer, A* state) const {
@@ -110,15 +136,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     add_rows<A>(block, grads, NodeRows<T>::seen_before(in.key), A{1}, state);
     if (in.edge.width == 0) return;
     add_rows<A>(block, grads, EdgeRows<T>(in.edge), A{1}, state + width);
-    if (grad_edge.data == nullptr) return;
-    const T* query = in.query.at(block.row, block.head) + width;
-    const T* grad = this->grad.at(block.row, block.head) + width;
-    for (int i = 0; i < block.count; ++i) {
-      A* sum = grad_edge.row(block.edge(i));
-      for (int64_t f = 0; f < in.edge.width; ++f) {
-        sum[f] += scale * grads[i] * load_one(query + f) + weights[i] * load_one(grad + f);
-      }
-    }
+    add_edge_gradients(block, {weights, grads});
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
