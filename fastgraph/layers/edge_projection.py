@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.machine.memory import new_rows
-from fastgraph.ops.library import DEFINING, needs_torch_operations
+from fastgraph.ops.library import DEFINING, needs_torch_operations, wanted_gradients
 
 
 def with_edge_channels(query: Tensor, weight: Tensor) -> Tensor:
@@ -96,10 +96,10 @@ class _Extended(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         query, weight = ctx.saved_tensors
-        needs_query, needs_weight = ctx.needs_input_grad
+        wants_query, wants_weight = wanted_gradients(ctx)
         return (
-            _folded(grad, weight) if needs_query else None,
-            _weight_gradient(query, grad[..., weight.shape[1] :]) if needs_weight else None,
+            _folded(grad, weight) if wants_query else None,
+            _weight_gradient(query, grad[..., weight.shape[1] :]) if wants_weight else None,
         )
 
 
@@ -112,8 +112,8 @@ class _Folded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         out, weight = ctx.saved_tensors
-        needs_out, needs_weight = ctx.needs_input_grad
+        wants_out, wants_weight = wanted_gradients(ctx)
         return (
-            _extended(grad, weight) if needs_out else None,
-            _weight_gradient(grad, out[..., weight.shape[1] :]) if needs_weight else None,
+            _extended(grad, weight) if wants_out else None,
+            _weight_gradient(grad, out[..., weight.shape[1] :]) if wants_weight else None,
         )

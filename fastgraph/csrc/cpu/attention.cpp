@@ -123,6 +123,42 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     });
   }
 
+  bool knows_few() const { return true; }
+  void absorb_few(const SharedBlock& block, int64_t, A*) const {
+    const auto grads = this->gradients_of_few(block, find_dots(block));
+    this->leave(block, grads.weight, grads.score);
+    for (int h = 0; h < block.heads; ++h) {
+      const ResultRow<T> target = grad_query.row(block.row, block.head + h);
+      store_sum<T>(block, h, grads.score, NodeRows<T>::seen_before(in.key), scale, target);
+      if (in.edge.width > 0) {
+        store_sum<T>(block, h, grads.score, EdgeRows<T>(in.edge), scale, target, in.key.width);
+      }
+    }
+    add_edge_gradients(block, grads);
+  }
+
+  // Adds to the gradients of the block's edges what its heads have for them, as scores and values.
+  template <typename Block>
+  void add_edge_gradients(const Block& block, const EdgeGradients<A>& grads) const {
+    if (grad_edge.data == nullptr) return;
+    for_each_part<kLanes<T>, 1>(0, in.edge.width, [&](auto chunk, int64_t f) {
+      constexpr int N = decltype(chunk)::kLanes;
+      const int64_t column = in.key.width + f;
+      for (int i = 0; i < block.count; ++i) {
+        A* target = grad_edge.row(block.edge(i)) + f;
+        auto sum = load<N>(target);
+        for (int h = 0; h < block.heads; ++h) {
+          const int lane = h * block.stride + i;
+          const auto query = load<N>(in.query.at(block.row, block.head + h) + column);
+          const auto grad = load<N>(this->grad.at(block.row, block.head + h) + column);
+          sum = multiply_add<A, N>(splat<A, N>(scale * grads.score[lane]), query, sum);
+          sum = multiply_add<A, N>(splat<A, N>(grads.weight[lane]), grad, sum);
+        }
+        store<N>(target, sum);
+      }
+    });
+  }
+
   void absorb(const EdgeBlock& block, const A* buffer, A* state) const {
     const auto grads = this->score_gradients(block, buffer);
     const auto weights = this->weights(block, buffer);
@@ -131,15 +167,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     add_rows<A>(block, grads, NodeRows<T>::seen_before(in.key), A{1}, state);
     if (in.edge.width == 0) return;
     add_rows<A>(block, grads, EdgeRows<T>(in.edge), A{1}, state + width);
-    if (grad_edge.data == nullptr) return;
-    const T* query = in.query.at(block.row, block.head) + width;
-    const T* grad = this->grad.at(block.row, block.head) + width;
-    for (int i = 0; i < block.count; ++i) {
-      A* sum = grad_edge.row(block.edge(i));
-      for (int64_t f = 0; f < in.edge.width; ++f) {
-        sum[f] += scale * grads[i] * load_one(query + f) + weights[i] * load_one(grad + f);
-      }
-    }
+    add_edge_gradients(block, {weights, grads});
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
@@ -211,6 +239,21 @@ struct BackwardSrc : SourceSoftmax<T> {
                        grad_value.row(row, head).template store<decltype(lanes)::value>(f, sum);
                      });
     });
+  }
+
+  bool knows_few() const { return true; }
+  void absorb_few(const SharedBlock& block, int64_t, A*) const {
+    const auto grads = this->gradients(block);
+    for (int h = 0; h < block.heads; ++h) {
+      const ResultRow<T> key = grad_key.row(block.row, block.head + h);
+      const ResultRow<T> value = grad_value.row(block.row, block.head + h);
+      sum_gradients(block, h, grads, Zeros<A>{},
+                    [&](auto lanes, int64_t f, auto keys, auto values) {
+                      constexpr int N = decltype(lanes)::value;
+                      key.template store<N>(f, scale * keys);
+                      value.template store<N>(f, values);
+                    });
+    }
   }
 
   void absorb(const EdgeBlock& block, A*, A* state) const {

@@ -501,15 +501,21 @@ struct DeltaOfCutRows : RowSums<Accumulator<T>> {
 };
 
 template <typename T, typename Pass>
-void run_destination_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads,
-                          int64_t width, Pass pass) {
-  const auto delta = scratch<Accumulator<T>>(graph.num_rows * heads);
-  pass.delta = delta.get();
+void find_delta_of_cut_rows(const OrderedCsr& graph, const Schedule& schedule, int64_t heads,
+                            int64_t width, const Pass& pass) {
   Schedule cut{{}, schedule.cut_rows, schedule.num_pieces};
   for (const Task& task : schedule.tasks) {
     if (!task.whole()) cut.tasks.push_back(task);
   }
   run_pass<Accumulator<T>>(graph, cut, heads, width, DeltaOfCutRows<T, Pass>{{1}, pass});
+}
+
+template <typename T, typename Pass>
+void run_destination_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads,
+                          int64_t width, Pass pass) {
+  const auto delta = scratch<Accumulator<T>>(graph.num_rows * heads);
+  pass.delta = delta.get();
+  find_delta_of_cut_rows<T>(graph, schedule, heads, width, pass);
   run_pass<Accumulator<T>>(graph, schedule, heads, width, pass);
 }
 
