@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fastgraph import settings
-from fastgraph.graphs.memo import MEMO
+from fastgraph.graphs.memo import AGGREGATION, MEMO
 from fastgraph.hookspecs import plugin_manager
 from fastgraph.machine.memory import POOL
 from fastgraph.registry.backend import VerifiedBackend
@@ -40,7 +40,8 @@ def enable(
     Args:
         backend: name of the backend to use for everything; default: the best for each operator.
         strict: raise ``RouteRefusedError`` where a layer that has a route cannot take it.
-        min_edges: leave graphs with fewer edges to upstream.
+        min_edges: leave graphs with fewer edges to upstream; default: those on the CPU that gain
+            nothing, as was measured for each kind of operator.
         cache_bytes: memory for sorted graphs on each device, of which the least recently used go
             first.
         measure: on a GPU, time our kernel of sums and means and cuSPARSE's algorithms at the first
@@ -107,6 +108,8 @@ def enabled(
 
 def _turn(active: bool) -> None:
     SWITCH.turn(active)
+    if not active:
+        MEMO.forget_named(AGGREGATION)
     plugin_manager().hook.fastgraph_switched(active=active)
 
 

@@ -6,10 +6,29 @@ import copy
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
+from fastgraph import settings
 from fastgraph.comparison.runs import check_type, tensors_of, untouched_randomness
 from fastgraph.routing import status
 from fastgraph.routing.switch import SWITCH
+
+
+class _CopyingResults(TorchFunctionMode):
+    """Lets ``copy.deepcopy`` copy tensors that autograd made, which torch refuses.
+
+    A layer may keep a result of its last call, and nobody differentiates through the copy.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is not Tensor.__deepcopy__ or args[0].is_leaf:
+            return func(*args, **(kwargs or {}))
+        result, memo = args
+        memo[id(result)] = copied = result.detach().clone().requires_grad_()
+        return copied
 
 
 def is_accelerated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[bool, list[str]]:
@@ -18,7 +37,8 @@ def is_accelerated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[
     The module is copied and run once on these inputs, so its buffers and its hooks' effects on
     itself are as before, and so are the random states of torch, on the devices of these tensors, of
     numpy and of python; the counters of ``fastgraph.status()`` do not move. What ``torch.compile``
-    has compiled runs eagerly here: the compiled code takes the same routes.
+    has compiled runs eagerly here: the compiled code takes the same routes. Graphs count as large
+    enough to gain, unless the setting ``min_edges`` says otherwise.
 
     Args:
         module: any module, in the mode and on the device in which it is to run.
@@ -39,8 +59,11 @@ def is_accelerated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[
         untouched_randomness(0, tensors_of(module, args, kwargs)),
         torch.compiler.set_stance("force_eager"),
         status.recording() as seen,
+        settings.of_any_size(),
     ):
-        copy.deepcopy(module)(*args, **kwargs)
+        with _CopyingResults():
+            copied = copy.deepcopy(module)
+        copied(*args, **kwargs)
     reasons = [f"{row.layer}: {reason}" for row in seen.rows for reason in row.reasons]
     if not seen.rows:
         original = getattr(module, "_orig_mod", module)

@@ -119,7 +119,7 @@ def read(folder: Path, form: Format) -> Manifest:
         raise FileFormatError(f"{folder}: expected a folder with a {NAME}, got none in it")
     try:
         value = json.loads(file.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # json nests as deep as Python calls
         raise FileFormatError(
             f"{file}: expected JSON, got what is cut off or corrupt: {error}"
         ) from error

@@ -76,6 +76,9 @@ def _is_a_count(value: Any) -> bool:
 
 _is_flag = _expect("True or False", lambda value: isinstance(value, bool))
 _is_count = _expect("an integer >= 0", _is_a_count)
+_is_count_or_none = _expect(
+    "an integer >= 0 or None", lambda value: value is None or _is_a_count(value)
+)
 
 
 def _setting(variable: str, parse: Callable[[str], Any], default: Any, check: _Validator) -> Any:
@@ -94,7 +97,8 @@ class Settings:
         backend: ``FASTGRAPH_BACKEND``. Name of the backend for everything; ``None``: the best
             available one for each operator.
         strict: ``FASTGRAPH_STRICT``. Raise where a layer that has a route cannot take it.
-        min_edges: ``FASTGRAPH_MIN_EDGES``. Graphs with fewer edges are left to upstream.
+        min_edges: ``FASTGRAPH_MIN_EDGES``. Graphs with fewer edges are left to upstream; ``None``:
+            on the CPU those that gain nothing, as was measured for each kind of operator.
         cache_bytes: ``FASTGRAPH_CACHE_BYTES``. Memory for sorted graphs and what else is derived
             from graphs in use, on each device; ``None``: a quarter of what the device has. A graph
             that does not fit is sorted at every call.
@@ -112,6 +116,11 @@ class Settings:
         check_cache: ``FASTGRAPH_CHECK_CACHE``. Whether the content of a graph's tensors is looked
             at whenever what was derived from them is used again. ``False`` is for measuring what
             that costs: edits that torch does not count then go unnoticed.
+        project_first: ``FASTGRAPH_PROJECT_FIRST``. Multiply features by the matrix of ``SAGEConv``
+            and ``GraphConv`` of PyG before they are summed over neighbours, where that is less
+            work, as in layers with fewer channels out than in. Results differ in roundings.
+            ``None``: where the matrix gets no gradient, since the roundings of that would grow.
+            Never under ``torch.use_deterministic_algorithms``.
         compare: ``FASTGRAPH_COMPARE``, or ``FASTGRAPH=compare`` for this and ``enabled``. Run every
             call of a routed layer both ways and raise where they differ. Very slow.
 
@@ -135,12 +144,9 @@ class Settings:
         ),
     )
     strict: bool = _setting("FASTGRAPH_STRICT", _parse_bool, False, _is_flag)
-    min_edges: int = _setting("FASTGRAPH_MIN_EDGES", _parse_count, 0, _is_count)
+    min_edges: int | None = _setting("FASTGRAPH_MIN_EDGES", _parse_count, None, _is_count_or_none)
     cache_bytes: int | None = _setting(
-        "FASTGRAPH_CACHE_BYTES",
-        _parse_count,
-        None,
-        _expect("an integer >= 0 or None", lambda value: value is None or _is_a_count(value)),
+        "FASTGRAPH_CACHE_BYTES", _parse_count, None, _is_count_or_none
     )
     reuse_bytes: int = _setting("FASTGRAPH_REUSE_BYTES", _parse_count, 1 << 30, _is_count)
     cpu_level: str | None = _setting(
@@ -154,6 +160,12 @@ class Settings:
     )
     measure: bool = _setting("FASTGRAPH_MEASURE", _parse_bool, False, _is_flag)
     check_cache: bool = _setting("FASTGRAPH_CHECK_CACHE", _parse_bool, True, _is_flag)
+    project_first: bool | None = _setting(
+        "FASTGRAPH_PROJECT_FIRST",
+        _parse_bool,
+        None,
+        _expect("True, False or None", lambda value: value is None or isinstance(value, bool)),
+    )
     compare: bool = _setting("FASTGRAPH_COMPARE", _parse_bool, False, _is_flag)
 
     @classmethod
@@ -240,8 +252,21 @@ def set_current(settings: Settings) -> None:
 @contextlib.contextmanager
 def measuring() -> Iterator[None]:
     """Within, kernels that compete are timed; see :attr:`Settings.measure`."""
+    with _changed(measure=True):
+        yield
+
+
+@contextlib.contextmanager
+def of_any_size() -> Iterator[None]:
+    """Within, no graph is too small, unless the setting ``min_edges`` says so itself."""
+    with _changed(min_edges=current().min_edges or 0):
+        yield
+
+
+@contextlib.contextmanager
+def _changed(**changes: Any) -> Iterator[None]:
     before = current()
-    set_current(before.replace(measure=True))
+    set_current(before.replace(**changes))
     try:
         yield
     finally:

@@ -22,6 +22,9 @@ from tests.simt import backend as simt
 plugin_manager().register(simt)
 gc.disable()  # until tests are collected, as below
 
+# Graphs of tests are small, and must be routed nevertheless.
+os.environ.setdefault("FASTGRAPH_MIN_EDGES", "0")
+
 NOT_ASKED_FOR = "needs --emulate: `make emulate` runs it"
 
 

@@ -25,6 +25,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests import collectives
 from tests.cli.commands import environment
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -172,12 +173,21 @@ def become(words: Sequence[str], variables: Mapping[str, str]) -> NoReturn:
 
 
 def on_ranks(
-    function: Callable[..., Any], world_size: int, *arguments: Any, timeout: float = _SECONDS
+    function: Callable[..., Any],
+    world_size: int,
+    *arguments: Any,
+    timeout: float = _SECONDS,
+    diverges: bool = False,
 ) -> list[Any]:
-    """What :func:`fastgraph.dist.spawning.run_on_ranks` returns.
+    """The results of :func:`fastgraph.dist.spawning.run_on_ranks`.
+
+    Args:
+        function: see there, and so are ``world_size``, ``arguments`` and ``timeout``.
+        diverges: ranks ask for different collectives on purpose.
 
     Raises:
         RankError: a rank failed, with what it wrote to standard error.
+        AssertionError: ranks asked for different collectives.
     """
     from fastgraph.dist.spawning import pickler
 
@@ -185,23 +195,26 @@ def on_ranks(
         folder = Path(name)
         (folder / "call").write_bytes(pickler().dumps((sys.path, function, arguments)))
         calls = [(folder, 0.9 * timeout, rank, world_size) for rank in range(world_size)]
-        _run_ranks(_rank, calls, Path.cwd(), dict(os.environ), timeout)
+        _run_ranks(_rank, calls, Path.cwd(), dict(os.environ), timeout, diverges)
         return [
             pickle.loads((folder / f"result-{rank}").read_bytes()) for rank in range(world_size)
         ]
 
 
-def launched(ranks: int, *words: str, cwd: Path, **variables: str) -> str:
-    """What ``python words...`` prints on ranks, as ``torchrun`` would start them.
+def launched(ranks: int, *words: str, cwd: Path, diverges: bool = False, **variables: str) -> str:
+    """The output of ``python words...`` on rank 0 of ranks, as ``torchrun`` would start them.
 
     Raises:
         RankError: a rank failed, with what all printed up to then.
+        AssertionError: ranks asked for different collectives, and not on purpose (``diverges``).
     """
     with socket.socket() as free:
         free.bind(("localhost", 0))
         place = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
+    # Forks have the hashes of one process. Without the variable each rank would start Python again.
+    variables.setdefault("PYTHONHASHSEED", "0")
     given = environment(**variables, **place, WORLD_SIZE=str(ranks))
-    return _run_ranks(_run_program, [words] * ranks, cwd, given, _SECONDS)[0]
+    return _run_ranks(_run_program, [words] * ranks, cwd, given, _SECONDS, diverges)[0]
 
 
 def _run_ranks(
@@ -210,12 +223,18 @@ def _run_ranks(
     cwd: Path,
     variables: dict[str, str],
     timeout: float,
+    diverges: bool,
 ) -> list[str]:
-    """What each call of a function prints, one for each rank."""
+    """The output of each call of a function, one for each rank."""
     from fastgraph.dist.spawning import RankError
 
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as issued:
         files = [Path(name, str(rank)) for rank in range(len(calls))]
+        variables = {**variables, collectives.FOLDER: issued}
+
+        def difference() -> str:
+            return collectives.difference(collectives.read(Path(issued), len(calls)))
+
         ranks = [
             begin(
                 *(_one_thread, function, *call),
@@ -234,13 +253,16 @@ def _run_ranks(
                         continue
                     if process.exitcode != 0:
                         said = files[rank].read_text(errors="replace")
-                        raise RankError(f"rank {rank} ended with {process.exitcode}:\n{said}")
+                        raise RankError(
+                            f"rank {rank} ended with {process.exitcode}:\n{said}\n{difference()}"
+                        )
                     del waiting[rank]
                 time.sleep(0.02)
         finally:
             for process in waiting.values():
                 process.kill()
                 process.join()
+        assert diverges or not difference(), difference()
         return [file.read_text(errors="replace") for file in files]
 
 
@@ -248,6 +270,7 @@ def _one_thread(function: Callable[..., None], *arguments: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
+    collectives.install()
     function(*arguments)
 
 

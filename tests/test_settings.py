@@ -19,11 +19,12 @@ def test_defaults() -> None:
         enabled=None,
         backend=None,
         strict=False,
-        min_edges=0,
+        min_edges=None,
         cache_bytes=None,
         cpu_level=None,
         measure=False,
         check_cache=True,
+        project_first=None,
         compare=False,
     )
 
@@ -42,6 +43,7 @@ def test_defaults() -> None:
         ("FASTGRAPH_CPU_LEVEL", "avx2", "cpu_level", "avx2"),
         ("FASTGRAPH_MEASURE", "1", "measure", True),
         ("FASTGRAPH_CHECK_CACHE", "0", "check_cache", False),
+        ("FASTGRAPH_PROJECT_FIRST", "0", "project_first", False),
         ("FASTGRAPH_COMPARE", "1", "compare", True),
         ("FASTGRAPH", "1", "compare", False),
         ("FASTGRAPH", "compare", "compare", True),

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from torch_geometric.nn import GATConv, GCNConv, ResGatedGraphConv
+from torch_geometric.nn import FAConv, GATConv, GCNConv, ResGatedGraphConv
 
 import fastgraph
 from fastgraph.routing import status
@@ -221,6 +221,16 @@ def test_is_accelerated_leaves_every_random_state() -> None:
     with fastgraph.enabled():
         fastgraph.is_accelerated(module, x)
     assert drawn() == expected
+
+
+def test_is_accelerated_of_a_layer_that_keeps_a_result() -> None:
+    conv, x = FAConv(4), torch.randn(NODES, 4)
+    conv(x, x, EDGES)
+    kept = conv._alpha = torch.randn(NODES, requires_grad=True).exp()
+    with fastgraph.enabled():
+        accelerated, reasons = fastgraph.is_accelerated(conv, x, x, EDGES)
+        assert not accelerated and reasons == ["FAConv: its message is not a known one"]
+    assert conv._alpha is kept
 
 
 def test_is_accelerated_refuses_what_is_no_module() -> None:

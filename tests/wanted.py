@@ -114,6 +114,12 @@ def assert_only_wanted_gradients(
 def penalty_gradients(
     module: nn.Module, run: Callable[[nn.Module, Tensor], Tensor], x: Tensor
 ) -> list[Tensor | None]:
-    """Gradients of a gradient penalty: of the squared gradient of features alone."""
+    """Gradients of :func:`penalty` for the parameters."""
+    found = torch.autograd.grad(penalty(module, run, x), [*module.parameters()], allow_unused=True)
+    return list(found)
+
+
+def penalty(module: nn.Module, run: Callable[[nn.Module, Tensor], Tensor], x: Tensor) -> Tensor:
+    """The squared gradient of features alone, of the sum of squares of what a layer computes."""
     (grad,) = torch.autograd.grad(run(module, x).square().sum(), x, create_graph=True)
-    return list(torch.autograd.grad(grad.square().sum(), [*module.parameters()], allow_unused=True))
+    return grad.square().sum()

@@ -11,8 +11,13 @@ from fastgraph.registry.backend import FLOATING, Kernel
 from fastgraph.tune.row_order import RowOrder
 
 _BUILDING = NativeBuilding(native.library).kernels
-_ROWS = RowOrder(native.library)
-_KERNELS = native_kernels(native.library, _ROWS, at_once={"gat"}, leaves_out=True)
+_KERNELS = native_kernels(
+    native.library,
+    RowOrder(native.library),
+    at_once={"gat"},
+    leaves_out=True,
+    by_destination={"segment_reduce"},
+)
 
 
 class CpuBackend:

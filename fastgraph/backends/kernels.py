@@ -38,6 +38,7 @@ def native_kernels(
     *,
     at_once: Collection[str],
     leaves_out: bool,
+    by_destination: Collection[str] = (),
 ) -> dict[str, Kernel]:
     """The kernels by the names of their operators.
 
@@ -47,16 +48,20 @@ def native_kernels(
         at_once: attention operators whose backward passes are one function of the library.
         leaves_out: whether functions for gradients take ``None`` for those of optional operands and
             of ``head_scores`` that nobody wants. The others are written, wanted or not.
+        by_destination: ``"segment_reduce"`` where its backward pass goes along destinations.
     """
     device = _Device(library, rows, leaves_out)
     plain = _Plain(device)
+    extremum_backward = plain.segment_reduce_backward
+    if "segment_reduce" in by_destination:
+        extremum_backward = plain.segment_reduce_backward_by_destination
     kernels: dict[str, Kernel] = {
         "spmm": plain.spmm,
         "sddmm": plain.sddmm,
         "edge_softmax": plain.edge_softmax,
         "edge_softmax_backward": plain.edge_softmax_backward,
         "segment_reduce": plain.segment_reduce,
-        "segment_reduce_backward": plain.segment_reduce_backward,
+        "segment_reduce_backward": extremum_backward,
         "head_scores": plain.head_scores,
         "head_scores_backward": plain.head_scores_backward,
     }
@@ -218,6 +223,34 @@ class _Plain:
             grad_x,
         )
         return grad_x
+
+    def segment_reduce_backward_by_destination(
+        self,
+        graph: Graph,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor | None,
+        out: Tensor,
+        record: Tensor,
+        transpose: bool,
+        ties: str,
+    ) -> Tensor:
+        # Sums have their terms in the order of rows, so that they need these as they are.
+        rows = graph.grouped(transpose=transpose)
+        grad_x = new_rows(x, x.shape)
+        self._device.library().segment_reduce_backward(
+            *rows[:4],
+            None if weight is None else weight.contiguous(),
+            x,
+            out,
+            grad,
+            record if ties == "split" else None,
+            record if ties == "winner" else None,
+            grad_x,
+        )
+        return grad_x
+
+    segment_reduce_backward_by_destination.goes_by_records = True  # type: ignore[attr-defined]
 
     def head_scores(self, x: Tensor, att: Tensor) -> Tensor:
         scores = new_rows(x, (att.shape[0], *x.shape[:2]))

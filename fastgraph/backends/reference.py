@@ -131,7 +131,7 @@ def extremum_record(
     # The first edge that attains it, but the last one with a NaN, as in torch.sparse.mm.
     if start is not None:
         attained &= message != start
-    edge = torch.arange(message.shape[0], device=out.device, dtype=torch.int32).unsqueeze(-1)
+    edge = edge_numbers(message)
     nobody = torch.full_like(out, -1, dtype=torch.int32)
     last = nobody.scatter_reduce(0, index, torch.where(message.isnan(), edge, -1), reduce="amax")
     beyond = torch.iinfo(torch.int32).max
@@ -160,20 +160,31 @@ def segment_reduce_backward(
     message = messages(x.detach(), weight, gathered)
     if ties == "split":
         # No edge reads the rows without edges, but a second derivative would divide 0 by 0 there.
+        # A NaN divides by 0, and so do rows without edges, which no edge reads, but a second
+        # derivative would have a NaN there.
         shares = num_shares(record)
-        grad = grad / torch.where(out.detach().isnan(), shares, shares.clamp(min=1))
-        share = (message == out.detach()[aggregating]).to(grad.dtype)
+        is_read = torch.zeros_like(shares, dtype=torch.bool)
+        is_read = is_read.index_fill(0, aggregating, True)
+        grad = grad / torch.where(is_read, shares, shares.clamp(min=1))
+        recorded, edge = record[aggregating], edge_numbers(message)
+        attains = torch.where(recorded < 0, ~recorded == edge, message == out.detach()[aggregating])
+        share = (attains & (recorded != 0)).to(grad.dtype)
         grad_message = share * grad[aggregating]
     else:
         grad_message = grad[aggregating]
     if weight is not None:
         grad_message = grad_message * weight.unsqueeze(-1)
     if ties == "winner":  # after the product: the weights of losers may be infinite
-        edge = torch.arange(message.shape[0], device=x.device).unsqueeze(-1)
-        grad_message = torch.where(record[aggregating] == edge, grad_message, 0)
+        won = record[aggregating] == edge_numbers(message)
+        grad_message = torch.where(won, grad_message, 0)
     dtype = accumulator(x.dtype)
     grad_x = grad_message.new_zeros(x.shape, dtype=dtype)
     return grad_x.index_add(0, gathered, grad_message.to(dtype)).to(x.dtype)
+
+
+def edge_numbers(message: Tensor) -> Tensor:
+    """The number of the edge of each message, int32 ``[E, 1]``."""
+    return torch.arange(len(message), device=message.device, dtype=torch.int32).unsqueeze(-1)
 
 
 def head_scores(x: Tensor, att: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fastgraph import settings
 from fastgraph.comparison.dropout import drop_no_attention, drops_attention
 from fastgraph.comparison.values import is_differentiable, map_tensors, named_tensors, to_double
 from fastgraph.enabling import enabled
@@ -141,13 +142,16 @@ def upstream() -> Iterator[None]:
 def ours() -> Iterator[None]:
     """Our routes: as the caller has enabled it, or with the settings of the environment.
 
+    Graphs count as large enough to gain, unless the setting ``min_edges`` says otherwise.
+
     Raises:
         RuntimeError: ``FASTGRAPH=0`` forbids it.
     """
     with nullcontext() if SWITCH.active else enabled():
         if not SWITCH.active:
             raise RuntimeError("fastgraph is switched off by FASTGRAPH=0: nothing to compare")
-        yield
+        with settings.of_any_size():
+            yield
 
 
 _comparing: ContextVar[bool] = ContextVar("fastgraph_comparing", default=False)

@@ -196,5 +196,5 @@ def block(
         return Block(ends, grid, sources, destinations, self_loops)
 
     key = ("block", grid, rows, sources, destinations, transpose, self_loops)
-    found: Block = remembered(local, key, make)
+    found: Block = remembered(local, key, make, is_part=rows is not None)
     return found

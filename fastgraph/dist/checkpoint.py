@@ -80,13 +80,14 @@ def save(
     _check(model, optimizer)
     kept = Kept()
     state = model.state_dict()
-    content = {
-        "model": encoded(state, "model", kept),
-        "versions": encoded(getattr(state, "_metadata", None), "versions", kept),
-        "optimizer": encoded(optimizer.state_dict() if optimizer else None, "optimizer", kept),
-        "random": encoded(_random_states(), "random", kept),
-        "extra": encoded(extra, "extra", kept),
+    parts = {
+        "model": state,
+        "versions": getattr(state, "_metadata", None),
+        "optimizer": optimizer.state_dict() if optimizer else None,
+        "random": _random_states(),
+        "extra": extra,
     }
+    content = {name: encoded(part, name, kept) for name, part in parts.items()}
     folder = Path(path)
     unfinished = None
     try:
@@ -149,6 +150,8 @@ def load(
     specs = _decoded(found, lambda spec: spec)
     if optimizer is not None and specs["optimizer"] is None:
         raise ValueError(f"optimizer must be None, as {found.folder} has the state of none")
+    if optimizer is not None:
+        _check_groups(optimizer, specs["optimizer"])
     wanted = [spec for spec in leaves(specs) if isinstance(spec, Spec)]
     tensors = storage.read(wanted, _layouts(specs, model, optimizer), found.folder)
     state = _decoded(found, lambda spec: tensors[spec.name])
@@ -173,6 +176,21 @@ def _check(model: object, optimizer: object) -> None:
     size = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))
     if not WORLD.is_ready and size > 1:
         raise RuntimeError("call fastgraph.dist.init() before keeping or loading a checkpoint")
+
+
+def _check_groups(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """The optimizer has the groups of the one that was saved, which torch would check too late.
+
+    Raises:
+        ValueError: it has other groups of parameters.
+    """
+    groups = [len(group["params"]) for group in optimizer.param_groups]
+    of_saved = [len(group["params"]) for group in saved["param_groups"]]
+    if groups != of_saved:
+        raise ValueError(
+            f"optimizer must have groups of {of_saved} parameters, as the one that was saved, "
+            f"got {groups}"
+        )
 
 
 def _numbered(folder: Path, suffix: str = "") -> list[Path]:
@@ -226,7 +244,10 @@ def _newest(path: Path) -> Manifest | None:
         raise FileFormatError(f"{path}: expected a folder with checkpoints, got a file")
     folder = path
     if not (path / manifest.NAME).exists():
-        numbered = _numbered(path) if path.exists() else []
+        # An empty folder is something else's: checkpoints are complete before they get their names.
+        numbered = [
+            child for child in (_numbered(path) if path.exists() else []) if any(child.iterdir())
+        ]
         if not numbered:
             return None
         folder = numbered[0]
@@ -257,7 +278,7 @@ def _set_random_states(states: dict[str, Any]) -> None:
 def _decoded(found: Manifest, tensor: Callable[[Spec], Any]) -> dict[str, Any]:
     try:
         return {key: decoded(value, tensor) for key, value in found.content.items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         file = found.folder / manifest.NAME
         raise FileFormatError(f"{file}: expected the content of a checkpoint: {error!r}") from error
 

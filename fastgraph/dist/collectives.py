@@ -45,6 +45,8 @@ class _Enter(Function):
 class _Sum(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, in_order: bool) -> Tensor:
+        if x.layout == torch.sparse_coo:
+            return transport.sum_of_sparse(x)
         return transport.all_reduce_in_order(x) if in_order else transport.all_reduce(x)
 
     @staticmethod

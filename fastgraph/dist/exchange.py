@@ -66,7 +66,8 @@ def plan(index: Tensor, rows: Layout) -> Plan:
     Raises:
         IndexError: on all ranks, if an entry of one of them is out of range.
     """
-    found: Plan = remembered(index, ("plan", rows), lambda: Plan(index, rows))
+    make = lambda: Plan(index, rows)  # noqa: E731
+    found: Plan = remembered(index, ("plan", rows), make, is_part=True)
     return found
 
 

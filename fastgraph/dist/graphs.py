@@ -14,7 +14,7 @@ from fastgraph.dist.grid_volume import Mesh
 from fastgraph.dist.layout import Layout, know, known
 from fastgraph.dist.modes import check_mode
 from fastgraph.dist.owners import agreed_parts, layout_of, owner_of_edges
-from fastgraph.dist.sharded import ShardedTensor
+from fastgraph.dist.sharded import ShardedTensor, taken
 from fastgraph.dist.world import WORLD
 
 if TYPE_CHECKING:
@@ -32,8 +32,12 @@ def shard(
     parts: Tensor | None = None,
     mode: str = "auto",
     mesh: Mesh | None = None,
+    is_tied: bool = False,
 ) -> Graph:
-    """:func:`fastgraph.dist.shard`, with numbers as shares or none."""
+    """:func:`fastgraph.dist.shard`, with numbers as shares or none.
+
+    ``is_tied``: the result takes the place of the graph, see :func:`fastgraph.dist.sharded.taken`.
+    """
     if not WORLD.is_ready:
         raise RuntimeError("call fastgraph.dist.init() before fastgraph.dist.shard()")
     check_is_graph(data)
@@ -44,13 +48,19 @@ def shard(
         from fastgraph.dist.dgl import graphs as of_dgl
 
         found: Any = of_dgl.shard(
-            data, weights=weights, method=method, parts=parts, mode=mode, mesh=mesh
+            data,
+            weights=weights,
+            method=method,
+            parts=parts,
+            mode=mode,
+            mesh=mesh,
+            is_tied=is_tied,
         )
         return found
     check_can_be_sharded(data)
     sizes = num_nodes(data)
     parts = agreed_parts(lambda: joint_edges(data, sizes), sizes, weights, method, parts)
-    return _sharded(data, list(parts.split(sizes)), mode, mesh)
+    return _sharded(data, list(parts.split(sizes)), mode, mesh, is_tied)
 
 
 def shard_as_known(data: Graph, **options: Any) -> Graph:
@@ -69,7 +79,7 @@ def shard_as_known(data: Graph, **options: Any) -> Graph:
         parts = torch.cat([r.owner for r in rows if r is not None])
         kept = {key: options[key] for key in ("mode", "mesh") if key in options}
         options = {"parts": parts, **kept}
-    return shard(data, **options)
+    return shard(data, is_tied=True, **options)
 
 
 def check_is_graph(data: object) -> None:
@@ -140,14 +150,16 @@ def _ends(store: Any) -> Tensor | None:
     return None
 
 
-def _sharded(data: Graph, parts: list[Tensor], mode: str, mesh: Mesh | None) -> Graph:
+def _sharded(
+    data: Graph, parts: list[Tensor], mode: str, mesh: Mesh | None, is_tied: bool
+) -> Graph:
     out = copy.copy(data)
     owners = {}
     for store, owner in zip(out.node_stores, parts, strict=True):
         owners[store._key] = owner
         rows = layout_of(owner, mode, mesh)
         know(rows)
-        _shard_store(store, store.is_node_attr, rows)
+        _shard_store(store, store.is_node_attr, rows, is_tied)
     for store in out.edge_stores:
         index = store.get("edge_index")
         if type(index) is Tensor:
@@ -156,14 +168,13 @@ def _sharded(data: Graph, parts: list[Tensor], mode: str, mesh: Mesh | None) -> 
             rows = layout_of(owner_of_edges(*ends, mode, mesh))
             if known(rows.n) is None:
                 know(rows)
-            _shard_store(store, store.is_edge_attr, rows)
+            _shard_store(store, store.is_edge_attr, rows, is_tied)
     return out
 
 
-def _shard_store(store: Any, belongs: Any, rows: Layout) -> None:
+def _shard_store(store: Any, belongs: Any, rows: Layout, is_tied: bool) -> None:
     for key, axis in by_row(store, belongs, rows.n).items():
-        local = store[key].index_select(axis, rows.position)
-        store[key] = ShardedTensor(local, rows, axis)
+        store[key] = taken(store[key], rows, axis, is_tied=is_tied, name=key)
 
 
 def by_row(store: Any, belongs: Any, n: int) -> dict[str, int]:

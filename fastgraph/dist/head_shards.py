@@ -74,7 +74,7 @@ def everywhere(x: Tensor, rows: Layout) -> Tensor:
     if records_gradient(x):
         return _Everywhere.apply(x, rows)  # type: ignore[no-any-return,no-untyped-call]
     make = lambda: transport.all_gather(x, rows.counts)  # noqa: E731
-    found: Tensor = remembered(x, ("everywhere", rows), make)
+    found: Tensor = remembered(x, ("everywhere", rows), make, is_part=True)
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 from torch.utils import dlpack
+from torch.utils.data import DataLoader, TensorDataset
 
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.sharded import is_sharded, leaves, tree_map, whole
@@ -35,6 +36,8 @@ def install() -> None:
             PATCHES.replace(torch, name, _on_the_whole(getattr(torch, name), name))
         PATCHES.replace(torch, "as_tensor", _as_tensor(torch.as_tensor))
         PATCHES.replace(dlpack, "to_dlpack", _on_the_whole(vars(dlpack)["to_dlpack"], "to_dlpack"))
+        for loaded in (DataLoader, TensorDataset):  # workers are forks, which take part in nothing
+            PATCHES.replace(loaded, "__init__", _on_the_whole(loaded.__init__, loaded.__name__))
         PATCHES.replace(torch, "compile", _uncompiled(torch.compile))
 
 

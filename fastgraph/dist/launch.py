@@ -10,7 +10,10 @@ import io
 import os
 import random
 import runpy
+import shutil
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +23,7 @@ import torch
 
 from fastgraph import enabling
 from fastgraph.dist import dgl, transport, world
+from fastgraph.dist.agreement import check_alike, first_rank_first
 from fastgraph.dist.automatic import Automatic, reduce_as_measured
 from fastgraph.dist.counts import COUNTS
 from fastgraph.dist.first_epochs import FirstEpochs
@@ -27,11 +31,17 @@ from fastgraph.dist.graphs import shard_as_known
 from fastgraph.dist.hooks import PATCHES
 from fastgraph.dist.modes import MODES
 from fastgraph.dist.partition import METHODS
+from fastgraph.dist.running import hashing
+from fastgraph.dist.running.directories import make_directories_together
+from fastgraph.dist.running.script_files import ScriptFiles
 from fastgraph.dist.world import WORLD
 from fastgraph.interpreter import FIRST_ENTRY
 
 # With a store that restarted ranks share with those before, most restarts with gloo fail.
 STORE_OF_ITS_OWN = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+
+_CLOCK = 0.02
+"""Seconds by which times of files may be behind the clock."""
 
 
 def starter() -> argparse.ArgumentParser:
@@ -135,6 +145,12 @@ def parser() -> argparse.ArgumentParser:
         "script that asked for it; default: %(default)s",
     )
     made.add_argument(
+        "--logs",
+        type=Path,
+        metavar="DIR",
+        help="keep what ranks other than the first print and write, in DIR/rank-R; default: no",
+    )
+    made.add_argument(
         "--min-nodes",
         type=int,
         default=1000,
@@ -155,21 +171,40 @@ def main(words: Sequence[str] | None = None) -> None:
         return start(options, words)
     if options.max_restarts is not None:
         parser().error("--max-restarts needs --nproc-per-node")
+    hashing.start_again_with_common_hashes()
     _say_how_to_restart()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # sharded tensors are on the CPU
     timeout = timedelta(seconds=options.timeout)
     world.init(timeout=timeout, random=options.random, check=options.check)
+    hashing.check_common_hashes()
     seed, shard = _seed(), _sharding(options)
     shard_datasets(shard, options.min_nodes)
     dgl.shard_graphs(shard, options.min_nodes, seed)
     let_one_rank_write()
+    make_directories_together()
     enabling.enable()
+    started = time.time() - _CLOCK
+    check_alike()  # no rank goes on before all are here
     sys.argv = [str(options.script), *options.arguments]
     FIRST_ENTRY.replace(str(options.script.resolve().parent))
     if WORLD.rank != 0:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (for as long as the process lives)
+        _keep_apart(options.logs, started)
     atexit.register(_say_gathers)
     runpy.run_path(str(options.script), run_name="__main__")
+
+
+def _keep_apart(logs: Path | None, started: float) -> None:
+    """Have this rank print and write into a folder of its own, by default a temporary one."""
+    if logs is None:
+        folder = Path(tempfile.mkdtemp())
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        output = Path(os.devnull)
+    else:
+        folder = logs.resolve() / f"rank-{WORLD.rank}"
+        folder.mkdir(parents=True, exist_ok=True)
+        output = folder / "output.txt"
+    sys.stdout = output.open("w", buffering=1)  # for as long as the process lives
+    ScriptFiles(folder / "files", started).install(PATCHES)
 
 
 def _sharding(options: argparse.Namespace) -> Callable[[Any], Any]:
@@ -202,6 +237,7 @@ def start(options: argparse.Namespace, words: Sequence[str]) -> None:
     before = words[: len(words) - len(options.arguments) - 1]
     _, of_ranks = starter().parse_known_args(before)
     os.environ[STORE_OF_ITS_OWN] = "1"
+    hashing.for_ranks()
     torchrun(
         [
             "--standalone",
@@ -248,10 +284,9 @@ def shard_datasets(shard: Callable[[Any], Any], min_nodes: int) -> None:
     from torch_geometric.data import Data, Dataset, HeteroData
 
     get = Dataset.__getitem__
-    process = Dataset._process
 
     def fits(data: Any) -> bool:
-        if not isinstance(data, (Data, HeteroData)) or "batch" in data:
+        if WORLD.is_alone or not isinstance(data, (Data, HeteroData)) or "batch" in data:
             return False
         large = (data.num_nodes or 0) >= min_nodes and bool(data.num_edges)
         return large and _is_plain(data)
@@ -266,18 +301,31 @@ def shard_datasets(shard: Callable[[Any], Any], min_nodes: int) -> None:
         value = get(self, index)
         return sharded(value) if len(self) == 1 and not isinstance(value, Dataset) else value
 
-    @functools.wraps(process)
-    def process_once(self: Any) -> None:
-        """The files of a dataset are made by one rank, on which the others wait."""
-        if WORLD.rank == 0:
-            process(self)
-        transport.barrier()
-        if WORLD.rank != 0:
-            process(self)
-
     PATCHES.replace(Dataset, "__getitem__", getitem)
-    PATCHES.replace(Dataset, "_process", process_once)
+    for name in ("_download", "_process"):
+        PATCHES.replace(Dataset, name, _by_one_rank(getattr(Dataset, name)))
     PATCHES.replace(Data, "__init__", _sharding_own(Data.__init__, sharded))
+
+
+def _by_one_rank(upstream: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A step that makes the files of a dataset: rank 0 takes it, and the others find its files."""
+
+    @functools.wraps(upstream)
+    def step(self: Any) -> None:
+        if WORLD.is_alone:  # a dataset that is made of another one
+            return upstream(self)
+
+        def action() -> None:
+            reload = self.force_reload
+            self.force_reload = reload and WORLD.rank == 0
+            try:
+                upstream(self)
+            finally:
+                self.force_reload = reload
+
+        first_rank_first(action)
+
+    return step
 
 
 def _sharding_own(upstream: Callable[..., None], sharded: Callable[[Any], Any]) -> Any:
@@ -308,6 +356,8 @@ def let_one_rank_write() -> None:
 
     @functools.wraps(save)
     def save_once(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if WORLD.is_alone:
+            return save(obj, f, *args, **kwargs)
         is_file = isinstance(f, (str, os.PathLike))
         save(obj, io.BytesIO() if is_file and WORLD.rank != 0 else f, *args, **kwargs)
         if is_file:

@@ -117,5 +117,5 @@ def neighbourhoods(
         return Neighbourhoods(ends, sources, destinations, self_loops)
 
     key = ("neighbourhoods", rows, sources, destinations, transpose, self_loops)
-    found: Neighbourhoods = remembered(local, key, make)
+    found: Neighbourhoods = remembered(local, key, make, is_part=rows is not None)
     return found

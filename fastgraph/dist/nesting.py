@@ -84,28 +84,40 @@ class Kept:
         return name
 
 
-def encoded(value: Any, name: str, kept: Kept) -> Any:
+_DEPTH = 64
+"""Of values within values. Python's own limit of calls, which is json's, depends on the caller."""
+
+
+def encoded(value: Any, name: str, kept: Kept, depth: int = 0) -> Any:
     """A value as JSON.
 
     Args:
         value: numbers, texts, booleans, ``None`` and tensors in lists, tuples and dictionaries.
         name: what it is called in errors, and how the names of its tensors begin.
         kept: where its tensors are put.
+        depth: of the value in others.
 
     Raises:
-        TypeError: it holds something else.
+        TypeError: it holds something else, or is nested too deeply.
     """
+    if depth > _DEPTH:
+        raise TypeError(
+            f"{name.partition('.')[0]} must be nested at most {_DEPTH} deep to be kept in a file"
+        )
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor):
         axis = value.axis if isinstance(value, ShardedTensor) else None
         return described(value, kept.add(value, name), axis)
     if isinstance(value, (list, tuple)):
-        items = [encoded(item, f"{name}.{i}", kept) for i, item in enumerate(value)]
+        items = [encoded(item, f"{name}.{i}", kept, depth + 1) for i, item in enumerate(value)]
         return items if isinstance(value, list) else {"tuple": items}
     if isinstance(value, Mapping):
         pairs = [
-            [encoded(key, f"a key of {name}", kept), encoded(item, f"{name}.{key}", kept)]
+            [
+                encoded(key, f"a key of {name}", kept, depth + 1),
+                encoded(item, f"{name}.{key}", kept, depth + 1),
+            ]
             for key, item in value.items()
         ]
         return {"dict": pairs}

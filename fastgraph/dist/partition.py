@@ -17,6 +17,9 @@ METHODS = ("metis", "even")
 _MOST = torch.iinfo(torch.int32).max
 """Of entries and of work: METIS, as pymetis has it, counts by 32 bits."""
 
+_LEAST = torch.finfo(torch.float32).tiny
+"""The smallest share of a part by METIS, which has them in single precision and fails at 0."""
+
 
 class PartitionError(RuntimeError):
     """METIS did not give a partition."""
@@ -50,6 +53,8 @@ def partition(
         ModuleNotFoundError: ``pymetis`` is not installed.
         PartitionError: METIS failed, or counts no further than the edges of the graph.
     """
+    if num_parts < 1:
+        raise ValueError(f"num_parts must be an integer above 0, got {num_parts}")
     shares = check_weights(weights, num_parts)
     if method not in METHODS:
         raise ValueError(f"method must be one of {list(METHODS)}, got {method!r}")
@@ -105,6 +110,11 @@ def _by_metis(edge_index: Tensor, num_nodes: int, work: Tensor, shares: Tensor) 
             )
     import numpy as np
 
+    if float(shares.min()) < _LEAST:
+        raise ValueError(
+            f"weights must be at least {_LEAST:g} of their sum for METIS, got {shares.min():g}: "
+            "choose the method 'even'"
+        )
     starts, neighbours = symmetric(edge_index, num_nodes)
     largest = max(len(neighbours), int(work.sum()))
     if largest > _MOST:

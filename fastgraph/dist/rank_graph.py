@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist import transport
+from fastgraph.dist.entering.digests import DIGESTS
 from fastgraph.dist.layout import Layout, Recent
 from fastgraph.dist.memo import remembered
 from fastgraph.dist.owners import layout_of
@@ -98,8 +99,9 @@ class RankGraph:
         """What was made of this graph and weights of edges, remembered with both."""
         if weight is None:
             return self._derived.get(key, make)
-        local = weight.local if isinstance(weight, ShardedTensor) else weight
-        return remembered(local, (*key, self), make)
+        if isinstance(weight, ShardedTensor):
+            return remembered(weight.local, (*key, self), make, is_part=True)
+        return remembered(weight, (*key, self), make)
 
 
 def local_rows(x: Tensor, rows: Layout) -> Tensor:
@@ -122,6 +124,7 @@ def local_edges(index: Tensor) -> tuple[Tensor, Layout | None]:
     if index.dim() != 2 or index.shape[0] != 2:
         raise NoRuleError
     if not isinstance(index, ShardedTensor):
+        DIGESTS.compare(index)
         return index, None
     if index.axis != 1:
         raise NoRuleError

@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from fastgraph.dist import collectives
+from fastgraph.dist import collectives, transport
 from fastgraph.dist.counts import COUNTS
+from fastgraph.dist.entering import originals
+from fastgraph.dist.entering.digests import DIGESTS
 from fastgraph.dist.exchange import take
 from fastgraph.dist.layout import Layout
-from fastgraph.dist.memo import remembered
+from fastgraph.dist.memo import count_edit, edits_of, remembered
 from fastgraph.dist.table import Arguments, NoRuleError, Options, find, is_in_place, name_of
 
 # In-place by name, but not of values.
@@ -81,10 +83,12 @@ class ShardedTensor(Tensor):
         if out is not None:
             return _copied_into(out, func(*args, **kwargs))
         name = name_of(func)
+        originals.follow()
         check_sources(args, kwargs)
         before = version(args[0]) if args else None
         result = _by_rule(func, name, args, kwargs)
         if before is not None and version(args[0]) != before:
+            _edited(args[0])
             _write_through(args[0])
         return result
 
@@ -126,6 +130,10 @@ class Source:
     version: int | None
 
 
+_OF_PLAIN = (Tensor.__format__, Tensor.__reduce_ex__, Tensor.__deepcopy__)
+"""What does something else for subclasses of tensors."""
+
+
 class CopiedView(Tensor):
     """An ordinary tensor with a copy of rows of a sharded one, where upstream has a view.
 
@@ -146,6 +154,8 @@ class CopiedView(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 args, kwargs = tree_map(plain, args), tree_map(plain, kwargs)
             return func(*args, **kwargs)
+        if func in _OF_PLAIN:
+            args = (args[0].as_subclass(Tensor), *args[1:])
         touched = [x for x in leaves(args, kwargs) if type(x) is CopiedView]
         versions = [version(x) for x in touched]
         with torch._C.DisableTorchFunctionSubclass():
@@ -195,13 +205,22 @@ def leaves(*values: Any) -> Iterator[Any]:
 
 
 def version(x: Any) -> int | None:
-    """How often a tensor was edited; ``None`` for what does not count its edits."""
+    """A number that grows with each edit of a tensor; ``None`` for what does not count them."""
+    uncounted = 0
     if is_sharded(x):
         x = x.local
+        uncounted = edits_of(x)
     if not isinstance(x, Tensor):
         return None
     with torch._C.DisableTorchFunctionSubclass():
-        return None if x.is_inference() else x._version
+        return None if x.is_inference() else x._version + uncounted
+
+
+def _edited(x: Any) -> None:
+    """All that shares the memory of a sharded tensor knows of an edit."""
+    if is_sharded(x):
+        count_edit(x.local)
+        originals.write_back(x.local)
 
 
 _entered = WeakTensorKeyDictionary()
@@ -212,17 +231,29 @@ def enter(x: Any) -> Any:
 
     Uses of a parameter share one sum of gradients for each backward pass.
     """
+    DIGESTS.compare(x)
     if not collectives.records_gradient(x):
         return x
     if not x.is_leaf:
         return collectives.enter(x)
     entered, edits = _entered.get(x, (None, None))
-    if entered is None or edits != version(x):
+    if entered is None or edits != version(x) or not _is_all_of(entered, x):
         entered = collectives.enter(x)
         _entered[x] = entered, version(x)
         leaf = weakref.ref(x)
         entered.register_hook(lambda grad: _forget(leaf()))
     return entered
+
+
+def _is_all_of(view: Tensor, x: Tensor) -> bool:
+    """True if a view is one of the memory that a tensor has now, which ``.data`` may replace."""
+    return (
+        view.untyped_storage() is x.untyped_storage()
+        and view.storage_offset() == x.storage_offset()
+        and view.shape == x.shape
+        and view.stride() == x.stride()
+        and view.dtype == x.dtype
+    )
 
 
 def _forget(leaf: Tensor | None) -> None:
@@ -254,6 +285,7 @@ def aligned(x: Any, rows: Layout, axis: int) -> Any:
     if 0 <= at < x.dim() and x.shape[at] != 1:
         if x.shape[at] != rows.n:
             raise NoRuleError
+        DIGESTS.compare(x)
         return collectives.split(x, rows, at)
     if axis >= 0 and x.dim() and x.dim() <= at:
         raise NoRuleError
@@ -262,6 +294,7 @@ def aligned(x: Any, rows: Layout, axis: int) -> Any:
 
 def placed(x: Tensor, rows: Layout, axis: int) -> ShardedTensor:
     """A replicated tensor as a sharded one, which keeps the rows of this rank."""
+    DIGESTS.compare(x)
     if x.requires_grad:
         return ShardedTensor(collectives.split(x, rows, axis), rows, axis)
 
@@ -270,6 +303,48 @@ def placed(x: Tensor, rows: Layout, axis: int) -> ShardedTensor:
 
     local = make() if x.is_floating_point() else remembered(x, ("placed", rows, axis), make)
     return ShardedTensor(local, rows, axis)
+
+
+def alike(x: ShardedTensor, local: Tensor) -> Tensor:
+    """Local rows that are a view of those of a tensor on all ranks, or a copy on all of them.
+
+    A part of a row or none has strides that are those of any order of dimensions, so that torch
+    gives a view of it where it has to copy those of others. All ranks must call it.
+
+    Args:
+        x: the tensor.
+        local: what an operation has made of its local rows that gives a view if it can.
+    """
+    counts = x.rows.counts
+    if min(counts) > 1:
+        return local
+    is_view = local.untyped_storage() is x.local.untyped_storage()
+    has_copied = not is_view and (x.rows.mine > 1 or max(counts) <= 1)
+    if transport.agree(not has_copied) or not is_view:
+        return local
+    return local.clone(memory_format=torch.contiguous_format)
+
+
+def taken(x: Tensor, rows: Layout, axis: int, *, is_tied: bool, name: str = "") -> ShardedTensor:
+    """A tensor of the program that a graph takes, as a sharded one; its gradient is of all rows.
+
+    Args:
+        x: a replicated tensor.
+        rows: of the result.
+        axis: the dimension of which they are.
+        is_tied: on one process the graph would have ``x`` itself, so that edits of one of both are
+            edits of the other.
+        name: in the graph.
+    """
+    DIGESTS.compare(x, name)
+    if collectives.records_gradient(x):
+        local = collectives.split(x, rows, axis)
+    else:
+        local = x.detach().index_select(axis, rows.position)
+    found = ShardedTensor(local, rows, axis)
+    if is_tied:
+        originals.tie(x, found)
+    return found
 
 
 def wrapped(out: Any, rows: Layout, axis: int) -> Any:
@@ -314,6 +389,8 @@ def on_the_whole(func: Any, name: str, args: Arguments, kwargs: Options) -> Any:
             if copy.shape != tensor.shape:
                 raise NotImplementedError(f"{name} would give a sharded tensor another shape")
             tensor.local.copy_(collectives.split(copy, tensor.rows, tensor.axis))
+            if not args or tensor is not args[0]:  # of which the caller takes care
+                _edited(tensor)
             written.add(id(copy))
 
     def returned(x: Any) -> Any:

@@ -141,7 +141,9 @@ def write_shards(
     check_safetensors("shards")
     of_graphs, of_stores = _rooms(dgl.is_dgl_graph(data))
     of_graphs.check_can_be_sharded(data)
-    folder = Path(folder)
+    folder = Path(folder).resolve()
+    if Path.cwd().is_relative_to(folder):
+        raise ValueError(f"folder must not be where this process works, got {folder}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"folder must be a new or empty one, got {folder}")
     sizes = of_graphs.num_nodes(data)

@@ -94,6 +94,15 @@ def _sum_of_parts(parts: Tensor, shape: Sequence[int]) -> Tensor:
     return total
 
 
+def sum_of_sparse(x: Tensor) -> Tensor:
+    """:func:`all_reduce` of sparse tensors in coordinate format: the entries of all ranks."""
+    x = x.detach().coalesce()
+    index, values = x.indices().t().contiguous(), x.values()
+    counts = all_gather(torch.tensor([len(values)]), [1] * WORLD.size).tolist()
+    entries = all_gather(index, counts).t(), all_gather(values, counts)
+    return torch.sparse_coo_tensor(*entries, x.shape, check_invariants=False).coalesce()
+
+
 def all_gather(x: Tensor, counts: Sequence[int]) -> Tensor:
     """The rows of all ranks in the order of ranks, of which rank ``r`` has ``counts[r]``.
 
@@ -201,6 +210,16 @@ class Exchange:
         return self._received
 
 
+def table_of(row: Tensor) -> Tensor:
+    """The rows of all ranks, ``[ranks, len(row)]``; for what ranks check, and not counted."""
+    found = row.new_empty(WORLD.size * len(row))
+    try:
+        _gather_parts(found, row)
+    except RuntimeError as error:
+        raise _unfinished("all_gather", row.shape, row.dtype, error) from error
+    return found.view(WORLD.size, -1)
+
+
 def agree(value: bool) -> bool:
     """Whether this holds on all ranks.
 
@@ -251,6 +270,16 @@ def _issue(
     sent: int,
     collective: Callable[[], object],
 ) -> None:
+    if WORLD.is_alone:
+        raise RanksDivergedError(
+            f"rank {WORLD.rank} of {WORLD.size}: {kind} of {list(shape)} {dtype} at "
+            f"{line_of_program()}, while ranks work one by one, as on the files of a dataset"
+        )
+    if WORLD.is_forked:
+        raise RuntimeError(
+            f"a fork of rank {WORLD.rank}, such as a worker of a data loader, uses a sharded "
+            f"tensor at {line_of_program()}; give it fastgraph.dist.whole(tensor)"
+        )
     COUNTS.calls[kind] += 1
     COUNTS.sent[kind] += sent
     started = time.perf_counter()

@@ -120,7 +120,7 @@ def whole_graph(
         return WholeGraph(pair, found, sources, destinations, self_loops)
 
     key = ("whole graph", rows, sources, destinations, transpose, self_loops)
-    found: WholeGraph = remembered(local, key, make)
+    found: WholeGraph = remembered(local, key, make, is_part=rows is not None)
     return found
 
 

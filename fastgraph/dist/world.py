@@ -7,8 +7,11 @@ import importlib
 import os
 import random
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -41,6 +44,9 @@ class World:
         random: how random numbers for sharded tensors are drawn, see :func:`init`.
         check: whether the ranks compare every collective before they issue it.
         is_ready: whether :func:`init` was called.
+        is_alone: True while ranks work one by one, see :func:`alone`.
+        is_forked: whether this process is a fork of a rank, as workers of data loaders are, and
+            takes no part in collectives.
     """
 
     rank: int = 0
@@ -48,9 +54,34 @@ class World:
     random: str = "rows"
     check: bool = False
     is_ready: bool = False
+    is_alone: bool = False
+    is_forked: bool = False
 
 
 WORLD = World()
+
+BEGINNING: list[Callable[[], None]] = []
+"""What is called when ranks have joined."""
+
+
+def _forked() -> None:
+    WORLD.is_forked = True
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Work that a rank does while the others are elsewhere, so that a collective would hang.
+
+    Within, graphs stay whole, files are written as on one process, and a collective is an error.
+    """
+    before, WORLD.is_alone = WORLD.is_alone, True
+    try:
+        yield
+    finally:
+        WORLD.is_alone = before
 
 
 def init(
@@ -89,8 +120,11 @@ def init(
     if dist.is_initialized():
         WORLD.rank, WORLD.size = dist.get_rank(), dist.get_world_size()
     WORLD.random, WORLD.check, WORLD.is_ready = random, check, True
+    WORLD.is_forked = False
     if WORLD.size > 1:
-        _share_random_states()
+        share_random_states()
+    for begin in BEGINNING:
+        begin()
     return WORLD
 
 
@@ -111,7 +145,10 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def _share_random_states() -> None:
+def share_random_states() -> None:
+    """Have all ranks go on with the random states of rank 0: torch's, ``random``'s and numpy's."""
+    if WORLD.size == 1:
+        return
     numpy = sys.modules.get("numpy")
     states: list[Any] = [
         torch.get_rng_state(),
@@ -125,11 +162,17 @@ def _share_random_states() -> None:
         numpy.random.set_state(states[2])
 
 
-def line_of_program() -> str:
-    """The line of the user's program that is running, as ``file:line``."""
+def frame_of_program() -> FrameType:
+    """The frame of the user's program that is running."""
     frame = sys._getframe(1)
     while frame.f_globals.get("__name__", "").partition(".")[0] in LIBRARIES:
         if frame.f_back is None:
             break
         frame = frame.f_back
+    return frame
+
+
+def line_of_program() -> str:
+    """The line of the user's program that is running, as ``file:line``."""
+    frame = frame_of_program()
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -10,18 +10,23 @@ tensors of its own.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+import threading
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from fastgraph.graphs.graph import Graph, normal_mode
-from fastgraph.graphs.memo import MEMO, is_recording, remembered, tensor_key
+from fastgraph.graphs.graph import MAX_INDEX, Graph, normal_mode
+from fastgraph.graphs.memo import MEMO, remembered, tensor_key
 from fastgraph.machine.capture import refuse_to_capture
 
 # Graphs by the identities of tensors that they hold, which no others have as long as they live.
 _BY_OWN_INDEX: WeakValueDictionary[tuple[int, ...], Graph] = WeakValueDictionary()
+
+
+Result = TypeVar("Result")
 
 
 class Edges(NamedTuple):
@@ -55,17 +60,6 @@ class Edges(NamedTuple):
             return index.flip(0) if self.transpose else index
         return remembered("reversed", _reversed, self.index) if self.transpose else self.index
 
-    def without_numbers(self, num_src: int, num_dst: int) -> Edges:
-        """The same edges grouped by destination, if that can be, for calls that number none.
-
-        Backward passes then write what they leave for each edge in the order of their rows. An edit
-        of ``index`` between the passes has no effect, where upstream may refuse the gradient.
-        """
-        if is_recording() or self.ptr is not None or self.transpose:
-            return self
-        rows = renumbered_graph(self.index, num_src, num_dst, self.self_loops).by_destination
-        return Edges(rows.col, rows.ptr)
-
 
 def _index_of_groups(index: Tensor, ptr: Tensor) -> Tensor:
     rows = torch.repeat_interleave(ptr.diff(), output_size=index.shape[-1]).to(index.dtype)
@@ -86,6 +80,9 @@ def graph_of(
     Raises:
         RuntimeError: a graph is seen for the first time while a CUDA graph is captured.
     """
+    known = _THREAD.known
+    if known is not None and known.is_named(index, ptr, num_src, num_dst, self_loops):
+        return known.graph
     if ptr is not None and not self_loops:
         own = _BY_OWN_INDEX.get((id(index), id(ptr), num_src, num_dst))
         if own is not None:
@@ -101,6 +98,80 @@ def graph_of(
         graph = _build(index, ptr, num_src, num_dst, self_loops)
         MEMO.put(key, graph, index, ptr)
     return graph
+
+
+class OutOfRange(str):
+    """The reason why no operator can take a graph: an edge leads to a node that there is not.
+
+    Args:
+        detail: which one.
+    """
+
+    detail: str
+
+    def __new__(cls, detail: str) -> OutOfRange:
+        """The reason is the same for all details, as reasons are counted."""
+        reason = super().__new__(cls, "edge_index points outside the nodes")
+        reason.detail = detail
+        return reason
+
+
+def too_large(*counts: int) -> str | None:
+    """Why numbers of nodes or edges do not fit into a graph, if they do not."""
+    return f"more than {MAX_INDEX} nodes or edges" if max(counts) > MAX_INDEX else None
+
+
+def unless_out_of_range(make: Callable[..., Result], *arguments: object) -> Result | OutOfRange:
+    """A graph, or what is made of one, unless an index lies outside its node range.
+
+    A layer asks before it computes, and leaves what upstream makes of such an index to upstream.
+
+    Args:
+        make: gives it, :func:`graph_of` for example, and does nothing but build graphs.
+        arguments: its arguments.
+    """
+    try:
+        return make(*arguments)
+    except IndexError as error:
+        return OutOfRange(str(error))
+
+
+class KnownGraph(NamedTuple):
+    """The graph of an ``edge_index`` that was looked up before operators are called."""
+
+    graph: Graph
+    index: Tensor  # type: ignore[assignment]  # shadows tuple.index
+
+    def is_named(
+        self, index: Tensor, ptr: Tensor | None, num_src: int, num_dst: int, self_loops: int
+    ) -> bool:
+        """True if arguments of :func:`graph_of` ask for it."""
+        return (
+            index is self.index
+            and ptr is None
+            and not self_loops
+            and (num_src, num_dst) == (self.graph.num_src, self.graph.num_dst)
+        )
+
+    def while_computing(self, compute: Callable[..., Result], *arguments: object) -> Result:
+        """``compute(*arguments)``, in which the graph is known without another look at its edges.
+
+        Nothing in it may edit these.
+        """
+        before, _THREAD.known = _THREAD.known, self
+        try:
+            return compute(*arguments)
+        finally:
+            _THREAD.known = before
+
+
+class _Thread(threading.local):
+    """The graph that a thread's call knows."""
+
+    known: KnownGraph | None = None
+
+
+_THREAD = _Thread()
 
 
 def _build(index: Tensor, ptr: Tensor | None, num_src: int, num_dst: int, loops: int) -> Graph:

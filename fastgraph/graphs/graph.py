@@ -170,7 +170,7 @@ class Graph:
         """The same graph with its edges in ascending destination order."""
         graph = copy.copy(self)
         graph.by_destination = self.by_destination._replace(edge_id=None)
-        graph._by_source = None
+        graph._by_source, graph._beside = None, {}
         return graph
 
     def __getstate__(self) -> dict[str, object]:

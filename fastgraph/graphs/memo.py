@@ -153,6 +153,23 @@ class Memo:
                 self._remove_freed()
             self._remove_excess(device)
 
+    def forget(self, key: tuple[object, ...]) -> bool:
+        """Drop what is stored under a key; true if there was something."""
+        with self._lock:
+            before = len(self._entries)
+            self._remove(key)
+            return len(self._entries) < before
+
+    def forget_named(self, name: str) -> None:
+        """Drop what is stored under keys that begin with a name."""
+        with self._lock:
+            for key in [key for key in self._entries if key[0] == name]:
+                self._remove(key)
+
+    def has_room_for(self, nbytes: int, device: int) -> bool:
+        """True if what takes so many bytes leaves as many to the graphs of a device."""
+        return 2 * nbytes <= _bound(device)
+
     def trim(self) -> None:
         """Release what belongs to freed tensors or exceeds the ``cache_bytes`` setting."""
         with self._lock:
@@ -183,8 +200,7 @@ class Memo:
             self._remove(key)
 
     def _remove_excess(self, device: int) -> None:
-        given = settings.current().cache_bytes
-        bound = quarter_of_memory(device) if given is None else given
+        bound = _bound(device)
         if self._nbytes[device] <= bound:
             return
         entries = [(e.used, k) for k, e in self._entries.items() if e.device == device]
@@ -209,6 +225,11 @@ class Memo:
             self._nbytes.clear()
 
 
+def _bound(device: int) -> int:
+    given = settings.current().cache_bytes
+    return quarter_of_memory(device) if given is None else given
+
+
 @functools.cache
 def quarter_of_memory(device: int) -> int:
     """Of the machine, or of a GPU: its programs need as much for graphs as it is large."""
@@ -227,6 +248,9 @@ def _present(tensors: tuple[Tensor | None, ...]) -> list[Tensor]:
 
 
 MEMO = Memo()
+
+AGGREGATION = "aggregation"
+"""The name of what :mod:`fastgraph.layers.constant` keeps, which goes when routes do."""
 
 Value = TypeVar("Value")
 

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from fastgraph import ops
-from fastgraph.graphs.edges import Edges
+from fastgraph.graphs.edges import (
+    Edges,
+    KnownGraph,
+    OutOfRange,
+    graph_of,
+    too_large,
+    unless_out_of_range,
+)
+from fastgraph.graphs.memo import is_recording
+from fastgraph.ops.library import is_defined_by
 from fastgraph.ops.spmm import REDUCTIONS
 
 SUMS = REDUCTIONS
@@ -28,6 +37,8 @@ class Aggregation(NamedTuple):
         num_out: the number of aggregating nodes.
         node_dim: counted from the front.
         ties: as for :func:`fastgraph.ops.segment_reduce`.
+        is_product: whether upstream multiplies by a matrix instead of gathering features.
+        known: the graph of the edges, where it has been looked up.
     """
 
     x: Tensor
@@ -37,19 +48,44 @@ class Aggregation(NamedTuple):
     num_out: int
     node_dim: int
     ties: str
+    is_product: bool = False
+    known: KnownGraph | None = None
 
     @property
     def is_owned(self) -> bool:
         """Whether nothing else refers to the result, and no gradient needs it."""
         return self.reduce in SUMS and self.node_dim == 0
 
+    def look_up(self) -> Aggregation | str:
+        """The same with its graph, so that computing does not look at the edges once more.
+
+        Or the reason why upstream's code must run, which is not for products with matrices: these
+        would read other memory where operators raise.
+        """
+        edges = self.edges
+        if self.is_product or edges.ptr is not None or is_recording():
+            return self
+        if is_defined_by(self.x, edges.index):
+            return self
+        num_in = self.x.shape[self.node_dim]
+        ends = (self.num_out, num_in) if edges.transpose else (num_in, self.num_out)
+        if reason := too_large(*ends, edges.num_edges):
+            return reason
+        graph = unless_out_of_range(graph_of, edges.index, None, *ends)
+        if isinstance(graph, OutOfRange):
+            return graph
+        return self._replace(known=KnownGraph(graph, edges.index))
+
     def compute(self) -> Tensor:
         """The aggregated features."""
+        return self._sum() if self.known is None else self.known.while_computing(self._sum)
+
+    def _sum(self) -> Tensor:
         operator: Callable[..., Tensor] = ops.spmm
         if self.reduce not in SUMS:
             operator = functools.partial(ops.segment_reduce, ties=self.ties)
         out = operator(
-            self._rows(),
+            self._rows_to_keep(),
             self.edges.index,
             self.weight,
             ptr=self.edges.ptr,
@@ -65,11 +101,25 @@ class Aggregation(NamedTuple):
         The graph must be a plain ``edge_index`` among one set of nodes.
         """
         edges = self.edges
-        out = operator(self._rows(), edges.index, self.weight, transpose=edges.transpose)
+        out = operator(self.rows(), edges.index, self.weight, transpose=edges.transpose)
         return self._placed(out)
 
-    def _rows(self) -> Tensor:
+    def rows(self) -> Tensor:
+        """The features, nodes first."""
         return self.x if self.node_dim == 0 else self.x.movedim(self.node_dim, 0)
+
+    def _rows_to_keep(self) -> Tensor:
+        """The rows, copied where the operator keeps them for the gradient of weights.
+
+        Upstream keeps what it has gathered, so that its callers may edit the features before the
+        backward pass; a copy has a row for each node, where upstream's has one for each edge.
+        """
+        rows, weight = self.rows(), self.weight
+        if weight is None or not weight.requires_grad or not torch.is_grad_enabled():
+            return rows
+        if torch.compiler.is_compiling() or is_defined_by(rows):
+            return rows  # graphs of compilers know no edits
+        return rows.clone()
 
     def _placed(self, out: Tensor) -> Tensor:
         if self.node_dim == 0:

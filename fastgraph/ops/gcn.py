@@ -55,16 +55,26 @@ def gcn(
     if is_recording() or is_defined_by(x, index, weight):
         out: Tensor = GCN(x, index, weight, float(loop_weight), transpose, False)
         return out
+    found = normalised(x, index, weight, float(loop_weight), transpose)
+    return sum_normalised(x, found, transpose=transpose)
+
+
+def sum_normalised(x: Tensor, normalised: WeightedGraph, *, transpose: bool) -> Tensor:
+    """:func:`gcn` of a graph that is normalised already, see :func:`normalised`."""
     # The gradient goes by tensors of our own, as upstream's does: a caller may edit theirs, or have
     # made them in inference mode.
-    graph, weight = _normalised(x, index, weight, float(loop_weight), transpose)
+    graph, weight = normalised
     rows = graph.by_destination
     return spmm(x, rows.col, weight, ptr=rows.ptr, transpose=transpose)
 
 
-def _normalised(
+def normalised(
     x: Tensor, index: Tensor, weight: Tensor | None, loop_weight: float, transpose: bool
 ) -> WeightedGraph:
+    """The graph that :func:`gcn` aggregates along, with its weights, remembered.
+
+    Arguments and errors are those of :func:`gcn`; of ``x``, shape and dtype matter.
+    """
     check_operands(x, index, None, weight)
     options = (x.shape[0], loop_weight, transpose, x.dtype)
     return remembered("normalised", normalised_graph, index, weight, *options)
@@ -78,7 +88,7 @@ def _gcn(
     transpose: bool,
     adjoint: bool,
 ) -> Tensor:
-    graph, weight = _normalised(x, index, weight, loop_weight, transpose)
+    graph, weight = normalised(x, index, weight, loop_weight, transpose)
     kernel = REGISTRY.kernel("spmm", device_type(x), x.dtype)
     out: Tensor = kernel(graph, flatten(x), weight, "sum", transpose is not adjoint)
     return unflatten(out, *x.shape)

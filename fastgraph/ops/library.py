@@ -157,29 +157,26 @@ def wanted_gradients(ctx: Any) -> Sequence[bool]:
     # A function runs because a gradient is wanted. Compilers ask for those that they need.
     if needed.count(True) < 2 or torch.compiler.is_compiling():
         return needed
-    try:
-        if not _will_run(ctx):  # it is called by something else than the engine
-            return needed
-    except RuntimeError:  # no engine runs at all
-        return needed
-    # In the order of the arguments that require a gradient.
+    # Those of the arguments that require a gradient, in their order.
     following = [node for node, _ in ctx.next_functions if node is not None]
     wanted = list(needed)
     for position in range(len(needed) - 1, -1, -1):
         if needed[position]:
-            wanted[position] = _is_wanted(following.pop())
-            if len(following) == 1 and True not in wanted[position:]:
-                break  # the first is, if no other one: asking for a leaf that is takes 20 us
-    return wanted
+            node = following.pop()
+            if not following and True not in wanted[position + 1 :] and _will_run(ctx):
+                break  # the engine runs the function for this one, of which it need not be asked
+            wanted[position] = _will_run(node)
+    return wanted if True in wanted else needed  # it is called by something else than the engine
 
 
-_will_run: Callable[[Any], bool] = torch._C._will_engine_execute_node
+def _will_run(node: Any) -> bool:
+    """True if the backward pass that is in progress needs an autograd node, or none is.
 
-
-def _is_wanted(node: Any) -> bool:
+    That is false for the node that it begins with, as torch does not count it.
+    """
     try:
-        return _will_run(node)
-    except RuntimeError:  # torch refuses to tell of leaves, but only of those that are wanted
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # of a leaf that is wanted, after 20 us, or of any node outside the engine
         return True
 
 

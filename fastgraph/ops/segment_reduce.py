@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
+from fastgraph.graphs.graph import Graph, beside
 from fastgraph.ops.library import Gradient, define, is_defined_by, needs_torch_operations
 from fastgraph.ops.topology import (
     check_choice,
@@ -93,13 +94,31 @@ def _segment_reduce(
     ties: str,
 ) -> tuple[Tensor, Tensor]:
     check_operands(x, index, ptr, weight)
-    graph = topology(index, ptr, x.shape[0], num_out, transpose)
+    graph = _rows(index, ptr, weight, x.shape[0], num_out, transpose)
     kernel = REGISTRY.kernel("segment_reduce", device_type(x), x.dtype)
     out, record = kernel(graph, flatten(x), weight, reduce, transpose, ties)
     return (
         unflatten(out, num_out, *x.shape[1:]),
         unflatten(record, *_record_shape(x, num_out, ties)),
     )
+
+
+def _rows(
+    index: Tensor,
+    ptr: Tensor | None,
+    weight: Tensor | None,
+    num_in: int,
+    num_out: int,
+    transpose: bool,
+) -> Graph:
+    """The graph, whose edges are numbered as kernels visit them where nobody else numbers any.
+
+    So what is recorded of a row leads to what is close to each other in memory.
+    """
+    graph = topology(index, ptr, num_in, num_out, transpose)
+    if weight is not None or transpose or graph.by_destination.edge_id is None:
+        return graph
+    return beside(graph, "renumbered", graph.renumbered)
 
 
 def _segment_reduce_fake(
@@ -146,7 +165,7 @@ def _gradient(
     transpose: bool,
     ties: str,
 ) -> Tensor:
-    graph = topology(index, ptr, x.shape[0], out.shape[0], transpose)
+    graph = _rows(index, ptr, weight, x.shape[0], out.shape[0], transpose)
     matrices = flatten(grad), flatten(x), weight, flatten(out), flatten(record)
     grad_x: Tensor = kernel(graph, *matrices, transpose, ties)
     return unflatten(grad_x, *x.shape)
@@ -161,10 +180,28 @@ def _save(ctx: Any, arguments: Sequence[Any], result: tuple[Tensor, Tensor]) -> 
     out, record = result
     ctx.mark_non_differentiable(record)
     ctx.shapes = x.shape, out.shape
-    # A record of winners says all, so that both may be edited before the backward pass.
-    has_values = ctx.ties != "winner" or is_defined_by(x)
-    compared = (x, out) if has_values else (None, None)
-    ctx.save_for_backward(*compared, index, ptr, weight, record)
+    ctx.save_for_backward(*_compared(x, out, record, ctx.ties), index, ptr, weight, record)
+
+
+def _compared(
+    x: Tensor, out: Tensor, record: Tensor, ties: str
+) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """The features and extrema that the backward pass compares, where the record does not say all.
+
+    Upstream keeps the rows that it has gathered, so that its callers may edit theirs. Here a record
+    that names a winner for every value needs neither; looking for one that does not costs a
+    fraction of the pass that made it. Where edges do tie, a copy of the features is kept, which has
+    a row for each node where upstream's has one for each edge.
+    """
+    if is_defined_by(x) or type(record) is not Tensor or ties == "none":
+        return x, out  # what is traced knows no edits
+    if ties == "winner":
+        return None, None
+    kernel = REGISTRY.kernel("segment_reduce_backward", device_type(x), x.dtype)
+    goes_by_records = getattr(kernel, "goes_by_records", False)
+    if goes_by_records and (record.numel() == 0 or int(record.max()) <= 0):
+        return None, None
+    return x.clone(), out
 
 
 def _backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:

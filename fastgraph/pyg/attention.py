@@ -7,7 +7,8 @@ their ``forward`` is replaced as a whole: it does what upstream's does around on
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,12 +18,24 @@ from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.utils import add_self_loops
 
-from fastgraph.graphs.edges import Edges, index_with_self_loops, other_edges
+from fastgraph.graphs.edges import (
+    Edges,
+    KnownGraph,
+    OutOfRange,
+    graph_of,
+    index_with_self_loops,
+    other_edges,
+    renumbered_graph,
+    too_large,
+    unless_out_of_range,
+)
+from fastgraph.graphs.graph import Graph
+from fastgraph.graphs.memo import is_recording
 from fastgraph.layers.attention import Inputs
 from fastgraph.machine import capture
 from fastgraph.pyg.edges import edges_of
 from fastgraph.pyg.modules import LINEAR
-from fastgraph.pyg.propagate import from_template, module_refusal
+from fastgraph.pyg.propagate import from_template, module_refusal, replaced_on
 from fastgraph.registry.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import (
@@ -34,8 +47,11 @@ from fastgraph.routing.conditions import (
 )
 
 _METHODS = ("message", "edge_update")
-_OVERRIDABLE = ("edge_update", "edge_updater", "propagate")
+_GENERATED = ("edge_updater", "propagate")
 _HOOKS = ("_edge_update_forward_pre_hooks", "_edge_update_forward_hooks")
+
+
+Result = TypeVar("Result")
 
 
 class Accepted(NamedTuple):
@@ -88,8 +104,10 @@ def _module_refusal(module: MessagePassing, layer: type[MessagePassing]) -> str 
         if method is not getattr(MessagePassing, name) and not from_template(cls, method):
             return f"{name} is overridden"
     attributes = vars(module)
-    for name in _OVERRIDABLE:
-        if name in attributes:
+    if "edge_update" in attributes:
+        return "edge_update is overridden on the instance"
+    for name in _GENERATED:
+        if name in attributes and replaced_on(module, name):
             return f"{name} is overridden on the instance"
     if any(attributes[name] for name in _HOOKS):
         return "a message-passing hook is set"
@@ -114,6 +132,8 @@ def _edges(module: MessagePassing, edge_index: Any, inputs: Inputs) -> Edges | s
         return "a sparse CSC adjacency matrix in an attention layer"
     elif edges.values is not None:
         sizes = tuple(reversed(edge_index.shape))
+    if edges.index.device != inputs.src.device:
+        return "edge_index is not on the device of the features"
     for size, features in zip(sizes, inputs, strict=True):
         if size is not None and size != len(features):
             return f"a graph of size {tuple(sizes)}, unlike the features"
@@ -153,8 +173,8 @@ def edge_refusal(
     if edge_index.layout != torch.strided:
         return "edge_attr beside a sparse adjacency matrix"
     assert isinstance(edge_attr, Tensor)
-    channels = 1 if edge_attr.dim() == 1 else edge_attr.shape[-1]
     expected = (edge_index.shape[1], lin_edge.in_channels)
+    channels = 1 if edge_attr.dim() == 1 else edge_attr.shape[-1:].numel()
     if edge_attr.dim() not in num_dims or (edge_attr.shape[0], channels) != expected:
         return f"edge_attr has shape {list(edge_attr.shape)}, expected {list(expected)}"
     if edge_attr.dtype != lin_edge.weight.dtype and not torch.is_autocast_enabled(
@@ -172,41 +192,93 @@ def edge_projection(module: Any) -> Tensor:
     return weight.view(module.heads, module.out_channels, -1)
 
 
-def with_self_loops(
-    module: Any,
-    edges: Edges,
-    edge_attr: Tensor | None,
-    inputs: Inputs,
-    need_weights: bool,
-) -> tuple[Edges, Tensor | None]:
-    """The edges of a call and their features, with self-loops where the layer adds them.
+class Located(NamedTuple):
+    """Edges as an operator takes them, and their graph, where it has been looked up.
 
-    As in upstream these are edges of our own then: a caller may edit theirs before the backward
-    pass, or have made them in inference mode.
+    Attributes:
+        edges: with the self-loops that the layer adds.
+        graph: by which operators find it, or that lives long enough for them to find it.
     """
-    index = edges.as_index()
-    if edge_attr is not None and edge_attr.dim() == 1:
+
+    edges: Edges
+    graph: KnownGraph | Graph | None = None
+
+    def while_computing(self, compute: Callable[..., Result], *arguments: object) -> Result:
+        """``compute(*arguments)``, in which operators find the graph."""
+        if isinstance(self.graph, KnownGraph):
+            return self.graph.while_computing(compute, *arguments)
+        return compute(*arguments)
+
+
+def located(call: Accepted, loops: int | None, *, numbered: bool) -> Located | str:
+    """The edges of a call as an operator takes them, looked up before anything is computed.
+
+    Args:
+        call: features and edges.
+        loops: of how many nodes the layer replaces the self-loops, if it does. As in upstream the
+            edges are our own then: a caller may edit theirs before the backward pass, or have made
+            them in inference mode.
+        numbered: whether something is given or returned for each edge. If not, backward passes
+            write what they leave for each edge in the order of rows, and an edit of the caller's
+            edges between the passes has no effect, where upstream may refuse the gradient.
+
+    Returns:
+        Or the reason to leave the call to upstream.
+    """
+    inputs, index = call.inputs, call.edges.as_index()
+    num_src, num_dst = map(len, inputs)
+    # Subclasses of tensors define operators for edges as they were given.
+    is_looked_up = is_plain(*inputs, index) and not is_recording()
+    if reason := too_large(num_src, num_dst, index.shape[1] + (loops or 0)):
+        return reason
+    if not numbered:
+        if not is_looked_up:
+            return Located(Edges(index, self_loops=loops or 0))
+        graph = unless_out_of_range(renumbered_graph, index, num_src, num_dst, loops or 0)
+        if isinstance(graph, OutOfRange):
+            return graph
+        rows = graph.by_destination
+        return Located(Edges(rows.col, rows.ptr), graph)
+    if loops is not None:
+        index = index_with_self_loops(index, loops)
+    if not is_looked_up:
+        return Located(Edges(index))
+    graph = unless_out_of_range(graph_of, index, None, num_src, num_dst)
+    if isinstance(graph, OutOfRange):
+        return graph
+    return Located(Edges(index), KnownGraph(graph, index))
+
+
+def loops_of(module: Any, inputs: Inputs) -> int | None:
+    """Of how many nodes ``GATConv`` and ``GATv2Conv`` replace the self-loops, if they do."""
+    return min(map(len, inputs)) if module.add_self_loops else None
+
+
+def with_loop_features(module: Any, call: Accepted, edge_attr: Tensor) -> Tensor:
+    """Features of the caller's edges with those of the self-loops that the layer adds.
+
+    Args:
+        module: a ``GATConv`` or ``GATv2Conv``.
+        call: features and edges.
+        edge_attr: ``[E, edge_dim]``, or ``[E]``.
+    """
+    if edge_attr.dim() == 1:
         edge_attr = edge_attr.view(-1, 1)
-    num_nodes = min(map(len, inputs)) if module.add_self_loops else 0
-    if edge_attr is None and not need_weights:
-        return unnumbered(Edges(index, self_loops=num_nodes), inputs), None
-    if not module.add_self_loops:
-        return Edges(index), edge_attr
-    with_loops = index_with_self_loops(index, num_nodes)
-    if edge_attr is not None:
-        others, is_other = other_edges(index)
-        if others.shape[1] != index.shape[1]:
-            edge_attr = edge_attr[is_other]
-        _, edge_attr = add_self_loops(others, edge_attr, module.fill_value, num_nodes)
-    return Edges(with_loops), edge_attr
+    loops = loops_of(module, call.inputs)
+    if loops is None:
+        return edge_attr
+    index = call.edges.as_index()
+    others, is_other = other_edges(index)
+    if others.shape[1] != index.shape[1]:
+        edge_attr = edge_attr[is_other]
+    found: Tensor
+    _, found = add_self_loops(others, edge_attr, module.fill_value, loops)
+    return found
 
 
-def unnumbered(edges: Edges, inputs: Inputs) -> Edges:
-    """Edges for a call that numbers none, see :meth:`Edges.without_numbers`.
-
-    Subclasses of tensors define operators for edges as they were given.
-    """
-    return edges.without_numbers(*map(len, inputs)) if is_plain(*inputs, edges.index) else edges
+def joint_width(module: Any, _: object) -> object:
+    """The channels of all heads."""
+    return module.heads * module.out_channels
 
 
 def dropout_rate(module: Any) -> float:

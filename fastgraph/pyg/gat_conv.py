@@ -14,22 +14,27 @@ from fastgraph import ops
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.attention import Inputs, combine_heads, same_dtype, terms_of
 from fastgraph.pyg.attention import (
+    Accepted,
     accepted,
     dropout_rate,
     edge_projection,
     edge_refusal,
+    joint_width,
+    located,
+    loops_of,
     weights_refusal,
-    with_self_loops,
+    with_loop_features,
     with_weights,
 )
 from fastgraph.pyg.modules import project
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.sizes import ATTENTION
 
 
 def install(patches: Patches) -> None:
     """Replace ``GATConv.forward``."""
-    replace_method(patches, GATConv, "forward", plan)
+    replace_method(patches, GATConv, "forward", plan, least=ATTENTION, width=joint_width)
 
 
 def plan(
@@ -44,39 +49,69 @@ def plan(
     call = accepted(module, GATConv, "gat", x, edge_index)
     if isinstance(call, str):
         return call
-    inputs, edges = call
     reason = None
-    if module.lin_edge is None:
-        edge_attr = None  # upstream ignores it too
+    if edge_attr is not None and module.lin_edge is None:
+        reason = _ignored_edge_refusal(module, edge_attr, edge_index)
+        edge_attr = None
     if edge_attr is not None:
         reason = edge_refusal(module.lin_edge, edge_attr, edge_index)
-    if size is not None and tuple(size) != (len(inputs.src), len(inputs.dst)):
-        reason = reason or f"size is {tuple(size)}, unlike the features"
+    if size is not None:
+        reason = reason or _size_refusal(size, call.inputs)
     if return_attention_weights:
         reason = reason or weights_refusal(edge_index)
     if reason is not None:
         return reason
     shared = module.lin is not None and isinstance(x, Tensor)
     weights = bool(return_attention_weights)
-    return lambda: _forward(module, inputs, edges, edge_attr, shared, weights)
+    numbered = weights or edge_attr is not None
+    found = located(call, loops_of(module, call.inputs), numbered=numbered)
+    if isinstance(found, str):
+        return found
+    arguments = (module, call, found.edges, edge_attr, shared, weights)
+    return lambda: found.while_computing(_forward, *arguments)
+
+
+def _ignored_edge_refusal(module: GATConv, edge_attr: object, edge_index: Tensor) -> str | None:
+    """Why upstream may refuse features of edges that no score comes of, as it adds self-loops."""
+    if not module.add_self_loops:
+        return None
+    if type(edge_attr) is not Tensor or edge_index.layout != torch.strided:
+        return "edge_attr without edge_dim that is not a tensor beside a plain edge_index"
+    if edge_attr.shape[:1] != edge_index.shape[1:]:
+        return f"edge_attr has shape {list(edge_attr.shape)} for {edge_index.shape[1]} edges"
+    if edge_attr.layout != torch.strided or edge_attr.device != edge_index.device:
+        return "edge_attr is not a dense tensor on the graph's device"
+    fills = isinstance(module.fill_value, (float, int)) or module.fill_value in ("add", "mean")
+    is_real = edge_attr.is_floating_point() or edge_attr.dtype in (torch.int64, torch.int32)
+    if not fills or not is_real:
+        return f"edge_attr of {edge_attr.dtype} with fill_value={module.fill_value!r}"
+    return None
+
+
+def _size_refusal(size: Any, inputs: Inputs) -> str | None:
+    expected = (len(inputs.src), len(inputs.dst))
+    if not isinstance(size, (tuple, list)) or any(isinstance(part, float) for part in size):
+        return "size is not two integers"
+    return None if tuple(size) == expected else f"size is {tuple(size)}, unlike the features"
 
 
 def _forward(
     module: GATConv,
-    inputs: Inputs,
+    call: Accepted,
     edges: Edges,
     edge_attr: Tensor | None,
     shared: bool,
     need_weights: bool,
 ) -> Any:
-    shape = (-1, module.heads, module.out_channels)
+    inputs, shape = call.inputs, (-1, module.heads, module.out_channels)
     residual = None if module.res is None else project(module.res, inputs.dst)
     lin_src, lin_dst = (
         (module.lin_src, module.lin_dst) if module.lin is None else (module.lin, module.lin)
     )
     x_src = project(lin_src, inputs.src).view(shape)
     x_dst = x_src if shared else project(lin_dst, inputs.dst).view(shape)
-    edges, edge_attr = with_self_loops(module, edges, edge_attr, inputs, need_weights)
+    if edge_attr is not None:
+        edge_attr = with_loop_features(module, call, edge_attr)
     score_edge = _edge_scores(module, edge_attr)
     attend: Callable[..., tuple[Tensor, Tensor | None, Tensor]]
     if shared:

@@ -9,24 +9,29 @@ from torch_geometric.nn.conv import GATv2Conv
 
 from fastgraph import ops
 from fastgraph.graphs.edges import Edges
-from fastgraph.layers.attention import Inputs, combine_heads, same_dtype, terms_of
+from fastgraph.layers.attention import combine_heads, same_dtype, terms_of
 from fastgraph.pyg.attention import (
+    Accepted,
     accepted,
     dropout_rate,
     edge_projection,
     edge_refusal,
+    joint_width,
+    located,
+    loops_of,
     weights_refusal,
-    with_self_loops,
+    with_loop_features,
     with_weights,
 )
 from fastgraph.pyg.modules import project
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.sizes import ATTENTION
 
 
 def install(patches: Patches) -> None:
     """Replace ``GATv2Conv.forward``."""
-    replace_method(patches, GATv2Conv, "forward", plan)
+    replace_method(patches, GATv2Conv, "forward", plan, least=ATTENTION, width=joint_width)
 
 
 def plan(
@@ -49,23 +54,30 @@ def plan(
         return reason
     shared = module.share_weights and isinstance(x, Tensor)
     weights = bool(return_attention_weights)
-    return lambda: _forward(module, *call, edge_attr, shared, weights)
+    numbered = weights or edge_attr is not None
+    found = located(call, loops_of(module, call.inputs), numbered=numbered)
+    if isinstance(found, str):
+        return found
+    arguments = (module, call, found.edges, edge_attr, shared, weights)
+    return lambda: found.while_computing(_forward, *arguments)
 
 
 def _forward(
     module: GATv2Conv,
-    inputs: Inputs,
+    call: Accepted,
     edges: Edges,
     edge_attr: Tensor | None,
     shared: bool,
     need_weights: bool,
 ) -> Any:
-    shape = (-1, module.heads, module.out_channels)
+    inputs, shape = call.inputs, (-1, module.heads, module.out_channels)
     residual = None if module.res is None else project(module.res, inputs.dst)
     x_src = project(module.lin_l, inputs.src).view(shape)
     x_dst = x_src if shared else project(module.lin_r, inputs.dst).view(shape)
-    edges, edge_attr = with_self_loops(module, edges, edge_attr, inputs, need_weights)
-    weight_edge = None if edge_attr is None else edge_projection(module).transpose(1, 2)
+    weight_edge = None
+    if edge_attr is not None:
+        edge_attr = with_loop_features(module, call, edge_attr)
+        weight_edge = edge_projection(module).transpose(1, 2)
     x_src, x_dst, att, edge, weight_edge = same_dtype(
         x_src, x_dst, module.att, edge_attr, weight_edge
     )

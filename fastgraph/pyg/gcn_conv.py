@@ -8,45 +8,85 @@ aggregation takes the route of ``propagate``.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.nn.conv import GCNConv, gcn_conv
 
 from fastgraph import ops
+from fastgraph.graphs.edges import OutOfRange, unless_out_of_range
+from fastgraph.graphs.memo import is_recording
+from fastgraph.layers.aggregation import Aggregation
 from fastgraph.layers.sums import add_to
+from fastgraph.ops.gcn import normalised, sum_normalised
+from fastgraph.ops.library import is_defined_by
 from fastgraph.pyg import gcn_norm
 from fastgraph.pyg.modules import project
-from fastgraph.pyg.propagate import aggregate, aggregate_by
+from fastgraph.pyg.propagate import aggregate, aggregate_by, plan_sum
 from fastgraph.routing.conditions import operand
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.sizes import GCN
 
 
 def install(patches: Patches) -> None:
     """Replace ``GCNConv.forward``."""
-    replace_method(patches, GCNConv, "forward", plan, decided=False)
+    replace_method(patches, GCNConv, "forward", plan, decided=False, least=GCN, width=_width)
+
+
+def _width(module: GCNConv, _: object) -> object:
+    return module.out_channels
+
+
+class _Sum(NamedTuple):
+    """A normalised sum that one operator computes.
+
+    Attributes:
+        planned: the sum, of features before they are projected.
+        operator: as for :meth:`Aggregation.compute_by`.
+    """
+
+    planned: Aggregation
+    operator: Callable[..., Tensor]
+
+    def of(self, projected: Tensor) -> Aggregation | None:
+        """The sum of projected features, if these are like those that it was planned for."""
+        x = self.planned.x
+        # Under autocast, weights of the dtype before it are wider than what they multiply.
+        if torch.promote_types(projected.dtype, x.dtype) != x.dtype:
+            return None
+        if projected.shape[:-1] != x.shape[:-1] or operand("x", projected) is not None:
+            return None  # a module in the place of a projection may return anything
+        return self.planned._replace(x=projected.to(x.dtype))
 
 
 def plan(
     module: GCNConv, x: Any, edge_index: Any, edge_weight: Tensor | None = None
-) -> Computation | None:
+) -> Computation | OutOfRange | None:
     """The forward pass of a call, or ``None`` where there is nothing to gain."""
     if not isinstance(x, Tensor) or not isinstance(edge_index, Tensor):
         return None
-    return lambda: _forward(module, x, edge_index, edge_weight)
+    by_operator = _plan_operator(module, x, edge_index, edge_weight)
+    if isinstance(by_operator, OutOfRange):
+        return by_operator
+    return lambda: _forward(module, x, edge_index, edge_weight, by_operator)
 
 
-def _forward(module: GCNConv, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None) -> Tensor:
+def _forward(
+    module: GCNConv,
+    x: Tensor,
+    edge_index: Tensor,
+    edge_weight: Tensor | None,
+    by_operator: _Sum | None,
+) -> Tensor:
     projected = found = None
-    if _takes_operator(module, x, edge_index, edge_weight):
+    if by_operator is not None:
         projected = project(module.lin, x)
-        # Under autocast, weights of the dtype before it are wider than what they multiply.
-        if torch.promote_types(projected.dtype, x.dtype) == x.dtype:
-            operator = functools.partial(ops.gcn, loop_weight=_loop_weight(module, edge_weight))
-            features = projected.to(x.dtype)
-            found = aggregate_by(operator, module, edge_index, x=features, edge_weight=edge_weight)
+        planned = by_operator.of(projected)
+        if planned is not None:
+            found = aggregate_by(by_operator.operator, module, planned)
     if found is None:
         if module.normalize:
             edge_index, edge_weight = _normalised(module, x, edge_index, edge_weight)
@@ -56,6 +96,29 @@ def _forward(module: GCNConv, x: Tensor, edge_index: Tensor, edge_weight: Tensor
     if module.bias is None:
         return out
     return add_to(out, module.bias) if owned else out + module.bias
+
+
+def _plan_operator(
+    module: GCNConv, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None
+) -> _Sum | OutOfRange | None:
+    if not _takes_operator(module, x, edge_index, edge_weight):
+        return None
+    planned = plan_sum(module, edge_index, x=x, edge_weight=edge_weight)
+    if planned is None:
+        return None
+    loop_weight = _loop_weight(module, edge_weight)
+    if is_recording() or is_defined_by(x, edge_index, edge_weight):
+        return _Sum(planned, functools.partial(ops.gcn, loop_weight=loop_weight))
+    transpose = planned.edges.transpose
+    options = (edge_index, edge_weight, loop_weight, transpose)
+    found = unless_out_of_range(normalised, planned.rows(), *options)
+    if isinstance(found, OutOfRange):
+        return found
+
+    def operator(features: Tensor, *_: Tensor | None, transpose: bool) -> Tensor:
+        return sum_normalised(features, found, transpose=transpose)
+
+    return _Sum(planned, operator)
 
 
 def _takes_operator(
@@ -69,7 +132,9 @@ def _takes_operator(
     is_edge_index = type(edge_index) is Tensor or operand("edge_index", edge_index) is None
     if not is_edge_index or edge_index.layout != torch.strided:
         return False
-    if module.node_dim not in (-2, x.dim() - 2) or gcn_conv.gcn_norm is not gcn_norm.UPSTREAM:
+    if x.dim() < 2 or module.node_dim not in (-2, x.dim() - 2):
+        return False
+    if gcn_conv.gcn_norm is not gcn_norm.UPSTREAM:
         return False
     if edge_weight is None:
         return True

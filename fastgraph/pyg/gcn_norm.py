@@ -22,6 +22,7 @@ from torch_geometric.nn.conv import gcn_conv
 from fastgraph.graphs.memo import MEMO, REMEMBERING, is_recording, remembered, tensor_key
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.sizes import SUM, is_too_small
 from fastgraph.routing.switch import SWITCH
 
 UPSTREAM = gcn_conv.gcn_norm
@@ -143,6 +144,8 @@ def _parts_to_remember_by(edge_index: Any, edge_weight: Any) -> tuple[Tensor, ..
         return None
     parts = _plain_parts(edge_index)
     if parts is None or any(t.is_inference() for t in parts):
+        return None
+    if is_too_small(SUM, edge_index):  # remembering takes longer than upstream
         return None
     return parts
 

@@ -1,6 +1,7 @@
 """The route of ``GraphConv``: the node's own term is added in place to that of its neighbours.
 
-Everything else is upstream's ``forward``; the aggregation takes the route of ``propagate``.
+The product of the neighbours may come before their sum or mean. Everything else is upstream's
+``forward``; the aggregation takes the route of ``propagate``.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn.conv import GraphConv
 
-from fastgraph.pyg.modules import add_projections
-from fastgraph.pyg.propagate import aggregate
+from fastgraph.pyg.modules import add_root, pair_of
+from fastgraph.pyg.propagate import aggregate_and_project
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.sizes import SUM
 
 
 def install(patches: Patches) -> None:
     """Replace ``GraphConv.forward``."""
-    replace_method(patches, GraphConv, "forward", plan, decided=False)
+    replace_method(patches, GraphConv, "forward", plan, decided=False, least=SUM)
 
 
 def plan(
@@ -29,9 +31,8 @@ def plan(
     size: Any = None,
 ) -> Computation | None:
     """The forward pass of a call, or ``None`` where there is nothing to gain."""
-    if isinstance(x, Tensor):
-        x = (x, x)
-    if x[1] is None:
+    x = pair_of(x)
+    if x is None or x[1] is None:
         return None
     return lambda: _forward(module, x, edge_index, edge_weight, size)
 
@@ -39,5 +40,6 @@ def plan(
 def _forward(
     module: GraphConv, x: Any, edge_index: Any, edge_weight: Tensor | None, size: Any
 ) -> Tensor:
-    neighbours, owned = aggregate(module, edge_index, x=x, edge_weight=edge_weight, size=size)
-    return add_projections(module.lin_rel, neighbours, owned, module.lin_root, x[1])
+    arguments = {"x": x, "edge_weight": edge_weight, "size": size}
+    out, owned = aggregate_and_project(module, module.lin_rel, edge_index, **arguments)
+    return add_root(out, owned, module.lin_root, x[1])

@@ -26,16 +26,14 @@ AGGREGATIONS = KnownModules(*REDUCTIONS)
 project = LINEAR.project
 
 
-def add_projections(
-    lin_neighbours: Any, neighbours: Tensor, owned: bool, lin_root: Any, root: Tensor
-) -> Tensor:
-    """``lin_neighbours(neighbours) + lin_root(root)``.
+def pair_of(x: Any) -> Any:
+    """Features of sources and of destinations; ``None`` for what is neither one tensor nor two."""
+    if isinstance(x, Tensor):
+        return (x, x)
+    return x if isinstance(x, (tuple, list)) and len(x) == 2 else None
 
-    ``owned`` says that ``neighbours`` may be changed.
-    """
-    out = project(lin_neighbours, neighbours)
-    if out is not neighbours:
-        # torch's product of more dimensions is a view, and so would be what is added to it.
-        owned = out.dim() == 2 and LINEAR.knows(lin_neighbours)
+
+def add_root(out: Tensor, owned: bool, lin_root: Any, root: Tensor) -> Tensor:
+    """``out + lin_root(root)``; ``owned`` says that ``out`` may be changed."""
     term = project(lin_root, root)
     return add_to(out, term) if owned else out + term

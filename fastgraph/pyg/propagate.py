@@ -19,15 +19,22 @@ from torch_geometric.typing import WITH_TORCH_SCATTER
 
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.aggregation import SUMS, Aggregation
+from fastgraph.layers.constant import aggregated
+from fastgraph.layers.linear import linear
+from fastgraph.layers.narrowing import projects_first
+from fastgraph.layers.sums import add_to
 from fastgraph.pyg.edges import edges_of
 from fastgraph.pyg.messages import Message, known_message, multiplies_adjacency
-from fastgraph.pyg.modules import AGGREGATIONS, REDUCTIONS
+from fastgraph.pyg.modules import AGGREGATIONS, LINEAR, REDUCTIONS, project
 from fastgraph.registry.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
-from fastgraph.routing.dispatch import decide
+from fastgraph.routing.dispatch import decide, run_upstream
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.sizes import EXTREMUM, SUM, TOO_SMALL, is_too_small
+from fastgraph.routing.status import count_too_small, is_counted
 from fastgraph.routing.switch import SWITCH
+from fastgraph.upstream import label_of
 
 _HOOKS = (
     "_propagate_forward_pre_hooks",
@@ -44,6 +51,8 @@ _OVERRIDDEN = "propagate is overridden"
 
 _METHODS = ("message", "aggregate", "update", "message_and_aggregate", "collect")
 
+_EXTREMA = tuple(cls for cls, reduce in REDUCTIONS.items() if reduce not in SUMS)
+
 
 def install(patches: Patches) -> None:
     """Wrap the generated ``propagate`` of every class, of today and of later."""
@@ -55,6 +64,12 @@ def install(patches: Patches) -> None:
         _wrap_class(type(self), patches)
 
     patches.replace(MessagePassing, "_set_jittable_templates", set_jittable_templates)
+    # What classes keep for which the template cannot tell what `forward` passes on.
+    patches.replace(
+        MessagePassing,
+        "propagate",
+        _routed(MessagePassing, MessagePassing.propagate, generated=True),
+    )
     for cls in _subclasses(MessagePassing):
         _wrap_class(cls, patches)
 
@@ -75,7 +90,7 @@ def _wrap_class(cls: Any, patches: Patches) -> None:
     if hasattr(inherited, "_fastgraph_upstream"):
         cls._orig_propagate = inherited._fastgraph_upstream
     if vars(cls).get("propagate") is generated:
-        wrapper = _routed(generated, from_template(cls, generated))
+        wrapper = _routed(cls, generated, generated=from_template(cls, generated))
         # An instance binds the saved function to itself when explaining ends.
         patches.replace(cls, "_jinja_propagate", wrapper)
         patches.replace(cls, "propagate", wrapper)
@@ -84,21 +99,59 @@ def _wrap_class(cls: Any, patches: Patches) -> None:
 def from_template(cls: type[MessagePassing], method: Any) -> bool:
     """Whether PyG generated a method for this class; it leaves alone what a user has written."""
     # The Dynamo of torch 2.15 takes a wrapper's `__module__` for that of the code in it.
-    method = getattr(method, "_fastgraph_upstream", method)
+    method = _unwrapped(method)
     module = f"{cls.__module__}_{cls.__name__}_{method.__name__}"
     return bool(method.__module__.startswith(module))
 
 
-def _routed(upstream: Callable[..., Tensor], generated: bool) -> Callable[..., Tensor]:
+def replaced_on(module: MessagePassing, name: str) -> bool:
+    """True if an instance has a method of its own that is not the one which PyG generated.
+
+    PyG binds that one to the instance when explaining ends, and when ``decomposed_layers`` is set
+    back to 1.
+    """
+    own = vars(module).get(name)
+    if own is None:
+        return False
+    cls = type(module)
+    generated = getattr(cls, f"_jinja_{name}", None)
+    return (
+        generated is None
+        or getattr(own, "__self__", None) is not module
+        or _unwrapped(own.__func__) is not _unwrapped(generated)
+        or not from_template(cls, generated)
+    )
+
+
+def _unwrapped(method: Any) -> Any:
+    return getattr(method, "_fastgraph_upstream", method)
+
+
+def _routed(
+    cls: type[MessagePassing], upstream: Callable[..., Tensor], *, generated: bool
+) -> Callable[..., Tensor]:
+    label, has_route = label_of(cls), generated and known_message(cls) is not None
+
     # `wraps` keeps upstream's `__module__`, by which the template knows its own work.
     @functools.wraps(upstream)
     def propagate(self: MessagePassing, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
         if not SWITCH.active:  # an instance kept the wrapper beyond `disable()`
             return upstream(self, edge_index, *args, **kwargs)
+        if not torch.compiler.is_compiling():
+            if is_counted(self):  # its whole call was left to upstream
+                return upstream(self, edge_index, *args, **kwargs)
+            is_extremum = type(self._modules.get("aggr_module")) in _EXTREMA
+            # Without a route there is another reason.
+            if has_route and is_too_small(
+                EXTREMUM if is_extremum else SUM, edge_index, kwargs.get("x")
+            ):
+                count_too_small(label if type(self) is cls else label_of(type(self)), TOO_SMALL)
+                return upstream(self, edge_index, *args, **kwargs)
         planned = _planned(self, edge_index, args, kwargs) if generated else _OVERRIDDEN
         if not _is_routed(self, planned) or isinstance(planned, str):
-            return upstream(self, edge_index, *args, **kwargs)
-        return planned.compute()
+            left: Tensor = run_upstream(planned, upstream, self, edge_index, *args, **kwargs)
+            return left
+        return aggregated(planned, is_private=False)
 
     propagate._fastgraph_upstream = upstream  # type: ignore[attr-defined]
     return propagate
@@ -109,33 +162,73 @@ def aggregate(module: MessagePassing, edge_index: Any, **arguments: Any) -> tupl
 
     It may if nothing else refers to the result and no gradient needs it.
     """
-    own = vars(module).get("propagate")
-    if own is not None and not hasattr(own, "_fastgraph_upstream"):
+    planned = _plan_call(module, edge_index, arguments)
+    if isinstance(planned, Aggregation):
+        return aggregated(planned, is_private=False), planned.is_owned
+    return planned(module, edge_index, **arguments), False
+
+
+def aggregate_and_project(
+    module: MessagePassing, linear_module: Any, edge_index: Any, **arguments: Any
+) -> tuple[Tensor, bool]:
+    """``linear_module(module.propagate(edge_index, **arguments))``, and the same.
+
+    The product comes first where that is less work (:mod:`fastgraph.layers.narrowing`).
+    """
+    planned = _plan_call(module, edge_index, arguments)
+    if not isinstance(planned, Aggregation):
+        neighbours, owned = planned(module, edge_index, **arguments), False
+    elif not LINEAR.knows(linear_module):
+        neighbours, owned = aggregated(planned, is_private=False), planned.is_owned
+    elif projects_first(planned, linear_module.weight):
+        projected = linear(planned.x, linear_module.weight, None)
+        out = planned._replace(x=projected).compute()
+        bias = linear_module.bias
+        return (out if bias is None else add_to(out, bias)), True
+    else:
+        neighbours, owned = aggregated(planned, is_private=True), False
+    out = project(linear_module, neighbours)
+    if out is not neighbours:
+        # torch's product of more dimensions is a view, and so would be what is added to it.
+        owned = out.dim() == 2 and LINEAR.knows(linear_module)
+    return out, owned
+
+
+def _plan_call(
+    module: MessagePassing, edge_index: Any, arguments: dict[str, Any]
+) -> Aggregation | Callable[..., Tensor]:
+    """What takes the place of ``module.propagate``: an aggregation, or upstream's function."""
+    if replaced_on(module, "propagate"):
         # PyG does this itself for decomposed layers and while explaining.
         _is_routed(module, "propagate is replaced on the instance")
     upstream = _generated_propagate(module)
     if upstream is None:
-        return module.propagate(edge_index, **arguments), False
+        return lambda module, edge_index, **arguments: module.propagate(edge_index, **arguments)
     planned = _planned(module, edge_index, (), arguments)
     if not _is_routed(module, planned) or isinstance(planned, str):
-        return upstream(module, edge_index, **arguments), False
-    return planned.compute(), planned.is_owned
+        return functools.partial(run_upstream, planned, upstream)
+    return planned
 
 
-def aggregate_by(
-    operator: Callable[..., Tensor], module: MessagePassing, edge_index: Any, **arguments: Any
-) -> tuple[Tensor, bool] | None:
-    """:func:`aggregate` by an operator that does more than the sum that ``propagate`` asks for.
+def plan_sum(module: MessagePassing, edge_index: Any, **arguments: Any) -> Aggregation | None:
+    """The sum that ``module.propagate`` asks for, to be computed by an operator that does more.
 
-    See :meth:`fastgraph.layers.aggregation.Aggregation.compute_by`. ``None`` if ``propagate`` asks
-    for something else than a sum or would be left to upstream, which is not counted.
+    ``None`` if it asks for something else or would be left to upstream, which is not counted.
     """
     if _generated_propagate(module) is None:
         return None
     planned = plan_propagate(module, edge_index, None, arguments)
-    if isinstance(planned, str) or planned.reduce != "sum":
-        return None
-    _is_routed(module, planned)
+    return None if isinstance(planned, str) or planned.reduce != "sum" else planned
+
+
+def aggregate_by(
+    operator: Callable[..., Tensor], module: MessagePassing, planned: Aggregation
+) -> tuple[Tensor, bool]:
+    """:func:`aggregate` of what :func:`plan_sum` has found, by an operator.
+
+    See :meth:`fastgraph.layers.aggregation.Aggregation.compute_by`.
+    """
+    decide(module, planned)
     return planned.compute_by(operator), planned.is_owned
 
 
@@ -143,7 +236,7 @@ def _generated_propagate(module: MessagePassing) -> Callable[..., Tensor] | None
     """What PyG generated, if that is what a call of ``module.propagate`` would reach."""
     cls = type(module)
     upstream: Callable[..., Tensor] | None = getattr(cls.propagate, "_fastgraph_upstream", None)
-    if upstream is None or "propagate" in vars(module) or not from_template(cls, upstream):
+    if upstream is None or replaced_on(module, "propagate") or not from_template(cls, upstream):
         return None
     return upstream
 
@@ -153,7 +246,8 @@ def _planned(
 ) -> Aggregation | str:
     if args:
         return "propagate was called with positional arguments"
-    return plan_propagate(module, edge_index, kwargs.get("size"), kwargs)
+    planned = plan_propagate(module, edge_index, kwargs.get("size"), kwargs)
+    return planned if isinstance(planned, str) else planned.look_up()
 
 
 def _is_routed(module: MessagePassing, planned: Aggregation | str) -> bool:
@@ -195,6 +289,8 @@ def plan_propagate(
     if isinstance(located, str):
         return located
     x, num_out = located
+    if edges.index.device != x.device:
+        return "edge_index is not on the device of the features"
     if fused:
         found = _product_weight(edges, x)
     else:
@@ -214,7 +310,7 @@ def plan_propagate(
         return refusal
     node_dim = module.node_dim + x.dim() if module.node_dim < 0 else module.node_dim
     ties = "winner" if fused or _scatters_to_one_winner(x) else "split"
-    return Aggregation(x, edges, weight, reduce, num_out, node_dim, ties)
+    return Aggregation(x, edges, weight, reduce, num_out, node_dim, ties, fused or fused_index)
 
 
 def _scatters_to_one_winner(x: Tensor) -> bool:
@@ -263,7 +359,12 @@ def _features(
     if features.dim() < 2 or not -features.dim() <= module.node_dim < features.dim():
         return f"features of {features.dim()} dimensions with node_dim={module.node_dim}"
     num_out = sizes[gathered] if sizes[aggregating] is None else sizes[aggregating]
-    return features, num_out
+    if type(num_out) is int:
+        return (features, num_out) if num_out >= 0 else "a negative size"
+    if not isinstance(num_out, torch.SymInt):
+        return f"a size that is a {type(num_out).__name__}"
+    found: Any = num_out
+    return features, found
 
 
 def _product_weight(edges: Edges, x: Tensor) -> Tensor | str | None:
@@ -325,8 +426,8 @@ def _message_weight(
         return f"{message.weight} does not have one value for each edge"
     if not weight.is_floating_point():
         return f"{message.weight} has dtype {weight.dtype}"
-    if weight.device != x.device:
-        return f"{message.weight} is on another device"
+    if weight.device != x.device or weight.layout != torch.strided:
+        return f"{message.weight} is not a dense tensor on the device of the features"
     if x.dim() > 2 and node_dim not in (-2, x.dim() - 2):
         return "edge weights with channels before the last two dimensions"
     return weight if weight.dim() == 1 else weight.view(-1)

@@ -1,6 +1,7 @@
 """The route of ``SAGEConv``: the node's own term is added in place to that of its neighbours.
 
-Everything else is upstream's ``forward``; the aggregation takes the route of ``propagate``.
+The product of the neighbours may come before their sum or mean. Everything else is upstream's
+``forward``; the aggregation takes the route of ``propagate``.
 """
 
 from __future__ import annotations
@@ -11,22 +12,22 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.conv import SAGEConv
 
-from fastgraph.pyg.modules import add_projections, project
-from fastgraph.pyg.propagate import aggregate
+from fastgraph.pyg.modules import add_root, pair_of, project
+from fastgraph.pyg.propagate import aggregate_and_project
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.sizes import SUM
 
 
 def install(patches: Patches) -> None:
     """Replace ``SAGEConv.forward``."""
-    replace_method(patches, SAGEConv, "forward", plan, decided=False)
+    replace_method(patches, SAGEConv, "forward", plan, decided=False, least=SUM)
 
 
 def plan(module: SAGEConv, x: Any, edge_index: Any, size: Any = None) -> Computation | None:
     """The forward pass of a call, or ``None`` where there is nothing to gain."""
-    if isinstance(x, Tensor):
-        x = (x, x)
-    if not module.root_weight or x[1] is None:
+    x = pair_of(x)
+    if not module.root_weight or x is None or x[1] is None:
         return None
     return lambda: _forward(module, x, edge_index, size)
 
@@ -34,6 +35,6 @@ def plan(module: SAGEConv, x: Any, edge_index: Any, size: Any = None) -> Computa
 def _forward(module: SAGEConv, x: Any, edge_index: Any, size: Any) -> Tensor:
     if module.project and hasattr(module, "lin"):
         x = (project(module.lin, x[0]).relu(), x[1])
-    neighbours, owned = aggregate(module, edge_index, x=x, size=size)
-    out = add_projections(module.lin_l, neighbours, owned, module.lin_r, x[1])
+    out, owned = aggregate_and_project(module, module.lin_l, edge_index, x=x, size=size)
+    out = add_root(out, owned, module.lin_r, x[1])
     return F.normalize(out, p=2.0, dim=-1) if module.normalize else out

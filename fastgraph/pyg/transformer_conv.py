@@ -25,18 +25,20 @@ from fastgraph.pyg.attention import (
     dropout_rate,
     edge_projection,
     edge_refusal,
-    unnumbered,
+    joint_width,
+    located,
     weights_refusal,
 )
 from fastgraph.pyg.modules import project
 from fastgraph.routing.conditions import is_plain, operand
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.sizes import ATTENTION
 
 
 def install(patches: Patches) -> None:
     """Replace ``TransformerConv.forward``."""
-    replace_method(patches, TransformerConv, "forward", plan)
+    replace_method(patches, TransformerConv, "forward", plan, least=ATTENTION, width=joint_width)
 
 
 def plan(
@@ -63,11 +65,15 @@ def plan(
         reason = reason or "attention weights without the dropout that is applied"
     if reason is not None:
         return reason
+    found = located(call, None, numbered=need_weights or edge_attr is not None)
+    if isinstance(found, str):
+        return found
+    arguments = (module, call.inputs, found.edges, edge_attr, need_weights)
     if not need_weights:
-        return lambda: _forward(module, *call, edge_attr, False)[0]
+        return lambda: found.while_computing(_forward, *arguments)[0]
 
     def with_weights() -> Any:
-        out, alpha = _forward(module, *call, edge_attr, True)
+        out, alpha = found.while_computing(_forward, *arguments)
         return out, (edge_index, alpha)
 
     return with_weights
@@ -103,9 +109,6 @@ def _forward(
     query = project(module.lin_query, inputs.dst).view(shape)
     key = project(module.lin_key, inputs.src).view(shape)
     value = project(module.lin_value, inputs.src).view(shape)
-    edges = Edges(edges.as_index())
-    if edge_attr is None and not need_weights:
-        edges = unnumbered(edges, inputs)
     root = project(module.lin_skip, inputs.dst) if module.root_weight else None
     out, alpha, terms = _attend(module, query, key, value, root, edges, edge_attr, need_weights)
     if root is None or module.lin_beta is None:

@@ -19,6 +19,9 @@ the signatures of their kernels:
     edge has the only one, maybe ``~edge``; for ``"winner"`` the edge that won (-1 for none), empty
     for ``"none"``.
 ``segment_reduce_backward(graph, grad, x, weight, out, record, transpose, ties) -> grad_x``
+    ``x`` and ``out`` hold anything for ``"winner"``. If the kernel has a true attribute
+    ``goes_by_records``, they also do where no number in ``record`` is above 0: who attains an
+    extremum is known there.
 
 ``head_scores(x, att) -> scores``
     Dot products of the heads of ``x`` ``[nodes, heads, channels]`` and ``att`` ``[count, heads,

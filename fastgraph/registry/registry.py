@@ -172,6 +172,14 @@ class Registry:
                 hint += f"; {verdict[operator, dtype]}"
         return f"no backend computes {operator} for {dtype} on {device_type}{hint}"
 
+    def routed(self, device_type: str) -> list[str]:
+        """The operators that layers are routed to on a device, each with a dtype, in order."""
+        return sorted(
+            f"{operator} of {dtype}"
+            for operator, of_device, dtype in self._wanted
+            if of_device == device_type
+        )
+
     def _wanting(self) -> list[Backend]:
         """Backends to which layers are routed."""
         if self._selected is not None:

@@ -74,4 +74,6 @@ def plain_parameters(module: nn.Module) -> str | None:
 def too_few_edges(num_edges: int) -> str | None:
     """A call costs more than it gains on a graph below the ``min_edges`` setting."""
     least = settings.current().min_edges
-    return f"fewer than min_edges={least} edges" if num_edges < least else None
+    if least is None or num_edges >= least:
+        return None
+    return f"fewer than min_edges={least} edges"

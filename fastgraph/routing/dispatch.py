@@ -13,12 +13,15 @@ from typing import Any
 import torch
 
 from fastgraph import settings
+from fastgraph.graphs.edges import OutOfRange
 from fastgraph.routing.patching import Patches
+from fastgraph.routing.sizes import TOO_SMALL, Least, is_too_small
 from fastgraph.routing.status import (
     RouteRefusedError,
+    calls_counted,
     count_refused,
     count_routed,
-    counted_already,
+    count_too_small,
     is_counted,
 )
 from fastgraph.routing.switch import SWITCH
@@ -57,6 +60,24 @@ def decide(
     return False
 
 
+def run_upstream(reason: object, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``upstream(*args, **kwargs)``; where the reason may be that of an error, it becomes a note.
+
+    Args:
+        reason: why a call is left to upstream.
+        upstream: upstream's own code.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
+    if type(reason) is not OutOfRange:
+        return upstream(*args, **kwargs)
+    try:
+        return upstream(*args, **kwargs)
+    except Exception as error:
+        error.add_note(f"fastgraph: {reason.detail}")
+        raise
+
+
 def replace_method(
     patches: Patches,
     cls: type,
@@ -64,6 +85,8 @@ def replace_method(
     plan: Callable[..., Computation | str | None],
     *,
     decided: bool = True,
+    least: Least | None = None,
+    width: Callable[[Any, Any], object] = lambda _, features: features,
 ) -> None:
     """Replace ``cls.name``: run what ``plan(module, *args)`` returns, or upstream's own code.
 
@@ -73,8 +96,12 @@ def replace_method(
         name: of the method.
         plan: what computes a call, why it is left to upstream, or ``None`` where there is nothing
             to gain.
-        decided: whether that decides on the call; ``False`` where the computation asks
-            :func:`decide` itself, about a part.
+        decided: whether that decides on the call; ``False`` where the computation, or what upstream
+            calls, asks :func:`decide` itself, about a part.
+        least: how many edges the argument ``edge_index``, the second one, must have; ``None``
+            where graphs are of another kind.
+        width: of the layer and its argument ``x`` gives what has as many channels as are
+            aggregated, or their number.
     """
     upstream: Callable[..., Any] = getattr(cls, name)
     plan.__qualname__ = upstream.__qualname__  # which wrong calls are reported with
@@ -84,16 +111,34 @@ def replace_method(
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not SWITCH.active:  # an instance kept this function beyond `disable()`
             return upstream(self, *args, **kwargs)
+        if least is not None and not torch.compiler.is_compiling():
+            edge_index = args[1] if len(args) > 1 else kwargs.get("edge_index")
+            if is_too_small(least, edge_index, width(self, args[0] if args else kwargs.get("x"))):
+                if not is_counted(self):
+                    known = label if type(self) is cls else label_of(type(self))
+                    count_too_small(known, TOO_SMALL)
+                return _run_counted(self, None, upstream, args, kwargs)
         planned = plan(self, *args, **kwargs)
-        if planned is None:
-            return upstream(self, *args, **kwargs)
+        if planned is None or (not decided and isinstance(planned, str)):
+            return run_upstream(planned, upstream, self, *args, **kwargs)
         counted_as = label if type(self) is cls else None  # of subclasses by their own names
         decides = not decided or decide(self, planned, name=counted_as)
         if decides and not isinstance(planned, str):
             return planned()
         if torch.compiler.is_compiling():
             return upstream(self, *args, **kwargs)
-        with counted_already(self):
-            return upstream(self, *args, **kwargs)
+        return _run_counted(self, planned, upstream, args, kwargs)
 
     patches.replace(cls, name, method)
+
+
+def _run_counted(
+    module: Any, planned: object, upstream: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
+    """Upstream's own code for a call that has been counted as a whole, for the reason planned."""
+    counted = calls_counted()
+    counted.append(module)
+    try:
+        return run_upstream(planned, upstream, module, *args, **kwargs)
+    finally:
+        counted.pop()

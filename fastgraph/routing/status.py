@@ -146,19 +146,13 @@ def recording() -> Iterator[Status]:
         recorders.pop()
 
 
-@contextmanager
-def counted_already(module: object) -> Iterator[None]:
-    """What ``module`` does within is part of a call that has been counted."""
-    counted = _thread.counted
-    counted.append(module)
-    try:
-        yield
-    finally:
-        counted.pop()
+def calls_counted() -> list[object]:
+    """The modules whose calls, under way in this thread, were counted as a whole."""
+    return _thread.counted
 
 
 def is_counted(module: object) -> bool:
-    """Whether the innermost call that was counted as a whole is one of this module."""
+    """True if the innermost call that was counted as a whole is one of this module."""
     counted = _thread.counted
     return bool(counted) and counted[-1] is module
 
@@ -186,6 +180,14 @@ def count_refused(layer: str, reason: str) -> None:
             FallbackWarning,
             stacklevel=caller_level(),
         )
+
+
+def count_too_small(layer: str, reason: str) -> None:
+    """Count a call that upstream's code computes faster, which nobody need be warned of."""
+    recorder = _thread.recorders[-1]  # without the lock, as in `count_routed`
+    row = recorder._rows.get(layer) or recorder.named(layer)
+    row.fell_back += 1
+    row.reasons[reason] += 1
 
 
 _LIBRARIES = ("fastgraph", "torch", *PACKAGES)

@@ -32,10 +32,14 @@ def assert_same(cwd: Path, *words: str, **variables: Any) -> subprocess.Complete
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Our own environment without settings, with ``variables`` and the package importable."""
+    """Our own environment without settings, with ``variables`` and the package importable.
+
+    Graphs of tests are small, and are routed nevertheless.
+    """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("FASTGRAPH", "PYTHON"))}
     paths = [p for p in (variables.pop("PYTHONPATH", ""), str(ROOT)) if p]
-    return {**inherited, "PYTHONPATH": os.pathsep.join(paths), **variables}
+    given = {"FASTGRAPH_MIN_EDGES": "0", "PYTHONPATH": os.pathsep.join(paths), **variables}
+    return {**inherited, **given}
 
 
 def _start(

@@ -44,14 +44,18 @@ def once_on_ranks(
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # that of this run, for all of its processes
 
-    def run(function: Callable[..., Any], world_size: int, *arguments: Any) -> list[Any]:
+    def run(
+        function: Callable[..., Any], world_size: int, *arguments: Any, diverges: bool = False
+    ) -> list[Any]:
         name = f"{function.__module__}.{function.__name__}-{world_size}"
         results = folder / name
         with FileLock(folder / f"{name}.lock"), pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
             if not results.exists():
                 timeout = _SECONDS_OF_A_RANK * max(world_size, 3)
-                done = forks.on_ranks(function, world_size, *arguments, timeout=timeout)
+                done = forks.on_ranks(
+                    function, world_size, *arguments, timeout=timeout, diverges=diverges
+                )
                 results.write_bytes(pickle.dumps(done))
         found: list[Any] = pickle.loads(results.read_bytes())
         return found

@@ -229,6 +229,47 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     assert all((tmp_path / name / "file").exists() for name in others)
 
 
+def test_an_empty_folder_is_no_checkpoint(folder: Path) -> None:
+    (folder / "000099").mkdir()
+    model, _ = tied(0)
+    assert fgd.load(folder, model) == {"epoch": 1}
+
+
+def test_groups_that_do_not_fit_change_nothing(folder: Path) -> None:
+    model, _ = tied(5)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    state = torch.get_rng_state()
+    groups = [{"params": list(m.parameters())} for m in (model.first, model.norm)]
+    with pytest.raises(ValueError, match=r"groups of \[5\] parameters, .* got \[2, 2\]"):
+        fgd.load(folder, model, torch.optim.Adam(groups))
+    assert all(torch.equal(before[name], x) for name, x in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("depth", [65, 2000, 100_000])
+def test_values_that_are_nested_too_deeply(tmp_path: Path, depth: int) -> None:
+    model, _ = tied(0)
+    with pytest.raises(TypeError, match="extra must be nested at most 64 deep"):
+        fgd.save(tmp_path, model, extra=nested(depth))
+    assert not list(tmp_path.iterdir())
+    fgd.save(tmp_path, model, extra=nested(64))
+    assert fgd.load(tmp_path, model) == nested(64)
+
+
+def test_a_manifest_that_is_nested_too_deeply(folder: Path) -> None:
+    manifest = folder / "000001" / "manifest.json"
+    manifest.write_text("[" * 100_000)
+    with pytest.raises(fgd.FileFormatError, match="expected JSON"):
+        fgd.load(folder, tied(0)[0])
+
+
 def test_nothing_to_load(tmp_path: Path) -> None:
     model, _ = tied(0)
     for path in (tmp_path, tmp_path / "never"):

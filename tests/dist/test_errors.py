@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -14,9 +15,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist import spawning
-from fastgraph.dist.world import WORLD
+from fastgraph.dist import spawning, transport
+from fastgraph.dist.agreement import check_alike, first_rank_first
+from fastgraph.dist.world import WORLD, alone
+from fastgraph.machine import native
 from tests.dist.graphs import graph, uneven
 
 
@@ -64,7 +68,7 @@ def waited_for(data: Any) -> str:
 
 @pytest.fixture(scope="module")
 def errors(once_on_ranks: Any) -> list[list[str]]:
-    found: list[list[str]] = once_on_ranks(errors_on_this_rank, 2)
+    found: list[list[str]] = once_on_ranks(errors_on_this_rank, 2, diverges=True)
     return found
 
 
@@ -94,3 +98,77 @@ def test_ranks_that_take_too_long_are_named_with_what_they_wrote(tmp_path: Path)
         with pytest.raises(spawning.RankError, match=error):
             spawning._wait([process], tmp_path, time.monotonic())
         process.kill()
+
+
+def alike_on_this_rank() -> dict[str, str]:
+    """The errors of ranks of which one would not route as the others do."""
+    fgd.init()
+    found = {}
+
+    def check(name: str) -> None:
+        try:
+            check_alike()
+        except fgd.RanksDivergedError as error:
+            found[name] = str(error)
+        else:
+            found[name] = ""
+
+    last = WORLD.rank == WORLD.size - 1
+    with fastgraph.enabled():
+        check("alike")
+    with fastgraph.enabled(min_edges=7 if last else None):
+        check("settings")
+    with pytest.MonkeyPatch.context() as patch:
+        if last:  # a processor for which nothing was compiled
+            patch.setattr(native, "_machine_level", lambda: "baseline")
+            patch.setattr(native, "_library_path", lambda level: Path("missing"))
+        with fastgraph.enabled():
+            check("kernels")
+    return found
+
+
+def test_ranks_that_would_route_other_layers_are_named(once_on_ranks: Any) -> None:
+    for errors in once_on_ranks(alike_on_this_rank, 3):
+        assert errors["alike"] == ""
+        named = "rank 2 differs from rank 0 in"
+        assert f"{named} settings: it has ['min_edges=7']" in errors["settings"]
+        assert f"{named} kernels: it has [" in errors["kernels"]
+        assert "attention of torch.bfloat16" in errors["kernels"]
+
+
+def test_a_collective_of_a_rank_that_works_alone_is_an_error(monkeypatch: Any) -> None:
+    """As of a dataset that shards a graph while it is processed; the others would never come."""
+    monkeypatch.setattr(WORLD, "size", 2)
+    with alone(), pytest.raises(fgd.RanksDivergedError, match=r"barrier .* one by one"):
+        transport.barrier()
+
+
+def first_on_this_rank(folder: Path) -> list[str]:
+    """Errors of what one rank does for all, which all must raise."""
+    fgd.init()
+    found = []
+
+    class LocalError(Exception):
+        def __init__(self, text: str) -> None:
+            super().__init__(text)
+            self.lock = threading.Lock()  # which cannot be sent
+
+    for error in (ValueError("wrong"), LocalError("unsendable")):
+
+        def action(error: Exception = error) -> None:
+            if WORLD.rank == 0:
+                raise error
+
+        try:
+            first_rank_first(action)
+        except Exception as raised:
+            found.append(f"{type(raised).__name__}: {raised}")
+    return found
+
+
+def test_errors_of_a_rank_that_works_for_all_are_raised_by_all(
+    once_on_ranks: Any, tmp_path: Path
+) -> None:
+    first, second = once_on_ranks(first_on_this_rank, 2, tmp_path)
+    assert first == ["ValueError: wrong", "LocalError: unsendable"]
+    assert second == ["ValueError: wrong", "RuntimeError: rank 0 raised LocalError: unsendable"]

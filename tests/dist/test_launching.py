@@ -242,3 +242,48 @@ def test_torchrun_that_will_not_restart_is_told(
         launch._say_how_to_restart()
         told = f"set {launch.STORE_OF_ITS_OWN}=1 before torchrun" in capsys.readouterr().err
         assert told is is_told
+
+
+PROCESSED = """
+import torch
+from torch_geometric import transforms as T
+from torch_geometric.data import Data, InMemoryDataset
+
+class Own(InMemoryDataset):
+    raw_file_names, processed_file_names = [], ["data.pt"]
+
+    def __init__(self, root, **options):
+        super().__init__(root, **options)
+        self.load(self.processed_paths[0])
+
+    def process(self):
+        edges = torch.randint(0, 40, (2, 160))
+        data = Data(x=torch.rand(40, 3, dtype=torch.float64), y=torch.zeros(40), edge_index=edges)
+        data = self.pre_transform(data)
+        {save}
+
+torch.manual_seed(3)
+for force_reload in (False, False, True):
+    split = T.RandomNodeSplit(num_val=5, num_test=5)
+    data = Own("own", pre_transform=split, force_reload=force_reload)[0]
+    print(f"{{data.x.sum():.6f}}", int(data.train_mask.sum()), type(data.x).__name__)
+    print(torch.rand(1).item())
+"""
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        "self.save([data], self.processed_paths[0])",
+        "torch.save(self.collate([data]), self.processed_paths[0])",
+    ],
+)
+def test_a_dataset_is_processed_by_one_rank_alone(tmp_path: Path, save: str) -> None:
+    """With random numbers, of which all ranks have drawn as many afterwards."""
+    (tmp_path / "script.py").write_text(PROCESSED.format(save=save))
+    quiet = {"PYTHONWARNINGS": "ignore"}
+    plain = forks.python("script.py", cwd=tmp_path, **quiet)
+    (tmp_path / "own/processed/data.pt").unlink()
+    found = forks.launched(3, *LAUNCHED, "script.py", cwd=tmp_path, **quiet)
+    assert found.replace("ShardedTensor", "Tensor") == plain.stdout, plain.stderr
+    assert found.count("ShardedTensor") == 3

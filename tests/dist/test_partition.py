@@ -104,3 +104,17 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
 def test_bad_edges(edges: Tensor) -> None:
     with pytest.raises(ValueError, match="edge_index must"):
         partition(edges, 2, 2)
+
+
+@pytest.mark.parametrize("num_parts", [0, -1])
+def test_there_is_a_part(num_parts: int) -> None:
+    with pytest.raises(ValueError, match=f"num_parts must be an integer above 0, got {num_parts}"):
+        partition(torch.zeros(2, 0, dtype=torch.int64), 5, num_parts)
+
+
+def test_shares_that_single_precision_does_not_have() -> None:
+    edges = torch.randint(0, 60, (2, 300))
+    with pytest.raises(ValueError, match=r"weights must be at least .* for METIS, got 1e-300"):
+        partition(edges, 60, 2, weights=[1e-300, 1])
+    parts = partition(edges, 60, 2, weights=[1e-300, 1], method="even")
+    assert parts.bincount(minlength=2).tolist() == [1, 59]

@@ -287,11 +287,18 @@ def test_values_that_are_no_graphs(
     assert "folder must be a new or empty one" in capsys.readouterr().err
 
 
-def test_bad_arguments(tmp_path: Path) -> None:
+def test_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TypeError, match=r"data must be a Data or HeteroData .* got dict"):
         fgd.write_shards({}, tmp_path / "out", 2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_parts must be an integer above 0, got 0"):
         fgd.write_shards(graph(), tmp_path / "out", 0)
+    with monkeypatch.context() as patch:
+        for name in (".", "..", str(tmp_path)):
+            (tmp_path / "here").mkdir(exist_ok=True)
+            patch.chdir(tmp_path / "here")
+            with pytest.raises(ValueError, match="folder must not be where this process works"):
+                fgd.write_shards(graph(), name, 2)
+    (tmp_path / "here").rmdir()
     data = graph()
     data.thing = object()
     with pytest.raises(TypeError, match=r"graph.thing must be of numbers"):

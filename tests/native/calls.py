@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import building, reference
+from fastgraph.backends.reference import num_shares
 from fastgraph.graphs.tiles import Tiles
 from fastgraph.registry.backend import FLOATING, accumulator
 from tests.graphs import mixed_communities
@@ -27,7 +28,6 @@ from tests.native.drawing import (
     built,
     compressed,
     outputs,
-    transposed,
 )
 
 
@@ -403,34 +403,17 @@ def segment_reduce(lib: Library, draw: Draw) -> Prepared:
             return
         expected = extremum(graph, weight, is_max, x)
         assert_equal(out, expected.out)
-        if recorded is not None:
-            assert_equal(record, getattr(expected, recorded))
+        if recorded == "winner":
+            assert_equal(record, expected.winner)
+        elif recorded == "ties":
+            assert_equal(num_shares(record), expected.ties)
+            assert bool((~record == expected.winner)[record < 0].all())
 
     return call, check
 
 
-def divide_by_ties(lib: Library, draw: Draw) -> Prepared:
-    dtype, width = draw.one_of(*FLOATING), draw.width()
-    grad = draw.features(dtype, draw.number(0, draw.one_of(4, 600)), width)
-    ties = torch.exp2(draw.integers(0, 5, *grad.shape).double()).int()
-    special = draw.with_specials(grad)
-    if draw.flag():
-        ties = ties * draw.integers(0, 2, *grad.shape).int()
-        special = True
-    if draw.flag():  # edges in place of ones
-        ties = torch.where(ties == 1, ~draw.integers(0, 9, *grad.shape).int(), ties)
-    share = torch.full_like(grad, 77.0)
-
-    def check(_: Any) -> None:
-        if not special:
-            assert_equal(share, grad.double() / torch.where(ties < 0, 1, ties))
-
-    return {"grad": grad, "ties": ties, "share": share}, check
-
-
 def segment_reduce_backward(lib: Library, draw: Draw) -> Prepared:
     graph, width, dtype = built(lib, draw), draw.width(), draw.one_of(*FLOATING)
-    flipped = draw.in_any_order(transposed(lib, graph))
     weight = draw.maybe(draw.features(dtype, graph.num_edges))
     x = draw.features(dtype, graph.num_cols, width)
     special = draw.with_specials(x)
@@ -438,13 +421,17 @@ def segment_reduce_backward(lib: Library, draw: Draw) -> Prepared:
     out = forward.out.to(dtype)
     grad = draw.features(dtype, graph.num_rows, width)
     winner = draw.maybe(forward.winner.int())
+    # What gradients are divided by; such numbers leave sums exact.
+    ties = torch.exp2(draw.integers(0, 2, *out.shape).double()).int() * (forward.ties > 0)
+    if draw.flag():  # who has a value alone is told, and is not compared with it
+        ties = torch.where((ties == 1) & (forward.winner >= 0), ~forward.winner.int(), ties)
     grad_x = torch.full_like(x, 77.0)
-    call = flipped.arguments_t | {
+    call = graph.ascending | {
         "weight": weight,
         "x": x,
         "out": out,
         "grad": grad,
-        "ties": draw.maybe(forward.ties.int()) if winner is None else None,
+        "ties": ties if winner is None else None,
         "winner": winner,
         "grad_x": grad_x,
     }
@@ -456,9 +443,12 @@ def segment_reduce_backward(lib: Library, draw: Draw) -> Prepared:
         if winner is not None:
             won = winner.long()[graph.row] == torch.arange(graph.num_edges)[:, None]
         else:
-            won = factor * x.double()[graph.col] == forward.out[graph.row]
+            recorded, edge = ties.long()[graph.row], torch.arange(graph.num_edges)[:, None]
+            attains = factor * x.double()[graph.col] == forward.out[graph.row]
+            won = torch.where(recorded < 0, ~recorded == edge, attains)
+        share = grad.double() / (1 if winner is not None else num_shares(ties).clamp(min=1))
         expected = torch.zeros(x.shape, dtype=torch.float64)
-        expected.index_add_(0, graph.col, factor * won * grad.double()[graph.row])
+        expected.index_add_(0, graph.col, factor * won * share[graph.row])
         if not special:
             assert_equal(grad_x, expected)
 
@@ -516,7 +506,6 @@ CALLS = (
     edge_softmax,
     edge_softmax_backward,
     segment_reduce,
-    divide_by_ties,
     segment_reduce_backward,
     head_scores,
     head_scores_backward,

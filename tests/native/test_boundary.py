@@ -183,7 +183,7 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
             "winner": None,
         },
         "segment_reduce_backward": {
-            **matrix_t,
+            **ascending,
             "weight": weight,
             "x": x,
             "out": out,
@@ -223,7 +223,6 @@ FUNCTIONS = (
 LEADING = {"row", "index", "col", "col_t", "rowptr", "rowptr_t", "x"}
 LEADING |= {"x_src", "x_dst", "score_dst", "query", "key"}
 LEADING_IN = {
-    ("segment_reduce_backward", "out"),
     ("head_scores", "att"),
     ("head_scores_backward", "att"),
 }

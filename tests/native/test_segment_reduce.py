@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastgraph.registry.backend import FLOATING
+from fastgraph.backends.reference import num_shares
+from fastgraph.registry.backend import FLOATING, accumulator
 
-from .cases import GRAPHS, WIDTHS, Sparse, compress, features, make_graph, normal, transpose
+from .cases import GRAPHS, WIDTHS, Sparse, compress, features, make_graph, normal
 
 REDUCTIONS = ("amax", "amin")
 
@@ -40,6 +41,23 @@ def scatter_reference(
     return out, ties
 
 
+def assert_alone(
+    graph: Sparse, weight: Tensor | None, x: Tensor, out: Tensor, ties: Tensor
+) -> None:
+    """Edges that are said to have a value alone do, and all that do are named, but infinite ones.
+
+    A search starts from infinity, so that it counts those that equal it.
+    """
+    row, channel = (ties < 0).nonzero(as_tuple=True)
+    edge = ~ties[row, channel].long()
+    of_edge = x[graph.col[edge], channel]
+    if weight is not None:
+        of_edge = weight[edge] * of_edge
+    assert torch.equal(graph.row[edge], row)
+    assert torch.equal(of_edge, out[row, channel])
+    assert bool(out[ties == 1].isinf().all())
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 @pytest.mark.parametrize("dtype", FLOATING)
@@ -57,7 +75,8 @@ def test_value_and_ties_match_scatter_reduce(
         out, ties = extremum(lib, graph, weight, reduce, x, "ties")
         torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
         assert ties is not None
-        assert torch.equal(ties.long(), expected_ties)
+        assert torch.equal(num_shares(ties).long(), expected_ties)
+        assert_alone(graph, weight, x, out, ties)
         alone, _ = extremum(lib, graph, weight, reduce, x, None)
         assert torch.equal(alone.nan_to_num(5), out.nan_to_num(5))
 
@@ -108,7 +127,6 @@ def test_winners_and_their_gradient_match_sparse_mm(
     lib: Any, name: str, dtype: torch.dtype, reduce: str, weighted: bool
 ) -> None:
     graph = make_graph(lib, name)
-    flipped = transpose(lib, graph)
     weight = features(graph.num_edges, 1, dtype, seed=3)[:, 0] if weighted else None
     for width in (1, 7, 33, 128):
         x = features(graph.num_cols, width, dtype)
@@ -132,7 +150,7 @@ def test_winners_and_their_gradient_match_sparse_mm(
         )
 
         grad_x = torch.full_like(x, 99.0)
-        lib.segment_reduce_backward(*flipped.csr, weight, x, out, grad, None, winner, grad_x)
+        lib.segment_reduce_backward(*graph.csr[:4], weight, x, out, grad, None, winner, grad_x)
         torch.testing.assert_close(grad_x, expected_grad, rtol=0.02, atol=0.02)
 
 
@@ -145,7 +163,6 @@ def test_gradient_over_ties_matches_its_definition(
     lib: Any, name: str, dtype: torch.dtype, reduce: str, weighted: bool, finite: bool
 ) -> None:
     graph = make_graph(lib, name)
-    flipped = transpose(lib, graph)
     weight = features(graph.num_edges, 1, dtype, seed=3)[:, 0] if weighted else None
     for width in (0, 1, 7, 33, 64, 256, 300):
         x = features(graph.num_cols, width, dtype)
@@ -154,10 +171,11 @@ def test_gradient_over_ties_matches_its_definition(
             grad[1, 2], grad[2, 0], x[3, 1] = float("nan"), float("inf"), float("nan")
         out, ties = extremum(lib, graph, weight, reduce, x, "ties")
         grad_x = torch.full_like(x, 99.0)
-        lib.segment_reduce_backward(*flipped.csr, weight, x, out, grad, ties, None, grad_x)
+        lib.segment_reduce_backward(*graph.csr[:4], weight, x, out, grad, ties, None, grad_x)
 
         messages = x[graph.col] if weight is None else x[graph.col] * weight[:, None]
-        share = (messages == out[graph.row]).double() * grad.double()[graph.row]
+        share = (grad.to(accumulator(dtype)) / num_shares(ties)).to(dtype).double()
+        share = (messages == out[graph.row]) * share[graph.row]
         if weight is not None:
             share = share * weight.double()[:, None]
         expected = torch.zeros(x.shape, dtype=torch.float64).index_add_(0, graph.col, share)
@@ -175,20 +193,8 @@ def test_ties_and_winners_exclude_each_other(best: Any) -> None:
     record = torch.zeros(3, 2, dtype=torch.int32)
     with pytest.raises(ValueError, match="expected at most one of ties and winner, got both"):
         best.segment_reduce(*graph.csr, None, True, x, out, record, record)
-    flipped = transpose(best, graph)
-    with pytest.raises(ValueError, match="expected at most one of ties and winner, got both"):
-        best.segment_reduce_backward(*flipped.csr, None, x, out, out, record, record, x.clone())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(
-    "shape", [(0, 3), (5, 0), (300, 7), (513, 33), *((1, n) for n in range(1, 40))]
-)
-def test_divide_by_ties(lib: Any, dtype: torch.dtype, shape: tuple[int, int]) -> None:
-    grad = torch.randn(shape).to(dtype)
-    # 0 where the extremum is NaN; a negative number stands for the edge that has all.
-    ties = torch.randint(-2, 4, shape, dtype=torch.int32)
-    share = torch.full_like(grad, 77)
-    lib.divide_by_ties(grad, ties, share)
-    expected = grad / torch.where(ties < 0, 1, ties)
-    torch.testing.assert_close(share, expected, equal_nan=True, rtol=0, atol=0)
+    gradient = (*graph.csr[:4], None, x, out, out)
+    with pytest.raises(ValueError, match="expected one of ties and winner, got both"):
+        best.segment_reduce_backward(*gradient, record, record, x.clone())
+    with pytest.raises(ValueError, match="expected one of ties and winner, got neither"):
+        best.segment_reduce_backward(*gradient, None, None, x.clone())

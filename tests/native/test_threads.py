@@ -53,7 +53,7 @@ class Inputs:
             lib.segment_reduce(*graph.csr, self.weight, True, self.x, out, ties, winner)
             grad_x = new(self.cols, self.width)
             lib.segment_reduce_backward(
-                *flipped.csr, self.weight, self.x, out, self.grad, ties, winner, grad_x
+                *graph.csr[:4], self.weight, self.x, out, self.grad, ties, winner, grad_x
             )
         return [result for result in results if result is not None]
 

@@ -1,13 +1,32 @@
-"""Layers add bias and root term to the memory of what they aggregated, if nobody can see it."""
+"""What layers write into memory that they have, and what callers write into theirs.
+
+Layers add bias and root term to the memory of what they aggregated, if nobody can see it. Callers
+may edit what upstream does not need for its gradients.
+"""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.nn import GCNConv, GraphConv, Linear, SAGEConv
+from torch_geometric.nn import (
+    APPNP,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    GraphConv,
+    LGConv,
+    Linear,
+    SAGEConv,
+    SimpleConv,
+    TransformerConv,
+)
 
 import fastgraph
 from fastgraph.layers import modules
@@ -162,3 +181,91 @@ def test_second_derivatives() -> None:
         expected = gradient(conv.double())
         with fastgraph.enabled(strict=True):
             torch.testing.assert_close(gradient(conv), expected)
+
+
+def test_residuals_in_place() -> None:
+    """Upstream keeps the rows that it has gathered, so that a layer's input may be edited."""
+    given = torch.arange(6.0).view(3, 2).requires_grad_()
+    weight = torch.arange(1.0, 5.0).requires_grad_()
+    edge_index = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]])
+    conv, x = LGConv(normalize=False), given * 1
+    with fastgraph.enabled(strict=True):
+        for _ in range(2):
+            x += conv(x, edge_index, weight)
+    x.sum().backward()
+    assert given.grad is not None and weight.grad is not None
+    assert given.grad.tolist() == [[5, 5], [19, 19], [26, 26]]
+    assert weight.grad.tolist() == [31, 82, 37, 46]
+
+
+EDITS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], object]] = {
+    "a residual": lambda x, out, weight, index: x.add_(out),
+    "a product": lambda x, out, weight, index: x.mul_(2),
+    "zeros": lambda x, out, weight, index: x.zero_(),
+    "a view": lambda x, out, weight, index: x[2:5].add_(1),
+    "another dtype's view": lambda x, out, weight, index: x.view(-1).neg_(),
+    "a detached view": lambda x, out, weight, index: x.detach().add_(1),
+    "a row that is assigned": lambda x, out, weight, index: x.__setitem__(0, 1.0),
+    "the output": lambda x, out, weight, index: out.mul_(2),
+    "a view of the output": lambda x, out, weight, index: out[:3].zero_(),
+    "relu_ of the output": lambda x, out, weight, index: torch.relu_(out),
+    "the weights": lambda x, out, weight, index: weight.mul_(2),
+    "the edges": lambda x, out, weight, index: index.copy_(index.flip(1)),
+}
+RESIDUAL = [
+    SimpleConv("sum"),
+    SimpleConv("mean"),
+    SimpleConv("max"),
+    SimpleConv("min"),
+    LGConv(normalize=False),
+    GINConv(torch.nn.Identity(), aggr="max"),
+    GINConv(torch.nn.Identity()),
+    SAGEConv(4, 4, aggr="max"),
+    GraphConv(4, 4, aggr="max"),
+    GraphConv(4, 4),
+    GCNConv(4, 4),
+    APPNP(2, 0.1),
+    TransformerConv(4, 4),
+    GATConv(4, 4),
+    GATConv(4, 4, add_self_loops=False),
+    GATv2Conv(4, 4),
+]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("tied", [False, True], ids=["distinct", "tied"])
+@pytest.mark.parametrize("conv", RESIDUAL, ids=repr)
+def test_edits_between_the_passes(conv: Any, tied: bool, weighted: bool, edit: str) -> None:
+    """The gradients are upstream's; what upstream refuses may be computed, as before the edit."""
+    takes_weight = "edge_weight" in signature(conv.forward).parameters
+    if weighted and not takes_weight:
+        pytest.skip("the layer takes no weights")
+
+    def gradients(edited: bool) -> list[Tensor | None] | str:
+        torch.manual_seed(0)
+        leaf = torch.randn(12, 4, dtype=torch.float64)
+        leaf = (leaf.round() if tied else leaf).requires_grad_()
+        weight = torch.rand(40, dtype=torch.float64).requires_grad_()
+        index, x, factor = EDGES.clone(), leaf * 1, weight * 1
+        leaves = [leaf, *([weight] if weighted else []), *module.parameters()]
+        out = module(x, index, factor) if weighted else module(x, index)
+        loss = (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum()
+        if edited:
+            EDITS[edit](x, out, factor, index)
+            loss = loss + out.sum() + x.square().sum()
+        try:
+            found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            return "refused"
+        return list(found)
+
+    module = copy.deepcopy(conv).double()
+    expected = gradients(True)
+    with fastgraph.enabled(min_edges=0):
+        found = gradients(True)
+    if expected != "refused":
+        assert found != "refused"
+        torch.testing.assert_close(found, expected)

@@ -64,6 +64,8 @@ void bind_segment_reduce(Tensor rowptr, Tensor col, OptionalTensor edge_id, int6
   });
 }
 
+#ifdef FASTGRAPH_EXTREMA_BY_SOURCE
+
 void bind_divide_by_ties(Tensor grad, Tensor ties, Tensor share) {
   Call call(grad);
   check_ndim(grad, 2, "grad");
@@ -101,6 +103,35 @@ void bind_segment_reduce_backward(Tensor rowptr_t, Tensor col_t, OptionalTensor 
              checked_matrix<T>(grad_x, transpose.num_rows, width, "grad_x"));
   });
 }
+
+#else
+
+void bind_segment_reduce_backward(Tensor rowptr, Tensor col, OptionalTensor edge_id,
+                                  int64_t num_cut, OptionalTensor weight, Tensor x, Tensor out,
+                                  Tensor grad, OptionalTensor ties, OptionalTensor winner,
+                                  Tensor grad_x) {
+  Call call(x);
+  if (ties.has_value() == winner.has_value()) {
+    TVM_FFI_THROW(ValueError) << "expected one of ties and winner, got "
+                              << (ties.has_value() ? "both" : "neither");
+  }
+  check_ndim(x, 2, "x");
+  const int64_t width = x.size(1);
+  const Csr graph = checked_csr(rowptr, col, edge_id, num_cut, {}, x.size(0), kByRow);
+  dispatch_features(x, "x", [&](auto type) {
+    using T = decltype(type);
+    call.run(kernels::segment_reduce_backward<T>, graph,
+             checked<const T>(weight, {graph.num_entries}, "weight"),
+             checked_matrix<const T>(x, graph.num_cols, width, "x"),
+             checked_matrix<const T>(out, graph.num_rows, width, "out"),
+             checked_matrix<const T>(grad, graph.num_rows, width, "grad"),
+             checked<const int32_t>(ties, {graph.num_rows, width}, "ties"),
+             checked<const int32_t>(winner, {graph.num_rows, width}, "winner"),
+             checked_matrix<T>(grad_x, graph.num_cols, width, "grad_x"));
+  });
+}
+
+#endif
 
 void bind_head_scores(Tensor x, Tensor att, Tensor scores) {
   Call call(x);
@@ -539,7 +570,9 @@ void bind_attention_backward_src(Tensor rowptr_t, Tensor col_t, OptionalTensor e
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(spmm, fastgraph::bind_spmm);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(sddmm, fastgraph::bind_sddmm);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_reduce, fastgraph::bind_segment_reduce);
+#ifdef FASTGRAPH_EXTREMA_BY_SOURCE
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(divide_by_ties, fastgraph::bind_divide_by_ties);
+#endif
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_reduce_backward, fastgraph::bind_segment_reduce_backward);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(head_scores, fastgraph::bind_head_scores);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(head_scores_backward, fastgraph::bind_head_scores_backward);

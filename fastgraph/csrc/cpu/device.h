@@ -20,6 +20,9 @@ constexpr bool kReadable = true;
 // Where FASTGRAPH_BACKWARD_AT_ONCE is defined the backward passes of gatv2 and attention are one
 // function, as those of gat are everywhere. Here they are two, the first of which leaves gradients
 // of all edges to the other.
+//
+// Where FASTGRAPH_EXTREMA_BY_SOURCE is defined the gradient of extrema is gathered along the
+// transpose, for a gradient that was divided by ties. Here it is left along the rows.
 
 // A matrix as kernels take it.
 using Rows = OrderedCsr;

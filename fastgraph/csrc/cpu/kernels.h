@@ -92,15 +92,10 @@ template <typename T>
 void segment_reduce(const OrderedCsr& graph, const T* weight, bool is_max, Matrix<const T> x,
                     Matrix<T> out, int32_t* ties, int32_t* winner);
 
-// share = grad / ties: what each of the tied entries receives of a row's gradient. A negative
-// number is ~edge, which stands for one tie.
+// The gradient of segment_reduce for x, along the rows of its graph, of which one of ties and
+// winner is a record. x and out are read where ties are larger than 0.
 template <typename T>
-void divide_by_ties(Matrix<const T> grad, const int32_t* ties, Matrix<T> share);
-
-// The gradient of segment_reduce for x, gathered over the transpose of its graph. `ties`, null or
-// what grad was divided by, tells kernels that want to know which entries have nothing to gather.
-template <typename T>
-void segment_reduce_backward(const OrderedCsr& transpose, const T* weight, Matrix<const T> x,
+void segment_reduce_backward(const Csr& graph, const T* weight, Matrix<const T> x,
                              Matrix<const T> out, Matrix<const T> grad, const int32_t* ties,
                              const int32_t* winner, Matrix<T> grad_x);
 

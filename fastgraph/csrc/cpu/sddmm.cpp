@@ -72,8 +72,22 @@ struct Sddmm {
     }
   }
 
+  // With one channel for each entry, which is all there is to multiply.
+  void run_single(const Task& task) const {
+    for (int64_t place = task.place_begin; place < task.place_end; ++place) {
+      const int64_t row = graph.row(place);
+      const A scale = row_scale ? row_scale[row] : A{1};
+      const A own = load_one(grad.data + row);
+      const EntryRange entries = task.entries(graph, place);
+      for (int64_t e = entries.begin; e < entries.end; ++e) {
+        store_one(out.data + graph.edge(e), scale * (own * load_one(x.data + graph.col[e])));
+      }
+    }
+  }
+
   template <int N = kLanes<T>>
   void run_for_width(const Task& task) const {
+    if (x.heads * x.width == 1) return run_single(task);
     if constexpr (N > 1) {
       if (x.width < N) return run_for_width<N / 2>(task);
     }

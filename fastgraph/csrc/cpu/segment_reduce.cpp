@@ -1,13 +1,13 @@
 // Maxima and minima of the rows of x that the entries of a row lead to.
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 
 #include "cpu/kernels.h"
 #include "fastgraph/chunks.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/nan_watch.h"
 #include "fastgraph/parallel.h"
-#include "fastgraph/partial_sums.h"
 #include "fastgraph/result.h"
 #include "fastgraph/schedule.h"
 
@@ -22,6 +22,12 @@ template <Record kRecord>
 constexpr int kVectors =
     kRecord == Record::kNothing && kVectorBytes == 64 ? 2 * kVectorsOfChunk : kVectorsOfChunk;
 
+// How many shares a record of ties stands for: ~edge says which edge alone has the only one.
+template <typename I>
+FASTGRAPH_INLINE I num_shares(I record) {
+  return record < 0 ? record - record + 1 : record;
+}
+
 // The running extremum of one chunk. A minimum is the negated maximum of negated values, which
 // is exact. A NaN replaces everything, a later NaN an earlier one, and a tie keeps the earlier.
 template <typename A, int N, Record kRecord>
@@ -30,19 +36,42 @@ struct Running {
   using I = Vector<Bits<A>, N>;
 
   V best;
-  I record;  // how many values equal best, or which edge it came from
+  I record;  // which edge best came from; of ties, ~edge or how many values equal it
 
   void reset() {
     best = splat<A, N>(-std::numeric_limits<A>::infinity());
     record = splat<Bits<A>, N>(kRecord == Record::kWinner ? -1 : 0);
   }
 
-  // Unless kNans, value is a number.
+  // For entries, one by one; counted() comes after the last. Unless kNans, value is a number.
   template <bool kNans>
   void update(V value, I value_record) {
+    if constexpr (kRecord == Record::kTies) {
+      // The first one that equals what a search starts from counts as two.
+      const I more = record + 1;
+      record = value == best ? (more > 2 ? more : splat<Bits<A>, N>(2)) : record;
+    }
+    replace<kNans>(value, value_record);
+  }
+  void counted() {
+    if constexpr (kRecord == Record::kTies) {
+      record += (best == splat<A, N>(-std::numeric_limits<A>::infinity())) & (record > 0);
+    }
+  }
+
+  // For what was found of other entries, all of which come later.
+  void merge(V later_best, I later_record) {
+    if constexpr (kRecord == Record::kTies) {
+      record = later_best == best ? num_shares(record) + num_shares(later_record) : record;
+    }
+    replace<true>(later_best, later_record);
+  }
+
+ private:
+  template <bool kNans>
+  void replace(V value, I value_record) {
     I take = value > best;
     if constexpr (kNans) take |= value != value;
-    if constexpr (kRecord == Record::kTies) record = value == best ? record + value_record : record;
     if constexpr (kRecord != Record::kNothing) record = take ? value_record : record;
     best = kNans ? (take ? value : best) : larger<A, N>(value, best);
   }
@@ -93,8 +122,8 @@ struct Extremum {
     for (int64_t e = entries.begin; e < entries.end; ++e) {
       const T* source = x.row(graph.col[e]) + f;
       const T* expected = e + kAhead < task.entry_end ? x.row(graph.col[e + kAhead]) + f : source;
-      const Bits<A> edge = kRecord == Record::kWinner ? graph.edge(e) : 1;
-      const auto edges = splat<Bits<A>, N>(edge);
+      const Bits<A> edge = kRecord == Record::kNothing ? 0 : graph.edge(e);
+      const auto edges = splat<Bits<A>, N>(kRecord == Record::kTies ? ~edge : edge);
 #pragma GCC unroll 16
       for (int q = 0; q < C::kCount; ++q) {
         // Line by line: many at once would wait for each other.
@@ -113,6 +142,7 @@ struct Extremum {
 #pragma GCC unroll 16
     for (int q = 0; q < C::kCount; ++q) {
       const int64_t column = f + q * N;
+      running[q].counted();
       if (whole) {
         finish<N, kRecord>(target, column, entries.empty(), running[q]);
       } else {
@@ -153,7 +183,7 @@ struct Extremum {
     if constexpr (kRecord == Record::kTies) {
       // A NaN equals nothing; a zero ties with the zero that upstream's output starts from.
       I ties = r.record & (r.best == r.best);
-      if (!empty) ties -= (r.best == splat<A, N>(0));
+      if (!empty) ties = r.best == splat<A, N>(0) ? num_shares(ties) + 1 : ties;
       target.record.template store<N>(column, as_int32<N>(ties));
     } else if constexpr (kRecord == Record::kWinner) {
       target.record.template store<N>(column, as_int32<N>(r.record));
@@ -169,8 +199,7 @@ struct Extremum {
       running.reset();
       for (int64_t piece = cut.piece_begin; piece < cut.piece_end; ++piece) {
         const int64_t at = piece * x.width + f;
-        running.template update<true>(typename R::V{partial_best[at]},
-                                      typename R::I{partial_record[at]});
+        running.merge(typename R::V{partial_best[at]}, typename R::I{partial_record[at]});
       }
       finish<1, kRecord>(own, f, false, running);
     }
@@ -187,159 +216,154 @@ struct Extremum {
   }
 };
 
-template <typename T>
+template <typename A>
+bool is_finite(A x) {
+  return x - x == 0;
+}
+
+// The gradient, from what each row of grad has recorded. As a rule one edge has all of a value, and
+// what has not won is not read. Tasks have some channels each, so that they never write to the same
+// place, and every sum has its terms in the order of the rows of grad, however the channels are
+// cut.
+template <typename T, bool kSplits>
 struct ExtremumBackward {
   using A = Accumulator<T>;
 
-  const OrderedCsr& graph;  // the transpose: a row of it is a row of x
+  // The channels of a task are what sums have in one cache line.
+  static constexpr int64_t kMostChannels = kCacheLine / sizeof(A);
+  static constexpr int64_t kFewChannels = kMostChannels / 4;
+
+  const Csr& graph;
   const T* weight;
+  bool has_finite_weights;
   Matrix<const T> x;
   Matrix<const T> out;
   Matrix<const T> grad;
-  const int32_t* winner;
-  Result<T> grad_x;
-  A* partial;
+  const int32_t* record;
+  const int32_t* entry;  // of each edge; null where that is its number
+  Matrix<T> grad_x;
 
-  // The gradient of the columns of C that begin at f, over some entries of a row.
-  template <typename C, bool kWinner, bool kWeighted>
-  void reduce(const Task& task, int64_t own_row, EntryRange entries, int64_t f) const {
-    constexpr int N = C::kLanes;
-    using V = Vector<A, N>;
-    using I = Vector<Bits<A>, N>;
-    const bool whole = task.whole();
-    const ResultRow<T> target = grad_x.row(own_row);
-    V own[C::kCount], sum[C::kCount];
-#pragma GCC unroll 16
-    for (int q = 0; q < C::kCount; ++q) {
-      own[q] = load<N>(x.row(own_row) + f + q * N);
-      sum[q] = V{};
-    }
-    for (int64_t e = entries.begin; e < entries.end; ++e) {
-      if (e + kAhead < task.entry_end) {
-        const int64_t ahead = graph.col[e + kAhead];
-        if constexpr (kWinner) {
-          prefetch<C::kWidth * sizeof(int32_t)>(winner + ahead * x.width + f);
-        } else {
-          prefetch<C::kWidth * sizeof(T)>(out.row(ahead) + f);
-        }
-        prefetch<C::kWidth * sizeof(T)>(grad.row(ahead) + f);
-      }
-      const int64_t row = graph.col[e];
-      const int64_t edge = graph.edge(e);
-      const A w = kWeighted ? load_one(weight + edge) : A{1};
-#pragma GCC unroll 16
-      for (int q = 0; q < C::kCount; ++q) {
-        const int64_t column = f + q * N;
-        if constexpr (kWinner) {
-          const auto winners = load_raw<N>(winner + row * x.width + column);
-          const I won = __builtin_convertvector(winners, I) == splat<Bits<A>, N>(edge);
-          const V g = load<N>(grad.row(row) + column);
-          sum[q] += won ? (kWeighted ? w * g : g) : V{};
-        } else {
-          const V value = kWeighted ? round_to<T, N>(w * own[q]) : own[q];
-          const I won = value == load<N>(out.row(row) + column);
-          // A product, not a choice, because upstream's 0 * inf is NaN.
-          const V one_or_zero = won ? splat<A, N>(1) : V{};
-          const V g = load<N>(grad.row(row) + column);
-          sum[q] = kWeighted ? sum[q] + w * (one_or_zero * g)
-                             : multiply_add<A, N>(one_or_zero, g, sum[q]);
-        }
-      }
-    }
-#pragma GCC unroll 16
-    for (int q = 0; q < C::kCount; ++q) {
-      const int64_t column = f + q * N;
-      if (whole) {
-        target.template store<N>(column, sum[q]);
-      } else {
-        store<N>(partial + task.piece * x.width + column, sum[q]);
-      }
-    }
+  // The sums of a task: `width` channels of all rows of x, from `first` on.
+  struct Panel {
+    A* sums;
+    int64_t first;
+    int64_t width;
+  };
+
+  int64_t channels_of_task() const {
+    const int64_t shared = (grad.width + max_threads() - 1) / max_threads();
+    return std::clamp(shared, kFewChannels, kMostChannels);
   }
 
-  template <bool kWinner, bool kWeighted>
-  void run(const Task& task) const {
-    for (int64_t place = task.place_begin; place < task.place_end; ++place) {
-      const int64_t row = graph.row(place);
-      const EntryRange entries = task.entries(graph, place);
-      task.expect_next(graph, place, x);
-      for_each_chunk<kLanes<T>, kVectorsOfChunk>(0, x.width, [&](auto chunk, int64_t f) {
-        reduce<decltype(chunk), kWinner, kWeighted>(task, row, entries, f);
+  // Whether the entries of a row have to be looked at: where several edges, or none, attain a value
+  // of the panel, or something is not finite, as upstream's 0 * inf is NaN.
+  bool needs_entries(const int32_t* records, const T* gradients, int64_t width) const {
+    bool found = !has_finite_weights;
+    for_each_part<kLanes<T>, 1>(0, width, [&](auto chunk, int64_t i) {
+      constexpr int N = decltype(chunk)::kLanes;
+      using I = Vector<Bits<A>, N>;
+      const Vector<A, N> g = load<N>(gradients + i);
+      const I known = __builtin_convertvector(load_raw<N>(records + i), I) < 0;
+      found |= max_of<Bits<A>, N>(-(~known | (g - g != 0))) > 0;
+    });
+    return found;
+  }
+
+  // Adds what the entries of a row have of its gradient: one by one, in their order.
+  void add_shares(const Panel& panel, int64_t row) const {
+    for (int64_t e = graph.rowptr[row]; e < graph.rowptr[row + 1]; ++e) {
+      const T* own = x.row(graph.col[e]) + panel.first;
+      if (e + kAhead < graph.rowptr[row + 1]) {
+        prefetch<kCacheLine>(x.row(graph.col[e + kAhead]) + panel.first);
+      }
+      A* sums = panel.sums + graph.col[e] * panel.width;
+      const int64_t edge = graph.edge(e);
+      const A w = weight ? load_one(weight + edge) : A{1};
+      for_each_part<kLanes<T>, 1>(0, panel.width, [&](auto chunk, int64_t i) {
+        constexpr int N = decltype(chunk)::kLanes;
+        using V = Vector<A, N>;
+        using I = Vector<Bits<A>, N>;
+        const int64_t column = panel.first + i;
+        const I recorded =
+            __builtin_convertvector(load_raw<N>(record + row * grad.width + column), I);
+        const V message = round_to<T, N>(w * load<N>(own + i));
+        const I ties = (recorded > 0) & (message == load<N>(out.row(row) + column));
+        const I attains = recorded < 0 ? recorded == splat<Bits<A>, N>(~edge) : ties;
+        const V shares = __builtin_convertvector(num_shares(recorded), V);
+        const V share = round_to<T, N>(load<N>(grad.row(row) + column) / shares);
+        // Products, not a choice, because upstream's 0 * inf is NaN.
+        const V one_or_zero = attains ? splat<A, N>(1) : V{};
+        store<N>(sums + i, load<N>(sums + i) + w * (one_or_zero * share));
       });
     }
   }
-};
 
-// Rows of so many entries on average have few winners among them: as many as channels, at most.
-constexpr int64_t kManyEntries = 32;
-
-// Channels are what threads share then.
-constexpr int64_t kLeastPanels = 4;
-
-// The gradient of the winners where they are few: each is added to the row of x that its edge leads
-// from, and what has not won is not read. A task has the channels of one cache line, so that tasks
-// never write to the same place, and every sum has its terms in the order of the rows of grad.
-template <typename T>
-struct WinnerGradients {
-  using A = Accumulator<T>;
-
-  static constexpr int64_t kOfPanel = kCacheLine / sizeof(A);
-
-  const OrderedCsr& graph;  // the transpose
-  const T* weight;
-  Matrix<const T> grad;
-  const int32_t* winner;
-  Matrix<T> grad_x;
-  int32_t* source;  // of each edge, written by find_sources()
-
-  static int64_t num_panels(int64_t width) { return (width + kOfPanel - 1) / kOfPanel; }
-
-  static bool is_faster(const Csr& transpose, int64_t width) {
-    return transpose.num_entries >= kManyEntries * transpose.num_cols &&
-           num_panels(width) >= kLeastPanels;
-  }
-
-  void find_sources(const Task& task) const {
-    for (int64_t place = task.place_begin; place < task.place_end; ++place) {
-      const EntryRange entries = task.entries(graph, place);
-      const auto row = static_cast<int32_t>(graph.row(place));
-      for (int64_t e = entries.begin; e < entries.end; ++e) source[graph.edge(e)] = row;
+  // Adds the gradients of a row to the sums of those edges that have won them.
+  template <typename Width>
+  void add_winners(const Panel& panel, Width width, const int32_t* records,
+                   const T* gradients) const {
+    for (int64_t i = 0; i < width; ++i) {
+      const int64_t edge = kSplits ? ~records[i] : records[i];
+      // Empty rows have none; no other number is written here, but anyone may have passed one.
+      if (edge < 0 || edge >= graph.num_entries) continue;
+      const int64_t source = graph.col[entry ? entry[edge] : edge];
+      const A gradient = load_one(gradients + i);
+      panel.sums[source * width + i] += weight ? load_one(weight + edge) * gradient : gradient;
     }
   }
 
-  void run(int64_t panel) const {
-    const int64_t first = panel * kOfPanel, count = std::min(kOfPanel, grad.width - first);
-    const auto sums = scratch<A>(grad_x.rows * kOfPanel);
-    std::fill_n(sums.get(), grad_x.rows * kOfPanel, A{0});
+  template <typename Width>
+  void add_rows(const Panel& panel, Width width) const {
     for (int64_t row = 0; row < grad.rows; ++row) {
-      const int32_t* winners = winner + row * grad.width + first;
-      const T* gradients = grad.row(row) + first;
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t edge = winners[i];
-        // Empty rows have none; no other number is written here, but anyone may have passed one.
-        if (edge < 0 || edge >= graph.num_entries) continue;
-        const A gradient = load_one(gradients + i);
-        sums[source[edge] * kOfPanel + i] += weight ? load_one(weight + edge) * gradient : gradient;
+      const int32_t* records = record + row * grad.width + panel.first;
+      const T* gradients = grad.row(row) + panel.first;
+      // One line of each row, of which the processor sees no pattern across pages.
+      if (row + kAhead < grad.rows) {
+        prefetch<kCacheLine>(records + kAhead * grad.width);
+        prefetch<kCacheLine>(gradients + kAhead * grad.width);
+      }
+      if (graph.rowptr[row] == graph.rowptr[row + 1]) continue;
+      if (kSplits && needs_entries(records, gradients, width)) {
+        add_shares(panel, row);
+      } else {
+        add_winners(panel, width, records, gradients);
       }
     }
+  }
+
+  // The gradient of some channels.
+  void run(int64_t first, int64_t width) const {
+    const bool in_place = std::is_same_v<T, A> && width == grad_x.width;
+    const auto scratched = scratch<A>(in_place ? 0 : grad_x.rows * width);
+    const Panel panel{in_place ? reinterpret_cast<A*>(grad_x.data) : scratched.get(), first, width};
+    std::fill_n(panel.sums, grad_x.rows * width, A{0});
+    if (width == kMostChannels) {
+      add_rows(panel, std::integral_constant<int64_t, kMostChannels>{});
+    } else {
+      add_rows(panel, width);
+    }
+    if (in_place) return;
     for (int64_t row = 0; row < grad_x.rows; ++row) {
       T* target = grad_x.row(row) + first;
-      for (int64_t i = 0; i < count; ++i) store_one(target + i, sums[row * kOfPanel + i]);
+      for (int64_t i = 0; i < width; ++i) store_one(target + i, panel.sums[row * width + i]);
     }
+  }
+
+  void run() const {
+    const int64_t channels = channels_of_task();
+    for_each_task((grad.width + channels - 1) / channels, grad.rows * grad.width, [&](int64_t i) {
+      run(i * channels, std::min(channels, grad.width - i * channels));
+    });
   }
 };
 
-// Maxima whose gradient goes to one edge each.
-template <typename T>
-void winners_backward(const OrderedCsr& transpose, const T* weight, Matrix<const T> grad,
-                      const int32_t* winner, Matrix<T> grad_x) {
-  const auto source = scratch<int32_t>(transpose.num_entries);
-  const WinnerGradients<T> op{transpose, weight, grad, winner, grad_x, source.get()};
-  const Schedule schedule = make_schedule(transpose);
-  for_each_task(static_cast<int64_t>(schedule.tasks.size()), transpose.num_entries,
-                [&](int64_t i) { op.find_sources(schedule.tasks[i]); });
-  for_each_task(op.num_panels(grad.width), grad.rows * grad.width,
-                [&](int64_t panel) { op.run(panel); });
+// The entry of each edge.
+void find_entries(const Csr& graph, int32_t* entry) {
+  constexpr int64_t kStep = 1 << 14;
+  for_each_task((graph.num_entries + kStep - 1) / kStep, graph.num_entries, [&](int64_t step) {
+    const int64_t end = std::min(graph.num_entries, (step + 1) * kStep);
+    for (int64_t e = step * kStep; e < end; ++e) entry[graph.edge_id[e]] = static_cast<int32_t>(e);
+  });
 }
 
 }  // namespace
@@ -371,54 +395,25 @@ void segment_reduce(const OrderedCsr& graph, const T* weight, bool is_max, Matri
 }
 
 template <typename T>
-void divide_by_ties(Matrix<const T> grad, const int32_t* ties, Matrix<T> share) {
-  using A = Accumulator<T>;
-  constexpr int64_t kStep = 256;
-  const Result<T> result(Matrix<T>{share.data, 1, share.rows * share.width});
-  const ResultRow<T> target = result.row(0);
-  for_each_task((grad.rows + kStep - 1) / kStep, grad.rows * grad.width, [&](int64_t step) {
-    const int64_t begin = step * kStep * grad.width;
-    const int64_t end = std::min(grad.rows, (step + 1) * kStep) * grad.width;
-    for_each_chunk<kLanes<T>, 1>(begin, end, [&](auto chunk, int64_t first) {
-      using C = decltype(chunk);
-      constexpr int N = C::kLanes;
-      for (int64_t i = first; i < first + C::kWidth; i += N) {
-        const auto record = load_raw<N>(ties + i);
-        const auto shares = record < 0 ? splat<int32_t, N>(1) : record;
-        const auto count = __builtin_convertvector(shares, Vector<A, N>);
-        target.template store<N>(i, load<N>(grad.data + i) / count);
-      }
-    });
-  });
-}
-
-template <typename T>
-void segment_reduce_backward(const OrderedCsr& transpose, const T* weight, Matrix<const T> x,
-                             Matrix<const T> out, Matrix<const T> grad, const int32_t*,
+void segment_reduce_backward(const Csr& graph, const T* weight, Matrix<const T> x,
+                             Matrix<const T> out, Matrix<const T> grad, const int32_t* ties,
                              const int32_t* winner, Matrix<T> grad_x) {
-  using A = Accumulator<T>;
-  if (winner && WinnerGradients<T>::is_faster(transpose, x.width)) {
-    return winners_backward<T>(transpose, weight, grad, winner, grad_x);
+  const auto entry = scratch<int32_t>(graph.edge_id ? graph.num_entries : 0);
+  if (graph.edge_id) find_entries(graph, entry.get());
+  const int32_t* entries = graph.edge_id ? entry.get() : nullptr;
+  bool finite = true;
+  for (int64_t e = 0; weight && finite && e < graph.num_entries; ++e) {
+    finite = is_finite(load_one(weight + e));
   }
-  const Schedule schedule = make_schedule(transpose);
-  const auto partial = scratch<A>(schedule.num_pieces * x.width);
-  const ExtremumBackward<T> op{transpose,         weight,       x, out, grad, winner,
-                               Result<T>(grad_x), partial.get()};
-  const int64_t work = (transpose.num_entries + transpose.num_rows) * x.width;
-  run_schedule(
-      schedule, work, x.width,
-      [&](const Task& task) {
-        if (winner) {
-          weight ? op.template run<true, true>(task) : op.template run<true, false>(task);
-        } else {
-          weight ? op.template run<false, true>(task) : op.template run<false, false>(task);
-        }
-      },
-      [&](const CutRow& cut) { merge_pieces<T>(op.partial, cut, x.width, A{1}, op.grad_x); });
+  prefer_huge_pages(grad_x.data, grad_x.bytes());
+  if (ties) {
+    ExtremumBackward<T, true>{graph, weight, finite, x, out, grad, ties, entries, grad_x}.run();
+  } else {
+    ExtremumBackward<T, false>{graph, weight, finite, x, out, grad, winner, entries, grad_x}.run();
+  }
 }
 
 FASTGRAPH_INSTANTIATE(segment_reduce)
 FASTGRAPH_INSTANTIATE(segment_reduce_backward)
-FASTGRAPH_INSTANTIATE(divide_by_ties)
 
 }  // namespace fastgraph

@@ -72,11 +72,11 @@ struct Spmm {
 
   // One coefficient for an entry fits on the stack, those of heads need memory.
   void run(const Task& task, Matrix<const T> x) const {
-    if (!has_coefficients()) return add_rows<Coefficients::kNone>(task, x, 0, nullptr);
+    if (!has_coefficients()) return add_any_rows<Coefficients::kNone>(task, x, nullptr);
     if (heads == 1) {
       A coefficient[kMaxPiece];
       fill_coefficients(task, coefficient);
-      return add_rows<Coefficients::kOne>(task, x, 0, coefficient);
+      return add_any_rows<Coefficients::kOne>(task, x, coefficient);
     }
     const auto coefficient = scratch<A>((task.entry_end - task.entry_begin) * heads);
     fill_coefficients(task, coefficient.get());
@@ -88,6 +88,44 @@ struct Spmm {
   void run(const Task& task, Matrix<const T> panel, int64_t first, const A* coefficients) const {
     if (!has_coefficients()) return add_rows<Coefficients::kNone>(task, panel, first, nullptr);
     add_rows<Coefficients::kOne>(task, panel, first, coefficients + task.entry_begin);
+  }
+
+  template <Coefficients kCoefficients>
+  void add_any_rows(const Task& task, Matrix<const T> x, const A* coefficient) const {
+    switch (x.width) {
+      case 1: return add_narrow_rows<kCoefficients, 1>(task, x, coefficient);
+      case 2: return add_narrow_rows<kCoefficients, 2>(task, x, coefficient);
+      default: return add_rows<kCoefficients>(task, x, 0, coefficient);
+    }
+  }
+
+  // The sums of so few columns that what vectors need for each row and entry would take longer than
+  // the additions. Their order, and so each bit, is that of wider rows.
+  template <Coefficients kCoefficients, int W>
+  void add_narrow_rows(const Task& task, Matrix<const T> x, const A* coefficient) const {
+    for (int64_t place = task.place_begin; place < task.place_end; ++place) {
+      const int64_t row = graph.row(place);
+      const EntryRange entries = task.entries(graph, place);
+      A sum[W] = {};
+      for (int64_t e = entries.begin; e < entries.end; ++e) {
+        const T* source = x.data + graph.col[e] * W;
+        for (int f = 0; f < W; ++f) {
+          if constexpr (kCoefficients == Coefficients::kNone) {
+            sum[f] += load_one(source + f);
+          } else {
+            sum[f] += coefficient[e - task.entry_begin] * load_one(source + f);
+          }
+        }
+      }
+      const A scale = row_scale ? row_scale[row] : A{1};
+      for (int f = 0; f < W; ++f) {
+        if (task.whole()) {
+          out.row(row).template store<1>(f, Vector<A, 1>{scale * sum[f]});
+        } else {
+          partial[task.piece * W + f] = sum[f];
+        }
+      }
+    }
   }
 
   // The sums for the columns from `first` on, those of x. Heads that fill whole vectors are added

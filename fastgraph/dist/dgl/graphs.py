@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from fastgraph.dist.dgl.structure import ShardedStructure
 from fastgraph.dist.grid_volume import Mesh
 from fastgraph.dist.layout import Layout, know, known, usual
 from fastgraph.dist.owners import agreed_parts, layout_of, owner_of_edges
-from fastgraph.dist.sharded import ShardedTensor, is_sharded, placed, whole
+from fastgraph.dist.sharded import ShardedTensor, is_sharded, taken, whole
 
 
 def shard(
@@ -26,15 +27,16 @@ def shard(
     parts: Tensor | None = None,
     mode: str = "auto",
     mesh: Mesh | None = None,
+    is_tied: bool = False,
 ) -> Any:
-    """See :func:`fastgraph.dist.shard`."""
+    """See :func:`fastgraph.dist.graphs.shard`."""
     check_can_be_sharded(graph)
     sizes = num_nodes(graph)
     parts = agreed_parts(lambda: joint_edges(graph, sizes), sizes, weights, method, parts)
     of_nodes = [layout_of(owner, mode, mesh) for owner in parts.split(sizes)]
     for rows in of_nodes:
         know(rows)
-    return _laid_out(graph, of_nodes)
+    return _laid_out(graph, of_nodes, is_tied)
 
 
 def sharded_as_usual(graph: Any) -> Any:
@@ -42,7 +44,7 @@ def sharded_as_usual(graph: Any) -> Any:
 
     Features that are sharded stay where they are.
     """
-    return _laid_out(graph, [usual(graph.num_nodes(ntype)) for ntype in graph.ntypes])
+    return _laid_out(graph, [usual(graph.num_nodes(ntype)) for ntype in graph.ntypes], True)
 
 
 def is_sharded_graph(value: object) -> bool:
@@ -77,7 +79,7 @@ def whole_graph(graph: Any) -> Any:
     return found
 
 
-def _laid_out(graph: Any, of_nodes: Sequence[Layout]) -> Any:
+def _laid_out(graph: Any, of_nodes: Sequence[Layout], is_tied: bool) -> Any:
     sizes = [rows.n for rows in of_nodes]
     relations, of_edges = [], []
     for etype in range(len(graph.canonical_etypes)):
@@ -94,8 +96,9 @@ def _laid_out(graph: Any, of_nodes: Sequence[Layout]) -> Any:
         of_edges.append(rows)
     found = copy.copy(graph)
     found._graph = ShardedIndex(graph._graph.metagraph, sizes, relations)
-    found._node_frames = list(map(_sharded, graph._node_frames, of_nodes))
-    found._edge_frames = list(map(_sharded, graph._edge_frames, of_edges))
+    sharded = functools.partial(_sharded, is_tied=is_tied)
+    found._node_frames = list(map(sharded, graph._node_frames, of_nodes))
+    found._edge_frames = list(map(sharded, graph._edge_frames, of_edges))
     return found
 
 
@@ -144,10 +147,10 @@ def joint_edges(graph: Any, sizes: list[int]) -> Tensor:
     return torch.cat(found, 1)
 
 
-def _sharded(frame: Any, rows: Layout) -> Any:
+def _sharded(frame: Any, rows: Layout, is_tied: bool) -> Any:
     found = frame.clone()
     for key in list(found.keys()):
         x = found[key]
         if isinstance(x, Tensor) and not is_sharded(x):
-            found[key] = placed(x, rows, 0)
+            found[key] = taken(x, rows, 0, is_tied=is_tied, name=key)
     return found

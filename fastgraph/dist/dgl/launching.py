@@ -10,7 +10,7 @@ from typing import Any
 import dgl
 from dgl.data.dgl_dataset import DGLDataset
 
-from fastgraph.dist import transport
+from fastgraph.dist.agreement import first_rank_first
 from fastgraph.dist.dgl.graphs import is_sharded_graph
 from fastgraph.dist.dgl.patches import PATCHES
 from fastgraph.dist.sharded import tree_map
@@ -48,14 +48,13 @@ class _Sharding:
 
     def __init__(self, shard: Callable[[Any], Any], min_nodes: int) -> None:
         self._shard, self._min_nodes = shard, min_nodes
-        self._is_loading = False
         self._classes: set[type] = set()
 
     def _sharded(self, value: Any) -> Any:
         return tree_map(lambda x: self._shard(x) if self._fits(x) else x, value)
 
     def _fits(self, value: Any) -> bool:
-        if self._is_loading or not isinstance(value, dgl.DGLGraph):
+        if WORLD.is_alone or not isinstance(value, dgl.DGLGraph):
             return False
         if is_sharded_graph(value) or value.is_block or value.batch_size != 1:
             return False
@@ -78,16 +77,10 @@ class _Sharding:
         @functools.wraps(upstream)
         def load(dataset: Any) -> None:
             """The files of a dataset are made by one rank, on which the others wait."""
-            before, self._is_loading = self._is_loading, True
-            try:
-                if before or WORLD.rank == 0:
-                    upstream(dataset)
-                if not before:
-                    transport.barrier()
-                    if WORLD.rank != 0:
-                        upstream(dataset)
-            finally:
-                self._is_loading = before
+            if WORLD.is_alone:  # a dataset that is made of another one
+                upstream(dataset)
+            else:
+                first_rank_first(lambda: upstream(dataset))
             for cls in type(dataset).__mro__:
                 is_of_dgl = issubclass(cls, DGLDataset) and "__getitem__" in vars(cls)
                 if is_of_dgl and cls not in self._classes:

@@ -31,7 +31,7 @@ from fastgraph.dist.sharded import (
     enter,
     is_sharded,
     leaves,
-    placed,
+    taken,
     tree_map,
     whole,
 )
@@ -211,7 +211,7 @@ def _placed(data: Any, n: int) -> Any:
     if not hasattr(data, "items"):
         return data  # an error of DGL's
     return {
-        key: placed(value, usual(n), 0)
+        key: taken(value, usual(n), 0, is_tied=True, name=key)
         if type(value) is Tensor and value.dim() and len(value) == n
         else value
         for key, value in data.items()

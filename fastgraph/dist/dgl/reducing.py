@@ -95,9 +95,9 @@ def _buckets(relation: ShardedStructure) -> _Buckets:
     """They are remembered with the edges."""
     edges = relation.edge_index
     rows = usual(relation.num_src), usual(relation.num_dst)
-    found: _Buckets = remembered(
-        edges.local, ("buckets", edges.rows, *rows), lambda: _made(edges, *rows)
-    )
+    make = lambda: _made(edges, *rows)  # noqa: E731
+    key = ("buckets", edges.rows, *rows)
+    found: _Buckets = remembered(edges.local, key, make, is_part=True)
     return found
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fastgraph.dist import transport
 from fastgraph.dist.collectives import sum_of_ranks
+from fastgraph.dist.entering.digests import DIGESTS
 from fastgraph.dist.exchange import plan, take
 from fastgraph.dist.layout import Layout, usual
 from fastgraph.dist.memo import remembered
@@ -121,6 +122,7 @@ def _chosen(x: ShardedTensor, entry: Any) -> _Choice:
         start, stop, step = entry.indices(rows.n)
         if step < 0:
             raise NoRuleError
+        DIGESTS.compare(torch.tensor([start, stop, step]), "a slice")
         found = rows.span(start, stop, step)
         return _Choice(rows.held(torch.arange(start, stop, step)[found.key]).row, found)
     if not isinstance(entry, Tensor) or entry.dim() != 1:
@@ -134,6 +136,7 @@ def _chosen(x: ShardedTensor, entry: Any) -> _Choice:
         return _true(mask)
     if is_sharded(entry) or entry.dtype not in _INTEGERS:
         raise NoRuleError
+    DIGESTS.compare(entry)
 
     def make() -> _Choice:
         positions = torch.where(entry < 0, entry + rows.n, entry).long()
@@ -152,7 +155,7 @@ def _true(mask: ShardedTensor) -> _Choice:
         found = Layout(mask.rows.key[local], mask.rows.bound)
         return _Choice(local, mask.rows if found.n == mask.rows.n else found)
 
-    chosen: _Choice = remembered(mask.local, ("true", mask.rows), make)
+    chosen: _Choice = remembered(mask.local, ("true", mask.rows), make, is_part=True)
     return chosen
 
 
@@ -196,6 +199,7 @@ def _is_mask_of_batch(x: ShardedTensor, index: Any) -> bool:
 
 def _one_row(x: ShardedTensor, index: int) -> Tensor:
     """A row, from its owner."""
+    DIGESTS.compare(index)
     if not -x.rows.n <= index < x.rows.n:
         raise IndexError(
             f"index {index} is out of bounds for dimension {x.axis} with size {x.rows.n}"
@@ -244,7 +248,7 @@ def plan_of_range(index: ShardedTensor, n: int) -> None:
         outside = (index.local < -n) | (index.local >= n)
         return bool(ShardedTensor(outside, index.rows, index.axis).any())
 
-    if remembered(index.local, ("range", index.rows, n), make):
+    if remembered(index.local, ("range", index.rows, n), make, is_part=True):
         raise IndexError(f"an index is out of range for a dimension of size {n}")
 
 
@@ -298,6 +302,7 @@ def _set_replicated(x: Tensor, index: Any, value: Any) -> None:
 def _set_row(view: Tensor, rows: Layout, axis: int, index: int, value: Any) -> None:
     if is_sharded(value):
         raise NoRuleError
+    DIGESTS.compare(index)
     if not -rows.n <= index < rows.n:
         raise IndexError(f"index {index} is out of bounds for a dimension of size {rows.n}")
     index %= rows.n

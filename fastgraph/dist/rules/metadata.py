@@ -7,8 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastgraph.dist.collectives import gather
-from fastgraph.dist.sharded import ShardedTensor, is_sharded, on_the_whole, tree_map
+from fastgraph.dist.collectives import gather, split
+from fastgraph.dist.entering.originals import leaf_of
+from fastgraph.dist.memo import watch_edits
+from fastgraph.dist.sharded import (
+    ShardedTensor,
+    is_sharded,
+    on_the_whole,
+    taken,
+    tree_map,
+    whole,
+)
 from fastgraph.dist.table import Arguments, NoRuleError, Options, name_of, rule
 
 _OF_AUTOGRAD = {
@@ -50,11 +59,18 @@ def memory(func: Any, args: Arguments, kwargs: Options) -> Any:
 def get(func: Any, args: Arguments, kwargs: Options) -> Any:
     """Attributes."""
     x, name = args[0], func.__self__.__name__
+    leaf = leaf_of(x.local) if name in ("grad", "is_leaf") else None
+    if leaf is not None:
+        if name == "is_leaf":
+            return True
+        return None if leaf.grad is None else taken(leaf.grad, x.rows, x.axis, is_tied=True)
     if name in _OF_AUTOGRAD:
         return getattr(x.local, name)
     if name == "data" and not (x.is_floating_point() or x.is_complex()):
         return x  # of what has no gradient, edits of the data count as edits
     if name in _SHARDED:
+        if name == "data":
+            watch_edits(x.local)  # its alias has a version of its own
         value = getattr(x.local, name)
         return None if value is None else ShardedTensor(value, x.rows, x.axis)
     if name in _PERMUTED:
@@ -72,6 +88,10 @@ def assign(func: Any, args: Arguments, kwargs: Options) -> None:
     name = func.__self__.__name__
     if not is_sharded(x):  # a replicated tensor is given sharded data or gradients
         raise NoRuleError
+    leaf = leaf_of(x.local) if name == "grad" else None
+    if leaf is not None:
+        leaf.grad = value if value is None else whole(value)
+        return
     if is_sharded(value):
         value = value.aligned(x.rows) if value.shape == x.shape else None
     elif isinstance(value, Tensor):
@@ -90,20 +110,67 @@ def delete(func: Any, args: Arguments, kwargs: Options) -> None:
 @rule("backward")
 def backward(func: Any, args: Arguments, kwargs: Options) -> Any:
     """The backward pass, which starts at the rows of each rank."""
-    x = args[0]
-    rest = (args[1:], dict(kwargs))
+    if func is torch.autograd.backward:
+        options = dict(zip(_OF_BACKWARD, args, strict=False)) | kwargs
+        options["grad_tensors"] = _gradients(options["tensors"], options.get("grad_tensors"))
+        options["tensors"] = _sequence(options["tensors"])
+    else:
+        options = dict(zip(_OF_METHOD, args, strict=False)) | kwargs
+        (options["gradient"],) = _gradients(options["self"], options.get("gradient"))
+    return func(**tree_map(_local, options))
 
-    def local(value: Any) -> Any:
-        if not is_sharded(value):
-            return value
-        if is_sharded(x) and value.shape == x.shape and value.axis == x.axis:
-            return value.aligned(x.rows)
-        return value.local
 
-    if is_sharded(x) and x.dim() and x.numel() > 1 and not args[1:] and "gradient" not in kwargs:
-        raise RuntimeError("grad can be implicitly created only for scalar outputs")
-    gradients = tree_map(local, rest[0]), tree_map(local, rest[1])
-    return func(local(x), *gradients[0], **gradients[1])
+_OF_METHOD = ("self", "gradient", "retain_graph", "create_graph", "inputs")
+_OF_BACKWARD = (
+    *("tensors", "grad_tensors", "retain_graph", "create_graph"),
+    *("grad_variables", "inputs"),
+)
+
+
+def _local(x: Any) -> Any:
+    return x.local if is_sharded(x) else x
+
+
+def _sequence(x: Any) -> list[Any]:
+    return list(x) if isinstance(x, (list, tuple)) else [x]
+
+
+def _gradients(outputs: Any, given: Any) -> list[Any]:
+    """A gradient for each output that autograd starts from, held by the same rows.
+
+    Raises:
+        RuntimeError: one is missing, or has another shape than its output.
+    """
+    tensors = _sequence(outputs)
+    gradients = [None] * len(tensors) if given is None else _sequence(given)
+    return [_of_output(x, g) for x, g in zip(tensors, gradients, strict=True)]
+
+
+def _of_output(x: Any, grad: Any) -> Any:
+    if grad is None:
+        if is_sharded(x) and x.requires_grad:
+            if x.numel() != 1:
+                raise RuntimeError("grad can be implicitly created only for scalar outputs")
+            return torch.ones_like(x.local)
+        return None
+    if not (is_sharded(x) or is_sharded(grad)):
+        return grad
+    if grad.shape != x.shape:
+        raise RuntimeError(
+            f"Mismatch in shape: grad_output has a shape of {grad.shape} and output has a shape "
+            f"of {x.shape}."
+        )
+    return like_rows(grad, x) if is_sharded(x) else whole(grad)
+
+
+def like_rows(value: Any, x: ShardedTensor) -> Tensor:
+    """The rows of a tensor of the same shape that this rank holds of another one."""
+    if is_sharded(value):
+        if value.axis == x.axis:
+            aligned: Tensor = value.aligned(x.rows)
+            return aligned
+        value = whole(value)
+    return split(value, x.rows, x.axis)
 
 
 @rule("retain_grad")
@@ -121,7 +188,7 @@ def register_hook(func: Any, args: Arguments, kwargs: Options) -> Any:
 
     def local_hook(grad: Tensor) -> Any:
         result = hook(ShardedTensor(grad, x.rows, x.axis))
-        return result.aligned(x.rows) if is_sharded(result) else result
+        return like_rows(result, x) if isinstance(result, Tensor) else result
 
     return x.local.register_hook(local_hook)
 
@@ -129,26 +196,23 @@ def register_hook(func: Any, args: Arguments, kwargs: Options) -> Any:
 @rule("grad")
 def grad(func: Any, args: Arguments, kwargs: Options) -> Any:
     """``torch.autograd.grad``."""
-    if len(args) < 2:
-        args = (args[0], kwargs.pop("inputs"))
-    single = isinstance(args[1], Tensor)
-    inputs = [args[1]] if single else list(args[1])
-    outputs = args[0]
-
-    def local(x: Any) -> Any:
-        return x.local if is_sharded(x) else x
-
-    rest, options = args[2:], kwargs
-    found = func(
-        tree_map(local, outputs),
-        [local(x) for x in inputs],
-        *tree_map(local, rest),
-        **tree_map(local, options),
-    )
+    options = dict(zip(_OF_GRAD, args, strict=False)) | kwargs
+    inputs = _sequence(options["inputs"])
+    if options.get("is_grads_batched"):
+        raise NotImplementedError("is_grads_batched is not for sharded tensors")
+    options["grad_outputs"] = _gradients(options["outputs"], options.get("grad_outputs"))
+    options.update(outputs=_sequence(options["outputs"]), inputs=inputs)
+    found = func(**tree_map(_local, options))
     return tuple(
         ShardedTensor(g, x.rows, x.axis) if is_sharded(x) and g is not None else g
         for g, x in zip(found, inputs, strict=True)
     )
+
+
+_OF_GRAD = (
+    *("outputs", "inputs", "grad_outputs", "retain_graph", "create_graph"),
+    *("only_inputs", "allow_unused", "is_grads_batched", "materialize_grads"),
+)
 
 
 @rule("__repr__ __str__")

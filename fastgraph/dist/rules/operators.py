@@ -423,18 +423,19 @@ def edge_softmax(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
 def _remembered(name: str, compute: Callable[..., Any], *given: Any) -> Any:
     """What was computed from sharded tensors, as long as they live unchanged."""
     key: list[Any] = [name]
-    tensors: list[Tensor] = []
+    tensors: list[tuple[Tensor, bool]] = []
     for value in given:
         if isinstance(value, ShardedTensor):
             key += [value.rows, value.axis]
-            value = value.local
-        if isinstance(value, Tensor):
-            tensors.append(value)
+            tensors.append((value.local, True))
+        elif isinstance(value, Tensor):
+            tensors.append((value, False))
         else:
             key.append(value)
     # Each tensor keeps what stands for it, and the last one the result by that of all others.
-    key += [remembered(tensor, ("is the same",), object) for tensor in tensors[:-1]]
-    return remembered(tensors[-1], tuple(key), lambda: compute(*given))
+    *others, (last, is_part) = tensors
+    key += [remembered(x, ("is the same",), object, is_part=part) for x, part in others]
+    return remembered(last, tuple(key), lambda: compute(*given), is_part=is_part)
 
 
 REMEMBERING[ShardedTensor] = _remembered

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.layout import Layout
-from fastgraph.dist.sharded import ShardedTensor, aligned, is_sharded, leaves, tree_map, wrapped
+from fastgraph.dist.sharded import (
+    ShardedTensor,
+    aligned,
+    alike,
+    is_sharded,
+    leaves,
+    tree_map,
+    wrapped,
+)
 from fastgraph.dist.table import Arguments, NoRuleError, Options, is_in_place, name_of, rule
 
 # Tagged as such by torch, but with variants that are not: they have rules of their own.
@@ -18,7 +26,7 @@ _OTHERS = """
     relu elu leaky_relu gelu silu selu celu hardtanh relu6 mish softplus softsign log_sigmoid
     tanhshrink softshrink hardshrink threshold hardswish hardsigmoid tanh sigmoid
     masked_fill masked_fill_ clip clamp float double half bfloat16 long int short char byte bool
-    clone detach detach_ contiguous requires_grad_ zero_ fill_ copy_ zero fill zeros_like
+    clone detach detach_ requires_grad_ zero_ fill_ copy_ zero fill zeros_like
     ones_like full_like empty_like isclose isreal alias square rsub true_divide absolute negative
     multiply subtract divide floor_divide floor_divide_ greater less greater_equal less_equal
     not_equal arccos arcsin arctan logical_xor fix multiply_ subtract_ divide_ true_divide_ eq_ ne_
@@ -65,6 +73,14 @@ def pointwise(func: Any, args: Arguments, kwargs: Options) -> Any:
     local = local_operands(rows, axis)
     out = func(*tree_map(local, args), **tree_map(local, kwargs))
     return args[0] if in_place else wrapped(out, rows, axis)
+
+
+@rule("contiguous")
+def contiguous(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """The tensor itself, or a copy: the same on all ranks."""
+    x = args[0]
+    local = alike(x, func(x.local, *args[1:], **kwargs))
+    return x if local is x.local else ShardedTensor(local, x.rows, x.axis)
 
 
 @rule("to type type_as cpu")

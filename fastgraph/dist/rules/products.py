@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from fastgraph.dist.collectives import split, sum_of_ranks
+from fastgraph.dist.entering.digests import DIGESTS
 from fastgraph.dist.exchange import take
 from fastgraph.dist.layout import Layout
+from fastgraph.dist.memo import remembered
 from fastgraph.dist.sharded import ShardedTensor, aligned, enter, is_sharded
 from fastgraph.dist.table import (
     REQUIRED,
@@ -65,6 +66,7 @@ def matmul(func: Any, args: Arguments, kwargs: Options) -> Any:
         raise NoRuleError
     if at_a is not None:
         if at_a == -1:
+            DIGESTS.compare(b)
             own = split(b, a.rows, b.dim() + inner_b)
             return sum_of_ranks(torch.matmul(a.local, own))
         other = enter(b) if at_a == -2 else aligned(b, a.rows, at_a)
@@ -74,6 +76,7 @@ def matmul(func: Any, args: Arguments, kwargs: Options) -> Any:
     if at_b is None:
         raise NoRuleError
     if at_b == inner_b:
+        DIGESTS.compare(a)
         return sum_of_ranks(torch.matmul(split(a, b.rows, a.dim() - 1), b.local))
     if at_b == -1:
         return _sharded(torch.matmul(enter(a), b.local), b.rows, -1)
@@ -148,21 +151,29 @@ def einsum(func: Any, args: Arguments, kwargs: Options) -> Any:
     return sum_of_ranks(out)
 
 
-_own_parts = WeakTensorKeyDictionary()
-
-
 def _own_rows(matrix: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:
     """The rows of a replicated sparse matrix that this rank holds, and which columns they have.
 
     They are remembered with the matrix, and with the columns the plan of their exchange.
     """
-    if matrix.is_inference():  # its edits are not counted
-        return _part(matrix, rows)
-    found = _own_parts.get(matrix)
-    if found is None or found[:2] != (matrix._version, rows):
-        found = _own_parts[matrix] = matrix._version, rows, *_part(matrix, rows)
-    _, _, own, columns = found
-    return own, columns
+    *index, values = _components(matrix)
+    for part in (*index, values):
+        DIGESTS.compare(part, "a part of a sparse matrix")
+    same = [remembered(x, ("is the same",), object) for x in index]
+    key = ("own rows", rows, matrix.layout, *same)
+    found: tuple[Tensor, Tensor] = remembered(values, key, lambda: _part(matrix, rows))
+    return found
+
+
+def _components(matrix: Tensor) -> list[Tensor]:
+    """The memory of a sparse matrix."""
+    if matrix.layout == torch.sparse_coo:
+        return [matrix._indices(), matrix._values()]
+    if matrix.layout == torch.sparse_csr:
+        return [matrix.crow_indices(), matrix.col_indices(), matrix.values()]
+    if matrix.layout == torch.sparse_csc:
+        return [matrix.ccol_indices(), matrix.row_indices(), matrix.values()]
+    raise NoRuleError
 
 
 def _part(matrix: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:

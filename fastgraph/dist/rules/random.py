@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastgraph.dist import transport
 from fastgraph.dist.sharded import ShardedTensor, is_sharded, leaves
 from fastgraph.dist.table import (
     REQUIRED,
@@ -78,16 +79,44 @@ def uniform(x: ShardedTensor, stream: int = 0) -> Tensor:
 
 
 def _exact(
-    func: Any, shape: Sequence[int], dtype: torch.dtype, at: Positions, *args: Any, **kwargs: Any
+    func: Any,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    at: Positions,
+    *args: Any,
+    order: Sequence[int] | None = None,
+    **kwargs: Any,
 ) -> Tensor:
-    """Some elements of what one process would draw."""
-    drawn: Tensor = func(torch.empty(shape, dtype=dtype), *args, **kwargs)
+    """Some elements of what one process would draw, whose memory has dimensions in an order."""
+    empty = torch.empty_permuted(tuple(shape), tuple(order or range(len(shape))), dtype=dtype)
+    drawn: Tensor = func(empty, *args, **kwargs)
     for axis, positions in at.items():
         drawn = drawn.index_select(axis, positions)
     return drawn
 
 
-def dropout_factor(shape: Sequence[int], at: Positions, p: float, dtype: torch.dtype) -> Tensor:
+def _memory_order(x: ShardedTensor) -> Sequence[int] | None:
+    """The dimensions of a tensor on one process from the outermost in memory: torch draws in it.
+
+    Strides of few rows can be any, so the rank with most rows tells. ``None`` where numbers do not
+    depend on it.
+    """
+    if WORLD.random != "exact" or x.dim() < 2:
+        return None
+    strides = torch.empty_like(x.local).stride()
+    order = sorted(range(x.dim()), key=lambda dim: -strides[dim])
+    counts = x.rows.counts
+    found: list[int] = transport.gather_objects(order)[counts.index(max(counts))]
+    return found
+
+
+def dropout_factor(
+    shape: Sequence[int],
+    at: Positions,
+    p: float,
+    dtype: torch.dtype,
+    order: Sequence[int] | None = None,
+) -> Tensor:
     """What dropout multiplies some elements of a tensor by: 0, or ``1 / (1 - p)``.
 
     Args:
@@ -95,10 +124,11 @@ def dropout_factor(shape: Sequence[int], at: Positions, p: float, dtype: torch.d
         at: which elements.
         p: the probability of 0.
         dtype: of the factors.
+        order: the dimensions from the outermost in memory; default: as they are.
     """
     if WORLD.random == "exact":
         ones = lambda empty: F.dropout(torch.ones_like(empty), p)  # noqa: E731
-        return _exact(ones, shape, dtype, at)
+        return _exact(ones, shape, dtype, at, order=order)
     if p == 0 or p == 1:
         sizes = [len(at[dim]) if dim in at else size for dim, size in enumerate(shape)]
         return torch.full(sizes, 1.0 - p, dtype=dtype)
@@ -115,7 +145,7 @@ def dropout(func: Any, args: Arguments, kwargs: Options) -> Any:
         raise NoRuleError
     if not training:
         return x
-    factor = dropout_factor(x.shape, _at(x), p, x.dtype)
+    factor = dropout_factor(x.shape, _at(x), p, x.dtype, _memory_order(x))
     if inplace or is_in_place(name_of(func)):
         x.local.mul_(factor)
         return x
@@ -128,7 +158,8 @@ def _drawn(func: Any, x: ShardedTensor, args: Arguments, kwargs: Options) -> Ten
     if kwargs.get("generator") is not None:
         raise NoRuleError
     if WORLD.random == "exact":
-        return _exact(func, x.shape, x.dtype, _at(x), *args, **kwargs)
+        order = _memory_order(x)
+        return _exact(func, x.shape, x.dtype, _at(x), *args, order=order, **kwargs)
     name = name_of(func)
     if name in ("rand_like", "randn_like"):
         if args or kwargs.keys() - {"dtype", "device", "requires_grad"}:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fastgraph.dist import transport
 from fastgraph.dist.collectives import halo_sum, sum_of_ranks
 from fastgraph.dist.exchange import Plan, plan
 from fastgraph.dist.layout import known, usual
@@ -113,11 +114,17 @@ def _vector(index: ShardedTensor, dim: int) -> ShardedTensor:
     if index.axis != dim:
         raise NoRuleError
     local = index.local
-    for other in reversed(range(local.dim())):
-        if other != dim:
-            if local.shape[other] == 0 or (local.stride(other) != 0 and local.shape[other] != 1):
-                raise NoRuleError
-            local = local.select(other, 0)
+    others = [other for other in reversed(range(local.dim())) if other != dim]
+    if any(local.shape[other] == 0 for other in others):
+        raise NoRuleError
+    repeats = all(local.stride(other) == 0 or local.shape[other] == 1 for other in others)
+    # Strides of no elements say nothing.
+    if min(index.rows.counts) == 0:
+        repeats = transport.agree(repeats or not index.rows.mine)
+    if not repeats:
+        raise NoRuleError
+    for other in others:
+        local = local.select(other, 0)
     return ShardedTensor(local, index.rows, 0)
 
 

@@ -14,6 +14,7 @@ from fastgraph.dist.layout import Layout, joined, usual
 from fastgraph.dist.sharded import (
     ShardedTensor,
     aligned,
+    alike,
     enter,
     is_sharded,
     placed,
@@ -58,9 +59,7 @@ def reshape(func: Any, args: Arguments, kwargs: Options) -> Any:
         rows = _reshaped(x, size, axis)
         if rows is not None:
             local_shape = [rows.mine if i == axis else size for i, size in enumerate(new)]
-            if name == "_unsafe_view":
-                return ShardedTensor(func(x.local, local_shape), rows, axis)
-            return ShardedTensor(x.local.reshape(local_shape), rows, axis)
+            return ShardedTensor(alike(x, x.local.reshape(local_shape)), rows, axis)
     raise NoRuleError
 
 

@@ -1,0 +1,105 @@
+"""Every class of DGL that has a route, and how it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dgl
+import torch
+from dgl import nn as dglnn
+from torch import Tensor, nn
+
+from measure.graphs import GraphData
+
+EDGE_FEATURES = 4
+
+Call = Callable[..., Any]
+
+_LARGEST_EIGENVALUE = [2.0]
+
+
+def _heads(channels: int) -> int:
+    """Eight channels a head, and eight heads at most, as for PyG."""
+    return max(1, min(8, channels // 8))
+
+
+def _attention(cls: type[nn.Module]) -> Callable[[int], nn.Module]:
+    return lambda c: cls(c, c // _heads(c), _heads(c))
+
+
+def _sage(aggregator: str) -> Callable[[int], nn.Module]:
+    return lambda c: dglnn.SAGEConv(c, c, aggregator)
+
+
+LAYERS: dict[str, Callable[[int], nn.Module]] = {
+    "AGNNConv": lambda c: dglnn.AGNNConv(),
+    "APPNPConv": lambda c: dglnn.APPNPConv(3, 0.1),
+    "ChebConv": lambda c: dglnn.ChebConv(c, c, 3),
+    "DotGatConv": _attention(dglnn.DotGatConv),
+    "EdgeGATConv": lambda c: dglnn.EdgeGATConv(c, EDGE_FEATURES, c // _heads(c), _heads(c)),
+    "GATConv": _attention(dglnn.GATConv),
+    "GATv2Conv": _attention(dglnn.GATv2Conv),
+    "GCN2Conv": lambda c: dglnn.GCN2Conv(c, 1),
+    "GINConv": lambda c: dglnn.GINConv(nn.Linear(c, c), "sum"),
+    "GINConv max": lambda c: dglnn.GINConv(nn.Linear(c, c), "max"),
+    "GatedGraphConv": lambda c: dglnn.GatedGraphConv(c, c, 2, 1),
+    "GraphConv": lambda c: dglnn.GraphConv(c, c),
+    "HGTConv": lambda c: dglnn.HGTConv(c, c // _heads(c), _heads(c), 1, 1),
+    "RelGraphConv": lambda c: dglnn.RelGraphConv(c, c, 2),
+    "SAGEConv mean": _sage("mean"),
+    "SAGEConv gcn": _sage("gcn"),
+    "SAGEConv pool": _sage("pool"),
+    "SGConv": lambda c: dglnn.SGConv(c, c, 2),
+    "TAGConv": lambda c: dglnn.TAGConv(c, c),
+}
+
+_ARGUMENTS: dict[str, Callable[[GraphData, Tensor], tuple[Any, ...]]] = {
+    "ChebConv": lambda data, x: (_LARGEST_EIGENVALUE,),
+    "EdgeGATConv": lambda data, x: (torch.randn(data.num_edges, EDGE_FEATURES),),
+    "GCN2Conv": lambda data, x: (x,),
+    "GatedGraphConv": lambda data, x: (torch.zeros(data.num_edges, dtype=torch.int64),),
+    "HGTConv": lambda data, x: (
+        torch.zeros(data.num_nodes, dtype=torch.int64),
+        torch.zeros(data.num_edges, dtype=torch.int64),
+    ),
+    "RelGraphConv": lambda data, x: (torch.arange(data.num_edges) % 2,),
+}
+
+UNAVAILABLE: set[str] = set()
+"""What this machine lacks a package for."""
+
+
+def _with_self_loops(data: GraphData) -> GraphData:
+    """One self-loop at every node, as DGL wants it for most layers."""
+    source, destination = data.edge_index[:, data.edge_index[0] != data.edge_index[1]]
+    loops = torch.arange(data.num_nodes)
+    edges = torch.stack([torch.cat([source, loops]), torch.cat([destination, loops])])
+    return GraphData(data.name, edges, data.num_nodes)
+
+
+class Case:
+    """A layer on a graph.
+
+    Args:
+        layer: its name.
+        data: the graph.
+        channels: in and out.
+    """
+
+    def __init__(self, layer: str, data: GraphData, channels: int) -> None:
+        torch.manual_seed(0)
+        self._data = _with_self_loops(data)
+        self.module = LAYERS[layer](channels)
+        self.x = torch.randn(data.num_nodes, channels)
+        self._arguments = _ARGUMENTS.get(layer, lambda *_: ())(self._data, self.x)
+
+    def fresh(self) -> Any:
+        """The graph, as if it were seen for the first time."""
+        source, destination = self._data.edge_index
+        return dgl.graph((source, destination), num_nodes=self._data.num_nodes)
+
+    def forward(self, x: Tensor, graph: Any) -> Tensor:
+        """The output of the layer."""
+        out: Tensor = self.module(graph, x, *self._arguments)
+        return out

@@ -1,0 +1,1 @@
+"""Replicated tensors that meet sharded ones: what both keep in common, and that ranks agree."""

@@ -1,0 +1,1 @@
+"""Scripts that know nothing of ranks: what each rank does beside computing."""

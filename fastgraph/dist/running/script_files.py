@@ -1,0 +1,204 @@
+"""Files that a script writes: rank 0 has the real ones, other ranks have copies of their own.
+
+On ranks other than the first, ``open`` for writing opens a file in a folder of the rank, where
+``open`` for reading and ``os.stat`` find it again. So ``logging``, CSV writers, ``numpy.save``,
+``SummaryWriter`` and whatever else opens its files by Python write once, and a rank that reads what
+the script has written does not wait for another rank. Files are removed and renamed, and folders
+are made and removed, by rank 0 for all.
+
+The copy of a file that was there before the program begins as it was, unless rank 0 has changed it
+by the time that another rank appends to it: then it has what this program appends.
+
+Left alone are files that are a rank's own: those of fastgraph and of torch's compilers, what
+``tempfile`` names, devices, and all that is opened by a number. So is what a library opens without
+Python, as HDF5 and SQLite do.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import functools
+import io
+import os
+import re
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from fastgraph.dist.world import WORLD
+from fastgraph.routing.patching import Patches
+
+_STANDARD = (sysconfig.get_path("stdlib") + os.sep, "<frozen")
+_INSTALLED = ("site-packages", "dist-packages")
+
+_TOOLS = ("fastgraph.", "torch._", "torch.distributed.", "torch.utils.cpp_", "triton.")
+"""Modules whose files are each rank's own."""
+
+_STANDARD_TOOLS = ("tempfile", "multiprocessing", "concurrent", "importlib", "subprocess")
+
+_SYSTEM = ("/dev/", "/proc/", "/sys/")
+
+_TEMPORARY = re.compile(rf"{tempfile.gettempprefix()}[a-z0-9_]{{8}}(/|$)")
+
+
+class ScriptFiles:
+    """The files of a script on a rank that is not the first one.
+
+    Args:
+        folder: for the rank's copies, by the paths of the files that they stand for; is made.
+        started: when no rank had begun with the script, in seconds since the epoch.
+    """
+
+    def __init__(self, folder: Path, started: float) -> None:
+        self._folder = folder.resolve()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._removed: set[Path] = set()
+        self._started = started
+
+    def install(self, patches: Patches) -> None:
+        """Replace the functions of Python that open, find, make, rename and remove files."""
+        opening = self._opening(builtins.open)
+        for module in (builtins, io):
+            patches.replace(module, "open", opening)
+        for name in ("stat", "lstat", "chmod", "utime", "truncate"):
+            patches.replace(os, name, self._finding(getattr(os, name)))
+        for owner, name in ((os, "remove"), (os, "unlink"), (os, "rmdir"), (shutil, "rmtree")):
+            patches.replace(owner, name, self._removing(getattr(owner, name)))
+        for name in ("rename", "replace"):
+            patches.replace(os, name, self._renaming(getattr(os, name)))
+        patches.replace(os, "mkdir", self._making(os.mkdir))
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:  # has kept the function that opens files
+            patches.replace(numpy, "savetxt", self._writing(numpy.savetxt))
+
+    def _opening(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(upstream)
+        def opening(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            copy = self._copy_of(file)
+            if copy is None:
+                return upstream(file, mode, *args, **kwargs)
+            if set("wax+").isdisjoint(mode):
+                return upstream(self._found(file, copy), mode, *args, **kwargs)
+            if not _is_of_script(sys._getframe(1)):
+                return upstream(file, mode, *args, **kwargs)
+            self._prepare(file, copy, begins_empty=not {"w", "x"}.isdisjoint(mode))
+            return upstream(copy, mode, *args, **kwargs)
+
+        return opening
+
+    def _writing(self, upstream: Callable[..., None]) -> Callable[..., None]:
+        """A function that opens the file that is its first argument by itself."""
+
+        @functools.wraps(upstream)
+        def write(file: Any, *args: Any, **kwargs: Any) -> None:
+            copy = self._copy_of(file)
+            if copy is not None:
+                self._prepare(file, copy, begins_empty=True)
+            upstream(file if copy is None else copy, *args, **kwargs)
+
+        return write
+
+    def _prepare(self, file: Any, copy: Path, *, begins_empty: bool) -> None:
+        """Make the folder of a copy, which begins with what there is of the file."""
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        is_known = copy in self._removed or copy.exists()
+        if not begins_empty and not is_known and self._was_there(file):
+            shutil.copyfile(file, copy)
+        self._removed.discard(copy)
+
+    def _finding(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(upstream)
+        def find(path: Any, *args: Any, **kwargs: Any) -> Any:
+            copy = None if kwargs.get("dir_fd") is not None else self._copy_of(path)
+            found = path if copy is None else self._found(path, copy)
+            return upstream(found, *args, **kwargs)
+
+        return find
+
+    def _removing(self, upstream: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(upstream)
+        def remove(path: Any, *args: Any, **kwargs: Any) -> None:
+            copy = None if kwargs.get("dir_fd") is not None else self._copy_of(path)
+            if copy is None or not _is_of_script(sys._getframe(1)):
+                return upstream(path, *args, **kwargs)
+            self._removed.add(copy)
+            if copy.is_dir():
+                shutil.rmtree(copy)
+            else:
+                copy.unlink(missing_ok=True)
+
+        return remove
+
+    def _renaming(self, upstream: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(upstream)
+        def rename(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
+            source, target = self._copy_of(src), self._copy_of(dst)
+            if source is None or target is None or not _is_of_script(sys._getframe(1)):
+                return upstream(src, dst, *args, **kwargs)
+            self._removed.add(source)
+            self._removed.discard(target)
+            if source.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                upstream(source, target)
+
+        return rename
+
+    def _making(self, upstream: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(upstream)
+        def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
+            copy = None if kwargs.get("dir_fd") is not None else self._copy_of(path)
+            if copy is None or not _is_of_script(sys._getframe(1)):
+                return upstream(path, *args, **kwargs)
+            if copy not in self._removed and self._was_there(path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path))
+            self._removed.discard(copy)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.mkdir()
+
+        return mkdir
+
+    def _was_there(self, path: Any) -> bool:
+        """True if there was such a file before the program; rank 0 may have made it just now."""
+        try:
+            return os.stat(path).st_ctime < self._started
+        except FileNotFoundError:
+            return False
+
+    def _copy_of(self, file: Any) -> Path | None:
+        """The place of this rank's copy of a file, or ``None`` for files that are a rank's own."""
+        if WORLD.is_alone or not isinstance(file, (str, bytes, os.PathLike)):
+            return None
+        path = os.path.abspath(os.fsdecode(file))
+        folder, temporary = str(self._folder), tempfile.gettempdir() + os.sep
+        if path == folder or path.startswith((*_SYSTEM, folder + os.sep)):
+            return None
+        if path.startswith(temporary) and _TEMPORARY.match(path, len(temporary)):
+            return None
+        return self._folder / path.lstrip(os.sep)
+
+    def _found(self, file: Any, copy: Path) -> Any:
+        """The copy, if the script has written or removed the file, and else the file itself."""
+        return copy if copy in self._removed or copy.exists() else file
+
+
+def _is_of_script(frame: FrameType | None) -> bool:
+    """True if a call is the script's, by whatever library; False where a tool is at its own files.
+
+    Args:
+        frame: of the caller.
+    """
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        file = frame.f_code.co_filename
+        if name.partition(".")[0] in _STANDARD_TOOLS:
+            return False
+        if not file.startswith(_STANDARD) or any(part in file for part in _INSTALLED):
+            return not f"{name}.".startswith(_TOOLS)
+        frame = frame.f_back
+    return True

@@ -1,0 +1,116 @@
+"""Aggregations of features that stay the same from step to step.
+
+A first layer aggregates the data itself, and where a program trains on all nodes at once, at every
+step the same. From the second time on the result is kept (:mod:`fastgraph.graphs.memo`), for as
+long as the tensors live that it follows from, and is used while a checksum says that they hold what
+they did. Reading all features once takes far less time than gathering them along the edges.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from fastgraph import settings
+from fastgraph.graphs.graph import normal_mode
+from fastgraph.graphs.memo import AGGREGATION, MEMO, is_recording, tensor_key
+from fastgraph.layers.aggregation import Aggregation
+from fastgraph.machine import native
+from fastgraph.machine.memory import new_rows
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+_LEAST_GATHERED = 1 << 18
+"""Values. Fewer are gathered in the time in which it is found out that this was done before."""
+
+# Edges of a node. To gather along one edge takes as long as the checksum or the copy of a node.
+_LEAST_DEGREE = 2
+_LEAST_DEGREE_OF_COPY = 4
+
+_MOST_SIGHTS = 64
+
+
+class _Sights:
+    """Which aggregations were computed once, and their tensors live: nothing is kept of them."""
+
+    def __init__(self) -> None:
+        self._tensors: OrderedDict[tuple[object, ...], list[StorageWeakRef]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def is_second(self, key: tuple[object, ...], tensors: list[Tensor]) -> bool:
+        """True if the same tensors were seen under this key before, once."""
+        with self._lock:
+            before = self._tensors.pop(key, None)
+            # Mini-batches are often where the last one was.
+            if before is not None and not any(storage.expired() for storage in before):
+                return True
+            self._tensors[key] = [StorageWeakRef(t.untyped_storage()) for t in tensors]
+            if len(self._tensors) > _MOST_SIGHTS:
+                self._tensors.popitem(last=False)
+            return False
+
+
+_SIGHTS = _Sights()
+
+
+def aggregated(aggregation: Aggregation, *, is_private: bool) -> Tensor:
+    """What ``aggregation.compute()`` returns, computed only once where its features are constant.
+
+    Args:
+        aggregation: planned.
+        is_private: true if the caller lets nobody have the result, and does not change it: then it
+            may be what is kept. Otherwise it is a copy.
+    """
+    if not may_be_constant(aggregation, is_private=is_private):
+        return aggregation.compute()
+    edges = aggregation.edges
+    given = (aggregation.x, edges.index, edges.ptr, aggregation.weight)
+    tensors = [tensor for tensor in given if tensor is not None]
+    if any(tensor.is_inference() for tensor in tensors):  # they have no version
+        return aggregation.compute()
+    key = (
+        AGGREGATION,
+        *(None if tensor is None else tensor_key(tensor) for tensor in given),
+        *(edges.transpose, edges.self_loops),
+        *(aggregation.reduce, aggregation.num_out, aggregation.node_dim),
+    )
+    kept: Tensor | None = MEMO.get(key, *tensors)
+    if kept is None:
+        # Where other content has come into the tensors, it may come again.
+        if MEMO.forget(key) or not _SIGHTS.is_second(key, tensors):
+            return aggregation.compute()
+        with normal_mode(), torch.no_grad():  # what is kept must serve training as well
+            kept = aggregation.compute()
+        if not MEMO.has_room_for(kept.nbytes, kept.get_device()):
+            return kept
+        MEMO.put(key, kept, *tensors)
+    return kept if is_private else new_rows(kept, kept.shape).copy_(kept)
+
+
+def may_be_constant(aggregation: Aggregation, *, is_private: bool) -> bool:
+    """True if it pays to look whether an aggregation was computed before, and nobody would notice.
+
+    On a GPU it does not: whether content has changed is known there only after it was used.
+    """
+    x, weight, index = aggregation.x, aggregation.weight, aggregation.edges.index
+    if x.requires_grad or torch.compiler.is_compiling():
+        return False
+    num_edges = aggregation.edges.num_edges
+    num_rows = max(1, x.shape[aggregation.node_dim])
+    degree = _LEAST_DEGREE if is_private else _LEAST_DEGREE_OF_COPY
+    if num_edges < degree * num_rows or x.numel() // num_rows * num_edges < _LEAST_GATHERED:
+        return False
+    tensors = (x, index, weight)
+    return (
+        x.device.type == "cpu"
+        and all(tensor is None or type(tensor) in _PLAIN for tensor in tensors)
+        and not (weight is not None and weight.requires_grad)
+        and not is_recording()
+        and not torch.is_autocast_enabled("cpu")
+        and settings.current().check_cache
+        and native.is_available()
+    )

@@ -1,0 +1,87 @@
+"""Graphs that are too small to gain from an operator, as measured on the CPU.
+
+A call of an operator costs a certain time, whatever it computes, that torch's own operations do not
+take. So the number of edges alone decides, and nothing else is looked at: neither the values of
+tensors, nor what is remembered of them, lest a result depend on the calls before.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor, is_grad_enabled
+
+from fastgraph.settings import current
+
+
+class Least(NamedTuple):
+    """The least numbers of edges from which on no call was slower than upstream's.
+
+    Each is for an ``edge_index`` that is new at each call, and 8 channels or more.
+
+    Attributes:
+        inference: where no gradient is recorded.
+        training: for a forward and a backward pass.
+    """
+
+    inference: int
+    training: int
+
+
+SUM = Least(inference=3000, training=5000)
+EXTREMUM = Least(inference=3000, training=1500)
+GCN = Least(inference=1500, training=2000)
+ATTENTION = Least(inference=2000, training=4000)
+
+
+class TooSmall(str):
+    """Why a call gains nothing from its route, which ``strict`` does not take for an error."""
+
+
+TOO_SMALL = TooSmall("too few edges to gain from it; min_edges=0 routes it nevertheless")
+
+
+_WIDE = 8
+"""The channels from which on their number does not matter; with fewer, more edges must be."""
+
+_NARROW = 2
+"""Up to so many channels, edges are nearly all that upstream's operations spend time on."""
+
+_NARROW_EDGES = 16
+"""How many times as many edges there must be for these."""
+
+
+def is_too_small(least: Least, edge_index: object, features: object = None) -> bool:
+    """True if a call on these edges would take longer than upstream's.
+
+    Never for graphs on GPUs and other forms of a graph than a plain ``edge_index``, and not where
+    the setting ``min_edges`` says what is too small. Not to be asked while code is compiled, which
+    would be compiled anew for graphs on the other side of the bound.
+
+    Args:
+        least: how many edges there must be.
+        edge_index: the caller's graph.
+        features: the caller's, one tensor or a pair, or the number of channels; default: many.
+    """
+    if type(edge_index) is not Tensor:
+        return False
+    shape = edge_index.shape
+    if len(shape) != 2:
+        return False
+    bound = least.training if is_grad_enabled() else least.inference
+    if shape[1] >= bound and (
+        shape[1] >= _NARROW_EDGES * bound or not _is_narrow(features, shape[1], bound)
+    ):
+        return False
+    return current().min_edges is None and edge_index.is_cpu and shape[0] == 2
+
+
+def _is_narrow(features: object, num_edges: int, bound: int) -> bool:
+    channels = features
+    if isinstance(features, (tuple, list)) and features:
+        channels = features[0]
+    if isinstance(channels, Tensor):
+        channels = channels.shape[-1] if channels.dim() == 2 else None
+    if not isinstance(channels, int):
+        return False
+    return channels <= _NARROW or num_edges * channels < _WIDE * bound

@@ -1,0 +1,171 @@
+"""``benchmarks/never_slower.py``: how often it samples, what it keeps, and what its report says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fastgraph.pyg.framework import PyG
+from tests.cuda.benchmarks import measure
+
+
+class Clock:
+    """Processor time that passes only where a side says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.turns = measure("turns")
+        self.now = 0.0
+        monkeypatch.setattr(self.turns.time, "process_time", lambda: self.now)
+
+    def side(self, *seconds: float) -> Any:
+        """One whose steps take so long, the last of them from then on."""
+        taken: Iterator[float] = iter(seconds)
+        last = seconds[-1]
+
+        def step() -> None:
+            self.now += next(taken, last)
+
+        return self.turns.Side(step)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_two_samples_are_enough_where_ours_is_far_ahead(clock: Clock) -> None:
+    plain, ours = clock.side(4.0), clock.side(1.0)
+    found = clock.turns.measure(plain, ours, clock.turns.Effort(samples=4))
+    assert found == clock.turns.Beside(4.0, 1.0, again=False)
+    assert len(plain.seconds) == len(ours.seconds) == 2
+
+
+def test_all_samples_are_taken_where_it_is_close(clock: Clock) -> None:
+    plain, ours = clock.side(1.1), clock.side(1.0)
+    found = clock.turns.measure(plain, ours, clock.turns.Effort(samples=4))
+    assert len(plain.seconds) == 4 and not found.again and found.ratio == pytest.approx(1.1)
+
+
+def test_a_loss_is_measured_again_and_only_that_counts(clock: Clock) -> None:
+    # Two steps warm up; the four samples after them look bad, those of the second time do not.
+    plain, ours = clock.side(1.0), clock.side(*6 * [2.0], 1.0)
+    found = clock.turns.measure(plain, ours, clock.turns.Effort(samples=4))
+    assert found == clock.turns.Beside(1.0, 1.0, again=True)
+    assert len(ours.seconds) == 16
+
+
+def test_a_clear_loss_is_confirmed_by_as_many_samples_as_any_cell_has(clock: Clock) -> None:
+    plain, ours = clock.side(1.0), clock.side(2.0)
+    found = clock.turns.measure(plain, ours, clock.turns.Effort(samples=4))
+    assert found == clock.turns.Beside(1.0, 2.0, again=True) and len(ours.seconds) == 4
+
+
+def test_quick_steps_are_many_in_a_turn_and_what_comes_before_is_not_timed(clock: Clock) -> None:
+    side = clock.side(0.5, 0.25)
+    prepared = []
+
+    def prepare() -> None:
+        prepared.append(clock.now)
+        clock.now += 100
+
+    side.prepare = prepare
+    assert side.turn(3, warm_up=True) == 0.25
+    assert len(prepared) == 4
+
+
+def test_every_class_with_a_route_is_measured() -> None:
+    classes = measure("pyg_classes")
+    assert {name.split()[0] for name in classes.LAYERS} == set(PyG().routed_layers())
+
+
+def test_shapes_are_what_they_are_called() -> None:
+    shapes = measure("shapes").SHAPES
+    sizes = {name: shapes[name]().num_nodes for name in shapes if name != "tolokers"}
+    assert sizes == {
+        "tiny": 10,
+        "cora-size": 2708,
+        "molecules": 3200,
+        "mesh": 10_000,
+        "dense": 5000,
+    }
+    assert (shapes["mesh"]().edge_index[1].bincount() == 6).all()
+    for name in sizes:
+        graph = shapes[name]()
+        edges = graph.edge_index
+        assert edges.min() >= 0 and edges.max() < graph.num_nodes
+        assert torch.equal(edges[0].bincount(), edges[1].bincount())
+    molecules = shapes["molecules"]().edge_index
+    assert torch.equal(molecules[0] // 25, molecules[1] // 25)
+    assert (molecules[0] != molecules[1]).all()
+
+
+class Summed:
+    """A case whose every gradient is known."""
+
+    def __init__(self) -> None:
+        self.module = nn.Linear(2, 2, bias=False)
+        self.x = torch.ones(3, 2)
+        self.graphs = 0
+
+    def fresh(self) -> int:
+        self.graphs += 1
+        return self.graphs
+
+    def forward(self, x: torch.Tensor, graph: int) -> torch.Tensor:
+        self.seen = x.requires_grad, torch.is_grad_enabled()
+        out: torch.Tensor = self.module(x)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("mode", "seen", "leaves"),
+    [
+        ("all", (True, True), (True, True)),
+        ("x", (True, True), (False, False)),
+        ("parameters", (True, True), (False, False)),
+        ("first", (False, True), (False, True)),
+        ("inference", (False, False), (False, False)),
+    ],
+)
+def test_modes_ask_for_what_they_are_called(
+    mode: str, seen: tuple[bool, bool], leaves: tuple[bool, bool]
+) -> None:
+    case = Summed()
+    steps = measure("modes").Steps(case, mode, is_fresh=False)
+    steps.prepare()
+    steps.step()
+    assert case.seen == seen and case.graphs == 1
+    assert (steps._x.grad is not None, case.module.weight.grad is not None) == leaves
+
+
+def test_each_step_has_a_graph_of_its_own_where_they_are_fresh() -> None:
+    case = Summed()
+    steps = measure("modes").Steps(case, "all", is_fresh=True)
+    for _ in range(3):
+        steps.prepare()
+        steps.step()
+    assert case.graphs == 4
+    assert not steps.is_empty
+
+
+def test_rows_come_back_and_losses_are_reported(tmp_path: Path) -> None:
+    ratios, output = measure("ratios"), measure("output")
+    cell = ratios.Cell("pyg", "tiny", "GCNConv", 8, "fresh", "x")
+    lost = ratios.Row(cell, 100.0, 200.0, True, False)
+    won = ratios.Row(cell._replace(mode="all", graph="mesh"), 300.0, 100.0, False, True)
+    record = output.Record(tmp_path / "record.jsonl")
+    for row in (lost, won):
+        record.add("row", row.to_json())
+    rows = [ratios.Row.from_json(line) for line in record.lines("row")]
+    assert rows == [lost, won]
+    facts = {"command": "never_slower", "machine": {"CPU": "some"}}
+    text = ratios.write(record.stem, facts, rows, ("tiny", "mesh")).read_text()
+    assert "2 cells, 1 of them below 0.95" in text
+    assert "| pyg GCNConv | **0.50** (8, fresh, x) | 3.00 |" in text
+    assert "| pyg GCNConv (not routed) | tiny | 8 channels, fresh, x | 100 | 200 | 0.50 |" in text
+    assert "| pyg, fresh, x | 0.50 |  |" in text and "| pyg, fresh, all |  | 3.00 |" in text

@@ -1,0 +1,75 @@
+"""Gradients that nobody asks for are not computed, in all layers of DGL with a route."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fastgraph
+from tests.dgl.graphs import ORDINARY, of_case
+from tests.dgl.test_layers import IN, SUMS
+from tests.wanted import assert_only_wanted_gradients, penalty, penalty_gradients
+
+import dgl.nn as dglnn  # isort: skip
+
+ATTENTION: dict[str, Callable[[], nn.Module]] = {
+    "GATConv": lambda: dglnn.GATConv(IN, 5, 3, allow_zero_in_degree=True),
+    "GATConv residual": lambda: dglnn.GATConv(IN, 5, 3, residual=True, allow_zero_in_degree=True),
+    "GATv2Conv": lambda: dglnn.GATv2Conv(IN, 5, 3, allow_zero_in_degree=True),
+    "GATv2Conv shared": lambda: dglnn.GATv2Conv(
+        IN, 5, 3, share_weights=True, allow_zero_in_degree=True
+    ),
+    "DotGatConv": lambda: dglnn.DotGatConv(IN, 5, 3, allow_zero_in_degree=True),
+    "AGNNConv": lambda: dglnn.AGNNConv(allow_zero_in_degree=True),
+}
+EVERY = {name: make for name, make in SUMS.items() if "mean, widening" not in name} | ATTENTION
+
+
+@pytest.fixture(autouse=True)
+def _all_products_in_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastgraph.layers.linear.LARGE", 0)
+
+
+def run(module: nn.Module, x: Tensor) -> Tensor:
+    out: Tensor = module(of_case(ORDINARY), x)
+    return out
+
+
+def features(dtype: torch.dtype = torch.float32) -> Tensor:
+    torch.manual_seed(4)
+    return torch.randn(ORDINARY.num_src, IN, dtype=dtype, requires_grad=True)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_layers(name: str) -> None:
+    torch.manual_seed(0)
+    module = EVERY[name]()
+    # Its route has a product of two vectors for each node in its backward pass.
+    is_other = name == "AGNNConv"
+    name = type(module).__name__
+    assert_only_wanted_gradients(module, run, features(), name, same_products=not is_other)
+
+
+@pytest.mark.parametrize("name", ["GraphConv both", "SAGEConv mean", "SAGEConv pool", *ATTENTION])
+def test_gradient_penalties(name: str) -> None:
+    torch.manual_seed(0)
+    module = EVERY[name]().double()
+    x = features(torch.float64)
+    with fastgraph.enabled(min_edges=0):
+        found = penalty_gradients(module, run, x)
+    assert fastgraph.status().row(type(module).__name__).routed > 0
+    # Along a direction: DGL's own softmax has no second derivative.
+    step = 1e-5
+    ahead = [torch.randn_like(p) for p in module.parameters()]
+    values = []
+    for steps in (1, -2):
+        with torch.no_grad():
+            for parameter, by in zip(module.parameters(), ahead, strict=True):
+                parameter += steps * step * by
+        values.append(penalty(module, run, x).detach())
+    expected = (values[0] - values[1]) / (2 * step)
+    along = sum((g * by).sum() for g, by in zip(found, ahead, strict=True) if g is not None)
+    torch.testing.assert_close(along, expected, rtol=1e-5, atol=1e-5)

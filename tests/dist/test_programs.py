@@ -1,0 +1,55 @@
+"""Random programs on sharded tensors, beside one process."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import fastgraph
+import fastgraph.dist as fgd
+from tests.dist import programs
+from tests.dist.comparing import deviation
+
+# Sums are taken in another order; values are of order 1.
+TOLERANCE = 1e-11
+
+PROGRAMS = 150
+
+
+def compare_on_this_rank(count: int) -> dict[int, str]:
+    """By seed, the difference between a program on these ranks and on one process."""
+    torch.set_default_dtype(torch.float64)
+    warnings.simplefilter("ignore")
+    world = fgd.init(random="exact")
+    fastgraph.enable(min_edges=0)
+    return {seed: wrong for seed in range(count) if (wrong := difference(seed, world.size))}
+
+
+def difference(seed: int, size: int) -> str:
+    plain, shares = programs.drawn_graph(seed)
+    sharded, _ = programs.drawn_graph(seed)
+    weights = torch.tensor(shares[:size])
+    if not weights.any():
+        weights[-1] = 1
+    generator = torch.Generator().manual_seed(seed)
+    parts = torch.multinomial(weights, len(plain.x), replacement=True, generator=generator)
+    expected = programs.run(seed, plain)
+    try:
+        found = [fgd.whole(x) for x in programs.run(seed, fgd.shard(sharded, parts=parts))]
+    except Exception:
+        return traceback.format_exc()
+    pairs = zip(expected, found, strict=True)
+    wrong = [deviation(a.detach(), b.detach(), TOLERANCE) for a, b in pairs]
+    return "; ".join(f"result {i} {text}" for i, text in enumerate(wrong) if text)
+
+
+def test_random_programs_give_what_they_give_on_one_process(
+    world_size: int, once_on_ranks: Any, pytestconfig: pytest.Config
+) -> None:
+    count = 2000 if pytestconfig.getoption("--exhaustive") else PROGRAMS
+    for rank, wrong in enumerate(once_on_ranks(compare_on_this_rank, world_size, count)):
+        assert not wrong, f"rank {rank}: programs {sorted(wrong)}: {next(iter(wrong.values()))}"

@@ -1,0 +1,115 @@
+"""What a call ends in, an error or results with their gradients, to compare upstream with ours."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import fastgraph
+from tests.ab import Arguments
+
+
+class Outcome(NamedTuple):
+    """How a call ended.
+
+    Attributes:
+        step: ``"forward"`` or ``"backward"``, in which the error came; ``"end"`` where none did.
+        error: its class and its text, without notes.
+        results: outputs, then gradients of floating-point inputs and parameters.
+    """
+
+    step: str
+    error: tuple[type[BaseException], str] | None = None
+    results: tuple[Tensor | None, ...] = ()
+
+    def __str__(self) -> str:
+        if self.error is None:
+            return f"{len(self.results)} results"
+        return f"{self.step}: {self.error[0].__name__}: {self.error[1]}"
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return [tensor for part in value for tensor in _tensors(part)]
+    return [value] if isinstance(value, Tensor) else []
+
+
+def _copied(value: Any) -> Any:
+    """The same with tensors of its own, of which those of real numbers want a gradient."""
+    if isinstance(value, dict):
+        return {key: _copied(part) for key, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_copied(part) for part in value)
+    if not isinstance(value, Tensor):
+        return value
+    copied = value.clone()
+    return copied.requires_grad_() if copied.is_floating_point() else copied
+
+
+def outcome(module: nn.Module, call: Arguments) -> Outcome:
+    """How a forward and a backward pass of a copy of a module end."""
+    module = copy.deepcopy(module)
+    args, kwargs = _copied(call)
+    inputs = [t for t in _tensors([args, kwargs]) if t.requires_grad]
+    inputs += [p for p in module.parameters() if p.requires_grad]
+    step = "forward"
+    try:
+        found = [t for t in _tensors(module(*args, **kwargs)) if t.is_floating_point()]
+        step = "backward"
+        gradients: tuple[Tensor | None, ...] = ()
+        needed = [t for t in found if t.requires_grad]
+        if needed and inputs:
+            torch.manual_seed(1)
+            cotangents = [torch.randn(t.shape, dtype=torch.float64).to(t) for t in needed]
+            gradients = torch.autograd.grad(needed, inputs, cotangents, allow_unused=True)
+    except Exception as error:
+        return Outcome(step, (type(error), str(error)))
+    return Outcome("end", None, (*(t.detach() for t in found), *gradients))
+
+
+def difference(upstream: Outcome, ours: Outcome) -> str | None:
+    """How two outcomes differ for a user, or ``None`` where they do not."""
+    if upstream[:2] != ours[:2] or len(upstream.results) != len(ours.results):
+        return f"upstream {upstream}\n    ours {ours}"
+    for position, (a, b) in enumerate(zip(upstream.results, ours.results, strict=True)):
+        if a is None or b is None:
+            zeros = [t for t in (a, b) if t is not None and t.any()]
+            if zeros:
+                return f"result {position} has a gradient in one of them only"
+        elif a.dtype != b.dtype or a.shape != b.shape:
+            return f"result {position}: {a.dtype} {list(a.shape)}, {b.dtype} {list(b.shape)}"
+        elif not torch.allclose(
+            a, b, rtol=_TOLERANCE[a.dtype], atol=_TOLERANCE[a.dtype], equal_nan=True
+        ):
+            return f"result {position} differs by {(a - b).abs().max()}"
+    return None
+
+
+# Different orders of summation: some tens of roundings, of values of order one.
+_TOLERANCE = {
+    torch.float64: 1e-12,
+    torch.float32: 1e-4,
+    torch.bfloat16: 5e-2,
+    torch.float16: 1e-2,
+}
+
+
+def differences(module: nn.Module, calls: dict[str, Arguments], **options: Any) -> dict[str, str]:
+    """Where calls end differently under fastgraph, by the names of calls."""
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, call in calls.items():
+            upstream = outcome(module, call)
+            with fastgraph.enabled(min_edges=0, **options):
+                ours = outcome(module, call)
+            differs = difference(upstream, ours)
+            if differs is not None:
+                found[name] = differs
+    return found

@@ -1,0 +1,352 @@
+"""Wrong calls end as they do without fastgraph: in the same error, or in the same result."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric import EdgeIndex
+from torch_geometric.nn import (
+    APPNP,
+    MLP,
+    ARMAConv,
+    ChebConv,
+    ClusterGCNConv,
+    GATConv,
+    GatedGraphConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    GraphConv,
+    LGConv,
+    MFConv,
+    MixHopConv,
+    SAGEConv,
+    SGConv,
+    SimpleConv,
+    SSGConv,
+    TAGConv,
+    TransformerConv,
+    WLConvContinuous,
+)
+
+import fastgraph
+from fastgraph.graphs.memo import Memo
+from fastgraph.pyg.propagate import plan_propagate
+from tests.ab import Arguments, arguments
+from tests.graphs import random_edges
+from tests.outcomes import differences
+
+NODES, CHANNELS, EDGES = 12, 4, 40
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "GCN": lambda: GCNConv(CHANNELS, 5),
+    "GCN-cached": lambda: GCNConv(CHANNELS, 5, cached=True),
+    "GCN-improved": lambda: GCNConv(CHANNELS, 5, improved=True),
+    "GCN-plain": lambda: GCNConv(CHANNELS, 5, normalize=False),
+    "GCN-no-loops": lambda: GCNConv(CHANNELS, 5, add_self_loops=False),
+    "GCN-mean": lambda: GCNConv(CHANNELS, 5, aggr="mean"),
+    "GCN-reverse": lambda: GCNConv(CHANNELS, 5, flow="target_to_source"),
+    "SAGE-mean": lambda: SAGEConv(CHANNELS, 5),
+    "SAGE-max": lambda: SAGEConv(CHANNELS, 5, aggr="max"),
+    "SAGE-project": lambda: SAGEConv(CHANNELS, 5, aggr="max", project=True),
+    "SAGE-no-root": lambda: SAGEConv(CHANNELS, 5, root_weight=False),
+    "SAGE-reverse": lambda: SAGEConv(CHANNELS, 5, flow="target_to_source"),
+    "GraphConv-add": lambda: GraphConv(CHANNELS, 5),
+    "GraphConv-max": lambda: GraphConv(CHANNELS, 5, aggr="max"),
+    "GIN": lambda: GINConv(MLP([CHANNELS, 5], norm=None)),
+    "SG": lambda: SGConv(CHANNELS, 5, K=2),
+    "SSG": lambda: SSGConv(CHANNELS, 5, alpha=0.1, K=2),
+    "TAG": lambda: TAGConv(CHANNELS, 5),
+    "APPNP": lambda: APPNP(K=3, alpha=0.1),
+    "ARMA": lambda: ARMAConv(CHANNELS, 5, num_stacks=1, num_layers=2),
+    "Cheb": lambda: ChebConv(CHANNELS, 5, K=3),
+    "ClusterGCN": lambda: ClusterGCNConv(CHANNELS, 5),
+    "GatedGraph": lambda: GatedGraphConv(CHANNELS, 2),
+    "LG": lambda: LGConv(),
+    "LG-plain": lambda: LGConv(normalize=False),
+    "MF": lambda: MFConv(CHANNELS, 5),
+    "MixHop": lambda: MixHopConv(CHANNELS, 5),
+    "Simple": lambda: SimpleConv(),
+    "Simple-max": lambda: SimpleConv("max", combine_root="cat"),
+    "WLContinuous": lambda: WLConvContinuous(),
+    "GAT": lambda: GATConv(CHANNELS, 3, heads=2),
+    "GAT-no-loops": lambda: GATConv(CHANNELS, 3, heads=2, add_self_loops=False),
+    "GAT-edge": lambda: GATConv(CHANNELS, 3, heads=2, edge_dim=2),
+    "GAT-edge-no-loops": lambda: GATConv(CHANNELS, 3, edge_dim=2, add_self_loops=False),
+    "GAT-pair": lambda: GATConv((CHANNELS, CHANNELS), 3, add_self_loops=False),
+    "GAT-mean": lambda: GATConv(CHANNELS, 3, heads=2, concat=False, residual=True),
+    "GATv2": lambda: GATv2Conv(CHANNELS, 3, heads=2),
+    "GATv2-no-loops": lambda: GATv2Conv(CHANNELS, 3, heads=2, add_self_loops=False),
+    "GATv2-edge": lambda: GATv2Conv(CHANNELS, 3, heads=2, edge_dim=2),
+    "GATv2-edge-no-loops": lambda: GATv2Conv(CHANNELS, 3, edge_dim=2, add_self_loops=False),
+    "GATv2-shared": lambda: GATv2Conv(CHANNELS, 3, share_weights=True, residual=True),
+    "Transformer": lambda: TransformerConv(CHANNELS, 3, heads=2),
+    "Transformer-edge": lambda: TransformerConv(CHANNELS, 3, heads=2, edge_dim=2),
+    "Transformer-beta": lambda: TransformerConv(CHANNELS, 3, heads=2, beta=True),
+    "Transformer-mean": lambda: TransformerConv(CHANNELS, 3, concat=False, root_weight=False),
+}
+
+
+def features(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+def edges() -> Tensor:
+    return random_edges(NODES, NODES, EDGES)
+
+
+def _with(row: int, position: int, value: int, base: Tensor | None = None) -> Tensor:
+    changed = edges() if base is None else base.clone()
+    changed[row, position] = value
+    return changed
+
+
+def _loops(value: int) -> Tensor:
+    changed = edges()
+    changed[:, 3] = value
+    return changed
+
+
+def graphs() -> dict[str, Any]:
+    """What may be wrong with a graph."""
+    good = edges()
+    return {
+        "source too large": _with(0, 7, NODES),
+        "source far too large": _with(0, 7, 2**40),
+        "destination too large": _with(1, 7, NODES),
+        "destination far too large": _with(1, 7, 2**33),
+        "negative source": _with(0, 7, -1),
+        "negative destination": _with(1, 7, -1),
+        "both too large": _with(0, 3, NODES + 4, _with(1, 7, NODES + 1)),
+        "loop too large": _loops(NODES),
+        "negative loop": _loops(-1),
+        "int32 too large": _with(0, 7, NODES).int(),
+        "int32 negative": _with(1, 7, -3).int(),
+        "EdgeIndex too large": EdgeIndex(_with(1, 7, NODES)),
+        "float": good.float(),
+        "int16": good.short(),
+        "int8": good.to(torch.int8),
+        "uint8": good.to(torch.uint8),
+        "bool": good.bool(),
+        "complex": good.to(torch.complex64),
+        "three rows": torch.cat([good, good[:1]]),
+        "a row": good[:1],
+        "a column for each end": good.t().contiguous(),
+        "one-dimensional": good[0],
+        "three-dimensional": good.unsqueeze(0),
+        "a scalar": torch.tensor(3),
+        "empty": torch.empty(2, 0, dtype=torch.long),
+        "empty float": torch.empty(2, 0),
+        "empty one-dimensional": torch.empty(0, dtype=torch.long),
+        "None": None,
+        "a list": good.tolist(),
+        "a tuple": (good[0], good[1]),
+        "numpy": good.numpy(),
+        "a string": "edges",
+        "on meta": good.to("meta"),
+        "all the same": torch.zeros(2, EDGES, dtype=torch.long),
+    }
+
+
+def inputs() -> dict[str, Any]:
+    """What may be wrong with features of nodes."""
+    x = features(NODES, CHANNELS)
+    return {
+        "one-dimensional": x[:, 0],
+        "three-dimensional": x.unsqueeze(0),
+        "three-dimensional, nodes first": x.unsqueeze(1),
+        "a scalar": torch.tensor(1.0),
+        "int64": x.long(),
+        "int32": x.int(),
+        "bool": x > 0,
+        "None": None,
+        "a list": x.tolist(),
+        "numpy": x.numpy(),
+        "float16": x.half(),
+        "bfloat16": x.bfloat16(),
+        "float64": x.double(),
+        "complex": x.to(torch.complex64),
+        "too few rows": x[: NODES // 2],
+        "too many rows": features(NODES + 3, CHANNELS),
+        "no rows": x[:0],
+        "too few channels": x[:, :2],
+        "too many channels": features(NODES, CHANNELS + 1),
+        "no channels": x[:, :0],
+        "a pair": (x, x),
+        "a list of two": [x, x],
+        "a pair with None": (x, None),
+        "a pair with None first": (None, x),
+        "a pair with few destinations": (x, x[:4]),
+        "a pair with few sources": (x[:4], x),
+        "a pair with other channels": (x, x[:, :2]),
+        "a pair of mixed dtypes": (x, x.double()),
+        "a triple": (x, x, x),
+        "a single": (x,),
+        "on meta": x.to("meta"),
+        "sparse": x.to_sparse(),
+    }
+
+
+def edge_values() -> dict[str, Any]:
+    """What may be wrong with weights or features of edges."""
+    one = features(EDGES).abs() + 0.1
+    two = features(EDGES, 2)
+    return {
+        "one each": one,
+        "a column": one.view(-1, 1),
+        "a row": one.view(1, -1),
+        "two each": two,
+        "three each": features(EDGES, 3),
+        "two heads of two": features(EDGES, 2, 2),
+        "one head": features(EDGES, 1, 3),
+        "one head of one": features(EDGES, 1, 1),
+        "too short": one[:-1],
+        "too long": features(EDGES + 1),
+        "one": one[:1],
+        "none": one[:0],
+        "two each, too short": two[:-1],
+        "two each, too long": features(EDGES + 1, 2),
+        "two each, one": two[:1],
+        "scalar": torch.tensor(2.0),
+        "number": 2.0,
+        "a list": one.tolist(),
+        "numpy": one.numpy(),
+        "int64": torch.ones(EDGES, dtype=torch.long),
+        "bool": one > 0,
+        "float64": one.double(),
+        "float16": one.half(),
+        "two each, float64": two.double(),
+        "two each, int64": two.long(),
+        "complex": one.to(torch.complex64),
+        "on meta": one.to("meta"),
+        "sparse": one.to_sparse(),
+    }
+
+
+SIZES: dict[str, Any] = {
+    "right": (NODES, NODES),
+    "a list": [NODES, NODES],
+    "too small": (NODES - 1, NODES - 1),
+    "too few sources": (NODES - 1, NODES),
+    "too few destinations": (NODES, NODES - 1),
+    "more destinations": (NODES, NODES + 2),
+    "more sources": (NODES + 2, NODES),
+    "none of destinations": (NODES, None),
+    "none of sources": (None, NODES),
+    "of one": (NODES,),
+    "of three": (NODES, NODES, NODES),
+    "negative": (NODES, -1),
+    "a number": NODES,
+    "a tensor": torch.tensor([NODES, NODES]),
+    "floats": (float(NODES), float(NODES)),
+}
+
+_EDGE_ARGUMENTS = ("edge_weight", "edge_attr")
+
+
+def calls(module: nn.Module) -> dict[str, Arguments]:
+    """Wrong calls, and right ones that look as if they were wrong."""
+    names = inspect.signature(module.forward).parameters
+    x, graph = features(NODES, CHANNELS), edges()
+    found = {"right": arguments(x, graph)}
+    found |= {f"graph: {name}": arguments(x, wrong) for name, wrong in graphs().items()}
+    found |= {f"x: {name}": arguments(wrong, graph) for name, wrong in inputs().items()}
+    no_edges = torch.empty(2, 0, dtype=torch.long)
+    found |= {
+        f"x, no edges: {name}": arguments(wrong, no_edges) for name, wrong in inputs().items()
+    }
+    for argument in _EDGE_ARGUMENTS:
+        if argument not in names:
+            continue
+        for name, wrong in edge_values().items():
+            found[f"{argument}: {name}"] = arguments(x, graph, **{argument: wrong})
+        weight = features(EDGES).abs()
+        two = features(EDGES, 2)
+        for values in (weight, two):
+            for name, wrong in graphs().items():
+                found[f"graph with {list(values.shape)}: {name}"] = arguments(
+                    x, wrong, **{argument: values}
+                )
+            for name, wrong in inputs().items():
+                found[f"x with {list(values.shape)}: {name}"] = arguments(
+                    wrong, graph, **{argument: values}
+                )
+    if "size" in names:
+        found |= {f"size: {name}": arguments(x, graph, size=size) for name, size in SIZES.items()}
+        found |= {
+            f"size of sources: {name}": arguments((x, None), edges(), size=size)
+            for name, size in SIZES.items()
+        }
+        found |= {
+            f"size of a pair: {name}": arguments((x, x[:9]), random_edges(NODES, 9, 20), size=size)
+            for name, size in SIZES.items()
+        }
+    if "return_attention_weights" in names:
+        for argument in (True, False):
+            found[f"weights {argument}"] = arguments(x, graph, return_attention_weights=argument)
+            for name in ("source too large", "negative destination", "loop too large", "empty"):
+                found[f"weights {argument}, graph: {name}"] = arguments(
+                    x, graphs()[name], return_attention_weights=argument
+                )
+    return found
+
+
+# Each layer's forward that is replaced, and one layer of each kind of the others.
+_CORE = ("GCN", "SAGE-mean", "GraphConv-add", "LG-plain", "Simple-max", "GAT", "GAT-edge", "GATv2")
+_CORE += ("GATv2-edge-no-loops", "Transformer", "Transformer-edge")
+
+
+@pytest.mark.repeats
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in _CORE else pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in LAYERS
+    ],
+)
+def test_wrong_calls_end_as_upstreams(name: str) -> None:
+    torch.manual_seed(0)
+    module = LAYERS[name]()
+    found = differences(module, calls(module))
+    assert not found, "\n".join(f"{call}\n    {differs}" for call, differs in found.items())
+
+
+def test_a_note_says_which_index() -> None:
+    graph = graphs()["destination too large"]
+    with fastgraph.enabled(min_edges=0):
+        for conv in (GCNConv(CHANNELS, 5), SAGEConv(CHANNELS, 5), GATConv(CHANNELS, 5)):
+            with pytest.raises((RuntimeError, ValueError, IndexError)) as found:
+                conv(features(NODES, CHANNELS), graph)
+            (note,) = found.value.__notes__
+            assert note == "fastgraph: edge_index holds index 12 in row 1, expected 0 <= index < 12"
+    reasons = {reason for row in fastgraph.status().rows for reason in row.reasons}
+    assert reasons == {"edge_index points outside the nodes"}
+
+
+def test_graphs_are_looked_up_once_for_each_pass() -> None:
+    """That what is looked up before a call computes is not looked up again."""
+    calls: list[object] = []
+    get = Memo.get
+    with fastgraph.enabled(min_edges=0), pytest.MonkeyPatch.context() as patch:
+        for conv in (SAGEConv(CHANNELS, 5), GCNConv(CHANNELS, 5), GATv2Conv(CHANNELS, 5)):
+            graph = edges()
+            conv(features(NODES, CHANNELS), graph)
+            patch.setattr(Memo, "get", lambda *a: (calls.append(a), get(*a))[1])
+            calls.clear()
+            conv(features(NODES, CHANNELS), graph)
+            assert len(calls) == 1, type(conv).__name__
+            patch.undo()
+
+
+def test_graphs_that_are_too_large_run_upstream() -> None:
+    graph = torch.zeros(2, 1, dtype=torch.long).expand(2, 2**31)
+    with fastgraph.enabled(min_edges=0):
+        conv = SAGEConv(CHANNELS, 5)
+        planned = plan_propagate(conv, graph, None, {"x": features(NODES, CHANNELS)})
+        assert not isinstance(planned, str)
+        assert planned.look_up() == "more than 2147483647 nodes or edges"

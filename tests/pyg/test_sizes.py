@@ -1,0 +1,165 @@
+"""Graphs that are too small to gain: upstream runs, at once, and nothing of the call is routed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.nn import (
+    EdgeConv,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    GraphConv,
+    MessagePassing,
+    SAGEConv,
+    SGConv,
+    TransformerConv,
+)
+
+import fastgraph
+from fastgraph.pyg import propagate
+from fastgraph.routing.sizes import ATTENTION, EXTREMUM, GCN, SUM, TOO_SMALL, Least
+
+CHANNELS = 8
+
+LAYERS: dict[str, tuple[Callable[[], MessagePassing], Least]] = {
+    "GCNConv": (lambda: GCNConv(CHANNELS, CHANNELS), GCN),
+    "SAGEConv": (lambda: SAGEConv(CHANNELS, CHANNELS), SUM),
+    "GraphConv": (lambda: GraphConv(CHANNELS, CHANNELS), SUM),
+    "GINConv": (lambda: GINConv(torch.nn.Linear(CHANNELS, CHANNELS)), SUM),
+    "GINConv max": (lambda: GINConv(torch.nn.Linear(CHANNELS, CHANNELS), aggr="max"), EXTREMUM),
+    "GATConv": (lambda: GATConv(CHANNELS, CHANNELS), ATTENTION),
+    "GATv2Conv": (lambda: GATv2Conv(CHANNELS, CHANNELS), ATTENTION),
+    "TransformerConv": (lambda: TransformerConv(CHANNELS, CHANNELS), ATTENTION),
+}
+
+
+@pytest.fixture(autouse=True)
+def default_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As programs have it: the measured default."""
+    monkeypatch.delenv("FASTGRAPH_MIN_EDGES")
+
+
+def edges(num_edges: int, num_nodes: int = 20) -> Tensor:
+    return torch.randint(num_nodes, (2, num_edges))
+
+
+def counts() -> list[tuple[int, int, dict[str, int]]]:
+    return [(row.routed, row.fell_back, dict(row.reasons)) for row in fastgraph.status().rows]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_number_of_edges_decides(layer: str, training: bool) -> None:
+    make, least = LAYERS[layer]
+    conv, x = make(), torch.randn(20, CHANNELS)
+    bound = least.training if training else least.inference
+    with torch.set_grad_enabled(training), fastgraph.enabled():
+        conv(x, edges(bound - 1))
+        assert counts() == [(0, 1, {TOO_SMALL: 1})]
+        conv(x, edges(bound))
+        assert counts() == [(1, 1, {TOO_SMALL: 1})]
+        with fastgraph.enabled(min_edges=0):
+            conv(x, edges(1))
+        assert counts() == [(2, 1, {TOO_SMALL: 1})]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_nothing_within_a_small_call_is_planned(
+    layer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, least = LAYERS[layer]
+    # With the self-loops that some of them add there are more edges than the least.
+    bound = min(least)
+    conv, x, index = make(), torch.randn(bound, CHANNELS), edges(bound - 1, bound)
+    expected = conv(x, index)
+
+    def plan(*_: object, **__: object) -> str:
+        raise AssertionError("a call was planned")
+
+    monkeypatch.setattr(propagate, "plan_propagate", plan)
+    with fastgraph.enabled(strict=True), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(conv(x, index), expected)
+    assert counts() == [(0, 1, {TOO_SMALL: 1})]
+
+
+NARROW: dict[str, tuple[Callable[[int], MessagePassing], Least]] = {
+    "GCNConv": (lambda channels: GCNConv(CHANNELS, channels), GCN),
+    "GraphConv": (lambda channels: GraphConv(channels, CHANNELS), SUM),
+    "GINConv": (lambda channels: GINConv(torch.nn.Linear(channels, CHANNELS)), SUM),
+    "GATConv": (lambda channels: GATConv(CHANNELS, channels), ATTENTION),
+}
+
+
+@pytest.mark.parametrize(("channels", "times"), [(1, 16), (2, 16), (4, 2)])
+@pytest.mark.parametrize("layer", NARROW)
+def test_narrow_features_need_more_edges(layer: str, channels: int, times: int) -> None:
+    make, least = NARROW[layer]
+    conv, bound = make(channels), times * least.inference
+    x = torch.randn(20, CHANNELS if layer in ("GCNConv", "GATConv") else channels)
+    with torch.no_grad(), fastgraph.enabled():
+        conv(x, edges(bound - 1))
+        assert counts() == [(0, 1, {TOO_SMALL: 1})]
+        conv(x=x, edge_index=edges(bound))
+        assert counts() == [(1, 1, {TOO_SMALL: 1})]
+
+
+def test_layers_that_normalise_before_they_propagate() -> None:
+    conv, x, index = SGConv(CHANNELS, CHANNELS, K=2), torch.randn(20, CHANNELS), edges(40)
+    expected = conv(x, index)
+    with fastgraph.enabled():
+        assert torch.equal(conv(x, index), expected)
+    assert counts() == [(0, 2, {TOO_SMALL: 2})]
+
+
+def test_other_reasons_are_told_whatever_the_size() -> None:
+    with fastgraph.enabled(), pytest.warns(fastgraph.FallbackWarning):
+        EdgeConv(torch.nn.Linear(2 * CHANNELS, CHANNELS))(torch.randn(20, CHANNELS), edges(40))
+    assert counts() == [(0, 1, {"its message is not a known one": 1})]
+
+
+def test_other_forms_of_graphs_are_routed_whatever_their_size() -> None:
+    index = EdgeIndex(edges(40), sparse_size=(20, 20)).sort_by("col").values
+    adjacency = torch.sparse_coo_tensor(edges(40), torch.ones(40), (20, 20)).coalesce()
+    for graph in (index, adjacency.to_sparse_csr()):
+        fastgraph.status().reset()
+        with fastgraph.enabled():
+            GINConv(torch.nn.Linear(CHANNELS, CHANNELS))(torch.randn(20, CHANNELS), graph)
+        assert counts()[0][:2] == (1, 0)
+
+
+def test_questions_are_answered_for_graphs_of_any_size() -> None:
+    conv, x, index = GCNConv(CHANNELS, CHANNELS), torch.randn(20, CHANNELS), edges(40)
+    fastgraph.enable()
+    assert fastgraph.is_accelerated(conv, x, index) == (True, [])
+    assert fastgraph.compare(conv, x, index).routing[0].routed > 0
+    fastgraph.enable(min_edges=1000)
+    assert fastgraph.is_accelerated(conv, x, index)[0] is False
+
+
+@pytest.mark.parametrize("layer", ["GCNConv", "GINConv", "GATConv"])
+def test_compiled_code_does_not_ask_for_the_size(layer: str) -> None:
+    make, least = LAYERS[layer]
+    conv, x = make(), torch.randn(20, CHANNELS)
+    compiled_graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        compiled_graphs.append(graph)
+        return graph
+
+    with fastgraph.enabled():
+        compiled = torch.compile(conv, fullgraph=True, dynamic=True, backend=backend)
+        for num_edges in (min(least) - 1, max(least) + 1):
+            index = edges(num_edges)
+            with fastgraph.enabled(min_edges=0):
+                expected = conv(x, index)
+            torch.testing.assert_close(compiled(x, index), expected)
+    assert len(compiled_graphs) == 1
+    assert any("fastgraph" in str(node.target) for node in compiled_graphs[0].graph.nodes)
