@@ -159,7 +159,6 @@ def segment_reduce_backward(
     gathered, aggregating, _ = endpoints(graph, transpose)
     message = messages(x.detach(), weight, gathered)
     if ties == "split":
-        # No edge reads the rows without edges, but a second derivative would divide 0 by 0 there.
         # A NaN divides by 0, and so do rows without edges, which no edge reads, but a second
         # derivative would have a NaN there.
         shares = num_shares(record)

@@ -32,7 +32,6 @@ from fastgraph.dist.hooks import PATCHES
 from fastgraph.dist.modes import MODES
 from fastgraph.dist.partition import METHODS
 from fastgraph.dist.running import hashing
-from fastgraph.dist.running.directories import make_directories_together
 from fastgraph.dist.running.script_files import ScriptFiles
 from fastgraph.dist.world import WORLD
 from fastgraph.interpreter import FIRST_ENTRY
@@ -145,7 +144,7 @@ def parser() -> argparse.ArgumentParser:
         "script that asked for it; default: %(default)s",
     )
     made.add_argument(
-        "--logs",
+        "--rank-logs",
         type=Path,
         metavar="DIR",
         help="keep what ranks other than the first print and write, in DIR/rank-R; default: no",
@@ -181,14 +180,13 @@ def main(words: Sequence[str] | None = None) -> None:
     shard_datasets(shard, options.min_nodes)
     dgl.shard_graphs(shard, options.min_nodes, seed)
     let_one_rank_write()
-    make_directories_together()
     enabling.enable()
     started = time.time() - _CLOCK
     check_alike()  # no rank goes on before all are here
     sys.argv = [str(options.script), *options.arguments]
     FIRST_ENTRY.replace(str(options.script.resolve().parent))
     if WORLD.rank != 0:
-        _keep_apart(options.logs, started)
+        _keep_apart(options.rank_logs, started)
     atexit.register(_say_gathers)
     runpy.run_path(str(options.script), run_name="__main__")
 

@@ -28,7 +28,7 @@ from fastgraph.dist.grid_volume import Mesh
 from fastgraph.dist.modes import check_mode
 from fastgraph.dist.sharded import whole
 from fastgraph.dist.spawning import pickler, run_on_ranks
-from fastgraph.dist.world import LIBRARIES, WORLD, init
+from fastgraph.dist.world import LIBRARIES, WORLD, alone, init, share_random_states
 from fastgraph.upstream import PACKAGES
 
 if TYPE_CHECKING:
@@ -202,8 +202,9 @@ def _train_both(task: _Task) -> _Found:
     init(random="exact", check=True)
     data, expected = _double(task.data), None
     if WORLD.rank == 0:
-        expected = _train(task, data.local_var() if is_dgl_graph(data) else copy.copy(data))
-    transport.barrier()
+        with alone():
+            expected = _train(task, data.local_var() if is_dgl_graph(data) else copy.copy(data))
+    share_random_states()  # rank 0 has drawn from its own
     data = shard(data, weights=task.weights, method=task.method, mode=task.mode, mesh=task.mesh)
     enabling.enable()
     COUNTS.reset()

@@ -245,6 +245,7 @@ def test_torchrun_that_will_not_restart_is_told(
 
 
 PROCESSED = """
+import warnings
 import torch
 from torch_geometric import transforms as T
 from torch_geometric.data import Data, InMemoryDataset
@@ -262,6 +263,7 @@ class Own(InMemoryDataset):
         data = self.pre_transform(data)
         {save}
 
+warnings.simplefilter("ignore")
 torch.manual_seed(3)
 for force_reload in (False, False, True):
     split = T.RandomNodeSplit(num_val=5, num_test=5)
@@ -281,9 +283,8 @@ for force_reload in (False, False, True):
 def test_a_dataset_is_processed_by_one_rank_alone(tmp_path: Path, save: str) -> None:
     """With random numbers, of which all ranks have drawn as many afterwards."""
     (tmp_path / "script.py").write_text(PROCESSED.format(save=save))
-    quiet = {"PYTHONWARNINGS": "ignore"}
-    plain = forks.python("script.py", cwd=tmp_path, **quiet)
+    plain = forks.python("script.py", cwd=tmp_path)
     (tmp_path / "own/processed/data.pt").unlink()
-    found = forks.launched(3, *LAUNCHED, "script.py", cwd=tmp_path, **quiet)
+    found = forks.launched(3, *LAUNCHED, "script.py", cwd=tmp_path)
     assert found.replace("ShardedTensor", "Tensor") == plain.stdout, plain.stderr
     assert found.count("ShardedTensor") == 3

@@ -78,7 +78,7 @@ def test_each_file_is_written_once(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "script.py").write_text(SCRIPT)
     plain = forks.python("script.py", cwd=folders[0])
-    options = ("--logs", str(tmp_path / "logs"))
+    options = ("--rank-logs", str(tmp_path / "logs"))
     found = forks.launched(3, *LAUNCHED, *options, "script.py", cwd=folders[1])
     assert plain.stdout.endswith("end\n"), plain.stderr
     assert found == plain.stdout

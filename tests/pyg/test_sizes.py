@@ -24,6 +24,7 @@ from torch_geometric.nn import (
 
 import fastgraph
 from fastgraph.pyg import propagate
+from fastgraph.routing import status
 from fastgraph.routing.sizes import ATTENTION, EXTREMUM, GCN, SUM, TOO_SMALL, Least
 
 CHANNELS = 8
@@ -119,7 +120,8 @@ def test_layers_that_normalise_before_they_propagate() -> None:
     assert counts() == [(0, 2, {TOO_SMALL: 2})]
 
 
-def test_other_reasons_are_told_whatever_the_size() -> None:
+def test_other_reasons_are_told_whatever_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "_warned", set())  # each reason is told once in a process
     with fastgraph.enabled(), pytest.warns(fastgraph.FallbackWarning):
         EdgeConv(torch.nn.Linear(2 * CHANNELS, CHANNELS))(torch.randn(20, CHANNELS), edges(40))
     assert counts() == [(0, 1, {"its message is not a known one": 1})]

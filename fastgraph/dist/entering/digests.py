@@ -50,11 +50,10 @@ class Digests:
     def __init__(self) -> None:
         self.steps = self.comparisons = 0
         self._has_hook = False
-        self._has_states = False
 
     def begin(self) -> None:
         """Compare from now on, on all ranks."""
-        self.steps, self.comparisons, self._has_states = _STEPS, _COMPARISONS, False
+        self.steps, self.comparisons = _STEPS, _COMPARISONS
         if not self._has_hook:
             register_optimizer_step_post_hook(self._after_step)
             self._has_hook = True
@@ -79,9 +78,7 @@ class Digests:
         if not self.is_on or not isinstance(x, (Tensor, int)):
             return
         self.comparisons -= 1
-        if not self._has_states:
-            self._has_states = True
-            _compare_random_states()
+        _compare_random_states()
         with torch._C.DisableTorchFunctionSubclass():
             tensor = x.detach() if isinstance(x, Tensor) else torch.tensor(x)
             _compare(tensor, lambda: name or _name_of(x))

@@ -17,6 +17,7 @@ Python, as HDF5 and SQLite do.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import errno
 import functools
 import io
@@ -26,7 +27,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -73,6 +74,8 @@ class ScriptFiles:
         for name in ("rename", "replace"):
             patches.replace(os, name, self._renaming(getattr(os, name)))
         patches.replace(os, "mkdir", self._making(os.mkdir))
+        patches.replace(os, "listdir", self._listing(os.listdir))
+        patches.replace(os, "scandir", self._scanning(os.scandir))
         numpy = sys.modules.get("numpy")
         if numpy is not None:  # has kept the function that opens files
             patches.replace(numpy, "savetxt", self._writing(numpy.savetxt))
@@ -120,6 +123,35 @@ class ScriptFiles:
             return upstream(found, *args, **kwargs)
 
         return find
+
+    def _listing(self, upstream: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        @functools.wraps(upstream)
+        def listdir(path: Any = ".") -> list[Any]:
+            if self._folder_of(path) is None:
+                return upstream(path)
+            return [entry.name for entry in os.scandir(path)]
+
+        return listdir
+
+    def _scanning(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(upstream)
+        def scandir(path: Any = ".") -> Any:
+            folder = self._folder_of(path)
+            if folder is None:
+                return upstream(path)
+            entries = {entry.name: entry for entry in upstream(folder)}
+            with contextlib.suppress(FileNotFoundError), upstream(path) as of_first_rank:
+                for entry in of_first_rank:
+                    if folder / entry.name not in self._removed:
+                        entries.setdefault(entry.name, entry)
+            return _Entries(entries.values())
+
+        return scandir
+
+    def _folder_of(self, path: Any) -> Path | None:
+        """This rank's copy of a folder, if there is something in it that is the rank's own."""
+        copy = None if isinstance(path, bytes) else self._copy_of(path)
+        return None if copy is None or not copy.is_dir() else copy
 
     def _removing(self, upstream: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(upstream)
@@ -185,6 +217,25 @@ class ScriptFiles:
     def _found(self, file: Any, copy: Path) -> Any:
         """The copy, if the script has written or removed the file, and else the file itself."""
         return copy if copy in self._removed or copy.exists() else file
+
+
+class _Entries(Iterator[Any]):
+    """Entries of a folder as ``os.scandir`` gives them."""
+
+    def __init__(self, entries: Iterable[Any]) -> None:
+        self._entries = iter(entries)
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> Iterator[Any]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free nothing, as nothing is open."""
 
 
 def _is_of_script(frame: FrameType | None) -> bool:
