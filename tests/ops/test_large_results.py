@@ -29,6 +29,13 @@ OPERATORS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
+TOLERANCES = {
+    torch.float32: {"rtol": 1e-4, "atol": 1e-5},
+    torch.float64: {"rtol": 1e-12, "atol": 1e-13},
+    torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2},
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_they_equal_the_same_heads_computed_apart(name: str, dtype: torch.dtype) -> None:
@@ -48,4 +55,5 @@ def test_they_equal_the_same_heads_computed_apart(name: str, dtype: torch.dtype)
     assert whole[0].nbytes >= LARGE
     halves = zip(run(slice(HEADS // 2)), run(slice(HEADS // 2, None)), strict=True)
     for ours, parts in zip(whole, halves, strict=True):
-        assert torch.equal(ours, torch.cat(parts, dim=1))
+        # Heads that are computed apart stand in other lanes, whose sums are rounded otherwise.
+        torch.testing.assert_close(ours, torch.cat(parts, dim=1), **TOLERANCES[dtype])

@@ -94,16 +94,21 @@ class _Products(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("trained", "products"), [(True, 6), (False, 4)])
-def test_products_around_the_operator(trained: bool, products: int) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "products"), [("all", 6), ("weight", 5), ("nodes", 4), ("frozen", 4)]
+)
+def test_products_around_the_operator(wanted: str, products: int) -> None:
     """Two fold, two are their gradients for nodes, and two those for the weight, if it is asked."""
     module = TransformerConv(CHANNELS, 7, heads=3, edge_dim=5)
-    module.lin_edge.weight.requires_grad_(trained)
-    x = features(NODES, CHANNELS).requires_grad_()
+    weight = module.lin_edge.weight.requires_grad_(wanted != "frozen")
+    x = features(NODES, CHANNELS).requires_grad_(wanted != "weight")
+    if wanted == "weight":
+        module.lin_query.requires_grad_(False)
+    inputs = {"all": [x, weight], "weight": [weight]}.get(wanted, [x])
     with fastgraph.enabled(min_edges=0, strict=True):
         out = module(x, EDGES, features(90, 5))
         with _Products() as backward:
-            out.sum().backward()
+            torch.autograd.grad(out.sum(), inputs)
         with _Products() as forward:
             module(x, EDGES, features(90, 5))
     counts = forward.seen + backward.seen

@@ -1,6 +1,8 @@
 // Scaled dot-product attention over neighbourhoods: the score of an entry is
 // scale * <query[row], key[col]>. Where edges carry features, these follow the channels of the key
 // and of the value, so queries and outputs are wider by as much.
+#include <algorithm>
+
 #include "cpu/kernels.h"
 #include "fastgraph/edge_blocks.h"
 #include "fastgraph/edge_softmax.h"
@@ -58,6 +60,15 @@ struct Scores {
 
   FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(in.query, row); }
 
+  bool knows_batches() const { return in.edge.width == 0; }
+  void of_batch(const RowBatch& batch, A* score) const {
+    std::fill_n(score, batch.size(), A{0});
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
+      add_dots<T>(batch, row, entries, in.query, in.key, score);
+    });
+    for (int64_t i = 0; i < batch.size(); ++i) score[i] *= scale;
+  }
+
   template <typename Block>
   BlockOf<A> operator()(const Block& block) const {
     auto score = dots<T>(block, in.query, 0, NodeRows<T>(in.key));
@@ -92,14 +103,60 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     return found;
   }
 
-  bool knows_few() const { return in.edge.width == 0; }
+  bool knows_batches() const { return in.edge.width == 0; }
+  void absorb_batch(const RowBatch& batch) const {
+    BatchValues<A> p, product;
+    std::fill_n(p.data, batch.size(), A{0});
+    std::fill_n(product.data, batch.size(), A{0});
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
+      add_dots<T>(batch, row, entries, in.query, in.key, p.data);
+      add_dots<T>(batch, row, entries, this->grad, in.value, product.data);
+    });
+    for (int64_t i = 0; i < batch.size(); ++i) p.data[i] *= scale;
+    this->gradients_of_scores(batch, product.data, p.data);
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
+      sum_entries<T>(batch, entries, p.data, in.key,
+                     [&](auto lanes, int64_t head, int64_t f, auto sum) {
+                       constexpr int N = decltype(lanes)::value;
+                       grad_query.row(row, head).template store<N>(f, scale * sum);
+                     });
+    });
+  }
+
+  bool knows_few() const { return true; }
   void absorb_few(const SharedBlock& block, int64_t, A*) const {
     const auto grads = this->gradients_of_few(block, find_dots(block));
     this->leave(block, grads.weight, grads.score);
     for (int h = 0; h < block.heads; ++h) {
-      store_sum<T>(block, h, grads.score, NodeRows<T>::seen_before(in.key), scale,
-                   grad_query.row(block.row, block.head + h));
+      const ResultRow<T> target = grad_query.row(block.row, block.head + h);
+      store_sum<T>(block, h, grads.score, NodeRows<T>::seen_before(in.key), scale, target);
+      if (in.edge.width > 0) {
+        store_sum<T>(block, h, grads.score, EdgeRows<T>(in.edge), scale, target, in.key.width);
+      }
     }
+    add_edge_gradients(block, grads);
+  }
+
+  // Adds to the gradients of the block's edges what its heads have for them, as scores and values.
+  template <typename Block>
+  void add_edge_gradients(const Block& block, const EdgeGradients<A>& grads) const {
+    if (grad_edge.data == nullptr) return;
+    for_each_part<kLanes<T>, 1>(0, in.edge.width, [&](auto chunk, int64_t f) {
+      constexpr int N = decltype(chunk)::kLanes;
+      const int64_t column = in.key.width + f;
+      for (int i = 0; i < block.count; ++i) {
+        A* target = grad_edge.row(block.edge(i)) + f;
+        auto sum = load<N>(target);
+        for (int h = 0; h < block.heads; ++h) {
+          const int lane = h * block.stride + i;
+          const auto query = load<N>(in.query.at(block.row, block.head + h) + column);
+          const auto grad = load<N>(this->grad.at(block.row, block.head + h) + column);
+          sum = multiply_add<A, N>(splat<A, N>(scale * grads.score[lane]), query, sum);
+          sum = multiply_add<A, N>(splat<A, N>(grads.weight[lane]), grad, sum);
+        }
+        store<N>(target, sum);
+      }
+    });
   }
 
   void absorb(const EdgeBlock& block, const A* buffer, A* state) const {
@@ -110,15 +167,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     add_rows<A>(block, grads, NodeRows<T>::seen_before(in.key), A{1}, state);
     if (in.edge.width == 0) return;
     add_rows<A>(block, grads, EdgeRows<T>(in.edge), A{1}, state + width);
-    if (grad_edge.data == nullptr) return;
-    const T* query = in.query.at(block.row, block.head) + width;
-    const T* grad = this->grad.at(block.row, block.head) + width;
-    for (int i = 0; i < block.count; ++i) {
-      A* sum = grad_edge.row(block.edge(i));
-      for (int64_t f = 0; f < in.edge.width; ++f) {
-        sum[f] += scale * grads[i] * load_one(query + f) + weights[i] * load_one(grad + f);
-      }
-    }
+    add_edge_gradients(block, {weights, grads});
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
@@ -172,6 +221,23 @@ struct BackwardSrc : SourceSoftmax<T> {
       }
 #pragma GCC unroll 4
       for (int q = 0; q < C::kCount; ++q) after(kLane, f + q * N, keys[q], values[q]);
+    });
+  }
+
+  bool knows_batches() const { return in.edge.width == 0; }  // else queries are wider than keys
+  void absorb_batch(const RowBatch& batch) const {
+    BatchValues<A> weight, score;
+    this->gradients_of_batch(batch, weight.data, score.data);
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
+      sum_entries<T>(batch, entries, score.data, in.query,
+                     [&](auto lanes, int64_t head, int64_t f, auto sum) {
+                       constexpr int N = decltype(lanes)::value;
+                       grad_key.row(row, head).template store<N>(f, scale * sum);
+                     });
+      sum_entries<T>(batch, entries, weight.data, this->grad,
+                     [&](auto lanes, int64_t head, int64_t f, auto sum) {
+                       grad_value.row(row, head).template store<decltype(lanes)::value>(f, sum);
+                     });
     });
   }
 

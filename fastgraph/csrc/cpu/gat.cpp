@@ -34,13 +34,31 @@ inline BlockOf<Accumulator<T>> score_sums(const Block& block, Matrix<const T> ow
   return z;
 }
 
-// The sums over a row of few entries, to its node in [nodes, heads].
-template <typename T>
-inline void store_sum_of_entries(const SharedBlock& block, BlockOf<Accumulator<T>> values,
-                                 Matrix<T> to) {
-  const auto sums = sum_of_entries<Accumulator<T>>(block, values);
-  T* own = to.row(block.row) + block.head;
-  for (int h = 0; h < block.heads; ++h) store_one(own + h, sums[h * block.stride]);
+template <typename A, int N>
+inline Vector<A, N> leaky_relu_of(Vector<A, N> z, A slope) {
+  return z > Vector<A, N>{} ? z : slope * z;
+}
+
+// Calls body(N, row, entry, first head, z) for the sums of a batch, N heads at a time.
+template <typename T, typename Body>
+FASTGRAPH_INLINE void for_each_sum(const RowBatch& batch, Matrix<const T> own,
+                                   Matrix<const T> others, Matrix<const T> edges,
+                                   const Body& body) {
+  with_head_lanes<Accumulator<T>>(batch.heads, [&](auto lanes) {
+    constexpr int N = decltype(lanes)::value;
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
+      for (int64_t e = entries.begin; e < entries.end; ++e) {
+        const T* other = others.row(batch.graph.col[e]);
+        batch.expect_after(e, [&](int64_t col, int64_t) { __builtin_prefetch(others.row(col)); });
+        const T* of_edge = edges.data == nullptr ? nullptr : edges.row(batch.graph.edge(e));
+        for (int64_t h = 0; h < batch.heads; h += N) {
+          auto z = load<N>(own.row(row) + h) + load<N>(other + h);
+          if (of_edge != nullptr) z += load<N>(of_edge + h);
+          body(lanes, row, e, h, z);
+        }
+      }
+    });
+  });
 }
 
 // grad[i] * leaky_relu'(z_i).
@@ -57,6 +75,15 @@ struct Scores {
   A slope;
 
   void expect_row(int64_t) const {}
+
+  bool knows_batches() const { return true; }
+  void of_batch(const RowBatch& batch, A* score) const {
+    for_each_sum<T>(batch, in.score_dst, in.score_src, in.score_edge,
+                    [&](auto lanes, int64_t, int64_t e, int64_t h, auto z) {
+                      constexpr int N = decltype(lanes)::value;
+                      store<N>(score + batch.at(e) + h, leaky_relu_of<A, N>(z, slope));
+                    });
+  }
 
   template <typename Block>
   BlockOf<A> operator()(const Block& block) const {
@@ -113,15 +140,34 @@ struct ValueGradients : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
     store_edges<A>(block, found, products);
   }
 
-  bool knows_few() const { return true; }
-  void absorb_few(const SharedBlock& block, int64_t, A*) const {
-    const BlockOf<A> found = sum_rows_and_dots<T>(
-        block, in.x, weights(block), NodeRows<T>(this->grad),
-        [&](auto lanes, int, int64_t) { return Vector<A, decltype(lanes)::value>{}; },
-        [&](auto lanes, int h, int64_t f, auto sum) {
-          grad_x.row(block.row, block.head + h).template store<decltype(lanes)::value>(f, sum);
-        });
-    store_edges<A>(block, found, products);
+  bool knows_batches() const { return true; }
+  void absorb_batch(const RowBatch& batch) const {
+    BatchValues<A> p, inverse_sum, found;
+    for_each_sum<T>(batch, in.score_src, in.score_dst, in.score_edge,
+                    [&](auto lanes, int64_t, int64_t e, int64_t h, auto z) {
+                      constexpr int N = decltype(lanes)::value;
+                      Vector<A, N> largest, inverse;
+                      if (h == 0) {
+                        batch.expect_after(e, [&](int64_t col, int64_t edge) {
+                          __builtin_prefetch(this->stats.at(col, 0));
+                          __builtin_prefetch(products.row(edge), 1);
+                        });
+                      }
+                      load_pairs<N>(this->stats.at(batch.graph.col[e], h), largest, inverse);
+                      store<N>(p.data + batch.at(e) + h, leaky_relu_of<A, N>(z, slope) - largest);
+                      store<N>(inverse_sum.data + batch.at(e) + h, inverse);
+                    });
+    weights_of_batch<A>(batch, inverse_sum.data, p.data);
+    drop<A>(batch, dropout, p.data);
+    std::fill_n(found.data, batch.size(), A{0});
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
+      sum_entries_and_dots<T>(batch, row, entries, in.x, p.data, this->grad, found.data,
+                              [&](auto lanes, int64_t head, int64_t f, auto sum) {
+                                grad_x.row(row, head).template store<decltype(lanes)::value>(f,
+                                                                                             sum);
+                              });
+    });
+    store_edges_of_batch<A>(batch, found.data, products);
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {
@@ -163,13 +209,31 @@ struct ScoreGradients : DestinationSoftmax<T, ScoreGradients<T>, 1> {
     store_edges<A>(block, grad_z, left);
   }
 
-  bool knows_few() const { return true; }
-  void absorb_few(const SharedBlock& block, int64_t, A*) const {
-    const auto z = sums(block);
-    const auto score = this->gradients_of_few(block, dots_of(block, z)).score;
-    const auto grad_z = through_leaky_relu<A>(z, slope, score);
-    leave(block, grad_z);
-    store_sum_of_entries<T>(block, grad_z, grad_score_dst);
+  bool knows_batches() const { return true; }
+  void absorb_batch(const RowBatch& batch) const {
+    BatchValues<A> p, inverse_sum, product, slopes;
+    for_each_sum<T>(batch, in.score_dst, in.score_src, in.score_edge,
+                    [&](auto lanes, int64_t row, int64_t e, int64_t h, auto z) {
+                      constexpr int N = decltype(lanes)::value;
+                      using V = Vector<A, N>;
+                      const int64_t at = batch.at(e) + h, edge = batch.graph.edge(e);
+                      V largest, inverse, found = load<N>(left.row(edge) + h);
+                      load_pairs<N>(this->stats.at(row, h), largest, inverse);
+                      if (this->grad_alpha.data != nullptr) {
+                        found += load<N>(this->grad_alpha.row(edge) + h);
+                      }
+                      store<N>(p.data + at, leaky_relu_of<A, N>(z, slope) - largest);
+                      store<N>(inverse_sum.data + at, inverse);
+                      store<N>(product.data + at, found);
+                      store<N>(slopes.data + at, z > V{} ? splat<A, N>(1) : splat<A, N>(slope));
+                    });
+    weights_of_batch<A>(batch, inverse_sum.data, p.data);
+    drop<A>(batch, this->dropout, product.data);
+    gradients_of_batch<A>(batch, this->grad_logsum, product.data, p.data);
+    for (int64_t i = 0; i < batch.size(); ++i) p.data[i] *= slopes.data[i];
+    store_edges_of_batch<T>(batch, p.data, grad_score_edge);
+    store_edges_of_batch<A>(batch, p.data, left);
+    store_sums_of_batch<T>(batch, p.data, grad_score_dst);
   }
 
   void absorb(const EdgeBlock& block, const A* buffer, A* state) const {
@@ -210,9 +274,22 @@ struct SourceScoreGradients : RowSums<Accumulator<T>> {
     state[0] += sum_of<A, kBlock>(gradients(block));
   }
 
-  bool knows_few() const { return true; }
-  void absorb_few(const SharedBlock& block, int64_t, A*) const {
-    store_sum_of_entries<T>(block, gradients(block), grad_score_src);
+  bool knows_batches() const { return true; }
+  void absorb_batch(const RowBatch& batch) const {
+    with_head_lanes<A>(batch.heads, [&](auto lanes) {
+      constexpr int N = decltype(lanes)::value;
+      batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
+        for (int64_t h = 0; h < batch.heads; h += N) {
+          Vector<A, N> sum{};
+          for (int64_t e = entries.begin; e < entries.end; ++e) {
+            batch.expect_after(
+                e, [&](int64_t, int64_t edge) { __builtin_prefetch(grad_z.row(edge) + h); });
+            sum += load<N>(grad_z.row(batch.graph.edge(e)) + h);
+          }
+          store<N>(grad_score_src.row(row) + h, sum);
+        }
+      });
+    });
   }
 
   void finish(int64_t row, int64_t head, bool, int64_t, const A* state) const {

@@ -1,10 +1,11 @@
 // Additive attention (Brody, Alon and Yahav, How attentive are graph attention networks?, 2022):
 // the score of an entry is <att, leaky_relu(z)>, z = x_src[col] + x_dst[row] + weight_edge^T edge.
-// The projection of the edges is made channel by channel where it is needed, and never stored.
+// Edges are projected for some entries at a time, where it is needed.
 #include <algorithm>
 
 #include "cpu/kernels.h"
 #include "fastgraph/edge_blocks.h"
+#include "fastgraph/edge_projection.h"
 #include "fastgraph/edge_softmax.h"
 #include "fastgraph/partial_sums.h"
 
@@ -16,43 +17,13 @@ inline V leaky_relu(V z, A slope) {
   return z > V{} ? z : slope * z;
 }
 
-// What edges add to z.
-template <typename T>
-struct EdgeProjection {
-  using A = Accumulator<T>;
-
-  Matrix<const T> edge;
-  Heads<const T> weight;  // [heads, channels of edges, width]
-
-  int64_t channels() const { return edge.width; }
-  A channel(const Entries& block, int i, int64_t d) const {
-    return load_one(edge.row(block.edge(i)) + d);
-  }
-
-  // Adds the part that stands in a chunk of channels at f.
-  template <typename C>
-  void add_to(Vector<A, C::kLanes>* z, const Entries& block, int i, int h, int64_t f) const {
-    for (int64_t d = 0; d < channels(); ++d) {
-      const A factor = channel(block, i, d);
-      const T* row = weight.at(block.head + h, d) + f;
-#pragma GCC unroll 4
-      for (int q = 0; q < C::kCount; ++q) z[q] += factor * load<C::kLanes>(row + q * C::kLanes);
-    }
-  }
-};
-
-// For graphs without features of edges, whose loops have nothing to skip then.
-template <typename T>
-struct NoEdges {
-  template <typename C>
-  void add_to(Vector<Accumulator<T>, C::kLanes>*, const Entries&, int, int, int64_t) const {}
-};
-
 // Calls body with what the edges of these inputs add to z.
 template <typename T, typename Body>
-inline auto with_edges(const Gatv2Inputs<T>& in, const Body& body) {
-  if (in.edge.width > 0) return body(EdgeProjection<T>{in.edge, in.weight_edge});
-  return body(NoEdges<T>{});
+inline auto with_edges(const Gatv2Inputs<T>& in, Matrix<const Accumulator<T>> weight,
+                       const Body& body) {
+  if (in.edge.width > 0)
+    return body(EdgeProjection<T>{in.edge, weight, in.att.heads, in.att.width});
+  return body(NoEdges{});
 }
 
 // The scores of a block of entries; the row is one of `nodes`, `others` are gathered. With
@@ -80,6 +51,7 @@ inline BlockOf<Accumulator<T>> additive_scores(const Block& block, Heads<const T
           given[q] = load<C::kLanes>(grad.at(block.row, block.head + h) + f + q * C::kLanes);
         }
       }
+      const auto of_edges = edges.template of_block<C>(block, h, f);
       for (int i = 0; i < block.count; ++i) {
         others.template expect<C::kWidth>(block, i, h, f);
         const T* other = others.at(block, i, h) + f;
@@ -95,7 +67,7 @@ inline BlockOf<Accumulator<T>> additive_scores(const Block& block, Heads<const T
                                                  product);
           }
         }
-        edges.template add_to<C>(z, block, i, h, f);
+        of_edges.add_to(z, i);
 #pragma GCC unroll 4
         for (int q = 0; q < C::kCount; ++q) {
           sum = multiply_add<A, C::kLanes>(factor[q], leaky_relu(z[q], slope), sum);
@@ -110,12 +82,47 @@ inline BlockOf<Accumulator<T>> additive_scores(const Block& block, Heads<const T
   return score;
 }
 
+// The same for a row of a batch, without features of edges: added to score.
+template <typename T>
+inline void add_scores(const RowBatch& batch, int64_t row, EntryRange entries,
+                       const Gatv2Inputs<T>& in, Accumulator<T> slope, Accumulator<T>* score) {
+  using A = Accumulator<T>;
+  for_each_piece(in.x_src, [&](auto piece, int64_t head, int64_t f) {
+    using P = decltype(piece);
+    constexpr int N = P::kLanes;
+    using V = Vector<A, N>;
+    V own[P::kHeads][P::kCount], factor[P::kHeads][P::kCount];
+#pragma GCC unroll 4
+    for (int h = 0; h < P::kHeads; ++h) {
+#pragma GCC unroll 4
+      for (int q = 0; q < P::kCount; ++q) {
+        own[h][q] = load<N>(in.x_dst.at(row, head + h) + f + q * N);
+        factor[h][q] = load<N>(in.att.at(0, head + h) + f + q * N);
+      }
+    }
+    for (int64_t e = entries.begin; e < entries.end; ++e) {
+      const T* other = in.x_src.at(batch.graph.col[e], head) + f;
+      expect_piece<P>(batch, e, in.x_src, head, f);
+      V sum[P::kHeads] = {};
+#pragma GCC unroll 4
+      for (int h = 0; h < P::kHeads; ++h) {
+#pragma GCC unroll 4
+        for (int q = 0; q < P::kCount; ++q) {
+          const V z = own[h][q] + load<N>(other + h * in.x_src.width + q * N);
+          sum[h] = multiply_add<A, N>(factor[h][q], leaky_relu(z, slope), sum[h]);
+        }
+      }
+      add_sums<A, N, P::kHeads>(sum, score + batch.at(e) + head);
+    }
+  });
+}
+
 // The slopes of head h: the sums over the entries of grad[i] * leaky_relu'(z_i), which start from
 // before(N, f) and are given to after(N, f, sum), N channels at a time. The sum over the entries of
 // grad[i] * leaky_relu(z_i) is added to activations.
-template <typename T, typename Edges, typename Before, typename After, typename Block>
+template <typename T, typename Before, typename After, typename Block>
 inline void sum_slopes(const Block& block, int h, Heads<const T> nodes, const NodeRows<T>& others,
-                       const Edges& edges, Accumulator<T> slope, BlockOf<Accumulator<T>> grad,
+                       Accumulator<T> slope, BlockOf<Accumulator<T>> grad,
                        Accumulator<T>* activations, const Before& before, const After& after) {
   using A = Accumulator<T>;
   const T* own = nodes.at(block.row, block.head + h);
@@ -138,7 +145,6 @@ inline void sum_slopes(const Block& block, int h, Heads<const T> nodes, const No
       V z[C::kCount];
 #pragma GCC unroll 4
       for (int q = 0; q < C::kCount; ++q) z[q] = mine[q] + load<N>(other + q * N);
-      edges.template add_to<C>(z, block, i, h, f);
 #pragma GCC unroll 4
       for (int q = 0; q < C::kCount; ++q) {
         const V sloped = z[q] > V{} ? splat<A, N>(g) : splat<A, N>(slope * g);
@@ -162,12 +168,12 @@ inline Vector<Accumulator<T>, N> through_att(bool empty, const T* att,
 }
 
 // The slopes of a block of one head, added to those in memory.
-template <typename T, typename Edges>
+template <typename T>
 inline void add_slopes(const EdgeBlock& block, Heads<const T> nodes, const NodeRows<T>& others,
-                       const Edges& edges, Accumulator<T> slope, BlockOf<Accumulator<T>> grad,
+                       Accumulator<T> slope, BlockOf<Accumulator<T>> grad,
                        Accumulator<T>* activations, Accumulator<T>* slopes) {
   sum_slopes<T>(
-      block, 0, nodes, others, edges, slope, grad, activations,
+      block, 0, nodes, others, slope, grad, activations,
       [&](auto lanes, int64_t f) { return load<decltype(lanes)::value>(slopes + f); },
       [&](auto lanes, int64_t f, auto sum) { store<decltype(lanes)::value>(slopes + f, sum); });
 }
@@ -195,6 +201,7 @@ inline void sum_gradients(const Block& block, int h, const Gatv2Inputs<T>& in, H
       values[q] = before(kLane, f + q * N);
       slopes[q] = before(kLane, grad.width + f + q * N);
     }
+    const auto of_edges = edges.template of_block<C>(block, h, f);
     for (int i = 0; i < block.count; ++i) {
       gradients.template expect<C::kWidth>(block, i, h, f);
       others.template expect<C::kWidth>(block, i, h, f);
@@ -205,7 +212,7 @@ inline void sum_gradients(const Block& block, int h, const Gatv2Inputs<T>& in, H
       V z[C::kCount];
 #pragma GCC unroll 4
       for (int q = 0; q < C::kCount; ++q) z[q] = mine[q] + load<N>(other + q * N);
-      edges.template add_to<C>(z, block, i, h, f);
+      of_edges.add_to(z, i);
 #pragma GCC unroll 4
       for (int q = 0; q < C::kCount; ++q) {
         values[q] = multiply_add<A, N>(weight, load<N>(gradient + q * N), values[q]);
@@ -217,103 +224,65 @@ inline void sum_gradients(const Block& block, int h, const Gatv2Inputs<T>& in, H
   });
 }
 
-// grad_edge += weight_edge grad_z_i of each entry, and grad_weight += edge_i grad_z_i^T over the
-// block, where grad_z = grad[i] * att * leaky_relu'(z_i). Either may be null.
-template <typename T>
-inline void add_edge_gradients(const EdgeBlock& block, const T* own, Heads<const T> others,
-                               const EdgeProjection<T>& edges, Heads<const T> att,
-                               Accumulator<T> slope, BlockOf<Accumulator<T>> grad,
-                               Matrix<Accumulator<T>> grad_edge, Accumulator<T>* grad_weight) {
-  using A = Accumulator<T>;
-  const int64_t width = others.width;
-  for_each_part<kLanes<T>, 4>(0, width, [&](auto chunk, int64_t f) {
-    using C = decltype(chunk);
-    constexpr int N = C::kLanes;
-    using V = Vector<A, N>;
-    for (int i = 0; i < block.count; ++i) {
-      const T* other = others.at(block.col(i), block.head) + f;
-      V z[C::kCount];
-      for (int q = 0; q < C::kCount; ++q) {
-        z[q] = load<N>(own + f + q * N) + load<N>(other + q * N);
-      }
-      edges.template add_to<C>(z, block, i, 0, f);
-      for (int q = 0; q < C::kCount; ++q) {
-        const V scaled = grad[i] * load<N>(att.at(0, block.head) + f + q * N);
-        z[q] = z[q] > V{} ? scaled : slope * scaled;
-      }
-      for (int64_t d = 0; d < edges.channels(); ++d) {
-        const T* weight = edges.weight.at(block.head, d) + f;
-        const A factor = edges.channel(block, i, d);
-        A* target = grad_weight + d * width + f;
-        if (grad_weight != nullptr) {
-#pragma GCC unroll 4
-          for (int q = 0; q < C::kCount; ++q) {
-            store<N>(target + q * N, load<N>(target + q * N) + factor * z[q]);
-          }
-        }
-        if (grad_edge.data == nullptr) continue;
-        V sum{};
-#pragma GCC unroll 4
-        for (int q = 0; q < C::kCount; ++q) sum += load<N>(weight + q * N) * z[q];
-        grad_edge.row(block.edge(i))[d] += sum_of<A, N>(sum);
-      }
-    }
-  });
-}
-
-template <typename T>
+template <typename T, typename Edges>
 struct Scores {
   using A = Accumulator<T>;
 
   Gatv2Inputs<T> in;
   A slope;
+  Edges edges;
 
   FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(in.x_dst, row); }
 
+  bool knows_batches() const { return in.edge.width == 0; }
+  void of_batch(const RowBatch& batch, A* score) const {
+    std::fill_n(score, batch.size(), A{0});
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
+      add_scores<T>(batch, row, entries, in, slope, score);
+    });
+  }
+
   template <typename Block>
   BlockOf<A> operator()(const Block& block) const {
-    return with_edges<T>(in, [&](const auto& edges) {
-      return additive_scores<false, T>(block, in.x_dst, NodeRows<T>(in.x_src), edges, in.att,
-                                       slope);
-    });
+    return additive_scores<false, T>(block, in.x_dst, NodeRows<T>(in.x_src), edges, in.att, slope);
+  }
+
+  // With <grad, x_src> in the same loop, where there are registers for it: elsewhere it is 30 %
+  // slower.
+  template <typename Block>
+  Dots<A> with_products(const Block& block, Heads<const T> grad) const {
+    BlockOf<A> product{};
+    if constexpr (kVectorRegisters >= 32) {
+      const auto score = additive_scores<true, T>(block, in.x_dst, NodeRows<T>(in.x_src), edges,
+                                                  in.att, slope, grad, &product);
+      return {score, product};
+    } else {
+      return {(*this)(block), dots<T>(block, grad, 0, NodeRows<T>::seen_before(in.x_src))};
+    }
   }
 };
 
-// Gradients of x_dst, att, edge and weight_edge; state holds the sums of slopes, of activations and
-// those for weight_edge.
+// Gradients of x_dst and att where edges carry nothing; state holds the sums of slopes and of
+// activations.
 template <typename T>
 struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   using A = Accumulator<T>;
 
-  Scores<T> scores;
+  Scores<T, NoEdges> scores;
   Result<T> grad_dst;
-  Matrix<A> grad_edge;
-  // [slots, heads, (1 + channels of edges) * width]: of att, and of weight_edge if it is wanted.
-  Heads<A> sums;
+  Heads<A> sums;  // [slots, heads, width], of att
 
   FASTGRAPH_INLINE void expect_row(int64_t row) const {
     prefetch_node(this->grad, row);
     scores.expect_row(row);
   }
 
-  // Both dot products in one loop, where there are registers for it: elsewhere it is 30 % slower.
   template <typename Block>
   Dots<A> find_dots(const Block& block) const {
-    constexpr bool kTogether = kVectorRegisters >= 32;
-    const Gatv2Inputs<T>& in = scores.in;
-    BlockOf<A> product{};
-    const BlockOf<A> score = with_edges<T>(in, [&](const auto& edges) {
-      return additive_scores<kTogether, T>(block, in.x_dst, NodeRows<T>(in.x_src), edges, in.att,
-                                           scores.slope, this->grad, &product);
-    });
-    if constexpr (kTogether) {
-      return {score, product};
-    } else {
-      return {score, dots<T>(block, this->grad, 0, NodeRows<T>::seen_before(in.x_src))};
-    }
+    return scores.with_products(block, this->grad);
   }
 
-  bool knows_few() const { return scores.in.edge.width == 0; }
+  bool knows_few() const { return true; }
   void absorb_few(const SharedBlock& block, int64_t slot, A*) const {
     const Gatv2Inputs<T>& in = scores.in;
     const auto grads = this->gradients_of_few(block, find_dots(block));
@@ -321,8 +290,8 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     for (int h = 0; h < block.heads; ++h) {
       const int64_t head = block.head + h;
       const ResultRow<T> target = grad_dst.row(block.row, head);
-      sum_slopes<T>(block, h, in.x_dst, NodeRows<T>::seen_before(in.x_src), NoEdges<T>{},
-                    scores.slope, grads.score, sums.at(slot, head), Zeros<A>{},
+      sum_slopes<T>(block, h, in.x_dst, NodeRows<T>::seen_before(in.x_src), scores.slope,
+                    grads.score, sums.at(slot, head), Zeros<A>{},
                     [&](auto lanes, int64_t f, auto slopes) {
                       constexpr int N = decltype(lanes)::value;
                       target.template store<N>(f, load<N>(in.att.at(0, head) + f) * slopes);
@@ -334,17 +303,8 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
     const Gatv2Inputs<T>& in = scores.in;
     const auto grads = this->score_gradients(block, buffer);
     this->leave(block, this->weights(block, buffer), grads);
-    const int64_t width = in.x_src.width;
-    with_edges<T>(in, [&](const auto& edges) {
-      add_slopes<T>(block, in.x_dst, NodeRows<T>::seen_before(in.x_src), edges, scores.slope, grads,
-                    state + width, state);
-    });
-    A* const of_weight = sums.width > width ? state + 2 * width : nullptr;
-    if (grad_edge.data != nullptr || of_weight != nullptr) {
-      const T* own = in.x_dst.at(block.row, block.head);
-      add_edge_gradients<T>(block, own, in.x_src, {in.edge, in.weight_edge}, in.att, scores.slope,
-                            grads, grad_edge, of_weight);
-    }
+    add_slopes<T>(block, in.x_dst, NodeRows<T>::seen_before(in.x_src), scores.slope, grads,
+                  state + in.x_src.width, state);
   }
 
   void finish(int64_t row, int64_t head, bool empty, int64_t slot, const A* state) const {
@@ -363,13 +323,179 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   }
 };
 
+// Leaves the weights and the gradients of the scores, no more.
+template <typename T, typename Edges>
+struct EdgeScores : DestinationSoftmax<T, EdgeScores<T, Edges>> {
+  using A = Accumulator<T>;
+
+  Scores<T, Edges> scores;
+
+  FASTGRAPH_INLINE void expect_row(int64_t row) const {
+    prefetch_node(this->grad, row);
+    scores.expect_row(row);
+  }
+  template <typename Block>
+  Dots<A> find_dots(const Block& block) const {
+    return scores.with_products(block, this->grad);
+  }
+
+  bool knows_few() const { return true; }
+  void absorb_few(const SharedBlock& block, int64_t, A*) const {
+    const auto grads = this->gradients_of_few(block, find_dots(block));
+    this->leave(block, grads.weight, grads.score);
+  }
+  void absorb(const EdgeBlock& block, const A* buffer, A*) const {
+    this->leave(block, this->weights(block, buffer), this->score_gradients(block, buffer));
+  }
+  void finish(int64_t, int64_t, bool, int64_t, const A*) const {}
+};
+
+// Entries of a task that are seen one after the other before any of them is left, so that what they
+// gather and what their edges add is in the second cache; a longer row is not divided.
+constexpr int64_t kEntriesAtOnce = 128;
+
+// Gradients of x_dst, att, edge and weight_edge. For some rows at a time it projects the edges,
+// finds the gradients of the scores, and from these the gradients of z, which take the place of the
+// projections; products with them are the gradients of edges and of their weight.
+template <typename T>
+struct EdgeBackwardDst {
+  using A = Accumulator<T>;
+
+  const OrderedCsr& graph;
+  Gatv2Inputs<T> in;
+  A slope;
+  Dropout dropout;
+  SoftmaxGradients<T> given;
+  A* between;
+  A* delta;
+  Result<T> grad_dst;
+  Matrix<A> grad_edge;  // or null
+  EdgeProjection<T> edges;
+  Heads<A> sums;    // [slots, 1 + channels of edges, as the packed weight]: of att, and of
+                    // weight_edge if it is wanted
+  Heads<A> pieces;  // [pieces, heads, width]: slopes of rows that are cut
+
+  void run(const Task& task, int64_t slot) const {
+    std::fill_n(sums.at(slot, 0), sums.heads * sums.width, A{0});
+    int64_t longest = kEntriesAtOnce;
+    for (int64_t place = task.place_begin; place < task.place_end; ++place) {
+      const EntryRange range = task.entries(graph, place);
+      longest = std::max(longest, range.end - range.begin);
+    }
+    const auto z = scratch<A>(longest * sums.width);
+    for (Task part = task; part.place_begin < task.place_end; part.place_begin = part.place_end) {
+      if (part.whole()) {
+        part.place_end = part.place_begin + 1;
+        part.entry_begin = graph.rowptr[part.place_begin];
+        const int64_t limit = part.entry_begin + kEntriesAtOnce;
+        while (part.place_end < task.place_end && graph.rowptr[part.place_end + 1] <= limit) {
+          ++part.place_end;
+        }
+        part.entry_end = graph.rowptr[part.place_end];
+      }
+      run_part(part, sums.at(slot, 0), z.get());
+    }
+  }
+
+  void run_part(const Task& part, A* own, A* z) const {
+    const int64_t first = part.entry_begin, count = part.entry_end - first;
+    edges.of_entries(graph, first, count, z);
+    find_scores(part, z);
+    for (int64_t head = 0; head < in.att.heads; ++head) find_slopes(part, head, own, z);
+    if (sums.heads > 1) edges.add_weight_gradient(graph, first, count, z, own + sums.width);
+    if (grad_edge.data != nullptr) edges.edge_gradient(graph, first, count, z, grad_edge);
+  }
+
+  void find_scores(const Task& part, const A* z) const {
+    const ProjectedEdges<A> projected{z, sums.width, part.entry_begin, in.att.width};
+    const EdgeScores<T, ProjectedEdges<A>> pass{{{0}, given, between, dropout, delta},
+                                                {in, slope, projected}};
+    run_pass<A>(graph, {{part}, {}, 0}, in.att.heads, 2 * in.att.width, pass);
+  }
+
+  // The slopes of a head: sums over the rows as gradients of x_dst, and over all entries of
+  // gradients for att. z becomes its gradient.
+  void find_slopes(const Task& part, int64_t head, A* activations, A* z) const {
+    const NodeRows<T> others = NodeRows<T>::seen_before(in.x_src);
+    const int64_t width = in.att.width;
+    for_each_part<kLanes<T>, 4>(0, width, [&](auto chunk, int64_t f) {
+      using C = decltype(chunk);
+      constexpr int N = C::kLanes;
+      using V = Vector<A, N>;
+      const T* att = in.att.at(0, head) + f;
+      const int64_t column = head * width + f;
+      V factor[C::kCount], activation_sum[C::kCount];
+#pragma GCC unroll 4
+      for (int q = 0; q < C::kCount; ++q) {
+        factor[q] = load<N>(att + q * N);
+        activation_sum[q] = load<N>(activations + column + q * N);
+      }
+      for (int64_t place = part.place_begin; place < part.place_end; ++place) {
+        const int64_t row = graph.row(place);
+        const EntryRange range = part.entries(graph, place);
+        const T* own = in.x_dst.at(row, head) + f;
+        V mine[C::kCount], slope_sum[C::kCount] = {};
+#pragma GCC unroll 4
+        for (int q = 0; q < C::kCount; ++q) mine[q] = load<N>(own + q * N);
+        for (int64_t entry = range.begin; entry < range.end; ++entry) {
+          const T* other = others.x.at(graph.col[entry], head) + f;
+          const A g = between[2 * (graph.edge(entry) * in.att.heads + head) + 1];
+          A* at = z + (entry - part.entry_begin) * sums.width + column;
+#pragma GCC unroll 4
+          for (int q = 0; q < C::kCount; ++q) {
+            const V sum = mine[q] + load<N>(other + q * N) + load<N>(at + q * N);
+            const V sloped = sum > V{} ? splat<A, N>(g) : splat<A, N>(slope * g);
+            slope_sum[q] += sloped;
+            activation_sum[q] = multiply_add<A, N>(sloped, sum, activation_sum[q]);
+            store<N>(at + q * N, factor[q] * sloped);
+          }
+        }
+        leave_slopes<N, C::kCount>(part, row, head, range.empty(), f, factor, slope_sum);
+      }
+#pragma GCC unroll 4
+      for (int q = 0; q < C::kCount; ++q) {
+        store<N>(activations + column + q * N, activation_sum[q]);
+      }
+    });
+  }
+
+  // One without entries has none, whatever att is: NaN * 0 is NaN.
+  template <int N, int kCount>
+  FASTGRAPH_INLINE void leave_slopes(const Task& part, int64_t row, int64_t head, bool empty,
+                                     int64_t f, const Vector<A, N>* att,
+                                     const Vector<A, N>* slopes) const {
+    const ResultRow<T> target = grad_dst.row(row, head);
+#pragma GCC unroll 4
+    for (int q = 0; q < kCount; ++q) {
+      if (part.whole()) {
+        target.template store<N>(f + q * N, empty ? Vector<A, N>{} : att[q] * slopes[q]);
+      } else {
+        store<N>(pieces.at(part.piece, head) + f + q * N, slopes[q]);
+      }
+    }
+  }
+
+  void merge(const CutRow& cut) const {
+    for (int64_t head = 0; head < in.att.heads; ++head) {
+      const ResultRow<T> target = grad_dst.row(cut.row, head);
+      for (int64_t f = 0; f < in.att.width; ++f) {
+        A sum = 0;
+        for (int64_t piece = cut.piece_begin; piece < cut.piece_end; ++piece) {
+          sum += pieces.at(piece, head)[f];
+        }
+        target.template store<1>(f, Vector<A, 1>{load_one(in.att.at(0, head) + f) * sum});
+      }
+    }
+  }
+};
+
 // The gradient of x_src, along the transpose; state holds the sums of gradients as a value and of
 // slopes.
-template <typename T>
+template <typename T, typename Edges>
 struct BackwardSrc : SourceSoftmax<T> {
   using A = Accumulator<T>;
 
-  Scores<T> scores;
+  Scores<T, Edges> scores;
   Result<T> grad_src;
 
   FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(scores.in.x_src, row); }
@@ -381,29 +507,24 @@ struct BackwardSrc : SourceSoftmax<T> {
     for (int h = 0; h < block.heads; ++h) {
       const T* att = in.att.at(0, block.head + h);
       const ResultRow<T> target = grad_src.row(block.row, block.head + h);
-      with_edges<T>(in, [&](const auto& edges) {
-        sum_gradients<T>(block, h, in, this->grad, edges, scores.slope, grads, Zeros<A>{},
-                         [&](auto lanes, int64_t f, auto values, auto slopes) {
-                           constexpr int N = decltype(lanes)::value;
-                           target.template store<N>(f, values + load<N>(att + f) * slopes);
-                         });
-      });
+      sum_gradients<T>(block, h, in, this->grad, scores.edges, scores.slope, grads, Zeros<A>{},
+                       [&](auto lanes, int64_t f, auto values, auto slopes) {
+                         constexpr int N = decltype(lanes)::value;
+                         target.template store<N>(f, values + load<N>(att + f) * slopes);
+                       });
     }
   }
 
   void absorb(const EdgeBlock& block, A*, A* state) const {
-    const auto grads = this->gradients(block);
     A* slopes = state + this->grad.width;
-    with_edges<T>(scores.in, [&](const auto& edges) {
-      sum_gradients<T>(
-          block, 0, scores.in, this->grad, edges, scores.slope, grads,
-          [&](auto lanes, int64_t f) { return load<decltype(lanes)::value>(state + f); },
-          [&](auto lanes, int64_t f, auto value_sums, auto slope_sums) {
-            constexpr int N = decltype(lanes)::value;
-            store<N>(state + f, value_sums);
-            store<N>(slopes + f, slope_sums);
-          });
-    });
+    sum_gradients<T>(
+        block, 0, scores.in, this->grad, scores.edges, scores.slope, this->gradients(block),
+        [&](auto lanes, int64_t f) { return load<decltype(lanes)::value>(state + f); },
+        [&](auto lanes, int64_t f, auto value_sums, auto slope_sums) {
+          constexpr int N = decltype(lanes)::value;
+          store<N>(state + f, value_sums);
+          store<N>(slopes + f, slope_sums);
+        });
   }
 
   void finish(int64_t row, int64_t head, bool empty, int64_t, const A* state) const {
@@ -418,16 +539,36 @@ struct BackwardSrc : SourceSoftmax<T> {
   }
 };
 
+template <typename T>
+void backward_dst(const OrderedCsr& graph, const Gatv2Inputs<T>& in, Accumulator<T> slope,
+                  Dropout dropout, const SoftmaxGradients<T>& given, Accumulator<T>* between,
+                  Heads<T> grad_dst, Heads<T> grad_att) {
+  using A = Accumulator<T>;
+  const Schedule schedule = make_schedule(graph);
+  const int64_t width = in.att.width, heads = in.att.heads, slots = num_slots(schedule);
+  const auto sums = scratch<A>(slots * heads * width);
+  std::fill_n(sums.get(), slots * heads * width, A{0});
+  const BackwardDst<T> pass{{{2 * width}, given, between, dropout},
+                            {in, slope, {}},
+                            Result<T>(grad_dst),
+                            {sums.get(), slots, heads, width}};
+  run_destination_pass<T>(graph, schedule, heads, 2 * width, pass);
+  sum_slots<T>(sums.get(), slots, heads * width, heads * width, grad_att.data);
+}
+
 }  // namespace
 
 template <typename T>
 void gatv2(const OrderedCsr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,
            const SoftmaxOutputs<T>& outputs) {
-  const Scores<T> scores{in, static_cast<Accumulator<T>>(slope)};
-  const EdgeRows<T> no_edges(Matrix<const T>{});
-  run_forward<T, Scores<T>>(
-      graph, (1 + in.edge.width) * in.x_src.width,
-      {scores, NodeRows<T>::seen_before(in.x_src), no_edges, dropout, outputs});
+  const PackedProjection<T> packed(in.weight_edge);
+  with_edges<T>(in, packed.matrix(), [&](const auto& edges) {
+    using Pass = Scores<T, std::decay_t<decltype(edges)>>;
+    const Pass scores{in, static_cast<Accumulator<T>>(slope), edges};
+    const EdgeRows<T> no_edges(Matrix<const T>{});
+    run_forward<T, Pass>(graph, (1 + in.edge.width) * in.x_src.width,
+                         {scores, NodeRows<T>::seen_before(in.x_src), no_edges, dropout, outputs});
+  });
 }
 
 template <typename T>
@@ -436,22 +577,45 @@ void gatv2_backward_dst(const OrderedCsr& graph, const Gatv2Inputs<T>& in, doubl
                         Heads<T> grad_dst, Heads<T> grad_att, Matrix<Accumulator<T>> grad_edge,
                         Heads<T> grad_weight_edge) {
   using A = Accumulator<T>;
+  const A own_slope = static_cast<A>(slope);
+  if (in.edge.width == 0) {
+    return backward_dst<T>(graph, in, own_slope, dropout, given, between, grad_dst, grad_att);
+  }
   const Schedule schedule = make_schedule(graph);
-  const int64_t width = in.att.width, heads = in.att.heads, slots = num_slots(schedule);
-  const int64_t num_sums = (1 + (grad_weight_edge.data == nullptr ? 0 : in.edge.width)) * width;
-  const auto sums = scratch<A>(slots * heads * num_sums);
-  std::fill(sums.get(), sums.get() + slots * heads * num_sums, A{0});
-  const BackwardDst<T> pass{{{width + num_sums}, given, between, dropout},
-                            {in, static_cast<A>(slope)},
-                            Result<T>(grad_dst),
-                            grad_edge,
-                            {sums.get(), slots, heads, num_sums}};
-  run_destination_pass<T>(graph, schedule, heads, width + num_sums, pass);
-  const int64_t of_edges = num_sums - width;
+  const int64_t width = in.att.width, heads = in.att.heads;
+  const int64_t channels = grad_weight_edge.data == nullptr ? 0 : in.edge.width;
+  const int64_t num_tasks = static_cast<int64_t>(schedule.tasks.size());
+  const PackedProjection<T> packed(in.weight_edge);
+  const EdgeProjection<T> edges{in.edge, packed.matrix(), heads, width};
+  const int64_t stride = edges.weight.width, of_slot = (1 + channels) * stride;
+  const auto delta = scratch<A>(graph.num_rows * heads);
+  const auto sums = scratch<A>(num_tasks * of_slot);
+  const auto pieces = scratch<A>(schedule.num_pieces * heads * width);
+  const EdgeBackwardDst<T> pass{graph,
+                                in,
+                                own_slope,
+                                dropout,
+                                given,
+                                between,
+                                delta.get(),
+                                Result<T>(grad_dst),
+                                grad_edge,
+                                edges,
+                                {sums.get(), num_tasks, 1 + channels, stride},
+                                {pieces.get(), schedule.num_pieces, heads, width}};
+  find_delta_of_cut_rows<T>(
+      graph, schedule, heads, 2 * width,
+      EdgeScores<T, EdgeProjection<T>>{{{0}, given, between, dropout, delta.get()},
+                                       {in, own_slope, edges}});
+  const int64_t work = (graph.num_entries + graph.num_rows) * heads * (3 + in.edge.width) * width;
+  for_each_task(num_tasks, work, [&](int64_t t) { pass.run(schedule.tasks[t], t); });
+  for (const CutRow& cut : schedule.cut_rows) pass.merge(cut);
+  sum_slots<T>(sums.get(), num_tasks, of_slot, heads * width, grad_att.data);
   for (int64_t head = 0; head < heads; ++head) {
-    const A* own = &sums[head * num_sums];
-    sum_slots<T>(own, slots, heads * num_sums, width, grad_att.at(0, head));
-    sum_slots<T>(own + width, slots, heads * num_sums, of_edges, grad_weight_edge.at(head, 0));
+    for (int64_t d = 0; d < channels; ++d) {
+      const A* own = &sums[(1 + d) * stride + head * width];
+      sum_slots<T>(own, num_tasks, of_slot, width, grad_weight_edge.at(head, d));
+    }
   }
 }
 
@@ -461,10 +625,14 @@ void gatv2_backward_src(const OrderedCsr& transpose, const Gatv2Inputs<T>& in, d
                         Heads<T> grad_src) {
   using A = Accumulator<T>;
   const int64_t width = in.att.width;
-  const BackwardSrc<T> pass{
-      {{2 * width}, given.grad, between}, {in, static_cast<A>(slope)}, Result<T>(grad_src)};
-  const int64_t work = (2 + in.edge.width) * width;
-  run_pass<A>(transpose, make_schedule(transpose), in.att.heads, work, pass);
+  const PackedProjection<T> packed(in.weight_edge);
+  with_edges<T>(in, packed.matrix(), [&](const auto& edges) {
+    const BackwardSrc<T, std::decay_t<decltype(edges)>> pass{{{2 * width}, given.grad, between},
+                                                             {in, static_cast<A>(slope), edges},
+                                                             Result<T>(grad_src)};
+    const int64_t work = (2 + in.edge.width) * width;
+    run_pass<A>(transpose, make_schedule(transpose), in.att.heads, work, pass);
+  });
 }
 
 FASTGRAPH_INSTANTIATE(gatv2)

@@ -118,7 +118,7 @@ template <typename T>
 void gatv2(const OrderedCsr& graph, const Gatv2Inputs<T>& in, double slope, Dropout dropout,
            const SoftmaxOutputs<T>& outputs);
 
-// grad_edge is added to, because all heads contribute.
+// grad_edge and grad_weight_edge may be null.
 template <typename T>
 void gatv2_backward_dst(const OrderedCsr& graph, const Gatv2Inputs<T>& in, double slope,
                         Dropout dropout, const SoftmaxGradients<T>& given, Accumulator<T>* between,
@@ -145,7 +145,7 @@ template <typename T>
 void attention(const OrderedCsr& graph, const AttentionInputs<T>& in, double scale, Dropout dropout,
                const SoftmaxOutputs<T>& outputs);
 
-// grad_edge is added to, because all heads contribute.
+// grad_edge is added to, because all heads contribute, or null.
 template <typename T>
 void attention_backward_dst(const OrderedCsr& graph, const AttentionInputs<T>& in, double scale,
                             Dropout dropout, const SoftmaxGradients<T>& given,

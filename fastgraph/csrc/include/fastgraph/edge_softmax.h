@@ -26,29 +26,24 @@
 #include "fastgraph/exponential.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
-#include "fastgraph/philox.h"
 #include "fastgraph/result.h"
+#include "fastgraph/row_batch.h"
 #include "fastgraph/schedule.h"
 #include "fastgraph/simd.h"
 #include "fastgraph/views.h"
 
 namespace fastgraph {
 
-// 0 for dropped entries, 1 / (1 - rate) for the others; a function of seed, edge and head.
+// The factors of dropout for the entries of a block.
 template <typename A, typename Block>
 BlockOf<A> kept(const Dropout& dropout, const Block& block) {
   if (dropout.rate == 0) return splat<A, kBlock>(1);
-  Vector<uint32_t, kBlock> edge{}, head{};
+  uint32_t edges[kBlock] = {}, heads[kBlock] = {};
   for_each_lane(block, [&](int lane, int i, int h) {
-    edge[lane] = static_cast<uint32_t>(block.edge(i));
-    head[lane] = static_cast<uint32_t>(block.head + h);
+    edges[lane] = static_cast<uint32_t>(block.edge(i));
+    heads[lane] = static_cast<uint32_t>(block.head + h);
   });
-  const auto bits = philox<kBlock>(dropout.seed, edge, head);
-  const auto threshold = static_cast<uint32_t>(std::min(dropout.rate * 0x1p32, 0x1p32 - 1));
-  const A scale = dropout.rate < 1 ? static_cast<A>(1 / (1 - dropout.rate)) : A{0};
-  A factor[kBlock];
-  for (int i = 0; i < kBlock; ++i) factor[i] = bits[i] < threshold ? A{0} : scale;
-  return load<kBlock>(factor);
+  return kept_of<A>(dropout, edges, heads);
 }
 
 // Lanes that are not in use take no part in a softmax.
@@ -144,6 +139,23 @@ struct OnlineSoftmax {
   SoftmaxOutputs<T> outputs;
   Result<T> out{outputs.out};
 
+  bool knows_batches() const { return scores.knows_batches() && edge_value.width == 0; }
+  void absorb_batch(const RowBatch& batch) const {
+    BatchValues<A> p;
+    BatchValues<A> inverse_sum;
+    scores.of_batch(batch, p.data);
+    softmax_of_batch<A>(batch, outputs.stats, p.data, inverse_sum.data);
+    drop<A>(batch, dropout, p.data);
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t place) {
+      const A* scale = inverse_sum.data + place;
+      sum_entries<T>(batch, entries, p.data, value.x,
+                     [&](auto lanes, int64_t head, int64_t f, auto sum) {
+                       constexpr int N = decltype(lanes)::value;
+                       row_of(row, head).template store<N>(f, scale[head] * sum);
+                     });
+    });
+  }
+
   bool knows_few() const { return true; }
   int64_t num_values() const { return value.width + edge_value.width; }
   int64_t state_size() const { return num_values() + 2; }
@@ -205,6 +217,8 @@ template <typename A>
 struct RowSums {
   int64_t size;
 
+  bool knows_batches() const { return false; }
+  void absorb_batch(const RowBatch&) const {}
   bool knows_few() const { return false; }
   void absorb_few(const SharedBlock&, int64_t, A*) const {}
   int64_t state_size() const { return size; }
@@ -228,9 +242,10 @@ inline int64_t num_slots(const Schedule& schedule) {
 // state), merge(piece, state) and finish(row, head, empty, slot, state); calls of finish with the
 // same slot do not overlap. Before a row, or a piece of one, is absorbed, begin(entries, whole,
 // buffer, states) sees it; each block has buffer_size() values of the buffer, where absorb finds
-// what begin left. A pass that knows_few() does all that in absorb_few(block, slot, room) for rows
-// of few entries, with room for state_size() values. expect_row(row) may ask for what the row after
-// the present one has. The result does not depend on the number of threads.
+// what begin left. A pass that knows_batches() does all that in absorb_batch(batch) for rows of few
+// entries, if there are few heads, too. One that knows_few() does it in absorb_few(block, slot,
+// room) for rows of few entries, with room for state_size() values. expect_row(row) may ask for
+// what the row after the present one has. The result does not depend on the number of threads.
 template <typename A, typename Pass>
 void run_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads, int64_t width,
               const Pass& pass) {
@@ -239,6 +254,7 @@ void run_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads, 
   const auto partial = scratch<A>(schedule.num_pieces * heads * size);
   const int64_t num_tasks = static_cast<int64_t>(schedule.tasks.size());
   const int64_t work = (graph.num_entries + graph.num_rows) * heads * (width + 1);
+  const bool in_batches = pass.knows_batches() && heads > 0 && heads <= kBatchedHeads;
   for_each_task(num_tasks, work, [&](int64_t t) {
     const Task& task = schedule.tasks[t];
     const bool whole = task.whole();
@@ -247,6 +263,14 @@ void run_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads, 
     TaskScratch<A, 4096> buffer(max_blocks * pass.buffer_size());
     A* states = whole ? own.get() : &partial[task.piece * heads * size];
     for (int64_t place = task.place_begin; place < task.place_end; ++place) {
+      if (in_batches && whole) {
+        const RowBatch batch = batch_from(graph, heads, place, task.place_end);
+        if (batch.place_end > place) {
+          pass.absorb_batch(batch);
+          place = batch.place_end - 1;
+          continue;
+        }
+      }
       const int64_t row = graph.row(place);
       const EntryRange range = task.entries(graph, place);
       const RowEntries entries{graph, row, heads, range.begin, range.end};
@@ -371,6 +395,21 @@ struct DestinationSoftmax : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
     return {p * keep, p * (product - of_row)};
   }
 
+  // Scores of a batch become their gradients, where `product` is <grad, value> of each entry, and
+  // both go to the other pass.
+  void gradients_of_scores(const RowBatch& batch, A* product, A* p) const {
+    static_assert(kNumbers == 2);
+    BatchValues<A> inverse_sum, weight;
+    relative_to_largest<A>(batch, this->stats, p, inverse_sum.data);
+    weights_of_batch<A>(batch, inverse_sum.data, p);
+    std::copy_n(p, batch.size(), weight.data);
+    drop<A>(batch, dropout, weight.data);
+    add_edges_of_batch<T>(batch, this->grad_alpha, product);
+    drop<A>(batch, dropout, product);
+    gradients_of_batch<A>(batch, this->grad_logsum, product, p);
+    store_edge_pairs<A>(batch, weight.data, p, between);
+  }
+
   // The weights of a block with dropout, after begin().
   BlockOf<A> weights(const EdgeBlock& block, const A* buffer) const {
     return load<kBlock>(buffer) * kept<A>(dropout, block);
@@ -414,6 +453,24 @@ struct SourceSoftmax : RowSums<Accumulator<T>> {
     }
   }
 
+  void gradients_of_batch(const RowBatch& batch, A* weight, A* score) const {
+    with_head_lanes<A>(batch.heads, [&](auto lanes) {
+      constexpr int N = decltype(lanes)::value;
+      for (int64_t e = batch.begin; e < batch.end; ++e) {
+        if (e + kAhead < batch.graph.num_entries) {
+          __builtin_prefetch(between + 2 * batch.graph.edge(e + kAhead) * batch.heads);
+        }
+        const A* own = between + 2 * batch.graph.edge(e) * batch.heads;
+        for (int64_t h = 0; h < batch.heads; h += N) {
+          Vector<A, N> first, second;
+          load_pairs<N>(own + 2 * h, first, second);
+          store<N>(weight + batch.at(e) + h, first);
+          store<N>(score + batch.at(e) + h, second);
+        }
+      }
+    });
+  }
+
   template <typename Block>
   EdgeGradients<A> gradients(const Block& block) const {
     EdgeGradients<A> found{};
@@ -444,15 +501,21 @@ struct DeltaOfCutRows : RowSums<Accumulator<T>> {
 };
 
 template <typename T, typename Pass>
-void run_destination_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads,
-                          int64_t width, Pass pass) {
-  const auto delta = scratch<Accumulator<T>>(graph.num_rows * heads);
-  pass.delta = delta.get();
+void find_delta_of_cut_rows(const OrderedCsr& graph, const Schedule& schedule, int64_t heads,
+                            int64_t width, const Pass& pass) {
   Schedule cut{{}, schedule.cut_rows, schedule.num_pieces};
   for (const Task& task : schedule.tasks) {
     if (!task.whole()) cut.tasks.push_back(task);
   }
   run_pass<Accumulator<T>>(graph, cut, heads, width, DeltaOfCutRows<T, Pass>{{1}, pass});
+}
+
+template <typename T, typename Pass>
+void run_destination_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads,
+                          int64_t width, Pass pass) {
+  const auto delta = scratch<Accumulator<T>>(graph.num_rows * heads);
+  pass.delta = delta.get();
+  find_delta_of_cut_rows<T>(graph, schedule, heads, width, pass);
   run_pass<Accumulator<T>>(graph, schedule, heads, width, pass);
 }
 

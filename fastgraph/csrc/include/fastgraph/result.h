@@ -25,7 +25,8 @@ class ResultRow {
  public:
   ResultRow(T* data, bool past_caches) : data_(data), past_caches_(past_caches) {}
 
-  // Writes N columns, the first of which is a multiple of N unless they are the last ones.
+  // Writes N columns. Past the caches go those that begin at a multiple of their size: the rest of
+  // a row whose parts have other widths does not.
   template <int N, typename V>
   void store(int64_t column, V values) const {
     if constexpr (is_half<T>) {
@@ -38,7 +39,7 @@ class ResultRow {
  private:
   template <int N, typename U, typename V>
   void write(U* p, V values) const {
-    if (past_caches_) {
+    if (past_caches_ && reinterpret_cast<uintptr_t>(p) % (N * sizeof(U)) == 0) {
       stream_raw<N>(p, values);
     } else {
       store_raw<N>(p, values);

@@ -344,6 +344,26 @@ inline Vector<A, N> sums_of_pairs(Vector<A, N> a, Vector<A, N> b, std::index_seq
 #endif
 }
 
+// {a[kFirst], b[kFirst], a[kFirst + 1], b[kFirst + 1], ...}
+template <int kFirst, typename A, int N, size_t... kLane>
+inline Vector<A, N> pairs_of(Vector<A, N> a, Vector<A, N> b, std::index_sequence<kLane...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, (kFirst + kLane / 2 + kLane % 2 * N)...);
+#else
+  return __builtin_shuffle(a, b, Vector<Bits<A>, N>{(kFirst + kLane / 2 + kLane % 2 * N)...});
+#endif
+}
+
+// {a[kFirst], a[kFirst + 2], ..., b[kFirst], b[kFirst + 2], ...}
+template <int kFirst, typename A, int N, size_t... kLane>
+inline Vector<A, N> every_other(Vector<A, N> a, Vector<A, N> b, std::index_sequence<kLane...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, (kFirst + 2 * kLane)...);
+#else
+  return __builtin_shuffle(a, b, Vector<Bits<A>, N>{(kFirst + 2 * kLane)...});
+#endif
+}
+
 // {v[kStep], v[kStep + 1], ..., v[0], ...}
 template <int kStep, typename A, int N, size_t... kLane>
 inline Vector<A, N> rotated(Vector<A, N> v, std::index_sequence<kLane...>) {
@@ -355,6 +375,33 @@ inline Vector<A, N> rotated(Vector<A, N> v, std::index_sequence<kLane...>) {
 }
 
 }  // namespace detail
+
+// p = {a[0], b[0], a[1], b[1], ...}
+template <int N, typename A>
+inline void store_pairs(A* p, Vector<A, N> a, Vector<A, N> b) {
+  if constexpr (N == 1) {
+    p[0] = a[0];
+    p[1] = b[0];
+  } else {
+    constexpr auto kEach = std::make_index_sequence<N>{};
+    store<N>(p, detail::pairs_of<0, A, N>(a, b, kEach));
+    store<N>(p + N, detail::pairs_of<N / 2, A, N>(a, b, kEach));
+  }
+}
+
+// The reverse.
+template <int N, typename A>
+inline void load_pairs(const A* p, Vector<A, N>& a, Vector<A, N>& b) {
+  if constexpr (N == 1) {
+    a[0] = p[0];
+    b[0] = p[1];
+  } else {
+    constexpr auto kEach = std::make_index_sequence<N>{};
+    const auto low = load<N>(p), high = load<N>(p + N);
+    a = detail::every_other<0, A, N>(low, high, kEach);
+    b = detail::every_other<1, A, N>(low, high, kEach);
+  }
+}
 
 // Each lane combined with all those that are a multiple of `stride`, a power of two, away from it.
 template <typename A, int N, int kStep = N / 2, typename Combine>

@@ -1,0 +1,474 @@
+// Batches of rows of few entries, seen by all heads.
+//
+// What blocks of one head cost a row of two entries is mostly what is done once for each row and
+// head. So rows of few entries are taken together. The numbers of entries and heads of a batch
+// stand in an array one behind the other, heads of an entry side by side as tensors have them: they
+// are read and written in vectors of heads, and exponentials are taken of whole vectors whatever
+// the rows and heads are. Values depend on their row alone, not on the batch.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "fastgraph/attention_arguments.h"
+#include "fastgraph/edge_blocks.h"
+#include "fastgraph/exponential.h"
+#include "fastgraph/memory.h"
+#include "fastgraph/philox.h"
+#include "fastgraph/schedule.h"
+#include "fastgraph/simd.h"
+#include "fastgraph/views.h"
+
+namespace fastgraph {
+
+// Rows of so many entries are taken in batches, if there are no more heads.
+constexpr int64_t kBatchedEntries = 32;
+constexpr int64_t kBatchedHeads = 32;
+
+// Numbers of entries and heads in a batch, at most.
+constexpr int64_t kBatchValues = kBatchedEntries * kBatchedHeads;
+
+// Memory for them, in whole blocks.
+template <typename A>
+struct BatchValues {
+  alignas(kCacheLine) A data[kBatchValues];
+};
+
+struct RowBatch {
+  const OrderedCsr& graph;
+  int64_t heads;
+  int64_t place_begin;
+  int64_t place_end;
+  int64_t begin;  // the first entry
+  int64_t end;
+
+  int64_t size() const { return (end - begin) * heads; }
+
+  // Where the numbers of an entry begin.
+  int64_t at(int64_t entry) const { return (entry - begin) * heads; }
+
+  // Calls expect(col, edge) of an entry further on, which nothing else asks for in time.
+  template <typename Expect>
+  FASTGRAPH_INLINE void expect_after(int64_t entry, const Expect& expect) const {
+    const int64_t ahead = entry + kAhead;
+    if (ahead < graph.num_entries) expect(graph.col[ahead], graph.edge(ahead));
+  }
+
+  // Calls body(row, its entries, where in an array of rows and heads its numbers begin).
+  template <typename Body>
+  FASTGRAPH_INLINE void for_each_row(const Body& body) const {
+    for (int64_t place = place_begin; place < place_end; ++place) {
+      const EntryRange entries{graph.rowptr[place], graph.rowptr[place + 1]};
+      body(graph.row(place), entries, (place - place_begin) * heads);
+    }
+  }
+};
+
+// The longest batch of rows from a place on; without rows if the first has many entries.
+inline RowBatch batch_from(const OrderedCsr& graph, int64_t heads, int64_t place,
+                           int64_t place_end) {
+  const int64_t* rowptr = graph.rowptr;
+  const int64_t most = kBatchValues / heads, limit = std::min(place_end, place + most);
+  int64_t end = place;
+  while (end < limit && rowptr[end + 1] - rowptr[end] <= kBatchedEntries &&
+         rowptr[end + 1] - rowptr[place] <= most) {
+    ++end;
+  }
+  return {graph, heads, place, end, rowptr[place], rowptr[end]};
+}
+
+// Calls body(N) with the lanes of the vectors that heads are taken in.
+template <typename A, typename Body>
+FASTGRAPH_INLINE void with_head_lanes(int64_t heads, const Body& body) {
+  constexpr int kMost = std::min(8, kLanes<A>);
+  if (heads % kMost == 0) return body(std::integral_constant<int, kMost>{});
+  if constexpr (kMost > 4) {
+    if (heads % 4 == 0) return body(std::integral_constant<int, 4>{});
+  }
+  body(std::integral_constant<int, 1>{});
+}
+
+// 0 for dropped entries, 1 / (1 - rate) for the others; a function of seed, edge and head.
+template <typename A>
+inline BlockOf<A> kept_of(const Dropout& dropout, const uint32_t (&edges)[kBlock],
+                          const uint32_t (&heads)[kBlock]) {
+  const auto bits = philox<kBlock>(dropout.seed, load_raw<kBlock>(edges), load_raw<kBlock>(heads));
+  const auto threshold = static_cast<uint32_t>(std::min(dropout.rate * 0x1p32, 0x1p32 - 1));
+  const A scale = dropout.rate < 1 ? static_cast<A>(1 / (1 - dropout.rate)) : A{0};
+  A factor[kBlock];
+  for (int i = 0; i < kBlock; ++i) factor[i] = bits[i] < threshold ? A{0} : scale;
+  return load<kBlock>(factor);
+}
+
+// p = exp(p) for numbers that are not above 0.
+template <typename A>
+inline void exponentials_of_batch(const RowBatch& batch, A* p) {
+  const int64_t size = batch.size();
+  std::fill_n(p + size, (kBlock - size % kBlock) % kBlock, A{0});
+  constexpr int N = kLanes<A>;
+  for (int64_t i = 0; i < size; i += N) store<N>(p + i, exp_of_negative<N>(load<N>(p + i)));
+}
+
+// p = exp(p) * inverse_sum: the weights of a softmax.
+template <typename A>
+inline void weights_of_batch(const RowBatch& batch, const A* inverse_sum, A* p) {
+  exponentials_of_batch(batch, p);
+  for (int64_t i = 0; i < batch.size(); ++i) p[i] *= inverse_sum[i];
+}
+
+// Takes the largest score of the row from each score, and loads the inverse sums of each entry.
+template <typename A>
+inline void relative_to_largest(const RowBatch& batch, const SoftmaxStats<const A>& stats, A* p,
+                                A* inverse_sum) {
+  with_head_lanes<A>(batch.heads, [&](auto lanes) {
+    constexpr int N = decltype(lanes)::value;
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
+      for (int64_t h = 0; h < batch.heads; h += N) {
+        Vector<A, N> largest, inverse;
+        load_pairs<N>(stats.at(row, h), largest, inverse);
+        for (int64_t e = entries.begin; e < entries.end; ++e) {
+          A* own = p + batch.at(e) + h;
+          store<N>(own, load<N>(own) - largest);
+          store<N>(inverse_sum + batch.at(e) + h, inverse);
+        }
+      }
+    });
+  });
+}
+
+// Adds what edges have, [edges, heads]; without data nothing.
+template <typename T>
+inline void add_edges_of_batch(const RowBatch& batch, Matrix<const T> from,
+                               Accumulator<T>* values) {
+  if (from.data == nullptr) return;
+  with_head_lanes<Accumulator<T>>(batch.heads, [&](auto lanes) {
+    constexpr int N = decltype(lanes)::value;
+    for (int64_t e = batch.begin; e < batch.end; ++e) {
+      const T* row = from.row(batch.graph.edge(e));
+      for (int64_t h = 0; h < batch.heads; h += N) {
+        Accumulator<T>* own = values + batch.at(e) + h;
+        store<N>(own, load<N>(own) + load<N>(row + h));
+      }
+    }
+  });
+}
+
+// Writes two numbers for each edge and head, [edges, heads, 2].
+template <typename A>
+inline void store_edge_pairs(const RowBatch& batch, const A* first, const A* second, A* to) {
+  with_head_lanes<A>(batch.heads, [&](auto lanes) {
+    constexpr int N = decltype(lanes)::value;
+    for (int64_t e = batch.begin; e < batch.end; ++e) {
+      A* own = to + 2 * batch.graph.edge(e) * batch.heads;
+      for (int64_t h = 0; h < batch.heads; h += N) {
+        const int64_t at = batch.at(e) + h;
+        store_pairs<N>(own + 2 * h, load<N>(first + at), load<N>(second + at));
+      }
+    }
+  });
+}
+
+// Weights become the gradients of scores, where `product` is keep <grad, value> of each entry:
+// p (product - delta), where the gradient of the logarithm of the sum is taken from delta.
+template <typename A>
+inline void gradients_of_batch(const RowBatch& batch, const Matrix<const A>& grad_logsum,
+                               const A* product, A* p) {
+  with_head_lanes<A>(batch.heads, [&](auto lanes) {
+    constexpr int N = decltype(lanes)::value;
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
+      for (int64_t h = 0; h < batch.heads; h += N) {
+        Vector<A, N> delta{};
+        for (int64_t e = entries.begin; e < entries.end; ++e) {
+          delta += load<N>(p + batch.at(e) + h) * load<N>(product + batch.at(e) + h);
+        }
+        if (grad_logsum.data != nullptr) delta -= load<N>(grad_logsum.row(row) + h);
+        for (int64_t e = entries.begin; e < entries.end; ++e) {
+          A* own = p + batch.at(e) + h;
+          store<N>(own, load<N>(own) * (load<N>(product + batch.at(e) + h) - delta));
+        }
+      }
+    });
+  });
+}
+
+// Writes what edges get, [edges, heads]; without data nothing.
+template <typename T>
+inline void store_edges_of_batch(const RowBatch& batch, const Accumulator<T>* values,
+                                 Matrix<T> to) {
+  if (to.data == nullptr) return;
+  with_head_lanes<Accumulator<T>>(batch.heads, [&](auto lanes) {
+    constexpr int N = decltype(lanes)::value;
+    for (int64_t e = batch.begin; e < batch.end; ++e) {
+      T* own = to.row(batch.graph.edge(e));
+      for (int64_t h = 0; h < batch.heads; h += N)
+        store<N>(own + h, load<N>(values + batch.at(e) + h));
+    }
+  });
+}
+
+// Writes the sums over the entries of each row, [rows, heads].
+template <typename T>
+inline void store_sums_of_batch(const RowBatch& batch, const Accumulator<T>* values, Matrix<T> to) {
+  using A = Accumulator<T>;
+  with_head_lanes<A>(batch.heads, [&](auto lanes) {
+    constexpr int N = decltype(lanes)::value;
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
+      for (int64_t h = 0; h < batch.heads; h += N) {
+        Vector<A, N> sum{};
+        for (int64_t e = entries.begin; e < entries.end; ++e) {
+          sum += load<N>(values + batch.at(e) + h);
+        }
+        store<N>(to.row(row) + h, sum);
+      }
+    });
+  });
+}
+
+// Multiplies by the factors of dropout.
+template <typename A>
+inline void drop(const RowBatch& batch, const Dropout& dropout, A* p) {
+  if (dropout.rate == 0) return;
+  const int64_t size = batch.size();
+  int64_t entry = batch.begin, head = 0;
+  for (int64_t i = 0; i < size; i += kBlock) {
+    uint32_t edges[kBlock] = {}, heads[kBlock] = {};
+    for (int lane = 0; lane < kBlock && i + lane < size; ++lane) {
+      edges[lane] = static_cast<uint32_t>(batch.graph.edge(entry));
+      heads[lane] = static_cast<uint32_t>(head);
+      if (++head == batch.heads) ++entry, head = 0;
+    }
+    store<kBlock>(p + i, load<kBlock>(p + i) * kept_of<A>(dropout, edges, heads));
+  }
+}
+
+// Some heads of a row and kCount vectors of kLanes channels of each, known at compile time.
+template <int kLanesOfPiece, int kHeadsOfPiece, int kCountOfPiece>
+struct Piece {
+  static constexpr int kLanes = kLanesOfPiece;
+  static constexpr int kHeads = kHeadsOfPiece;
+  static constexpr int kCount = kCountOfPiece;
+};
+
+namespace detail {
+
+template <int kLane, int kCount, typename Body>
+FASTGRAPH_INLINE void sweep_pieces(int64_t heads, int64_t begin, int64_t end, const Body& body) {
+  for (; end - begin >= kLane * kCount; begin += kLane * kCount) {
+    int64_t head = 0;
+    if constexpr (kCount == 1) {
+      for (; head + 4 <= heads; head += 4) body(Piece<kLane, 4, 1>{}, head, begin);
+    }
+    for (; head < heads; ++head) body(Piece<kLane, 1, kCount>{}, head, begin);
+  }
+  if constexpr (kCount > 1) {
+    sweep_pieces<kLane, kCount / 2>(heads, begin, end, body);
+  } else if constexpr (kLane > 1) {
+    if (begin < end) sweep_pieces<kLane / 2, 1>(heads, begin, end, body);
+  }
+}
+
+}  // namespace detail
+
+// Calls body(Piece{}, first head, first channel) so that the pieces cover the channels of all heads
+// once: several heads that a vector holds, or as many vectors of one head.
+template <typename T, typename Body>
+FASTGRAPH_INLINE void for_each_piece(const Heads<T>& x, const Body& body) {
+  detail::sweep_pieces<kLanes<std::remove_const_t<T>>, 4>(x.heads, 0, x.width, body);
+}
+
+// Asks for what an entry further on will read where entry e reads a piece.
+template <typename P, typename T>
+FASTGRAPH_INLINE void expect_piece(const RowBatch& batch, int64_t e, const Heads<const T>& x,
+                                   int64_t head, int64_t f) {
+  if (e + kAhead >= batch.graph.num_entries) return;
+  const T* row = x.at(batch.graph.col[e + kAhead], head) + f;
+  if constexpr (P::kHeads == 1) {
+    prefetch<P::kCount * P::kLanes* static_cast<int64_t>(sizeof(T))>(row);
+  } else {
+    prefetch(row, P::kHeads * x.width);
+  }
+}
+
+// to[h] += the sum of the lanes of v[h].
+template <typename A, int N, int kHeads>
+FASTGRAPH_INLINE void add_sums(Vector<A, N> (&v)[kHeads], A* to) {
+  if constexpr (kHeads == 4 && N > 4) {
+    Vector<A, N / 2> folded[kHeads];
+#pragma GCC unroll 4
+    for (int h = 0; h < kHeads; ++h) {
+      Vector<A, N / 2> half[2];
+      std::memcpy(half, &v[h], sizeof(half));
+      folded[h] = half[0] + half[1];
+    }
+    add_sums<A, N / 2, kHeads>(folded, to);
+  } else if constexpr (kHeads == 4 && N == 4) {
+    store<N>(to, load<N>(to) + sums_of<A, N>(v, N));
+  } else {
+#pragma GCC unroll 4
+    for (int h = 0; h < kHeads; ++h) to[h] += sum_of<A, N>(v[h]);
+  }
+}
+
+// products[h] += <own, x[col]> of each entry of a row and head, where `own` are the channels of the
+// row's node.
+template <typename T>
+FASTGRAPH_INLINE void add_dots(const RowBatch& batch, int64_t row, EntryRange entries,
+                               const Heads<const T>& nodes, const Heads<const T>& x,
+                               Accumulator<T>* products) {
+  using A = Accumulator<T>;
+  for_each_piece(x, [&](auto piece, int64_t head, int64_t f) {
+    using P = decltype(piece);
+    constexpr int N = P::kLanes;
+    using V = Vector<A, N>;
+    V own[P::kHeads][P::kCount];
+#pragma GCC unroll 4
+    for (int h = 0; h < P::kHeads; ++h) {
+#pragma GCC unroll 4
+      for (int q = 0; q < P::kCount; ++q) {
+        own[h][q] = load<N>(nodes.at(row, head + h) + f + q * N);
+      }
+    }
+    for (int64_t e = entries.begin; e < entries.end; ++e) {
+      const T* other = x.at(batch.graph.col[e], head) + f;
+      expect_piece<P>(batch, e, x, head, f);
+      V product[P::kHeads] = {};
+#pragma GCC unroll 4
+      for (int h = 0; h < P::kHeads; ++h) {
+#pragma GCC unroll 4
+        for (int q = 0; q < P::kCount; ++q) {
+          product[h] =
+              multiply_add<A, N>(own[h][q], load<N>(other + h * x.width + q * N), product[h]);
+        }
+      }
+      add_sums<A, N, P::kHeads>(product, products + batch.at(e) + head);
+    }
+  });
+}
+
+// The sum over the entries of a row of weight * x[col], given to after(N, head, channel, sum), N
+// channels at a time.
+template <typename T, typename After>
+FASTGRAPH_INLINE void sum_entries(const RowBatch& batch, EntryRange entries,
+                                  const Accumulator<T>* weights, const Heads<const T>& x,
+                                  const After& after) {
+  using A = Accumulator<T>;
+  for_each_piece(x, [&](auto piece, int64_t head, int64_t f) {
+    using P = decltype(piece);
+    constexpr int N = P::kLanes;
+    constexpr std::integral_constant<int, N> kLane{};
+    Vector<A, N> total[P::kHeads][P::kCount] = {};
+    for (int64_t e = entries.begin; e < entries.end; ++e) {
+      const T* row = x.at(batch.graph.col[e], head) + f;
+      const A* weight = weights + batch.at(e) + head;
+      expect_piece<P>(batch, e, x, head, f);
+#pragma GCC unroll 4
+      for (int h = 0; h < P::kHeads; ++h) {
+#pragma GCC unroll 4
+        for (int q = 0; q < P::kCount; ++q) {
+          total[h][q] = multiply_add<A, N>(splat<A, N>(weight[h]),
+                                           load<N>(row + h * x.width + q * N), total[h][q]);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int h = 0; h < P::kHeads; ++h) {
+#pragma GCC unroll 4
+      for (int q = 0; q < P::kCount; ++q) after(kLane, head + h, f + q * N, total[h][q]);
+    }
+  });
+}
+
+// The same, and from what is gathered products[h] += <own, x[col]> of each entry and head, where
+// `own` are the channels of the row's node.
+template <typename T, typename After>
+FASTGRAPH_INLINE void sum_entries_and_dots(const RowBatch& batch, int64_t row, EntryRange entries,
+                                           const Heads<const T>& nodes,
+                                           const Accumulator<T>* weights, const Heads<const T>& x,
+                                           Accumulator<T>* products, const After& after) {
+  using A = Accumulator<T>;
+  for_each_piece(x, [&](auto piece, int64_t head, int64_t f) {
+    using P = decltype(piece);
+    constexpr int N = P::kLanes;
+    constexpr std::integral_constant<int, N> kLane{};
+    using V = Vector<A, N>;
+    V own[P::kHeads][P::kCount], total[P::kHeads][P::kCount] = {};
+#pragma GCC unroll 4
+    for (int h = 0; h < P::kHeads; ++h) {
+#pragma GCC unroll 4
+      for (int q = 0; q < P::kCount; ++q) {
+        own[h][q] = load<N>(nodes.at(row, head + h) + f + q * N);
+      }
+    }
+    for (int64_t e = entries.begin; e < entries.end; ++e) {
+      const T* other = x.at(batch.graph.col[e], head) + f;
+      const A* weight = weights + batch.at(e) + head;
+      expect_piece<P>(batch, e, x, head, f);
+      V product[P::kHeads] = {};
+#pragma GCC unroll 4
+      for (int h = 0; h < P::kHeads; ++h) {
+#pragma GCC unroll 4
+        for (int q = 0; q < P::kCount; ++q) {
+          const V value = load<N>(other + h * x.width + q * N);
+          product[h] = multiply_add<A, N>(own[h][q], value, product[h]);
+          total[h][q] = multiply_add<A, N>(splat<A, N>(weight[h]), value, total[h][q]);
+        }
+      }
+      add_sums<A, N, P::kHeads>(product, products + batch.at(e) + head);
+    }
+#pragma GCC unroll 4
+    for (int h = 0; h < P::kHeads; ++h) {
+#pragma GCC unroll 4
+      for (int q = 0; q < P::kCount; ++q) after(kLane, head + h, f + q * N, total[h][q]);
+    }
+  });
+}
+
+// Replaces scores by exponentials of their distance from the largest of the row, and writes the
+// statistics of the softmax, whose inverse sums are needed again.
+template <typename A>
+inline void softmax_of_batch(const RowBatch& batch, const SoftmaxStats<A>& stats, A* p,
+                             A* inverse_sum) {
+  constexpr A kLowest = -std::numeric_limits<A>::infinity();
+  BatchValues<A> largest;
+  with_head_lanes<A>(batch.heads, [&](auto lanes) {
+    constexpr int N = decltype(lanes)::value;
+    using V = Vector<A, N>;
+    batch.for_each_row([&](int64_t, EntryRange entries, int64_t place) {
+      for (int64_t h = 0; h < batch.heads; h += N) {
+        V top = splat<A, N>(kLowest);
+        for (int64_t e = entries.begin; e < entries.end; ++e) {
+          top = larger<A, N>(load<N>(p + batch.at(e) + h), top);
+        }
+        const V origin = top > splat<A, N>(kLowest) ? top : V{};
+        for (int64_t e = entries.begin; e < entries.end; ++e) {
+          A* own = p + batch.at(e) + h;
+          store<N>(own, load<N>(own) - origin);
+        }
+        store<N>(largest.data + place + h, top);
+      }
+    });
+  });
+  exponentials_of_batch(batch, p);
+  with_head_lanes<A>(batch.heads, [&](auto lanes) {
+    constexpr int N = decltype(lanes)::value;
+    using V = Vector<A, N>;
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t place) {
+      for (int64_t h = 0; h < batch.heads; h += N) {
+        V sum{};
+        for (int64_t e = entries.begin; e < entries.end; ++e) {
+          sum += load<N>(p + batch.at(e) + h);
+        }
+        const bool empty = entries.empty();
+        const V top = empty ? V{} : load<N>(largest.data + place + h);
+        const V inverse = empty ? V{} : 1 / sum;
+        store<N>(inverse_sum + place + h, inverse);
+        store_pairs<N>(stats.at(row, h), top, inverse);
+      }
+    });
+  });
+}
+
+}  // namespace fastgraph
