@@ -57,8 +57,8 @@ FAULTS = {
         "            x,\n            grad,\n            out,\n",
     ),
     "head_scores backward: a wrong keyword": (
-        "grad: Tensor, *, addend: Tensor | None = None",
-        "grad: Tensor, *, bias: Tensor | None = None",
+        "        grad: Tensor,\n        *,\n        addend: Tensor | None = None,\n",
+        "        grad: Tensor,\n        *,\n        bias: Tensor | None = None,\n",
     ),
 }
 
