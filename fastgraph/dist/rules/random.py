@@ -98,8 +98,8 @@ def _exact(
 def _memory_order(x: ShardedTensor) -> Sequence[int] | None:
     """The dimensions of a tensor on one process from the outermost in memory: torch draws in it.
 
-    Strides of few rows can be any, so the rank with most rows tells. ``None`` where numbers do not
-    depend on it.
+    Strides of a single row can be any, so the rank with most rows tells; where no rank has two, the
+    order of one process is not known. ``None`` where numbers do not depend on it.
     """
     if WORLD.random != "exact" or x.dim() < 2:
         return None
