@@ -58,6 +58,10 @@ class Digests:
             register_optimizer_step_post_hook(self._after_step)
             self._has_hook = True
 
+    def end(self) -> None:
+        """Compare no more, on all ranks."""
+        self.steps = 0
+
     @property
     def is_on(self) -> bool:
         """True while ranks compare; all of them stop together."""

@@ -61,6 +61,8 @@ class ScriptFiles:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._removed: set[Path] = set()
         self._started = started
+        # Found now: it is tried out by making and removing a file, under a lock.
+        self._temporary = tempfile.gettempdir() + os.sep
 
     def install(self, patches: Patches) -> None:
         """Replace the functions of Python that open, find, make, rename and remove files."""
@@ -207,7 +209,7 @@ class ScriptFiles:
         if WORLD.is_alone or not isinstance(file, (str, bytes, os.PathLike)):
             return None
         path = os.path.abspath(os.fsdecode(file))
-        folder, temporary = str(self._folder), tempfile.gettempdir() + os.sep
+        folder, temporary = str(self._folder), self._temporary
         if path == folder or path.startswith((*_SYSTEM, folder + os.sep)):
             return None
         if path.startswith(temporary) and _TEMPORARY.match(path, len(temporary)):
