@@ -39,8 +39,8 @@ from torch_geometric.nn import GCNConv
 import fastgraph
 
 fastgraph.enable()
-x = torch.randn(100, 16, requires_grad=True)
-edge_index = torch.randint(0, 100, (2, 500))
+x = torch.randn(1000, 16, requires_grad=True)
+edge_index = torch.randint(0, 1000, (2, 8000))
 layer = GCNConv(16, 8)
 layer(x, edge_index).square().sum().backward()
 assert x.grad is not None and bool(x.grad.isfinite().all())
