@@ -26,6 +26,7 @@ from fastgraph.dist import dgl, transport, world
 from fastgraph.dist.agreement import check_alike, first_rank_first
 from fastgraph.dist.automatic import Automatic, reduce_as_measured
 from fastgraph.dist.counts import COUNTS
+from fastgraph.dist.entering.digests import DIGESTS
 from fastgraph.dist.first_epochs import FirstEpochs
 from fastgraph.dist.graphs import shard_as_known
 from fastgraph.dist.hooks import PATCHES
@@ -176,6 +177,7 @@ def main(words: Sequence[str] | None = None) -> None:
     timeout = timedelta(seconds=options.timeout)
     world.init(timeout=timeout, random=options.random, check=options.check)
     hashing.check_common_hashes()
+    DIGESTS.watch_optimizers()
     seed, shard = _seed(), _sharding(options)
     shard_datasets(shard, options.min_nodes)
     dgl.shard_graphs(shard, options.min_nodes, seed)

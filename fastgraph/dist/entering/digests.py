@@ -54,6 +54,12 @@ class Digests:
     def begin(self) -> None:
         """Compare from now on, on all ranks."""
         self.steps, self.comparisons = _STEPS, _COMPARISONS
+
+    def watch_optimizers(self) -> None:
+        """Compare what optimizers have changed, too, in a script that knows nothing of ranks.
+
+        One that does may well take steps on a single rank.
+        """
         if not self._has_hook:
             register_optimizer_step_post_hook(self._after_step)
             self._has_hook = True
