@@ -177,7 +177,7 @@ def main(words: Sequence[str] | None = None) -> None:
     timeout = timedelta(seconds=options.timeout)
     world.init(timeout=timeout, random=options.random, check=options.check)
     hashing.check_common_hashes()
-    DIGESTS.watch_optimizers()
+    DIGESTS.watch_script()
     seed, shard = _seed(), _sharding(options)
     shard_datasets(shard, options.min_nodes)
     dgl.shard_graphs(shard, options.min_nodes, seed)

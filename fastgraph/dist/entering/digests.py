@@ -49,20 +49,21 @@ class Digests:
 
     def __init__(self) -> None:
         self.steps = self.comparisons = 0
-        self._has_hook = False
+        self._is_of_script = False
 
     def begin(self) -> None:
         """Compare from now on, on all ranks."""
         self.steps, self.comparisons = _STEPS, _COMPARISONS
 
-    def watch_optimizers(self) -> None:
-        """Compare what optimizers have changed, too, in a script that knows nothing of ranks.
+    def watch_script(self) -> None:
+        """Compare random states and what optimizers have changed, too.
 
-        One that does may well take steps on a single rank.
+        For a script that knows nothing of ranks. One that does may well print by a library that
+        draws, or take steps, on a single rank.
         """
-        if not self._has_hook:
+        if not self._is_of_script:
             register_optimizer_step_post_hook(self._after_step)
-            self._has_hook = True
+            self._is_of_script = True
 
     def end(self) -> None:
         """Compare no more, on all ranks."""
@@ -88,7 +89,8 @@ class Digests:
         if not self.is_on or not isinstance(x, (Tensor, int)):
             return
         self.comparisons -= 1
-        _compare_random_states()
+        if self._is_of_script:
+            _compare_random_states()
         with torch._C.DisableTorchFunctionSubclass():
             tensor = x.detach() if isinstance(x, Tensor) else torch.tensor(x)
             _compare(tensor, lambda: name or _name_of(x))
