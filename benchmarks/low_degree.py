@@ -1,4 +1,4 @@
-"""What attention costs for each edge, by the in-degree and the shape of heads.
+"""The cost of attention for each edge, by the in-degree and the shape of heads.
 
     python benchmarks/low_degree.py [--name low-degree]
 

@@ -1,4 +1,4 @@
-"""What is remembered with the memory of a tensor, for as long as that lives and is not edited."""
+"""A cache kept with the memory of a tensor, for as long as that lives and is not edited."""
 
 from __future__ import annotations
 

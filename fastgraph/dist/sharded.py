@@ -131,7 +131,7 @@ class Source:
 
 
 _OF_PLAIN = (Tensor.__format__, Tensor.__reduce_ex__, Tensor.__deepcopy__)
-"""What does something else for subclasses of tensors."""
+"""Functions that do something else for subclasses of tensors."""
 
 
 class CopiedView(Tensor):

@@ -61,7 +61,7 @@ class World:
 WORLD = World()
 
 BEGINNING: list[Callable[[], None]] = []
-"""What is called when ranks have joined."""
+"""Functions that are called when ranks have joined."""
 
 
 def _forked() -> None:

@@ -58,7 +58,7 @@ _SIGHTS = _Sights()
 
 
 def aggregated(aggregation: Aggregation, *, is_private: bool) -> Tensor:
-    """What ``aggregation.compute()`` returns, computed only once where its features are constant.
+    """The result of ``aggregation.compute()``, computed only once where its features are constant.
 
     Args:
         aggregation: planned.

@@ -197,7 +197,7 @@ def aggregate_and_project(
 def _plan_call(
     module: MessagePassing, edge_index: Any, arguments: dict[str, Any]
 ) -> Aggregation | Callable[..., Tensor]:
-    """What takes the place of ``module.propagate``: an aggregation, or upstream's function."""
+    """The replacement of ``module.propagate``: an aggregation, or upstream's function."""
     if replaced_on(module, "propagate"):
         # PyG does this itself for decomposed layers and while explaining.
         _is_routed(module, "propagate is replaced on the instance")

@@ -40,7 +40,7 @@ _ADVICE = (
 
 
 class Digests:
-    """What is left to compare.
+    """The comparisons that are left.
 
     Attributes:
         steps: of optimizers.
@@ -175,7 +175,7 @@ def _digest(x: Tensor) -> int:
 
 
 def _name_of(x: Any) -> str:
-    """What the program calls a tensor, in the function that is running."""
+    """The name of a tensor in the function of the program that is running."""
     frame = frame_of_program()
     for scope in (frame.f_locals, frame.f_globals):
         for name, value in list(scope.items()):
