@@ -2,7 +2,7 @@
 
 :math:`A (x W^T)` and :math:`(A x) W^T` are equal but for roundings. The first gathers
 ``out_channels`` values along each edge instead of ``in_channels``, and multiplies the rows of
-sources instead of those of destinations. The mean square error of the output is not larger, but
+sources instead of those of destinations. The error of the output is about as large, but
 that of the gradient of :math:`W` is, by half on graphs with hubs: :math:`(A^T g)^T x` adds terms
 that a mean over neighbours would have made small first. So where it is recorded, a setting has to
 ask for it.

@@ -1,4 +1,4 @@
-"""What scripts do besides training, on each rank, beside one process."""
+"""Work of scripts besides training, on each rank, beside one process."""
 
 from __future__ import annotations
 

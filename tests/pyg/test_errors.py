@@ -113,7 +113,7 @@ def _loops(value: int) -> Tensor:
 
 
 def graphs() -> dict[str, Any]:
-    """What may be wrong with a graph."""
+    """Wrong calls by what is wrong with a graph."""
     good = edges()
     return {
         "source too large": _with(0, 7, NODES),
@@ -154,7 +154,7 @@ def graphs() -> dict[str, Any]:
 
 
 def inputs() -> dict[str, Any]:
-    """What may be wrong with features of nodes."""
+    """Wrong calls by what is wrong with features of nodes."""
     x = features(NODES, CHANNELS)
     return {
         "one-dimensional": x[:, 0],
@@ -193,7 +193,7 @@ def inputs() -> dict[str, Any]:
 
 
 def edge_values() -> dict[str, Any]:
-    """What may be wrong with weights or features of edges."""
+    """Wrong calls by what is wrong with weights or features of edges."""
     one = features(EDGES).abs() + 0.1
     two = features(EDGES, 2)
     return {
