@@ -54,7 +54,7 @@ def main(
     megabits: str | None,
     quick: bool,
 ) -> None:
-    from fastgraph.dist.spawning import run_on_ranks
+    from fastgraph.dist.ranks.spawning import run_on_ranks
     from measure import dist_overlap
     from measure.dist_report import floors, markdown
     from measure.dist_steps import LAYERS, NUM_LAYERS, measure_ranks, measure_subclass

@@ -235,7 +235,7 @@ def _process(words: list[str], variables: dict[str, str], work: Path, rank: int)
         file = os.open(work / f"{name}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, stream.fileno())
     if "RANK" in variables:
-        launch = importlib.import_module("fastgraph.dist.launch")
+        launch = importlib.import_module("fastgraph.dist.running.launch")
         launch.main(words)
     else:
         sys.argv = words

@@ -30,7 +30,7 @@ _TOLERANCE = 1e-5  # of float32 losses, which are sums in another order
 @click.option("--channels", type=click.IntRange(4), default=64, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=60, show_default=True)
 def main(graph: str, layers: str, out: Path, ranks: str, channels: int, rounds: int) -> None:
-    from fastgraph.dist.spawning import run_on_ranks
+    from fastgraph.dist.ranks.spawning import run_on_ranks
     from measure.dist_gradients_steps import measure
     from measure.dist_steps import NUM_LAYERS
     from measure.machine import machine_facts

@@ -34,7 +34,7 @@ _MIB = 2**20
 @click.option("--limit", type=click.IntRange(1), help="MiB; default: halfway between.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
 def main(side: int, ranks: int, channels: int, steps: int, limit: int | None, out: Path) -> None:
-    from fastgraph.dist.spawning import run_on_ranks
+    from fastgraph.dist.ranks.spawning import run_on_ranks
     from measure.dist_memory_steps import train
     from measure.machine import machine_facts
 

@@ -39,7 +39,7 @@ _WITHIN = 1.15  # of the best mode
 @click.option("--channels", type=click.IntRange(8), default=64, show_default=True)
 @click.option("--quick", is_flag=True, help="Fewer repetitions.")
 def main(graphs: str, out: Path, ranks: str, megabits: str, channels: int, quick: bool) -> None:
-    from fastgraph.dist.spawning import run_on_ranks
+    from fastgraph.dist.ranks.spawning import run_on_ranks
     from measure.dist_plan_steps import measure
     from measure.dist_transformer_steps import HEADS, NUM_LAYERS
     from measure.machine import machine_facts
@@ -75,7 +75,7 @@ def _with_predictions(of_sizes: dict[int, dict[str, Any]], channels: int) -> dic
     What layers do not explain of the steps of fewer ranks, on the mean of the modes, goes on
     linearly, as what they do.
     """
-    from fastgraph.dist import cost
+    from fastgraph.dist.operators import cost
     from measure.dist_plan_steps import check_losses, layers
 
     *fewer, largest = of_sizes
@@ -126,7 +126,7 @@ def _with_predictions(of_sizes: dict[int, dict[str, Any]], channels: int) -> dic
 
 def _seconds(layers: Any, mode: str, rows: Any, machine: Any) -> float:
     """Of all layers in one mode."""
-    from fastgraph.dist import cost
+    from fastgraph.dist.operators import cost
 
     return sum(layer.seconds(cost.MODES[mode](layer, rows, machine), machine) for layer in layers)
 

@@ -108,7 +108,7 @@ def measured(
     rounds: int,
 ) -> dict[str, Any]:
     """Seconds of steps by graph, kind of model and mode; and what ranks and links can do."""
-    from fastgraph.dist.spawning import run_on_ranks
+    from fastgraph.dist.ranks.spawning import run_on_ranks
     from measure.dist_plan_steps import check_losses
     from measure.dist_scaling_steps import measure
     from measure.network import network
@@ -137,7 +137,7 @@ def curves(
 
     Links and work are those that the largest number of ranks measured.
     """
-    from fastgraph.dist.cost import Machine
+    from fastgraph.dist.operators.cost import Machine
     from measure.dist_plan_steps import KINDS
     from measure.dist_scaling_steps import layers_alone, modelled, rows
 

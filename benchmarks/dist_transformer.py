@@ -36,7 +36,7 @@ _TOLERANCE = 1e-5  # of float32 losses, which are sums in another order
 @click.option("--channels", type=click.IntRange(8), default=128, show_default=True)
 @click.option("--quick", is_flag=True, help="Fewer repetitions.")
 def main(graphs: str, out: Path, ranks: str, channels: int, quick: bool) -> None:
-    from fastgraph.dist.spawning import run_on_ranks
+    from fastgraph.dist.ranks.spawning import run_on_ranks
     from measure.dist_transformer_steps import HEADS, NUM_LAYERS, measure
     from measure.machine import machine_facts
 

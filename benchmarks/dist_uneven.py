@@ -48,7 +48,7 @@ def main(
     searched: str,
     quick: bool,
 ) -> None:
-    from fastgraph.dist.spawning import run_on_ranks
+    from fastgraph.dist.ranks.spawning import run_on_ranks
     from measure.dist_steps import NUM_LAYERS
     from measure.dist_uneven_report import floors, markdown
     from measure.dist_uneven_steps import measure_uneven, measure_unseen

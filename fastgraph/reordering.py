@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from fastgraph.dist.graphs import by_row
-from fastgraph.dist.partition import partition, symmetric
+from fastgraph.dist.graphs.partition import partition, symmetric
+from fastgraph.dist.graphs.pyg import by_row
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data

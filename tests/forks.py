@@ -179,7 +179,7 @@ def on_ranks(
     timeout: float = _SECONDS,
     diverges: bool = False,
 ) -> list[Any]:
-    """The results of :func:`fastgraph.dist.spawning.run_on_ranks`.
+    """The results of :func:`fastgraph.dist.ranks.spawning.run_on_ranks`.
 
     Args:
         function: see there, and so are ``world_size``, ``arguments`` and ``timeout``.
@@ -189,7 +189,7 @@ def on_ranks(
         RankError: a rank failed, with what it wrote to standard error.
         AssertionError: ranks asked for different collectives.
     """
-    from fastgraph.dist.spawning import pickler
+    from fastgraph.dist.ranks.spawning import pickler
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -226,7 +226,7 @@ def _run_ranks(
     diverges: bool,
 ) -> list[str]:
     """The output of each call of a function, one for each rank."""
-    from fastgraph.dist.spawning import RankError
+    from fastgraph.dist.ranks.spawning import RankError
 
     with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as issued:
         files = [Path(name, str(rank)) for rank in range(len(calls))]
@@ -275,7 +275,7 @@ def _one_thread(function: Callable[..., None], *arguments: Any) -> None:
 
 
 def _rank(folder: Path, timeout: float, rank: int, world_size: int) -> None:
-    from fastgraph.dist import child
+    from fastgraph.dist.running import child
 
     for name in ("RANK", "LOCAL_RANK"):
         del os.environ[name]

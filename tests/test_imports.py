@@ -38,6 +38,22 @@ ROOMS = (
 )
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 
+# The rooms of fastgraph.dist, likewise.
+DIST = (
+    ("ranks",),
+    ("tensor",),
+    ("operators",),
+    ("graphs",),
+    ("files", "balance", "forecast"),
+    ("rules",),  # the one list of all that are registered
+    ("running",),
+    ("",),  # fastgraph.dist itself
+    ("__main__",),
+)
+DIST_RANK = {room: rank for rank, rooms in enumerate(DIST) for room in rooms}
+STARTED_ANEW = ("dist.running.child", "dist")
+"""The first module of a process of its own, which therefore imports all of fastgraph.dist."""
+
 
 class Import(NamedTuple):
     importer: str
@@ -85,15 +101,27 @@ def all_imports() -> list[Import]:
     ]
 
 
-def rank(module: str) -> int:
-    return RANK[module.partition(".")[0]]
+def rank(module: str) -> tuple[int, int]:
+    """The floor of a module's room, and in ``dist`` that of the room within."""
+    room, _, rest = module.partition(".")
+    return RANK[room], DIST_RANK[rest.partition(".")[0]] if room == "dist" else 0
+
+
+def are_apart(i: Import) -> bool:
+    """True if two modules are in different rooms of ``dist`` on one floor."""
+    (importer, *_), (imported, *_) = within(i.importer), within(i.imported)
+    return rank(i.importer) == rank(i.imported) and importer != imported
+
+
+def within(module: str) -> list[str]:
+    return module.removeprefix("dist.").split(".") if module.startswith("dist.") else [""]
 
 
 def upward(found: list[Import]) -> list[str]:
     return [
         f"{i.place} imports fastgraph.{i.imported}, which stands above fastgraph.{i.importer}"
         for i in found
-        if rank(i.imported) > rank(i.importer)
+        if rank(i.imported) > rank(i.importer) and (i.importer, i.imported) != STARTED_ANEW
     ]
 
 
@@ -111,11 +139,43 @@ def circle(found: list[Import]) -> list[str]:
 
 def test_every_module_has_a_room() -> None:
     for name in modules():
-        assert name.partition(".")[0] in RANK, f"{name} is in no room of {__file__}"
+        room, _, rest = name.partition(".")
+        assert room in RANK, f"{name} is in no room of {__file__}"
+        if room == "dist":
+            assert rest.partition(".")[0] in DIST_RANK, f"{name} is in no room of {__file__}"
+
+
+def test_rooms_exist_and_say_what_may_enter() -> None:
+    known = modules()
+    for room in filter(None, DIST_RANK):
+        doc = ast.get_docstring(ast.parse(known[f"dist.{room}"].read_text()))
+        assert doc, f"fastgraph.dist.{room}"
+        if known[f"dist.{room}"].name == "__init__.py":
+            assert "may enter" in doc, f"fastgraph.dist.{room} does not say what may enter"
+
+
+def test_the_architecture_names_every_room_and_module_of_dist() -> None:
+    text = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    table = text.partition("Within `dist/`:")[2].partition("Native code")[0]
+    rows = {row.split("|")[1].strip().strip("`"): row for row in table.splitlines() if "|" in row}
+    for name, path in modules().items():
+        first, _, rest = name.removeprefix("dist.").partition(".")
+        if not name.startswith("dist."):
+            continue
+        if not rest:
+            assert f"{first}/" in rows or f"{first}.py" in rows, f"no row for {name}"
+        elif path.name != "__init__.py":
+            named = rest.partition(".")[0]
+            words = (f"`{named}.py`", f"`{named}/`")
+            assert any(word in rows[f"{first}/"] for word in words), f"no word of {name}"
 
 
 def test_imports_point_one_way() -> None:
     assert not (found := upward(all_imports())), "\n".join(found)
+
+
+def test_rooms_of_dist_on_one_floor_are_apart() -> None:
+    assert not (found := [i for i in all_imports() if are_apart(i)]), found
 
 
 def test_no_modules_import_each_other() -> None:
@@ -138,6 +198,29 @@ def test_what_counts_as_an_import(line: str, expected: list[str]) -> None:
     assert [i.split(" ")[0] for i in upward(found)] == [
         i.place for i in found if i.imported != "settings"
     ]
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "is_upward", "is_apart"),
+    [
+        ("dist.ranks.world", "dist.tensor.layout", True, False),
+        ("dist.tensor.sharded", "dist.operators.rules", True, False),
+        ("dist.operators.modes", "dist", True, False),
+        ("dist.tensor.layout", "dist.ranks.world", False, False),
+        ("dist.operators.heads.graph", "dist.operators.rules", False, False),
+        ("dist.files.shards", "dist.balance.shares", False, True),
+        ("dist.files.shards", "dist.files.storage", False, False),
+        ("dist.running.child", "dist", False, False),
+        ("dist.ranks.world", "cli.main", True, False),
+        ("cli.main", "dist.ranks.world", False, False),
+    ],
+)
+def test_which_ways_imports_within_dist_may_point(
+    importer: str, imported: str, is_upward: bool, is_apart: bool
+) -> None:
+    found = Import(importer, imported, "")
+    assert bool(upward([found])) == is_upward
+    assert are_apart(found) == is_apart
 
 
 def test_a_circle_is_found() -> None:

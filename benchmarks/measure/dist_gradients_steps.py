@@ -8,7 +8,7 @@ from typing import Any
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist import gradients, transport
+from fastgraph.dist.ranks import gradients, transport
 from measure.dist_steps import Training, features
 from measure.timing import Spread, no_garbage_collection
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import fastgraph
 from fastgraph.comparison.memory import resident
-from fastgraph.dist import allocator
+from fastgraph.dist.files import allocator
 
 CLASSES = 16
 OUT_OF_MEMORY = "out of memory"

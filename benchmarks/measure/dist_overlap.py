@@ -9,7 +9,8 @@ from typing import Any
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist import overlap, transport
+from fastgraph.dist.operators.halo import overlap
+from fastgraph.dist.ranks import transport
 from measure.dist_steps import Training, features, turns_within
 from measure.report import Floor, floor_lines, machine_lines, table
 from measure.timing import Spread, no_garbage_collection

@@ -12,11 +12,12 @@ from torch_geometric.data import Data
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist import cost, machine, modes, transport
-from fastgraph.dist.cost import Layer, Rows
-from fastgraph.dist.forecast import rows_of
-from fastgraph.dist.partition import partition
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.forecast.forecast import rows_of
+from fastgraph.dist.graphs.partition import partition
+from fastgraph.dist.operators import cost, links, modes
+from fastgraph.dist.operators.cost import Layer, Rows
+from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.world import WORLD
 from fastgraph.registry import operators
 from measure.dist_transformer_steps import HEADS, Training, features, widths_of
 from measure.timing import Contestant, no_garbage_collection
@@ -61,7 +62,7 @@ def measure(graphs: Sequence[str], channels: int, rounds: int) -> dict[str, Any]
         seconds of steps of the slowest rank and the first loss, by mode.
     """
     fastgraph.enable()
-    found: dict[str, Any] = {"machine": machine.measure(), "rows": {}, "cells": {}}
+    found: dict[str, Any] = {"machine": links.measure(), "rows": {}, "cells": {}}
     for name in graphs:
         data = features(name, channels)
         owner = parts_of(data)

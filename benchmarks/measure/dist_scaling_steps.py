@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastgraph.dist.cost import BACKWARD, Machine, Rows
-from fastgraph.dist.dry_run import Step
-from fastgraph.dist.forecast import forecast, rows_of
-from fastgraph.dist.partition import partition
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.forecast.dry_run import Step
+from fastgraph.dist.forecast.forecast import forecast, rows_of
+from fastgraph.dist.graphs.partition import partition
+from fastgraph.dist.operators.cost import BACKWARD, Machine, Rows
+from fastgraph.dist.ranks.world import WORLD
 from measure import dist_plan_steps
 from measure.dist_plan_steps import layers, modes_of, on_usual_mesh
 from measure.dist_transformer_steps import Model, graph

@@ -18,9 +18,9 @@ from torch_geometric.data import Data
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist import transport
-from fastgraph.dist.exchange import plan
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.exchange import plan
 from measure.graphs import load, mesh
 from measure.timing import Contestant, interleave, no_garbage_collection
 

@@ -13,9 +13,9 @@ from torch_geometric.data import Data
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist import transport
-from fastgraph.dist.exchange import plan
-from fastgraph.dist.head_shards import shares
+from fastgraph.dist.operators.heads.exchange import shares
+from fastgraph.dist.ranks import transport
+from fastgraph.dist.tensor.exchange import plan
 from measure.graphs import GraphData, communities, load, mesh
 from measure.timing import Contestant, no_garbage_collection
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist import transport
-from fastgraph.dist.devices import devices, scores
-from fastgraph.dist.graphs import joint_edges
-from fastgraph.dist.performance import Sample
-from fastgraph.dist.relayout import Placement
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.balance.performance import Sample
+from fastgraph.dist.graphs.pyg import joint_edges
+from fastgraph.dist.graphs.relayout import Placement
+from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.devices import devices, scores
+from fastgraph.dist.ranks.world import WORLD
 from measure.dist_steps import Model, Training, features
 from measure.quota import limit_this_process
 from measure.timing import Spread, no_garbage_collection

@@ -44,7 +44,8 @@ class Network:
 
     Attributes:
         prefixes: the words to put before the command of each rank, for
-            :func:`fastgraph.dist.spawning.run_on_ranks` or for ``torchrun``, one on each rank.
+            :func:`fastgraph.dist.ranks.spawning.run_on_ranks` or for ``torchrun``, one on each
+            rank.
         addresses: of each rank.
     """
 

@@ -9,7 +9,7 @@ import torch
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist.world import CollectiveError
+from fastgraph.dist.ranks.world import CollectiveError
 from measure.dist_memory_steps import sizes, under_limit
 from measure.dist_transformer_steps import Training, features
 

@@ -16,9 +16,9 @@ from rich.table import Table
 from fastgraph.cli.watched import left_by, nothing_routed
 
 if TYPE_CHECKING:
-    from fastgraph.dist.cost import Machine
-    from fastgraph.dist.dry_run import Step
-    from fastgraph.dist.forecast import Forecast, Total
+    from fastgraph.dist.forecast.dry_run import Step
+    from fastgraph.dist.forecast.forecast import Forecast, Total
+    from fastgraph.dist.operators.cost import Machine
 
 _HEADINGS = {"halo": "halo", "heads": "heads", "2d": "2-D"}
 _SHOWN = 3
@@ -81,12 +81,12 @@ def plan_script(script: Path, arguments: Sequence[str], options: Options) -> int
         click.ClickException: the script has no step that could be seen, a partition failed, or a
             file cannot be written.
     """
-    from fastgraph.dist.forecast import by_pace, forecasts
-    from fastgraph.dist.partition import PartitionError
+    from fastgraph.dist.forecast.forecast import by_pace, forecasts
+    from fastgraph.dist.graphs.partition import PartitionError
 
     if options.plot is not None:
         try:
-            from fastgraph.dist.plots import draw_forecasts
+            from fastgraph.dist.forecast.plots import draw_forecasts
         except ModuleNotFoundError as error:
             raise click.ClickException(f"--plot: {error}") from None
     with Console(stderr=True).status("running the first steps") as status:
@@ -117,10 +117,10 @@ def plan_script(script: Path, arguments: Sequence[str], options: Options) -> int
 
 def _seen(script: Path, arguments: Sequence[str]) -> Step:
     """The step of a script, which runs in a process of its own and prints to standard error."""
-    from fastgraph.dist.dry_run import Step
+    from fastgraph.dist.forecast.dry_run import Step
 
     what = "before a step of training was seen"
-    step = Step(**left_by("fastgraph.dist.dry_run", script, arguments, what))
+    step = Step(**left_by("fastgraph.dist.forecast.dry_run", script, arguments, what))
     if not step.calls:
         raise nothing_routed(script)
     return step
@@ -128,13 +128,13 @@ def _seen(script: Path, arguments: Sequence[str]) -> Step:
 
 def _machine(options: Options) -> Machine:
     """Links as they were given, or else as two processes on this machine have them; and memory."""
-    from fastgraph.dist import machine
-    from fastgraph.dist.cost import Machine
-    from fastgraph.dist.devices import cpu, memory_of_a_rank
-    from fastgraph.dist.spawning import run_on_ranks
+    from fastgraph.dist.operators import links
+    from fastgraph.dist.operators.cost import Machine
+    from fastgraph.dist.ranks.devices import cpu, memory_of_a_rank
+    from fastgraph.dist.ranks.spawning import run_on_ranks
 
     if options.latency is None or options.bandwidth is None:
-        measured: Machine = run_on_ranks(machine.of_ranks, 2)[0]
+        measured: Machine = run_on_ranks(links.of_ranks, 2)[0]
     else:
         measured = Machine(0.0, 1.0, 0.0, 0.0)
     latency = measured.latency if options.latency is None else options.latency * 1e-6

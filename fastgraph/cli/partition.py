@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from fastgraph.dist.shards import Shards
+    from fastgraph.dist.files.shards import Shards
 
 _DGL = 0xDD2E4FF046B4A13F.to_bytes(8, "little")
 """How files of ``dgl.save_graphs`` begin."""
@@ -45,12 +45,12 @@ def partition_graph(
     Raises:
         click.ClickException: the graph cannot be read, or a file cannot be written.
     """
-    from fastgraph.dist.partition import PartitionError
-    from fastgraph.dist.shards import write_shards
+    from fastgraph.dist.files.shards import write_shards
+    from fastgraph.dist.graphs.partition import PartitionError
 
     try:
         if plot is not None:
-            from fastgraph.dist.plots import draw_shards  # needs matplotlib
+            from fastgraph.dist.files.plots import draw_shards  # needs matplotlib
         with _progress() as progress:
             steps = progress.add_task(f"reading {graph}", total=num_parts + 2)
 
@@ -125,7 +125,7 @@ def _of_dgl(file: Path) -> Any:
     fix_import()
     import dgl
 
-    from fastgraph.dist.dgl.graphs import features
+    from fastgraph.dist.graphs.dgl.graphs import features
 
     try:
         graphs, labels = dgl.load_graphs(str(file))

@@ -18,20 +18,20 @@ rank's rows. Every operation returns what it would return on one process.
 from __future__ import annotations
 
 from fastgraph.dist import rules as rules
-from fastgraph.dist.balance import Balance, measured
-from fastgraph.dist.checkpoint import CheckpointError, load, save
-from fastgraph.dist.counts import COUNTS, Counts
-from fastgraph.dist.differences import DifferenceError, Validation
-from fastgraph.dist.partition import PartitionError, partition
-from fastgraph.dist.performance import Performance, measure_performance
-from fastgraph.dist.phases import Phases
-from fastgraph.dist.precision import ReducedPrecision, reduce_precision
-from fastgraph.dist.rebalancing import Rebalanced, rebalance
-from fastgraph.dist.sharded import ShardedTensor, is_sharded, whole
-from fastgraph.dist.sharding import shard
-from fastgraph.dist.shards import Shards, load_shards, write_shards
-from fastgraph.dist.validation import validate
-from fastgraph.dist.world import CollectiveError, RanksDivergedError, init
+from fastgraph.dist.balance.balance import Balance, measured
+from fastgraph.dist.balance.performance import Performance, measure_performance
+from fastgraph.dist.balance.rebalancing import Rebalanced, rebalance
+from fastgraph.dist.balance.shares import shard
+from fastgraph.dist.files.checkpoint import CheckpointError, load, save
+from fastgraph.dist.files.shards import Shards, load_shards, write_shards
+from fastgraph.dist.graphs.partition import PartitionError, partition
+from fastgraph.dist.operators.precision import ReducedPrecision, reduce_precision
+from fastgraph.dist.ranks.counts import COUNTS, Counts
+from fastgraph.dist.ranks.phases import Phases
+from fastgraph.dist.ranks.world import CollectiveError, RanksDivergedError, init
+from fastgraph.dist.running.differences import DifferenceError, Validation
+from fastgraph.dist.running.validation import validate
+from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded, whole
 from fastgraph.manifest import FileFormatError
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastgraph.dist.launch import main
+from fastgraph.dist.running.launch import main
 
 if __name__ == "__main__":
     main()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastgraph.cli.dist_plan import chosen, devices_of
-from fastgraph.dist.forecast import Total
+from fastgraph.dist.forecast.forecast import Total
 from tests.forks import fastgraph
 
 SCRIPT = """

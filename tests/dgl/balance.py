@@ -10,11 +10,11 @@ from torch import nn
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist import first_epochs
-from fastgraph.dist.automatic import Automatic, reduce_as_measured
-from fastgraph.dist.first_epochs import FirstEpochs
-from fastgraph.dist.precision import PRECISION
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.balance import first_epochs
+from fastgraph.dist.balance.automatic import Automatic, reduce_as_measured
+from fastgraph.dist.balance.first_epochs import FirstEpochs
+from fastgraph.dist.operators.precision import PRECISION
+from fastgraph.dist.ranks.world import WORLD
 from tests.dgl.graphs import dgl
 from tests.dist.test_rebalance import clock, error_of
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.ranks.world import WORLD
 from tests.dgl import balance
 from tests.dgl.distributed_cases import (
     CASES,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist.graphs import shard_as_known
+from fastgraph.dist.graphs.pyg import shard_as_known
 from tests.dgl.distributed_cases import several_relations, whole_graph
 from tests.dgl.graphs import dgl
 from tests.dist.graphs import NUM_FEATURES

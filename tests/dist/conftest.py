@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.ranks.world import WORLD
 from tests import forks
 
 _SECONDS_OF_A_RANK = 100.0

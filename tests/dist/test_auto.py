@@ -14,9 +14,10 @@ from torch import nn
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist import cost, machine, overlap, planner
-from fastgraph.dist.cost import Machine
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.operators import cost, links, planner
+from fastgraph.dist.operators.cost import Machine
+from fastgraph.dist.operators.halo import overlap
+from fastgraph.dist.ranks.world import WORLD
 from tests.dist import test_fused, test_models
 from tests.dist.graphs import NUM_EDGES, NUM_NODES, PARTITIONS, graph
 from tests.dist.test_overlap import ring
@@ -33,9 +34,9 @@ def planned(ranks: Machine | None, **changes: Any) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, fastgraph.enabled():
         patch.setattr(cost, "LEAST_BYTES", 0)
         patch.setattr(planner, "_said", set())
-        patch.setattr(machine, "KNOWN", {} if ranks is None else {WORLD.size: ranks})
+        patch.setattr(links, "KNOWN", {} if ranks is None else {WORLD.size: ranks})
         for name, value in changes.items():
-            patch.setattr(machine, name, value)
+            patch.setattr(links, name, value)
         yield
 
 
@@ -54,7 +55,7 @@ def small() -> dict[str, Any]:
             of_layers += [test_models.train(layer, data).losses for layer in ("GCN", "GAT")]
             found[name] = of_layers, fgd.COUNTS.calls.copy(), fgd.COUNTS.sent.copy()
         found["counted"] = set(fgd.COUNTS.attention)
-    return found | {"measured": dict(machine.KNOWN)}
+    return found | {"measured": dict(links.KNOWN)}
 
 
 def runs() -> list[Any]:
@@ -67,7 +68,7 @@ def runs() -> list[Any]:
     for changes in ({}, {"measure": measure}):
         with planned(None, **changes):
             run = test_models.train("Transformer", shard(graph()))
-            found.append((run, machine.of_ranks()))
+            found.append((run, links.of_ranks()))
     return found
 
 

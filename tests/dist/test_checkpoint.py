@@ -22,7 +22,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, Linear
 
 import fastgraph.dist as fgd
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.ranks.world import WORLD
 from tests import forks
 from tests.dist.graphs import NUM_CLASSES, PARTITIONS, graph
 
@@ -400,7 +400,7 @@ import os, signal, sys
 from pathlib import Path
 import torch
 import fastgraph.dist as fgd
-from fastgraph.dist import storage  # what is imported later would count as operations on files
+from fastgraph.dist.files import storage  # imported later, it would count as operations on files
 
 folder = Path(sys.argv[1])
 model = torch.nn.Linear(2, 2)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fastgraph.dist import devices
-from fastgraph.dist.devices import Device, scores
+from fastgraph.dist.ranks import devices
+from fastgraph.dist.ranks.devices import Device, scores
 
 
 def device(**changes: object) -> Device:

@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist import spawning, transport
-from fastgraph.dist.agreement import check_alike, first_rank_first
-from fastgraph.dist.world import WORLD, alone
+from fastgraph.dist.ranks import spawning, transport
+from fastgraph.dist.ranks.agreement import check_alike, first_rank_first
+from fastgraph.dist.ranks.world import WORLD, alone
 from fastgraph.machine import native
 from tests.dist.graphs import graph, uneven
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import functional
 
 import fastgraph.dist as fgd
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.ranks.world import WORLD
 from tests.dist.comparing import deviation
 from tests.dist.graphs import NUM_FEATURES, NUM_NODES, PARTITIONS, graph
 

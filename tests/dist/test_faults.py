@@ -31,7 +31,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
 import fastgraph.dist as fgd
-from fastgraph.dist import storage, transport
+from fastgraph.dist.files import storage
+from fastgraph.dist.ranks import transport
 
 folder = Path(sys.argv[1])
 rank, restarts = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])

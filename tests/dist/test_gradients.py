@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fastgraph.dist as fgd
-from fastgraph.dist import gradients, transport
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.ranks import gradients, transport
+from fastgraph.dist.ranks.world import WORLD
 from tests.dist.comparing import deviation
 from tests.dist.graphs import NUM_FEATURES, PARTITIONS, graph
 

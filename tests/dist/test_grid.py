@@ -16,11 +16,13 @@ from torch_geometric.data import Data
 import fastgraph
 import fastgraph.dist as fgd
 from fastgraph import ops
-from fastgraph.dist import cost, grid_volume, machine, transport
-from fastgraph.dist.cost import Machine
-from fastgraph.dist.grid_volume import Layer, Mesh, Widths, largest_block, usual_mesh, volume
-from fastgraph.dist.launch import parser
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.operators import cost, grid_volume, links
+from fastgraph.dist.operators.cost import Machine
+from fastgraph.dist.operators.grid_volume import Layer, Widths, largest_block, volume
+from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.mesh import Mesh, usual_mesh
+from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.running.launch import parser
 from fastgraph.registry import operators
 from tests.dist import test_fused, test_heads, test_models
 from tests.dist.graphs import NUM_EDGES, NUM_NODES, PARTITIONS, graph
@@ -305,7 +307,7 @@ def fastest() -> dict[str, Any]:
     all. What edges weigh would move to blocks at each call.
     """
     before, cost.LEAST_BYTES = cost.LEAST_BYTES, 0  # even these graphs are not too small
-    machine.KNOWN[WORLD.size] = Machine(latency=0.0, bandwidth=math.inf, work=1.0, sums=1.0)
+    links.KNOWN[WORLD.size] = Machine(latency=0.0, bandwidth=math.inf, work=1.0, sums=1.0)
     found: dict[str, Any] = {}
     for end, name in enumerate(["from one node", "to one node"]):
         given = graph()
@@ -322,7 +324,7 @@ def fastest() -> dict[str, Any]:
             found[f"{sums}, {name}"] = test_fused.difference(results[0], of_ranks)
         ops.spmm(data.x, data.edge_index, data.edge_weight)
         found[name] = dict(fgd.COUNTS.aggregation)
-    del machine.KNOWN[WORLD.size]
+    del links.KNOWN[WORLD.size]
     cost.LEAST_BYTES = before
     return found
 

@@ -19,13 +19,14 @@ from torch_geometric.data import Data
 import fastgraph
 import fastgraph.dist as fgd
 from fastgraph import ops
-from fastgraph.dist import cost, machine, planner, transport
-from fastgraph.dist.cost import Machine, meshes
-from fastgraph.dist.forecast import rows_of
-from fastgraph.dist.head_shards import shares
-from fastgraph.dist.modes import MODES
-from fastgraph.dist.neighbourhoods import neighbourhoods
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.forecast.forecast import rows_of
+from fastgraph.dist.operators import cost, links, planner
+from fastgraph.dist.operators.cost import Machine, meshes
+from fastgraph.dist.operators.halo.graph import neighbourhoods
+from fastgraph.dist.operators.heads.exchange import shares
+from fastgraph.dist.operators.modes import MODES
+from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.world import WORLD
 from fastgraph.registry import operators
 from tests.dist import test_fused, test_models
 from tests.dist.graphs import NUM_EDGES, NUM_NODES, PARTITIONS, graph
@@ -290,8 +291,8 @@ def planned() -> dict[str, Any]:
     shapes = [operand.shape for operand in operators.ATTENTION.operands]
     found: dict[str, Any] = {}
     least, cost.LEAST_BYTES = cost.LEAST_BYTES, 0  # even these graphs are not too small
-    measured = machine.of_ranks()
-    machine.KNOWN[WORLD.size] = Machine(latency=0.0, bandwidth=1.0, work=0.0, sums=0.0)
+    measured = links.of_ranks()
+    links.KNOWN[WORLD.size] = Machine(latency=0.0, bandwidth=1.0, work=0.0, sums=0.0)
     for name, index in edges.items():
         data = Data(edge_index=index, num_nodes=NUM_NODES)
         data.q, data.k, data.v = tensor(H, C), tensor(H, C), tensor(H, C)
@@ -314,7 +315,7 @@ def planned() -> dict[str, Any]:
         parts = torch.arange(NUM_NODES) % WORLD.size
         beforehand = rows_of(index, parts, parts, WORLD.size)
         found[f"{name}, beforehand"] = beforehand, planner.rows_of(local, meshes(WORLD.size))
-    machine.KNOWN[WORLD.size] = measured
+    links.KNOWN[WORLD.size] = measured
     with contextlib.redirect_stderr(io.StringIO()) as printed:
         data = shard("uneven", "auto")(graph())
         ops.gatv2(data.x[:, None, :], data.x[:, None, :], torch.ones(1, 1, D), data.edge_index)

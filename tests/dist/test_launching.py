@@ -12,8 +12,9 @@ from unittest import mock
 
 import pytest
 
-from fastgraph.dist import launch, machine
-from fastgraph.dist.automatic import reduce_as_measured
+from fastgraph.dist.balance.automatic import reduce_as_measured
+from fastgraph.dist.operators import links
+from fastgraph.dist.running import launch
 from tests import forks
 
 SCRIPT = """
@@ -102,7 +103,7 @@ def test_a_second_run_takes_the_modes_of_the_first_one(tmp_path: Path) -> None:
     for _ in range(2):
         done = forks.launched(2, *LAUNCHED, "script.py", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path))
         runs.append(re.sub(r"\d+ gloo", "", done))
-        (file,) = (tmp_path / "fastgraph" / machine.KIND).glob("*.json")
+        (file,) = (tmp_path / "fastgraph" / links.KIND).glob("*.json")
         kept.append((file.stat().st_mtime_ns, file.read_bytes()))
     assert runs[0] == runs[1] and kept[0] == kept[1]
     chosen = r"^fastgraph.dist: (attention with 4 heads|sums or extrema of 32 channels) by \w+: "

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import fastgraph
-from fastgraph.dist import machine
-from fastgraph.dist.cost import Machine
-from fastgraph.dist.devices import devices, memory_of_a_rank
+from fastgraph.dist.operators import links
+from fastgraph.dist.operators.cost import Machine
+from fastgraph.dist.ranks.devices import devices, memory_of_a_rank
 from fastgraph.machine import cache
 from tests.dist.test_devices import device
 
@@ -25,38 +25,38 @@ OTHERS = Machine(1.0, 2.0, 3.0, 4.0, paces=(1.0,))
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Machine]:
     """What was measured, one figure for each time."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(machine, "KNOWN", {})
+    monkeypatch.setattr(links, "KNOWN", {})
     times: list[Machine] = []
 
     def measure() -> Machine:
         times.append(OTHERS)
         return OTHERS
 
-    monkeypatch.setattr(machine, "measure", measure)
+    monkeypatch.setattr(links, "measure", measure)
     return times
 
 
 def identity() -> str:
-    return machine._identity(devices(bandwidth=False))
+    return links._identity(devices(bandwidth=False))
 
 
 def again() -> Machine:
     """What a new process would find."""
-    machine.KNOWN.clear()
-    return machine.of_ranks()
+    links.KNOWN.clear()
+    return links.of_ranks()
 
 
 def test_a_further_run_has_the_figures_of_the_first(measured: list[Machine]) -> None:
-    first = machine.of_ranks()
+    first = links.of_ranks()
     assert first.memory == memory_of_a_rank(devices(bandwidth=False)) > 2**28
     assert first._replace(memory=math.inf) == OTHERS
-    assert again() == first == machine.of_ranks()
+    assert again() == first == links.of_ranks()
     assert len(measured) == 1
 
 
 def test_figures_are_above_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    found = machine.measure()
+    found = links.measure()
     assert all(0 < figure < math.inf for figure in (*found[:5], *found.paces))
     assert found.paces == (1.0,)
 
@@ -79,24 +79,24 @@ def test_figures_are_above_zero(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_are_no_figures_is_measured_again(
     measured: list[Machine], changes: dict[str, Any]
 ) -> None:
-    cache.write(machine.KIND, identity(), FIGURES)
+    cache.write(links.KIND, identity(), FIGURES)
     assert again().latency == 1e-4 and not measured
-    cache.write(machine.KIND, identity(), FIGURES | changes)
+    cache.write(links.KIND, identity(), FIGURES | changes)
     assert again().latency == OTHERS.latency and len(measured) == 1
     assert again().latency == OTHERS.latency and len(measured) == 1
 
 
 def test_a_damaged_file_is_measured_again(measured: list[Machine]) -> None:
-    machine.of_ranks()
-    path = cache.path_of(machine.KIND, identity())
+    links.of_ranks()
+    path = cache.path_of(links.KIND, identity())
     path.write_text(path.read_text().replace("2.0", "9.0"))
     assert again().bandwidth == 2.0 and len(measured) == 2
 
 
 def test_of_runs_at_the_same_time_all_take_the_figures_of_one(measured: list[Machine]) -> None:
     found = devices(bandwidth=False)
-    cache.write(machine.KIND, identity(), FIGURES)
-    assert machine._keep(found, OTHERS).latency == 1e-4
+    cache.write(links.KIND, identity(), FIGURES)
+    assert links._keep(found, OTHERS).latency == 1e-4
 
 
 def test_it_is_said_where_nothing_can_be_kept(
@@ -104,14 +104,14 @@ def test_it_is_said_where_nothing_can_be_kept(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert machine.of_ranks().latency == OTHERS.latency
+    assert links.of_ranks().latency == OTHERS.latency
     assert "cannot be written: other runs will measure" in capsys.readouterr().err
 
 
 def test_figures_are_of_such_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     one = device()
     names = {
-        machine._identity(found)
+        links._identity(found)
         for found in (
             [one],
             [one, one],
@@ -122,13 +122,13 @@ def test_figures_are_of_such_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     }
     assert len(names) == 6
-    assert machine._identity([replace(one, bandwidth=1.0, memory=1, clock=1.0)]) in names
+    assert links._identity([replace(one, bandwidth=1.0, memory=1, clock=1.0)]) in names
     with fastgraph.enabled(backend="reference"):
-        names.add(machine._identity([one]))
+        names.add(links._identity([one]))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth1")
-    names.add(machine._identity([one]))
+    names.add(links._identity([one]))
     monkeypatch.setattr(torch, "__version__", "another")
-    names.add(machine._identity([one]))
+    names.add(links._identity([one]))
     assert len(names) == 9
 
 

@@ -14,7 +14,7 @@ from torch_geometric.data import Data, HeteroData
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.ranks.world import WORLD
 from tests import forks
 from tests.dist.graphs import NUM_CLASSES, NUM_FEATURES, PARTITIONS, graph
 

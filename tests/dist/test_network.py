@@ -11,9 +11,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from fastgraph.dist import transport
-from fastgraph.dist.spawning import run_on_ranks
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.spawning import run_on_ranks
+from fastgraph.dist.ranks.world import WORLD
 
 
 @pytest.fixture

@@ -16,11 +16,12 @@ from torch_geometric.data import Data
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist import halves, transport
-from fastgraph.dist.halves import Halves, Shares
-from fastgraph.dist.phases import RECORDER
-from fastgraph.dist.rules import operators
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.operators import rules
+from fastgraph.dist.operators.halo import halves
+from fastgraph.dist.operators.halo.halves import Halves, Shares
+from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.phases import RECORDER
+from fastgraph.dist.ranks.world import WORLD
 from fastgraph.graphs.graph import Graph
 from tests.dist.comparing import deviation
 from tests.dist.test_fused import HALVES, by_halves
@@ -79,7 +80,7 @@ def events_of(data: Any) -> tuple[list[str], list[str]]:
     conv(data.x, data.edge_index)  # plans
     of_gradients = importlib.import_module("fastgraph.ops.spmm")  # `ops.spmm` is a function
     with (
-        mock.patch.object(operators, "SPMM", noted("kernel", operators.SPMM)),
+        mock.patch.object(rules, "SPMM", noted("kernel", rules.SPMM)),
         mock.patch.object(of_gradients, "SPMM", noted("kernel", of_gradients.SPMM)),
         mock.patch.object(
             transport, "begin_all_to_all", noted("begin", transport.begin_all_to_all)

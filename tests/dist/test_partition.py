@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from itertools import pairwise
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from fastgraph.dist import PartitionError, partition
-from fastgraph.dist.graphs import joint_edges
+from fastgraph.dist.graphs.pyg import joint_edges
 
 SIZES = (60, 30, 30)
 
@@ -49,7 +48,7 @@ def test_metis_counts_by_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pymetis")
     edges, n = communities(), sum(SIZES)
     work = edges.shape[1] + n
-    monkeypatch.setattr(importlib.import_module("fastgraph.dist.partition"), "_MOST", work - 1)
+    monkeypatch.setattr("fastgraph.dist.graphs.partition._MOST", work - 1)
     with pytest.raises(PartitionError, match=rf"got .* and {work:,} .*choose the method 'even'"):
         partition(edges, n, 2)
     assert len(partition(edges, n, 2, method="even")) == n

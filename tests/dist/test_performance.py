@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastgraph.dist.features import describe, gini
-from fastgraph.dist.partition import partition
-from fastgraph.dist.performance import Estimate
-from fastgraph.dist.phases import Phases, imbalance, separated
-from fastgraph.dist.sharding import capped, solve
+from fastgraph.dist.balance.features import describe, gini
+from fastgraph.dist.balance.performance import Estimate
+from fastgraph.dist.balance.shares import capped, solve
+from fastgraph.dist.graphs.partition import partition
+from fastgraph.dist.ranks.phases import Phases, imbalance, separated
 
 EDGES = torch.tensor([[0, 1, 2, 2, 3, 4, 4, 0], [1, 0, 2, 0, 0, 3, 0, 3]])
 OWNER = torch.tensor([0, 0, 0, 1, 1])
@@ -66,7 +66,7 @@ class TestRegressors:
 
     def test_a_part_larger_than_all_samples(self) -> None:
         pytest.importorskip("sklearn")
-        from fastgraph.dist.estimators import choose
+        from fastgraph.dist.balance.estimators import choose
 
         features, seconds = self.data(torch.arange(1, 17).double())
         chosen = choose(self.names, features, seconds, torch.arange(16).numpy())
@@ -77,7 +77,7 @@ class TestRegressors:
 
     def test_too_few_samples(self) -> None:
         pytest.importorskip("sklearn")
-        from fastgraph.dist.estimators import choose
+        from fastgraph.dist.balance.estimators import choose
 
         features, seconds = self.data(torch.arange(1, 4).double())
         with pytest.raises(ValueError, match="at least 4 samples, got 3"):

@@ -10,13 +10,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastgraph.dist import cost
-from fastgraph.dist.cost import Layer, Machine, Mode, Operand, Rows, by_halo, by_heads, on_grid
-from fastgraph.dist.dry_run import Step
-from fastgraph.dist.forecast import extrapolated, forecasts, rows_of
-from fastgraph.dist.grid_volume import Layer as OnGrid
-from fastgraph.dist.grid_volume import Widths
-from fastgraph.dist.partition import partition
+from fastgraph.dist.forecast.dry_run import Step
+from fastgraph.dist.forecast.forecast import extrapolated, forecasts, rows_of
+from fastgraph.dist.graphs.partition import partition
+from fastgraph.dist.operators import cost
+from fastgraph.dist.operators.cost import (
+    Layer,
+    Machine,
+    Mode,
+    Operand,
+    Rows,
+    by_halo,
+    by_heads,
+    on_grid,
+)
+from fastgraph.dist.operators.grid_volume import Layer as OnGrid
+from fastgraph.dist.operators.grid_volume import Widths
 
 ANY = Machine(1e-5, 1e9, 1e-9, 1e-9)
 NO_GRID = OnGrid(Widths())

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 import fastgraph
 import fastgraph.dist as fgd
 from fastgraph import ops
-from fastgraph.dist import first_epochs, precision
-from fastgraph.dist.automatic import reduce_as_measured
-from fastgraph.dist.first_epochs import FirstEpochs
-from fastgraph.dist.phases import Phases, overloaded
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.balance import first_epochs
+from fastgraph.dist.balance.automatic import reduce_as_measured
+from fastgraph.dist.balance.first_epochs import FirstEpochs
+from fastgraph.dist.operators import precision
+from fastgraph.dist.ranks.phases import Phases, overloaded
+from fastgraph.dist.ranks.world import WORLD
 from tests.dist.comparing import deviation
 from tests.dist.graphs import NUM_FEATURES, NUM_NODES, graph
 from tests.dist.test_fused import HALVES, by_halves

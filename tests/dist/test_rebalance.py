@@ -17,17 +17,11 @@ from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist import (
-    balance,
-    devices,
-    first_epochs,
-    performance,
-    rebalancing,
-    transport,
-)
-from fastgraph.dist.automatic import Automatic
-from fastgraph.dist.first_epochs import FirstEpochs
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.balance import balance, first_epochs, performance, rebalancing
+from fastgraph.dist.balance.automatic import Automatic
+from fastgraph.dist.balance.first_epochs import FirstEpochs
+from fastgraph.dist.ranks import devices, transport
+from fastgraph.dist.ranks.world import WORLD
 from fastgraph.machine import cache
 from tests.dist.graphs import NUM_FEATURES, NUM_NODES, graph
 

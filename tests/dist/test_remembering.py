@@ -17,9 +17,9 @@ from torch_geometric.nn import GCNConv
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist.graphs import shard_as_known
-from fastgraph.dist.layout import only_here
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.graphs.pyg import shard_as_known
+from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.layout import only_here
 from tests.dist.comparing import deviation
 from tests.dist.graphs import NUM_FEATURES, NUM_NODES, PARTITIONS, graph
 

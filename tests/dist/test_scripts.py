@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fastgraph.dist.spawning import RankError
+from fastgraph.dist.ranks.spawning import RankError
 from tests import forks
 
 LAUNCHED = (

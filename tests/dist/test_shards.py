@@ -21,9 +21,9 @@ from torch_geometric.nn import GCNConv
 
 import fastgraph.dist as fgd
 from fastgraph.cli.main import main
-from fastgraph.dist import transport
-from fastgraph.dist.spawning import run_on_ranks
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.spawning import run_on_ranks
+from fastgraph.dist.ranks.world import WORLD
 from tests.dist.graphs import NUM_CLASSES, NUM_FEATURES, graph
 
 RANKS = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastgraph.dist.transport import as_bytes
+from fastgraph.dist.ranks.transport import as_bytes
 
 
 @pytest.mark.parametrize(

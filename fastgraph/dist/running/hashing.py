@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from fastgraph.dist import transport
+from fastgraph.dist.ranks import transport
 
 _VARIABLE = "PYTHONHASHSEED"
 

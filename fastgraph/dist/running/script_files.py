@@ -32,7 +32,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fastgraph.dist.world import WORLD
+from fastgraph.dist.ranks.world import WORLD
 from fastgraph.routing.patching import Patches
 
 _STANDARD = (sysconfig.get_path("stdlib") + os.sep, "<frozen")

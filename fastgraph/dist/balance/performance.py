@@ -1,0 +1,384 @@
+"""How long a model takes for a part of a graph, on the device of each rank.
+
+After nuGNN's idea: the model is trained on parts of the user's own graph, and regressors learn from
+features of the parts how long that takes. Samples are unions of neighbouring parts of one partition
+into many, which ranks share out: so each rank does with its part what it will do with a larger one,
+its halo, plans and kernels included.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fastgraph.comparison.memory import resident, restart_peak
+from fastgraph.dist.balance.balance import Balance, Measurement
+from fastgraph.dist.balance.features import describe
+from fastgraph.dist.graphs.partition import PartitionError, partition
+from fastgraph.dist.graphs.pyg import check_can_be_sharded, joint_edges, num_nodes, shard
+from fastgraph.dist.graphs.relayout import Placement
+from fastgraph.dist.graphs.usual import usual_forward, usual_loss
+from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.agreement import on_first_rank
+from fastgraph.dist.ranks.devices import devices, identities, scores
+from fastgraph.dist.ranks.phases import Phases
+from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.layout import only_here
+from fastgraph.machine import cache
+from fastgraph.routing.switch import SWITCH
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data, HeteroData
+
+    from fastgraph.dist.balance.estimators import Chosen
+
+RATIOS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75)
+
+_FEWEST_RATIOS = 2
+"""Each is sampled twice, and regressors are chosen by four samples at least."""
+
+_BLOCKS = 32
+_BLOCKS_OF_RANK = 4
+_NODES_OF_BLOCK = 4
+
+_SECONDS = 0.4
+"""Of a sample at least: several periods of a quota, in the first part of which any rank is fast."""
+
+_MOST_EPOCHS = 50
+
+_KIND = "performance"
+
+Sample = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a partition will take.
+
+    Attributes:
+        phases: of each rank, seconds of an epoch.
+        memory: bytes that an epoch of each rank needs besides its rows; 0 if nobody counts them.
+    """
+
+    phases: list[Phases]
+    memory: list[float]
+
+    @property
+    def seconds(self) -> float:
+        """Of an epoch of the slowest rank, which is that of all."""
+        return max(one.total for one in self.phases)
+
+
+class Performance:
+    """A model of the performance of all ranks, from samples; for rank 0, which predicts.
+
+    Attributes:
+        samples: of each rank.
+        identities: of the ranks' devices; ranks on like devices share their samples.
+    """
+
+    def __init__(self, samples: list[list[Sample]], identities: list[str]) -> None:
+        self.samples, self.identities = samples, identities
+        self._fitted: _Fitted | None = None
+
+    @property
+    def fitted(self) -> _Fitted:
+        """The regressors, fitted when they are asked for.
+
+        Raises:
+            ModuleNotFoundError: scikit-learn is not installed.
+        """
+        if self._fitted is None:
+            self._fitted = _Fitted(self.samples, self.identities)
+        return self._fitted
+
+    def estimate(self, edge_index: Tensor, owner: Tensor) -> Estimate:
+        """What an epoch takes with this partition.
+
+        Args:
+            edge_index: int64 ``[2, E]``, of the whole graph.
+            owner: int64 ``[n]``, the rank of each node.
+
+        Raises:
+            ModuleNotFoundError: scikit-learn is not installed.
+        """
+        features = [describe(edge_index, owner, rank) for rank in range(len(self.identities))]
+        return self.fitted.estimate(features)
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """By device, the mean absolute percentage error in cross-validation, as a fraction."""
+        return {name: chosen.error for name, chosen in self.fitted.chosen.items()}
+
+    @property
+    def regressors(self) -> dict[str, str]:
+        """By device, the name of the regressor that was chosen."""
+        return {name: chosen.name for name, chosen in self.fitted.chosen.items()}
+
+
+class _Fitted:
+    def __init__(self, samples: list[list[Sample]], identities: list[str]) -> None:
+        import numpy as np
+
+        from fastgraph.dist.balance import estimators
+
+        self._identities = identities
+        pooled: dict[str, list[Sample]] = {}
+        for identity, of_rank in zip(identities, samples, strict=True):
+            pooled.setdefault(identity, []).extend(of_rank)
+        self.names = list(samples[0][0]["features"])
+        self.chosen: dict[str, Chosen] = {}
+        for identity, found in pooled.items():
+            values = np.array([list(one["features"].values()) for one in found])
+            seconds = np.array([one["seconds"] for one in found])
+            _, groups = np.unique([one["sample"] for one in found], return_inverse=True)
+            self.chosen[identity] = estimators.choose(self.names, values, seconds, groups)
+        everything = [one for of_rank in samples for one in of_rank]
+        self._bytes = estimators.multiples(
+            np.array([_sent_sizes(one["features"]) for one in everything]),
+            np.array([one["sent"] for one in everything]),
+        )
+        self._exchange = estimators.multiples(
+            np.array([[one["collectives"], one["most sent"]] for one in everything]),
+            np.array([one["exchange"] for one in everything]),
+        )
+        self._collectives = float(np.median([one["collectives"] for one in everything]))
+        counted = [one for one in everything if one["peak"] is not None]
+        self._memory = None
+        if counted:
+            sizes = np.array([_memory_sizes(one["features"]) for one in counted])
+            peaks = np.array([one["peak"] for one in counted])
+            self._memory = estimators.multiples(sizes, peaks)
+
+    @property
+    def latency(self) -> float:
+        """Seconds of a collective that sends nothing."""
+        return float(self._exchange[0])
+
+    @property
+    def seconds_per_byte(self) -> float:
+        """One over the bandwidth between ranks."""
+        return float(self._exchange[1])
+
+    def estimate(self, features: Sequence[dict[str, float]]) -> Estimate:
+        import numpy as np
+
+        compute = [
+            float(self.chosen[identity].predict(np.array([list(one.values())]))[0])
+            for identity, one in zip(self._identities, features, strict=True)
+        ]
+        sent = max(float(np.dot(_sent_sizes(one), self._bytes)) for one in features)
+        exchange = self._collectives * self.latency + sent * self.seconds_per_byte
+        phases = [Phases(one, exchange, max(compute) - one) for one in compute]
+        memory = [0.0] * len(features)
+        if self._memory is not None:
+            memory = [float(np.dot(_memory_sizes(one), self._memory)) for one in features]
+        return Estimate(phases, memory)
+
+
+def _sent_sizes(features: dict[str, float]) -> list[float]:
+    """Rows that are given forward, and gradients that go back; what is sent anyway."""
+    return [1.0, features["given"], features["halo"]]
+
+
+def _memory_sizes(features: dict[str, float]) -> list[float]:
+    return [1.0, features["rows"], features["halo"], features["entries"]]
+
+
+def measure_performance(
+    model: nn.Module,
+    data: Data | HeteroData,
+    *,
+    forward: Callable[[Any, Any], Any] | None = None,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    ratios: Sequence[float] = RATIOS,
+    reuse: bool = True,
+) -> Performance:
+    """Learn how long a model takes on each rank, by training copies on parts of a graph.
+
+    All ranks must call it. What is measured is kept in the cache directory, for each device and
+    model, and is used again for the same graph. It takes some twenty epochs of the whole graph.
+
+    Args:
+        model: which is not changed.
+        data: the whole graph, not sharded.
+        forward: see :func:`fastgraph.dist.validate`.
+        loss: see :func:`fastgraph.dist.validate`.
+        ratios: how much of the graph is sampled, above 0 and at most 1; each twice, shared out
+            among ranks equally, and by the scores of their devices.
+        reuse: whether what was measured before is used.
+
+    Raises:
+        RuntimeError: :func:`fastgraph.dist.init` was not called.
+        TypeError: ``model`` or ``data`` is of another type.
+        ValueError: an argument that cannot be used, or a graph too small to be sampled.
+        ModuleNotFoundError: scikit-learn or ``pymetis`` is not installed.
+    """
+    from torch_geometric.data import Data, HeteroData
+
+    if not WORLD.is_ready:
+        raise RuntimeError("call fastgraph.dist.init() before measuring performance")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(data, (Data, HeteroData)):
+        raise TypeError(f"data must be a Data or HeteroData of PyG, got {type(data).__name__}")
+    if not ratios or not all(0 < ratio <= 1 for ratio in ratios):
+        raise ValueError(f"ratios must be above 0 and at most 1, got {list(ratios)}")
+    if len(ratios) < _FEWEST_RATIOS:
+        raise ValueError(f"ratios must be at least {_FEWEST_RATIOS}, got {list(ratios)}")
+    check_can_be_sharded(data)
+    on_first_rank(_needs_scikit_learn, (ModuleNotFoundError,))
+    found = devices()
+    names = identities(found)
+    sizes = num_nodes(data)
+    edges = joint_edges(data, sizes)
+    # Of ranks on like devices, each has a file of its own.
+    number = names[: WORLD.rank].count(names[WORLD.rank])
+    identity = f"{_signature(model, data, forward, loss)} on {names[WORLD.rank]}, {number}"
+    graph = _graph_signature(edges, sum(sizes))
+    before = (cache.read(_KIND, identity) or []) if reuse else []
+    wanted = len(ratios) * 2
+    has_all = sum(one.get("graph") == graph for one in before) >= wanted
+    if not transport.agree(has_all):
+        before = [one for one in before if one.get("graph") != graph]
+        sampler = _Sampler(data, sizes, edges, scores(found))
+        train = _Training(model, forward or usual_forward, loss or usual_loss)
+        before += [{**one, "graph": graph} for one in sampler.samples(train, ratios)]
+        cache.write(_KIND, identity, before)
+    # What belongs to one sample has one name on all ranks.
+    own = [{**one, "sample": f"{one['graph']} {one['sample']}"} for one in before]
+    return Performance(transport.gather_objects(own), names)
+
+
+def _needs_scikit_learn() -> None:
+    from fastgraph.dist.balance import estimators  # noqa: F401
+
+
+def _signature(model: nn.Module, data: Any, forward: Any, loss: Any) -> str:
+    """What the time of a model depends on besides graph and device."""
+    shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
+    widths = [
+        (str(store._key), key, tuple(value.shape[1:]), str(value.dtype))
+        for store in data.stores
+        for key, value in store.items()
+        if isinstance(value, Tensor) and key != "edge_index"
+    ]
+    functions = [getattr(f, "__qualname__", str(type(f))) for f in (forward, loss)]
+    is_routed = SWITCH.active
+    return f"{model!r} {shapes} {widths} {functions} fused {is_routed} torch {torch.__version__}"
+
+
+def _graph_signature(edges: Tensor, n: int) -> str:
+    content = hashlib.sha256(edges.contiguous().numpy().tobytes()).hexdigest()[:16]
+    return f"{n} {edges.shape[1]} {content}"
+
+
+@dataclass(frozen=True)
+class _Training:
+    """Epochs of a copy of a model."""
+
+    model: nn.Module
+    forward: Callable[[Any, Any], Any]
+    loss: Callable[[Any, Any], Tensor]
+
+    def steps(self, data: Any) -> Callable[[], None]:
+        model = copy.deepcopy(self.model).train()
+
+        def step() -> None:
+            model.zero_grad()
+            self.loss(self.forward(model, data), data).backward()
+
+        return step
+
+
+class _Sampler:
+    """Samples of a graph: ranges of the parts of a partition into many, which are neighbours."""
+
+    def __init__(self, data: Any, sizes: list[int], edges: Tensor, by_score: list[float]) -> None:
+        self._data, self._sizes, self._edges, self._by_score = data, sizes, edges, by_score
+        self._num_blocks = max(_BLOCKS, _BLOCKS_OF_RANK * WORLD.size)
+        if sum(sizes) < _NODES_OF_BLOCK * self._num_blocks:
+            fewest = _NODES_OF_BLOCK * self._num_blocks
+            raise ValueError(
+                f"data must have at least {fewest} nodes to be sampled, got {sum(sizes)}"
+            )
+        errors = (ValueError, ModuleNotFoundError, PartitionError)
+        make = lambda: partition(edges, sum(sizes), self._num_blocks)  # noqa: E731
+        self._block = on_first_rank(make, errors)
+
+    def samples(self, train: _Training, ratios: Sequence[float]) -> list[Sample]:
+        """What this rank has measured."""
+        draw = random.Random(0)  # the same on all ranks, and no number of the program's
+        equal = [1 / WORLD.size] * WORLD.size
+        found: list[Sample] = []
+        state = torch.get_rng_state()
+        for ratio in ratios:
+            for shares in (equal, self._by_score):
+                count = max(WORLD.size, round(ratio * self._num_blocks))
+                first = draw.randint(0, self._num_blocks - count)
+                rank_of = _shared_out(count, shares)
+                with only_here():
+                    one = self._measured(train, first, rank_of)
+                found.append({**one, "sample": f"{len(found)}", "ratio": ratio})
+        torch.set_rng_state(state)
+        return found
+
+    def _measured(self, train: _Training, first: int, rank_of: list[int]) -> Sample:
+        inside = (self._block >= first) & (self._block < first + len(rank_of))
+        owner = torch.tensor(rank_of)[self._block[inside] - first]
+        edges = self._edges[:, inside[self._edges].all(0)]
+        edges = (inside.cumsum(0) - 1)[edges]
+        # Features of parts are those of halos, by which their performance is to be explained.
+        graph = shard(_subgraph(self._data, inside, self._sizes), parts=owner, mode="halo")
+        placement = Placement.of(graph)
+        step = train.steps(graph)
+        step()  # plans, sorted graphs
+        warm = Measurement(placement)
+        step()
+        seconds = max(one.total for one in warm.finish(1).measured)
+        epochs = max(2, min(_MOST_EPOCHS, round(_SECONDS / max(seconds, 1e-6))))
+        counts_peak = restart_peak()
+        before = resident()
+        measurement = Measurement(placement)
+        for _ in range(epochs):
+            step()
+        balance: Balance = measurement.finish(epochs)
+        peak = resident("VmHWM")
+        own = balance.measured[WORLD.rank]
+        return {
+            "features": describe(edges, owner, WORLD.rank),
+            "seconds": own.compute,
+            "exchange": own.exchange,
+            "collectives": balance.collectives,
+            "sent": balance.sent[WORLD.rank],
+            "most sent": max(balance.sent),
+            "peak": max(peak - before, 0) if counts_peak and peak and before else None,
+        }
+
+
+def _shared_out(count: int, shares: Sequence[float]) -> list[int]:
+    """The rank of each of ``count`` neighbouring blocks; each rank gets at least one."""
+    free = count - len(shares)
+    ends, total = [], 0.0
+    for position, share in enumerate(shares):
+        total += share
+        ends.append(position + 1 + round(free * total))
+    ranks: list[int] = []
+    for rank, end in enumerate(ends):
+        ranks += [rank] * (end - len(ranks))
+    return ranks
+
+
+def _subgraph(data: Any, inside: Tensor, sizes: list[int]) -> Any:
+    masks = inside.split(sizes)
+    if len(data.node_stores) == 1 and data.node_stores[0]._key is None:
+        return data.subgraph(masks[0])
+    types = [store._key for store in data.node_stores]
+    return data.subgraph(dict(zip(types, masks, strict=True)))

@@ -1,0 +1,284 @@
+"""What a step of training will take on numbers of devices, before there are any.
+
+By :mod:`fastgraph.dist.operators.cost`, from what one process computes in a step and the real
+halos of METIS partitions. Where a partition would take too long, halos are those of fewer devices,
+extrapolated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastgraph.dist.forecast.dry_run import Step
+from fastgraph.dist.graphs.partition import partition
+from fastgraph.dist.operators import cost
+from fastgraph.dist.operators.cost import BACKWARD, MODES, Layer, Machine, Mode, Rows
+from fastgraph.dist.operators.grid_volume import largest_block
+from fastgraph.dist.ranks.gradients import SMALL, bundles
+from fastgraph.dist.ranks.mesh import Mesh
+from fastgraph.machine import cache
+
+_KIND = "rows"
+
+_COPIES = 4
+"""Of parameters on each device: themselves, gradients, and two of Adam."""
+
+
+_FEWEST = 16
+"""Parts before halos are extrapolated: of fewer, many lie at the rim of a mesh and have less."""
+
+
+class Total(NamedTuple):
+    """A step of a whole model, on the slowest device.
+
+    Attributes:
+        seconds: of it.
+        sent: bytes.
+        memory: bytes, without those that libraries and the allocator take.
+        layers: the mode of each layer.
+        meshes: of those on a grid.
+    """
+
+    seconds: float
+    sent: float
+    memory: float
+    layers: list[str]
+    meshes: list[Mesh]
+
+
+class Forecast(NamedTuple):
+    """What a step takes on a number of devices.
+
+    Attributes:
+        devices: how many.
+        is_extrapolated: whether its halos are.
+        modes: by mode; layers that it cannot compute are by halo.
+        auto: with the fastest mode for each layer, of those for which there is memory.
+    """
+
+    devices: int
+    is_extrapolated: bool
+    modes: dict[str, Total]
+    auto: Total
+
+
+def forecasts(
+    step: Step,
+    machine: Machine,
+    devices: Sequence[int],
+    *,
+    seconds: float = math.inf,
+    report: Callable[[str], object] = lambda text: None,
+) -> Iterator[Forecast]:
+    """What a step takes on each of some numbers of devices, in ascending order.
+
+    Args:
+        step: of the model.
+        machine: each device and its link.
+        devices: their numbers.
+        seconds: for partitions; those that would take longer are extrapolated.
+        report: is told what is being done.
+
+    Raises:
+        PartitionError, ModuleNotFoundError: METIS failed, or there is none.
+    """
+    partitioned = _Partitioned(step, seconds)
+    for number in sorted(set(devices)):
+        report(f"partitioning for {number} devices")
+        rows, is_extrapolated = partitioned.rows(number)
+        yield forecast(step, machine, rows, number)._replace(is_extrapolated=is_extrapolated)
+
+
+def forecast(step: Step, machine: Machine, rows: Sequence[Rows], devices: int) -> Forecast:
+    """What a step takes where its graphs are shared out like this.
+
+    Args:
+        step: of the model.
+        machine: each device and its link.
+        rows: of each of the step's graphs.
+        devices: how many.
+    """
+    layers = [layer for _, layer, _ in step.calls]
+    found: dict[str, list[Mode]] = {name: [] for name in MODES}
+    names: dict[str, list[str]] = {name: [] for name in (*MODES, "auto")}
+    best: list[Mode] = []
+    for _, layer, graph in step.calls:
+        possible = {
+            name: mode
+            for name, function in MODES.items()
+            if (mode := function(layer, rows[graph], machine)) is not None
+        }
+        for name in MODES:
+            names[name].append(name if name in possible else "halo")
+            found[name].append(possible[names[name][-1]])
+        is_small = cost.is_small(layer, devices, rows[graph].busiest, rows[graph].excess)
+        names["auto"].append("halo" if is_small else cost.chosen(layer, possible, machine))
+        best.append(possible[names["auto"][-1]])
+    rest = _rest(step, machine, devices)
+    total = {
+        name: _total(layers, modes, machine, rest)._replace(layers=names[name])
+        for name, modes in (found | {"auto": best}).items()
+    }
+    auto = total.pop("auto")
+    return Forecast(devices, False, total, auto)
+
+
+def _rest(step: Step, machine: Machine, devices: int) -> Total:
+    """What is the same in all modes: other operations on rows, and the sums of gradients."""
+    everything = sum(step.parameters)
+    small = [size for size in step.parameters if size <= SMALL]
+    sums = len(step.parameters) - len(small) + len(list(bundles(small)))
+    messages = 2 * sums * (devices - 1)
+    sent = 2 * everything * (devices - 1) / devices
+    exchange = messages * machine.latency + sent / machine.bandwidth
+    seconds = (1 + BACKWARD) * step.rest / devices + exchange
+    return Total(seconds, sent, step.saved / devices + _COPIES * everything, [], [])
+
+
+def _total(layers: Sequence[Layer], modes: Sequence[Mode], machine: Machine, rest: Total) -> Total:
+    pairs = list(zip(layers, modes, strict=True))
+    return Total(
+        rest.seconds + sum(layer.seconds(mode, machine) for layer, mode in pairs),
+        rest.sent + sum(mode.sent for mode in modes),
+        # What layers hold besides their rows is kept until the backward pass.
+        rest.memory + sum(mode.memory for mode in modes),
+        [],
+        [mode.mesh for mode in modes if mode.mesh is not None],
+    )
+
+
+def by_pace(step: Step, work: float) -> Step:
+    """A step as another device would do it, all of whose operations have its pace.
+
+    Args:
+        step: as it was seen.
+        work: seconds of the device for an edge and a channel.
+    """
+    measured = [layer.work for _, layer, _ in step.calls if layer.work]
+    ratio = work * len(measured) / sum(measured) if measured else 1.0
+    calls = [(name, layer._replace(work=work), graph) for name, layer, graph in step.calls]
+    return step._replace(calls=calls, rest=step.rest * ratio)
+
+
+class _Partitioned:
+    """The graphs of a step in parts; nodes of different kinds are told apart by their number."""
+
+    def __init__(self, step: Step, seconds: float) -> None:
+        self._graphs, self._left = step.graphs, seconds
+        self._sizes = sorted({size for _, *sizes in step.graphs for size in sizes})
+        starts = dict(zip(self._sizes, accumulate(self._sizes, initial=0), strict=False))
+        joint = [
+            ends + torch.tensor([[starts[sources]], [starts[destinations]]])
+            for ends, sources, destinations in step.graphs
+        ]
+        self._edges = torch.cat(joint, 1).unique(dim=1) if joint else torch.empty(2, 0).long()
+        digest = hashlib.sha256(self._edges.numpy().tobytes())
+        for ends, *_ in step.graphs:
+            digest.update(ends.numpy().tobytes())
+        self._name = digest.hexdigest()
+        self._known: dict[int, list[Rows]] = {}
+        self._took = 0.0
+
+    def rows(self, devices: int) -> tuple[list[Rows], bool]:
+        """How each graph is shared out over some devices, and whether that is extrapolated."""
+        identity = f"{self._name} in {devices} parts"
+        kept = cache.read(_KIND, identity)
+        if kept is not None:
+            self._known[devices] = [_from_json(rows) for rows in kept]
+            return self._known[devices], False
+        # Twice as many parts are one more bisection of everything.
+        known = [size for size in self._known if size > 1]
+        can_go_on = len(known) > 1 and max(known) >= _FEWEST
+        if can_go_on and 1.5 * self._took > self._left:
+            return [extrapolated(rows, devices) for rows in self._by_graph()], True
+        started = time.perf_counter()
+        parts = partition(self._edges, sum(self._sizes), devices)
+        owners = dict(zip(self._sizes, parts.split(self._sizes), strict=True))
+        found = [
+            rows_of(ends, owners[sources], owners[destinations], devices)
+            for ends, sources, destinations in self._graphs
+        ]
+        self._took = time.perf_counter() - started
+        self._left -= self._took
+        cache.write(_KIND, identity, [_to_json(rows) for rows in found])
+        self._known[devices] = found
+        return found, False
+
+    def _by_graph(self) -> list[dict[int, Rows]]:
+        return [
+            {devices: rows[graph] for devices, rows in self._known.items()}
+            for graph in range(len(self._graphs))
+        ]
+
+
+def rows_of(ends: Tensor, sources: Tensor, destinations: Tensor, ranks: int) -> Rows:
+    """How a graph is shared out.
+
+    Args:
+        ends: int64 ``[2, E]``, sources and destinations of its edges.
+        sources: int64, the rank of each node that edges start from.
+        destinations: the same for those that edges lead to.
+        ranks: how many there are.
+    """
+    to = destinations[ends[1]]
+    far = sources[ends[0]] != to
+    wanted = torch.unique(to[far] * len(sources) + ends[0][far])
+
+    def counted(owner: Tensor) -> list[int]:
+        found: list[int] = torch.bincount(owner, minlength=ranks).tolist()
+        return found
+
+    return Rows(
+        counted(sources),
+        counted(destinations),
+        counted(to),
+        counted(sources[wanted % max(len(sources), 1)]),
+        counted(wanted // max(len(sources), 1)),
+        {mesh: largest_block(ends, sources, destinations, mesh) for mesh in cost.meshes(ranks)},
+    )
+
+
+def extrapolated(known: Mapping[int, Rows], ranks: int) -> Rows:
+    """How a graph would be shared out over more ranks, if its halos go on as they went.
+
+    All halos together follow a power of the number of ranks, through the two largest numbers of
+    which they are known; a halo has no more rows than others hold. What ranks have is as uneven as
+    for the largest number.
+
+    Args:
+        known: by the number of ranks; two or more.
+        ranks: another number.
+    """
+    first, last = sorted(size for size in known if size > 1)[-2:]
+    small, large = known[first], known[last]
+    sources, destinations = sum(large.sources), sum(large.destinations)
+    unevenness = max(large.edges) * last / max(sum(large.edges), 1)
+    edges = math.ceil(unevenness * sum(large.edges) / ranks)
+    growth = max(sum(large.receives), 1) / max(sum(small.receives), 1)
+    power = math.log(growth) / math.log(last / first) - 1  # of the halo of one rank
+    halo = round(max(large.receives) * (ranks / last) ** power)
+    halo = min(halo, sources - sources // ranks)
+    even = [sources // ranks + (rank < sources % ranks) for rank in range(ranks)]
+    aggregating = [destinations // ranks + (rank < destinations % ranks) for rank in range(ranks)]
+    of_blocks = max(large.blocks.values()) * last / max(sum(large.edges), 1)
+    block = math.ceil(of_blocks * sum(large.edges) / ranks)
+    blocks = {mesh: edges if mesh[1] == 1 else block for mesh in cost.meshes(ranks)}
+    return Rows(even, aggregating, [edges] * ranks, [halo] * ranks, [halo] * ranks, blocks)
+
+
+def _to_json(rows: Rows) -> dict[str, Any]:
+    blocks = [[*mesh, edges] for mesh, edges in rows.blocks.items()]
+    return {**rows._asdict(), "blocks": blocks}
+
+
+def _from_json(kept: dict[str, Any]) -> Rows:
+    blocks = {(height, width): edges for height, width, edges in kept["blocks"]}
+    return Rows(**{**kept, "blocks": blocks})

@@ -1,0 +1,98 @@
+"""Graphs of DGL in scripts that know nothing of ranks: they are sharded where scripts get them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import dgl
+from dgl.data.dgl_dataset import DGLDataset
+
+from fastgraph.dist.graphs.dgl.graphs import is_sharded_graph
+from fastgraph.dist.graphs.dgl.patches import PATCHES
+from fastgraph.dist.ranks.agreement import first_rank_first
+from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.sharded import tree_map
+
+_MAKERS = (
+    "graph",
+    "heterograph",
+    "from_scipy",
+    "from_networkx",
+    "bipartite_from_scipy",
+    "bipartite_from_networkx",
+    "rand_graph",
+    "rand_bipartite",
+)
+
+
+def shard_graphs(shard: Callable[[Any], Any], min_nodes: int, seed: int) -> None:
+    """Have graphs sharded that a script makes, and the single one of a dataset.
+
+    Args:
+        shard: does it.
+        min_nodes: smaller graphs stay whole.
+        seed: of DGL's own random numbers, the same on all ranks.
+    """
+    dgl.seed(seed)
+    sharding = _Sharding(shard, min_nodes)
+    for name in _MAKERS:
+        PATCHES.replace(dgl, name, sharding.of_own(getattr(dgl, name)))
+    PATCHES.replace(DGLDataset, "_load", sharding.after(DGLDataset._load))
+
+
+class _Sharding:
+    """What shards graphs that are large enough, unless a dataset is being made."""
+
+    def __init__(self, shard: Callable[[Any], Any], min_nodes: int) -> None:
+        self._shard, self._min_nodes = shard, min_nodes
+        self._classes: set[type] = set()
+
+    def _sharded(self, value: Any) -> Any:
+        return tree_map(lambda x: self._shard(x) if self._fits(x) else x, value)
+
+    def _fits(self, value: Any) -> bool:
+        if WORLD.is_alone or not isinstance(value, dgl.DGLGraph):
+            return False
+        if is_sharded_graph(value) or value.is_block or value.batch_size != 1:
+            return False
+        return value.num_nodes() >= self._min_nodes and bool(value.num_edges())
+
+    def of_own(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that makes graphs, as the script calls it."""
+
+        @functools.wraps(upstream)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            found = upstream(*args, **kwargs)
+            caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+            return found if caller in ("dgl", "fastgraph") else self._sharded(found)
+
+        return make
+
+    def after(self, upstream: Callable[..., None]) -> Callable[..., None]:
+        """``DGLDataset._load``, after which the single graph of a dataset is sharded."""
+
+        @functools.wraps(upstream)
+        def load(dataset: Any) -> None:
+            """The files of a dataset are made by one rank, on which the others wait."""
+            if WORLD.is_alone:  # a dataset that is made of another one
+                upstream(dataset)
+            else:
+                first_rank_first(lambda: upstream(dataset))
+            for cls in type(dataset).__mro__:
+                is_of_dgl = issubclass(cls, DGLDataset) and "__getitem__" in vars(cls)
+                if is_of_dgl and cls not in self._classes:
+                    self._classes.add(cls)
+                    PATCHES.replace(cls, "__getitem__", self._of_item(vars(cls)["__getitem__"]))
+
+        return load
+
+    def _of_item(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(upstream)
+        def getitem(dataset: Any, index: Any) -> Any:
+            value = upstream(dataset, index)
+            return self._sharded(value) if len(dataset) == 1 else value
+
+        return getitem

@@ -1,0 +1,170 @@
+"""DGL's own message passing on sharded graphs: gathers by sharded indices, and scatters.
+
+All of it ends in a few autograd functions (``dgl.backend.pytorch.sparse``). Those calls which the
+routes do not give to operators are done here as they are defined: features of the ends of edges are
+gathered, combined, and reduced at the destinations, by torch's operations on sharded tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from dgl.base import is_all
+from torch import Tensor
+
+from fastgraph import ops
+from fastgraph.dgl.conditions import last_wins
+from fastgraph.dgl.gspmm import extremum
+from fastgraph.dist.graphs.dgl.index import ShardedIndex
+from fastgraph.dist.graphs.dgl.structure import ShardedStructure
+from fastgraph.dist.tensor.layout import usual
+from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded, placed
+from fastgraph.dist.tensor.table import Arguments, NoRuleError, Options, rule
+from fastgraph.registry.backend import FLOATING
+
+_MODULE = "dgl.backend.pytorch.sparse"
+
+
+def _relation_of(gidx: object) -> ShardedStructure:
+    if not isinstance(gidx, ShardedIndex) or gidx.number_of_etypes() != 1:
+        raise NoRuleError
+    return gidx.relation(0)
+
+
+def _combined(op: str, lhs: Any, rhs: Any) -> Tensor:
+    """DGL's functions of two operands, which have as many dimensions; it negates to subtract."""
+    if op == "copy_lhs":
+        return lhs  # type: ignore[no-any-return]
+    if op == "copy_rhs":
+        return rhs  # type: ignore[no-any-return]
+    if op == "add":
+        return lhs + rhs  # type: ignore[no-any-return]
+    if op == "mul":
+        return lhs * rhs  # type: ignore[no-any-return]
+    if op == "dot":
+        return (lhs * rhs).sum(-1, keepdim=True)  # type: ignore[no-any-return]
+    raise NoRuleError
+
+
+@rule(f"{_MODULE}.GSpMM")
+def reduced(func: Any, args: Arguments, kwargs: Options) -> Tensor:
+    """What edges bring to their destinations, reduced."""
+    gidx, op, reduce, lhs, rhs = args
+    return _reduced(_relation_of(gidx), op, reduce, lhs, rhs)
+
+
+@rule(f"{_MODULE}.GSpMM_hetero")
+def reduced_over_relations(func: Any, args: Arguments, kwargs: Options) -> tuple[Any, ...]:
+    """The same for several relations, whose sums are added up."""
+    gidx, op, reduce, num_lhs, *features = args
+    if not isinstance(gidx, ShardedIndex) or reduce != "sum":
+        raise NoRuleError
+    lhs, rhs = features[:num_lhs], features[num_lhs:]
+    sums: list[Any] = [None] * gidx.number_of_ntypes()
+    for etype in range(gidx.number_of_etypes()):
+        source, destination = gidx.ends(etype)
+        found = _reduced(gidx.relation(etype), op, reduce, lhs[source], rhs[etype])
+        before = sums[destination]
+        sums[destination] = found if before is None else before + found
+    return tuple(sums)
+
+
+def _reduced(relation: ShardedStructure, op: str, reduce: str, lhs: Any, rhs: Any) -> Tensor:
+    given = [x for x in (lhs, rhs) if isinstance(x, Tensor)]
+    # A record of where maxima were is for kernels; without any edge DGL has something of its own.
+    is_operators = relation.edge_index.shape[1] and all(x.dtype in FLOATING for x in given)
+    if reduce != "sum" and not is_operators:
+        raise NoRuleError
+    of_sources = None if op == "copy_rhs" else _at_edges(lhs, "u", relation)
+    of_edges = None if op == "copy_lhs" else _at_edges(rhs, "e", relation)
+    messages = _combined(op, of_sources, of_edges)
+    if reduce == "sum":
+        shape = (relation.num_dst, *messages.shape[1:])
+        zeros = torch.zeros((), dtype=messages.dtype).expand(shape)
+        rows = usual(relation.num_dst)
+        if isinstance(lhs, ShardedTensor) and lhs.rows.n == rows.n:  # the same nodes, maybe
+            rows = lhs.rows
+        return placed(zeros, rows, 0).index_add(0, relation.destination_rows, messages)
+    grouped = relation.incidence(backwards=last_wins(messages))
+    return extremum(relation.num_dst, grouped, messages, reduce)
+
+
+def _of_edges(x: Any, relation: ShardedStructure) -> Tensor:
+    """Features of edges as sharded ones."""
+    if x is None or x.dim() == 0 or len(x) != relation.edge_index.shape[1]:
+        raise NoRuleError  # DGL's own message
+    found: Tensor = x if is_sharded(x) else placed(x, relation.edge_index.rows, 0)
+    return found
+
+
+@rule(f"{_MODULE}.GSDDMM")
+def on_edges(func: Any, args: Arguments, kwargs: Options) -> Tensor:
+    """A function of features at the ends of each edge, or of the edge."""
+    gidx, op, lhs, rhs, *targets = args
+    return _on_edges(_relation_of(gidx), op, lhs, rhs, targets or ("u", "v"))
+
+
+@rule(f"{_MODULE}.GSDDMM_hetero")
+def on_edges_of_relations(func: Any, args: Arguments, kwargs: Options) -> tuple[Tensor, ...]:
+    """The same for several relations."""
+    gidx, op, num_lhs, lhs_target, rhs_target, *features = args
+    if not isinstance(gidx, ShardedIndex):
+        raise NoRuleError
+    found = []
+    for etype in range(gidx.number_of_etypes()):
+        source, destination = gidx.ends(etype)
+        place = {"u": source, "v": destination, "e": etype}
+        lhs, rhs = features[place[lhs_target]], features[num_lhs + place[rhs_target]]
+        relation, targets = gidx.relation(etype), (lhs_target, rhs_target)
+        found.append(_on_edges(relation, op, lhs, rhs, targets))
+    return tuple(found)
+
+
+def _on_edges(
+    relation: ShardedStructure, op: str, lhs: Any, rhs: Any, targets: Sequence[str]
+) -> Tensor:
+    lhs_target, rhs_target = targets
+    left = None if op == "copy_rhs" else _at_edges(lhs, lhs_target, relation)
+    right = None if op == "copy_lhs" else _at_edges(rhs, rhs_target, relation)
+    return _combined(op, left, right)
+
+
+def _at_edges(x: Any, target: str, relation: ShardedStructure) -> Tensor:
+    if target in ("e", "edge"):
+        return _of_edges(x, relation)
+    of_sources = target in ("u", "src")
+    num_nodes = relation.num_src if of_sources else relation.num_dst
+    if x is None or x.dim() == 0 or len(x) != num_nodes:
+        raise NoRuleError  # DGL's own message
+    ends = relation.source_rows if of_sources else relation.destination_rows
+    found: Tensor = x.index_select(0, ends)
+    return found
+
+
+@rule(f"{_MODULE}.EdgeSoftmax")
+def softmax(func: Any, args: Arguments, kwargs: Options) -> Tensor:
+    """The softmax over the edges of each destination, or source."""
+    gidx, score, eids, norm_by = args
+    relation = _relation_of(gidx)
+    if score.dtype not in FLOATING:
+        raise NoRuleError
+    by_source = norm_by == "src"
+    sizes = relation.num_src, relation.num_dst
+    num_in, num_out = reversed(sizes) if by_source else sizes
+    index = relation.edge_index if is_all(eids) else relation.edge_index[:, eids]
+    return ops.edge_softmax(score, index, num_out=num_out, num_in=num_in, transpose=by_source)
+
+
+@rule(f"{_MODULE}.SegmentReduce")
+def by_segment(func: Any, args: Arguments, kwargs: Options) -> Tensor:
+    """Sums of the rows of each segment, as of the nodes of each graph in a batch; replicated."""
+    op, x, offsets = args
+    if op != "sum" or not isinstance(x, ShardedTensor) or x.axis != 0 or is_sharded(offsets):
+        raise NoRuleError
+    if int(offsets[-1]) != x.rows.n:
+        raise NoRuleError  # DGL's own message
+    segment = torch.searchsorted(offsets[1:].contiguous(), x.rows.position, right=True)
+    zeros = torch.zeros(len(offsets) - 1, *x.shape[1:], dtype=x.dtype)
+    return zeros.index_add(0, ShardedTensor(segment, x.rows, 0), x)

@@ -1,0 +1,240 @@
+"""The edges of one relation as sharded tensors, as the routes of DGL take them.
+
+Operators get an ``edge_index`` of sharded edges, and do the rest by their rules
+(:mod:`fastgraph.dist.operators.rules`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from fastgraph.dgl.edge_gat_conv import from_edges
+from fastgraph.dgl.normalisation import edge_weights, with_itself
+from fastgraph.dgl.relations import Pairs, find_pairs, projected
+from fastgraph.dgl.structure import Structure
+from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.layout import Layout, usual
+from fastgraph.dist.tensor.memo import made
+from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, enter, placed
+from fastgraph.graphs.edges import Edges
+from fastgraph.graphs.memo import remembered
+from fastgraph.registry.backend import accumulator
+from fastgraph.routing.conditions import operand
+
+Value = TypeVar("Value")
+
+
+class _Named(NamedTuple):
+    """Edges as operators take them."""
+
+    edges: Edges
+
+
+class _Relation(NamedTuple):
+    """All edges of a structure as operators take them."""
+
+    edges: Edges
+    structure: ShardedStructure
+
+    @property
+    def lonely(self) -> Tensor | None:
+        """Which destinations have no edge, bool ``[num_dst]``; ``None`` where all have one."""
+        return self.structure.lonely
+
+
+class _once(cached_property[Value]):  # noqa: N801  # a decorator
+    """A property that is computed once, and serves training wherever that is."""
+
+    def __init__(self, compute: Callable[[Any], Value]) -> None:
+        super().__init__(lambda structure: made(lambda: compute(structure)))
+
+
+class ShardedStructure(Structure):
+    """The edges of one relation, in the order of their numbers, wherever they are.
+
+    Attributes:
+        edge_index: int32 or int64 ``[2, E]``, sharded along its edges.
+        num_src: number of source nodes.
+        num_dst: number of destination nodes.
+    """
+
+    ptr: Tensor  # is never set: what is made of groups is made of edges here
+
+    def __init__(self, edge_index: ShardedTensor, num_src: int, num_dst: int) -> None:
+        self.edge_index = edge_index
+        self.edge_ids = None
+        self.num_src, self.num_dst = num_src, num_dst
+
+    @_once
+    def index(self) -> Tensor:
+        """The source of each edge, ``[E]``."""
+        return self.edge_index[0]
+
+    @_once
+    def destination(self) -> Tensor:
+        """The destination of each edge, ``[E]``."""
+        return self.edge_index[1]
+
+    @_once
+    def source_rows(self) -> Tensor:
+        """The source of each edge, int64 ``[E]``, with which plans are remembered."""
+        return self.index.long()
+
+    @_once
+    def destination_rows(self) -> Tensor:
+        """The destination of each edge, int64 ``[E]``, with which plans are remembered."""
+        return self.destination.long()
+
+    @_once
+    def number(self) -> ShardedTensor:
+        """The number of each edge, ``[E]``."""
+        rows = self.edge_index.rows
+        return ShardedTensor(rows.position.to(self.edge_index.dtype), rows, 0)
+
+    @_once
+    def reversed(self) -> ShardedStructure:
+        """The same edges the other way round."""
+        found = ShardedStructure(_stacked(self.destination, self.index), self.num_dst, self.num_src)
+        found.reversed = self
+        return found
+
+    def refusal(self, name: str, value: object) -> str | None:
+        """Why a tensor cannot be handed to an operator together with these edges."""
+        return operand(name, value)
+
+    def plain(self) -> _Relation:
+        """The edges: numbers cost nothing."""
+        return self.numbered()
+
+    def numbered(self) -> _Relation:
+        """The edges."""
+        return _Relation(Edges(self.edge_index), self)
+
+    def backwards(self) -> _Relation:
+        """The edges from the last to the first."""
+        return _Relation(self._backwards, self)
+
+    @_once
+    def _backwards(self) -> Edges:
+        return Edges(_from_the_last(self.edge_index))
+
+    def incidence(self, *, transpose: bool = False, backwards: bool = False) -> _Relation:
+        """With edges in the place of their sources, see :class:`Structure`."""
+        if transpose:
+            return self.reversed.incidence(backwards=backwards)
+        return _Relation(self._incidence_backwards if backwards else self._incidence, self)
+
+    @_once
+    def _incidence(self) -> Edges:
+        return Edges(_stacked(self.number, self.destination))
+
+    @_once
+    def _incidence_backwards(self) -> Edges:
+        return Edges(_from_the_last(self._incidence.index))
+
+    @_once
+    def lonely(self) -> Tensor | None:
+        """Which destinations have no edge, bool ``[num_dst]``; ``None`` where all have one."""
+        is_lonely = self.in_degrees == 0
+        return is_lonely if bool(is_lonely.any()) else None
+
+    @_once
+    def in_degrees(self) -> Tensor:
+        """How many edges lead to each destination, ``[num_dst]``, of the dtype of edges."""
+        ones = torch.ones_like(self.destination)
+        zeros = torch.zeros(self.num_dst, dtype=ones.dtype)
+        return placed(zeros, usual(self.num_dst), 0).index_add(0, self.destination_rows, ones)
+
+
+def _stacked(sources: Tensor, destinations: Tensor) -> Any:
+    return torch.stack([sources, destinations])
+
+
+def _from_the_last(index: Any) -> ShardedTensor:
+    """Columns in the opposite order, on the ranks on which they are."""
+    rows = index.rows
+    opposite = Layout((rows.bound - 1 - rows.key).flip(0), rows.bound, rows.counts)
+    return ShardedTensor(index.local.flip(1), opposite, 1)
+
+
+class _Kept:
+    """A tensor that is remembered with others."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.nbytes = 0
+
+
+@edge_weights.register
+def _(relation: _Relation, norm: str, dtype: torch.dtype) -> Tensor:
+    structure = relation.structure
+    kept: _Kept = remembered(
+        f"by degree, {norm}",
+        lambda *_: _Kept(_by_degree(structure, norm, dtype)),
+        structure.edge_index,
+        dtype,
+    )
+    return kept.tensor
+
+
+def _by_degree(structure: ShardedStructure, norm: str, dtype: torch.dtype) -> Tensor:
+    wide = accumulator(dtype)
+    of_source = structure.reversed.in_degrees.to(wide)[structure.index]
+    if norm == "left":
+        return of_source.reciprocal().to(dtype)
+    of_destination = structure.in_degrees.to(wide)[structure.destination]
+    return (of_source.rsqrt() * of_destination.rsqrt()).to(dtype)
+
+
+@with_itself.register
+def _(structure: ShardedStructure) -> _Named:
+    make = lambda edges: _Kept(_followed_by_loops(edges, structure.num_dst))  # noqa: E731
+    kept: _Kept = remembered(f"with itself, {structure.num_dst}", make, structure.edge_index)
+    return _Named(Edges(kept.tensor))
+
+
+def _followed_by_loops(edge_index: Tensor, num_dst: int) -> Tensor:
+    loops = torch.arange(num_dst, dtype=edge_index.dtype).expand(2, -1)
+    return torch.cat([edge_index, loops], 1)
+
+
+@from_edges.register
+def _(structure: ShardedStructure) -> _Relation:
+    return structure.incidence()
+
+
+class ShardedPairs(Pairs):
+    """Pairs of a source and a relation that occur among the edges of this rank.
+
+    Others may have some of them, too. Each rank numbers its own, after those of the ranks before.
+    """
+
+    def __init__(self, edge_index: ShardedTensor, etype: Tensor, num_rels: int) -> None:
+        src, dst = edge_index.local.long()
+        rows = edge_index.rows
+        num_src = 1 + (int(edge_index[0].amax()) if rows.n else 0)
+        relation = aligned(etype, rows, 0).long()
+        keys, pair = torch.unique(relation * num_src + src, return_inverse=True)
+        # A rank has no more pairs than there are edges.
+        laid = Layout(torch.arange(len(keys)) + WORLD.rank * rows.n, WORLD.size * rows.n)
+        number = laid.position[pair]
+        self._source = ShardedTensor(keys % num_src, laid, 0)
+        self._sizes = torch.bincount(keys // num_src, minlength=num_rels).tolist()
+        self.grouped = _Named(Edges(ShardedTensor(torch.stack([number, dst]), rows, 1)))
+        self.nbytes = 0
+
+    def project(self, x: Tensor, weight: Tensor) -> Tensor:
+        """See :class:`Pairs`."""
+        rows: Any = x.index_select(0, self._source)
+        local = projected(rows.local, enter(weight), self._sizes)
+        return ShardedTensor(local, rows.rows, 0)
+
+
+@find_pairs.register
+def _(structure: ShardedStructure, etype: Tensor, num_rels: int) -> Pairs:
+    return remembered("pairs", ShardedPairs, structure.edge_index, etype, num_rels)

@@ -1,0 +1,83 @@
+"""Which rank owns which nodes, on which all ranks agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastgraph.dist.graphs.partition import check_weights, partition
+from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.mesh import Mesh, holder, usual_mesh
+from fastgraph.dist.ranks.world import WORLD
+
+
+def agreed_parts(
+    edges: Callable[[], Tensor],
+    sizes: Sequence[int],
+    weights: Sequence[float] | None,
+    method: str,
+    parts: Tensor | None,
+) -> Tensor:
+    """The rank of each node, int64 ``[num_nodes]``, the same on all ranks.
+
+    Args:
+        edges: gives the edges of all types, int64 ``[2, E]``, by joint numbers of nodes.
+        sizes: the numbers of nodes of all types.
+        weights: see :func:`fastgraph.dist.shard`.
+        method: see :func:`fastgraph.dist.shard`.
+        parts: see :func:`fastgraph.dist.shard`.
+
+    Raises:
+        ValueError: an argument that cannot be used.
+    """
+    check_weights(weights, WORLD.size)
+    if parts is None:
+        edge_index = edges()
+        found = None
+        if WORLD.rank == 0:  # METIS may give others something else
+            found = _answer(edge_index, sum(sizes), weights, method)
+        parts = _checked(transport.broadcast(found))
+    _check_parts(parts, sum(sizes))
+    return parts
+
+
+def _answer(edge_index: Tensor, n: int, weights: Any, method: str) -> Tensor | Exception:
+    """The partition, or why there is none, which all ranks must raise."""
+    try:
+        return partition(edge_index, n, WORLD.size, weights=weights, method=method)
+    except (ValueError, ModuleNotFoundError, RuntimeError) as error:
+        return error
+
+
+def _checked(answer: Tensor | Exception) -> Tensor:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _check_parts(parts: Tensor, n: int) -> None:
+    fits = parts.dtype == torch.int64 and parts.shape == (n,)
+    if not fits or (n and not (int(parts.min()) >= 0 and int(parts.max()) < WORLD.size)):
+        raise ValueError(
+            f"parts must be int64 [{n}] with ranks from 0 to {WORLD.size - 1}, got {parts.dtype} "
+            f"of shape {list(parts.shape)}"
+        )
+
+
+def owner_of_edges(
+    sources: Tensor, destinations: Tensor, mode: str = "halo", mesh: Mesh | None = None
+) -> Tensor:
+    """The rank that holds each edge: where its block is with ``"2d"``, else its destination.
+
+    Args:
+        sources: int64 ``[E]``, the rank of the node where each starts.
+        destinations: the same for where it leads to.
+        mode: of the nodes, see :mod:`fastgraph.dist.operators.modes`.
+        mesh: of the grid; ``None``: the most square one.
+    """
+    if mode != "2d":
+        return destinations
+    return holder(sources, destinations, mesh or usual_mesh(WORLD.size))

@@ -1,0 +1,396 @@
+"""What a step of one layer takes in each mode, from numbers of rows alone: nothing is run.
+
+The one model behind ``mode="auto"``, which asks it with the partition that ranks have, and
+``python -m fastgraph dist-plan``, which asks it beforehand. A step is the work of the slowest rank,
+the latency of the messages that it waits for, and its bytes over the bandwidth of a rank. What
+overlaps is not in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fastgraph.dist.operators import grid_volume
+from fastgraph.dist.ranks.mesh import Mesh
+from fastgraph.registry.operators import Size
+
+BACKWARD = 2.0
+"""Work of a backward pass, in forward passes: it computes attention again, twice.
+
+So do linear layers, for what they are given and for their weights.
+"""
+
+_BACKWARD_OF_SUMS = 1.0
+"""The same sum, the other way."""
+
+_TOPOLOGY = 16
+"""Bytes that a rank keeps for an edge: its other end and its number, by either end."""
+
+_MEMORY_SHARE = 1 / 32
+"""Of a rank's memory, that a layer may hold beyond what it holds by halo.
+
+Whoever shards a graph may do so for want of memory, and what layers hold stays until the backward
+pass. Of ten layers that is less than a third.
+"""
+
+LEAST_BYTES, LEAST_WORK = 2**16, 2**16
+"""Bytes that a rank sends in a step by halo, and edges times channels that it computes beyond the
+mean of all: with less of both no other mode is asked for.
+
+At 1 GB/s and 1 ns either takes 65 us, about as long as a message from one process to another, and
+any other mode takes messages, too. What is left to gain is that these may be fewer.
+"""
+
+_FEW_RANKS = 8
+"""By halo a rank waits for all others in an exchange; on more than these a grid saves much of it.
+"""
+
+_LARGE = 2**20
+"""Bytes of a tensor on each rank, from which on several are sent by heads one after the other.
+
+Together they take fewer messages, and memory for copies of all of them at once.
+"""
+
+
+class Machine(NamedTuple):
+    """What a rank and its link can do; the slowest of all ranks.
+
+    Attributes:
+        latency: seconds of a message of next to nothing; a collective waits for one from each of
+            the others.
+        bandwidth: bytes that a rank sends in a second.
+        work: seconds of a forward pass of attention for an edge and a channel of a head.
+        sums: the same of a sum over neighbourhoods.
+        memory: bytes that a rank may use.
+        paces: what each rank takes for its work, of what the slowest takes for as much; empty: all
+            ranks take as long.
+    """
+
+    latency: float
+    bandwidth: float
+    work: float
+    sums: float
+    memory: float = math.inf
+    paces: tuple[float, ...] = ()
+
+    def slowest(self, work: Sequence[float]) -> float:
+        """The work of the rank that takes longest for its own, as the slowest would have it."""
+        paces = self.paces or [1.0] * len(work)
+        return max(own * pace for own, pace in zip(work, paces, strict=True))
+
+
+class Operand(NamedTuple):
+    """A tensor with a row for each node or edge, which an operator takes.
+
+    Attributes:
+        place: ``"sources"``, ``"destinations"`` or ``"edges"``.
+        has_heads: whether heads have a part of each row of their own.
+        row: bytes of a row.
+        wants_gradient: whether it does.
+        tensor: operands of one number are one tensor.
+    """
+
+    place: str
+    has_heads: bool
+    row: int
+    wants_gradient: bool
+    tensor: int
+
+
+class Layer(NamedTuple):
+    """One call of a fused operator.
+
+    Attributes:
+        operands: those of nodes and edges.
+        heads: of attention; 1 where there are none.
+        channels: of the output, of one head.
+        out: bytes of a row of the output.
+        on_grid: what it exchanges on a grid.
+        is_sum: whether it is one, and no attention.
+        work: seconds for an edge and a channel, if they were measured for this layer.
+    """
+
+    operands: tuple[Operand, ...]
+    heads: int
+    channels: int
+    out: int
+    on_grid: grid_volume.Layer
+    is_sum: bool = False
+    work: float | None = None
+
+    def seconds(self, mode: Mode, machine: Machine) -> float:
+        """How long a step of it takes in a mode."""
+        exchange = mode.messages * machine.latency + mode.sent / machine.bandwidth
+        usual, backward = machine.work, BACKWARD
+        if self.is_sum:
+            usual, backward = machine.sums, _BACKWARD_OF_SUMS
+        return exchange + (1 + backward) * mode.work * (usual if self.work is None else self.work)
+
+
+class Rows(NamedTuple):
+    """How the graph of a layer is shared out; lists are by rank.
+
+    Attributes:
+        sources, destinations: how many rows of nodes each rank holds.
+        edges: how many edges lead to its nodes.
+        sends, receives: how many rows it gives others and gets from them as their and its halo.
+        blocks: by the mesh of a grid, the edges of the largest block.
+    """
+
+    sources: list[int]
+    destinations: list[int]
+    edges: list[int]
+    sends: list[int]
+    receives: list[int]
+    blocks: Mapping[Mesh, int]
+
+    @property
+    def busiest(self) -> int:
+        """How many rows a rank sends and receives at most."""
+        return max(map(sum, zip(self.sends, self.receives, strict=True)))
+
+    @property
+    def excess(self) -> int:
+        """How many more edges than on the mean of all one has at most."""
+        return max(self.edges) - sum(self.edges) // len(self.edges)
+
+
+class Mode(NamedTuple):
+    """A step of one layer in one mode, on the slowest rank.
+
+    Attributes:
+        collectives: how many it waits for.
+        messages: how many of other ranks it waits for in them.
+        sent: bytes.
+        work: edges times channels of the heads that are computed.
+        memory: bytes that a rank holds for it besides its own rows.
+        mesh: of the grid, if it is one.
+    """
+
+    collectives: int
+    messages: int
+    sent: float
+    work: float
+    memory: float = 0.0
+    mesh: Mesh | None = None
+
+
+def by_halo(layer: Layer, rows: Rows, machine: Machine) -> Mode:
+    """Each rank computes all heads of its nodes, from their rows and those of the halo."""
+    others = len(rows.edges) - 1
+    sources = [operand for operand in layer.operands if operand.place == "sources"]
+    exchanges = 2 * len(sources) if any(rows.receives) else 0
+    row = sum(operand.row for operand in sources)
+    work = machine.slowest(rows.edges) * layer.heads * layer.channels
+    memory = max(rows.receives) * row + max(rows.edges) * _TOPOLOGY
+    return Mode(exchanges, exchanges * others, row * rows.busiest, work, memory)
+
+
+def is_small(layer: Layer, ranks: int, busiest: int, excess: int) -> bool:
+    """Whether no mode can be faster than by halo by more than some messages.
+
+    Args:
+        layer: which.
+        ranks: how many there are.
+        busiest: see :class:`Rows`.
+        excess: likewise.
+    """
+    if ranks > _FEW_RANKS:
+        return False
+    row = sum(operand.row for operand in layer.operands if operand.place == "sources")
+    work = excess * layer.heads * layer.channels
+    return row * busiest < LEAST_BYTES and work < LEAST_WORK
+
+
+def by_heads(layer: Layer, rows: Rows, machine: Machine) -> Mode | None:
+    """Each rank computes some heads of all nodes; ``None`` where there is one head only."""
+    ranks = len(rows.edges)
+    if layer.heads < 2:
+        return None
+    of_place = {"sources": rows.sources, "destinations": rows.destinations, "edges": rows.edges}
+    own = [len(heads) for heads in head_shares(layer.heads, ranks)]
+    exchanges, sent, memory = 0, [0] * ranks, 0.0
+    seen: dict[int, int] = {}
+    moved = [*layer.operands, Operand("destinations", True, layer.out, True, -1)]
+    for operand in moved:
+        counts = of_place[operand.place]
+        n = sum(counts)
+        if operand.has_heads and operand.tensor not in seen:
+            seen[operand.tensor] = operand.row * n
+            for rank in range(ranks):
+                mine = counts[rank]
+                there_and_back = mine * (layer.heads - own[rank]) + (n - mine) * own[rank]
+                sent[rank] += operand.row * there_and_back // layer.heads
+            memory += operand.row * n * max(own) / layer.heads
+        elif not operand.has_heads:
+            memory += operand.row * n
+            if operand.wants_gradient:  # sent to all, and sums sent back
+                exchanges += 1
+                for rank in range(ranks):
+                    sent[rank] += operand.row * (counts[rank] * (ranks - 2) + n)
+    *given, _ = seen.values()
+    exchanges += (len(given) if sends_in_turns(given, ranks) else 1) + 1
+    edges = sum(rows.edges)
+    work = edges * machine.slowest(own) * layer.channels
+    memory += edges * _TOPOLOGY
+    return Mode(2 * exchanges, 2 * exchanges * (ranks - 1), max(sent), work, memory)
+
+
+def on_grid(layer: Layer, rows: Rows, machine: Machine) -> Mode | None:
+    """Blocks of the adjacency matrix stay where they are, on the fastest grid of these ranks."""
+    found = [_on_mesh(layer, rows, mesh) for mesh in rows.blocks]
+    return min(found, key=lambda mode: layer.seconds(mode, machine), default=None)
+
+
+def _on_mesh(layer: Layer, rows: Rows, mesh: Mesh) -> Mode:
+    height, width = mesh
+    found = grid_volume.volume(mesh, layer.on_grid, rows.sources, rows.destinations)
+    forward = layer.on_grid.forward
+    of_columns = sum(w.sources > 0 for w in layer.on_grid) * (height - 1)
+    of_rows = sum((w.destinations > 0) + (w.partial > 0) for w in layer.on_grid) * (width - 1)
+    work = rows.blocks[mesh] * layer.heads * layer.channels
+    of_row = max(sum(rows.destinations[i * width : (i + 1) * width]) for i in range(height))
+    of_column = max(sum(rows.sources[j::width]) for j in range(width))
+    memory = of_column * forward.sources + of_row * (forward.destinations + forward.partial)
+    memory += rows.blocks[mesh] * _TOPOLOGY
+    return Mode(found.collectives, of_columns + of_rows, max(found.sent), work, memory, mesh)
+
+
+MODES: dict[str, Callable[[Layer, Rows, Machine], Mode | None]] = {
+    "halo": by_halo,
+    "heads": by_heads,
+    "2d": on_grid,
+}
+"""What a layer takes in each mode; ``None`` where it cannot be computed in it."""
+
+
+_AS_FAST = 1.05
+"""Modes are ordered by what they do besides what is modelled: in near-ties, earlier ones won."""
+
+
+def allowance(machine: Machine) -> float:
+    """Bytes that a layer may hold on a rank beyond what it holds by halo."""
+    return _MEMORY_SHARE * machine.memory
+
+
+def chosen(layer: Layer, modes: Mapping[str, Mode], machine: Machine) -> str:
+    """The name of the fastest mode of a layer for which there is memory.
+
+    Args:
+        layer: which.
+        modes: that it has, by name, with ``"halo"``.
+        machine: what it runs on.
+    """
+    highest = modes["halo"].memory + allowance(machine)
+    fits = {name: mode for name, mode in modes.items() if mode.memory <= highest}
+    return fastest({name: layer.seconds(mode, machine) for name, mode in fits.items()})
+
+
+def fastest(seconds: Mapping[str, float]) -> str:
+    """The name of the mode that takes least; the first of those that take next to as much."""
+    limit = _AS_FAST * min(seconds.values())
+    return next(name for name, taken in seconds.items() if taken <= limit)
+
+
+def head_shares(num_heads: int, ranks: int) -> list[range]:
+    """Which heads each rank computes: consecutive ones, as many as others have or one more."""
+    cuts = [num_heads * rank // ranks for rank in range(ranks + 1)]
+    return [range(cuts[rank], cuts[rank + 1]) for rank in range(ranks)]
+
+
+def sends_in_turns(sizes: Sequence[int], ranks: int) -> bool:
+    """Whether tensors go from rows to heads one after the other, and not together.
+
+    Args:
+        sizes: bytes of each on all ranks.
+        ranks: how many there are.
+    """
+    return sum(sizes) >= _LARGE * len(sizes) * ranks
+
+
+def meshes(ranks: int) -> list[Mesh]:
+    """All grids of so many ranks, from one column to one row."""
+    return [(ranks // width, width) for width in range(1, ranks + 1) if ranks % width == 0]
+
+
+def of_attention(
+    shapes: Sequence[Sequence[Size]],
+    inputs: Sequence[Tensor | None],
+    num_heads: int,
+) -> Layer:
+    """A call of fused attention, of whose operands nothing but shapes and dtypes is looked at.
+
+    Args:
+        shapes: of the operands of its operator.
+        inputs: the operands.
+        num_heads: how many heads there are.
+    """
+    present = [(x, shape) for x, shape in zip(inputs, shapes, strict=True) if x is not None]
+    numbers: dict[int, int] = {}
+    operands = tuple(
+        Operand(
+            str(shape[0]),
+            "heads" in shape,
+            x.shape[1:].numel() * x.element_size(),
+            x.requires_grad,
+            numbers.setdefault(id(x), len(numbers)),
+        )
+        for x, shape in present
+        if shape[0] in ("sources", "destinations", "edges")
+    )
+    # Attention also adds up features of edges, beside the values: its output is that much wider.
+    wide = max((x.shape[1:] for x, shape in present if len(shape) == 3 and _is_of_nodes(shape)))
+    out = wide.numel() * present[0][0].element_size()
+    return Layer(operands, num_heads, wide[-1], out, grid_volume.of_attention(shapes, inputs, wide))
+
+
+def _is_of_nodes(shape: Sequence[Size]) -> bool:
+    return shape[0] in ("sources", "destinations")
+
+
+def of_sum(x: Tensor, *, is_extremum: bool = False) -> Layer:
+    """A sum, mean, maximum or minimum over neighbourhoods of ``x``, ``[nodes, *channels]``."""
+    channels = math.prod(x.shape[1:])
+    row = channels * x.element_size()
+    widths = grid_volume.of_extrema(x) if is_extremum else grid_volume.of_sums(x)
+    operands = (Operand("sources", False, row, x.requires_grad, 0),)
+    return Layer(operands, 1, channels, row, widths, is_sum=True)
+
+
+def extrapolated(known: Mapping[int, Machine], ranks: int) -> Machine:
+    """What another number of ranks can be expected to do, from what two or more have done.
+
+    Seconds of a message, of a byte and of work are taken for linear in the number of ranks: they do
+    not change where each rank has its own cores and link, and grow in proportion where all share
+    them. What more ranks did faster, as one connection alone does not fill a link, others will do
+    as fast as the largest number did. Each has as much memory as with the number that leaves least,
+    and all have one pace.
+
+    Args:
+        known: by the number of ranks.
+        ranks: another one.
+
+    Raises:
+        ValueError: there are fewer than two.
+    """
+    if len(known) < 2:
+        raise ValueError(f"known must have two numbers of ranks or more, got {sorted(known)}")
+    seconds = {size: (of.latency, 1 / of.bandwidth, of.work, of.sums) for size, of in known.items()}
+    largest = seconds[max(seconds)]
+    latency, byte, work, sums = (
+        max(line({size: of_one[i] for size, of_one in seconds.items()}, ranks), largest[i])
+        for i in range(4)
+    )
+    return Machine(latency, 1 / byte, work, sums, min(of.memory for of in known.values()))
+
+
+def line(values: Mapping[int, float], at: int) -> float:
+    """A least-squares line through values, which does not fall below half the least of them."""
+    mean, centre = sum(values.values()) / len(values), sum(values) / len(values)
+    spread = sum((x - centre) ** 2 for x in values)
+    slope = sum((x - centre) * (y - mean) for x, y in values.items()) / spread
+    return max(mean + slope * (at - centre), min(values.values()) / 2)

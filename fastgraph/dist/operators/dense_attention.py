@@ -1,0 +1,168 @@
+"""Attention of all nodes to all nodes: each rank computes some heads, whatever the mode.
+
+There is no halo to exchange, as every node needs all others. torch's own operator does the heads of
+a rank, on keys and values in the order of ranks: a sum over all nodes has no order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastgraph.dist.operators.heads.exchange import shares, to_heads, to_rows
+from fastgraph.dist.operators.heads.graph import inverse
+from fastgraph.dist.ranks.counts import COUNTS
+from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.layout import Layout
+from fastgraph.dist.tensor.rules.random import dropout_factor
+from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, enter, is_sharded, whole
+from fastgraph.dist.tensor.table import REQUIRED, Arguments, NoRuleError, Options, bound, rule
+
+
+@rule("scaled_dot_product_attention")
+def scaled_dot_product(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+    """``[heads, nodes, channels]`` or ``[batch, heads, nodes, channels]``, sharded by nodes."""
+    query, key, value, mask, dropout, is_causal, scale, is_grouped = bound(
+        args,
+        kwargs,
+        query=REQUIRED,
+        key=REQUIRED,
+        value=REQUIRED,
+        attn_mask=None,
+        dropout_p=0.0,
+        is_causal=False,
+        scale=None,
+        enable_gqa=False,
+    )
+    tensors = query, key, value
+    if mask is not None or is_causal or is_grouped:
+        raise NoRuleError
+    if any(not is_sharded(x) or x.dim() not in (3, 4) or x.axis != x.dim() - 2 for x in tensors):
+        raise NoRuleError
+    if len({x.dim() for x in tensors}) > 1 or len({x.shape[:-2] for x in tensors}) > 1:
+        raise NoRuleError
+    _check_heads(query.shape[-3])
+    targets, rows = query.rows, key.rows
+    local = [query.local, key.local, aligned(value, rows, value.axis)]
+    batched = [x if x.dim() == 4 else x.unsqueeze(0) for x in local]
+    by_rows = [x.permute(2, 1, 0, 3) for x in batched]
+    out = _attend(by_rows, targets, rows, None, dropout, scale).permute(2, 1, 0, 3)
+    return ShardedTensor(out if query.dim() == 4 else out.squeeze(0), targets, query.axis)
+
+
+@rule("multi_head_attention_forward")
+def multi_head(func: Any, args: Arguments, kwargs: Options) -> tuple[ShardedTensor, None]:
+    """``torch.nn.MultiheadAttention``, ``[nodes, channels]`` or ``[nodes, batch, channels]``."""
+    (
+        query, key, value, _, num_heads, in_weight, in_bias, bias_k, bias_v, zero, dropout,
+        out_weight, out_bias, training, padding, need_weights, mask, is_separate, *separate,
+        static_k, static_v, _, is_causal,
+    ) = bound(
+        args, kwargs, query=REQUIRED, key=REQUIRED, value=REQUIRED, embed_dim_to_check=REQUIRED,
+        num_heads=REQUIRED, in_proj_weight=REQUIRED, in_proj_bias=REQUIRED, bias_k=REQUIRED,
+        bias_v=REQUIRED, add_zero_attn=REQUIRED, dropout_p=REQUIRED, out_proj_weight=REQUIRED,
+        out_proj_bias=REQUIRED, training=True, key_padding_mask=None, need_weights=True,
+        attn_mask=None, use_separate_proj_weight=False, q_proj_weight=None, k_proj_weight=None,
+        v_proj_weight=None, static_k=None, static_v=None, average_attn_weights=True,
+        is_causal=False,
+    )  # fmt: skip
+    further = (bias_k, bias_v, static_k, static_v, mask, *separate)
+    if need_weights or zero or is_separate or is_causal or any(x is not None for x in further):
+        raise NoRuleError
+    tensors = query, key, value
+    if any(not is_sharded(x) or x.axis != 0 or x.dim() not in (2, 3) for x in tensors):
+        raise NoRuleError
+    if key.shape != value.shape or query.shape[1:] != key.shape[1:]:
+        raise NoRuleError  # upstream's own message
+    _check_heads(num_heads)
+    targets, rows = query.rows, key.rows
+    if query is key and key is value:
+        projected = list(F.linear(query.local, enter(in_weight), enter(in_bias)).chunk(3, -1))
+    else:
+        local = query.local, key.local, aligned(value, rows, 0)
+        weights = enter(in_weight).chunk(3)
+        biases = [None] * 3 if in_bias is None else enter(in_bias).chunk(3)
+        projected = [F.linear(*each) for each in zip(local, weights, biases, strict=True)]
+    # [nodes, heads, batch, channels of a head]
+    batch = query.shape[1] if query.dim() == 3 else 1
+    channels = query.shape[-1] // num_heads
+    by_rows = [x.reshape(len(x), batch, num_heads, channels) for x in projected]
+    by_rows = [x.transpose(1, 2) for x in by_rows]
+    if padding is not None and padding.dim() == 1:
+        padding = padding.unsqueeze(0)
+    out = _attend(by_rows, targets, rows, padding, dropout if training else 0.0, None)
+    out = out.transpose(1, 2).reshape(targets.mine, *query.shape[1:])
+    return ShardedTensor(F.linear(out, enter(out_weight), enter(out_bias)), targets, 0), None
+
+
+def _check_heads(num_heads: int) -> None:
+    if num_heads < 2 and WORLD.size > 1:
+        raise NoRuleError  # one rank would do all of it
+
+
+def _attend(
+    by_rows: list[Tensor],
+    targets: Layout,
+    rows: Layout,
+    padding: Tensor | None,
+    dropout: float,
+    scale: float | None,
+) -> Tensor:
+    """Attention for local queries, keys and values, ``[mine, heads, batch, channels]`` each.
+
+    Args:
+        by_rows: queries, keys and values.
+        targets: the layout of the queries.
+        rows: that of keys and values.
+        padding: ``[batch, n]``, of bool, which keys are left out, or of numbers, which are added.
+        dropout: of the weights.
+        scale: of the scores; default: one over the root of the channels.
+    """
+    heads = shares(by_rows[0].shape[1])
+    sent = to_heads(by_rows, [targets, rows, rows], heads)
+    query, key, value = (x.permute(2, 1, 0, 3) for x in sent)
+    mask = None if padding is None else _mask(whole(padding), rows, query.dtype)
+    COUNTS.attention["heads (dense)"] += 1
+    if dropout > 0:
+        out = _with_dropout(query, key, value, mask, targets, rows, heads, dropout, scale)
+    elif heads.mine:
+        out = F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
+    else:  # nothing, of which the gradient still goes to the other ranks
+        out = query @ key.transpose(-2, -1) @ value
+    (found,) = to_rows([out.permute(2, 1, 0, 3)], [targets], heads)
+    return found
+
+
+def _mask(padding: Tensor, rows: Layout, dtype: torch.dtype) -> Tensor | None:
+    """What is added to scores, ``[batch, 1, 1, n]`` in the order of ranks."""
+    if not bool(padding.any()):
+        return None
+    if padding.dtype == torch.bool:
+        padding = torch.zeros(padding.shape, dtype=dtype).masked_fill_(padding, -torch.inf)
+    return padding.index_select(1, inverse(rows.order))[:, None, None, :]
+
+
+def _with_dropout(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    targets: Layout,
+    rows: Layout,
+    heads: Layout,
+    dropout: float,
+    scale: float | None,
+) -> Tensor:
+    """Attention with weights that are dropped by where they are among those of one process.
+
+    They are made, as by torch on the CPU: ``[batch, heads of this rank, n, n]``.
+    """
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = (query * factor) @ key.transpose(-2, -1)
+    weights = (scores if mask is None else scores + mask).softmax(-1)
+    shape = [query.shape[0], heads.n, targets.n, rows.n]
+    at = {1: heads.position, 2: inverse(targets.order), 3: inverse(rows.order)}
+    return weights * dropout_factor(shape, at, dropout, weights.dtype) @ value

@@ -1,0 +1,1 @@
+"""The grid: each rank computes one block of the adjacency matrix."""

@@ -1,0 +1,174 @@
+"""Ranks as a grid, whose rows share destinations and whose columns share sources.
+
+Rank ``(i, j)`` holds the block of the adjacency matrix with the edges from the nodes of column
+``j`` to those of row ``i``: A-stationary 1.5D (Besta et al., "High-performance and programmable
+attentional graph neural networks with global tensor formulations", SC 2023). Nodes stay with their
+ranks, and those of a row or column are those of its ranks. So features are replicated within a
+column, results of blocks reduced within a row, and either moves the rows of ``sqrt(P)`` ranks.
+
+What is sent goes between *own* rows, ``[mine, ...]``, and the rows of all ranks of a group, one
+rank after the other. Each function is differentiable any number of times: the gradient of one is
+another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.distributed.device_mesh import init_device_mesh
+
+from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.mesh import Mesh, usual_mesh
+from fastgraph.dist.ranks.transport import Group
+from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.layout import Layout, Recent
+
+_AXES = ("destinations", "sources")
+_grids = Recent()
+
+
+class Grid:
+    """The place of this rank in a grid. All ranks must make it together.
+
+    Attributes:
+        mesh: how many rows and columns there are.
+        row: the ranks of the same destinations.
+        column: the ranks of the same sources.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        height, width = self.mesh = mesh
+        made = init_device_mesh("cpu", mesh, mesh_dim_names=_AXES)
+        at, along = divmod(WORLD.rank, width)
+        of_row = range(at * width, (at + 1) * width)
+        of_column = range(along, height * width, width)
+        self.row = Group(of_row, along, made.get_group("sources"))
+        self.column = Group(of_column, at, made.get_group("destinations"))
+
+
+def grid(mesh: Mesh | None = None) -> Grid:
+    """The grid of a mesh, by default of the most square one; made at the first call."""
+    mesh = mesh or usual_mesh(WORLD.size)
+    found: Grid = _grids.get((mesh, WORLD.size, WORLD.rank), lambda: Grid(mesh))
+    return found
+
+
+def counts(rows: Layout, group: Group) -> list[int]:
+    """How many rows each rank of a group holds."""
+    return [rows.counts[rank] for rank in group.ranks]
+
+
+def places(positions: Tensor, rows: Layout, group: Group) -> Tensor:
+    """int64: where the rows at global positions are among those of the ranks of a group."""
+    starts = torch.zeros(WORLD.size, dtype=torch.int64)
+    of_ranks = torch.tensor(counts(rows, group))
+    starts[torch.tensor(group.ranks)] = of_ranks.cumsum(0) - of_ranks
+    held = rows.held(positions)
+    return starts[held.owner] + held.row
+
+
+def replicated(tensors: Sequence[Tensor], rows: Layout, group: Group) -> list[Tensor]:
+    """The rows of all ranks of a group on each of them, ``[of the group, ...]``.
+
+    Backward: each rank adds up what all have for its rows.
+    """
+    return from_owners([x.expand(group.size, *x.shape) for x in tensors], rows, group)
+
+
+def to_owners(tensors: Sequence[Tensor], rows: Layout, group: Group) -> list[Tensor]:
+    """What each rank of a group has for the rows of this one.
+
+    Args:
+        tensors: ``[of the group, ...]`` each.
+        rows: the layout of their first dimension.
+        group: whose rows there are.
+
+    Returns:
+        ``[ranks of the group, mine, ...]`` each. This rank sends all but what is for itself, in one
+        collective.
+    """
+    if group.size == 1:
+        return [x.unsqueeze(0) for x in tensors]
+    return list(_ToOwners.apply(rows, group, *tensors))  # type: ignore[no-untyped-call]
+
+
+def from_owners(tensors: Sequence[Tensor], rows: Layout, group: Group) -> list[Tensor]:
+    """For each rank of a group what the owners of all rows have for it.
+
+    The transpose of :func:`to_owners`.
+    """
+    if group.size == 1:
+        return [x.squeeze(0) for x in tensors]
+    return list(_FromOwners.apply(rows, group, *tensors))  # type: ignore[no-untyped-call]
+
+
+class _ToOwners(Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Layout, group: Group, *tensors: Tensor) -> Any:
+        of_group = counts(rows, group)
+        receives = [rows.mine] * group.size
+        received = _exchanged(tensors, of_group, receives, group)
+        shape = group.size, rows.mine
+        return _marked(ctx, rows, group, [x.view(*shape, *x.shape[1:]) for x in received])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, None, *_wanted(ctx, grads, from_owners)
+
+
+class _FromOwners(Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Layout, group: Group, *tensors: Tensor) -> Any:
+        of_group = counts(rows, group)
+        sends = [rows.mine] * group.size
+        flat = [x.reshape(sum(sends), *x.shape[2:]) for x in tensors]
+        return _marked(ctx, rows, group, _exchanged(flat, sends, of_group, group))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, None, *_wanted(ctx, grads, to_owners)
+
+
+def _marked(ctx: Any, rows: Layout, group: Group, found: list[Tensor]) -> tuple[Tensor, ...]:
+    """Results, of which those have no gradient whose operands have none."""
+    ctx.rows, ctx.group = rows, group
+    needed = ctx.needs_input_grad[2:]
+    ctx.mark_non_differentiable(*(x for x, need in zip(found, needed, strict=True) if not need))
+    return tuple(found)
+
+
+def _wanted(ctx: Any, grads: Sequence[Tensor], send: Any) -> list[Tensor | None]:
+    """The gradients that somebody waits for; all ranks wait for the same ones."""
+    wanted = [i for i, needed in enumerate(ctx.needs_input_grad[2:]) if needed]
+    found: list[Tensor | None] = [None] * len(grads)
+    sent = send([grads[i] for i in wanted], ctx.rows, ctx.group)
+    for i, grad in zip(wanted, sent, strict=True):
+        found[i] = grad
+    return found
+
+
+def _exchanged(
+    tensors: Sequence[Tensor],
+    sends: Sequence[int],
+    receives: Sequence[int],
+    group: Group,
+) -> list[Tensor]:
+    """Rows of several tensors side by side, as bytes where their dtypes differ."""
+    if len(tensors) == 1:
+        return [transport.all_to_all(tensors[0], sends, receives, group=group)]
+    sizes = [x.shape[1:].numel() * x.element_size() for x in tensors]
+    packed = torch.cat([transport.as_bytes(x.contiguous()) for x in tensors], 1)
+    received = transport.all_to_all(packed, sends, receives, group=group)
+    taken = sum(receives)
+    # With no row or one a part counts as contiguous, though rows are apart by what fits no dtype.
+    copies = [
+        part.clone(memory_format=torch.contiguous_format) for part in received.split(sizes, 1)
+    ]
+    return [
+        copy.view(x.dtype).view(taken, *x.shape[1:])
+        for x, copy in zip(tensors, copies, strict=True)
+    ]

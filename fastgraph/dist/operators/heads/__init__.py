@@ -1,0 +1,1 @@
+"""Heads: each rank computes some heads of attention for all rows, over all edges."""

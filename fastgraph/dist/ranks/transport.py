@@ -1,0 +1,312 @@
+"""The collectives of torch.distributed that everything else is made of, counted and checked.
+
+Every rank must issue the same collectives in the same order. Nothing else in this package calls
+``torch.distributed`` for tensors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fastgraph.dist.ranks.counts import COUNTS
+from fastgraph.dist.ranks.phases import RECORDER
+from fastgraph.dist.ranks.world import WORLD, CollectiveError, RanksDivergedError, line_of_program
+
+_AT_ONCE = 2**20
+"""Bytes for all ranks, up to which a rank sends the whole of a tensor to each: messages that leave
+together take less than those of a ring, which follow one another.
+"""
+
+# torch 2.13 has given the function another name.
+_gather_parts = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class Group(NamedTuple):
+    """Some of the ranks, in ascending order, and this rank among them.
+
+    All ranks issue the collectives of their groups together: groups that exist side by side have
+    the same size.
+
+    Attributes:
+        ranks: which ranks these are.
+        rank: the place of this one among them.
+        handle: that of ``torch.distributed``; ``None`` for all ranks.
+    """
+
+    ranks: Sequence[int]
+    rank: int
+    handle: dist.ProcessGroup | None
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return len(self.ranks)
+
+
+def all_reduce(x: Tensor) -> Tensor:
+    """The sum of the tensors of all ranks, which have one shape; the same bits on all of them.
+
+    Sums of booleans and of small integers are of int64, as those of torch are.
+    """
+    integer = x.dtype == torch.bool
+    out = x.detach().to(torch.int64 if integer else x.dtype, copy=True)
+    out = out.contiguous()
+    if WORLD.size > 1:
+        sent = out.nbytes * 2 * (WORLD.size - 1) // WORLD.size
+        _issue("all_reduce", x.shape, x.dtype, sent, lambda: dist.all_reduce(out))
+    return out
+
+
+def all_reduce_in_order(x: Tensor) -> Tensor:
+    """:func:`all_reduce`, whose sums are taken in the order of ranks.
+
+    So their bits do not depend on where in a tensor they are; gloo begins with another rank in each
+    part of it. Small tensors take fewer messages than gloo's ring, too.
+    """
+    size = WORLD.size
+    if size <= 2 or not x.numel():  # two numbers have one sum
+        return all_reduce(x)
+    flat = x.detach().flatten()
+    if x.nbytes * size <= _AT_ONCE:
+        return _sum_of_parts(flat.expand(size, -1).contiguous(), x.shape).view(x.shape)
+    length = -(-len(flat) // size)
+    parts = pad(flat, (0, size * length - len(flat))).view(size, length)
+    whole = all_gather(_sum_of_parts(parts, x.shape), [length] * size)
+    return whole[: len(flat)].view(x.shape)
+
+
+def _sum_of_parts(parts: Tensor, shape: Sequence[int]) -> Tensor:
+    """What the ranks have for this one, added up; of ``parts`` each rank gets a row."""
+    received = torch.empty_like(parts)
+    sent = parts[1:].nbytes
+    given, taken = as_bytes(parts), as_bytes(received)
+    _issue("all_reduce", shape, parts.dtype, sent, lambda: dist.all_to_all_single(taken, given))
+    total = received[0] + received[1]
+    for part in received[2:]:
+        total += part
+    return total
+
+
+def sum_of_sparse(x: Tensor) -> Tensor:
+    """:func:`all_reduce` of sparse tensors in coordinate format: the entries of all ranks."""
+    x = x.detach().coalesce()
+    index, values = x.indices().t().contiguous(), x.values()
+    counts = all_gather(torch.tensor([len(values)]), [1] * WORLD.size).tolist()
+    entries = all_gather(index, counts).t(), all_gather(values, counts)
+    return torch.sparse_coo_tensor(*entries, x.shape, check_invariants=False).coalesce()
+
+
+def all_gather(x: Tensor, counts: Sequence[int]) -> Tensor:
+    """The rows of all ranks in the order of ranks, of which rank ``r`` has ``counts[r]``.
+
+    A new tensor. Rows are padded to the longest part, as gloo gathers parts of one size only.
+    """
+    x = x.detach()
+    if WORLD.size == 1:
+        return x.clone(memory_format=torch.contiguous_format)
+    longest = max(counts)
+    padded = x.new_zeros((longest, *x.shape[1:]))
+    padded[: len(x)] = x
+    received = x.new_empty((WORLD.size * longest, *x.shape[1:]))
+    sent = padded.nbytes * (WORLD.size - 1)
+    if padded.numel():
+        given, taken = as_bytes(padded), as_bytes(received)
+        _issue(
+            "all_gather",
+            (sum(counts), *x.shape[1:]),
+            x.dtype,
+            sent,
+            lambda: _gather_parts(taken, given),
+        )
+    starts = range(0, WORLD.size * longest, longest) if longest else [0] * WORLD.size
+    return torch.cat([received[s : s + c] for s, c in zip(starts, counts, strict=True)])
+
+
+def all_to_all(
+    x: Tensor,
+    sends: Sequence[int],
+    receives: Sequence[int],
+    into: Tensor | None = None,
+    group: Group | None = None,
+) -> Tensor:
+    """Rows for each rank, ``sends[r]`` of them for rank ``r``; gives those from each rank.
+
+    ``into`` is contiguous memory for the result. In a group ``r`` is a place in it.
+    """
+    return begin_all_to_all(x, sends, receives, into, group).wait()
+
+
+def begin_all_to_all(
+    x: Tensor,
+    sends: Sequence[int],
+    receives: Sequence[int],
+    into: Tensor | None = None,
+    group: Group | None = None,
+) -> Exchange:
+    """:func:`all_to_all`, which goes on while this rank does other things.
+
+    All ranks must begin it, and other collectives, in the same order. ``x`` must not be changed
+    before the end.
+    """
+    x = x.detach().contiguous()
+    out = x.new_empty((sum(receives), *x.shape[1:])) if into is None else into
+    exchange = Exchange(x, out)
+    if (WORLD.size if group is None else group.size) == 1:
+        out.copy_(x)
+    elif x.shape[1:].numel():
+        exchange.begin(sends, receives, group)
+    return exchange
+
+
+class Exchange:
+    """An all-to-all that is going on."""
+
+    def __init__(self, given: Tensor, received: Tensor) -> None:
+        self._given, self._received = given, received
+        self._work: Any = None
+        self._recorded: list[tuple[int, float]] | None = None
+        self._position = 0
+
+    def begin(self, sends: Sequence[int], receives: Sequence[int], group: Group | None) -> None:
+        """Issue the collective."""
+        rank, handle = (WORLD.rank, None) if group is None else (group.rank, group.handle)
+        x = self._given
+        given, taken = as_bytes(x), as_bytes(self._received)
+
+        def collective() -> None:
+            self._work = dist.all_to_all_single(
+                taken, given, list(receives), list(sends), group=handle, async_op=True
+            )
+
+        sent = x.shape[1:].numel() * x.element_size() * (sum(sends) - sends[rank])
+        _issue("all_to_all", x.shape[1:], x.dtype, sent, collective)
+        self._recorded = RECORDER.collectives
+        if self._recorded is not None:
+            self._position = len(self._recorded) - 1
+
+    def wait(self) -> Tensor:
+        """What was received, once it is here."""
+        if self._work is None:
+            return self._received
+        started = time.perf_counter()
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise _unfinished("all_to_all", self._given.shape[1:], self._given.dtype, error) from (
+                error
+            )
+        self._work = None
+        if self._recorded is not None:  # what the rank did meanwhile counts as computing
+            sent, seconds = self._recorded[self._position]
+            seconds += time.perf_counter() - started
+            self._recorded[self._position] = sent, seconds
+        return self._received
+
+
+def table_of(row: Tensor) -> Tensor:
+    """The rows of all ranks, ``[ranks, len(row)]``; for what ranks check, and not counted."""
+    found = row.new_empty(WORLD.size * len(row))
+    try:
+        _gather_parts(found, row)
+    except RuntimeError as error:
+        raise _unfinished("all_gather", row.shape, row.dtype, error) from error
+    return found.view(WORLD.size, -1)
+
+
+def agree(value: bool) -> bool:
+    """Whether this holds on all ranks.
+
+    What depends on the rows of one rank must be agreed on before anything is done about it: ranks
+    that go different ways wait for each other forever.
+    """
+    if WORLD.size == 1:
+        return value
+    return int(all_reduce(torch.tensor(int(not value)))) == 0
+
+
+def barrier() -> None:
+    """Wait for all ranks."""
+    if WORLD.size > 1:
+        _issue("barrier", (), None, 0, dist.barrier)
+
+
+def broadcast(value: Any) -> Any:
+    """The object of rank 0."""
+    if WORLD.size == 1:
+        return value
+    box = [value]
+    _issue("broadcast", (), None, 0, lambda: dist.broadcast_object_list(box, 0))
+    return box[0]
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """The objects of all ranks, in their order."""
+    found: list[Any] = [value] * WORLD.size
+    if WORLD.size > 1:
+        _issue("gather_objects", (), None, 0, lambda: dist.all_gather_object(found, value))
+    return found
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """A contiguous tensor as rows of bytes, so that every dtype can be sent by every library.
+
+    Strides of dimensions of a single element or none can be any, and are put right.
+    """
+    size = x.shape[1:].numel()
+    return x.as_strided((len(x), size), (size, 1)).view(torch.uint8)
+
+
+def _issue(
+    kind: str,
+    shape: Sequence[int],
+    dtype: torch.dtype | None,
+    sent: int,
+    collective: Callable[[], object],
+) -> None:
+    if WORLD.is_alone:
+        raise RanksDivergedError(
+            f"rank {WORLD.rank} of {WORLD.size}: {kind} of {list(shape)} {dtype} at "
+            f"{line_of_program()}, while ranks work one by one, as on the files of a dataset"
+        )
+    if WORLD.is_forked:
+        raise RuntimeError(
+            f"a fork of rank {WORLD.rank}, such as a worker of a data loader, uses a sharded "
+            f"tensor at {line_of_program()}; give it fastgraph.dist.whole(tensor)"
+        )
+    COUNTS.calls[kind] += 1
+    COUNTS.sent[kind] += sent
+    started = time.perf_counter()
+    try:
+        if WORLD.check:
+            _compare(f"{kind} of {list(shape)} {dtype} at {line_of_program()}")
+        collective()
+    except RanksDivergedError:
+        raise
+    except RuntimeError as error:
+        raise _unfinished(kind, shape, dtype, error) from error
+    if RECORDER.collectives is not None:
+        RECORDER.collectives.append((sent, time.perf_counter() - started))
+
+
+def _unfinished(
+    kind: str, shape: Sequence[int], dtype: torch.dtype | None, error: RuntimeError
+) -> CollectiveError:
+    return CollectiveError(
+        f"rank {WORLD.rank} of {WORLD.size}: {kind} of {list(shape)} {dtype}, called at "
+        f"{line_of_program()}, did not end: {error}"
+    )
+
+
+def _compare(fingerprint: str) -> None:
+    found: list[Any] = [None] * WORLD.size
+    dist.all_gather_object(found, fingerprint)
+    if len(set(found)) > 1:
+        listed = "\n".join(f"  rank {rank}: {print_}" for rank, print_ in enumerate(found))
+        raise RanksDivergedError(f"ranks ask for different collectives:\n{listed}")

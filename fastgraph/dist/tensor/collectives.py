@@ -1,0 +1,172 @@
+"""Differentiable collectives, in dual pairs: the backward pass of each is the other.
+
+The gradient of a replicated tensor is whole and the same on all ranks; that of a sharded one is
+held by rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from fastgraph.dist.ranks import gradients, transport
+from fastgraph.machine.memory import new_rows
+from fastgraph.ops.library import needs_torch_operations
+
+if TYPE_CHECKING:
+    from fastgraph.dist.tensor.exchange import Plan
+    from fastgraph.dist.tensor.layout import Layout
+
+
+_CONTIGUOUS = torch.contiguous_format
+
+
+def applied(function: type[Function], *arguments: Any) -> Any:
+    """``function.apply``, without what torch does before it for transforms of ``torch.func``."""
+    return super(Function, function).apply(*arguments)  # type: ignore[misc]
+
+
+class _Enter(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.x = x if gradients.may_wait(x) else None
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        if ctx.x is not None and gradients.waits(ctx.x, ctx.next_functions[0][0], grad):
+            return None
+        return applied(_Sum, grad, gradients.is_small(grad))
+
+
+class _Sum(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, in_order: bool) -> Tensor:
+        if x.layout == torch.sparse_coo:
+            return transport.sum_of_sparse(x)
+        return transport.all_reduce_in_order(x) if in_order else transport.all_reduce(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return enter(grad), None
+
+
+class _Gather(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Layout, axis: int) -> Tensor:
+        ctx.rows, ctx.axis = rows, axis
+        parts = transport.all_gather(x.movedim(axis, 0), rows.counts)
+        # Never a view, which autograd would not let anyone write to.
+        found = parts.index_select(0, rows.order)
+        return found if axis == 0 else found.movedim(0, axis).clone(memory_format=_CONTIGUOUS)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return split(grad, ctx.rows, ctx.axis), None, None
+
+
+class _Split(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Layout, axis: int) -> Tensor:
+        ctx.rows, ctx.axis = rows, axis
+        return x.index_select(axis, rows.position)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return gather(grad, ctx.rows, ctx.axis), None, None
+
+
+class _Halo(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
+        ctx.plan = plan
+        return transport.all_to_all(x.index_select(0, plan.given), plan.sends, plan.receives)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return halo_sum(grad, ctx.plan), None
+
+
+class _HaloSum(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
+        ctx.plan = plan
+        returned = transport.all_to_all(x, plan.receives, plan.sends)
+        return x.new_zeros((plan.mine, *x.shape[1:])).index_add_(0, plan.given, returned)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return halo(grad, ctx.plan), None
+
+
+class _WithHalo(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
+        ctx.plan = plan
+        out = new_rows(x, (plan.mine + sum(plan.receives), *x.shape[1:]))
+        out[: plan.mine] = x
+        given = x.index_select(0, plan.given)
+        transport.all_to_all(given, plan.sends, plan.receives, into=out[plan.mine :])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        plan = ctx.plan
+        if needs_torch_operations(grad):
+            return grad[: plan.mine] + halo_sum(grad[plan.mine :], plan), None
+        own, others = grad[: plan.mine], grad[plan.mine :]
+        returned = transport.all_to_all(others, plan.receives, plan.sends)
+        return own.index_add_(0, plan.given, returned), None
+
+
+def enter(x: Tensor) -> Tensor:
+    """A replicated tensor, which each rank is about to use on its own rows.
+
+    Backward: the sum of the ranks' gradients.
+    """
+    return applied(_Enter, x)  # type: ignore[no-any-return]
+
+
+def sum_of_ranks(x: Tensor) -> Tensor:
+    """The sum of what each rank has, replicated. Backward: the gradient as it is."""
+    return applied(_Sum, x, False)  # type: ignore[no-any-return]
+
+
+def gather(x: Tensor, rows: Layout, axis: int) -> Tensor:
+    """All rows of all ranks in global order, replicated, in new memory. Backward: a split."""
+    return applied(_Gather, x, rows, axis)  # type: ignore[no-any-return]
+
+
+def split(x: Tensor, rows: Layout, axis: int) -> Tensor:
+    """The rows of a replicated tensor that this rank holds. Backward: a gather."""
+    return applied(_Split, x, rows, axis)  # type: ignore[no-any-return]
+
+
+def halo(x: Tensor, plan: Plan) -> Tensor:
+    """Rows of other ranks, ``[sum(plan.receives), ...]``, that a plan needs.
+
+    Backward: each rank adds up what others have for its rows.
+    """
+    return applied(_Halo, x.contiguous(), plan)  # type: ignore[no-any-return]
+
+
+def halo_sum(x: Tensor, plan: Plan) -> Tensor:
+    """The transpose of :func:`halo`: values for rows of others, added up by their owners."""
+    return applied(_HaloSum, x.contiguous(), plan)  # type: ignore[no-any-return]
+
+
+def with_halo(x: Tensor, plan: Plan) -> Tensor:
+    """Local rows, followed by those of other ranks that a plan needs.
+
+    Backward: each rank adds up what it and others have for its rows, in the memory of the gradient.
+    That must be one which an operator made, and nothing else refers to.
+    """
+    return applied(_WithHalo, x, plan) if plan.remote else x
+
+
+def records_gradient(x: object) -> bool:
+    """Whether what is done with a value now will be differentiated."""
+    return isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled()

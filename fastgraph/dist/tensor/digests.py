@@ -1,0 +1,189 @@
+"""Replicated tensors and random states, of which all ranks must have the same.
+
+A program that draws from a generator without a seed, or from the order of a set, is another one on
+each rank, and its results are those of none. So in the first steps of a training ranks compare 64
+bits of whatever meets sharded tensors, and of what optimizers have changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import random
+import sys
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.world import (
+    BEGINNING,
+    WORLD,
+    RanksDivergedError,
+    frame_of_program,
+    line_of_program,
+)
+from fastgraph.dist.tensor.memo import flat
+from fastgraph.machine import native
+
+_STEPS = 2
+_COMPARISONS = 1000
+
+_ADVICE = (
+    "draw it from torch, random or numpy.random, which all ranks share, or from a generator with a "
+    "seed, and not from the order of a set or the time"
+)
+
+
+class Digests:
+    """The comparisons that are left.
+
+    Attributes:
+        steps: of optimizers.
+        comparisons: of tensors, for programs that take no step.
+    """
+
+    def __init__(self) -> None:
+        self.steps = self.comparisons = 0
+        self._is_of_script = False
+
+    def begin(self) -> None:
+        """Compare from now on, on all ranks."""
+        self.steps, self.comparisons = _STEPS, _COMPARISONS
+
+    def watch_script(self) -> None:
+        """Compare random states and what optimizers have changed, too.
+
+        For a script that knows nothing of ranks. One that does may well print by a library that
+        draws, or take steps, on a single rank.
+        """
+        if not self._is_of_script:
+            register_optimizer_step_post_hook(self._after_step)
+            self._is_of_script = True
+
+    def end(self) -> None:
+        """Compare no more, on all ranks."""
+        self.steps = 0
+
+    @property
+    def is_on(self) -> bool:
+        """True while ranks compare; all of them stop together."""
+        if self.comparisons <= 0 or self.steps <= 0 or WORLD.size == 1:
+            return False
+        return not (WORLD.is_alone or WORLD.is_forked)
+
+    def compare(self, x: Any, name: str = "") -> None:
+        """Compare a replicated tensor or some integers; all ranks together.
+
+        Args:
+            x: what meets a sharded tensor.
+            name: in the program, if it is known.
+
+        Raises:
+            RanksDivergedError: on all ranks, if one has another one.
+        """
+        if not self.is_on or not isinstance(x, (Tensor, int)):
+            return
+        self.comparisons -= 1
+        if self._is_of_script:
+            _compare_random_states()
+        with torch._C.DisableTorchFunctionSubclass():
+            tensor = x.detach() if isinstance(x, Tensor) else torch.tensor(x)
+            _compare(tensor, lambda: name or _name_of(x))
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self.is_on:
+            return
+        self.steps -= 1
+        _compare_random_states()
+        groups = [group["params"] for group in optimizer.param_groups]
+        tensors = [p.detach() for group in groups for p in group if type(p) is nn.Parameter]
+        kind = type(optimizer).__name__
+        with torch._C.DisableTorchFunctionSubclass():
+            total = sum(map(_digest, tensors)) % 2**62
+            (same_number, same_values) = _are_same([len(tensors), total])
+            if not same_number:
+                raise RanksDivergedError(f"{kind} has other numbers of parameters on some ranks")
+            if not same_values:
+                for position, x in enumerate(tensors):
+                    _compare(x, functools.partial("parameter {} of {}".format, position, kind))
+
+
+DIGESTS = Digests()
+
+BEGINNING.append(DIGESTS.begin)
+
+
+def _compare(x: Tensor, name: Callable[[], str]) -> None:
+    (is_same,) = _are_same([_digest(x)])
+    if is_same or (x.is_floating_point() and transport.agree(_is_rounded(x))):
+        return
+    raise RanksDivergedError(
+        f"{name()} of shape {list(x.shape)} and {x.dtype} is not the same on all ranks, at "
+        f"{line_of_program()}: {_ADVICE}"
+    )
+
+
+def _is_rounded(x: Tensor) -> bool:
+    """True if it is that of rank 0 but for rounding, as that of another processor may be."""
+    of_first: Tensor = transport.broadcast(x)
+    if of_first.shape != x.shape or of_first.dtype != x.dtype:
+        return False
+    if not x.numel():
+        return True
+    tolerance = torch.finfo(x.dtype).eps ** 0.5
+    most = tolerance * float(of_first.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    return torch.allclose(x, of_first, rtol=tolerance, atol=most, equal_nan=True)
+
+
+def _compare_random_states() -> None:
+    numpy = sys.modules.get("numpy")
+    states = {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "random": pickle.dumps(random.getstate()),
+        "numpy.random": b"" if numpy is None else pickle.dumps(numpy.random.get_state()),
+    }
+    same = _are_same([zlib.crc32(state) for state in states.values()])
+    for name, is_same in zip(states, same, strict=True):
+        if not is_same:
+            raise RanksDivergedError(
+                f"the random state of {name} is not the same on all ranks, at {line_of_program()}: "
+                "they have drawn different numbers of times from it"
+            )
+
+
+def _are_same(digests: list[int]) -> list[bool]:
+    """For each of some numbers, whether it is the same on all ranks."""
+    table = transport.table_of(torch.tensor(digests, dtype=torch.int64))
+    return (table == table[0]).all(0).tolist()
+
+
+def _digest(x: Tensor) -> int:
+    """63 bits of a tensor."""
+    kind = zlib.crc32(repr((list(x.shape), x.dtype, x.layout)).encode())
+    if x.layout != torch.strided:
+        return kind
+    if native.is_available():
+        content = native.library().checksum(flat(x))
+    else:
+        content = zlib.crc32(x.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return int((content ^ (kind << 31)) & (2**62 - 1))
+
+
+def _name_of(x: Any) -> str:
+    """The name of a tensor in the function of the program that is running."""
+    frame = frame_of_program()
+    for scope in (frame.f_locals, frame.f_globals):
+        for name, value in list(scope.items()):
+            if value is x and isinstance(x, Tensor):
+                return name
+            if isinstance(value, nn.Module):
+                held = (*value.named_parameters(), *value.named_buffers())
+                for key, tensor in held:
+                    if tensor is x:
+                        return f"{name}.{key}"
+    return "a tensor" if isinstance(x, Tensor) else "an index"

@@ -1,0 +1,228 @@
+"""Which rank holds which rows of a dimension."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.mesh import Mesh
+from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.memo import made
+
+_REMEMBERED = 256
+
+
+class Recent:
+    """The values that were made last, by key; which ones they are is the same on all ranks."""
+
+    def __init__(self, limit: int = _REMEMBERED) -> None:
+        self._limit = limit
+        self._values: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """The value of a key, made if it is not there."""
+        if key in self._values:
+            self._values.move_to_end(key)
+            return self._values[key]
+        value = self._values[key] = made(make)
+        while len(self._values) > self._limit:
+            self._values.popitem(last=False)
+        return value
+
+
+class Held(NamedTuple):
+    """Who holds the rows at some global positions.
+
+    Attributes:
+        owner: int64, of the shape of the positions: the rank.
+        row: int64, likewise: the local row on that rank.
+    """
+
+    owner: Tensor
+    row: Tensor
+
+
+class Layout:
+    """Who holds which positions of a dimension of global length ``n``.
+
+    Each local row has a key; keys differ between rows and ranks, and grow with local rows. The
+    global order of rows is that of their keys. So a selection of rows, whose keys are those of the
+    rows that are left, needs to know nothing but how many there are on each rank.
+
+    Attributes:
+        key: int64 ``[mine]``, ascending.
+        bound: above all keys of all ranks.
+        counts: how many rows each rank holds; zeros are fine.
+        n: their sum.
+        mine: how many this rank holds.
+        mode: how fused operators among these rows are computed, see
+            :mod:`fastgraph.dist.operators.modes`.
+        mesh: of the grid of ranks, with ``"2d"``; ``None``: the most square one.
+    """
+
+    mode = "halo"
+    mesh: Mesh | None = None
+
+    def __init__(self, key: Tensor, bound: int, counts: Sequence[int] | None = None) -> None:
+        if counts is None:
+            own = torch.zeros(WORLD.size, dtype=torch.int64)
+            own[WORLD.rank] = len(key)
+            counts = transport.all_reduce(own).tolist()
+        self.key, self.bound, self.counts = key, bound, list(counts)
+        self.n, self.mine = sum(self.counts), len(key)
+        self.derived = Recent()
+        self.split_from: tuple[Layout, int] | None = None
+        self._same: weakref.WeakKeyDictionary[Layout, bool] = weakref.WeakKeyDictionary()
+
+    @cached_property
+    def _order(self) -> Tensor:
+        return made(self._made_order)
+
+    def _made_order(self) -> Tensor:
+        """:attr:`order` in the smallest type: all that a rank keeps of the rows of others."""
+        keys = transport.all_gather(self.key, self.counts)
+        dtype = torch.int32 if self.n <= torch.iinfo(torch.int32).max else torch.int64
+        if self.bound > self.n:
+            return keys.argsort(stable=True).to(dtype)
+        order = torch.empty(self.n, dtype=dtype)
+        order[keys] = torch.arange(self.n, dtype=dtype)
+        return order
+
+    @cached_property
+    def position(self) -> Tensor:
+        """int64 ``[mine]``: the global position of each local row."""
+        if self.bound == self.n:
+            return self.key
+        return made(self._places)
+
+    def _places(self) -> Tensor:
+        order = self.order
+        place = torch.empty_like(order).scatter_(0, order, torch.arange(self.n))
+        start = sum(self.counts[: WORLD.rank])
+        return place[start : start + self.mine]
+
+    @property
+    def order(self) -> Tensor:
+        """int64 ``[n]``: for each global position, where its row is when parts are put together."""
+        return self._order.long()
+
+    @property
+    def owner(self) -> Tensor:
+        """int64 ``[n]``: the rank that holds each global position."""
+        return self.held(torch.arange(self.n)).owner
+
+    def held(self, positions: Tensor | int) -> Held:
+        """Who holds these global positions. All ranks must call it the first time."""
+        place = self._order[positions].long()
+        ends = torch.tensor(self.counts).cumsum(0)
+        owner = torch.bucketize(place, ends[:-1], right=True)
+        return Held(owner, place - (ends - torch.tensor(self.counts))[owner])
+
+    def same(self, other: Layout) -> bool:
+        """Whether all ranks hold the same rows under both; all ranks get the same answer."""
+        if other is self:
+            return True
+        if self.n != other.n or self.counts != other.counts:
+            return False
+        if other not in self._same:
+            equal = self.bound == other.bound and torch.equal(self.key, other.key)
+            self._same[other] = other._same[self] = transport.agree(equal)
+        return self._same[other]
+
+    def split(self, k: int) -> Layout:
+        """The layout of ``[n * k]`` elements, ``k`` of which stand where each row stood."""
+
+        def make() -> Layout:
+            key = (self.key[:, None] * k + torch.arange(k)).view(-1)
+            layout = Layout(key, self.bound * k, [count * k for count in self.counts])
+            layout.split_from = self, k
+            return layout
+
+        return self if k == 1 else self.derived.get(("split", k), make)
+
+    def at(self, positions: Tensor) -> Layout:
+        """The layout of the rows at replicated global positions, each of which stays in place."""
+        owner = self.held(positions).owner
+        counts = torch.bincount(owner, minlength=WORLD.size).tolist()
+        return Layout((owner == WORLD.rank).nonzero().view(-1), len(positions), counts)
+
+    def span(self, start: int, stop: int, step: int) -> Layout:
+        """The layout of a slice of the rows."""
+        make = lambda: self.at(torch.arange(start, stop, step))  # noqa: E731
+        layout: Layout = self.derived.get(("span", start, stop, step), make)
+        return layout
+
+
+def joined(parts: Sequence[Layout]) -> Layout:
+    """The layout of dimensions one after the other, whose rows stay where they are."""
+
+    def make() -> tuple[Sequence[Layout], Layout]:
+        keys, offset = [], 0
+        for part in parts:
+            keys.append(part.key + offset)
+            offset += part.bound
+        counts = [sum(c) for c in zip(*(part.counts for part in parts), strict=True)]
+        return parts, Layout(torch.cat(keys), offset, counts)
+
+    if len(parts) == 1:
+        return parts[0]
+    # The parts are kept, lest another one gets the identity of one that is gone.
+    key = ("joined", *map(id, parts))
+    layout: Layout = parts[0].derived.get(key, make)[1]
+    return layout
+
+
+_known: dict[int, Layout] = {}
+_even = Recent()
+
+
+def know(layout: Layout) -> None:
+    """Have new tensors of this length be laid out like this."""
+    _known[layout.n] = layout
+
+
+def known(n: int) -> Layout | None:
+    """How tensors of nodes or edges of this length are laid out, if there are any."""
+    return _known.get(n)
+
+
+def usual(n: int) -> Layout:
+    """How to lay out ``n`` rows of which nothing else is known.
+
+    Where rows are makes no difference to results, so that a wrong guess costs time alone.
+    """
+
+    def make() -> Layout:
+        cuts = [n * rank // WORLD.size for rank in range(WORLD.size + 1)]
+        counts = [stop - start for start, stop in pairwise(cuts)]
+        return Layout(torch.arange(cuts[WORLD.rank], cuts[WORLD.rank + 1]), n, counts)
+
+    return _known.get(n) or _even.get(n, make)
+
+
+@contextmanager
+def only_here() -> Iterator[None]:
+    """Forget, after the block, how tensors of its lengths are laid out."""
+    before = dict(_known)
+    try:
+        yield
+    finally:
+        _known.clear()
+        _known.update(before)
+
+
+def layout_of(owner: Tensor, mode: str = "halo", mesh: Mesh | None = None) -> Layout:
+    """The layout of rows, of each of which a rank is the owner; with a mode of operators."""
+    counts = torch.bincount(owner, minlength=WORLD.size).tolist()
+    rows = Layout((owner == WORLD.rank).nonzero().view(-1), len(owner), counts)
+    rows.mode, rows.mesh = mode, mesh
+    return rows

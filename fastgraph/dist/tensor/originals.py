@@ -1,0 +1,113 @@
+"""Tensors of a program that a graph has taken.
+
+On one process they would be the tensors of the graph. So an edit of one of both is one of the
+other, and a sharded tensor has the gradient of its original.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastgraph.dist.ranks import transport
+from fastgraph.dist.tensor.layout import Layout
+from fastgraph.dist.tensor.memo import count_edit, watch_edits
+
+State = tuple[int, int, torch.Size, torch.dtype]
+
+
+class _Pair:
+    """A replicated tensor and the rows of it that this rank keeps.
+
+    Attributes:
+        original: the replicated tensor, for as long as the program has it.
+        local: the rows, for as long as they are used.
+        rows: which these are.
+        axis: the dimension of which they are.
+        state: of the original, when both held the same.
+    """
+
+    def __init__(self, original: Tensor, local: Tensor, rows: Layout, axis: int) -> None:
+        self.original, self.local = weakref.ref(original), weakref.ref(local)
+        self.rows, self.axis, self.state = rows, axis, _state(original)
+
+    def follow(self) -> None:
+        """Have the rows changed as the original was."""
+        original, local = self.original(), self.local()
+        if original is None or local is None or _state(original) == self.state:
+            return
+        if original.shape[self.axis] != self.rows.n or original.dtype != local.dtype:
+            raise RuntimeError(
+                "a tensor that a graph had taken was given another shape or dtype; assign it to "
+                "the graph again"
+            )
+        if original.grad_fn is not None:
+            raise RuntimeError(
+                "a tensor that a graph had taken was changed by an operation whose gradient is "
+                "recorded; assign it to the graph again"
+            )
+        with torch.no_grad():
+            local.copy_(original.index_select(self.axis, self.rows.position))
+        count_edit(local)
+        self.state = _state(original)
+
+    def write_back(self, local: Tensor) -> bool:
+        """Have the original changed as its rows were; all ranks together.
+
+        Returns:
+            True if a rank still has the original.
+        """
+        original = self.original()
+        if transport.agree(original is None):
+            return False
+        parts = transport.all_gather(local.detach().movedim(self.axis, 0), self.rows.counts)
+        if original is not None:
+            with torch.no_grad():
+                original.copy_(parts.index_select(0, self.rows.order).movedim(0, self.axis))
+            self.state = _state(original)
+        return True
+
+
+_pairs: dict[int, _Pair] = {}
+"""By the object that stands for the storage of the rows."""
+
+
+def tie(original: Tensor, sharded: Any) -> None:
+    """Have a replicated tensor and a sharded one that was made of it be edited together."""
+    if original.is_inference():
+        return
+    local = sharded.local
+    storage = local.untyped_storage()
+    name = id(storage)
+    _pairs[name] = _Pair(original, local, sharded.rows, sharded.axis)
+    weakref.finalize(storage, _pairs.pop, name, None).atexit = False
+    watch_edits(local)
+
+
+def follow() -> None:
+    """Have all rows changed as their originals were since; all ranks together."""
+    for pair in list(_pairs.values()):
+        pair.follow()
+
+
+def write_back(edited: Tensor) -> None:
+    """Have an original changed as the rows of this rank were; all ranks together."""
+    name = id(edited.untyped_storage())
+    pair = _pairs.get(name)
+    local = None if pair is None else pair.local()
+    if pair is not None and local is not None and not pair.write_back(local):
+        del _pairs[name]
+
+
+def leaf_of(local: Tensor) -> Tensor | None:
+    """The original that accumulates the gradient of these very rows, if there is one."""
+    pair = _pairs.get(id(local.untyped_storage())) if _pairs and local.grad_fn else None
+    original = None if pair is None or pair.local() is not local else pair.original()
+    return original if original is not None and original.is_leaf else None
+
+
+def _state(x: Tensor) -> State:
+    return x._version, x.untyped_storage()._cdata, x.shape, x.dtype

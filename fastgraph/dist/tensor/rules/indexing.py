@@ -1,0 +1,405 @@
+"""Selecting rows and assigning to them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.collectives import sum_of_ranks
+from fastgraph.dist.tensor.digests import DIGESTS
+from fastgraph.dist.tensor.exchange import plan, take
+from fastgraph.dist.tensor.layout import Layout, usual
+from fastgraph.dist.tensor.memo import remembered
+from fastgraph.dist.tensor.sharded import (
+    CopiedView,
+    ShardedTensor,
+    Source,
+    aligned,
+    copied_view,
+    enter,
+    is_sharded,
+    placed,
+    version,
+)
+from fastgraph.dist.tensor.table import (
+    REQUIRED,
+    Arguments,
+    NoRuleError,
+    Options,
+    bound,
+    is_in_place,
+    name_of,
+    rule,
+)
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+class _Key(NamedTuple):
+    """An index taken apart.
+
+    Attributes:
+        local: the index for local rows, with all rows at the sharded dimension.
+        rows: the entry for the sharded dimension.
+        axis: where that dimension is after ``local`` was applied.
+        is_basic: whether upstream gives a view for ``local``.
+    """
+
+    local: tuple[Any, ...]
+    rows: Any
+    axis: int
+    is_basic: bool
+
+
+def _is_all(entry: Any) -> bool:
+    return isinstance(entry, slice) and entry == slice(None)
+
+
+def _as_entry(entry: Any) -> Any:
+    if isinstance(entry, CopiedView):
+        entry = entry.as_subclass(Tensor)
+    if isinstance(entry, (list, range)) or type(entry).__name__ == "ndarray":
+        entry = torch.as_tensor(list(entry) if isinstance(entry, range) else entry)
+    if isinstance(entry, bool) or (isinstance(entry, Tensor) and entry.dtype == torch.uint8):
+        raise NoRuleError
+    if isinstance(entry, Tensor):
+        if entry.dim() > 1 or (
+            entry.dim() == 0 and (is_sharded(entry) or entry.dtype == torch.bool)
+        ):
+            raise NoRuleError
+        return int(entry) if entry.dim() == 0 else entry
+    if not (entry is None or entry is Ellipsis or isinstance(entry, slice)):
+        try:
+            return entry.__index__()
+        except AttributeError:
+            raise NoRuleError from None
+    return entry
+
+
+def _key_of(x: ShardedTensor, index: Any) -> _Key:
+    entries = [_as_entry(e) for e in (index if isinstance(index, tuple) else (index,))]
+    used = sum(e is not None and e is not Ellipsis for e in entries)
+    if used > x.local.dim() or sum(e is Ellipsis for e in entries) > 1:
+        raise NoRuleError  # upstream's own message
+    at = next((i for i, e in enumerate(entries) if e is Ellipsis), len(entries))
+    entries[at : at + 1] = [slice(None)] * (x.local.dim() - used)
+    dim = axis = place = 0
+    rows: Any = slice(None)
+    other_tensors = 0
+    for i, entry in enumerate(entries):
+        if entry is None:
+            axis += dim <= x.axis
+            continue
+        if dim == x.axis:
+            rows, place, entries[i] = entry, axis, slice(None)
+        elif isinstance(entry, Tensor):
+            other_tensors += 1
+            if is_sharded(entry):
+                raise NoRuleError
+        if not isinstance(entry, int):
+            axis += 1
+        dim += 1
+    if other_tensors > 1 or (other_tensors and not _is_all(rows)):
+        raise NoRuleError
+    return _Key(tuple(entries), rows, place, not other_tensors)
+
+
+class _Choice(NamedTuple):
+    """Local rows that are chosen, and the layout of the result."""
+
+    local: Tensor
+    rows: Layout
+
+
+def _chosen(x: ShardedTensor, entry: Any) -> _Choice:
+    """The rows of a slice, of a mask, or at replicated positions, each of which stays in place."""
+    rows = x.rows
+    if isinstance(entry, slice):
+        start, stop, step = entry.indices(rows.n)
+        if step < 0:
+            raise NoRuleError
+        DIGESTS.compare(torch.tensor([start, stop, step]), "a slice")
+        found = rows.span(start, stop, step)
+        return _Choice(rows.held(torch.arange(start, stop, step)[found.key]).row, found)
+    if not isinstance(entry, Tensor) or entry.dim() != 1:
+        raise NoRuleError
+    if entry.dtype == torch.bool:
+        if entry.shape[0] != rows.n:
+            raise NoRuleError  # upstream's own message
+        mask = entry if isinstance(entry, ShardedTensor) else placed(entry, rows, 0)
+        if mask.rows is not rows:
+            mask = ShardedTensor(mask.aligned(rows), rows, 0)
+        return _true(mask)
+    if is_sharded(entry) or entry.dtype not in _INTEGERS:
+        raise NoRuleError
+    DIGESTS.compare(entry)
+
+    def make() -> _Choice:
+        positions = torch.where(entry < 0, entry + rows.n, entry).long()
+        if positions.numel() and not (int(positions.min()) >= 0 and int(positions.max()) < rows.n):
+            raise IndexError(f"an index is out of range for a dimension of size {rows.n}")
+        found = rows.at(positions)
+        return _Choice(rows.held(positions[found.key]).row, found)
+
+    chosen: _Choice = remembered(entry, ("chosen", rows), make)
+    return chosen
+
+
+def _true(mask: ShardedTensor) -> _Choice:
+    def make() -> _Choice:
+        local = mask.local.nonzero().view(-1)
+        found = Layout(mask.rows.key[local], mask.rows.bound)
+        return _Choice(local, mask.rows if found.n == mask.rows.n else found)
+
+    chosen: _Choice = remembered(mask.local, ("true", mask.rows), make, is_part=True)
+    return chosen
+
+
+@rule("__getitem__")
+def getitem(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """``x[index]``."""
+    x, index = args
+    if not is_sharded(x):
+        return _of_replicated(x, index)
+    if _is_mask_of_batch(x, index):
+        return x.squeeze(0)[index.squeeze(0)]
+    key = _key_of(x, index)
+    trivial = all(_is_all(e) for e in key.local)
+    y = x if trivial else ShardedTensor(x.local[key.local], x.rows, key.axis)
+    entry = key.rows
+    if _is_all(entry):
+        return y
+    if not isinstance(entry, (int, slice)) or not key.is_basic:
+        if is_sharded(entry) and entry.dtype in _INTEGERS:
+            return ShardedTensor(take(y.local, y.axis, entry.local, y.rows), entry.rows, y.axis)
+        chosen = _chosen(y, entry)
+        return ShardedTensor(y.local.index_select(y.axis, chosen.local), chosen.rows, y.axis)
+    source = Source(x, index, version(x))
+    if isinstance(entry, int):
+        return copied_view(_one_row(y, entry), source)
+    chosen = _chosen(y, entry)
+    local = y.local.index_select(y.axis, chosen.local)
+    return ShardedTensor(local, chosen.rows, y.axis, source)
+
+
+def _is_mask_of_batch(x: ShardedTensor, index: Any) -> bool:
+    """Whether a mask is for a batch of one set of rows, as ``to_dense_batch`` of PyG makes both."""
+    return (
+        isinstance(index, Tensor)
+        and index.dtype == torch.bool
+        and x.axis == 1
+        and x.shape[0] == 1
+        and index.shape == x.shape[:2]
+    )
+
+
+def _one_row(x: ShardedTensor, index: int) -> Tensor:
+    """A row, from its owner."""
+    DIGESTS.compare(index)
+    if not -x.rows.n <= index < x.rows.n:
+        raise IndexError(
+            f"index {index} is out of bounds for dimension {x.axis} with size {x.rows.n}"
+        )
+    index %= x.rows.n
+    owner, place = x.rows.held(index)
+    if int(owner) == WORLD.rank:
+        row = x.local.select(x.axis, int(place))
+    else:
+        row = x.local.narrow(x.axis, 0, 0).sum(x.axis).to(x.dtype)
+    return sum_of_ranks(row).to(x.dtype)
+
+
+def _of_replicated(x: Tensor, index: Any) -> Any:
+    """Rows of a replicated tensor at sharded positions, or by a sharded mask."""
+    entries = index if isinstance(index, tuple) else (index,)
+    at = [i for i, entry in enumerate(entries) if is_sharded(entry)]
+    if len(at) != 1 or entries[at[0]].dim() != 1:
+        raise NoRuleError
+    dim, entry = at[0], entries[at[0]]
+    if not all(_is_all(e) for i, e in enumerate(entries) if i != dim) or dim >= x.dim():
+        raise NoRuleError
+    if entry.dtype == torch.bool:
+        if x.shape[dim] != entry.rows.n:
+            raise NoRuleError
+        return placed(x, entry.rows, dim)[index]
+    if entry.dtype not in _INTEGERS:
+        raise NoRuleError
+    return _rows_of_replicated(x, dim, entry)
+
+
+def _rows_of_replicated(x: Tensor, dim: int, index: ShardedTensor) -> ShardedTensor:
+    plan_of_range(index, x.shape[dim])
+    local = torch.where(index.local < 0, index.local + x.shape[dim], index.local)
+    return ShardedTensor(enter(x).index_select(dim, local), index.rows, dim)
+
+
+def plan_of_range(index: ShardedTensor, n: int) -> None:
+    """Every rank knows whether the entries of an index are in range on all of them.
+
+    Raises:
+        IndexError: on all ranks.
+    """
+
+    def make() -> bool:
+        outside = (index.local < -n) | (index.local >= n)
+        return bool(ShardedTensor(outside, index.rows, index.axis).any())
+
+    if remembered(index.local, ("range", index.rows, n), make, is_part=True):
+        raise IndexError(f"an index is out of range for a dimension of size {n}")
+
+
+@rule("__setitem__")
+def setitem(func: Any, args: Arguments, kwargs: Options) -> None:
+    """``x[index] = value``."""
+    x, index, value = args
+    if not is_sharded(x):
+        _set_replicated(x, index, value)
+        return
+    key = _key_of(x, index)
+    entry = key.rows
+    if _is_all(entry):
+        result = x.local[key.local]
+        # `aligned` would gather nothing, but a value of more dimensions has leading ones to lose.
+        if isinstance(value, Tensor) and value.dim() > result.dim():
+            raise NoRuleError
+        x.local[key.local] = aligned(value, x.rows, key.axis - result.dim())
+        return
+    if not key.is_basic:
+        raise NoRuleError
+    view = x.local[key.local]
+    if isinstance(value, Tensor) and value.dim() > view.dim():
+        raise NoRuleError
+    if isinstance(entry, int):
+        _set_row(view, x.rows, key.axis, entry, value)
+        return
+    if is_sharded(entry) and entry.dtype in _INTEGERS:
+        found = plan(entry.local, x.rows)
+        if found.remote:
+            raise NoRuleError
+        chosen = _Choice(found.place, entry.rows)
+    else:
+        chosen = _chosen(ShardedTensor(view, x.rows, key.axis), entry)
+    local = aligned(value, chosen.rows, key.axis - view.dim())
+    view[(*(slice(None),) * key.axis, chosen.local)] = local
+
+
+def _set_replicated(x: Tensor, index: Any, value: Any) -> None:
+    """One number for all rows of a replicated tensor that the ranks' positions name."""
+    if not (is_sharded(index) and index.dim() == 1 and index.dtype in _INTEGERS) or not x.dim():
+        raise NoRuleError
+    if isinstance(value, Tensor) and (value.dim() or is_sharded(value)):
+        raise NoRuleError
+    plan_of_range(index, x.shape[0])
+    named = torch.zeros(x.shape[0], dtype=torch.bool)
+    named[index.local] = True
+    x[transport.all_reduce(named) > 0] = value
+
+
+def _set_row(view: Tensor, rows: Layout, axis: int, index: int, value: Any) -> None:
+    if is_sharded(value):
+        raise NoRuleError
+    DIGESTS.compare(index)
+    if not -rows.n <= index < rows.n:
+        raise IndexError(f"index {index} is out of bounds for a dimension of size {rows.n}")
+    index %= rows.n
+    value = enter(value)
+    owner, place = rows.held(index)
+    mine = int(owner) == WORLD.rank
+    local = torch.tensor([int(place)] if mine else [], dtype=torch.int64)
+    if isinstance(value, Tensor) and value.dim():
+        if value.dim() > view.dim() - 1:
+            raise NoRuleError
+        shape = [size for dim, size in enumerate(view.shape) if dim != axis]
+        value = value.expand(shape).unsqueeze(axis)
+        if not mine:
+            value = value.narrow(axis, 0, 0)
+    at: Any = (*(slice(None),) * axis, local)
+    view[at] = value
+
+
+@rule("index_select")
+def index_select(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """Rows at positions."""
+    x, dim, index = bound(args, kwargs, input=REQUIRED, dim=REQUIRED, index=REQUIRED)
+    if not isinstance(dim, int) or not -x.dim() <= dim < x.dim() or index.dim() > 1:
+        raise NoRuleError
+    dim %= x.dim()
+    if index.dtype not in _INTEGERS or index.dim() == 0:
+        raise NoRuleError
+    if is_sharded(x) and x.axis != dim:
+        if is_sharded(index):
+            raise NoRuleError
+        return ShardedTensor(x.local.index_select(dim, index), x.rows, x.axis)
+    if is_sharded(index):
+        if is_sharded(x):
+            return ShardedTensor(take(x.local, dim, index.local, x.rows), index.rows, dim)
+        return _rows_of_replicated(x, dim, index)
+    chosen = _chosen(x, index)
+    return ShardedTensor(x.local.index_select(dim, chosen.local), chosen.rows, dim)
+
+
+@rule("index_copy", in_place=True)
+def index_copy(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """Assigning to rows at positions."""
+    x, dim, index, source = bound(
+        args, kwargs, input=REQUIRED, dim=REQUIRED, index=REQUIRED, source=REQUIRED
+    )
+    in_place = is_in_place(name_of(func))
+    if not x.dim() or dim not in (0, -x.dim()) or source.dim() != x.dim():
+        raise NoRuleError
+    if not is_sharded(x) and not in_place:
+        x = placed(x, usual(x.shape[0]), 0)
+    if not is_sharded(x) or x.axis != 0:
+        raise NoRuleError
+    out = x if in_place else x.clone()
+    out[index] = source
+    return out
+
+
+@rule("masked_select")
+def masked_select(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """Elements by a mask of the same single dimension."""
+    x, mask = bound(args, kwargs, input=REQUIRED, mask=REQUIRED)
+    if x.dim() != 1 or mask.dim() != 1 or not is_sharded(x):
+        raise NoRuleError
+    return x[mask]
+
+
+@rule("embedding")
+def embedding(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+    """Rows of a replicated table."""
+    index, table = args[:2]
+    if is_sharded(table) or not is_sharded(index):
+        raise NoRuleError
+    plan_of_range(index, table.shape[0])
+    local = func(index.local, enter(table), *args[2:], **kwargs)
+    return ShardedTensor(local, index.rows, index.axis)
+
+
+@rule("one_hot")
+def one_hot(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+    """Classes as unit vectors."""
+    x, num_classes = bound(args, kwargs, input=REQUIRED, num_classes=-1)
+    largest = int(x.max()) if x.numel() else -1
+    if x.numel() and (int(x.min()) < 0 or 0 <= num_classes <= largest):
+        raise NoRuleError  # upstream's own message
+    if num_classes < 0 and not x.numel():
+        raise NoRuleError
+    classes = largest + 1 if num_classes < 0 else num_classes
+    return ShardedTensor(func(x.local, classes), x.rows, x.axis)
+
+
+@rule("nonzero")
+def nonzero(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """The positions of what is true in a vector."""
+    (x,) = bound(args, {k: v for k, v in kwargs.items() if k != "as_tuple"}, input=REQUIRED)
+    if x.dim() != 1:
+        raise NoRuleError
+    mask = x if x.dtype == torch.bool else x != 0
+    chosen = _true(mask)
+    positions = ShardedTensor(mask.rows.position[chosen.local], chosen.rows, 0)
+    return (positions,) if kwargs.get("as_tuple") else positions.unsqueeze(1)

@@ -1,0 +1,62 @@
+"""Statistics of batches, over the rows of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from fastgraph.dist.tensor.sharded import ShardedTensor, enter, is_sharded
+from fastgraph.dist.tensor.table import REQUIRED, Arguments, NoRuleError, Options, bound, rule
+
+
+@rule("batch_norm")
+def batch_norm(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """``torch.nn.functional.batch_norm``; all ranks update the running statistics alike."""
+    x, running_mean, running_var, weight, bias, training, momentum, eps = bound(
+        args,
+        kwargs,
+        input=REQUIRED,
+        running_mean=None,
+        running_var=None,
+        weight=None,
+        bias=None,
+        training=False,
+        momentum=0.1,
+        eps=1e-5,
+    )
+    if not is_sharded(x) or x.axis != 0 or x.dim() < 2:
+        raise NoRuleError
+    if not training:
+        if running_mean is None:
+            raise NoRuleError  # upstream's own message
+        local = F.batch_norm(
+            x.local, running_mean, running_var, enter(weight), enter(bias), False, momentum, eps
+        )
+        return ShardedTensor(local, x.rows, 0)
+    count = x.numel() // max(x.shape[1], 1)
+    if count <= 1:
+        raise NoRuleError  # upstream's own message
+    dims = [dim for dim in range(x.dim()) if dim != 1]
+    shape = [-1 if dim == 1 else 1 for dim in range(x.dim())]
+    mean = x.mean(dims)
+    centred = x - mean.view(shape)
+    variance = centred.square().mean(dims)
+    if running_mean is not None:
+        with torch.no_grad():
+            unbiased = variance * (count / (count - 1))
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+    out: Any = centred * (variance + eps).rsqrt().view(shape)
+    out = out if weight is None else out * weight.view(shape)
+    return out if bias is None else out + bias.view(shape)
+
+
+@rule("prelu")
+def prelu(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """Leaky units with replicated slopes, one for all channels or one for each."""
+    x, weight = bound(args, kwargs, input=REQUIRED, weight=REQUIRED)
+    if not is_sharded(x) or is_sharded(weight) or (x.axis == 1 and weight.numel() > 1):
+        raise NoRuleError
+    return ShardedTensor(func(x.local, enter(weight)), x.rows, x.axis)

@@ -1,0 +1,144 @@
+"""Operations on one element, or one element of each operand, at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastgraph.dist.tensor.layout import Layout
+from fastgraph.dist.tensor.sharded import (
+    ShardedTensor,
+    aligned,
+    alike,
+    is_sharded,
+    leaves,
+    tree_map,
+    wrapped,
+)
+from fastgraph.dist.tensor.table import Arguments, NoRuleError, Options, is_in_place, name_of, rule
+
+# Tagged as such by torch, but with variants that are not: they have rules of their own.
+_NOT_ONLY = {"equal", "max", "min", "where", "dropout", "rrelu", "rrelu_", "bernoulli"}
+
+_OTHERS = """
+    relu elu leaky_relu gelu silu selu celu hardtanh relu6 mish softplus softsign log_sigmoid
+    tanhshrink softshrink hardshrink threshold hardswish hardsigmoid tanh sigmoid
+    masked_fill masked_fill_ clip clamp float double half bfloat16 long int short char byte bool
+    clone detach detach_ requires_grad_ zero_ fill_ copy_ zero fill zeros_like
+    ones_like full_like empty_like isclose isreal alias square rsub true_divide absolute negative
+    multiply subtract divide floor_divide floor_divide_ greater less greater_equal less_equal
+    not_equal arccos arcsin arctan logical_xor fix multiply_ subtract_ divide_ true_divide_ eq_ ne_
+    lt_ le_ gt_ ge_ isposinf isneginf special_expit special_log1p special_expm1 special_xlogy
+"""
+
+_OPERATORS = """
+    add radd sub rsub mul rmul div rdiv truediv rtruediv floordiv rfloordiv mod rmod pow rpow and
+    rand or ror xor rxor invert neg pos abs eq ne lt le gt ge lshift rshift rlshift rrshift
+    iadd isub imul idiv itruediv ifloordiv imod ipow iand ior ixor ilshift irshift
+"""
+
+
+def _tagged() -> set[str]:
+    """All operators of torch that are tagged as pointwise."""
+    names = set()
+    for schema in torch._C._jit_get_all_schemas():
+        space, _, name = schema.name.partition("::")
+        if space == "aten" and not name.startswith("_"):
+            operator = getattr(torch.ops.aten, name)
+            overloads = (getattr(operator, overload) for overload in operator.overloads())
+            if any(torch.Tag.pointwise in overload.tags for overload in overloads):
+                names.add(name)
+    return names
+
+
+def names() -> str:
+    """The operations that are done element by element."""
+    operators = (f"__{name}__" for name in _OPERATORS.split())
+    return " ".join(sorted({*_tagged(), *_OTHERS.split(), *operators} - _NOT_ONLY))
+
+
+@rule(names())
+def pointwise(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """Each rank does its own rows; other operands are broadcast or split like them."""
+    in_place = is_in_place(name_of(func))
+    if in_place and not is_sharded(args[0]):
+        raise NoRuleError
+    _check_on_cpu(*leaves(args, kwargs))
+    lead = args[0] if in_place else leading(args, kwargs)
+    rows, axis = lead.rows, lead.axis - lead.local.dim()
+    if not in_place and rows.n == 1:
+        _check_single(args, kwargs, axis)
+    local = local_operands(rows, axis)
+    out = func(*tree_map(local, args), **tree_map(local, kwargs))
+    return args[0] if in_place else wrapped(out, rows, axis)
+
+
+@rule("contiguous")
+def contiguous(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """The tensor itself, or a copy: the same on all ranks."""
+    x = args[0]
+    local = alike(x, func(x.local, *args[1:], **kwargs))
+    return x if local is x.local else ShardedTensor(local, x.rows, x.axis)
+
+
+@rule("to type type_as cpu")
+def converted(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """Other dtypes, or the one of another tensor, whatever its shape."""
+    x, other = args[0], args[1] if len(args) > 1 else kwargs.get("other")
+    if isinstance(other, Tensor):
+        _check_on_cpu(other.device)
+        rest = {key: value for key, value in kwargs.items() if key != "other"}
+        return x.to(other.dtype, *args[2:], **rest)
+    if name_of(func) == "cpu":
+        return x
+    if name_of(func) == "type" and other is None and not kwargs:
+        return func(x.local)
+    return pointwise(func, args, kwargs)
+
+
+def _check_on_cpu(*values: Any) -> None:
+    if any(isinstance(x, torch.device) and x.type != "cpu" for x in values):
+        raise NotImplementedError("sharded tensors are on the CPU; they cannot go to a GPU yet")
+
+
+def leading(*values: Any) -> ShardedTensor:
+    """The sharded operand of most dimensions, by which the result is laid out."""
+    tensors = [x for x in leaves(*values) if is_sharded(x)]
+    lead: ShardedTensor = max(tensors, key=lambda x: x.local.dim())
+    return lead
+
+
+def local_operands(rows: Layout, axis: int) -> Any:
+    """The function that makes a local operand of each value."""
+    return lambda x: aligned(x, rows, axis)
+
+
+def _check_single(args: Arguments, kwargs: Options, axis: int) -> None:
+    """A dimension of size 1 is broadcast to a larger one of another operand by nobody but all."""
+    for x in leaves(args, kwargs):
+        if isinstance(x, Tensor) and x.dim() + axis >= 0 and x.shape[axis] != 1:
+            raise NoRuleError
+
+
+@rule("where")
+def where(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """A choice between operands; the indices of a single one are another operation."""
+    if len(args) + len(kwargs) != 3:
+        raise NoRuleError
+    return pointwise(func, args, kwargs)
+
+
+@rule("equal")
+def equal(func: Any, args: Arguments, kwargs: Options) -> bool:
+    """Whether all elements are equal; all ranks get the same answer."""
+    if len(args) != 2 or args[0].shape != args[1].shape:
+        raise NoRuleError
+    return bool((args[0] == args[1]).all())
+
+
+@rule("allclose")
+def allclose(func: Any, args: Arguments, kwargs: Options) -> bool:
+    """Whether all elements are close; all ranks get the same answer."""
+    return bool(torch.isclose(*args, **kwargs).all())

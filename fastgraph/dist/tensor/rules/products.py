@@ -1,0 +1,203 @@
+"""Products of matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.collectives import split, sum_of_ranks
+from fastgraph.dist.tensor.digests import DIGESTS
+from fastgraph.dist.tensor.exchange import take
+from fastgraph.dist.tensor.layout import Layout
+from fastgraph.dist.tensor.memo import remembered
+from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, enter, is_sharded
+from fastgraph.dist.tensor.table import (
+    REQUIRED,
+    Arguments,
+    NoRuleError,
+    Options,
+    bound,
+    is_in_place,
+    name_of,
+    rule,
+)
+from fastgraph.layers.linear import linear as in_memory_of_results
+
+
+@rule("linear")
+def linear(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+    """Rows times replicated weights."""
+    x, weight, bias = bound(args, kwargs, input=REQUIRED, weight=REQUIRED, bias=None)
+    sharded = is_sharded(weight) or is_sharded(bias)
+    if sharded or not is_sharded(x) or x.axis == x.local.dim() - 1:
+        raise NoRuleError
+    # As one process has large products of the layers that are routed.
+    local = in_memory_of_results(x.local, enter(weight), enter(bias))
+    return ShardedTensor(local, x.rows, x.axis)
+
+
+@rule("matmul mm bmm mv dot __matmul__ __rmatmul__")
+def matmul(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """Products; where the inner dimension is sharded, the sum of those of the ranks."""
+    a: Any
+    b: Any
+    a, b = bound(args, kwargs, input=REQUIRED, other=REQUIRED)
+    if not all(isinstance(x, Tensor) for x in (a, b)):
+        raise NoRuleError
+    if func.__name__ == "__rmatmul__":
+        a, b = b, a
+    if a.layout != torch.strided or b.layout != torch.strided:
+        return sparse_product(func, (a, b), {})
+    if not a.dim() or not b.dim():
+        raise NoRuleError
+    # The position of the sharded dimension from the right, and what the other must have there.
+    at_a, at_b = _offset(a), _offset(b)
+    inner_b = -2 if b.dim() > 1 else -1
+    if a.shape[-1] != b.shape[inner_b]:
+        raise NoRuleError  # upstream's own message
+    if at_a is not None and at_b is not None:
+        if at_a == -1 and at_b == inner_b:
+            return sum_of_ranks(torch.matmul(a.local, b.aligned(a.rows)))
+        if at_a == at_b and at_a <= -3:
+            return _sharded(torch.matmul(a.local, b.aligned(a.rows)), a.rows, at_a)
+        raise NoRuleError
+    if at_a is not None:
+        if at_a == -1:
+            DIGESTS.compare(b)
+            own = split(b, a.rows, b.dim() + inner_b)
+            return sum_of_ranks(torch.matmul(a.local, own))
+        other = enter(b) if at_a == -2 else aligned(b, a.rows, at_a)
+        if at_a <= -3 and -b.dim() <= at_a and b.shape[at_a] == 1 != a.rows.n:
+            other = enter(b)
+        return _sharded(torch.matmul(a.local, other), a.rows, at_a if b.dim() > 1 else at_a + 1)
+    if at_b is None:
+        raise NoRuleError
+    if at_b == inner_b:
+        DIGESTS.compare(a)
+        return sum_of_ranks(torch.matmul(split(a, b.rows, a.dim() - 1), b.local))
+    if at_b == -1:
+        return _sharded(torch.matmul(enter(a), b.local), b.rows, -1)
+    return _sharded(torch.matmul(aligned(a, b.rows, at_b), b.local), b.rows, at_b)
+
+
+def _offset(x: Tensor) -> int | None:
+    return x.axis - x.local.dim() if isinstance(x, ShardedTensor) else None
+
+
+def _sharded(local: Tensor, rows: Layout, axis: int) -> ShardedTensor:
+    if local.shape[axis] != rows.mine:
+        raise NoRuleError
+    return ShardedTensor(local, rows, axis + local.dim())
+
+
+@rule("addmm addmv baddbmm", in_place=True)
+def addmm(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """Products that are added to something."""
+    x, a, b, beta, alpha = bound(
+        args, kwargs, input=REQUIRED, a=REQUIRED, b=REQUIRED, beta=1, alpha=1
+    )
+    product = torch.matmul(a, b)
+    product = product if alpha == 1 else alpha * product
+    if is_in_place(name_of(func)):
+        return (x.zero_() if beta == 0 else x.mul_(beta) if beta != 1 else x).add_(product)
+    if beta == 0:  # which drops NaN
+        return product
+    return (x if beta == 1 else beta * x) + product
+
+
+@rule("bilinear")
+def bilinear(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+    """Products of two rows and replicated weights."""
+    a, b, weight, bias = bound(
+        args, kwargs, input1=REQUIRED, input2=REQUIRED, weight=REQUIRED, bias=None
+    )
+    lead = a if is_sharded(a) else b
+    if is_sharded(weight) or is_sharded(bias) or not is_sharded(lead) or a.dim() != b.dim():
+        raise NoRuleError
+    if lead.axis == lead.dim() - 1 or a.shape[:-1] != b.shape[:-1]:
+        raise NoRuleError
+    rows, axis = lead.rows, lead.axis
+    local = func(aligned(a, rows, axis), aligned(b, rows, axis), enter(weight), enter(bias))
+    return ShardedTensor(local, rows, axis)
+
+
+@rule("einsum")
+def einsum(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """Sums of products by the names of their dimensions."""
+    equation, operands = args[0], args[1:]
+    if not isinstance(equation, str) or kwargs:
+        raise NoRuleError
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    left, arrow, result = equation.replace(" ", "").partition("->")
+    names = left.split(",")
+    if not arrow or "." in equation or len(names) != len(operands):
+        raise NoRuleError
+    lead, letters = next((x, n) for x, n in zip(operands, names, strict=True) if is_sharded(x))
+    letter = letters[lead.axis]
+    local = []
+    for x, n in zip(operands, names, strict=True):
+        if n.count(letter) > 1 or (is_sharded(x) and n[x.axis] != letter) or len(n) != x.dim():
+            raise NoRuleError
+        if letter in n and x.shape[n.index(letter)] != lead.rows.n:
+            raise NoRuleError
+        local.append(aligned(x, lead.rows, n.index(letter)) if letter in n else enter(x))
+    out = torch.einsum(equation, *local)
+    if letter in result:
+        return ShardedTensor(out, lead.rows, result.index(letter))
+    return sum_of_ranks(out)
+
+
+def _own_rows(matrix: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:
+    """The rows of a replicated sparse matrix that this rank holds, and which columns they have.
+
+    They are remembered with the matrix, and with the columns the plan of their exchange.
+    """
+    *index, values = _components(matrix)
+    for part in (*index, values):
+        DIGESTS.compare(part, "a part of a sparse matrix")
+    same = [remembered(x, ("is the same",), object) for x in index]
+    key = ("own rows", rows, matrix.layout, *same)
+    found: tuple[Tensor, Tensor] = remembered(values, key, lambda: _part(matrix, rows))
+    return found
+
+
+def _components(matrix: Tensor) -> list[Tensor]:
+    """The memory of a sparse matrix."""
+    if matrix.layout == torch.sparse_coo:
+        return [matrix._indices(), matrix._values()]
+    if matrix.layout == torch.sparse_csr:
+        return [matrix.crow_indices(), matrix.col_indices(), matrix.values()]
+    if matrix.layout == torch.sparse_csc:
+        return [matrix.ccol_indices(), matrix.row_indices(), matrix.values()]
+    raise NoRuleError
+
+
+def _part(matrix: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:
+    entries = matrix.to_sparse_coo().coalesce()
+    row, column = entries.indices()
+    mine = (rows.held(row).owner == WORLD.rank).nonzero().view(-1)
+    found, place = column[mine].unique(return_inverse=True)
+    index = torch.stack([rows.held(row[mine]).row, place])
+    own = torch.sparse_coo_tensor(index, entries.values()[mine], (rows.mine, len(found)))
+    return own.coalesce().to_sparse_csr(), found
+
+
+@rule("_sparse_mm spmm sparse_mm")
+def sparse_product(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """A replicated sparse matrix of nodes times sharded rows."""
+    if len(args) != 2 or kwargs:
+        raise NoRuleError
+    matrix, x = args
+    if is_sharded(matrix) or not is_sharded(x) or x.axis != 0 or x.dim() != 2:
+        raise NoRuleError
+    if matrix.requires_grad or matrix.layout == torch.strided or matrix.dim() != 2:
+        raise NoRuleError
+    if tuple(matrix.shape) != (x.rows.n, x.rows.n):
+        raise NoRuleError
+    own, columns = _own_rows(matrix, x.rows)
+    rows = take(x.local, 0, columns, x.rows)
+    return ShardedTensor(torch.sparse.mm(own, rows), x.rows, 0)

@@ -1,0 +1,210 @@
+"""Random numbers that do not depend on the number of ranks.
+
+torch's default generator must stay the same on all ranks, as programs draw replicated tensors from
+it, parameters above all. So a sharded tensor takes one number from it, as a seed, and each element
+its own by a hash of the seed and its global position (the finaliser of SplitMix64: Steele, Lea and
+Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). Under ``random="exact"`` each
+rank draws what one process would draw, and keeps its rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded, leaves
+from fastgraph.dist.tensor.table import (
+    REQUIRED,
+    Arguments,
+    NoRuleError,
+    Options,
+    bound,
+    is_in_place,
+    name_of,
+    rule,
+)
+
+_GOLDEN = 0x9E3779B97F4A7C15
+"""2^64 over the golden ratio, by which SplitMix64 counts."""
+
+Positions = dict[int, Tensor]
+"""Some elements of a tensor: where they are along some dimensions; all along the others."""
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(constant: int) -> int:
+    return constant - 2**64 if constant >= 2**63 else constant
+
+
+def _hashed(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser."""
+    x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shifted(x, 31)
+
+
+def _at(x: ShardedTensor) -> Positions:
+    return {x.axis: x.rows.position}
+
+
+def _uniform(shape: Sequence[int], at: Positions, stream: int = 0) -> Tensor:
+    """Uniform numbers in [0, 1) for some elements of a tensor of a shape, float64.
+
+    Each depends on a common seed and where the element is in the whole tensor, not on who holds it.
+    """
+    seed = int(torch.randint(2**62, ()))
+    element = torch.zeros((), dtype=torch.int64)
+    for dim, size in enumerate(shape):
+        along = at[dim] if dim in at else torch.arange(size)
+        element = element.unsqueeze(-1) * size + along
+    of_stream = _signed((stream + 1) * _GOLDEN % 2**64)
+    bits = _hashed(_hashed(element * _signed(_GOLDEN) + seed) + of_stream)
+    return _shifted(bits, 11).double() * 2.0**-53
+
+
+def uniform(x: ShardedTensor, stream: int = 0) -> Tensor:
+    """Local uniform numbers in [0, 1) for the elements of a tensor, float64."""
+    return _uniform(x.shape, _at(x), stream)
+
+
+def _exact(
+    func: Any,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    at: Positions,
+    *args: Any,
+    order: Sequence[int] | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    """Some elements of what one process would draw, whose memory has dimensions in an order."""
+    empty = torch.empty_permuted(tuple(shape), tuple(order or range(len(shape))), dtype=dtype)
+    drawn: Tensor = func(empty, *args, **kwargs)
+    for axis, positions in at.items():
+        drawn = drawn.index_select(axis, positions)
+    return drawn
+
+
+def _memory_order(x: ShardedTensor) -> Sequence[int] | None:
+    """The dimensions of a tensor on one process from the outermost in memory: torch draws in it.
+
+    Strides of a single row can be any, so the rank with most rows tells; where no rank has two, the
+    order of one process is not known. ``None`` where numbers do not depend on it.
+    """
+    if WORLD.random != "exact" or x.dim() < 2:
+        return None
+    strides = torch.empty_like(x.local).stride()
+    order = sorted(range(x.dim()), key=lambda dim: -strides[dim])
+    counts = x.rows.counts
+    found: list[int] = transport.gather_objects(order)[counts.index(max(counts))]
+    return found
+
+
+def dropout_factor(
+    shape: Sequence[int],
+    at: Positions,
+    p: float,
+    dtype: torch.dtype,
+    order: Sequence[int] | None = None,
+) -> Tensor:
+    """What dropout multiplies some elements of a tensor by: 0, or ``1 / (1 - p)``.
+
+    Args:
+        shape: of the whole tensor.
+        at: which elements.
+        p: the probability of 0.
+        dtype: of the factors.
+        order: the dimensions from the outermost in memory; default: as they are.
+    """
+    if WORLD.random == "exact":
+        ones = lambda empty: F.dropout(torch.ones_like(empty), p)  # noqa: E731
+        return _exact(ones, shape, dtype, at, order=order)
+    if p == 0 or p == 1:
+        sizes = [len(at[dim]) if dim in at else size for dim, size in enumerate(shape)]
+        return torch.full(sizes, 1.0 - p, dtype=dtype)
+    return (_uniform(shape, at) >= p).to(dtype).div_(1 - p)
+
+
+@rule("dropout dropout_")
+def dropout(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """Elements that are dropped, and others that are scaled."""
+    x, p, training, inplace = bound(
+        args, kwargs, input=REQUIRED, p=0.5, training=True, inplace=False
+    )
+    if not is_sharded(x) or not 0 <= p <= 1 or not x.is_floating_point():
+        raise NoRuleError
+    if not training:
+        return x
+    factor = dropout_factor(x.shape, _at(x), p, x.dtype, _memory_order(x))
+    if inplace or is_in_place(name_of(func)):
+        x.local.mul_(factor)
+        return x
+    return ShardedTensor(x.local * factor, x.rows, x.axis)
+
+
+def _drawn(func: Any, x: ShardedTensor, args: Arguments, kwargs: Options) -> Tensor:
+    if any(is_sharded(value) for value in leaves(args, kwargs)):
+        raise NoRuleError
+    if kwargs.get("generator") is not None:
+        raise NoRuleError
+    if WORLD.random == "exact":
+        order = _memory_order(x)
+        return _exact(func, x.shape, x.dtype, _at(x), *args, order=order, **kwargs)
+    name = name_of(func)
+    if name in ("rand_like", "randn_like"):
+        if args or kwargs.keys() - {"dtype", "device", "requires_grad"}:
+            raise NoRuleError
+        numbers = uniform(x) if name == "rand_like" else _normal(x)
+        local: Tensor = numbers.to(kwargs.get("dtype") or x.dtype)
+        return local.requires_grad_(kwargs.get("requires_grad", False))
+    if name == "uniform_":
+        low, high = bound(args, kwargs, low=0.0, high=1.0)
+        filled: Tensor = low + (high - low) * uniform(x)
+        return filled.to(x.dtype)
+    if name == "normal_":
+        mean, std = bound(args, kwargs, mean=0.0, std=1.0)
+        filled = mean + std * _normal(x)
+        return filled.to(x.dtype)
+    raise NoRuleError
+
+
+def _normal(x: ShardedTensor) -> Tensor:
+    """Box and Muller's transform of two uniform numbers, of which the first is not 0."""
+    radius = torch.sqrt(-2 * torch.log1p(-uniform(x)))
+    return radius * torch.cos(2 * math.pi * uniform(x, 1))
+
+
+@rule("rand_like randn_like")
+def like(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """New random numbers."""
+    x = args[0]
+    return ShardedTensor(_drawn(func, x, args[1:], kwargs), x.rows, x.axis)
+
+
+@rule("uniform_ normal_")
+def fill(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """Random numbers in place."""
+    x = args[0]
+    if not is_sharded(x):
+        raise NoRuleError
+    x.local.copy_(_drawn(func, x, args[1:], kwargs))
+    return x
+
+
+@rule("bernoulli")
+def bernoulli(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """Ones with the probability that each element is."""
+    (x,) = bound(args, kwargs, input=REQUIRED)
+    if WORLD.random == "exact" or not is_sharded(x):
+        raise NoRuleError
+    return ShardedTensor((uniform(x) < x.local).to(x.dtype), x.rows, x.axis)
