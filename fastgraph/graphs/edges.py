@@ -165,10 +165,49 @@ class KnownGraph(NamedTuple):
             _THREAD.known = before
 
 
+class RenumberedGraph(NamedTuple):
+    """A graph that operators find by tensors of its own instead of the caller's ``edge_index``.
+
+    Attributes:
+        graph: as :func:`named_by_itself` returns it.
+        caller_index: the caller's tensor, where upstream saves it for its backward pass and so
+            raises if it is edited before that; ``None`` where upstream saves edges of its own.
+    """
+
+    graph: Graph
+    caller_index: Tensor | None
+
+    def while_computing(self, compute: Callable[..., Result], *arguments: object) -> Result:
+        """``compute(*arguments)``, in which autograd nodes save ``caller_index`` as upstream's do.
+
+        See :func:`caller_index_of`.
+        """
+        before, _THREAD.renumbered = _THREAD.renumbered, self
+        try:
+            return compute(*arguments)
+        finally:
+            _THREAD.renumbered = before
+
+
+def caller_index_of(index: Tensor) -> Tensor | None:
+    """The caller's ``edge_index`` for which an operator was given ``index``, if it must not change.
+
+    An autograd node saves it beside ``index``: torch then raises in the backward pass if it was
+    edited in between.
+    """
+    renumbered = _THREAD.renumbered
+    if renumbered is None or renumbered.graph.by_destination.col is not index:
+        return None
+    caller_index = renumbered.caller_index
+    # An inference tensor cannot be saved, and torch does not count its edits.
+    return None if caller_index is None or caller_index.is_inference() else caller_index
+
+
 class _Thread(threading.local):
-    """The graph that a thread's call knows."""
+    """The graphs that a thread's call knows."""
 
     known: KnownGraph | None = None
+    renumbered: RenumberedGraph | None = None
 
 
 _THREAD = _Thread()

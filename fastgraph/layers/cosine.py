@@ -52,7 +52,8 @@ class _Cosine(torch.autograd.Function):
         key = torch.div(x, length, out=new_rows(x, x.shape))
         query = torch.mul(key, beta, out=new_rows(x, x.shape))
         ctx.save_for_backward(x, beta, key, length)
-        return query, key, x.view_as(x)
+        # No view to autograd, which would refuse edits of `x` in its own words.
+        return query, key, x.detach()
 
     @staticmethod
     def backward(

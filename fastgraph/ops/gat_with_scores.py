@@ -19,6 +19,7 @@ from fastgraph.ops.heads import (
     dropout_seed,
     logsum_gradient,
     save_addend,
+    save_with_edges,
     seed_number,
 )
 from fastgraph.ops.library import Gradient, define, needs_torch_operations, wanted_gradients
@@ -110,7 +111,8 @@ def _save(ctx: Any, given: Sequence[Any], result: tuple[Tensor, Tensor, Tensor, 
     ctx.options = options
     save_addend(ctx, addend)
     ctx.mark_non_differentiable(scores, *(() if weights else (alpha,)))
-    ctx.save_for_backward(x, att, score_edge, index, ptr, seed, stats, scores)
+    tensors = (x, att, score_edge, index, ptr, seed, stats, scores)
+    save_with_edges(ctx, index, (x, att, score_edge), tensors)
 
 
 def _gradient(
@@ -120,8 +122,11 @@ def _gradient(
     grad_alpha: Tensor | None,
     grad_scores: None,
 ) -> tuple[Tensor | None, ...]:
-    x, att, score_edge, index, ptr, seed, stats, scores = ctx.saved_tensors
     wants_x, wants_att, wants_edge, wants_addend = wanted_gradients(ctx)[:4]
+    grad_addend = addend_gradient(ctx, grad) if wants_addend else None
+    if not (wants_x or wants_att or wants_edge):
+        return None, None, None, grad_addend, *NO_GRADIENTS
+    x, att, score_edge, index, ptr, seed, stats, scores, _ = ctx.saved_tensors
     if grad is None:  # only the weights or the statistics were used
         grad = x.new_zeros((len(stats), *x.shape[1:]))
     grads = (grad, grad_alpha, logsum_gradient(grad_stats, stats))
@@ -135,7 +140,7 @@ def _gradient(
         score_src, score_dst = _of_nodes(reference.head_scores(x, att), ptr)
         given = (x, score_src, score_dst, score_edge, stats, transpose, *rest, seed_number(seed))
         found = reference.gat_backward(graph, *grads, *given, wanted=wanted)
-    elif True in wanted:
+    else:
         inputs = (x, *_of_nodes(scores, ptr), score_edge)
         found = GAT_BACKWARD(*grads, *inputs, index, ptr, seed, stats, *ctx.options, wanted)
     if wants_scores:
@@ -144,7 +149,6 @@ def _gradient(
             x, att, _of_all(*of_scores), through_values if wants_x else None, (wants_x, wants_att)
         )
     grad_edge = found[3] if wants_edge else None
-    grad_addend = addend_gradient(ctx, grad) if wants_addend else None
     return grad_x, grad_att, grad_edge, grad_addend, *NO_GRADIENTS
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
+from fastgraph.graphs.edges import caller_index_of
 from fastgraph.graphs.graph import Graph
 from fastgraph.machine import capture
 from fastgraph.ops.library import (
@@ -273,13 +274,17 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
         save_addend(ctx, call.addend)
         if not call.weights:
             ctx.mark_non_differentiable(result[2])
-        ctx.save_for_backward(*call.inputs, call.index, call.ptr, call.seed, result[1])
+        tensors = (*call.inputs, call.index, call.ptr, call.seed, result[1])
+        save_with_edges(ctx, call.index, call.inputs, tensors)
 
     def gradient(
         ctx: Any, grad: Tensor | None, grad_stats: Tensor | None, grad_alpha: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors  # once: a checkpoint computes them at each question
         *wanted, wants_addend = wanted_gradients(ctx)[: len(operator.operands) + 1]
+        grad_addend = addend_gradient(ctx, grad) if wants_addend else None
+        if True not in wanted:  # then tensors may have been edited that are saved for the others
+            return *(None for _ in wanted), grad_addend, *NO_GRADIENTS
+        *saved, _ = ctx.saved_tensors  # once: a checkpoint computes them at each question
         call = BackwardCall.of((*saved, *ctx.options, wanted))
         if grad is None:  # only the weights or the statistics were used
             grad = call.inputs[0].new_zeros(ctx.shape)
@@ -289,12 +294,10 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
             options = (call.transpose, call.option, call.dropout, seed_number(call.seed))
             tensors = (*call.inputs, call.stats)
             gradients = backward_reference(graph, *grads, *tensors, *options, wanted=wanted)
-        elif True in wanted:
+        else:
             found = backward_operator(*grads, *saved, *ctx.options, wanted)
             gradients = [g if w else None for g, w in zip(found, wanted, strict=True)]
-        else:
-            gradients = [None] * len(wanted)
-        return *gradients, addend_gradient(ctx, grad) if wants_addend else None, *NO_GRADIENTS
+        return *gradients, grad_addend, *NO_GRADIENTS
 
     backward_operator = define(
         f"{name}_backward(Tensor grad, Tensor? grad_alpha, Tensor? grad_logsum, {operands}, "
@@ -311,6 +314,24 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
         Gradient(tuple(range(len(operator.operands) + 1)), save, gradient),
     )
     return forward_operator, backward_operator
+
+
+def save_with_edges(
+    ctx: Any, index: Tensor, inputs: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
+) -> None:
+    """Save ``tensors`` for the backward pass, and behind them the caller's ``edge_index``.
+
+    That is ``None`` where it is ``index`` itself, or may change: where no gradient is recorded that
+    depends on it (see :func:`fastgraph.graphs.edges.caller_index_of`).
+
+    Args:
+        ctx: of the autograd function.
+        index: as the operator was given it.
+        inputs: the operands whose gradients depend on the edges.
+        tensors: what else is saved.
+    """
+    is_needed = any(t is not None and t.requires_grad for t in inputs)
+    ctx.save_for_backward(*tensors, caller_index_of(index) if is_needed else None)
 
 
 def logsum_gradient(grad_stats: Tensor | None, stats: Tensor) -> Tensor | None:
@@ -344,9 +365,9 @@ def save_addend(ctx: Any, addend: Tensor | None) -> None:
     ctx.addend_shape = None if addend is None else addend.shape
 
 
-def addend_gradient(ctx: Any, grad: Tensor) -> Tensor:
-    """The gradient of the addend, given that of the output."""
-    return grad if ctx.addend_shape == grad.shape else grad.sum(0, keepdim=True)
+def addend_gradient(ctx: Any, grad: Tensor | None) -> Tensor | None:
+    """The gradient of the addend, given that of the output, ``None`` if that was not used."""
+    return grad if grad is None or ctx.addend_shape == grad.shape else grad.sum(0, keepdim=True)
 
 
 def _check_addend(addend: Tensor | None, shape: Sequence[int], like: Tensor) -> None:

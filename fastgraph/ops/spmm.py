@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fastgraph.graphs.edges import caller_index_of
 from fastgraph.ops.library import Gradient, define, wanted_gradients
 from fastgraph.ops.topology import (
     check_choice,
@@ -147,11 +148,11 @@ def _spmm_save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
         x = x.clone()  # autograd saves no inference tensors, and copies of their rows are none
     # What no gradient is made of may be edited before the backward pass.
     needed = x if needs_x else None, index, ptr, weight if x.requires_grad else None
-    ctx.save_for_backward(*needed)
+    ctx.save_for_backward(*needed, caller_index_of(index))
 
 
 def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, index, ptr, weight = ctx.saved_tensors
+    x, index, ptr, weight, _ = ctx.saved_tensors
     grad_x = grad_weight = None
     wanted = wanted_gradients(ctx)
     if wanted[0]:

@@ -22,6 +22,7 @@ from fastgraph.graphs.edges import (
     Edges,
     KnownGraph,
     OutOfRange,
+    RenumberedGraph,
     graph_of,
     index_with_self_loops,
     other_edges,
@@ -29,7 +30,6 @@ from fastgraph.graphs.edges import (
     too_large,
     unless_out_of_range,
 )
-from fastgraph.graphs.graph import Graph
 from fastgraph.graphs.memo import is_recording
 from fastgraph.layers.attention import Inputs
 from fastgraph.machine import capture
@@ -197,17 +197,17 @@ class Located(NamedTuple):
 
     Attributes:
         edges: with the self-loops that the layer adds.
-        graph: by which operators find it, or that lives long enough for them to find it.
+        graph: by which operators find it.
     """
 
     edges: Edges
-    graph: KnownGraph | Graph | None = None
+    graph: KnownGraph | RenumberedGraph | None = None
 
     def while_computing(self, compute: Callable[..., Result], *arguments: object) -> Result:
         """``compute(*arguments)``, in which operators find the graph."""
-        if isinstance(self.graph, KnownGraph):
-            return self.graph.while_computing(compute, *arguments)
-        return compute(*arguments)
+        if self.graph is None:
+            return compute(*arguments)
+        return self.graph.while_computing(compute, *arguments)
 
 
 def located(call: Accepted, loops: int | None, *, numbered: bool) -> Located | str:
@@ -219,8 +219,7 @@ def located(call: Accepted, loops: int | None, *, numbered: bool) -> Located | s
             edges are our own then: a caller may edit theirs before the backward pass, or have made
             them in inference mode.
         numbered: whether something is given or returned for each edge. If not, backward passes
-            write what they leave for each edge in the order of rows, and an edit of the caller's
-            edges between the passes has no effect, where upstream may refuse the gradient.
+            write what they leave for each edge in the order of rows.
 
     Returns:
         Or the reason to leave the call to upstream.
@@ -238,7 +237,10 @@ def located(call: Accepted, loops: int | None, *, numbered: bool) -> Located | s
         if isinstance(graph, OutOfRange):
             return graph
         rows = graph.by_destination
-        return Located(Edges(rows.col, rows.ptr), graph)
+        return Located(
+            Edges(rows.col, rows.ptr),
+            RenumberedGraph(graph, index if loops is None else None),
+        )
     if loops is not None:
         index = index_with_self_loops(index, loops)
     if not is_looked_up:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import GCNConv, gcn_conv
 
 from fastgraph import ops
-from fastgraph.graphs.edges import OutOfRange, unless_out_of_range
+from fastgraph.graphs.edges import OutOfRange, RenumberedGraph, unless_out_of_range
 from fastgraph.graphs.memo import is_recording
 from fastgraph.layers.aggregation import Aggregation
 from fastgraph.layers.sums import add_to
@@ -115,8 +115,13 @@ def _plan_operator(
     if isinstance(found, OutOfRange):
         return found
 
+    # Edges with self-loops are upstream's own: a caller may edit theirs before the backward pass.
+    renumbered = RenumberedGraph(found.graph, None if loop_weight else planned.edges.index)
+
     def operator(features: Tensor, *_: Tensor | None, transpose: bool) -> Tensor:
-        return sum_normalised(features, found, transpose=transpose)
+        return renumbered.while_computing(
+            functools.partial(sum_normalised, features, found, transpose=transpose)
+        )
 
     return _Sum(planned, operator)
 
