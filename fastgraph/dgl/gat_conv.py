@@ -64,7 +64,8 @@ def _forward(
         "dropout": dropout_rate(module),
     }
     if edge_weight is not None:
-        weighted = _attention(module, x_src, x_dst, edges, options) * edge_weight.unsqueeze(-1)
+        # As in upstream a copy, so that the caller may edit theirs before the backward pass.
+        weighted = _attention(module, x_src, x_dst, edges, options) * edge_weight[:, None].clone()
         x_src, weighted = same_dtype(x_src, weighted)
         out = sum_of_heads(x_src, weighted, edges, call.num_dst)
         others = [term for term in (residual, bias) if term is not None]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from dgl.nn.pytorch.conv import GraphConv
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from fastgraph.dgl.normalisation import WEIGHTED, edge_weights
 from fastgraph.layers.linear import linear
 from fastgraph.layers.modules import parameter_of
 from fastgraph.layers.sums import add_to
+from fastgraph.ops.library import is_defined_by
 from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.dispatch import Computation, replace_method
 from fastgraph.routing.patching import Patches
@@ -65,6 +67,8 @@ def _forward(
         weight = by_degree if weight is None else by_degree * weight
     is_narrowing = module._in_feats > module._out_feats
     if is_narrowing and matrix is not None:
+        if module._norm in ("both", "left") and _may_be_edited(x, matrix):
+            x = x.clone()  # upstream's product with the normalisation is a copy
         x = linear(x, matrix.t(), None)
     out = ops.spmm(
         x,
@@ -79,3 +83,13 @@ def _forward(
     if bias is not None:
         out = add_to(out, bias)
     return out if module._activation is None else module._activation(out)
+
+
+def _may_be_edited(x: Tensor, matrix: Tensor) -> bool:
+    """True if a product saves activations that a caller may edit before the backward pass.
+
+    Data without a gradient is hardly ever edited there, and large: it is not copied, and an edit
+    raises torch's error.
+    """
+    saves = x.requires_grad and matrix.requires_grad and torch.is_grad_enabled()
+    return saves and not torch.compiler.is_compiling() and not is_defined_by(x)

@@ -22,9 +22,9 @@ def sum_of_heads(x: Tensor, weight: Tensor, edges: Edges, num_out: int) -> Tenso
         ``[num_out, heads, channels]``.
     """
     heads = weight.shape[1]
-    of_heads = x.expand(-1, heads, -1).unbind(1)
-    sums = [
-        ops.spmm(of_head, edges.index, column, ptr=edges.ptr, num_out=num_out)
-        for of_head, column in zip(of_heads, weight.unbind(1), strict=True)
+    of_heads = x.expand(-1, heads, -1)
+    sums = [  # not of `unbind`, whose results torch refuses in other words once `x` was edited
+        ops.spmm(of_heads[:, h], edges.index, weight[:, h], ptr=edges.ptr, num_out=num_out)
+        for h in range(heads)
     ]
     return torch.stack(sums, 1)

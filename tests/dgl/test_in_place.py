@@ -1,0 +1,210 @@
+"""Edits of a caller's tensors between forward and backward pass end as they do in plain DGL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fastgraph
+from tests.dgl.graphs import ORDINARY, dgl, of_case
+
+import dgl.function as fn  # isort: skip
+import dgl.nn as dglnn  # isort: skip
+import dgl.ops  # isort: skip
+
+NODES, EDGES, CHANNELS = ORDINARY.num_src, ORDINARY.num_edges, 6
+
+EDITS: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
+    "a product": lambda x, out, values: x.mul_(2),
+    "zeros": lambda x, out, values: x.zero_(),
+    "a view": lambda x, out, values: x[2:5].add_(1),
+    "another dtype's view": lambda x, out, values: x.view(-1).neg_(),
+    "a detached view": lambda x, out, values: x.detach().add_(1),
+    "a row that is assigned": lambda x, out, values: x.__setitem__(0, 1.0),
+    "the output": lambda x, out, values: out.mul_(2),
+    "a view of the output": lambda x, out, values: out[:3].zero_(),
+    "relu_ of the output": lambda x, out, values: torch.relu_(out),
+    "the values of edges": lambda x, out, values: values.mul_(2),
+    "a view of these": lambda x, out, values: values[:7].zero_(),
+    "a residual": lambda x, out, values: x.add_(out.reshape(out.shape[0], -1).sum(1, True)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _float64() -> Iterator[None]:
+    """``APPNPConv`` makes weights of torch's default."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(default)
+
+
+SIZES = torch.tensor([3, 0, NODES - 4, 1])
+
+Call = Callable[[Any, Tensor, Tensor], Tensor]
+
+
+def _layer(make: Callable[[], torch.nn.Module], **given: bool) -> Callable[[], Call]:
+    """Calls of a layer with features, and with the values of edges where it takes these."""
+
+    def made() -> Call:
+        torch.manual_seed(1)
+        module = make().double()
+        name = next(iter(given), None)
+
+        def call(graph: Any, x: Tensor, values: Tensor) -> Tensor:
+            more = {} if name is None else {name: values if given[name] else values[:, 0]}
+            out: Tensor = module(graph, x, **more)
+            return out
+
+        call.module = module  # type: ignore[attr-defined]
+        return call
+
+    return made
+
+
+def _function(call: Call) -> Callable[[], Call]:
+    return lambda: call
+
+
+def _message_passing(message: Any, reduce: Any) -> Callable[[], Call]:
+    def call(graph: Any, x: Tensor, values: Tensor) -> Tensor:
+        with graph.local_scope():
+            graph.ndata["x"] = x
+            graph.edata["v"] = values
+            graph.update_all(message, reduce)
+            out: Tensor = graph.ndata["out"]
+            return out
+
+    return lambda: call
+
+
+_GSPMM = {
+    f"{message}_{reduce}": _function(getattr(dgl.ops, f"{message}_{reduce}"))
+    for message in ("u_mul_e", "u_add_e", "u_sub_e", "u_div_e")
+    for reduce in ("sum", "mean", "max", "min")
+}
+_COPIES = {
+    f"copy_u_{reduce}": (lambda operator: _function(lambda graph, x, values: operator(graph, x)))(
+        getattr(dgl.ops, f"copy_u_{reduce}")
+    )
+    for reduce in ("sum", "mean", "max", "min")
+}
+_OF_EDGES = {
+    f"copy_e_{reduce}": (
+        lambda operator: _function(lambda graph, x, values: operator(graph, values))
+    )(getattr(dgl.ops, f"copy_e_{reduce}"))
+    for reduce in ("sum", "mean", "max", "min")
+}
+_GSDDMM = {
+    f"{name} of ends": (lambda operator: _function(lambda graph, x, values: operator(graph, x, x)))(
+        getattr(dgl.ops, name)
+    )
+    for name in ("u_dot_v", "u_add_v", "u_sub_v", "u_mul_v", "u_div_v")
+}
+
+_SEGMENTS = {
+    f"segment_reduce {reduce}": (
+        lambda reducer: _function(
+            lambda graph, x, values: dgl.ops.segment_reduce(SIZES, x, reducer=reducer)
+        )
+    )(reduce)
+    for reduce in ("sum", "mean", "max", "min")
+}
+
+CALLS: dict[str, Callable[[], Call]] = {
+    **_GSPMM,
+    **_COPIES,
+    **_OF_EDGES,
+    **_GSDDMM,
+    "edge_softmax": _function(lambda graph, x, values: dgl.ops.edge_softmax(graph, values)),
+    "edge_softmax by source": _function(
+        lambda graph, x, values: dgl.ops.edge_softmax(graph, values, norm_by="src")
+    ),
+    **_SEGMENTS,
+    "update_all sum": _message_passing(fn.u_mul_e("x", "v", "m"), fn.sum("m", "out")),
+    "update_all max": _message_passing(fn.copy_u("x", "m"), fn.max("m", "out")),
+    "GraphConv": _layer(lambda: dglnn.GraphConv(CHANNELS, 4, allow_zero_in_degree=True)),
+    "GraphConv weighted": _layer(
+        lambda: dglnn.GraphConv(CHANNELS, 9, norm="right", allow_zero_in_degree=True),
+        edge_weight=False,
+    ),
+    "GraphConv without weight": _layer(
+        lambda: dglnn.GraphConv(
+            CHANNELS, CHANNELS, norm="none", weight=False, allow_zero_in_degree=True
+        ),
+        edge_weight=False,
+    ),
+    "SAGEConv mean": _layer(lambda: dglnn.SAGEConv(CHANNELS, 9, "mean")),
+    "SAGEConv mean, weighted": _layer(
+        lambda: dglnn.SAGEConv(CHANNELS, 4, "mean"), edge_weight=False
+    ),
+    "SAGEConv gcn": _layer(lambda: dglnn.SAGEConv(CHANNELS, 9, "gcn")),
+    "SAGEConv pool": _layer(lambda: dglnn.SAGEConv(CHANNELS, 4, "pool")),
+    "GINConv sum": _layer(lambda: dglnn.GINConv(None, "sum")),
+    "GINConv max": _layer(lambda: dglnn.GINConv(None, "max")),
+    "GINConv mean, weighted": _layer(lambda: dglnn.GINConv(None, "mean"), edge_weight=False),
+    "SGConv": _layer(lambda: dglnn.SGConv(CHANNELS, 4, k=2, allow_zero_in_degree=True)),
+    "TAGConv": _layer(lambda: dglnn.TAGConv(CHANNELS, 4, k=2)),
+    "APPNPConv": _layer(lambda: dglnn.APPNPConv(2, 0.1)),
+    "ChebConv": _layer(lambda: dglnn.ChebConv(CHANNELS, 4, 2)),
+    "GATConv": _layer(lambda: dglnn.GATConv(CHANNELS, 5, 2, allow_zero_in_degree=True)),
+    "GATConv residual": _layer(
+        lambda: dglnn.GATConv(CHANNELS, 5, 2, residual=True, allow_zero_in_degree=True)
+    ),
+    "GATConv weighted": _layer(
+        lambda: dglnn.GATConv(CHANNELS, 5, 2, allow_zero_in_degree=True), edge_weight=False
+    ),
+    "GATv2Conv": _layer(lambda: dglnn.GATv2Conv(CHANNELS, 5, 2, allow_zero_in_degree=True)),
+    "DotGatConv": _layer(lambda: dglnn.DotGatConv(CHANNELS, 5, 2, allow_zero_in_degree=True)),
+    "AGNNConv": _layer(lambda: dglnn.AGNNConv(allow_zero_in_degree=True)),
+    "EdgeGATConv": _layer(
+        lambda: dglnn.EdgeGATConv(CHANNELS, CHANNELS, 5, 2, allow_zero_in_degree=True),
+        edge_feat=True,
+    ),
+}
+
+
+def _gradients(call: Call, tied: bool, edit: str) -> list[Tensor | None] | str:
+    torch.manual_seed(0)
+    graph = of_case(ORDINARY)
+    leaf = torch.randn(NODES, CHANNELS, dtype=torch.float64)
+    given = torch.rand(EDGES, CHANNELS, dtype=torch.float64) + 0.5
+    if tied:
+        leaf, given = leaf.round(), given.round() + 1
+    leaf.requires_grad_()
+    given.requires_grad_()
+    x, values = leaf * 1, given * 1
+    module = getattr(call, "module", None)
+    leaves = [leaf, given, *(() if module is None else module.parameters())]
+    try:
+        out = call(graph, x, values)
+        loss = (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum()
+        if EDITS[edit](x, out, values) is None and edit != "a row that is assigned":
+            raise AssertionError("nothing was edited")
+        loss = loss + out.sum() + x.square().sum() + values.square().sum()
+        found = torch.autograd.grad(loss, leaves, allow_unused=True)
+    except RuntimeError as error:
+        return next((text for text in _REFUSALS if text in str(error)), f"{error}")
+    return [None if g is None else g.nan_to_num(0, 0, 0) for g in found]
+
+
+_REFUSALS = ("modified by an inplace operation", "must match the size of tensor")
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("tied", [False, True], ids=["distinct", "tied"])
+@pytest.mark.parametrize("name", CALLS)
+def test_edits_between_the_passes(name: str, tied: bool, edit: str) -> None:
+    call = CALLS[name]()
+    expected = _gradients(call, tied, edit)
+    with fastgraph.enabled(min_edges=0):
+        found = _gradients(call, tied, edit)
+    if isinstance(expected, str) or isinstance(found, str):
+        assert found == expected
+    else:
+        torch.testing.assert_close(found, expected)
