@@ -278,7 +278,7 @@ def with_loop_features(module: Any, call: Accepted, edge_attr: Tensor) -> Tensor
     return found
 
 
-def joint_width(module: Any, _: object) -> object:
+def joint_width(module: Any, *_: object) -> object:
     """The channels of all heads."""
     return module.heads * module.out_channels
 

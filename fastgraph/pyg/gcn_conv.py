@@ -36,7 +36,7 @@ def install(patches: Patches) -> None:
     replace_method(patches, GCNConv, "forward", plan, decided=False, least=GCN, width=_width)
 
 
-def _width(module: GCNConv, _: object) -> object:
+def _width(module: GCNConv, *_: object) -> object:
     return module.out_channels
 
 

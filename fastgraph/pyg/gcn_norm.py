@@ -22,7 +22,7 @@ from torch_geometric.nn.conv import gcn_conv
 from fastgraph.graphs.memo import MEMO, REMEMBERING, is_recording, remembered, tensor_key
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor
 from fastgraph.routing.patching import Patches
-from fastgraph.routing.sizes import SUM, is_too_small
+from fastgraph.routing.sizes import SUM, is_too_small, of_many
 from fastgraph.routing.switch import SWITCH
 
 UPSTREAM = gcn_conv.gcn_norm
@@ -73,6 +73,9 @@ def install(patches: Patches) -> None:
 @functools.wraps(UPSTREAM)
 def gcn_norm(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Upstream's result, the same tensors for as long as the arguments live unchanged."""
+    # Where remembering takes longer than computing; compilers ask neither.
+    if not torch.compiler.is_compiling() and is_too_small(SUM, edge_index, of_many):
+        return UPSTREAM(edge_index, edge_weight, *args, **kwargs)
     parts = _parts_to_remember_by(edge_index, edge_weight)
     if parts is None and _is_subclass(edge_index, edge_weight):
         return _of_subclass(edge_index, edge_weight, args, kwargs)
@@ -144,8 +147,6 @@ def _parts_to_remember_by(edge_index: Any, edge_weight: Any) -> tuple[Tensor, ..
         return None
     parts = _plain_parts(edge_index)
     if parts is None or any(t.is_inference() for t in parts):
-        return None
-    if is_too_small(SUM, edge_index):  # remembering takes longer than upstream
         return None
     return parts
 

@@ -31,7 +31,7 @@ from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
 from fastgraph.routing.dispatch import decide, run_upstream
 from fastgraph.routing.patching import Patches
-from fastgraph.routing.sizes import EXTREMUM, SUM, TOO_SMALL, is_too_small
+from fastgraph.routing.sizes import EXTREMUM, SUM, Least, is_too_small
 from fastgraph.routing.status import count_too_small, is_counted
 from fastgraph.routing.switch import SWITCH
 from fastgraph.upstream import label_of
@@ -140,12 +140,9 @@ def _routed(
         if not torch.compiler.is_compiling():
             if is_counted(self):  # its whole call was left to upstream
                 return upstream(self, edge_index, *args, **kwargs)
-            is_extremum = type(self._modules.get("aggr_module")) in _EXTREMA
             # Without a route there is another reason.
-            if has_route and is_too_small(
-                EXTREMUM if is_extremum else SUM, edge_index, kwargs.get("x")
-            ):
-                count_too_small(label if type(self) is cls else label_of(type(self)), TOO_SMALL)
+            if has_route and is_too_small(_least_of(self), edge_index, kwargs.get, "x"):
+                count_too_small(label if type(self) is cls else label_of(type(self)))
                 return upstream(self, edge_index, *args, **kwargs)
         planned = _planned(self, edge_index, args, kwargs) if generated else _OVERRIDDEN
         if not _is_routed(self, planned) or isinstance(planned, str):
@@ -155,6 +152,10 @@ def _routed(
 
     propagate._fastgraph_upstream = upstream  # type: ignore[attr-defined]
     return propagate
+
+
+def _least_of(module: MessagePassing) -> Least:
+    return EXTREMUM if type(module._modules.get("aggr_module")) in _EXTREMA else SUM
 
 
 def aggregate(module: MessagePassing, edge_index: Any, **arguments: Any) -> tuple[Tensor, bool]:

@@ -15,7 +15,7 @@ import torch
 from fastgraph import settings
 from fastgraph.graphs.edges import OutOfRange
 from fastgraph.routing.patching import Patches
-from fastgraph.routing.sizes import TOO_SMALL, Least, is_too_small
+from fastgraph.routing.sizes import Least, is_too_small
 from fastgraph.routing.status import (
     RouteRefusedError,
     calls_counted,
@@ -78,6 +78,10 @@ def run_upstream(reason: object, upstream: Callable[..., Any], *args: Any, **kwa
         raise
 
 
+def _width_of_features(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    return args[0] if args else kwargs.get("x")
+
+
 def replace_method(
     patches: Patches,
     cls: type,
@@ -86,7 +90,7 @@ def replace_method(
     *,
     decided: bool = True,
     least: Least | None = None,
-    width: Callable[[Any, Any], object] = lambda _, features: features,
+    width: Callable[[Any, Any, Any], object] = _width_of_features,
 ) -> None:
     """Replace ``cls.name``: run what ``plan(module, *args)`` returns, or upstream's own code.
 
@@ -100,8 +104,8 @@ def replace_method(
             calls, asks :func:`decide` itself, about a part.
         least: how many edges the argument ``edge_index``, the second one, must have; ``None``
             where graphs are of another kind.
-        width: of the layer and its argument ``x`` gives what has as many channels as are
-            aggregated, or their number.
+        width: of the layer and its positional and keyword arguments gives what has as many
+            channels as are aggregated, or their number; default: the argument ``x``.
     """
     upstream: Callable[..., Any] = getattr(cls, name)
     plan.__qualname__ = upstream.__qualname__  # which wrong calls are reported with
@@ -113,11 +117,15 @@ def replace_method(
             return upstream(self, *args, **kwargs)
         if least is not None and not torch.compiler.is_compiling():
             edge_index = args[1] if len(args) > 1 else kwargs.get("edge_index")
-            if is_too_small(least, edge_index, width(self, args[0] if args else kwargs.get("x"))):
+            if is_too_small(least, edge_index, width, self, args, kwargs):
                 if not is_counted(self):
-                    known = label if type(self) is cls else label_of(type(self))
-                    count_too_small(known, TOO_SMALL)
-                return _run_counted(self, None, upstream, args, kwargs)
+                    count_too_small(label if type(self) is cls else label_of(type(self)))
+                counted = calls_counted()
+                counted.append(self)
+                try:
+                    return upstream(self, *args, **kwargs)
+                finally:
+                    counted.pop()
         planned = plan(self, *args, **kwargs)
         if planned is None or (not decided and isinstance(planned, str)):
             return run_upstream(planned, upstream, self, *args, **kwargs)

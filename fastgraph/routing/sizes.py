@@ -7,6 +7,7 @@ tensors, nor what is remembered of them, lest a result depend on the calls befor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor, is_grad_enabled
@@ -34,12 +35,8 @@ GCN = Least(inference=1500, training=2000)
 ATTENTION = Least(inference=2000, training=4000)
 
 
-class TooSmall(str):
-    """Why a call gains nothing from its route, which ``strict`` does not take for an error."""
-
-
-TOO_SMALL = TooSmall("too few edges to gain from it; min_edges=0 routes it nevertheless")
-
+TOO_SMALL = "too few edges to gain from it; min_edges=0 routes it nevertheless"
+"""Why a call gains nothing from its route, which ``strict`` does not take for an error."""
 
 _WIDE = 8
 """The channels from which on their number does not matter; with fewer, more edges must be."""
@@ -51,29 +48,40 @@ _NARROW_EDGES = 16
 """How many times as many edges there must be for these."""
 
 
-def is_too_small(least: Least, edge_index: object, features: object = None) -> bool:
+def is_too_small(
+    least: Least, edge_index: object, width: Callable[..., object], *arguments: object
+) -> bool:
     """True if a call on these edges would take longer than upstream's.
 
     Never for graphs on GPUs and other forms of a graph than a plain ``edge_index``, and not where
     the setting ``min_edges`` says what is too small. Not to be asked while code is compiled, which
     would be compiled anew for graphs on the other side of the bound.
 
+    It is asked of every call, and first of all, as a call on a tiny graph takes 40 us in all.
+
     Args:
         least: how many edges there must be.
         edge_index: the caller's graph.
-        features: the caller's, one tensor or a pair, or the number of channels; default: many.
+        width: gives the features that are aggregated, one tensor or a pair, or the number of
+            their channels; ``None`` for many. It is asked only where that decides.
+        arguments: of ``width``.
     """
     if type(edge_index) is not Tensor:
         return False
     shape = edge_index.shape
     if len(shape) != 2:
         return False
+    rows, num_edges = shape
     bound = least.training if is_grad_enabled() else least.inference
-    if shape[1] >= bound and (
-        shape[1] >= _NARROW_EDGES * bound or not _is_narrow(features, shape[1], bound)
+    if num_edges >= bound and (
+        num_edges >= _NARROW_EDGES * bound or not _is_narrow(width(*arguments), num_edges, bound)
     ):
         return False
-    return current().min_edges is None and edge_index.is_cpu and shape[0] == 2
+    return rows == 2 and current().min_edges is None and edge_index.is_cpu
+
+
+def of_many(*_: object) -> None:
+    """Features with so many channels that their number does not matter."""
 
 
 def _is_narrow(features: object, num_edges: int, bound: int) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fastgraph.rendering import rendered
+from fastgraph.routing.sizes import TOO_SMALL
 from fastgraph.upstream import PACKAGES
 
 if TYPE_CHECKING:
@@ -182,12 +183,12 @@ def count_refused(layer: str, reason: str) -> None:
         )
 
 
-def count_too_small(layer: str, reason: str) -> None:
+def count_too_small(layer: str) -> None:
     """Count a call that upstream's code computes faster, which nobody need be warned of."""
     recorder = _thread.recorders[-1]  # without the lock, as in `count_routed`
     row = recorder._rows.get(layer) or recorder.named(layer)
     row.fell_back += 1
-    row.reasons[reason] += 1
+    row.reasons[TOO_SMALL] += 1
 
 
 _LIBRARIES = ("fastgraph", "torch", *PACKAGES)
