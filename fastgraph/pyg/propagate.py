@@ -131,13 +131,14 @@ def _routed(
     cls: type[MessagePassing], upstream: Callable[..., Tensor], *, generated: bool
 ) -> Callable[..., Tensor]:
     label, has_route = label_of(cls), generated and known_message(cls) is not None
+    is_compiling = torch.compiler.is_compiling
 
     # `wraps` keeps upstream's `__module__`, by which the template knows its own work.
     @functools.wraps(upstream)
     def propagate(self: MessagePassing, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
         if not SWITCH.active:  # an instance kept the wrapper beyond `disable()`
             return upstream(self, edge_index, *args, **kwargs)
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             if is_counted(self):  # its whole call was left to upstream
                 return upstream(self, edge_index, *args, **kwargs)
             # Without a route there is another reason.
