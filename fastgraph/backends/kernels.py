@@ -52,16 +52,13 @@ def native_kernels(
     """
     device = _Device(library, rows, leaves_out)
     plain = _Plain(device)
-    extremum_backward = plain.segment_reduce_backward
-    if "segment_reduce" in by_destination:
-        extremum_backward = plain.segment_reduce_backward_by_destination
     kernels: dict[str, Kernel] = {
         "spmm": plain.spmm,
         "sddmm": plain.sddmm,
         "edge_softmax": plain.edge_softmax,
         "edge_softmax_backward": plain.edge_softmax_backward,
         "segment_reduce": plain.segment_reduce,
-        "segment_reduce_backward": extremum_backward,
+        "segment_reduce_backward": _extremum_backward(device, "segment_reduce" in by_destination),
         "head_scores": plain.head_scores,
         "head_scores_backward": plain.head_scores_backward,
     }
@@ -195,63 +192,6 @@ class _Plain:
         )
         return out, record
 
-    def segment_reduce_backward(
-        self,
-        graph: Graph,
-        grad: Tensor,
-        x: Tensor,
-        weight: Tensor | None,
-        out: Tensor,
-        record: Tensor,
-        transpose: bool,
-        ties: str,
-    ) -> Tensor:
-        cols = self._device.rows(graph, grad, transpose=not transpose)
-        grad_x = new_rows(x, x.shape)
-        if ties == "split":
-            share = new_rows(grad, grad.shape)
-            self._device.library().divide_by_ties(grad, record, share)
-            grad = share
-        self._device.library().segment_reduce_backward(
-            *cols.arguments,
-            None if weight is None else weight.contiguous(),
-            x,
-            out,
-            grad,
-            record if ties == "split" else None,
-            record if ties == "winner" else None,
-            grad_x,
-        )
-        return grad_x
-
-    def segment_reduce_backward_by_destination(
-        self,
-        graph: Graph,
-        grad: Tensor,
-        x: Tensor,
-        weight: Tensor | None,
-        out: Tensor,
-        record: Tensor,
-        transpose: bool,
-        ties: str,
-    ) -> Tensor:
-        # Sums have their terms in the order of rows, so that they need these as they are.
-        rows = graph.grouped(transpose=transpose)
-        grad_x = new_rows(x, x.shape)
-        self._device.library().segment_reduce_backward(
-            *rows[:4],
-            None if weight is None else weight.contiguous(),
-            x,
-            out,
-            grad,
-            record if ties == "split" else None,
-            record if ties == "winner" else None,
-            grad_x,
-        )
-        return grad_x
-
-    segment_reduce_backward_by_destination.goes_by_records = True  # type: ignore[attr-defined]
-
     def head_scores(self, x: Tensor, att: Tensor) -> Tensor:
         scores = new_rows(x, (att.shape[0], *x.shape[:2]))
         self._device.library().head_scores(x, att, scores)
@@ -273,6 +213,46 @@ class _Plain:
         grad_att = att.new_empty(att.shape) if wants_att else None
         self._device.library().head_scores_backward(x, att, grad, addend, grad_x, grad_att)
         return grad_x, grad_att
+
+
+def _extremum_backward(device: _Device, by_destination: bool) -> Kernel:
+    """The gradient of extrema, along destinations or along sources."""
+
+    def segment_reduce_backward(
+        graph: Graph,
+        grad: Tensor,
+        x: Tensor,
+        weight: Tensor | None,
+        out: Tensor,
+        record: Tensor,
+        transpose: bool,
+        ties: str,
+    ) -> Tensor:
+        edges: tuple[Any, ...]
+        if by_destination:
+            # Sums have their terms in the order of rows, so that they need these as they are.
+            edges = graph.grouped(transpose=transpose)[:4]
+        else:
+            edges = device.rows(graph, grad, transpose=not transpose).arguments
+            if ties == "split":
+                share = new_rows(grad, grad.shape)
+                device.library().divide_by_ties(grad, record, share)
+                grad = share
+        grad_x = new_rows(x, x.shape)
+        device.library().segment_reduce_backward(
+            *edges,
+            None if weight is None else weight.contiguous(),
+            x,
+            out,
+            grad,
+            record if ties == "split" else None,
+            record if ties == "winner" else None,
+            grad_x,
+        )
+        return grad_x
+
+    segment_reduce_backward.goes_by_records = by_destination  # type: ignore[attr-defined]
+    return segment_reduce_backward
 
 
 class _Attention:
