@@ -1,17 +1,59 @@
-"""Names in the libraries that have routes, for code that must import neither them nor torch."""
+"""The libraries that have routes and their layers, for code that must import neither nor torch."""
 
 from __future__ import annotations
 
 import sys
+from typing import NamedTuple
 
 PACKAGES = ("torch_geometric", "dgl")
 """As programs import them."""
 
-ATTENTION = {
-    "torch_geometric.nn.conv": ("GATConv", "GATv2Conv", "TransformerConv"),
-    "dgl.nn.pytorch.conv": ("GATConv", "GATv2Conv", "EdgeGATConv"),
+
+class Layer(NamedTuple):
+    """A layer that has a route.
+
+    Attributes:
+        name: of its class.
+        file: the module of the adapter that installs the route of the whole layer; ``None`` where
+            all that the layer aggregates goes by the route of message passing.
+        drops: True if attention dropout draws other random numbers on the route.
+    """
+
+    name: str
+    file: str | None = None
+    drops: bool = False
+
+
+LAYERS = {
+    # PyG's layers without a file are those whose message is in `fastgraph.pyg.messages`.
+    "torch_geometric.nn.conv": (
+        Layer("GCNConv", "gcn_conv"),
+        Layer("SAGEConv", "sage_conv"),
+        Layer("GraphConv", "graph_conv"),
+        Layer("GATv2Conv", "gatv2_conv", drops=True),
+        Layer("GATConv", "gat_conv", drops=True),
+        Layer("TransformerConv", "transformer_conv", drops=True),
+    ),
+    "dgl.nn.pytorch.conv": (
+        Layer("GATConv", "gat_conv", drops=True),
+        Layer("GATv2Conv", "gatv2_conv", drops=True),
+        Layer("DotGatConv", "dot_gat_conv"),
+        Layer("EdgeGATConv", "edge_gat_conv", drops=True),
+        Layer("AGNNConv", "agnn_conv"),
+        Layer("HGTConv", "hgt_conv"),
+        Layer("GraphConv", "graph_conv"),
+        Layer("SAGEConv", "sage_conv"),
+        Layer("RelGraphConv", "rel_graph_conv"),
+        Layer("APPNPConv"),
+        Layer("ChebConv"),
+        Layer("GCN2Conv"),
+        Layer("GINConv"),
+        Layer("GatedGraphConv"),
+        Layer("SGConv"),
+        Layer("TAGConv"),
+    ),
 }
-"""By module, the layers that draw other random numbers for dropout on their route."""
+"""By module, the layers that have a route: all that lists layers reads it here."""
 
 
 def label_of(cls: type) -> str:
@@ -23,12 +65,12 @@ def label_of(cls: type) -> str:
     return f"{package}.{cls.__name__}" if package in PACKAGES[1:] else cls.__name__
 
 
-def attention_classes() -> tuple[type, ...]:
-    """Those whose module the program has imported, or is importing just now."""
+def dropping_classes() -> tuple[type, ...]:
+    """The layers that draw other random numbers on their route, of modules imported by now."""
     return tuple(
-        vars(sys.modules[module])[name]
-        for module, names in ATTENTION.items()
-        if module in sys.modules
-        for name in names
-        if name in vars(sys.modules[module])
+        vars(sys.modules[module])[layer.name]
+        for module, layers in LAYERS.items()
+        if module in sys.modules  # it may be in the midst of its import
+        for layer in layers
+        if layer.drops and layer.name in vars(sys.modules[module])
     )

@@ -14,14 +14,12 @@ from fastgraph.dgl.importing import fix_import, while_enabled, why_incomplete
 from fastgraph.hookspecs import hookimpl
 from fastgraph.routing.patching import Patches
 from fastgraph.routing.route import Route
+from fastgraph.upstream import LAYERS
 
 if TYPE_CHECKING:
     from fastgraph.dgl.framework import DGL
 
 __all__ = ["fix_import", "why_incomplete"]
-
-
-_LAYERS = "dgl.nn.pytorch"
 
 
 def _route(replaced: str, upstream: str, module: str) -> Route:
@@ -38,18 +36,11 @@ def _route(replaced: str, upstream: str, module: str) -> Route:
 @hookimpl
 def fastgraph_routes() -> list[Route]:
     """The routes of DGL's message passing and layers."""
+    layers = LAYERS["dgl.nn.pytorch.conv"]
     return [
         _route("graphs", "dgl", "structure"),
         _route("message passing", "dgl", "message_passing"),
-        _route("GATConv", _LAYERS, "gat_conv"),
-        _route("GATv2Conv", _LAYERS, "gatv2_conv"),
-        _route("DotGatConv", _LAYERS, "dot_gat_conv"),
-        _route("EdgeGATConv", _LAYERS, "edge_gat_conv"),
-        _route("AGNNConv", _LAYERS, "agnn_conv"),
-        _route("HGTConv", _LAYERS, "hgt_conv"),
-        _route("GraphConv", _LAYERS, "graph_conv"),
-        _route("SAGEConv", _LAYERS, "sage_conv"),
-        _route("RelGraphConv", _LAYERS, "rel_graph_conv"),
+        *(_route(name, "dgl.nn.pytorch", file) for name, file, _ in layers if file is not None),
     ]
 
 

@@ -9,31 +9,9 @@ from typing import Any
 from torch import nn
 
 from fastgraph.routing.framework import MapTensors
+from fastgraph.upstream import LAYERS
 
 _LAYERS = "dgl.nn.pytorch.conv"
-
-_WHOLE = (
-    "AGNNConv",
-    "DotGatConv",
-    "EdgeGATConv",
-    "GATConv",
-    "GATv2Conv",
-    "GraphConv",
-    "HGTConv",
-    "RelGraphConv",
-    "SAGEConv",
-)
-
-# What they aggregate is a sum, mean or maximum of features of nodes, or a sum weighted by edges.
-_BY_MESSAGE_PASSING = (
-    "APPNPConv",
-    "ChebConv",
-    "GCN2Conv",
-    "GINConv",
-    "GatedGraphConv",
-    "SGConv",
-    "TAGConv",
-)
 
 
 class DGL:
@@ -46,7 +24,7 @@ class DGL:
         """Names of the layers in ``dgl.nn`` whose aggregation has a route."""
         import dgl.nn
 
-        return [name for name in sorted((*_WHOLE, *_BY_MESSAGE_PASSING)) if hasattr(dgl.nn, name)]
+        return sorted(layer.name for layer in LAYERS[_LAYERS] if hasattr(dgl.nn, layer.name))
 
     def is_layer(self, module: nn.Module) -> bool:
         """Whether a module is one of the layers of ``dgl.nn``, or of a subclass."""

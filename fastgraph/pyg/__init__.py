@@ -11,6 +11,7 @@ from fastgraph.hookspecs import hookimpl
 from fastgraph.pyg.framework import PyG
 from fastgraph.routing.patching import Patches
 from fastgraph.routing.route import Route
+from fastgraph.upstream import LAYERS
 
 
 def _route(replaced: str, module: str) -> Route:
@@ -25,16 +26,12 @@ def _route(replaced: str, module: str) -> Route:
 @hookimpl
 def fastgraph_routes() -> list[Route]:
     """The routes of PyG's layers."""
+    layers = LAYERS["torch_geometric.nn.conv"]
     return [
         _route("propagate", "propagate"),
         _route("gcn_norm", "gcn_norm"),
         _route("scripting", "scripting"),
-        _route("GCNConv", "gcn_conv"),
-        _route("SAGEConv", "sage_conv"),
-        _route("GraphConv", "graph_conv"),
-        _route("GATv2Conv", "gatv2_conv"),
-        _route("GATConv", "gat_conv"),
-        _route("TransformerConv", "transformer_conv"),
+        *(_route(name, file) for name, file, _ in layers if file is not None),
     ]
 
 

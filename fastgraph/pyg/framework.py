@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fastgraph.routing.framework import MapTensors
-from fastgraph.upstream import attention_classes
+from fastgraph.upstream import LAYERS
 
 
 class PyG:
@@ -25,12 +25,12 @@ class PyG:
 
         from fastgraph.pyg.messages import known_message
 
-        attention = attention_classes()
+        named = {layer.name for layer in LAYERS[conv.__name__]}
         classes = (vars(conv)[name] for name in conv.__all__ if name != "MessagePassing")
         return [
             c.__name__
             for c in classes
-            if c in attention or (hasattr(c, "message") and known_message(c))
+            if c.__name__ in named or (hasattr(c, "message") and known_message(c))
         ]
 
     def is_layer(self, module: nn.Module) -> bool:

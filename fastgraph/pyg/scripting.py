@@ -8,13 +8,17 @@ from typing import Any
 
 import torch.jit._recursive
 from torch import nn
+from torch_geometric.nn import conv
 from torch_geometric.nn.conv import MessagePassing
 
 from fastgraph import settings
 from fastgraph.pyg.messages import known_message
 from fastgraph.routing.patching import Patches
 from fastgraph.routing.status import RouteRefusedError, count_refused
-from fastgraph.upstream import attention_classes
+from fastgraph.upstream import LAYERS
+
+_WHOLE = [vars(conv)[layer.name] for layer in LAYERS[conv.__name__]]
+"""The layers whose forward pass is replaced."""
 
 _REASON = "scripted by torch.jit, calls of which are not counted"
 
@@ -47,5 +51,6 @@ def _layers(module: nn.Module) -> list[str]:
 
 
 def _has_route(cls: type[MessagePassing]) -> bool:
-    attention = any(cls.forward is vars(layer)["forward"] for layer in attention_classes())
-    return attention or known_message(cls) is not None
+    return known_message(cls) is not None or any(
+        cls.forward is layer.forward for layer in _WHOLE if not known_message(layer)
+    )

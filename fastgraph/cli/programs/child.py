@@ -24,7 +24,7 @@ from fastgraph.cli import runner
 from fastgraph.comparison.dropout import drops_attention
 from fastgraph.comparison.memory import resident, restart_peak
 from fastgraph.dgl import fix_import
-from fastgraph.upstream import attention_classes
+from fastgraph.upstream import dropping_classes
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def is_within_step(optimizer: Any) -> bool:
 
 def dropping_layers() -> set[str]:
     """Names of the classes of all live attention layers with a route whose dropout is active."""
-    routed = attention_classes()
+    routed = dropping_classes()
     return {
         type(layer).__name__
         for layer in gc.get_objects()
