@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 from fastgraph import settings
 from fastgraph.graphs.memo import AGGREGATION, MEMO
-from fastgraph.hookspecs import plugin_manager
 from fastgraph.machine.memory import POOL
-from fastgraph.registry.backend import VerifiedBackend
+from fastgraph.plugins.backend import VerifiedBackend
+from fastgraph.plugins.hookspecs import plugin_manager
 from fastgraph.registry.registry import REGISTRY, Failures
 from fastgraph.routing.switch import SWITCH
 

@@ -13,7 +13,7 @@ import torch
 
 import fastgraph
 from fastgraph import Graph
-from fastgraph.hookspecs import plugin_manager
+from fastgraph.plugins.hookspecs import plugin_manager
 from fastgraph.registry.registry import REGISTRY
 from tests import pairs
 from tests.interpreter import interpreter

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "fastgraph"
 ROOMS = (
     ("settings", "rendering", "ending", "interpreter", "upstream", "manifest"),
     ("machine",),
-    ("hookspecs",),
+    ("plugins",),
     ("registry",),
     ("graphs",),
     ("tune",),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastgraph.registry.backend import FALLBACK_PRIORITY
+from fastgraph.plugins.backend import FALLBACK_PRIORITY
 from fastgraph.registry.operators import SIGNATURES
 from fastgraph.registry.registry import Registry
 from fastgraph.registry.signatures import check_signature

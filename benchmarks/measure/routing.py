@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastgraph.hookspecs import hookimpl, plugin_manager
-from fastgraph.registry.backend import Backend, Kernel
+from fastgraph.plugins.backend import Backend, Kernel
+from fastgraph.plugins.hookspecs import hookimpl, plugin_manager
 from fastgraph.tune import row_order
 
 

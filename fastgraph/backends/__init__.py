@@ -1,1 +1,1 @@
-"""Backends: who computes an operator. See :mod:`fastgraph.registry.backend` for the contract."""
+"""Backends: who computes an operator. See :mod:`fastgraph.plugins.backend` for the contract."""

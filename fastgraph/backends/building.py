@@ -1,6 +1,6 @@
 """Building graphs: by the C++ kernels for the CPU, and by torch's operations on any device.
 
-See :mod:`fastgraph.registry.backend` for what each kernel does.
+See :mod:`fastgraph.plugins.backend` for what each kernel does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from fastgraph.backends.tasks import count_cuts
 from fastgraph.graphs.edges import replace_self_loops
 from fastgraph.graphs.graph import Csr, check_range
-from fastgraph.registry.backend import Kernel
+from fastgraph.plugins.backend import Kernel
 
 
 class NativeBuilding:

@@ -9,8 +9,8 @@ from fastgraph.backends.cuda import CudaBackend
 from fastgraph.backends.reference import ReferenceBackend
 from fastgraph.backends.scatter import ScatterBackend
 from fastgraph.backends.sparse import SparseBackend
-from fastgraph.hookspecs import hookimpl
-from fastgraph.registry.backend import Backend
+from fastgraph.plugins.backend import Backend
+from fastgraph.plugins.hookspecs import hookimpl
 
 
 @hookimpl

@@ -7,7 +7,7 @@ import torch
 from fastgraph.backends.building import NativeBuilding
 from fastgraph.backends.kernels import native_kernels
 from fastgraph.machine import native
-from fastgraph.registry.backend import FLOATING, Kernel
+from fastgraph.plugins.backend import FLOATING, Kernel
 from fastgraph.tune.row_order import RowOrder
 
 _BUILDING = NativeBuilding(native.library).kernels

@@ -14,7 +14,7 @@ from fastgraph.backends.kernels import native_kernels, sddmm_by_head, spmm_by_he
 from fastgraph.backends.tasks import Tasks
 from fastgraph.backends.tiles import TilesAttention, TilesSpmm
 from fastgraph.machine import native
-from fastgraph.registry.backend import FLOATING, Kernel
+from fastgraph.plugins.backend import FLOATING, Kernel
 from fastgraph.tune.fastest import FastestAttention, FastestSpmm, Rival, seconds_on_gpu
 
 
@@ -61,7 +61,7 @@ class CudaBackend:
         return native.why_cuda_unavailable()
 
     def identities(self) -> dict[str, str]:
-        """See :class:`fastgraph.registry.backend.VerifiedBackend`. Wakes CUDA in this process."""
+        """See :class:`fastgraph.plugins.backend.VerifiedBackend`. Wakes CUDA in this process."""
         found: dict[str, str] = {}
         for number in range(torch.cuda.device_count()):
             name = torch.cuda.get_device_name(number)

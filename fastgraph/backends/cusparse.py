@@ -24,7 +24,7 @@ _UNKNOWN = object()
 
 
 class CuSparseSpmm:
-    """The kernel of ``spmm`` (see :mod:`fastgraph.registry.backend`) for what it :meth:`fits`.
+    """The kernel of ``spmm`` (see :mod:`fastgraph.plugins.backend`) for what it :meth:`fits`.
 
     Args:
         library: gives the native library; asked at each call.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fastgraph.graphs.graph import Csr, Graph
 from fastgraph.machine.memory import new_rows
-from fastgraph.registry.backend import Kernel, accumulator
+from fastgraph.plugins.backend import Kernel, accumulator
 from fastgraph.registry.operators import ATTENTION, GAT, GATV2, Attention
 
 

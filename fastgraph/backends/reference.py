@@ -15,7 +15,7 @@ from torch.nn.functional import leaky_relu
 
 from fastgraph.backends import building
 from fastgraph.graphs.graph import Graph
-from fastgraph.registry.backend import FALLBACK_PRIORITY, Kernel, accumulator
+from fastgraph.plugins.backend import FALLBACK_PRIORITY, Kernel, accumulator
 from fastgraph.registry.operators import SIGNATURES
 
 Results = tuple[Tensor, Tensor, Tensor]
@@ -117,7 +117,7 @@ def segment_reduce(
 def extremum_record(
     message: Tensor, out: Tensor, index: Tensor, ties: str, start: float | None = None
 ) -> Tensor:
-    """What the backward needs besides ``out``; see :mod:`fastgraph.registry.backend`.
+    """What the backward needs besides ``out``; see :mod:`fastgraph.plugins.backend`.
 
     ``start`` is what the search for the extremum began with, which no edge wins by.
     """
@@ -218,7 +218,7 @@ class Attention(NamedTuple):
         weight: the softmax of the scores, ``[E, heads]``, differentiable.
         keep: the factors of attention dropout, ``[E, heads]``.
         gathered, aggregating: the nodes that each edge joins.
-        stats: see :mod:`fastgraph.registry.backend`.
+        stats: see :mod:`fastgraph.plugins.backend`.
     """
 
     weight: Tensor

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastgraph.backends import reference
 from fastgraph.graphs.graph import Graph
-from fastgraph.registry.backend import Kernel, accumulator
+from fastgraph.plugins.backend import Kernel, accumulator
 
 
 class ScatterBackend:

@@ -18,7 +18,7 @@ from fastgraph.backends import reference
 from fastgraph.backends.kernels import scales, spmm_by_head
 from fastgraph.graphs.graph import Graph
 from fastgraph.graphs.memo import remembered
-from fastgraph.registry.backend import Kernel
+from fastgraph.plugins.backend import Kernel
 
 DTYPES = (torch.float32, torch.float64)
 """Of the features; values of a matrix of a shorter dtype would round the scales of means."""
@@ -47,7 +47,7 @@ def fits(graph: Graph, x: Tensor, transpose: bool) -> bool:
 
 
 def spmm(graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool) -> Tensor:
-    """The kernel (see :mod:`fastgraph.registry.backend`) for what :func:`fits`."""
+    """The kernel (see :mod:`fastgraph.plugins.backend`) for what :func:`fits`."""
     rows = sorted_rows(graph, transpose)
     values = matrix_values(
         rows.ptr,

@@ -149,7 +149,7 @@ class _OnTiles:
 
 
 class TilesSpmm(_OnTiles):
-    """The kernel of ``spmm`` (see :mod:`fastgraph.registry.backend`) for what it :meth:`fits`."""
+    """The kernel of ``spmm`` (see :mod:`fastgraph.plugins.backend`) for what it :meth:`fits`."""
 
     results = "sums"
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fastgraph.registry.backend import Backend, VerifiedBackend
+from fastgraph.plugins.backend import Backend, VerifiedBackend
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.verification import checking, speed, verdicts
 from fastgraph.verification.checking import Finding

@@ -20,7 +20,7 @@ from fastgraph.machine.processor import cpu_model
 from fastgraph.settings import Settings, variables
 
 if TYPE_CHECKING:
-    from fastgraph.routing.framework import Framework
+    from fastgraph.plugins.framework import Framework
 
 # Import name to the name of the distribution.
 _PACKAGES = {
@@ -108,7 +108,7 @@ def _backends() -> list[tuple[str, bool, str]]:
 
 
 def _frameworks() -> Sequence[Framework]:
-    from fastgraph.routing.framework import frameworks
+    from fastgraph.plugins.framework import frameworks
 
     return frameworks()
 

@@ -10,7 +10,7 @@ import importlib
 import sys
 
 from fastgraph import settings
-from fastgraph.hookspecs import hookimpl
+from fastgraph.plugins.hookspecs import hookimpl
 
 _CHECKING = "fastgraph.comparison.checking"
 

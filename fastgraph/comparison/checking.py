@@ -16,8 +16,8 @@ from fastgraph.comparison.errors import TensorError
 from fastgraph.comparison.modules import compare_accuracy, inconclusive
 from fastgraph.comparison.runs import is_comparing, untouched_randomness
 from fastgraph.ending import print_at_exit
+from fastgraph.plugins.framework import is_message_passing
 from fastgraph.routing.conditions import execution_mode
-from fastgraph.routing.framework import is_message_passing
 from fastgraph.routing.status import STATUS, caller_level, has_compiled
 
 NOT_COMPARED = "calls within torch.compile are not compared"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fastgraph.routing.framework import imported_frameworks
+from fastgraph.plugins.framework import imported_frameworks
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastgraph.routing.framework import imported_frameworks
+from fastgraph.plugins.framework import imported_frameworks
 
 Visit = Callable[[str, Tensor], Any]
 

@@ -11,9 +11,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from fastgraph.dgl.importing import fix_import, while_enabled, why_incomplete
-from fastgraph.hookspecs import hookimpl
-from fastgraph.routing.patching import Patches
-from fastgraph.routing.route import Route
+from fastgraph.plugins.hookspecs import hookimpl
+from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.route import Route
 from fastgraph.upstream import LAYERS
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from fastgraph import ops
 from fastgraph.dgl.calls import Accepted, accepted
 from fastgraph.layers.attention import same_dtype
 from fastgraph.layers.cosine import cosine_operands
+from fastgraph.plugins.patching import Patches
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.patching import Patches
 
 
 def install(patches: Patches) -> None:

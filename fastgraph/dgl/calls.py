@@ -17,7 +17,7 @@ from fastgraph.dgl.devices import beside_features
 from fastgraph.dgl.structure import Relation, Structure, structure_of
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.attention import Inputs
-from fastgraph.registry.backend import device_type
+from fastgraph.plugins.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import plain_parameters
 

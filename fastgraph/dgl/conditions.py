@@ -9,7 +9,7 @@ from dgl.global_config import is_libxsmm_enabled
 from torch import Tensor
 
 from fastgraph.dgl.structure import Structure
-from fastgraph.registry.backend import device_type
+from fastgraph.plugins.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, too_few_edges
 

@@ -29,8 +29,8 @@ from fastgraph.dgl.structure import Named, Structure
 from fastgraph.graphs.edges import Grouped
 from fastgraph.layers.attention import same_dtype
 from fastgraph.layers.weighing import sum_of_heads
+from fastgraph.plugins.patching import Patches
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.patching import Patches
 
 
 def install(patches: Patches) -> None:

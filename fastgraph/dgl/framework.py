@@ -1,4 +1,4 @@
-"""DGL as a :class:`fastgraph.routing.framework.Framework`. Imports it when it is asked only."""
+"""DGL as a :class:`fastgraph.plugins.framework.Framework`. Imports it when it is asked only."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import nn
 
-from fastgraph.routing.framework import MapTensors
+from fastgraph.plugins.framework import MapTensors
 from fastgraph.upstream import LAYERS
 
 _LAYERS = "dgl.nn.pytorch.conv"
 
 
 class DGL:
-    """See :class:`fastgraph.routing.framework.Framework`."""
+    """See :class:`fastgraph.plugins.framework.Framework`."""
 
     name = "DGL"
     package = "dgl"

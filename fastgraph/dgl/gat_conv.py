@@ -23,8 +23,8 @@ from fastgraph.dgl.calls import Accepted, accepted, edge_values_refusal
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.attention import same_dtype, terms_of
 from fastgraph.layers.weighing import sum_of_heads
+from fastgraph.plugins.patching import Patches
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.patching import Patches
 
 
 def install(patches: Patches) -> None:

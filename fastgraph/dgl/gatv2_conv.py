@@ -16,8 +16,8 @@ from fastgraph.dgl.calls import Accepted, accepted
 from fastgraph.dgl.modules import project
 from fastgraph.layers.attention import same_dtype, terms_of
 from fastgraph.layers.sums import first_rows
+from fastgraph.plugins.patching import Patches
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.patching import Patches
 
 
 def install(patches: Patches) -> None:

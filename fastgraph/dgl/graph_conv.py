@@ -19,9 +19,9 @@ from fastgraph.layers.linear import linear
 from fastgraph.layers.modules import parameter_of
 from fastgraph.layers.sums import add_to
 from fastgraph.ops.library import is_defined_by
+from fastgraph.plugins.patching import Patches
 from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.patching import Patches
 
 
 def install(patches: Patches) -> None:

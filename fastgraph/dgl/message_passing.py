@@ -16,8 +16,8 @@ import dgl.backend.pytorch.sparse as upstream
 
 from fastgraph.dgl import edge_softmax, gsddmm, gspmm, segment_reduce
 from fastgraph.dgl.conditions import NoOperator
+from fastgraph.plugins.patching import Patches
 from fastgraph.routing.dispatch import Computation, decide
-from fastgraph.routing.patching import Patches
 from fastgraph.routing.switch import SWITCH
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from fastgraph.dgl.structure import Named, Relation, Structure
 from fastgraph.graphs.edges import Grouped
 from fastgraph.graphs.graph import Graph, beside, normal_mode
-from fastgraph.registry.backend import accumulator
+from fastgraph.plugins.backend import accumulator
 
 WEIGHTED = ("both", "left")
 """Of the normalisations that ``GraphConv`` has, those by one weight for each edge."""

@@ -11,8 +11,8 @@ from fastgraph import ops
 from fastgraph.dgl.calls import Accepted, accepted, edge_values_refusal
 from fastgraph.dgl.relations import Pairs, pairs_of, typed_linear_refusal
 from fastgraph.layers.sums import add_to, first_rows
+from fastgraph.plugins.patching import Patches
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.patching import Patches
 
 
 def install(patches: Patches) -> None:

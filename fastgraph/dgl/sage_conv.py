@@ -19,8 +19,8 @@ from fastgraph.dgl.modules import LINEAR, project
 from fastgraph.dgl.normalisation import with_itself
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.sums import add_to
+from fastgraph.plugins.patching import Patches
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.patching import Patches
 
 
 def install(patches: Patches) -> None:

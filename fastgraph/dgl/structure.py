@@ -26,8 +26,8 @@ from torch import Tensor
 from fastgraph.graphs.edges import Edges, Grouped
 from fastgraph.graphs.graph import Graph, beside, normal_mode
 from fastgraph.graphs.memo import is_recording, recalled
+from fastgraph.plugins.patching import Patches
 from fastgraph.routing.conditions import plain_tensor
-from fastgraph.routing.patching import Patches
 
 Value = TypeVar("Value")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastgraph.graphs.edges import named_by_itself
 from fastgraph.graphs.graph import Graph, check_range
-from fastgraph.registry.backend import accumulator, device_type
+from fastgraph.plugins.backend import accumulator, device_type
 from fastgraph.registry.registry import REGISTRY
 
 

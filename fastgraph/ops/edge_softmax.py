@@ -11,7 +11,7 @@ from fastgraph.backends import reference
 from fastgraph.graphs.graph import Graph
 from fastgraph.ops.library import Gradient, define, needs_torch_operations
 from fastgraph.ops.topology import check_index, check_values, flatten, topology, unflatten
-from fastgraph.registry.backend import device_type
+from fastgraph.plugins.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 
 

@@ -12,7 +12,7 @@ from fastgraph.graphs.normalisation import WeightedGraph, normalised_graph
 from fastgraph.ops.library import Gradient, define, is_defined_by
 from fastgraph.ops.spmm import spmm
 from fastgraph.ops.topology import check_operands, flatten, unflatten
-from fastgraph.registry.backend import device_type
+from fastgraph.plugins.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 
 

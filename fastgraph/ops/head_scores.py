@@ -11,7 +11,7 @@ from torch import Tensor
 from fastgraph.backends import reference
 from fastgraph.ops.heads import check_heads
 from fastgraph.ops.library import Gradient, define, needs_torch_operations, wanted_gradients
-from fastgraph.registry.backend import device_type
+from fastgraph.plugins.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 
 

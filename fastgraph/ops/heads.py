@@ -24,7 +24,7 @@ from fastgraph.ops.library import (
     wanted_gradients,
 )
 from fastgraph.ops.topology import check_index, check_values, topology
-from fastgraph.registry.backend import accumulator, device_type
+from fastgraph.plugins.backend import accumulator, device_type
 from fastgraph.registry.operators import Attention, Size
 from fastgraph.registry.registry import REGISTRY
 
@@ -200,7 +200,7 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
 
     Returns:
         The operator ``(*operands, addend, index, ptr, seed, self_loops, transpose, option, dropout,
-        weights) -> (out, stats, alpha)``, see :mod:`fastgraph.registry.backend`, and its gradient
+        weights) -> (out, stats, alpha)``, see :mod:`fastgraph.plugins.backend`, and its gradient
         ``(grad, grad_alpha, grad_logsum, *operands, index, ptr, seed, stats, self_loops, transpose,
         option, dropout, wanted) -> gradients`` of the operands, empty ones for those that are
         ``None`` or not ``wanted``.

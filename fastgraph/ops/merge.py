@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.ops.heads import check_heads
-from fastgraph.registry.backend import accumulator
+from fastgraph.plugins.backend import accumulator
 
 
 def merge(

@@ -19,7 +19,7 @@ from fastgraph.ops.topology import (
     topology,
     unflatten,
 )
-from fastgraph.registry.backend import Kernel, device_type
+from fastgraph.plugins.backend import Kernel, device_type
 from fastgraph.registry.registry import REGISTRY
 
 REDUCTIONS = ("max", "min")

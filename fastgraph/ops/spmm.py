@@ -23,7 +23,7 @@ from fastgraph.ops.topology import (
     topology,
     unflatten,
 )
-from fastgraph.registry.backend import device_type
+from fastgraph.plugins.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 
 REDUCTIONS = ("sum", "mean")

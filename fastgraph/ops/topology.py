@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastgraph.graphs.edges import graph_of
 from fastgraph.graphs.graph import Graph
-from fastgraph.registry.backend import FLOATING
+from fastgraph.plugins.backend import FLOATING
 
 
 def topology(

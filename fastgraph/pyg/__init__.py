@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import importlib
 
-from fastgraph.hookspecs import hookimpl
+from fastgraph.plugins.hookspecs import hookimpl
+from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.route import Route
 from fastgraph.pyg.framework import PyG
-from fastgraph.routing.patching import Patches
-from fastgraph.routing.route import Route
 from fastgraph.upstream import LAYERS
 
 

@@ -33,10 +33,10 @@ from fastgraph.graphs.edges import (
 from fastgraph.graphs.memo import is_recording
 from fastgraph.layers.attention import Inputs
 from fastgraph.machine import capture
+from fastgraph.plugins.backend import device_type
 from fastgraph.pyg.edges import edges_of
 from fastgraph.pyg.modules import LINEAR
 from fastgraph.pyg.propagate import from_template, module_refusal, replaced_on
-from fastgraph.registry.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import (
     execution_mode,

@@ -1,4 +1,4 @@
-"""PyG as a :class:`fastgraph.routing.framework.Framework`. Imports it when it is asked only."""
+"""PyG as a :class:`fastgraph.plugins.framework.Framework`. Imports it when it is asked only."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastgraph.routing.framework import MapTensors
+from fastgraph.plugins.framework import MapTensors
 from fastgraph.upstream import LAYERS
 
 
 class PyG:
-    """See :class:`fastgraph.routing.framework.Framework`."""
+    """See :class:`fastgraph.plugins.framework.Framework`."""
 
     name = "PyG"
     package = "torch_geometric"

@@ -13,6 +13,7 @@ from torch_geometric.nn.conv import GATConv
 from fastgraph import ops
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.attention import Inputs, combine_heads, same_dtype, terms_of
+from fastgraph.plugins.patching import Patches
 from fastgraph.pyg.attention import (
     Accepted,
     accepted,
@@ -28,7 +29,6 @@ from fastgraph.pyg.attention import (
 )
 from fastgraph.pyg.modules import project
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.patching import Patches
 from fastgraph.routing.sizes import ATTENTION
 
 

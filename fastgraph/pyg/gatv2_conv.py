@@ -10,6 +10,7 @@ from torch_geometric.nn.conv import GATv2Conv
 from fastgraph import ops
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.attention import combine_heads, same_dtype, terms_of
+from fastgraph.plugins.patching import Patches
 from fastgraph.pyg.attention import (
     Accepted,
     accepted,
@@ -25,7 +26,6 @@ from fastgraph.pyg.attention import (
 )
 from fastgraph.pyg.modules import project
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.patching import Patches
 from fastgraph.routing.sizes import ATTENTION
 
 

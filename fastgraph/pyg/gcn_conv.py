@@ -22,12 +22,12 @@ from fastgraph.layers.aggregation import Aggregation
 from fastgraph.layers.sums import add_to
 from fastgraph.ops.gcn import normalised, sum_normalised
 from fastgraph.ops.library import is_defined_by
+from fastgraph.plugins.patching import Patches
 from fastgraph.pyg import gcn_norm
 from fastgraph.pyg.modules import project
 from fastgraph.pyg.propagate import aggregate, aggregate_by, plan_sum
 from fastgraph.routing.conditions import operand
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.patching import Patches
 from fastgraph.routing.sizes import GCN
 
 

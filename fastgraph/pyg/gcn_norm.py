@@ -20,8 +20,8 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import gcn_conv
 
 from fastgraph.graphs.memo import MEMO, REMEMBERING, is_recording, remembered, tensor_key
+from fastgraph.plugins.patching import Patches
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor
-from fastgraph.routing.patching import Patches
 from fastgraph.routing.sizes import SUM, is_too_small, of_many
 from fastgraph.routing.switch import SWITCH
 

@@ -11,10 +11,10 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn.conv import GraphConv
 
+from fastgraph.plugins.patching import Patches
 from fastgraph.pyg.modules import add_root, pair_of
 from fastgraph.pyg.propagate import aggregate_and_project
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.patching import Patches
 from fastgraph.routing.sizes import SUM
 
 

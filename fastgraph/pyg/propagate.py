@@ -23,14 +23,14 @@ from fastgraph.layers.constant import aggregated
 from fastgraph.layers.linear import linear
 from fastgraph.layers.narrowing import projects_first
 from fastgraph.layers.sums import add_to
+from fastgraph.plugins.backend import device_type
+from fastgraph.plugins.patching import Patches
 from fastgraph.pyg.edges import edges_of
 from fastgraph.pyg.messages import Message, known_message, multiplies_adjacency
 from fastgraph.pyg.modules import AGGREGATIONS, LINEAR, REDUCTIONS, project
-from fastgraph.registry.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
 from fastgraph.routing.dispatch import decide, run_upstream
-from fastgraph.routing.patching import Patches
 from fastgraph.routing.sizes import EXTREMUM, SUM, Least, is_too_small
 from fastgraph.routing.status import count_too_small, is_counted
 from fastgraph.routing.switch import SWITCH

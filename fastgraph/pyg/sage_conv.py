@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.conv import SAGEConv
 
+from fastgraph.plugins.patching import Patches
 from fastgraph.pyg.modules import add_root, pair_of, project
 from fastgraph.pyg.propagate import aggregate_and_project
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.patching import Patches
 from fastgraph.routing.sizes import SUM
 
 

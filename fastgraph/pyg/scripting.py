@@ -12,8 +12,8 @@ from torch_geometric.nn import conv
 from torch_geometric.nn.conv import MessagePassing
 
 from fastgraph import settings
+from fastgraph.plugins.patching import Patches
 from fastgraph.pyg.messages import known_message
-from fastgraph.routing.patching import Patches
 from fastgraph.routing.status import RouteRefusedError, count_refused
 from fastgraph.upstream import LAYERS
 

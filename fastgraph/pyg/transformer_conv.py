@@ -20,6 +20,7 @@ from fastgraph.layers.attention import (
     terms_of,
 )
 from fastgraph.layers.edge_projection import project_edge_channels, with_edge_channels
+from fastgraph.plugins.patching import Patches
 from fastgraph.pyg.attention import (
     accepted,
     dropout_rate,
@@ -32,7 +33,6 @@ from fastgraph.pyg.attention import (
 from fastgraph.pyg.modules import project
 from fastgraph.routing.conditions import is_plain, operand
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.patching import Patches
 from fastgraph.routing.sizes import ATTENTION
 
 

@@ -1,1 +1,1 @@
-"""Who computes which operator: the contract of backends, the operators, and the registry."""
+"""Which kernel computes an operator: the operators, the signatures of kernels, the registry."""

@@ -3,7 +3,7 @@
 Of attention operators everything else about their arguments follows from this: the schemas that
 torch knows, the checks of shapes, the signatures that kernels must have, and which pass of a native
 library writes which gradient. Of the others the signatures of their kernels are here, and the rest
-is in their files in ``ops/``. :mod:`fastgraph.registry.backend` says what kernels compute.
+is in their files in ``ops/``. :mod:`fastgraph.plugins.backend` says what kernels compute.
 """
 
 from __future__ import annotations

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from fastgraph.hookspecs import plugin_manager
-from fastgraph.registry.backend import (
+from fastgraph.plugins.backend import (
     FALLBACK_PRIORITY,
     FLOATING,
     Backend,
     Kernel,
     VerifiedBackend,
 )
+from fastgraph.plugins.hookspecs import plugin_manager
 from fastgraph.registry.operators import BUILDING, SIGNATURES
 from fastgraph.registry.signatures import check_signature
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 
-from fastgraph.registry.backend import Kernel
+from fastgraph.plugins.backend import Kernel
 from fastgraph.registry.operators import BUILDING, SIGNATURES
 
 

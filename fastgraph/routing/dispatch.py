@@ -14,7 +14,7 @@ import torch
 
 from fastgraph import settings
 from fastgraph.graphs.edges import OutOfRange
-from fastgraph.routing.patching import Patches
+from fastgraph.plugins.patching import Patches
 from fastgraph.routing.sizes import Least, is_too_small
 from fastgraph.routing.status import (
     RouteRefusedError,

@@ -15,9 +15,9 @@ import torch._jit_internal
 import torch._sources
 import torch.jit._script
 
-from fastgraph.hookspecs import hookimpl
-from fastgraph.routing.patching import Patches
-from fastgraph.routing.route import Route
+from fastgraph.plugins.hookspecs import hookimpl
+from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.route import Route
 
 # All take a function first: for the names that it uses, its source, and its overloads, which torch
 # keeps for the very function that they were declared for.

@@ -10,8 +10,8 @@ from types import ModuleType
 
 from wrapt import register_post_import_hook
 
-from fastgraph.hookspecs import plugin_manager
-from fastgraph.routing.patching import Patches
+from fastgraph.plugins.hookspecs import plugin_manager
+from fastgraph.plugins.patching import Patches
 
 
 class Switch:

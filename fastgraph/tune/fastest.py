@@ -13,7 +13,7 @@ from torch import Tensor
 from fastgraph import settings
 from fastgraph.graphs.graph import Graph, beside
 from fastgraph.machine import capture
-from fastgraph.registry.backend import Kernel
+from fastgraph.plugins.backend import Kernel
 from fastgraph.tune import kernel_choices
 from fastgraph.tune.kernel_choices import ROWS, Timed
 

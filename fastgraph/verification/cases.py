@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastgraph.backends import reference
 from fastgraph.graphs.graph import Graph
-from fastgraph.registry.backend import accumulator
+from fastgraph.plugins.backend import accumulator
 from fastgraph.registry.operators import ATTENTION, GAT, GATV2, Attention
 
 EDGE_DIM = 3

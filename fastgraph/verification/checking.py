@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
-from fastgraph.registry.backend import FLOATING, Backend, Kernel, accumulator
+from fastgraph.plugins.backend import FLOATING, Backend, Kernel, accumulator
 from fastgraph.registry.operators import SIGNATURES
 from fastgraph.verification.cases import Case, cases
 

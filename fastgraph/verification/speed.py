@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from fastgraph.backends import reference
-from fastgraph.registry.backend import Backend
+from fastgraph.plugins.backend import Backend
 from fastgraph.tune.fastest import seconds_on_gpu
 from fastgraph.verification.cases import typical
 from fastgraph.verification.checking import Finding, prepare

@@ -20,7 +20,7 @@ import attrs
 import torch
 
 from fastgraph.machine import cache
-from fastgraph.registry.backend import FLOATING, VerifiedBackend
+from fastgraph.plugins.backend import FLOATING, VerifiedBackend
 from fastgraph.verification.checking import Finding, operators
 
 _LOGGER = logging.getLogger(__name__)

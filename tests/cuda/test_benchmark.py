@@ -19,8 +19,8 @@ from torch import Tensor
 
 from fastgraph import settings
 from fastgraph.backends.cpu import CpuBackend
-from fastgraph.hookspecs import plugin_manager
 from fastgraph.machine import native
+from fastgraph.plugins.hookspecs import plugin_manager
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.tune.fastest import FastestAttention, FastestSpmm
 from tests.cuda.benchmarks import measure

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
-from fastgraph.registry.backend import FLOATING, accumulator
+from fastgraph.plugins.backend import FLOATING, accumulator
 from tests.native.drawing import (
     Call,
     Draw,

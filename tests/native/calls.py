@@ -15,7 +15,7 @@ from torch import Tensor
 from fastgraph.backends import building, reference
 from fastgraph.backends.reference import num_shares
 from fastgraph.graphs.tiles import Tiles
-from fastgraph.registry.backend import FLOATING, accumulator
+from fastgraph.plugins.backend import FLOATING, accumulator
 from tests.graphs import mixed_communities
 from tests.native.attention_calls import ATTENTION_CALLS
 from tests.native.drawing import (

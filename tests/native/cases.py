@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from fastgraph.registry.backend import accumulator
+from fastgraph.plugins.backend import accumulator
 
 WIDTHS = (0, 1, 3, 7, 16, 33, 64, 100, 256, 300)
 GRAPHS = ("random", "hub", "sorted", "one_edge", "no_edges", "no_rows")

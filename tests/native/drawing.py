@@ -13,7 +13,7 @@ import tvm_ffi
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fastgraph.registry.backend import FLOATING, accumulator
+from fastgraph.plugins.backend import FLOATING, accumulator
 from tests.native.cases import Sparse
 
 REFUSALS = (TypeError, ValueError, IndexError)

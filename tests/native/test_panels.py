@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastgraph.registry.backend import FLOATING, accumulator
+from fastgraph.plugins.backend import FLOATING, accumulator
 
 from .cases import GRAPHS, Sparse, make_graph, normal, transpose
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends.reference import num_shares
-from fastgraph.registry.backend import FLOATING, accumulator
+from fastgraph.plugins.backend import FLOATING, accumulator
 
 from .cases import GRAPHS, WIDTHS, Sparse, compress, features, make_graph, normal
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from fastgraph.registry.backend import FLOATING, accumulator
+from fastgraph.plugins.backend import FLOATING, accumulator
 
 from .cases import (
     GRAPHS,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastgraph.registry.backend import FLOATING
+from fastgraph.plugins.backend import FLOATING
 
 from .cases import compress, normal, transpose
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import fastgraph
 from fastgraph import ops
-from fastgraph.registry.backend import FLOATING
+from fastgraph.plugins.backend import FLOATING
 from tests.graphs import Case, all_cases, hub_edges, random_edges
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.machine import native
-from fastgraph.registry.backend import FLOATING
+from fastgraph.plugins.backend import FLOATING
 from tests.graphs import Case, all_cases, hub_edges, random_edges
 
 from .test_heads import error_ratios, inputs_of, transposed, upstream, with_gradients

@@ -13,7 +13,7 @@ from torch import Tensor
 from fastgraph import ops
 from fastgraph.graphs.edges import graph_of
 from fastgraph.graphs.graph import beside
-from fastgraph.registry.backend import FLOATING
+from fastgraph.plugins.backend import FLOATING
 from tests.graphs import mixed_communities
 
 NUM_NODES, NUM_EDGES = 5000, 64_200

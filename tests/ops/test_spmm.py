@@ -11,7 +11,7 @@ from torch import Tensor
 import fastgraph
 from fastgraph import ops
 from fastgraph.ops.spmm import _ADJOINT, REDUCTIONS
-from fastgraph.registry.backend import FLOATING
+from fastgraph.plugins.backend import FLOATING
 from tests.conftest import BACKENDS, selected
 from tests.graphs import Case, all_cases, hub_edges, random_edges
 from tests.native.cases import assert_close

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from fastgraph.backends.cuda import CudaBackend
-from fastgraph.hookspecs import hookimpl
-from fastgraph.registry.backend import Backend
+from fastgraph.plugins.backend import Backend
+from fastgraph.plugins.hookspecs import hookimpl
 from tests.simt import library
 
 

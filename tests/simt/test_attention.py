@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastgraph.backends.reference import ReferenceBackend
 from fastgraph.graphs.graph import Graph
-from fastgraph.registry.backend import FLOATING
+from fastgraph.plugins.backend import FLOATING
 from tests.native.cases import normal, unit_roundoff
 from tests.simt.compared import (
     CASES,

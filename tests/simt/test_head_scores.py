@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fastgraph.registry.backend import FLOATING
+from fastgraph.plugins.backend import FLOATING
 from tests.native.cases import assert_close, normal
 from tests.simt.compared import (
     WIDTHS,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.graphs.graph import Graph
-from fastgraph.registry.backend import FLOATING
+from fastgraph.plugins.backend import FLOATING
 from tests.native.cases import assert_close, normal
 from tests.simt.compared import (
     CASES,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastgraph.backends.reference import num_shares
 from fastgraph.graphs.graph import Graph
-from fastgraph.registry.backend import FLOATING, accumulator
+from fastgraph.plugins.backend import FLOATING, accumulator
 from tests.native.cases import features, normal, unit_roundoff
 from tests.simt.compared import (
     CASES,

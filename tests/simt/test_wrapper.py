@@ -17,7 +17,7 @@ from torch import Tensor
 from fastgraph import ops
 from fastgraph.backends import kernels
 from fastgraph.backends.cuda import CudaBackend
-from fastgraph.registry.backend import Backend
+from fastgraph.plugins.backend import Backend
 from fastgraph.registry.registry import REGISTRY
 from tests.graphs import random_edges
 from tests.simt.backend import emulator

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastgraph.backends import reference
 from fastgraph.graphs.graph import Graph
-from fastgraph.registry.backend import FLOATING
+from fastgraph.plugins.backend import FLOATING
 from fastgraph.registry.operators import BUILDING, SIGNATURES
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.verification.cases import graphs, typical

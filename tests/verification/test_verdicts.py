@@ -13,7 +13,7 @@ from torch_geometric.nn import GATv2Conv, GCNConv
 import fastgraph
 from fastgraph.backends import reference
 from fastgraph.machine import cache
-from fastgraph.registry.backend import FALLBACK_PRIORITY, FLOATING
+from fastgraph.plugins.backend import FALLBACK_PRIORITY, FLOATING
 from fastgraph.registry.registry import REGISTRY, Registry
 from fastgraph.verification import verdicts
 from fastgraph.verification.checking import Finding, operators
@@ -27,7 +27,7 @@ IDENTITY = "Some GPU; driver 12080; kernels 0123"
 PLUGIN = """
 import os, time
 from fastgraph.backends import reference
-from fastgraph.hookspecs import hookimpl
+from fastgraph.plugins.hookspecs import hookimpl
 
 class Planted:
     name, priority = "planted", -50

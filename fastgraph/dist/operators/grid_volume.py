@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.ranks.mesh import Mesh, holder
-from fastgraph.registry.backend import accumulator
+from fastgraph.plugins.backend import accumulator
 from fastgraph.registry.operators import GAT, Size
 
 

@@ -33,7 +33,7 @@ from types import FrameType
 from typing import Any
 
 from fastgraph.dist.ranks.world import WORLD
-from fastgraph.routing.patching import Patches
+from fastgraph.plugins.patching import Patches
 
 _STANDARD = (sysconfig.get_path("stdlib") + os.sep, "<frozen")
 _INSTALLED = ("site-packages", "dist-packages")

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.tensor.sharded import is_sharded, leaves, tree_map, whole
 from fastgraph.dist.tensor.table import NoRuleError, find
-from fastgraph.routing.patching import Patches
+from fastgraph.plugins.patching import Patches
 
 _FACTORIES = (
     "sparse_coo_tensor",

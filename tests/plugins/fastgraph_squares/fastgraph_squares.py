@@ -4,9 +4,9 @@ import torch
 
 from fastgraph import ops
 from fastgraph.backends.reference import ReferenceBackend
-from fastgraph.hookspecs import hookimpl
+from fastgraph.plugins.hookspecs import hookimpl
+from fastgraph.plugins.route import Route
 from fastgraph.routing.dispatch import replace_method
-from fastgraph.routing.route import Route
 
 CALLS: list[str] = []
 

@@ -36,7 +36,7 @@ from fastgraph.dist.tensor.sharded import (
     tree_map,
     whole,
 )
-from fastgraph.routing.patching import Patches
+from fastgraph.plugins.patching import Patches
 
 PATCHES = Patches()
 

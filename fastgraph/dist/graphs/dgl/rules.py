@@ -22,7 +22,7 @@ from fastgraph.dist.graphs.dgl.structure import ShardedStructure
 from fastgraph.dist.tensor.layout import usual
 from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded, placed
 from fastgraph.dist.tensor.table import Arguments, NoRuleError, Options, rule
-from fastgraph.registry.backend import FLOATING
+from fastgraph.plugins.backend import FLOATING
 
 _MODULE = "dgl.backend.pytorch.sparse"
 

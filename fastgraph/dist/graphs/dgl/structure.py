@@ -23,7 +23,7 @@ from fastgraph.dist.tensor.memo import made
 from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, enter, placed
 from fastgraph.graphs.edges import Edges
 from fastgraph.graphs.memo import remembered
-from fastgraph.registry.backend import accumulator
+from fastgraph.plugins.backend import accumulator
 from fastgraph.routing.conditions import operand
 
 Value = TypeVar("Value")

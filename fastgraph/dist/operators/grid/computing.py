@@ -33,8 +33,8 @@ from fastgraph.ops.heads import Call
 from fastgraph.ops.merge import joined_statistics
 from fastgraph.ops.segment_reduce import SEGMENT_REDUCE
 from fastgraph.ops.spmm import SDDMM, SPMM
+from fastgraph.plugins.backend import accumulator
 from fastgraph.registry import operators
-from fastgraph.registry.backend import accumulator
 from fastgraph.registry.operators import Size
 
 

@@ -36,7 +36,7 @@ from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.memo import made, remembered
 from fastgraph.graphs.graph import Graph
-from fastgraph.registry.backend import accumulator
+from fastgraph.plugins.backend import accumulator
 
 
 class _Loops(NamedTuple):

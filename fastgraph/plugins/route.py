@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastgraph.routing.patching import Patches
+from fastgraph.plugins.patching import Patches
 
 
 @dataclass(frozen=True)

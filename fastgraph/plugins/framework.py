@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from fastgraph.hookspecs import plugin_manager
+from fastgraph.plugins.hookspecs import plugin_manager
 
 MapTensors = Callable[[Any, str], Any]
 """Replaces the tensors in a value, given its name."""
@@ -64,7 +64,7 @@ def frameworks() -> tuple[Framework, ...]:
         if not isinstance(framework, Framework):
             raise TypeError(
                 "fastgraph_frameworks must return objects as described in "
-                f"fastgraph.routing.framework.Framework, got {framework!r}"
+                f"fastgraph.plugins.framework.Framework, got {framework!r}"
             )
     return tuple(found)
 

@@ -1,8 +1,8 @@
 """The hooks through which a plugin adds backends, routes and frameworks.
 
 A plugin is a module or object with functions marked by :data:`hookimpl`, installed under the
-entry-point group ``fastgraph``, or registered with ``fastgraph.hookspecs.plugin_manager()`` before
-fastgraph is first enabled or used. Hooks are never called in a layer's forward.
+entry-point group ``fastgraph``, or registered with :func:`plugin_manager` before fastgraph is first
+enabled or used. Hooks are never called in a layer's forward.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from fastgraph.registry.backend import Backend
-    from fastgraph.routing.framework import Framework
-    from fastgraph.routing.route import Route
+    from fastgraph.plugins.backend import Backend
+    from fastgraph.plugins.framework import Framework
+    from fastgraph.plugins.route import Route
 
 hookspec = pluggy.HookspecMarker("fastgraph")
 hookimpl = pluggy.HookimplMarker("fastgraph")
