@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
 from fastgraph import Graph
-from fastgraph.graphs.tile_files import FORMAT, load, save
-from fastgraph.graphs.tiles import Tiles, packed_columns, tiles_of
-from fastgraph.manifest import FileFormatError, seal, write
+from fastgraph.graphs.tiles import packed_columns, tiles_of
 from tests.graphs import hub_edges, random_edges
 
 # Rows 0, 1, 15, 16 and 50 of 60, with an edge three times, self-loops, and column 9 in two windows.
@@ -63,12 +58,10 @@ def test_every_edge_has_a_slot_of_its_own(edge_index: Tensor, threads: int) -> N
 
 
 @pytest.mark.parametrize(("num_src", "num_dst"), [(0, 0), (3, 0), (0, 40), (4, 40)])
-def test_graphs_without_edges(num_src: int, num_dst: int, tmp_path: Path) -> None:
+def test_graphs_without_edges(num_src: int, num_dst: int) -> None:
     graph = Graph(torch.empty(2, 0, dtype=torch.int64), num_src, num_dst)
     tiles = tiles_of(graph.by_destination, num_src)
     assert tiles.num_blocks == 0 and tiles.fill == 0 and tiles.first.tolist() == [0]
-    save(tiles, tmp_path)
-    assert load(tmp_path).ptr.tolist() == tiles.ptr.tolist()
 
 
 def test_what_cannot_be_made_into_tiles() -> None:
@@ -79,76 +72,3 @@ def test_what_cannot_be_made_into_tiles() -> None:
         packed_columns(rows, torch.tensor([0, 4], dtype=torch.int32))
     with pytest.raises(TypeError, match="windows must be int32, got int64"):
         packed_columns(rows, torch.tensor([0]))
-
-
-def tiles_of_edges() -> Tiles:
-    return tiles_of(Graph(EDGES, 40, 60).by_destination, 40)
-
-
-def test_files(tmp_path: Path) -> None:
-    pytest.importorskip("safetensors")
-    tiles = tiles_of_edges()
-    save(tiles, tmp_path / "tiles")
-    found = load(tmp_path / "tiles")
-    assert found[5:] == tiles[5:] == (60, 40)
-    for a, b in zip(found[:5], tiles[:5], strict=True):
-        assert torch.equal(a, b) and a.dtype == b.dtype
-    with pytest.raises(FileExistsError, match="folder must be a new or empty one"):
-        save(tiles, tmp_path / "tiles")
-
-
-def test_files_that_are_not_what_was_written(tmp_path: Path) -> None:
-    pytest.importorskip("safetensors")
-    with pytest.raises(FileFormatError, match=r"expected a folder with a manifest\.json"):
-        load(tmp_path)
-    save(tiles_of_edges(), tmp_path)
-    file = tmp_path / "tiles.safetensors"
-    content = file.read_bytes()
-    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(FileFormatError, match="expected the SHA-256"):
-        load(tmp_path)
-    file.write_bytes(content[:-1])
-    with pytest.raises(FileFormatError, match="it is cut off"):
-        load(tmp_path)
-    file.write_bytes(content)
-    text = json.loads((tmp_path / "manifest.json").read_text())
-    (tmp_path / "manifest.json").write_text(json.dumps({**text, "version": 2}))
-    with pytest.raises(FileFormatError, match="expected version 1"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("ptr", torch.tensor([0, 2, 3, 3]), r"ptr of torch.int64 and shape \[4\]"),
-        ("ptr", torch.tensor([0, 3, 2, 3, 4]), "a ptr that does not delimit"),
-        ("col", torch.full((32,), 40, dtype=torch.int32), "columns outside of the 40"),
-        ("col", torch.full((32,), -1, dtype=torch.int32), "columns outside of the 40"),
-        ("bits", torch.zeros(4, 2, dtype=torch.int64), "a first that does not delimit"),
-        ("bits", torch.tensor(1), r"bits of shape \[\]"),
-        ("first", torch.tensor([0, 8, 12, 14, 14]), "a first that does not delimit"),
-        ("edge_id", torch.zeros(15, dtype=torch.int32), "edges that do not have each number once"),
-        ("num_rows", 49, "an edge in row 50 of 49"),
-        ("num_rows", -1, "expected numbers of rows and columns"),
-    ],
-)
-def test_files_of_something_else(
-    tmp_path: Path, name: str, value: Tensor | int, message: str
-) -> None:
-    """With checksums that are right."""
-    pytest.importorskip("safetensors")
-    wrong = tiles_of_edges()._replace(**{name: value})
-    if name == "num_rows":  # as many windows
-        wrong = wrong._replace(ptr=wrong.ptr if value == 49 else wrong.ptr[:1])
-    save(wrong, tmp_path)
-    with pytest.raises(FileFormatError, match=message):
-        load(tmp_path)
-
-
-def test_files_without_a_tensor(tmp_path: Path) -> None:
-    torch_file = pytest.importorskip("safetensors.torch")
-    file = tmp_path / "tiles.safetensors"
-    torch_file.save_file({"ptr": torch.zeros(1)}, file)
-    write(tmp_path, FORMAT, {"rows": 0, "columns": 0}, {file.name: seal(file)})
-    with pytest.raises(FileFormatError, match="expected the tensors of tiles, got KeyError"):
-        load(tmp_path)
