@@ -282,7 +282,8 @@ def aligned(x: Any, rows: Layout, axis: int) -> Any:
     if x.layout != torch.strided:
         raise NoRuleError
     at = axis if axis >= 0 else x.dim() + axis
-    if 0 <= at < x.dim() and x.shape[at] != 1:
+    # A single row is broadcast to others, but it is that of one rank where there are no others.
+    if 0 <= at < x.dim() and (x.shape[at] != 1 or rows.n == 1):
         if x.shape[at] != rows.n:
             raise NoRuleError
         DIGESTS.compare(x)

@@ -26,6 +26,7 @@ from fastgraph.dist.ranks.mesh import Mesh, usual_mesh
 from fastgraph.dist.ranks.transport import Group
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.layout import Layout, Recent
+from fastgraph.ops.library import wanted_gradients
 
 _AXES = ("destinations", "sources")
 _grids = Recent()
@@ -143,7 +144,7 @@ def _marked(ctx: Any, rows: Layout, group: Group, found: list[Tensor]) -> tuple[
 
 def _wanted(ctx: Any, grads: Sequence[Tensor], send: Any) -> list[Tensor | None]:
     """The gradients that somebody waits for; all ranks wait for the same ones."""
-    wanted = [i for i, needed in enumerate(ctx.needs_input_grad[2:]) if needed]
+    wanted = [i for i, needed in enumerate(wanted_gradients(ctx)[2:]) if needed]
     found: list[Tensor | None] = [None] * len(grads)
     sent = send([grads[i] for i in wanted], ctx.rows, ctx.group)
     for i, grad in zip(wanted, sent, strict=True):

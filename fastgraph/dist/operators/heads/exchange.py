@@ -25,6 +25,7 @@ from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import records_gradient
 from fastgraph.dist.tensor.layout import Layout, Recent
 from fastgraph.dist.tensor.memo import remembered
+from fastgraph.ops.library import wanted_gradients
 from fastgraph.ops.topology import unflatten
 
 _shares = Recent()
@@ -125,7 +126,7 @@ class _SumAtOwners(Function):
 
 def _wanted(ctx: Any, grads: Sequence[Tensor], send: Any) -> list[Tensor | None]:
     """The gradients that somebody waits for; all ranks wait for the same ones."""
-    wanted = [i for i, needed in enumerate(ctx.needs_input_grad[2:]) if needed]
+    wanted = [i for i, needed in enumerate(wanted_gradients(ctx)[2:]) if needed]
     found: list[Tensor | None] = [None] * len(grads)
     sent = send([grads[i] for i in wanted], [ctx.rows[i] for i in wanted], ctx.heads)
     for i, grad in zip(wanted, sent, strict=True):
