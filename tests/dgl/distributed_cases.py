@@ -114,7 +114,11 @@ LAYERS = {
     "SAGEConv, mean": Case(lambda: dnn.SAGEConv(D, C, "mean"), weighted, "dgl.SAGEConv"),
     "SAGEConv, gcn": Case(lambda: dnn.SAGEConv(D, C, "gcn"), plain, "dgl.SAGEConv"),
     "SAGEConv, pool": Case(lambda: dnn.SAGEConv(D, C, "pool"), plain, "dgl.SAGEConv"),
-    "SAGEConv, lstm": Case(lambda: dnn.SAGEConv(D, C, "lstm"), plain, gathers=frozenset({"lstm"})),
+    "SAGEConv, lstm": Case(lambda: dnn.SAGEConv(D, C, "lstm"), plain),
+    "GroupRevRes": Case(
+        lambda: dnn.GroupRevRes(dnn.SAGEConv(D // 2, D // 2, "mean"), 2),
+        lambda layer, g: layer(g, g.ndata["x"] * 2) + 1,  # it frees what it gives, backward
+    ),
     "GATConv": Case(
         lambda: dnn.GATConv(D, C, H, 0.2, 0.3, residual=True, **LONELY), plain, "dgl.GATConv"
     ),

@@ -63,6 +63,8 @@ class ScriptFiles:
         self._started = started
         # Found now: it is tried out by making and removing a file, under a lock.
         self._temporary = tempfile.gettempdir() + os.sep
+        # All ranks were started in one folder, whoever has named it.
+        self._common = os.path.join(os.getcwd(), "")
 
     def install(self, patches: Patches) -> None:
         """Replace the functions of Python that open, find, make, rename and remove files."""
@@ -213,7 +215,9 @@ class ScriptFiles:
         if path == folder or path.startswith((*_SYSTEM, folder + os.sep)):
             return None
         if path.startswith(temporary) and _TEMPORARY.match(path, len(temporary)):
-            return None
+            is_common = _TEMPORARY.match(self._common, len(temporary))
+            if not (is_common and path.startswith(self._common)):
+                return None
         return self._folder / path.lstrip(os.sep)
 
     def _found(self, file: Any, copy: Path) -> Any:

@@ -64,6 +64,8 @@ class Layout:
         counts: how many rows each rank holds; zeros are fine.
         n: their sum.
         mine: how many this rank holds.
+        split_from, repeats: the layout of which each row was split into so many, or which is here
+            so many times.
         mode: how fused operators among these rows are computed, see
             :mod:`fastgraph.dist.operators.modes`.
         mesh: of the grid of ranks, with ``"2d"``; ``None``: the most square one.
@@ -81,6 +83,7 @@ class Layout:
         self.n, self.mine = sum(self.counts), len(key)
         self.derived = Recent()
         self.split_from: tuple[Layout, int] | None = None
+        self.repeats: tuple[Layout, int] | None = None
         self._same: weakref.WeakKeyDictionary[Layout, bool] = weakref.WeakKeyDictionary()
 
     @cached_property
@@ -148,6 +151,17 @@ class Layout:
             return layout
 
         return self if k == 1 else self.derived.get(("split", k), make)
+
+    def repeated(self, k: int) -> Layout:
+        """The layout of ``[k * n]`` elements, ``k`` times these rows one after the other."""
+
+        def make() -> Layout:
+            key = (self.key + self.bound * torch.arange(k)[:, None]).view(-1)
+            layout = Layout(key, self.bound * k, [count * k for count in self.counts])
+            layout.repeats = self, k
+            return layout
+
+        return self if k == 1 else self.derived.get(("repeated", k), make)
 
     def at(self, positions: Tensor) -> Layout:
         """The layout of the rows at replicated global positions, each of which stays in place."""

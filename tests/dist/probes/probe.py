@@ -42,6 +42,11 @@ class Modules:
         self.values = torch.rand(150, generator=g)
         self.attention = torch.nn.MultiheadAttention(D, 2, batch_first=True)
         self.gru = torch.nn.GRU(D, D, batch_first=True)
+        self.lstm = torch.nn.LSTM(D, 3, num_layers=2, bidirectional=True)
+        self.rnn = torch.nn.RNN(D, 3, nonlinearity="relu")
+        self.gru_cell, self.lstm_cell = torch.nn.GRUCell(D, D), torch.nn.LSTMCell(D, D)
+        self.rnn_cell = torch.nn.RNNCell(D, D)
+        self.reversible = gnn.GroupAddRev(gnn.SAGEConv(D // 2, D // 2), num_groups=2)
         self.norms = [
             gnn.GraphNorm(D), gnn.PairNorm(), gnn.InstanceNorm(D), gnn.DiffGroupNorm(D, 2),
             gnn.MeanSubtractionNorm(), gnn.LayerNorm(D),

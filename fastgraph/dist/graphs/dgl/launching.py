@@ -12,7 +12,7 @@ from dgl.data.dgl_dataset import DGLDataset
 
 from fastgraph.dist.graphs.dgl.graphs import is_sharded_graph
 from fastgraph.dist.graphs.dgl.patches import PATCHES
-from fastgraph.dist.ranks.agreement import first_rank_first
+from fastgraph.dist.ranks.agreement import first_rank_first, on_first_rank
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.sharded import tree_map
 
@@ -36,11 +36,40 @@ def shard_graphs(shard: Callable[[Any], Any], min_nodes: int, seed: int) -> None
         min_nodes: smaller graphs stay whole.
         seed: of DGL's own random numbers, the same on all ranks.
     """
+    _SEEDS.remember()
     dgl.seed(seed)
     sharding = _Sharding(shard, min_nodes)
     for name in _MAKERS:
         PATCHES.replace(dgl, name, sharding.of_own(getattr(dgl, name)))
     PATCHES.replace(DGLDataset, "_load", sharding.after(DGLDataset._load))
+
+
+class _Seeds:
+    """The last seed of DGL's random numbers, whose state nobody can read."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+
+    def remember(self) -> None:
+        """Know of the seeds that are set from now on."""
+        PATCHES.replace(dgl, "seed", self._of(dgl.seed))
+        PATCHES.replace(dgl.random, "seed", self._of(dgl.random.seed))
+
+    def _of(self, upstream: Callable[[int], None]) -> Callable[[int], None]:
+        @functools.wraps(upstream)
+        def seed(val: int) -> None:
+            self._last = val
+            upstream(val)
+
+        return seed
+
+    def again(self) -> None:
+        """Go on with the numbers after the last seed, as other ranks have drawn fewer or none."""
+        if self._last is not None:
+            dgl.seed(self._last)
+
+
+_SEEDS = _Seeds()
 
 
 class _Sharding:
@@ -80,7 +109,10 @@ class _Sharding:
             if WORLD.is_alone:  # a dataset that is made of another one
                 upstream(dataset)
             else:
+                makes = on_first_rank(lambda: dataset._force_reload or not dataset.has_cache())
                 first_rank_first(lambda: upstream(dataset))
+                if makes:  # what is drawn meanwhile is drawn by the first rank
+                    _SEEDS.again()
             for cls in type(dataset).__mro__:
                 is_of_dgl = issubclass(cls, DGLDataset) and "__getitem__" in vars(cls)
                 if is_of_dgl and cls not in self._classes:

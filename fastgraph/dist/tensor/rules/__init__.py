@@ -10,7 +10,9 @@ from fastgraph.dist.tensor.rules import (
     pointwise,
     products,
     random,
+    recurrent,
     reductions,
+    reversible,
     scatter,
     shapes,
 )
@@ -23,7 +25,9 @@ __all__ = [
     "pointwise",
     "products",
     "random",
+    "recurrent",
     "reductions",
+    "reversible",
     "scatter",
     "shapes",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -49,6 +50,41 @@ def batch_norm(func: Any, args: Arguments, kwargs: Options) -> Any:
             running_mean.lerp_(mean.to(running_mean.dtype), momentum)
             running_var.lerp_(unbiased.to(running_var.dtype), momentum)
     out: Any = centred * (variance + eps).rsqrt().view(shape)
+    out = out if weight is None else out * weight.view(shape)
+    return out if bias is None else out + bias.view(shape)
+
+
+@rule("instance_norm")
+def instance_norm(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """``torch.nn.functional.instance_norm``, ``[instances, channels, ...]``."""
+    x, running_mean, running_var, weight, bias, of_input, momentum, eps = bound(
+        args,
+        kwargs,
+        input=REQUIRED,
+        running_mean=None,
+        running_var=None,
+        weight=None,
+        bias=None,
+        use_input_stats=True,
+        momentum=0.1,
+        eps=1e-5,
+    )
+    if not is_sharded(x) or x.axis == 1 or x.dim() < 3:
+        raise NoRuleError
+    dims = list(range(2, x.dim()))
+    count = math.prod(x.shape[dim] for dim in dims)
+    if not of_input or count <= 1:
+        raise NoRuleError  # upstream's own message, or that of a batch norm
+    mean = x.mean(dims, keepdim=True)
+    centred = x - mean
+    variance = centred.square().mean(dims, keepdim=True)
+    if running_mean is not None:
+        with torch.no_grad():
+            own = mean.flatten(1).mean(0), (variance * (count / (count - 1))).flatten(1).mean(0)
+            for running, found in zip((running_mean, running_var), own, strict=True):
+                running.lerp_(found.to(running.dtype), momentum)
+    shape = [-1 if dim == 1 else 1 for dim in range(x.dim())]
+    out: Any = centred * (variance + eps).rsqrt()
     out = out if weight is None else out * weight.view(shape)
     return out if bias is None else out + bias.view(shape)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import halo_sum, sum_of_ranks
 from fastgraph.dist.tensor.exchange import Plan, plan
 from fastgraph.dist.tensor.layout import known, usual
@@ -136,11 +137,15 @@ def scatter(func: Any, args: Arguments, kwargs: Options) -> Any:
         raise NoRuleError
     in_place = is_in_place(name_of(func))
     if not isinstance(call.x, ShardedTensor):
+        if call.reduce in _EXTREMA:
+            return _replaced(call, _extremum(call, None), in_place)
         return _to_replicated(call, in_place)
     if call.x.axis != call.dim:
         raise NoRuleError
     found = plan(call.index.local, call.x.rows)
     if found.remote:
+        if call.reduce in _EXTREMA:
+            return _replaced(call, _extremum(call, found), in_place)
         return _to_owners(call, call.x, found, in_place)
     index = found.place
     if call.broadcast:
@@ -182,6 +187,75 @@ def _to_replicated(call: _Call, in_place: bool) -> Tensor:
     return call.x.add_(added) if in_place else call.x + added
 
 
+_EXTREMA = ("amax", "amin")
+
+
+def _replaced(call: _Call, out: Any, in_place: bool) -> Any:
+    return call.x.copy_(out) if in_place else out
+
+
+def _extremum(call: _Call, found: Plan | None) -> Any:
+    """The largest or smallest values, of which ties share the gradient, as upstream's do.
+
+    Args:
+        call: the scatter.
+        found: how values get to the rows of a sharded tensor; ``None`` for a replicated one.
+    """
+    if call.dim != 0 or not call.x.is_floating_point():
+        raise NoRuleError
+    x, source = call.x, ShardedTensor(call.source, call.index.rows, 0)
+    includes_self = bool(call.options["include_self"])
+    if found is None:
+        plan_of_range(call.index, x.shape[0])
+    with torch.no_grad():
+        best = _best(call, found)
+        counts = torch.zeros_like(x[..., 0] if x.dim() > 1 else x).index_add(
+            0, call.index, torch.ones_like(source[..., 0] if x.dim() > 1 else source)
+        )
+        is_empty = (counts == 0).unsqueeze(-1) if x.dim() > 1 else counts == 0
+        if includes_self:
+            best = (torch.maximum if call.reduce == "amax" else torch.minimum)(best, x)
+        best = torch.where(is_empty, x.detach(), best)
+    if not torch.is_grad_enabled() or not (source.requires_grad or x.requires_grad):
+        return best
+    tied = (source.detach() == best.index_select(0, call.index)).to(x.dtype)
+    of_self = ((x.detach() == best) & (is_empty | includes_self)).to(x.dtype)
+    shares = torch.zeros_like(best).index_add(0, call.index, tied) + of_self
+    shares = torch.where(shares == 0, 1.0, shares)
+    own = _change(source) * tied / shares.index_select(0, call.index)
+    return (
+        best + torch.zeros_like(best).index_add(0, call.index, own) + _change(x) * of_self / shares
+    )
+
+
+def _change(x: Any) -> Any:
+    """Zeros with the gradient of a tensor; without one where it is infinite."""
+    return torch.where(x.isfinite(), x - x.detach(), 0.0)
+
+
+def _best(call: _Call, found: Plan | None) -> Any:
+    """The extremum of the values for each row; any number where there are none."""
+    values = call.source.detach()
+    neutral = float("-inf") if call.reduce == "amax" else float("inf")
+
+    def reduced(size: int, place: Tensor, rows: Tensor) -> Tensor:
+        place = place.view(-1, *[1] * (rows.dim() - 1)).expand(rows.shape)
+        start = rows.new_full((size, *rows.shape[1:]), neutral)
+        return start.scatter_reduce(0, place, rows, call.reduce)
+
+    if found is None:
+        n = call.x.shape[0]
+        index = torch.where(call.index.local < 0, call.index.local + n, call.index.local)
+        own = reduced(n, index, values)
+        return getattr(transport.all_gather(own[None], [1] * WORLD.size), call.reduce)(0)
+    own = reduced(found.mine + sum(found.receives), found.place, values)
+    returned = transport.all_to_all(own[found.mine :], found.receives, found.sends)
+    places = torch.cat([torch.arange(found.mine), found.given])
+    best = reduced(found.mine, places, torch.cat([own[: found.mine], returned]))
+    assert isinstance(call.x, ShardedTensor)
+    return ShardedTensor(best, call.x.rows, 0)
+
+
 @rule("new_zeros new_ones new_full new_empty")
 def new(func: Any, args: Arguments, kwargs: Options) -> Any:
     """New tensors of as many rows as there are nodes or edges are sharded like these."""
@@ -202,4 +276,6 @@ def new(func: Any, args: Arguments, kwargs: Options) -> Any:
         if rows is not None and n > 1:
             size[axis] = rows.mine
             return ShardedTensor(func(x.local, size, *filled, **options), rows, axis)
+    if name_of(func) == "new_empty":  # ranks compare replicated tensors, also what nobody has set
+        return x.local.new_zeros(size, **options)
     return func(x.local, size, *filled, **options)

@@ -41,7 +41,10 @@ def _sizes(args: Sequence[Any]) -> list[int]:
 
 @rule("view reshape _unsafe_view flatten unflatten view_as reshape_as")
 def reshape(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """Dimensions before the sharded one stay; it may be joined with those behind it, or split."""
+    """Dimensions before the sharded one stay; it may be joined with those behind it, or split.
+
+    It may be joined with all of those before it, too.
+    """
     x, name = args[0], name_of(func)
     if not is_sharded(x):
         raise NoRuleError
@@ -68,7 +71,23 @@ def reshape(func: Any, args: Arguments, kwargs: Options) -> Any:
         if rows is not None:
             local_shape = [rows.mine if i == axis else size for i, size in enumerate(new)]
             return ShardedTensor(alike(x, x.local.reshape(local_shape)), rows, axis)
-    raise NoRuleError
+    return _with_leading(x, new)
+
+
+def _with_leading(x: ShardedTensor, new: list[int]) -> ShardedTensor:
+    """All dimensions before the sharded one are joined with it, or such are taken apart again."""
+    behind = list(x.shape[x.axis + 1 :])
+    if x.axis and new == [math.prod(x.shape[: x.axis + 1]), *behind]:
+        rows, axis = x.rows.repeated(math.prod(x.shape[: x.axis])), 0
+    elif x.axis == 0 and x.rows.repeats is not None:
+        rows, k = x.rows.repeats
+        axis = len(new) - len(behind) - 1
+        if axis < 1 or new[axis:] != [rows.n, *behind] or math.prod(new[:axis]) != k:
+            raise NoRuleError
+    else:
+        raise NoRuleError
+    local_shape = [rows.mine if i == axis else size for i, size in enumerate(new)]
+    return ShardedTensor(alike(x, x.local.reshape(local_shape)), rows, axis)
 
 
 def _reshaped(x: ShardedTensor, size: int, axis: int) -> Layout | None:
