@@ -17,6 +17,7 @@ Python, as HDF5 and SQLite do.
 from __future__ import annotations
 
 import builtins
+import bz2
 import contextlib
 import errno
 import functools
@@ -68,9 +69,14 @@ class ScriptFiles:
 
     def install(self, patches: Patches) -> None:
         """Replace the functions of Python that open, find, make, rename and remove files."""
-        opening = self._opening(builtins.open)
+        upstream = builtins.open
+        opening = self._opening(upstream)
         for module in (builtins, io):
             patches.replace(module, "open", opening)
+        patches.replace(bz2, "_builtin_open", opening)
+        openers = getattr(sys.modules.get("numpy.lib._datasource"), "_file_openers", None)
+        if openers is not None:  # of text files, which numpy keeps from its import on
+            openers._file_openers[None] = opening
         for name in ("stat", "lstat", "chmod", "utime", "truncate"):
             patches.replace(os, name, self._finding(getattr(os, name)))
         for owner, name in ((os, "remove"), (os, "unlink"), (os, "rmdir"), (shutil, "rmtree")):
