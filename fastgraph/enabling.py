@@ -114,5 +114,5 @@ def _turn(active: bool) -> None:
 
 
 def is_enabled() -> bool:
-    """Whether routes are in place."""
+    """True if routes are in place."""
     return SWITCH.active

@@ -1,4 +1,4 @@
-"""What is said after a program has ended."""
+"""Messages that are printed after a program has ended."""
 
 from __future__ import annotations
 

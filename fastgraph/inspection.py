@@ -32,7 +32,7 @@ class _CopyingResults(TorchFunctionMode):
 
 
 def is_accelerated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[bool, list[str]]:
-    """Whether all message passing in ``module(*args, **kwargs)`` runs through fastgraph.
+    """True if all message passing in ``module(*args, **kwargs)`` runs through fastgraph.
 
     The module is copied and run once on these inputs, so its buffers and its hooks' effects on
     itself are as before, and so are the random states of torch, on the devices of these tensors, of

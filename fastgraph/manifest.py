@@ -26,14 +26,14 @@ class FileFormatError(ValueError):
 
 
 class Format(NamedTuple):
-    """What a folder is: a name, and the version of the format that is written and read."""
+    """The format of a folder: a name, and the version that is written and read."""
 
     name: str
     version: int
 
 
 class Manifest(NamedTuple):
-    """What a folder holds.
+    """The content of a folder.
 
     Attributes:
         folder: where it is.

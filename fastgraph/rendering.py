@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def rendered(*parts: RenderableType) -> str:
-    """What rich makes of ``parts``, one below the other, in 120 columns and without colours."""
+    """The text that rich makes of ``parts``, one below the other, 120 columns wide, uncoloured."""
     from rich.console import Console
 
     console = Console(width=120, color_system=None)

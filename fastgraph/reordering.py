@@ -101,7 +101,7 @@ def _check(data: Data) -> None:
 
 
 def _holds_nodes(data: Data, key: str, value: object) -> bool:
-    """Whether a tensor holds numbers of nodes, as PyG joins graphs."""
+    """True if a tensor holds numbers of nodes, by the way in which PyG joins graphs."""
     if not isinstance(value, Tensor) or value.dtype not in (torch.int64, torch.int32):
         return False
     return "batch" not in key and data.__inc__(key, value, data._store) == data.num_nodes

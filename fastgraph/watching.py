@@ -56,7 +56,7 @@ class Watcher(TorchFunctionMode):
 
     @property
     def is_watching(self) -> bool:
-        """Whether calls of operators are looked at now."""
+        """True if calls of operators are looked at now."""
         return bool(self.modules)
 
     def __torch_function__(

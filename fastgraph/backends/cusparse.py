@@ -37,7 +37,7 @@ class CuSparseSpmm:
     def fits(
         self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
     ) -> bool:
-        """Whether cuSPARSE computes this product by this algorithm, and to our accuracy."""
+        """True if cuSPARSE computes this product by this algorithm, and to our accuracy."""
         library = self._library()
         return (
             hasattr(library, "plan_product")  # it was built where cuSPARSE's header was

@@ -120,7 +120,7 @@ def scales(
 
 
 class _Device(NamedTuple):
-    """What kernels for one kind of device have in common."""
+    """The settings that kernels for one kind of device have in common."""
 
     library: Callable[[], Any]
     rows: Rows

@@ -117,7 +117,7 @@ def segment_reduce(
 def extremum_record(
     message: Tensor, out: Tensor, index: Tensor, ties: str, start: float | None = None
 ) -> Tensor:
-    """What the backward needs besides ``out``; see :mod:`fastgraph.plugins.backend`.
+    """The record that the backward needs besides ``out``; see :mod:`fastgraph.plugins.backend`.
 
     ``start`` is what the search for the extremum began with, which no edge wins by.
     """

@@ -42,7 +42,7 @@ class SparseBackend:
 
 
 def fits(graph: Graph, x: Tensor, transpose: bool) -> bool:
-    """Whether :func:`spmm` takes a graph and features: there are both, and no edge twice."""
+    """True if :func:`spmm` takes a graph and features: neither is empty, no edge is twice."""
     return x.numel() > 0 and graph.num_edges > 0 and sorted_rows(graph, transpose).distinct
 
 

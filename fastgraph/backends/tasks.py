@@ -1,4 +1,4 @@
-"""What the kernels of a GPU work on, listed once for each grouping of a graph.
+"""Tasks, the units of work of GPU kernels on CSR rows, listed once for each grouping of a graph.
 
 ``csrc/include/fastgraph/tasks.h`` says what a task is. A GPU lists them in one pass over the rows,
 which it does for every graph, those of mini-batches too. How many there are is counted when the

@@ -64,7 +64,7 @@ def sheet_of_device(x: Tensor) -> Sheet | None:
 
 
 class _OnTiles:
-    """What kernels on tiles have in common.
+    """The base of the backends whose kernels work on tiles.
 
     Args:
         library: gives the native library; asked at each call.
@@ -72,7 +72,7 @@ class _OnTiles:
     """
 
     results = ""
-    """What they are called where they are wrong."""
+    """The name of the results in the error that says they are wrong."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class TilesSpmm(_OnTiles):
     def fits(
         self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
     ) -> bool:
-        """Whether tiles may be faster for this product, as accurate as torch allows."""
+        """True if tiles may be faster for this product, as accurate as torch allows."""
         return self.why_not(graph, x, weight, reduce, transpose) is None
 
     def why_not(
@@ -203,7 +203,7 @@ class TilesAttention(_OnTiles):
     results = "weighted sums"
 
     def fits(self, *arguments: Any, addend: Tensor | None = None) -> bool:
-        """Whether tiles may be faster for this call, as accurate as torch allows."""
+        """True if tiles may be faster for this call, as accurate as torch allows."""
         return self.why_not(*arguments, addend=addend) is None
 
     def why_not(self, graph: Graph, *arguments: Any, addend: Tensor | None = None) -> str | None:
@@ -247,7 +247,7 @@ class TilesAttention(_OnTiles):
 
 
 def _is_packed(x: Tensor) -> bool:
-    """Whether the last dimension has whole packs in aligned memory."""
+    """True if the last dimension has whole packs in aligned memory."""
     return x.shape[-1] * x.element_size() % _PACK_BYTES == 0 and x.data_ptr() % _PACK_BYTES == 0
 
 

@@ -31,7 +31,7 @@ STARTUP = str(Path(__file__).absolute().parent / "startup")
 
 
 class _Inheritance:
-    """Whether this process is to be enabled as soon as PyG or DGL is imported.
+    """The decision to enable this process, or not, as soon as PyG or DGL is imported.
 
     Attributes:
         decided: whether somebody has said so, or that it is not.
@@ -61,7 +61,7 @@ class _Inheritance:
         self._pending = False
 
     def is_enabled(self) -> bool:
-        """Whether routes are in place, or will be once PyG or DGL is imported."""
+        """True if routes are in place, or will be once PyG or DGL is imported."""
         return self._pending or (_routing() is not None and _routing().is_enabled())
 
 

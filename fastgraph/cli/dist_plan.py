@@ -27,7 +27,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Options:
-    """What the command was told.
+    """The options of the command.
 
     Attributes:
         devices: numbers of them.
@@ -187,7 +187,7 @@ def chosen(total: Total) -> str:
 
 
 def remarks(step: Step, machine: Machine, options: Options, is_extrapolated: bool) -> list[str]:
-    """What the figures stand on."""
+    """Sentences that say which figures were measured, given or extrapolated."""
     measured = "measured between two processes here"
     links = [
         f"{1e6 * machine.latency:.3g} us of a message"

@@ -108,7 +108,7 @@ class _DefaultToRun(click.Group):
 
 
 def _has_program_on_stdin() -> bool:
-    """Whether python would take standard input for the program, where none is named."""
+    """True if python would take standard input for the program, where none is named."""
     return sys.stdin is None or not sys.stdin.isatty()
 
 
@@ -137,7 +137,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _enable_options(command: _Function) -> _Function:
-    """What both commands hand on to ``enable()``."""
+    """Add the options that both commands hand on to ``enable()``."""
     for option in (
         click.option(
             "--min-edges",

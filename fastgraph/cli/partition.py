@@ -183,7 +183,7 @@ def _of_torch(file: Path) -> Any:
 
 
 def table(shards: Shards) -> Table:
-    """What each rank gets."""
+    """The table of each rank's nodes, edges, halo and bytes."""
     found = Table("rank")
     for heading in ("nodes", "edges", "halo", "MiB"):
         found.add_column(heading, justify="right")

@@ -111,7 +111,7 @@ def _encoded(code: str) -> bytes:
 
 
 def _set_path_and_argv(target: Target) -> tuple[str | None, bool]:
-    """What python does before it starts.
+    """Set ``sys.path`` and ``sys.argv`` as python does before it starts a program.
 
     Returns:
         The directory or archive whose modules the program sees before all others, if any, and

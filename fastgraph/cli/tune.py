@@ -154,7 +154,7 @@ def _choice(one: Measured, orders: Mapping[Use, int]) -> str:
 
 
 def reordering_table(one: Measured, others: Sequence[Reordering]) -> Table:
-    """What ``fastgraph.reorder`` would do for the graph of a call."""
+    """The table of the effects of ``fastgraph.reorder`` on the graph of a call."""
     table = Table("fastgraph.reorder", title=f"Nodes in another order: {_shape(one.graph)}")
     for heading in ("found in, s", "reads, predicted", "time, measured"):
         table.add_column(heading, justify="right")
@@ -166,7 +166,7 @@ def reordering_table(one: Measured, others: Sequence[Reordering]) -> Table:
 
 
 def gpu_table(found: Sequence[Measured], sheets: Sequence[Sheet]) -> tuple[Table, list[str]]:
-    """What tiles would do for sums and attention on GPUs, by a model, and why not for some."""
+    """The times of sums and attention on tiles on GPUs, by a model, and why not for some."""
     from fastgraph.tune.tiles import by_rows, by_tiles, predict_fill, why_not_tiles
 
     table = Table("layers", "graph", "channels", "dtype", "edges of a block")
@@ -194,7 +194,7 @@ def gpu_table(found: Sequence[Measured], sheets: Sequence[Sheet]) -> tuple[Table
 
 
 def _product_of(one: Measured) -> tuple[Product, str | None]:
-    """What a sum or attention moves forward, and why the latter is not for tiles on any graph."""
+    """The product that a call computes forward, and why attention never takes tiles, if so."""
     from fastgraph.tune.tiles import Product, why_not_attention, width_of_attention
 
     given, graph = one.replay.argument, one.graph

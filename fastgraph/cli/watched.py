@@ -14,7 +14,7 @@ import click
 
 
 def left_by(module: str, script: Path, arguments: Sequence[str], before: str) -> Any:
-    """What a module leaves of a script: ``python -m module FILE SCRIPT [ARGS]...``.
+    """The object that a module pickles about a script: ``python -m module FILE SCRIPT [ARGS]...``.
 
     Args:
         module: runs the script and pickles what it saw into the file.
@@ -35,7 +35,7 @@ def left_by(module: str, script: Path, arguments: Sequence[str], before: str) ->
 
 
 def nothing_routed(script: Path) -> click.ClickException:
-    """What to say of a script in which nothing could be seen."""
+    """The error for a script in which no call of a fused operator was seen."""
     return click.ClickException(
         f"{script}: no layer of its models takes a route to a fused operator of a graph; "
         f"`{Path(sys.executable).name} -m fastgraph --report {script}` says why"

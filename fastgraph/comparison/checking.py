@@ -50,7 +50,7 @@ def _described(error: TensorError) -> str:
 
 
 class Tally:
-    """What was compared so far, in all threads: printed at exit, as nothing else says so."""
+    """Counts of all comparisons, in all threads: printed at exit, as nothing else reports them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def drops_attention(layer: Any) -> bool:
-    """Whether a layer is an attention layer whose dropout is active.
+    """True if a layer is an attention layer whose dropout is active.
 
     Our kernels draw the mask from a random stream of their own, so two runs with the same seed
     differ by design.

@@ -52,7 +52,7 @@ class TensorError:
 
     @property
     def ok(self) -> bool:
-        """Whether our error is within the limit."""
+        """True if our error is within the limit."""
         return self.ours <= self.limit
 
     @property

@@ -36,7 +36,7 @@ class MeanDifference:
 
     @property
     def ok(self) -> bool:
-        """Whether the difference is within the limit."""
+        """True if the difference is within the limit."""
         return self.difference <= self.limit
 
 

@@ -1,4 +1,4 @@
-"""What a comparison of one call found."""
+"""The result of comparing one call with upstream."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
-        """Whether every error and every difference of means is within its limit."""
+        """True if every error and every difference of means is within its limit."""
         agree = all(error.ok for error in self.tensors) and all(mean.ok for mean in self.means)
         return agree and self.inconclusive is None
 

@@ -27,7 +27,7 @@ _INPUT, _PARAMETER = "input", "parameter"
 
 @dataclass(frozen=True)
 class Results:
-    """What one forward and backward pass computed, by name."""
+    """The results of one forward and backward pass, by name."""
 
     outputs: dict[str, Tensor]
     input_gradients: dict[str, Tensor]
@@ -159,7 +159,7 @@ _comparing: ContextVar[bool] = ContextVar("fastgraph_comparing", default=False)
 
 @contextmanager
 def comparing() -> Iterator[None]:
-    """What runs in the block is part of a comparison, and is not to be compared itself."""
+    """A context in which all calls are part of a comparison, and are not compared themselves."""
     token = _comparing.set(True)
     try:
         yield
@@ -168,7 +168,7 @@ def comparing() -> Iterator[None]:
 
 
 def is_comparing() -> bool:
-    """Whether a comparison is under way in this thread."""
+    """True if a comparison is under way in this thread."""
     return _comparing.get()
 
 

@@ -58,5 +58,5 @@ def to_double(tensor: Tensor) -> Tensor:
 
 
 def is_differentiable(tensor: Tensor) -> bool:
-    """Whether gradients of an input can be compared: floating point and dense."""
+    """True if gradients of an input can be compared: it is of floating point and dense."""
     return tensor.is_floating_point() and tensor.layout == torch.strided

@@ -1,4 +1,4 @@
-"""What the routes of DGL's attention layers share.
+"""The steps that the routes of DGL's attention layers share.
 
 They make scores and messages of single edges by several functions of DGL, so that their ``forward``
 is replaced as a whole: it does what upstream's does around one operator.
@@ -53,7 +53,7 @@ def projected(module: Any, call: Accepted) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def residual_of(module: Any, h_dst: Tensor) -> Tensor | None:
-    """What a layer adds to messages, ``[destinations, heads, channels]``."""
+    """The residual that a layer adds to messages, ``[destinations, heads, channels]``."""
     if module.res_fc is None:
         return None
     return project(module.res_fc, h_dst).view(-1, module._num_heads, module._out_feats)
@@ -67,7 +67,7 @@ def scores_of(x: Tensor, att: Tensor) -> Tensor:
 def finish(
     module: Any, out: Tensor, others: list[Tensor], alpha: Tensor | None, get_attention: bool
 ) -> Any:
-    """What the layer returns for an operator's output that nothing else refers to.
+    """The layer's return value for an operator's output that nothing else refers to.
 
     Args:
         module: the layer, for its ``activation``.

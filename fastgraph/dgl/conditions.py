@@ -62,7 +62,7 @@ def call_refusal(structure: Structure, features: Tensor, *, can_move: bool = Fal
 
 
 def last_wins(x: Tensor) -> bool:
-    """Whether the last of several extrema gets the gradient in DGL: where LIBXSMM computes."""
+    """True if the last of several extrema gets the gradient in DGL: where LIBXSMM computes."""
     if x.dtype == torch.float64 or not (x.requires_grad and torch.is_grad_enabled()):
         return False
     return x.is_cpu and bool(is_libxsmm_enabled())

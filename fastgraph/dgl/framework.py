@@ -27,7 +27,7 @@ class DGL:
         return sorted(layer.name for layer in LAYERS[_LAYERS] if hasattr(dgl.nn, layer.name))
 
     def is_layer(self, module: nn.Module) -> bool:
-        """Whether a module is one of the layers of ``dgl.nn``, or of a subclass."""
+        """True if a module is one of the layers of ``dgl.nn``, or of a subclass."""
         return any(f"{cls.__module__}.".startswith(f"{_LAYERS}.") for cls in type(module).__mro__)
 
     def record_path(self, layer: nn.Module, record: Callable[[str, bool], None]) -> list[Any]:

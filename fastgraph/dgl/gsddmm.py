@@ -105,7 +105,7 @@ def _products(structure: Structure, is_reversed: bool, x: Tensor, y: Tensor) -> 
 
 
 def _are_wide(x: Tensor, y: Tensor) -> bool:
-    """Whether kernels gain anything, which DGL's time for single numbers decides."""
+    """True if there are enough channels for our kernels to be faster than DGL's."""
     if torch.is_grad_enabled() and (x.requires_grad or y.requires_grad):
         return x.shape[-1] >= LEAST_CHANNELS
     is_wide = x.shape[1:].numel() >= _LEAST_OF_ALL_HEADS

@@ -126,7 +126,7 @@ def _weight_refusal(structure: Structure, x: Tensor, weight: Any) -> str | None:
 
 
 def _is_of_heads(weight: Tensor, x: Tensor) -> bool:
-    """Whether each edge has one weight, or one for each head."""
+    """True if each edge has one weight, or one for each head."""
     heads = weight.shape[1:].numel()
     is_by_head = weight.shape[-1:] == (1,) and weight.shape[1:-1] == x.shape[1:-1]
     return heads == 1 or (heads > 0 and is_by_head and x.shape[-1] >= LEAST_CHANNELS)

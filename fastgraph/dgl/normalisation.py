@@ -18,7 +18,7 @@ WEIGHTED = ("both", "left")
 
 @functools.singledispatch
 def edge_weights(relation: Relation, norm: str, dtype: torch.dtype) -> Tensor:
-    """What ``GraphConv`` multiplies messages by, ``[E]``, in the order in which edges are named.
+    """The weights that ``GraphConv`` multiplies messages by, ``[E]``, in the order of the edges.
 
     Args:
         relation: the edges.

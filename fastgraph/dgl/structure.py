@@ -156,7 +156,7 @@ def _incidence(graph: Graph, transpose: bool, backwards: bool) -> Grouped:
 
 
 class _Source:
-    """What index objects over the same edges have in common.
+    """The edges that several index objects share.
 
     Attributes:
         reversed: the source whose edges these are the other way round, if there is one.
@@ -227,7 +227,7 @@ def _forget(sources: dict[int, Any], key: int, _: object) -> None:
 
 
 FOREIGN: dict[type, Callable[[Any], Structure | str]] = {}
-"""What gives the edges of index objects that are not DGL's own, by their class."""
+"""Functions that give the edges of index objects that are not DGL's own, by their class."""
 
 
 def structure_of(gidx: Any) -> Structure | str:

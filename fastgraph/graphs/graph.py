@@ -192,7 +192,7 @@ Learnt = TypeVar("Learnt")
 
 
 def beside(graph: Graph, name: Hashable, start: Callable[[], Learnt]) -> Learnt:
-    """What is being learnt about a graph under this name, from ``start()`` on, while it lives.
+    """The object cached with a graph under this name, made by ``start()``; it lives with the graph.
 
     What has an attribute ``nbytes`` is part of the graph's.
     """

@@ -1,4 +1,4 @@
-"""What was derived from a tensor, remembered for as long as that tensor lives unchanged.
+"""Cache of results derived from tensors, each kept while its tensor lives unchanged.
 
 A key names the tensor's storage, view and version counter, so an in-place edit misses. A weak
 reference to the storage is kept beside the value: while it is held the storage's address cannot be
@@ -33,7 +33,7 @@ from fastgraph.machine import capture
 
 
 def tensor_key(tensor: Tensor) -> tuple[object, ...]:
-    """What identifies a strided tensor, and its content as far as torch counts edits.
+    """The key of a strided tensor, and of its content as far as torch counts edits.
 
     Inference tensors have no version counter and cannot be keyed.
     """
@@ -48,7 +48,7 @@ def tensor_key(tensor: Tensor) -> tuple[object, ...]:
 
 
 def is_recording() -> bool:
-    """Whether operations are being recorded, where a remembered result would be a constant."""
+    """True if operations are being recorded, where a remembered result would be a constant."""
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
@@ -239,7 +239,7 @@ def quarter_of_memory(device: int) -> int:
 
 
 def _may_compare(witness: Witness | None) -> bool:
-    """Whether compiled code, which may bring other content, learns of it before it computes."""
+    """True if compiled code, which may bring other content, learns of it before it computes."""
     return witness is not None and not isinstance(witness, Guard)
 
 
@@ -255,7 +255,7 @@ AGGREGATION = "aggregation"
 Value = TypeVar("Value")
 
 REMEMBERING: dict[type, Callable[..., Any]] = {}
-"""What does :func:`remembered` for subclasses of tensors that have no memory of their own."""
+"""Replacements of :func:`remembered` for subclasses of tensors that have no memory of their own."""
 
 
 def remembered(name: str, compute: Callable[..., Value], *given: object) -> Value:

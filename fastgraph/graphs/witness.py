@@ -1,4 +1,4 @@
-"""Whether tensors still hold what they held when something was derived from them.
+"""Fingerprints and copies that confirm that tensors hold what they held when a cache was filled.
 
 Versions of tensors do not tell: torch counts neither what fused optimizers, compiled code,
 collectives and other libraries write, nor what goes through ``.data`` or numpy.
@@ -21,7 +21,7 @@ class StaleGraphError(RuntimeError):
 
 
 class Witness(Protocol):
-    """What is kept of the content of some tensors."""
+    """A fingerprint or copy of the content of some tensors."""
 
     @property
     def nbytes(self) -> int:
@@ -29,7 +29,7 @@ class Witness(Protocol):
         ...
 
     def confirms(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether these tensors, of the same shapes and dtypes, hold the same.
+        """True if these tensors, of the same shapes and dtypes, hold the same.
 
         Raises:
             StaleGraphError: they did not at an earlier call, as has been found out since.
@@ -46,7 +46,7 @@ class Checksum:
         self._expected = _checksums(tensors)
 
     def confirms(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the checksums are the same; that they are by chance takes 2^32 edits or more."""
+        """True if the checksums are the same; that they are by chance takes 2^32 edits or more."""
         return _checksums(tensors) == self._expected
 
 
@@ -58,7 +58,7 @@ class Copies:
         self.nbytes = sum(copy.nbytes for copy in self._copies)
 
     def confirms(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether all are equal."""
+        """True if all are equal."""
         return all(map(torch.equal, tensors, self._copies))
 
 

@@ -1,1 +1,1 @@
-"""What the layers of any framework share: how they project, aggregate, attend and add up."""
+"""Steps that the layers of any framework share: projection, aggregation, attention and bias."""

@@ -53,7 +53,7 @@ class Aggregation(NamedTuple):
 
     @property
     def is_owned(self) -> bool:
-        """Whether nothing else refers to the result, and no gradient needs it."""
+        """True if nothing else refers to the result, and no gradient needs it."""
         return self.reduce in SUMS and self.node_dim == 0
 
     def look_up(self) -> Aggregation | str:

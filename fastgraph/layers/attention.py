@@ -1,4 +1,4 @@
-"""What attention layers do around one operator: they bring dtypes together and join heads."""
+"""Steps of attention layers around one operator: common dtypes, joined heads, bias and residual."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def same_dtype(*tensors: Tensor | None) -> list[Any]:
 
 
 class Terms(NamedTuple):
-    """What a layer adds to the joined heads: to the operator's own output if that can be."""
+    """The terms that a layer adds to the joined heads, in the operator's own output if possible."""
 
     addend: Tensor | None
     others: list[Tensor]

@@ -69,7 +69,7 @@ def with_linear_of_first(
 
 
 def _gains(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether memory is large enough to matter, and torch would do nothing but multiply."""
+    """True if a product is large enough to matter, and torch would do nothing but multiply."""
     if torch.compiler.is_compiling() or type(x) not in _PLAIN or x.dim() != 2 or weight.dim() != 2:
         return False
     # Before what takes longer: small graphs would notice.

@@ -37,7 +37,7 @@ class KnownModules:
         self._forwards = {cls: cls.forward for cls in self._forwards}
 
     def is_watched(self, module: Any) -> bool:
-        """Whether somebody would notice that a module is not called, or calls something else."""
+        """True if somebody would notice that a module is not called, or calls something else."""
         attributes = vars(module)
         return (
             any(map(attributes.__getitem__, _HOOKS))
@@ -58,7 +58,7 @@ class KnownLinear(KnownModules):
         self._class = cls
 
     def knows(self, module: Any) -> bool:
-        """Whether a module is this layer and nobody sees what it does: no hook, no other weight.
+        """True if a module is this layer and nobody sees what it does: no hook, no other weight.
 
         Its result is then new memory that its gradient does not need.
         """

@@ -1,1 +1,1 @@
-"""What this machine has and does: the compiled kernels that fit it, and what a GPU records."""
+"""This machine: the compiled kernels that fit it, its memory and caches, and CUDA graph capture."""

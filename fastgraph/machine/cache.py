@@ -1,4 +1,4 @@
-"""What is known of this machine, kept between runs: JSON in the cache directory, and no pickles.
+"""Cache of facts about this machine, kept between runs: JSON files, and no pickles.
 
 Fitted estimators, for one, could only be kept as pickles, which execute what they say when they are
 loaded and belong to one version of a library; so what they were fitted to is kept instead.
@@ -44,7 +44,7 @@ def locked(kind: str, identity: str) -> Iterator[None]:
 
 
 def read(kind: str, identity: str) -> Any:
-    """What was kept, or ``None`` where there is nothing, or nothing that can be used."""
+    """The cached content, or ``None`` where there is nothing, or nothing that can be used."""
     try:
         found = json.loads(path_of(kind, identity).read_bytes())
         is_whole = found["sha256"] == _digest(found["identity"], found["content"])

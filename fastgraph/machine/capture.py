@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def is_capturing(*tensors: Tensor | None) -> bool:
-    """Whether what is done with these tensors is captured in a CUDA graph."""
+    """True if what is done with these tensors is captured in a CUDA graph."""
     for tensor in tensors:
         if tensor is not None and tensor.is_cuda:
             return torch.cuda.is_current_stream_capturing()

@@ -44,11 +44,11 @@ class _Block:
         return torch._C._storage_Use_Count(self.storage._cdata), sys.getrefcount(self.storage)
 
     def is_idle(self) -> bool:
-        """Whether nobody else can read it."""
+        """True if nobody else can read it."""
         return self._owners() == self._owners_when_idle
 
     def is_as_it_was(self) -> bool:
-        """Whether it was neither resized nor moved to shared memory."""
+        """True if it was neither resized nor moved to shared memory."""
         return self.storage.nbytes() == self.num_bytes and not self.storage.is_shared()
 
 

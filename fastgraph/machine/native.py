@@ -122,7 +122,7 @@ def why_unavailable() -> str | None:
 
 @functools.cache
 def is_available() -> bool:
-    """Whether the kernels can be used here."""
+    """True if the kernels can be used here."""
     return why_unavailable() is None
 
 

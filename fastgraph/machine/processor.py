@@ -1,4 +1,4 @@
-"""What the processor is."""
+"""The name of the processor and its properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the attention operators share: checks, dropout's seed, and the way they become operators.
+"""Parts that the attention operators share: checks, dropout's seed, and their registration.
 
 Each of them takes differentiable tensors of nodes and edges, then the topology, a seed and options,
 and returns the output, the statistics of its softmax, which the gradient needs, and its weights.
@@ -167,7 +167,7 @@ def check_inputs(
 
 
 def _fits(shape: Sequence[Size], tensor: Tensor, like: Tensor, sizes: dict[str, int]) -> bool:
-    """Whether a tensor has a shape, of which new sizes become known, and is like another one."""
+    """True if a tensor has a shape, of which new sizes become known, and is like another one."""
     if len(shape) != tensor.dim():
         return False
     for size, found in zip(shape, tensor.shape, strict=True):

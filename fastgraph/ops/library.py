@@ -30,7 +30,7 @@ DEFINING: set[type] = set()
 
 
 def is_defined_by(*tensors: Tensor | None) -> bool:
-    """Whether one of them says itself what an operator does."""
+    """True if one of them says itself what an operator does."""
     return any(type(tensor) in DEFINING for tensor in tensors)
 
 
@@ -181,7 +181,7 @@ def _will_run(node: Any) -> bool:
 
 
 def needs_torch_operations(*grads: Tensor | None) -> bool:
-    """Whether gradients for these gradients of results must be made of torch's own operations.
+    """True if gradients for these gradients of results must be made of torch's own operations.
 
     So they must where they will themselves be differentiated, backward or forward, and for a batch
     of ``grads`` at once. Compilers trace with gradients enabled, too, but differentiate once.
@@ -290,7 +290,7 @@ _TOPOLOGY = ("index", "ptr")
 
 
 def is_ordinary(arguments: Sequence[Any], valued: Sequence[Any]) -> bool:
-    """Whether tensors among the arguments mean to torch what they mean to a kernel, and no more.
+    """True if tensors among the arguments mean to torch what they mean to a kernel, and no more.
 
     False for subclasses and lazy views, and while a mode or a transform is active.
 

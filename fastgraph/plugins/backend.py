@@ -1,4 +1,4 @@
-"""What a backend provides.
+"""The interface of a backend: the kernels that it provides, and their signatures.
 
 A kernel receives a :class:`fastgraph.Graph`, contiguous matrices ``[nodes, channels]`` and plain
 options, checked by the operator, and returns new tensors. It never sees autograd. The operators and

@@ -1,4 +1,4 @@
-"""What the rest of fastgraph knows of a library of graph layers: nothing but this.
+"""The interface of a library of graph layers: all that the rest of fastgraph knows of it.
 
 An adapter (:mod:`fastgraph.pyg`) describes its library through the hook
 ``fastgraph_frameworks``. Nothing here imports the library before the program does.
@@ -36,7 +36,7 @@ class Framework(Protocol):
         ...
 
     def is_layer(self, module: nn.Module) -> bool:
-        """Whether a module passes messages, so that its calls can be routed and compared."""
+        """True if a module passes messages, so that its calls can be routed and compared."""
         ...
 
     def record_path(self, layer: nn.Module, record: Callable[[str, bool], None]) -> list[Any]:
@@ -75,5 +75,5 @@ def imported_frameworks() -> Iterator[Framework]:
 
 
 def is_message_passing(module: nn.Module) -> bool:
-    """Whether a module is a layer of any of them."""
+    """True if a module is a layer of any of them."""
     return any(framework.is_layer(module) for framework in imported_frameworks())

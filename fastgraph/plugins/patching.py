@@ -23,7 +23,7 @@ class Patches:
         setattr(owner, name, value)
 
     def upstream_of(self, value: Any) -> Any:
-        """What a replacement that is in place, or a method bound to it, stands for.
+        """The upstream function of a replacement that is in place, or of a method bound to it.
 
         Anything else is returned as it is.
         """

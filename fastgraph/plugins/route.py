@@ -1,4 +1,4 @@
-"""What a route is."""
+"""Routes: each replaces a method of a layer by a call of fused operators."""
 
 from __future__ import annotations
 

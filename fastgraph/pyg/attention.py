@@ -1,4 +1,4 @@
-"""What the routes of attention layers share.
+"""The steps that the routes of PyG's attention layers share.
 
 PyG's attention layers make one message for each edge in two steps (``edge_update`` or ``message``
 finds the weights, ``propagate`` adds up), between which tensors of the size of the edges exist. So
@@ -296,6 +296,6 @@ def weights_refusal(edge_index: Tensor) -> str | None:
 
 
 def with_weights(out: Tensor, edge_index: Tensor, alpha: Tensor | None) -> Any:
-    """What GATConv and GATv2Conv return: weights come with the edges that they belong to."""
+    """The return value of GATConv and GATv2Conv: weights come together with their edges."""
     # A copy, because edits must not reach the remembered self-loops.
     return out if alpha is None else (out, (edge_index.clone(), alpha))

@@ -34,7 +34,7 @@ class PyG:
         ]
 
     def is_layer(self, module: nn.Module) -> bool:
-        """Whether a module is a ``MessagePassing``."""
+        """True if a module is a ``MessagePassing``."""
         pyg = sys.modules.get("torch_geometric.nn")
         return pyg is not None and isinstance(module, pyg.MessagePassing)
 

@@ -129,7 +129,7 @@ def _plan_operator(
 def _takes_operator(
     module: GCNConv, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None
 ) -> bool:
-    """Whether the normalisation is upstream's formula of a plain graph, and nobody sees it."""
+    """True if the normalisation is upstream's formula of a plain graph, and nobody sees it."""
     if not module.normalize or not gcn_norm.IS_PYGS:
         return False
     if module._cached_edge_index is not None or module.cached:

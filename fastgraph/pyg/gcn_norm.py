@@ -28,7 +28,7 @@ from fastgraph.routing.switch import SWITCH
 UPSTREAM = gcn_conv.gcn_norm
 
 IS_PYGS = inspect.isfunction(UPSTREAM) and UPSTREAM.__code__.co_filename == gcn_conv.__file__
-"""Whether nobody had replaced it before this module was imported."""
+"""True if nobody had replaced it before this module was imported."""
 
 _CALLERS = object()
 """Stands for the caller's own ``edge_index``, which a remembered result must not keep alive."""
@@ -56,7 +56,7 @@ class _Normalised(NamedTuple):
 
     @property
     def intact(self) -> bool:
-        """Whether nobody has edited what upstream would have computed afresh."""
+        """True if nobody has edited what upstream would have computed afresh."""
         return self.versions == tuple(t._version for t in self.tensors) and not any(
             t.requires_grad for t in self.tensors
         )
@@ -109,7 +109,7 @@ def gcn_norm(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: Any
 
 
 def _is_subclass(edge_index: Any, edge_weight: Any) -> bool:
-    """Whether edges are a subclass for which operators are defined, whose results are remembered.
+    """True if edges are a subclass for which operators are defined, whose results are cached.
 
     What they are depends on nothing that differs between the processes which hold parts of them.
     """
@@ -167,7 +167,7 @@ def _plain_parts(edge_index: object) -> tuple[Tensor, ...] | None:
 
 
 def _description(edge_index: Any) -> tuple[object, ...]:
-    """What the result depends on besides the strided tensors."""
+    """The part of the cache's key that the strided tensors do not give."""
     if isinstance(edge_index, EdgeIndex):
         return (
             EdgeIndex,

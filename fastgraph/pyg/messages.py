@@ -27,7 +27,7 @@ class Message:
 
     @property
     def collected(self) -> bool:
-        """Whether PyG takes a weight that is not given from a sparse matrix's values."""
+        """True if PyG takes a weight that is not given from a sparse matrix's values."""
         return self.weight == "edge_weight"
 
 
@@ -90,5 +90,5 @@ def known_message(cls: type) -> Message | None:
 
 
 def multiplies_adjacency(cls: type) -> bool:
-    """Whether ``message_and_aggregate`` is a known product with the adjacency matrix."""
+    """True if ``message_and_aggregate`` is a known product with the adjacency matrix."""
     return cls.message_and_aggregate in _PRODUCTS  # type: ignore[attr-defined]

@@ -97,7 +97,7 @@ def _wrap_class(cls: Any, patches: Patches) -> None:
 
 
 def from_template(cls: type[MessagePassing], method: Any) -> bool:
-    """Whether PyG generated a method for this class; it leaves alone what a user has written."""
+    """True if PyG generated a method for this class; it leaves alone what a user has written."""
     # The Dynamo of torch 2.15 takes a wrapper's `__module__` for that of the code in it.
     method = _unwrapped(method)
     module = f"{cls.__module__}_{cls.__name__}_{method.__name__}"
@@ -235,7 +235,7 @@ def aggregate_by(
 
 
 def _generated_propagate(module: MessagePassing) -> Callable[..., Tensor] | None:
-    """What PyG generated, if that is what a call of ``module.propagate`` would reach."""
+    """The method that PyG generated, if a call of ``module.propagate`` would reach it."""
     cls = type(module)
     upstream: Callable[..., Tensor] | None = getattr(cls.propagate, "_fastgraph_upstream", None)
     if upstream is None or replaced_on(module, "propagate") or not from_template(cls, upstream):
@@ -316,7 +316,7 @@ def plan_propagate(
 
 
 def _scatters_to_one_winner(x: Tensor) -> bool:
-    """Whether upstream gives the gradient of an extremum to one edge, as torch_scatter does.
+    """True if upstream gives the gradient of an extremum to one edge, as torch_scatter does.
 
     ``scatter_reduce`` splits it; ``torch.sparse.mm``, on matrices, does not either.
     """

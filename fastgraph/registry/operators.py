@@ -109,7 +109,7 @@ class Attention:
 
     @cached_property
     def has_parameters(self) -> bool:
-        """Whether an operand belongs neither to nodes nor to edges: a sum over all of them."""
+        """True if an operand belongs neither to nodes nor to edges: a sum over all of them."""
         rows = ("sources", "destinations", "edges")
         return any(operand.shape[0] not in rows for operand in self.operands)
 

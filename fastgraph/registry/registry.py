@@ -101,7 +101,7 @@ class Registry:
         )
 
     def _waits(self, backend: Backend) -> bool:
-        """Whether a backend computes once it was verified."""
+        """True if a backend computes nothing until its kernels are verified."""
         needs = isinstance(backend, VerifiedBackend) and backend.name != self._selected
         return needs and backend.name not in self._verdicts and backend.unavailable() is None
 

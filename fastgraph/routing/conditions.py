@@ -30,7 +30,7 @@ _PLAIN = (Tensor, Parameter)
 
 
 def is_plain(*values: object) -> bool:
-    """Whether there is no subclass among tensors."""
+    """True if there is no subclass among tensors."""
     return all(type(value) in _PLAIN for value in values if isinstance(value, Tensor))
 
 

@@ -34,7 +34,7 @@ Computation = Callable[[], Any]
 def decide(
     module: object, planned: object, *, has_route: bool = True, name: str | None = None
 ) -> bool:
-    """Whether a call takes its route; either is counted.
+    """True if a call takes its route; either way it is counted.
 
     A call within one that was counted as a whole is not counted again where it is refused.
 

@@ -1,4 +1,4 @@
-"""What was routed and what was not, and why: counters, the table, the warnings."""
+"""Counters of routed calls and of refusals with their reasons, their table, and the warnings."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Status:
 
 
 def has_compiled() -> bool:
-    """Whether torch has compiled anything in this process, layers or not.
+    """True if torch has compiled anything in this process, layers or not.
 
     A counter in compiled code would have to be guarded, and the code compiled again at its change.
     """
@@ -111,7 +111,7 @@ def has_compiled() -> bool:
 
 
 FURTHER_TABLES: list[Callable[[], list[Table]]] = []
-"""What other parts have to say after the table of the process's calls."""
+"""Tables of other parts of fastgraph, shown after the table of the process's calls."""
 
 STATUS = Status()
 _warned: set[str] = set()

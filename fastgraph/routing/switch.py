@@ -1,4 +1,4 @@
-"""Whether routes are in place: one switch for the whole process."""
+"""The switch that puts routes in place, one for the whole process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastgraph.plugins.patching import Patches
 
 
 class Switch:
-    """Whether fastgraph is enabled, and the replacements that are in place while it is."""
+    """The state of fastgraph, enabled or not, and the patches in place while it is enabled."""
 
     def __init__(self) -> None:
         self.active = False

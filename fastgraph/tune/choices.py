@@ -1,4 +1,4 @@
-"""What ``python -m fastgraph tune`` has measured on this machine, kept between runs.
+"""Choices that ``python -m fastgraph tune`` has measured on this machine, cached between runs.
 
 Choices are kept by everything on which they depend: the processor, the number of threads and the
 compiled kernels say which file, the graph and its use which entry. No choice changes a bit of a
@@ -47,7 +47,7 @@ class Source(Protocol):
     """Knows what was chosen."""
 
     def of(self, graph: Graph) -> Orders:
-        """What was chosen for a graph on the CPU; nothing where nothing is known."""
+        """The choices for a graph on the CPU; empty where nothing is known."""
         ...
 
 
@@ -115,7 +115,7 @@ _source: Source = KEPT
 
 
 def of(graph: Graph) -> Orders:
-    """What was chosen for a graph on the CPU."""
+    """The choices for a graph on the CPU."""
     return _source.of(graph)
 
 

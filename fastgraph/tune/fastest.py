@@ -29,7 +29,7 @@ class Rival(Protocol):
         ...
 
     def fits(self, *arguments: Any, **keywords: Any) -> bool:
-        """Whether this is one of them."""
+        """True if this kernel takes the call."""
         ...
 
     def forget(self, graph: Graph, x: Tensor, transpose: bool) -> None:
@@ -96,7 +96,7 @@ class _Fastest:
         return self._rivals.get(known[kind], self._kernel)
 
     def _is_for(self, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-        """Whether a kernel of this name may make the call."""
+        """True if the kernel of this name takes the call."""
         if name == ROWS:
             return True
         return name in self._rivals and self._rivals[name].fits(*arguments, **keywords)
@@ -135,7 +135,7 @@ class FastestAttention(_Fastest):
     def __call__(
         self, graph: Graph, *arguments: Any, addend: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What ``attention`` gives, by the fastest."""
+        """The results of ``attention``, by the fastest kernel."""
         kernel = self._kernel
         query, key, value, edge, transpose, _, dropout, _, weights = arguments
         if self._may_measure(key):

@@ -1,4 +1,4 @@
-"""What models know of GPUs: figures of data sheets, and what others have measured.
+"""Figures of GPUs for models: from data sheets, and as others have measured them.
 
 None of these was measured by this project but where a comment says so. Latencies and the bandwidth
 of the second cache are of microbenchmarks, which scatter by a fifth.

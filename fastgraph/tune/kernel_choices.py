@@ -26,7 +26,7 @@ _Choices = dict[str, dict[str, str]]
 
 
 class Timed(NamedTuple):
-    """What a call takes.
+    """The times of a call by each kernel.
 
     Attributes:
         device: everything below a kernel, as text.
@@ -98,7 +98,7 @@ def recorded() -> Iterator[list[Timed]]:
 
 
 def known(device: str, graph: Graph, kind: str) -> str | None:
-    """What was chosen, unless that is being measured."""
+    """The chosen kernel; ``None`` if there is none, or while kernels are measured."""
     return None if _recording is not None else KEPT.fastest(device, graph, kind)
 
 

@@ -1,4 +1,4 @@
-"""Whether tiles for tensor cores would be faster than rows, before any are made.
+"""Predictions of when tiles for tensor cores are faster than rows, before any are made.
 
 A sample of windows tells how full their blocks would be, and the traffic of both forms on a GPU
 whether that is full enough (:mod:`fastgraph.graphs.tiles`).

@@ -1,1 +1,1 @@
-"""Whether the kernels of a backend compute, on this very device, what the reference computes."""
+"""Checks that a backend's kernels compute, on this very device, what the reference computes."""

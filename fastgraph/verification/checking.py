@@ -30,7 +30,7 @@ _WIDE = ("stats", "grad_logsum")
 
 @attrs.frozen
 class Finding:
-    """What became of the calls of one operator, both passes, in one dtype.
+    """The outcome of the calls of one operator, both passes, in one dtype.
 
     Attributes:
         operator: its name.

@@ -1,4 +1,4 @@
-"""What is known of the kernels of a backend on the devices of this machine, kept between runs.
+"""Cache of verdicts on the kernels of a backend on this machine's devices, kept between runs.
 
 A kernel that fails can take its process with it, or leave a GPU unusable to it, so that checks run
 in a process of their own. What they found is kept in the cache directory, by everything on which it
@@ -101,7 +101,7 @@ def from_json(item: dict[str, Any]) -> Finding:
 
 
 def check_in_child(name: str, device: str) -> list[Finding]:
-    """What ``python -m fastgraph check`` finds in a process of its own.
+    """The findings of ``python -m fastgraph check`` in a process of its own.
 
     Raises:
         UnfinishedCheckError: it ended early, or took too long.

@@ -29,7 +29,7 @@ from fastgraph.upstream import dropping_classes
 
 @dataclass(frozen=True)
 class Order:
-    """What a child is to do.
+    """The instructions for a child process.
 
     Attributes:
         events: file to append one JSON object a line to.
@@ -212,7 +212,7 @@ def plain_value(torch: Any, tensor: Any) -> float | None:
 
 
 def is_within_step(optimizer: Any) -> bool:
-    """Whether an optimizer's ``step`` was called by its own ``step``, both of which have hooks."""
+    """True if an optimizer's ``step`` was called by its own ``step``, both of which have hooks."""
     calls = 0
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

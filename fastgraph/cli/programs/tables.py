@@ -1,4 +1,4 @@
-"""What a comparison of a program says, as tables for a terminal."""
+"""The tables and sentences that report the comparison of a program in a terminal."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def cost_table(found: ScriptComparison) -> Table:
 
 
 class Costs(NamedTuple):
-    """What one side took, in words."""
+    """The times and memory of one side, as text."""
 
     command: str
     step: str
@@ -73,7 +73,7 @@ def costs(found: ScriptComparison, side: Side) -> Costs:
 
 
 def findings(found: ScriptComparison) -> list[str]:
-    """What the numbers say, in sentences."""
+    """The conclusions from the numbers, in sentences."""
     lines = []
     plain, fast = found.step_seconds("plain"), found.step_seconds("fastgraph")
     if plain is not None and fast is not None:

@@ -23,7 +23,7 @@ from fastgraph.tune.row_order import ordered
 
 _FEWEST_ROUNDS, _MOST_ROUNDS = 3, 20
 _FASTER = 0.97
-"""What another order must leave of the time, so that noise chooses nothing."""
+"""Another order must take at most this share of the time, so that noise chooses nothing."""
 
 # Those that are found in less time come first, and the packages that they need.
 _ORDERS = {"degree": (), "rcm": ("scipy",), "cluster": ("numpy", "pymetis")}
@@ -55,13 +55,13 @@ class Measured:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the budget was enough."""
+        """True if the budget was enough."""
         return math.isfinite(self.as_they_are)
 
 
 @dataclass(frozen=True)
 class Reordering:
-    """What another order of the nodes of a graph does.
+    """The gain from another order of the nodes of a graph.
 
     Attributes:
         order: see :func:`fastgraph.reorder`.
@@ -154,7 +154,7 @@ def chosen(found: Sequence[Measured]) -> dict[str, dict[Use, int]]:
 
 
 def reorderings(found: Sequence[Measured], budget: Budget) -> list[Reordering]:
-    """What other orders of nodes do for the calls on one graph, as far as the budget goes.
+    """The gains of the calls on one graph from other orders of nodes, as far as the budget goes.
 
     Args:
         found: calls on it, which need not have been measured.
@@ -218,7 +218,7 @@ def _widest(found: Sequence[Measured]) -> dict[tuple[str, bool], int]:
 
 
 def _has_order(graph: Graph, transpose: bool, row_bytes: int) -> bool:
-    """Whether an order of rows is found that may help."""
+    """True if an order of rows is found that may help."""
     if graph.num_src != graph.num_dst:
         return False
     rows, _ = ordered(native.library(), graph.grouped(transpose=transpose), row_bytes)

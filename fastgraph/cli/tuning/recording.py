@@ -45,7 +45,7 @@ class OperatorCall(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What a script calls in a step.
+    """The operator calls of one step of a script.
 
     Attributes:
         calls: the names of the layers that make each of them, once for each time.

@@ -60,7 +60,7 @@ class Replay:
 
     @property
     def has_graph(self) -> bool:
-        """Whether the operator takes edges."""
+        """True if the operator takes edges."""
         return "index" in self._positions
 
     def named(self, names: Names) -> None:

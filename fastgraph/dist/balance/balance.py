@@ -1,4 +1,4 @@
-"""What each rank of a program takes for its part of a graph, measured and predicted."""
+"""The seconds that each rank takes for its part of a graph, measured and predicted."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Balance:
 
     @property
     def work(self) -> list[int]:
-        """What each rank has to do, as partitions count it: its nodes and edges."""
+        """The work of each rank, as partitions count it: its nodes and edges."""
         return [nodes + edges for nodes, edges in zip(self.nodes, self.edges, strict=True)]
 
     @property

@@ -30,7 +30,7 @@ except ModuleNotFoundError as error:
 Array = Any  # of numpy
 
 SIZES = ("rows", "columns", "entries")
-"""What work is proportional to: dense products of rows, reading columns, adding up entries."""
+"""Sizes that work is proportional to: dense products, reads of columns, sums of entries."""
 
 FEWEST = 4
 """Samples to choose a regressor by."""
@@ -70,7 +70,7 @@ class Proportional(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
 
 class Corrected(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """What is proportional to sizes, times what all features say of the deviations from it.
+    """A regressor for a value proportional to sizes, times a correction learnt from all features.
 
     Trees and ridges alone do not know that twice the work takes twice the time, which is asked of
     them where parts are larger than samples.

@@ -1,4 +1,4 @@
-"""What ranks take for the first epochs of a script, which is then acted upon."""
+"""Load balancing by the times of the first epochs of a script."""
 
 from __future__ import annotations
 
@@ -103,6 +103,6 @@ def _edges(placement: Placement) -> int:
 
 
 def say(text: str) -> None:
-    """What the first rank tells whoever has started it."""
+    """Print a message on the first rank, for whoever has started the program."""
     if WORLD.rank == 0:
         print(f"fastgraph.dist: {text}", file=sys.stderr)

@@ -60,7 +60,7 @@ Sample = dict[str, Any]
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a partition will take.
+    """The time and memory that a partition is predicted to take.
 
     Attributes:
         phases: of each rank, seconds of an epoch.
@@ -100,7 +100,7 @@ class Performance:
         return self._fitted
 
     def estimate(self, edge_index: Tensor, owner: Tensor) -> Estimate:
-        """What an epoch takes with this partition.
+        """The predicted cost of an epoch with this partition.
 
         Args:
             edge_index: int64 ``[2, E]``, of the whole graph.
@@ -262,7 +262,7 @@ def _needs_scikit_learn() -> None:
 
 
 def _signature(model: nn.Module, data: Any, forward: Any, loss: Any) -> str:
-    """What the time of a model depends on besides graph and device."""
+    """A text that names what the time of a model depends on besides graph and device."""
     shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
     widths = [
         (str(store._key), key, tuple(value.shape[1:]), str(value.dtype))
@@ -314,7 +314,7 @@ class _Sampler:
         self._block = on_first_rank(make, errors)
 
     def samples(self, train: _Training, ratios: Sequence[float]) -> list[Sample]:
-        """What this rank has measured."""
+        """The samples that this rank has measured."""
         draw = random.Random(0)  # the same on all ranks, and no number of the program's
         equal = [1 / WORLD.size] * WORLD.size
         found: list[Sample] = []

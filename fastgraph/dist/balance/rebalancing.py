@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rebalanced:
-    """What :func:`rebalance` has done.
+    """The result of :func:`rebalance`.
 
     Attributes:
         weights: the share of the work of each rank from now on.

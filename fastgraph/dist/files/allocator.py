@@ -1,4 +1,4 @@
-"""What the allocator of the C library does with memory that is freed."""
+"""Settings of the C library's allocator: when freed memory goes back to the system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a ``DGLGraph`` is made of, between DGL and files; see :mod:`fastgraph.dist.files.stores`.
+"""The parts of a ``DGLGraph`` as files hold them; see :mod:`fastgraph.dist.files.stores`.
 
 Frames of nodes, then the ends of the edges of each relation, then frames of edges, of which any
 names are taken.
@@ -24,7 +24,7 @@ _ENDS = "edge_index"
 
 
 def contents(graph: Any, parts: Sequence[Tensor]) -> Contents:
-    """What a ``DGLGraph`` is made of.
+    """The parts of a ``DGLGraph``, as files hold them.
 
     Args:
         graph: of which it shares the memory.

@@ -128,7 +128,7 @@ def encoded(value: Any, name: str, kept: Kept, depth: int = 0) -> Any:
 
 
 def described(x: Tensor, name: str, axis: int | None) -> dict[str, Any]:
-    """What JSON says of a tensor that is kept under a name; ``axis`` as in :class:`Spec`."""
+    """The JSON entry for a tensor that is kept under a name; ``axis`` as in :class:`Spec`."""
     dtype = str(x.dtype).removeprefix("torch.")
     return {"tensor": name, "shape": list(x.shape), "dtype": dtype, "axis": axis}
 

@@ -43,7 +43,7 @@ _REPLICATED = "replicated.safetensors"
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank gets of a graph.
+    """The numbers of nodes and edges in the part of a graph that a rank gets.
 
     Attributes:
         nodes: how many nodes, of all types.
@@ -60,7 +60,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Shards:
-    """What :func:`write_shards` has written.
+    """The result of :func:`write_shards`.
 
     Attributes:
         folder: where.
@@ -253,7 +253,7 @@ class _Parts:
         return values
 
     def content(self) -> dict[str, Any]:
-        """What the manifest says of it."""
+        """The entries of the manifest that describe the shards."""
         rows = {
             name: torch.bincount(owner, minlength=self._num_parts).tolist()
             for name, owner in self._contents.owners.items()
@@ -320,7 +320,7 @@ def _graph(content: dict[str, Any], folder: Path, mode: str, mesh: Mesh | None) 
 
 
 def _rooms(is_dgl: bool) -> tuple[Any, Any]:
-    """What a framework's graphs are asked, and what they are made of."""
+    """The modules that read a framework's graphs and that take them apart for files."""
     if not is_dgl:
         return pyg, stores
     from fastgraph.dist.files import dgl_stores as stores_of_dgl

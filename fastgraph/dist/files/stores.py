@@ -1,4 +1,4 @@
-"""What a graph is made of, between PyG and files: attributes by stores, by row or whole.
+"""The parts of a PyG graph as files hold them: attributes by stores, by row or whole.
 
 :mod:`fastgraph.dist.files.dgl_stores` has the same for DGL.
 """
@@ -48,7 +48,7 @@ class Contents:
 
 
 def contents(data: Any, parts: Sequence[Tensor]) -> Contents:
-    """What a ``Data`` or ``HeteroData`` is made of.
+    """The parts of a ``Data`` or ``HeteroData``, as files hold them.
 
     Args:
         data: the graph, of which it shares the memory.

@@ -39,7 +39,7 @@ _SHAPES["gat_with_scores"] = [
 
 
 class Step(NamedTuple):
-    """What one step of a script computes, forward.
+    """The operators that one step of a script calls, forward.
 
     Attributes:
         graphs: edges int64 ``[2, E]`` with the numbers of sources and of destinations.

@@ -1,4 +1,4 @@
-"""What a step of training will take on numbers of devices, before there are any.
+"""Forecasts of the time and memory of a training step on numbers of devices.
 
 By :mod:`fastgraph.dist.operators.cost`, from what one process computes in a step and the real
 halos of METIS partitions. Where a partition would take too long, halos are those of fewer devices,
@@ -55,7 +55,7 @@ class Total(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """What a step takes on a number of devices.
+    """The time and memory of a step on a number of devices.
 
     Attributes:
         devices: how many.
@@ -78,7 +78,7 @@ def forecasts(
     seconds: float = math.inf,
     report: Callable[[str], object] = lambda text: None,
 ) -> Iterator[Forecast]:
-    """What a step takes on each of some numbers of devices, in ascending order.
+    """The forecasts of a step for some numbers of devices, in ascending order.
 
     Args:
         step: of the model.
@@ -98,7 +98,7 @@ def forecasts(
 
 
 def forecast(step: Step, machine: Machine, rows: Sequence[Rows], devices: int) -> Forecast:
-    """What a step takes where its graphs are shared out like this.
+    """The forecast of a step whose graphs are shared out like this.
 
     Args:
         step: of the model.
@@ -132,7 +132,7 @@ def forecast(step: Step, machine: Machine, rows: Sequence[Rows], devices: int) -
 
 
 def _rest(step: Step, machine: Machine, devices: int) -> Total:
-    """What is the same in all modes: other operations on rows, and the sums of gradients."""
+    """The cost that all modes share: of other operations on rows, and of the sums of gradients."""
     everything = sum(step.parameters)
     small = [size for size in step.parameters if size <= SMALL]
     sums = len(step.parameters) - len(small) + len(list(bundles(small)))

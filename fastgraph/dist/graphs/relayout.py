@@ -124,7 +124,7 @@ def _of_nodes(store: Any, size: int) -> Layout | None:
 
 @dataclass(frozen=True)
 class Moved:
-    """What became of the sharded tensors of a program.
+    """The numbers of sharded tensors of a program that have the new layout, and the old one.
 
     Attributes:
         tensors: how many have the new layout.
@@ -247,7 +247,7 @@ def _which(rows: Layout, layouts: Sequence[Layout]) -> int | None:
 
 
 def _described(x: ShardedTensor, views: list[ShardedTensor], before: Sequence[Layout]) -> Any:
-    """What ranks must agree on before a tensor is moved: whether it can be, and what it is."""
+    """The facts that ranks must agree on before a tensor is moved: if it can be, and what it is."""
     local, grad = x.local, x.local.grad if x.local.is_leaf else None
     can = all(_is_movable(one) and _view(one) == _view(x) for one in views)
     return (
@@ -269,7 +269,7 @@ def _is_movable(x: ShardedTensor) -> bool:
 
 
 def _view(x: ShardedTensor) -> Any:
-    """What makes two tensors of one memory the same one to whoever writes to them."""
+    """A key of a tensor: equal for two that are the same view of the same memory."""
     return _memory(x.local), x.axis, id(x.rows)
 
 

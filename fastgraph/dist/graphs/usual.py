@@ -24,7 +24,7 @@ FEATURES, LABELS = ("feat", "x"), ("label", "y")
 
 
 def attribute(data: Any, *names: str) -> Any:
-    """What nodes have under the first of these names that there is; ``None`` for several types."""
+    """The first of these attributes that nodes have; ``None`` for several types of nodes."""
     if is_dgl_graph(data):
         of_nodes = data.ndata if len(data.ntypes) == 1 else {}
         return next((of_nodes[name] for name in names if name in of_nodes), None)

@@ -1,4 +1,4 @@
-"""What a step of one layer takes in each mode, from numbers of rows alone: nothing is run.
+"""A model of the time of a layer's step in each mode, from numbers of rows alone: nothing is run.
 
 The one model behind ``mode="auto"``, which asks it with the partition that ranks have, and
 ``python -m fastgraph dist-plan``, which asks it beforehand. A step is the work of the slowest rank,
@@ -57,7 +57,7 @@ Together they take fewer messages, and memory for copies of all of them at once.
 
 
 class Machine(NamedTuple):
-    """What a rank and its link can do; the slowest of all ranks.
+    """The speed and memory of a rank and its link; the slowest of all ranks.
 
     Attributes:
         latency: seconds of a message of next to nothing; a collective waits for one from each of
@@ -191,7 +191,7 @@ def by_halo(layer: Layer, rows: Rows, machine: Machine) -> Mode:
 
 
 def is_small(layer: Layer, ranks: int, busiest: int, excess: int) -> bool:
-    """Whether no mode can be faster than by halo by more than some messages.
+    """True if no mode can be faster than by halo by more than some messages.
 
     Args:
         layer: which.
@@ -265,7 +265,7 @@ MODES: dict[str, Callable[[Layer, Rows, Machine], Mode | None]] = {
     "heads": by_heads,
     "2d": on_grid,
 }
-"""What a layer takes in each mode; ``None`` where it cannot be computed in it."""
+"""The cost of a layer in each mode; ``None`` where it cannot be computed in it."""
 
 
 _AS_FAST = 1.05
@@ -303,7 +303,7 @@ def head_shares(num_heads: int, ranks: int) -> list[range]:
 
 
 def sends_in_turns(sizes: Sequence[int], ranks: int) -> bool:
-    """Whether tensors go from rows to heads one after the other, and not together.
+    """True if tensors go from rows to heads one after the other, and not together.
 
     Args:
         sizes: bytes of each on all ranks.
@@ -362,7 +362,7 @@ def of_sum(x: Tensor, *, is_extremum: bool = False) -> Layer:
 
 
 def extrapolated(known: Mapping[int, Machine], ranks: int) -> Machine:
-    """What another number of ranks can be expected to do, from what two or more have done.
+    """The machine to expect with another number of ranks, from those known with two or more.
 
     Seconds of a message, of a byte and of work are taken for linear in the number of ranks: they do
     not change where each rank has its own cores and link, and grow in proportion where all share

@@ -137,7 +137,7 @@ def _attend(
 
 
 def _mask(padding: Tensor, rows: Layout, dtype: torch.dtype) -> Tensor | None:
-    """What is added to scores, ``[batch, 1, 1, n]`` in the order of ranks."""
+    """The mask that is added to scores, ``[batch, 1, 1, n]`` in the order of ranks."""
     if not bool(padding.any()):
         return None
     if padding.dtype == torch.bool:

@@ -1,4 +1,4 @@
-"""What ranks on a grid send for a layer, from numbers of rows alone: nothing is run.
+"""The bytes that ranks on a grid send for a layer, from numbers of rows alone: nothing is run.
 
 A rank of row ``i`` and column ``j`` of a grid computes with the edges from the nodes of column
 ``j`` to those of row ``i``, see :mod:`fastgraph.dist.operators.grid.exchange`. With ``n`` nodes
@@ -21,7 +21,7 @@ from fastgraph.registry.operators import GAT, Size
 
 
 class Widths(NamedTuple):
-    """What a layer exchanges for each node in one direction, in bytes; 0 for nothing.
+    """The bytes that a layer exchanges for each node in one direction; 0 for nothing.
 
     Attributes:
         sources: of what is gathered, which the ranks of a column replicate.
@@ -60,7 +60,7 @@ class Volume(NamedTuple):
 
 
 def volume(mesh: Mesh, layer: Layer, sources: Sequence[int], destinations: Sequence[int]) -> Volume:
-    """What ranks send for a step of a layer, forward and backward; exact, as a test says.
+    """The bytes that ranks send for a step of a layer, forward and backward; exact, as a test says.
 
     Args:
         mesh: of the grid.

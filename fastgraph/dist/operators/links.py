@@ -1,4 +1,4 @@
-"""What ranks and their links can do: measured once on such devices, and kept between runs.
+"""The speed of ranks and their links: measured once on such devices, and cached between runs.
 
 Modes are chosen by it, and they add up in different orders. As it is kept, a run that is started
 again, or another one, takes the modes of the one before, and comes to the same bits.
@@ -31,14 +31,14 @@ KIND = "ranks-1"
 """
 
 KNOWN: dict[int, Machine] = {}
-"""What this process has asked for, by the number of ranks."""
+"""Figures that this process has asked for, by the number of ranks."""
 
 _KEPT = ("latency", "bandwidth", "work", "sums", "paces")
 
 _SMALL, _LARGE = 2**10, 2**22  # bytes that a rank sends, to measure links
 _REPETITIONS = 5
 _SMALL_IN_A_ROW, _ATTENTION_IN_A_ROW, _SUMS_IN_A_ROW = 10, 10, 40
-"""What takes less than a turn on a core that ranks share is repeated until it takes several.
+"""Repetitions, so that a short measurement takes several turns on a core that ranks share.
 
 Otherwise each rank has the core for itself while it is measured, and messages wait for one turn or
 for none: four ranks on two cores came to 0.29 to 2.5 ms of a message, and now to 0.75 to 1.2.
@@ -46,7 +46,7 @@ for none: four ranks on two cores came to 0.29 to 2.5 ms of a message, and now t
 
 
 def of_ranks() -> Machine:
-    """What was measured on such devices before, or is at the first call; the same on all ranks.
+    """The cached figures of such devices, measured at the first call; the same on all ranks.
 
     All ranks must call it. Whoever wants other figures removes the folder :data:`KIND` of the cache
     directory.
@@ -62,7 +62,7 @@ def of_ranks() -> Machine:
 
 
 def measure() -> Machine:
-    """What ranks and their links can do now. All ranks must call it.
+    """Measure the speed of ranks and their links now. All ranks must call it.
 
     All of them work at once, so that what they share, as cores, is shared while it is measured.
     """
@@ -94,7 +94,7 @@ def _identity(found: Sequence[Device]) -> str:
 
 
 def _read(found: Sequence[Device]) -> Machine | None:
-    """What was kept for devices, if it can be used; what is no figure of a machine cannot."""
+    """The cached figures of these devices; ``None`` if there are none, or they are not valid."""
     kept = cache.read(KIND, _identity(found))
     if not isinstance(kept, dict) or kept.keys() != set(_KEPT):
         return None
@@ -108,7 +108,7 @@ def _read(found: Sequence[Device]) -> Machine | None:
 
 
 def _keep(found: Sequence[Device], measured: Machine) -> Machine:
-    """What is kept for devices from now on: that of another run, if it was as early."""
+    """Cache figures for these devices and return them, or those that another run cached first."""
     identity = _identity(found)
     with cache.locked(KIND, identity):
         before = _read(found)

@@ -1,4 +1,4 @@
-"""What an operator of attention gives for the edges of a rank, with the dropout of all ranks."""
+"""Attention over the edges of a rank, with the dropout of all ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SUMMED = {"gat": 0, "gatv2": 0, "attention": 2}
 
 
 def needs_weights(call: Call) -> bool:
-    """Whether weights are made, ``[edges, heads]``."""
+    """True if weights are made, ``[edges, heads]``."""
     return bool(call.weights or call.dropout > 0)
 
 
@@ -37,7 +37,7 @@ def check_dropout(call: Call, operator: operators.Attention, *, has_features: bo
 
 
 def dropout_of_weights(call: Call, graph: RankGraph) -> Tensor | None:
-    """What the weights of the local edges are multiplied by, ``[edges, heads]``; ``None`` for 1.
+    """The dropout factors of the weights of local edges, ``[edges, heads]``; ``None`` for 1.
 
     An operator drops edges by their numbers, which are others on each rank. These are dropped by
     where they are among those of all ranks.
@@ -59,7 +59,7 @@ def local_attention(
     factor: Tensor | None,
     addend: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What an operator gives for some edges of this rank.
+    """The output, statistics and weights of an operator for some edges of this rank.
 
     Args:
         call: what was asked for.

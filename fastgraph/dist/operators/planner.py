@@ -26,7 +26,7 @@ from fastgraph.registry.operators import Size
 
 
 class Choice(NamedTuple):
-    """What a layer takes in each mode.
+    """The cost of a layer in each mode.
 
     Attributes:
         modes: by name.
@@ -119,7 +119,7 @@ def layer_of_sum(x: Tensor, *, is_extremum: bool) -> Layer:
 
 
 def _part(x: Any) -> Any:
-    """What has rows like those of a sharded tensor, and can be asked without rules."""
+    """The local rows of a sharded tensor, to inspect without rules; else the value itself."""
     return x.local if isinstance(x, ShardedTensor) else x
 
 

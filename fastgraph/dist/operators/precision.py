@@ -32,7 +32,7 @@ FULL, REDUCED = torch.float32, torch.bfloat16
 
 @dataclass(frozen=True)
 class ReducedPrecision:
-    """What :func:`reduce_precision` has decided; the same on all ranks.
+    """The decision of :func:`reduce_precision`; the same on all ranks.
 
     Attributes:
         ranks: whose message passing is in bfloat16 from now on.
@@ -53,7 +53,7 @@ class Precision:
     is_reduced = False
 
     def run(self, operator: Callable[..., Any], *arguments: Any) -> Any:
-        """What an operator gives, or what is made of several of them.
+        """The results of an operator, or of a function that calls several of them.
 
         Args:
             operator: of fastgraph, or a function of operands of this rank.

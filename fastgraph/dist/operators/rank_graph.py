@@ -95,7 +95,7 @@ class RankGraph:
     def with_weight(
         self, weight: Tensor | None, key: tuple[Hashable, ...], make: Callable[[], Any]
     ) -> Any:
-        """What was made of this graph and weights of edges, remembered with both."""
+        """The value of ``make()``, cached for this graph and these weights of edges."""
         if weight is None:
             return self._derived.get(key, make)
         if isinstance(weight, ShardedTensor):

@@ -270,7 +270,7 @@ def _attend(
     operands: Callable[[Part], list[Any]],
     given: dict[str, Any],
 ) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
-    """What an operator gives for the rows of this rank.
+    """The results of an operator of attention for the rows of this rank.
 
     Args:
         call: its arguments.
@@ -422,7 +422,7 @@ def edge_softmax(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
 
 
 def _remembered(name: str, compute: Callable[..., Any], *given: Any) -> Any:
-    """What was computed from sharded tensors, as long as they live unchanged."""
+    """The value of ``compute(*given)``, cached as long as the sharded tensors live unchanged."""
     key: list[Any] = [name]
     tensors: list[tuple[Tensor, bool]] = []
     for value in given:

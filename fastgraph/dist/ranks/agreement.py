@@ -22,7 +22,7 @@ Errors = tuple[type[Exception], ...]
 
 
 def on_first_rank(action: Callable[[], Value], errors: Errors = (OSError, ValueError)) -> Value:
-    """What an action gives on rank 0, on all ranks; or its error, if it is one of these."""
+    """The value of an action on rank 0, on all ranks; or its error, if it is one of these."""
     outcome: Any = _outcome(action, errors) if WORLD.rank == 0 else None
     (value,) = _given([transport.broadcast(outcome)])
     return value  # type: ignore[no-any-return]
@@ -31,7 +31,7 @@ def on_first_rank(action: Callable[[], Value], errors: Errors = (OSError, ValueE
 def on_all_ranks(
     action: Callable[[], Value], errors: Errors = (OSError, ValueError)
 ) -> list[Value]:
-    """What an action gives on each rank, on all ranks; or the first error, if it is one of these.
+    """The values of an action on each rank, on all ranks; or the first error among these.
 
     The action must not wait for other ranks.
     """

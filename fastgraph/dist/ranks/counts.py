@@ -1,4 +1,4 @@
-"""What a program has gathered and sent: counters, and their part of ``fastgraph.status()``."""
+"""Counters of what a program has gathered and sent, and their part of ``fastgraph.status()``."""
 
 from __future__ import annotations
 

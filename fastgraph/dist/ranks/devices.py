@@ -1,4 +1,4 @@
-"""What the device of each rank is, and scores from these facts until something was measured."""
+"""The device of each rank, and scores from its data until something was measured."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class Device:
 
     @property
     def usable_bandwidth(self) -> float:
-        """What quotas leave of the bandwidth."""
+        """The bandwidth that quotas leave."""
         return self.bandwidth * min(1.0, self.cores / self.threads)
 
     def identity(self, ranks_on_host: int) -> str:
-        """What measurements of speed on this device depend on, as text.
+        """A text that names all that measurements of speed on this device depend on.
 
         Neither the bandwidth, which is another one at each measurement, nor memory.
         """

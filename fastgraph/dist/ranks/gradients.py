@@ -35,8 +35,10 @@ _MOVES = frozenset(
         *("Unsqueeze", "View"),
     )
 )
-"""What moves elements and computes nothing. Its backward pass needs no tensor but the gradient, so
-that autograd can do it twice: without a gradient in the pass that this one waits for, then with it.
+"""Autograd nodes that move elements and compute nothing.
+
+Their backward pass needs no tensor but the gradient, so that it can run twice: without the gradient
+in the pass at whose end that gradient is summed, then with it.
 """
 
 
@@ -63,7 +65,7 @@ _PASSES: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
 
 
 def is_small(grad: Tensor) -> bool:
-    """Whether a gradient is one of those that wait, unless somebody looks at it.
+    """True if a gradient is one of those that wait, unless somebody looks at it.
 
     All of these are summed in the order of ranks, so that they have the same bits if they do not.
     """
@@ -71,7 +73,7 @@ def is_small(grad: Tensor) -> bool:
 
 
 def may_wait(x: Tensor) -> bool:
-    """Whether the gradient of a tensor can be one that waits: it is a leaf, or elements of some."""
+    """True if the gradient of a tensor can wait: the tensor is a leaf, or elements of leaves."""
     node = x.grad_fn
     if x.is_leaf or node is None:
         return x.is_leaf
@@ -79,7 +81,7 @@ def may_wait(x: Tensor) -> bool:
 
 
 def waits(x: Tensor, node: Any, grad: Tensor) -> bool:
-    """Whether a gradient has been left for the end of the backward pass that is running.
+    """True if a gradient has been left for the end of the backward pass that is running.
 
     Args:
         x: a replicated tensor that :func:`may_wait`, and that each rank has used on its own rows.
@@ -131,12 +133,12 @@ def _following(node: Any) -> list[Any]:
 
 
 def _is_watched(x: Tensor) -> bool:
-    """Whether somebody gets the gradient of a tensor while the backward pass is running."""
+    """True if somebody gets the gradient of a tensor while the backward pass is running."""
     return bool(x._backward_hooks or x._post_accumulate_grad_hooks or x.retains_grad)
 
 
 def _accumulates(leaf: Any) -> bool:
-    """Whether the backward pass adds to the gradient of a leaf, by its node.
+    """True if the backward pass adds to the gradient of a leaf, given by its node.
 
     ``torch.autograd.grad`` gives it to its caller instead.
     """

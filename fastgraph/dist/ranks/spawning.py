@@ -26,7 +26,7 @@ def run_on_ranks(
     timeout: float = 600.0,
     prefixes: Sequence[Sequence[str]] | None = None,
 ) -> list[Any]:
-    """What a function returns on each of some new processes, which are the ranks of one world.
+    """The values that a function returns on new processes, which are the ranks of one world.
 
     Each has one thread, and calls :func:`fastgraph.dist.init` before the function.
 
@@ -77,7 +77,7 @@ def run_on_ranks(
 
 
 def pickler() -> Any:
-    """What functions are sent with: ``cloudpickle`` if it is installed, else ``pickle``."""
+    """The module that pickles functions: ``cloudpickle`` if it is installed, else ``pickle``."""
     try:
         import cloudpickle
     except ModuleNotFoundError:

@@ -83,7 +83,7 @@ def all_reduce_in_order(x: Tensor) -> Tensor:
 
 
 def _sum_of_parts(parts: Tensor, shape: Sequence[int]) -> Tensor:
-    """What the ranks have for this one, added up; of ``parts`` each rank gets a row."""
+    """The sum of the ranks' parts for this one; of ``parts`` each rank gets a row."""
     received = torch.empty_like(parts)
     sent = parts[1:].nbytes
     given, taken = as_bytes(parts), as_bytes(received)
@@ -192,7 +192,7 @@ class Exchange:
             self._position = len(self._recorded) - 1
 
     def wait(self) -> Tensor:
-        """What was received, once it is here."""
+        """The tensor that was received, once it is here."""
         if self._work is None:
             return self._received
         started = time.perf_counter()
@@ -221,7 +221,7 @@ def table_of(row: Tensor) -> Tensor:
 
 
 def agree(value: bool) -> bool:
-    """Whether this holds on all ranks.
+    """True if ``value`` is true on all ranks.
 
     What depends on the rows of one rank must be agreed on before anything is done about it: ranks
     that go different ways wait for each other forever.

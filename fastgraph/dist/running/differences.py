@@ -1,4 +1,4 @@
-"""What a model on several ranks does otherwise than on one process."""
+"""The differences between a model on several ranks and on one process."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Gather:
 
 @dataclass(frozen=True, repr=False)
 class Validation:
-    """What :func:`fastgraph.dist.validate` found; print it.
+    """The result of :func:`fastgraph.dist.validate`; print it.
 
     Attributes:
         module: class of the model.
@@ -87,7 +87,7 @@ class Validation:
 
     @property
     def ok(self) -> bool:
-        """Whether everything is as on one process, and the same on all ranks."""
+        """True if everything is as on one process, and the same on all ranks."""
         return not self.different and not self.disagreeing
 
     @property

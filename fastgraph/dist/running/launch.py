@@ -346,7 +346,7 @@ def _sharding_own(upstream: Callable[..., None], sharded: Callable[[Any], Any]) 
 
 
 def _is_plain(data: Any) -> bool:
-    """Whether no tensor of a graph is sharded already, as of one that the program itself made."""
+    """True if no tensor of a graph is sharded already, as of one that the program itself made."""
     values = (value for store in data.stores for value in store.values())
     return all(type(value) is torch.Tensor for value in values if isinstance(value, torch.Tensor))
 

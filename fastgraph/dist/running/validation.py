@@ -1,4 +1,4 @@
-"""Whether a model trains on several ranks as on one process, and what is gathered meanwhile."""
+"""A check that a model trains on several ranks as on one process, with a list of its gathers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _Record = dict[_Key, Tensor]
 
 @dataclass(frozen=True)
 class _Task:
-    """What all ranks do."""
+    """The task of all ranks."""
 
     model: nn.Module
     data: Any
@@ -69,7 +69,7 @@ class _Task:
 
 @dataclass(frozen=True)
 class _Found:
-    """What a rank has found; tensors are sent by rank 0 alone."""
+    """The results of a rank; tensors are sent by rank 0 alone."""
 
     expected: _Record | None
     found: _Record | None

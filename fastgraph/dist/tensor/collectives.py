@@ -168,5 +168,5 @@ def with_halo(x: Tensor, plan: Plan) -> Tensor:
 
 
 def records_gradient(x: object) -> bool:
-    """Whether what is done with a value now will be differentiated."""
+    """True if what is done with a value now will be differentiated."""
     return isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled()

@@ -1,4 +1,4 @@
-"""What of torch does not look for tensor subclasses, and gets ordinary tensors instead."""
+"""Patches that give whole tensors to functions of torch which do not look for subclasses."""
 
 from __future__ import annotations
 

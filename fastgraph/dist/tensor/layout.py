@@ -131,7 +131,7 @@ class Layout:
         return Held(owner, place - (ends - torch.tensor(self.counts))[owner])
 
     def same(self, other: Layout) -> bool:
-        """Whether all ranks hold the same rows under both; all ranks get the same answer."""
+        """True if all ranks hold the same rows under both; all ranks get the same answer."""
         if other is self:
             return True
         if self.n != other.n or self.counts != other.counts:

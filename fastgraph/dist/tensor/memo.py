@@ -51,18 +51,18 @@ _memories: dict[int, _Memory] = {}
 def remembered(
     tensor: Tensor, key: tuple[Any, ...], make: Callable[[], Any], *, is_part: bool = False
 ) -> Any:
-    """What ``make`` returned for this tensor and key, which must not refer to the tensor.
+    """The result of ``make``, cached by tensor and key; it must not refer to the tensor.
 
-    Views share the memory of one tensor: what is remembered is theirs by offset, shape and strides.
-    Not every edit is counted, so that the content of a replicated tensor has to be confirmed. All
-    ranks have the same, and come to the same answer.
+    Views of one memory have entries of their own, by offset, shape and strides. Torch does not
+    count every edit, so that the content of a replicated tensor has to be confirmed. All ranks hold
+    the same content, and come to the same answer.
 
     Args:
         tensor: that something is derived from.
         key: tells it from what else is derived from this tensor.
         make: computes it.
-        is_part: the tensor is what this rank has of a sharded one. Its content says nothing of what
-            others have; but all of its edits are operations on the sharded tensor, which are
+        is_part: true if the tensor is this rank's part of a sharded one. Its content says nothing
+            of the other parts; but all of its edits are operations on the sharded tensor, which are
             counted on all ranks.
     """
     if tensor.is_inference():  # its edits are not counted
@@ -123,7 +123,7 @@ def forget(part: object) -> None:
 
 
 def made(make: Callable[[], Value]) -> Value:
-    """What ``make`` returns, made to serve training as well, if inference comes first."""
+    """The result of ``make``, made to serve training as well, if inference comes first."""
     if not torch.is_inference_mode_enabled():
         return make()
     with torch.inference_mode(False), torch.no_grad():

@@ -117,7 +117,7 @@ class ShardedTensor(Tensor):
 
 @dataclass
 class Source:
-    """What a copy would be a view of.
+    """The tensor and key of which a copy would be a view.
 
     Attributes:
         parent: the tensor whose rows were copied.
@@ -167,7 +167,7 @@ class CopiedView(Tensor):
 
 
 def is_sharded(x: object) -> bool:
-    """Whether a value is a sharded tensor."""
+    """True if a value is a sharded tensor."""
     return type(x) is ShardedTensor
 
 
@@ -194,7 +194,7 @@ def tree_map(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def leaves(*values: Any) -> Iterator[Any]:
-    """What lists, tuples and dictionaries hold, in their order."""
+    """The elements of lists, tuples and dictionaries, in their order."""
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from leaves(*value)
@@ -475,5 +475,5 @@ def _copied_into(out: Any, result: Any) -> Any:
 
 
 def changes_values(name: str) -> bool:
-    """Whether an operation of this name changes the values of its first argument."""
+    """True if an operation of this name changes the values of its first argument."""
     return is_in_place(name) and name not in _LEAVES_VALUES

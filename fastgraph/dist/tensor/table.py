@@ -75,7 +75,7 @@ def name_of(function: Any) -> str:
 
 
 def is_in_place(name: str) -> bool:
-    """Whether an operation of this name changes its first argument."""
+    """True if an operation of this name changes its first argument."""
     if name.endswith("__"):
         return name in _IN_PLACE_OPERATORS or name == "__setitem__"
     return name.endswith("_")

@@ -50,6 +50,6 @@ def shard_graphs(shard: Callable[[Any], Any], min_nodes: int, seed: int) -> None
 
 
 def is_dgl_graph(value: object) -> bool:
-    """Whether a value is a ``DGLGraph``."""
+    """True if a value is a ``DGLGraph``."""
     dgl = sys.modules.get("dgl")
     return dgl is not None and isinstance(value, dgl.DGLGraph)

@@ -48,7 +48,7 @@ def sharded_as_usual(graph: Any) -> Any:
 
 
 def is_sharded_graph(value: object) -> bool:
-    """Whether a value is a ``DGLGraph`` with sharded edges."""
+    """True if a value is a ``DGLGraph`` with sharded edges."""
     return isinstance(value, DGLGraph) and isinstance(value._graph, ShardedIndex)
 
 

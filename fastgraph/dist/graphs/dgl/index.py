@@ -73,7 +73,7 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
         return self._whole
 
     def __getattr__(self, name: str) -> Any:
-        """What has no answer here is asked of DGL's own index object."""
+        """A method of DGL's own index object, where this class defines none, bound to this one."""
         if name.startswith("_"):
             raise AttributeError(name)
         return functools.partial(getattr(HeteroGraphIndex, name), self)
@@ -108,7 +108,7 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
         return ndarray.cpu(0)
 
     def is_metagraph_unibipartite(self) -> bool:
-        """Whether no kind of nodes has edges in both directions."""
+        """True if no kind of nodes has edges in both directions."""
         ends = [self.ends(etype) for etype in range(len(self._relations))]
         return not {source for source, _ in ends} & {destination for _, destination in ends}
 
@@ -135,7 +135,7 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
         return True
 
     def is_pinned(self) -> bool:
-        """Whether edges are in pinned memory."""
+        """True if edges are in pinned memory."""
         return False
 
     def bits_needed(self, etype: int) -> int:

@@ -73,7 +73,7 @@ _SEEDS = _Seeds()
 
 
 class _Sharding:
-    """What shards graphs that are large enough, unless a dataset is being made."""
+    """A hook that shards graphs that are large enough, unless a dataset is being made."""
 
     def __init__(self, shard: Callable[[Any], Any], min_nodes: int) -> None:
         self._shard, self._min_nodes = shard, min_nodes

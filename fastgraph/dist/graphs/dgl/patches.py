@@ -1,4 +1,4 @@
-"""What of DGL is replaced, so that graphs with sharded edges are sharded graphs."""
+"""Patches of DGL by which graphs with sharded edges are sharded graphs."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def reduced(graph: Any, function: Callable[[Any], Any], messages: Any, *, orig_n
 
 
 def _initial(frame: Any, key: str, values: Tensor) -> Tensor:
-    """What nodes without edges get."""
+    """The values of zero in-degree nodes."""
     n = frame.num_rows
     shape = (n, *values.shape[1:])
     initializer = frame.get_initializer(key)

@@ -50,7 +50,7 @@ def _combined(op: str, lhs: Any, rhs: Any) -> Tensor:
 
 @rule(f"{_MODULE}.GSpMM")
 def reduced(func: Any, args: Arguments, kwargs: Options) -> Tensor:
-    """What edges bring to their destinations, reduced."""
+    """The messages of edges, reduced at their destinations."""
     gidx, op, reduce, lhs, rhs = args
     return _reduced(_relation_of(gidx), op, reduce, lhs, rhs)
 

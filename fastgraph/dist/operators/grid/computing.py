@@ -134,7 +134,7 @@ def products(block: Block, y: Tensor, x: Tensor, heads: int) -> ShardedTensor:
 def attend(
     block: Block, call: Call, kernel: Callable[..., Any], operator: operators.Attention
 ) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
-    """What an operator of attention gives for sharded operands: output, statistics and weights.
+    """The output, statistics and weights of an operator of attention for sharded operands.
 
     Raises:
         NoRuleError: the operator has to be computed in another way.

@@ -81,7 +81,7 @@ def replicated(tensors: Sequence[Tensor], rows: Layout, group: Group) -> list[Te
 
 
 def to_owners(tensors: Sequence[Tensor], rows: Layout, group: Group) -> list[Tensor]:
-    """What each rank of a group has for the rows of this one.
+    """The rows that each rank of a group has for this one.
 
     Args:
         tensors: ``[of the group, ...]`` each.

@@ -40,7 +40,7 @@ from fastgraph.plugins.backend import accumulator
 
 
 class _Loops(NamedTuple):
-    """What became of self-loops.
+    """The edges of a block after its self-loops were replaced.
 
     Attributes:
         kept: bool, the edges that were given and are none.
@@ -105,7 +105,7 @@ class Block(RankGraph):
         return replicated(local, self.destinations, self.grid.row)
 
     def parts(self, partial: Sequence[Tensor]) -> list[Tensor]:
-        """What the blocks of this row have for the nodes of this rank.
+        """The partial results of the blocks of this row for the nodes of this rank.
 
         Args:
             partial: ``[num_destinations, ...]`` each.

@@ -36,7 +36,7 @@ than an exchange of this size."""
 
 
 class Results(NamedTuple):
-    """What an operator gives for some edges; ``None`` where it gives no such thing.
+    """The results of an operator for some edges; ``None`` for those that it does not return.
 
     Attributes:
         out: for each destination.
@@ -162,7 +162,7 @@ def computed(
     sums: bool = False,
     addend: Tensor | None = None,
 ) -> Results:
-    """What an operator gives for the rows of this rank.
+    """The results of an operator for the rows of this rank.
 
     Args:
         graph: the edges of this rank, with the plan for the halo.

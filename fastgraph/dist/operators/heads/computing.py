@@ -44,7 +44,7 @@ class Attention(NamedTuple):
 def attend(
     attention: Attention, call: Call, sources: Layout, destinations: Layout
 ) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
-    """What an operator gives for sharded operands: the output, statistics and weights.
+    """The output, statistics and weights of an operator for sharded operands.
 
     Statistics stay where they were computed: they are sharded by heads.
 

@@ -208,7 +208,7 @@ def _slices(counts: Sequence[int]) -> list[slice]:
 def _unpacked(
     received: Tensor, sizes: Sequence[Sequence[tuple[int, ...]]]
 ) -> list[tuple[Tensor, ...]]:
-    """What has come from the ranks for each tensor, given its shapes by rank and tensor."""
+    """The values received from the ranks for each tensor, given its shapes by rank and tensor."""
     parts = iter(received.split([math.prod(size) for of_rank in sizes for size in of_rank]))
     of_ranks = [[next(parts).view(size) for size in of_rank] for of_rank in sizes]
     return list(zip(*of_ranks, strict=True))

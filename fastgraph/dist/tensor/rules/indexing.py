@@ -187,7 +187,7 @@ def getitem(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 
 def _is_mask_of_batch(x: ShardedTensor, index: Any) -> bool:
-    """Whether a mask is for a batch of one set of rows, as ``to_dense_batch`` of PyG makes both."""
+    """True if a mask is for a batch of one set of rows, as ``to_dense_batch`` of PyG makes both."""
     return (
         isinstance(index, Tensor)
         and index.dtype == torch.bool

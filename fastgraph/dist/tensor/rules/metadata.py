@@ -1,4 +1,4 @@
-"""What is known of a tensor without looking at its rows, and what autograd keeps with it."""
+"""Rules for a tensor's metadata, such as its shape, and for the operations of autograd."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def of_the_whole(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 @rule("stride is_contiguous storage_offset")
 def of_memory(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """What a contiguous tensor of this shape would answer."""
+    """The result of ``func`` for a contiguous tensor of this shape."""
     return func(torch.empty(args[0].shape, device="meta"), *args[1:], **kwargs)
 
 

@@ -132,7 +132,7 @@ def where(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 @rule("equal")
 def equal(func: Any, args: Arguments, kwargs: Options) -> bool:
-    """Whether all elements are equal; all ranks get the same answer."""
+    """True if all elements are equal; all ranks get the same answer."""
     if len(args) != 2 or args[0].shape != args[1].shape:
         raise NoRuleError
     return bool((args[0] == args[1]).all())
@@ -140,5 +140,5 @@ def equal(func: Any, args: Arguments, kwargs: Options) -> bool:
 
 @rule("allclose")
 def allclose(func: Any, args: Arguments, kwargs: Options) -> bool:
-    """Whether all elements are close; all ranks get the same answer."""
+    """True if all elements are close; all ranks get the same answer."""
     return bool(torch.isclose(*args, **kwargs).all())

@@ -117,7 +117,7 @@ def dropout_factor(
     dtype: torch.dtype,
     order: Sequence[int] | None = None,
 ) -> Tensor:
-    """What dropout multiplies some elements of a tensor by: 0, or ``1 / (1 - p)``.
+    """The dropout factors of some elements of a tensor: 0, or ``1 / (1 - p)``.
 
     Args:
         shape: of the whole tensor.

@@ -76,7 +76,7 @@ def count_nonzero(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 @rule("any all")
 def any_all(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """Whether any or all elements are true."""
+    """True where any or all elements are true."""
     x, dim, keepdim = bound(args, kwargs, input=REQUIRED, dim=None, keepdim=False)
     dims = _dims(x, dim)
     if x.dtype == torch.uint8 or x.dim() == 0:
