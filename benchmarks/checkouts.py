@@ -60,7 +60,7 @@ class Checkout:
             raise click.UsageError(f"the python of {folder} imports fastgraph from {package}")
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """What a method of ``measure.checkout_steps.Layers`` returns."""
+        """The return value of a method of ``measure.checkout_steps.Layers``."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([method, *arguments]) + "\n")
         self._process.stdin.flush()

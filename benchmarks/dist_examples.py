@@ -47,7 +47,7 @@ _IMPORTED = (
     "matplotlib.pyplot",
     "sklearn.metrics",
 )
-"""What takes long to import, and is neither upstream's nor ours to change."""
+"""Modules that take long to import, and are neither upstream's nor ours to change."""
 
 
 @click.command(help=__doc__.split("\n\n")[0])
@@ -137,7 +137,7 @@ def _runs_of(
 
 
 class Ended(NamedTuple):
-    """What a run left: what its first process printed, and the record of each."""
+    """The results of a run: the text that its first process printed, and the record of each."""
 
     text: str
     records: list[dict[str, Any]]

@@ -97,7 +97,7 @@ def write(side: int, channels: int, whole: str, shards: str, ranks: int) -> dict
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """What each needed, and who trained under the limit."""
+    """The page: the memory that each needed, and who trained under the limit."""
     from measure.report import machine_lines, table
 
     def figures(found: list[Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the planner predicts for ranks on limited links, beside measured steps.
+"""Predictions of the planner for ranks on limited links, beside measured steps.
 
     PYTHONPATH=. python benchmarks/dist_plan.py [--quick]
 

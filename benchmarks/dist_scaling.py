@@ -192,7 +192,7 @@ def efficiency(curve: dict[str, Any], ranks: int, times: str = "measured") -> fl
 
 
 def described(results: dict[str, Any]) -> str:
-    """What a rank is."""
+    """A sentence that says how many cores and how fast a link a rank has."""
     return (
         f"a rank has {results['share']:.0%} of a core and a link of {results['megabits']:g} Mbit/s"
     )

@@ -43,7 +43,7 @@ class Panel(NamedTuple):
 
 
 def panels() -> tuple[list[Panel], str]:
-    """What the picture shows, and on which machine that was measured."""
+    """The panels of the picture, and the machine on which they were measured."""
     results = [_read(name) for name in (SUMS, ATTENTION, MEMORY_OF_ATTENTION)]
     machines = {(r["machine"]["CPU"], r["machine"]["threads"]) for r in results}
     if len(machines) != 1:

@@ -118,7 +118,7 @@ def star_scaling(num_edges: int, channels: int, rounds: int) -> dict[str, Any]:
 
 
 def equal_for_all_threads(scale: int, channels: int) -> dict[str, bool]:
-    """Whether outputs and gradients are bitwise equal with 1, 2 and 4 threads and when repeated."""
+    """True for outputs and gradients equal in bits with 1, 2 and 4 threads and when repeated."""
     import torch
 
     from measure.graphs import kronecker
@@ -173,7 +173,7 @@ def construction(num_edges: int, rounds: int) -> dict[str, dict[str, float]]:
 
 
 def content_check(rounds: int) -> dict[str, Any]:
-    """What confirming the content of edges costs within a step of a layer, forward and backward."""
+    """The cost of confirming the content of edges in a step of a layer, forward and backward."""
     import time
 
     import torch

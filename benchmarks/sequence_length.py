@@ -94,7 +94,7 @@ def main(
 
 
 def tried(name: str, channels: int, ranks: int, mode: str, more: int) -> Tried:
-    """Whether a graph trains on some ranks, and the peak of the largest one for it in bytes."""
+    """The outcome of training on a graph: success or not, and the largest rank's peak in bytes."""
     from fastgraph.dist.ranks.spawning import RankError, run_on_ranks
     from measure.dist_memory_steps import OUT_OF_MEMORY, is_of_memory
     from measure.sequence_length_steps import ENDED_BY_OTHERS, train, write

@@ -1,4 +1,4 @@
-"""What the DGL examples share: the demo's graph as a DGL graph, and a loop that trains on it."""
+"""The graph of the DGL examples, which is the demo's, and the loop that trains on it."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Definition:
 
 @dataclass
 class ParsedModule:
-    """What one file defines and uses. ``definitions[0]`` is the module itself."""
+    """The definitions and uses of names in one file. ``definitions[0]`` is the module itself."""
 
     package: str
     definitions: list[Definition]
@@ -273,7 +273,7 @@ class _Extractor:
 
     @staticmethod
     def instance_of(chain: list[str] | None, scope: _Scope) -> str | None:
-        """What a name annotated with `chain`, or assigned a call of it, is bound to."""
+        """The class of a name that is annotated with `chain`, or assigned a call of it."""
         target = scope.lookup(chain[0]) if chain else None
         if target is None or target[0] in INSTANCE + SUPER:
             return None

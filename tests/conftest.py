@@ -57,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def repeats(item: pytest.Item) -> bool:
-    """Whether the emulator meets in other tests what a kernel sees of this one.
+    """True if the emulator meets in other tests what a kernel sees of this one.
 
     tests/simt has every kernel on graphs of every kind. That operators and layers call kernels as
     these want to be called is shown by two graphs, and by one whose rows are cut.
@@ -70,12 +70,12 @@ def repeats(item: pytest.Item) -> bool:
 
 
 def emulated(item: pytest.Item) -> bool:
-    """Whether the emulator runs in a test: its library takes minutes to build, its tests to run."""
+    """True if the emulator runs in a test: its library takes minutes to build, its tests to run."""
     return item.get_closest_marker("emulated") is not None
 
 
 def exhaustive(item: pytest.Item) -> bool:
-    """Whether other tests show with fewer cases what a test shows."""
+    """True if other tests show with fewer cases what a test shows."""
     return item.get_closest_marker("exhaustive") is not None
 
 

@@ -73,7 +73,7 @@ def begin(
     out: Path,
     err: Path | None = None,
 ) -> BaseProcess:
-    """What :func:`call` begins with."""
+    """Start the child process of :func:`call`."""
     given = (function, arguments, folder, dict(variables), out, err)
     process = _CONTEXT.Process(target=_in_child, args=given)
     process.start()
@@ -126,7 +126,7 @@ def _finished(
 
 
 def _run_program(*words: str) -> None:
-    """What the interpreter does with these words."""
+    """Run a program as the interpreter does with these words."""
     sys.orig_argv[:] = [sys.executable, *words]
     first, *rest = words
     main = sys.modules["__main__"] = types.ModuleType("__main__")

@@ -1,4 +1,4 @@
-"""What a call ends in, an error or results with their gradients, to compare upstream with ours."""
+"""Outcomes of calls, an error or results with their gradients, to compare upstream with ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept between runs is whole, and data."""
+"""Entries of the cache between runs are whole, and are data."""
 
 from __future__ import annotations
 

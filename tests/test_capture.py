@@ -1,4 +1,4 @@
-"""What a captured CUDA graph needs stays, and what it could not repeat is refused."""
+"""Memory that a captured CUDA graph needs stays, and calls that it could not replay are refused."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports(name: str, path: Path, source: str, known: set[str]) -> Iterator[Import]:
-    """What a module imports of the package when it runs, in functions, too."""
+    """The imports of the package by a module when it runs, in functions, too."""
     for node in executed(ast.parse(source)):
         place = f"{path.relative_to(PACKAGE.parent)}:{getattr(node, 'lineno', 0)}"
         targets: list[str] = []

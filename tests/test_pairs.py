@@ -12,7 +12,7 @@ from tests import pairs
 
 @dataclass(eq=False)
 class Item:
-    """What the choice asks of a test."""
+    """The attributes of a test by which it is chosen."""
 
     nodeid: str
     params: dict[str, Any]

@@ -156,7 +156,7 @@ def test_a_kernel_that_an_operator_could_not_call_is_refused(
 
 
 def test_built_in_kernels_take_what_operators_pass() -> None:
-    """Whether the machine has what they need or not."""
+    """On any machine, with a GPU or without."""
     for backend in Registry().backends.values():
         for operator in SIGNATURES:
             for device_type in ("cpu", "cuda"):

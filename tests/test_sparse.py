@@ -1,4 +1,4 @@
-"""What the sparse backend takes and keeps; what it computes is tested with ``spmm``."""
+"""Calls that the sparse backend takes, and its caches; its results are tested with ``spmm``."""
 
 from __future__ import annotations
 

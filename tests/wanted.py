@@ -1,4 +1,4 @@
-"""What a backward pass calls, for tests that gradients which nobody wants are not computed."""
+"""Counts of the kernels of a backward pass, to test that only wanted gradients are computed."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def assert_only_wanted_gradients(
     *,
     same_products: bool = True,
 ) -> None:
-    """What ``torch.autograd.grad`` asks for is computed, equal in bits, and nothing else.
+    """Check that ``torch.autograd.grad`` computes what it is asked for, equal in bits, and no more.
 
     Args:
         module: a layer with a route.

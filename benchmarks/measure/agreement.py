@@ -1,4 +1,4 @@
-"""Whether the columns of a cell compute the same thing."""
+"""Comparison of the results of the columns of a cell."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FACTOR = 2.0
 
 @dataclass
 class Reference:
-    """What a layer computes in float32; every column of a cell is compared with it.
+    """The result of a layer in float32; every column of a cell is compared with it.
 
     Args:
         column: who computed it.
@@ -45,7 +45,7 @@ class Reference:
         self.allowed = TOLERANCES[self.given.dtype]
 
     def errors(self, column: str, out: Tensor, grad: Tensor) -> dict[str, Any]:
-        """What a row says of the errors of a column; upstream's own may be allowed to others.
+        """The errors of a column, for its row; upstream's own may be allowed to others.
 
         That of the output is its largest difference over its largest magnitude. The gradient jumps
         where rounding takes the score of an edge across the bend of ``leaky_relu``, so what counts

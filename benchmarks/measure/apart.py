@@ -52,7 +52,7 @@ class Apart:
         self._answer(_STARTING)
 
     def ask(self, method: str, arguments: tuple[Any, ...], seconds: float) -> Any:
-        """What a method of its bench returns.
+        """The return value of a method of its bench.
 
         Raises:
             LostError: nothing after so many seconds, or never; the process is no more.

@@ -76,7 +76,7 @@ class Run:
         self._grad: Tensor | None = None
 
     def prepare(self) -> None:
-        """What a training loop does between steps."""
+        """Reset outputs and gradients, as a training loop does between steps."""
         self.out = None
         self.x.grad = None
         self.layer.zero_grad(set_to_none=True)

@@ -159,7 +159,7 @@ class Bench:
             yield cls(device, counted)
 
     def facts(self) -> dict[str, Any]:
-        """What machine this is, the size of its last cache, and bandwidths."""
+        """The facts of this machine, the size of its last cache, and bandwidths."""
         return {
             "machine": facts(self._device),
             "cache_bytes": cache_bytes(self._device),
@@ -229,7 +229,7 @@ class Bench:
         ]
 
     def _reference(self, graph: GraphData, cell: Cell, x: Tensor) -> Reference:
-        """What upstream computes of these features in float32, or we where its memory is short."""
+        """Upstream's result for these features in float32, or ours where its memory is short."""
         features = x.detach().float().requires_grad_()
         torch.manual_seed(1)
         given = torch.randn_like(x)

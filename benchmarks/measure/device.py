@@ -34,7 +34,7 @@ class DeviceLostError(RuntimeError):
 
 
 def failure(error: Exception, device: torch.device) -> str:
-    """What a row says of an error in what it measures.
+    """The text for a row about an error in what it measures.
 
     Raises:
         DeviceLostError: nothing can be measured after this error.

@@ -67,7 +67,7 @@ _ARGUMENTS: dict[str, Callable[[GraphData, Tensor], tuple[Any, ...]]] = {
 }
 
 UNAVAILABLE: set[str] = set()
-"""What this machine lacks a package for."""
+"""Layers for which this machine lacks a package."""
 
 
 def _with_self_loops(data: GraphData) -> GraphData:

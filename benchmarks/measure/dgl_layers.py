@@ -65,7 +65,7 @@ def build(layer: str, channels: int) -> nn.Module:
 
 
 def arguments_of(layer: str, graph: Any) -> tuple[Tensor, ...]:
-    """What a layer takes besides features of nodes."""
+    """The arguments of a layer besides features of nodes."""
     if layer != "EdgeGATConv":
         return ()
     return (torch.randn(graph.num_edges(), EDGE_FEATURES),)
@@ -116,7 +116,7 @@ class Products:
         return len(self._linears)
 
     def prepare(self) -> None:
-        """What a training loop does between steps."""
+        """Reset gradients, as a training loop does between steps."""
         for linear, x in zip(self._linears, self._inputs, strict=True):
             linear.zero_grad(set_to_none=True)
             x.grad = None

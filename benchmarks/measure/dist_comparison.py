@@ -1,4 +1,4 @@
-"""What ranks computed in a script's first steps, beside one process, and the table of it."""
+"""A comparison of a script's first steps on ranks with those on one process, and its table."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _off(a: Tensor, b: Tensor) -> float:
 
 
 def is_exact(cell: dict[str, Any]) -> bool:
-    """Whether nothing differs by more than rounding."""
+    """True if nothing differs by more than rounding."""
     keys = ("losses", "gradients", "parameters")
     return "error" not in cell and all(cell[key] <= TOLERANCE for key in keys)
 
@@ -128,7 +128,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def _on_choices(results: dict[str, Any]) -> list[str]:
-    """What the rows of scripts that choose nodes mean."""
+    """Lines that explain the rows of scripts that choose nodes."""
     found = []
     for name, cells in results["scripts"].items():
         counts = [

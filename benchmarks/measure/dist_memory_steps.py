@@ -89,7 +89,7 @@ def train(
 
 
 def under_limit(limit: int | None, work: Callable[[], Any]) -> Any:
-    """What some work returned, and the peaks of memory in it; or :data:`OUT_OF_MEMORY`.
+    """The value that some work returned, and the peaks of memory in it; or :data:`OUT_OF_MEMORY`.
 
     Args:
         limit: ``RLIMIT_DATA`` in bytes, from here on.
@@ -117,7 +117,7 @@ def under_limit(limit: int | None, work: Callable[[], Any]) -> Any:
 
 
 def is_of_memory(message: str) -> bool:
-    """Whether an error says that there was not enough memory."""
+    """True if an error says that there was not enough memory."""
     return any(text in message for text in _ERRORS_OF_MEMORY)
 
 

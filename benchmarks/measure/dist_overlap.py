@@ -74,7 +74,7 @@ def gain(cell: dict[str, Any]) -> float:
 
 
 def floors(results: dict[str, Any]) -> list[Floor]:
-    """What has to be gained on some case, and that nothing else is sent."""
+    """The floors: a gain on some case, and that nothing else is sent."""
     gains = {name: gain(cell) for name, cell in results["cells"].items()}
     best = max(gains, key=gains.__getitem__)
     measured = f"{gains[best]:.2f}x ({best})"

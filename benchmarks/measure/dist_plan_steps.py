@@ -39,7 +39,7 @@ def _differs(mode: str, kind: str, ranks: int) -> bool:
 
 
 def layers(kind: str, channels: int) -> list[Layer]:
-    """What a step of the model asks of its operators."""
+    """The operators that a step of the model calls."""
     widths = widths_of(channels)
     if kind == "sums":
         return [cost.of_sum(_row(width)) for width in widths]

@@ -29,7 +29,7 @@ from measure import choices, stand_ins
 
 
 class Recorder:
-    """What a script has computed so far.
+    """The values that a script has computed so far.
 
     Attributes:
         steps: after how many backward passes the script is ended.

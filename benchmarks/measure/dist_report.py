@@ -20,7 +20,7 @@ def times_of_one_process(cell: dict[str, Any]) -> float:
 
 
 def subclass_percent(cell: dict[str, Any]) -> float:
-    """What sharded tensors on a single rank add to a step."""
+    """The time that sharded tensors add to a step on a single rank, in percent."""
     spreads = cell["subclass"]
     return 100 * float(spreads["sharded"]["median"] / spreads["plain"]["median"] - 1)
 

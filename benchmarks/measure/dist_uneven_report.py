@@ -16,7 +16,7 @@ NAMED = ("uniform", "auto")
 """How the names begin of shares that were not searched."""
 
 PAPER = "7-10 %"
-"""What nuGNN reports of its models on graphs that they have not seen."""
+"""The error that nuGNN reports of its models on graphs that they have not seen."""
 
 
 def medians(cell: dict[str, Any]) -> dict[str, float]:

@@ -142,7 +142,7 @@ def _rebalanced(data: Any, layer: str, channels: int) -> tuple[Candidate, fgd.Ba
 
 
 def _predicted(data: Any) -> Any:
-    """What the model of performance says of a graph that was sharded by it."""
+    """The prediction of the model of performance for a graph that was sharded by it."""
     with fgd.measured(data) as balance:
         pass
     return [asdict(phases) for phases in balance.predicted or []]

@@ -1,4 +1,4 @@
-"""What measurements on a GPU say: tables, floors and a figure."""
+"""The report of measurements on a GPU: tables, floors and a figure."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _gains(
 
 
 def floors(results: dict[str, Any]) -> list[Floor]:
-    """What is required of an H200, met or not."""
+    """The floors for an H200, met or not."""
     rows = results["cells"]
     ours = [
         row
@@ -198,7 +198,7 @@ def markdown(results: dict[str, Any]) -> str:
 
 
 def _competitions(rows: Iterable[Row]) -> Iterable[list[str]]:
-    """What was timed for each call of a column that took the fastest."""
+    """The times of all kernels, for each call of a column that took the fastest."""
     for row in rows:
         for call, milliseconds in row.get("kernels", {}).items():
             place = [str(row[key]) for key in _PLACE]

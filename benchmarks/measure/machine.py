@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""Facts of the machine on which figures were measured."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def _is_known(table: Table, kernel: str) -> bool:
 def _is_together(
     table: Table, sheet: Sheet, rows: Rows, launch: Gather, width: int, dtype: str
 ) -> bool:
-    """Whether groups of a warp take the heads of one node: ``with_heads`` of edge_softmax.cuh."""
+    """True if groups of a warp take the heads of one node: ``with_heads`` of edge_softmax.cuh."""
     packs = width // HEADS * SIZES[dtype] // 16
     gathered = launch.rows * len(rows.lengths) * width * SIZES[dtype]
     return (

@@ -159,7 +159,7 @@ Passes = dict[str, tuple[Launch, ...]]
 
 
 def _confirmed(results: int, weight_bytes: int = 0) -> tuple[Stream, ...]:
-    """What a call starts to see whether its edges are what they were; see ``graphs/witness.py``."""
+    """The kernels that confirm a call's edges by their fingerprint; see ``graphs/witness.py``."""
     return (
         Stream("check_content", edge_bytes=16 + weight_bytes),
         Stream("flag to the host"),

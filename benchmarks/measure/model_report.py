@@ -1,4 +1,4 @@
-"""What the model says of all layers, beside published figures and beside measurements."""
+"""The report of the model's predictions for all layers, beside published and measured figures."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ Lengths = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Walk:
-    """What all warps of a launch do together, for one head or one part of the columns.
+    """The work of all warps of a launch together, for one head or one part of the columns.
 
     Attributes:
         warps: with work.

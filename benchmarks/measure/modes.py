@@ -17,7 +17,7 @@ MODES = ("all", "x", "parameters", "first", "inference")
 parameters of a first layer, whose ``x`` has none; none."""
 
 INDICES = ("reused", "fresh")
-"""Whether it is the graph of the step before, or one that was made for this step."""
+"""The graph is that of the step before, or one that was made for this step."""
 
 
 class Case(Protocol):

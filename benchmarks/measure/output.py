@@ -40,7 +40,7 @@ def _today() -> str:
 
 
 class Record:
-    """What a run has found so far, each line in the file as soon as it is known."""
+    """The results of a run so far, each line in the file as soon as it is known."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""What the kernels rely on and only a device can show, looked at before anything is measured.
+"""Checks of what the kernels rely on and only a device can show, made before any measurement.
 
     python -m measure.preflight --device cuda
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from measure.requirements import EXCHANGE
 
 Check = Callable[[torch.device], tuple[bool, str]]
-"""Whether it is as it has to be, and what was found."""
+"""A function that returns true if all is as it has to be, and the finding."""
 
 
 def exchange(_: torch.device) -> tuple[bool, str]:

@@ -92,7 +92,7 @@ LAYERS: dict[str, LayerClass] = {
 }
 
 UNAVAILABLE = set() if importlib.util.find_spec("torch_sparse") else {"PANConv"}
-"""What this machine lacks a package for."""
+"""Layers for which this machine lacks a package."""
 
 
 class Case:

@@ -13,7 +13,7 @@ from measure.turns import LOWEST, Beside
 
 
 class Cell(NamedTuple):
-    """What is measured at once."""
+    """One measurement: a layer on a graph, and how it is called."""
 
     library: str
     graph: str
@@ -24,7 +24,7 @@ class Cell(NamedTuple):
 
     @property
     def call(self) -> str:
-        """What is not said by the layer and the graph."""
+        """The part of a call that layer and graph do not give."""
         return f"{self.channels} channels, {self.index}, {self.mode}"
 
 
@@ -53,7 +53,7 @@ class Row(NamedTuple):
 
     @classmethod
     def from_json(cls, line: Sequence[Any]) -> Row:
-        """What :meth:`to_json` made."""
+        """The row that :meth:`to_json` wrote."""
         size = len(Cell._fields)
         plain, ours, again, routed = line[size:]
         return cls(Cell(*line[:size]), plain, ours, bool(again), bool(routed))

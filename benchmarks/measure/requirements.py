@@ -1,4 +1,4 @@
-"""What a benchmark on a bare machine needs, looked for before anything else is imported."""
+"""A check that a bare machine has what a benchmark needs, before anything else is imported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXCHANGE = "__dlpack_c_exchange_api__"
 
 
 def missing(stages: Collection[str]) -> list[str]:
-    """What these stages need and this machine lacks."""
+    """The packages and programs that these stages need and this machine lacks."""
     packages = dict(_PACKAGES)
     if "test" in stages or "sanitize" in stages:
         packages |= _TEST_PACKAGES

@@ -1,4 +1,4 @@
-"""What message passing on a GPU is compared with."""
+"""The implementations that our message passing on a GPU is compared with."""
 
 from __future__ import annotations
 

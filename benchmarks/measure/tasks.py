@@ -1,4 +1,4 @@
-"""What the groups of lanes of a GPU get to do, computed from the rows of a graph."""
+"""The work of the groups of lanes of a GPU, computed from the rows of a graph."""
 
 from __future__ import annotations
 

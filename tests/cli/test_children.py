@@ -20,7 +20,7 @@ print(json.dumps([sys.argv[1:], fastgraph.is_enabled(), chosen.backend, chosen.s
 
 
 def enabled(*arguments: str) -> str:
-    """What ``SHOW`` prints under the runner with the options of the test below."""
+    """The line that ``SHOW`` prints under the runner with the options of the test below."""
     words = ", ".join(f'"{word}"' for word in arguments)
     return f'[[{words}], true, "reference", true, 7, false, "__main__"]'
 

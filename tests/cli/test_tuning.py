@@ -1,4 +1,4 @@
-"""What ``python -m fastgraph tune`` sees of a script, makes again and chooses."""
+"""``python -m fastgraph tune``: the calls it records in a script, replays and chooses for."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Model(nn.Module):
 
 @pytest.fixture(autouse=True)
 def nothing_said_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is planted here would be told at the end of the tests, as if it were found."""
+    """Keep faults that these tests plant out of the report at the end of the test run."""
     monkeypatch.setattr(checking, "print_at_exit", lambda text: None)
 
 

@@ -42,7 +42,7 @@ DISASSEMBLED = "sm_90"
 
 
 class Usage(NamedTuple):
-    """What a kernel uses.
+    """The resources that a kernel uses.
 
     Attributes:
         registers: of a thread.
@@ -82,7 +82,7 @@ def find_nvcc() -> str | None:
 
 
 def build(nvcc: str, architectures: Sequence[str] = (), few_layouts: bool = False) -> str:
-    """What the compiler says while it builds anew, for all architectures or for some.
+    """The compiler's messages of a fresh build, for all architectures or for some.
 
     With few layouts there are not all kernels of attention for double and float16.
     """
@@ -180,9 +180,10 @@ def updated(old: Usages, found: Usages) -> Usages:
 
 
 def excesses(old: Usages, new: Usages) -> list[str]:
-    """What keeps more in memory than it did; of a kernel that the table does not know, anything.
+    """Kernels that spill more than before, or, where the old table lacks them, that spill at all.
 
-    And whose busiest loop is longer, or waits more often for as many loads, where both are known.
+    And kernels whose busiest loop is longer, or waits more often for as many loads, where both
+    tables know it.
     """
     found = []
     for kernel, by_arch in new.items():

@@ -1,4 +1,4 @@
-"""What a kernel's machine code does in its loops, as the disassembler shows it.
+"""The loops of a kernel's machine code, read from the disassembly.
 
 A loop that gathers waits for memory: how many of its loads are on their way together decides how
 long, and how many instructions it has decides how many warps it takes to wait for nothing else.

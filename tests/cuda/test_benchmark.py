@@ -196,7 +196,7 @@ def test_calls_share_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def with_answers(record: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Any]:
-    """What is told, and what measures cells, but in no process and at once."""
+    """The messages so far, and a stand-in that answers at once, without a process."""
 
     class Answering:
         def ask(self, method: str, arguments: tuple[Any, ...], _: float) -> Any:

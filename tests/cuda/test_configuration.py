@@ -20,7 +20,7 @@ TOOLS = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 def configured(
     folder: Path, setting: str | None, gpus: str, nvcc: str, *options: str
 ) -> tuple[bool, str]:
-    """Whether CMake succeeds where nvidia-smi lists these capabilities, and what it says."""
+    """True if CMake succeeds where nvidia-smi lists these capabilities, and its output."""
     for tool in ("cmake", "ninja", os.environ.get("CXX", "c++")):
         if shutil.which(tool, path=TOOLS) is None:
             pytest.skip(f"there is no {tool}")

@@ -1,4 +1,4 @@
-"""What is read off machine code, without a disassembler."""
+"""Tests of the reader of machine code, without a disassembler."""
 
 from __future__ import annotations
 

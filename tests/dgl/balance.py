@@ -1,4 +1,4 @@
-"""What ranks take for their parts of a graph of DGL, and what is done about it."""
+"""Times of ranks for their parts of a graph of DGL, and rebalancing by them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of sharded graphs do with a graph of DGL: layers, operations and functions."""
+"""Cases for tests of sharded graphs of DGL: layers, operations and functions."""
 
 from __future__ import annotations
 
@@ -364,7 +364,7 @@ def ends(g: Any) -> Tensor:
 
 
 def changed(change: Callable[[Any], Any]) -> Callable[[Any], Tensor]:
-    """What a method that changes a graph makes of its features."""
+    """The features and edges of a graph after a method that changes it."""
 
     def run(g: Any) -> Tensor:
         other = g.local_var()

@@ -98,7 +98,7 @@ def difference(expected: list[Tensor | None], found: list[Tensor | None]) -> str
 
 
 class Found(NamedTuple):
-    """What became of a case on this rank.
+    """The outcome of a case on this rank.
 
     Attributes:
         error: how far it is off, or what was raised.
@@ -179,7 +179,7 @@ def of_examples() -> dict[str, Found]:
 
 
 def after_inference() -> Found:
-    """What is remembered from a call without gradients serves training."""
+    """Results cached in a call without gradients serve training."""
     g = fgd.shard(whole_graph().int(), parts=uneven(WORLD.size))
     layers = [
         dnn.GraphConv(D, D, **LONELY),

@@ -219,7 +219,7 @@ def softmax_of_some(draw: random.Random, g: Any) -> Call:
 
 
 def messages(draw: random.Random, g: Any) -> Call:
-    """What goes through frames."""
+    """A random call of message passing through frames."""
     shape, dtype = draw.choice(SHAPES), drawn_dtype(draw)
     reduce = draw.choice(("sum", "mean", "max", "min"))
     x = features(draw, g.num_src_nodes(), shape, dtype)
@@ -364,7 +364,7 @@ OWN_LIMITS = re.compile(
     r"|only supports? CSR and COO|Out degree cannot be computed|order\.empty\(\)"  # formats
     r"|cannot reshape tensor of 0 elements"  # heads of no nodes
 )
-"""What DGL does not compute for reasons of its own, where operators do."""
+"""Calls that DGL refuses for reasons of its own, where operators do not."""
 
 
 def plain(text: str) -> str:
@@ -446,7 +446,7 @@ TOO_FEW: dict[str, Callable[[Any], Any]] = {
     "e_mul_v": lambda g: dgl.ops.e_mul_v(g, torch.rand(0, 4), torch.rand(9, 4)),
     "copy_u": lambda g: dgl.ops.copy_u(g, torch.rand(0, 4)),
 }
-"""What DGL reads or writes beyond, so that it dies, hangs or returns what lies there."""
+"""Calls in which DGL reads or writes out of bounds, so that it dies, hangs or returns garbage."""
 
 
 @pytest.mark.parametrize("name", TOO_FEW)

@@ -335,7 +335,7 @@ def test_without_any_edge_everything_is_what_dgl_gives(op: str, reduce: str) -> 
 
 
 def test_attention_of_your_own() -> None:
-    """What a user writes: sums of scores are DGL's own, their softmax and the sum by heads not."""
+    """A user's own attention: sums of scores are DGL's, softmax and the sum by heads are ours."""
     g, x = dgl.add_self_loop(of_case(ORDINARY)), torch.randn(30, 3, 8)
 
     class Attention(nn.Module):

@@ -1,4 +1,4 @@
-"""What tensors of ranks are beside those of one process."""
+"""Comparison of the tensors of ranks with those of one process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 def deviation(
     expected: Tensor | None, found: Tensor | None, tolerance: float, scale: float | None = None
 ) -> str:
-    """What is wrong with a tensor, or nothing.
+    """A text that says how a tensor is wrong; empty if it is right.
 
     Args:
         expected: what one process has.

@@ -36,7 +36,7 @@ def world_as_before() -> Iterator[None]:
 def once_on_ranks(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[..., list[Any]]:
-    """What a function returns on each of some ranks, of which every process gets the same results.
+    """The values of a function on some ranks, run once; every test process gets the same.
 
     The tests of a module are spread over processes. What ranks keep between runs is of this one.
     """

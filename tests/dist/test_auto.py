@@ -45,7 +45,7 @@ def shard(data: Any, **options: Any) -> Any:
 
 
 def small() -> dict[str, Any]:
-    """What is sent in the mode that is usual, and by halo."""
+    """The bytes sent in the default mode, and by halo."""
     found: dict[str, Any] = {}
     with fastgraph.enabled():
         for name, options in {"halo": {"mode": "halo"}, "usual": {}}.items():

@@ -1,4 +1,4 @@
-"""What is kept in a checkpoint comes back, on any number of ranks, or there is an error."""
+"""A checkpoint is restored on any number of ranks, or there is an error."""
 
 from __future__ import annotations
 

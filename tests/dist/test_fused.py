@@ -264,7 +264,7 @@ def bipartite() -> HeteroData:
 
 
 class Found(NamedTuple):
-    """What became of a case on this rank.
+    """The outcome of a case on this rank.
 
     Attributes:
         error: how far it is off, or what was raised.

@@ -129,7 +129,7 @@ CALLS: dict[str, tuple[list[tuple[int, ...]], Callable[..., Any]]] = {
 
 
 def are_divided(ranks: int) -> bool:
-    """Whether each rank gets as many nodes and heads as every other."""
+    """True if each rank gets as many nodes and heads as every other."""
     return NUM_NODES % ranks == H % ranks == 0
 
 
@@ -285,7 +285,7 @@ def within_ranks() -> Tensor:
 
 
 def planned() -> dict[str, Any]:
-    """What is predicted for both modes and what is counted; what is chosen by bytes alone."""
+    """The predictions for both modes beside the counts, and the choice by bytes alone."""
     torch.manual_seed(1)
     edges = {"anywhere": torch.randint(NUM_NODES, (2, 10 * NUM_EDGES)), "within": within_ranks()}
     shapes = [operand.shape for operand in operators.ATTENTION.operands]

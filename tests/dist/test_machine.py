@@ -1,4 +1,4 @@
-"""What ranks can do is measured once, kept, and trusted if it is figures of such ranks."""
+"""The speed of ranks is measured once, cached, and trusted if its figures are of such ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OTHERS = Machine(1.0, 2.0, 3.0, 4.0, paces=(1.0,))
 
 @pytest.fixture(autouse=True)
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Machine]:
-    """What was measured, one figure for each time."""
+    """The machines that were measured, one for each measurement."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(links, "KNOWN", {})
     times: list[Machine] = []
@@ -41,7 +41,7 @@ def identity() -> str:
 
 
 def again() -> Machine:
-    """What a new process would find."""
+    """The machine that a new process would read from the cache."""
     links.KNOWN.clear()
     return links.of_ranks()
 

@@ -19,7 +19,7 @@ TOLERANCE = 1e-12
 
 
 class Found(NamedTuple):
-    """What became of a probe: an error, or how far it is off; and what was gathered."""
+    """The outcome of a probe: an error, or how far it is off; and the operations that gathered."""
 
     error: str
     gathers: frozenset[str]

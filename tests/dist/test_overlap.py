@@ -1,4 +1,4 @@
-"""What ranks do while rows of others travel; results are those of tests/dist/test_fused.py."""
+"""Ranks compute while halo rows travel; results are tested in tests/dist/test_fused.py."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 FORWARD = ["begin", "kernel", "wait", "kernel"]
-"""What a sum does by halves."""
+"""The events of a sum by halves."""
 
 BACKWARD = ["kernel", "begin", "kernel", "wait"]
 
@@ -66,7 +66,7 @@ def second_derivatives(make: Callable[[], nn.Module], data: Any) -> list[Tensor]
 
 
 def events_of(data: Any) -> tuple[list[str], list[str]]:
-    """What a rank does, one after the other, in both passes of a sum."""
+    """The events on a rank, in their order, in both passes of a sum."""
     events: list[str] = []
 
     def noted(event: str, function: Callable[..., Any]) -> Callable[..., Any]:

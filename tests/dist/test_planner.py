@@ -1,4 +1,4 @@
-"""What a step would take: numbers of rows, the model of cost, and forecasts for more devices."""
+"""Predictions of a step: numbers of rows, the model of cost, and forecasts for more devices."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def measured(data: Any) -> Any:
 
 
 def script() -> list[bool]:
-    """Whether the precision of this rank is reduced, before and after the first epochs."""
+    """True if the precision of this rank is reduced, before and after the first epochs."""
     first_epochs._SECONDS = 0.0
     data = fgd.shard(graph(), method="even")
     seen: list[Any] = []

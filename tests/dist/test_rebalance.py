@@ -171,7 +171,7 @@ def limited_shares(found: fgd.Balance) -> list[float]:
 
 
 def by_heads(plain: Any) -> Any:
-    """What attention gives, and how often it was computed in which mode, before and after."""
+    """The results of attention, and counts of it by mode, before and after rebalancing."""
     data = fgd.shard(plain, method="even", mode="heads")
     torch.manual_seed(0)
     conv = GATConv(NUM_FEATURES, 4, heads=2)
@@ -262,7 +262,7 @@ def performance_of_a_model() -> Any:
 
 
 def script(plain: Any) -> Any:
-    """What the launcher does while a script trains, in which a rank is slow."""
+    """The rebalancing by the launcher while a script trains, in which a rank is slow."""
     first_epochs._SECONDS = 0.0
     found = []
     for _ in range(2):

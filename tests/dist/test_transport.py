@@ -1,4 +1,4 @@
-"""What is sent, as bytes."""
+"""Bytes that ranks send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pages show is what happens."""
+"""The code blocks of the documentation run, and print what the pages show."""
 
 from __future__ import annotations
 

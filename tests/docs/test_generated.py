@@ -1,4 +1,4 @@
-"""What pages say about the code is what the code says."""
+"""Lists and tables in the documentation agree with the code."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Attention:
         return self._backward(self.flipped.arguments_t, {"between": call["between"]}, names)
 
     def _backward(self, matrices: Call, between: Call, names: Iterable[str]) -> Prepared:
-        """What writes the gradients of the named inputs."""
+        """The call that writes the gradients of the named inputs, with its check."""
         outputs = {f"grad_{name}": self._gradient(name) for name in names}
         given = {"stats": self.stats, "grad": self.grad, "grad_alpha": self.alpha}
         given |= {"grad_logsum": self.grad_logsum, **between}

@@ -1,4 +1,4 @@
-"""What random calls of the native functions are made of: a library, graphs and tensors."""
+"""Parts of random calls of the native functions: a library, graphs and tensors."""
 
 from __future__ import annotations
 

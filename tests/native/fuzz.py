@@ -113,7 +113,7 @@ def longs(values: Tensor | np.ndarray) -> Tensor:
 
 
 def is_matrix(call: Call) -> bool:
-    """Whether arguments that check_csr has accepted describe a compressed matrix."""
+    """True if arguments that check_csr has accepted describe a compressed matrix."""
     ptr, index = longs(call["ptr"]), longs(call["index"])
     spans = int(ptr[0]) == 0 and int(ptr[-1]) == index.numel() and bool((ptr.diff() >= 0).all())
     return spans and within(index, call["num_cols"])

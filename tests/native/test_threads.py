@@ -59,7 +59,7 @@ class Inputs:
 
 
 def identical(first: list[Tensor], second: list[Tensor]) -> bool:
-    """Whether the bits are equal, compared without torch's threads."""
+    """True if the bits are equal, compared without torch's threads."""
     return all(
         bytes(memoryview(a.view(torch.uint8).numpy()))
         == bytes(memoryview(b.view(torch.uint8).numpy()))

@@ -40,7 +40,7 @@ def inputs_of(
 def upstream(
     name: str, inputs: Inputs, case: Case, transpose: bool = False, keep: Tensor | None = None
 ) -> Tensor:
-    """What PyG's layers compute: messages of all edges, softmax, sum."""
+    """The result by the steps of PyG's layers: messages of all edges, softmax, sum."""
     a, b, c = inputs
     src, dst = case.edge_index.long()
     num_out = case.num_dst

@@ -20,7 +20,7 @@ OPERATORS = {"gatv2": ops.gatv2, "gat": ops.gat, "attention": ops.attention}
 
 
 def leaves_of(name: str, case: Case, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """What an operator takes before the edges."""
+    """The tensors that an operator takes before the edges."""
     src, dst, heads, width = case.num_src, case.num_dst, 2, 5
     shapes = {
         "gatv2": [(src, heads, width), (dst, heads, width), (1, heads, width)],

@@ -1,4 +1,4 @@
-"""What the tests of routes share."""
+"""Settings and layers that the tests of routes share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a first layer aggregates at every step alike is computed once, and nobody can tell."""
+"""The cache of a first layer's aggregation of constant features; no edit goes unnoticed."""
 
 from __future__ import annotations
 

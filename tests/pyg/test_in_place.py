@@ -1,4 +1,4 @@
-"""What layers write into memory that they have, and what callers write into theirs.
+"""Layers write into memory that is theirs alone, and callers may write into results.
 
 Layers add bias and root term to the memory of what they aggregated, if nobody can see it. Callers
 may edit what upstream does not need for its gradients.
@@ -44,7 +44,7 @@ def features() -> Tensor:
 
 @pytest.fixture
 def aggregated(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """What the routed aggregations returned."""
+    """The tensors that the routed aggregations returned."""
     found: list[Tensor] = []
     placed = Aggregation._placed
 

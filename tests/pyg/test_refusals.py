@@ -1,4 +1,4 @@
-"""What is left to upstream: the result is upstream's, and the reason is the expected one."""
+"""Refused calls: the result is upstream's, and the reason is the expected one."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def pattern(values: Tensor) -> Tensor:
 
 
 def differs(name: str, place: str, value: float, result: str, dtype: torch.dtype) -> bool:
-    """Whether a result is one that differs from upstream's; see the end of this file."""
+    """True if a result is one that differs from upstream's; see the end of this file."""
     if place in ("an edge", "an edge of the hub") and value in (INF, -INF):
         if name == "GCN fixed weights":
             return dtype == torch.float16 and value == -INF

@@ -39,7 +39,7 @@ def graph_of(name: str) -> Graph:
 
 
 def simt(operator: str, *arguments: Any, seed: int = 0, **options: Any) -> Any:
-    """What the emulated CUDA kernel returns; ``seed`` decides the order of its threads."""
+    """The result of the emulated CUDA kernel; ``seed`` decides the order of its threads."""
     emulator().seed(seed)
     return _SIMT.kernel(operator, "cpu", torch.float32)(*arguments, **options)
 

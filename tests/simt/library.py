@@ -131,7 +131,7 @@ def _compile(source: Path, flags: Sequence[str]) -> Path:
 
 
 class SimtError(RuntimeError):
-    """What the emulator has found wrong with a kernel."""
+    """A fault that the emulator has found in a kernel."""
 
 
 class Emulator:

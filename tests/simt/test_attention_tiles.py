@@ -190,7 +190,7 @@ class Counting:
 
 
 class Emulated(CudaBackend):
-    """What a GPU would run, with a clock that finds each call faster than the one before."""
+    """The GPU backend, emulated, with a clock that finds each call faster than the one before."""
 
     name = "emulated"
     priority = -200

@@ -110,7 +110,7 @@ def test_an_edit_that_was_undone_is_reported_all_the_same() -> None:
 
 @pytest.mark.usefixtures("guarded")
 def test_edited_weights_spoil_the_next_operator() -> None:
-    """What a layer looks up before it calls an operator counts for the operator."""
+    """An edit that a layer's lookup finds, before it calls an operator, counts for the operator."""
     edges, x, weight = random_edges(9, 9, 30), torch.randn(9, 3), torch.rand(30)
     expected = ops.gcn(x, edges, weight)
     assert torch.equal(ops.gcn(x, edges, weight), expected)

@@ -1,4 +1,4 @@
-"""What stands between operators and the native library for GPUs, with faults planted in it.
+"""The code between operators and the native library for GPUs, with faults planted in it.
 
 No test here has a GPU. That these find a fault in the part that the emulator shares with one, which
 is all but the driver, is shown by making some.

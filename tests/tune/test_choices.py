@@ -1,4 +1,4 @@
-"""What was measured is kept, and decides about the order of rows."""
+"""Measured choices are cached, and decide the order of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is slower than plain torch on a device is not routed there."""
+"""Calls that are slower than plain torch on a device are not routed there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was found of a device is kept, and a check that breaks breaks nothing else."""
+"""Verdicts on a device are cached, and a check that crashes does no other harm."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ TVM_FFI = Path(tvm_ffi.__file__).parent
 
 
 class Counts(ctypes.Structure):
-    """What the stand-in counts, and how it is to behave; as in ``stand_in.cpp``."""
+    """The counters and switches of the stand-in, as in ``stand_in.cpp``."""
 
     _fields_ = (
         ("matrices", ctypes.c_int64),

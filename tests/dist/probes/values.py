@@ -1,4 +1,4 @@
-"""What leaves a sharded tensor: numbers, text, copies and files."""
+"""Probes of operations that take numbers, text, copies and files out of a sharded tensor."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class SumOfSquares(torch.nn.Module):
 
 
 def plan(layer, x, edge_index):
-    """What computes a call, or why it is left to the layer's own code."""
+    """A function that computes a call, or the reason why it is left to the layer's own code."""
     if not x.is_floating_point():
         return f"x has dtype {x.dtype}"
     return lambda: ops.spmm(x**2, edge_index)

@@ -1,4 +1,4 @@
-"""What version 0.1.0rc4 of turbo-gnn documents, computed on the CPU.
+"""The documented functions of version 0.1.0rc4 of turbo-gnn, computed on the CPU.
 
 The variable ``TURBO_GNN_FAULTS`` says which functions crash or hang their process, such as
 ``gatv2_aggr:crash,reduction_aggr:hang``.
