@@ -1,4 +1,4 @@
-"""Asking, without side effects, whether a module would be accelerated."""
+"""``is_accelerated``: a check, without side effects, that a module is accelerated."""
 
 from __future__ import annotations
 

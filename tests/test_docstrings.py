@@ -17,9 +17,10 @@ _QUESTION = re.compile(r"(What|Whether)\b")
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
     """Lines and texts of docstrings of modules, classes, functions and attributes."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str):
-                yield node.lineno, node.value.value.lstrip()
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+            continue
+        if isinstance(node.value.value, str):
+            yield node.lineno, node.value.value.lstrip()
 
 
 def questions(source: str) -> list[int]:

@@ -1,1 +1,1 @@
-"""Backends: who computes an operator. See :mod:`fastgraph.plugins.backend` for the contract."""
+"""Backends: the kernels of operators. See :mod:`fastgraph.plugins.backend` for the contract."""

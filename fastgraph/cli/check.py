@@ -1,4 +1,4 @@
-"""``python -m fastgraph check``: whether the kernels are right on this machine's devices."""
+"""``python -m fastgraph check``: verification of the kernels on this machine's devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m fastgraph dist-plan``: what a script will take on numbers of devices."""
+"""``python -m fastgraph dist-plan``: a forecast of a script's time on numbers of devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m fastgraph info``: what is installed, what works, and what does not."""
+"""``python -m fastgraph info``: installed packages, and backends with reasons if unavailable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m fastgraph partition``: a graph in files by ranks."""
+"""``python -m fastgraph partition``: writes a graph as one file for each rank."""
 
 from __future__ import annotations
 

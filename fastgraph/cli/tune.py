@@ -1,4 +1,4 @@
-"""``python -m fastgraph tune``: what is fastest for the graphs of a script, measured and kept."""
+"""``python -m fastgraph tune``: finds the fastest kernels and orders of rows, and caches them."""
 
 from __future__ import annotations
 

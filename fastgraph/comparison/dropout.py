@@ -1,4 +1,4 @@
-"""Which layers draw other random numbers than upstream. Imports no torch."""
+"""Layers whose dropout draws other random numbers than upstream's. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of its paths upstream took in each message-passing layer."""
+"""The code path that upstream takes in each message-passing layer."""
 
 from __future__ import annotations
 

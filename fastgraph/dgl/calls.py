@@ -1,4 +1,4 @@
-"""Calls of whole layers: what a graph and features must be like for an operator to compute them.
+"""Calls of whole layers: the conditions on graph and features under which operators compute them.
 
 A layer's ``forward`` is replaced as a whole, so that DGL's frames, which refuse to hold features on
 another device than the graph, take no part: a graph on the CPU goes with features on a GPU.

@@ -1,4 +1,4 @@
-"""The route of ``GraphConv``: its normalisation is one weight for each edge, remembered.
+"""The route of ``GraphConv``: its normalisation is cached as one weight for each edge.
 
 DGL multiplies the features of all nodes by the normalisation before and after it adds them up. What
 has no such route is DGL's own ``forward``, whose sums take the route of message passing.

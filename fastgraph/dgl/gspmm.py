@@ -1,4 +1,4 @@
-"""``GSpMM``: what edges bring to their destinations, reduced.
+"""``GSpMM``: messages of edges, reduced at their destinations.
 
 Replaced for
 

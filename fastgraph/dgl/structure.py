@@ -1,4 +1,4 @@
-"""The graphs that DGL holds, as the graphs that operators take.
+"""The graphs that DGL holds, as the index tensors that operators take.
 
 DGL passes an *index object* to its message passing, whose edges it has in up to three formats. Ours
 are made of the CSC, edges grouped by destination, which message passing in DGL itself uses. It is

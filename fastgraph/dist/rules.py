@@ -1,4 +1,4 @@
-"""The rules, which are in the table once these modules are imported."""
+"""The list of all modules with rules; importing it registers them."""
 
 from __future__ import annotations
 

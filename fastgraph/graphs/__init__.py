@@ -1,1 +1,1 @@
-"""Graphs: their topology, the names by which they are found, and what is derived from them."""
+"""Graphs: CSR topology, the cache in which it is looked up, and all that is derived from it."""

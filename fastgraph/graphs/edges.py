@@ -1,10 +1,9 @@
-"""How layers and operators name edges, and the graphs that are remembered for these names.
+"""The cache of graphs, looked up by the index tensors that operators take.
 
-An operator takes the index tensors that the user has passed (``edge_index``, or the two of a
-compressed sparse matrix). :func:`graph_of` turns them into a :class:`fastgraph.Graph`, which is
-sorted once and remembered for as long as the tensors live unchanged
-(:mod:`fastgraph.graphs.memo`). A graph that was made before operators are called is named by
-tensors of its own.
+An operator takes ``edge_index``, or the two index tensors of a CSR matrix. :func:`graph_of` looks
+up the :class:`fastgraph.Graph` of these tensors: it is sorted at the first call, and cached for as
+long as the tensors live unchanged (:mod:`fastgraph.graphs.memo`). A graph that exists before
+operators are called is found by its own CSR tensors, which are then passed to the operators.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from fastgraph.graphs.graph import MAX_INDEX, Graph, normal_mode
 from fastgraph.graphs.memo import MEMO, remembered, tensor_key
 from fastgraph.machine.capture import refuse_to_capture
 
-# Graphs by the identities of tensors that they hold, which no others have as long as they live.
+# Graphs by the ``id`` of CSR tensors that they hold: unique as long as these live.
 _BY_OWN_INDEX: WeakValueDictionary[tuple[int, ...], Graph] = WeakValueDictionary()
 
 
@@ -30,16 +29,16 @@ Result = TypeVar("Result")
 
 
 class Edges(NamedTuple):
-    """Edges in the way in which operators take them.
+    """The arguments by which operators take edges.
 
     Attributes:
         index: int32 or int64, ``[2, E]``, sources in row 0 and destinations in row 1; with ``ptr``
             ``[E]``, sources grouped by destination, or ``[2, E]`` with the number of each edge in
             row 1.
         ptr: int32 or int64 ``[destinations + 1]``, offsets of the groups.
-        transpose: whether each edge is to be taken the other way round.
+        transpose: whether every edge is reversed.
         self_loops: the number of nodes whose self-loops the operator is to replace.
-        values: one value for each edge that came along, as those of a sparse matrix.
+        values: one value for each edge that came with them, as those of a sparse matrix.
     """
 
     index: Tensor  # type: ignore[assignment]  # shadows tuple.index
@@ -75,7 +74,7 @@ def _reversed(index: Tensor) -> Tensor:
 def graph_of(
     index: Tensor, ptr: Tensor | None, num_src: int, num_dst: int, self_loops: int = 0
 ) -> Graph:
-    """The graph of these index tensors, built on first sight; arguments as for :class:`Graph`.
+    """The cached graph of these index tensors, built at the first call; arguments as for Graph.
 
     Raises:
         RuntimeError: a graph is seen for the first time while a CUDA graph is captured.
@@ -101,16 +100,16 @@ def graph_of(
 
 
 class OutOfRange(str):
-    """The reason why no operator can take a graph: an edge leads to a node that there is not.
+    """The reason why no operator can take a graph: an index lies outside the nodes.
 
     Args:
-        detail: which one.
+        detail: names the index.
     """
 
     detail: str
 
     def __new__(cls, detail: str) -> OutOfRange:
-        """The reason is the same for all details, as reasons are counted."""
+        """The text is the same for all details, because refusals are counted by their text."""
         reason = super().__new__(cls, "edge_index points outside the nodes")
         reason.detail = detail
         return reason
@@ -122,12 +121,12 @@ def too_large(*counts: int) -> str | None:
 
 
 def unless_out_of_range(make: Callable[..., Result], *arguments: object) -> Result | OutOfRange:
-    """A graph, or what is made of one, unless an index lies outside its node range.
+    """The result of ``make``, or the reason to refuse if an index lies outside the nodes.
 
-    A layer asks before it computes, and leaves what upstream makes of such an index to upstream.
+    A route calls this before it computes, and leaves such a call to upstream with its own error.
 
     Args:
-        make: gives it, :func:`graph_of` for example, and does nothing but build graphs.
+        make: builds a graph, as :func:`graph_of` does, and does nothing else.
         arguments: its arguments.
     """
     try:
@@ -145,7 +144,7 @@ class KnownGraph(NamedTuple):
     def is_named(
         self, index: Tensor, ptr: Tensor | None, num_src: int, num_dst: int, self_loops: int
     ) -> bool:
-        """True if arguments of :func:`graph_of` ask for it."""
+        """True if these arguments of :func:`graph_of` mean this graph."""
         return (
             index is self.index
             and ptr is None
@@ -154,9 +153,9 @@ class KnownGraph(NamedTuple):
         )
 
     def while_computing(self, compute: Callable[..., Result], *arguments: object) -> Result:
-        """``compute(*arguments)``, in which the graph is known without another look at its edges.
+        """The result of ``compute(*arguments)``, in which the look-up of the graph is skipped.
 
-        Nothing in it may edit these.
+        Nothing in it may edit the edges.
         """
         before, _THREAD.known = _THREAD.known, self
         try:
@@ -275,8 +274,8 @@ class Grouped:
 
     @functools.cached_property
     def lonely(self) -> Tensor | None:
-        """Which destinations have no edge, bool ``[num_dst]``; ``None`` where all have one."""
-        with normal_mode():  # what is remembered must serve training as well
+        """The zero in-degree destinations, bool ``[num_dst]``; ``None`` where there are none."""
+        with normal_mode():  # a cached tensor must serve training as well
             is_lonely = self.graph.by_destination.ptr.diff() == 0
             return is_lonely if is_lonely.any() else None
 
@@ -287,11 +286,13 @@ class Grouped:
 
 
 def named(graph: Graph, *, numbered: bool) -> tuple[Edges, object]:
-    """A graph as operators take it, and what has to live as long for them to find it.
+    """The arguments by which operators find a graph, and an object that keeps it in the cache.
+
+    Operators find the graph for as long as the caller holds that object.
 
     Args:
         graph: with edges in any order.
-        numbered: whether something is given or returned for each edge, in the order of the graph.
+        numbered: whether a value is given or returned for each edge, in the order of the graph.
     """
     rows = graph.by_destination
     if numbered:

@@ -1,4 +1,4 @@
-"""The topology of a graph, sorted once."""
+"""The topology of a graph: its edges as CSR by destination and by source, sorted once."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Inputs(NamedTuple):
 
 
 def same_dtype(*tensors: Tensor | None) -> list[Any]:
-    """All in the dtype that upstream's arithmetic on them would promote to, as under autocast."""
+    """The tensors in one dtype: the one that upstream's arithmetic, or autocast, promotes to."""
     dtypes = [tensor.dtype for tensor in tensors if tensor is not None]
     dtype = functools.reduce(torch.promote_types, dtypes)
     return [None if tensor is None else tensor.to(dtype) for tensor in tensors]
@@ -33,11 +33,13 @@ class Terms(NamedTuple):
 
 
 def terms_of(concat: bool, x: Tensor, *terms: Tensor | None) -> Terms:
-    """The first of ``terms`` as the operator's addend, if it can be one, and the others.
+    """The bias and residual of a layer, split into the operator's addend and the others.
+
+    The first one is the addend if heads are concatenated and dtypes agree.
 
     Args:
         concat: whether the layer concatenates heads, or averages them.
-        x: ``[sources, heads, channels]``, whose rows the operator adds up.
+        x: ``[sources, heads, channels]``, the features that the operator aggregates.
         terms: ``[nodes, heads * channels]``, or ``[heads * channels]`` for a bias.
     """
     present = [term for term in terms if term is not None]
@@ -58,8 +60,11 @@ def combine_heads(concat: bool, out: Tensor, terms: Terms) -> Tensor:
 def join_heads(concat: bool, out: Tensor, changed: bool) -> Tensor:
     """Concatenate or average heads ``[nodes, heads, channels]``.
 
-    ``changed`` says that something will be added in place. What upstream would have added out of
-    place is no view of anything to autograd, and so must the sum be none.
+    Args:
+        concat: whether to concatenate.
+        out: the operator's output, that nothing else refers to.
+        changed: whether terms will be added to the result in place. Upstream adds them out of
+            place, so that its result is no view to autograd. Then ours must not be one either.
     """
     if not concat:
         return out.mean(dim=1)

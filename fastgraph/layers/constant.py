@@ -1,4 +1,4 @@
-"""Aggregations of features that stay the same from step to step.
+"""Cache of aggregations of features that stay the same from step to step.
 
 A first layer aggregates the data itself, and where a program trains on all nodes at once, at every
 step the same. From the second time on the result is kept (:mod:`fastgraph.graphs.memo`), for as

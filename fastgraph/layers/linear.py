@@ -1,4 +1,4 @@
-"""Dense products in huge pages.
+"""Dense products (``linear``) with results in huge pages.
 
 A layer multiplies the features of all nodes before or after it aggregates them. torch computes the
 products here, too, and each gradient of their input, in memory that was asked to be of huge pages.

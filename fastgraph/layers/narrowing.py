@@ -1,4 +1,4 @@
-"""The product of a layer before its aggregation, where that is less work.
+"""The choice to multiply by a layer's weights before aggregation, where that is less work.
 
 :math:`A (x W^T)` and :math:`(A x) W^T` are equal but for roundings. The first gathers
 ``out_channels`` values along each edge instead of ``in_channels``, and multiplies the rows of

@@ -1,4 +1,4 @@
-"""Adding to a layer's result in its own memory.
+"""Adding bias and other terms to a layer's result in place.
 
 Where nodes have few neighbours a fresh tensor can cost as much as the aggregation, because the
 system zeroes its pages. Upstream writes ``out = out + term``; if nothing else can see ``out``, the

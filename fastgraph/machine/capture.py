@@ -1,4 +1,4 @@
-"""CUDA graphs: what calls may not do while one is captured.
+"""CUDA graphs: the calls that are refused while one is captured.
 
 A captured graph replays kernels with the addresses and numbers that they had. So what these belong
 to must exist before and stay, and nothing may be drawn or decided on the host.

@@ -1,4 +1,4 @@
-"""Large results on the CPU, in memory of torch's own that is used again.
+"""Cache of memory blocks for large results on the CPU, allocated by torch and used again.
 
 The C library returns every large block that is freed, and the system zeroes the pages of the next
 one before it hands them out, which can take as long as computing the result. Here the storages of

@@ -1,4 +1,4 @@
-"""The compiled kernels: which library fits this machine, loaded once."""
+"""The native libraries: the one that fits this machine is chosen, and loaded once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The name of the processor and its properties."""
+"""The name of the processor."""
 
 from __future__ import annotations
 

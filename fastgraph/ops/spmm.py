@@ -1,8 +1,8 @@
 """``spmm``: weighted sums and means over neighbourhoods, and ``sddmm``, its gradient for weights.
 
-The two operators close under differentiation: the gradient of ``spmm`` for its features is ``spmm``
-on the transposed graph, for its weights ``sddmm``; both gradients of ``sddmm`` are ``spmm``. So
-derivatives of any order run through the same kernels.
+Each is the gradient of the other: that of ``spmm`` for its features is ``spmm`` on the transposed
+graph, for its weights ``sddmm``; both gradients of ``sddmm`` are ``spmm``. So derivatives of any
+order run through the same kernels.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def spmm(
 
     No message is stored; accumulation is in float32, or float64 for float64 features. Values and
     gradients are bitwise equal for any number of threads. NaN and infinity spread as in a sum of
-    all messages: a weight of 0 times an infinite feature is NaN. PyG rounds to float16 between
-    operations, so that the sum behind a mean may overflow, which does not here.
+    all messages: a weight of 0 times an infinite feature is NaN. In float16 the sum of a mean may
+    overflow in PyG, which rounds it; here it does not.
 
     Args:
         x: features ``[nodes, *channels]``, float32, float64, bfloat16 or float16.
@@ -145,8 +145,8 @@ def _spmm_save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
     ctx.weight_shape = None if weight is None else weight.shape
     needs_x = weight is not None and weight.requires_grad
     if needs_x and x.is_inference():
-        x = x.clone()  # autograd saves no inference tensors, and copies of their rows are none
-    # What no gradient is made of may be edited before the backward pass.
+        x = x.clone()  # autograd refuses to save inference tensors; the copy is none
+    # Only what a gradient needs: users may edit all else in place before the backward pass.
     needed = x if needs_x else None, index, ptr, weight if x.requires_grad else None
     ctx.save_for_backward(*needed, caller_index_of(index))
 

@@ -1,4 +1,4 @@
-"""How an operator names the graph it works on, and the checks that every operator makes.
+"""The look-up of an operator's graph by its index tensors, and checks of all operators.
 
 ``index`` and ``ptr`` are described in :class:`fastgraph.Graph`. ``transpose`` reverses every edge:
 features are then gathered at the destinations and aggregated at the sources. ``num_out`` is the

@@ -1,4 +1,4 @@
-"""The route of ``gcn_norm``: the symmetric normalisation, remembered.
+"""The route of ``gcn_norm``: the symmetric normalisation, cached.
 
 PyG's layers normalise anew at every forward unless ``cached=True``. The result depends only on the
 arguments, so upstream's own result is kept for as long as the caller's tensors live unchanged. Its

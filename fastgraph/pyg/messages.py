@@ -1,4 +1,4 @@
-"""Which upstream functions are known, by identity.
+"""Table of known message functions of upstream, by identity.
 
 A class is routed when its ``message`` *is* one of these functions, so that subclasses which inherit
 it come along and a subclass which overrides it runs its own code.

@@ -1,1 +1,1 @@
-"""Which kernel computes an operator: the operators, the signatures of kernels, the registry."""
+"""The registry: backends, the specification of operators, and the kernel for each call."""

@@ -1,4 +1,4 @@
-"""Which backend computes which operator, resolved once and looked up in the hot path."""
+"""The table of kernels by operator, device and dtype: resolved once, looked up at each call."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from fastgraph.registry.operators import BUILDING, SIGNATURES
 from fastgraph.registry.signatures import check_signature
 
 DEVICE_TYPES = ("cpu", "cuda", "mps", "xpu")
-"""Devices for which a backend is asked whether it wants to compute."""
+"""Types of devices for which kernels are looked for in backends."""
 
 Failures = Mapping[tuple[str, torch.dtype], str]
-"""Why a backend must not compute, by operator and dtype."""
+"""The reasons why a backend must not compute, by operator and dtype."""
 
 
 class Registry:
@@ -40,7 +40,7 @@ class Registry:
         self._unverified: frozenset[str] = frozenset()
 
     def verify_with(self, verify: Callable[[VerifiedBackend], Failures]) -> None:
-        """Say what finds out which kernels of a backend must not be routed to."""
+        """Set the function that checks a backend's kernels and returns those that failed."""
         self._verify = verify
 
     @property
@@ -82,7 +82,7 @@ class Registry:
         self._look_up()
 
     def _look_up(self) -> None:
-        """Find what backends want, given what is known of them."""
+        """Resolve the kernels that layers are routed to, given the verdicts so far."""
         self._kernels.clear()
         wanting = self._wanting()
         waiting = [backend for backend in wanting if self._waits(backend)]
@@ -106,7 +106,7 @@ class Registry:
         return needs and backend.name not in self._verdicts and backend.unavailable() is None
 
     def _verify_for(self, device_type: str) -> None:
-        """Verify the backends that wait for it, whatever comes of it only once in a process."""
+        """Verify the backends that wait for it: once in a process, whatever the verdict."""
         for backend in self._wanting():
             serves = backend.kernel("spmm", device_type, torch.float32) is not None
             if serves and self._waits(backend) and isinstance(backend, VerifiedBackend):
@@ -115,13 +115,13 @@ class Registry:
         self._look_up()
 
     def _failure(self, backend: str, operator: str, dtype: torch.dtype) -> str | None:
-        """Why a verified backend must not compute an operator; both its passes share a verdict."""
+        """The reason why a backend failed for an operator; both its passes share a verdict."""
         if backend == self._selected or backend not in self._verdicts:
             return None
         return self._verdicts[backend].get((operator.removesuffix("_backward"), dtype))
 
     def _hint(self, device_type: str) -> str:
-        """Why the backends made for this device, and not for the CPU, do not compute."""
+        """The reasons why the backends made for this device, not for the CPU, do not compute."""
         hint = ""
         for backend in self._made_for(device_type):
             why_not = backend.unavailable()
@@ -137,12 +137,12 @@ class Registry:
         return self._selected
 
     def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel:
-        """The kernel to run; the reference where nothing else exists.
+        """The kernel to run; the reference's where there is no other.
 
-        Also of operators that nobody wants routed. A forward pass within ``enabled(backend=...)``
-        may have its backward pass after the block, and what is made for a device serves it better
-        than the reference, which stores every message. Graphs are built by others where the
-        selected backend builds none.
+        There may be a kernel even where :meth:`refusal` leaves layers to upstream: the backward
+        pass of a forward pass within ``enabled(backend=...)`` may run after the block. Then a
+        kernel made for the device is better than the reference's, which stores every message. If
+        the selected backend builds no graphs, those of others do.
 
         Raises:
             NotImplementedError: the selected backend has no such kernel.
@@ -154,10 +154,10 @@ class Registry:
         return found
 
     def refusal(self, operator: str, device_type: str, dtype: torch.dtype) -> str | None:
-        """Why routing should leave an operator to upstream, or ``None`` if a backend wants it.
+        """The reason to leave an operator to upstream, or ``None`` if a backend computes it.
 
-        At the first call for a device backends are verified there. After it this is a look-up and
-        nothing else: Dynamo traces through it.
+        The first call for a device verifies the backends on it. Later calls are a look-up and
+        nothing else, which Dynamo can trace through.
         """
         if (operator, device_type, dtype) in self._wanted:
             return None

@@ -1,1 +1,1 @@
-"""Routing: which upstream code is replaced, when, and what became of every call."""
+"""Routing: replacements of upstream code, the decision at each call, and counts of decisions."""

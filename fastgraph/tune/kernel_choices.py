@@ -1,4 +1,4 @@
-"""Which kernel was fastest for calls on a GPU: timed by ``python -m fastgraph tune`` and kept.
+"""Cache of the fastest kernels of calls on a GPU, timed by ``python -m fastgraph tune``.
 
 Kernels differ in the last bits, so a choice is used where the setting ``measure`` is on, in place
 of a measurement there: runs that follow it have the same bits. Choices are kept by the kind of GPU,

@@ -1,8 +1,8 @@
-"""The order in which kernels of the CPU visit the rows of a graph.
+"""The order of CSR rows in which CPU kernels visit them, chosen once for each graph.
 
-Nodes that have neighbours in common follow each other, if that saves enough reads from memory
-(``csrc/cpu/row_order.cpp``). Kernels take rows in any order, to the same result. What was measured
-(:mod:`fastgraph.tune.choices`) decides before what a model says.
+Rows with neighbours in common are visited one after the other, if that saves enough cache misses
+(``csrc/cpu/row_order.cpp``). Results are the same in any order. An order that was measured
+(:mod:`fastgraph.tune.choices`) is preferred to one that a model of the cache predicts.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from fastgraph.tune import choices
 from fastgraph.tune.choices import Orders, Use
 
 USES_BEFORE_ORDERING = 32
-"""How often kernels use a grouping as it is. Ordering its rows takes as long as several uses, and a
-model of several layers uses the graph of a mini-batch as often as it has layers, or twice."""
+"""Uses of a CSR matrix before its rows are ordered.
+
+Ordering takes as long as several uses, and the graph of a mini-batch is used only once or twice by
+each layer of a model: it should never be ordered.
+"""
 
 
 class _Learnt:
-    """Of a graph.
+    """The state of the choice for one graph, cached with the graph.
 
     Attributes:
-        ordered: the rows as they are to be visited, by transposition and kind of kernel.
-        uses: of each grouping so far.
+        ordered: the chosen CSR matrices, by transposition and whether they are for attention.
+        uses: the number of uses so far, by transposition.
         most_gathered: bytes of the widest features that were gathered.
-        chosen: by measurement, once that was asked for.
-        by_bytes: the rows in the orders that were chosen, by transposition and the bytes for which.
+        chosen: the measured orders; ``None`` until they are looked up.
+        by_bytes: the CSR matrices in measured orders, by transposition and bytes of a feature row.
     """
 
     def __init__(self) -> None:
@@ -44,7 +47,9 @@ class _Learnt:
 
 
 class RowOrder:
-    """Decides once for each grouping, for features as wide as the widest until then.
+    """The choice of the order of rows, made once for each CSR matrix of a graph.
+
+    It is made for the widest features that were gathered until then.
 
     Args:
         library: gives the native library; asked when rows are ordered.
@@ -62,16 +67,16 @@ class RowOrder:
         attention: bool = False,
         ascending: bool = False,
     ) -> Csr:
-        """The edges of a graph, grouped by the node that aggregates.
+        """The CSR matrix of a graph whose rows are the aggregating nodes, in the chosen order.
 
-        Features much narrower than those that were decided on get the rows as they are.
+        For features much narrower than those the choice was made for, rows are in ascending order.
 
         Args:
             graph: any graph; only rows of those with one set of nodes are ordered.
             gathered: the features that the kernel gathers, one row for each node.
             transpose: as for :meth:`fastgraph.Graph.grouped`.
-            attention: whether the kernel is one of attention, which needs more of a saving.
-            ascending: whether the kernel needs the rows as they are.
+            attention: whether the kernel is one of attention, which gains less from an order.
+            ascending: whether the kernel needs rows in ascending order.
         """
         if ascending:
             return graph.grouped(transpose=transpose)
@@ -96,7 +101,7 @@ class RowOrder:
         return rows
 
     def _chosen(self, graph: Graph, learnt: _Learnt, transpose: bool, row_bytes: int) -> Csr:
-        """The rows in the order for gathering so many bytes each; as they are for none."""
+        """The rows in the measured order for feature rows of so many bytes; 0: ascending."""
         rows = learnt.by_bytes.get((transpose, row_bytes))
         if rows is None:
             rows = grouped = graph.grouped(transpose=transpose)
@@ -113,7 +118,7 @@ class RowOrder:
         for_sums = for_attention = graph.grouped(transpose=transpose)
         if graph.num_src == graph.num_dst:
             row_bytes = learnt.most_gathered // max(graph.num_src, 1)
-            with torch.inference_mode(False):  # what is made here must still serve training
+            with torch.inference_mode(False):  # a cached tensor must serve training as well
                 for_sums, for_attention = ordered(self._library(), for_sums, row_bytes)
         learnt.ordered[transpose, False] = for_sums
         learnt.ordered[transpose, True] = for_attention
@@ -123,12 +128,14 @@ class RowOrder:
 
 
 def ordered(library: Any, rows: Csr, row_bytes: int) -> tuple[Csr, Csr]:
-    """The rows of a square matrix as sums and as attention should visit them; as they are for none.
+    """The rows of a square CSR matrix in the order for sums, and in that for attention.
+
+    Where no order saves enough, rows stay as they are.
 
     Args:
         library: of the CPU.
         rows: in ascending order.
-        row_bytes: of what is gathered for each entry.
+        row_bytes: bytes of the feature row that is gathered for each entry.
     """
     ptr, row_id = torch.empty_like(rows.ptr), rows.col.new_empty(rows.ptr.numel() - 1)
     col, edge_id = torch.empty_like(rows.col), torch.empty_like(rows.col)

@@ -1,4 +1,4 @@
-"""How long kernels take beside plain torch, on the same device."""
+"""Times of kernels beside plain torch, on the same device."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""``python -m fastgraph tune``: what a script calls, measured in the ways that there are."""
+"""Measurements of ``python -m fastgraph tune``: the calls of a script, timed in all variants."""

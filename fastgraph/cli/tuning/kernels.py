@@ -1,4 +1,4 @@
-"""Which kernel is fastest for each call on a GPU, where several may make it."""
+"""Measurements of the fastest kernel for each call on a GPU, where several can compute it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which order of rows is fastest for each use of a graph, and what other orders of nodes do."""
+"""Measurements of orders of rows, for each use of a graph, and of orders of its nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a model takes for a part of a graph, on the device of each rank.
+"""A model of the time of a part of a graph on the device of each rank.
 
 After nuGNN's idea: the model is trained on parts of the user's own graph, and regressors learn from
 features of the parts how long that takes. Samples are unions of neighbouring parts of one partition

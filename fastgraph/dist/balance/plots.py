@@ -1,4 +1,4 @@
-"""Plots of what ranks take, measured and predicted. They need matplotlib."""
+"""Plots of the times of ranks, measured and predicted. They need matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plots of what ranks would take. They need matplotlib."""
+"""Plots of forecasts. They need matplotlib."""
 
 from __future__ import annotations
 

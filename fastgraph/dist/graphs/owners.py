@@ -1,4 +1,4 @@
-"""Which rank owns which nodes, on which all ranks agree."""
+"""The owner of each node, a rank, on which all ranks agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank gets which node."""
+"""Partitions of a graph: the owner of each node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fused operators are computed on sharded tensors: by rows and halo, by heads, or by blocks.
+"""The modes of fused operators on sharded tensors: by halo, by heads, or on a grid.
 
 ``"halo"``: each rank computes all heads of its nodes, from their rows and those of the halo.
 ``"heads"``: each rank computes some heads of all nodes, over all edges (Ulysses: Jacobs et al.,

@@ -1,4 +1,4 @@
-"""Which mode is fastest for a layer, by :mod:`fastgraph.dist.operators.cost` and what ranks can do.
+"""The choice of the fastest mode for a layer, by :mod:`fastgraph.dist.operators.cost`.
 
 Rows are those of the plan. All that is asked is the same in every run on such devices, as links and
 work are kept (:mod:`fastgraph.dist.operators.links`).

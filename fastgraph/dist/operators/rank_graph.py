@@ -1,4 +1,4 @@
-"""The edges that a rank computes with, as a graph of its own for the operators."""
+"""The base of the local graphs of all modes: the edges that a rank computes with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operators of fastgraph: the halo is exchanged, and the local rows are computed."""
+"""Rules for the operators of fastgraph: each computes local rows, in the mode that is chosen."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from fastgraph.registry.operators import Size
 
 
 def _rows_of(x: Tensor) -> Layout:
-    """How the nodes of features are laid out."""
+    """The layout of the nodes that features belong to."""
     if not isinstance(x, ShardedTensor):
         return usual(x.shape[0])
     if x.axis != 0:
@@ -57,7 +57,7 @@ def _rows_of(x: Tensor) -> Layout:
 
 
 def _among(sources: Layout, n: int) -> Layout:
-    """The layout of ``n`` nodes that aggregate: that of the sources, if they may be the same."""
+    """The layout of ``n`` aggregating nodes: that of the sources, if they may be the same nodes."""
     return sources if n == sources.n else usual(n)
 
 
@@ -224,7 +224,7 @@ _OfPlaces = dict[str, Callable[[Tensor], Any]]
 def _each(
     of_places: _OfPlaces, other: Callable[[Tensor], Any], places: list[str], inputs: Sequence[Any]
 ) -> list[Any]:
-    """Operands that are given, each as those of its place."""
+    """The local operands that are given, each converted by the function for its place."""
     pairs = zip(places, inputs, strict=True)
     return [None if x is None else of_places.get(place, other)(x) for place, x in pairs]
 

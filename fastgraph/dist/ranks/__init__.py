@@ -1,4 +1,4 @@
-"""Ranks: who they are, what is sent between them, and what they have agreed on.
+"""Ranks: the processes of a program, their collectives, and facts on which they agree.
 
 Anything about processes may enter that knows nothing of sharded tensors, graphs or operators.
 """

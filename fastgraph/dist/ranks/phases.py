@@ -1,4 +1,4 @@
-"""How long a rank computes, exchanges and waits.
+"""Times of a rank: seconds in which it computes, exchanges and waits.
 
 Ranks leave a collective together, but come to it one after the other. The one that comes last does
 not wait: the shortest time of all ranks in a collective is what the exchange takes, and what others

@@ -1,4 +1,4 @@
-"""Which rank holds which rows of a dimension."""
+"""Layouts: the owner of each row of a dimension."""
 
 from __future__ import annotations
 

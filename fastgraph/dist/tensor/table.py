@@ -1,4 +1,4 @@
-"""The table of rules: what operations do with sharded tensors, by name."""
+"""The table of rules: functions that compute operations on sharded tensors, by name."""
 
 from __future__ import annotations
 

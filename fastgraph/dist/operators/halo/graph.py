@@ -1,7 +1,7 @@
-"""The edges that lead to the nodes of this rank, as a graph of its own for the operators.
+"""The local graph of the halo mode: the edges to the nodes that this rank owns.
 
-Its destinations are the local rows, its sources the local rows followed by the halo. So an operator
-does for its rows what it would do for all nodes, once features are there of the sources.
+Its destinations are the local rows, its sources the local rows followed by the halo. Once the
+features of the halo are received, an operator on this graph computes the same as on one process.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from fastgraph.graphs.normalisation import WeightedGraph, normalised_graph
 
 
 class Neighbourhoods(RankGraph):
-    """The edges to the nodes of this rank, and the rows of other ranks that they start from.
+    """The local graph of a rank, and the plan of the exchange of its halo.
 
     Attributes:
-        local: the edges among local rows and halo.
-        plan: for the halo.
-        excess: how many more edges than on the mean of all ranks one has at most, if self-loops are
-            added to all; the same on all ranks.
+        local: the edges, from local rows and halo to local rows.
+        plan: the exchange of the halo.
+        excess: edges of the rank with most of them, less the mean of all ranks, with self-loops;
+            the same on all ranks.
 
     Args:
         ends: the edges.
-        sources: who holds the rows of the nodes that edges start from.
-        destinations: who holds those that edges lead to.
-        self_loops: replace the self-loops by one for each of the first so many nodes.
+        sources: the layout of the source nodes: which rank owns which.
+        destinations: the layout of the destination nodes.
+        self_loops: replace the self-loops by one for each node whose number is below this.
     """
 
     def __init__(self, ends: Ends, sources: Layout, destinations: Layout, self_loops: int) -> None:
@@ -63,15 +63,15 @@ class Neighbourhoods(RankGraph):
         return everywhere.index_select(0, self._derived.get("sources", make))
 
     def of_destinations(self, x: Tensor | None) -> Tensor | None:
-        """The local rows of a tensor with a row for each destination, or one for all of them."""
+        """The local rows of a tensor with a row for each destination, or with one row for all."""
         return None if x is None else local_rows(x, self.destinations)
 
     def normalised(
         self, weight: Tensor | None, loop_weight: float, dtype: torch.dtype
     ) -> WeightedGraph:
-        """The graph of GCN, see :func:`fastgraph.ops.gcn`, remembered with this one and the weight.
+        """The normalised graph of GCN, see :func:`fastgraph.ops.gcn`, cached with the edge weights.
 
-        The degrees of the halo are exchanged for it.
+        The degrees of the halo's nodes are exchanged for it.
         """
 
         def make() -> WeightedGraph:
@@ -98,16 +98,16 @@ def neighbourhoods(
     transpose: bool = False,
     self_loops: int = 0,
 ) -> Neighbourhoods:
-    """The edges to the nodes of this rank, remembered with ``edge_index``.
+    """The local graph of this rank, cached with ``edge_index``.
 
-    Edges that are held by another rank than their destination move there, once.
+    Edges that another rank holds than the owner of their destination move to that owner, once.
 
     Args:
         index: ``edge_index``, whose edges are sharded or replicated.
         sources: the layout of the nodes whose rows are gathered.
-        destinations: that of the nodes which aggregate them.
-        transpose: whether edges are taken the other way round.
-        self_loops: replace the self-loops by one for each of the first so many nodes.
+        destinations: the layout of the aggregating nodes.
+        transpose: whether every edge is reversed.
+        self_loops: replace the self-loops by one for each node whose number is below this.
 
     Raises:
         IndexError: on all ranks, if ``index`` points outside the nodes.

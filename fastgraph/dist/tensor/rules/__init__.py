@@ -1,4 +1,4 @@
-"""Rules for operations of torch, which are in the table once these modules are imported."""
+"""Rules for torch's operations on sharded tensors; importing these modules registers them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selecting rows and assigning to them."""
+"""Rules for indexing: selecting rows of sharded tensors and assigning to them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 class _Key(NamedTuple):
-    """An index taken apart.
+    """The parts of an index: the entry for the sharded dimension, and those for all others.
 
     Attributes:
         local: the index for local rows, with all rows at the sharded dimension.
@@ -109,14 +109,14 @@ def _key_of(x: ShardedTensor, index: Any) -> _Key:
 
 
 class _Choice(NamedTuple):
-    """Local rows that are chosen, and the layout of the result."""
+    """The selected local rows, and the layout of the result."""
 
     local: Tensor
     rows: Layout
 
 
 def _chosen(x: ShardedTensor, entry: Any) -> _Choice:
-    """The rows of a slice, of a mask, or at replicated positions, each of which stays in place."""
+    """The rows of a slice, a mask or replicated positions; each stays with its owner."""
     rows = x.rows
     if isinstance(entry, slice):
         start, stop, step = entry.indices(rows.n)
@@ -198,7 +198,7 @@ def _is_mask_of_batch(x: ShardedTensor, index: Any) -> bool:
 
 
 def _one_row(x: ShardedTensor, index: int) -> Tensor:
-    """A row, from its owner."""
+    """One row, broadcast by its owner."""
     DIGESTS.compare(index)
     if not -x.rows.n <= index < x.rows.n:
         raise IndexError(
@@ -238,7 +238,7 @@ def _rows_of_replicated(x: Tensor, dim: int, index: ShardedTensor) -> ShardedTen
 
 
 def plan_of_range(index: ShardedTensor, n: int) -> None:
-    """Every rank knows whether the entries of an index are in range on all of them.
+    """Check that the entries of an index are in range on all ranks.
 
     Raises:
         IndexError: on all ranks.
@@ -288,7 +288,7 @@ def setitem(func: Any, args: Arguments, kwargs: Options) -> None:
 
 
 def _set_replicated(x: Tensor, index: Any, value: Any) -> None:
-    """One number for all rows of a replicated tensor that the ranks' positions name."""
+    """Assign one number to all rows of a replicated tensor at the positions of any rank."""
     if not (is_sharded(index) and index.dim() == 1 and index.dtype in _INTEGERS) or not x.dim():
         raise NoRuleError
     if isinstance(value, Tensor) and (value.dim() or is_sharded(value)):
@@ -323,7 +323,7 @@ def _set_row(view: Tensor, rows: Layout, axis: int, index: int, value: Any) -> N
 
 @rule("index_select")
 def index_select(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """Rows at positions."""
+    """``index_select``: the rows at given positions."""
     x, dim, index = bound(args, kwargs, input=REQUIRED, dim=REQUIRED, index=REQUIRED)
     if not isinstance(dim, int) or not -x.dim() <= dim < x.dim() or index.dim() > 1:
         raise NoRuleError
@@ -344,7 +344,7 @@ def index_select(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 @rule("index_copy", in_place=True)
 def index_copy(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """Assigning to rows at positions."""
+    """Assign to the rows at given positions."""
     x, dim, index, source = bound(
         args, kwargs, input=REQUIRED, dim=REQUIRED, index=REQUIRED, source=REQUIRED
     )
@@ -362,7 +362,7 @@ def index_copy(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 @rule("masked_select")
 def masked_select(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """Elements by a mask of the same single dimension."""
+    """``masked_select`` by a mask, both with one dimension."""
     x, mask = bound(args, kwargs, input=REQUIRED, mask=REQUIRED)
     if x.dim() != 1 or mask.dim() != 1 or not is_sharded(x):
         raise NoRuleError
@@ -371,7 +371,7 @@ def masked_select(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 @rule("embedding")
 def embedding(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
-    """Rows of a replicated table."""
+    """``embedding``: the rows of a replicated table."""
     index, table = args[:2]
     if is_sharded(table) or not is_sharded(index):
         raise NoRuleError
@@ -382,7 +382,7 @@ def embedding(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
 
 @rule("one_hot")
 def one_hot(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
-    """Classes as unit vectors."""
+    """``one_hot``: classes as unit vectors."""
     x, num_classes = bound(args, kwargs, input=REQUIRED, num_classes=-1)
     largest = int(x.max()) if x.numel() else -1
     if x.numel() and (int(x.min()) < 0 or 0 <= num_classes <= largest):
@@ -395,7 +395,7 @@ def one_hot(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
 
 @rule("nonzero")
 def nonzero(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """The positions of what is true in a vector."""
+    """``nonzero``: the positions of the nonzero elements of a vector."""
     (x,) = bound(args, {k: v for k, v in kwargs.items() if k != "as_tuple"}, input=REQUIRED)
     if x.dim() != 1:
         raise NoRuleError

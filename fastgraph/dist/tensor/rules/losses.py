@@ -1,4 +1,4 @@
-"""Losses: sums over the rows of each rank, divided by the global count."""
+"""Rules for losses: sums over the rows of each rank, divided by the global count."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def of_classes(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 
 def _weight_of(target: Tensor, weight: Any, ignored: int) -> float:
-    """How many targets count, or the sum of the weights of their classes."""
+    """The number of targets that count, or the sum of the weights of their classes."""
     counts = target != ignored
     if weight is None:
         return int(counts.sum())

@@ -35,7 +35,7 @@ _OF_MEMORY = {"is_cuda", "is_cpu", "is_sparse", "is_nested", "is_quantized", "is
     is_conj is_neg is_shared is_pinned dim_order"""
 )
 def of_the_whole(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """Shapes and types, which the tensor itself has."""
+    """Shape, dtype and the like, which the tensor itself has."""
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
 
@@ -48,7 +48,7 @@ def of_memory(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 @rule("data_ptr untyped_storage storage _typed_storage resize_ set_ share_memory_ __dlpack__")
 def memory(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """No memory holds the whole."""
+    """Refuse access to memory: no rank holds that of the whole tensor."""
     raise NotImplementedError(
         f"a sharded tensor has no {name_of(func)}: its rows are in the memory of several "
         "processes; use fastgraph.dist.whole(tensor)"
@@ -57,7 +57,7 @@ def memory(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 @rule("__get__")
 def get(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """Attributes."""
+    """Get an attribute."""
     x, name = args[0], func.__self__.__name__
     leaf = leaf_of(x.local) if name in ("grad", "is_leaf") else None
     if leaf is not None:
@@ -83,7 +83,7 @@ def get(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 @rule("__set__")
 def assign(func: Any, args: Arguments, kwargs: Options) -> None:
-    """Attributes that programs set."""
+    """Set an attribute."""
     x, value = args
     name = func.__self__.__name__
     if not is_sharded(x):  # a replicated tensor is given sharded data or gradients
@@ -103,13 +103,13 @@ def assign(func: Any, args: Arguments, kwargs: Options) -> None:
 
 @rule("__delete__")
 def delete(func: Any, args: Arguments, kwargs: Options) -> None:
-    """Attributes that programs delete."""
+    """Delete an attribute."""
     delattr(args[0].local, func.__self__.__name__)
 
 
 @rule("backward")
 def backward(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """The backward pass, which starts at the rows of each rank."""
+    """``backward``: it starts from the rows of each rank."""
     if func is torch.autograd.backward:
         options = dict(zip(_OF_BACKWARD, args, strict=False)) | kwargs
         options["grad_tensors"] = _gradients(options["tensors"], options.get("grad_tensors"))
@@ -164,7 +164,7 @@ def _of_output(x: Any, grad: Any) -> Any:
 
 
 def like_rows(value: Any, x: ShardedTensor) -> Tensor:
-    """The rows of a tensor of the same shape that this rank holds of another one."""
+    """The local rows of a tensor, laid out like another tensor of the same shape."""
     if is_sharded(value):
         if value.axis == x.axis:
             aligned: Tensor = value.aligned(x.rows)
@@ -175,7 +175,7 @@ def like_rows(value: Any, x: ShardedTensor) -> Tensor:
 
 @rule("retain_grad")
 def retain_grad(func: Any, args: Arguments, kwargs: Options) -> None:
-    """Keep the gradient of what is no leaf."""
+    """``retain_grad``: keep the gradient of a tensor that is no leaf."""
     args[0].local.retain_grad()
 
 
@@ -243,7 +243,7 @@ def deepcopy(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
 
 @rule("numpy __array__")
 def as_array(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """The whole as an array, which cannot be written to: the tensor would not change with it."""
+    """``numpy``: the whole as an array, read-only because writes would not reach the tensor."""
     x = args[0]
     array = on_the_whole(lambda y: func(y, *args[1:], **kwargs), name_of(func), (x,), {})
     array.flags.writeable = False

@@ -1,4 +1,4 @@
-"""Statistics of batches, over the rows of all ranks."""
+"""Rules for normalisation layers: statistics are over the rows of all ranks."""
 
 from __future__ import annotations
 

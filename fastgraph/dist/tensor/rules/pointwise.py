@@ -1,4 +1,4 @@
-"""Operations on one element, or one element of each operand, at a time."""
+"""Rules for pointwise operations: each rank computes them on its own rows."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def names() -> str:
 
 @rule(names())
 def pointwise(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """Each rank does its own rows; other operands are broadcast or split like them."""
+    """Compute the local rows; other operands are broadcast, or split like them."""
     in_place = is_in_place(name_of(func))
     if in_place and not is_sharded(args[0]):
         raise NoRuleError
@@ -85,7 +85,7 @@ def contiguous(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 @rule("to type type_as cpu")
 def converted(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """Other dtypes, or the one of another tensor, whatever its shape."""
+    """Convert to another dtype, or to that of another tensor of any shape."""
     x, other = args[0], args[1] if len(args) > 1 else kwargs.get("other")
     if isinstance(other, Tensor):
         _check_on_cpu(other.device)
@@ -104,14 +104,14 @@ def _check_on_cpu(*values: Any) -> None:
 
 
 def leading(*values: Any) -> ShardedTensor:
-    """The sharded operand of most dimensions, by which the result is laid out."""
+    """The sharded operand with most dimensions, whose layout is that of the result."""
     tensors = [x for x in leaves(*values) if is_sharded(x)]
     lead: ShardedTensor = max(tensors, key=lambda x: x.local.dim())
     return lead
 
 
 def local_operands(rows: Layout, axis: int) -> Any:
-    """The function that makes a local operand of each value."""
+    """A function that returns the local operand for a value."""
     return lambda x: aligned(x, rows, axis)
 
 

@@ -1,4 +1,4 @@
-"""Products of matrices."""
+"""Rules for products of matrices, dense and sparse."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fastgraph.layers.linear import linear as in_memory_of_results
 
 @rule("linear")
 def linear(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
-    """Rows times replicated weights."""
+    """``linear``: local rows times replicated weights."""
     x, weight, bias = bound(args, kwargs, input=REQUIRED, weight=REQUIRED, bias=None)
     sharded = is_sharded(weight) or is_sharded(bias)
     if sharded or not is_sharded(x) or x.axis == x.local.dim() - 1:
@@ -41,7 +41,7 @@ def linear(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
 
 @rule("matmul mm bmm mv dot __matmul__ __rmatmul__")
 def matmul(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """Products; where the inner dimension is sharded, the sum of those of the ranks."""
+    """``matmul``; if the inner dimension is sharded, products are summed over ranks."""
     a: Any
     b: Any
     a, b = bound(args, kwargs, input=REQUIRED, other=REQUIRED)
@@ -95,7 +95,7 @@ def _sharded(local: Tensor, rows: Layout, axis: int) -> ShardedTensor:
 
 @rule("addmm addmv baddbmm", in_place=True)
 def addmm(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """Products that are added to something."""
+    """``addmm`` and its like: a product plus another tensor."""
     x, a, b, beta, alpha = bound(
         args, kwargs, input=REQUIRED, a=REQUIRED, b=REQUIRED, beta=1, alpha=1
     )
@@ -126,7 +126,7 @@ def bilinear(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
 
 @rule("einsum")
 def einsum(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """Sums of products by the names of their dimensions."""
+    """``einsum``: sums of products, by the names of dimensions."""
     equation, operands = args[0], args[1:]
     if not isinstance(equation, str) or kwargs:
         raise NoRuleError

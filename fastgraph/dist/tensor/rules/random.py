@@ -87,7 +87,7 @@ def _exact(
     order: Sequence[int] | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """Some elements of what one process would draw, whose memory has dimensions in an order."""
+    """Some elements of what one process would draw, whose dimensions have this order in memory."""
     empty = torch.empty_permuted(tuple(shape), tuple(order or range(len(shape))), dtype=dtype)
     drawn: Tensor = func(empty, *args, **kwargs)
     for axis, positions in at.items():
@@ -137,7 +137,7 @@ def dropout_factor(
 
 @rule("dropout dropout_")
 def dropout(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """Elements that are dropped, and others that are scaled."""
+    """Dropout: elements are set to 0 or scaled."""
     x, p, training, inplace = bound(
         args, kwargs, input=REQUIRED, p=0.5, training=True, inplace=False
     )
@@ -186,14 +186,14 @@ def _normal(x: ShardedTensor) -> Tensor:
 
 @rule("rand_like randn_like")
 def like(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """New random numbers."""
+    """A new tensor of random numbers."""
     x = args[0]
     return ShardedTensor(_drawn(func, x, args[1:], kwargs), x.rows, x.axis)
 
 
 @rule("uniform_ normal_")
 def fill(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """Random numbers in place."""
+    """Fill a tensor with random numbers in place."""
     x = args[0]
     if not is_sharded(x):
         raise NoRuleError
@@ -203,7 +203,7 @@ def fill(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 @rule("bernoulli")
 def bernoulli(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """Ones with the probability that each element is."""
+    """``bernoulli``: 1 with the probability that each element gives, else 0."""
     (x,) = bound(args, kwargs, input=REQUIRED)
     if WORLD.random == "exact" or not is_sharded(x):
         raise NoRuleError

@@ -1,4 +1,4 @@
-"""Reductions: over rows they are collectives, and their results are replicated."""
+"""Rules for reductions: over the sharded dimension collectives, with replicated results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _count(x: ShardedTensor, dims: list[int]) -> int:
 def _local_result(
     func: Any, x: ShardedTensor, dims: list[int], args: Arguments, kw: Options
 ) -> Any:
-    """A reduction over other dimensions than that of rows, which each rank does by itself."""
+    """A reduction over other dimensions than the sharded one: each rank reduces its own rows."""
     out = func(x.local, *args, **kw)
     first = out[0] if isinstance(out, tuple) else out
     kept = first.dim() == x.local.dim()
@@ -69,7 +69,7 @@ def total(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 @rule("count_nonzero")
 def count_nonzero(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """How many elements are not zero."""
+    """``count_nonzero``: the number of elements that are not zero."""
     x, dim = bound(args, kwargs, input=REQUIRED, dim=None)
     return (x != 0).sum(_dims(x, dim))
 
@@ -106,7 +106,7 @@ def extremum(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 
 def _with_position(func: Any, x: ShardedTensor, args: Arguments, kwargs: Options) -> Any:
-    """The extremum of a vector of integers, and the first position at which it is."""
+    """The extremum of a vector of integers, and the first position where it is found."""
     if x.local.dim() != 1 or x.is_floating_point() or x.dtype == torch.bool or not x.rows.n:
         raise NoRuleError  # which of several rows, upstream does not say
     best = getattr(x, f"a{name_of(func)}")()
@@ -119,7 +119,7 @@ def _with_position(func: Any, x: ShardedTensor, args: Arguments, kwargs: Options
 
 @rule("argmax argmin")
 def position_of_extremum(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """Where the largest or smallest element of each row is."""
+    """``argmax`` and ``argmin``: the index of the extremum of each row."""
     x, dim, _ = bound(args, kwargs, input=REQUIRED, dim=None, keepdim=False)
     dims = _dims(x, dim)
     if dim is None or x.axis in dims:
@@ -181,7 +181,7 @@ def variance(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 
 def _root(x: Tensor) -> Tensor:
-    """The square root, whose gradient is 0 at 0, as upstream has it for norms."""
+    """The square root, with gradient 0 at 0, as upstream defines it for norms."""
     zero = x == 0
     return torch.where(zero, torch.zeros_like(x), torch.where(zero, 1.0, x).sqrt())
 

@@ -1,4 +1,4 @@
-"""Scatters: values go to the owners of the rows that they are for."""
+"""Rules for scatters: values are sent to the owners of the rows that they are added to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fastgraph.dist.tensor.table import (
 
 
 class _Call(NamedTuple):
-    """A scatter.
+    """The arguments of a scatter.
 
     Attributes:
         x: what is added to.
@@ -131,7 +131,7 @@ def _vector(index: ShardedTensor, dim: int) -> ShardedTensor:
 
 @rule("scatter_add index_add scatter_reduce", in_place=True)
 def scatter(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """Sums, and what else is reduced among rows of one rank."""
+    """Sums over all ranks; other reductions where all rows are of one rank."""
     call = _parsed(func, args, kwargs)
     if call.index.dtype != torch.int64 and call.broadcast:
         raise NoRuleError
@@ -162,7 +162,7 @@ def _check_adds(call: _Call) -> None:
 
 
 def _to_owners(call: _Call, x: ShardedTensor, found: Plan, in_place: bool) -> ShardedTensor:
-    """Each rank adds up what it has for each row of the others, which then add that."""
+    """Each rank adds up its values for each row, and sends these sums to the rows' owners."""
     _check_adds(call)
     values = call.source.movedim(call.dim, 0)
     if call.factor != 1:
@@ -178,7 +178,7 @@ def _to_owners(call: _Call, x: ShardedTensor, found: Plan, in_place: bool) -> Sh
 
 
 def _to_replicated(call: _Call, in_place: bool) -> Tensor:
-    """The sum over ranks is added to a replicated tensor."""
+    """Scatter into a replicated tensor: the sum over all ranks is added to it."""
     _check_adds(call)
     plan_of_range(call.index, call.x.shape[call.dim])
     zeros = torch.zeros_like(call.x, memory_format=torch.contiguous_format)
@@ -258,7 +258,7 @@ def _best(call: _Call, found: Plan | None) -> Any:
 
 @rule("new_zeros new_ones new_full new_empty")
 def new(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """New tensors of as many rows as there are nodes or edges are sharded like these."""
+    """New tensors with one row for each node or edge are sharded like these."""
     x, rest = args[0], args[1:]
     options = dict(kwargs)
     size = options.pop("size", None)

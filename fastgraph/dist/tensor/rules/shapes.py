@@ -1,4 +1,4 @@
-"""Other shapes of the same rows."""
+"""Rules for operations that change shapes and keep rows."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _reshaped(x: ShardedTensor, size: int, axis: int) -> Layout | None:
 
 @rule("unsqueeze")
 def unsqueeze(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
-    """A new dimension."""
+    """``unsqueeze``: add a dimension."""
     x, dim = bound(args, kwargs, input=REQUIRED, dim=REQUIRED)
     at = dim + x.local.dim() + 1 if dim < 0 else dim
     return ShardedTensor(x.local.unsqueeze(dim), x.rows, x.axis + (at <= x.axis))
@@ -115,7 +115,7 @@ def unsqueeze(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
 
 @rule("squeeze")
 def squeeze(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
-    """Dimensions of size 1 less, but for the sharded one, whatever its local size."""
+    """``squeeze``: drop dimensions of size 1, but for the sharded one, whatever its local size."""
     x, dim = bound(args, kwargs, input=REQUIRED, dim=None)
     wanted = range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     if any(not -x.dim() <= d < x.dim() for d in wanted):
@@ -129,7 +129,7 @@ def squeeze(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
 
 @rule("expand expand_as repeat tile broadcast_to")
 def expand(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """Other dimensions are repeated; the sharded one stays as it is."""
+    """``expand`` and ``repeat`` of other dimensions than the sharded one."""
     x, name = args[0], name_of(func)
     if kwargs:
         raise NoRuleError
@@ -152,7 +152,7 @@ def expand(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 @rule("stack")
 def stack(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """Each rank stacks its rows."""
+    """``stack``: each rank stacks its rows."""
     tensors, dim = bound(args, kwargs, tensors=REQUIRED, dim=0)
     lead = next(x for x in tensors if is_sharded(x))
     if any(x.shape != lead.shape for x in tensors):
@@ -232,7 +232,7 @@ def along(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 
 def _pieces(func: Any, x: ShardedTensor, args: Arguments, kwargs: Options) -> tuple[Any, ...]:
-    """Consecutive rows, as slices of these."""
+    """``split``, ``chunk`` and their like: slices of consecutive rows."""
     whole = torch.empty(x.shape, device="meta")
     sizes = [piece.shape[x.axis] for piece in func(whole, *args[1:], **kwargs)]
     before = (slice(None),) * x.axis
@@ -260,7 +260,7 @@ def iterate(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 @rule("layer_norm rms_norm group_norm")
 def normalise_features(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
-    """Norms over the last dimensions."""
+    """Normalisation over the last dimensions."""
     x = args[0]
     if name_of(func) == "group_norm":
         normalised = x.dim() - 1
@@ -281,7 +281,7 @@ def _entered(x: Any) -> Any:
 
 @rule("pad")
 def pad(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
-    """More columns."""
+    """``pad``: add columns."""
     x, sizes = args[:2]
     if len(sizes) // 2 > x.local.dim() - 1 - x.axis:
         raise NoRuleError
