@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from typing import Any, NamedTuple
 
@@ -12,13 +13,16 @@ from torch import Tensor, nn
 import fastgraph
 from tests.ab import Arguments
 
+# Errors of DGL's library begin with the time and end with addresses of the stack.
+_PLACES = re.compile(r"^\[\d+:\d+:\d+\] |\nStack trace:\n.*", re.DOTALL)
+
 
 class Outcome(NamedTuple):
     """How a call ended.
 
     Attributes:
         step: ``"forward"`` or ``"backward"``, in which the error came; ``"end"`` where none did.
-        error: its class and its text, without notes.
+        error: its class and its text, without notes, times and stacks.
         results: outputs, then gradients of floating-point inputs and parameters.
     """
 
@@ -69,7 +73,7 @@ def outcome(module: nn.Module, call: Arguments) -> Outcome:
             cotangents = [torch.randn(t.shape, dtype=torch.float64).to(t) for t in needed]
             gradients = torch.autograd.grad(needed, inputs, cotangents, allow_unused=True)
     except Exception as error:
-        return Outcome(step, (type(error), str(error)))
+        return Outcome(step, (type(error), _PLACES.sub("", str(error))))
     return Outcome("end", None, (*(t.detach() for t in found), *gradients))
 
 

@@ -39,7 +39,7 @@ def plan(
     # Without edges DGL computes something else, in float32.
     if isinstance(call, str) or len(call.structure.index) == 0:
         return None
-    if kind == "gcn" and not call.shared:
+    if (kind == "gcn" and not call.shared) or not _fits(module, call):
         return None
     if edge_weight is None:
         return lambda: _forward(module, call, None)
@@ -47,6 +47,20 @@ def plan(
         return None
     flat = one_for_each_edge("edge_weight", edge_weight, call)
     return None if isinstance(flat, str) else lambda: _forward(module, call, flat)
+
+
+def _fits(module: SAGEConv, call: Accepted) -> bool:
+    """True if features have the channels and the dtype of the layer.
+
+    For others DGL raises an error, that of a product of other matrices than those of the route.
+    """
+    src, dst = call.inputs
+    if src.shape[1] != module._in_src_feats or src.shape[1] == 0:
+        return False
+    if not call.shared and dst.shape[1] != module._in_dst_feats:
+        return False
+    weight = module.fc_neigh._parameters.get("weight")  # of a program's own module, maybe none
+    return weight is None or weight.dtype == src.dtype == dst.dtype
 
 
 def _forward(module: SAGEConv, call: Accepted, edge_weight: Tensor | None) -> Tensor:
