@@ -53,7 +53,7 @@ def with_linear_of_first(
 ) -> tuple[Tensor, Tensor]:
     """``x`` and ``linear(x[:num_rows], weight, bias)``, whose gradients are one in memory.
 
-    torch would make one of the product, another with zeros for the other rows, and then a sum.
+    torch would make another one with zeros for the other rows, and then a sum.
 
     Args:
         x: ``[nodes, in_channels]``. The gradient of what is returned for it must be one that an
@@ -64,8 +64,11 @@ def with_linear_of_first(
     """
     is_plain = type(x) in _PLAIN and x.dim() == 2 and x.dtype == weight.dtype
     if is_plain and x.requires_grad and torch.is_grad_enabled():
-        return _WithLinearOfFirst.apply(x, num_rows, weight, bias)  # type: ignore[no-any-return,no-untyped-call]
-    return x, linear(x[:num_rows], weight, bias)
+        # Without the weight, whose gradient alone would need that of `x` otherwise.
+        x, first = _WithFirst.apply(x, num_rows)  # type: ignore[no-untyped-call]
+    else:
+        first = x[:num_rows]
+    return x, linear(first, weight, bias)
 
 
 def _gains(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -123,30 +126,19 @@ class _AddLinear(torch.autograd.Function):
         )
 
 
-class _WithLinearOfFirst(torch.autograd.Function):
+class _WithFirst(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, num_rows: int, weight: Tensor, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
         ctx.num_rows = num_rows
-        ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, weight)
-        return x.view_as(x), _product(x[:num_rows], weight.t(), bias)
+        return x.view_as(x), x[:num_rows]
 
     @staticmethod
-    def backward(ctx: Any, grad_x: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        wants_x, _, wants_weight, wants_bias = wanted_gradients(ctx)
-        if wants_x and needs_torch_operations(grad_x, grad):
+    def backward(ctx: Any, grad_x: Tensor, grad: Tensor) -> tuple[Tensor, None]:
+        if needs_torch_operations(grad_x, grad):
             rest = grad_x.new_zeros(len(grad_x) - ctx.num_rows, grad_x.shape[1])
-            grad_x = grad_x + torch.cat([grad @ weight, rest])
-        elif wants_x:
-            grad_x[: ctx.num_rows].addmm_(grad, weight)
-        return (
-            grad_x,
-            None,
-            grad.t() @ x[: ctx.num_rows] if wants_weight else None,
-            grad.sum(0) if wants_bias else None,
-        )
+            return grad_x + torch.cat([grad, rest]), None
+        grad_x[: ctx.num_rows] += grad
+        return grad_x, None
 
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:

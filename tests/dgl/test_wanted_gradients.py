@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import fastgraph
-from tests.dgl.graphs import ORDINARY, of_case
+from tests.dgl.graphs import ORDINARY, block, of_case
 from tests.dgl.test_layers import IN, SUMS
+from tests.graphs import Case
 from tests.wanted import assert_only_wanted_gradients, penalty, penalty_gradients
 
 import dgl.nn as dglnn  # isort: skip
@@ -51,6 +52,22 @@ def test_layers(name: str) -> None:
     is_other = name == "AGNNConv"
     name = type(module).__name__
     assert_only_wanted_gradients(module, run, features(), name, same_products=not is_other)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_layers_on_blocks(name: str) -> None:
+    """Their destinations are the first of the sources, whose gradients are one in memory."""
+    torch.manual_seed(0)
+    module = EVERY[name]()
+    mfg = block(
+        Case("few destinations", ORDINARY.edge_index[:, ORDINARY.edge_index[1] < 9], 30, 30)
+    )
+    x = features()[: mfg.num_src_nodes()].detach().requires_grad_()
+    is_other = name == "AGNNConv"
+    name = type(module).__name__
+    assert_only_wanted_gradients(
+        module, lambda module, x: module(mfg, x), x, name, same_products=not is_other
+    )
 
 
 @pytest.mark.parametrize("name", ["GraphConv both", "SAGEConv mean", "SAGEConv pool", *ATTENTION])
