@@ -25,6 +25,7 @@ from fastgraph.dgl.attention import (
 )
 from fastgraph.dgl.calls import Accepted, accepted, edge_values_refusal
 from fastgraph.dgl.modules import LINEAR
+from fastgraph.dgl.sizes import EDGE_ATTENTION, of_layer
 from fastgraph.dgl.structure import Named, Structure
 from fastgraph.graphs.edges import Grouped
 from fastgraph.layers.attention import same_dtype
@@ -35,7 +36,13 @@ from fastgraph.routing.dispatch import Computation, replace_method
 
 def install(patches: Patches) -> None:
     """Replace ``EdgeGATConv.forward``."""
-    replace_method(patches, EdgeGATConv, "forward", plan)
+    replace_method(
+        patches,
+        EdgeGATConv,
+        "forward",
+        plan,
+        is_small=of_layer(EDGE_ATTENTION, lambda module: module._num_heads * module._out_feats),
+    )
 
 
 def plan(

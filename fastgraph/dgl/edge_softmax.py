@@ -10,9 +10,11 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.dgl.conditions import NoOperator, call_refusal
+from fastgraph.dgl.sizes import SOFTMAX, is_too_small
 from fastgraph.dgl.structure import directed_structure_of
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.dispatch import Computation
+from fastgraph.routing.sizes import TOO_SMALL
 
 _LEAST_OF_ROWS = 16
 """Edges for each node, on average, from which a single score for each edge gains something."""
@@ -34,6 +36,8 @@ def plan(gidx: Any, score: Any, eids: Any = ALL, norm_by: str = "dst") -> Comput
         check_rows(score, eids.numel() if isinstance(eids, Tensor) else 0)
         return NoOperator("a softmax of some of the edges has no operator")
     check_rows(score, gidx.num_edges(0))
+    if is_too_small(SOFTMAX, gidx, score):
+        return TOO_SMALL
     directed = directed_structure_of(gidx)
     if isinstance(directed, str):
         return directed

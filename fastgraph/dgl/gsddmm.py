@@ -12,8 +12,10 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.dgl.conditions import LEAST_CHANNELS, NoOperator, features_refusal
+from fastgraph.dgl.sizes import PRODUCT, is_too_small
 from fastgraph.dgl.structure import Structure, directed_structure_of
 from fastgraph.routing.dispatch import Computation
+from fastgraph.routing.sizes import TOO_SMALL
 
 # Channels of each head, and of all, where no gradient is needed: DGL is slow in its backward pass.
 _LEAST_IN_INFERENCE, _LEAST_OF_ALL_HEADS = 16, 32
@@ -48,6 +50,8 @@ def plan(
         return NoOperator(f"{op} of {lhs_target} and {rhs_target} has no operator")
     if is_backward:
         lhs, rhs = rhs, lhs
+    if is_too_small(PRODUCT, gidx, lhs, lhs.shape[1:].numel()):
+        return TOO_SMALL
     directed = directed_structure_of(gidx)
     if isinstance(directed, str):
         return directed

@@ -19,6 +19,14 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.dgl.conditions import LEAST_CHANNELS, NoOperator, features_refusal, last_wins
+from fastgraph.dgl.sizes import (
+    EXTREMUM,
+    EXTREMUM_OF_EDGES,
+    SUM,
+    SUM_OF_EDGES,
+    WEIGHTED_SUM,
+    is_too_small,
+)
 from fastgraph.dgl.structure import (
     Relation,
     Structure,
@@ -26,6 +34,7 @@ from fastgraph.dgl.structure import (
     structure_of,
 )
 from fastgraph.routing.dispatch import Computation
+from fastgraph.routing.sizes import TOO_SMALL
 
 _REDUCTIONS = ("sum", "max", "min")
 _ROUTED = [(op, reduce) for op in ("copy_lhs", "copy_rhs") for reduce in _REDUCTIONS]
@@ -36,6 +45,15 @@ _ROUTED.append(("mul", "sum"))
 _LEAST_OF_EDGES = 16
 _LEAST_OF_EDGES_IN_INFERENCE = 128  # DGL adds them up well, and is slow in its backward pass
 _LEAST_WEIGHTED = 4
+
+_LEAST_EDGES = {
+    ("copy_lhs", True): SUM,
+    ("copy_lhs", False): EXTREMUM,
+    ("copy_rhs", True): SUM_OF_EDGES,
+    ("copy_rhs", False): EXTREMUM_OF_EDGES,
+    ("mul", True): WEIGHTED_SUM,
+}
+"""By how features are combined, and whether they are added up."""
 
 
 def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | str:
@@ -59,6 +77,8 @@ def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | s
         return NoOperator(f"{reduce} of {channels} channels of edges has no operator")
     if op == "mul" and channels < _LEAST_WEIGHTED:
         return NoOperator(f"{reduce} of {channels} weighted channels has no operator")
+    if is_too_small(_LEAST_EDGES[op, reduce == "sum"], gidx, x, channels):
+        return TOO_SMALL
     # The order of edges does not matter for sums, so that those of a reversed graph are found.
     if reduce == "sum":
         directed = directed_structure_of(gidx)

@@ -14,6 +14,7 @@ from torch import Tensor
 from fastgraph import ops
 from fastgraph.dgl.calls import Accepted, accepted
 from fastgraph.dgl.relations import Pairs, pairs_of, typed_linear_refusal
+from fastgraph.dgl.sizes import TYPED_ATTENTION, of_layer
 from fastgraph.layers.sums import first_rows
 from fastgraph.plugins.patching import Patches
 from fastgraph.routing.dispatch import Computation, replace_method
@@ -21,7 +22,13 @@ from fastgraph.routing.dispatch import Computation, replace_method
 
 def install(patches: Patches) -> None:
     """Replace ``HGTConv.forward``."""
-    replace_method(patches, HGTConv, "forward", plan)
+    replace_method(
+        patches,
+        HGTConv,
+        "forward",
+        plan,
+        is_small=of_layer(TYPED_ATTENTION, lambda module: module.head_size * module.num_heads),
+    )
 
 
 def plan(

@@ -13,11 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 import dgl.backend.pytorch.sparse as upstream
+import torch
 
 from fastgraph.dgl import edge_softmax, gsddmm, gspmm, segment_reduce
 from fastgraph.dgl.conditions import NoOperator
 from fastgraph.plugins.patching import Patches
 from fastgraph.routing.dispatch import Computation, decide
+from fastgraph.routing.sizes import TOO_SMALL
+from fastgraph.routing.status import LEFT_WHOLE, count_too_small, is_counted
 from fastgraph.routing.switch import SWITCH
 
 
@@ -63,6 +66,11 @@ def _routed(function: Any, name: str, plan: Callable[..., Computation | str]) ->
     def apply(*arguments: Any) -> Any:
         if SWITCH.active:
             planned = plan(*arguments)
+            if isinstance(planned, str) and _is_part(planned):
+                return function.apply(*arguments)
+            if planned is TOO_SMALL:
+                count_too_small(name)
+                return function.apply(*arguments)
             has_route = not isinstance(planned, NoOperator)
             decided = decide(None, planned, has_route=has_route, name=name)
             if decided and not isinstance(planned, str):
@@ -70,6 +78,16 @@ def _routed(function: Any, name: str, plan: Callable[..., Computation | str]) ->
         return function.apply(*arguments)
 
     return apply
+
+
+def _is_part(planned: str) -> bool:
+    """True if the call that is refused is part of one that has been counted.
+
+    Functions that are left to upstream call others in their backward passes.
+    """
+    if is_counted(LEFT_WHOLE):
+        return True
+    return isinstance(planned, NoOperator) and torch._C._current_graph_task_id() != -1
 
 
 def _counting(function: Any, name: str, check: Callable[..., None]) -> Callable[..., Any]:

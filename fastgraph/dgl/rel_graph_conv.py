@@ -10,6 +10,7 @@ from torch import Tensor
 from fastgraph import ops
 from fastgraph.dgl.calls import Accepted, accepted, edge_values_refusal
 from fastgraph.dgl.relations import Pairs, pairs_of, typed_linear_refusal
+from fastgraph.dgl.sizes import RELATIONS, of_layer
 from fastgraph.layers.sums import add_to, first_rows
 from fastgraph.plugins.patching import Patches
 from fastgraph.routing.dispatch import Computation, replace_method
@@ -17,7 +18,7 @@ from fastgraph.routing.dispatch import Computation, replace_method
 
 def install(patches: Patches) -> None:
     """Replace ``RelGraphConv.forward``."""
-    replace_method(patches, RelGraphConv, "forward", plan)
+    replace_method(patches, RelGraphConv, "forward", plan, is_small=of_layer(RELATIONS))
 
 
 def plan(

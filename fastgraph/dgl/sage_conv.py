@@ -17,10 +17,17 @@ from fastgraph.dgl.calls import Accepted, accepted, one_for_each_edge
 from fastgraph.dgl.conditions import last_wins
 from fastgraph.dgl.modules import LINEAR, project
 from fastgraph.dgl.normalisation import with_itself
+from fastgraph.dgl.sizes import POOLING, SUM_WITH_ITSELF, of_layer
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.sums import add_to
 from fastgraph.plugins.patching import Patches
 from fastgraph.routing.dispatch import Computation, replace_method
+
+_IS_SMALL = {
+    "gcn": of_layer(SUM_WITH_ITSELF, lambda module: module._in_src_feats),
+    "pool": of_layer(POOLING, lambda module: module._in_src_feats),
+}
+"""By aggregator; what upstream computes then is too small for message passing, too."""
 
 
 def install(patches: Patches) -> None:
@@ -34,6 +41,8 @@ def plan(
     """The forward pass of a call, or ``None`` where it is left to message passing."""
     kind = module._aggre_type
     if kind not in ("mean", "gcn", "pool"):
+        return None
+    if kind in _IS_SMALL and _IS_SMALL[kind](module, (graph, feat), {}):
         return None
     call = accepted(module, "segment_reduce" if kind == "pool" else "spmm", graph, feat)
     # Without edges DGL computes something else, in float32.

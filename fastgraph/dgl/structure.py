@@ -119,6 +119,9 @@ class Structure:
         return recalled((self._identity, name, len(tensors), *options), compute, given, tensors)
 
 
+_LEAST_ASCENDING = 20_000
+"""For fewer edges DGL makes a CSC in less time than it takes to look at its COO."""
+
 _LOOKED_AT = 64
 """At how many destinations, to find that they do not ascend before all edges are sorted."""
 
@@ -186,7 +189,7 @@ def _read(gidx: Any) -> Structure | str:
     if "csc" not in formats["created"] + formats["not created"]:
         return "a graph that is restricted to formats without CSC"
     with normal_mode():  # what is read must serve training as well
-        if formats["created"] == ["coo"]:
+        if formats["created"] == ["coo"] and gidx.number_of_edges(0) >= _LEAST_ASCENDING:
             found = _read_ascending(gidx)
             if found is not None:
                 return found

@@ -17,6 +17,7 @@ from fastgraph.graphs.edges import OutOfRange
 from fastgraph.plugins.patching import Patches
 from fastgraph.routing.sizes import Least, is_too_small
 from fastgraph.routing.status import (
+    LEFT_WHOLE,
     RouteRefusedError,
     calls_counted,
     count_refused,
@@ -91,6 +92,7 @@ def replace_method(
     decided: bool = True,
     least: Least | None = None,
     width: Callable[[Any, Any, Any], object] = _width_of_features,
+    is_small: Callable[[Any, Any, Any], bool] | None = None,
 ) -> None:
     """Replace ``cls.name``: run what ``plan(module, *args)`` returns, or upstream's own code.
 
@@ -106,22 +108,29 @@ def replace_method(
             where graphs are of another kind.
         width: of the layer and its positional and keyword arguments gives what has as many
             channels as are aggregated, or their number; default: the argument ``x``.
+        is_small: of the layer and its positional and keyword arguments says whether a graph of
+            another kind has too few edges. It is not asked while code is compiled.
     """
     upstream: Callable[..., Any] = getattr(cls, name)
     plan.__qualname__ = upstream.__qualname__  # which wrong calls are reported with
     label = label_of(cls)
+    has_bound = least is not None or is_small is not None
 
     @functools.wraps(upstream)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not SWITCH.active:  # an instance kept this function beyond `disable()`
             return upstream(self, *args, **kwargs)
-        if least is not None and not torch.compiler.is_compiling():
-            edge_index = args[1] if len(args) > 1 else kwargs.get("edge_index")
-            if is_too_small(least, edge_index, width, self, args, kwargs):
+        if has_bound and not torch.compiler.is_compiling():
+            if least is None:
+                is_left = is_small is not None and is_small(self, args, kwargs)
+            else:
+                edge_index = args[1] if len(args) > 1 else kwargs.get("edge_index")
+                is_left = is_too_small(least, edge_index, width, self, args, kwargs)
+            if is_left:
                 if not is_counted(self):
                     count_too_small(label if type(self) is cls else label_of(type(self)))
                 counted = calls_counted()
-                counted.append(self)
+                counted.append(LEFT_WHOLE if least is None else self)
                 try:
                     return upstream(self, *args, **kwargs)
                 finally:

@@ -80,6 +80,20 @@ def is_too_small(
     return rows == 2 and current().min_edges is None and edge_index.is_cpu
 
 
+def are_too_few(least: Least, num_edges: int) -> bool:
+    """True if a call on so many edges of a graph on the CPU would take longer than upstream's.
+
+    Never where the setting ``min_edges`` says what is too small. Not to be asked while code is
+    compiled.
+
+    Args:
+        least: how many edges there must be.
+        num_edges: how many there are.
+    """
+    bound = least.training if is_grad_enabled() else least.inference
+    return num_edges < bound and current().min_edges is None
+
+
 def of_many(*_: object) -> None:
     """Features with so many channels that their number does not matter."""
 

@@ -20,6 +20,7 @@ from tests.dgl.graphs import ORDINARY, dgl, graph, of_case
 from tests.graphs import random_edges
 
 import dgl.nn as dglnn  # isort: skip
+from fastgraph.dgl import structure  # isort: skip
 
 
 @pytest.fixture(autouse=True)
@@ -170,7 +171,10 @@ def test_new_graphs_in_old_places_are_new() -> None:
 
 
 @pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
-def test_ascending_destinations_need_no_csc_of_dgls(idtype: torch.dtype) -> None:
+def test_ascending_destinations_need_no_csc_of_dgls(
+    idtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(structure, "_LEAST_ASCENDING", 300)
     index = random_edges(30, 20, 300).to(idtype)
     index = index[:, index[1].argsort(stable=True)]
     x, w, edges = torch.randn(30, 8), torch.rand(300, 1), torch.randn(300, 128)
@@ -188,7 +192,16 @@ def test_ascending_destinations_need_no_csc_of_dgls(idtype: torch.dtype) -> None
     assert len(MEMO) == 0
 
 
-def test_destinations_that_ascend_almost_everywhere() -> None:
+def test_destinations_of_few_edges_are_not_looked_at() -> None:
+    index = random_edges(30, 20, 300)
+    g = graph(index[:, index[1].argsort(stable=True)], 30, 20)
+    with fastgraph.enabled(strict=True):
+        dgl.ops.copy_u_sum(g, torch.randn(30, 8))
+    assert "csc" in g.formats()["created"]
+
+
+def test_destinations_that_ascend_almost_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structure, "_LEAST_ASCENDING", 300)
     index = random_edges(30, 20, 300)
     index = index[:, index[1].argsort(stable=True)]
     index[:, [1, 298]] = index[:, [298, 1]]  # between those that are looked at

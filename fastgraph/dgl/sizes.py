@@ -1,0 +1,89 @@
+"""Graphs of DGL that are too small to gain from an operator, as measured on the CPU.
+
+DGL groups the edges of a graph when they are first needed, and so do we, in memory of our own. What
+that takes on a graph that is new at each call decides, as a result must not depend on the calls
+before. See :mod:`fastgraph.routing.sizes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from dgl.heterograph import DGLGraph
+from dgl.heterograph_index import HeteroGraphIndex
+from torch import Tensor
+from torch.nn import Parameter
+
+from fastgraph.routing.sizes import Least, are_too_few
+
+# Of message passing, for wide features. DGL adds up features of sources as fast as kernels do, so
+# that only more than a graph's edges can make up for these.
+SUM = Least(inference=100_000, training=40_000)
+EXTREMUM = Least(inference=40_000, training=60_000)
+WEIGHTED_SUM = Least(inference=12_000, training=5_000)
+SUM_OF_EDGES = Least(inference=40_000, training=40_000)
+EXTREMUM_OF_EDGES = Least(inference=100_000, training=100_000)
+PRODUCT = Least(inference=20_000, training=5_000)
+SOFTMAX = Least(inference=20_000, training=15_000)
+
+# Of layers that are replaced as a whole. Those that are not here gain on any graph.
+EDGE_ATTENTION = Least(inference=5_000, training=4_000)
+TYPED_ATTENTION = Least(inference=250, training=100)
+RELATIONS = Least(inference=2_000, training=500)
+POOLING = Least(inference=5_000, training=8_000)
+SUM_WITH_ITSELF = Least(inference=40_000, training=20_000)
+
+WIDE = 32
+"""The channels from which on their number does not matter."""
+
+NARROW_TIMES = 8
+"""How many times as many edges there must be for fewer channels."""
+
+_PLAIN = (Tensor, Parameter)
+
+
+def is_too_small(least: Least, gidx: Any, features: object, channels: int = WIDE) -> bool:
+    """True if a call of message passing would take longer than upstream's.
+
+    Never for features on GPUs, sharded ones and index objects that are not DGL's own. It is to be
+    asked before anything is read of the graph.
+
+    Args:
+        least: how many edges there must be.
+        gidx: DGL's index object of a graph with one relation.
+        features: of nodes or edges.
+        channels: how many they have.
+    """
+    if not isinstance(features, Tensor) or type(features) not in _PLAIN:
+        return False
+    if type(gidx) is not HeteroGraphIndex or not features.is_cpu:
+        return False
+    if torch.compiler.is_compiling():
+        return False
+    num_edges = gidx.number_of_edges(0)
+    return are_too_few(least, num_edges if channels >= WIDE else num_edges // NARROW_TIMES)
+
+
+def of_layer(
+    least: Least, channels: Callable[[Any], int] | None = None
+) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]:
+    """:func:`is_too_small` of a layer and its positional and keyword arguments.
+
+    Args:
+        least: how many edges there must be.
+        channels: of the layer gives how many there are in each message; default: many.
+    """
+
+    def is_small(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        graph = args[0] if args else kwargs.get("graph", kwargs.get("g"))
+        if not isinstance(graph, DGLGraph):
+            return False
+        features = args[1] if len(args) > 1 else kwargs.get("feat", kwargs.get("x"))
+        if isinstance(features, tuple) and features:
+            features = features[0]
+        width = WIDE if channels is None else channels(module)
+        return is_too_small(least, graph._graph, features, width)
+
+    return is_small

@@ -1,0 +1,218 @@
+"""Graphs that are too small to gain: upstream runs, at once, and nothing is read of the graph."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fastgraph
+from fastgraph.routing.sizes import TOO_SMALL, Least
+from tests.dgl.graphs import dgl
+
+dglnn = pytest.importorskip("dgl.nn.pytorch")
+
+from fastgraph.dgl import sizes, structure  # noqa: E402  (it imports DGL)
+
+WIDE = 32
+
+Call = Callable[[Any, Tensor], Any]
+
+
+@pytest.fixture(autouse=True)
+def default_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As programs have it: the measured default."""
+    monkeypatch.delenv("FASTGRAPH_MIN_EDGES")
+
+
+def graph(num_edges: int) -> Any:
+    """Edges that begin and end at 20 nodes, at each of them where there are 20 or more."""
+    ends = torch.arange(num_edges)
+    return dgl.graph((ends * 7 % 20, ends % 20), num_nodes=20)
+
+
+def counts(name: str) -> tuple[int, int, dict[str, int]]:
+    row = fastgraph.status().row(name)
+    return row.routed, row.fell_back, dict(row.reasons)
+
+
+def edge_values(g: Any, *shape: int) -> Tensor:
+    return torch.ones(g.num_edges(), *shape)
+
+
+CALLS: dict[str, tuple[str, Call, Least]] = {
+    "sum": ("dgl.gspmm", lambda g, x: dgl.ops.copy_u_sum(g, x), sizes.SUM),
+    "max": ("dgl.gspmm", lambda g, x: dgl.ops.copy_u_max(g, x), sizes.EXTREMUM),
+    "weighted sum": (
+        "dgl.gspmm",
+        lambda g, x: dgl.ops.u_mul_e_sum(g, x, edge_values(g, 1)),
+        sizes.WEIGHTED_SUM,
+    ),
+    "max of edges": (
+        "dgl.gspmm",
+        lambda g, x: dgl.ops.copy_e_max(g, edge_values(g, x.shape[1])),
+        sizes.EXTREMUM_OF_EDGES,
+    ),
+    "dot products": ("dgl.gsddmm", lambda g, x: dgl.ops.u_dot_v(g, x, x), sizes.PRODUCT),
+    "softmax": (
+        "dgl.edge_softmax",
+        lambda g, x: dgl.ops.edge_softmax(g, edge_values(g, 2)),
+        sizes.SOFTMAX,
+    ),
+}
+
+LAYERS: dict[str, tuple[Callable[[int], nn.Module], Least]] = {
+    "EdgeGATConv": (lambda c: dglnn.EdgeGATConv(c, 3, c // 2, 2), sizes.EDGE_ATTENTION),
+    "HGTConv": (lambda c: dglnn.HGTConv(c, c // 2, 2, 1, 1, 0.0), sizes.TYPED_ATTENTION),
+    "RelGraphConv": (lambda c: dglnn.RelGraphConv(c, c, 2), sizes.RELATIONS),
+}
+
+
+def further(layer: str, g: Any) -> dict[str, Tensor]:
+    """The arguments of a layer after the graph and the features of nodes."""
+    num_edges = g.num_edges()
+    return {
+        "EdgeGATConv": {"edge_feat": edge_values(g, 3)},
+        "HGTConv": {
+            "ntype": torch.zeros(20, dtype=torch.int64),
+            "etype": torch.zeros(num_edges, dtype=torch.int64),
+        },
+        "RelGraphConv": {"etypes": torch.arange(num_edges) % 2},
+    }.get(layer, {})
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("call", CALLS)
+def test_the_number_of_edges_decides_on_message_passing(call: str, training: bool) -> None:
+    name, function, least = CALLS[call]
+    x = torch.randn(20, WIDE, requires_grad=True)
+    bound = least.training if training else least.inference
+    with torch.set_grad_enabled(training), fastgraph.enabled(strict=True):
+        function(graph(bound - 1), x)
+        assert counts(name) == (0, 1, {TOO_SMALL: 1})
+        function(graph(bound), x)
+        assert counts(name) == (1, 1, {TOO_SMALL: 1})
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_number_of_edges_decides_on_layers(layer: str, training: bool) -> None:
+    make, least = LAYERS[layer]
+    conv, x = make(WIDE), torch.randn(20, WIDE)
+    bound = least.training if training else least.inference
+    with torch.set_grad_enabled(training), fastgraph.enabled(strict=True):
+        for num_edges, expected in ((bound - 1, (0, 1)), (bound, (1, 1))):
+            g = graph(num_edges)
+            conv(g, x, **further(layer, g))
+            assert counts(layer) == (*expected, {TOO_SMALL: 1})
+        g = graph(40)
+        with fastgraph.enabled(min_edges=0):
+            conv(g, x, **further(layer, g))
+        assert counts(layer) == (2, 1, {TOO_SMALL: 1})
+
+
+@pytest.mark.parametrize("layer", ["EdgeGATConv", "HGTConv"])
+def test_narrow_messages_need_more_edges(layer: str) -> None:
+    make, least = LAYERS[layer]
+    conv, x, bound = make(8), torch.randn(20, 8), sizes.NARROW_TIMES * least.training
+    with fastgraph.enabled():
+        for num_edges, expected in ((bound - 1, (0, 1)), (bound, (1, 1))):
+            g = graph(num_edges)
+            conv(g, x, **further(layer, g))
+            assert counts(layer) == (*expected, {TOO_SMALL: 1})
+
+
+def test_narrow_features_need_more_edges() -> None:
+    bound = sizes.NARROW_TIMES * sizes.WEIGHTED_SUM.training
+    _, function, _ = CALLS["weighted sum"]
+    with fastgraph.enabled():
+        function(graph(bound - 1), torch.randn(20, WIDE - 1))
+        assert counts("dgl.gspmm") == (0, 1, {TOO_SMALL: 1})
+        function(graph(bound), torch.randn(20, WIDE - 1))
+        assert counts("dgl.gspmm") == (1, 1, {TOO_SMALL: 1})
+
+
+@pytest.mark.parametrize("layer", ["GraphConv", "GATConv", "AGNNConv"])
+def test_layers_that_gain_on_any_graph(layer: str) -> None:
+    make = {
+        "GraphConv": lambda: dglnn.GraphConv(8, 8),
+        "GATConv": lambda: dglnn.GATConv(8, 4, 2),
+        "AGNNConv": dglnn.AGNNConv,
+    }[layer]
+    with fastgraph.enabled(strict=True):
+        make()(graph(20), torch.randn(20, 8))
+    assert counts(layer) == (1, 0, {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "bound"),
+    [("pool", sizes.POOLING.training), ("gcn", sizes.SUM_WITH_ITSELF.training)],
+)
+def test_some_layers_are_left_to_message_passing(kind: str, bound: int) -> None:
+    conv, x = dglnn.SAGEConv(WIDE, WIDE, kind), torch.randn(20, WIDE)
+    with fastgraph.enabled():
+        conv(graph(bound - 1), x)
+        assert counts("SAGEConv")[0] == 0
+        assert counts("dgl.gspmm") == (0, 1, {TOO_SMALL: 1})
+        conv(graph(bound), x)
+        assert counts("SAGEConv")[0] == 1
+
+
+@pytest.mark.parametrize("layer", [*LAYERS, "GINConv", "APPNPConv"])
+def test_nothing_is_read_of_a_small_graph(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {
+        "GINConv": lambda c: dglnn.GINConv(nn.Linear(c, c), "max"),
+        "APPNPConv": lambda c: dglnn.APPNPConv(2, 0.1),
+    }
+    conv = (others.get(layer) or LAYERS[layer][0])(WIDE)
+    x = torch.randn(20, WIDE, requires_grad=True)
+    g = graph(60)
+    arguments = further(layer, g)
+
+    def step() -> list[Tensor]:
+        out = conv(graph(60), x, **arguments)
+        return [out, *torch.autograd.grad(out.square().sum(), [x, *conv.parameters()])]
+
+    expected = step()
+
+    def read(*_: object) -> str:
+        raise AssertionError("a graph was read")
+
+    monkeypatch.setattr(structure, "_read", read)
+    with fastgraph.enabled(strict=True), warnings.catch_warnings():
+        warnings.simplefilter("error", fastgraph.FallbackWarning)
+        found = step()
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+    assert {reason for row in fastgraph.status().rows for reason in row.reasons} == {TOO_SMALL}
+
+
+def test_a_given_least_number_of_edges_counts_instead() -> None:
+    x = torch.randn(20, WIDE)
+    with fastgraph.enabled(min_edges=60):
+        dgl.ops.copy_u_sum(graph(60), x)
+        dgl.ops.copy_u_sum(graph(59), x)
+    assert counts("dgl.gspmm") == (1, 1, {"fewer than min_edges=60 edges": 1})
+
+
+def test_wrong_calls_are_told_whatever_the_size() -> None:
+    with fastgraph.enabled(), pytest.raises(ValueError, match="must have a row for each of 40"):
+        dgl.ops.edge_softmax(graph(40), torch.ones(39, 2))
+    with fastgraph.enabled(), pytest.raises(ValueError, match="must have a row for each of 20"):
+        dgl.ops.u_dot_v(graph(40), torch.ones(20, 4), torch.ones(0, 4))
+
+
+def test_layers_need_no_more_edges_than_what_they_consist_of() -> None:
+    """Or else parts of a layer would be routed that is too small as a whole."""
+    parts = (sizes.WEIGHTED_SUM, sizes.SUM, sizes.SOFTMAX, sizes.PRODUCT)
+    for _, least in LAYERS.values():
+        for part in parts:
+            assert least.inference <= part.inference and least.training <= part.training
+    assert sizes.SUM_WITH_ITSELF.inference <= sizes.SUM.inference
+    assert sizes.SUM_WITH_ITSELF.training <= sizes.SUM.training
+    assert sizes.POOLING.inference <= sizes.EXTREMUM.inference
+    assert sizes.POOLING.training <= sizes.EXTREMUM.training
