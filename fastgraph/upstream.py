@@ -56,6 +56,38 @@ LAYERS = {
 """By module, the layers that have a route: all that lists layers reads it here."""
 
 
+_POOLING = "pooling has no route"
+_COLOURS = "colours of nodes are counted, not aggregated"
+
+UNROUTED = {
+    "torch_geometric.nn.conv": {"WLConv": _COLOURS},
+    "torch_geometric.nn.pool": dict.fromkeys(
+        (
+            "TopKPooling",
+            "SAGPooling",
+            "EdgePooling",
+            "ClusterPooling",
+            "ASAPooling",
+            "PANPooling",
+            "MemPooling",
+        ),
+        _POOLING,
+    ),
+    # DGL's other readouts are sums and maxima of segments, which have a route.
+    "dgl.nn.pytorch.glob": dict.fromkeys(
+        ("SortPooling", "SetTransformerEncoder", "SetTransformerDecoder"), _POOLING
+    ),
+}
+"""By module, classes that aggregate, have no route and pass no messages, and why."""
+
+GLOBAL_POOLING = {
+    "sum": ("global_add_pool", _POOLING),
+    "mean": ("global_mean_pool", _POOLING),
+    "max": ("global_max_pool", _POOLING),
+}
+"""PyG's functions of this kind, by the reduction that they ask for."""
+
+
 def label_of(cls: type) -> str:
     """The name under which calls of a layer are counted: with its package, except for PyG's own.
 

@@ -40,6 +40,7 @@ def fastgraph_routes() -> list[Route]:
     return [
         _route("graphs", "dgl", "structure"),
         _route("message passing", "dgl", "message_passing"),
+        _route("unrouted", "dgl.nn.pytorch", "unrouted"),
         *(_route(name, "dgl.nn.pytorch", file) for name, file, _ in layers if file is not None),
     ]
 

@@ -32,7 +32,7 @@ from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
 from fastgraph.routing.dispatch import decide, run_upstream
 from fastgraph.routing.sizes import EXTREMUM, SUM, Least, is_too_small
-from fastgraph.routing.status import count_too_small, is_counted
+from fastgraph.routing.status import calls_counted, count_too_small, is_counted
 from fastgraph.routing.switch import SWITCH
 from fastgraph.upstream import label_of
 
@@ -144,15 +144,35 @@ def _routed(
             # Without a route there is another reason.
             if has_route and is_too_small(_least_of(self), edge_index, kwargs.get, "x"):
                 count_too_small(label if type(self) is cls else label_of(type(self)))
-                return upstream(self, edge_index, *args, **kwargs)
+                return _left(None, upstream, self, edge_index, *args, **kwargs)
         planned = _planned(self, edge_index, args, kwargs) if generated else _OVERRIDDEN
         if not _is_routed(self, planned) or isinstance(planned, str):
-            left: Tensor = run_upstream(planned, upstream, self, edge_index, *args, **kwargs)
-            return left
+            return _left(planned, upstream, self, edge_index, *args, **kwargs)
         return aggregated(planned, is_private=False)
 
     propagate._fastgraph_upstream = upstream  # type: ignore[attr-defined]
     return propagate
+
+
+def _left(
+    reason: object, upstream: Callable[..., Tensor], module: MessagePassing, *args: Any, **kw: Any
+) -> Tensor:
+    """Upstream's ``propagate``, which has been counted together with the aggregation in it."""
+    if torch.compiler.is_compiling():
+        out: Tensor = run_upstream(reason, upstream, module, *args, **kw)
+        return out
+    counted = calls_counted()
+    counted.append(upstream)  # not the module, calls of which in here are counted one by one
+    try:
+        out = run_upstream(reason, upstream, module, *args, **kw)
+    finally:
+        counted.pop()
+    return out
+
+
+def _own_propagate(module: MessagePassing, edge_index: Any, **arguments: Any) -> Tensor:
+    out: Tensor = module.propagate(edge_index, **arguments)
+    return out
 
 
 def _least_of(module: MessagePassing) -> Least:
@@ -205,10 +225,10 @@ def _plan_call(
         _is_routed(module, "propagate is replaced on the instance")
     upstream = _generated_propagate(module)
     if upstream is None:
-        return lambda module, edge_index, **arguments: module.propagate(edge_index, **arguments)
+        return functools.partial(_left, None, _own_propagate)
     planned = _planned(module, edge_index, (), arguments)
     if not _is_routed(module, planned) or isinstance(planned, str):
-        return functools.partial(run_upstream, planned, upstream)
+        return functools.partial(_left, planned, upstream)
     return planned
 
 

@@ -1,0 +1,155 @@
+"""What aggregates outside message passing runs as it is, and is counted with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import (
+    ASAPooling,
+    EdgePooling,
+    GCNConv,
+    GINConv,
+    MemPooling,
+    ResGatedGraphConv,
+    SAGEConv,
+    SAGPooling,
+    TopKPooling,
+    WLConv,
+    aggr,
+    global_add_pool,
+    global_max_pool,
+    global_mean_pool,
+)
+
+import fastgraph
+from tests.graphs import random_edges
+
+NODES, CHANNELS = 12, 4
+EDGES = random_edges(NODES, NODES, 40)
+BATCH = torch.arange(NODES) // 5
+
+pytestmark = pytest.mark.filterwarnings("ignore::fastgraph.FallbackWarning")
+
+
+def counts() -> dict[str, tuple[int, int]]:
+    return {row.layer: (row.routed, row.fell_back) for row in fastgraph.status().rows}
+
+
+def called_twice(call: Callable[[], object]) -> dict[str, tuple[int, int]]:
+    """The counts of a call, whose results are those without fastgraph."""
+    torch.manual_seed(0)
+    expected = call()
+    with fastgraph.enabled(strict=True, min_edges=0):
+        torch.manual_seed(0)
+        found = call()
+        call()
+    if isinstance(expected, Tensor):
+        assert isinstance(found, Tensor) and torch.equal(found, expected)
+    return counts()
+
+
+AGGREGATIONS: dict[str, Callable[[], nn.Module]] = {
+    "SumAggregation": aggr.SumAggregation,
+    "MaxAggregation": aggr.MaxAggregation,
+    "SoftmaxAggregation": lambda: aggr.SoftmaxAggregation(learn=True),
+    "MultiAggregation": lambda: aggr.MultiAggregation(["mean", "std"]),
+    "Set2Set": lambda: aggr.Set2Set(CHANNELS, 2),
+    "AttentionalAggregation": lambda: aggr.AttentionalAggregation(nn.Linear(CHANNELS, 1)),
+}
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_aggregations_called_by_themselves(name: str) -> None:
+    module, x = AGGREGATIONS[name](), torch.randn(NODES, CHANNELS)
+    assert called_twice(lambda: module(x, BATCH)) == {name: (0, 2)}
+    with fastgraph.enabled():
+        assert fastgraph.is_accelerated(module, x, BATCH) == (
+            False,
+            [f"{name}: the aggregation is called by itself"],
+        )
+
+
+def test_aggregations_within_layers_are_part_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(NODES, CHANNELS)
+    routed = GINConv(nn.Linear(CHANNELS, 3), aggr="max")
+    several = SAGEConv(CHANNELS, 3, aggr=["mean", "max"])
+    without_route = ResGatedGraphConv(CHANNELS, 3)
+    with fastgraph.enabled(min_edges=0):
+        for layer in (routed, several, without_route):
+            layer(x, EDGES)
+    monkeypatch.delenv("FASTGRAPH_MIN_EDGES")
+    with fastgraph.enabled():  # too small
+        routed(x, EDGES)
+    assert counts() == {"GINConv": (1, 1), "SAGEConv": (0, 1), "ResGatedGraphConv": (0, 1)}
+
+
+POOLING: dict[str, tuple[Callable[[], nn.Module], dict[str, tuple[int, int]]]] = {
+    "TopKPooling": (lambda: TopKPooling(CHANNELS), {}),
+    "SAGPooling": (lambda: SAGPooling(CHANNELS), {"GraphConv": (2, 0)}),
+    "ASAPooling": (lambda: ASAPooling(CHANNELS), {"LEConv": (0, 2)}),
+    "EdgePooling": (lambda: EdgePooling(CHANNELS), {}),
+}
+
+
+@pytest.mark.parametrize("name", POOLING)
+def test_pooling_layers(name: str) -> None:
+    make, layers = POOLING[name]
+    module, x = make(), torch.randn(NODES, CHANNELS)
+    found = called_twice(lambda: module(x, EDGES, batch=BATCH))
+    assert found.pop(name) == (0, 2)
+    assert found == layers
+
+
+def test_pooling_without_a_graph() -> None:
+    x = torch.randn(NODES, CHANNELS)
+    memory = MemPooling(CHANNELS, 3, heads=2, num_clusters=2)
+    assert called_twice(lambda: memory(x, BATCH)) == {"MemPooling": (0, 2)}
+
+
+@pytest.mark.parametrize("pool", [global_add_pool, global_mean_pool, global_max_pool])
+def test_global_pooling(pool: Callable[..., Tensor]) -> None:
+    x = torch.randn(NODES, CHANNELS)
+    assert called_twice(lambda: pool(x, BATCH)) == {pool.__name__: (0, 2)}
+    fastgraph.status().reset()
+    assert called_twice(lambda: pool(x, None)) == {}  # torch's own reduction of a dense matrix
+
+
+def test_a_model_with_pooling_is_not_accelerated_as_a_whole() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = GCNConv(CHANNELS, 3)
+
+        def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+            return global_mean_pool(self.conv(x, edge_index), batch)
+
+    model, x = Model(), torch.randn(NODES, CHANNELS)
+    with fastgraph.enabled():
+        assert fastgraph.is_accelerated(model, x, EDGES, BATCH) == (
+            False,
+            ["global_mean_pool: pooling has no route"],
+        )
+        expected = model(x, EDGES, BATCH)
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x, EDGES, BATCH), expected)
+        scripted = torch.jit.script(model)
+        torch.testing.assert_close(scripted(x, EDGES, BATCH), expected)
+    assert counts()["global_mean_pool"] == (0, 1)
+
+
+def test_colours_of_nodes() -> None:
+    conv, x = WLConv(), torch.zeros(NODES, dtype=torch.long)
+    assert called_twice(lambda: conv(x, EDGES)) == {"WLConv": (0, 2)}
+
+
+def test_upstreams_own_functions_come_back() -> None:
+    from torch_geometric.nn.pool import glob
+
+    before = aggr.Aggregation.__call__, TopKPooling.forward, WLConv.forward, glob.scatter
+    with fastgraph.enabled():
+        assert aggr.Aggregation.__call__ is not before[0]
+    after = aggr.Aggregation.__call__, TopKPooling.forward, WLConv.forward, glob.scatter
+    assert all(a is b for a, b in zip(before, after, strict=True))
