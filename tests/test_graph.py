@@ -20,6 +20,7 @@ from fastgraph.backends import building
 from fastgraph.backends.tasks import CHUNK, SMALL_CHUNK, chunk_of
 from fastgraph.graphs import memo
 from fastgraph.graphs.edges import Edges, Grouped, graph_of, renumbered_graph
+from fastgraph.graphs.graph import beside
 from fastgraph.graphs.memo import MEMO
 from fastgraph.registry.registry import REGISTRY
 from tests.graphs import Case, all_cases, random_edges
@@ -135,6 +136,20 @@ def test_degrees_and_repr() -> None:
     held = sum(rows.nbytes for rows in (graph.by_destination, graph.by_source))
     assert graph.nbytes == held
     assert repr(graph) == "Graph(num_src=3, num_dst=4, num_edges=3)"
+
+
+def test_what_a_renumbered_graph_shares_counts_once() -> None:
+    edges = random_edges(50, 40, 600)
+    graph = Graph(edges, 50, 40)
+    alone = graph.nbytes
+    renumbered = beside(graph, "renumbered", graph.renumbered)
+    rows = renumbered.by_destination
+    shared = [t for t in (rows.ptr, rows.col) if any(t is own for own in graph.by_destination)]
+    assert len(shared) == 2 and graph.by_destination.edge_id is not None
+    assert graph.nbytes == alone + renumbered.nbytes - sum(t.nbytes for t in shared)
+    tensors = [*graph.by_destination, *graph.by_source, *rows, *renumbered.by_source]
+    held = {id(t): t.nbytes for t in tensors if isinstance(t, Tensor)}
+    assert graph.nbytes == sum(held.values())
 
 
 def lookup(index: Tensor) -> Graph:

@@ -179,10 +179,23 @@ class Graph:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both groupings, whether they exist yet or not, and of what is beside them."""
+        """Bytes of both groupings, whether they exist yet or not, and of what is beside them.
+
+        Tensors that a graph beside this one shares with it count once.
+        """
         by_source = 8 * (self.num_src + 1) + 2 * 4 * self.num_edges
-        beside = sum(getattr(learnt, "nbytes", 0) for learnt in tuple(self._beside.values()))
-        return self.by_destination.nbytes + by_source + beside
+        beside = shared = 0
+        for learnt in tuple(self._beside.values()):
+            beside += getattr(learnt, "nbytes", 0)
+            if isinstance(learnt, Graph):
+                shared += self._shared_bytes(learnt)
+        return self.by_destination.nbytes + by_source + beside - shared
+
+    def _shared_bytes(self, other: Graph) -> int:
+        """Bytes of the tensors that another graph's edges by destination have from this one's."""
+        own = {id(t) for t in self.by_destination if isinstance(t, Tensor)}
+        theirs = (t for t in other.by_destination if isinstance(t, Tensor))
+        return sum(t.nbytes for t in theirs if id(t) in own)
 
     def __repr__(self) -> str:
         return f"Graph(num_src={self.num_src}, num_dst={self.num_dst}, num_edges={self.num_edges})"
