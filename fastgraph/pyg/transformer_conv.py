@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import TransformerConv
 
 from fastgraph import ops
-from fastgraph.graphs.edges import Edges
+from fastgraph.graphs.edges import Edges, KnownGraph, edges_from_themselves
 from fastgraph.layers.attention import (
     Inputs,
     Terms,
@@ -19,9 +19,15 @@ from fastgraph.layers.attention import (
     same_dtype,
     terms_of,
 )
-from fastgraph.layers.edge_projection import project_edge_channels, with_edge_channels
+from fastgraph.layers.edge_projection import (
+    is_projected_by_edge,
+    project_edge_channels,
+    with_edge_channels,
+)
+from fastgraph.layers.sums import add_to
 from fastgraph.plugins.patching import Patches
 from fastgraph.pyg.attention import (
+    Located,
     accepted,
     dropout_rate,
     edge_projection,
@@ -68,7 +74,10 @@ def plan(
     found = located(call, None, numbered=need_weights or edge_attr is not None)
     if isinstance(found, str):
         return found
-    arguments = (module, call.inputs, found.edges, edge_attr, need_weights)
+    by_edge = None
+    if isinstance(found.graph, KnownGraph) and _is_projected_by_edge(module, found, edge_attr):
+        by_edge = edges_from_themselves(found.graph.graph)
+    arguments = (module, call.inputs, found.edges, edge_attr, need_weights, by_edge)
     if not need_weights:
         return lambda: found.while_computing(_forward, *arguments)[0]
 
@@ -98,17 +107,36 @@ def _edge_refusal(module: TransformerConv, edge_attr: Any, edge_index: Tensor) -
     return None
 
 
+def _is_projected_by_edge(
+    module: TransformerConv, found: Located, edge_attr: Tensor | None
+) -> bool:
+    if edge_attr is None or module.lin_edge is None or not edge_attr.is_cpu:
+        return False
+    assert isinstance(found.graph, KnownGraph)
+    graph, itemsize = found.graph.graph, module.lin_edge.weight.itemsize
+    sizes = graph.num_edges, graph.num_dst, module.heads, module.out_channels
+    return is_projected_by_edge(*sizes, itemsize)
+
+
 def _forward(
     module: TransformerConv,
     inputs: Inputs,
     edges: Edges,
     edge_attr: Tensor | None,
     need_weights: bool,
+    by_edge: Edges | None,
 ) -> tuple[Tensor, Tensor | None]:
     shape = (-1, module.heads, module.out_channels)
     query = project(module.lin_query, inputs.dst).view(shape)
     key = project(module.lin_key, inputs.src).view(shape)
     value = project(module.lin_value, inputs.src).view(shape)
+    if by_edge is not None:
+        assert edge_attr is not None
+        of_edges = project(module.lin_edge, edge_attr).view(shape)
+        sources = edges.index[0]
+        key = add_to(key.index_select(0, sources), of_edges)
+        value = add_to(value.index_select(0, sources), of_edges)
+        edges, edge_attr = by_edge, None
     root = project(module.lin_skip, inputs.dst) if module.root_weight else None
     out, alpha, terms = _attend(module, query, key, value, root, edges, edge_attr, need_weights)
     if root is None or module.lin_beta is None:

@@ -13,7 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn import GATv2Conv, MessagePassing, TransformerConv
 
 import fastgraph
-from fastgraph.layers.edge_projection import project_edge_channels, with_edge_channels
+from fastgraph.layers import edge_projection
+from fastgraph.layers.edge_projection import (
+    is_projected_by_edge,
+    project_edge_channels,
+    with_edge_channels,
+)
+from fastgraph.pyg import transformer_conv
 from tests.ab import arguments, assert_same
 from tests.graphs import random_edges
 
@@ -26,18 +32,29 @@ def features(*shape: int) -> Tensor:
     return torch.randn(*shape)
 
 
+@pytest.fixture
+def folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The projection of edges is folded, whatever the sizes."""
+    monkeypatch.setattr(edge_projection, "_LEAST_TO_FOLD", 0)
+
+
 @pytest.mark.parametrize("heads", [1, 3, 4])
 @pytest.mark.parametrize("edge_dim", [1, 3, 4, 16, 33])
 @pytest.mark.parametrize("cls", [GATv2Conv, TransformerConv])
+@pytest.mark.usefixtures("folded")
 def test_every_width(cls: type[MessagePassing], edge_dim: int, heads: int) -> None:
     torch.manual_seed(0)
     module = cls(CHANNELS, 7, heads=heads, edge_dim=edge_dim)
     assert_same(module, arguments(features(NODES, CHANNELS), EDGES, features(90, edge_dim)))
 
 
+@pytest.mark.parametrize("least_to_fold", [0, 128])
 @pytest.mark.parametrize("frozen", ["edge", "weight", "both"])
 @pytest.mark.parametrize("cls", [GATv2Conv, TransformerConv])
-def test_what_is_frozen_gets_no_gradient(cls: type[MessagePassing], frozen: str) -> None:
+def test_what_is_frozen_gets_no_gradient(
+    cls: type[MessagePassing], frozen: str, least_to_fold: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge_projection, "_LEAST_TO_FOLD", least_to_fold)
     torch.manual_seed(0)
     module = cls(CHANNELS, 7, heads=3, edge_dim=5).double()
     module.lin_edge.weight.requires_grad_(frozen == "edge")
@@ -97,6 +114,7 @@ class _Products(TorchDispatchMode):
 @pytest.mark.parametrize(
     ("wanted", "products"), [("all", 6), ("weight", 5), ("nodes", 4), ("frozen", 4)]
 )
+@pytest.mark.usefixtures("folded")
 def test_products_around_the_operator(wanted: str, products: int) -> None:
     """Two fold, two are their gradients for nodes, and two those for the weight, if it is asked."""
     module = TransformerConv(CHANNELS, 7, heads=3, edge_dim=5)
@@ -114,3 +132,103 @@ def test_products_around_the_operator(wanted: str, products: int) -> None:
     counts = forward.seen + backward.seen
     assert counts["bmm"] + counts["baddbmm_"] == products
     assert counts["cat"] == 0
+
+
+def test_where_each_edge_is_projected() -> None:
+    assert is_projected_by_edge(6000, 3000, 8, 8, 4)
+    assert is_projected_by_edge(800, 100, 4, 16, 4)
+    assert not is_projected_by_edge(801, 100, 4, 16, 4)
+    assert is_projected_by_edge(200, 100, 1, 64, 4)
+    assert not is_projected_by_edge(400, 100, 1, 64, 4)
+    assert is_projected_by_edge(1 << 20, 1 << 19, 1, 8, 4)
+    assert not is_projected_by_edge((1 << 20) + 1, 1 << 19, 1, 8, 4)
+    assert not is_projected_by_edge(1 << 20, 1 << 19, 1, 8, 8)
+    assert is_projected_by_edge(0, 0, 1, 8, 4)
+
+
+@pytest.mark.parametrize(("num_edges", "folds"), [(384, 0), (385, 1)])
+def test_sizes_decide_which_way_edges_are_projected(
+    num_edges: int, folds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head's 8 channels and 16 edges for each of 24 nodes are what the rule allows."""
+    seen = []
+
+    def extended(query: Tensor, weight: Tensor) -> Tensor:
+        seen.append(weight.shape)
+        return with_edge_channels(query, weight)
+
+    monkeypatch.setattr(transformer_conv, "with_edge_channels", extended)
+    module = TransformerConv(CHANNELS, 8, heads=3, edge_dim=5)
+    edges = random_edges(NODES, NODES, num_edges)
+    with fastgraph.enabled(min_edges=0, strict=True):
+        module(features(NODES, CHANNELS), edges, features(num_edges, 5))
+    assert len(seen) == folds
+
+
+BY_EDGE: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "averaged": {"concat": False},
+    "beta": {"beta": True},
+    "no root": {"root_weight": False, "bias": False},
+}
+
+
+@pytest.mark.parametrize("heads", [1, 3, 4])
+@pytest.mark.parametrize("edge_dim", [1, 4, 33])
+@pytest.mark.parametrize("options", BY_EDGE)
+def test_edges_projected_one_by_one(options: str, edge_dim: int, heads: int) -> None:
+    torch.manual_seed(0)
+    module = TransformerConv(CHANNELS, 7, heads=heads, edge_dim=edge_dim, **BY_EDGE[options])
+    assert_same(module, arguments(features(NODES, CHANNELS), EDGES, features(90, edge_dim)))
+
+
+@pytest.mark.parametrize("order", ["any", "by destination"])
+def test_graphs_of_edges_projected_one_by_one(order: str) -> None:
+    """A hub, edges that occur twice, and nodes without any edge on either side."""
+    sources = torch.tensor([0, 3, 3, 1, 1, 1, 4, 0, 2, 2, 0])
+    destinations = torch.tensor([2, 2, 2, 0, 0, 2, 2, 2, 2, 2, 5])
+    edges = torch.stack([sources, destinations])
+    if order == "by destination":
+        edges = edges[:, destinations.argsort(stable=True)]
+    torch.manual_seed(0)
+    module = TransformerConv((CHANNELS, 5), 3, heads=2, edge_dim=6)
+    pair = (features(6, CHANNELS), features(7, 5))
+    assert_same(module, arguments(pair, edges, features(11, 6)))
+    none = torch.empty(2, 0, dtype=torch.long)
+    assert_same(module, arguments(pair, none, features(0, 6)))
+
+
+def test_weights_and_dropout_of_edges_projected_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Weights come in the order of edges, and the same edges are dropped either way."""
+    torch.manual_seed(0)
+    module = TransformerConv(CHANNELS, 7, heads=3, edge_dim=5, dropout=0.5).double()
+    given = (features(NODES, CHANNELS).double(), EDGES, features(90, 5).double())
+    found = []
+    for least_to_fold in (0, 128):
+        monkeypatch.setattr(edge_projection, "_LEAST_TO_FOLD", least_to_fold)
+        torch.manual_seed(7)
+        with fastgraph.enabled(min_edges=0, strict=True):
+            found.append(module(*given))
+    torch.testing.assert_close(*found)
+    module.eval()
+    expected, (_, alpha) = module(*given, return_attention_weights=True)
+    with fastgraph.enabled(min_edges=0, strict=True):
+        out, (_, weights) = module(*given, return_attention_weights=True)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(weights, alpha)
+
+
+@pytest.mark.parametrize("edited", ["edge_index", "edge_attr"])
+def test_edits_between_the_passes_where_each_edge_is_projected(edited: str) -> None:
+    module = TransformerConv(CHANNELS, 7, heads=3, edge_dim=5)
+    index, edge = EDGES.clone(), features(90, 5)
+    for enabled in (False, True):
+        accelerated = fastgraph.enabled(min_edges=0, strict=True)
+        with accelerated if enabled else contextlib.nullcontext():
+            out = module(features(NODES, CHANNELS), index, edge)
+            {"edge_index": index, "edge_attr": edge}[edited].zero_()
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                out.sum().backward()
+        index, edge = EDGES.clone(), features(90, 5)

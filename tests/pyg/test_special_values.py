@@ -24,6 +24,7 @@ from torch_geometric.nn import (
 )
 
 import fastgraph
+from fastgraph.layers import edge_projection
 from tests.graphs import random_edges
 
 NAN, INF = float("nan"), float("inf")
@@ -285,7 +286,10 @@ def test_gat_folds_the_projection_of_infinite_features() -> None:
     torch.testing.assert_close(ours["out"][0], value + call.module.bias)
 
 
-def test_transformer_folds_the_projection_of_infinite_features() -> None:
+def test_transformer_folds_the_projection_of_infinite_features(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(edge_projection, "_LEAST_TO_FOLD", 0)
     layer, call = two_edges(lambda: TransformerConv(4, 2, edge_dim=1))
     with torch.no_grad():
         call.module.get_parameter("lin_query.weight").zero_()
@@ -296,8 +300,11 @@ def test_transformer_folds_the_projection_of_infinite_features() -> None:
     assert upstream[name].isnan().all() and ours[name].isfinite().all()
 
 
-def test_transformer_projects_at_nodes_without_neighbours_too() -> None:
+def test_transformer_projects_at_nodes_without_neighbours_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It is the second node that has none."""
+    monkeypatch.setattr(edge_projection, "_LEAST_TO_FOLD", 0)
     layer, call = two_edges(lambda: TransformerConv(4, 2, edge_dim=1, root_weight=False))
     assert call.on_edges is not None
     call.on_edges.fill_(1.0)
