@@ -49,7 +49,7 @@ class Tiles(NamedTuple):
 
     @property
     def num_blocks(self) -> int:
-        """How many there are."""
+        """The number of blocks."""
         return len(self.bits)
 
     @property

@@ -23,7 +23,7 @@ from fastgraph.ops.library import is_defined_by
 from fastgraph.ops.spmm import REDUCTIONS
 
 SUMS = REDUCTIONS
-"""Those that are sums, divided by something or not."""
+"""Reductions that are sums, divided by something or not."""
 
 
 class Aggregation(NamedTuple):

@@ -45,7 +45,7 @@ _NARROW = 2
 """Up to so many channels, edges are nearly all that upstream's operations spend time on."""
 
 _NARROW_EDGES = 16
-"""How many times as many edges there must be for these."""
+"""Factor by which the least number of edges grows for so few channels."""
 
 
 def is_too_small(

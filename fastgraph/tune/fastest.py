@@ -172,7 +172,7 @@ def head_start(seconds: float) -> None:
 
 
 def seconds_on_gpu(call: Callable[[], object]) -> float:
-    """How long a call keeps the current stream of the current GPU busy; waits for it."""
+    """Seconds for which a call keeps the current stream of the current GPU busy; waits for it."""
     call()  # which may still prepare something
     begin = time.perf_counter()
     call()

@@ -77,7 +77,7 @@ class Sheet:
         }
 
     def warps_at_work(self, registers: int) -> int:
-        """How many warps of a kernel a multiprocessor holds, in whole blocks."""
+        """The number of warps of a kernel that a multiprocessor holds, in whole blocks."""
         of_warp = -(-registers * WARP // 256) * 256
         fitting = min(self.warps, REGISTERS // of_warp)
         return max(1, fitting // BLOCK_WARPS) * BLOCK_WARPS

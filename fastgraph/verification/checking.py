@@ -49,7 +49,7 @@ class Finding:
 
 
 def operators() -> list[str]:
-    """Those that are judged: a forward pass together with its backward pass."""
+    """The operators that are judged: a forward pass together with its backward pass."""
     return [name for name in SIGNATURES if not name.endswith("_backward")]
 
 

@@ -26,7 +26,7 @@ from fastgraph.settings import Settings
 Side = Literal["plain", "fastgraph"]
 
 COMMANDS: dict[Side, str] = {"plain": "python", "fastgraph": "python -m fastgraph"}
-"""How each side runs a program, in the order in which they are shown."""
+"""The ways in which each side runs a program, in the order in which they are shown."""
 
 # Steps while caches fill, memory is first touched and graphs are sorted.
 WARM_UP = 2

@@ -173,7 +173,7 @@ class Measurement:
 
     @property
     def seconds(self) -> float:
-        """How long it goes on already."""
+        """The seconds since it began."""
         return time.perf_counter() - self._started
 
     def finish(self, epochs: int) -> Balance:

@@ -91,7 +91,7 @@ def gini(values: Tensor) -> float:
 
 
 def _pairs(nodes: Tensor, parts: Tensor, n: int) -> int:
-    """How many different pairs there are: rows that are sent."""
+    """The number of different pairs: rows that are sent."""
     return len(torch.unique(parts * n + nodes))
 
 

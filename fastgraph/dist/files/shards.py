@@ -75,12 +75,12 @@ class Shards:
 
     @property
     def edges(self) -> int:
-        """How many edges there are."""
+        """The number of edges."""
         return sum(part.edges for part in self.parts)
 
     @property
     def cut(self) -> int:
-        """How many of them come from another rank."""
+        """The number of edges that come from another rank."""
         return self.edges - sum(row[rank] for rank, row in enumerate(self.between))
 
     def plot(self, path: str | os.PathLike[str]) -> None:

@@ -83,13 +83,13 @@ class Placement:
         return cls([rows for rows in nodes if rows is not None], edges, ends)
 
     def counts(self) -> tuple[list[int], list[int]]:
-        """How many nodes and edges each rank holds."""
+        """The number of nodes and edges that each rank holds."""
         of_nodes = [sum(counts) for counts in zip(*(r.counts for r in self.nodes), strict=True)]
         of_edges = [sum(c) for c in zip(*(x.rows.counts for x in self.edges), strict=True)]
         return of_nodes, of_edges
 
     def halo(self) -> list[int]:
-        """How many nodes of others each rank's edges come from. All ranks must call it."""
+        """The number of halo nodes of each rank. All ranks must call it."""
         far = 0
         for index, (source, _) in zip(self.edges, self.ends, strict=True):
             positions = index.local[0].unique()

@@ -123,7 +123,7 @@ class Layer(NamedTuple):
     work: float | None = None
 
     def seconds(self, mode: Mode, machine: Machine) -> float:
-        """How long a step of it takes in a mode."""
+        """The seconds that a step of the layer takes in a mode."""
         exchange = mode.messages * machine.latency + mode.sent / machine.bandwidth
         usual, backward = machine.work, BACKWARD
         if self.is_sum:
@@ -150,12 +150,12 @@ class Rows(NamedTuple):
 
     @property
     def busiest(self) -> int:
-        """How many rows a rank sends and receives at most."""
+        """The largest number of rows that a rank sends and receives."""
         return max(map(sum, zip(self.sends, self.receives, strict=True)))
 
     @property
     def excess(self) -> int:
-        """How many more edges than on the mean of all one has at most."""
+        """The edges of the rank with most of them, less the mean of all ranks."""
         return max(self.edges) - sum(self.edges) // len(self.edges)
 
 

@@ -40,12 +40,12 @@ class Choice(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the fastest for which there is memory."""
+        """The name of the fastest mode for which there is memory."""
         return cost.chosen(self.layer, self.modes, self.machine)
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Of a step in each mode."""
+        """The seconds of a step in each mode."""
         return {name: self.layer.seconds(mode, self.machine) for name, mode in self.modes.items()}
 
     def __str__(self) -> str:

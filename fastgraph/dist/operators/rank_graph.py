@@ -75,7 +75,7 @@ class RankGraph:
 
     @cached_property
     def edges(self) -> Layout:
-        """Which edges of all ranks these are; self-loops that were added follow all others."""
+        """The layout of these edges among those of all ranks; added self-loops come last."""
         return self._rows or Layout(self._key, self._bound)
 
     def edges_of(self, *, numbered: bool) -> Edges:

@@ -160,7 +160,7 @@ def scores(found: Sequence[Device]) -> list[float]:
 
 
 def on_host(found: Sequence[Device], rank: int) -> int:
-    """How many ranks are on the host of a rank."""
+    """The number of ranks on the host of a rank."""
     return sum(device.host == found[rank].host for device in found)
 
 

@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 Mesh = tuple[int, int]
-"""How many rows and columns a grid has; rank ``r`` is in row ``r // columns``."""
+"""The numbers of rows and columns of a grid; rank ``r`` is in row ``r // columns``."""
 
 
 def usual_mesh(num_ranks: int) -> Mesh:

@@ -46,7 +46,7 @@ class Group(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return len(self.ranks)
 
 

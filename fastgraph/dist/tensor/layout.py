@@ -40,7 +40,7 @@ class Recent:
 
 
 class Held(NamedTuple):
-    """Who holds the rows at some global positions.
+    """The owners of the rows at some global positions.
 
     Attributes:
         owner: int64, of the shape of the positions: the rank.
@@ -52,7 +52,7 @@ class Held(NamedTuple):
 
 
 class Layout:
-    """Who holds which positions of a dimension of global length ``n``.
+    """The owner of each position of a dimension of global length ``n``.
 
     Each local row has a key; keys differ between rows and ranks, and grow with local rows. The
     global order of rows is that of their keys. So a selection of rows, whose keys are those of the
@@ -124,7 +124,7 @@ class Layout:
         return self.held(torch.arange(self.n)).owner
 
     def held(self, positions: Tensor | int) -> Held:
-        """Who holds these global positions. All ranks must call it the first time."""
+        """The owners of these global positions. All ranks must call it the first time."""
         place = self._order[positions].long()
         ends = torch.tensor(self.counts).cumsum(0)
         owner = torch.bucketize(place, ends[:-1], right=True)

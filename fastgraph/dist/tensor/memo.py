@@ -110,7 +110,7 @@ def count_edit(tensor: Tensor) -> None:
 
 
 def edits_of(tensor: Tensor) -> int:
-    """How many edits of the memory of a tensor were counted here."""
+    """The number of edits of the memory of a tensor that were counted here."""
     memory = _memories.get(id(tensor.untyped_storage())) if _memories else None
     return 0 if memory is None else memory.edits or 0
 

@@ -99,7 +99,7 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
 
     @property
     def dtype(self) -> str:
-        """Of the numbers of nodes and edges."""
+        """The dtype of the numbers of nodes and edges."""
         return _IDS[self._relations[0].edge_index.dtype] if self._relations else "int64"
 
     @property
@@ -113,19 +113,19 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
         return not {source for source, _ in ends} & {destination for _, destination in ends}
 
     def number_of_ntypes(self) -> int:
-        """How many kinds of nodes there are."""
+        """The number of kinds of nodes."""
         return len(self._sizes)
 
     def number_of_etypes(self) -> int:
-        """How many relations there are."""
+        """The number of relations."""
         return len(self._relations)
 
     def num_nodes(self, ntype: int) -> int:
-        """How many nodes of a kind there are."""
+        """The number of nodes of a kind."""
         return self._sizes[int(ntype)]
 
     def num_edges(self, etype: int) -> int:
-        """How many edges a relation has."""
+        """The number of edges of a relation."""
         return int(self.relation(etype).edge_index.shape[1])
 
     number_of_nodes, number_of_edges = num_nodes, num_edges
@@ -160,7 +160,7 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
         return self
 
     def formats(self, formats: Any = None) -> Any:
-        """Which formats there are; a restriction to some changes nothing."""
+        """The sparse formats there are; a restriction to some changes nothing."""
         return {"created": ["coo"], "not created": ["csr", "csc"]} if formats is None else self
 
     def create_formats_(self) -> None:
@@ -185,7 +185,7 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
         return ShardedIndex(metagraph, self._sizes, [r.reversed for r in self._relations])
 
     def has_nodes(self, ntype: int, vids: Tensor) -> Tensor:
-        """Which numbers are those of nodes."""
+        """True for the numbers that are those of nodes."""
         return (vids >= 0) & (vids < self.num_nodes(ntype))
 
     def edges(self, etype: int, order: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -202,11 +202,11 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
         return index[0], index[1], eid
 
     def in_degrees(self, etype: int, v: Tensor) -> Tensor:
-        """How many edges lead to some nodes."""
+        """The in-degrees of some nodes."""
         return _of_nodes(self.relation(etype).in_degrees, v)
 
     def out_degrees(self, etype: int, v: Tensor) -> Tensor:
-        """How many edges leave some nodes."""
+        """The out-degrees of some nodes."""
         return _of_nodes(self.relation(etype).reversed.in_degrees, v)
 
     def edge_subgraph(self, induced_edges: Sequence[Tensor], preserve_nodes: bool) -> Any:

@@ -49,7 +49,7 @@ _METHODS = (
     "khop_graph",
     "to_simple",
 )
-"""Those of ``DGLGraph`` that make another graph."""
+"""Methods of ``DGLGraph`` that make another graph."""
 
 
 def install() -> None:

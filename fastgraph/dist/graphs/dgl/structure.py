@@ -43,7 +43,7 @@ class _Relation(NamedTuple):
 
     @property
     def lonely(self) -> Tensor | None:
-        """Which destinations have no edge, bool ``[num_dst]``; ``None`` where all have one."""
+        """The zero in-degree destinations, bool ``[num_dst]``; ``None`` where there are none."""
         return self.structure.lonely
 
 
@@ -139,13 +139,13 @@ class ShardedStructure(Structure):
 
     @_once
     def lonely(self) -> Tensor | None:
-        """Which destinations have no edge, bool ``[num_dst]``; ``None`` where all have one."""
+        """The zero in-degree destinations, bool ``[num_dst]``; ``None`` where there are none."""
         is_lonely = self.in_degrees == 0
         return is_lonely if bool(is_lonely.any()) else None
 
     @_once
     def in_degrees(self) -> Tensor:
-        """How many edges lead to each destination, ``[num_dst]``, of the dtype of edges."""
+        """The in-degree of each destination, ``[num_dst]``, of the dtype of edges."""
         ones = torch.ones_like(self.destination)
         zeros = torch.zeros(self.num_dst, dtype=ones.dtype)
         return placed(zeros, usual(self.num_dst), 0).index_add(0, self.destination_rows, ones)

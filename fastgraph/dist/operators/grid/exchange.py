@@ -59,7 +59,7 @@ def grid(mesh: Mesh | None = None) -> Grid:
 
 
 def counts(rows: Layout, group: Group) -> list[int]:
-    """How many rows each rank of a group holds."""
+    """The number of rows that each rank of a group holds."""
     return [rows.counts[rank] for rank in group.ranks]
 
 

@@ -54,7 +54,7 @@ class _Loops(NamedTuple):
 
     @classmethod
     def of(cls, pair: Tensor, nodes: Tensor) -> _Loops:
-        """Those of nodes in ascending order, instead of those among edges."""
+        """The self-loops of nodes in ascending order, instead of those among edges."""
         is_loop = pair[0] == pair[1]
         return cls(~is_loop, len(nodes), torch.searchsorted(nodes, pair[0, is_loop]))
 

@@ -19,7 +19,7 @@ ROWS_SUFFICE = 0.5
 """Share of the edges that lead to interior rows, of all ranks."""
 
 LEAST_SHARE = 0.25
-"""Of the edges in the first half: with less there is too little to do meanwhile."""
+"""Least share of the edges in the first half: with less there is too little to do meanwhile."""
 
 
 class Shares:
@@ -105,16 +105,16 @@ def _graph(col: Tensor, degree: Tensor, num_src: int) -> Graph:
 
 
 def _sums_of_rows(csr: Csr, of_entries: Tensor) -> Tensor:
-    """How many entries of each row are marked."""
+    """The number of entries of each row that are marked."""
     total = torch.cat([csr.ptr.new_zeros(1), of_entries.cumsum(0)])
     return total[csr.ptr].diff()
 
 
 def _boundary(csr: Csr, far: Tensor) -> Tensor:
-    """Which rows have an entry of the halo."""
+    """The rows that have an entry of the halo, as a mask."""
     return _sums_of_rows(csr, far) > 0
 
 
 def _of_boundary(csr: Csr, far: Tensor) -> Tensor:
-    """Which entries are of such rows."""
+    """The entries of such rows, as a mask."""
     return torch.repeat_interleave(_boundary(csr, far), csr.ptr.diff(), output_size=far.numel())

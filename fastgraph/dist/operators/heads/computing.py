@@ -90,7 +90,7 @@ def attend(
 
 
 def num_heads(call: Call) -> int:
-    """How many heads a call has; 0 where its features have another shape than they must."""
+    """The number of heads of a call; 0 where its features have another shape than they must."""
     x: Tensor = call.inputs[0]
     return x.shape[1] if x.dim() == 3 else 0
 
