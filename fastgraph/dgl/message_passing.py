@@ -17,6 +17,7 @@ import torch
 
 from fastgraph.dgl import edge_softmax, gsddmm, gspmm, segment_reduce
 from fastgraph.dgl.conditions import NoOperator
+from fastgraph.dgl.sizes import WEIGHTED_SUM, is_too_small
 from fastgraph.plugins.patching import Patches
 from fastgraph.routing.dispatch import Computation, decide
 from fastgraph.routing.sizes import TOO_SMALL
@@ -66,7 +67,7 @@ def _routed(function: Any, name: str, plan: Callable[..., Computation | str]) ->
     def apply(*arguments: Any) -> Any:
         if SWITCH.active:
             planned = plan(*arguments)
-            if isinstance(planned, str) and _is_part(planned):
+            if isinstance(planned, str) and _is_part(planned, arguments):
                 return function.apply(*arguments)
             if planned is TOO_SMALL:
                 count_too_small(name)
@@ -80,14 +81,17 @@ def _routed(function: Any, name: str, plan: Callable[..., Computation | str]) ->
     return apply
 
 
-def _is_part(planned: str) -> bool:
-    """True if the call that is refused is part of one that has been counted.
+def _is_part(planned: str, arguments: tuple[Any, ...]) -> bool:
+    """True if the call that is refused is part of one that was too small, and counted as that.
 
     Functions that are left to upstream call others in their backward passes.
     """
     if is_counted(LEFT_WHOLE):
         return True
-    return isinstance(planned, NoOperator) and torch._C._current_graph_task_id() != -1
+    if not isinstance(planned, NoOperator) or torch._C._current_graph_task_id() == -1:
+        return False
+    features = next((value for value in arguments if isinstance(value, torch.Tensor)), None)
+    return is_too_small(WEIGHTED_SUM, arguments[0], features)
 
 
 def _counting(function: Any, name: str, check: Callable[..., None]) -> Callable[..., Any]:
