@@ -11,6 +11,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -80,6 +81,9 @@ def _size(value: Any, kind: str) -> Any:
     return list(value) if is_told and isinstance(value, (list, tuple, range)) else None
 
 
+_GENERATED = re.compile(r"(_propagate|_edge_updater)_\w+(?=\.py$)")
+
+
 def _line() -> str:
     frame = sys._getframe(1)
     while frame.f_back is not None:
@@ -87,7 +91,9 @@ def _line() -> str:
         if name != __name__ and name.partition(".")[0] not in _LIBRARIES:
             break
         frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    # PyG writes methods of layers into files whose names end at random.
+    file = _GENERATED.sub(r"\1", Path(frame.f_code.co_filename).name)
+    return f"{file}:{frame.f_lineno}"
 
 
 def read(folder: Path, ranks: int) -> list[list[Entry]]:
