@@ -39,6 +39,7 @@ def test_no_docstring_begins_like_a_question(root: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}"
         for path in sorted((ROOT / root).rglob("*.py"))
+        if "build" not in path.parts  # copies of what was once installed
         for line in questions(path.read_text())
     ]
     assert not found

@@ -1,4 +1,4 @@
-"""What aggregates outside message passing runs as it is, and is counted with a reason."""
+"""Modules that aggregate outside message passing run as they are and are counted with a reason."""
 
 from __future__ import annotations
 
