@@ -46,7 +46,7 @@ _LEAST_OF_EDGES = 16
 _LEAST_OF_EDGES_IN_INFERENCE = 128  # DGL adds them up well, and is slow in its backward pass
 _LEAST_WEIGHTED = 4
 
-_LEAST_EDGES = {
+_BOUNDS = {
     ("copy_lhs", True): SUM,
     ("copy_lhs", False): EXTREMUM,
     ("copy_rhs", True): SUM_OF_EDGES,
@@ -77,7 +77,7 @@ def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | s
         return NoOperator(f"{reduce} of {channels} channels of edges has no operator")
     if op == "mul" and channels < _LEAST_WEIGHTED:
         return NoOperator(f"{reduce} of {channels} weighted channels has no operator")
-    if is_too_small(_LEAST_EDGES[op, reduce == "sum"], gidx, x, channels):
+    if is_too_small(_BOUNDS[op, reduce == "sum"], gidx, x, channels):
         return TOO_SMALL
     # The order of edges does not matter for sums, so that those of a reversed graph are found.
     if reduce == "sum":
