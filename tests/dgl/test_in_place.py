@@ -48,7 +48,9 @@ SIZES = torch.tensor([3, 0, NODES - 4, 1])
 Call = Callable[[Any, Tensor, Tensor], Tensor]
 
 
-def _layer(make: Callable[[], torch.nn.Module], **given: bool) -> Callable[[], Call]:
+def _layer(
+    make: Callable[[], torch.nn.Module], *, lambda_max: list[float] | None = None, **given: bool
+) -> Callable[[], Call]:
     """Calls of a layer with features, and with the values of edges where it takes these."""
 
     def made() -> Call:
@@ -57,7 +59,11 @@ def _layer(make: Callable[[], torch.nn.Module], **given: bool) -> Callable[[], C
         name = next(iter(given), None)
 
         def call(graph: Any, x: Tensor, values: Tensor) -> Tensor:
-            more = {} if name is None else {name: values if given[name] else values[:, 0]}
+            more: dict[str, Any] = {}
+            if name is not None:
+                more[name] = values if given[name] else values[:, 0]
+            if lambda_max is not None:
+                more["lambda_max"] = lambda_max
             out: Tensor = module(graph, x, **more)
             return out
 
@@ -151,7 +157,7 @@ CALLS: dict[str, Callable[[], Call]] = {
     "SGConv": _layer(lambda: dglnn.SGConv(CHANNELS, 4, k=2, allow_zero_in_degree=True)),
     "TAGConv": _layer(lambda: dglnn.TAGConv(CHANNELS, 4, k=2)),
     "APPNPConv": _layer(lambda: dglnn.APPNPConv(2, 0.1)),
-    "ChebConv": _layer(lambda: dglnn.ChebConv(CHANNELS, 4, 2)),
+    "ChebConv": _layer(lambda: dglnn.ChebConv(CHANNELS, 4, 2), lambda_max=[2.0]),
     "GATConv": _layer(lambda: dglnn.GATConv(CHANNELS, 5, 2, allow_zero_in_degree=True)),
     "GATConv residual": _layer(
         lambda: dglnn.GATConv(CHANNELS, 5, 2, residual=True, allow_zero_in_degree=True)
