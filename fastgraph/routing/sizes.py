@@ -30,7 +30,7 @@ class Least(NamedTuple):
 
 
 SUM = Least(inference=3000, training=5000)
-EXTREMUM = Least(inference=3000, training=1500)
+EXTREMUM = Least(inference=8000, training=1500)
 GCN = Least(inference=1500, training=2000)
 ATTENTION = Least(inference=2000, training=4000)
 
