@@ -45,7 +45,6 @@ DIST = (
     ("operators",),
     ("graphs",),
     ("files", "balance", "forecast"),
-    ("rules",),  # the one list of all that are registered
     ("running",),
     ("",),  # fastgraph.dist itself
     ("__main__",),

@@ -17,7 +17,6 @@ rank's rows. Every operation returns what it would return on one process.
 
 from __future__ import annotations
 
-from fastgraph.dist import rules as rules
 from fastgraph.dist.balance.balance import Balance, measured
 from fastgraph.dist.balance.performance import Performance, measure_performance
 from fastgraph.dist.balance.rebalancing import Rebalanced, rebalance
@@ -25,6 +24,7 @@ from fastgraph.dist.balance.shares import shard
 from fastgraph.dist.files.checkpoint import CheckpointError, load, save
 from fastgraph.dist.files.shards import Shards, load_shards, write_shards
 from fastgraph.dist.graphs.partition import PartitionError, partition
+from fastgraph.dist.operators import registration as registration
 from fastgraph.dist.operators.precision import ReducedPrecision, reduce_precision
 from fastgraph.dist.ranks.counts import COUNTS, Counts
 from fastgraph.dist.ranks.phases import Phases

@@ -1,4 +1,4 @@
-"""The list of all modules with rules; importing it registers them."""
+"""The one list of all modules with rules for sharded tensors; importing it registers them."""
 
 from __future__ import annotations
 
