@@ -45,17 +45,28 @@ ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = ROOT / "fastgraph" / "lib" / "libfastgraph_cuda.so"
 BUILD = ROOT / "build" / "gpu"
 TURBO_GNN = BUILD / "turbo_gnn"
-STAGES = ("build", "preflight", "turbo-gnn", "test", "sanitize", "measure")
+STAGES = ("build", "preflight", "check", "turbo-gnn", "test", "sanitize", "measure")
+# On a machine that is lent for minutes: stages in the order of their worth, the share of all
+# seconds after which each has to have ended, and the graphs that are measured, if not all.
+SHOT: tuple[tuple[str, float, list[str] | None], ...] = (
+    ("preflight", 0.15, None),
+    ("check", 0.3, None),
+    ("measure", 0.6, ["tolokers"]),
+    ("test", 0.8, None),
+    ("measure", 1.0, None),
+)
 OTHERS = ("turbo-gnn", "compile", "flex_attention")
 WIDTHS = (256, 64, 512, 128)
 # Each test under a tool that watches every access runs a hundred times slower.
 _SANITIZED = "test_every_graph and (random or hub_small) and not dropout"
 _TURBO_JOBS = 8  # beside our own compilers
+_LINES_KEPT = 200  # of what a stage prints: the table of all operators and dtypes among them
 
 
 def main() -> None:
     options = _options()
     tell(f"{options.seconds:.0f} seconds for {', '.join(options.stages) or 'the report alone'}")
+    start = time.monotonic()
     lacking = missing(options.stages)
     if lacking:
         sys.exit(f"this machine lacks {', '.join(lacking)}")
@@ -68,18 +79,11 @@ def main() -> None:
     record.add("command", shlex.join(["python", "benchmarks/gpu.py", *sys.argv[1:]]))
     # A time limit of others ends this process by a signal; what is known then is reported, too.
     signal.signal(signal.SIGTERM, _end)
-    deadline = time.monotonic() + options.seconds
     try:
-        failed = run_stages(options, record, deadline)
-        if "measure" in options.stages and "build" not in failed:
-            measure(options, record, deadline)
-            # Memory may be too small; anything else is a mistake of ours.
-            if any(
-                row["rival"].startswith("ours")
-                and row.get("failed", "out of memory") != "out of memory"
-                for row in record.lines("row")
-            ):
-                failed.append("measure")
+        if options.shot:
+            failed = shoot(options, record, start)
+        else:
+            failed = run_and_measure(options, record, start + options.seconds)
     finally:
         report(record)
     if failed:
@@ -107,6 +111,7 @@ def _options() -> argparse.Namespace:
     default = [stage for stage in STAGES if stage != "turbo-gnn"]
     add("--stages", type=some_of(STAGES), help="some, with commas; none: report only")
     add("--seconds", type=float, default=450.0, help="for all stages together; default: 450")
+    add("--shot", type=float, help="so many seconds, spent in the order of worth: see SHOT")
     add("--turbo-gnn", type=Path, help="its source distribution or a folder with it, to be built")
     add(
         "--others",
@@ -125,11 +130,46 @@ def _options() -> argparse.Namespace:
     add("--record", type=Path, help="a .jsonl file to add to; default: a new one in the folder")
     add("--device", default="cuda", help="cpu tries everything but the kernels")
     options = parser.parse_args()
+    if options.shot:
+        options.seconds = options.shot
+        options.stages = list(dict.fromkeys(stage for stage, *_ in SHOT))
     if options.stages is None:
         options.stages = [*default, *(["turbo-gnn"] if options.turbo_gnn else [])]
     if "turbo-gnn" in options.stages and options.turbo_gnn is None:
         parser.error("the stage turbo-gnn needs --turbo-gnn")
     return options
+
+
+def shoot(options: argparse.Namespace, record: Any, start: float) -> list[str]:
+    """Run the stages of a shot; return the names of those that failed.
+
+    What fails stops nothing that comes after it: there may be no other shot.
+    """
+    failed: list[str] = []
+    for stage, share, graphs in SHOT:
+        options.stages = [stage]
+        if graphs is not None and os.environ.get("FASTGRAPH_DATA"):
+            given = argparse.Namespace(**vars(options) | {"graphs": graphs, "widths": [WIDTHS[0]]})
+        else:
+            given = options
+        failed += run_and_measure(given, record, start + share * options.seconds)
+        tell(f"{stage} ended after {time.monotonic() - start:.0f} of {options.seconds:.0f} s")
+    return list(dict.fromkeys(failed))
+
+
+def run_and_measure(options: argparse.Namespace, record: Any, deadline: float) -> list[str]:
+    """Run all stages that are asked for; return the names of those that failed."""
+    failed = run_stages(options, record, deadline)
+    if "measure" in options.stages and "build" not in failed:
+        measure(options, record, deadline)
+        # Memory may be too small; anything else is a mistake of ours.
+        if any(
+            row["rival"].startswith("ours")
+            and row.get("failed", "out of memory") != "out of memory"
+            for row in record.lines("row")
+        ):
+            failed.append("measure")
+    return failed
 
 
 _running: set[subprocess.Popen[str]] = set()
@@ -153,6 +193,7 @@ def run_stages(options: argparse.Namespace, record: Any, deadline: float) -> lis
         for stage, commands in (
             ("build", build_commands),
             ("preflight", lambda: preflight_commands(options.device)),
+            ("check", lambda: check_commands(options.device)),
             ("test", test_commands),
             ("sanitize", sanitize_commands),
         ):
@@ -167,7 +208,7 @@ def run_stages(options: argparse.Namespace, record: Any, deadline: float) -> lis
                 steps = list(pool.map(lambda c: run(c, environ, seconds), given))  # noqa: B023
             for step in steps:
                 record.add("stage", {"stage": stage, **step})
-                if stage == "preflight" and not step["exit_code"]:
+                if stage in ("preflight", "check") and not step["exit_code"]:
                     tell("\n".join(step["output"]))
             if any(step["exit_code"] for step in steps) or (
                 stage == "build" and not LIBRARY.exists()
@@ -229,6 +270,12 @@ def preflight_commands(device: str) -> Commands:
     paths = _paths(str(ROOT), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH"))
     command = [sys.executable, "-m", "measure.preflight", "--device", device]
     return [command], {"PYTHONPATH": paths}
+
+
+def check_commands(device: str) -> Commands:
+    """Every operator beside plain torch in float64, as users check their device."""
+    paths = _paths(str(ROOT), os.environ.get("PYTHONPATH"))
+    return [[sys.executable, "-m", "fastgraph", "check", "--device", device]], {"PYTHONPATH": paths}
 
 
 def _paths(*parts: str | None) -> str:
@@ -305,7 +352,7 @@ def run(command: Sequence[str], environ: dict[str, str], seconds: float) -> dict
         os.killpg(process.pid, signal.SIGKILL)
         output, code = process.communicate()[0] + f"\nstopped after {seconds:.0f} s", 124
     _running.discard(process)
-    tail = output.splitlines()[-40:]
+    tail = output.splitlines()[-_LINES_KEPT:]
     if code:
         tell("\n".join(tail))
     return {

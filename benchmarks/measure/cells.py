@@ -17,6 +17,7 @@ from measure.agreement import Reference, require
 from measure.device import (
     Contestant,
     bandwidth,
+    by_host,
     cache_bytes,
     copies_beyond_cache,
     facts,
@@ -195,6 +196,8 @@ class Bench:
                 row["failed"] = failure(error, self._device)
         interleave([forward for _, forward, _ in timed], self._device, budget / 2)
         interleave([backward for _, _, backward in timed], self._device, budget / 2)
+        for way in ([one[1] for one in timed], [one[2] for one in timed]):
+            by_host(way, self._device)
         for row, forward, backward in timed:
             why = forward.failed or backward.failed
             if why is not None:
@@ -229,16 +232,16 @@ class Bench:
         ]
 
     def _reference(self, graph: GraphData, cell: Cell, x: Tensor) -> Reference:
-        """Upstream's result for these features in float32, or ours where its memory is short."""
-        features = x.detach().float().requires_grad_()
+        """Upstream's result in float64, or, where memory is short, in float32, or ours."""
         torch.manual_seed(1)
         given = torch.randn_like(x)
-        upstream, ours, *_ = rivals(cell.layer, graph, cell.width, torch.float32)
-        for rival in (upstream, ours):
+        for number, dtype in ((0, torch.float64), (0, torch.float32), (1, torch.float32)):
+            rival = rivals(cell.layer, graph, cell.width, dtype)[number]
             with suppress(torch.OutOfMemoryError):
+                features = x.detach().to(dtype).requires_grad_()
                 with self._context(rival):
                     out = rival.make()(features)
-                    (grad,) = torch.autograd.grad(out, features, given.float())
+                    (grad,) = torch.autograd.grad(out, features, given.to(dtype))
                 return Reference(rival.name, out.detach(), grad, given.detach())
         raise torch.OutOfMemoryError("for upstream and for us")
 

@@ -21,6 +21,7 @@ from fastgraph.tune.fastest import head_start
 # A turn of a contestant lasts about this long, in steps of which there are at most so many.
 _TURN_MILLISECONDS = 50.0
 _MOST_STEPS = 20
+_TURNS_BY_HOST = 3
 
 # A longer step does not notice that another contestant ran before it.
 _WARMED_BELOW = 200.0
@@ -63,6 +64,8 @@ class Contestant:
         context: entered around each turn, untimed.
 
     Attributes:
+        milliseconds: of each step, by the clock of the GPU.
+        wall: milliseconds of a step by that of the host, each the mean of some steps in a row.
         failed: why it is not timed any more.
     """
 
@@ -71,6 +74,7 @@ class Contestant:
     copies: int = 1
     context: Callable[[], AbstractContextManager[object]] = nullcontext
     milliseconds: list[float] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)
     failed: str | None = None
     _steps: int = 0
 
@@ -86,6 +90,21 @@ class Contestant:
             with self.context():
                 warm_up = estimate is None or estimate < _WARMED_BELOW
                 self.milliseconds += self._timed(device, max(1, min(_MOST_STEPS, count)), warm_up)
+        except Exception as error:
+            self.failed = failure(error, device)
+
+    def turn_by_host(self, device: torch.device) -> None:
+        """Time some steps in a row by the host's clock, as a program that does nothing else."""
+        count = max(1, min(_MOST_STEPS, int(_TURN_MILLISECONDS / max(self.median, 1e-6))))
+        try:
+            with self.context():
+                self._next()
+                torch.cuda.synchronize(device)
+                start = time.perf_counter()
+                for _ in range(count):
+                    self._next()
+                torch.cuda.synchronize(device)
+                self.wall.append(1e3 * (time.perf_counter() - start) / count)
         except Exception as error:
             self.failed = failure(error, device)
 
@@ -127,6 +146,14 @@ def interleave(contestants: Sequence[Contestant], device: torch.device, budget: 
             contestant.turn(device)
         if not running or time.perf_counter() >= end:
             return
+
+
+def by_host(contestants: Sequence[Contestant], device: torch.device) -> None:
+    """Time all contestants by the host's clock, in turns; where there is a GPU to wait for."""
+    for _ in range(_TURNS_BY_HOST if _is_gpu(device) else 0):
+        for contestant in contestants:
+            if contestant.failed is None:
+                contestant.turn_by_host(device)
 
 
 def peak_bytes(
@@ -203,7 +230,10 @@ def cache_bytes(device: torch.device) -> int:
 
 def summary(contestant: Contestant) -> dict[str, Any]:
     times = sorted(contestant.milliseconds)
-    return {"median": contestant.median, "minimum": times[0], "samples": len(times)}
+    found = {"median": contestant.median, "minimum": times[0], "samples": len(times)}
+    if contestant.wall:
+        found["wall"] = statistics.median(contestant.wall)
+    return found
 
 
 def _is_gpu(device: torch.device) -> bool:

@@ -144,7 +144,8 @@ def check(
     # Sums of up to some thousand terms, and the rounding of the result itself.
     relative = {torch.float64: 1e-11, torch.float32: 1e-4}.get(dtype, 8 * torch.finfo(dtype).eps)
     for position, (a, b) in enumerate(zip(ours, truth, strict=True)):
-        assert a.dtype == dtype
+        # Weights of attention, the second result, are not rounded.
+        assert a.dtype in (dtype, torch.float32 if position == 1 else dtype)
         error = (a.double() - b).abs()
         limit = relative * (b.abs().max() + 1) if b.numel() else 0
         assert bool((error <= limit).all()), f"result {position}: error {float(error.max())}"

@@ -29,7 +29,9 @@ def inputs(gpu: torch.device, num_edges: int = 20_000) -> tuple[list[Tensor], Te
 
 def step(leaves: list[Tensor], index: Tensor) -> list[Tensor]:
     out, *_ = ops.gatv2(*leaves, index)
-    return [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
+    # An output with its graph would keep autograd nodes of the leaves, each of the stream that made
+    # it: a later capture on another stream would have to wait for that one, and fail.
+    return [out.detach(), *torch.autograd.grad(out, leaves, torch.ones_like(out))]
 
 
 def test_work_waits_for_the_callers_stream(gpu: torch.device) -> None:
