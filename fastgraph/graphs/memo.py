@@ -54,21 +54,38 @@ def is_recording() -> bool:
 
 class _Calls(threading.local):
     from_compiled_code = False
+    from_eager_code = False  # through the dispatcher
 
 
 _CALLS = _Calls()
 
 
-def called_from_compiled_code(implementation: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator's implementation, for calls in which versions of tensors may not tell all."""
+def called_by_dispatcher(implementation: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator's implementation, for calls that compiled code may make.
+
+    In these versions of tensors may not tell all, unless :func:`called_from_eager_code`.
+    """
 
     @functools.wraps(implementation)
     def call(*arguments: Any) -> Any:
-        before, _CALLS.from_compiled_code = _CALLS.from_compiled_code, True
+        before, _CALLS.from_compiled_code = _CALLS.from_compiled_code, not _CALLS.from_eager_code
         try:
             return implementation(*arguments)
         finally:
             _CALLS.from_compiled_code = before
+
+    return call
+
+
+def called_from_eager_code(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator for eager code that needs the dispatcher: in a profiler, of lazy views, ..."""
+
+    def call(*arguments: Any) -> Any:
+        before, _CALLS.from_eager_code = _CALLS.from_eager_code, True
+        try:
+            return operator(*arguments)
+        finally:
+            _CALLS.from_eager_code = before
 
     return call
 

@@ -6,6 +6,8 @@ collectives and other libraries write, nor what goes through ``.data`` or numpy.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -63,10 +65,11 @@ class Copies:
 
 
 class Guard:
-    """64 bits of each tensor on a GPU, compared there: the host does not wait, and says yes.
+    """Sums over each tensor on a GPU, compared there: the host does not wait, and says yes.
 
     Where that was wrong, the results of the operator that asked become NaN on the stream
-    (:func:`spoil_stale_results`), and the next question on these tensors raises.
+    (:func:`spoil_stale_results`), and the next question on these tensors raises. A question costs a
+    kernel for each tensor, and another one for each result.
 
     Args:
         tensors: on one GPU.
@@ -76,35 +79,63 @@ class Guard:
     def __init__(self, tensors: Sequence[Tensor], library: Any) -> None:
         self._library = library
         like = tensors[0]
-        self._expected = [like.new_empty(1, dtype=torch.int64) for _ in tensors]
-        for tensor, expected in zip(tensors, self._expected, strict=True):
-            library.record_content(tensor.contiguous(), expected)
-        self._changed = like.new_zeros(1, dtype=torch.int32)
-        self._seen = torch.zeros(1, dtype=torch.int32, pin_memory=like.is_cuda)
+        counts = [_num_sums(tensor) for tensor in tensors]
+        self._expected, self._found = (
+            like.new_empty(sum(counts), dtype=torch.int64) for _ in range(2)
+        )
+        self._parts = self._found.split(counts)  # by tensor
+        for tensor, part in zip(tensors, self._expected.split(counts), strict=True):
+            library.sum_content(tensor.contiguous(), part)
+        self._name = next(_NAMES)
+        slots = _slots(like.is_cuda)
+        self._seen = slots[self._name % len(slots)]
         self._operator = ""
-        self.nbytes = 8 * len(self._expected) + 4
+        self.nbytes = 2 * self._expected.nbytes
 
     def confirms(self, tensors: Sequence[Tensor]) -> bool:
         """Always, for now."""
-        if self._seen.item():
+        if self._seen.item() == self._name:
             raise StaleGraphError(
                 f"edges, or their weights, were changed where torch does not count it (by a fused "
                 f"optimizer, through .data, by compiled code, ...) before a call of "
                 f"{self._operator or 'an operator'}. Its results are NaN. The next call works on "
                 "what the tensors hold now"
             )
-        for tensor, expected in zip(tensors, self._expected, strict=True):
-            self._library.check_content(tensor.contiguous(), expected, self._changed)
-        self._seen.copy_(self._changed, non_blocking=True)
+        for tensor, part in zip(tensors, self._parts, strict=True):
+            self._library.sum_content(tensor.contiguous(), part)
         _CALLS.guards.append(self)
         return True
 
     def spoil(self, operator: str, results: Sequence[Tensor]) -> None:
         """Make floating-point results NaN, on the stream, if the content had changed."""
         self._operator = operator
-        for result in results:
-            if result.is_floating_point():
-                self._library.fill_with_nan_if(self._changed, result)
+        values = [result for result in results if result.is_floating_point()]
+        # What has no such results is to raise at the next question all the same.
+        for result in values or [self._found.new_empty(0, dtype=torch.float32)]:
+            self._library.spoil_if_changed(
+                self._found, self._expected, self._seen, self._name, result
+            )
+
+
+_NAMES = itertools.count(1)
+"""Numbers of guards, none of which is used twice."""
+
+_MOST_SUMS = 1024
+_ELEMENTS_OF_SUM = 512  # at least, so that few sums are compared for a small tensor
+
+
+def _num_sums(tensor: Tensor) -> int:
+    return min(max(1, -(-tensor.numel() // _ELEMENTS_OF_SUM)), _MOST_SUMS)
+
+
+@functools.cache
+def _slots(is_cuda: bool) -> tuple[Tensor, ...]:
+    """Memory of the host where a GPU writes the numbers of guards whose tensors had changed.
+
+    It is never freed, since a kernel may write there after its guard is gone: a number that no
+    guard has any more, to which none listens.
+    """
+    return torch.zeros(1024, 1, dtype=torch.int64, pin_memory=is_cuda).unbind()
 
 
 class _Calls(threading.local):

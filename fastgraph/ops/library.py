@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fastgraph.graphs.memo import called_from_compiled_code
+from fastgraph.graphs.memo import called_by_dispatcher, called_from_eager_code
 from fastgraph.graphs.witness import spoil_stale_results
 
 LIBRARY = torch.library.Library("fastgraph", "DEF")
@@ -72,7 +72,7 @@ def define(
     name = schema.partition("(")[0]
     implementation = _spoiled_if_stale(name, implementation)
     LIBRARY.define(schema, tags=_TAGS)
-    LIBRARY.impl(name, called_from_compiled_code(implementation), "CompositeExplicitAutograd")
+    LIBRARY.impl(name, called_by_dispatcher(implementation), "CompositeExplicitAutograd")
     operator = getattr(torch.ops.fastgraph, name).default
     fake = _on_one_device([argument.name for argument in operator._schema.arguments], fake)
     torch.library.register_fake(f"fastgraph::{name}", fake, lib=LIBRARY)
@@ -86,6 +86,7 @@ def define(
         if "Tensor" in str(argument.type) and argument.name not in _TOPOLOGY
     ]
     fitting: set[tuple[type, ...]] = set()
+    dispatched = called_from_eager_code(operator)
 
     def call(*arguments: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -94,12 +95,12 @@ def define(
         given = tuple(map(type, arguments))
         if given not in fitting:
             if not all(map(isinstance, arguments, types)):
-                return operator(*arguments)
+                return dispatched(*arguments)
             fitting.add(given)
         # The dispatcher's two turns, each through Python, are a good part of what a call on a small
         # graph costs.
         if _is_profiling() or not is_ordinary(arguments, [arguments[i] for i in valued]):
-            return operator(*arguments)
+            return dispatched(*arguments)
         return direct(*arguments)
 
     return call

@@ -106,4 +106,10 @@ T* updated_memory_of(const tvm::ffi::TensorView& tensor, const char* name) {
   return static_cast<T*>(Call::current()->mirror(tensor, name, true, true));
 }
 
+// The same here for memory of the host.
+template <typename T>
+T* host_memory_of(const tvm::ffi::TensorView& tensor, const char* name) {
+  return updated_memory_of<T>(tensor, name);
+}
+
 }  // namespace fastgraph

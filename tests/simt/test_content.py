@@ -38,36 +38,44 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memo, "witness_of", witness_of)
 
 
-def _total(tensor: Tensor) -> int:
-    total = torch.empty(1, dtype=torch.int64)
-    emulator().functions.record_content(tensor, total)
-    return int(total)
+def _sums(tensor: Tensor, count: int = 3) -> tuple[int, ...]:
+    sums = torch.empty(count, dtype=torch.int64)
+    emulator().functions.sum_content(tensor, sums)
+    return tuple(sums.tolist())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 5000])
-def test_totals_depend_on_every_element_and_its_place(size: int, dtype: torch.dtype) -> None:
+def test_sums_depend_on_every_element_and_its_place(size: int, dtype: torch.dtype) -> None:
     numbers = torch.randint(0, 2, (size,)).to(dtype)
-    totals = {_total(numbers)}
-    assert {_total(numbers), _total(torch.cat([numbers[:1], numbers])[1:])} == totals
+    found = {_sums(numbers)}
+    assert {_sums(numbers), _sums(torch.cat([numbers[:1], numbers])[1:])} == found
     for place in range(0, size, max(size // 9, 1)):
         edited = numbers.clone()
         edited[place] = not edited[place]
-        totals.add(_total(edited))
+        found.add(_sums(edited))
     expected = 1 + len(range(0, size, max(size // 9, 1)))
     if size > 1 and not torch.equal(numbers, numbers.flip(0)):
-        totals.add(_total(numbers.flip(0)))
+        found.add(_sums(numbers.flip(0)))
         expected += 1
-    assert len(totals) == expected
+    assert len(found) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("size", [0, 1, 1000])
-def test_results_are_spoiled_only_if_something_changed(size: int, dtype: torch.dtype) -> None:
-    out = torch.ones(size, dtype=dtype)
-    for changed in (0, 1):
-        emulator().functions.fill_with_nan_if(torch.tensor([changed], dtype=torch.int32), out)
-        assert bool(out.isnan().all()) if changed else torch.equal(out, torch.ones_like(out))
+@pytest.mark.parametrize("size", [0, 1, 1000, 40_000])
+@pytest.mark.parametrize("num_sums", [1, 130])
+def test_results_are_spoiled_only_if_something_changed(
+    size: int, num_sums: int, dtype: torch.dtype
+) -> None:
+    expected, seen, out = torch.randn(num_sums).long(), torch.zeros(1).long(), torch.ones(size)
+    out = out.to(dtype)
+    spoil = emulator().functions.spoil_if_changed
+    spoil(expected.clone(), expected, seen, 7, out)
+    assert torch.equal(out, torch.ones_like(out)) and seen.item() == 0
+    found = expected.clone()
+    found[-1] += 1
+    spoil(found, expected, seen, 7, out)
+    assert bool(out.isnan().all()) and seen.item() == 7
 
 
 @pytest.mark.usefixtures("guarded")
@@ -129,10 +137,43 @@ def test_nothing_is_spoiled_without_a_question() -> None:
 
 
 def test_bad_input() -> None:
-    functions, total = emulator().functions, torch.empty(1, dtype=torch.int64)
+    functions, sums = emulator().functions, torch.zeros(2, dtype=torch.int64)
+    seen, out = torch.zeros(1, dtype=torch.int64), torch.zeros(3)
     with pytest.raises(ValueError, match="tensor must be contiguous"):
-        functions.record_content(torch.zeros(2, 3).t(), total)
-    with pytest.raises(TypeError, match="total must be int64, got int32"):
-        functions.record_content(torch.zeros(2), total.int())
+        functions.sum_content(torch.zeros(2, 3).t(), sums)
+    with pytest.raises(TypeError, match="sums must be int64, got int32"):
+        functions.sum_content(torch.zeros(2), sums.int())
+    with pytest.raises(ValueError, match="sums must not be empty"):
+        functions.sum_content(torch.zeros(2), sums[:0])
+    with pytest.raises(ValueError, match=r"expected must have shape \(2\)|expected must"):
+        functions.spoil_if_changed(sums, sums[:1], seen, 1, out)
+    with pytest.raises(ValueError, match="seen must"):
+        functions.spoil_if_changed(sums, sums, sums, 1, out)
     with pytest.raises((TypeError, SimtError), match="out must be float32, float64"):
-        functions.fill_with_nan_if(torch.zeros(1, dtype=torch.int32), torch.zeros(3).int())
+        functions.spoil_if_changed(sums, sums, seen, 1, out.int())
+
+
+@pytest.mark.usefixtures("guarded")
+def test_a_profiler_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes calls through the dispatcher, as compiled code does, whose tensors are compared."""
+    edges, x = random_edges(9, 9, 30), torch.randn(9, 3, requires_grad=True)
+
+    def step() -> Tensor:
+        return torch.autograd.grad(ops.spmm(x, edges).sum(), x)[0]
+
+    expected = step()
+    monkeypatch.setattr(MEMO, "put", pytest.fail)
+    with torch.profiler.profile():
+        assert torch.equal(step(), expected)
+
+
+@pytest.mark.usefixtures("guarded")
+def test_a_question_without_results_is_answered() -> None:
+    """An operator whose results are integers, or none, leaves the error to the next question."""
+    edges = random_edges(9, 9, 30)
+    guard = Guard([edges], emulator().functions)
+    edges[0, 0] += 1
+    assert guard.confirms([edges])
+    spoil_stale_results("an operator", torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(StaleGraphError):
+        guard.confirms([edges])

@@ -27,36 +27,37 @@ kernels::Elements checked_elements(const Tensor& tensor) {
   return {memory_of<const char>(tensor, "tensor"), tensor.numel(), item_bytes(tensor, "tensor")};
 }
 
-void bind_record_content(Tensor tensor, Tensor total) {
+void bind_sum_content(Tensor tensor, Tensor sums) {
   Call call(tensor);
+  check_ndim(sums, 1, "sums");
+  if (sums.size(0) == 0) TVM_FFI_THROW(ValueError) << "sums must not be empty";
   with_memory([&] {
-    call.run(kernels::record_content, checked_elements(tensor),
-             reinterpret_cast<uint64_t*>(checked<int64_t>(total, {1}, "total")));
+    call.run(kernels::sum_content, checked_elements(tensor),
+             reinterpret_cast<uint64_t*>(checked<int64_t>(sums, {sums.size(0)}, "sums")),
+             sums.size(0));
   });
 }
 
-void bind_check_content(Tensor tensor, Tensor expected, Tensor changed) {
-  Call call(tensor);
-  check_shape(changed, {1}, "changed");
-  with_memory([&] {
-    call.run(kernels::check_content, checked_elements(tensor),
-             reinterpret_cast<const uint64_t*>(checked<const int64_t>(expected, {1}, "expected")),
-             checked_update<int32_t>(changed, "changed"));
-  });
-}
-
-void bind_fill_with_nan_if(Tensor changed, Tensor out) {
+void bind_spoil_if_changed(Tensor sums, Tensor expected, Tensor seen, int64_t name, Tensor out) {
   Call call(out);
+  check_ndim(sums, 1, "sums");
+  check_dtype(seen, kDType<int64_t>, "seen");
+  check_shape(seen, {1}, "seen");
+  const int64_t count = sums.size(0);
   dispatch_features(out, "out", [&](auto type) {
     using T = decltype(type);
-    call.run(kernels::fill_with_nan_if<T>, checked<const int32_t>(changed, {1}, "changed"),
+    call.run(kernels::spoil_if_changed<T>,
+             kernels::ContentSums{
+                 reinterpret_cast<const uint64_t*>(checked<const int64_t>(sums, {count}, "sums")),
+                 reinterpret_cast<const uint64_t*>(
+                     checked<const int64_t>(expected, {count}, "expected")),
+                 count},
+             kernels::Seen{host_memory_of<int64_t>(seen, "seen"), name},
              checked_update<T>(out, "out"), out.numel());
   });
 }
 
 }  // namespace
 }  // namespace fastgraph
-
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(record_content, fastgraph::bind_record_content);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(check_content, fastgraph::bind_check_content);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(fill_with_nan_if, fastgraph::bind_fill_with_nan_if);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(sum_content, fastgraph::bind_sum_content);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(spoil_if_changed, fastgraph::bind_spoil_if_changed);

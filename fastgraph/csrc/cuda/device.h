@@ -118,4 +118,16 @@ T* updated_memory_of(const tvm::ffi::TensorView& tensor, const char* name) {
   return memory_of<T>(tensor, name);
 }
 
+// Where kernels find a tensor of the host, whose memory must be pinned.
+template <typename T>
+T* host_memory_of(const tvm::ffi::TensorView& tensor, const char* name) {
+  const DLDeviceType kind = tensor.device().device_type;
+  if (kind != kDLCPU && kind != kDLCUDAHost) {
+    TVM_FFI_THROW(ValueError) << name << " must be on the host, got device type " << kind;
+  }
+  void* found = nullptr;
+  check_cuda(cudaHostGetDevicePointer(&found, memory_of<char>(tensor, name), 0), name);
+  return static_cast<T*>(found);
+}
+
 }  // namespace fastgraph

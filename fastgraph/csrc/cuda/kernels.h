@@ -27,16 +27,26 @@ struct Elements {
   int64_t bytes;  // of each
 };
 
-// total = 64 bits that depend on every element and its place.
-cudaError_t record_content(Queue& queue, const Elements& elements, uint64_t* total);
+// 64 bits for each of num_sums parts, which together depend on every element and its place.
+cudaError_t sum_content(Queue& queue, const Elements& elements, uint64_t* sums, int64_t num_sums);
 
-// changed = 1 if record_content would find another total than the expected one.
-cudaError_t check_content(Queue& queue, const Elements& elements, const uint64_t* expected,
-                          int32_t* changed);
+// Sums of sum_content, of one content and of the one that is expected.
+struct ContentSums {
+  const uint64_t* found;
+  const uint64_t* expected;
+  int64_t count;
+};
 
-// Makes all of out NaN if changed is not 0.
+// In memory of the host: it becomes `name` where something had changed.
+struct Seen {
+  int64_t* flag;
+  int64_t name;
+};
+
+// Makes all of out NaN if sums are not those that are expected.
 template <typename T>
-cudaError_t fill_with_nan_if(Queue& queue, const int32_t* changed, T* out, int64_t count);
+cudaError_t spoil_if_changed(Queue& queue, const ContentSums& sums, const Seen& seen, T* out,
+                             int64_t count);
 
 template <typename T>
 cudaError_t spmm(Queue& queue, const CutCsr& graph, Matrix<const T> weight,
