@@ -13,6 +13,7 @@ from fastgraph.dgl.calls import Accepted, accepted
 from fastgraph.layers.attention import same_dtype
 from fastgraph.layers.cosine import cosine_operands
 from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation, replace_method
 
 
@@ -21,24 +22,26 @@ def install(patches: Patches) -> None:
     replace_method(patches, AGNNConv, "forward", plan)
 
 
-def plan(module: AGNNConv, graph: Any, feat: Any) -> Computation | str:
+def plan(module: AGNNConv, graph: Any, feat: Any) -> Computation | Refusal:
     """The forward pass of a call, or the reason to leave it to upstream."""
     call = accepted(module, "attention", graph, feat)
-    if isinstance(call, str):
+    if isinstance(call, Refusal):
         return call
     is_one = graph._graph.number_of_ntypes() == 1
     if not call.shared and is_one:
-        return "a pair of features of the same nodes, of which DGL's code normalises one only"
+        return Refusal(
+            "a pair of features of the same nodes, of which DGL's code normalises one only"
+        )
     if call.shared and not is_one and not graph.is_block:
-        return "one tensor of features for two kinds of nodes"
+        return Refusal("one tensor of features for two kinds of nodes")
     if call.inputs.src.shape[1] != call.inputs.dst.shape[1]:
-        return "features of sources and of destinations with different sizes"
+        return Refusal("features of sources and of destinations with different sizes")
     if call.inputs.src.dtype != call.inputs.dst.dtype:
-        return "features of sources and of destinations with different dtypes"
+        return Refusal("features of sources and of destinations with different dtypes")
     if call.inputs.src.shape[1] == 0:
-        return "features without channels"
+        return Refusal("features without channels")
     if torch.promote_types(module.beta.dtype, call.inputs.src.dtype) != call.inputs.src.dtype:
-        return "a parameter with a wider dtype than features"
+        return Refusal("a parameter with a wider dtype than features")
     return lambda: _forward(module, call)
 
 

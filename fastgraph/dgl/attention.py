@@ -16,12 +16,13 @@ from fastgraph.dgl.modules import edge_module_refusal, project
 from fastgraph.layers.attention import same_dtype
 from fastgraph.layers.sums import add_to
 from fastgraph.machine import capture
+from fastgraph.plugins.refusal import Refusal
 
 
-def edge_modules_refusal(module: Any, like: Tensor) -> str | None:
+def edge_modules_refusal(module: Any, like: Tensor) -> Refusal | None:
     """Why what ``GATConv`` and ``GATv2Conv`` do on single edges cannot be left to an operator."""
     if dropout_rate(module) > 0 and capture.is_capturing(like):
-        return "attention dropout in a CUDA graph"
+        return Refusal("attention dropout in a CUDA graph")
     return edge_module_refusal("attn_drop", module.attn_drop, nn.Dropout) or edge_module_refusal(
         "leaky_relu", module.leaky_relu, nn.LeakyReLU
     )

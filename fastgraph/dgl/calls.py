@@ -18,6 +18,7 @@ from fastgraph.dgl.structure import Relation, Structure, structure_of
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.attention import Inputs
 from fastgraph.plugins.backend import device_type
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import plain_parameters
 
@@ -53,7 +54,7 @@ class Accepted(NamedTuple):
         return self.relation(numbered=numbered).edges
 
 
-def accepted(module: Any, operator: str, graph: object, feat: object) -> Accepted | str:
+def accepted(module: Any, operator: str, graph: object, feat: object) -> Accepted | Refusal:
     """Features and graph of a call of a layer, or why it must be left to upstream.
 
     Args:
@@ -63,47 +64,47 @@ def accepted(module: Any, operator: str, graph: object, feat: object) -> Accepte
         feat: the caller's features, one tensor or a pair.
     """
     if not isinstance(graph, DGLGraph):
-        return f"the graph is a {type(graph).__name__}"
+        return Refusal(f"the graph is a {type(graph).__name__}")
     structure = structure_of(graph._graph)
-    if isinstance(structure, str):
+    if isinstance(structure, Refusal):
         return structure
     shared = not isinstance(feat, tuple)
     inputs = _inputs_of(feat, structure, bool(graph.is_block))
-    if isinstance(inputs, str):
+    if isinstance(inputs, Refusal):
         return inputs
-    reason = (
+    refusal = (
         call_refusal(structure, inputs.src, can_move=True)
         or plain_parameters(module)
         or REGISTRY.refusal(operator, device_type(inputs.src), inputs.src.dtype)
     )
-    if reason is not None:
-        return reason
+    if refusal is not None:
+        return refusal
     structure = beside_features(structure, inputs.src)
     if getattr(module, "_allow_zero_in_degree", True):
         return Accepted(inputs, shared, structure, None)
     plain = structure.plain()
     if plain.lonely is not None:
-        return "nodes without incoming edges, which the layer does not allow"
+        return Refusal("nodes without incoming edges, which the layer does not allow")
     return Accepted(inputs, shared, structure, plain)
 
 
-def _inputs_of(feat: object, structure: Structure, is_block: bool) -> Inputs | str:
+def _inputs_of(feat: object, structure: Structure, is_block: bool) -> Inputs | Refusal:
     given = feat if isinstance(feat, tuple) else (feat,)
     pair = given if given is feat else (feat, feat)
     if len(pair) != 2:
-        return f"features with {len(pair)} entries"
+        return Refusal(f"features with {len(pair)} entries")
     for features in given:
-        reason = structure.refusal("the features", features)
-        if reason is not None:
-            return reason
+        refusal = structure.refusal("the features", features)
+        if refusal is not None:
+            return refusal
         if features.layout != torch.strided or features.dim() != 2:
-            return "features that are not a dense matrix"
+            return Refusal("features that are not a dense matrix")
     if pair is feat and pair[0].device != pair[1].device:
-        return "features of sources and of destinations on different devices"
+        return Refusal("features of sources and of destinations on different devices")
     num_dst = structure.num_src if pair is not feat and is_block else structure.num_dst
     rows = pair[0].shape[0], pair[1].shape[0]  # `len` of a tensor takes three times as long
     if rows != (structure.num_src, num_dst):
-        return (
+        return Refusal(
             f"features of {rows[0]} sources and {rows[1]} destinations for a graph with "
             f"{structure.num_src} and {structure.num_dst}"
         )
@@ -112,7 +113,7 @@ def _inputs_of(feat: object, structure: Structure, is_block: bool) -> Inputs | s
 
 def edge_values_refusal(
     name: str, values: object, call: Accepted, shape: tuple[int | None, ...]
-) -> str | None:
+) -> Refusal | None:
     """Why an argument with values of edges cannot be handed to an operator.
 
     Args:
@@ -121,9 +122,9 @@ def edge_values_refusal(
         call: with which features and graph.
         shape: of the values of one edge; ``None`` for any size.
     """
-    reason = call.structure.refusal(name, values)
-    if reason is not None:
-        return reason
+    refusal = call.structure.refusal(name, values)
+    if refusal is not None:
+        return refusal
     assert isinstance(values, Tensor)
     like = call.inputs.src
     sizes = tuple(values.shape[1:])
@@ -131,19 +132,21 @@ def edge_values_refusal(
         want is None or want == size for want, size in zip(shape, sizes, strict=True)
     )
     if values.layout != torch.strided or values.dim() == 0 or not fits:
-        return f"{name} of shape {list(values.shape)}"
+        return Refusal(f"{name} of shape {list(values.shape)}")
     if len(values) != len(call.structure.index):
-        return f"{name} of {len(values)} edges for a graph with {len(call.structure.index)}"
+        return Refusal(
+            f"{name} of {len(values)} edges for a graph with {len(call.structure.index)}"
+        )
     if values.dtype != like.dtype or values.device != like.device:
-        return f"{name} with another dtype or device than features"
+        return Refusal(f"{name} with another dtype or device than features")
     return None
 
 
-def one_for_each_edge(name: str, values: object, call: Accepted) -> Tensor | str:
+def one_for_each_edge(name: str, values: object, call: Accepted) -> Tensor | Refusal:
     """An argument with one number for each edge, ``[E]`` or ``[E, 1]``, as ``[E]``, or why not."""
     is_column = isinstance(values, Tensor) and values.dim() == 2
-    reason = edge_values_refusal(name, values, call, (1,) if is_column else ())
-    if reason is not None:
-        return reason
+    refusal = edge_values_refusal(name, values, call, (1,) if is_column else ())
+    if refusal is not None:
+        return refusal
     assert isinstance(values, Tensor)
     return values.reshape(-1)

@@ -1,4 +1,4 @@
-"""Conditions that all routes of DGL share, each answering with the reason or ``None``."""
+"""Conditions that all routes of DGL share, each answering with a refusal or ``None``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fastgraph.dgl.structure import Structure
 from fastgraph.plugins.backend import device_type
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, too_few_edges
 
@@ -19,11 +20,11 @@ LEAST_CHANNELS = 8
 """For fewer in each head, what kernels do for each edge outweighs the channels."""
 
 
-class NoOperator(str):
+class NoOperator(Refusal):
     """Why there is no route for a call, which ``strict`` does not take for an error."""
 
 
-def features_refusal(structure: Structure, operator: str, x: Tensor, num_in: int) -> str | None:
+def features_refusal(structure: Structure, operator: str, x: Tensor, num_in: int) -> Refusal | None:
     """Why features of nodes, or of edges, cannot be handed to an operator.
 
     Args:
@@ -33,13 +34,15 @@ def features_refusal(structure: Structure, operator: str, x: Tensor, num_in: int
         num_in: how many rows there are to be.
     """
     if x.layout != torch.strided:
-        return f"features of layout {x.layout}"
+        return Refusal(f"features of layout {x.layout}")
     if x.dim() == 0 or x.shape[0] != num_in:
-        return f"features of shape {list(x.shape)} for {num_in} rows"
+        return Refusal(f"features of shape {list(x.shape)} for {num_in} rows")
     return call_refusal(structure, x) or REGISTRY.refusal(operator, device_type(x), x.dtype)
 
 
-def call_refusal(structure: Structure, features: Tensor, *, can_move: bool = False) -> str | None:
+def call_refusal(
+    structure: Structure, features: Tensor, *, can_move: bool = False
+) -> Refusal | None:
     """Why a call on these edges and features must be left to upstream.
 
     Args:
@@ -48,16 +51,16 @@ def call_refusal(structure: Structure, features: Tensor, *, can_move: bool = Fal
         can_move: whether edges on the CPU may be copied to the device of the features.
     """
     if torch.compiler.is_compiling():
-        return "within torch.compile, which does not look into DGL's graphs"
-    reason = execution_mode()
-    if reason is not None:
-        return reason
+        return Refusal("within torch.compile, which does not look into DGL's graphs")
+    refusal = execution_mode()
+    if refusal is not None:
+        return refusal
     device = structure.index.device
     if features.device != device and not (can_move and device.type == "cpu"):
-        return "features and graph on different devices"
+        return Refusal("features and graph on different devices")
     kind = device_type(features)
     if _has_autocast(kind) and torch.is_autocast_enabled(kind):
-        return "under autocast, in which DGL's own functions take one dtype only"
+        return Refusal("under autocast, in which DGL's own functions take one dtype only")
     return too_few_edges(structure.index.shape[0])
 
 

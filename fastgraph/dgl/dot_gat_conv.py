@@ -11,6 +11,7 @@ from fastgraph.dgl.calls import Accepted, accepted
 from fastgraph.dgl.modules import project
 from fastgraph.layers.sums import first_rows
 from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation, replace_method
 
 
@@ -21,15 +22,17 @@ def install(patches: Patches) -> None:
 
 def plan(
     module: DotGatConv, graph: Any, feat: Any, get_attention: bool = False
-) -> Computation | str:
+) -> Computation | Refusal:
     """The forward pass of a call, or the reason to leave it to upstream."""
     call = accepted(module, "attention", graph, feat)
-    if isinstance(call, str):
+    if isinstance(call, Refusal):
         return call
     if call.shared == hasattr(module, "fc_src"):
-        return "features in another form than the layer was made for"
+        return Refusal("features in another form than the layer was made for")
     if not call.shared and graph._graph.number_of_ntypes() == 1:
-        return "a pair of features of the same nodes, of which DGL's code uses the second only"
+        return Refusal(
+            "a pair of features of the same nodes, of which DGL's code uses the second only"
+        )
     return lambda: _forward(module, call, bool(get_attention))
 
 

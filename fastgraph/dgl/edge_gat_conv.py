@@ -31,6 +31,7 @@ from fastgraph.graphs.edges import Grouped
 from fastgraph.layers.attention import same_dtype
 from fastgraph.layers.weighing import sum_of_heads
 from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation, replace_method
 
 
@@ -47,22 +48,22 @@ def install(patches: Patches) -> None:
 
 def plan(
     module: EdgeGATConv, graph: Any, feat: Any, edge_feat: Any, get_attention: bool = False
-) -> Computation | str:
+) -> Computation | Refusal:
     """The forward pass of a call, or the reason to leave it to upstream."""
     call = accepted(module, "gat", graph, feat)
-    if isinstance(call, str):
+    if isinstance(call, Refusal):
         return call
     if call.shared and hasattr(module, "fc_src"):
-        return "one tensor of features for a layer that was made for pairs"
-    reason = edge_modules_refusal(module, call.inputs.src)
-    if reason is None and not LINEAR.knows(module.fc_edge):
-        reason = "fc_edge has hooks or is replaced"
-    if reason is None:
+        return Refusal("one tensor of features for a layer that was made for pairs")
+    refusal = edge_modules_refusal(module, call.inputs.src)
+    if refusal is None and not LINEAR.knows(module.fc_edge):
+        refusal = Refusal("fc_edge has hooks or is replaced")
+    if refusal is None:
         size = module.fc_edge.weight.shape[1]
-        reason = edge_values_refusal("edge_feat", edge_feat, call, (size,))
-    if reason is None and module.fc_edge.weight.dtype != edge_feat.dtype:
-        reason = "parameters with another dtype than features"
-    return reason or (lambda: _forward(module, call, edge_feat, bool(get_attention)))
+        refusal = edge_values_refusal("edge_feat", edge_feat, call, (size,))
+    if refusal is None and module.fc_edge.weight.dtype != edge_feat.dtype:
+        refusal = Refusal("parameters with another dtype than features")
+    return refusal or (lambda: _forward(module, call, edge_feat, bool(get_attention)))
 
 
 def _forward(module: EdgeGATConv, call: Accepted, edge_feat: Tensor, get_attention: bool) -> Any:

@@ -12,6 +12,7 @@ from fastgraph import ops
 from fastgraph.dgl.conditions import NoOperator, call_refusal
 from fastgraph.dgl.sizes import SOFTMAX, is_too_small
 from fastgraph.dgl.structure import directed_structure_of
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.dispatch import Computation
 from fastgraph.routing.sizes import TOO_SMALL
@@ -20,7 +21,7 @@ _LEAST_OF_ROWS = 16
 """Edges for each node, on average, from which a single score for each edge gains something."""
 
 
-def plan(gidx: Any, score: Any, eids: Any = ALL, norm_by: str = "dst") -> Computation | str:
+def plan(gidx: Any, score: Any, eids: Any = ALL, norm_by: str = "dst") -> Computation | Refusal:
     """A call of ``EdgeSoftmax``, or the reason to leave it to upstream.
 
     Args:
@@ -39,7 +40,7 @@ def plan(gidx: Any, score: Any, eids: Any = ALL, norm_by: str = "dst") -> Comput
     if is_too_small(SOFTMAX, gidx, score):
         return TOO_SMALL
     directed = directed_structure_of(gidx)
-    if isinstance(directed, str):
+    if isinstance(directed, Refusal):
         return directed
     structure, is_reversed = directed
     refusal = structure.refusal("the scores of edges", score)
@@ -47,17 +48,17 @@ def plan(gidx: Any, score: Any, eids: Any = ALL, norm_by: str = "dst") -> Comput
         return refusal
     num_edges = len(structure.index)
     if score.layout != torch.strided or score.dim() == 0 or len(score) != num_edges:
-        return f"scores of shape {list(score.shape)} for {num_edges} edges"
+        return Refusal(f"scores of shape {list(score.shape)} for {num_edges} edges")
     transpose = is_reversed != (norm_by == "src")
     sizes = (structure.num_src, structure.num_dst)
     num_in, num_out = reversed(sizes) if transpose else sizes
     if score.shape[1:].numel() == 1 and num_edges < _LEAST_OF_ROWS * num_out:
         return NoOperator("a softmax of single scores over few edges has no operator")
     device_type = score.device.type
-    reason = call_refusal(structure, score)
-    reason = reason or REGISTRY.refusal("edge_softmax", device_type, score.dtype)
-    if reason is not None:
-        return reason
+    refusal = call_refusal(structure, score)
+    refusal = refusal or REGISTRY.refusal("edge_softmax", device_type, score.dtype)
+    if refusal is not None:
+        return refusal
 
     def compute() -> Tensor:
         edges = structure.numbered().edges

@@ -24,6 +24,7 @@ from fastgraph.graphs.edges import Edges
 from fastgraph.layers.attention import same_dtype, terms_of
 from fastgraph.layers.weighing import sum_of_heads
 from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation, replace_method
 
 
@@ -38,17 +39,17 @@ def plan(
     feat: Any,
     edge_weight: Tensor | None = None,
     get_attention: bool = False,
-) -> Computation | str:
+) -> Computation | Refusal:
     """The forward pass of a call, or the reason to leave it to upstream."""
     call = accepted(module, "gat", graph, feat)
-    if isinstance(call, str):
+    if isinstance(call, Refusal):
         return call
     if call.shared and hasattr(module, "fc_src"):
-        return "one tensor of features for a layer that was made for pairs"
-    reason = edge_modules_refusal(module, call.inputs.src)
-    if reason is None and edge_weight is not None:
-        reason = edge_values_refusal("edge_weight", edge_weight, call, ())
-    return reason or (lambda: _forward(module, call, edge_weight, bool(get_attention)))
+        return Refusal("one tensor of features for a layer that was made for pairs")
+    refusal = edge_modules_refusal(module, call.inputs.src)
+    if refusal is None and edge_weight is not None:
+        refusal = edge_values_refusal("edge_weight", edge_weight, call, ())
+    return refusal or (lambda: _forward(module, call, edge_weight, bool(get_attention)))
 
 
 def _forward(

@@ -17,6 +17,7 @@ from fastgraph.dgl.modules import project
 from fastgraph.layers.attention import same_dtype, terms_of
 from fastgraph.layers.sums import first_rows
 from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation, replace_method
 
 
@@ -27,13 +28,13 @@ def install(patches: Patches) -> None:
 
 def plan(
     module: GATv2Conv, graph: Any, feat: Any, get_attention: bool = False
-) -> Computation | str:
+) -> Computation | Refusal:
     """The forward pass of a call, or the reason to leave it to upstream."""
     call = accepted(module, "gatv2", graph, feat)
-    if isinstance(call, str):
+    if isinstance(call, Refusal):
         return call
-    reason = edge_modules_refusal(module, call.inputs.src)
-    return reason or (lambda: _forward(module, call, bool(get_attention)))
+    refusal = edge_modules_refusal(module, call.inputs.src)
+    return refusal or (lambda: _forward(module, call, bool(get_attention)))
 
 
 def _forward(module: GATv2Conv, call: Accepted, get_attention: bool) -> Any:

@@ -20,6 +20,7 @@ from fastgraph.layers.modules import parameter_of
 from fastgraph.layers.sums import add_to
 from fastgraph.ops.library import is_defined_by
 from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.conditions import plain_tensor
 from fastgraph.routing.dispatch import Computation, replace_method
 
@@ -39,7 +40,7 @@ def plan(
     """The forward pass of a call, or ``None`` where it is left to message passing."""
     call = accepted(module, "spmm", graph, feat)
     own = parameter_of(module, "weight")
-    if isinstance(call, str) or (weight is not None and own is not None):
+    if isinstance(call, Refusal) or (weight is not None and own is not None):
         return None
     x = call.inputs.src
     if x.shape[1] == 0:  # DGL's kernels raise an error
@@ -55,7 +56,7 @@ def plan(
     if edge_weight is None:
         return lambda: _forward(module, call, matrix, None)
     flat = one_for_each_edge("edge_weight", edge_weight, call)
-    return None if isinstance(flat, str) else lambda: _forward(module, call, matrix, flat)
+    return None if isinstance(flat, Refusal) else lambda: _forward(module, call, matrix, flat)
 
 
 def _forward(

@@ -14,6 +14,7 @@ from fastgraph import ops
 from fastgraph.dgl.conditions import LEAST_CHANNELS, NoOperator, features_refusal
 from fastgraph.dgl.sizes import PRODUCT, is_too_small
 from fastgraph.dgl.structure import Structure, directed_structure_of
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation
 from fastgraph.routing.sizes import TOO_SMALL
 
@@ -25,7 +26,7 @@ _SOURCE, _DESTINATION = ("u", "src"), ("v", "dst")
 
 def plan(
     gidx: Any, op: str, lhs: Any, rhs: Any, lhs_target: str = "u", rhs_target: str = "v"
-) -> Computation | str:
+) -> Computation | Refusal:
     """A call of ``GSDDMM``, or the reason to leave it to upstream.
 
     Args:
@@ -53,7 +54,7 @@ def plan(
     if is_too_small(PRODUCT, gidx, lhs, lhs.shape[1:].numel()):
         return TOO_SMALL
     directed = directed_structure_of(gidx)
-    if isinstance(directed, str):
+    if isinstance(directed, Refusal):
         return directed
     for name, x in (("sources", lhs), ("destinations", rhs)):
         refusal = directed[0].refusal(f"the features of {name}", x)
@@ -76,7 +77,9 @@ def _check_rows(gidx: Any, x: Any, target: Any) -> None:
     )
 
 
-def _products(structure: Structure, is_reversed: bool, x: Tensor, y: Tensor) -> Computation | str:
+def _products(
+    structure: Structure, is_reversed: bool, x: Tensor, y: Tensor
+) -> Computation | Refusal:
     num_in, num_out = structure.num_src, structure.num_dst
     if is_reversed:
         num_in, num_out = num_out, num_in
@@ -85,13 +88,13 @@ def _products(structure: Structure, is_reversed: bool, x: Tensor, y: Tensor) -> 
         return NoOperator(f"dot products of features of shapes {sizes} have no operator")
     if not _are_wide(x, y):
         return NoOperator(f"dot products of features {list(x.shape[1:])} have no operator")
-    reason = features_refusal(structure, "sddmm", x, num_in)
-    if reason is not None:
-        return reason
+    refusal = features_refusal(structure, "sddmm", x, num_in)
+    if refusal is not None:
+        return refusal
     if y.layout != torch.strided or len(y) != num_out:
-        return f"features of shape {list(y.shape)} for {num_out} destinations"
+        return Refusal(f"features of shape {list(y.shape)} for {num_out} destinations")
     if y.dtype != x.dtype or y.device != x.device:
-        return "features of both ends with different dtypes or devices"
+        return Refusal("features of both ends with different dtypes or devices")
 
     def compute() -> Tensor:
         edges = structure.numbered().edges

@@ -27,12 +27,8 @@ from fastgraph.dgl.sizes import (
     WEIGHTED_SUM,
     is_too_small,
 )
-from fastgraph.dgl.structure import (
-    Relation,
-    Structure,
-    directed_structure_of,
-    structure_of,
-)
+from fastgraph.dgl.structure import Relation, Structure, directed_structure_of
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation
 from fastgraph.routing.sizes import TOO_SMALL
 
@@ -56,7 +52,7 @@ _BOUNDS = {
 """By how features are combined, and whether they are added up."""
 
 
-def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | str:
+def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | Refusal:
     """A call of ``GSpMM``, or the reason to leave it to upstream.
 
     Args:
@@ -80,12 +76,8 @@ def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | s
     if is_too_small(_BOUNDS[op, reduce == "sum"], gidx, x, channels):
         return TOO_SMALL
     # The order of edges does not matter for sums, so that those of a reversed graph are found.
-    if reduce == "sum":
-        directed = directed_structure_of(gidx)
-    else:
-        found = structure_of(gidx)
-        directed = found if isinstance(found, str) else (found, False)
-    if isinstance(directed, str):
+    directed = directed_structure_of(gidx, may_turn=reduce == "sum")
+    if isinstance(directed, Refusal):
         return directed
     structure, is_reversed = directed
     refusal = structure.refusal(f"the features of {'edges' if of_edges else 'sources'}", x)
@@ -104,15 +96,15 @@ def _least_of_edges(reduce: str, x: Tensor) -> int:
     return _LEAST_OF_EDGES
 
 
-def _sum(structure: Structure, is_reversed: bool, x: Tensor, weight: Any) -> Computation | str:
+def _sum(structure: Structure, is_reversed: bool, x: Tensor, weight: Any) -> Computation | Refusal:
     num_in, num_out = structure.num_src, structure.num_dst
     if is_reversed:
         num_in, num_out = num_out, num_in
-    reason = features_refusal(structure, "spmm", x, num_in)
-    if reason is None and weight is not None:
-        reason = _weight_refusal(structure, x, weight)
-    if reason is not None:
-        return reason
+    refusal = features_refusal(structure, "spmm", x, num_in)
+    if refusal is None and weight is not None:
+        refusal = _weight_refusal(structure, x, weight)
+    if refusal is not None:
+        return refusal
 
     def compute() -> Tensor:
         edges = (structure.plain() if weight is None else structure.numbered()).edges
@@ -129,19 +121,19 @@ def _sum(structure: Structure, is_reversed: bool, x: Tensor, weight: Any) -> Com
     return compute
 
 
-def _weight_refusal(structure: Structure, x: Tensor, weight: Any) -> str | None:
-    reason = structure.refusal("the features of edges", weight)
-    if reason is not None:
-        return reason
+def _weight_refusal(structure: Structure, x: Tensor, weight: Any) -> Refusal | None:
+    refusal = structure.refusal("the features of edges", weight)
+    if refusal is not None:
+        return refusal
     if weight.dim() == 0 or not _is_of_heads(weight, x):
         sizes = f"{list(x.shape[1:])} and {list(weight.shape[1:])}"
         return NoOperator(f"products of features of shapes {sizes} have no operator")
     if len(weight) != len(structure.index):
-        return f"features of {len(weight)} edges for a graph with {len(structure.index)}"
+        return Refusal(f"features of {len(weight)} edges for a graph with {len(structure.index)}")
     if weight.dim() > x.dim() or weight.layout != torch.strided:
-        return "features of edges in another form than those of nodes"
+        return Refusal("features of edges in another form than those of nodes")
     if weight.dtype != x.dtype or weight.device != x.device:
-        return "features of nodes and of edges with different dtypes or devices"
+        return Refusal("features of nodes and of edges with different dtypes or devices")
     return None
 
 
@@ -152,10 +144,10 @@ def _is_of_heads(weight: Tensor, x: Tensor) -> bool:
     return heads == 1 or (heads > 0 and is_by_head and x.shape[-1] >= LEAST_CHANNELS)
 
 
-def _sum_of_edges(structure: Structure, is_reversed: bool, x: Tensor) -> Computation | str:
-    reason = features_refusal(structure, "spmm", x, len(structure.index))
-    if reason is not None:
-        return reason
+def _sum_of_edges(structure: Structure, is_reversed: bool, x: Tensor) -> Computation | Refusal:
+    refusal = features_refusal(structure, "spmm", x, len(structure.index))
+    if refusal is not None:
+        return refusal
 
     def compute() -> Tensor:
         edges = structure.incidence(transpose=is_reversed).edges
@@ -166,15 +158,17 @@ def _sum_of_edges(structure: Structure, is_reversed: bool, x: Tensor) -> Computa
     return compute
 
 
-def _extremum(structure: Structure, x: Tensor, reduce: str, of_edges: bool) -> Computation | str:
+def _extremum(
+    structure: Structure, x: Tensor, reduce: str, of_edges: bool
+) -> Computation | Refusal:
     num_edges = len(structure.index)
     if num_edges == 0:
         # DGL's zeros lead to the first node in its backward pass.
         return NoOperator(f"{reduce} without any edge has no operator")
     num_in = num_edges if of_edges else structure.num_src
-    reason = features_refusal(structure, "segment_reduce", x, num_in)
-    if reason is not None:
-        return reason
+    refusal = features_refusal(structure, "segment_reduce", x, num_in)
+    if refusal is not None:
+        return refusal
 
     def compute() -> Tensor:
         grouped = _ordered(structure, of_edges, backwards=last_wins(x))

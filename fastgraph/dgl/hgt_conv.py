@@ -17,6 +17,7 @@ from fastgraph.dgl.relations import Pairs, pairs_of, typed_linear_refusal
 from fastgraph.dgl.sizes import TYPED_ATTENTION, of_layer
 from fastgraph.layers.sums import first_rows
 from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation, replace_method
 
 
@@ -33,24 +34,24 @@ def install(patches: Patches) -> None:
 
 def plan(
     module: HGTConv, g: Any, x: Any, ntype: Any, etype: Any, *, presorted: bool = False
-) -> Computation | str:
+) -> Computation | Refusal:
     """The forward pass of a call, or the reason to leave it to upstream."""
     if isinstance(x, tuple):
-        return "a pair of features"
+        return Refusal("a pair of features")
     call = accepted(module, "attention", g, x)
-    if isinstance(call, str):
+    if isinstance(call, Refusal):
         return call
     if not g.is_block and g._graph.number_of_ntypes() != 1:
-        return "two kinds of nodes, of which DGL's code takes one"
+        return Refusal("two kinds of nodes, of which DGL's code takes one")
     if x.device != g.device:
-        return "matrices of kinds of nodes, which DGL multiplies by where its graphs are"
+        return Refusal("matrices of kinds of nodes, which DGL multiplies by where its graphs are")
     for name in ("relation_att", "relation_msg"):
         for linear in getattr(module, name):
-            reason = typed_linear_refusal(name, linear)
-            if reason is not None:
-                return reason
+            refusal = typed_linear_refusal(name, linear)
+            if refusal is not None:
+                return refusal
     pairs = pairs_of(call, etype, len(module.relation_pri[0]))
-    if isinstance(pairs, str):
+    if isinstance(pairs, Refusal):
         return pairs
 
     def compute() -> Tensor:

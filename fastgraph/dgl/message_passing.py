@@ -18,8 +18,10 @@ import torch
 from fastgraph.dgl import edge_softmax, gsddmm, gspmm, segment_reduce
 from fastgraph.dgl.conditions import NoOperator
 from fastgraph.dgl.sizes import WEIGHTED_SUM, is_too_small
+from fastgraph.dgl.structure import SEVERAL_RELATIONS
 from fastgraph.plugins.patching import Patches
-from fastgraph.routing.dispatch import Computation, decide
+from fastgraph.plugins.refusal import Refusal
+from fastgraph.routing.dispatch import Computation, refuse, take
 from fastgraph.routing.sizes import TOO_SMALL
 from fastgraph.routing.status import LEFT_WHOLE, count_too_small, is_counted
 from fastgraph.routing.switch import SWITCH
@@ -63,32 +65,37 @@ def install(patches: Patches) -> None:
         patches.replace(upstream, function, _Replacement(found, _counting(found, name, check)))
 
 
-def _routed(function: Any, name: str, plan: Callable[..., Computation | str]) -> Callable[..., Any]:
+def _routed(
+    function: Any, name: str, plan: Callable[..., Computation | Refusal]
+) -> Callable[..., Any]:
     def apply(*arguments: Any) -> Any:
         if SWITCH.active:
             planned = plan(*arguments)
-            if isinstance(planned, str) and _is_part(planned, arguments):
-                return function.apply(*arguments)
-            if planned is TOO_SMALL:
-                count_too_small(name)
-                return function.apply(*arguments)
-            has_route = not isinstance(planned, NoOperator)
-            decided = decide(None, planned, has_route=has_route, name=name)
-            if decided and not isinstance(planned, str):
+            if not isinstance(planned, Refusal):
+                take(None, name=name)
                 return planned()
+            if not _is_part(planned, arguments):
+                _count(planned, name)
         return function.apply(*arguments)
 
     return apply
 
 
-def _is_part(planned: str, arguments: tuple[Any, ...]) -> bool:
+def _count(refusal: Refusal, name: str) -> None:
+    if refusal is TOO_SMALL:
+        count_too_small(name)
+    else:
+        refuse(None, refusal, has_route=not isinstance(refusal, NoOperator), name=name)
+
+
+def _is_part(refusal: Refusal, arguments: tuple[Any, ...]) -> bool:
     """True if the call that is refused is part of one that was too small, and counted as that.
 
     Functions that are left to upstream call others in their backward passes.
     """
     if is_counted(LEFT_WHOLE):
         return True
-    if not isinstance(planned, NoOperator) or torch._C._current_graph_task_id() == -1:
+    if not isinstance(refusal, NoOperator) or torch._C._current_graph_task_id() == -1:
         return False
     features = next((value for value in arguments if isinstance(value, torch.Tensor)), None)
     return is_too_small(WEIGHTED_SUM, arguments[0], features)
@@ -98,7 +105,7 @@ def _counting(function: Any, name: str, check: Callable[..., None]) -> Callable[
     def apply(*arguments: Any) -> Any:
         if SWITCH.active:
             check(*arguments)
-            decide(None, "several relations at once", has_route=False, name=name)
+            refuse(None, SEVERAL_RELATIONS, has_route=False, name=name)
         return function.apply(*arguments)
 
     return apply

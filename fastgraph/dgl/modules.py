@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from fastgraph.layers.modules import KnownLinear, KnownModules
+from fastgraph.plugins.refusal import Refusal
 
 LINEAR = KnownLinear(nn.Linear)
 
@@ -15,7 +16,7 @@ project = LINEAR.project
 _ON_EDGES = KnownModules(nn.Dropout, nn.LeakyReLU)
 
 
-def edge_module_refusal(name: str, module: Any, cls: type[nn.Module]) -> str | None:
+def edge_module_refusal(name: str, module: Any, cls: type[nn.Module]) -> Refusal | None:
     """Why a module that upstream calls on a tensor of edges cannot be left out.
 
     Args:
@@ -24,5 +25,5 @@ def edge_module_refusal(name: str, module: Any, cls: type[nn.Module]) -> str | N
         cls: what upstream puts there.
     """
     if type(module) is not cls:
-        return f"{name} is a {type(module).__name__}"
-    return f"{name} has hooks or is replaced" if _ON_EDGES.is_watched(module) else None
+        return Refusal(f"{name} is a {type(module).__name__}")
+    return Refusal(f"{name} has hooks or is replaced") if _ON_EDGES.is_watched(module) else None

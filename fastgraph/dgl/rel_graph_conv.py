@@ -13,6 +13,7 @@ from fastgraph.dgl.relations import Pairs, pairs_of, typed_linear_refusal
 from fastgraph.dgl.sizes import RELATIONS, of_layer
 from fastgraph.layers.sums import add_to, first_rows
 from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation, replace_method
 
 
@@ -29,24 +30,24 @@ def plan(
     norm: Tensor | None = None,
     *,
     presorted: bool = False,
-) -> Computation | str:
+) -> Computation | Refusal:
     """The forward pass of a call, or the reason to leave it to upstream."""
     if isinstance(feat, tuple):
-        return "a pair of features"
+        return Refusal("a pair of features")
     call = accepted(module, "spmm", g, feat)
-    if isinstance(call, str):
+    if isinstance(call, Refusal):
         return call
-    reason = typed_linear_refusal("linear_r", module.linear_r)
-    if reason is None and module.linear_r.W.dtype != feat.dtype:
-        reason = "parameters with another dtype than features"
-    if reason is None and module.linear_r.in_size != feat.shape[1]:
-        reason = f"features of {feat.shape[1]} channels for {module.linear_r.in_size}"
-    if reason is None and norm is not None:
-        reason = edge_values_refusal("norm", norm, call, (1,))
-    if reason is not None:
-        return reason
+    refusal = typed_linear_refusal("linear_r", module.linear_r)
+    if refusal is None and module.linear_r.W.dtype != feat.dtype:
+        refusal = Refusal("parameters with another dtype than features")
+    if refusal is None and module.linear_r.in_size != feat.shape[1]:
+        refusal = Refusal(f"features of {feat.shape[1]} channels for {module.linear_r.in_size}")
+    if refusal is None and norm is not None:
+        refusal = edge_values_refusal("norm", norm, call, (1,))
+    if refusal is not None:
+        return refusal
     pairs = pairs_of(call, etypes, module.linear_r.num_types)
-    if isinstance(pairs, str):
+    if isinstance(pairs, Refusal):
         return pairs
 
     def compute() -> Tensor:

@@ -18,6 +18,7 @@ from fastgraph.dgl.structure import Named, Structure
 from fastgraph.graphs.edges import Grouped
 from fastgraph.graphs.memo import remembered
 from fastgraph.layers.modules import KnownModules
+from fastgraph.plugins.refusal import Refusal
 
 TYPED_LINEAR = KnownModules(TypedLinear)
 
@@ -76,7 +77,7 @@ def projected(x: Tensor, weight: Tensor, sizes: list[int]) -> Tensor:
     )
 
 
-def pairs_of(call: Accepted, etype: object, num_rels: int) -> Pairs | str:
+def pairs_of(call: Accepted, etype: object, num_rels: int) -> Pairs | Refusal:
     """The pairs of a call, or why it must be left to upstream.
 
     Args:
@@ -85,19 +86,19 @@ def pairs_of(call: Accepted, etype: object, num_rels: int) -> Pairs | str:
         num_rels: the number of relations.
     """
     structure = call.structure
-    reason = structure.refusal("the types of edges", etype)
-    if reason is not None:
-        return reason
+    refusal = structure.refusal("the types of edges", etype)
+    if refusal is not None:
+        return refusal
     assert isinstance(etype, Tensor)
     if etype.dtype not in (torch.int32, torch.int64) or etype.shape != structure.index.shape:
-        return f"types of edges of shape {list(etype.shape)}, {etype.dtype}"
+        return Refusal(f"types of edges of shape {list(etype.shape)}, {etype.dtype}")
     if etype.device != structure.index.device:
-        return "types of edges on another device than features"
+        return Refusal("types of edges on another device than features")
     if len(etype) == 0:
-        return "a graph without edges"
+        return Refusal("a graph without edges")
     least, most = remembered("range", _Range, etype).ends
     if least < 0 or most >= num_rels:
-        return f"types of edges from {least} to {most} for {num_rels} relations"
+        return Refusal(f"types of edges from {least} to {most} for {num_rels} relations")
     return find_pairs(structure, etype, num_rels)
 
 
@@ -116,12 +117,12 @@ class _Range:
         self.ends = int(values.amin()), int(values.amax())
 
 
-def typed_linear_refusal(name: str, module: Any) -> str | None:
+def typed_linear_refusal(name: str, module: Any) -> Refusal | None:
     """Why what a ``TypedLinear`` does on single edges cannot be done on pairs."""
     if type(module) is not TypedLinear:
-        return f"{name} is a {type(module).__name__}"
+        return Refusal(f"{name} is a {type(module).__name__}")
     if TYPED_LINEAR.is_watched(module):
-        return f"{name} has hooks or is replaced"
+        return Refusal(f"{name} has hooks or is replaced")
     if module.regularizer == "bdd":
-        return "block-diagonal matrices of relations"
+        return Refusal("block-diagonal matrices of relations")
     return None

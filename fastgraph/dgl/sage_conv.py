@@ -21,6 +21,7 @@ from fastgraph.dgl.sizes import POOLING, SUM_WITH_ITSELF, of_layer
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.sums import add_to
 from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation, replace_method
 
 _IS_SMALL = {
@@ -46,7 +47,7 @@ def plan(
         return None
     call = accepted(module, "segment_reduce" if kind == "pool" else "spmm", graph, feat)
     # Without edges DGL computes something else, in float32.
-    if isinstance(call, str) or len(call.structure.index) == 0:
+    if isinstance(call, Refusal) or len(call.structure.index) == 0:
         return None
     if (kind == "gcn" and not call.shared) or not _fits(module, call):
         return None
@@ -55,7 +56,7 @@ def plan(
     if kind != "mean":
         return None
     flat = one_for_each_edge("edge_weight", edge_weight, call)
-    return None if isinstance(flat, str) else lambda: _forward(module, call, flat)
+    return None if isinstance(flat, Refusal) else lambda: _forward(module, call, flat)
 
 
 def _fits(module: SAGEConv, call: Accepted) -> bool:

@@ -16,6 +16,7 @@ from fastgraph import ops
 from fastgraph.dgl.conditions import NoOperator, features_refusal
 from fastgraph.dgl.gspmm import extremum
 from fastgraph.dgl.structure import Structure
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.conditions import execution_mode, plain_tensor
 from fastgraph.routing.dispatch import Computation
 
@@ -23,7 +24,7 @@ from fastgraph.routing.dispatch import Computation
 _LEAST_OF_SUMS, _LEAST_OF_EXTREMA = 1 << 20, 1 << 18
 
 
-def plan(op: str, x: Any, offsets: Any) -> Computation | str:
+def plan(op: str, x: Any, offsets: Any) -> Computation | Refusal:
     """A call of ``SegmentReduce``, or the reason to leave it to upstream.
 
     Args:
@@ -37,7 +38,7 @@ def plan(op: str, x: Any, offsets: Any) -> Computation | str:
     if op not in ("sum", "max", "min"):
         return NoOperator(f"{op} of segments has no operator")
     if torch.compiler.is_compiling():
-        return "within torch.compile, to which offsets are unknown"
+        return Refusal("within torch.compile, to which offsets are unknown")
     refusal = plain_tensor("value", x) or plain_tensor("offsets", offsets) or execution_mode()
     if refusal is not None:
         return refusal
@@ -51,11 +52,11 @@ def plan(op: str, x: Any, offsets: Any) -> Computation | str:
     if x.numel() < least:  # whose own number would be a reason for each size of a batch
         return NoOperator(f"{op} of segments of fewer than {least} numbers has no operator")
     if offsets[0] != 0 or offsets[-1] != len(x) or (offsets.diff() < 0).any():
-        return "offsets of segments that do not lead from the first row to the last"
+        return Refusal("offsets of segments that do not lead from the first row to the last")
     index = torch.arange(len(x), dtype=offsets.dtype, device=offsets.device)
     structure = Structure(index, offsets, None, len(x), len(offsets) - 1)
-    reason = features_refusal(structure, "spmm" if op == "sum" else "segment_reduce", x, len(x))
-    return reason or (lambda: _forward(structure, x, op))
+    refusal = features_refusal(structure, "spmm" if op == "sum" else "segment_reduce", x, len(x))
+    return refusal or (lambda: _forward(structure, x, op))
 
 
 def _forward(structure: Structure, x: Tensor, op: str) -> Tensor:

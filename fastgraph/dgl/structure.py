@@ -27,9 +27,12 @@ from fastgraph.graphs.edges import Edges, Grouped
 from fastgraph.graphs.graph import Graph, beside, normal_mode
 from fastgraph.graphs.memo import is_recording, recalled
 from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.conditions import plain_tensor
 
 Value = TypeVar("Value")
+
+SEVERAL_RELATIONS = Refusal("several relations at once")
 
 
 class Named(Protocol):
@@ -69,7 +72,7 @@ class Structure:
         self.num_src, self.num_dst = num_src, num_dst
         self._identity = object()
 
-    def refusal(self, name: str, value: object) -> str | None:
+    def refusal(self, name: str, value: object) -> Refusal | None:
         """Why a tensor cannot be handed to an operator together with these edges."""
         return plain_tensor(name, value)
 
@@ -171,9 +174,9 @@ class _Source:
         self.reversed = reversed_source
         self.relations: dict[int, _Source] = {}
         self.latest: weakref.ref[Any] | None = None
-        self._structure: Structure | str | None = None
+        self._structure: Structure | Refusal | None = None
 
-    def structure(self) -> Structure | str | None:
+    def structure(self) -> Structure | Refusal | None:
         """The edges, or why they cannot be taken; ``None`` where no index object is left."""
         if self._structure is None and self.latest is not None:
             gidx = self.latest()
@@ -182,12 +185,12 @@ class _Source:
         return self._structure
 
 
-def _read(gidx: Any) -> Structure | str:
+def _read(gidx: Any) -> Structure | Refusal:
     if gidx.number_of_etypes() != 1:
-        return "several relations at once"
+        return SEVERAL_RELATIONS
     formats = gidx.formats()
     if "csc" not in formats["created"] + formats["not created"]:
-        return "a graph that is restricted to formats without CSC"
+        return Refusal("a graph that is restricted to formats without CSC")
     with normal_mode():  # what is read must serve training as well
         if formats["created"] == ["coo"] and gidx.number_of_edges(0) >= _LEAST_ASCENDING:
             found = _read_ascending(gidx)
@@ -229,11 +232,11 @@ def _forget(sources: dict[int, Any], key: int, _: object) -> None:
     sources.pop(key, None)
 
 
-FOREIGN: dict[type, Callable[[Any], Structure | str]] = {}
+FOREIGN: dict[type, Callable[[Any], Structure | Refusal]] = {}
 """Functions that give the edges of index objects that are not DGL's own, by their class."""
 
 
-def structure_of(gidx: Any) -> Structure | str:
+def structure_of(gidx: Any) -> Structure | Refusal:
     """The edges of an index object with one relation, or the reason why they cannot be taken."""
     if type(gidx) in FOREIGN:
         return FOREIGN[type(gidx)](gidx)
@@ -242,21 +245,25 @@ def structure_of(gidx: Any) -> Structure | str:
     return found
 
 
-def directed_structure_of(gidx: Any) -> tuple[Structure, bool] | str:
+def directed_structure_of(gidx: Any, *, may_turn: bool = True) -> tuple[Structure, bool] | Refusal:
     """The same, or those of the graph that it reverses, and whether edges are to be turned round.
 
-    The order of the edges of a node may then be another than DGL's.
+    Args:
+        gidx: DGL's index object.
+        may_turn: whether the order of the edges of a node may be another than DGL's.
     """
+    found: Structure | Refusal | None
     if type(gidx) in FOREIGN:
-        foreign = FOREIGN[type(gidx)](gidx)
-        return foreign if isinstance(foreign, str) else (foreign, False)
-    source = _source_of(gidx)
-    found = None if source.reversed is None else source.reversed.structure()
-    is_reversed = isinstance(found, Structure)
-    if not is_reversed:
+        found = FOREIGN[type(gidx)](gidx)
+    else:
+        source = _source_of(gidx)
+        if may_turn and source.reversed is not None:
+            turned = source.reversed.structure()
+            if isinstance(turned, Structure):
+                return turned, True
         found = source.structure()
-    assert found is not None
-    return found if isinstance(found, str) else (found, is_reversed)
+    assert found is not None  # it is alive
+    return found if isinstance(found, Refusal) else (found, False)
 
 
 def install(patches: Patches) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from fastgraph.graphs.graph import MAX_INDEX, Graph, beside, normal_mode
 from fastgraph.graphs.memo import MEMO, remembered, tensor_key
 from fastgraph.machine.capture import refuse_to_capture
+from fastgraph.plugins.refusal import Refusal
 
 # Graphs by the ``id`` of CSR tensors that they hold: unique as long as these live.
 _BY_OWN_INDEX: WeakValueDictionary[tuple[int, ...], Graph] = WeakValueDictionary()
@@ -99,25 +100,23 @@ def graph_of(
     return graph
 
 
-class OutOfRange(str):
-    """The reason why no operator can take a graph: an index lies outside the nodes.
+class OutOfRange(Refusal):
+    """No operator can take a graph: an index lies outside the nodes.
 
-    Args:
-        detail: names the index.
+    Attributes:
+        detail: names the index; no part of the reason, by which refusals are counted.
     """
 
-    detail: str
+    __slots__ = ("detail",)
 
-    def __new__(cls, detail: str) -> OutOfRange:
-        """The text is the same for all details, because refusals are counted by their text."""
-        reason = super().__new__(cls, "edge_index points outside the nodes")
-        reason.detail = detail
-        return reason
+    def __init__(self, detail: str) -> None:
+        super().__init__("edge_index points outside the nodes")
+        self.detail = detail
 
 
-def too_large(*counts: int) -> str | None:
+def too_large(*counts: int) -> Refusal | None:
     """Why numbers of nodes or edges do not fit into a graph, if they do not."""
-    return f"more than {MAX_INDEX} nodes or edges" if max(counts) > MAX_INDEX else None
+    return Refusal(f"more than {MAX_INDEX} nodes or edges") if max(counts) > MAX_INDEX else None
 
 
 def unless_out_of_range(make: Callable[..., Result], *arguments: object) -> Result | OutOfRange:

@@ -21,6 +21,7 @@ from fastgraph.graphs.edges import (
 from fastgraph.graphs.memo import is_recording
 from fastgraph.ops.library import is_defined_by
 from fastgraph.ops.spmm import REDUCTIONS
+from fastgraph.plugins.refusal import Refusal
 
 SUMS = REDUCTIONS
 """Reductions that are sums, divided by something or not."""
@@ -56,7 +57,7 @@ class Aggregation(NamedTuple):
         """True if nothing else refers to the result, and no gradient needs it."""
         return self.reduce in SUMS and self.node_dim == 0
 
-    def look_up(self) -> Aggregation | str:
+    def look_up(self) -> Aggregation | Refusal:
         """The same with its graph, so that computing does not look at the edges once more.
 
         Or the reason why upstream's code must run, which is not for products with matrices: these
@@ -69,8 +70,8 @@ class Aggregation(NamedTuple):
             return self
         num_in = self.x.shape[self.node_dim]
         ends = (self.num_out, num_in) if edges.transpose else (num_in, self.num_out)
-        if reason := too_large(*ends, edges.num_edges):
-            return reason
+        if refusal := too_large(*ends, edges.num_edges):
+            return refusal
         graph = unless_out_of_range(graph_of, edges.index, None, *ends)
         if isinstance(graph, OutOfRange):
             return graph

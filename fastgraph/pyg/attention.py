@@ -34,6 +34,7 @@ from fastgraph.graphs.memo import is_recording
 from fastgraph.layers.attention import Inputs
 from fastgraph.machine import capture
 from fastgraph.plugins.backend import device_type
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.edges import edges_of
 from fastgraph.pyg.modules import LINEAR
 from fastgraph.pyg.propagate import from_template, module_refusal, replaced_on
@@ -67,7 +68,7 @@ def accepted(
     operator: str,
     x: object,
     edge_index: object,
-) -> Accepted | str:
+) -> Accepted | Refusal:
     """Features and graph of a call of an attention layer, or why it must be left to upstream.
 
     Args:
@@ -78,111 +79,111 @@ def accepted(
         edge_index: the caller's graph.
     """
     inputs = _inputs_of(x)
-    if isinstance(inputs, str):
+    if isinstance(inputs, Refusal):
         return inputs
     if dropout_rate(module) > 0 and capture.is_capturing(inputs.src):
-        return "attention dropout in a CUDA graph"
-    reason = _module_refusal(module, layer)
-    if reason is not None:
-        return reason
-    edges = _edges(module, edge_index, inputs)
-    if isinstance(edges, str):
+        return Refusal("attention dropout in a CUDA graph")
+    refusal = _module_refusal(module, layer)
+    if refusal is not None:
+        return refusal
+    edges = edges_of(edge_index, module.flow)
+    if isinstance(edges, Refusal):
         return edges
+    refusal = _edges_refusal(edges, edge_index, inputs)
+    if refusal is not None:
+        return refusal
     if edges.values is not None and not is_plain(*inputs):
-        return "features that are not plain tensors beside a sparse adjacency matrix"
-    reason = REGISTRY.refusal(operator, device_type(inputs.src), inputs.src.dtype)
-    return Accepted(inputs, edges) if reason is None else reason
+        return Refusal("features that are not plain tensors beside a sparse adjacency matrix")
+    refusal = REGISTRY.refusal(operator, device_type(inputs.src), inputs.src.dtype)
+    return Accepted(inputs, edges) if refusal is None else refusal
 
 
-def _module_refusal(module: MessagePassing, layer: type[MessagePassing]) -> str | None:
+def _module_refusal(module: MessagePassing, layer: type[MessagePassing]) -> Refusal | None:
     cls = type(module)
     for name in _METHODS:
         if getattr(cls, name) is not getattr(layer, name):
-            return f"{name} is overridden"
+            return Refusal(f"{name} is overridden")
     for name in ("propagate", "edge_updater"):
         method = getattr(cls, name)
         if method is not getattr(MessagePassing, name) and not from_template(cls, method):
-            return f"{name} is overridden"
+            return Refusal(f"{name} is overridden")
     attributes = vars(module)
     if "edge_update" in attributes:
-        return "edge_update is overridden on the instance"
+        return Refusal("edge_update is overridden on the instance")
     for name in _GENERATED:
         if name in attributes and replaced_on(module, name):
-            return f"{name} is overridden on the instance"
+            return Refusal(f"{name} is overridden on the instance")
     if any(attributes[name] for name in _HOOKS):
-        return "a message-passing hook is set"
-    reason = execution_mode() or module_refusal(module, cls)
-    if reason is not None:
-        return reason
+        return Refusal("a message-passing hook is set")
+    refusal = execution_mode() or module_refusal(module, cls)
+    if refusal is not None:
+        return refusal
     if type(module.aggr_module) is not SumAggregation:
-        return f"aggregation {type(module.aggr_module).__name__}"
+        return Refusal(f"aggregation {type(module.aggr_module).__name__}")
     if module.flow != "source_to_target":
-        return f"flow {module.flow}"
+        return Refusal(f"flow {module.flow}")
     return plain_parameters(module)
 
 
-def _edges(module: MessagePassing, edge_index: Any, inputs: Inputs) -> Edges | str:
-    edges = edges_of(edge_index, module.flow)
-    if isinstance(edges, str):
-        return edges
+def _edges_refusal(edges: Edges, edge_index: Any, inputs: Inputs) -> Refusal | None:
     sizes: tuple[int | None, ...] = (None, None)
     if isinstance(edge_index, EdgeIndex):
         sizes = edge_index.sparse_size()
     elif edge_index.layout == torch.sparse_csc:
-        return "a sparse CSC adjacency matrix in an attention layer"
+        return Refusal("a sparse CSC adjacency matrix in an attention layer")
     elif edges.values is not None:
         sizes = tuple(reversed(edge_index.shape))
     if edges.index.device != inputs.src.device:
-        return "edge_index is not on the device of the features"
+        return Refusal("edge_index is not on the device of the features")
     for size, features in zip(sizes, inputs, strict=True):
         if size is not None and size != len(features):
-            return f"a graph of size {tuple(sizes)}, unlike the features"
-    return too_few_edges(edges.num_edges) or edges
+            return Refusal(f"a graph of size {tuple(sizes)}, unlike the features")
+    return too_few_edges(edges.num_edges)
 
 
-def _inputs_of(x: object) -> Inputs | str:
+def _inputs_of(x: object) -> Inputs | Refusal:
     """Features of sources and destinations, the same tensor for a single one, or the reason."""
     pair = x if isinstance(x, (tuple, list)) else (x, x)
     if len(pair) != 2:
-        return f"x has {len(pair)} entries"
+        return Refusal(f"x has {len(pair)} entries")
     for features in pair:
         if features is None:
-            return "a bipartite graph without features of the destinations"
-        reason = operand("x", features)
-        if reason is not None:
-            return reason
+            return Refusal("a bipartite graph without features of the destinations")
+        refusal = operand("x", features)
+        if refusal is not None:
+            return refusal
         if features.layout != torch.strided or features.dim() != 2:
-            return "features that are not a dense matrix"
+            return Refusal("features that are not a dense matrix")
     return Inputs(*pair)
 
 
 def edge_refusal(
     lin_edge: Any, edge_attr: object, edge_index: Tensor, num_dims: tuple[int, ...] = (1, 2)
-) -> str | None:
+) -> Refusal | None:
     """Why features of edges that ``lin_edge`` projects must be left to upstream.
 
     The routes fold the projection into something else, so nobody may be watching it.
     """
     if type(lin_edge) is not Linear or lin_edge.bias is not None:
-        return "lin_edge is not a Linear without bias"
+        return Refusal("lin_edge is not a Linear without bias")
     if not LINEAR.knows(lin_edge):
-        return "lin_edge has hooks or a computed weight"
-    reason = operand("edge_attr", edge_attr)
-    if reason is not None:
-        return reason
+        return Refusal("lin_edge has hooks or a computed weight")
+    refusal = operand("edge_attr", edge_attr)
+    if refusal is not None:
+        return refusal
     if edge_index.layout != torch.strided:
-        return "edge_attr beside a sparse adjacency matrix"
+        return Refusal("edge_attr beside a sparse adjacency matrix")
     assert isinstance(edge_attr, Tensor)
     expected = (edge_index.shape[1], lin_edge.in_channels)
     channels = 1 if edge_attr.dim() == 1 else edge_attr.shape[-1:].numel()
     if edge_attr.dim() not in num_dims or (edge_attr.shape[0], channels) != expected:
-        return f"edge_attr has shape {list(edge_attr.shape)}, expected {list(expected)}"
+        return Refusal(f"edge_attr has shape {list(edge_attr.shape)}, expected {list(expected)}")
     if edge_attr.dtype != lin_edge.weight.dtype and not torch.is_autocast_enabled(
         edge_attr.device.type
     ):
-        return f"edge_attr has dtype {edge_attr.dtype}, lin_edge {lin_edge.weight.dtype}"
+        return Refusal(f"edge_attr has dtype {edge_attr.dtype}, lin_edge {lin_edge.weight.dtype}")
     if edge_attr.layout != torch.strided or edge_attr.device != edge_index.device:
-        return "edge_attr is not a dense tensor on the graph's device"
+        return Refusal("edge_attr is not a dense tensor on the graph's device")
     return None
 
 
@@ -210,7 +211,7 @@ class Located(NamedTuple):
         return self.graph.while_computing(compute, *arguments)
 
 
-def located(call: Accepted, loops: int | None, *, numbered: bool) -> Located | str:
+def located(call: Accepted, loops: int | None, *, numbered: bool) -> Located | Refusal:
     """The edges of a call as an operator takes them, looked up before anything is computed.
 
     Args:
@@ -228,8 +229,8 @@ def located(call: Accepted, loops: int | None, *, numbered: bool) -> Located | s
     num_src, num_dst = map(len, inputs)
     # Subclasses of tensors define operators for edges as they were given.
     is_looked_up = is_plain(*inputs, index) and not is_recording()
-    if reason := too_large(num_src, num_dst, index.shape[1] + (loops or 0)):
-        return reason
+    if refusal := too_large(num_src, num_dst, index.shape[1] + (loops or 0)):
+        return refusal
     if not numbered:
         if not is_looked_up:
             return Located(Edges(index, self_loops=loops or 0))
@@ -288,10 +289,10 @@ def dropout_rate(module: Any) -> float:
     return module.dropout if module.training else 0.0
 
 
-def weights_refusal(edge_index: Tensor) -> str | None:
+def weights_refusal(edge_index: Tensor) -> Refusal | None:
     """Why attention weights cannot be returned together with the edges that they belong to."""
     if isinstance(edge_index, EdgeIndex) or edge_index.layout != torch.strided:
-        return "attention weights of a graph that is not a plain edge_index"
+        return Refusal("attention weights of a graph that is not a plain edge_index")
     return None
 
 

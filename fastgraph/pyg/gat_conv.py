@@ -14,6 +14,7 @@ from fastgraph import ops
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.attention import Inputs, combine_heads, same_dtype, terms_of
 from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.attention import (
     Accepted,
     accepted,
@@ -44,55 +45,59 @@ def plan(
     edge_attr: Tensor | None = None,
     size: Any = None,
     return_attention_weights: bool | None = None,
-) -> Computation | str:
+) -> Computation | Refusal:
     """The forward pass of a call, or the reason to leave it to upstream."""
     call = accepted(module, GATConv, "gat", x, edge_index)
-    if isinstance(call, str):
+    if isinstance(call, Refusal):
         return call
-    reason = None
+    refusal = None
     if edge_attr is not None and module.lin_edge is None:
-        reason = _ignored_edge_refusal(module, edge_attr, edge_index)
+        refusal = _ignored_edge_refusal(module, edge_attr, edge_index)
         edge_attr = None
     if edge_attr is not None:
-        reason = edge_refusal(module.lin_edge, edge_attr, edge_index)
+        refusal = edge_refusal(module.lin_edge, edge_attr, edge_index)
     if size is not None:
-        reason = reason or _size_refusal(size, call.inputs)
+        refusal = refusal or _size_refusal(size, call.inputs)
     if return_attention_weights:
-        reason = reason or weights_refusal(edge_index)
-    if reason is not None:
-        return reason
+        refusal = refusal or weights_refusal(edge_index)
+    if refusal is not None:
+        return refusal
     shared = module.lin is not None and isinstance(x, Tensor)
     weights = bool(return_attention_weights)
     numbered = weights or edge_attr is not None
     found = located(call, loops_of(module, call.inputs), numbered=numbered)
-    if isinstance(found, str):
+    if isinstance(found, Refusal):
         return found
     arguments = (module, call, found.edges, edge_attr, shared, weights)
     return lambda: found.while_computing(_forward, *arguments)
 
 
-def _ignored_edge_refusal(module: GATConv, edge_attr: object, edge_index: Tensor) -> str | None:
+def _ignored_edge_refusal(module: GATConv, edge_attr: object, edge_index: Tensor) -> Refusal | None:
     """Why upstream may refuse features of edges that no score comes of, as it adds self-loops."""
     if not module.add_self_loops:
         return None
     if type(edge_attr) is not Tensor or edge_index.layout != torch.strided:
-        return "edge_attr without edge_dim that is not a tensor beside a plain edge_index"
+        return Refusal("edge_attr without edge_dim that is not a tensor beside a plain edge_index")
     if edge_attr.shape[:1] != edge_index.shape[1:]:
-        return f"edge_attr has shape {list(edge_attr.shape)} for {edge_index.shape[1]} edges"
+        return Refusal(
+            f"edge_attr has shape {list(edge_attr.shape)} for {edge_index.shape[1]} edges"
+        )
     if edge_attr.layout != torch.strided or edge_attr.device != edge_index.device:
-        return "edge_attr is not a dense tensor on the graph's device"
+        return Refusal("edge_attr is not a dense tensor on the graph's device")
     fills = isinstance(module.fill_value, (float, int)) or module.fill_value in ("add", "mean")
     is_real = edge_attr.is_floating_point() or edge_attr.dtype in (torch.int64, torch.int32)
     if not fills or not is_real:
-        return f"edge_attr of {edge_attr.dtype} with fill_value={module.fill_value!r}"
+        return Refusal(f"edge_attr of {edge_attr.dtype} with fill_value={module.fill_value!r}")
     return None
 
 
-def _size_refusal(size: Any, inputs: Inputs) -> str | None:
+def _size_refusal(size: Any, inputs: Inputs) -> Refusal | None:
     expected = (len(inputs.src), len(inputs.dst))
     if not isinstance(size, (tuple, list)) or any(isinstance(part, float) for part in size):
-        return "size is not two integers"
-    return None if tuple(size) == expected else f"size is {tuple(size)}, unlike the features"
+        return Refusal("size is not two integers")
+    return (
+        None if tuple(size) == expected else Refusal(f"size is {tuple(size)}, unlike the features")
+    )
 
 
 def _forward(

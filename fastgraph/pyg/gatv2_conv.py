@@ -11,6 +11,7 @@ from fastgraph import ops
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.attention import combine_heads, same_dtype, terms_of
 from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.attention import (
     Accepted,
     accepted,
@@ -40,23 +41,23 @@ def plan(
     edge_index: Any,
     edge_attr: Tensor | None = None,
     return_attention_weights: bool | None = None,
-) -> Computation | str:
+) -> Computation | Refusal:
     """The forward pass of a call, or the reason to leave it to upstream."""
     call = accepted(module, GATv2Conv, "gatv2", x, edge_index)
-    if isinstance(call, str):
+    if isinstance(call, Refusal):
         return call
-    reason = None
+    refusal = None
     if edge_attr is not None:
-        reason = edge_refusal(module.lin_edge, edge_attr, edge_index)
+        refusal = edge_refusal(module.lin_edge, edge_attr, edge_index)
     if return_attention_weights:
-        reason = reason or weights_refusal(edge_index)
-    if reason is not None:
-        return reason
+        refusal = refusal or weights_refusal(edge_index)
+    if refusal is not None:
+        return refusal
     shared = module.share_weights and isinstance(x, Tensor)
     weights = bool(return_attention_weights)
     numbered = weights or edge_attr is not None
     found = located(call, loops_of(module, call.inputs), numbered=numbered)
-    if isinstance(found, str):
+    if isinstance(found, Refusal):
         return found
     arguments = (module, call, found.edges, edge_attr, shared, weights)
     return lambda: found.while_computing(_forward, *arguments)

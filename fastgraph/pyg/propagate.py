@@ -25,12 +25,13 @@ from fastgraph.layers.narrowing import projects_first
 from fastgraph.layers.sums import add_to
 from fastgraph.plugins.backend import device_type
 from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.edges import edges_of
 from fastgraph.pyg.messages import Message, known_message, multiplies_adjacency
 from fastgraph.pyg.modules import AGGREGATIONS, LINEAR, REDUCTIONS, project
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
-from fastgraph.routing.dispatch import decide, run_upstream
+from fastgraph.routing.dispatch import refuse, run_upstream, take
 from fastgraph.routing.sizes import EXTREMUM, SUM, Least, is_too_small
 from fastgraph.routing.status import calls_counted, count_too_small, is_counted
 from fastgraph.routing.switch import SWITCH
@@ -47,7 +48,9 @@ _HOOKS = (
     "_message_and_aggregate_forward_hooks",
 )
 
-_OVERRIDDEN = "propagate is overridden"
+# Of classes that are met at every call, made once.
+_OVERRIDDEN = Refusal("propagate is overridden")
+_OTHER_MESSAGE = Refusal("its message is not a known one")
 
 _METHODS = ("message", "aggregate", "update", "message_and_aggregate", "collect")
 
@@ -146,8 +149,10 @@ def _routed(
                 count_too_small(label if type(self) is cls else label_of(type(self)))
                 return _left(None, upstream, self, edge_index, *args, **kwargs)
         planned = _planned(self, edge_index, args, kwargs) if generated else _OVERRIDDEN
-        if not _is_routed(self, planned) or isinstance(planned, str):
+        if isinstance(planned, Refusal):
+            _refuse(self, planned)
             return _left(planned, upstream, self, edge_index, *args, **kwargs)
+        take(self)
         return aggregated(planned, is_private=False)
 
     propagate._fastgraph_upstream = upstream  # type: ignore[attr-defined]
@@ -155,16 +160,20 @@ def _routed(
 
 
 def _left(
-    reason: object, upstream: Callable[..., Tensor], module: MessagePassing, *args: Any, **kw: Any
+    refusal: Refusal | None,
+    upstream: Callable[..., Tensor],
+    module: MessagePassing,
+    *args: Any,
+    **kw: Any,
 ) -> Tensor:
     """Upstream's ``propagate``, which has been counted together with the aggregation in it."""
     if torch.compiler.is_compiling():
-        out: Tensor = run_upstream(reason, upstream, module, *args, **kw)
+        out: Tensor = run_upstream(refusal, upstream, module, *args, **kw)
         return out
     counted = calls_counted()
     counted.append(upstream)  # not the module, calls of which in here are counted one by one
     try:
-        out = run_upstream(reason, upstream, module, *args, **kw)
+        out = run_upstream(refusal, upstream, module, *args, **kw)
     finally:
         counted.pop()
     return out
@@ -222,13 +231,15 @@ def _plan_call(
     """The replacement of ``module.propagate``: an aggregation, or upstream's function."""
     if replaced_on(module, "propagate"):
         # PyG does this itself for decomposed layers and while explaining.
-        _is_routed(module, "propagate is replaced on the instance")
+        _refuse(module, Refusal("propagate is replaced on the instance"))
     upstream = _generated_propagate(module)
     if upstream is None:
         return functools.partial(_left, None, _own_propagate)
     planned = _planned(module, edge_index, (), arguments)
-    if not _is_routed(module, planned) or isinstance(planned, str):
+    if isinstance(planned, Refusal):
+        _refuse(module, planned)
         return functools.partial(_left, planned, upstream)
+    take(module)
     return planned
 
 
@@ -240,7 +251,7 @@ def plan_sum(module: MessagePassing, edge_index: Any, **arguments: Any) -> Aggre
     if _generated_propagate(module) is None:
         return None
     planned = plan_propagate(module, edge_index, None, arguments)
-    return None if isinstance(planned, str) or planned.reduce != "sum" else planned
+    return None if isinstance(planned, Refusal) or planned.reduce != "sum" else planned
 
 
 def aggregate_by(
@@ -250,7 +261,7 @@ def aggregate_by(
 
     See :meth:`fastgraph.layers.aggregation.Aggregation.compute_by`.
     """
-    decide(module, planned)
+    take(module)
     return planned.compute_by(operator), planned.is_owned
 
 
@@ -265,22 +276,20 @@ def _generated_propagate(module: MessagePassing) -> Callable[..., Tensor] | None
 
 def _planned(
     module: MessagePassing, edge_index: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Aggregation | str:
+) -> Aggregation | Refusal:
     if args:
-        return "propagate was called with positional arguments"
+        return Refusal("propagate was called with positional arguments")
     planned = plan_propagate(module, edge_index, kwargs.get("size"), kwargs)
-    return planned if isinstance(planned, str) else planned.look_up()
+    return planned if isinstance(planned, Refusal) else planned.look_up()
 
 
-def _is_routed(module: MessagePassing, planned: Aggregation | str) -> bool:
-    if not isinstance(planned, str):
-        return decide(module, planned)
-    return decide(module, planned, has_route=known_message(type(module)) is not None)
+def _refuse(module: MessagePassing, refusal: Refusal) -> None:
+    refuse(module, refusal, has_route=known_message(type(module)) is not None)
 
 
 def plan_propagate(
     module: MessagePassing, edge_index: object, size: Any, arguments: Mapping[str, Any]
-) -> Aggregation | str:
+) -> Aggregation | Refusal:
     """The aggregation that ``module.propagate`` asks for, or the reason to leave it to upstream.
 
     Raises what upstream raises for a graph and features that do not fit together.
@@ -288,12 +297,12 @@ def plan_propagate(
     cls = type(module)
     message = known_message(cls)
     if message is None:
-        return "its message is not a known one"
+        return _OTHER_MESSAGE
     refusal = execution_mode() or module_refusal(module, cls)
     if refusal is not None:
         return refusal
     edges = edges_of(edge_index, module.flow)
-    if isinstance(edges, str):
+    if isinstance(edges, Refusal):
         return edges
     refusal = too_few_edges(edges.num_edges)
     if refusal is not None:
@@ -303,21 +312,21 @@ def plan_propagate(
     fused = edges.values is not None and module.fuse
     fused_index = isinstance(edge_index, EdgeIndex) and _fuses_edge_index(module, edge_index)
     if (fused or fused_index) and not multiplies_adjacency(cls):
-        return "message_and_aggregate is overridden"
+        return Refusal("message_and_aggregate is overridden")
     if fused_index and reduce not in SUMS:
-        return "EdgeIndex.matmul breaks ties of max and min in its own way"
+        return Refusal("EdgeIndex.matmul breaks ties of max and min in its own way")
 
     located = _features(module, edge_index, edges, size, arguments.get("x"), fused)
-    if isinstance(located, str):
+    if isinstance(located, Refusal):
         return located
     x, num_out = located
     if edges.index.device != x.device:
-        return "edge_index is not on the device of the features"
+        return Refusal("edge_index is not on the device of the features")
     if fused:
         found = _product_weight(edges, x)
     else:
         found = _message_weight(message, arguments, edges, x, module.node_dim)
-    if isinstance(found, str):
+    if isinstance(found, Refusal):
         return found
     weight = found
     if weight is not None:
@@ -325,7 +334,7 @@ def plan_propagate(
             dtype = torch.promote_types(weight.dtype, x.dtype)
             x, weight = x.to(dtype), weight.to(dtype)
         if weight.requires_grad and reduce not in SUMS:
-            return "max and min have no gradient for edge weights"
+            return Refusal("max and min have no gradient for edge weights")
     operator = "spmm" if reduce in SUMS else "segment_reduce"
     refusal = REGISTRY.refusal(operator, device_type(x), x.dtype)
     if refusal is not None:
@@ -354,7 +363,7 @@ def _features(
     size: Any,
     features: Any,
     fused: bool,
-) -> tuple[Tensor, int] | str:
+) -> tuple[Tensor, int] | Refusal:
     """The features to gather and the number of aggregating nodes, found as ``collect`` does."""
     if edges.values is not None or isinstance(edge_index, EdgeIndex):
         sizes = module._check_input(edge_index, size)
@@ -363,7 +372,7 @@ def _features(
     aggregating, gathered = (1, 0) if module.flow == "source_to_target" else (0, 1)
     if isinstance(features, (tuple, list)):
         if len(features) != 2:
-            return f"x has {len(features)} entries"
+            return Refusal(f"x has {len(features)} entries")
         for position, part in enumerate(features):
             if isinstance(part, Tensor) and (position == 0 or not fused):
                 module._set_size(sizes, position, part)
@@ -377,50 +386,50 @@ def _features(
     if refusal is not None:
         return refusal
     if features.layout != torch.strided:
-        return f"features of layout {features.layout}"
+        return Refusal(f"features of layout {features.layout}")
     if features.dim() < 2 or not -features.dim() <= module.node_dim < features.dim():
-        return f"features of {features.dim()} dimensions with node_dim={module.node_dim}"
+        return Refusal(f"features of {features.dim()} dimensions with node_dim={module.node_dim}")
     num_out = sizes[gathered] if sizes[aggregating] is None else sizes[aggregating]
     if type(num_out) is int:
-        return (features, num_out) if num_out >= 0 else "a negative size"
+        return (features, num_out) if num_out >= 0 else Refusal("a negative size")
     if not isinstance(num_out, torch.SymInt):
-        return f"a size that is a {type(num_out).__name__}"
+        return Refusal(f"a size that is a {type(num_out).__name__}")
     found: Any = num_out
     return features, found
 
 
-def _product_weight(edges: Edges, x: Tensor) -> Tensor | str | None:
+def _product_weight(edges: Edges, x: Tensor) -> Tensor | Refusal | None:
     """The values of the adjacency matrix, or the reason why PyG could not multiply by it."""
     if x.dim() != 2:
-        return "a sparse adjacency matrix with features that are not two-dimensional"
+        return Refusal("a sparse adjacency matrix with features that are not two-dimensional")
     if edges.values is not None and edges.values.dtype != x.dtype:
-        return "the sparse adjacency matrix and the features have different dtypes"
+        return Refusal("the sparse adjacency matrix and the features have different dtypes")
     return edges.values
 
 
-def module_refusal(module: MessagePassing, cls: type[MessagePassing]) -> str | None:
+def module_refusal(module: MessagePassing, cls: type[MessagePassing]) -> Refusal | None:
     """Why the state of a layer, apart from its message, must be left to upstream."""
     if cls.aggregate is not MessagePassing.aggregate:
-        return "aggregate is overridden"
+        return Refusal("aggregate is overridden")
     if cls.update is not MessagePassing.update:
-        return "update is overridden"
+        return Refusal("update is overridden")
     if cls._index_select is not MessagePassing._index_select:
-        return "_index_select is overridden"
+        return Refusal("_index_select is overridden")
     attributes = vars(module)
     for name in _METHODS:
         if name in attributes:
-            return f"{name} is overridden on the instance"
+            return Refusal(f"{name} is overridden on the instance")
     if any(map(attributes.__getitem__, _HOOKS)):
-        return "a message-passing hook is set"
+        return Refusal("a message-passing hook is set")
     if module.explain:
-        return "explaining"
+        return Refusal("explaining")
     if module.decomposed_layers > 1:
-        return "decomposed_layers > 1"
+        return Refusal("decomposed_layers > 1")
     aggregation = module.aggr_module
     if type(aggregation) not in REDUCTIONS:
-        return f"aggregation {type(aggregation).__name__}"
+        return Refusal(f"aggregation {type(aggregation).__name__}")
     if AGGREGATIONS.is_watched(aggregation):
-        return "the aggregation is replaced or has hooks"
+        return Refusal("the aggregation is replaced or has hooks")
     return None
 
 
@@ -430,26 +439,26 @@ def _message_weight(
     edges: Edges,
     x: Tensor,
     node_dim: int,
-) -> Tensor | str | None:
+) -> Tensor | Refusal | None:
     """The factor of each edge as ``[E]``, ``None`` for plain copies, or a reason to refuse."""
     if edges.values is not None and edges.ptr is not None and edges.transpose:
-        return "a sparse CSC adjacency matrix without message_and_aggregate"
+        return Refusal("a sparse CSC adjacency matrix without message_and_aggregate")
     if message.weight is None:
         return None
     weight: Tensor | None = arguments.get(message.weight)
     if weight is None and message.collected:
         weight = edges.values
     if weight is None:
-        return None if message.optional else f"{message.weight} is missing"
+        return None if message.optional else Refusal(f"{message.weight} is missing")
     refusal = operand(message.weight, weight)
     if refusal is not None:
         return refusal
     if weight.numel() != edges.num_edges:
-        return f"{message.weight} does not have one value for each edge"
+        return Refusal(f"{message.weight} does not have one value for each edge")
     if not weight.is_floating_point():
-        return f"{message.weight} has dtype {weight.dtype}"
+        return Refusal(f"{message.weight} has dtype {weight.dtype}")
     if weight.device != x.device or weight.layout != torch.strided:
-        return f"{message.weight} is not a dense tensor on the device of the features"
+        return Refusal(f"{message.weight} is not a dense tensor on the device of the features")
     if x.dim() > 2 and node_dim not in (-2, x.dim() - 2):
-        return "edge weights with channels before the last two dimensions"
+        return Refusal("edge weights with channels before the last two dimensions")
     return weight if weight.dim() == 1 else weight.view(-1)

@@ -26,6 +26,7 @@ from fastgraph.layers.edge_projection import (
 )
 from fastgraph.layers.sums import add_to
 from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.attention import (
     Located,
     accepted,
@@ -53,26 +54,28 @@ def plan(
     edge_index: Any,
     edge_attr: Tensor | None = None,
     return_attention_weights: bool | None = None,
-) -> Computation | str:
+) -> Computation | Refusal:
     """The forward pass of a call, or the reason to leave it to upstream."""
     call = accepted(module, TransformerConv, "attention", x, edge_index)
-    if isinstance(call, str):
+    if isinstance(call, Refusal):
         return call
-    reason = None
+    refusal = None
     if edge_attr is not None or module.lin_edge is not None:
-        reason = _edge_refusal(module, edge_attr, edge_index)
+        refusal = _edge_refusal(module, edge_attr, edge_index)
         if dropout_rate(module) > 0 and not is_plain(*call.inputs, edge_index, edge_attr):
-            reason = reason or "attention dropout and features of edges that are not plain tensors"
+            refusal = refusal or Refusal(
+                "attention dropout and features of edges that are not plain tensors"
+            )
     # Upstream returns weights for False as well, and those without dropout.
     need_weights = isinstance(return_attention_weights, bool)
     if need_weights and edge_index.layout != torch.strided:
-        reason = reason or weights_refusal(edge_index)
+        refusal = refusal or weights_refusal(edge_index)
     if need_weights and dropout_rate(module) > 0:
-        reason = reason or "attention weights without the dropout that is applied"
-    if reason is not None:
-        return reason
+        refusal = refusal or Refusal("attention weights without the dropout that is applied")
+    if refusal is not None:
+        return refusal
     found = located(call, None, numbered=need_weights or edge_attr is not None)
-    if isinstance(found, str):
+    if isinstance(found, Refusal):
         return found
     by_edge = None
     if isinstance(found.graph, KnownGraph) and _is_projected_by_edge(module, found, edge_attr):
@@ -88,13 +91,13 @@ def plan(
     return with_weights
 
 
-def _edge_refusal(module: TransformerConv, edge_attr: Any, edge_index: Tensor) -> str | None:
+def _edge_refusal(module: TransformerConv, edge_attr: Any, edge_index: Tensor) -> Refusal | None:
     if module.lin_edge is not None:
         return edge_refusal(module.lin_edge, edge_attr, edge_index, num_dims=(2,))
     # Without a projection upstream adds what it gets to values [E, heads, channels].
-    reason = operand("edge_attr", edge_attr)
-    if reason is not None:
-        return reason
+    refusal = operand("edge_attr", edge_attr)
+    if refusal is not None:
+        return refusal
     channels = (1, module.out_channels)
     if (
         edge_index.layout != torch.strided
@@ -103,7 +106,9 @@ def _edge_refusal(module: TransformerConv, edge_attr: Any, edge_index: Tensor) -
         or edge_attr.shape[2] not in channels
         or edge_attr.dtype != module.lin_value.weight.dtype
     ):
-        return f"edge_attr of shape {list(edge_attr.shape)}, {edge_attr.dtype}, without edge_dim"
+        return Refusal(
+            f"edge_attr of shape {list(edge_attr.shape)}, {edge_attr.dtype}, without edge_dim"
+        )
     return None
 
 

@@ -16,6 +16,7 @@ from fastgraph.plugins.backend import (
     VerifiedBackend,
 )
 from fastgraph.plugins.hookspecs import plugin_manager
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.registry.operators import BUILDING, SIGNATURES
 from fastgraph.registry.signatures import check_signature
 
@@ -153,7 +154,7 @@ class Registry:
             found = self._kernels[key] = self._resolve(*key)
         return found
 
-    def refusal(self, operator: str, device_type: str, dtype: torch.dtype) -> str | None:
+    def refusal(self, operator: str, device_type: str, dtype: torch.dtype) -> Refusal | None:
         """The reason to leave an operator to upstream, or ``None`` if a backend computes it.
 
         The first call for a device verifies the backends on it. Later calls are a look-up and
@@ -170,7 +171,7 @@ class Registry:
         for verdict in self._verdicts.values():
             if (operator, dtype) in verdict:
                 hint += f"; {verdict[operator, dtype]}"
-        return f"no backend computes {operator} for {dtype} on {device_type}{hint}"
+        return Refusal(f"no backend computes {operator} for {dtype} on {device_type}{hint}")
 
     def routed(self, device_type: str) -> list[str]:
         """The operators that layers are routed to on a device, each with a dtype, in order."""

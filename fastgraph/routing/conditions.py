@@ -1,4 +1,4 @@
-"""Conditions that every route shares, each answering with the reason to refuse or ``None``."""
+"""Conditions that every route shares, each answering with a :class:`Refusal` or ``None``."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from torch.nn import Parameter, UninitializedParameter
 
 from fastgraph import settings
 from fastgraph.ops.library import DEFINING
+from fastgraph.plugins.refusal import Refusal
 
 
-def execution_mode() -> str | None:
+def execution_mode() -> Refusal | None:
     """Upstream's own code must run where an operator would be opaque or silently wrong."""
     if torch.compiler._is_exporting_flag:  # before torch 2.12 Dynamo took the function for True
-        return "exporting a program, which must run without fastgraph"
+        return Refusal("exporting a program, which must run without fastgraph")
     if torch.compiler.is_compiling():
-        return "exporting to ONNX" if torch.onnx.is_in_onnx_export() else None
+        return Refusal("exporting to ONNX") if torch.onnx.is_in_onnx_export() else None
     if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
-        return "torch.jit is tracing"
+        return Refusal("torch.jit is tracing")
     if torch._C._functorch.peek_interpreter_stack() is not None:
-        return "inside a torch.func transform"
+        return Refusal("inside a torch.func transform")
     if forward_ad._current_level >= 0:
-        return "forward-mode automatic differentiation is active"
+        return Refusal("forward-mode automatic differentiation is active")
     return None
 
 
@@ -34,7 +35,7 @@ def is_plain(*values: object) -> bool:
     return all(type(value) in _PLAIN for value in values if isinstance(value, Tensor))
 
 
-def operand(name: str, value: object) -> str | None:
+def operand(name: str, value: object) -> Refusal | None:
     """:func:`plain_tensor`, or a subclass that says itself what operators do with it.
 
     What layers do around operators must work for these, too.
@@ -42,16 +43,16 @@ def operand(name: str, value: object) -> str | None:
     return None if type(value) in DEFINING else plain_tensor(name, value)
 
 
-def plain_tensor(name: str, value: object) -> str | None:
+def plain_tensor(name: str, value: object) -> Refusal | None:
     """Tensor subclasses (DTensor, FakeTensor, ...) define their own behaviour."""
     if type(value) in _PLAIN:
         return None
     if torch.compiler.is_compiling() and isinstance(value, Tensor):
         return None
-    return f"{name} is a {type(value).__name__}, not a plain tensor"
+    return Refusal(f"{name} is a {type(value).__name__}, not a plain tensor")
 
 
-def plain_parameters(module: nn.Module) -> str | None:
+def plain_parameters(module: nn.Module) -> Refusal | None:
     """:func:`plain_tensor` of all parameters, with those of submodules.
 
     ``module.parameters()`` would give the same, but take a tenth of a call on a small graph.
@@ -61,19 +62,19 @@ def plain_parameters(module: nn.Module) -> str | None:
     for parameter in module._parameters.values():
         # A lazy projection gets its weight when it is called.
         if parameter is not None and not isinstance(parameter, UninitializedParameter):
-            reason = plain_tensor("a parameter", parameter)
-            if reason is not None:
-                return reason
+            refusal = plain_tensor("a parameter", parameter)
+            if refusal is not None:
+                return refusal
     for child in module._modules.values():
-        reason = None if child is None else plain_parameters(child)
-        if reason is not None:
-            return reason
+        refusal = None if child is None else plain_parameters(child)
+        if refusal is not None:
+            return refusal
     return None
 
 
-def too_few_edges(num_edges: int) -> str | None:
+def too_few_edges(num_edges: int) -> Refusal | None:
     """A call costs more than it gains on a graph below the ``min_edges`` setting."""
     least = settings.current().min_edges
     if least is None or num_edges >= least:
         return None
-    return f"fewer than min_edges={least} edges"
+    return Refusal(f"fewer than min_edges={least} edges")

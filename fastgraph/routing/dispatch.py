@@ -1,7 +1,7 @@
 """The one place where a call takes its route, or upstream's own code.
 
 An adapter plans a call before anything is computed: it answers with a function that computes, or
-with the reason to leave the call to upstream.
+with a :class:`Refusal`, which leaves the call to upstream.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from fastgraph import settings
 from fastgraph.graphs.edges import OutOfRange
 from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.sizes import Least, is_too_small
 from fastgraph.routing.status import (
     LEFT_WHOLE,
@@ -32,50 +33,55 @@ Computation = Callable[[], Any]
 """A call that has been decided on."""
 
 
-def decide(
-    module: object, planned: object, *, has_route: bool = True, name: str | None = None
-) -> bool:
-    """True if a call takes its route; either way it is counted.
-
-    A call within one that was counted as a whole is not counted again where it is refused.
+def take(module: object, *, name: str | None = None) -> None:
+    """Count a call that takes its route.
 
     Args:
         module: the layer that is called; ``None`` for a function.
-        planned: a string that says why not, or anything else.
-        has_route: whether the layer has one, so that ``strict`` makes a refusal an error.
         name: under which the call is counted; default: what its class is called.
+    """
+    if not torch.compiler.is_compiling():  # a counter would make Dynamo recompile
+        count_routed(label_of(type(module)) if name is None else name)
+
+
+def refuse(
+    module: object, refusal: Refusal, *, has_route: bool = True, name: str | None = None
+) -> None:
+    """Count a call that is left to upstream, unless it is one that was counted as a whole.
+
+    Args:
+        module: the layer that is called; ``None`` for a function.
+        refusal: why it is.
+        has_route: whether the layer has one, so that ``strict`` makes a refusal an error.
+        name: as for :func:`take`.
 
     Raises:
         RouteRefusedError: under ``strict``.
     """
     name = label_of(type(module)) if name is None else name
-    is_compiling = torch.compiler.is_compiling()  # a counter would make Dynamo recompile
-    if not isinstance(planned, str):
-        if not is_compiling:
-            count_routed(name)
-        return True
-    if not is_compiling and not is_counted(module):
-        count_refused(name, planned)
+    if not torch.compiler.is_compiling() and not is_counted(module):
+        count_refused(name, refusal.reason)
     if has_route and settings.current().strict:
-        raise RouteRefusedError(f"{name} cannot be routed: {planned}")
-    return False
+        raise RouteRefusedError(f"{name} cannot be routed: {refusal}")
 
 
-def run_upstream(reason: object, upstream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def run_upstream(
+    refusal: Refusal | None, upstream: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     """``upstream(*args, **kwargs)``; where the reason may be that of an error, it becomes a note.
 
     Args:
-        reason: why a call is left to upstream.
+        refusal: why a call is left to upstream; ``None`` where there is nothing to gain.
         upstream: upstream's own code.
         args: its positional arguments.
         kwargs: its keyword arguments.
     """
-    if type(reason) is not OutOfRange:
+    if type(refusal) is not OutOfRange:
         return upstream(*args, **kwargs)
     try:
         return upstream(*args, **kwargs)
     except Exception as error:
-        error.add_note(f"fastgraph: {reason.detail}")
+        error.add_note(f"fastgraph: {refusal.detail}")
         raise
 
 
@@ -87,7 +93,7 @@ def replace_method(
     patches: Patches,
     cls: type,
     name: str,
-    plan: Callable[..., Computation | str | None],
+    plan: Callable[..., Computation | Refusal | None],
     *,
     decided: bool = True,
     least: Least | None = None,
@@ -103,7 +109,7 @@ def replace_method(
         plan: what computes a call, why it is left to upstream, or ``None`` where there is nothing
             to gain.
         decided: whether that decides on the call; ``False`` where the computation, or what upstream
-            calls, asks :func:`decide` itself, about a part.
+            calls, counts a part itself, by :func:`take` or :func:`refuse`.
         least: how many edges the argument ``edge_index``, the second one, must have; ``None``
             where graphs are of another kind.
         width: of the layer and its positional and keyword arguments gives what has as many
@@ -115,12 +121,13 @@ def replace_method(
     plan.__qualname__ = upstream.__qualname__  # which wrong calls are reported with
     label = label_of(cls)
     has_bound = least is not None or is_small is not None
+    is_compiling = torch.compiler.is_compiling
 
     @functools.wraps(upstream)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not SWITCH.active:  # an instance kept this function beyond `disable()`
             return upstream(self, *args, **kwargs)
-        if has_bound and not torch.compiler.is_compiling():
+        if has_bound and not is_compiling():
             if least is None:
                 is_left = is_small is not None and is_small(self, args, kwargs)
             else:
@@ -136,26 +143,32 @@ def replace_method(
                 finally:
                     counted.pop()
         planned = plan(self, *args, **kwargs)
-        if planned is None or (not decided and isinstance(planned, str)):
-            return run_upstream(planned, upstream, self, *args, **kwargs)
-        counted_as = label if type(self) is cls else None  # of subclasses by their own names
-        decides = not decided or decide(self, planned, name=counted_as)
-        if decides and not isinstance(planned, str):
-            return planned()
-        if torch.compiler.is_compiling():
+        if isinstance(planned, Refusal):
+            if not decided:
+                return run_upstream(planned, upstream, self, *args, **kwargs)
+            # Subclasses are counted by their own names.
+            refuse(self, planned, name=label if type(self) is cls else None)
+            if is_compiling():
+                return upstream(self, *args, **kwargs)
+            return _run_counted(self, planned, upstream, args, kwargs)
+        if planned is None:
             return upstream(self, *args, **kwargs)
-        return _run_counted(self, planned, upstream, args, kwargs)
+        if decided:
+            take(self, name=label if type(self) is cls else None)
+        return planned()
 
     patches.replace(cls, name, method)
 
 
 def _run_counted(
-    module: Any, planned: object, upstream: Callable[..., Any], args: Any, kwargs: Any
+    module: Any, refusal: Refusal, upstream: Callable[..., Any], args: Any, kwargs: Any
 ) -> Any:
-    """Upstream's own code for a call that has been counted as a whole, for the reason planned."""
+    """Upstream's own code for a call that has been counted as a whole, and refused."""
+    if type(refusal) is OutOfRange:
+        upstream = functools.partial(run_upstream, refusal, upstream)
     counted = calls_counted()
     counted.append(module)
     try:
-        return run_upstream(planned, upstream, module, *args, **kwargs)
+        return upstream(module, *args, **kwargs)
     finally:
         counted.pop()

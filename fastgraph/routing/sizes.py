@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor, is_grad_enabled
 
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.settings import current
 
 
@@ -35,7 +36,7 @@ GCN = Least(inference=1500, training=2000)
 ATTENTION = Least(inference=2000, training=4000)
 
 
-TOO_SMALL = "too few edges to gain from it; min_edges=0 routes it nevertheless"
+TOO_SMALL = Refusal("too few edges to gain from it; min_edges=0 routes it nevertheless")
 """Why a call gains nothing from its route, which ``strict`` does not take for an error."""
 
 _WIDE = 8

@@ -192,7 +192,7 @@ def count_too_small(layer: str) -> None:
     recorder = _thread.recorders[-1]  # without the lock, as in `count_routed`
     row = recorder._rows.get(layer) or recorder.named(layer)
     row.fell_back += 1
-    row.reasons[TOO_SMALL] += 1
+    row.reasons[TOO_SMALL.reason] += 1
 
 
 _LIBRARIES = ("fastgraph", "torch", *PACKAGES)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import fastgraph
 from fastgraph.graphs.memo import MEMO
+from fastgraph.plugins.refusal import Refusal
 from tests.conftest import EMULATED, selected
 from tests.dgl.graphs import block, graph
 from tests.graphs import Case, random_edges
@@ -152,7 +153,7 @@ def test_what_can_be_moved() -> None:
     structure = structure_of(small_graph()._graph)
     assert isinstance(structure, Structure)
     elsewhere = torch.empty(CASE.num_src, IN, device="meta")
-    refusal = "features and graph on different devices"
+    refusal = Refusal("features and graph on different devices")
     assert call_refusal(structure, elsewhere) == refusal
     assert call_refusal(structure, elsewhere, can_move=True) is None
     moved = devices.beside_features(structure, elsewhere)

@@ -36,6 +36,7 @@ from torch_geometric.nn import (
 
 import fastgraph
 from fastgraph.graphs.memo import Memo
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.propagate import plan_propagate
 from tests.ab import Arguments, arguments
 from tests.graphs import random_edges
@@ -349,4 +350,4 @@ def test_graphs_that_are_too_large_run_upstream() -> None:
         conv = SAGEConv(CHANNELS, 5)
         planned = plan_propagate(conv, graph, None, {"x": features(NODES, CHANNELS)})
         assert not isinstance(planned, str)
-        assert planned.look_up() == "more than 2147483647 nodes or edges"
+        assert planned.look_up() == Refusal("more than 2147483647 nodes or edges")

@@ -63,12 +63,12 @@ def test_the_number_of_edges_decides(layer: str, training: bool) -> None:
     bound = least.training if training else least.inference
     with torch.set_grad_enabled(training), fastgraph.enabled():
         conv(x, edges(bound - 1))
-        assert counts() == [(0, 1, {TOO_SMALL: 1})]
+        assert counts() == [(0, 1, {TOO_SMALL.reason: 1})]
         conv(x, edges(bound))
-        assert counts() == [(1, 1, {TOO_SMALL: 1})]
+        assert counts() == [(1, 1, {TOO_SMALL.reason: 1})]
         with fastgraph.enabled(min_edges=0):
             conv(x, edges(1))
-        assert counts() == [(2, 1, {TOO_SMALL: 1})]
+        assert counts() == [(2, 1, {TOO_SMALL.reason: 1})]
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -88,7 +88,7 @@ def test_nothing_within_a_small_call_is_planned(
     with fastgraph.enabled(strict=True), warnings.catch_warnings():
         warnings.simplefilter("error")
         assert torch.equal(conv(x, index), expected)
-    assert counts() == [(0, 1, {TOO_SMALL: 1})]
+    assert counts() == [(0, 1, {TOO_SMALL.reason: 1})]
 
 
 NARROW: dict[str, tuple[Callable[[int], MessagePassing], Least]] = {
@@ -107,9 +107,9 @@ def test_narrow_features_need_more_edges(layer: str, channels: int, times: int) 
     x = torch.randn(20, CHANNELS if layer in ("GCNConv", "GATConv") else channels)
     with torch.no_grad(), fastgraph.enabled():
         conv(x, edges(bound - 1))
-        assert counts() == [(0, 1, {TOO_SMALL: 1})]
+        assert counts() == [(0, 1, {TOO_SMALL.reason: 1})]
         conv(x=x, edge_index=edges(bound))
-        assert counts() == [(1, 1, {TOO_SMALL: 1})]
+        assert counts() == [(1, 1, {TOO_SMALL.reason: 1})]
 
 
 def test_layers_that_normalise_before_they_propagate() -> None:
@@ -117,7 +117,7 @@ def test_layers_that_normalise_before_they_propagate() -> None:
     expected = conv(x, index)
     with fastgraph.enabled():
         assert torch.equal(conv(x, index), expected)
-    assert counts() == [(0, 2, {TOO_SMALL: 2})]
+    assert counts() == [(0, 2, {TOO_SMALL.reason: 2})]
 
 
 def test_other_reasons_are_told_whatever_the_size(monkeypatch: pytest.MonkeyPatch) -> None:

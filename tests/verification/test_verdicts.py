@@ -182,13 +182,14 @@ def test_layers_are_routed_to_what_passed_only() -> None:
     assert not asked
     assert found.refusal("spmm", "cuda", torch.float32) is None
     assert found.refusal("gatv2", "cuda", torch.float32) is None
-    reason = found.refusal("gatv2", "cuda", torch.bfloat16)
-    assert reason is not None and reason.endswith("gpu failed its check on cuda:0: off by 3")
+    refusal = found.refusal("gatv2", "cuda", torch.bfloat16)
+    assert refusal is not None
+    assert refusal.reason.endswith("gpu failed its check on cuda:0: off by 3")
     for operator in ("gatv2", "gatv2_backward"):
         assert found.kernel(operator, "cuda", torch.bfloat16)() == "reference"
         assert found.kernel(operator, "cuda", torch.float32)() == "gpu"
     found.select(None)
-    assert found.refusal("gatv2", "cuda", torch.bfloat16) == reason
+    assert found.refusal("gatv2", "cuda", torch.bfloat16) == refusal
     assert asked == ["gpu"]
 
 
@@ -203,8 +204,8 @@ def test_a_compiled_call_waits_for_one_that_is_not(monkeypatch: pytest.MonkeyPat
     found = registry(lambda _: {})
     with monkeypatch.context() as patch:
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
-        reason = found.refusal("spmm", "cuda", torch.float32)
-    assert reason is not None and "python -m fastgraph check" in reason
+        refusal = found.refusal("spmm", "cuda", torch.float32)
+    assert refusal is not None and "python -m fastgraph check" in refusal.reason
     assert found.refusal("spmm", "cuda", torch.float32) is None
 
 

@@ -5,6 +5,7 @@ import torch
 from fastgraph import ops
 from fastgraph.backends.reference import ReferenceBackend
 from fastgraph.plugins.hookspecs import hookimpl
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.plugins.route import Route
 from fastgraph.routing.dispatch import replace_method
 
@@ -43,9 +44,9 @@ class SumOfSquares(torch.nn.Module):
 
 
 def plan(layer, x, edge_index):
-    """A function that computes a call, or the reason why it is left to the layer's own code."""
+    """A function that computes a call, or why it is left to the layer's own code."""
     if not x.is_floating_point():
-        return f"x has dtype {x.dtype}"
+        return Refusal(f"x has dtype {x.dtype}")
     return lambda: ops.spmm(x**2, edge_index)
 
 

@@ -18,7 +18,7 @@ from dgl.transforms import functional
 from torch import Tensor
 
 from fastgraph.dgl.relations import TYPED_LINEAR
-from fastgraph.dgl.structure import FOREIGN, Structure
+from fastgraph.dgl.structure import FOREIGN, SEVERAL_RELATIONS, Structure
 from fastgraph.dist.graphs.dgl import reducing
 from fastgraph.dist.graphs.dgl import rules as rules
 from fastgraph.dist.graphs.dgl.graphs import is_sharded_graph, sharded_as_usual, whole_graph
@@ -37,6 +37,7 @@ from fastgraph.dist.tensor.sharded import (
     whole,
 )
 from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.refusal import Refusal
 
 PATCHES = Patches()
 
@@ -124,9 +125,9 @@ def _loader(upstream: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
-def _structure_of(gidx: ShardedIndex) -> Structure | str:
+def _structure_of(gidx: ShardedIndex) -> Structure | Refusal:
     if gidx.number_of_etypes() != 1:
-        return "several relations at once"
+        return SEVERAL_RELATIONS
     return gidx.relation(0)
 
 

@@ -24,6 +24,7 @@ from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, enter, placed
 from fastgraph.graphs.edges import Edges
 from fastgraph.graphs.memo import remembered
 from fastgraph.plugins.backend import accumulator
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.conditions import operand
 
 Value = TypeVar("Value")
@@ -103,7 +104,7 @@ class ShardedStructure(Structure):
         found.reversed = self
         return found
 
-    def refusal(self, name: str, value: object) -> str | None:
+    def refusal(self, name: str, value: object) -> Refusal | None:
         """Why a tensor cannot be handed to an operator together with these edges."""
         return operand(name, value)
 
