@@ -32,7 +32,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -282,21 +281,23 @@ def _paths(*parts: str | None) -> str:
     return os.pathsep.join(part for part in parts if part)
 
 
-def turbo_gnn_command(sources: Path) -> tuple[list[str], dict[str, str]]:
-    """Into a folder of its own, by this torch, and for this GPU alone."""
-    number = capability()
+def turbo_gnn_command(
+    sources: Path, python: str = sys.executable, number: str = ""
+) -> tuple[list[str], dict[str, str]]:
+    """Into a folder of its own, by the torch of a Python, and for this GPU or one like it."""
+    number = number or capability()
     links = BUILD / "links"
     links.mkdir(parents=True, exist_ok=True)
     # Packages have cuSPARSE under a name with its version, for which linkers do not look.
     found = [
-        *Path(sysconfig.get_path("purelib")).glob("nvidia/*/lib/libcusparse.so*"),
+        *_packages(python).glob("nvidia/*/lib/libcusparse.so*"),
         *Path("/usr/local").glob("cuda*/lib64/libcusparse.so*"),
     ]
     link = links / "libcusparse.so"
     link.unlink(missing_ok=True)
     if found:
         link.symlink_to(found[0])
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
+    command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"]
     command += ["--no-index", "--no-build-isolation", "--no-cache-dir", "--target", str(TURBO_GNN)]
     return (
         [*command, str(sources.resolve())],
@@ -307,6 +308,12 @@ def turbo_gnn_command(sources: Path) -> tuple[list[str], dict[str, str]]:
             "LIBRARY_PATH": _paths(str(links), os.environ.get("LIBRARY_PATH")),
         },
     )
+
+
+def _packages(python: str) -> Path:
+    """Where a Python has its packages."""
+    command = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    return Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
 
 
 def test_commands() -> Commands:
