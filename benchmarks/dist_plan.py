@@ -126,9 +126,9 @@ def _with_predictions(of_sizes: dict[int, dict[str, Any]], channels: int) -> dic
 
 def _seconds(layers: Any, mode: str, rows: Any, machine: Any) -> float:
     """Of all layers in one mode."""
-    from fastgraph.dist.operators import cost
+    from fastgraph.dist.operators.modes import BY_NAME
 
-    return sum(layer.seconds(cost.MODES[mode](layer, rows, machine), machine) for layer in layers)
+    return sum(layer.seconds(BY_NAME[mode].cost(layer, rows, machine), machine) for layer in layers)
 
 
 def markdown(results: dict[str, Any]) -> str:

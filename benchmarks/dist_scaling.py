@@ -137,12 +137,12 @@ def curves(
 
     Links and work are those that the largest number of ranks measured.
     """
-    from fastgraph.dist.operators.cost import Machine
+    from fastgraph.dist.operators.cost import Cluster
     from measure.dist_plan_steps import KINDS
     from measure.dist_scaling_steps import layers_alone, modelled, rows
 
     most = max(measured)
-    machine = Machine(**measured[most]["machine"])._replace(paces=())  # of any number of ranks
+    machine = Cluster(**measured[most]["machine"])._replace(paces=())  # of any number of ranks
     found = []
     shared: dict[tuple[str, int], Any] = {}
     for growth in ("strong", "weak"):

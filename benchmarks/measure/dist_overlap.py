@@ -9,7 +9,7 @@ from typing import Any
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist.operators.halo import overlap
+from fastgraph.dist.operators.halo import exchange as overlap
 from fastgraph.dist.ranks import transport
 from measure.dist_steps import Training, features, turns_within
 from measure.report import Floor, floor_lines, machine_lines, table

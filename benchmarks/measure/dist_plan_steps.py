@@ -14,8 +14,9 @@ import fastgraph
 import fastgraph.dist as fgd
 from fastgraph.dist.forecast.forecast import rows_of
 from fastgraph.dist.graphs.partition import partition
-from fastgraph.dist.operators import cost, links, modes
-from fastgraph.dist.operators.cost import Layer, Rows
+from fastgraph.dist.operators import cost, links
+from fastgraph.dist.operators.cost import Distribution, Layer
+from fastgraph.dist.operators.modes import BY_NAME
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.registry import operators
@@ -23,7 +24,7 @@ from measure.dist_transformer_steps import HEADS, Training, features, widths_of
 from measure.timing import Contestant, no_garbage_collection
 
 KINDS = ("attention", "sums")
-MODES = [name for name in cost.MODES if name in modes.MODES]
+MODES = list(BY_NAME)
 """Those that ranks can compute in."""
 
 _TOLERANCE = 1e-5  # of float32 losses, which are sums in another order
@@ -42,10 +43,10 @@ def layers(kind: str, channels: int) -> list[Layer]:
     """The operators that a step of the model calls."""
     widths = widths_of(channels)
     if kind == "sums":
-        return [cost.of_sum(_row(width)) for width in widths]
+        return [cost.sum_layer(_row(width)) for width in widths]
     shapes = [operand.shape for operand in operators.ATTENTION.operands[:3]]
     return [
-        cost.of_attention(shapes, [_row(HEADS, width // HEADS) for _ in shapes], HEADS)
+        cost.attention_layer(shapes, [_row(HEADS, width // HEADS) for _ in shapes], HEADS)
         for width in widths
     ]
 
@@ -85,7 +86,7 @@ def parts_of(data: Data) -> Tensor:
     return found
 
 
-def on_usual_mesh(rows: Rows) -> Rows:
+def on_usual_mesh(rows: Distribution) -> Distribution:
     """With the blocks of the most square grid alone, which ranks take if they are not told."""
     mesh = min(rows.blocks, key=lambda mesh: (abs(mesh[0] - mesh[1]), -mesh[0]))
     return rows._replace(blocks={mesh: rows.blocks[mesh]})

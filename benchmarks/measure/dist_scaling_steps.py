@@ -8,7 +8,7 @@ from typing import Any
 from fastgraph.dist.forecast.dry_run import Step
 from fastgraph.dist.forecast.forecast import forecast, rows_of
 from fastgraph.dist.graphs.partition import partition
-from fastgraph.dist.operators.cost import BACKWARD, Machine, Rows
+from fastgraph.dist.operators.cost import BACKWARD, Cluster, Distribution
 from fastgraph.dist.ranks.world import WORLD
 from measure import dist_plan_steps
 from measure.dist_plan_steps import layers, modes_of, on_usual_mesh
@@ -24,21 +24,21 @@ def measure(
     return dist_plan_steps.measure(graphs, channels, rounds)
 
 
-def rows(name: str, ranks: int) -> Rows:
+def rows(name: str, ranks: int) -> Distribution:
     """How a graph is shared out by METIS."""
     given = graph(name)
     owner = partition(given.edge_index, given.num_nodes, ranks)
     return on_usual_mesh(rows_of(given.edge_index, owner, owner, ranks))
 
 
-def layers_alone(kind: str, channels: int, of_one: Rows, machine: Machine) -> float:
+def layers_alone(kind: str, channels: int, of_one: Distribution, machine: Cluster) -> float:
     """Seconds that are modelled of the layers of a step on one rank."""
     step = _step(kind, channels, 0.0)
     return forecast(step, machine, [of_one], 1).modes["halo"].seconds
 
 
 def modelled(
-    kind: str, channels: int, rest: float, of_ranks: Rows, machine: Machine
+    kind: str, channels: int, rest: float, of_ranks: Distribution, machine: Cluster
 ) -> dict[str, float]:
     """Seconds of a step by mode.
 

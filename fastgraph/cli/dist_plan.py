@@ -18,9 +18,11 @@ from fastgraph.cli.watched import left_by, nothing_routed
 if TYPE_CHECKING:
     from fastgraph.dist.forecast.dry_run import Step
     from fastgraph.dist.forecast.forecast import Forecast, Total
-    from fastgraph.dist.operators.cost import Machine
+    from fastgraph.dist.operators.cost import Cluster
 
-_HEADINGS = {"halo": "halo", "heads": "heads", "2d": "2-D"}
+_GRID, _SHOWN_AS = "2d", "2-D"
+"""The mode on a grid, as programs spell it and as a cell shows it."""
+
 _SHOWN = 3
 """How many kinds of layers a cell names before it only counts them."""
 
@@ -94,8 +96,8 @@ def plan_script(script: Path, arguments: Sequence[str], options: Options) -> int
         if options.work is not None:
             step = by_pace(step, options.work * 1e-9)
         status.update("measuring links")
-        machine = _machine(options)
-        given = step, machine, options.devices
+        cluster = _cluster(options)
+        given = step, cluster, options.devices
         try:
             found = list(forecasts(*given, seconds=options.seconds, report=status.update))
         except (ModuleNotFoundError, PartitionError) as error:
@@ -103,13 +105,13 @@ def plan_script(script: Path, arguments: Sequence[str], options: Options) -> int
     console = Console()
     console = console if console.is_terminal else Console(width=120)
     console.print(table(found))
-    for line in remarks(step, machine, options, any(one.is_extrapolated for one in found)):
+    for line in remarks(step, cluster, options, any(one.is_extrapolated for one in found)):
         console.print(line, soft_wrap=True, highlight=False)
     try:
         if options.plot is not None:
             draw_forecasts(found, options.plot)
         if options.json is not None:
-            options.json.write_text(json.dumps(to_json(step, machine, found), indent=1) + "\n")
+            options.json.write_text(json.dumps(to_json(step, cluster, found), indent=1) + "\n")
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     return 0
@@ -126,33 +128,35 @@ def _seen(script: Path, arguments: Sequence[str]) -> Step:
     return step
 
 
-def _machine(options: Options) -> Machine:
+def _cluster(options: Options) -> Cluster:
     """Links as they were given, or else as two processes on this machine have them; and memory."""
     from fastgraph.dist.operators import links
-    from fastgraph.dist.operators.cost import Machine
+    from fastgraph.dist.operators.cost import Cluster
     from fastgraph.dist.ranks.devices import cpu, memory_of_a_rank
     from fastgraph.dist.ranks.spawning import run_on_ranks
 
     if options.latency is None or options.bandwidth is None:
-        measured: Machine = run_on_ranks(links.of_ranks, 2)[0]
+        measured: Cluster = run_on_ranks(links.of_ranks, 2)[0]
     else:
-        measured = Machine(0.0, 1.0, 0.0, 0.0)
+        measured = Cluster(0.0, 1.0, 0.0, 0.0)
     latency = measured.latency if options.latency is None else options.latency * 1e-6
     bandwidth = measured.bandwidth if options.bandwidth is None else options.bandwidth * 1e9
     memory = options.memory * 2**30 if options.memory else memory_of_a_rank([cpu(bandwidth=False)])
     # Layers have their own pace, and devices one.
-    return Machine(latency, bandwidth, measured.work, measured.sums, memory)
+    return Cluster(latency, bandwidth, measured.work, measured.sums, memory)
 
 
 def table(found: Sequence[Forecast]) -> Table:
     """A line for each number of devices."""
     shown = Table("devices", title="Modelled: milliseconds of a step of training")
-    for heading in (*_HEADINGS.values(), "auto", "sent, MB", "memory, MiB"):
+    modes = list(found[0].modes)
+    headings = [_SHOWN_AS if name == _GRID else name for name in modes]
+    for heading in (*headings, "auto", "sent, MB", "memory, MiB"):
         shown.add_column(heading, justify="right")
     shown.add_column("mode")
     for one in found:
         mark = "~" if one.is_extrapolated else ""
-        times = [_milliseconds(one.modes[name].seconds) for name in _HEADINGS]
+        times = [_milliseconds(one.modes[name].seconds) for name in modes]
         shown.add_row(
             f"{mark}{one.devices}",
             *times,
@@ -174,9 +178,9 @@ def chosen(total: Total) -> str:
     meshes = iter(total.meshes)
     for name in total.layers:
         described = name
-        if name == "2d":
+        if name == _GRID:
             height, width = next(meshes)
-            described = f"2-D {height}x{width}"
+            described = f"{_SHOWN_AS} {height}x{width}"
         if runs and runs[-1][0] == described:
             runs[-1] = described, runs[-1][1] + 1
         else:
@@ -186,13 +190,13 @@ def chosen(total: Total) -> str:
     return ", ".join(name if count == 1 else f"{count} {name}" for name, count in runs)
 
 
-def remarks(step: Step, machine: Machine, options: Options, is_extrapolated: bool) -> list[str]:
+def remarks(step: Step, cluster: Cluster, options: Options, is_extrapolated: bool) -> list[str]:
     """Sentences that say which figures were measured, given or extrapolated."""
     measured = "measured between two processes here"
     links = [
-        f"{1e6 * machine.latency:.3g} us of a message"
+        f"{1e6 * cluster.latency:.3g} us of a message"
         + (f" ({measured})" if options.latency is None else ""),
-        f"{machine.bandwidth / 1e9:.3g} GB/s"
+        f"{cluster.bandwidth / 1e9:.3g} GB/s"
         + (f" ({measured})" if options.bandwidth is None else ""),
     ]
     work = "as here" if options.work is None else f"{options.work:.3g} ns for an edge and a channel"
@@ -204,7 +208,7 @@ def remarks(step: Step, machine: Machine, options: Options, is_extrapolated: boo
     edges = max(ends.shape[1] for ends, *_ in step.graphs)
     lines = [
         f"Layers: {layers}, on {edges:,} edges. Links: {', '.join(links)}. Work: {work}. "
-        f"Memory: {machine.memory / 2**30:.3g} GiB.",
+        f"Memory: {cluster.memory / 2**30:.3g} GiB.",
         "Halos are those of METIS partitions. Sent and memory are of the slowest rank by auto. Not "
         "in it: what overlaps, other collectives than those of layers and parameters.",
     ]
@@ -215,11 +219,11 @@ def remarks(step: Step, machine: Machine, options: Options, is_extrapolated: boo
     return lines
 
 
-def to_json(step: Step, machine: Machine, found: Sequence[Forecast]) -> dict[str, Any]:
+def to_json(step: Step, cluster: Cluster, found: Sequence[Forecast]) -> dict[str, Any]:
     """All figures, in seconds and bytes."""
     return {
         "modelled": True,
-        "machine": machine._asdict(),
+        "machine": cluster._asdict(),
         "layers": [name for name, *_ in step.calls],
         "devices": [
             {

@@ -49,6 +49,8 @@ class Attention:
         option: the number that its scores take, as kernels call it.
         schema: the same as callers call it.
         out: the shape of the output.
+        summed: the position of the operand whose rows are added up.
+        made: shapes of what the operator computes first of each node, from its row and parameters.
     """
 
     name: str
@@ -56,11 +58,23 @@ class Attention:
     option: str
     schema: str
     out: tuple[Size, ...] = ("destinations", "heads", "channels")
+    summed: int = 0
+    made: tuple[tuple[Size, ...], ...] = ()
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Of all operands."""
         return tuple(operand.name for operand in self.operands)
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[Size, ...], ...]:
+        """Of all operands."""
+        return tuple(operand.shape for operand in self.operands)
+
+    @cached_property
+    def places(self) -> tuple[str, ...]:
+        """For each operand what its rows belong to, or their number if it is a parameter."""
+        return tuple(str(operand.shape[0]) for operand in self.operands)
 
     @cached_property
     def optional(self) -> tuple[int, ...]:
@@ -107,6 +121,11 @@ class Attention:
             for operand in self.operands
         )
 
+    @property
+    def adds_edges(self) -> bool:
+        """True if features of edges are added up, beside those of sources."""
+        return "channels + edge_dim" in self.out
+
     @cached_property
     def has_parameters(self) -> bool:
         """True if an operand belongs neither to nodes nor to edges: a sum over all of them."""
@@ -137,6 +156,14 @@ GAT = Attention(
     option="slope",
     schema="float negative_slope",
 )
+GAT_WITH_SCORES = Attention(
+    "gat_with_scores",
+    (GAT.operands[0], Operand("att", (2, "heads", "channels")), GAT.operands[3]),
+    option=GAT.option,
+    schema=GAT.schema,
+    made=tuple(operand.shape for operand in GAT.operands[1:3]),
+)
+"""Which scores nodes itself, and has no kernel of its own."""
 ATTENTION = Attention(
     "attention",
     (
@@ -148,6 +175,7 @@ ATTENTION = Attention(
     option="scale",
     schema="float scale",
     out=("destinations", "heads", "channels + edge_dim"),
+    summed=2,
 )
 
 

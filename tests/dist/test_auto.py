@@ -15,8 +15,8 @@ from torch import nn
 import fastgraph
 import fastgraph.dist as fgd
 from fastgraph.dist.operators import cost, links, planner
-from fastgraph.dist.operators.cost import Machine
-from fastgraph.dist.operators.halo import overlap
+from fastgraph.dist.operators.cost import Cluster
+from fastgraph.dist.operators.halo import exchange as overlap
 from fastgraph.dist.ranks.world import WORLD
 from tests.dist import test_fused, test_models
 from tests.dist.graphs import NUM_EDGES, NUM_NODES, PARTITIONS, graph
@@ -24,12 +24,12 @@ from tests.dist.test_overlap import ring
 
 D, H, C = 8, 4, 2
 
-BY_BYTES = Machine(latency=0.0, bandwidth=1.0, work=0.0, sums=0.0)
+BY_BYTES = Cluster(latency=0.0, bandwidth=1.0, work=0.0, sums=0.0)
 """Ranks to which nothing takes time but what they send."""
 
 
 @contextlib.contextmanager
-def planned(ranks: Machine | None, **changes: Any) -> Iterator[None]:
+def planned(ranks: Cluster | None, **changes: Any) -> Iterator[None]:
     """Even small graphs, by ranks of which this is known."""
     with pytest.MonkeyPatch.context() as patch, fastgraph.enabled():
         patch.setattr(cost, "LEAST_BYTES", 0)
@@ -62,7 +62,7 @@ def runs() -> list[Any]:
     """A training, and the same one started again, which must not measure anew."""
     found = []
 
-    def measure() -> Machine:
+    def measure() -> Cluster:
         raise AssertionError("measured again")
 
     for changes in ({}, {"measure": measure}):

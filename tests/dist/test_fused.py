@@ -15,7 +15,8 @@ from torch_geometric.data import HeteroData
 import fastgraph
 import fastgraph.dist as fgd
 from fastgraph import ops
-from fastgraph.dist.operators.halo import halves, overlap
+from fastgraph.dist.operators.halo import exchange as overlap
+from fastgraph.dist.operators.halo import graph as halves
 from fastgraph.dist.ranks.world import WORLD
 from tests.dist.comparing import deviation
 from tests.dist.graphs import NUM_EDGES, NUM_FEATURES, NUM_NODES, PARTITIONS, graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import tempfile
 from collections.abc import Callable
@@ -16,9 +17,15 @@ from torch_geometric.data import Data
 import fastgraph
 import fastgraph.dist as fgd
 from fastgraph import ops
-from fastgraph.dist.operators import cost, grid_volume, links
-from fastgraph.dist.operators.cost import Machine
-from fastgraph.dist.operators.grid_volume import Layer, Widths, largest_block, volume
+from fastgraph.dist.operators import cost, links
+from fastgraph.dist.operators.cost import Cluster, Layer
+from fastgraph.dist.operators.grid.cost import (
+    Exchanged,
+    Widths,
+    exchanged,
+    largest_block,
+    volume,
+)
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.mesh import Mesh, usual_mesh
 from fastgraph.dist.ranks.world import WORLD
@@ -108,13 +115,13 @@ CALLS: dict[str, tuple[Operands, Callable[..., Any], Callable[..., Layer]]] = {
     "spmm": (
         [(C,)],
         lambda d, x: ops.spmm(x, d.edge_index, d.edge_weight, reduce="mean"),
-        grid_volume.of_sums,
+        cost.sum_layer,
     ),
-    "gcn": ([(C,)], lambda d, x: ops.gcn(x, d.edge_index), grid_volume.of_sums),
+    "gcn": ([(C,)], lambda d, x: ops.gcn(x, d.edge_index), cost.sum_layer),
     "segment_reduce": (
         [(C,)],
         lambda d, x: ops.segment_reduce(x, d.edge_index),
-        grid_volume.of_extrema,
+        functools.partial(cost.sum_layer, is_extremum=True),
     ),
     "gat": (
         [(H, C), (H,), (H,)],
@@ -124,7 +131,7 @@ CALLS: dict[str, tuple[Operands, Callable[..., Any], Callable[..., Layer]]] = {
     "gat_with_scores": (
         [(H, C)],
         lambda d, x: ops.gat_with_scores(x, torch.ones(2, H, C), d.edge_index)[0],
-        lambda x: grid_volume.of_gat_with_scores(x, torch.ones(2, H, C)),
+        lambda x: of_attention(operators.GAT_WITH_SCORES, x, torch.ones(2, H, C)),
     ),
     "gatv2": (
         [(H, C), (H, C)],
@@ -141,7 +148,7 @@ CALLS: dict[str, tuple[Operands, Callable[..., Any], Callable[..., Layer]]] = {
 
 def of_attention(operator: operators.Attention, *given: Tensor) -> Layer:
     inputs = [*given, *[None] * (len(operator.operands) - len(given))]
-    return grid_volume.of_attention([o.shape for o in operator.operands], inputs, (H, C))
+    return cost.attention_layer(operator.shapes, inputs, H, operator.made)
 
 
 def sent(mesh: Mesh) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:
@@ -165,7 +172,7 @@ def sent(mesh: Mesh) -> dict[str, tuple[tuple[int, int], tuple[int, int]]]:
                 torch.autograd.grad(out.local, [x.local for x in inputs], out.local)
             counted = sum(fgd.COUNTS.sent.values()), sum(fgd.COUNTS.calls.values())
             counts = data.x.rows.counts
-            expected = volume(mesh, layer(*inputs), counts, counts)
+            expected = volume(mesh, exchanged(layer(*inputs)), counts, counts)
             found[f"{name}, {learns}"] = counted, (expected.sent[WORLD.rank], expected.collectives)
     edges = torch.tensor([data.edge_index.rows.mine])
     blocks = int(transport.all_gather(edges, [1] * WORLD.size).max())
@@ -212,7 +219,7 @@ def local_part(x: Any) -> Tensor:
 
 
 def whole_rows(local: Tensor, like: Any) -> Tensor:
-    """Rows of a sharded tensor as all rows."""
+    """Distribution of a sharded tensor as all rows."""
     if not fgd.is_sharded(like):
         return local
     found: Tensor = fgd.whole(fgd.ShardedTensor(local, like.rows, 0))
@@ -307,7 +314,7 @@ def fastest() -> dict[str, Any]:
     all. What edges weigh would move to blocks at each call.
     """
     before, cost.LEAST_BYTES = cost.LEAST_BYTES, 0  # even these graphs are not too small
-    links.KNOWN[WORLD.size] = Machine(latency=0.0, bandwidth=math.inf, work=1.0, sums=1.0)
+    links.KNOWN[WORLD.size] = Cluster(latency=0.0, bandwidth=math.inf, work=1.0, sums=1.0)
     found: dict[str, Any] = {}
     for end, name in enumerate(["from one node", "to one node"]):
         given = graph()
@@ -441,10 +448,10 @@ def test_the_volume_falls_with_the_root_of_ranks() -> None:
     for root in (1, 2, 3, 4, 5):
         ranks = root * root
         counts = [n // ranks] * ranks
-        of_sum = volume((root, root), Layer(Widths(k, 0, k)), counts, counts)
+        of_sum = volume((root, root), Exchanged(Widths(k, 0, k)), counts, counts)
         # Along each axis; doubled by a backward pass.
         assert set(of_sum.sent) == {2 * n * k * (root - 1) // ranks}
-        both = volume((root, root), Layer(Widths(k, 0, k), Widths(k, 0, k)), counts, counts)
+        both = volume((root, root), Exchanged(Widths(k, 0, k), Widths(k, 0, k)), counts, counts)
         assert both.sent == [2 * x for x in of_sum.sent]
         assert both.collectives == (4 if root > 1 else 0)
 

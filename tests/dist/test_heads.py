@@ -21,11 +21,13 @@ import fastgraph.dist as fgd
 from fastgraph import ops
 from fastgraph.dist.forecast.forecast import rows_of
 from fastgraph.dist.operators import cost, links, planner
-from fastgraph.dist.operators.cost import Machine, meshes
+from fastgraph.dist.operators.cost import Cluster
 from fastgraph.dist.operators.halo.graph import neighbourhoods
+from fastgraph.dist.operators.heads import cost as heads_cost
 from fastgraph.dist.operators.heads.exchange import shares
 from fastgraph.dist.operators.modes import MODES
 from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.mesh import meshes
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.registry import operators
 from tests.dist import test_fused, test_models
@@ -194,12 +196,12 @@ def penalised() -> list[str]:
     """With tensors that are sent together, and with large ones, which are not."""
     fastgraph.disable()
     expected = second_derivatives(graph())
-    found, before = [], cost._LARGE
+    found, before = [], heads_cost._LARGE
     with fastgraph.enabled():
-        for cost._LARGE in (before, 0):
+        for heads_cost._LARGE in (before, 0):
             of_ranks = second_derivatives(shard("uneven")(graph()))
             found.append(test_fused.difference(list(expected), list(of_ranks)))
-    cost._LARGE = before
+    heads_cost._LARGE = before
     return found
 
 
@@ -292,7 +294,7 @@ def planned() -> dict[str, Any]:
     found: dict[str, Any] = {}
     least, cost.LEAST_BYTES = cost.LEAST_BYTES, 0  # even these graphs are not too small
     measured = links.of_ranks()
-    links.KNOWN[WORLD.size] = Machine(latency=0.0, bandwidth=1.0, work=0.0, sums=0.0)
+    links.KNOWN[WORLD.size] = Cluster(latency=0.0, bandwidth=1.0, work=0.0, sums=0.0)
     for name, index in edges.items():
         data = Data(edge_index=index, num_nodes=NUM_NODES)
         data.q, data.k, data.v = tensor(H, C), tensor(H, C), tensor(H, C)
@@ -314,7 +316,7 @@ def planned() -> dict[str, Any]:
         found[name] = counted, dict(choice.modes)
         parts = torch.arange(NUM_NODES) % WORLD.size
         beforehand = rows_of(index, parts, parts, WORLD.size)
-        found[f"{name}, beforehand"] = beforehand, planner.rows_of(local, meshes(WORLD.size))
+        found[f"{name}, beforehand"] = beforehand, planner.distribution(local, meshes(WORLD.size))
     links.KNOWN[WORLD.size] = measured
     with contextlib.redirect_stderr(io.StringIO()) as printed:
         data = shard("uneven", "auto")(graph())

@@ -12,23 +12,23 @@ import torch
 
 import fastgraph
 from fastgraph.dist.operators import links
-from fastgraph.dist.operators.cost import Machine
+from fastgraph.dist.operators.cost import Cluster
 from fastgraph.dist.ranks.devices import devices, memory_of_a_rank
 from fastgraph.machine import cache
 from tests.dist.test_devices import device
 
 FIGURES = {"latency": 1e-4, "bandwidth": 1e9, "work": 1e-9, "sums": 1e-10, "paces": [1.0]}
-OTHERS = Machine(1.0, 2.0, 3.0, 4.0, paces=(1.0,))
+OTHERS = Cluster(1.0, 2.0, 3.0, 4.0, paces=(1.0,))
 
 
 @pytest.fixture(autouse=True)
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Machine]:
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Cluster]:
     """The machines that were measured, one for each measurement."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(links, "KNOWN", {})
-    times: list[Machine] = []
+    times: list[Cluster] = []
 
-    def measure() -> Machine:
+    def measure() -> Cluster:
         times.append(OTHERS)
         return OTHERS
 
@@ -40,13 +40,13 @@ def identity() -> str:
     return links._identity(devices(bandwidth=False))
 
 
-def again() -> Machine:
+def again() -> Cluster:
     """The machine that a new process would read from the cache."""
     links.KNOWN.clear()
     return links.of_ranks()
 
 
-def test_a_further_run_has_the_figures_of_the_first(measured: list[Machine]) -> None:
+def test_a_further_run_has_the_figures_of_the_first(measured: list[Cluster]) -> None:
     first = links.of_ranks()
     assert first.memory == memory_of_a_rank(devices(bandwidth=False)) > 2**28
     assert first._replace(memory=math.inf) == OTHERS
@@ -77,7 +77,7 @@ def test_figures_are_above_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_are_no_figures_is_measured_again(
-    measured: list[Machine], changes: dict[str, Any]
+    measured: list[Cluster], changes: dict[str, Any]
 ) -> None:
     cache.write(links.KIND, identity(), FIGURES)
     assert again().latency == 1e-4 and not measured
@@ -86,14 +86,14 @@ def test_what_are_no_figures_is_measured_again(
     assert again().latency == OTHERS.latency and len(measured) == 1
 
 
-def test_a_damaged_file_is_measured_again(measured: list[Machine]) -> None:
+def test_a_damaged_file_is_measured_again(measured: list[Cluster]) -> None:
     links.of_ranks()
     path = cache.path_of(links.KIND, identity())
     path.write_text(path.read_text().replace("2.0", "9.0"))
     assert again().bandwidth == 2.0 and len(measured) == 2
 
 
-def test_of_runs_at_the_same_time_all_take_the_figures_of_one(measured: list[Machine]) -> None:
+def test_of_runs_at_the_same_time_all_take_the_figures_of_one(measured: list[Cluster]) -> None:
     found = devices(bandwidth=False)
     cache.write(links.KIND, identity(), FIGURES)
     assert links._keep(found, OTHERS).latency == 1e-4

@@ -16,9 +16,9 @@ from torch_geometric.data import Data
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist.operators import rules
-from fastgraph.dist.operators.halo import halves
-from fastgraph.dist.operators.halo.halves import Halves, Shares
+from fastgraph.dist.operators.halo import computing
+from fastgraph.dist.operators.halo import graph as halves
+from fastgraph.dist.operators.halo.graph import Halves, Shares
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.phases import RECORDER
 from fastgraph.dist.ranks.world import WORLD
@@ -80,7 +80,7 @@ def events_of(data: Any) -> tuple[list[str], list[str]]:
     conv(data.x, data.edge_index)  # plans
     of_gradients = importlib.import_module("fastgraph.ops.spmm")  # `ops.spmm` is a function
     with (
-        mock.patch.object(rules, "SPMM", noted("kernel", rules.SPMM)),
+        mock.patch.object(computing, "SPMM", noted("kernel", computing.SPMM)),
         mock.patch.object(of_gradients, "SPMM", noted("kernel", of_gradients.SPMM)),
         mock.patch.object(
             transport, "begin_all_to_all", noted("begin", transport.begin_all_to_all)

@@ -15,20 +15,19 @@ from fastgraph.dist.forecast.forecast import extrapolated, forecasts, rows_of
 from fastgraph.dist.graphs.partition import partition
 from fastgraph.dist.operators import cost
 from fastgraph.dist.operators.cost import (
+    Cluster,
+    Cost,
+    Distribution,
     Layer,
-    Machine,
-    Mode,
-    Operand,
-    Rows,
-    by_halo,
-    by_heads,
-    on_grid,
+    RowOperand,
 )
-from fastgraph.dist.operators.grid_volume import Layer as OnGrid
-from fastgraph.dist.operators.grid_volume import Widths
+from fastgraph.dist.operators.grid.cost import on_grid
+from fastgraph.dist.operators.halo.cost import by_halo
+from fastgraph.dist.operators.heads.cost import by_heads
+from fastgraph.dist.operators.modes import BY_NAME
+from fastgraph.dist.ranks import mesh as meshes_of
 
-ANY = Machine(1e-5, 1e9, 1e-9, 1e-9)
-NO_GRID = OnGrid(Widths())
+ANY = Cluster(1e-5, 1e9, 1e-9, 1e-9)
 
 
 def transformer(channels: int, heads: int, item: int = 4) -> Layer:
@@ -36,14 +35,14 @@ def transformer(channels: int, heads: int, item: int = 4) -> Layer:
     x = torch.empty(1, heads, channels // heads, dtype={2: torch.half, 4: torch.float}[item])
     shapes = [("destinations", "heads", "channels"), *[("sources", "heads", "channels")] * 2]
     given = [x.clone().requires_grad_() for _ in range(3)]
-    return cost.of_attention(shapes, given, heads)
+    return cost.attention_layer(shapes, given, heads)
 
 
-def even(nodes: int, edges: int, halo: int, ranks: int) -> Rows:
+def even(nodes: int, edges: int, halo: int, ranks: int) -> Distribution:
     """As many of everything on each rank."""
     own = [nodes // ranks] * ranks
-    meshes = dict.fromkeys(cost.meshes(ranks), edges // ranks)
-    return Rows(own, own, [edges // ranks] * ranks, [halo] * ranks, [halo] * ranks, meshes)
+    meshes = dict.fromkeys(meshes_of.meshes(ranks), edges // ranks)
+    return Distribution(own, own, [edges // ranks] * ranks, [halo] * ranks, [halo] * ranks, meshes)
 
 
 def mesh(side: int) -> Tensor:
@@ -88,7 +87,7 @@ def test_uneven_heads_are_more_work() -> None:
 
 
 def test_latency_counts() -> None:
-    few, many = Mode(4, 12, 0.0, 1.0), Mode(9, 27, 0.0, 1.0)
+    few, many = Cost(4, 12, 0.0, 1.0), Cost(9, 27, 0.0, 1.0)
     layer, without = transformer(12, 3), ANY._replace(latency=0.0)
     assert layer.seconds(few, ANY) < layer.seconds(many, ANY)
     assert layer.seconds(many, without) == layer.seconds(few, without)
@@ -127,7 +126,7 @@ def test_halos_of_a_mesh_go_on_as_they_went() -> None:
 
 def test_what_is_shared_is_shared_by_more() -> None:
     """Four ranks on two cores work half as fast as two, and eight a quarter; links stay."""
-    known = {2: Machine(1e-4, 2e7, 1e-9, 1e-9), 4: Machine(1e-4, 2e7, 2e-9, 1e-9)}
+    known = {2: Cluster(1e-4, 2e7, 1e-9, 1e-9), 4: Cluster(1e-4, 2e7, 2e-9, 1e-9)}
     assert cost.extrapolated(known, 8)[:4] == pytest.approx((1e-4, 2e7, 4e-9, 1e-9))
     known[4] = known[4]._replace(memory=2.0**33, paces=(1.0,) * 4)
     assert cost.extrapolated(known, 8)[4:] == (2.0**33, ())
@@ -136,7 +135,7 @@ def test_what_is_shared_is_shared_by_more() -> None:
 
 
 def test_nothing_is_expected_to_get_faster() -> None:
-    known = {2: Machine(1e-4, 1e7, 1e-9, 1e-9), 4: Machine(5e-5, 2e7, 1e-9, 1e-9)}
+    known = {2: Cluster(1e-4, 1e7, 1e-9, 1e-9), 4: Cluster(5e-5, 2e7, 1e-9, 1e-9)}
     assert cost.extrapolated(known, 8)[:4] == pytest.approx(known[4][:4])
 
 
@@ -181,7 +180,7 @@ PUBLISHED = {
 }
 
 
-def mapper(ends: int, hidden: int, ranks: int, *, is_encoder: bool) -> tuple[Layer, Rows]:
+def mapper(ends: int, hidden: int, ranks: int, *, is_encoder: bool) -> tuple[Layer, Distribution]:
     """One of the two layers between points and the hidden grid."""
     spacing = math.sqrt(4 * math.pi / hidden)  # on a sphere with a radius of 1
     reach = (0.6 if is_encoder else 1.0) * spacing
@@ -189,7 +188,7 @@ def mapper(ends: int, hidden: int, ranks: int, *, is_encoder: bool) -> tuple[Lay
     sources, destinations = (ends, hidden) if is_encoder else (hidden, ends)
     strip = round(sources * reach / 2)  # along one border of a band, at the equator
     halos = [strip if rank in (0, ranks - 1) else 2 * strip for rank in range(ranks)]
-    rows = Rows(
+    rows = Distribution(
         [sources // ranks] * ranks,
         [destinations // ranks] * ranks,
         [edges // ranks] * ranks,
@@ -199,19 +198,19 @@ def mapper(ends: int, hidden: int, ranks: int, *, is_encoder: bool) -> tuple[Lay
     )
     row = 1024 * 2
     places = ("destinations", "sources", "sources", "edges")
-    operands = tuple(Operand(place, True, row, True, i) for i, place in enumerate(places))
-    return Layer(operands, 16, 64, row, NO_GRID), rows
+    operands = tuple(RowOperand(place, True, row, True, i) for i, place in enumerate(places))
+    return Layer(operands, 16, 64, row), rows
 
 
 @pytest.mark.parametrize("grid", PUBLISHED)
 def test_weather_models_want_halos(grid: str) -> None:
     points, hidden, ranks, bandwidth, heads, edges = PUBLISHED[grid]
-    machine = Machine(2e-5, bandwidth, 1e-12, 1e-12)
+    machine = Cluster(2e-5, bandwidth, 1e-12, 1e-12)
     seconds = {"halo": 0.0, "heads": 0.0}
     for is_encoder in (True, False):
         layer, rows = mapper(points, hidden, ranks, is_encoder=is_encoder)
         for name in seconds:
-            mode = cost.MODES[name](layer, rows, machine)
+            mode = BY_NAME[name].cost(layer, rows, machine)
             assert mode is not None
             seconds[name] += layer.seconds(mode, machine)
     gain = seconds["heads"] - seconds["halo"]
@@ -227,11 +226,11 @@ def test_long_sequences_with_dense_attention_want_heads(degree: int) -> None:
     # Of a graph that nothing is known of: rows that none of the edges of a rank starts from.
     halo = round(outside * (1 - (1 - 1 / tokens) ** (degree * tokens // ranks)))
     rows = even(tokens, degree * tokens, halo, ranks)
-    machine = Machine(3e-5, 1.2e10, 5e-12, 5e-12)
+    machine = Cluster(3e-5, 1.2e10, 5e-12, 5e-12)
     layer = transformer(64, 8)
     seconds = {}
     for name in ("halo", "heads"):
-        mode = cost.MODES[name](layer, rows, machine)
+        mode = BY_NAME[name].cost(layer, rows, machine)
         assert mode is not None
         seconds[name] = layer.seconds(mode, machine)
     assert cost.fastest(seconds) == "heads"
@@ -247,8 +246,8 @@ def test_work_is_that_of_the_slowest_rank() -> None:
 
 
 def test_a_mode_needs_memory() -> None:
-    layer, modes = transformer(64, 8), {"halo": Mode(0, 0, 9.0, 9.0, memory=100.0)}
-    modes["heads"] = Mode(0, 0, 1.0, 1.0, memory=200.0)
+    layer, modes = transformer(64, 8), {"halo": Cost(0, 0, 9.0, 9.0, memory=100.0)}
+    modes["heads"] = Cost(0, 0, 1.0, 1.0, memory=200.0)
     for memory, name in ((math.inf, "heads"), (3200.0, "heads"), (3199.0, "halo")):
         assert cost.chosen(layer, modes, ANY._replace(memory=memory)) == name
     modes["heads"] = modes["heads"]._replace(memory=50.0)

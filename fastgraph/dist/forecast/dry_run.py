@@ -19,23 +19,21 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from fastgraph.dist.operators import cost
-from fastgraph.dist.operators.grid_volume import of_gat_with_scores
 from fastgraph.graphs.graph import Graph
 from fastgraph.ops.heads import Call
 from fastgraph.ops.topology import topology
 from fastgraph.registry import operators
 from fastgraph.watching import STEPS, Watcher, watch
 
-_SHAPES = {
-    operator.name: [operand.shape for operand in operator.operands]
-    for operator in (operators.GAT, operators.GATV2, operators.ATTENTION)
+_ATTENTIONS = {
+    spec.name: spec
+    for spec in (
+        operators.GAT,
+        operators.GAT_WITH_SCORES,
+        operators.GATV2,
+        operators.ATTENTION,
+    )
 }
-# Which scores nodes itself, with a parameter, and scores of edges are given.
-_SHAPES["gat_with_scores"] = [
-    operators.GAT.operands[0].shape,
-    (2, "heads", "channels"),
-    operators.GAT.operands[3].shape,
-]
 
 
 class Step(NamedTuple):
@@ -79,19 +77,18 @@ class _Recorder(Watcher):
     def operator_called(self, operator: str, args: Sequence[Any], seconds: float) -> None:
         self._in_operators += seconds
         name = type(self.modules[-1]).__name__
-        if operator in _SHAPES:
-            shapes, call = _SHAPES[operator], Call.of(args)
-            layer = cost.of_attention(shapes, call.inputs, call.inputs[0].shape[1])
-            if operator == "gat_with_scores":  # which are not exchanged as other operands are
-                layer = layer._replace(on_grid=of_gat_with_scores(*call.inputs[:2]))
-            given = zip(call.inputs, shapes, strict=True)
-            sizes = {shape[0]: len(x) for x, shape in given if x is not None}
+        if operator in _ATTENTIONS:
+            spec, call = _ATTENTIONS[operator], Call.of(args)
+            heads = call.inputs[0].shape[1]
+            layer = cost.attention_layer(spec.shapes, call.inputs, heads, spec.made)
+            given = zip(call.inputs, spec.places, strict=True)
+            sizes = {place: len(x) for x, place in given if x is not None}
             sources = sizes["sources"]
             destinations = sizes.get("destinations", sources)
             place = call.index, call.ptr, sources, destinations, call.transpose, call.self_loops
         elif operator in ("spmm", "segment_reduce"):
             x, index, ptr, _, num_out, _, transpose, *_ = args
-            layer = cost.of_sum(x, is_extremum=operator == "segment_reduce")
+            layer = cost.sum_layer(x, is_extremum=operator == "segment_reduce")
             place = index, ptr, len(x), num_out, transpose, 0
         else:
             self._others.append(name)

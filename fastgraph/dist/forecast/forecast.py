@@ -20,10 +20,11 @@ from torch import Tensor
 from fastgraph.dist.forecast.dry_run import Step
 from fastgraph.dist.graphs.partition import partition
 from fastgraph.dist.operators import cost
-from fastgraph.dist.operators.cost import BACKWARD, MODES, Layer, Machine, Mode, Rows
-from fastgraph.dist.operators.grid_volume import largest_block
+from fastgraph.dist.operators.cost import BACKWARD, Cluster, Cost, Distribution, Layer
+from fastgraph.dist.operators.grid.cost import largest_block
+from fastgraph.dist.operators.modes import AUTO, BY_NAME, HALO
 from fastgraph.dist.ranks.gradients import SMALL, bundles
-from fastgraph.dist.ranks.mesh import Mesh
+from fastgraph.dist.ranks.mesh import Mesh, meshes
 from fastgraph.machine import cache
 
 _KIND = "rows"
@@ -72,7 +73,7 @@ class Forecast(NamedTuple):
 
 def forecasts(
     step: Step,
-    machine: Machine,
+    cluster: Cluster,
     devices: Sequence[int],
     *,
     seconds: float = math.inf,
@@ -82,7 +83,7 @@ def forecasts(
 
     Args:
         step: of the model.
-        machine: each device and its link.
+        cluster: each device and its link.
         devices: their numbers.
         seconds: for partitions; those that would take longer are extrapolated.
         report: is told what is being done.
@@ -94,59 +95,59 @@ def forecasts(
     for number in sorted(set(devices)):
         report(f"partitioning for {number} devices")
         rows, is_extrapolated = partitioned.rows(number)
-        yield forecast(step, machine, rows, number)._replace(is_extrapolated=is_extrapolated)
+        yield forecast(step, cluster, rows, number)._replace(is_extrapolated=is_extrapolated)
 
 
-def forecast(step: Step, machine: Machine, rows: Sequence[Rows], devices: int) -> Forecast:
+def forecast(step: Step, cluster: Cluster, rows: Sequence[Distribution], devices: int) -> Forecast:
     """The forecast of a step whose graphs are shared out like this.
 
     Args:
         step: of the model.
-        machine: each device and its link.
+        cluster: each device and its link.
         rows: of each of the step's graphs.
         devices: how many.
     """
     layers = [layer for _, layer, _ in step.calls]
-    found: dict[str, list[Mode]] = {name: [] for name in MODES}
-    names: dict[str, list[str]] = {name: [] for name in (*MODES, "auto")}
-    best: list[Mode] = []
+    found: dict[str, list[Cost]] = {name: [] for name in BY_NAME}
+    names: dict[str, list[str]] = {name: [] for name in (*BY_NAME, AUTO)}
+    best: list[Cost] = []
     for _, layer, graph in step.calls:
         possible = {
             name: mode
-            for name, function in MODES.items()
-            if (mode := function(layer, rows[graph], machine)) is not None
+            for name, one in BY_NAME.items()
+            if (mode := one.cost(layer, rows[graph], cluster)) is not None
         }
-        for name in MODES:
-            names[name].append(name if name in possible else "halo")
+        for name in BY_NAME:
+            names[name].append(name if name in possible else HALO.name)
             found[name].append(possible[names[name][-1]])
         is_small = cost.is_small(layer, devices, rows[graph].busiest, rows[graph].excess)
-        names["auto"].append("halo" if is_small else cost.chosen(layer, possible, machine))
-        best.append(possible[names["auto"][-1]])
-    rest = _rest(step, machine, devices)
+        names[AUTO].append(HALO.name if is_small else cost.chosen(layer, possible, cluster))
+        best.append(possible[names[AUTO][-1]])
+    rest = _rest(step, cluster, devices)
     total = {
-        name: _total(layers, modes, machine, rest)._replace(layers=names[name])
-        for name, modes in (found | {"auto": best}).items()
+        name: _total(layers, modes, cluster, rest)._replace(layers=names[name])
+        for name, modes in (found | {AUTO: best}).items()
     }
-    auto = total.pop("auto")
+    auto = total.pop(AUTO)
     return Forecast(devices, False, total, auto)
 
 
-def _rest(step: Step, machine: Machine, devices: int) -> Total:
+def _rest(step: Step, cluster: Cluster, devices: int) -> Total:
     """The cost that all modes share: of other operations on rows, and of the sums of gradients."""
     everything = sum(step.parameters)
     small = [size for size in step.parameters if size <= SMALL]
     sums = len(step.parameters) - len(small) + len(list(bundles(small)))
     messages = 2 * sums * (devices - 1)
     sent = 2 * everything * (devices - 1) / devices
-    exchange = messages * machine.latency + sent / machine.bandwidth
+    exchange = messages * cluster.latency + sent / cluster.bandwidth
     seconds = (1 + BACKWARD) * step.rest / devices + exchange
     return Total(seconds, sent, step.saved / devices + _COPIES * everything, [], [])
 
 
-def _total(layers: Sequence[Layer], modes: Sequence[Mode], machine: Machine, rest: Total) -> Total:
+def _total(layers: Sequence[Layer], modes: Sequence[Cost], cluster: Cluster, rest: Total) -> Total:
     pairs = list(zip(layers, modes, strict=True))
     return Total(
-        rest.seconds + sum(layer.seconds(mode, machine) for layer, mode in pairs),
+        rest.seconds + sum(layer.seconds(mode, cluster) for layer, mode in pairs),
         rest.sent + sum(mode.sent for mode in modes),
         # What layers hold besides their rows is kept until the backward pass.
         rest.memory + sum(mode.memory for mode in modes),
@@ -184,10 +185,10 @@ class _Partitioned:
         for ends, *_ in step.graphs:
             digest.update(ends.numpy().tobytes())
         self._name = digest.hexdigest()
-        self._known: dict[int, list[Rows]] = {}
+        self._known: dict[int, list[Distribution]] = {}
         self._took = 0.0
 
-    def rows(self, devices: int) -> tuple[list[Rows], bool]:
+    def rows(self, devices: int) -> tuple[list[Distribution], bool]:
         """How each graph is shared out over some devices, and whether that is extrapolated."""
         identity = f"{self._name} in {devices} parts"
         kept = cache.read(_KIND, identity)
@@ -212,14 +213,14 @@ class _Partitioned:
         self._known[devices] = found
         return found, False
 
-    def _by_graph(self) -> list[dict[int, Rows]]:
+    def _by_graph(self) -> list[dict[int, Distribution]]:
         return [
             {devices: rows[graph] for devices, rows in self._known.items()}
             for graph in range(len(self._graphs))
         ]
 
 
-def rows_of(ends: Tensor, sources: Tensor, destinations: Tensor, ranks: int) -> Rows:
+def rows_of(ends: Tensor, sources: Tensor, destinations: Tensor, ranks: int) -> Distribution:
     """How a graph is shared out.
 
     Args:
@@ -236,17 +237,17 @@ def rows_of(ends: Tensor, sources: Tensor, destinations: Tensor, ranks: int) -> 
         found: list[int] = torch.bincount(owner, minlength=ranks).tolist()
         return found
 
-    return Rows(
+    return Distribution(
         counted(sources),
         counted(destinations),
         counted(to),
         counted(sources[wanted % max(len(sources), 1)]),
         counted(wanted // max(len(sources), 1)),
-        {mesh: largest_block(ends, sources, destinations, mesh) for mesh in cost.meshes(ranks)},
+        {mesh: largest_block(ends, sources, destinations, mesh) for mesh in meshes(ranks)},
     )
 
 
-def extrapolated(known: Mapping[int, Rows], ranks: int) -> Rows:
+def extrapolated(known: Mapping[int, Distribution], ranks: int) -> Distribution:
     """How a graph would be shared out over more ranks, if its halos go on as they went.
 
     All halos together follow a power of the number of ranks, through the two largest numbers of
@@ -270,15 +271,15 @@ def extrapolated(known: Mapping[int, Rows], ranks: int) -> Rows:
     aggregating = [destinations // ranks + (rank < destinations % ranks) for rank in range(ranks)]
     of_blocks = max(large.blocks.values()) * last / max(sum(large.edges), 1)
     block = math.ceil(of_blocks * sum(large.edges) / ranks)
-    blocks = {mesh: edges if mesh[1] == 1 else block for mesh in cost.meshes(ranks)}
-    return Rows(even, aggregating, [edges] * ranks, [halo] * ranks, [halo] * ranks, blocks)
+    blocks = {mesh: edges if mesh[1] == 1 else block for mesh in meshes(ranks)}
+    return Distribution(even, aggregating, [edges] * ranks, [halo] * ranks, [halo] * ranks, blocks)
 
 
-def _to_json(rows: Rows) -> dict[str, Any]:
+def _to_json(rows: Distribution) -> dict[str, Any]:
     blocks = [[*mesh, edges] for mesh, edges in rows.blocks.items()]
     return {**rows._asdict(), "blocks": blocks}
 
 
-def _from_json(kept: dict[str, Any]) -> Rows:
+def _from_json(kept: dict[str, Any]) -> Distribution:
     blocks = {(height, width): edges for height, width, edges in kept["blocks"]}
-    return Rows(**{**kept, "blocks": blocks})
+    return Distribution(**{**kept, "blocks": blocks})

@@ -17,7 +17,8 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from fastgraph.dist.forecast.forecast import Forecast, Total
 
-_OF_MODES = {"halo": "#1f77b4", "heads": "#ff7f0e", "2d": "#2ca02c"}
+_COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd")
+"""Of modes, in their order."""
 
 
 def draw_forecasts(forecasts: Sequence[Forecast], path: str | os.PathLike[str]) -> None:
@@ -25,7 +26,7 @@ def draw_forecasts(forecasts: Sequence[Forecast], path: str | os.PathLike[str]) 
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     devices = [forecast.devices for forecast in forecasts]
     axes: Sequence[Axes] = figure.subplots(1, 2)
-    for name, colour in _OF_MODES.items():
+    for name, colour in zip(forecasts[0].modes, _COLOURS, strict=False):
         totals = [forecast.modes[name] for forecast in forecasts]
         _line(axes, devices, totals, name, colour, "-")
     _line(axes, devices, [forecast.auto for forecast in forecasts], "auto", "black", ":")

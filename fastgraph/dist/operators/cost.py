@@ -9,13 +9,14 @@ overlaps is not in it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from fastgraph.dist.operators import grid_volume
 from fastgraph.dist.ranks.mesh import Mesh
+from fastgraph.plugins.backend import accumulator
 from fastgraph.registry.operators import Size
 
 BACKWARD = 2.0
@@ -27,7 +28,7 @@ So do linear layers, for what they are given and for their weights.
 _BACKWARD_OF_SUMS = 1.0
 """The same sum, the other way."""
 
-_TOPOLOGY = 16
+TOPOLOGY = 16
 """Bytes that a rank keeps for an edge: its other end and its number, by either end."""
 
 _MEMORY_SHARE = 1 / 32
@@ -49,14 +50,8 @@ _FEW_RANKS = 8
 """By halo a rank waits for all others in an exchange; on more than these a grid saves much of it.
 """
 
-_LARGE = 2**20
-"""Bytes of a tensor on each rank, from which on several are sent by heads one after the other.
 
-Together they take fewer messages, and memory for copies of all of them at once.
-"""
-
-
-class Machine(NamedTuple):
+class Cluster(NamedTuple):
     """The speed and memory of a rank and its link; the slowest of all ranks.
 
     Attributes:
@@ -83,7 +78,7 @@ class Machine(NamedTuple):
         return max(own * pace for own, pace in zip(work, paces, strict=True))
 
 
-class Operand(NamedTuple):
+class RowOperand(NamedTuple):
     """A tensor with a row for each node or edge, which an operator takes.
 
     Attributes:
@@ -109,29 +104,36 @@ class Layer(NamedTuple):
         heads: of attention; 1 where there are none.
         channels: of the output, of one head.
         out: bytes of a row of the output.
-        on_grid: what it exchanges on a grid.
-        is_sum: whether it is one, and no attention.
+        made: operands that the operator computes from rows of nodes, as scores.
+        statistics: bytes of the statistics of a row that have a gradient.
+        record: bytes of what else is known of a row: the edges that attain an extremum, or the
+            largest score.
+        learns: whether a gradient goes back through the output.
+        is_sum: whether it is one, or an extremum, and no attention.
         work: seconds for an edge and a channel, if they were measured for this layer.
     """
 
-    operands: tuple[Operand, ...]
+    operands: tuple[RowOperand, ...]
     heads: int
     channels: int
     out: int
-    on_grid: grid_volume.Layer
+    made: tuple[RowOperand, ...] = ()
+    statistics: int = 0
+    record: int = 0
+    learns: bool = False
     is_sum: bool = False
     work: float | None = None
 
-    def seconds(self, mode: Mode, machine: Machine) -> float:
-        """The seconds that a step of the layer takes in a mode."""
-        exchange = mode.messages * machine.latency + mode.sent / machine.bandwidth
-        usual, backward = machine.work, BACKWARD
+    def seconds(self, cost: Cost, cluster: Cluster) -> float:
+        """The seconds of a step of the layer, by its cost in a mode."""
+        exchange = cost.messages * cluster.latency + cost.sent / cluster.bandwidth
+        usual, backward = cluster.work, BACKWARD
         if self.is_sum:
-            usual, backward = machine.sums, _BACKWARD_OF_SUMS
-        return exchange + (1 + backward) * mode.work * (usual if self.work is None else self.work)
+            usual, backward = cluster.sums, _BACKWARD_OF_SUMS
+        return exchange + (1 + backward) * cost.work * (usual if self.work is None else self.work)
 
 
-class Rows(NamedTuple):
+class Distribution(NamedTuple):
     """How the graph of a layer is shared out; lists are by rank.
 
     Attributes:
@@ -159,8 +161,8 @@ class Rows(NamedTuple):
         return max(self.edges) - sum(self.edges) // len(self.edges)
 
 
-class Mode(NamedTuple):
-    """A step of one layer in one mode, on the slowest rank.
+class Cost(NamedTuple):
+    """The cost of a step of one layer in one mode, on the slowest rank.
 
     Attributes:
         collectives: how many it waits for.
@@ -179,24 +181,13 @@ class Mode(NamedTuple):
     mesh: Mesh | None = None
 
 
-def by_halo(layer: Layer, rows: Rows, machine: Machine) -> Mode:
-    """Each rank computes all heads of its nodes, from their rows and those of the halo."""
-    others = len(rows.edges) - 1
-    sources = [operand for operand in layer.operands if operand.place == "sources"]
-    exchanges = 2 * len(sources) if any(rows.receives) else 0
-    row = sum(operand.row for operand in sources)
-    work = machine.slowest(rows.edges) * layer.heads * layer.channels
-    memory = max(rows.receives) * row + max(rows.edges) * _TOPOLOGY
-    return Mode(exchanges, exchanges * others, row * rows.busiest, work, memory)
-
-
 def is_small(layer: Layer, ranks: int, busiest: int, excess: int) -> bool:
     """True if no mode can be faster than by halo by more than some messages.
 
     Args:
         layer: which.
         ranks: how many there are.
-        busiest: see :class:`Rows`.
+        busiest: see :class:`Distribution`.
         excess: likewise.
     """
     if ranks > _FEW_RANKS:
@@ -206,88 +197,26 @@ def is_small(layer: Layer, ranks: int, busiest: int, excess: int) -> bool:
     return row * busiest < LEAST_BYTES and work < LEAST_WORK
 
 
-def by_heads(layer: Layer, rows: Rows, machine: Machine) -> Mode | None:
-    """Each rank computes some heads of all nodes; ``None`` where there is one head only."""
-    ranks = len(rows.edges)
-    if layer.heads < 2:
-        return None
-    of_place = {"sources": rows.sources, "destinations": rows.destinations, "edges": rows.edges}
-    own = [len(heads) for heads in head_shares(layer.heads, ranks)]
-    exchanges, sent, memory = 0, [0] * ranks, 0.0
-    seen: dict[int, int] = {}
-    moved = [*layer.operands, Operand("destinations", True, layer.out, True, -1)]
-    for operand in moved:
-        counts = of_place[operand.place]
-        n = sum(counts)
-        if operand.has_heads and operand.tensor not in seen:
-            seen[operand.tensor] = operand.row * n
-            for rank in range(ranks):
-                mine = counts[rank]
-                there_and_back = mine * (layer.heads - own[rank]) + (n - mine) * own[rank]
-                sent[rank] += operand.row * there_and_back // layer.heads
-            memory += operand.row * n * max(own) / layer.heads
-        elif not operand.has_heads:
-            memory += operand.row * n
-            if operand.wants_gradient:  # sent to all, and sums sent back
-                exchanges += 1
-                for rank in range(ranks):
-                    sent[rank] += operand.row * (counts[rank] * (ranks - 2) + n)
-    *given, _ = seen.values()
-    exchanges += (len(given) if sends_in_turns(given, ranks) else 1) + 1
-    edges = sum(rows.edges)
-    work = edges * machine.slowest(own) * layer.channels
-    memory += edges * _TOPOLOGY
-    return Mode(2 * exchanges, 2 * exchanges * (ranks - 1), max(sent), work, memory)
-
-
-def on_grid(layer: Layer, rows: Rows, machine: Machine) -> Mode | None:
-    """Blocks of the adjacency matrix stay where they are, on the fastest grid of these ranks."""
-    found = [_on_mesh(layer, rows, mesh) for mesh in rows.blocks]
-    return min(found, key=lambda mode: layer.seconds(mode, machine), default=None)
-
-
-def _on_mesh(layer: Layer, rows: Rows, mesh: Mesh) -> Mode:
-    height, width = mesh
-    found = grid_volume.volume(mesh, layer.on_grid, rows.sources, rows.destinations)
-    forward = layer.on_grid.forward
-    of_columns = sum(w.sources > 0 for w in layer.on_grid) * (height - 1)
-    of_rows = sum((w.destinations > 0) + (w.partial > 0) for w in layer.on_grid) * (width - 1)
-    work = rows.blocks[mesh] * layer.heads * layer.channels
-    of_row = max(sum(rows.destinations[i * width : (i + 1) * width]) for i in range(height))
-    of_column = max(sum(rows.sources[j::width]) for j in range(width))
-    memory = of_column * forward.sources + of_row * (forward.destinations + forward.partial)
-    memory += rows.blocks[mesh] * _TOPOLOGY
-    return Mode(found.collectives, of_columns + of_rows, max(found.sent), work, memory, mesh)
-
-
-MODES: dict[str, Callable[[Layer, Rows, Machine], Mode | None]] = {
-    "halo": by_halo,
-    "heads": by_heads,
-    "2d": on_grid,
-}
-"""The cost of a layer in each mode; ``None`` where it cannot be computed in it."""
-
-
 _AS_FAST = 1.05
 """Modes are ordered by what they do besides what is modelled: in near-ties, earlier ones won."""
 
 
-def allowance(machine: Machine) -> float:
+def allowance(cluster: Cluster) -> float:
     """Bytes that a layer may hold on a rank beyond what it holds by halo."""
-    return _MEMORY_SHARE * machine.memory
+    return _MEMORY_SHARE * cluster.memory
 
 
-def chosen(layer: Layer, modes: Mapping[str, Mode], machine: Machine) -> str:
+def chosen(layer: Layer, modes: Mapping[str, Cost], cluster: Cluster) -> str:
     """The name of the fastest mode of a layer for which there is memory.
 
     Args:
         layer: which.
         modes: that it has, by name, with ``"halo"``.
-        machine: what it runs on.
+        cluster: what it runs on.
     """
-    highest = modes["halo"].memory + allowance(machine)
+    highest = modes["halo"].memory + allowance(cluster)
     fits = {name: mode for name, mode in modes.items() if mode.memory <= highest}
-    return fastest({name: layer.seconds(mode, machine) for name, mode in fits.items()})
+    return fastest({name: layer.seconds(mode, cluster) for name, mode in fits.items()})
 
 
 def fastest(seconds: Mapping[str, float]) -> str:
@@ -296,31 +225,11 @@ def fastest(seconds: Mapping[str, float]) -> str:
     return next(name for name, taken in seconds.items() if taken <= limit)
 
 
-def head_shares(num_heads: int, ranks: int) -> list[range]:
-    """Which heads each rank computes: consecutive ones, as many as others have or one more."""
-    cuts = [num_heads * rank // ranks for rank in range(ranks + 1)]
-    return [range(cuts[rank], cuts[rank + 1]) for rank in range(ranks)]
-
-
-def sends_in_turns(sizes: Sequence[int], ranks: int) -> bool:
-    """True if tensors go from rows to heads one after the other, and not together.
-
-    Args:
-        sizes: bytes of each on all ranks.
-        ranks: how many there are.
-    """
-    return sum(sizes) >= _LARGE * len(sizes) * ranks
-
-
-def meshes(ranks: int) -> list[Mesh]:
-    """All grids of so many ranks, from one column to one row."""
-    return [(ranks // width, width) for width in range(1, ranks + 1) if ranks % width == 0]
-
-
-def of_attention(
+def attention_layer(
     shapes: Sequence[Sequence[Size]],
     inputs: Sequence[Tensor | None],
     num_heads: int,
+    made: Sequence[Sequence[Size]] = (),
 ) -> Layer:
     """A call of fused attention, of whose operands nothing but shapes and dtypes is looked at.
 
@@ -328,11 +237,12 @@ def of_attention(
         shapes: of the operands of its operator.
         inputs: the operands.
         num_heads: how many heads there are.
+        made: the shapes of what the operator computes first of each node, ``[nodes, heads]``.
     """
     present = [(x, shape) for x, shape in zip(inputs, shapes, strict=True) if x is not None]
     numbers: dict[int, int] = {}
     operands = tuple(
-        Operand(
+        RowOperand(
             str(shape[0]),
             "heads" in shape,
             x.shape[1:].numel() * x.element_size(),
@@ -344,25 +254,39 @@ def of_attention(
     )
     # Attention also adds up features of edges, beside the values: its output is that much wider.
     wide = max((x.shape[1:] for x, shape in present if len(shape) == 3 and _is_of_nodes(shape)))
-    out = wide.numel() * present[0][0].element_size()
-    return Layer(operands, num_heads, wide[-1], out, grid_volume.of_attention(shapes, inputs, wide))
+    like = present[0][0]
+    item = like.element_size()
+    statistic = wide[0] * accumulator(like.dtype).itemsize
+    learns = any(x.requires_grad for x, _ in present)
+    of_nodes = any(x.requires_grad for x, shape in present if shape[0] != "edges")
+    scores = tuple(
+        RowOperand(str(shape[0]), True, wide[0] * item, of_nodes, len(numbers) + i)
+        for i, shape in enumerate(made)
+    )
+    # The largest score of a node is a constant to gradients, the sum of exponentials is not.
+    return Layer(
+        operands, num_heads, wide[-1], wide.numel() * item, scores, statistic, statistic, learns
+    )
 
 
 def _is_of_nodes(shape: Sequence[Size]) -> bool:
     return shape[0] in ("sources", "destinations")
 
 
-def of_sum(x: Tensor, *, is_extremum: bool = False) -> Layer:
-    """A sum, mean, maximum or minimum over neighbourhoods of ``x``, ``[nodes, *channels]``."""
+def sum_layer(x: Tensor, *, is_extremum: bool = False) -> Layer:
+    """A sum, mean, maximum or minimum over neighbourhoods of ``x``, ``[nodes, *channels]``.
+
+    An extremum says how many edges attain it if a gradient is wanted.
+    """
     channels = math.prod(x.shape[1:])
     row = channels * x.element_size()
-    widths = grid_volume.of_extrema(x) if is_extremum else grid_volume.of_sums(x)
-    operands = (Operand("sources", False, row, x.requires_grad, 0),)
-    return Layer(operands, 1, channels, row, widths, is_sum=True)
+    record = channels * torch.int32.itemsize if is_extremum and x.requires_grad else 0
+    operands = (RowOperand("sources", False, row, x.requires_grad, 0),)
+    return Layer(operands, 1, channels, row, record=record, learns=x.requires_grad, is_sum=True)
 
 
-def extrapolated(known: Mapping[int, Machine], ranks: int) -> Machine:
-    """The machine to expect with another number of ranks, from those known with two or more.
+def extrapolated(known: Mapping[int, Cluster], ranks: int) -> Cluster:
+    """The cluster to expect with another number of ranks, from those known with two or more.
 
     Seconds of a message, of a byte and of work are taken for linear in the number of ranks: they do
     not change where each rank has its own cores and link, and grow in proportion where all share
@@ -385,7 +309,7 @@ def extrapolated(known: Mapping[int, Machine], ranks: int) -> Machine:
         max(line({size: of_one[i] for size, of_one in seconds.items()}, ranks), largest[i])
         for i in range(4)
     )
-    return Machine(latency, 1 / byte, work, sums, min(of.memory for of in known.values()))
+    return Cluster(latency, 1 / byte, work, sums, min(of.memory for of in known.values()))
 
 
 def line(values: Mapping[int, float], at: int) -> float:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from fastgraph import settings
-from fastgraph.dist.operators.cost import Machine
+from fastgraph.dist.operators.cost import Cluster
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.devices import Device, devices, identities, memory_of_a_rank, scores
 from fastgraph.dist.ranks.world import WORLD
@@ -30,7 +30,7 @@ KIND = "ranks-1"
 """The folder in the cache directory; with another number where figures come to mean other things.
 """
 
-KNOWN: dict[int, Machine] = {}
+KNOWN: dict[int, Cluster] = {}
 """Figures that this process has asked for, by the number of ranks."""
 
 _KEPT = ("latency", "bandwidth", "work", "sums", "paces")
@@ -45,7 +45,7 @@ for none: four ranks on two cores came to 0.29 to 2.5 ms of a message, and now t
 """
 
 
-def of_ranks() -> Machine:
+def of_ranks() -> Cluster:
     """The cached figures of such devices, measured at the first call; the same on all ranks.
 
     All ranks must call it. Whoever wants other figures removes the folder :data:`KIND` of the cache
@@ -53,15 +53,15 @@ def of_ranks() -> Machine:
     """
     if WORLD.size not in KNOWN:
         found = devices(bandwidth=False)
-        machine = transport.broadcast(_read(found) if WORLD.rank == 0 else None)
-        if machine is None:
+        cluster = transport.broadcast(_read(found) if WORLD.rank == 0 else None)
+        if cluster is None:
             measured = measure()
-            machine = transport.broadcast(_keep(found, measured) if WORLD.rank == 0 else None)
-        KNOWN[WORLD.size] = machine._replace(memory=memory_of_a_rank(found))
+            cluster = transport.broadcast(_keep(found, measured) if WORLD.rank == 0 else None)
+        KNOWN[WORLD.size] = cluster._replace(memory=memory_of_a_rank(found))
     return KNOWN[WORLD.size]
 
 
-def measure() -> Machine:
+def measure() -> Cluster:
     """Measure the speed of ranks and their links now. All ranks must call it.
 
     All of them work at once, so that what they share, as cores, is shared while it is measured.
@@ -74,7 +74,7 @@ def measure() -> Machine:
     found = devices(bandwidth=False)
     speeds = scores(found)  # what takes moments does not feel a quota
     paces = tuple(min(speeds) / speed for speed in speeds)
-    return Machine(latency, 1 / per_byte, work, sums, memory_of_a_rank(found), paces)
+    return Cluster(latency, 1 / per_byte, work, sums, memory_of_a_rank(found), paces)
 
 
 def _identity(found: Sequence[Device]) -> str:
@@ -93,7 +93,7 @@ def _identity(found: Sequence[Device]) -> str:
     )
 
 
-def _read(found: Sequence[Device]) -> Machine | None:
+def _read(found: Sequence[Device]) -> Cluster | None:
     """The cached figures of these devices; ``None`` if there are none, or they are not valid."""
     kept = cache.read(KIND, _identity(found))
     if not isinstance(kept, dict) or kept.keys() != set(_KEPT):
@@ -104,10 +104,10 @@ def _read(found: Sequence[Device]) -> Machine | None:
     figures = [*(kept[name] for name in _KEPT if name != "paces"), *paces]
     if not all(isinstance(x, float) and 0 < x < math.inf for x in figures):
         return None
-    return Machine(**{**kept, "paces": tuple(paces)})
+    return Cluster(**{**kept, "paces": tuple(paces)})
 
 
-def _keep(found: Sequence[Device], measured: Machine) -> Machine:
+def _keep(found: Sequence[Device], measured: Cluster) -> Cluster:
     """Cache figures for these devices and return them, or those that another run cached first."""
     identity = _identity(found)
     with cache.locked(KIND, identity):

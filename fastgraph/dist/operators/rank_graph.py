@@ -103,6 +103,11 @@ class RankGraph:
         return remembered(weight, (*key, self), make)
 
 
+def part_of(x: Any) -> Any:
+    """The local rows of a sharded tensor, to inspect without rules; else the value itself."""
+    return x.local if isinstance(x, ShardedTensor) else x
+
+
 def local_rows(x: Tensor, rows: Layout) -> Tensor:
     """The local rows of a tensor that has as many as a layout, or a single one for all of them."""
     if not is_sharded(x) and x.shape[0] not in (1, rows.n):
@@ -120,14 +125,15 @@ def local_edges(index: Tensor) -> tuple[Tensor, Layout | None]:
     Raises:
         NoRuleError: it is sharded in another way, or of another shape.
     """
-    if index.dim() != 2 or index.shape[0] != 2:
+    local = part_of(index)
+    if local.dim() != 2 or local.shape[0] != 2:
         raise NoRuleError
     if not isinstance(index, ShardedTensor):
         DIGESTS.compare(index)
         return index, None
     if index.axis != 1:
         raise NoRuleError
-    return index.local, index.rows
+    return local, index.rows
 
 
 def placed_edges(

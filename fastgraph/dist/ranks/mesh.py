@@ -10,10 +10,19 @@ Mesh = tuple[int, int]
 """The numbers of rows and columns of a grid; rank ``r`` is in row ``r // columns``."""
 
 
+GRID = "2d"
+"""The mode of operators in which ranks are a grid, as users spell it and programs count it."""
+
+
 def usual_mesh(num_ranks: int) -> Mesh:
     """The most square grid of so many ranks, with no more columns than rows."""
     width = next(w for w in range(math.isqrt(num_ranks), 0, -1) if num_ranks % w == 0)
     return num_ranks // width, width
+
+
+def meshes(ranks: int) -> list[Mesh]:
+    """All grids of so many ranks, from one column to one row."""
+    return [(ranks // width, width) for width in range(1, ranks + 1) if ranks % width == 0]
 
 
 def check_mesh(mesh: Mesh, num_ranks: int) -> None:

@@ -1,4 +1,4 @@
-"""Fused operators by blocks of the adjacency matrix: each rank computes its block's part.
+"""Fused operators on a grid: each rank computes with its block of the adjacency matrix.
 
 Features of sources are replicated within a column of the grid, what meets them within a row; one
 operator does the block, and what the blocks of a row found is reduced where the nodes are: sums are
@@ -8,7 +8,7 @@ softmax. Backward the same exchanges go the other way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,66 +16,140 @@ from torch import Tensor
 from torch.autograd import Function
 
 from fastgraph.backends.reference import num_shares
-from fastgraph.dist.operators.grid.graph import Block
-from fastgraph.dist.operators.local_attention import (
-    check_dropout,
+from fastgraph.dist.operators.attention import (
+    Attention,
     dropout_of_weights,
+    each,
     local_attention,
     needs_weights,
     shared,
 )
+from fastgraph.dist.operators.cost import Cluster, Cost, Distribution, Layer
+from fastgraph.dist.operators.grid.cost import on_grid
+from fastgraph.dist.operators.grid.exchange import groups
+from fastgraph.dist.operators.grid.graph import Block, block
+from fastgraph.dist.operators.protocol import OPERATIONS, Mode, Operation, Relation
 from fastgraph.dist.operators.rank_graph import local_rows
+from fastgraph.dist.ranks.mesh import GRID, Mesh, usual_mesh
+from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.sharded import ShardedTensor
 from fastgraph.layers.sums import add_to
-from fastgraph.ops.gat import GAT
-from fastgraph.ops.head_scores import HEAD_SCORES
 from fastgraph.ops.heads import Call
 from fastgraph.ops.merge import joined_statistics
 from fastgraph.ops.segment_reduce import SEGMENT_REDUCE
 from fastgraph.ops.spmm import SDDMM, SPMM
 from fastgraph.plugins.backend import accumulator
-from fastgraph.registry import operators
-from fastgraph.registry.operators import Size
 
 
-def weighted_sum(block: Block, x: Tensor, weight: Tensor | None, reduce: str) -> ShardedTensor:
-    """Sums and means over neighbourhoods."""
-    edges = block.edges_of(numbered=weight is not None)
-    (features,) = block.of_sources([x])
-    given = edges.index, edges.ptr, block.of_edges(weight), block.num_destinations, "sum", False
-    out = block.summed(SPMM(features, *given))
-    if reduce == "mean":
-        degree = block.degrees.sum(0).clamp(min=1)
-        out = out / degree.view(-1, *[1] * (out.dim() - 1))
-    return ShardedTensor(out, block.destinations, 0)
+class Grid(Mode):
+    """Each rank computes with the edges between the nodes of two groups of ranks."""
 
+    name = GRID
+    operations = OPERATIONS
 
-def normalised_sum(
-    block: Block, x: Tensor, weight: Tensor | None, loop_weight: float
-) -> ShardedTensor:
-    """Sums with the normalisation of graph convolutions."""
-    edges = block.edges_of(numbered=False)
-    (features,) = block.of_sources([x])
-    normalised = block.normalised(weight, loop_weight, x.dtype)
-    given = edges.index, edges.ptr, normalised, block.num_destinations, "sum", False
-    return ShardedTensor(block.summed(SPMM(features, *given)), block.destinations, 0)
+    def __init__(self, mesh: Mesh | None = None) -> None:
+        self.mesh = mesh
 
+    def on(self, mesh: Mesh | None) -> Grid:
+        """The mode on the grid of a mesh; default: the most square one."""
+        return self if mesh == self.mesh else Grid(mesh)
 
-def extremum(
-    block: Block, x: Tensor, weight: Tensor | None, reduce: str, ties: str
-) -> tuple[ShardedTensor, Tensor]:
-    """Maxima and minima over neighbourhoods; ties are split, or no gradient is wanted."""
-    edges = block.edges_of(numbered=weight is not None)
-    (features,) = block.of_sources([x])
-    given = edges.index, edges.ptr, block.of_edges(weight), block.num_destinations
-    out, record = SEGMENT_REDUCE(features, *given, reduce, False, ties)
-    if ties == "none":
-        (parts,) = block.parts([out])
-        return ShardedTensor(_most_extreme(block, parts, reduce), block.destinations, 0), record
-    parts, records = block.parts([out, record])
-    out, record = _Extremum.apply(block, parts, records, reduce)  # type: ignore[no-untyped-call]
-    rows = block.destinations
-    return ShardedTensor(out, rows, 0), ShardedTensor(record, rows, 0)
+    def why_not(self, operation: Operation) -> str | None:
+        """A block must be able to compute its part without the others."""
+        if operation.name == "softmax":
+            return "each edge gets a softmax of all"
+        if operation.name == "products" and operation.reduce != "sum":
+            return "products are divided by degrees"
+        if operation.name == "extremum" and operation.ties == "winner":
+            return "the gradient of ties goes to one edge of all"
+        return None
+
+    def cost(self, layer: Layer, rows: Distribution, cluster: Cluster) -> Cost | None:
+        """See :func:`on_grid`."""
+        return on_grid(layer, rows, cluster)
+
+    def weighted_sum(
+        self, relation: Relation, x: Tensor, weight: Tensor | None, reduce: str
+    ) -> ShardedTensor:
+        """See :meth:`Mode.weighted_sum`: sums of blocks are added up."""
+        block = self._block(relation)
+        edges = block.edges_of(numbered=weight is not None)
+        (features,) = block.of_sources([x])
+        given = edges.index, edges.ptr, block.of_edges(weight), block.num_destinations, "sum", False
+        out = block.summed(SPMM(features, *given))
+        if reduce == "mean":
+            degree = block.degrees.sum(0).clamp(min=1)
+            out = out / degree.view(-1, *[1] * (out.dim() - 1))
+        return ShardedTensor(out, block.destinations, 0)
+
+    def normalised_sum(
+        self, relation: Relation, x: Tensor, weight: Tensor | None, loop_weight: float
+    ) -> ShardedTensor:
+        """See :meth:`Mode.normalised_sum`: the block has the self-loops of its nodes."""
+        loops = relation.sources.n if loop_weight else 0
+        block = self._block(relation._replace(self_loops=loops))
+        edges = block.edges_of(numbered=False)
+        (features,) = block.of_sources([x])
+        normalised = block.normalised(weight, loop_weight, features.dtype)
+        given = edges.index, edges.ptr, normalised, block.num_destinations, "sum", False
+        return ShardedTensor(block.summed(SPMM(features, *given)), block.destinations, 0)
+
+    def extremum(
+        self, relation: Relation, x: Tensor, weight: Tensor | None, reduce: str, ties: str
+    ) -> tuple[ShardedTensor, Tensor]:
+        """See :meth:`Mode.extremum`; ties are split, or no gradient is wanted."""
+        block = self._block(relation)
+        edges = block.edges_of(numbered=weight is not None)
+        (features,) = block.of_sources([x])
+        given = edges.index, edges.ptr, block.of_edges(weight), block.num_destinations
+        out, record = SEGMENT_REDUCE(features, *given, reduce, False, ties)
+        rows = block.destinations
+        if ties == "none":
+            (parts,) = block.parts([out])
+            return ShardedTensor(_most_extreme(block, parts, reduce), rows, 0), record
+        parts, records = block.parts([out, record])
+        out, record = _Extremum.apply(  # type: ignore[no-untyped-call]
+            block, parts, records, reduce
+        )
+        return ShardedTensor(out, rows, 0), ShardedTensor(record, rows, 0)
+
+    def attention(
+        self, relation: Relation, call: Call, attention: Attention
+    ) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
+        """See :meth:`Mode.attention`: blocks are joined by the statistics of their softmax."""
+        block = self._block(relation)
+        numbered = needs_weights(call) or attention.has_values_of_edges(call)
+        attention, inputs = _operands(block, call, attention)
+        edges = block.edges_of(numbered=numbered)
+        factor, num_rows = dropout_of_weights(call, block), block.num_destinations
+        out, stats, alpha = local_attention(call, attention, inputs, edges, num_rows, factor, None)
+        # The largest scores get no gradient, and so none is sent.
+        parts, largest, inverse = block.parts([out, stats[..., 0].detach(), stats[..., 1]])
+        shares, stats = joined_statistics(torch.stack([largest, inverse], -1))
+        of_all = len(parts) == 1  # in which case the shares of nodes with edges are 1
+        out = parts[0] if of_all else (shares.to(parts.dtype).unsqueeze(-1) * parts).sum(0)
+        if call.addend is not None:
+            out = add_to(out, local_rows(call.addend, block.destinations))
+        weights = out.new_empty(0)
+        if call.weights and alpha is not None:
+            (scale,) = block.of_parts([shares])
+            alpha = alpha * scale.to(alpha.dtype)[block.local.edge_list()[1]]
+            weights = ShardedTensor(alpha, block.edges, 0)
+        rows = block.destinations
+        return ShardedTensor(out, rows, 0), ShardedTensor(stats, rows, 0), weights
+
+    def products(
+        self, relation: Relation, y: Tensor, x: Tensor, heads: int, reduce: str
+    ) -> ShardedTensor:
+        """See :meth:`Mode.products`: both ends of all edges of a block are on its rank."""
+        block = self._block(relation)
+        edges = block.edges_of(numbered=True)
+        (of_destinations,), (of_sources,) = block.of_destinations([y]), block.of_sources([x])
+        local = SDDMM(of_destinations, of_sources, edges.index, edges.ptr, heads, reduce, False)
+        return ShardedTensor(local, block.edges, 0)
+
+    def _block(self, relation: Relation) -> Block:
+        return block(groups(self.mesh or usual_mesh(WORLD.size)), *relation)
 
 
 class _Extremum(Function):
@@ -123,69 +197,22 @@ def _has_edges(block: Block, parts: Tensor) -> Tensor:
     return (block.degrees > 0).view(shape)
 
 
-def products(block: Block, y: Tensor, x: Tensor, heads: int) -> ShardedTensor:
-    """Dot products of the ends of edges, which stay where the edges are."""
-    edges = block.edges_of(numbered=True)
-    (of_destinations,), (of_sources,) = block.of_destinations([y]), block.of_sources([x])
-    local = SDDMM(of_destinations, of_sources, edges.index, edges.ptr, heads, "sum", False)
-    return ShardedTensor(local, block.edges, 0)
+def _operands(block: Block, call: Call, attention: Attention) -> tuple[Attention, list[Any]]:
+    """The operands for a block, in a collective for each kind of nodes.
 
-
-def attend(
-    block: Block, call: Call, kernel: Callable[..., Any], operator: operators.Attention
-) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
-    """The output, statistics and weights of an operator of attention for sharded operands.
-
-    Raises:
-        NoRuleError: the operator has to be computed in another way.
+    Nodes that an operator scores itself are scored where they are, and their scores are operands.
     """
-    places = [operand.shape[0] for operand in operator.operands]
-    pairs = zip(places, call.inputs, strict=True)
-    has_features = any(place == "edges" and x is not None for place, x in pairs)
-    check_dropout(call, operator, has_features=has_features)
-    inputs = _operands(block, call, places)
-    edges = block.edges_of(numbered=needs_weights(call) or has_features)
-    factor, num_rows = dropout_of_weights(call, block), block.num_destinations
-    out, stats, alpha = local_attention(
-        call, operator, kernel, inputs, edges, num_rows, factor, None
-    )
-    # The largest scores get no gradient, and so none is sent.
-    parts, largest, inverse = block.parts([out, stats[..., 0].detach(), stats[..., 1]])
-    shares, stats = joined_statistics(torch.stack([largest, inverse], -1))
-    of_all = len(parts) == 1  # in which case the shares of nodes with edges are 1
-    out = parts[0] if of_all else (shares.to(parts.dtype).unsqueeze(-1) * parts).sum(0)
-    if call.addend is not None:
-        out = add_to(out, local_rows(call.addend, block.destinations))
-    weights = out.new_empty(0)
-    if call.weights and alpha is not None:
-        (scale,) = block.of_parts([shares])
-        alpha = alpha * scale.to(alpha.dtype)[block.local.edge_list()[1]]
-        weights = ShardedTensor(alpha, block.edges, 0)
-    rows = block.destinations
-    return ShardedTensor(out, rows, 0), ShardedTensor(stats, rows, 0), weights
-
-
-def attend_with_scores(block: Block, call: Call) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
-    """The same for attention among nodes of one kind, of which each rank scores its own."""
-    x, att, of_edges = call.inputs
-    rows = block.sources
-    scores = HEAD_SCORES(local_rows(x, rows), shared(att))
-    of_both = [ShardedTensor(score, rows, 0) for score in scores.unbind(0)]
-    return attend(block, call._replace(inputs=[x, *of_both, of_edges]), GAT, operators.GAT)
-
-
-def _operands(block: Block, call: Call, places: Sequence[Size]) -> list[Tensor | None]:
-    """The operands for the nodes and edges of a block, in a collective for each kind of nodes."""
-    found = [
-        None if x is None else block.of_edges(x) if place == "edges" else x
-        for place, x in zip(places, call.inputs, strict=True)
-    ]
-    of_nodes = {"sources": block.of_sources, "destinations": block.of_destinations}
-    for i, (place, x) in enumerate(zip(places, found, strict=True)):
-        if x is not None and place not in ("edges", *of_nodes):
-            found[i] = shared(x)
-    for kind, everywhere in of_nodes.items():
+    of_places: dict[str, Callable[[Tensor], Any]] = {
+        "sources": lambda x: local_rows(x, block.sources),
+        "destinations": lambda x: local_rows(x, block.destinations),
+        "edges": block.of_edges,
+    }
+    inputs = each(of_places, shared, attention.spec.places, call.inputs)
+    attention, inputs = attention.given_scores(inputs, block.destinations.mine)
+    places = attention.spec.places
+    of_groups = {"sources": block.from_sources, "destinations": block.from_destinations}
+    for kind, everywhere in of_groups.items():
         at = [i for i, place in enumerate(places) if place == kind]
-        for i, x in zip(at, everywhere([call.inputs[i] for i in at]), strict=True):
-            found[i] = x
-    return found
+        for i, x in zip(at, everywhere([inputs[i] for i in at]), strict=True):
+            inputs[i] = x
+    return attention, inputs

@@ -22,18 +22,18 @@ from torch.autograd import Function
 from torch.distributed.device_mesh import init_device_mesh
 
 from fastgraph.dist.ranks import transport
-from fastgraph.dist.ranks.mesh import Mesh, usual_mesh
+from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.ranks.transport import Group
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.layout import Layout, Recent
 from fastgraph.ops.library import wanted_gradients
 
 _AXES = ("destinations", "sources")
-_grids = Recent()
+_known = Recent()
 
 
-class Grid:
-    """The place of this rank in a grid. All ranks must make it together.
+class Groups:
+    """The row and the column of this rank in a grid. All ranks must make them together.
 
     Attributes:
         mesh: how many rows and columns there are.
@@ -51,10 +51,9 @@ class Grid:
         self.column = Group(of_column, at, made.get_group("destinations"))
 
 
-def grid(mesh: Mesh | None = None) -> Grid:
-    """The grid of a mesh, by default of the most square one; made at the first call."""
-    mesh = mesh or usual_mesh(WORLD.size)
-    found: Grid = _grids.get((mesh, WORLD.size, WORLD.rank), lambda: Grid(mesh))
+def groups(mesh: Mesh) -> Groups:
+    """The row and the column of this rank in the grid of a mesh; made at the first call."""
+    found: Groups = _known.get((mesh, WORLD.size, WORLD.rank), lambda: Groups(mesh))
     return found
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.operators.grid.exchange import (
-    Grid,
+    Groups,
     counts,
     from_owners,
     places,
@@ -64,45 +64,51 @@ class Block(RankGraph):
 
     Args:
         ends: the edges.
-        grid: whose ranks these nodes are of.
+        groups: the row and the column of ranks that these nodes are of.
         sources: who holds the nodes that edges start from.
         destinations: who holds those that edges lead to.
         self_loops: replace the self-loops by one for each of the first so many nodes.
 
     Attributes:
-        grid, sources, destinations: as given.
+        groups, sources, destinations: as given.
         num_destinations: how many nodes the row has.
     """
 
     def __init__(
-        self, ends: Ends, grid: Grid, sources: Layout, destinations: Layout, self_loops: int
+        self, ends: Ends, groups: Groups, sources: Layout, destinations: Layout, self_loops: int
     ) -> None:
-        self.grid, self.sources, self.destinations = grid, sources, destinations
+        self.groups, self.sources, self.destinations = groups, sources, destinations
         self._loops = None
         self._given = ends.rows or Layout(ends.key, ends.bound)
         if self_loops:
             nodes = torch.arange(self_loops)
             ends_of = sources.held(nodes).owner, destinations.held(nodes).owner
-            own = holder(*ends_of, grid.mesh) == WORLD.rank
+            own = holder(*ends_of, groups.mesh) == WORLD.rank
             self._loops = _Loops.of(ends.pair, nodes[own])
             ends = ends.with_loops(nodes[own], self_loops)
-        num_src = sum(counts(sources, grid.column))
-        self.num_destinations = sum(counts(destinations, grid.row))
-        src = places(ends.pair[0], sources, grid.column)
-        dst = places(ends.pair[1], destinations, grid.row)
+        num_src = sum(counts(sources, groups.column))
+        self.num_destinations = sum(counts(destinations, groups.row))
+        src = places(ends.pair[0], sources, groups.column)
+        dst = places(ends.pair[1], destinations, groups.row)
         index = torch.stack([src, dst]).int()
         super().__init__(ends, Graph(index, num_src, self.num_destinations))
         COUNTS.plans += 1
 
     def of_sources(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Rows of all sources of tensors with a row for each source, in one collective."""
-        local = [local_rows(x, self.sources) for x in tensors]
-        return replicated(local, self.sources, self.grid.column)
+        return self.from_sources([local_rows(x, self.sources) for x in tensors])
 
     def of_destinations(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The same for destinations."""
-        local = [local_rows(x, self.destinations) for x in tensors]
-        return replicated(local, self.destinations, self.grid.row)
+        return self.from_destinations([local_rows(x, self.destinations) for x in tensors])
+
+    def from_sources(self, local: Sequence[Tensor]) -> list[Tensor]:
+        """Rows of all sources, of the local rows that each rank of the column has."""
+        return replicated(local, self.sources, self.groups.column)
+
+    def from_destinations(self, local: Sequence[Tensor]) -> list[Tensor]:
+        """The same for destinations, of the ranks of the row."""
+        return replicated(local, self.destinations, self.groups.row)
 
     def parts(self, partial: Sequence[Tensor]) -> list[Tensor]:
         """The partial results of the blocks of this row for the nodes of this rank.
@@ -113,11 +119,11 @@ class Block(RankGraph):
         Returns:
             ``[blocks of the row, mine, ...]`` each, in one collective.
         """
-        return to_owners(partial, self.destinations, self.grid.row)
+        return to_owners(partial, self.destinations, self.groups.row)
 
     def of_parts(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """The transpose of :meth:`parts`."""
-        return from_owners(parts, self.destinations, self.grid.row)
+        return from_owners(parts, self.destinations, self.groups.row)
 
     def summed(self, partial: Tensor) -> Tensor:
         """The sums of the blocks of this row for the nodes of this rank, ``[mine, ...]``."""
@@ -166,8 +172,8 @@ class Block(RankGraph):
         partial = values.new_zeros(self.num_destinations).index_add_(0, dst, values)
         scale = self.summed(partial).pow_(-0.5)
         scale.masked_fill_(scale == torch.inf, 0)
-        (of_sources,) = replicated([scale], self.sources, self.grid.column)
-        (of_destinations,) = replicated([scale], self.destinations, self.grid.row)
+        (of_sources,) = replicated([scale], self.sources, self.groups.column)
+        (of_destinations,) = replicated([scale], self.destinations, self.groups.row)
         # In this order: the product of two scales may be infinite where weights are tiny.
         found = (of_sources[src] * values * of_destinations[dst]).to(dtype)
         order = self.local.by_destination.edge_id
@@ -175,11 +181,10 @@ class Block(RankGraph):
 
 
 def block(
+    groups: Groups,
     index: Tensor,
-    grid: Grid,
     sources: Layout,
     destinations: Layout,
-    *,
     transpose: bool = False,
     self_loops: int = 0,
 ) -> Block:
@@ -188,8 +193,8 @@ def block(
     Edges that are held by another rank move there, once.
 
     Args:
+        groups: the row and the column of this rank in the grid.
         index: ``edge_index``, whose edges are sharded or replicated.
-        grid: of ranks.
         sources: the layout of the nodes whose rows are gathered.
         destinations: that of the nodes which aggregate them.
         transpose: whether edges are taken the other way round.
@@ -202,12 +207,12 @@ def block(
     local, rows = local_edges(index)
 
     def of_pair(pair: Tensor) -> Tensor:
-        return holder(sources.held(pair[0]).owner, destinations.held(pair[1]).owner, grid.mesh)
+        return holder(sources.held(pair[0]).owner, destinations.held(pair[1]).owner, groups.mesh)
 
     def make() -> Block:
         ends = placed_edges(local, rows, (sources.n, destinations.n), transpose, of_pair)
-        return Block(ends, grid, sources, destinations, self_loops)
+        return Block(ends, groups, sources, destinations, self_loops)
 
-    key = ("block", grid, rows, sources, destinations, transpose, self_loops)
+    key = ("block", groups, rows, sources, destinations, transpose, self_loops)
     found: Block = remembered(local, key, make, is_part=rows is not None)
     return found

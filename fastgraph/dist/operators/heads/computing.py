@@ -6,13 +6,16 @@ whole graph, and one all-to-all makes shards of rows from its output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 from torch import Tensor
 
+from fastgraph.dist.operators.attention import Attention, needs_weights, num_heads
+from fastgraph.dist.operators.cost import Cluster, Cost, Distribution, Layer
+from fastgraph.dist.operators.heads.cost import by_heads
 from fastgraph.dist.operators.heads.exchange import everywhere, shares, to_heads, to_rows
 from fastgraph.dist.operators.heads.graph import WholeGraph, whole_graph
+from fastgraph.dist.operators.protocol import Mode, Operation, Relation
 from fastgraph.dist.operators.rank_graph import local_rows
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.layout import Layout
@@ -25,74 +28,52 @@ from fastgraph.ops.spmm import SPMM
 from fastgraph.registry.operators import Size
 
 
-class Attention(NamedTuple):
-    """An operator, as it is computed by heads.
+class Heads(Mode):
+    """Each rank computes some heads of all nodes over all edges; sums have none to share out."""
 
-    Attributes:
-        kernel: the operator.
-        shapes: of its operands.
-        summed: the position of the operand whose rows it adds up.
-        adds_edges: whether it adds up features of edges as well.
-    """
+    name = "heads"
+    operations = frozenset(("attention",))
 
-    kernel: Callable[..., Any]
-    shapes: Sequence[Sequence[Size]]
-    summed: int
-    adds_edges: bool = False
+    def why_not(self, operation: Operation) -> str | None:
+        """There must be several heads."""
+        if operation.heads < 2:
+            return f"heads cannot be shared out, there are {operation.heads}"
+        return None
 
+    def cost(self, layer: Layer, rows: Distribution, cluster: Cluster) -> Cost | None:
+        """See :func:`by_heads`."""
+        return by_heads(layer, rows, cluster)
 
-def attend(
-    attention: Attention, call: Call, sources: Layout, destinations: Layout
-) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
-    """The output, statistics and weights of an operator for sharded operands.
-
-    Statistics stay where they were computed: they are sharded by heads.
-
-    Raises:
-        NoRuleError: the operator has to be computed in another way.
-        IndexError: on all ranks, if the index points outside the nodes.
-    """
-    has_features = any(
-        x is not None and shape[0] == "edges"
-        for x, shape in zip(call.inputs, attention.shapes, strict=True)
-    )
-    if call.ptr is not None or call.seed is not None:
-        raise NoRuleError
-    if call.dropout > 0 and has_features and attention.adds_edges:
-        raise NoRuleError
-    heads = shares(num_heads(call))
-    _check_heads(attention.shapes, call.inputs, heads.n)
-    graph = whole_graph(
-        call.index, sources, destinations, transpose=call.transpose, self_loops=call.self_loops
-    )
-    inputs = _operands(attention.shapes, call.inputs, graph, heads)
-    weights = call.weights or call.dropout > 0
-    edges = graph.edges_of(numbered=weights or has_features)
-    given = (edges.index, edges.ptr, None, 0, False, call.option, 0.0, weights)
-    out, stats, alpha, *_ = attention.kernel(*inputs, None, *given)
-    if call.dropout > 0:
-        # The numbers that all ranks would draw by rows, for the heads of this one.
-        at = {0: graph.position, 1: heads.position}
-        shape = [len(graph.position), heads.n]
-        alpha = alpha * dropout_factor(shape, at, call.dropout, alpha.dtype)
-        if heads.mine:
-            values = inputs[attention.summed]
-            out = SPMM(values, edges.index, edges.ptr, alpha, destinations.n, "sum", False)
-    if call.weights:
-        out, alpha = to_rows([out, alpha], [destinations, graph.rows], heads)
-        alpha = ShardedTensor(alpha, graph.rows, 0)
-    else:
-        (out,) = to_rows([out], [destinations], heads)
-    if call.addend is not None:
-        out = add_to(out, local_rows(call.addend, destinations))
-    stats = ShardedTensor(stats.index_select(0, destinations.order), heads, 1)
-    return ShardedTensor(out, destinations, 0), stats, alpha
-
-
-def num_heads(call: Call) -> int:
-    """The number of heads of a call; 0 where its features have another shape than they must."""
-    x: Tensor = call.inputs[0]
-    return x.shape[1] if x.dim() == 3 else 0
+    def attention(
+        self, relation: Relation, call: Call, attention: Attention
+    ) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
+        """See :meth:`Mode.attention`; statistics stay where they were made: sharded by heads."""
+        heads = shares(num_heads(call))
+        shapes = attention.spec.shapes
+        _check_heads(shapes, call.inputs, heads.n)
+        graph, destinations = whole_graph(*relation), relation.destinations
+        inputs = _operands(shapes, call.inputs, graph, heads)
+        weights = needs_weights(call)
+        edges = graph.edges_of(numbered=weights or attention.has_values_of_edges(call))
+        given = (edges.index, edges.ptr, None, 0, False, call.option, 0.0, weights)
+        out, stats, alpha, *_ = attention.kernel(*inputs, None, *given)
+        if call.dropout > 0:
+            # The numbers that all ranks would draw by rows, for the heads of this one.
+            at = {0: graph.position, 1: heads.position}
+            shape = [len(graph.position), heads.n]
+            alpha = alpha * dropout_factor(shape, at, call.dropout, alpha.dtype)
+            if heads.mine:
+                values = inputs[attention.spec.summed]
+                out = SPMM(values, edges.index, edges.ptr, alpha, destinations.n, "sum", False)
+        if call.weights:
+            out, alpha = to_rows([out, alpha], [destinations, graph.rows], heads)
+            alpha = ShardedTensor(alpha, graph.rows, 0)
+        else:
+            (out,) = to_rows([out], [destinations], heads)
+        if call.addend is not None:
+            out = add_to(out, local_rows(call.addend, destinations))
+        stats = ShardedTensor(stats.index_select(0, destinations.order), heads, 1)
+        return ShardedTensor(out, destinations, 0), stats, alpha
 
 
 def _check_heads(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fastgraph.dist.operators.cost import head_shares, sends_in_turns
+from fastgraph.dist.operators.heads.cost import head_shares, sends_in_turns
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import records_gradient

@@ -86,7 +86,6 @@ def whole_graph(
     index: Tensor,
     sources: Layout,
     destinations: Layout,
-    *,
     transpose: bool = False,
     self_loops: int = 0,
 ) -> WholeGraph:

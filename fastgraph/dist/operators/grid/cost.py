@@ -1,4 +1,4 @@
-"""The bytes that ranks on a grid send for a layer, from numbers of rows alone: nothing is run.
+"""The cost of a layer on a grid: the bytes that ranks send, from numbers of rows alone.
 
 A rank of row ``i`` and column ``j`` of a grid computes with the edges from the nodes of column
 ``j`` to those of row ``i``, see :mod:`fastgraph.dist.operators.grid.exchange`. With ``n`` nodes
@@ -8,16 +8,14 @@ each axis, a rank sends ``n k (sqrt(P) - 1) / P`` values along each of them: ``O
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fastgraph.dist.operators.cost import TOPOLOGY, Cluster, Cost, Distribution, Layer
 from fastgraph.dist.ranks.mesh import Mesh, holder
-from fastgraph.plugins.backend import accumulator
-from fastgraph.registry.operators import GAT, Size
 
 
 class Widths(NamedTuple):
@@ -35,8 +33,8 @@ class Widths(NamedTuple):
     partial: int = 0
 
 
-class Layer(NamedTuple):
-    """A layer, forward and backward.
+class Exchanged(NamedTuple):
+    """The bytes that a layer exchanges for each node, forward and backward.
 
     Attributes:
         forward: what is exchanged.
@@ -45,6 +43,21 @@ class Layer(NamedTuple):
 
     forward: Widths
     backward: Widths = Widths()
+
+
+def exchanged(layer: Layer) -> Exchanged:
+    """The bytes that a layer exchanges; what it makes of nodes is made where these are."""
+    forward = {"sources": 0, "destinations": 0}
+    backward = dict(forward)
+    for operand in (*layer.operands, *layer.made):
+        if operand.place in forward:
+            forward[operand.place] += operand.row
+            backward[operand.place] += operand.row * operand.wants_gradient
+    gradient = layer.out + layer.statistics if layer.learns else 0
+    return Exchanged(
+        Widths(**forward, partial=layer.out + layer.statistics + layer.record),
+        Widths(**backward, partial=gradient),
+    )
 
 
 class Volume(NamedTuple):
@@ -59,17 +72,19 @@ class Volume(NamedTuple):
     collectives: int
 
 
-def volume(mesh: Mesh, layer: Layer, sources: Sequence[int], destinations: Sequence[int]) -> Volume:
+def volume(
+    mesh: Mesh, widths: Exchanged, sources: Sequence[int], destinations: Sequence[int]
+) -> Volume:
     """The bytes that ranks send for a step of a layer, forward and backward; exact, as a test says.
 
     Args:
         mesh: of the grid.
-        layer: what it exchanges for each node.
+        widths: what it exchanges for each node.
         sources: how many of the nodes that edges start from each rank holds.
         destinations: how many of those that they lead to; often the same.
     """
     height, width = mesh
-    forward, backward = layer
+    forward, backward = widths
     sent = []
     for rank in range(height * width):
         row, column = divmod(rank, width)
@@ -100,56 +115,22 @@ def largest_block(edge_index: Tensor, sources: Tensor, destinations: Tensor, mes
     return int(torch.bincount(of_edges, minlength=1).max())
 
 
-def of_sums(row: Tensor) -> Layer:
-    """That of a sum or mean, from a tensor ``[any, *channels]`` of the gathered features."""
-    size = row.shape[1:].numel() * row.element_size()
-    gradient = Widths(size, 0, size) if row.requires_grad else Widths()
-    return Layer(Widths(size, 0, size), gradient)
+def on_grid(layer: Layer, rows: Distribution, cluster: Cluster) -> Cost | None:
+    """Blocks of the adjacency matrix stay where they are, on the fastest grid of these ranks."""
+    found = [_on_mesh(layer, rows, mesh) for mesh in rows.blocks]
+    return min(found, key=lambda cost: layer.seconds(cost, cluster), default=None)
 
 
-def of_extrema(row: Tensor) -> Layer:
-    """That of a maximum or minimum, which says how many edges attain it if a gradient is wanted."""
-    plain = of_sums(row)
-    if not row.requires_grad:
-        return plain
-    counts = row.shape[1:].numel() * torch.int32.itemsize
-    return Layer(plain.forward._replace(partial=plain.forward.partial + counts), plain.backward)
-
-
-def of_attention(
-    shapes: Sequence[Sequence[Size]], inputs: Sequence[Tensor | None], out: Sequence[int]
-) -> Layer:
-    """That of fused attention, without weights that are returned.
-
-    Args:
-        shapes: of the operands of the operator, see :mod:`fastgraph.registry.operators`.
-        inputs: the operands, of which only shapes, dtypes and ``requires_grad`` are looked at, so
-            that they may be on ``meta``.
-        out: heads and channels of the output.
-    """
-    sizes: dict[Size, list[int]] = {"sources": [0, 0], "destinations": [0, 0]}
-    present = [(x, shape[0]) for x, shape in zip(inputs, shapes, strict=True) if x is not None]
-    for x, place in present:
-        if place in sizes:
-            size = x.shape[1:].numel() * x.element_size()
-            sizes[place][0] += size
-            sizes[place][1] += size * x.requires_grad
-    like = present[0][0]
-    result = math.prod(out) * like.element_size()
-    statistic = out[0] * accumulator(like.dtype).itemsize
-    forward, backward = zip(sizes["sources"], sizes["destinations"], strict=True)
-    # The largest score of a node is a constant to gradients, the sum of exponentials is not.
-    gradient = result + statistic if any(x.requires_grad for x, _ in present) else 0
-    return Layer(Widths(*forward, result + 2 * statistic), Widths(*backward, gradient))
-
-
-def of_gat_with_scores(x: Tensor, att: Tensor) -> Layer:
-    """That of :func:`fastgraph.ops.gat_with_scores`, whose nodes are scored where they are.
-
-    Args:
-        x: the features that are gathered, ``[any, heads, channels]``.
-        att: what scores them.
-    """
-    score = x.detach()[..., 0].requires_grad_(x.requires_grad or att.requires_grad)
-    shapes = [operand.shape for operand in GAT.operands]
-    return of_attention(shapes, [x, score, score, None], x.shape[1:])
+def _on_mesh(layer: Layer, rows: Distribution, mesh: Mesh) -> Cost:
+    height, width = mesh
+    widths = exchanged(layer)
+    found = volume(mesh, widths, rows.sources, rows.destinations)
+    forward = widths.forward
+    of_columns = sum(w.sources > 0 for w in widths) * (height - 1)
+    of_rows = sum((w.destinations > 0) + (w.partial > 0) for w in widths) * (width - 1)
+    work = rows.blocks[mesh] * layer.heads * layer.channels
+    of_row = max(sum(rows.destinations[i * width : (i + 1) * width]) for i in range(height))
+    of_column = max(sum(rows.sources[j::width]) for j in range(width))
+    memory = of_column * forward.sources + of_row * (forward.destinations + forward.partial)
+    memory += rows.blocks[mesh] * TOPOLOGY
+    return Cost(found.collectives, of_columns + of_rows, max(found.sent), work, memory, mesh)

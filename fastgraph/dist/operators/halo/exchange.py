@@ -1,9 +1,9 @@
 """Operators in two calls: the halo travels while the first one computes.
 
 The first half of a rank's edges needs no row of others
-(:mod:`fastgraph.dist.operators.halo.halves`). Backward it is the other way round: gradients of the
-halo are computed first, and travel while those of the first half are. Nothing has to be arranged
-for that, as autograd goes back through what was done last first.
+(:class:`fastgraph.dist.operators.halo.graph.Halves`). Backward it is the other way round: gradients
+of the halo are computed first, and travel while those of the first half are. Nothing has to be
+arranged for that, as autograd goes back through what was done last first.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fastgraph.dist.operators.halo.graph import Neighbourhoods
-from fastgraph.dist.operators.halo.halves import Halves, Shares
+from fastgraph.dist.operators.halo.graph import Halves, Neighbourhoods, Shares
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.world import WORLD
@@ -49,7 +48,7 @@ class Results(NamedTuple):
     weights: Tensor | None = None
 
 
-class Part(Protocol):
+class Piece(Protocol):
     """Some edges to nodes of this rank, and what operators take for them.
 
     Attributes:
@@ -106,7 +105,7 @@ class _First:
         return x
 
     def of_destinations(self, x: Tensor) -> Tensor:
-        x, rest = applied(_Rows, x, self._halves.rows)
+        x, rest = applied(_SomeRows, x, self._halves.rows)
         self.rest.append(rest)
         return x
 
@@ -115,9 +114,9 @@ class _First:
             return None
         pair: tuple[Tensor, Tensor]
         if records_gradient(x):
-            pair = applied(_Values, x, *self._halves.positions)
+            pair = applied(_SomeValues, x, *self._halves.positions)
         else:
-            make = lambda: applied(_Values, x, *self._halves.positions)  # noqa: E731
+            make = lambda: applied(_SomeValues, x, *self._halves.positions)  # noqa: E731
             pair = remembered(x, ("values of halves", self._halves), make)
         self.rest.append(pair[1])
         return pair[0]
@@ -157,7 +156,7 @@ def computed(
     local: Graph,
     edges: Callable[[], Edges],
     sources: Sequence[Tensor],
-    compute: Callable[[Part], Results],
+    compute: Callable[[Piece], Results],
     *,
     sums: bool = False,
     addend: Tensor | None = None,
@@ -176,9 +175,9 @@ def computed(
     halves = _halves(graph, local, sources, sums)
     if halves is None:
         return compute(_Whole(graph, edges()))
-    part = _First(graph, halves)
-    first = compute(part)
-    second = compute(_Second(halves, part))
+    piece = _First(graph, halves)
+    first = compute(piece)
+    second = compute(_Second(halves, piece))
     out = applied(_Joined, first.out, second.out, addend, halves)
     stats, weights = first.stats, first.weights
     if stats is not None and second.stats is not None:
@@ -296,7 +295,7 @@ class _Arrived(Function):
         return grad, None
 
 
-class _Rows(Function):
+class _SomeRows(Function):
     """A tensor and some of its rows; its gradient is added up as that of :class:`_Sent`."""
 
     @staticmethod
@@ -311,7 +310,7 @@ class _Rows(Function):
         return grad.index_add_(0, ctx.rows, of_rows), None
 
 
-class _Values(Function):
+class _SomeValues(Function):
     """The values of both halves of edges."""
 
     @staticmethod

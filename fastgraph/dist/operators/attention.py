@@ -1,0 +1,177 @@
+"""Fused attention as modes compute it: operators, and their call for the edges of a rank.
+
+Dropout is that of all ranks: weights are made, dropped by where their edges are among those of one
+process, and sources are summed by those that are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from fastgraph.dist.operators.rank_graph import RankGraph
+from fastgraph.dist.tensor.rules.random import dropout_factor
+from fastgraph.dist.tensor.sharded import enter, is_sharded
+from fastgraph.dist.tensor.table import NoRuleError
+from fastgraph.graphs.edges import Edges
+from fastgraph.layers.sums import add_to
+from fastgraph.ops.attention import ATTENTION
+from fastgraph.ops.gat import GAT
+from fastgraph.ops.gat_with_scores import GAT_WITH_SCORES
+from fastgraph.ops.gatv2 import GATV2
+from fastgraph.ops.head_scores import HEAD_SCORES
+from fastgraph.ops.heads import Call
+from fastgraph.ops.spmm import SPMM
+from fastgraph.registry import operators
+
+
+class Attention(NamedTuple):
+    """An operator of attention.
+
+    Attributes:
+        spec: its operands.
+        kernel: the operator.
+        by_scores: for one that scores nodes itself, the operator that is given the scores.
+    """
+
+    spec: operators.Attention
+    kernel: Callable[..., Any]
+    by_scores: Attention | None = None
+
+    def check(self, call: Call) -> None:
+        """Modes can compute a call.
+
+        Raises:
+            NoRuleError: groups of edges are given, or a seed, by which edges are dropped by their
+                numbers on one process; or features of edges are summed that would be dropped.
+        """
+        if call.ptr is not None or call.seed is not None:
+            raise NoRuleError
+        if call.dropout > 0 and self.spec.adds_edges and self.has_values_of_edges(call):
+            raise NoRuleError
+
+    def has_values_of_edges(self, call: Call) -> bool:
+        """True if an operand with a row for each edge is given."""
+        pairs = zip(self.spec.places, call.inputs, strict=True)
+        return any(place == "edges" and x is not None for place, x in pairs)
+
+    def given_scores(self, inputs: list[Any], num_destinations: int) -> tuple[Attention, list[Any]]:
+        """The operator that is given the scores of nodes, and its operands.
+
+        Args:
+            inputs: operands of this one.
+            num_destinations: how many of the sources, which come first, aggregate.
+        """
+        if self.by_scores is None:
+            return self, inputs
+        x, att, of_edges = inputs
+        scores = HEAD_SCORES(x, att)
+        return self.by_scores, [x, scores[0], scores[1, :num_destinations], of_edges]
+
+
+_GAT = Attention(operators.GAT, GAT)
+
+ATTENTIONS = {
+    attention.spec.name: attention
+    for attention in (
+        _GAT,
+        Attention(operators.GAT_WITH_SCORES, GAT_WITH_SCORES, _GAT),
+        Attention(operators.GATV2, GATV2),
+        Attention(operators.ATTENTION, ATTENTION),
+    )
+}
+"""By the names of operators."""
+
+
+def num_heads(call: Call) -> int:
+    """The number of heads of a call; 0 where its features have another shape than they must."""
+    x: Tensor = call.inputs[0]
+    return x.shape[1] if x.dim() == 3 else 0
+
+
+def needs_weights(call: Call) -> bool:
+    """True if weights are made, ``[edges, heads]``."""
+    return bool(call.weights or call.dropout > 0)
+
+
+def dropout_of_weights(call: Call, graph: RankGraph) -> Tensor | None:
+    """The dropout factors of the weights of local edges, ``[edges, heads]``; ``None`` for 1.
+
+    An operator drops edges by their numbers, which are others on each rank. These are dropped by
+    where they are among those of all ranks.
+    """
+    if call.dropout == 0:
+        return None
+    features = call.inputs[0]
+    shape = [graph.edges.n, features.shape[1]]
+    return dropout_factor(shape, {0: graph.edges.position}, call.dropout, features.dtype)
+
+
+def local_attention(
+    call: Call,
+    attention: Attention,
+    inputs: Sequence[Any],
+    edges: Edges,
+    num_destinations: int,
+    factor: Tensor | None,
+    addend: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The output, statistics and weights of an operator for some edges of this rank.
+
+    Args:
+        call: what was asked for.
+        attention: the operator.
+        inputs: its operands for the nodes of these edges.
+        edges: the edges.
+        num_destinations: how many nodes they lead to.
+        factor: of their weights, by :func:`dropout_of_weights`.
+        addend: added to the output.
+
+    Returns:
+        The output, the statistics, and the weights after dropout if they are needed.
+    """
+    topology, weights = (edges.index, edges.ptr), needs_weights(call)
+    rest = (*topology, None, 0, False, call.option, 0.0, weights)
+    if factor is None:
+        out, stats, alpha, *_ = attention.kernel(*inputs, addend, *rest)
+        return out, stats, alpha if weights else None
+    _, stats, alpha, *_ = attention.kernel(*_for_weights(inputs, attention), None, *rest)
+    dropped = alpha * factor
+    values = inputs[attention.spec.summed]
+    out = SPMM(values, *topology, dropped, num_destinations, "sum", False)
+    return out if addend is None else add_to(out, addend), stats, dropped
+
+
+def each(
+    of_places: Mapping[str, Callable[[Tensor], Any]],
+    other: Callable[[Tensor], Any],
+    places: Sequence[str],
+    inputs: Sequence[Any],
+) -> list[Any]:
+    """The operands that are given, each converted by the function for its place, or by another."""
+    pairs = zip(places, inputs, strict=True)
+    return [None if x is None else of_places.get(place, other)(x) for place, x in pairs]
+
+
+def shared(x: Tensor) -> Any:
+    """An operand that is the same for all nodes and edges.
+
+    Raises:
+        NoRuleError: it is sharded.
+    """
+    if is_sharded(x):
+        raise NoRuleError
+    return enter(x)
+
+
+def _for_weights(inputs: Sequence[Any], attention: Attention) -> Sequence[Any]:
+    """Operands that give the same weights, and the smallest output that an operator can have.
+
+    Others than GAT's score the features that they add up.
+    """
+    if attention is not _GAT:
+        return inputs
+    x, *scores = inputs
+    return [x.new_zeros((*x.shape[:2], 1)), *scores]

@@ -1,0 +1,161 @@
+"""Fused operators by halo: each rank computes its own rows, from these and the rows of the halo.
+
+An operator is called for all edges of a rank, or for two halves of them while the halo travels, see
+:mod:`fastgraph.dist.operators.halo.exchange`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fastgraph.dist.operators.attention import (
+    Attention,
+    dropout_of_weights,
+    each,
+    local_attention,
+    needs_weights,
+    shared,
+)
+from fastgraph.dist.operators.cost import Cluster, Cost, Distribution, Layer
+from fastgraph.dist.operators.halo.cost import by_halo
+from fastgraph.dist.operators.halo.exchange import Piece, Results, computed
+from fastgraph.dist.operators.halo.graph import Neighbourhoods, neighbourhoods
+from fastgraph.dist.operators.precision import PRECISION
+from fastgraph.dist.operators.protocol import OPERATIONS, Mode, Relation
+from fastgraph.dist.operators.rank_graph import part_of
+from fastgraph.dist.tensor.sharded import ShardedTensor
+from fastgraph.graphs.edges import Edges
+from fastgraph.ops.edge_softmax import EDGE_SOFTMAX
+from fastgraph.ops.heads import Call
+from fastgraph.ops.segment_reduce import SEGMENT_REDUCE
+from fastgraph.ops.spmm import SDDMM, SPMM
+
+
+class Halo(Mode):
+    """Each rank computes all heads of its nodes, from their rows and those of the halo."""
+
+    name = "halo"
+    operations = OPERATIONS
+
+    def cost(self, layer: Layer, rows: Distribution, cluster: Cluster) -> Cost:
+        """See :func:`by_halo`."""
+        return by_halo(layer, rows, cluster)
+
+    def weighted_sum(
+        self, relation: Relation, x: Tensor, weight: Tensor | None, reduce: str
+    ) -> ShardedTensor:
+        """Sums and means over neighbourhoods."""
+        graph = neighbourhoods(*relation)
+        weight = graph.of_edges(weight)
+        edges = functools.partial(graph.edges_of, numbered=weight is not None)
+
+        def compute(piece: Piece) -> Results:
+            local = piece.of_sources(x), piece.edges.index, piece.edges.ptr, piece.of_edges(weight)
+            return Results(PRECISION.run(SPMM, *local, piece.num_rows, reduce, False))
+
+        found = computed(graph, graph.local, edges, [x], compute, sums=reduce == "sum")
+        return ShardedTensor(found.out, graph.destinations, 0)
+
+    def normalised_sum(
+        self, relation: Relation, x: Tensor, weight: Tensor | None, loop_weight: float
+    ) -> ShardedTensor:
+        """Sums with the normalisation of graph convolutions."""
+        graph = neighbourhoods(*relation)
+        local, normalised = graph.normalised(weight, loop_weight, part_of(x).dtype)
+        csr = local.by_destination
+
+        def compute(piece: Piece) -> Results:
+            edges, weights = piece.edges, piece.of_edges(normalised)
+            operands = piece.of_sources(x), edges.index, edges.ptr, weights
+            return Results(PRECISION.run(SPMM, *operands, piece.num_rows, "sum", False))
+
+        edges = Edges(csr.col, csr.ptr)
+        found = computed(graph, local, lambda: edges, [x], compute, sums=True)
+        return ShardedTensor(found.out, graph.destinations, 0)
+
+    def extremum(
+        self, relation: Relation, x: Tensor, weight: Tensor | None, reduce: str, ties: str
+    ) -> tuple[ShardedTensor, Tensor]:
+        """Maxima and minima over neighbourhoods, and the record of their ties."""
+        graph = neighbourhoods(*relation)
+        edges, rows = graph.edges_of(numbered=weight is not None), graph.destinations
+        local = graph.of_sources(x), edges.index, edges.ptr, graph.of_edges(weight)
+        out, record = PRECISION.run(SEGMENT_REDUCE, *local, rows.mine, reduce, False, ties)
+        if ties != "none":
+            record = ShardedTensor(record, rows, 0)
+        return ShardedTensor(out, rows, 0), record
+
+    def attention(
+        self, relation: Relation, call: Call, attention: Attention
+    ) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
+        """The output, statistics and weights of fused attention."""
+        graph = neighbourhoods(*relation)
+        places = attention.spec.places
+        inputs = _local(graph, places, call.inputs)
+        pairs = zip(attention.spec.shapes, inputs, strict=True)
+        present = [(shape, x) for shape, x in pairs if x is not None]
+        gathered = [x for shape, x in present if shape[0] == "sources"]
+        of_edges = [shape for shape, _ in present if shape[0] == "edges"]
+        edges = functools.partial(graph.edges_of, numbered=needs_weights(call) or bool(of_edges))
+        addend, rows = graph.of_destinations(call.addend), graph.destinations
+        factor = dropout_of_weights(call, graph)
+
+        def compute(piece: Piece) -> Results:
+            own, kept = piece.of_addend(addend), piece.of_edges(factor)
+            how, given = attention, _of_piece(piece, places, inputs)
+            if call.dropout > 0:
+                how, given = attention.given_scores(given, piece.num_rows)
+            found = PRECISION.run(
+                local_attention, call, how, given, piece.edges, piece.num_rows, kept, own
+            )
+            return Results(*found)
+
+        # Values of edges are copied for halves, and features of theirs may be wider than nodes'.
+        splits = all("heads" in shape for shape in of_edges)
+        gathered = gathered if splits else []
+        found = computed(graph, graph.local, edges, gathered, compute, addend=addend)
+        stats = ShardedTensor(found.stats, rows, 0)
+        alpha = found.weights
+        alpha = stats.local.new_empty(0) if alpha is None else ShardedTensor(alpha, graph.edges, 0)
+        return ShardedTensor(found.out, rows, 0), stats, alpha
+
+    def products(
+        self, relation: Relation, y: Tensor, x: Tensor, heads: int, reduce: str
+    ) -> ShardedTensor:
+        """Dot products of the ends of edges."""
+        graph = neighbourhoods(*relation)
+        edges = graph.edges_of(numbered=True)
+        local = graph.of_destinations(y), graph.of_sources(x), edges.index, edges.ptr
+        return ShardedTensor(PRECISION.run(SDDMM, *local, heads, reduce, False), graph.edges, 0)
+
+    def softmax(self, relation: Relation, score: Tensor) -> ShardedTensor:
+        """The softmax of scores over neighbourhoods."""
+        graph = neighbourhoods(*relation)
+        edges = graph.edges_of(numbered=True)
+        sizes = graph.destinations.mine, graph.sources.mine + len(graph.plan.halo)
+        local = graph.of_edges(score), edges.index, edges.ptr
+        return ShardedTensor(PRECISION.run(EDGE_SOFTMAX, *local, *sizes, False), graph.edges, 0)
+
+
+def _local(graph: Neighbourhoods, places: Sequence[str], inputs: Sequence[Any]) -> list[Any]:
+    """The operands of this rank; those of sources are taken by pieces, which exchange them."""
+    of_places: dict[str, Callable[[Tensor], Any]] = {
+        "sources": lambda x: x,
+        "destinations": graph.of_destinations,
+        "edges": graph.of_edges,
+    }
+    return each(of_places, shared, places, inputs)
+
+
+def _of_piece(piece: Piece, places: Sequence[str], inputs: Sequence[Any]) -> list[Any]:
+    """The operands of a piece, given those of this rank."""
+    of_places: dict[str, Callable[[Tensor], Any]] = {
+        "sources": piece.of_sources,
+        "destinations": piece.of_destinations,
+        "edges": piece.of_edges,
+    }
+    return each(of_places, lambda x: x, places, inputs)
