@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.graphs.partition import check_weights, partition
+from fastgraph.dist.operators.modes import BY_NAME, HALO
 from fastgraph.dist.ranks import transport
-from fastgraph.dist.ranks.mesh import GRID, Mesh, holder, usual_mesh
+from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.ranks.world import WORLD
 
 
@@ -70,7 +71,7 @@ def _check_parts(parts: Tensor, n: int) -> None:
 def owner_of_edges(
     sources: Tensor, destinations: Tensor, mode: str = "halo", mesh: Mesh | None = None
 ) -> Tensor:
-    """The rank that holds each edge: where its block is on a grid, else its destination.
+    """The rank that holds each edge; with ``"auto"``, as by halo.
 
     Args:
         sources: int64 ``[E]``, the rank of the node where each starts.
@@ -78,6 +79,4 @@ def owner_of_edges(
         mode: of the nodes, see :mod:`fastgraph.dist.operators.modes`.
         mesh: of the grid; ``None``: the most square one.
     """
-    if mode != GRID:
-        return destinations
-    return holder(sources, destinations, mesh or usual_mesh(WORLD.size))
+    return BY_NAME.get(mode, HALO).on(mesh).owner_of_edges(sources, destinations)

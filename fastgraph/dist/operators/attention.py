@@ -27,7 +27,7 @@ from fastgraph.ops.spmm import SPMM
 from fastgraph.registry import operators
 
 
-class Attention(NamedTuple):
+class FusedAttention(NamedTuple):
     """An operator of attention.
 
     Attributes:
@@ -38,7 +38,7 @@ class Attention(NamedTuple):
 
     spec: operators.Attention
     kernel: Callable[..., Any]
-    by_scores: Attention | None = None
+    by_scores: FusedAttention | None = None
 
     def check(self, call: Call) -> None:
         """Modes can compute a call.
@@ -57,7 +57,9 @@ class Attention(NamedTuple):
         pairs = zip(self.spec.places, call.inputs, strict=True)
         return any(place == "edges" and x is not None for place, x in pairs)
 
-    def given_scores(self, inputs: list[Any], num_destinations: int) -> tuple[Attention, list[Any]]:
+    def given_scores(
+        self, inputs: list[Any], num_destinations: int
+    ) -> tuple[FusedAttention, list[Any]]:
         """The operator that is given the scores of nodes, and its operands.
 
         Args:
@@ -71,15 +73,15 @@ class Attention(NamedTuple):
         return self.by_scores, [x, scores[0], scores[1, :num_destinations], of_edges]
 
 
-_GAT = Attention(operators.GAT, GAT)
+_GAT = FusedAttention(operators.GAT, GAT)
 
 ATTENTIONS = {
     attention.spec.name: attention
     for attention in (
         _GAT,
-        Attention(operators.GAT_WITH_SCORES, GAT_WITH_SCORES, _GAT),
-        Attention(operators.GATV2, GATV2),
-        Attention(operators.ATTENTION, ATTENTION),
+        FusedAttention(operators.GAT_WITH_SCORES, GAT_WITH_SCORES, _GAT),
+        FusedAttention(operators.GATV2, GATV2),
+        FusedAttention(operators.ATTENTION, ATTENTION),
     )
 }
 """By the names of operators."""
@@ -111,7 +113,7 @@ def dropout_of_weights(call: Call, graph: RankGraph) -> Tensor | None:
 
 def local_attention(
     call: Call,
-    attention: Attention,
+    attention: FusedAttention,
     inputs: Sequence[Any],
     edges: Edges,
     num_destinations: int,
@@ -166,7 +168,7 @@ def shared(x: Tensor) -> Any:
     return enter(x)
 
 
-def _for_weights(inputs: Sequence[Any], attention: Attention) -> Sequence[Any]:
+def _for_weights(inputs: Sequence[Any], attention: FusedAttention) -> Sequence[Any]:
     """Operands that give the same weights, and the smallest output that an operator can have.
 
     Others than GAT's score the features that they add up.

@@ -37,8 +37,8 @@ def check_mode(mode: str, mesh: Mesh | None = None, num_ranks: int | None = None
     Raises:
         ValueError: it is not, or a mesh is given for another mode than the grid.
     """
-    if mode not in MODES:
-        raise ValueError(f"mode must be one of {list(MODES)}, got {mode!r}")
+    if mode not in BY_NAME and mode != AUTO:
+        raise ValueError(f"mode must be one of {[*BY_NAME, AUTO]}, got {mode!r}")
     if mesh is not None:
         if mode != Grid.name:
             raise ValueError(f"mesh is for mode={Grid.name!r}, got mode={mode!r}")

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fastgraph.dist.operators.attention import Attention
+from fastgraph.dist.operators.attention import FusedAttention
 from fastgraph.dist.operators.cost import Cluster, Cost, Distribution, Layer
 from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.tensor.layout import Layout
@@ -76,6 +76,15 @@ class Mode(ABC):
         """Why the mode cannot compute one of its operations, or ``None`` if it can."""
         return None
 
+    def owner_of_edges(self, sources: Tensor, destinations: Tensor) -> Tensor:
+        """The rank that holds each edge of a graph that is sharded for this mode.
+
+        Args:
+            sources: int64 ``[E]``, the rank of the node where each edge starts.
+            destinations: the same for where it leads to; the default is this one.
+        """
+        return destinations
+
     @abstractmethod
     def cost(self, layer: Layer, rows: Distribution, cluster: Cluster) -> Cost | None:
         """The messages, bytes, work and memory of a layer; ``None`` if it cannot compute it."""
@@ -99,7 +108,7 @@ class Mode(ABC):
         raise NoRuleError
 
     def attention(
-        self, relation: Relation, call: Call, attention: Attention
+        self, relation: Relation, call: Call, attention: FusedAttention
     ) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
         """The output, statistics and weights of fused attention; no weights: an empty tensor."""
         raise NoRuleError

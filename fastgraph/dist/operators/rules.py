@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from fastgraph.dist.operators.attention import ATTENTIONS, num_heads, shared
+from fastgraph.dist.operators.attention import ATTENTIONS, FusedAttention, num_heads, shared
 from fastgraph.dist.operators.cost import Layer
 from fastgraph.dist.operators.planner import layer_of, layer_of_sum, mode_of
 from fastgraph.dist.operators.protocol import Operation, Relation
@@ -87,32 +86,30 @@ def _sum(
     return None if weight is not None else lambda: layer_of_sum(x, is_extremum=is_extremum)
 
 
-def attention_rule(name: str) -> Callable[[Callable[[Arguments], Any]], Callable[..., Any]]:
-    """Register a rule for an operator of attention, which draws a seed where there is none.
+def _register(attention: FusedAttention) -> None:
+    """Register the rule for an operator of attention, which draws a seed where there is none.
 
     Nobody has drawn one for sharded tensors, and on the whole an operator needs it.
     """
+    name = f"fastgraph::{attention.spec.name}"
 
-    def register(function: Callable[[Arguments], Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(func: Any, args: Arguments, kwargs: Options) -> Any:
-            try:
-                return function(args)
-            except NoRuleError:
-                found = Call.of(args)
-                if found.dropout == 0 or found.seed is not None:
-                    raise
-                *before, seed = args[:-5]
-                seed = dropout_seed(found.dropout, seed)
-                return on_the_whole(func, name, (*before, seed, *args[-5:]), kwargs)
+    def call(func: Any, args: Arguments, kwargs: Options) -> Any:
+        found = Call.of(args)
+        try:
+            results = _attended(attention, found)
+        except NoRuleError:
+            if found.dropout == 0 or found.seed is not None:
+                raise
+            *before, seed = args[:-5]
+            seed = dropout_seed(found.dropout, seed)
+            return on_the_whole(func, name, (*before, seed, *args[-5:]), kwargs)
+        # Nobody asks for the scores that an operator makes, which are its last result.
+        return results if attention.by_scores is None else (*results, None)
 
-        return rule(name)(call)
-
-    return register
+    rule(name)(call)
 
 
-def _attended(name: str, args: Arguments) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
-    attention, call = ATTENTIONS[name], Call.of(args)
+def _attended(attention: FusedAttention, call: Call) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
     attention.check(call)
     spec = attention.spec
     sources = destinations = _rows(call.inputs[spec.gathered])
@@ -131,28 +128,8 @@ def _rows_or(x: Tensor, sources: Layout) -> Layout:
     return _rows(x) if isinstance(x, ShardedTensor) else _among(sources, x.shape[0])
 
 
-@attention_rule("fastgraph::gat")
-def gat(args: Arguments) -> Any:
-    """Attention from one score for each node and head."""
-    return _attended("gat", args)
-
-
-@attention_rule("fastgraph::gatv2")
-def gatv2(args: Arguments) -> Any:
-    """Additive attention."""
-    return _attended("gatv2", args)
-
-
-@attention_rule("fastgraph::attention")
-def attention(args: Arguments) -> Any:
-    """Attention by dot products."""
-    return _attended("attention", args)
-
-
-@attention_rule("fastgraph::gat_with_scores")
-def gat_with_scores(args: Arguments) -> Any:
-    """Attention among nodes of one kind, which the operator scores itself."""
-    return *_attended("gat_with_scores", args), None
+for _attention in ATTENTIONS.values():
+    _register(_attention)
 
 
 @rule("fastgraph::head_scores")

@@ -17,7 +17,7 @@ from torch.autograd import Function
 
 from fastgraph.backends.reference import num_shares
 from fastgraph.dist.operators.attention import (
-    Attention,
+    FusedAttention,
     dropout_of_weights,
     each,
     local_attention,
@@ -30,7 +30,7 @@ from fastgraph.dist.operators.grid.exchange import groups
 from fastgraph.dist.operators.grid.graph import Block, block
 from fastgraph.dist.operators.protocol import OPERATIONS, Mode, Operation, Relation
 from fastgraph.dist.operators.rank_graph import local_rows
-from fastgraph.dist.ranks.mesh import GRID, Mesh, usual_mesh
+from fastgraph.dist.ranks.mesh import GRID, Mesh, holder, usual_mesh
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.sharded import ShardedTensor
 from fastgraph.layers.sums import add_to
@@ -63,6 +63,14 @@ class Grid(Mode):
         if operation.name == "extremum" and operation.ties == "winner":
             return "the gradient of ties goes to one edge of all"
         return None
+
+    def owner_of_edges(self, sources: Tensor, destinations: Tensor) -> Tensor:
+        """See :meth:`Mode.owner_of_edges`: the rank whose block has the edge."""
+        return holder(sources, destinations, self._usual_mesh)
+
+    @property
+    def _usual_mesh(self) -> Mesh:
+        return self.mesh or usual_mesh(WORLD.size)
 
     def cost(self, layer: Layer, rows: Distribution, cluster: Cluster) -> Cost | None:
         """See :func:`on_grid`."""
@@ -114,7 +122,7 @@ class Grid(Mode):
         return ShardedTensor(out, rows, 0), ShardedTensor(record, rows, 0)
 
     def attention(
-        self, relation: Relation, call: Call, attention: Attention
+        self, relation: Relation, call: Call, attention: FusedAttention
     ) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
         """See :meth:`Mode.attention`: blocks are joined by the statistics of their softmax."""
         block = self._block(relation)
@@ -149,7 +157,7 @@ class Grid(Mode):
         return ShardedTensor(local, block.edges, 0)
 
     def _block(self, relation: Relation) -> Block:
-        return block(groups(self.mesh or usual_mesh(WORLD.size)), *relation)
+        return block(groups(self._usual_mesh), *relation)
 
 
 class _Extremum(Function):
@@ -197,7 +205,9 @@ def _has_edges(block: Block, parts: Tensor) -> Tensor:
     return (block.degrees > 0).view(shape)
 
 
-def _operands(block: Block, call: Call, attention: Attention) -> tuple[Attention, list[Any]]:
+def _operands(
+    block: Block, call: Call, attention: FusedAttention
+) -> tuple[FusedAttention, list[Any]]:
     """The operands for a block, in a collective for each kind of nodes.
 
     Nodes that an operator scores itself are scored where they are, and their scores are operands.

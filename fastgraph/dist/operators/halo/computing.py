@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from fastgraph.dist.operators.attention import (
-    Attention,
+    FusedAttention,
     dropout_of_weights,
     each,
     local_attention,
@@ -90,7 +90,7 @@ class Halo(Mode):
         return ShardedTensor(out, rows, 0), record
 
     def attention(
-        self, relation: Relation, call: Call, attention: Attention
+        self, relation: Relation, call: Call, attention: FusedAttention
     ) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
         """The output, statistics and weights of fused attention."""
         graph = neighbourhoods(*relation)

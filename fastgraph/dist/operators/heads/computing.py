@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fastgraph.dist.operators.attention import Attention, needs_weights, num_heads
+from fastgraph.dist.operators.attention import FusedAttention, needs_weights, num_heads
 from fastgraph.dist.operators.cost import Cluster, Cost, Distribution, Layer
 from fastgraph.dist.operators.heads.cost import by_heads
 from fastgraph.dist.operators.heads.exchange import everywhere, shares, to_heads, to_rows
@@ -45,7 +45,7 @@ class Heads(Mode):
         return by_heads(layer, rows, cluster)
 
     def attention(
-        self, relation: Relation, call: Call, attention: Attention
+        self, relation: Relation, call: Call, attention: FusedAttention
     ) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
         """See :meth:`Mode.attention`; statistics stay where they were made: sharded by heads."""
         heads = shares(num_heads(call))
