@@ -19,7 +19,9 @@ import fastgraph
 import fastgraph.dist as fgd
 from fastgraph.dist.graphs.pyg import shard_as_known
 from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.digests import DIGESTS
 from fastgraph.dist.tensor.layout import only_here
+from fastgraph.dist.tensor.originals import _SMALL
 from tests.dist.comparing import deviation
 from tests.dist.graphs import NUM_FEATURES, NUM_NODES, PARTITIONS, graph
 
@@ -190,6 +192,61 @@ def edits_of_tensors_that_a_graph_has_taken(make: Callable[[Data], Data]) -> Val
 
 
 @tied
+def edits_of_edges_where_nobody_counts(make: Callable[[Data], Data]) -> Values:
+    taken = graph()
+    index, weight = taken.edge_index, taken.edge_weight
+    data, model, seen = make(taken), conv(), []
+    for _ in range(2):
+        seen += [*called(model, data.x, data.edge_index, data.edge_weight)]
+        seen.append(data.x[data.edge_index[0]])
+        index.data[0] = index.data[0].roll(1)
+        weight.numpy()[:] *= 2
+        seen += [*called(model, data.x, data.edge_index, data.edge_weight)]
+        index.numpy()[1, :30] = 3
+        weight.data[5] += 1
+        ends = data.edge_index.t()
+        seen += [data.x[data.edge_index[0]], data.edge_weight, ends]
+        seen += [*called(model, data.x, data.edge_index, data.edge_weight)]
+    return seen
+
+
+@tied
+def edits_of_features_and_masks_where_nobody_counts(make: Callable[[Data], Data]) -> Values:
+    mask, x = torch.arange(NUM_NODES) % 3 == 0, torch.ones(NUM_NODES, 4000)
+    data = make(Data(x=x, train_mask=mask, edge_index=graph().edge_index))
+    assert x.nbytes > _SMALL  # of which not all rows are compared later
+    mask.numpy()[:] = ~mask.numpy()
+    x.numpy()[3] = 5
+    seen = [data.train_mask, data.x[data.train_mask]]
+    DIGESTS.end()
+    x.data.mul_(2)
+    mask.data[7] ^= True
+    seen += [data.x + 1, data.train_mask.sum()]
+    x.numpy()[:, 0] = 4
+    mask.numpy()[9] = True
+    data.x[2] += 1  # both edits
+    return [*seen, data.x, x, data.x[data.train_mask]]
+
+
+@tied
+def features_that_a_fused_optimizer_trains(make: Callable[[Data], Data]) -> Values:
+    weight = graph().edge_weight.requires_grad_()
+    data = make(Data(x=graph().x, edge_index=graph().edge_index, edge_weight=weight))
+    other = (data.edge_weight * 2).detach().requires_grad_()
+    optimizer = torch.optim.Adam([weight, other], lr=0.1, fused=True)
+    model, seen = conv(), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        out = model(data.x, data.edge_index, data.edge_weight * other)
+        out.square().sum().backward()
+        optimizer.step()
+        seen += [out.detach(), weight.detach().clone(), other.detach().clone()]
+    with torch.no_grad():
+        seen.append(model(data.x, data.edge_index, other))
+    return seen
+
+
+@tied
 def edits_that_record_a_gradient(make: Callable[[Data], Data]) -> Values:
     x = torch.ones(NUM_NODES, 2)
     data = make(Data(x=x, edge_index=graph().edge_index))
@@ -260,7 +317,9 @@ def compare_on_this_rank() -> dict[str, str]:
                 found[f"{name}, {key}"] = outcome(action, data, expected)
     for name, action in TIED.items():
         with only_here():
+            DIGESTS.begin()
             expected = action(lambda data: data)
+            DIGESTS.begin()
             take = lambda data: shard_as_known(data, method="even")  # noqa: E731
             found[name] = outcome(action, take, expected)
     return found

@@ -29,7 +29,8 @@ from torch.distributed.tensor import DTensor, Shard
 from fastgraph.dist.files.nesting import Spec
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.exchange import take
-from fastgraph.dist.tensor.layout import Layout, Recent
+from fastgraph.dist.tensor.layout import Layout
+from fastgraph.dist.tensor.memo import Recent
 from fastgraph.dist.tensor.sharded import ShardedTensor
 from fastgraph.manifest import FileFormatError
 

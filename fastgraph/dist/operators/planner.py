@@ -24,7 +24,7 @@ from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.mesh import GRID, Mesh, holder, meshes
 from fastgraph.dist.ranks.world import WORLD
-from fastgraph.dist.tensor.memo import remembered
+from fastgraph.dist.tensor.memo import cached
 from fastgraph.registry.operators import Size
 
 
@@ -155,7 +155,7 @@ def _fastest(relation: Relation, layer: Layer, names: Sequence[str]) -> _Fastest
         return _Fastest(choice.name, choice.modes[choice.name].mesh, "fastest")
 
     key = ("mode", *names, layer, *relation[1:])
-    found: _Fastest = remembered(part_of(relation.index), key, make)
+    found: _Fastest = cached(part_of(relation.index), key, make)
     return found
 
 

@@ -20,7 +20,7 @@ from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.phases import THRESHOLD, overloaded
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import applied, records_gradient
-from fastgraph.dist.tensor.memo import remembered
+from fastgraph.dist.tensor.memo import cached
 from fastgraph.machine import native
 from fastgraph.machine.memory import new_rows
 
@@ -91,7 +91,7 @@ def _lowered(x: Any) -> Any:
         return x
     if records_gradient(x):
         return applied(_Cast, x, REDUCED)
-    return remembered(x, ("in bfloat16",), lambda: applied(_Cast, x, REDUCED))
+    return cached(x, ("in bfloat16",), lambda: applied(_Cast, x, REDUCED))
 
 
 def _raised(x: Any) -> Any:

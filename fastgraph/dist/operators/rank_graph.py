@@ -13,8 +13,8 @@ from torch import Tensor
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.digests import DIGESTS
-from fastgraph.dist.tensor.layout import Layout, Recent, layout_of
-from fastgraph.dist.tensor.memo import remembered
+from fastgraph.dist.tensor.layout import Layout, layout_of
+from fastgraph.dist.tensor.memo import Recent, cached
 from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, is_sharded
 from fastgraph.dist.tensor.table import NoRuleError
 from fastgraph.graphs.edges import Edges, named
@@ -99,8 +99,8 @@ class RankGraph:
         if weight is None:
             return self._derived.get(key, make)
         if isinstance(weight, ShardedTensor):
-            return remembered(weight.local, (*key, self), make, is_part=True)
-        return remembered(weight, (*key, self), make)
+            return cached(weight.local, (*key, self), make, is_part=True)
+        return cached(weight, (*key, self), make)
 
 
 def part_of(x: Any) -> Any:

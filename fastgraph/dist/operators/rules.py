@@ -13,10 +13,8 @@ from fastgraph.dist.operators.planner import layer_of, layer_of_sum, mode_of
 from fastgraph.dist.operators.protocol import Operation, Relation
 from fastgraph.dist.operators.rank_graph import local_rows
 from fastgraph.dist.tensor.layout import Layout, usual
-from fastgraph.dist.tensor.memo import remembered
 from fastgraph.dist.tensor.sharded import ShardedTensor, on_the_whole
 from fastgraph.dist.tensor.table import Arguments, NoRuleError, Options, rule
-from fastgraph.graphs.memo import REMEMBERING
 from fastgraph.ops.head_scores import HEAD_SCORES
 from fastgraph.ops.heads import Call, dropout_seed
 from fastgraph.ops.library import DEFINING
@@ -159,23 +157,4 @@ def edge_softmax(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
     return mode_of(Operation("softmax"), relation).softmax(relation, score)
 
 
-def _remembered(name: str, compute: Callable[..., Any], *given: Any) -> Any:
-    """The value of ``compute(*given)``, cached as long as the sharded tensors live unchanged."""
-    key: list[Any] = [name]
-    tensors: list[tuple[Tensor, bool]] = []
-    for value in given:
-        if isinstance(value, ShardedTensor):
-            key += [value.rows, value.axis]
-            tensors.append((value.local, True))
-        elif isinstance(value, Tensor):
-            tensors.append((value, False))
-        else:
-            key.append(value)
-    # Each tensor keeps what stands for it, and the last one the result by that of all others.
-    *others, (last, is_part) = tensors
-    key += [remembered(x, ("is the same",), object, is_part=part) for x, part in others]
-    return remembered(last, tuple(key), lambda: compute(*given), is_part=is_part)
-
-
-REMEMBERING[ShardedTensor] = _remembered
 DEFINING.add(ShardedTensor)

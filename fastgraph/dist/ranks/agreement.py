@@ -15,7 +15,7 @@ from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.switch import SWITCH
 from fastgraph.upstream import PACKAGES
 
-_SETTINGS = ("backend", "min_edges", "strict", "compare")
+_SETTINGS = ("backend", "min_edges", "strict", "compare", "check_cache")
 
 Value = TypeVar("Value")
 Errors = tuple[type[Exception], ...]

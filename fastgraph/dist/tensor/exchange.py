@@ -10,7 +10,7 @@ from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import halo
 from fastgraph.dist.tensor.layout import Layout
-from fastgraph.dist.tensor.memo import remembered
+from fastgraph.dist.tensor.memo import cached
 
 
 class Plan:
@@ -61,13 +61,13 @@ def _wrapped(index: Tensor, n: int) -> tuple[Tensor, int]:
 
 
 def plan(index: Tensor, rows: Layout) -> Plan:
-    """The plan for local entries of an index into rows, remembered with it.
+    """The plan for local entries of an index into rows, cached with it.
 
     Raises:
         IndexError: on all ranks, if an entry of one of them is out of range.
     """
     make = lambda: Plan(index, rows)  # noqa: E731
-    found: Plan = remembered(index, ("plan", rows), make, is_part=True)
+    found: Plan = cached(index, ("plan", rows), make, is_part=True)
     return found
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,27 +15,7 @@ from torch import Tensor
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.ranks.world import WORLD
-from fastgraph.dist.tensor.memo import made
-
-_REMEMBERED = 256
-
-
-class Recent:
-    """The values that were made last, by key; which ones they are is the same on all ranks."""
-
-    def __init__(self, limit: int = _REMEMBERED) -> None:
-        self._limit = limit
-        self._values: OrderedDict[Hashable, Any] = OrderedDict()
-
-    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The value of a key, made if it is not there."""
-        if key in self._values:
-            self._values.move_to_end(key)
-            return self._values[key]
-        value = self._values[key] = made(make)
-        while len(self._values) > self._limit:
-            self._values.popitem(last=False)
-        return value
+from fastgraph.dist.tensor.memo import Recent, made
 
 
 class Held(NamedTuple):
@@ -84,7 +63,6 @@ class Layout:
         self.derived = Recent()
         self.split_from: tuple[Layout, int] | None = None
         self.repeats: tuple[Layout, int] | None = None
-        self._same: weakref.WeakKeyDictionary[Layout, bool] = weakref.WeakKeyDictionary()
 
     @cached_property
     def _order(self) -> Tensor:
@@ -136,10 +114,15 @@ class Layout:
             return True
         if self.n != other.n or self.counts != other.counts:
             return False
-        if other not in self._same:
+
+        def make() -> bool:
             equal = self.bound == other.bound and torch.equal(self.key, other.key)
-            self._same[other] = other._same[self] = transport.agree(equal)
-        return self._same[other]
+            agreed = transport.agree(equal)
+            other.derived.get(("same", weakref.ref(self)), lambda: agreed)
+            return agreed
+
+        is_same: bool = self.derived.get(("same", weakref.ref(other)), make)
+        return is_same
 
     def split(self, k: int) -> Layout:
         """The layout of ``[n * k]`` elements, ``k`` of which stand where each row stood."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +23,18 @@ from fastgraph.dist.tensor import collectives, originals
 from fastgraph.dist.tensor.digests import DIGESTS
 from fastgraph.dist.tensor.exchange import take
 from fastgraph.dist.tensor.layout import Layout
-from fastgraph.dist.tensor.memo import count_edit, edits_of, remembered
-from fastgraph.dist.tensor.table import Arguments, NoRuleError, Options, find, is_in_place, name_of
+from fastgraph.dist.tensor.memo import cached, cached_with_all, count_edit, edits_of
+from fastgraph.dist.tensor.table import (
+    METADATA,
+    Arguments,
+    NoRuleError,
+    Options,
+    counts_edits,
+    find,
+    is_in_place,
+    name_of,
+)
+from fastgraph.graphs.memo import REMEMBERING
 
 # In-place by name, but not of values.
 _LEAVES_VALUES = frozenset({"requires_grad_", "retain_grad", "__set__", "rename_"})
@@ -84,6 +94,8 @@ class ShardedTensor(Tensor):
             return _copied_into(out, func(*args, **kwargs))
         name = name_of(func)
         originals.follow()
+        if name not in METADATA:
+            originals.confirm(x.local for x in leaves(args, kwargs) if is_sharded(x))
         check_sources(args, kwargs)
         before = version(args[0]) if args else None
         result = _by_rule(func, name, args, kwargs)
@@ -101,6 +113,10 @@ class ShardedTensor(Tensor):
             f"{func} got a sharded tensor from code that does not look for tensor subclasses; "
             "give it fastgraph.dist.whole(tensor)"
         )
+
+    def cached(self, key: tuple[Hashable, ...], make: Callable[[], Any]) -> Any:
+        """The result of ``make``, cached until this is edited or freed, which must not keep it."""
+        return cached(self.local, (*key, self.rows, self.axis), make, is_part=True)
 
     def aligned(self, rows: Layout) -> Tensor:
         """The local rows under another layout of the same global length.
@@ -179,6 +195,8 @@ def whole(x: Any) -> Any:
     if not is_sharded(x):
         return x
     check_sources((x,), {})
+    originals.follow()
+    originals.confirm([x.local])
     return collectives.gather(x.local, x.rows, x.axis)
 
 
@@ -221,6 +239,24 @@ def _edited(x: Any) -> None:
     if is_sharded(x):
         count_edit(x.local)
         originals.write_back(x.local)
+
+
+def _cached(name: str, compute: Callable[..., Any], *given: Any) -> Any:
+    """:func:`fastgraph.graphs.memo.remembered` with sharded tensors among those that are given."""
+    key: list[Any] = [name]
+    tensors: list[tuple[Tensor, bool]] = []
+    for value in given:
+        if is_sharded(value):
+            key += [value.rows, value.axis]
+            tensors.append((value.local, True))
+        elif isinstance(value, Tensor):
+            tensors.append((value, False))
+        else:
+            key.append(value)
+    return cached_with_all(tensors, tuple(key), lambda: compute(*given))
+
+
+REMEMBERING[ShardedTensor] = _cached
 
 
 _entered = WeakTensorKeyDictionary()
@@ -302,7 +338,7 @@ def placed(x: Tensor, rows: Layout, axis: int) -> ShardedTensor:
     def make() -> Tensor:
         return x.detach().index_select(axis, rows.position)
 
-    local = make() if x.is_floating_point() else remembered(x, ("placed", rows, axis), make)
+    local = make() if x.is_floating_point() else cached(x, ("placed", rows, axis), make)
     return ShardedTensor(local, rows, axis)
 
 
@@ -382,7 +418,8 @@ def on_the_whole(func: Any, name: str, args: Arguments, kwargs: Options) -> Any:
         return found[id(x)][1]
 
     whole_args, whole_kwargs = tree_map(gathered, args), tree_map(gathered, kwargs)
-    before = [_state(copy) for _, copy in found.values()]
+    is_counted = counts_edits(func)
+    before = [_state(copy, is_counted=is_counted) for _, copy in found.values()]
     result = func(*whole_args, **whole_kwargs)
     written = set()
     for (tensor, copy), state in zip(found.values(), before, strict=True):
@@ -407,8 +444,8 @@ def on_the_whole(func: Any, name: str, args: Arguments, kwargs: Options) -> Any:
     return tree_map(returned, result)
 
 
-def _state(copy: Tensor) -> Any:
-    return copy.clone() if copy.is_inference() else copy._version
+def _state(copy: Tensor, *, is_counted: bool) -> Any:
+    return copy._version if is_counted and not copy.is_inference() else copy.detach().clone()
 
 
 def _is_edited(copy: Tensor, state: Any) -> bool:

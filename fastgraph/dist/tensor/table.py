@@ -21,6 +21,9 @@ class NoRuleError(Exception):
     """
 
 
+METADATA: set[str] = set()
+"""The names of operations that do not look at the values of a tensor."""
+
 _rules: dict[str, Rule] = {}
 _in_place: dict[str, Rule] = {}
 
@@ -33,15 +36,18 @@ _IN_PLACE_OPERATORS = frozenset(
 )
 
 
-def rule(names: str, *, in_place: bool = False) -> Callable[[Rule], Rule]:
+def rule(names: str, *, in_place: bool = False, of_values: bool = True) -> Callable[[Rule], Rule]:
     """Register a rule for operations.
 
     Args:
         names: of the operations, between blanks.
         in_place: whether the rule is for the variants that end in an underscore, too.
+        of_values: whether results depend on more than shapes, dtypes and layouts.
     """
 
     def register(function: Rule) -> Rule:
+        if not of_values:
+            METADATA.update(names.split())
         for name in names.split():
             _rules[name] = function
             if in_place:
@@ -72,6 +78,12 @@ def name_of(function: Any) -> str:
     if isinstance(module, str) and module.partition(".")[0] != "torch":
         return f"{module}.{name}"
     return name
+
+
+def counts_edits(function: Any) -> bool:
+    """True if torch counts what a function edits: its own functions, but for fused optimizers."""
+    name = name_of(function)
+    return not (name.startswith("_fused_") or "." in name or "::" in name)
 
 
 def is_in_place(name: str) -> bool:

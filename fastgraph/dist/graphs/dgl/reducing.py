@@ -18,7 +18,6 @@ from fastgraph.dist.graphs.dgl.structure import ShardedStructure
 from fastgraph.dist.operators.halo.graph import neighbourhoods
 from fastgraph.dist.ranks.agreement import on_all_ranks
 from fastgraph.dist.tensor.layout import Layout, usual
-from fastgraph.dist.tensor.memo import remembered
 from fastgraph.dist.tensor.sharded import ShardedTensor, placed
 
 
@@ -92,12 +91,11 @@ class _Buckets(NamedTuple):
 
 
 def _buckets(relation: ShardedStructure) -> _Buckets:
-    """They are remembered with the edges."""
+    """They are cached with the edges."""
     edges = relation.edge_index
     rows = usual(relation.num_src), usual(relation.num_dst)
     make = lambda: _made(edges, *rows)  # noqa: E731
-    key = ("buckets", edges.rows, *rows)
-    found: _Buckets = remembered(edges.local, key, make, is_part=True)
+    found: _Buckets = edges.cached(("buckets", *rows), make)
     return found
 
 

@@ -83,12 +83,12 @@ class ShardedStructure(Structure):
 
     @_once
     def source_rows(self) -> Tensor:
-        """The source of each edge, int64 ``[E]``, with which plans are remembered."""
+        """The source of each edge, int64 ``[E]``, with which plans are cached."""
         return self.index.long()
 
     @_once
     def destination_rows(self) -> Tensor:
-        """The destination of each edge, int64 ``[E]``, with which plans are remembered."""
+        """The destination of each edge, int64 ``[E]``, with which plans are cached."""
         return self.destination.long()
 
     @_once
@@ -163,24 +163,12 @@ def _from_the_last(index: Any) -> ShardedTensor:
     return ShardedTensor(index.local.flip(1), opposite, 1)
 
 
-class _Kept:
-    """A tensor that is remembered with others."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-        self.nbytes = 0
-
-
 @edge_weights.register
 def _(relation: _Relation, norm: str, dtype: torch.dtype) -> Tensor:
     structure = relation.structure
-    kept: _Kept = remembered(
-        f"by degree, {norm}",
-        lambda *_: _Kept(_by_degree(structure, norm, dtype)),
-        structure.edge_index,
-        dtype,
-    )
-    return kept.tensor
+    make = lambda: _by_degree(structure, norm, dtype)  # noqa: E731
+    found: Tensor = structure.edge_index.cached(("by degree", norm, dtype), make)
+    return found
 
 
 def _by_degree(structure: ShardedStructure, norm: str, dtype: torch.dtype) -> Tensor:
@@ -194,9 +182,9 @@ def _by_degree(structure: ShardedStructure, norm: str, dtype: torch.dtype) -> Te
 
 @with_itself.register
 def _(structure: ShardedStructure) -> _Named:
-    make = lambda edges: _Kept(_followed_by_loops(edges, structure.num_dst))  # noqa: E731
-    kept: _Kept = remembered(f"with itself, {structure.num_dst}", make, structure.edge_index)
-    return _Named(Edges(kept.tensor))
+    edges, num_dst = structure.edge_index, structure.num_dst
+    make = lambda: _followed_by_loops(edges, num_dst)  # noqa: E731
+    return _Named(Edges(edges.cached(("with itself", num_dst), make)))
 
 
 def _followed_by_loops(edge_index: Tensor, num_dst: int) -> Tensor:

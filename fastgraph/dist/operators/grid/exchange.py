@@ -25,7 +25,8 @@ from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.ranks.transport import Group
 from fastgraph.dist.ranks.world import WORLD
-from fastgraph.dist.tensor.layout import Layout, Recent
+from fastgraph.dist.tensor.layout import Layout
+from fastgraph.dist.tensor.memo import Recent
 from fastgraph.ops.library import wanted_gradients
 
 _AXES = ("destinations", "sources")

@@ -34,7 +34,7 @@ from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.mesh import holder
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.layout import Layout
-from fastgraph.dist.tensor.memo import made, remembered
+from fastgraph.dist.tensor.memo import cached, made
 from fastgraph.graphs.graph import Graph
 from fastgraph.plugins.backend import accumulator
 
@@ -214,5 +214,5 @@ def block(
         return Block(ends, groups, sources, destinations, self_loops)
 
     key = ("block", groups, rows, sources, destinations, transpose, self_loops)
-    found: Block = remembered(local, key, make, is_part=rows is not None)
+    found: Block = cached(local, key, make, is_part=rows is not None)
     return found

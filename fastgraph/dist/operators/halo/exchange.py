@@ -21,10 +21,10 @@ from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import applied, halo_sum, records_gradient
 from fastgraph.dist.tensor.exchange import Plan
-from fastgraph.dist.tensor.memo import made, remembered
+from fastgraph.dist.tensor.memo import cached, derived
 from fastgraph.dist.tensor.sharded import aligned, is_sharded
 from fastgraph.graphs.edges import Edges
-from fastgraph.graphs.graph import Csr, Graph, beside
+from fastgraph.graphs.graph import Csr, Graph
 from fastgraph.machine.memory import new_rows
 from fastgraph.ops.heads import addend_gradient, save_addend
 from fastgraph.ops.library import needs_torch_operations, wanted_gradients
@@ -117,7 +117,7 @@ class _First:
             pair = applied(_SomeValues, x, *self._halves.positions)
         else:
             make = lambda: applied(_SomeValues, x, *self._halves.positions)  # noqa: E731
-            pair = remembered(x, ("values of halves", self._halves), make)
+            pair = cached(x, ("values of halves", self._halves), make)
         self.rest.append(pair[1])
         return pair[0]
 
@@ -206,14 +206,15 @@ def _halves(
     csr: Csr = local.by_destination
     num_local, num_halo = graph.sources.mine, len(graph.plan.halo)
     count = lambda: Shares(csr, num_local)  # noqa: E731
-    by = beside(local, "shares", lambda: made(count)).by(sums=sums)
+    by = derived(local, "shares", count).by(sums=sums)
     if by is None:
         COUNTS.halo["nothing: too few edges without the halo"] += 1
         return None
     COUNTS.halo[_MEANWHILE[by]] += 1
     one_kind = graph.sources is graph.destinations
     make = lambda: Halves(csr, num_local, num_halo, by, one_kind)  # noqa: E731
-    return beside(local, f"halves by {by}", lambda: made(make))
+    halves: Halves = derived(local, f"halves by {by}", make)
+    return halves
 
 
 _MEANWHILE = {"rows": "rows without the halo", "edges": "edges without the halo"}

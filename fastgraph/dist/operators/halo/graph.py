@@ -26,7 +26,7 @@ from fastgraph.dist.ranks import transport
 from fastgraph.dist.tensor.collectives import with_halo
 from fastgraph.dist.tensor.exchange import Plan
 from fastgraph.dist.tensor.layout import Layout
-from fastgraph.dist.tensor.memo import remembered
+from fastgraph.dist.tensor.memo import cached
 from fastgraph.dist.tensor.sharded import aligned, enter, is_sharded
 from fastgraph.graphs.edges import Edges, named_by_itself
 from fastgraph.graphs.graph import Csr, Graph
@@ -136,7 +136,7 @@ def neighbourhoods(
         return Neighbourhoods(ends, sources, destinations, self_loops)
 
     key = ("neighbourhoods", rows, sources, destinations, transpose, self_loops)
-    found: Neighbourhoods = remembered(local, key, make, is_part=rows is not None)
+    found: Neighbourhoods = cached(local, key, make, is_part=rows is not None)
     return found
 
 

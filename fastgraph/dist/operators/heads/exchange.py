@@ -23,8 +23,8 @@ from fastgraph.dist.operators.heads.cost import head_shares, sends_in_turns
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import records_gradient
-from fastgraph.dist.tensor.layout import Layout, Recent
-from fastgraph.dist.tensor.memo import remembered
+from fastgraph.dist.tensor.layout import Layout
+from fastgraph.dist.tensor.memo import Recent, cached
 from fastgraph.ops.library import wanted_gradients
 from fastgraph.ops.topology import unflatten
 
@@ -75,7 +75,7 @@ def everywhere(x: Tensor, rows: Layout) -> Tensor:
     if records_gradient(x):
         return _Everywhere.apply(x, rows)  # type: ignore[no-any-return,no-untyped-call]
     make = lambda: transport.all_gather(x, rows.counts)  # noqa: E731
-    found: Tensor = remembered(x, ("everywhere", rows), make, is_part=True)
+    found: Tensor = cached(x, ("everywhere", rows), make, is_part=True)
     return found
 
 

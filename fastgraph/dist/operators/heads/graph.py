@@ -15,8 +15,8 @@ from torch import Tensor
 from fastgraph.dist.operators.rank_graph import local_edges
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.counts import COUNTS
-from fastgraph.dist.tensor.layout import Layout, Recent, layout_of
-from fastgraph.dist.tensor.memo import remembered
+from fastgraph.dist.tensor.layout import Layout, layout_of
+from fastgraph.dist.tensor.memo import Recent, cached
 from fastgraph.graphs.edges import Edges, named
 from fastgraph.graphs.graph import Graph
 
@@ -118,7 +118,7 @@ def whole_graph(
         return WholeGraph(pair, found, sources, destinations, self_loops)
 
     key = ("whole graph", rows, sources, destinations, transpose, self_loops)
-    found: WholeGraph = remembered(local, key, make, is_part=rows is not None)
+    found: WholeGraph = cached(local, key, make, is_part=rows is not None)
     return found
 
 

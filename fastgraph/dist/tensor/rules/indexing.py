@@ -13,7 +13,7 @@ from fastgraph.dist.tensor.collectives import sum_of_ranks
 from fastgraph.dist.tensor.digests import DIGESTS
 from fastgraph.dist.tensor.exchange import plan, take
 from fastgraph.dist.tensor.layout import Layout, usual
-from fastgraph.dist.tensor.memo import remembered
+from fastgraph.dist.tensor.memo import cached
 from fastgraph.dist.tensor.sharded import (
     CopiedView,
     ShardedTensor,
@@ -145,7 +145,7 @@ def _chosen(x: ShardedTensor, entry: Any) -> _Choice:
         found = rows.at(positions)
         return _Choice(rows.held(positions[found.key]).row, found)
 
-    chosen: _Choice = remembered(entry, ("chosen", rows), make)
+    chosen: _Choice = cached(entry, ("chosen", rows), make)
     return chosen
 
 
@@ -155,7 +155,7 @@ def _true(mask: ShardedTensor) -> _Choice:
         found = Layout(mask.rows.key[local], mask.rows.bound)
         return _Choice(local, mask.rows if found.n == mask.rows.n else found)
 
-    chosen: _Choice = remembered(mask.local, ("true", mask.rows), make, is_part=True)
+    chosen: _Choice = mask.cached(("true",), make)
     return chosen
 
 
@@ -248,7 +248,7 @@ def plan_of_range(index: ShardedTensor, n: int) -> None:
         outside = (index.local < -n) | (index.local >= n)
         return bool(ShardedTensor(outside, index.rows, index.axis).any())
 
-    if remembered(index.local, ("range", index.rows, n), make, is_part=True):
+    if index.cached(("range", n), make):
         raise IndexError(f"an index is out of range for a dimension of size {n}")
 
 

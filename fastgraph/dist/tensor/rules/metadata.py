@@ -32,7 +32,8 @@ _OF_MEMORY = {"is_cuda", "is_cpu", "is_sparse", "is_nested", "is_quantized", "is
 @rule(
     """size dim ndimension numel nelement __len__ is_floating_point is_complex is_signed
     element_size get_device __hash__ is_tensor is_same_size has_names is_sparse is_inference
-    is_conj is_neg is_shared is_pinned dim_order"""
+    is_conj is_neg is_shared is_pinned dim_order""",
+    of_values=False,
 )
 def of_the_whole(func: Any, args: Arguments, kwargs: Options) -> Any:
     """Shape, dtype and the like, which the tensor itself has."""
@@ -40,7 +41,7 @@ def of_the_whole(func: Any, args: Arguments, kwargs: Options) -> Any:
         return func(*args, **kwargs)
 
 
-@rule("stride is_contiguous storage_offset")
+@rule("stride is_contiguous storage_offset", of_values=False)
 def of_memory(func: Any, args: Arguments, kwargs: Options) -> Any:
     """The result of ``func`` for a contiguous tensor of this shape."""
     return func(torch.empty(args[0].shape, device="meta"), *args[1:], **kwargs)
@@ -55,7 +56,7 @@ def memory(func: Any, args: Arguments, kwargs: Options) -> Any:
     )
 
 
-@rule("__get__")
+@rule("__get__", of_values=False)
 def get(func: Any, args: Arguments, kwargs: Options) -> Any:
     """Get an attribute."""
     x, name = args[0], func.__self__.__name__

@@ -12,7 +12,7 @@ from fastgraph.dist.tensor.collectives import split, sum_of_ranks
 from fastgraph.dist.tensor.digests import DIGESTS
 from fastgraph.dist.tensor.exchange import take
 from fastgraph.dist.tensor.layout import Layout
-from fastgraph.dist.tensor.memo import remembered
+from fastgraph.dist.tensor.memo import cached_with_all
 from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, enter, is_sharded
 from fastgraph.dist.tensor.table import (
     REQUIRED,
@@ -154,14 +154,14 @@ def einsum(func: Any, args: Arguments, kwargs: Options) -> Any:
 def _own_rows(matrix: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:
     """The rows of a replicated sparse matrix that this rank holds, and which columns they have.
 
-    They are remembered with the matrix, and with the columns the plan of their exchange.
+    They are cached with the matrix, and with the columns the plan of their exchange.
     """
     *index, values = _components(matrix)
     for part in (*index, values):
         DIGESTS.compare(part, "a part of a sparse matrix")
-    same = [remembered(x, ("is the same",), object) for x in index]
-    key = ("own rows", rows, matrix.layout, *same)
-    found: tuple[Tensor, Tensor] = remembered(values, key, lambda: _part(matrix, rows))
+    given = [(part, False) for part in (*index, values)]
+    make = lambda: _part(matrix, rows)  # noqa: E731
+    found: tuple[Tensor, Tensor] = cached_with_all(given, ("own rows", rows, matrix.layout), make)
     return found
 
 
