@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 import fastgraph
 import fastgraph.dist as fgd
-from fastgraph.dist.forecast.forecast import rows_of
+from fastgraph.dist.forecast.forecast import partition_distribution
 from fastgraph.dist.graphs.partition import partition
 from fastgraph.dist.operators import cost, links
 from fastgraph.dist.operators.cost import Distribution, Layer
@@ -67,7 +67,9 @@ def measure(graphs: Sequence[str], channels: int, rounds: int) -> dict[str, Any]
     for name in graphs:
         data = features(name, channels)
         owner = parts_of(data)
-        found["rows"][name] = on_usual_mesh(rows_of(data.edge_index, owner, owner, WORLD.size))
+        found["rows"][name] = on_usual_mesh(
+            partition_distribution(data.edge_index, owner, owner, WORLD.size)
+        )
         sharded = {mode: fgd.shard(data, parts=owner, mode=mode) for mode in MODES}
         for kind in KINDS:
             trainings = {

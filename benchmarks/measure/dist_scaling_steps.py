@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastgraph.dist.forecast.dry_run import Step
-from fastgraph.dist.forecast.forecast import forecast, rows_of
+from fastgraph.dist.forecast.forecast import forecast, partition_distribution
 from fastgraph.dist.graphs.partition import partition
 from fastgraph.dist.operators.cost import BACKWARD, Cluster, Distribution
 from fastgraph.dist.ranks.world import WORLD
@@ -28,7 +28,7 @@ def rows(name: str, ranks: int) -> Distribution:
     """How a graph is shared out by METIS."""
     given = graph(name)
     owner = partition(given.edge_index, given.num_nodes, ranks)
-    return on_usual_mesh(rows_of(given.edge_index, owner, owner, ranks))
+    return on_usual_mesh(partition_distribution(given.edge_index, owner, owner, ranks))
 
 
 def layers_alone(kind: str, channels: int, of_one: Distribution, machine: Cluster) -> float:

@@ -18,7 +18,7 @@ from fastgraph.plugins.backend import Kernel, accumulator
 from fastgraph.registry.operators import ATTENTION, GAT, GATV2, Attention
 
 
-class Rows(Protocol):
+class GroupedRows(Protocol):
     """Gives the edges of a graph, grouped by the nodes that aggregate features of others."""
 
     def __call__(
@@ -34,7 +34,7 @@ class Rows(Protocol):
 
 def native_kernels(
     library: Callable[[], Any],
-    rows: Rows,
+    rows: GroupedRows,
     *,
     at_once: Collection[str],
     leaves_out: bool,
@@ -123,7 +123,7 @@ class _Device(NamedTuple):
     """The settings that kernels for one kind of device have in common."""
 
     library: Callable[[], Any]
-    rows: Rows
+    rows: GroupedRows
     leaves_out: bool
 
 

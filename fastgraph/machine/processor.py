@@ -1,4 +1,4 @@
-"""The name of the processor."""
+"""The processor, as the operating system describes it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from pathlib import Path
 
 
 def cpu_model() -> str:
-    """The processor's name as the operating system gives it."""
+    """The name of the processor."""
+    return cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def cpuinfo(key: str) -> str:
+    """The value of a key for the first processor; empty where the system gives none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+        return ""
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return ""

@@ -51,7 +51,7 @@ class Source(Protocol):
         ...
 
 
-class Kept:
+class KeptOrders:
     """Choices in the cache directory, read at the first question."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ def _read() -> dict[str, dict[Use, int]]:
         return {}
 
 
-KEPT = Kept()
+KEPT = KeptOrders()
 
 _source: Source = KEPT
 

@@ -46,7 +46,7 @@ class Timed(NamedTuple):
         return min(self.seconds, key=lambda name: self.seconds[name])
 
 
-class Kept:
+class KeptKernels:
     """Choices in the cache directory, read at the first question for a device."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ def _read(device: str) -> _Choices:
         return {}
 
 
-KEPT = Kept()
+KEPT = KeptKernels()
 
 _recording: list[Timed] | None = None
 

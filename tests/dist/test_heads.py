@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 import fastgraph
 import fastgraph.dist as fgd
 from fastgraph import ops
-from fastgraph.dist.forecast.forecast import rows_of
+from fastgraph.dist.forecast.forecast import partition_distribution
 from fastgraph.dist.operators import cost, links, planner
 from fastgraph.dist.operators.cost import Cluster
 from fastgraph.dist.operators.halo.graph import neighbourhoods
@@ -315,7 +315,7 @@ def planned() -> dict[str, Any]:
         choice = planner.compared(planner.layer_of(shapes, [*inputs, None], H), local)
         found[name] = counted, dict(choice.modes)
         parts = torch.arange(NUM_NODES) % WORLD.size
-        beforehand = rows_of(index, parts, parts, WORLD.size)
+        beforehand = partition_distribution(index, parts, parts, WORLD.size)
         found[f"{name}, beforehand"] = beforehand, planner.distribution(local, meshes(WORLD.size))
     links.KNOWN[WORLD.size] = measured
     with contextlib.redirect_stderr(io.StringIO()) as printed:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.forecast.dry_run import Step
-from fastgraph.dist.forecast.forecast import extrapolated, forecasts, rows_of
+from fastgraph.dist.forecast.forecast import forecasts, larger_distribution, partition_distribution
 from fastgraph.dist.graphs.partition import partition
 from fastgraph.dist.operators import cost
 from fastgraph.dist.operators.cost import (
@@ -97,7 +97,7 @@ def test_rows_are_those_that_edges_need() -> None:
     torch.manual_seed(0)
     ends = torch.stack([torch.randint(30, (90,)), torch.randint(20, (90,))])
     sources, destinations = torch.randint(3, (30,)), torch.randint(3, (20,))
-    found = rows_of(ends, sources, destinations, 3)
+    found = partition_distribution(ends, sources, destinations, 3)
     needed = {
         (int(destinations[target]), int(source))
         for source, target in ends.T.tolist()
@@ -116,9 +116,9 @@ def test_halos_of_a_mesh_go_on_as_they_went() -> None:
     edges, known = mesh(side), {}
     for ranks in (8, 16, 64):
         owner = partition(edges, side * side, ranks)
-        known[ranks] = rows_of(edges, owner, owner, ranks)
+        known[ranks] = partition_distribution(edges, owner, owner, ranks)
     measured = known.pop(64)
-    found = extrapolated(known, 64)
+    found = larger_distribution(known, 64)
     assert max(found.receives) == pytest.approx(max(measured.receives), rel=0.2)
     assert sum(found.sources) == side * side and len(found.sources) == 64
     assert max(found.edges) == pytest.approx(max(measured.edges), rel=0.1)

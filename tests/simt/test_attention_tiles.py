@@ -214,7 +214,7 @@ class Emulated(CudaBackend):
 def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Emulated]:
     """Selected, with the setting that lets kernels compete."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kernel_choices, "KEPT", kernel_choices.Kept())
+    monkeypatch.setattr(kernel_choices, "KEPT", kernel_choices.KeptKernels())
     monkeypatch.setattr(settings, "_current", settings.current().replace(measure=True))
     known = partial(TilesAttention, sheet=lambda x: H200)
     monkeypatch.setattr("fastgraph.backends.cuda.TilesAttention", known)

@@ -19,18 +19,18 @@ from fastgraph.cli.tuning.recording import Given, OperatorCall, Program, Values
 from fastgraph.machine import cache
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.tune import kernel_choices
-from fastgraph.tune.kernel_choices import Kept, Timed
+from fastgraph.tune.kernel_choices import KeptKernels, Timed
 from tests.test_fastest import EDGES, Kernels, product
 
 OF_PRODUCT = "spmm 5 torch.float32 True False sum False"
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeptKernels:
     """Choices in a folder of their own, and the setting that asks for them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(settings, "_current", settings.current().replace(measure=True))
-    source = Kept()
+    source = KeptKernels()
     monkeypatch.setattr(kernel_choices, "KEPT", source)
     return source
 
@@ -46,10 +46,10 @@ def timed(graph: Graph, **seconds: float) -> Timed:
 
 @pytest.mark.parametrize(("seconds", "calls"), [({"rows": 2}, [1, 0]), ({"other": 1}, [0, 1])])
 def test_what_was_timed_is_not_timed_again(
-    seconds: dict[str, float], calls: list[int], graph: Graph, kept: Kept
+    seconds: dict[str, float], calls: list[int], graph: Graph, kept: KeptKernels
 ) -> None:
     kept.keep([timed(graph, **{"rows": 3, "other": 3, **seconds})])
-    for source in (kept, Kept()):  # in another run, too
+    for source in (kept, KeptKernels()):  # in another run, too
         assert source.fastest("a device", Graph(EDGES, 20, 20), OF_PRODUCT) == next(iter(seconds))
         assert source.fastest("another", graph, OF_PRODUCT) is None
     kernels = Kernels()
@@ -59,22 +59,22 @@ def test_what_was_timed_is_not_timed_again(
     assert kernels.measured == 2
 
 
-def test_a_kernel_that_is_no_more_is_not_taken(graph: Graph, kept: Kept) -> None:
+def test_a_kernel_that_is_no_more_is_not_taken(graph: Graph, kept: KeptKernels) -> None:
     kept.keep([timed(graph, gone=1.0)])
     kernels = Kernels()
     product(kernels, graph)
     assert kernels.measured == 2
 
 
-def test_choices_for_other_calls_stay(graph: Graph, kept: Kept) -> None:
+def test_choices_for_other_calls_stay(graph: Graph, kept: KeptKernels) -> None:
     kept.keep([timed(graph, rows=1.0)])
-    Kept().keep(
+    KeptKernels().keep(
         [
             timed(graph, rows=1.0)._replace(kind="other"),
             timed(graph)._replace(device="b", seconds={"x": 1.0}),
         ]
     )
-    source = Kept()
+    source = KeptKernels()
     found = [
         source.fastest(*one)
         for one in (
@@ -90,7 +90,7 @@ def test_a_file_that_is_no_choice_is_left_alone(graph: Graph) -> None:
     cache.write("kernels-1", "a device", {"a graph": 3})
     path = cache.path_of("kernels-1", "a device")
     assert json.loads(path.read_text())["content"] == {"a graph": 3}
-    assert Kept().fastest("a device", graph, OF_PRODUCT) is None
+    assert KeptKernels().fastest("a device", graph, OF_PRODUCT) is None
 
 
 class WithRival(ReferenceBackend):
@@ -116,7 +116,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
     REGISTRY.select(None)
 
 
-def test_calls_are_timed(kernels: Kernels, kept: Kept) -> None:
+def test_calls_are_timed(kernels: Kernels, kept: KeptKernels) -> None:
     """Those of a device, as far as the budget goes, in both directions."""
     features = Values((20, 5), torch.float32, True)
     spmm = OperatorCall("spmm", (features, Given(0), None, None, 20, "sum", False))

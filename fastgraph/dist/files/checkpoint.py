@@ -22,7 +22,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fastgraph import manifest
-from fastgraph.dist.files.nesting import Kept, Spec, decoded, encoded
+from fastgraph.dist.files.nesting import NamedTensors, Spec, decoded, encoded
 from fastgraph.dist.ranks.agreement import on_all_ranks, on_first_rank
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor import hooks
@@ -78,7 +78,7 @@ def save(
     if keep < 1:
         raise ValueError(f"keep must be an integer above 0, got {keep}")
     _check(model, optimizer)
-    kept = Kept()
+    kept = NamedTensors()
     state = model.state_dict()
     parts = {
         "model": state,

@@ -50,7 +50,7 @@ def check_can_be_kept(x: Tensor, name: str) -> None:
         )
 
 
-class Kept:
+class NamedTensors:
     """Tensors by the names under which they are kept, each once.
 
     Attributes:
@@ -88,7 +88,7 @@ _DEPTH = 64
 """Of values within values. Python's own limit of calls, which is json's, depends on the caller."""
 
 
-def encoded(value: Any, name: str, kept: Kept, depth: int = 0) -> Any:
+def encoded(value: Any, name: str, kept: NamedTensors, depth: int = 0) -> Any:
     """A value as JSON.
 
     Args:

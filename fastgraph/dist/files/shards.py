@@ -18,7 +18,14 @@ from torch import Tensor
 
 from fastgraph import manifest
 from fastgraph.dist.files import allocator, stores
-from fastgraph.dist.files.nesting import Kept, Spec, check_can_be_kept, decoded, described, encoded
+from fastgraph.dist.files.nesting import (
+    NamedTensors,
+    Spec,
+    check_can_be_kept,
+    decoded,
+    described,
+    encoded,
+)
 from fastgraph.dist.files.stores import Contents, Store
 from fastgraph.dist.graphs import dgl, pyg
 from fastgraph.dist.graphs.partition import partition
@@ -42,7 +49,7 @@ _REPLICATED = "replicated.safetensors"
 
 
 @dataclass(frozen=True)
-class Part:
+class Shard:
     """The numbers of nodes and edges in the part of a graph that a rank gets.
 
     Attributes:
@@ -70,7 +77,7 @@ class Shards:
     """
 
     folder: Path
-    parts: tuple[Part, ...]
+    parts: tuple[Shard, ...]
     between: tuple[tuple[int, ...], ...]
 
     @property
@@ -154,7 +161,7 @@ def write_shards(
         for part in range(num_parts):
             begins(f"writing part {part + 1} of {num_parts}")
             files[_file(part)] = manifest.write_tensors(
-                unfinished / _file(part), graph.rows_of(part)
+                unfinished / _file(part), graph.of_part(part)
             )
         replicated = graph.replicated.tensors
         files[_REPLICATED] = manifest.write_tensors(unfinished / _REPLICATED, replicated)
@@ -234,7 +241,7 @@ class _Parts:
     """
 
     def __init__(self, contents: Contents, num_parts: int) -> None:
-        self.replicated = Kept()
+        self.replicated = NamedTensors()
         self._contents, self._num_parts = contents, num_parts
         self._tensors: dict[str, tuple[Tensor, int, str]] = {}
         self._stores = [[store.key, self._encoded(store)] for store in contents.stores]
@@ -266,7 +273,7 @@ class _Parts:
             "laid out": {full: name for full, (_, _, name) in self._tensors.items()},
         }
 
-    def rows_of(self, part: int) -> dict[str, Tensor]:
+    def of_part(self, part: int) -> dict[str, Tensor]:
         """The rows of a part, and which these are."""
         positions = {
             name: (owner == part).nonzero().view(-1)
@@ -337,5 +344,5 @@ def _described(folder: Path, edges: Tensor, owner: Tensor, sizes: list[int]) -> 
     # Each node once for each part that its edges go to.
     halo = torch.unique(target[far] * len(owner) + edges[0][far]) // max(len(owner), 1)
     counts = [torch.bincount(x, minlength=num_parts).tolist() for x in (owner, target, halo)]
-    parts = tuple(Part(*numbers) for numbers in zip(*counts, sizes, strict=True))
+    parts = tuple(Shard(*numbers) for numbers in zip(*counts, sizes, strict=True))
     return Shards(folder, parts, tuple(map(tuple, between.view(num_parts, -1).tolist())))

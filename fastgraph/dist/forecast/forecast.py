@@ -199,12 +199,12 @@ class _Partitioned:
         known = [size for size in self._known if size > 1]
         can_go_on = len(known) > 1 and max(known) >= _FEWEST
         if can_go_on and 1.5 * self._took > self._left:
-            return [extrapolated(rows, devices) for rows in self._by_graph()], True
+            return [larger_distribution(rows, devices) for rows in self._by_graph()], True
         started = time.perf_counter()
         parts = partition(self._edges, sum(self._sizes), devices)
         owners = dict(zip(self._sizes, parts.split(self._sizes), strict=True))
         found = [
-            rows_of(ends, owners[sources], owners[destinations], devices)
+            partition_distribution(ends, owners[sources], owners[destinations], devices)
             for ends, sources, destinations in self._graphs
         ]
         self._took = time.perf_counter() - started
@@ -220,7 +220,9 @@ class _Partitioned:
         ]
 
 
-def rows_of(ends: Tensor, sources: Tensor, destinations: Tensor, ranks: int) -> Distribution:
+def partition_distribution(
+    ends: Tensor, sources: Tensor, destinations: Tensor, ranks: int
+) -> Distribution:
     """How a graph is shared out.
 
     Args:
@@ -247,7 +249,7 @@ def rows_of(ends: Tensor, sources: Tensor, destinations: Tensor, ranks: int) -> 
     )
 
 
-def extrapolated(known: Mapping[int, Distribution], ranks: int) -> Distribution:
+def larger_distribution(known: Mapping[int, Distribution], ranks: int) -> Distribution:
     """How a graph would be shared out over more ranks, if its halos go on as they went.
 
     All halos together follow a power of the number of ranks, through the two largest numbers of

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastgraph.dist.graphs.partition import check_weights, partition
 from fastgraph.dist.operators.modes import BY_NAME, HALO
-from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.agreement import on_first_rank
 from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.ranks.world import WORLD
 
@@ -36,27 +35,14 @@ def agreed_parts(
     """
     check_weights(weights, WORLD.size)
     if parts is None:
-        edge_index = edges()
-        found = None
-        if WORLD.rank == 0:  # METIS may give others something else
-            found = _answer(edge_index, sum(sizes), weights, method)
-        parts = _checked(transport.broadcast(found))
+        edge_index, n = edges(), sum(sizes)
+        # METIS may give others something else.
+        parts = on_first_rank(
+            lambda: partition(edge_index, n, WORLD.size, weights=weights, method=method),
+            (ValueError, ModuleNotFoundError, RuntimeError),
+        )
     _check_parts(parts, sum(sizes))
     return parts
-
-
-def _answer(edge_index: Tensor, n: int, weights: Any, method: str) -> Tensor | Exception:
-    """The partition, or why there is none, which all ranks must raise."""
-    try:
-        return partition(edge_index, n, WORLD.size, weights=weights, method=method)
-    except (ValueError, ModuleNotFoundError, RuntimeError) as error:
-        return error
-
-
-def _checked(answer: Tensor | Exception) -> Tensor:
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
 
 
 def _check_parts(parts: Tensor, n: int) -> None:

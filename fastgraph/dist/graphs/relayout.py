@@ -281,16 +281,16 @@ def _memory(local: Tensor) -> Any:
 
 def _move(x: ShardedTensor, rows: Layout, moved: dict[Any, Tensor]) -> None:
     old = x.local
-    local = _rows_of(old, x, rows, moved)
+    local = _relaid_rows(old, x, rows, moved)
     if old.requires_grad:
         local = local.detach().requires_grad_()
         if old.grad is not None:
-            local.grad = _rows_of(old.grad, x, rows, moved)
+            local.grad = _relaid_rows(old.grad, x, rows, moved)
         old.register_hook(_refuse)
     x.local, x.rows = local, rows
 
 
-def _rows_of(local: Tensor, x: ShardedTensor, rows: Layout, moved: dict[Any, Tensor]) -> Tensor:
+def _relaid_rows(local: Tensor, x: ShardedTensor, rows: Layout, moved: dict[Any, Tensor]) -> Tensor:
     """Rows under another layout; tensors that share memory share it again.
 
     Memory that is asked for was there before anything was moved, so that none has got its place.

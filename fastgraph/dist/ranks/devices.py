@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.ranks import transport
+from fastgraph.machine.processor import cpu_model, cpuinfo
 
 _COPIED_BYTES = 64 * 2**20
 """More than caches hold, and copied in less than the shortest quota of a usual period, 100 ms."""
@@ -105,7 +106,7 @@ def cpu(bandwidth: bool = True) -> Device:
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Device(
         kind="cpu",
-        name=_cpuinfo("model name") or platform.machine(),
+        name=cpu_model(),
         host=platform.node(),
         cores=float(cores),
         threads=threads,
@@ -204,15 +205,7 @@ def clock() -> float:
     core = min(os.sched_getaffinity(0))
     file = Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/cpuinfo_max_freq")
     text = _read(file)
-    return 1e3 * float(text) if text else 1e6 * float(_cpuinfo("cpu MHz") or 0)
-
-
-def _cpuinfo(key: str) -> str:
-    for line in (_read(_PROC / "cpuinfo") or "").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == key:
-            return value.strip()
-    return ""
+    return 1e3 * float(text) if text else 1e6 * float(cpuinfo("cpu MHz") or 0)
 
 
 def cpu_quota() -> float:
