@@ -49,7 +49,6 @@ class Attention:
         option: the number that its scores take, as kernels call it.
         schema: the same as callers call it.
         out: the shape of the output.
-        summed: the position of the operand whose rows are added up.
         made: shapes of what the operator computes first of each node, from its row and parameters.
     """
 
@@ -58,7 +57,6 @@ class Attention:
     option: str
     schema: str
     out: tuple[Size, ...] = ("destinations", "heads", "channels")
-    summed: int = 0
     made: tuple[tuple[Size, ...], ...] = ()
 
     @cached_property
@@ -104,6 +102,12 @@ class Attention:
     def gathered(self) -> int:
         """The position of an operand whose rows are gathered."""
         return next(i for i, operand in enumerate(self.operands) if operand.shape[0] == "sources")
+
+    @cached_property
+    def summed(self) -> int:
+        """The position of the operand whose rows are added up, with the weights as factors."""
+        rows = ("sources", "heads", "channels")
+        return max(i for i, operand in enumerate(self.operands) if operand.shape == rows)
 
     @cached_property
     def by_source(self) -> tuple[bool, ...]:
@@ -175,8 +179,8 @@ ATTENTION = Attention(
     option="scale",
     schema="float scale",
     out=("destinations", "heads", "channels + edge_dim"),
-    summed=2,
 )
+ATTENTIONS = (GAT, GATV2, ATTENTION)
 
 
 def _signature(positional: str, *keywords: str) -> Signature:
@@ -198,7 +202,7 @@ SIGNATURES: dict[str, Signature] = {
 They take the graph if they need one, tensors, then options. The reference has a function of each of
 these names.
 """
-for _operator in (GATV2, GAT, ATTENTION):
+for _operator in ATTENTIONS:
     SIGNATURES[_operator.name] = _operator.forward
     SIGNATURES[f"{_operator.name}_backward"] = _operator.backward
 

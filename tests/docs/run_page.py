@@ -36,6 +36,7 @@ def run_page(page: Path, folder: Path, environment: Mapping[str, str]) -> str:
 def run_blocks(page: Path, python: Path) -> None:
     """Run a page in this process, in the current folder, with this interpreter for others."""
     sys.executable = str(python)
+    sys.path.insert(0, str(Path.cwd()))  # with the files of the page, as where a script is
     blocks = blocks_of(page)
     for block in blocks:
         if block.kind == "file":

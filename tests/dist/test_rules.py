@@ -1,0 +1,46 @@
+"""Operators have rules for sharded tensors, and say what ranks must know of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fastgraph import ops
+from fastgraph.dist.operators import registration  # noqa: F401  # all rules
+from fastgraph.dist.tensor.table import find
+from fastgraph.registry.operators import ATTENTIONS, Attention
+
+EDGES = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]])
+SIZES = {
+    **{"sources": 3, "destinations": 3, "edges": 4, "heads": 2, "channels": 5},
+    **{"edge_dim": 0, "channels + edge_dim": 5},
+}
+
+
+def differentiated() -> list[str]:
+    names = {schema.name for schema in torch._C._jit_get_all_schemas()}
+    ours = {name for name in names if name.startswith("fastgraph::")}
+    return sorted(name for name in ours if not name.endswith("_backward"))
+
+
+@pytest.mark.parametrize("name", differentiated())
+def test_an_operator_has_a_rule(name: str) -> None:
+    assert find(name), f"{name} gathers whole tensors: see docs/extending/rule.md"
+
+
+@pytest.mark.parametrize("operator", ATTENTIONS, ids=lambda operator: operator.name)
+def test_weights_multiply_the_rows_that_are_said_to_be_summed(operator: Attention) -> None:
+    torch.manual_seed(0)
+    inputs = [
+        torch.rand([SIZES.get(str(size), size) for size in operand.shape])  # type: ignore[misc]
+        for operand in operator.operands
+        if not operand.optional
+    ]
+    function = getattr(ops, operator.name)
+    before = function(*inputs, EDGES)[0]
+    assert before.abs().min() > 0
+    if operator.name != "gatv2":  # which scores the rows, too
+        inputs[operator.summed] = 3 * inputs[operator.summed]
+        torch.testing.assert_close(function(*inputs, EDGES)[0], 3 * before)
+    inputs[operator.summed] = torch.zeros_like(inputs[operator.summed])
+    assert not function(*inputs, EDGES)[0].any()
