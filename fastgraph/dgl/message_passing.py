@@ -23,7 +23,7 @@ from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation, refuse, take
 from fastgraph.routing.sizes import TOO_SMALL
-from fastgraph.routing.status import LEFT_WHOLE, count_too_small, is_counted
+from fastgraph.routing.status import calls_counted, count_too_small
 from fastgraph.routing.switch import SWITCH
 
 
@@ -89,11 +89,11 @@ def _count(refusal: Refusal, name: str) -> None:
 
 
 def _is_part(refusal: Refusal, arguments: tuple[Any, ...]) -> bool:
-    """True if the call that is refused is part of one that was too small, and counted as that.
+    """True if the call that is refused is part of one that was left to upstream, and counted.
 
     Functions that are left to upstream call others in their backward passes.
     """
-    if is_counted(LEFT_WHOLE):
+    if calls_counted():
         return True
     if not isinstance(refusal, NoOperator) or torch._C._current_graph_task_id() == -1:
         return False

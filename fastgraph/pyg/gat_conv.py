@@ -30,12 +30,14 @@ from fastgraph.pyg.attention import (
 )
 from fastgraph.pyg.modules import project
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.sizes import ATTENTION
+from fastgraph.routing.sizes import ATTENTION, on_edge_index
 
 
 def install(patches: Patches) -> None:
     """Replace ``GATConv.forward``."""
-    replace_method(patches, GATConv, "forward", plan, least=ATTENTION, width=joint_width)
+    replace_method(
+        patches, GATConv, "forward", plan, is_small=on_edge_index(ATTENTION, joint_width)
+    )
 
 
 def plan(

@@ -28,12 +28,14 @@ from fastgraph.pyg.modules import project
 from fastgraph.pyg.propagate import aggregate, aggregate_by, plan_sum
 from fastgraph.routing.conditions import operand
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.sizes import GCN
+from fastgraph.routing.sizes import GCN, on_edge_index
 
 
 def install(patches: Patches) -> None:
     """Replace ``GCNConv.forward``."""
-    replace_method(patches, GCNConv, "forward", plan, decided=False, least=GCN, width=_width)
+    replace_method(
+        patches, GCNConv, "forward", plan, decided=False, is_small=on_edge_index(GCN, _width)
+    )
 
 
 def _width(module: GCNConv, *_: object) -> object:

@@ -15,12 +15,12 @@ from fastgraph.plugins.patching import Patches
 from fastgraph.pyg.modules import add_root, pair_of
 from fastgraph.pyg.propagate import aggregate_and_project
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.sizes import SUM
+from fastgraph.routing.sizes import SUM, on_edge_index
 
 
 def install(patches: Patches) -> None:
     """Replace ``GraphConv.forward``."""
-    replace_method(patches, GraphConv, "forward", plan, decided=False, least=SUM)
+    replace_method(patches, GraphConv, "forward", plan, decided=False, is_small=on_edge_index(SUM))
 
 
 def plan(

@@ -40,12 +40,14 @@ from fastgraph.pyg.attention import (
 from fastgraph.pyg.modules import project
 from fastgraph.routing.conditions import is_plain, operand
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.sizes import ATTENTION
+from fastgraph.routing.sizes import ATTENTION, on_edge_index
 
 
 def install(patches: Patches) -> None:
     """Replace ``TransformerConv.forward``."""
-    replace_method(patches, TransformerConv, "forward", plan, least=ATTENTION, width=joint_width)
+    replace_method(
+        patches, TransformerConv, "forward", plan, is_small=on_edge_index(ATTENTION, joint_width)
+    )
 
 
 def plan(

@@ -16,9 +16,7 @@ from fastgraph import settings
 from fastgraph.graphs.edges import OutOfRange
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
-from fastgraph.routing.sizes import Least, is_too_small
 from fastgraph.routing.status import (
-    LEFT_WHOLE,
     RouteRefusedError,
     calls_counted,
     count_refused,
@@ -85,10 +83,6 @@ def run_upstream(
         raise
 
 
-def _width_of_features(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-    return args[0] if args else kwargs.get("x")
-
-
 def replace_method(
     patches: Patches,
     cls: type,
@@ -96,8 +90,6 @@ def replace_method(
     plan: Callable[..., Computation | Refusal | None],
     *,
     decided: bool = True,
-    least: Least | None = None,
-    width: Callable[[Any, Any, Any], object] = _width_of_features,
     is_small: Callable[[Any, Any, Any], bool] | None = None,
 ) -> None:
     """Replace ``cls.name``: run what ``plan(module, *args)`` returns, or upstream's own code.
@@ -110,38 +102,27 @@ def replace_method(
             to gain.
         decided: whether that decides on the call; ``False`` where the computation, or what upstream
             calls, counts a part itself, by :func:`take` or :func:`refuse`.
-        least: how many edges the argument ``edge_index``, the second one, must have; ``None``
-            where graphs are of another kind.
-        width: of the layer and its positional and keyword arguments gives what has as many
-            channels as are aggregated, or their number; default: the argument ``x``.
-        is_small: of the layer and its positional and keyword arguments says whether a graph of
-            another kind has too few edges. It is not asked while code is compiled.
+        is_small: of the layer and its positional and keyword arguments, true if the graph is too
+            small to gain (:mod:`fastgraph.routing.sizes`); default: no graph is.
     """
     upstream: Callable[..., Any] = getattr(cls, name)
     plan.__qualname__ = upstream.__qualname__  # which wrong calls are reported with
     label = label_of(cls)
-    has_bound = least is not None or is_small is not None
     is_compiling = torch.compiler.is_compiling
 
     @functools.wraps(upstream)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not SWITCH.active:  # an instance kept this function beyond `disable()`
             return upstream(self, *args, **kwargs)
-        if has_bound and not is_compiling():
-            if least is None:
-                is_left = is_small is not None and is_small(self, args, kwargs)
-            else:
-                edge_index = args[1] if len(args) > 1 else kwargs.get("edge_index")
-                is_left = is_too_small(least, edge_index, width, self, args, kwargs)
-            if is_left:
-                if not is_counted(self):
-                    count_too_small(label if type(self) is cls else label_of(type(self)))
-                counted = calls_counted()
-                counted.append(LEFT_WHOLE if least is None else self)
-                try:
-                    return upstream(self, *args, **kwargs)
-                finally:
-                    counted.pop()
+        if is_small is not None and is_small(self, args, kwargs):
+            counted = calls_counted()
+            if not counted or counted[-1] is not self:
+                count_too_small(label if type(self) is cls else label_of(type(self)))
+            counted.append(self)
+            try:
+                return upstream(self, *args, **kwargs)
+            finally:
+                counted.pop()
         planned = plan(self, *args, **kwargs)
         if isinstance(planned, Refusal):
             if not decided:

@@ -8,9 +8,9 @@ tensors, nor what is remembered of them, lest a result depend on the calls befor
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from torch import Tensor, is_grad_enabled
+from torch import Tensor, compiler, is_grad_enabled
 
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.settings import current
@@ -47,6 +47,33 @@ _NARROW = 2
 
 _NARROW_EDGES = 16
 """Factor by which the least number of edges grows for so few channels."""
+
+
+def _features(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    return args[0] if args else kwargs.get("x")
+
+
+def on_edge_index(
+    least: Least, width: Callable[[Any, Any, Any], object] = _features
+) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]:
+    """:func:`is_too_small` of a layer and its positional and keyword arguments.
+
+    The second of them is ``edge_index``. It is false while code is compiled.
+
+    Args:
+        least: how many edges there must be.
+        width: of the layer and its positional and keyword arguments gives what has as many
+            channels as are aggregated, or their number; default: the argument ``x``.
+    """
+    is_compiling = compiler.is_compiling
+
+    def is_small(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if is_compiling():
+            return False
+        edge_index = args[1] if len(args) > 1 else kwargs.get("edge_index")
+        return is_too_small(least, edge_index, width, module, args, kwargs)
+
+    return is_small
 
 
 def is_too_small(

@@ -152,10 +152,6 @@ def calls_counted() -> list[object]:
     return _thread.counted
 
 
-LEFT_WHOLE = object()
-"""In their place a layer on a graph that is too small: no refusal within it is counted."""
-
-
 def is_counted(module: object) -> bool:
     """True if the innermost call that was counted as a whole is one of this module."""
     counted = _thread.counted
