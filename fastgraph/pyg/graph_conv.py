@@ -13,14 +13,20 @@ from torch_geometric.nn.conv import GraphConv
 
 from fastgraph.plugins.patching import Patches
 from fastgraph.pyg.modules import add_root, pair_of
-from fastgraph.pyg.propagate import aggregate_and_project
+from fastgraph.pyg.propagate import aggregate_and_project, least_edges
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.sizes import SUM, on_edge_index
+from fastgraph.routing.sizes import Least, on_edge_index
 
 
 def install(patches: Patches) -> None:
     """Replace ``GraphConv.forward``."""
-    replace_method(patches, GraphConv, "forward", plan, decided=False, is_small=on_edge_index(SUM))
+    replace_method(
+        patches, GraphConv, "forward", plan, decided=False, is_small=on_edge_index(_least)
+    )
+
+
+def _least(module: GraphConv, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Least:
+    return least_edges(module, args[2] if len(args) > 2 else kwargs.get("edge_weight"))
 
 
 def plan(

@@ -32,7 +32,7 @@ from fastgraph.pyg.modules import AGGREGATIONS, LINEAR, REDUCTIONS, project
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
 from fastgraph.routing.dispatch import refuse, run_upstream, take
-from fastgraph.routing.sizes import EXTREMUM, SUM, Least, is_too_small
+from fastgraph.routing.sizes import EXTREMUM, SUM, WEIGHTED_SUM, Least, is_too_small
 from fastgraph.routing.status import calls_counted, count_too_small, is_counted
 from fastgraph.routing.switch import SWITCH
 from fastgraph.upstream import label_of
@@ -145,7 +145,9 @@ def _routed(
             if is_counted(self):  # its whole call was left to upstream
                 return upstream(self, edge_index, *args, **kwargs)
             # Without a route there is another reason.
-            if has_route and is_too_small(_least_of(self), edge_index, kwargs.get, "x"):
+            if has_route and is_too_small(
+                least_edges(self, kwargs.get("edge_weight")), edge_index, kwargs.get, "x"
+            ):
                 count_too_small(label if type(self) is cls else label_of(type(self)))
                 return _left(None, upstream, self, edge_index, *args, **kwargs)
         planned = _planned(self, edge_index, args, kwargs) if generated else _OVERRIDDEN
@@ -184,8 +186,16 @@ def _own_propagate(module: MessagePassing, edge_index: Any, **arguments: Any) ->
     return out
 
 
-def _least_of(module: MessagePassing) -> Least:
-    return EXTREMUM if type(module._modules.get("aggr_module")) in _EXTREMA else SUM
+def least_edges(module: MessagePassing, edge_weight: object) -> Least:
+    """How many edges there must be to gain from routing what a layer aggregates.
+
+    Args:
+        module: the layer.
+        edge_weight: what it multiplies messages by; ``None`` for nothing.
+    """
+    if type(module._modules.get("aggr_module")) in _EXTREMA:
+        return EXTREMUM
+    return SUM if edge_weight is None else WEIGHTED_SUM
 
 
 def aggregate(module: MessagePassing, edge_index: Any, **arguments: Any) -> tuple[Tensor, bool]:

@@ -14,14 +14,20 @@ from torch_geometric.nn.conv import SAGEConv
 
 from fastgraph.plugins.patching import Patches
 from fastgraph.pyg.modules import add_root, pair_of, project
-from fastgraph.pyg.propagate import aggregate_and_project
+from fastgraph.pyg.propagate import aggregate_and_project, least_edges
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.sizes import SUM, on_edge_index
+from fastgraph.routing.sizes import Least, on_edge_index
 
 
 def install(patches: Patches) -> None:
     """Replace ``SAGEConv.forward``."""
-    replace_method(patches, SAGEConv, "forward", plan, decided=False, is_small=on_edge_index(SUM))
+    replace_method(
+        patches, SAGEConv, "forward", plan, decided=False, is_small=on_edge_index(_least)
+    )
+
+
+def _least(module: SAGEConv, *_: object) -> Least:
+    return least_edges(module, None)
 
 
 def plan(module: SAGEConv, x: Any, edge_index: Any, size: Any = None) -> Computation | None:

@@ -30,8 +30,9 @@ class Least(NamedTuple):
     training: int
 
 
-SUM = Least(inference=3000, training=5000)
-EXTREMUM = Least(inference=8000, training=1500)
+SUM = Least(inference=10_000, training=6500)
+WEIGHTED_SUM = Least(inference=6500, training=3000)  # upstream multiplies in a pass of its own
+EXTREMUM = Least(inference=10_000, training=1500)
 GCN = Least(inference=1500, training=2000)
 ATTENTION = Least(inference=2000, training=4000)
 
@@ -54,24 +55,28 @@ def _features(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> objec
 
 
 def on_edge_index(
-    least: Least, width: Callable[[Any, Any, Any], object] = _features
+    least: Least | Callable[[Any, Any, Any], Least],
+    width: Callable[[Any, Any, Any], object] = _features,
 ) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]:
     """:func:`is_too_small` of a layer and its positional and keyword arguments.
 
     The second of them is ``edge_index``. It is false while code is compiled.
 
     Args:
-        least: how many edges there must be.
+        least: how many edges there must be, or what tells it of these arguments.
         width: of the layer and its positional and keyword arguments gives what has as many
             channels as are aggregated, or their number; default: the argument ``x``.
     """
     is_compiling = compiler.is_compiling
+    least_of = None if isinstance(least, Least) else least
+    constant = least if isinstance(least, Least) else SUM
 
     def is_small(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if is_compiling():
             return False
         edge_index = args[1] if len(args) > 1 else kwargs.get("edge_index")
-        return is_too_small(least, edge_index, width, module, args, kwargs)
+        bound = constant if least_of is None else least_of(module, args, kwargs)
+        return is_too_small(bound, edge_index, width, module, args, kwargs)
 
     return is_small
 

@@ -16,6 +16,7 @@ from torch_geometric.nn import (
     GCNConv,
     GINConv,
     GraphConv,
+    LGConv,
     MessagePassing,
     SAGEConv,
     SGConv,
@@ -25,14 +26,16 @@ from torch_geometric.nn import (
 import fastgraph
 from fastgraph.pyg import propagate
 from fastgraph.routing import status
-from fastgraph.routing.sizes import ATTENTION, EXTREMUM, GCN, SUM, TOO_SMALL, Least
+from fastgraph.routing.sizes import ATTENTION, EXTREMUM, GCN, SUM, TOO_SMALL, WEIGHTED_SUM, Least
 
 CHANNELS = 8
 
 LAYERS: dict[str, tuple[Callable[[], MessagePassing], Least]] = {
     "GCNConv": (lambda: GCNConv(CHANNELS, CHANNELS), GCN),
     "SAGEConv": (lambda: SAGEConv(CHANNELS, CHANNELS), SUM),
+    "SAGEConv max": (lambda: SAGEConv(CHANNELS, CHANNELS, aggr="max"), EXTREMUM),
     "GraphConv": (lambda: GraphConv(CHANNELS, CHANNELS), SUM),
+    "GraphConv min": (lambda: GraphConv(CHANNELS, CHANNELS, aggr="min"), EXTREMUM),
     "GINConv": (lambda: GINConv(torch.nn.Linear(CHANNELS, CHANNELS)), SUM),
     "GINConv max": (lambda: GINConv(torch.nn.Linear(CHANNELS, CHANNELS), aggr="max"), EXTREMUM),
     "GATConv": (lambda: GATConv(CHANNELS, CHANNELS), ATTENTION),
@@ -69,6 +72,19 @@ def test_the_number_of_edges_decides(layer: str, training: bool) -> None:
         with fastgraph.enabled(min_edges=0):
             conv(x, edges(1))
         assert counts() == [(2, 1, {TOO_SMALL.reason: 1})]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("layer", ["LGConv", "GraphConv"])
+def test_weighted_sums_have_a_bound_of_their_own(layer: str, named: bool, training: bool) -> None:
+    conv = GraphConv(CHANNELS, CHANNELS) if layer == "GraphConv" else LGConv(normalize=False)
+    x, bound = torch.randn(20, CHANNELS), WEIGHTED_SUM.training if training else WEIGHTED_SUM[0]
+    with torch.set_grad_enabled(training), fastgraph.enabled():
+        for num_edges in (bound - 1, bound):
+            index, weight = edges(num_edges), torch.rand(num_edges)
+            conv(x, index, edge_weight=weight) if named else conv(x, index, weight)
+    assert counts() == [(1, 1, {TOO_SMALL: 1})]
 
 
 @pytest.mark.parametrize("layer", LAYERS)
