@@ -18,6 +18,7 @@ from fastgraph.dgl.normalisation import WEIGHTED, edge_weights
 from fastgraph.layers.linear import linear
 from fastgraph.layers.modules import parameter_of
 from fastgraph.layers.sums import add_to
+from fastgraph.machine.memory import new_rows
 from fastgraph.ops.library import is_defined_by
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
@@ -71,7 +72,7 @@ def _forward(
     is_narrowing = module._in_feats > module._out_feats
     if is_narrowing and matrix is not None:
         if module._norm in ("both", "left") and _may_be_edited(x, matrix):
-            x = x.clone()  # upstream's product with the normalisation is a copy
+            x = new_rows(x, x.shape).copy_(x)  # as is upstream's product with the normalisation
         x = linear(x, matrix.t(), None)
     out = ops.spmm(
         x,
@@ -89,10 +90,6 @@ def _forward(
 
 
 def _may_be_edited(x: Tensor, matrix: Tensor) -> bool:
-    """True if a product saves activations that a caller may edit before the backward pass.
-
-    Data without a gradient is hardly ever edited there, and large: it is not copied, and an edit
-    raises torch's error.
-    """
-    saves = x.requires_grad and matrix.requires_grad and torch.is_grad_enabled()
+    """True if a product saves features that a caller may edit before the backward pass."""
+    saves = matrix.requires_grad and torch.is_grad_enabled()
     return saves and not torch.compiler.is_compiling() and not is_defined_by(x)
