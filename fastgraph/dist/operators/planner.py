@@ -135,7 +135,7 @@ _said: set[tuple[Hashable, ...]] = set()
 def _fastest(relation: Relation, layer: Layer, names: Sequence[str]) -> _Fastest:
     """The mode that is fastest for a layer, and its mesh; all ranks come to the same answer.
 
-    It is remembered with the index, and the first rank says why on standard error, once for layers
+    It is cached with the index, and the first rank says why on standard error, once for layers
     of one shape. Of layers that are too small to gain anything nothing is asked or said.
 
     Args:

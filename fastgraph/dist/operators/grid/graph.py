@@ -188,7 +188,7 @@ def block(
     transpose: bool = False,
     self_loops: int = 0,
 ) -> Block:
-    """The block of this rank, remembered with ``edge_index``.
+    """The block of this rank, cached with ``edge_index``.
 
     Edges that are held by another rank move there, once.
 

@@ -69,7 +69,7 @@ def to_rows(tensors: Sequence[Tensor], rows: Sequence[Layout], heads: Layout) ->
 def everywhere(x: Tensor, rows: Layout) -> Tensor:
     """The rows of all ranks on each of them, ``[n, ...]``, in the order of ranks.
 
-    What has no gradient is sent once, and remembered with ``x``. Backward: each rank adds up what
+    What has no gradient is sent once, and cached with ``x``. Backward: each rank adds up what
     all have for its rows, unlike a gather, after which all ranks have the same gradient.
     """
     if records_gradient(x):

@@ -89,7 +89,7 @@ def whole_graph(
     transpose: bool = False,
     self_loops: int = 0,
 ) -> WholeGraph:
-    """The graph of an ``edge_index`` on every rank, remembered with it.
+    """The graph of an ``edge_index`` on every rank, cached with it.
 
     Edges that are sharded are sent to all ranks, once.
 
