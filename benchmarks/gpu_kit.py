@@ -30,7 +30,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_BYTES = 64 << 20
-"""What may be sent to a machine that is lent."""
+"""The size of the kit that may be sent to a machine that is lent."""
 
 WHEELS = ("apache-tvm-ffi", "platformdirs", "pymetis")
 TURBO_GNN = "turbo-gnn==0.1.0rc4"

@@ -84,7 +84,7 @@ def test_weighted_sums_have_a_bound_of_their_own(layer: str, named: bool, traini
         for num_edges in (bound - 1, bound):
             index, weight = edges(num_edges), torch.rand(num_edges)
             conv(x, index, edge_weight=weight) if named else conv(x, index, weight)
-    assert counts() == [(1, 1, {TOO_SMALL: 1})]
+    assert counts() == [(1, 1, {TOO_SMALL.reason: 1})]
 
 
 @pytest.mark.parametrize("layer", LAYERS)
