@@ -36,7 +36,7 @@ EXHAUSTIVE := $(if $(ALL),--exhaustive)
 REPEATS := $(if $(ALL),--repeats)
 MORE_RANKS := --ranks 2,3,4 --steps 20 --kills 50
 
-.PHONY: help install extras demo demo-dist test test-long test-both test-all emulator scatter scatter-of-tests test-scatter test-dgl emulate wheel test-wheel sanitize aarch64 cuda docs lint format bench clean
+.PHONY: help install extras demo demo-dist test test-long test-both test-all emulator scatter scatter-of-tests test-scatter test-dgl emulate wheel test-wheel sanitize aarch64 cuda gpu-kit docs lint format bench clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -198,6 +198,11 @@ aarch64: install ## compile the portable kernels for 64-bit Arm
 cuda: install ## compile the CUDA kernels, and compare their registers with those known
 	$(cusparse)
 	$(WITH_TOOLS) $(BIN)/python -m tests.cuda.registers $(if $(ALL),,--architectures 90 --few-layouts)
+
+# For the architecture of H100 and H200. KIT_ARGS says more: where turbo-gnn can be built, for one.
+gpu-kit: install ## pack all that a GPU machine without a network needs, into build/gpu-kit
+	$(call tools,native)
+	$(WITH_TOOLS) $(BIN)/python benchmarks/gpu_kit.py build/gpu-kit $(KIT_ARGS)
 
 # Not quietly: it would not count warnings.
 docs: install ## build the documentation into build/docs; a warning is an error
