@@ -195,14 +195,6 @@ def _attention(name: str, rows: tuple[int, int, int], added: int) -> Passes:
         "backward": (
             *_confirmed(3),
             Gather(
-                "piece_deltas",
-                destinations,
-                of_destinations,
-                pieces_only=True,
-                streamed=0,
-                **whole,
-            ),
-            Gather(
                 "destination_rows",
                 destinations,
                 of_destinations,

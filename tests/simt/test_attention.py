@@ -315,6 +315,45 @@ def test_gradients_of_scores_forget_products_that_had_no_weight(operator: str) -
     assert_close(found[position], expected[position], torch.float32)
 
 
+def with_most_weight_in_one_piece(operator: str, offset: float) -> tuple[Graph, Inputs]:
+    """Rows that are cut, values ``offset`` from 0, and nearly all weight on the first source."""
+    edges = torch.cartesian_prod(torch.arange(3), torch.arange(700)).t().flip(0).contiguous()
+    score = torch.full((700, 2), -14.0)
+    score[5] = 0.0
+    value, key = (normal(700, 2, 12, dtype=torch.float32, seed=seed) for seed in (1, 2))
+    dst = normal(3, 2, 12, dtype=torch.float32, seed=3)
+    att = torch.full((1, 2, 12), 0.01)
+    value += offset
+    if operator == "gatv2":
+        value[:, :, 0], dst[:, :, 0], att[:, :, 0] = score + 100, 0, 1
+    key[:, :, 0], dst[:, :, 0] = score, 1
+    inputs: dict[str, Inputs] = {
+        "gatv2": [value, dst, att, None, None],
+        "gat": [value, score, dst[:, :, 1].abs(), None],
+        "attention": [dst, key, value, None],
+    }
+    return Graph(edges, 700, 3), inputs[operator]
+
+
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_pieces_of_which_one_has_most_weight(operator: str, offset: float) -> None:
+    """Gradients of scores are as far off as those of torch's operations in float32, times a few."""
+    graph, inputs = with_most_weight_in_one_piece(operator, offset)
+    options = (False, 0.2 if operator == "gatv2" else 1.0, 0.0, 0)
+    out, stats, _ = simt(operator, graph, *inputs, *options, False)
+    grad = normal(*out.shape, dtype=out.dtype, seed=4)
+    backward = f"{operator}_backward"
+    given = (grad, None, None, *inputs, stats)
+    found = simt(backward, graph, *given, *options)
+    narrow = reference(backward, graph, *given, *options)
+    expected = reference(backward, graph, *widened(given), *options)
+    for position in {"gatv2": (1, 2), "gat": (1, 2), "attention": (0, 1)}[operator]:
+        exact = expected[position]
+        error, allowed = ((t[position] - exact).abs().max() for t in (found, narrow))
+        assert error <= 4 * allowed + 1e-6 * exact.abs().max()
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("name", ["random", "isolated", "cut"])
 @pytest.mark.parametrize("operator", OPERATORS)

@@ -106,7 +106,6 @@ struct AttentionDestinations : DestinationPass<T> {
 
   AttentionInputs<T> in;
   A scale;
-  RowResult<T> grad_query;
   Matrix<A> grad_edge;
 
   template <typename L>
@@ -131,7 +130,7 @@ struct AttentionDestinations : DestinationPass<T> {
   template <typename L>
   using Totals = NoTotals<L>;
 
-  __device__ int64_t result_width() const { return grad_query.rows.width; }
+  __device__ int64_t result_width() const { return this->result.rows.width; }
 
   template <typename L>
   __device__ Held<L> hold(const Part<L>& part, int64_t row) const {
@@ -170,7 +169,8 @@ struct AttentionDestinations : DestinationPass<T> {
   __device__ void finish(const Part<L>& part, const Span& span, const Held<L>&, Sums<L>& sums,
                          NoTotals<L>&) const {
     sums.key.each([&](A& sum, int, int) { sum *= scale; });
-    grad_query.store(part, span, sums.key);
+    this->result.store(part, span, sums.key);
+    if (span.piece >= 0) part.store(sums.mean_key, this->weights, span.piece, scale);
   }
 
   template <typename L>
@@ -194,7 +194,7 @@ struct AttentionDestinations : DestinationPass<T> {
       if (kEdges && part.first == 0) add_edges(part, span.row, batch, own, softmax);
     });
     sums.each([&](A& sum, int, int) { sum *= scale; });
-    grad_query.store(part, span, sums);
+    this->result.store(part, span, sums);
   }
 
   // grad_edge += scale * grad * query + weight * grad_out of each entry of a batch, of the channels
@@ -314,19 +314,18 @@ cudaError_t backward_dst(Queue& queue, const CutCsr& graph, const AttentionInput
                          Accumulator<T>* delta, Heads<T> grad_query,
                          Matrix<Accumulator<T>> grad_edge) {
   const bool packed = is_packed(in, given.grad.data, grad_query.data);
-  const DestinationPass<T> base(queue, graph, dropout, given, delta);
+  const DestinationPass<T> base(queue, graph, dropout, given, delta, grad_query);
   return with_edges(in, [&](auto edges) {
-    const AttentionDestinations<T, edges.value> pass{
-        base, gatherable(in, graph), static_cast<Accumulator<T>>(scale),
-        RowResult<T>(queue, base.graph.num_pieces, grad_query), grad_edge};
+    using Pass = AttentionDestinations<T, edges.value>;
+    Pass pass{base, gatherable(in, graph), static_cast<Accumulator<T>>(scale), grad_edge};
     // Where all heads add to the same gradient of an edge, one group takes them all.
     const int64_t heads = edges.value ? std::min<int64_t>(1, in.key.heads) : in.key.heads;
-    const cudaError_t error = with_layout<T>(in.query.width, packed, [&](auto layout) {
+    return with_layout<T>(in.query.width, packed, [&](auto layout) {
       using L = decltype(layout);
+      if constexpr (kVisitsOnce<L, Pass>) pass.correct_pieces(queue);
       const dim3 grid(blocks_for<L>(pass.graph.num_tasks), grid_size(heads));
       return run_destinations<L>(queue, "attention_destinations", pass, grid);
     });
-    return error == cudaSuccess ? merge(queue, graph, pass.grad_query) : error;
   });
 }
 

@@ -71,11 +71,10 @@ struct GatScores {
 template <typename T>
 struct GatDestinations : DestinationPass<T> {
   using A = Accumulator<T>;
-  static constexpr bool kEdges = false, kScores = false, kOnce = false;
+  static constexpr bool kEdges = false, kScores = false, kOnce = false, kCorrects = true;
   static constexpr int kRows = 1;
 
   NodeScores<T> scores;
-  RowResult<T> grad_score_dst;
   Matrix<T> grad_score_edge;
 
   template <typename L>
@@ -114,16 +113,22 @@ struct GatDestinations : DestinationPass<T> {
   template <typename L>
   __device__ void add_gradients(const Part<L>& part, const Span& span, const Held<L>&,
                                 const EntrySoftmax<L>& softmax, NoTotals<L>&) const {
-    A sum = 0;
+    A sum = 0, weights = 0;
     for_each_batch(this->graph, span, part.lanes, [&](const Batch& batch) {
       if (part.lanes.lane >= batch.count) return;
       const A z = scores.find_z(batch, batch.col, span.row, part.head);
+      weights += scores.through_leaky_relu(z, softmax.weight[batch.number]);
       const A grad = scores.through_leaky_relu(z, softmax.gradient(batch));
       if (grad_score_edge.data) grad_score_edge.row(batch.edge)[part.head] = narrowed<T>(grad);
       sum += grad;
     });
     sum = part.lanes.sum(sum);
-    if (part.lanes.lane == 0) grad_score_dst.store_one(span, part.head, sum);
+    weights = part.lanes.sum(weights);
+    if (part.lanes.lane != 0) return;
+    this->result.store_one(span, part.head, sum);
+    if (span.piece >= 0 && this->corrects_pieces()) {
+      *this->weights.at(span.piece, part.head) = weights;
+    }
   }
   template <typename L>
   __device__ void store_totals(const Part<L>&, const NoTotals<L>&) const {}
@@ -213,19 +218,16 @@ template <typename T>
 cudaError_t backward_dst(Queue& queue, const CutCsr& graph, const GatInputs<T>& in, double slope,
                          Dropout dropout, const SoftmaxGradients<T>& given, Accumulator<T>* delta,
                          Matrix<T> grad_score_dst, Matrix<T> grad_score_edge) {
-  const DestinationPass<T> base(queue, graph, dropout, given, delta);
+  DestinationPass<T> base(queue, graph, dropout, given, delta, as_heads(grad_score_dst));
+  if (grad_score_edge.data == nullptr) base.correct_pieces(queue);
   const GatDestinations<T> pass{
-      base,
-      {gatherable(in, graph), static_cast<Accumulator<T>>(slope)},
-      RowResult<T>(queue, base.graph.num_pieces, as_heads(grad_score_dst)),
-      grad_score_edge};
+      base, {gatherable(in, graph), static_cast<Accumulator<T>>(slope)}, grad_score_edge};
   const bool packed = fits_packs<T>(in.x.width, in.x.data, given.grad.data);
-  const cudaError_t error = with_layout<T>(in.x.width, packed, [&](auto layout) {
+  return with_layout<T>(in.x.width, packed, [&](auto layout) {
     using L = decltype(layout);
     const dim3 grid(blocks_for<L>(pass.graph.num_tasks), grid_size(in.x.heads));
     return run_destinations<L>(queue, "gat_destinations", pass, grid);
   });
-  return error == cudaSuccess ? merge(queue, graph, pass.grad_score_dst) : error;
 }
 
 template <typename T>

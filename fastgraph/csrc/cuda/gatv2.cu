@@ -119,7 +119,6 @@ struct Gatv2Destinations : DestinationPass<T> {
   static constexpr int kRows = kEdges ? 3 : 1;
 
   Additive<T, kEdges> additive;
-  RowResult<T> grad_dst;
   Heads<A> grad_att;  // a node for each block
   Matrix<A> grad_edge;
   A* grad_score;  // [entries, heads], for EdgeWeights; null if edges have no features
@@ -153,7 +152,7 @@ struct Gatv2Destinations : DestinationPass<T> {
     __device__ void clear() { att.clear(); }
   };
 
-  __device__ int64_t result_width() const { return grad_dst.rows.width; }
+  __device__ int64_t result_width() const { return this->result.rows.width; }
 
   template <typename L>
   __device__ Held<L> hold(const Part<L>& part, int64_t row) const {
@@ -197,17 +196,20 @@ struct Gatv2Destinations : DestinationPass<T> {
   // NaN; with entries, an att that is not finite has made the slopes NaN already. A test of the
   // span in place of the slopes would spill registers.
   template <typename L>
-  __device__ void store_through_att(const Part<L>& part, const Span& span, const Held<L>& held,
-                                    typename L::Sums& slopes) const {
+  static __device__ void put_through_att(const Held<L>& held, typename L::Sums& slopes) {
     slopes.each([&](A& sum, int q, int i) { sum = sum != 0 ? sum * held.att.at(q, i) : A{0}; });
-    grad_dst.store(part, span, slopes);
   }
 
   template <typename L>
   __device__ void finish(const Part<L>& part, const Span& span, const Held<L>& held, Sums<L>& sums,
                          Totals<L>& totals) const {
     totals.att.each([&](A& sum, int q, int i) { sum += sums.activations.values[q][i]; });
-    store_through_att(part, span, held, sums.slopes);
+    put_through_att(held, sums.slopes);
+    this->result.store(part, span, sums.slopes);
+    if (span.piece < 0) return;
+    put_through_att(held, sums.mean_slopes);
+    part.store(sums.mean_slopes, this->weights, span.piece, 1);
+    part.store(sums.mean_activations, this->parameter_weights, span.piece, 1);
   }
 
   template <typename L>
@@ -239,7 +241,8 @@ struct Gatv2Destinations : DestinationPass<T> {
         if constexpr (kEdges) add_edges(part, entries, z);
       });
     });
-    store_through_att(part, span, held, slopes);
+    put_through_att(held, slopes);
+    this->result.store(part, span, slopes);
   }
 
   // grad_edge += weight_edge grad_z of each entry. A group takes the heads of its rows one after
@@ -428,25 +431,29 @@ struct Gatv2Sources : SourcePass<T> {
 
 template <typename L, typename T, bool kEdges>
 cudaError_t run_destinations_of(Queue& queue, const DestinationPass<T>& base,
-                                const Additive<T, kEdges>& additive, Heads<T> grad_dst,
-                                Heads<T> grad_att, Matrix<Accumulator<T>> grad_edge,
-                                Heads<T> grad_weight_edge) {
+                                const Additive<T, kEdges>& additive, Heads<T> grad_att,
+                                Matrix<Accumulator<T>> grad_edge, Heads<T> grad_weight_edge) {
   using A = Accumulator<T>;
+  using Pass = Gatv2Destinations<T, kEdges>;
   const int64_t width = grad_att.heads * grad_att.width;
   // Where all heads add to the same gradient of an edge, one group takes them all.
   const unsigned heads = grid_size(kEdges ? std::min<int64_t>(1, grad_att.heads) : grad_att.heads);
   const unsigned blocks = sum_blocks(blocks_for<L>(base.graph.num_tasks), heads);
-  const Gatv2Destinations<T, kEdges> pass{
-      base,
-      additive,
-      RowResult<T>(queue, base.graph.num_pieces, grad_dst),
-      {queue.scratch<A>(blocks * width), blocks, grad_att.heads, grad_att.width},
-      grad_edge,
-      queue.scratch<A>(kEdges ? base.graph.num_entries * grad_att.heads : 0)};
+  const int64_t corrected = kVisitsOnce<L, Pass> ? base.graph.num_cut : 0;
+  auto* sums = queue.scratch<A>((blocks + corrected) * width);
+  Pass pass{base,
+            additive,
+            {sums, blocks, grad_att.heads, grad_att.width},
+            grad_edge,
+            queue.scratch<A>(kEdges ? base.graph.num_entries * grad_att.heads : 0)};
+  if constexpr (kVisitsOnce<L, Pass>) {
+    pass.correct_pieces(queue);
+    pass.parameter_weights = pass.of_pieces(queue, grad_att.heads, grad_att.width);
+    pass.parameter = {sums + blocks * width, corrected, grad_att.heads, grad_att.width};
+  }
   cudaError_t error = run_destinations<L>(queue, "gatv2_destinations", pass, {blocks, heads});
-  if (error == cudaSuccess) error = merge(queue, base.graph, pass.grad_dst);
   if (error == cudaSuccess) {
-    error = run_add_rows<T>(queue, {pass.grad_att.data, blocks, width}, grad_att.data);
+    error = run_add_rows<T>(queue, {sums, blocks + corrected, width}, grad_att.data);
   }
   if constexpr (kEdges) {
     if (error == cudaSuccess) error = run_edge_weights<L>(queue, pass, grad_weight_edge);
@@ -466,13 +473,13 @@ cudaError_t backward_dst(Queue& queue, const CutCsr& graph, const Gatv2Inputs<T>
                          Heads<T> grad_dst, Heads<T> grad_att, Matrix<Accumulator<T>> grad_edge,
                          Heads<T> grad_weight_edge) {
   const bool packed = is_packed(in, given.grad.data, grad_dst.data);
-  const DestinationPass<T> base(queue, graph, dropout, given, delta);
+  const DestinationPass<T> base(queue, graph, dropout, given, delta, grad_dst);
   return with_edges(in, [&](auto edges) {
     const Additive<T, edges.value> additive{gatherable(in, graph),
                                             static_cast<Accumulator<T>>(slope)};
     return with_layout<T>(in.att.width, packed, [&](auto layout) {
-      return run_destinations_of<decltype(layout)>(queue, base, additive, grad_dst, grad_att,
-                                                   grad_edge, grad_weight_edge);
+      return run_destinations_of<decltype(layout)>(queue, base, additive, grad_att, grad_edge,
+                                                   grad_weight_edge);
     });
   });
 }

@@ -17,26 +17,59 @@ __device__ Accumulator<T> grad_of_weight(const SoftmaxGradients<T>& given, const
   return given.grad_alpha.data ? widened(given.grad_alpha.row(batch.edge)[head]) : 0;
 }
 
-// Pieces need the delta of the whole row, which a kernel of its own finds before.
+// A piece does not know the delta of its row. Its sums over p (product - center), for a center of
+// its own, come with the same sums over p alone, by which a second kernel corrects them. Where
+// gradients of edges need delta itself, a kernel before finds it.
 template <typename T>
 struct DestinationPass {
   using Element = T;
   using A = Accumulator<T>;
-  static constexpr bool kProducts = true;
+  static constexpr bool kProducts = true, kCorrects = false;
 
   CutCsr graph;
   Keep<A> keep;
   SoftmaxGradients<T> given;
   RowResult<A> delta;
+  RowResult<T> result;
+  // Where pieces are corrected, and without data otherwise:
+  Heads<A> center;             // of pieces
+  Heads<A> weights;            // like result.pieces, over p alone
+  Heads<A> parameter_weights;  // those over p of what the gradient of a parameter adds up, if any,
+  Heads<A> parameter;          // and what it has to have besides, a node for each cut row
 
   DestinationPass(Queue& queue, const CutCsr& rows, const Dropout& dropout,
-                  const SoftmaxGradients<T>& gradients, A* deltas)
+                  const SoftmaxGradients<T>& gradients, A* deltas, Heads<T> results)
       : graph(rows),
         keep(dropout),
         given(gradients),
-        delta(queue, rows.num_pieces, {deltas, rows.num_rows, gradients.grad.heads, 1}) {}
+        delta(queue, rows.num_pieces, {deltas, rows.num_rows, gradients.grad.heads, 1}),
+        result(queue, rows.num_pieces, results),
+        center{},
+        weights{},
+        parameter_weights{},
+        parameter{} {}
 
   __device__ int64_t dot_width() const { return given.grad.width; }
+  FASTGRAPH_BOTH bool corrects_pieces() const { return center.data != nullptr; }
+
+  void correct_pieces(Queue& queue) {
+    const int64_t heads = result.rows.heads, width = result.rows.width;
+    center = of_pieces(queue, heads, 1);
+    weights = of_pieces(queue, heads, width);
+  }
+  Heads<A> of_pieces(Queue& queue, int64_t heads, int64_t width) const {
+    const int64_t pieces = graph.num_pieces;
+    return {queue.scratch<A>(pieces * heads * width), pieces, heads, width};
+  }
+
+  // Of a piece that is corrected.
+  template <typename L>
+  __device__ void store_piece(const Part<L>& part, const Span& span, A of_piece,
+                              A own_center) const {
+    if (part.lanes.lane != 0) return;
+    delta.store_one(span, part.head, of_piece);
+    *center.at(span.piece, part.head) = own_center;
+  }
 };
 
 // Calls body(batch, weight, product) for the batches of a span, with the weight of a lane's entry,
@@ -95,12 +128,11 @@ __global__ void __launch_bounds__(kBlockThreads) subtract_of_logsum(DestinationP
   });
 }
 
-// The delta of a span's row, less the gradient of the logarithm of the sum of exponentials: for a
-// piece it is known, for a whole row the sum `found` tells, and it is written.
+// The delta of a whole row, less the gradient of the logarithm of the sum of exponentials, from the
+// sum `found`; it is written.
 template <typename L, typename P>
 __device__ typename L::A settle_delta(const P& pass, const Part<L>& part, const Span& span,
                                       typename L::A found) {
-  if (span.piece >= 0) return *pass.delta.rows.at(span.row, part.head);
   found -= pass.given.of_logsum(span.row, part.head);
   if (part.lanes.lane == 0 && part.first == 0) pass.delta.store_one(span, part.head, found);
   return found;
@@ -114,7 +146,7 @@ struct EntrySoftmax {
 
   A weight[kBatches];   // without dropout
   A product[kBatches];  // with it
-  A delta;              // of the row
+  A delta;              // of the row, or the center of a piece
 
   // The gradient of the score of a lane's entry.
   __device__ A gradient(const Batch& batch) const {
@@ -128,13 +160,23 @@ __device__ void visit_twice(const P& pass, const Part<L>& part, const Span& span
                             Totals& totals) {
   using A = typename L::A;
   EntrySoftmax<L> softmax;
-  A delta = 0;
+  A delta = 0, total = 0;
   for_each_product(pass, part, span, held, [&](const Batch& batch, A weight, A product) {
     softmax.weight[batch.number] = weight;
     softmax.product[batch.number] = product;
     delta += weight * product;
+    if constexpr (P::kCorrects) total += weight;
   });
-  softmax.delta = settle_delta(pass, part, span, part.lanes.sum(delta));
+  delta = part.lanes.sum(delta);
+  if (span.piece < 0) {
+    softmax.delta = settle_delta(pass, part, span, delta);
+  } else if (P::kCorrects && pass.corrects_pieces()) {
+    total = part.lanes.sum(total);
+    softmax.delta = total > 0 ? delta / total : A{0};
+    pass.store_piece(part, span, delta, softmax.delta);
+  } else {
+    softmax.delta = *pass.delta.rows.at(span.row, part.head);
+  }
   pass.add_gradients(part, span, held, softmax, totals);
 }
 
@@ -147,11 +189,9 @@ __device__ void visit_once(const P& pass, const Part<L>& part, const Span& span,
                            Totals& totals) {
   using A = typename L::A;
   constexpr int kMost = L::template kInFlight<P::kRows>;
-  const bool whole = span.piece < 0;
   const A* stats = pass.given.stats.at(span.row, part.head);
   const A largest = stats[0], inverse = stats[1];
-  A center = whole ? A{0} : settle_delta(pass, part, span, A{0});
-  A total = 0, weighted = 0, delta = 0;  // the last of what a lane knows
+  A center = 0, total = 0, weighted = 0, delta = 0;  // the last of what a lane knows
   typename P::template Sums<L> sums;
   sums.clear();
   for_each_batch(pass.graph, span, part.lanes, [&](const Batch& batch) {
@@ -172,7 +212,7 @@ __device__ void visit_once(const P& pass, const Part<L>& part, const Span& span,
         weighted += weight[u] * product[u];
         if (part.lanes.lane == entries.first + u) delta += weight[u] * product[u];
       }
-      if (whole && total > 0) {
+      if (total > 0) {
         const A mean = weighted / total;
         sums.shift(mean - center);
         center = mean;
@@ -182,15 +222,26 @@ __device__ void visit_once(const P& pass, const Part<L>& part, const Span& span,
       pass.add(part, held, gathered, entries, weight, gradient, sums);
     });
   });
-  if (whole) sums.shift(settle_delta(pass, part, span, part.lanes.sum(delta)) - center);
+  delta = part.lanes.sum(delta);
+  if (span.piece < 0) {
+    sums.shift(settle_delta(pass, part, span, delta) - center);
+  } else {
+    pass.store_piece(part, span, delta, center);
+  }
   pass.finish(part, span, held, sums, totals);
 }
+
+// Whether a pass visits entries once. For heads in parts a lane would hold more than it has
+// registers for.
+template <typename L, typename P>
+constexpr bool kVisitsOnce = P::kOnce && L::kWhole;
 
 // Besides what find_dots() asks for, P provides result_width(), the channels of what it writes;
 // Totals, sums over all rows of a group; add_gradients(part, span, held, softmax, totals); and
 // store_totals(part, totals). Where no edge has a gradient of its own, kOnce, besides: Sums, with
 // shift(x), by which sums over gradients lose x times those over weights; add(part, held, gathered,
-// entries, weight, gradient, sums); and finish(part, span, held, sums, totals).
+// entries, weight, gradient, sums); and finish(part, span, held, sums, totals), which stores the
+// sums over weights, too, of a piece. kCorrects tells that add_gradients does, if it is asked to.
 template <typename L, typename P>
 __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) destination_rows(P pass) {
   const int64_t groups = static_cast<int64_t>(gridDim.x) * (kBlockThreads / L::kLanes);
@@ -200,8 +251,7 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) destination_rows
     for (int64_t task = group_index<L::kLanes>(); task < pass.graph.num_tasks; task += groups) {
       const Span span = span_of(pass.graph, task);
       const auto held = pass.hold(part, span.row);
-      // For heads in parts a lane would hold more than it has registers for.
-      if constexpr (P::kOnce && L::kWhole) {
+      if constexpr (kVisitsOnce<L, P>) {
         visit_once(pass, part, span, held, totals);
       } else {
         visit_twice(pass, part, span, held, totals);
@@ -217,22 +267,58 @@ struct NoTotals {
   __device__ void clear() {}
 };
 
+// Results and delta of rows that were cut, from those of their pieces, which are corrected.
+template <typename T>
+__global__ void __launch_bounds__(kBlockThreads) merge_corrected(DestinationPass<T> pass) {
+  using A = Accumulator<T>;
+  const Heads<T>& rows = pass.result.rows;
+  for_each_merged(pass.graph, rows.heads * rows.width, [&](const CutRow& row, int64_t f) {
+    const int64_t head = static_cast<uint32_t>(f) / static_cast<uint32_t>(rows.width);
+    A delta = 0, sum = 0, parameter = 0;
+    for_each_piece(row, [&](int64_t piece) { delta += *pass.delta.pieces.at(piece, head); });
+    delta -= pass.given.of_logsum(row.row, head);
+    if (f == head * rows.width) *pass.delta.rows.at(row.row, head) = delta;
+    for_each_piece(row, [&](int64_t piece) {
+      const A by = delta - *pass.center.at(piece, head);
+      sum += pass.result.pieces.at(piece, 0)[f] - by * pass.weights.at(piece, 0)[f];
+      if (pass.parameter.data) parameter -= by * pass.parameter_weights.at(piece, 0)[f];
+    });
+    rows.at(row.row, 0)[f] = narrowed<T>(sum);
+    if (pass.parameter.data) pass.parameter.at(blockIdx.x, 0)[f] = parameter;
+  });
+}
+
+// delta of rows that were cut, by a pass of its own.
+template <typename L, typename P>
+cudaError_t run_deltas(Queue& queue, const char* name, const P& pass, unsigned heads) {
+  using T = typename P::Element;
+  if (pass.graph.num_pieces == 0) return cudaSuccess;
+  const dim3 blocks(blocks_for<L>(pass.graph.num_pieces), heads);
+  cudaError_t error =
+      launch({name, blocks, kBlockThreads, 0, queue.stream()}, piece_deltas<L, P>, pass);
+  if (error == cudaSuccess) error = merge(queue, pass.graph, pass.delta);
+  if (error != cudaSuccess || pass.given.grad_logsum.data == nullptr) return error;
+  const dim3 of_rows = merge_grid(pass.graph, pass.given.stats.heads);
+  return launch({"subtract_of_logsum", of_rows, kBlockThreads, 0, queue.stream()},
+                subtract_of_logsum<T>, static_cast<const DestinationPass<T>&>(pass));
+}
+
 template <typename L, typename P>
 cudaError_t run_destinations(Queue& queue, const char* name, const P& pass, dim3 grid) {
-  if (pass.graph.num_pieces > 0) {
-    const dim3 blocks(blocks_for<L>(pass.graph.num_pieces), grid.y);
-    cudaError_t error =
-        launch({name, blocks, kBlockThreads, 0, queue.stream()}, piece_deltas<L, P>, pass);
-    if (error == cudaSuccess) error = merge(queue, pass.graph, pass.delta);
-    if (error == cudaSuccess && pass.given.grad_logsum.data != nullptr) {
-      using T = typename P::Element;
-      const dim3 of_rows = merge_grid(pass.graph, pass.given.stats.heads);
-      error = launch({"subtract_of_logsum", of_rows, kBlockThreads, 0, queue.stream()},
-                     subtract_of_logsum<T>, static_cast<const DestinationPass<T>&>(pass));
-    }
-    if (error != cudaSuccess) return error;
+  using T = typename P::Element;
+  cudaError_t error = cudaSuccess;
+  if constexpr (!kVisitsOnce<L, P>) {
+    if (!pass.corrects_pieces()) error = run_deltas<L>(queue, name, pass, grid.y);
   }
-  return launch({name, grid, kBlockThreads, 0, queue.stream()}, destination_rows<L, P>, pass);
+  if (error == cudaSuccess) {
+    error = launch({name, grid, kBlockThreads, 0, queue.stream()}, destination_rows<L, P>, pass);
+  }
+  if (error != cudaSuccess) return error;
+  if (!pass.corrects_pieces()) return merge(queue, pass.graph, pass.result);
+  const Heads<T>& rows = pass.result.rows;
+  return launch({"merge_corrected", merge_grid(pass.graph, rows.heads * rows.width), kBlockThreads,
+                 0, queue.stream()},
+                merge_corrected<T>, static_cast<const DestinationPass<T>&>(pass));
 }
 
 // ---- Over sources, along the transposed graph
