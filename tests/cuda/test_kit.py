@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 from tests.cuda.benchmarks import FOLDER
+
+COMPILER = os.environ.get("CXX", "c++")
 
 
 @pytest.fixture
@@ -37,10 +40,10 @@ def kit(gpu_kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     library, data, kit = (tmp_path / name for name in ("lib", "data", "kit"))
     for folder in (library, data):
         folder.mkdir()
-    source = tmp_path / "empty.c"
-    source.write_text("int answer(void) { return 42; }\n")
+    source = tmp_path / "answer.cpp"
+    source.write_text("int answer() { return 42; }\n")
     made = library / "libfastgraph_cuda.so"
-    subprocess.run(["cc", "-g", "-shared", "-fPIC", "-o", str(made), str(source)], check=True)
+    subprocess.run([COMPILER, "-g", "-shared", "-fPIC", "-o", str(made), str(source)], check=True)
     (data / "graph.npz").write_text("edges")
     monkeypatch.setenv("FASTGRAPH_DATA", str(data))
     gpu_kit.make(
