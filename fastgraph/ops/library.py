@@ -40,8 +40,8 @@ class Gradient(NamedTuple):
     Attributes:
         differentiable: positions of the arguments that may require a gradient.
         save: stores on ``ctx`` what ``backward`` needs, given the arguments and the result.
-        backward: the gradients of all arguments, given ``ctx`` and those of the results, ``None``
-            for a result that played no part.
+        backward: the gradients of all arguments, of the tensors of a list one by one, given ``ctx``
+            and those of the results, ``None`` for a result that played no part.
     """
 
     differentiable: tuple[int, ...]
@@ -59,8 +59,8 @@ def define(
 
     Args:
         schema: as for ``torch.library.define``; of arguments that are ``Tensor``, ``Tensor?``,
-            ``SymInt``, ``int``, ``float``, ``bool``, ``bool[]`` or ``str``, without defaults, as
-            callers pass all of them by position.
+            ``SymInt``, ``int``, ``float``, ``bool``, ``bool[]`` or ``str``, of which the first may
+            be ``Tensor[]``, without defaults, as callers pass all of them by position.
         implementation: checks the arguments, looks the kernel up and calls it.
         fake: the shape rule, with the same checks of shapes and dtypes; that tensors are on one
             device is checked before it.
@@ -85,6 +85,9 @@ def define(
         for position, argument in enumerate(operator._schema.arguments)
         if "Tensor" in str(argument.type) and argument.name not in _TOPOLOGY
     ]
+    is_of_list = _begins_with_a_list(operator)
+    if is_of_list:
+        del valued[0]
     fitting: set[tuple[type, ...]] = set()
     dispatched = called_from_eager_code(operator)
 
@@ -99,7 +102,15 @@ def define(
             fitting.add(given)
         # The dispatcher's two turns, each through Python, are a good part of what a call on a small
         # graph costs.
-        if _is_profiling() or not is_ordinary(arguments, [arguments[i] for i in valued]):
+        values = [arguments[i] for i in valued]
+        tensors: Sequence[Any] = arguments
+        if is_of_list:
+            listed = arguments[0]
+            if not all(isinstance(tensor, Tensor) for tensor in listed):
+                return dispatched(*arguments)
+            values += listed
+            tensors = (*listed, *arguments[1:])
+        if _is_profiling() or not is_ordinary(tensors, values):
             return dispatched(*arguments)
         return direct(*arguments)
 
@@ -126,9 +137,10 @@ def _on_one_device(names: Sequence[str], fake: Callable[..., Any]) -> Callable[.
     @functools.wraps(fake)
     def call(*arguments: Any) -> Any:
         tensors = [
-            (name, value)
+            (name, tensor)
             for name, value in zip(names, arguments, strict=True)
-            if isinstance(value, Tensor) and name != "seed"
+            for tensor in (value if isinstance(value, (list, tuple)) else [value])
+            if isinstance(tensor, Tensor) and name != "seed"
         ]
         first, expected = tensors[0]
         for name, tensor in tensors[1:]:
@@ -189,11 +201,12 @@ def needs_torch_operations(*grads: Tensor | None) -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    return (
-        torch.is_grad_enabled()
-        or forward_ad._current_level >= 0
-        or any(g is not None and _is_batch(g) for g in grads)
-    )
+    return torch.is_grad_enabled() or is_transformed(*grads)
+
+
+def is_transformed(*grads: Tensor | None) -> bool:
+    """True if gradients are differentiated forward, or for a batch of ``grads`` at once."""
+    return forward_ad._current_level >= 0 or any(g is not None and _is_batch(g) for g in grads)
 
 
 def _is_batch(tensor: Tensor) -> bool:
@@ -219,11 +232,22 @@ def _define_gradient(
         with torch._C._AutoDispatchBelowAutograd():
             return operator.redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
+    is_of_list = _begins_with_a_list(operator)
+    num_others = len(operator._schema.arguments) - 1
+
+    def flat(arguments: Sequence[Any]) -> Sequence[Any]:
+        """The arguments as autograd sees tensors: none of them in a list."""
+        return (*arguments[0], *arguments[1:]) if is_of_list else arguments
+
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
             *arguments, keys = inputs
+            if is_of_list:
+                count = len(arguments) - num_others
+                arguments = [arguments[:count], *arguments[count:]]
             result = below_autograd(keys, arguments)
+            result = tuple(result) if isinstance(result, list) else result
             # Zeros for what cannot have a gradient would be as large as the result.
             ctx.set_materialize_grads(False)
             gradient.save(ctx, arguments, result)
@@ -245,22 +269,30 @@ def _define_gradient(
         if torch.is_grad_enabled():
             for position in gradient.differentiable:
                 argument = arguments[position]
-                if argument is not None and argument.requires_grad:
+                if is_of_list and position == 0:
+                    if any(tensor.requires_grad for tensor in argument):
+                        return True
+                elif argument is not None and argument.requires_grad:
                     return True
         return False
 
     def autograd(keys: Any, *arguments: Any) -> Any:
         if is_differentiated(arguments):
-            return apply(*arguments, keys)
+            return apply(*flat(arguments), keys)
         return below_autograd(keys, arguments)
 
     def direct(*arguments: Any) -> Any:
         if is_differentiated(arguments):
-            return plain_apply(*arguments, None)
+            return plain_apply(*flat(arguments), None)
         return implementation(*arguments)
 
     LIBRARY.impl(operator, autograd, "Autograd", with_keyset=True)
     return direct
+
+
+def _begins_with_a_list(operator: Any) -> bool:
+    """True if the first argument of an operator is a list of tensors."""
+    return str(operator._schema.arguments[0].type) == "List[Tensor]"
 
 
 # What arguments must be lest the dispatcher complain, or convert them.
@@ -272,6 +304,7 @@ _TYPES: dict[str, Any] = {
     "bool": bool,
     "str": str,
     "List[bool]": (list, tuple),
+    "List[Tensor]": (list, tuple),
 }
 
 
