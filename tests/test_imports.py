@@ -18,6 +18,7 @@ ROOMS = (
     ("machine",),
     ("plugins",),
     ("registry",),
+    ("edge_programs",),
     ("graphs",),
     ("tune",),
     ("backends",),

@@ -1,0 +1,128 @@
+"""Edge programs in plain torch: the specification of what they compute.
+
+Values of edges are stored, so memory grows with edges x channels. Gradients are torch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastgraph.edge_programs.operations import (
+    CONSTANT,
+    DOT,
+    ELEMENTWISE,
+    FOLD,
+    ROUND,
+    SPREAD,
+)
+from fastgraph.edge_programs.program import Instruction, Operand, Program
+
+
+class Edges(NamedTuple):
+    """The ends of edges.
+
+    Attributes:
+        gathered: int64 ``[E]``, the gathered node of each.
+        row: int64 ``[E]``, the aggregating node of each.
+        num_rows: the number of aggregating nodes.
+    """
+
+    gathered: Tensor
+    row: Tensor
+    num_rows: int
+
+
+def evaluate(
+    program: Program, operands: Sequence[Tensor], edges: Edges, accumulator: torch.dtype
+) -> list[Tensor]:
+    """The outputs of a program.
+
+    Args:
+        program: any.
+        operands: in the program's order, ``[nodes, width]``, ``[E, width]`` or, of parameters,
+            ``[width]``, of one floating-point dtype.
+        edges: of the graph.
+        accumulator: the dtype in which values are computed.
+
+    Returns:
+        For each output ``[rows, width]``, of ``edge`` ``[E, width]`` and of ``total`` ``[width]``,
+        of the operands' dtype; records of ties int32.
+    """
+    dtype = operands[0].dtype
+    values: list[Tensor] = []
+    for operand, tensor in zip(program.operands, operands, strict=True):
+        values.append(_of_edges(operand, tensor.to(accumulator), edges))
+    for instruction in program.instructions:
+        arguments = [values[a] for a in instruction.arguments]
+        values.append(_value(instruction, arguments, values[0], dtype))
+    return [
+        _reduced(output.reduction, values[output.value], edges, dtype) for output in program.outputs
+    ]
+
+
+def _of_edges(operand: Operand, tensor: Tensor, edges: Edges) -> Tensor:
+    if operand.place == "row":
+        return tensor.index_select(0, edges.row)
+    if operand.place == "gathered":
+        return tensor.index_select(0, edges.gathered)
+    if operand.place == "parameter":
+        return tensor.unsqueeze(0).expand(edges.row.shape[0], -1)
+    return tensor
+
+
+def _value(
+    instruction: Instruction, arguments: list[Tensor], like: Tensor, dtype: torch.dtype
+) -> Tensor:
+    operation, width = instruction.operation, instruction.width
+    if operation == CONSTANT:
+        return like.new_full((like.shape[0], 1), instruction.constant)
+    if operation == ROUND:
+        return arguments[0].to(dtype).to(like.dtype)
+    if operation == SPREAD:
+        return _spread(arguments[0], width)
+    if operation == FOLD:
+        return _fold(arguments[0], width)
+    widest = max(argument.shape[1] for argument in arguments)
+    wide = [_spread(argument, widest) for argument in arguments]
+    if operation == DOT:
+        return _fold(wide[0] * wide[1], width)
+    return ELEMENTWISE[operation].evaluate(*wide)
+
+
+def _spread(value: Tensor, width: int) -> Tensor:
+    if value.shape[1] == width:
+        return value
+    count = width // value.shape[1]
+    return value.unsqueeze(-1).expand(-1, -1, count).reshape(value.shape[0], width)
+
+
+def _fold(value: Tensor, heads: int) -> Tensor:
+    return value.reshape(value.shape[0], heads, value.shape[1] // heads).sum(-1)
+
+
+def _reduced(reduction: str, value: Tensor, edges: Edges, dtype: torch.dtype) -> Tensor:
+    if reduction == "edge":
+        return value.to(dtype)
+    if reduction == "total":
+        return value.sum(0).to(dtype)
+    zeros = value.new_zeros(edges.num_rows, value.shape[1])
+    if reduction in ("sum", "mean"):
+        out = zeros.index_add(0, edges.row, value)
+        if reduction == "mean":
+            degree = torch.bincount(edges.row, minlength=edges.num_rows).clamp(min=1)
+            out = out / degree.unsqueeze(-1)
+        return out.to(dtype)
+    value = value.to(dtype)
+    index = edges.row.unsqueeze(-1).expand_as(value)
+    name = "amax" if reduction.startswith("max") else "amin"
+    out = zeros.to(dtype).scatter_reduce(0, index, value, reduce=name, include_self=False)
+    if not reduction.endswith("_ties"):
+        return out
+    # A zero extremum of a row with edges shares with the zeros that torch's output begins with.
+    occupied = torch.zeros_like(out, dtype=torch.bool).scatter(0, index, True)
+    shares = ((out == 0) & occupied).int()
+    return shares.scatter_add(0, index, (value == out.gather(0, index)).int())

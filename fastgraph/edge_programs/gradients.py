@@ -1,0 +1,263 @@
+"""The gradients of edge programs, as edge programs: symbolic differentiation in reverse.
+
+A gradient of what nodes aggregate for is summed over the same rows, that of what is gathered over
+the rows of the transposed graph, so nothing is scattered. The values of the program are computed
+again, of which each pass keeps those that it needs. Both passes are programs like others, whose
+gradients are derived alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from fastgraph.edge_programs.builder import Builder, Value
+from fastgraph.edge_programs.operations import (
+    CONSTANT,
+    DOT,
+    EXTREMA,
+    FOLD,
+    ROUND,
+    SPREAD,
+)
+from fastgraph.edge_programs.program import MIRRORED, Instruction, Place, Program
+
+_PLACE_OF_OUTPUT: Mapping[str, Place] = {"edge": "edge", "total": "parameter"}
+
+
+class Pass(NamedTuple):
+    """A program for gradients.
+
+    Attributes:
+        program: has an output for each gradient.
+        names: of the operands that these are the gradients of, in order.
+        is_reversed: whether its rows are the gathered nodes.
+    """
+
+    program: Program
+    names: tuple[str, ...]
+    is_reversed: bool
+
+
+class Gradients(NamedTuple):
+    """The programs for some gradients of a program.
+
+    Attributes:
+        passes: at most one over aggregating and one over gathered nodes.
+        grads: the names under which they take the gradients of the outputs. Those of means are to
+            be divided by the number of edges before, those of extrema by that of shares.
+        results: the names under which they take the outputs themselves, which extrema need.
+    """
+
+    passes: tuple[Pass, ...]
+    grads: tuple[str, ...]
+    results: tuple[str, ...]
+
+    @property
+    def operands(self) -> frozenset[str]:
+        """The names of everything that the programs take."""
+        return frozenset(name for made in self.passes for name in made.program.names)
+
+
+@functools.lru_cache(maxsize=1024)
+def derive(program: Program, wanted: frozenset[str], given: frozenset[int]) -> Gradients:
+    """The programs for the gradients of the operands whose names are ``wanted``.
+
+    Args:
+        program: whose records of ties, if any, have no gradients.
+        wanted: names of operands.
+        given: the numbers of the outputs whose gradients there are; others count as zero.
+
+    Returns:
+        Programs for those of the wanted gradients that are not zero.
+    """
+    builder = Builder(joins=True)
+    values = builder.replay(program)
+    grads, results = (
+        tuple(_fresh(f"{kind}{k}", program) for k in range(len(program.outputs)))
+        for kind in ("grad", "result")
+    )
+    adjoint = _Adjoint(builder, program, values, wanted)
+    for k in sorted(given):
+        output = program.outputs[k]
+        value = values[output.value]
+        place = _PLACE_OF_OUTPUT.get(output.reduction, "row")
+        gradient = builder.operand(grads[k], place, value.width)
+        if output.reduction in EXTREMA:
+            attained = builder.operand(results[k], "row", value.width)
+            # A product, as an infinite share is NaN for those that have none of it, too.
+            gradient = gradient * builder.apply("eq", builder.round(value), attained)
+        adjoint.add(output.value, gradient)
+    adjoint.run()
+    by_row: list[tuple[str, str, Value]] = []
+    by_gathered: list[tuple[str, str, Value]] = []
+    of_edges: list[tuple[str, str, Value]] = []
+    for number, operand in enumerate(program.operands):
+        found = adjoint.of(number)
+        if operand.name not in wanted or found is None:
+            continue
+        found = builder.spread(found, operand.width)
+        if operand.place == "edge":
+            of_edges.append((operand.name, "edge", found))
+        elif operand.place == "gathered":
+            by_gathered.append((operand.name, "sum", found))
+        else:
+            reduction = "total" if operand.place == "parameter" else "sum"
+            by_row.append((operand.name, reduction, found))
+    # Values of edges are the same in either pass: no pass for them alone.
+    (by_gathered if by_gathered and not by_row else by_row).extend(of_edges)
+    passes = []
+    for outputs, is_reversed in ((by_row, False), (by_gathered, True)):
+        if outputs:
+            made = builder.program(*((reduction, value) for _, reduction, value in outputs))
+            made = reversed_program(made) if is_reversed else made
+            passes.append(Pass(made, tuple(name for name, *_ in outputs), is_reversed))
+    return Gradients(tuple(passes), grads, results)
+
+
+def reversed_program(program: Program) -> Program:
+    """The same program on reversed edges: rows are gathered, and the gathered nodes are rows."""
+    operands = (replace(o, place=MIRRORED[o.place]) for o in program.operands)
+    return replace(program, operands=tuple(operands))
+
+
+def _fresh(name: str, program: Program) -> str:
+    """A name that no operand of the program has."""
+    while name in program.names:
+        name += "_"
+    return name
+
+
+class _Adjoint:
+    """The gradients of values: sums over what they are used for."""
+
+    def __init__(
+        self, builder: Builder, program: Program, values: list[Value], wanted: frozenset[str]
+    ) -> None:
+        self._builder, self._program, self._values = builder, program, values
+        self._found: dict[int, Value] = {}
+        self._matters = [operand.name in wanted for operand in program.operands]
+        for instruction in program.instructions:
+            self._matters.append(any(self._matters[a] for a in instruction.arguments))
+
+    def of(self, number: int) -> Value | None:
+        return self._found.get(number)
+
+    def add(self, number: int, gradient: Value) -> None:
+        """Add a part, of which the channels that one narrow value stands for are added up."""
+        if not self._matters[number]:
+            return
+        width = self._values[number].width
+        if gradient.width > width:
+            gradient = self._builder.fold(gradient, width)
+        before = self._found.get(number)
+        self._found[number] = gradient if before is None else before + gradient
+
+    def run(self) -> None:
+        count = len(self._program.operands)
+        for number in range(self._program.num_values - 1, count - 1, -1):
+            gradient = self._found.get(number)
+            if gradient is not None:
+                instruction = self._program.instructions[number - count]
+                self._through(instruction, self._values[number], gradient)
+
+    def _through(self, instruction: Instruction, result: Value, gradient: Value) -> None:
+        builder, operation = self._builder, instruction.operation
+        arguments = [self._values[a] for a in instruction.arguments]
+        if operation in (CONSTANT, "eq", "ne", "lt", "le", "sign"):
+            return
+        if operation in (ROUND, FOLD):
+            parts = [gradient]
+        elif operation == SPREAD:  # a narrow gradient stands for the channels of each head alike
+            parts = [builder.spread(gradient, result.width)]
+        elif operation == DOT:
+            # Of both factors, whichever is the narrow one.
+            parts = [gradient * arguments[1], gradient * arguments[0]]
+        else:
+            parts = _RULES[operation](builder, result, gradient, *arguments)
+        for number, part in zip(instruction.arguments, parts, strict=False):
+            self.add(number, self._whole(part, number, result))
+
+    def _whole(self, part: Value, number: int, result: Value) -> Value:
+        """A part of the gradient of a narrow argument, one for each channel of a wide result."""
+        if self._values[number].width < result.width and part.width < result.width:
+            return self._builder.spread(part, result.width)
+        return part
+
+
+# For each differentiable operation the gradients of its first arguments; others are constants.
+Rule = Callable[..., list[Value]]
+
+
+def _choose(b: Builder, mask: Value, first: Value | float, second: Value | float) -> Value:
+    return b.apply("where", mask, first, second)
+
+
+def _extremum(larger_first: bool) -> Rule:
+    """Half of the gradient goes to each of two equal values, and all of it to both beside a NaN."""
+
+    def rule(b: Builder, y: Value, g: Value, first: Value, second: Value) -> list[Value]:
+        half = _choose(b, b.apply("eq", first, second), g * 0.5, g)
+        loses = [b.apply("lt", first, second), b.apply("lt", second, first)]
+        if not larger_first:
+            loses.reverse()
+        return [_choose(b, mask, 0.0, half) for mask in loses]
+
+    return rule
+
+
+def _pow(b: Builder, y: Value, g: Value, base: Value, exponent: Value) -> list[Value]:
+    slope = exponent * b.apply("pow", base, exponent - 1.0)
+    of_base = g * _choose(b, b.apply("eq", exponent, 0.0), 0.0, slope)
+    at_zero = b.apply("eq", base, 0.0) * b.apply("le", 0.0, exponent)
+    of_exponent = g * _choose(b, at_zero, 0.0, y * b.apply("log", base))
+    return [of_base, of_exponent]
+
+
+def _clamp(b: Builder, y: Value, g: Value, x: Value, low: Value, high: Value) -> list[Value]:
+    inside = b.apply("le", low, x) * b.apply("le", x, high)
+    return [_choose(b, inside, g, 0.0)]
+
+
+def _elu(b: Builder, y: Value, g: Value, x: Value, alpha: Value) -> list[Value]:
+    # At 0 the gradient is alpha, and that of the gradient is 0, as torch has it.
+    slope = _choose(b, b.apply("lt", 0.0, x), 1.0, alpha)
+    return [g * _choose(b, b.apply("lt", x, 0.0), y + alpha, slope)]
+
+
+_RULES: Mapping[str, Rule] = {
+    "add": lambda b, y, g, *_: [g, g],
+    "sub": lambda b, y, g, *_: [g, -g],
+    "mul": lambda b, y, g, first, second: [g * second, g * first],
+    "div": lambda b, y, g, first, second: [g / second, -(g * (y / second))],
+    "maximum": _extremum(larger_first=True),
+    "minimum": _extremum(larger_first=False),
+    "pow": _pow,
+    "where": lambda b, y, g, mask, *_: [
+        b.constant(0.0),
+        _choose(b, mask, g, 0.0),
+        _choose(b, mask, 0.0, g),
+    ],
+    "clamp": _clamp,
+    "neg": lambda b, y, g, x: [-g],
+    "abs": lambda b, y, g, x: [g * b.apply("sign", x)],
+    "sqrt": lambda b, y, g, x: [g / (y * 2.0)],
+    "exp": lambda b, y, g, x: [g * y],
+    "expm1": lambda b, y, g, x: [g * (y + 1.0)],
+    "log": lambda b, y, g, x: [g / x],
+    "log1p": lambda b, y, g, x: [g / (x + 1.0)],
+    "sin": lambda b, y, g, x: [g * b.apply("cos", x)],
+    "cos": lambda b, y, g, x: [-(g * b.apply("sin", x))],
+    "erf": lambda b, y, g, x: [g * (b.apply("exp", -(x * x)) * (2 / math.sqrt(math.pi)))],
+    "sigmoid": lambda b, y, g, x: [g * (y * (1.0 - y))],
+    "tanh": lambda b, y, g, x: [g * (1.0 - y * y)],
+    "softplus": lambda b, y, g, x: [
+        _choose(b, b.apply("lt", 20.0, x), g, g * b.apply("sigmoid", x))
+    ],
+    "relu": lambda b, y, g, x: [_choose(b, b.apply("le", x, 0.0), 0.0, g)],
+    "leaky_relu": lambda b, y, g, x, slope: [_choose(b, b.apply("lt", 0.0, x), g, g * slope)],
+    "elu": _elu,
+}

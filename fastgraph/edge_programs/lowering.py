@@ -1,0 +1,274 @@
+"""Edge programs as native kernels take them: values in slots, and reductions of products.
+
+A value that depends on parameters alone is computed once, one that depends on a row besides once
+for the row; only what is left is computed for every edge, in registers that hold a few edges each.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastgraph.edge_programs.operations import (
+    CONSTANT,
+    DOT,
+    ELEMENTWISE,
+    EXTREMA,
+    FOLD,
+    ROUND,
+    SPREAD,
+)
+from fastgraph.edge_programs.program import PLACES, Output, Program
+
+OPERATIONS = (*ELEMENTWISE, ROUND, SPREAD, FOLD, DOT)
+"""The order in which ``csrc/include/fastgraph/edge_code.h`` numbers operations."""
+
+REDUCTIONS = ("sum", "mean", "max", "min", "edge", "total")
+"""The same of reductions; records of ties are part of extrema."""
+
+# Kinds of slots: an operand in each of the places, then what is computed, by how often.
+_CONSTANT, _OF_PROGRAM, _OF_ROW, _OF_EDGE = range(len(PLACES), len(PLACES) + 4)
+
+
+class Code(NamedTuple):
+    """A program for native functions; -1 stands for nothing.
+
+    Attributes:
+        slots: int32 ``[slots, 2]``, kind and width of each. Operands come first.
+        constants: float64 ``[slots]``, the numbers in constant ones.
+        instructions: int32 ``[instructions, 5]``: operation, slot of the result, and of three
+            arguments. All have the width of the result, but for ``spread``, ``fold`` and ``dot``.
+        reductions: int32 ``[reductions, 6]``: kind; slots of the value, of a factor of the same or
+            a narrower width, and of one that a row has; the numbers of the output and of the record
+            of ties.
+    """
+
+    slots: Tensor
+    constants: Tensor
+    instructions: Tensor
+    reductions: Tensor
+
+
+class _Node(NamedTuple):
+    """A value: the operation, or the name of an operand, and what makes it."""
+
+    operation: str
+    arguments: tuple[int, ...]
+    width: int
+    constant: float
+
+
+class _Reduction(NamedTuple):
+    """A reduction of nodes; see :class:`Code`."""
+
+    kind: str
+    value: int
+    factor: int
+    row_factor: int
+    out: int
+    ties: int
+
+
+@functools.lru_cache(maxsize=1024)
+def lower(program: Program, *, rounds: bool) -> Code:
+    """A program as native functions take it; ``rounds`` if the dtype is narrower than sums."""
+    return _Lowering(program, rounds).code()
+
+
+class _Lowering:
+    def __init__(self, program: Program, rounds: bool) -> None:
+        self._program = program
+        self._nodes: list[_Node] = []
+        self._numbers: dict[_Node, int] = {}
+        # How often values change: 0 never, 1 with the row, 2 with the edge.
+        self._often: list[int] = []
+        for operand in program.operands:
+            node = _Node(operand.name, (), operand.width, 0.0)
+            self._number(node, {"parameter": 0, "row": 1}.get(operand.place, 2))
+        # The node of each value of the program.
+        self._of_value: list[int] = []
+        self._of_value = list(range(len(program.operands)))
+        for instruction in program.instructions:
+            arguments = [self._of_value[a] for a in instruction.arguments]
+            width = instruction.width
+            if instruction.operation == ROUND and not rounds:
+                self._of_value += arguments
+                continue
+            if instruction.operation == DOT:
+                widest = max(self._nodes[a].width for a in arguments)
+                arguments = [self._spread(a, widest) for a in arguments]
+            elif instruction.operation in ELEMENTWISE:
+                arguments = [self._spread(a, width) for a in arguments]
+            self._of_value.append(
+                self._node(instruction.operation, arguments, width, instruction.constant)
+            )
+        self._reductions = list(self._reduced())
+
+    def code(self) -> Code:
+        """The code of all that reductions need."""
+        needed = self._needed()
+        last = self._last_uses(needed)
+        count = len(self._program.operands)
+        slots = [(PLACES.index(o.place), o.width) for o in self._program.operands]
+        constants = [0.0] * count
+        slot_of = {number: number for number in range(count)}
+        free: dict[int, list[int]] = {}
+        instructions = []
+
+        def new_slot(kind: int, width: int, constant: float = 0.0) -> int:
+            slots.append((kind, width))
+            constants.append(constant)
+            return len(slots) - 1
+
+        for number in needed:
+            node, often = self._nodes[number], self._often[number]
+            if number < count:
+                continue
+            if node.operation == CONSTANT:
+                slot_of[number] = new_slot(_CONSTANT, 1, node.constant)
+                continue
+            arguments = [slot_of[a] for a in node.arguments]
+            dying = [a for a in set(node.arguments) if last[a] == number and a >= count]
+            released = [slot_of[a] for a in dying if slots[slot_of[a]][0] == _OF_EDGE]
+            # An element-wise result may take the place of an argument.
+            in_place = node.operation in ELEMENTWISE or node.operation == ROUND
+            if in_place:
+                _release(free, slots, released)
+            if often < 2:
+                slot = new_slot(_OF_ROW if often else _OF_PROGRAM, node.width)
+            elif free.get(node.width):
+                slot = free[node.width].pop()
+            else:
+                slot = new_slot(_OF_EDGE, node.width)
+            if not in_place:
+                _release(free, slots, released)
+            slot_of[number] = slot
+            padded = [*arguments, -1, -1, -1][:3]
+            instructions.append([OPERATIONS.index(node.operation), slot, *padded])
+        reductions = [
+            [
+                REDUCTIONS.index(r.kind),
+                *(-1 if node < 0 else slot_of[node] for node in r[1:4]),
+                r.out,
+                r.ties,
+            ]
+            for r in self._reductions
+        ]
+        return Code(
+            torch.tensor(slots, dtype=torch.int32),
+            torch.tensor(constants, dtype=torch.float64),
+            torch.tensor(instructions, dtype=torch.int32).view(-1, 5),
+            torch.tensor(reductions, dtype=torch.int32),
+        )
+
+    def _number(self, node: _Node, often: int) -> int:
+        number = self._numbers.setdefault(node, len(self._nodes))
+        if number == len(self._nodes):
+            self._nodes.append(node)
+            self._often.append(often)
+        return number
+
+    def _node(
+        self, operation: str, arguments: Iterable[int], width: int, constant: float = 0.0
+    ) -> int:
+        given = tuple(arguments)
+        often = max((self._often[a] for a in given), default=0)
+        return self._number(_Node(operation, given, width, constant), often)
+
+    def _spread(self, number: int, width: int) -> int:
+        if self._nodes[number].width == width:
+            return number
+        return self._node(SPREAD, (number,), width)
+
+    def _reduced(self) -> Iterable[_Reduction]:
+        outputs = list(enumerate(self._program.outputs))
+        extrema: dict[tuple[str, int], list[int]] = {}
+        records = {ties: kind for kind, ties in EXTREMA.items()}
+        for number, output in outputs:
+            kind = records.get(output.reduction, output.reduction)
+            if kind in EXTREMA:
+                found = extrema.setdefault((kind, output.value), [-1, -1])
+                found[output.reduction in records] = number
+            elif kind == "edge":
+                yield _Reduction(kind, self._of_value[output.value], -1, -1, number, -1)
+            else:
+                yield self._sum(number, output)
+        for (kind, value), (out, ties) in extrema.items():
+            yield _Reduction(kind, self._of_value[value], -1, -1, out, ties)
+
+    def _sum(self, number: int, output: Output) -> _Reduction:
+        """A sum whose product the reduction computes, and of whose rows only the sum is scaled."""
+        whole = self._of_value[output.value]
+        width = self._nodes[whole].width
+        factors = [self._of_value[f] for f in self._factors(output.value)]
+        of_row = [f for f in factors if self._often[f] < 2]
+        rest = [f for f in factors if self._often[f] == 2]
+        if not rest:
+            return _Reduction(output.reduction, whole, -1, -1, number, -1)
+        row_factor = self._product([self._spread(f, width) for f in of_row])
+        narrow = [f for f in rest if self._nodes[f].width < width]
+        wide = [f for f in rest if self._nodes[f].width == width]
+        widest = max((self._nodes[f].width for f in narrow), default=1)
+        if not wide or any(widest % self._nodes[f].width for f in narrow):
+            wide += [self._spread(f, width) for f in narrow]
+            narrow = []
+        if not narrow and len(wide) > 1:
+            narrow = [wide.pop()]
+        factor = self._product(
+            [self._spread(f, max(self._nodes[f].width for f in narrow)) for f in narrow]
+        )
+        return _Reduction(output.reduction, self._product(wide), factor, row_factor, number, -1)
+
+    def _product(self, factors: list[int]) -> int:
+        """The product of nodes of one width; -1 for none."""
+        if not factors:
+            return -1
+        product, *others = factors
+        for factor in others:
+            product = self._node("mul", (product, factor), self._nodes[product].width)
+        return product
+
+    def _factors(self, value: int) -> list[int]:
+        """The values whose product a value is.
+
+        Whatever other outputs there are, so that bits do not depend on them.
+        """
+        place = value - len(self._program.operands)
+        if place < 0:
+            return [value]
+        instruction = self._program.instructions[place]
+        if instruction.operation != "mul":
+            return [value]
+        return [f for argument in instruction.arguments for f in self._factors(argument)]
+
+    def _needed(self) -> list[int]:
+        """The nodes that reductions need, each behind its arguments, and all operands."""
+        needed = set(range(len(self._program.operands)))
+        waiting = [n for r in self._reductions for n in r[1:4] if n >= 0]
+        while waiting:
+            number = waiting.pop()
+            if number not in needed:
+                needed.add(number)
+                waiting.extend(self._nodes[number].arguments)
+        return sorted(needed)  # a node is numbered behind its arguments
+
+    def _last_uses(self, needed: list[int]) -> dict[int, int]:
+        """The last node that takes each node; what a reduction takes is taken to the end."""
+        last = dict.fromkeys(needed, -1)
+        for number in needed:
+            for argument in self._nodes[number].arguments:
+                last[argument] = number
+        for reduction in self._reductions:
+            for node in reduction[1:4]:
+                if node >= 0:
+                    last[node] = len(self._nodes)
+        return last
+
+
+def _release(free: dict[int, list[int]], slots: list[tuple[int, int]], released: list[int]) -> None:
+    for slot in released:
+        free.setdefault(slots[slot][1], []).append(slot)

@@ -1,0 +1,293 @@
+"""The specification of an edge program, and its text.
+
+A program is a list of values, each computed for every edge. Operands come first, then instructions,
+whose arguments stand before them; outputs reduce values over the edges of a row.
+
+    x = gathered 128
+    w = edge 1
+    t0 = mul w x
+    sum t0
+
+Every value has a width, its number of channels. Where an instruction takes values of several widths
+the narrow ones hold a number for each head: a width must divide every wider one, and value ``k`` of
+a narrow one stands for as many consecutive channels of a wide one as there are for each.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, get_args
+
+from fastgraph.edge_programs.operations import (
+    CONSTANT,
+    DOT,
+    ELEMENTWISE,
+    EXTREMA,
+    FOLD,
+    REDUCTIONS,
+    ROUND,
+    SPREAD,
+)
+
+Place = Literal["row", "gathered", "edge", "parameter"]
+"""The owners of values: the aggregating node, the gathered one, the edge itself, or the program."""
+
+PLACES: tuple[Place, ...] = get_args(Place)
+
+MIRRORED: dict[Place, Place] = {
+    "row": "gathered",
+    "gathered": "row",
+    "edge": "edge",
+    "parameter": "parameter",
+}
+"""The places of the same values where every edge is reversed."""
+
+_NAME = re.compile(r"[a-z_][a-z0-9_]*")
+_TEMPORARY = re.compile(r"t\d+")
+_RESERVED = (*REDUCTIONS, *PLACES)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that a program takes.
+
+    Attributes:
+        name: unique among the operands.
+        place: what it has a row for.
+        width: how many values a row has.
+
+    Raises:
+        ValueError: naming the attribute, what was expected and what came.
+    """
+
+    name: str
+    place: Place
+    width: int
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name) or _TEMPORARY.fullmatch(self.name):
+            raise ValueError(
+                "the name of an operand must be lower-case letters, digits and underscores, and "
+                f"not t with a number, got {self.name!r}"
+            )
+        if self.name in _RESERVED:
+            raise ValueError(f"the name of an operand must not be a keyword, got {self.name!r}")
+        if self.place not in PLACES:
+            raise ValueError(
+                f"{self.name} must be in one of the places {list(PLACES)}, got {self.place!r}"
+            )
+        if self.width < 1:
+            raise ValueError(f"{self.name} must have a width of at least 1, got {self.width}")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """A value made of earlier ones.
+
+    Attributes:
+        operation: an element-wise one or ``round``, ``constant``, ``spread``, ``fold`` or ``dot``.
+        arguments: numbers of values.
+        width: of the result; of an element-wise instruction the largest of its arguments.
+        constant: the number, of a ``constant``.
+    """
+
+    operation: str
+    arguments: tuple[int, ...]
+    width: int
+    constant: float = 0.0
+
+
+@dataclass(frozen=True)
+class Output:
+    """A result: the reduction of a value."""
+
+    reduction: str
+    value: int
+
+    @property
+    def is_record(self) -> bool:
+        """True for a record of ties: int32, and without a gradient."""
+        return self.reduction in EXTREMA.values()
+
+
+@dataclass(frozen=True)
+class Program:
+    """An edge program.
+
+    Attributes:
+        operands: values 0, 1, ...
+        instructions: the values that follow.
+        outputs: what it returns, in this order.
+
+    Raises:
+        ValueError: what is wrong, and with which value.
+    """
+
+    operands: tuple[Operand, ...]
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[Output, ...]
+
+    def __post_init__(self) -> None:
+        if len(set(self.names)) != len(self.names):
+            raise ValueError(f"operands must have different names, got {list(self.names)}")
+        for number, instruction in enumerate(self.instructions, len(self.operands)):
+            self._check(number, instruction)
+        if not self.operands:
+            raise ValueError("a program must have at least one operand, got none")
+        if not self.outputs:
+            raise ValueError("a program must have at least one output, got none")
+        for output in self.outputs:
+            if output.reduction not in REDUCTIONS:
+                raise ValueError(
+                    f"a reduction must be one of {list(REDUCTIONS)}, got {output.reduction!r}"
+                )
+            if not 0 <= output.value < self.num_values:
+                raise ValueError(f"{output.reduction} must reduce a value, got {output.value}")
+        used = {o.value for o in self.outputs}.union(*(i.arguments for i in self.instructions))
+        idle = [o.name for number, o in enumerate(self.operands) if number not in used]
+        if idle:
+            raise ValueError(f"every operand must be used, got {idle} that are not")
+
+    def _check(self, number: int, instruction: Instruction) -> None:
+        operation, arguments, width = (
+            instruction.operation,
+            instruction.arguments,
+            instruction.width,
+        )
+        name = f"{self.name(number)} = {operation}"
+        if operation in ELEMENTWISE:
+            arity = ELEMENTWISE[operation].arity
+        elif operation in (CONSTANT, ROUND, SPREAD, FOLD, DOT):
+            arity = {CONSTANT: 0, DOT: 2}.get(operation, 1)
+        else:
+            raise ValueError(f"{name} is no operation of edge programs")
+        if len(arguments) != arity:
+            raise ValueError(f"{name} must have {arity} arguments, got {len(arguments)}")
+        if any(not 0 <= argument < number for argument in arguments):
+            raise ValueError(f"{name} must take values that stand before it")
+        widths = [self.width(argument) for argument in arguments]
+        widest = common_width(name, widths)
+        if operation == CONSTANT:
+            fits, expected = width == 1, "a width of 1"
+        elif operation == SPREAD:
+            fits, expected = width >= 1 and width % widest == 0, f"a multiple of width {widest}"
+        elif operation in (FOLD, DOT):
+            fits, expected = width >= 1 and widest % width == 0, f"a divisor of width {widest}"
+        else:
+            fits, expected = width == widest, f"the width {widest} of its arguments"
+        if not fits:
+            raise ValueError(f"{name} must have {expected}, got {width}")
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of the operands."""
+        return tuple(operand.name for operand in self.operands)
+
+    @cached_property
+    def num_values(self) -> int:
+        """Operands and instructions together."""
+        return len(self.operands) + len(self.instructions)
+
+    def width(self, value: int) -> int:
+        """The width of a value."""
+        count = len(self.operands)
+        return (
+            self.operands[value].width if value < count else self.instructions[value - count].width
+        )
+
+    def name(self, value: int) -> str:
+        """The name of a value in the program's text."""
+        count = len(self.operands)
+        return self.operands[value].name if value < count else f"t{value - count}"
+
+    def output_shape(self, output: Output, num_rows: int, num_edges: int) -> tuple[int, ...]:
+        """The shape of an output over so many rows and edges."""
+        width = self.width(output.value)
+        if output.reduction == "total":
+            return (width,)
+        return (num_edges if output.reduction == "edge" else num_rows, width)
+
+    def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
+        lines = [f"{o.name} = {o.place} {o.width}" for o in self.operands]
+        for number, instruction in enumerate(self.instructions, len(self.operands)):
+            words = [instruction.operation, *map(self.name, instruction.arguments)]
+            if instruction.operation == CONSTANT:
+                words.append(repr(instruction.constant))
+            elif instruction.operation in (SPREAD, FOLD, DOT):
+                words.append(str(instruction.width))
+            lines.append(f"{self.name(number)} = {' '.join(words)}")
+        lines += [f"{output.reduction} {self.name(output.value)}" for output in self.outputs]
+        return "\n".join(lines)
+
+
+def common_width(name: str, widths: Sequence[int]) -> int:
+    """The largest of some widths, which all others must divide; 1 if there are none.
+
+    Raises:
+        ValueError: one does not, naming what takes them.
+    """
+    widest = max(widths, default=1)
+    if any(widest % width for width in widths):
+        raise ValueError(
+            f"{name} must take widths of which each divides the largest, got {list(widths)}"
+        )
+    return widest
+
+
+@functools.lru_cache(maxsize=1024)
+def parse(text: str) -> Program:
+    """The program with this text.
+
+    Raises:
+        ValueError: the text is none, naming the line.
+    """
+    operands: list[Operand] = []
+    instructions: list[Instruction] = []
+    outputs: list[Output] = []
+    numbers: dict[str, int] = {}
+    widths: list[int] = []
+
+    def number(name: str) -> int:
+        if name not in numbers:
+            raise ValueError(f"{name!r} is no value")
+        return numbers[name]
+
+    for line in filter(None, map(str.strip, text.splitlines())):
+        try:
+            match line.split():
+                case [name, "=", place, size] if place in PLACES:
+                    if instructions:
+                        raise ValueError("operands must stand before instructions")
+                    operands.append(Operand(name, place, int(size)))
+                    widths.append(operands[-1].width)
+                case [name, "=", "constant", constant]:
+                    instructions.append(Instruction("constant", (), 1, float(constant)))
+                    widths.append(1)
+                case [name, "=", ("spread" | "fold" | "dot") as operation, *words, size]:
+                    arguments = tuple(map(number, words))
+                    instructions.append(Instruction(operation, arguments, int(size)))
+                    widths.append(int(size))
+                case [name, "=", operation, *words]:
+                    arguments = tuple(map(number, words))
+                    width = max((widths[a] for a in arguments), default=1)
+                    instructions.append(Instruction(operation, arguments, width))
+                    widths.append(width)
+                case [reduction, name]:
+                    outputs.append(Output(reduction, number(name)))
+                    continue
+                case _:
+                    raise ValueError("expected `NAME = OPERATION VALUE ...` or `REDUCTION VALUE`")
+            if name in numbers:
+                raise ValueError(f"{name!r} is there already")
+            numbers[name] = len(numbers)
+        except ValueError as error:
+            raise ValueError(f"edge program, line {line!r}: {error}") from None
+    return Program(tuple(operands), tuple(instructions), tuple(outputs))
