@@ -5,19 +5,18 @@ from __future__ import annotations
 import torch
 
 from fastgraph.backends.building import NativeBuilding
+from fastgraph.backends.edge_programs import edge_program_kernel
 from fastgraph.backends.kernels import native_kernels
 from fastgraph.machine import native
 from fastgraph.plugins.backend import FLOATING, Kernel
 from fastgraph.tune.row_order import RowOrder
 
 _BUILDING = NativeBuilding(native.library).kernels
+_ROWS = RowOrder(native.library)
 _KERNELS = native_kernels(
-    native.library,
-    RowOrder(native.library),
-    at_once={"gat"},
-    leaves_out=True,
-    by_destination={"segment_reduce"},
+    native.library, _ROWS, at_once={"gat"}, leaves_out=True, by_destination={"segment_reduce"}
 )
+_KERNELS["edge_program"] = edge_program_kernel(native.library, _ROWS)
 
 
 class CpuBackend:

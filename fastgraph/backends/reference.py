@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from fastgraph.backends import building
+from fastgraph.edge_programs.evaluation import Edges, evaluate
+from fastgraph.edge_programs.program import Program
 from fastgraph.graphs.graph import Graph
 from fastgraph.plugins.backend import FALLBACK_PRIORITY, Kernel, accumulator
 from fastgraph.registry.operators import SIGNATURES
@@ -99,6 +101,13 @@ def edge_softmax_backward(graph: Graph, out: Tensor, grad: Tensor, transpose: bo
     total = Attention.sum_at(aggregating, product, num_out)
     grad_score: Tensor = product - weight * total[aggregating]
     return grad_score.to(out.dtype)
+
+
+def edge_program(
+    graph: Graph, operands: Sequence[Tensor], program: Program, transpose: bool
+) -> list[Tensor]:
+    edges = Edges(*endpoints(graph, transpose))
+    return evaluate(program, operands, edges, accumulator(operands[0].dtype))
 
 
 def segment_reduce(

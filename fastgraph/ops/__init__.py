@@ -1,6 +1,7 @@
 """Operators on graphs, with gradients: one file each."""
 
 from fastgraph.ops.attention import attention
+from fastgraph.ops.edge_program import edge_program
 from fastgraph.ops.edge_softmax import edge_softmax
 from fastgraph.ops.gat import gat
 from fastgraph.ops.gat_with_scores import gat_with_scores
@@ -14,6 +15,7 @@ from fastgraph.ops.spmm import spmm
 
 __all__ = [
     "attention",
+    "edge_program",
     "edge_softmax",
     "gat",
     "gat_with_scores",

@@ -23,6 +23,10 @@ the signatures of their kernels:
     ``goes_by_records``, they also do where no number in ``record`` is above 0: who attains an
     extremum is known there.
 
+``edge_program(graph, operands, program, transpose) -> outputs``
+    ``program`` is a :class:`fastgraph.edge_programs.program.Program`, of whose operands those of
+    nodes and edges are ``[nodes, width]`` and ``[E, width]``, and parameters ``[width]``. There is
+    a result for each of its outputs; :mod:`fastgraph.edge_programs.evaluation` says which.
 ``head_scores(x, att) -> scores``
     Dot products of the heads of ``x`` ``[nodes, heads, channels]`` and ``att`` ``[count, heads,
     channels]``, as ``[count, nodes, heads]``.

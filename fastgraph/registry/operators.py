@@ -194,6 +194,7 @@ SIGNATURES: dict[str, Signature] = {
     "edge_softmax_backward": _signature("graph out grad transpose"),
     "segment_reduce": _signature("graph x weight reduce transpose ties"),
     "segment_reduce_backward": _signature("graph grad x weight out record transpose ties"),
+    "edge_program": _signature("graph operands program transpose"),
     "head_scores": _signature("x att"),
     "head_scores_backward": _signature("x att grad", "addend", "wanted"),
 }

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from fastgraph.backends import building, reference
 from fastgraph.backends.reference import num_shares
+from fastgraph.edge_programs.lowering import lower
+from fastgraph.edge_programs.program import parse
 from fastgraph.graphs.tiles import Tiles
 from fastgraph.plugins.backend import FLOATING, accumulator
 from tests.graphs import mixed_communities
@@ -455,6 +457,45 @@ def segment_reduce_backward(lib: Library, draw: Draw) -> Prepared:
     return call, check
 
 
+EDGE_PROGRAMS = (
+    "x = gathered 40\nw = edge 4\nt0 = mul w x\nsum t0\nmean x\nedge t0",
+    "x = gathered 3\nr = row 3\nt0 = add x r\nt1 = relu t0\nmax t1\nmax_ties t1\nmin x",
+    "x = gathered 35\nr = row 35\np = parameter 1\nt0 = mul r x\nt1 = dot x r 7\nt2 = mul t0 p\n"
+    "sum t2\ntotal t1\nedge t1",
+)
+
+
+def edge_program(lib: Library, draw: Draw) -> Prepared:
+    graph, dtype = draw.in_any_order(built(lib, draw)), draw.one_of(*FLOATING)
+    program = parse(draw.one_of(*EDGE_PROGRAMS))
+    rows = {"gathered": graph.num_cols, "row": graph.num_rows, "edge": graph.num_edges}
+    operands = [
+        draw.features(dtype, *([rows[o.place]] if o.place in rows else []), o.width)
+        for o in program.operands
+    ]
+    out = [
+        torch.full(
+            program.output_shape(output, graph.num_rows, graph.num_edges),
+            77,
+            dtype=torch.int32 if output.is_record else dtype,
+        )
+        for output in program.outputs
+    ]
+
+    def check(_: Any) -> None:
+        wide = [operand.double() for operand in operands]
+        exact = reference.edge_program(graph, wide, program, False)
+        for output, found, expected in zip(program.outputs, out, exact, strict=True):
+            if output.is_record:
+                assert_equal(found, expected)
+            else:
+                assert_near(found, expected, 64.0, output.reduction)
+
+    code = lower(program, rounds=dtype.itemsize < 4)
+    call = graph.arguments | {"num_cols": graph.num_cols, **code._asdict()}
+    return call | {"operands": operands, "outputs": out}, check
+
+
 def head_scores(lib: Library, draw: Draw) -> Prepared:
     dtype, heads, width = draw.one_of(*FLOATING), draw.number(0, 4), draw.width()
     nodes, count = draw.number(0, draw.one_of(5, 600)), draw.number(0, 3)
@@ -507,6 +548,7 @@ CALLS = (
     edge_softmax_backward,
     segment_reduce,
     segment_reduce_backward,
+    edge_program,
     head_scores,
     head_scores_backward,
     *ATTENTION_CALLS,

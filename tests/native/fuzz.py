@@ -41,6 +41,7 @@ Make = Callable[[Library, Draw], Prepared]
 BUILDERS = {"build_csr", "build_csr_with_loops", "check_csr"}
 # Nor are these.
 UNTRUSTED = {("count_tile_columns", "windows"), ("fill_tiles", "ptr")}
+UNTRUSTED |= {("edge_program", name) for name in ("slots", "instructions", "reductions")}
 
 
 @contextlib.contextmanager
@@ -88,6 +89,10 @@ def spoiled_tensor(draw: Draw, tensor: Tensor, may_shrink: bool) -> Any:
 
 def spoiled(draw: Draw, function: str, call: Call, name: str) -> Any:
     value = call[name]
+    if isinstance(value, list):
+        place = draw.number(0, len(value) - 1)
+        changed_tensor = spoiled_tensor(draw, value[place], may_shrink=True)
+        return draw.one_of(value[1:], [*value, value[0]], [*value[:place], changed_tensor])
     if value is None:
         return draw.one_of("tensor", 3, torch.zeros(3), torch.zeros(2, 2, dtype=torch.int32))
     if not isinstance(value, Tensor):
@@ -96,12 +101,12 @@ def spoiled(draw: Draw, function: str, call: Call, name: str) -> Any:
     if (is_looked_at or (function, name) in UNTRUSTED) and draw.flag():
         if value.numel() == 0:
             return value
-        changed = value.clone(memory_format=torch.contiguous_format)
+        changed = value.clone(memory_format=torch.contiguous_format).view(-1)
         sizes = (call[size] for size in ("num_rows", "num_cols") if size in call)
         bad = draw.one_of(*BAD_INDICES, *sizes, 0, 1)
         info = torch.iinfo(value.dtype)
         changed[draw.number(0, value.numel() - 1)] = max(info.min, min(info.max, bad))
-        return changed
+        return changed.view(value.shape)
     # What says how many rows the gathered features should have, where they are not trusted.
     tells = {"col_scale", "rowptr_t", "score_src", "value"}
     told = name not in ("x", "x_src") or any(call.get(other) is not None for other in tells)

@@ -1,0 +1,60 @@
+"""Edge programs computed by a native library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastgraph.backends.kernels import GroupedRows
+from fastgraph.edge_programs.lowering import lower
+from fastgraph.edge_programs.program import Program
+from fastgraph.graphs.graph import Csr, Graph
+from fastgraph.machine.memory import new_rows
+from fastgraph.plugins.backend import Kernel
+
+
+def edge_program_kernel(library: Callable[[], Any], rows: GroupedRows) -> Kernel:
+    """The kernel of ``edge_program``.
+
+    Args:
+        library: gives the native library; asked at each call.
+        rows: gives them as the library's kernels visit them.
+    """
+
+    def edge_program(
+        graph: Graph, operands: Sequence[Tensor], program: Program, transpose: bool
+    ) -> list[Tensor]:
+        like = operands[0]
+        num_rows, num_in = graph.num_dst, graph.num_src
+        if transpose:
+            num_rows, num_in = num_in, num_rows
+        out = [
+            new_rows(
+                like,
+                program.output_shape(output, num_rows, graph.num_edges),
+                torch.int32 if output.is_record else None,
+            )
+            for output in program.outputs
+        ]
+        code = lower(program, rounds=like.dtype.itemsize < 4)
+        edges = rows_of(graph, operands, program, transpose)
+        library().edge_program(*edges.arguments, num_in, *code, list(operands), out)
+        return out
+
+    def rows_of(graph: Graph, operands: Sequence[Tensor], program: Program, transpose: bool) -> Csr:
+        gathered = [
+            tensor
+            for operand, tensor in zip(program.operands, operands, strict=True)
+            if operand.place == "gathered"
+        ]
+        if not gathered:
+            return graph.grouped(transpose=transpose)
+        # A sum over all edges depends on the order of rows, in bits.
+        ascending = any(output.reduction == "total" for output in program.outputs)
+        widest = max(gathered, key=lambda tensor: tensor.shape[1])
+        return rows(graph, widest, transpose=transpose, ascending=ascending)
+
+    return edge_program

@@ -1,0 +1,193 @@
+// The function that runs an edge program: checks its code as it does tensors.
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/function.h>
+
+#include <string>
+#include <vector>
+
+#include "bindings/checks.h"
+#include "cpu/edge_program.h"
+
+namespace fastgraph {
+namespace {
+
+using Tensors = tvm::ffi::Array<tvm::ffi::Tensor>;
+
+[[noreturn]] void refuse(const char* name, int64_t number, const std::string& expected) {
+  TVM_FFI_THROW(ValueError) << name << " " << number << " must " << expected;
+}
+
+// The widest rows of slots, so that their sizes in bytes are no overflow.
+constexpr int32_t kMostChannels = 1 << 24;
+
+void check_slots(const EdgeCode& code) {
+  bool were_operands = true;
+  for (int64_t s = 0; s < code.num_slots; ++s) {
+    const EdgeSlot slot = code.slots[s];
+    if (slot.kind < EdgeSlotKind::kRow || slot.kind > EdgeSlotKind::kOfEdge) {
+      refuse("slot", s, "have a kind of slots, got " + std::to_string(static_cast<int>(slot.kind)));
+    }
+    const bool is_wrong_constant = slot.kind == EdgeSlotKind::kConstant && slot.width != 1;
+    if (slot.width < 1 || slot.width > kMostChannels || is_wrong_constant) {
+      refuse("slot", s, "have a width that fits its kind, got " + std::to_string(slot.width));
+    }
+    if (slot.is_operand() && !were_operands) refuse("slot", s, "stand before what is computed");
+    were_operands = slot.is_operand();
+  }
+}
+
+void check_slot(const EdgeCode& code, int32_t slot, const char* name, int64_t number) {
+  if (slot < 0 || slot >= code.num_slots) {
+    refuse(
+        name, number,
+        "name slots in [0, " + std::to_string(code.num_slots) + "), got " + std::to_string(slot));
+  }
+}
+
+void check_instructions(const EdgeCode& code) {
+  constexpr const char* kName = "instruction";
+  for (int64_t i = 0; i < code.num_instructions; ++i) {
+    const EdgeInstruction& instruction = code.instructions[i];
+    const auto operation = static_cast<int32_t>(instruction.operation);
+    if (operation < 0 || operation >= kNumEdgeOperations) {
+      refuse(kName, i, "have an operation, got " + std::to_string(operation));
+    }
+    check_slot(code, instruction.out, kName, i);
+    const EdgeSlot out = code.slots[instruction.out];
+    if (out.kind < EdgeSlotKind::kOfProgram) refuse(kName, i, "not write an operand or a number");
+    for (int k = 0; k < arity(instruction.operation); ++k) {
+      const int32_t argument = instruction.argument[k];
+      check_slot(code, argument, kName, i);
+      const EdgeSlot in = code.slots[argument];
+      if (in.often() > out.often()) refuse(kName, i, "not be computed less often than it changes");
+      const bool is_sum = instruction.operation == EdgeOperation::kFold ||
+                          instruction.operation == EdgeOperation::kDot;
+      const bool is_spread = instruction.operation == EdgeOperation::kSpread;
+      const bool fits = is_sum      ? in.width % out.width == 0
+                        : is_spread ? out.width % in.width == 0
+                                    : in.width == out.width;
+      const bool is_equal = in.width == code.slots[instruction.argument[0]].width;
+      if (!fits || !is_equal) refuse(kName, i, "have arguments of widths that fit its result");
+      const bool overwrites = (is_sum || is_spread) && argument == instruction.out;
+      if (overwrites) refuse(kName, i, "not write its argument");
+    }
+  }
+}
+
+void check_reductions(const EdgeCode& code, int64_t num_outputs) {
+  constexpr const char* kName = "reduction";
+  for (int64_t r = 0; r < code.num_reductions; ++r) {
+    const EdgeReduction& reduction = code.reductions[r];
+    const auto kind = static_cast<int32_t>(reduction.kind);
+    if (kind < 0 || kind >= kNumEdgeReductions) {
+      refuse(kName, r, "have a kind, got " + std::to_string(kind));
+    }
+    check_slot(code, reduction.value, kName, r);
+    const int32_t width = code.slots[reduction.value].width;
+    const bool is_sum = !reduction.is_extremum() && reduction.kind != EdgeReductionKind::kEdge;
+    if (!is_sum && (reduction.factor >= 0 || reduction.row_factor >= 0)) {
+      refuse(kName, r, "have factors in sums only");
+    }
+    if (reduction.factor >= 0) {
+      check_slot(code, reduction.factor, kName, r);
+      if (width % code.slots[reduction.factor].width != 0) {
+        refuse(kName, r, "have a factor whose width divides that of its value");
+      }
+    }
+    if (reduction.row_factor >= 0) {
+      check_slot(code, reduction.row_factor, kName, r);
+      const EdgeSlot slot = code.slots[reduction.row_factor];
+      if (slot.often() == 2 || slot.width != width) {
+        refuse(kName, r, "have a factor of rows that has the width of its value");
+      }
+    }
+    const bool may_lack_out = reduction.is_extremum() && reduction.ties >= 0;
+    if (reduction.out < (may_lack_out ? -1 : 0) || reduction.out >= num_outputs ||
+        reduction.ties < -1 || reduction.ties >= (reduction.is_extremum() ? num_outputs : 0)) {
+      refuse(kName, r, "name outputs in [0, " + std::to_string(num_outputs) + ")");
+    }
+  }
+}
+
+EdgeCode checked_code(const Tensor& slots, const Tensor& constants, const Tensor& instructions,
+                      const Tensor& reductions, int64_t num_outputs) {
+  check_ndim(slots, 2, "slots");
+  check_ndim(instructions, 2, "instructions");
+  check_ndim(reductions, 2, "reductions");
+  const int64_t num_slots = slots.size(0), num_instructions = instructions.size(0);
+  const int64_t num_reductions = reductions.size(0);
+  const EdgeCode code{
+      reinterpret_cast<const EdgeSlot*>(checked<const int32_t>(slots, {num_slots, 2}, "slots")),
+      checked<const double>(constants, {num_slots}, "constants"),
+      num_slots,
+      reinterpret_cast<const EdgeInstruction*>(
+          checked<const int32_t>(instructions, {num_instructions, 5}, "instructions")),
+      num_instructions,
+      reinterpret_cast<const EdgeReduction*>(
+          checked<const int32_t>(reductions, {num_reductions, 6}, "reductions")),
+      num_reductions};
+  check_slots(code);
+  check_instructions(code);
+  check_reductions(code, num_outputs);
+  return code;
+}
+
+template <typename T>
+const T* checked_operand(const EdgeSlot slot, const Tensor& tensor, const Csr& graph) {
+  constexpr const char* kName = "operands";
+  switch (slot.kind) {
+    case EdgeSlotKind::kParameter: return checked<const T>(tensor, {slot.width}, kName);
+    case EdgeSlotKind::kRow: return checked<const T>(tensor, {graph.num_rows, slot.width}, kName);
+    case EdgeSlotKind::kEdge:
+      return checked<const T>(tensor, {graph.num_entries, slot.width}, kName);
+    default: return checked<const T>(tensor, {graph.num_cols, slot.width}, kName);
+  }
+}
+
+// One operand for each slot of one, and as many outputs as reductions have results.
+void bind_edge_program(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
+                       OptionalTensor order, int64_t num_cols, Tensor slots, Tensor constants,
+                       Tensor instructions, Tensor reductions, Tensors operands, Tensors outputs) {
+  const auto num_outputs = static_cast<int64_t>(outputs.size());
+  const EdgeCode code = checked_code(slots, constants, instructions, reductions, num_outputs);
+  const auto num_operands = static_cast<int64_t>(operands.size());
+  int64_t expected = 0;
+  while (expected < code.num_slots && code.slots[expected].is_operand()) ++expected;
+  if (num_operands != expected || num_operands == 0) {
+    TVM_FFI_THROW(ValueError) << "operands must be one for each of " << expected
+                              << " slots and at least one, got " << num_operands;
+  }
+  checked_size(num_cols, "num_cols");
+  const OrderedCsr graph = checked_csr(rowptr, col, edge_id, num_cut, order, num_cols, kByRow);
+  dispatch_features(operands[0], "operands", [&](auto type) {
+    using T = decltype(type);
+    std::vector<const T*> inputs(code.num_slots);
+    for (int64_t s = 0; s < num_operands; ++s) {
+      inputs[s] = checked_operand<T>(code.slots[s], operands[s], graph);
+    }
+    std::vector<void*> results(num_outputs);
+    for (int64_t r = 0; r < code.num_reductions; ++r) {
+      const EdgeReduction& reduction = code.reductions[r];
+      const int64_t width = code.slots[reduction.value].width;
+      if (reduction.ties >= 0) {
+        results[reduction.ties] =
+            checked<int32_t>(outputs[reduction.ties], {graph.num_rows, width}, "outputs");
+      }
+      if (reduction.out < 0) continue;
+      const Tensor out = outputs[reduction.out];
+      if (reduction.kind == EdgeReductionKind::kTotal) {
+        results[reduction.out] = checked<T>(out, {width}, "outputs");
+      } else {
+        const bool is_of_edges = reduction.kind == EdgeReductionKind::kEdge;
+        const int64_t rows = is_of_edges ? graph.num_entries : graph.num_rows;
+        results[reduction.out] = checked<T>(out, {rows, width}, "outputs");
+      }
+    }
+    edge_program<T>(graph, code, inputs.data(), results.data());
+  });
+}
+
+}  // namespace
+}  // namespace fastgraph
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(edge_program, fastgraph::bind_edge_program);

@@ -1,0 +1,343 @@
+// The registers of an edge program: values of a few edges at once, and its instructions on them.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "fastgraph/chunks.h"
+#include "fastgraph/dot.h"
+#include "fastgraph/edge_code.h"
+#include "fastgraph/elementary.h"
+#include "fastgraph/inline.h"
+#include "fastgraph/memory.h"
+#include "fastgraph/simd.h"
+#include "fastgraph/views.h"
+
+namespace fastgraph {
+
+// The most edges that registers hold, and how many bytes of them there should be: they and what is
+// gathered for the next ones fit into a core's first cache.
+constexpr int64_t kMostEdges = 16;
+constexpr int64_t kLeastEdges = 4;
+constexpr int64_t kRegisterBytes = 1 << 14;
+
+// Values of fewer channels stand next to each other for all edges of a block, so that instructions
+// go over them in whole vectors.
+constexpr int64_t kNarrow = 32;
+
+// Where the values of slots are, in elements of a task's memory.
+struct EdgeLayout {
+  int64_t block;  // edges at once
+  std::vector<int64_t> begin;
+  int64_t size = 0;
+
+  EdgeLayout(const EdgeCode& code, int64_t item_bytes, bool is_half) {
+    int64_t bytes = 1;  // of all that is computed or kept for one edge
+    for (int64_t s = 0; s < code.num_slots; ++s) {
+      if (code.slots[s].kind == EdgeSlotKind::kOfEdge) bytes += code.slots[s].width * item_bytes;
+    }
+    block = std::clamp(kRegisterBytes / bytes, kLeastEdges, kMostEdges);
+    for (int64_t s = 0; s < code.num_slots; ++s) {
+      const EdgeSlot slot = code.slots[s];
+      const bool is_read_in_place = slot.is_operand() && slot.width >= kNarrow && !is_half;
+      const bool has_edges = slot.often() == 2 || slot.width < kNarrow;
+      begin.push_back(size);
+      if (!is_read_in_place) size += round_up((has_edges ? block : 1) * slot.width);
+    }
+  }
+
+  // So that the last vector of a register is its own.
+  static int64_t round_up(int64_t size) { return (size + 15) / 16 * 16; }
+};
+
+// out[c] = f(in[c]...) for c < width, a vector at a time.
+template <typename A, typename F, typename... In>
+FASTGRAPH_INLINE void for_each_vector(A* out, int64_t width, const F& f, const In*... in) {
+  constexpr int N = kLanes<A>;
+  int64_t c = 0;
+#pragma GCC unroll 4
+  for (; c + N <= width; c += N) store<N>(out + c, f(load<N>(in + c)...));
+  if (c == width) return;
+  const auto part = [&](const A* p) {
+    Vector<A, N> v{};
+    std::memcpy(&v, p + c, (width - c) * sizeof(A));
+    return v;
+  };
+  const Vector<A, N> last = f(part(in)...);
+  std::memcpy(out + c, &last, (width - c) * sizeof(A));
+}
+
+// The values of all slots for a block of edges, and the instructions that compute them.
+template <typename T>
+class EdgeRegisters {
+ public:
+  using A = Accumulator<T>;
+  static constexpr int N = kLanes<A>;
+  using V = Vector<A, N>;
+  using I = Vector<Bits<A>, N>;
+
+  EdgeRegisters(const OrderedCsr& graph, const EdgeCode& code, const EdgeLayout& layout,
+                const T* const* operands)
+      : graph_(graph),
+        code_(code),
+        layout_(layout),
+        operands_(operands),
+        memory_(scratch<A>(layout.size)),
+        at_(scratch<const A*>(code.num_slots * kMostEdges)) {
+    std::fill_n(memory_.get(), layout.size, A{});
+    for (int32_t s = 0; s < code.num_slots; ++s) {
+      const EdgeSlot slot = code.slots[s];
+      const bool has_edges = slot.often() == 2 || slot.width < kNarrow;
+      for (int64_t g = 0; g < layout.block; ++g) {
+        at_[s * kMostEdges + g] = own(s) + (has_edges ? g * slot.width : 0);
+      }
+      if (slot.kind == EdgeSlotKind::kConstant) *own(s) = static_cast<A>(code.constants[s]);
+      if (slot.kind == EdgeSlotKind::kParameter) put_all(s, operands[s]);
+      of_kind_[static_cast<int>(slot.kind)].push_back(s);
+    }
+    for (const auto kind : {EdgeSlotKind::kGathered, EdgeSlotKind::kEdge}) {
+      for (const int32_t s : of(kind)) ahead_.push_back({operands[s], 0, width(s)});
+    }
+    num_gathered_ = static_cast<int64_t>(of(EdgeSlotKind::kGathered).size());
+    num_ahead_ = static_cast<int64_t>(ahead_.size());
+    run(0, 1);
+    for (const auto kind :
+         {EdgeSlotKind::kParameter, EdgeSlotKind::kConstant, EdgeSlotKind::kOfProgram}) {
+      for (const int32_t s : of(kind)) repeat(s, layout.block);
+    }
+  }
+
+  // The channels of a slot for an edge of the block; of rows and parameters for any.
+  const A* at(int32_t slot, int64_t g) const { return at_[slot * kMostEdges + g]; }
+
+  // The same for all edges of the block.
+  const A* const* rows(int32_t slot) const { return &at_[slot * kMostEdges]; }
+
+  int64_t width(int32_t slot) const { return code_.slots[slot].width; }
+
+  // All that depends on a row, which has so many edges in a block.
+  void begin_row(int64_t row, int64_t edges) {
+    for (const int32_t s : of(EdgeSlotKind::kRow)) put_all(s, operands_[s] + row * width(s));
+    run(1, 1);
+    for (const auto kind : {EdgeSlotKind::kRow, EdgeSlotKind::kOfRow}) {
+      for (const int32_t s : of(kind)) repeat(s, edges);
+    }
+  }
+
+  // Has the operands of some entries in the block. Those before `stop` that follow come next.
+  void put_edges(int64_t first, int64_t edges, int64_t stop) {
+    for (int64_t g = 0; g < edges; ++g) {
+      const int64_t node = graph_.col[first + g], edge = graph_.edge(first + g);
+      for (const int32_t s : of(EdgeSlotKind::kGathered)) put(s, g, operands_[s] + node * width(s));
+      for (const int32_t s : of(EdgeSlotKind::kEdge)) put(s, g, operands_[s] + edge * width(s));
+    }
+    next_ = first + layout_.block;
+    num_next_ = stop - next_;
+  }
+
+  // Asks for the operands of the entry that comes next in the place of an edge. Whatever goes over
+  // the edges of a block first does so as it goes: the processor would wait for all of them at
+  // once.
+  FASTGRAPH_INLINE void expect(int64_t g) const {
+    if (g >= num_next_) return;
+    const int64_t node = graph_.col[next_ + g], edge = graph_.edge(next_ + g);
+    for (int64_t i = 0; i < num_gathered_; ++i) {
+      prefetch(ahead_[i].data + node * ahead_[i].width, ahead_[i].width);
+    }
+    for (int64_t i = num_gathered_; i < num_ahead_; ++i) {
+      prefetch(ahead_[i].data + edge * ahead_[i].width, ahead_[i].width);
+    }
+  }
+  void have_expected() { num_next_ = 0; }
+
+  // The instructions on the edges of a block.
+  void run_block(int64_t edges) { run(2, edges); }
+
+ private:
+  const std::vector<int32_t>& of(EdgeSlotKind kind) const {
+    return of_kind_[static_cast<int>(kind)];
+  }
+
+  A* own(int32_t slot) const { return memory_.get() + layout_.begin[slot]; }
+
+  // Values in the place of one edge: a copy where they are narrow or of another type.
+  FASTGRAPH_INLINE void put(int32_t slot, int64_t g, const T* values) {
+    const int64_t count = width(slot);
+    if constexpr (!is_half<T>) {
+      if (count >= kNarrow) {
+        at_[slot * kMostEdges + g] = values;
+        return;
+      }
+    }
+    A* const to = own(slot) + g * count;
+    for_each_chunk<N, 1>(0, count, [&](auto chunk, int64_t c) {
+      using C = decltype(chunk);
+      for (int q = 0; q < C::kCount; ++q) {
+        const int64_t f = c + q * C::kLanes;
+        store<C::kLanes>(to + f, load<C::kLanes>(values + f));
+      }
+    });
+  }
+
+  // The same for all edges alike.
+  void put_all(int32_t slot, const T* values) {
+    put(slot, 0, values);
+    if (is_half<T> || width(slot) < kNarrow) return;
+    std::fill_n(&at_[slot * kMostEdges], layout_.block, at(slot, 0));
+  }
+
+  // What is the same for all edges of a block, for so many of them, if it is narrow.
+  void repeat(int32_t slot, int64_t edges) {
+    const int64_t count = width(slot);
+    if (count >= kNarrow) return;
+    A* const to = own(slot);
+    for (int64_t i = count; i < edges * count; ++i) to[i] = to[i - count];
+  }
+
+  // Instructions whose results change so often.
+  void run(int often, int64_t edges) {
+    for (int64_t i = 0; i < code_.num_instructions; ++i) {
+      const EdgeInstruction& instruction = code_.instructions[i];
+      if (code_.slots[instruction.out].often() == often) run(instruction, edges);
+    }
+  }
+
+  template <typename F>
+  FASTGRAPH_INLINE void map(const EdgeInstruction& i, int64_t edges, const F& f) {
+    const int32_t a = i.argument[0], b = i.argument[1], c = i.argument[2];
+    const int64_t count = width(i.out);
+    A* const out = own(i.out);
+    const bool is_narrow = count < kNarrow;
+    const auto rows = [&](int64_t times, int64_t channels) {
+      for (int64_t g = 0; g < times; ++g) {
+        if (!is_narrow) expect(g);
+        if constexpr (std::is_invocable_v<F, V>) {
+          for_each_vector(out + g * count, channels, f, at(a, g));
+        } else if constexpr (std::is_invocable_v<F, V, V>) {
+          for_each_vector(out + g * count, channels, f, at(a, g), at(b, g));
+        } else {
+          for_each_vector(out + g * count, channels, f, at(a, g), at(b, g), at(c, g));
+        }
+      }
+    };
+    if (is_narrow) {
+      rows(1, (edges * count + N - 1) / N * N);
+    } else {
+      rows(edges, count);
+      have_expected();
+    }
+  }
+
+  void spread(const EdgeInstruction& i, int64_t edges) {
+    const int64_t heads = width(i.argument[0]), of_head = width(i.out) / heads;
+    for (int64_t g = 0; g < edges; ++g) {
+      const A* const from = at(i.argument[0], g);
+      A* const to = own(i.out) + g * width(i.out);
+      for (int64_t h = 0; h < heads; ++h) std::fill_n(to + h * of_head, of_head, from[h]);
+    }
+  }
+
+  void fold(const EdgeInstruction& i, int64_t edges) {
+    const int64_t heads = width(i.out), of_head = width(i.argument[0]) / heads;
+    for (int64_t g = 0; g < edges; ++g) {
+      for (int64_t h = 0; h < heads; ++h) {
+        const A* const from = at(i.argument[0], g) + h * of_head;
+        A sum = 0;
+        for_each_part<N, 1>(0, of_head, [&](auto chunk, int64_t c) {
+          constexpr int kLane = decltype(chunk)::kLanes;
+          sum += sum_of<A, kLane>(load<kLane>(from + c));
+        });
+        own(i.out)[g * heads + h] = sum;
+      }
+    }
+  }
+
+  void dot_products(const EdgeInstruction& i, int64_t edges) {
+    const int64_t heads = width(i.out), of_head = width(i.argument[0]) / heads;
+    for (int64_t g = 0; g < edges; ++g) {
+      const A *const a = at(i.argument[0], g), *const b = at(i.argument[1], g);
+      for (int64_t h = 0; h < heads; ++h) {
+        own(i.out)[g * heads + h] = dot(a + h * of_head, b + h * of_head, of_head);
+      }
+    }
+  }
+
+  void run(const EdgeInstruction& i, int64_t edges) {
+    const V zero{}, one = splat<A, N>(1);
+    const auto truth = [&](I mask) { return mask ? one : zero; };
+    using Op = EdgeOperation;
+    switch (i.operation) {
+      case Op::kAdd: return map(i, edges, [](V a, V b) { return a + b; });
+      case Op::kSub: return map(i, edges, [](V a, V b) { return a - b; });
+      case Op::kMul: return map(i, edges, [](V a, V b) { return a * b; });
+      case Op::kDiv: return map(i, edges, [](V a, V b) { return a / b; });
+      case Op::kMaximum: return map(i, edges, [](V a, V b) { return (a > b) | (a != a) ? a : b; });
+      case Op::kMinimum: return map(i, edges, [](V a, V b) { return (a < b) | (a != a) ? a : b; });
+      case Op::kPow:
+        return map(i, edges, [](V a, V b) {
+          for (int k = 0; k < N; ++k) a[k] = std::pow(a[k], b[k]);
+          return a;
+        });
+      case Op::kEq: return map(i, edges, [&](V a, V b) { return truth(a == b); });
+      case Op::kNe: return map(i, edges, [&](V a, V b) { return truth(a != b); });
+      case Op::kLt: return map(i, edges, [&](V a, V b) { return truth(a < b); });
+      case Op::kLe: return map(i, edges, [&](V a, V b) { return truth(a <= b); });
+      case Op::kWhere: return map(i, edges, [&](V m, V a, V b) { return m != zero ? a : b; });
+      case Op::kClamp:
+        return map(i, edges, [](V x, V low, V high) {
+          x = x < low ? low : x;
+          return x > high ? high : x;
+        });
+      case Op::kNeg: return map(i, edges, [](V x) { return -x; });
+      case Op::kAbs: return map(i, edges, [](V x) { return absolute<A, N>(x); });
+      case Op::kSign: return map(i, edges, [&](V x) { return truth(x > zero) - truth(x < zero); });
+      case Op::kSqrt: return map(i, edges, [](V x) { return square_root<A, N>(x); });
+      case Op::kExp: return map(i, edges, [](V x) { return exponential<A, N>(x); });
+      case Op::kExpm1: return map(i, edges, [](V x) { return exponential_minus_1<A, N>(x); });
+      case Op::kLog: return map(i, edges, [](V x) { return logarithm<A, N>(x); });
+      case Op::kLog1p: return map(i, edges, [](V x) { return logarithm_plus_1<A, N>(x); });
+      case Op::kSin: return map_lanes(i, edges, [](A x) { return std::sin(x); });
+      case Op::kCos: return map_lanes(i, edges, [](A x) { return std::cos(x); });
+      case Op::kErf: return map_lanes(i, edges, [](A x) { return std::erf(x); });
+      case Op::kSigmoid: return map(i, edges, [](V x) { return logistic<A, N>(x); });
+      case Op::kTanh: return map(i, edges, [](V x) { return hyperbolic_tangent<A, N>(x); });
+      case Op::kSoftplus:
+        return map(i, edges, [](V x) {
+          const V small = logarithm_plus_1<A, N>(exponential<A, N>(x));
+          return x > splat<A, N>(20) ? x : small;
+        });
+      case Op::kRelu: return map(i, edges, [&](V x) { return x <= zero ? zero : x; });
+      case Op::kLeakyRelu:
+        return map(i, edges, [&](V x, V slope) { return x > zero ? x : x * slope; });
+      case Op::kElu:
+        return map(i, edges, [&](V x, V alpha) {
+          return x > zero ? x : alpha * exponential_minus_1<A, N>(x);
+        });
+      case Op::kRound: return map(i, edges, [](V x) { return round_to<T, N>(x); });
+      case Op::kSpread: return spread(i, edges);
+      case Op::kFold: return fold(i, edges);
+      case Op::kDot: return dot_products(i, edges);
+    }
+  }
+
+  template <typename F>
+  void map_lanes(const EdgeInstruction& i, int64_t edges, const F& f) {
+    map(i, edges, [&](V x) { return for_each_lane<A, N>(x, f); });
+  }
+
+  const OrderedCsr& graph_;
+  const EdgeCode& code_;
+  const EdgeLayout& layout_;
+  const T* const* operands_;
+  // The operands of nodes that are gathered, and behind them those of edges.
+  std::vector<Matrix<const T>> ahead_;
+  int64_t num_gathered_, num_ahead_;
+  int64_t next_ = 0, num_next_ = 0;  // the entries that come next
+  Scratch<A> memory_;
+  Scratch<const A*> at_;
+  std::vector<int32_t> of_kind_[8];
+};
+
+}  // namespace fastgraph

@@ -1,0 +1,121 @@
+// Edge programs as kernels take them: values in slots, instructions on them, and reductions.
+// fastgraph/edge_programs/lowering.py writes them.
+#pragma once
+
+#include <cstdint>
+
+namespace fastgraph {
+
+// What a slot holds: an operand, of which row, gathered node, edge or program have one; a number;
+// or what is computed once, for each row, or for each edge.
+enum class EdgeSlotKind : int32_t {
+  kRow,
+  kGathered,
+  kEdge,
+  kParameter,
+  kConstant,
+  kOfProgram,
+  kOfRow,
+  kOfEdge,
+};
+
+struct EdgeSlot {
+  EdgeSlotKind kind;
+  int32_t width;
+
+  bool is_operand() const { return kind <= EdgeSlotKind::kParameter; }
+
+  // 0 for values that never change, 1 for those that do with the row, 2 with the edge.
+  int often() const {
+    switch (kind) {
+      case EdgeSlotKind::kParameter:
+      case EdgeSlotKind::kConstant:
+      case EdgeSlotKind::kOfProgram: return 0;
+      case EdgeSlotKind::kRow:
+      case EdgeSlotKind::kOfRow: return 1;
+      default: return 2;
+    }
+  }
+};
+
+enum class EdgeOperation : int32_t {
+  kAdd,
+  kSub,
+  kMul,
+  kDiv,
+  kMaximum,
+  kMinimum,
+  kPow,
+  kEq,
+  kNe,
+  kLt,
+  kLe,
+  kWhere,
+  kClamp,
+  kNeg,
+  kAbs,
+  kSign,
+  kSqrt,
+  kExp,
+  kExpm1,
+  kLog,
+  kLog1p,
+  kSin,
+  kCos,
+  kErf,
+  kSigmoid,
+  kTanh,
+  kSoftplus,
+  kRelu,
+  kLeakyRelu,
+  kElu,
+  kRound,
+  kSpread,  // each value for the channels of its head
+  kFold,    // the sum of each head's channels
+  kDot,     // the sum of each head's products
+};
+constexpr int32_t kNumEdgeOperations = static_cast<int32_t>(EdgeOperation::kDot) + 1;
+
+// How many arguments it takes.
+inline int arity(EdgeOperation operation) {
+  if (operation == EdgeOperation::kWhere || operation == EdgeOperation::kClamp) return 3;
+  const bool is_binary = operation < EdgeOperation::kWhere || operation == EdgeOperation::kDot ||
+                         operation == EdgeOperation::kLeakyRelu || operation == EdgeOperation::kElu;
+  return is_binary ? 2 : 1;
+}
+
+struct EdgeInstruction {
+  EdgeOperation operation;
+  int32_t out;
+  int32_t argument[3];
+};
+
+enum class EdgeReductionKind : int32_t { kSum, kMean, kMax, kMin, kEdge, kTotal };
+constexpr int32_t kNumEdgeReductions = static_cast<int32_t>(EdgeReductionKind::kTotal) + 1;
+
+// Of value * factor over edges, times row_factor; -1 stands for nothing. A factor may be narrower.
+struct EdgeReduction {
+  EdgeReductionKind kind;
+  int32_t value;
+  int32_t factor;
+  int32_t row_factor;
+  int32_t out;   // number of the result
+  int32_t ties;  // of an extremum: that of the number of shares, int32
+
+  bool is_extremum() const {
+    return kind == EdgeReductionKind::kMax || kind == EdgeReductionKind::kMin;
+  }
+};
+
+// Views of all of it. Arguments stand before what takes them, and operands first.
+struct EdgeCode {
+  const EdgeSlot* slots;
+  const double* constants;  // of slots
+  int64_t num_slots;
+  const EdgeInstruction* instructions;
+  int64_t num_instructions;
+  const EdgeReduction* reductions;
+  int64_t num_reductions;
+};
+
+}  // namespace fastgraph

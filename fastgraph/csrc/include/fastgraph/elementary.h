@@ -1,0 +1,170 @@
+// Elementary functions of a whole vector at a time: polynomials in float, those of C in double.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "fastgraph/simd.h"
+
+namespace fastgraph {
+
+template <typename A, int N, typename Function>
+inline Vector<A, N> for_each_lane(Vector<A, N> x, const Function& function) {
+  for (int i = 0; i < N; ++i) x[i] = function(x[i]);
+  return x;
+}
+
+template <typename A, int N>
+inline Vector<A, N> absolute(Vector<A, N> x) {
+  using I = Vector<Bits<A>, N>;
+  return (Vector<A, N>)((I)x & splat<Bits<A>, N>(std::numeric_limits<Bits<A>>::max()));
+}
+
+namespace detail {
+
+// x within the range in which exponentials of float are neither 0 nor infinite; NaN stays.
+template <int N>
+inline Vector<float, N> within_exponents(Vector<float, N> x) {
+  const auto low = splat<float, N>(-104.0f), high = splat<float, N>(89.0f);
+  x = x < low ? low : x;
+  return x > high ? high : x;
+}
+
+// exp(r) - 1 where x = exponent ln 2 + r with |r| <= ln 2 / 2, by the polynomial of Cephes.
+template <int N>
+inline Vector<float, N> reduced_expm1(Vector<float, N> x, Vector<int32_t, N>& exponent) {
+  using F = Vector<float, N>;
+  using I = Vector<int32_t, N>;
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  const auto times_plus = [](F a, F b, float c) {
+    return multiply_add<float, N>(a, b, splat<float, N>(c));
+  };
+  const F shifted = times_plus(x, splat<float, N>(1.44269504088896341f), kRound);
+  const F n = shifted - kRound;
+  F r = multiply_add<float, N>(n, splat<float, N>(-0.693359375f), x);
+  r = multiply_add<float, N>(n, splat<float, N>(2.12194440e-4f), r);
+  F p = splat<float, N>(1.9875691500e-4f);
+  p = times_plus(p, r, 1.3981999507e-3f);
+  p = times_plus(p, r, 8.3334519073e-3f);
+  p = times_plus(p, r, 4.1665795894e-2f);
+  p = times_plus(p, r, 1.6666665459e-1f);
+  p = times_plus(p, r, 5.0000001201e-1f);
+  exponent = (I)shifted - (I)splat<float, N>(kRound);
+  return multiply_add<float, N>(p, r * r, r);
+}
+
+// x * 2^exponent, where that itself may be no number of its type: in two steps.
+template <int N>
+inline Vector<float, N> scaled(Vector<float, N> x, Vector<int32_t, N> exponent) {
+  using F = Vector<float, N>;
+  const auto half = exponent >> 1;
+  return x * (F)((half + 127) << 23) * (F)((exponent - half + 127) << 23);
+}
+
+}  // namespace detail
+
+template <typename A, int N>
+inline Vector<A, N> exponential(Vector<A, N> x) {
+  if constexpr (std::is_same_v<A, float>) {
+    Vector<int32_t, N> exponent;
+    const auto q = detail::reduced_expm1<N>(detail::within_exponents<N>(x), exponent);
+    return detail::scaled<N>(q + 1.0f, exponent);
+  } else {
+    return for_each_lane<A, N>(x, [](A v) { return std::exp(v); });
+  }
+}
+
+template <typename A, int N>
+inline Vector<A, N> exponential_minus_1(Vector<A, N> x) {
+  if constexpr (std::is_same_v<A, float>) {
+    Vector<int32_t, N> exponent;
+    const auto q = detail::reduced_expm1<N>(detail::within_exponents<N>(x), exponent);
+    const auto power = detail::scaled<N>(splat<float, N>(1.0f), exponent);
+    const auto large = detail::scaled<N>(q + 1.0f, exponent);  // of which 1 is less than a rounding
+    return x > splat<float, N>(40.0f) ? large : q * power + (power - 1.0f);
+  } else {
+    return for_each_lane<A, N>(x, [](A v) { return std::expm1(v); });
+  }
+}
+
+// By the polynomial of Cephes for the mantissa between sqrt(1/2) and sqrt(2).
+template <typename A, int N>
+inline Vector<A, N> logarithm(Vector<A, N> x) {
+  if constexpr (std::is_same_v<A, float>) {
+    using F = Vector<float, N>;
+    using I = Vector<int32_t, N>;
+    const I is_subnormal = x < splat<float, N>(std::numeric_limits<float>::min());
+    const F normal = is_subnormal ? x * 8388608.0f : x;
+    const I bits = (I)normal;
+    F m = (F)((bits & 0x7fffff) | 0x3f000000);
+    const I is_low = m < splat<float, N>(0.707106781f);
+    const I exponent = (bits >> 23) - 126 + is_low - (is_subnormal & 23);
+    m = (is_low ? m + m : m) - 1.0f;
+    const F e = __builtin_convertvector(exponent, F), z = m * m;
+    F y = m * 7.0376836292e-2f - 1.1514610310e-1f;
+    y = y * m + 1.1676998740e-1f;
+    y = y * m - 1.2420140846e-1f;
+    y = y * m + 1.4249322787e-1f;
+    y = y * m - 1.6668057665e-1f;
+    y = y * m + 2.0000714765e-1f;
+    y = y * m - 2.4999993993e-1f;
+    y = y * m + 3.3333331174e-1f;
+    y = y * m * z - e * 2.12194440e-4f - z * 0.5f;
+    const F result = m + y + e * 0.693359375f;
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    const F of_others = x < F{} ? splat<float, N>(std::numeric_limits<float>::quiet_NaN()) : x;
+    const F of_zero = x == F{} ? splat<float, N>(-kInfinity) : of_others;
+    return (x > F{}) & (x < splat<float, N>(kInfinity)) ? result : of_zero;
+  } else {
+    return for_each_lane<A, N>(x, [](A v) { return std::log(v); });
+  }
+}
+
+// The logarithm of the rounded sum, corrected by how it was rounded.
+template <typename A, int N>
+inline Vector<A, N> logarithm_plus_1(Vector<A, N> x) {
+  if constexpr (std::is_same_v<A, float>) {
+    using F = Vector<float, N>;
+    const F sum = x + 1.0f, rest = sum - 1.0f;
+    const F result = logarithm<float, N>(sum) * (x / rest);
+    const auto is_exact =
+        (rest == x) | (sum == splat<float, N>(std::numeric_limits<float>::infinity()));
+    const F exact = is_exact ? logarithm<float, N>(sum) : result;
+    return rest == F{} ? x : exact;
+  } else {
+    return for_each_lane<A, N>(x, [](A v) { return std::log1p(v); });
+  }
+}
+
+template <typename A, int N>
+inline Vector<A, N> hyperbolic_tangent(Vector<A, N> x) {
+  if constexpr (std::is_same_v<A, float>) {
+    using F = Vector<float, N>;
+    using I = Vector<int32_t, N>;
+    const F magnitude = absolute<float, N>(x), most = splat<float, N>(20.0f);
+    const F t = exponential_minus_1<float, N>((magnitude > most ? most : magnitude) * 2.0f);
+    const I sign = (I)x & splat<int32_t, N>(std::numeric_limits<int32_t>::min());
+    return (F)((I)(t / (t + 2.0f)) | sign);
+  } else {
+    return for_each_lane<A, N>(x, [](A v) { return std::tanh(v); });
+  }
+}
+
+template <typename A, int N>
+inline Vector<A, N> logistic(Vector<A, N> x) {
+  return A{1} / (exponential<A, N>(-x) + A{1});
+}
+
+template <typename A, int N>
+inline Vector<A, N> square_root(Vector<A, N> x) {
+#if defined(__AVX512F__)
+  if constexpr (std::is_same_v<A, float> && N == 16) {
+    return (Vector<A, N>)_mm512_sqrt_ps((__m512)x);
+  }
+#endif
+  return for_each_lane<A, N>(x, [](A v) { return std::sqrt(v); });
+}
+
+}  // namespace fastgraph

@@ -1,0 +1,294 @@
+"""``edge_program``: any message of a few element-wise instructions, reduced over neighbourhoods.
+
+The gradient of a program is one more program for the aggregating nodes, and one for the gathered
+ones on the transposed graph, so derivatives of any order run through the same kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastgraph.backends import reference
+from fastgraph.edge_programs.gradients import derive
+from fastgraph.edge_programs.operations import EXTREMA
+from fastgraph.edge_programs.program import Operand, Output, Program, parse
+from fastgraph.graphs.edges import caller_index_of
+from fastgraph.graphs.graph import Graph
+from fastgraph.ops.library import (
+    Gradient,
+    define,
+    is_transformed,
+    wanted_gradients,
+)
+from fastgraph.ops.topology import check_index, check_values, topology
+from fastgraph.plugins.backend import accumulator, device_type
+from fastgraph.registry.registry import REGISTRY
+
+
+def edge_program(
+    program: Program | str,
+    operands: Mapping[str, Tensor],
+    index: Tensor,
+    *,
+    ptr: Tensor | None = None,
+    num_in: int | None = None,
+    num_out: int | None = None,
+    transpose: bool = False,
+) -> tuple[Tensor, ...]:
+    """Compute messages by a program, and reduce them: nothing of edges x channels is stored.
+
+    For example, the sum of ``w * x`` over neighbours:
+
+        x = gathered 128
+        w = edge 1
+        t0 = mul w x
+        sum t0
+
+    Values are computed in float32, or float64 for float64 operands. They and gradients are bitwise
+    equal for any number of threads. The gradients of means and of extrema that several edges attain
+    are what PyG's aggregations have for ``edge_index``; see :func:`fastgraph.ops.segment_reduce`
+    with ``ties="split"``. In half types, a message is rounded before it is compared with others,
+    and no value before that is.
+
+    Args:
+        program: a :class:`fastgraph.edge_programs.program.Program`, or its text.
+        operands: a tensor for each of its operands, by name: ``[nodes, *channels]`` for those in
+            the places ``row`` (the aggregating nodes) and ``gathered``, ``[E, *channels]`` or
+            ``[E]`` for those of edges, and ``[*channels]`` for parameters, as many channels as its
+            width; all of one dtype, float32, float64, bfloat16 or float16.
+        index: int64 or int32 ``[2, E]``, sources in row 0, destinations in row 1; with ``ptr``, the
+            sources ``[E]`` grouped by destination, or ``[2, E]`` with the number of each edge in
+            row 1.
+        ptr: int64 or int32 ``[nodes + 1]``, offsets of the groups in ``index``.
+        num_in: the number of gathered nodes; default: that of a gathered operand, or ``num_out``.
+        num_out: the number of aggregating nodes; default: that of an operand of rows, or
+            ``num_in``.
+        transpose: reverse every edge (PyG's ``flow="target_to_source"``).
+
+    Returns:
+        For each output of the program ``[num_out, width]``, zeros for nodes without edges; of
+        ``edge`` ``[E, width]``, and of ``total`` ``[width]``.
+
+    Raises:
+        ValueError: the program is wrong, or an argument has the wrong shape, dtype, device or
+            value.
+        IndexError: ``index`` points outside the nodes.
+    """
+    made = parse(program) if isinstance(program, str) else program
+    if set(operands) != set(made.names):
+        raise ValueError(
+            f"operands must be those of the program, {list(made.names)}, got {list(operands)}"
+        )
+    given = [operands[name] for name in made.names]
+    matrices = [_matrix(o, tensor) for o, tensor in zip(made.operands, given, strict=True)]
+    num_in = _num_nodes(made, given, "gathered") if num_in is None else num_in
+    num_out = _num_nodes(made, given, "row") if num_out is None else num_out
+    if num_in is None and num_out is None:
+        raise ValueError("num_in or num_out must be given where no operand belongs to nodes")
+    num_in, num_out = (
+        second if first is None else first
+        for first, second in ((num_in, num_out), (num_out, num_in))
+    )
+    assert num_in is not None and num_out is not None
+    is_recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+    run = _with_records(made) if is_recorded else made
+    out = EDGE_PROGRAM(matrices, index, ptr, str(run), num_in, num_out, transpose)
+    return tuple(out[: len(made.outputs)])
+
+
+def _matrix(operand: Operand, tensor: Tensor) -> Tensor:
+    """A tensor as the operator takes it, with all its channels in one dimension."""
+    check_values(operand.name, tensor)
+    is_parameter = operand.place == "parameter"
+    channels = tensor.shape if is_parameter else tensor.shape[1:]
+    if channels.numel() != operand.width or (tensor.dim() == 0 and not is_parameter):
+        first = "" if is_parameter else "edges, " if operand.place == "edge" else "nodes, "
+        raise ValueError(
+            f"{operand.name} must be [{first}*channels] with {operand.width} channels, "
+            f"got shape {list(tensor.shape)}"
+        )
+    shape = (operand.width,) if is_parameter else (tensor.shape[0], operand.width)
+    return tensor if tensor.shape == shape else tensor.reshape(shape)
+
+
+def _num_nodes(program: Program, given: Sequence[Tensor], place: str) -> int | None:
+    found = (
+        tensor.shape[0]
+        for operand, tensor in zip(program.operands, given, strict=True)
+        if operand.place == place
+    )
+    return next(found, None)
+
+
+def _with_records(program: Program) -> Program:
+    """The program with a record of ties for each extremum, which its gradient needs."""
+    records = [
+        Output(EXTREMA[output.reduction], output.value)
+        for output in program.outputs
+        if output.reduction in EXTREMA
+    ]
+    missing = [record for record in records if record not in program.outputs]
+    return replace(program, outputs=(*program.outputs, *dict.fromkeys(missing)))
+
+
+def _check(
+    operands: Sequence[Tensor],
+    index: Tensor,
+    ptr: Tensor | None,
+    program: Program,
+    num_in: int,
+    num_out: int,
+) -> None:
+    if len(operands) != len(program.operands):
+        raise ValueError(
+            f"operands must be one for each of {list(program.names)}, got {len(operands)}"
+        )
+    like = operands[0]
+    num_rows = {"row": num_out, "gathered": num_in, "edge": index.shape[-1]}
+    for operand, tensor in zip(program.operands, operands, strict=True):
+        check_values(operand.name, tensor)
+        rows = () if operand.place == "parameter" else (num_rows[operand.place],)
+        expected = (*rows, operand.width)
+        if tensor.shape != expected:
+            raise ValueError(
+                f"{operand.name} must have shape {list(expected)}, got {list(tensor.shape)}"
+            )
+        if tensor.dtype != like.dtype or tensor.device != like.device:
+            raise ValueError(
+                f"{operand.name} must have the dtype and device of {program.names[0]} "
+                f"({like.dtype}, {like.device}), got ({tensor.dtype}, {tensor.device})"
+            )
+    check_index(index, ptr, like)
+
+
+def _forward(
+    operands: Sequence[Tensor],
+    index: Tensor,
+    ptr: Tensor | None,
+    text: str,
+    num_in: int,
+    num_out: int,
+    transpose: bool,
+) -> list[Tensor]:
+    program = parse(text)
+    _check(operands, index, ptr, program, num_in, num_out)
+    graph = topology(index, ptr, num_in, num_out, transpose)
+    kernel = REGISTRY.kernel("edge_program", device_type(operands[0]), operands[0].dtype)
+    out: list[Tensor] = kernel(graph, [t.contiguous() for t in operands], program, transpose)
+    return out
+
+
+def _fake(
+    operands: Sequence[Tensor],
+    index: Tensor,
+    ptr: Tensor | None,
+    text: str,
+    num_in: int,
+    num_out: int,
+    transpose: bool,
+) -> list[Tensor]:
+    program = parse(text)
+    _check(operands, index, ptr, program, num_in, num_out)
+    like = operands[0]
+    return [
+        like.new_empty(
+            program.output_shape(output, num_out, index.shape[-1]),
+            dtype=torch.int32 if output.is_record else like.dtype,
+        )
+        for output in program.outputs
+    ]
+
+
+def _save(ctx: Any, arguments: Sequence[Any], result: Sequence[Tensor]) -> None:
+    operands, index, ptr, text, ctx.num_in, ctx.num_out, ctx.transpose = arguments
+    program = ctx.program = parse(text)
+    outputs = list(zip(program.outputs, result, strict=True))
+    ctx.mark_non_differentiable(*(tensor for output, tensor in outputs if output.is_record))
+    needed = frozenset(
+        name for name, t in zip(program.names, operands, strict=True) if t.requires_grad
+    )
+    derived = derive(program, needed, _differentiable(program))
+    # Only what a gradient needs: users may edit all else in place before the backward pass.
+    named = zip(program.names, operands, strict=True)
+    kept = [tensor if name in derived.operands else None for name, tensor in named]
+    is_kept = [output.is_record or output.reduction in EXTREMA for output in program.outputs]
+    results = [tensor if keep else None for keep, tensor in zip(is_kept, result, strict=True)]
+    ctx.save_for_backward(index, ptr, caller_index_of(index), *kept, *results)
+
+
+def _differentiable(program: Program) -> frozenset[int]:
+    """The numbers of the outputs that have gradients."""
+    return frozenset(k for k, output in enumerate(program.outputs) if not output.is_record)
+
+
+def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    index, ptr, _, *saved = ctx.saved_tensors
+    program: Program = ctx.program
+    count = len(program.operands)
+    operands, results = saved[:count], saved[count:]
+    wanted = wanted_gradients(ctx)[:count]
+    names = frozenset(name for name, want in zip(program.names, wanted, strict=True) if want)
+    given = {k: g for k, g in enumerate(grads) if g is not None} if names else {}
+    derived = derive(program, names, frozenset(given) & _differentiable(program))
+    values = dict(zip(program.names, operands, strict=True))
+    values |= zip(derived.results, results, strict=True)
+    for k, grad in given.items():
+        values[derived.grads[k]] = _share(ctx, k, grad, index, ptr, results)
+    found: dict[str, Tensor] = {}
+    for made in derived.passes:
+        taken = [values[name] for name in made.program.names]
+        sizes = (ctx.num_out, ctx.num_in) if made.is_reversed else (ctx.num_in, ctx.num_out)
+        given_edges = (index, ptr, str(made.program), *sizes, made.is_reversed != ctx.transpose)
+        run = _in_torch if is_transformed(*taken) else EDGE_PROGRAM
+        found |= zip(made.names, run(taken, *given_edges), strict=True)
+    return (*(found.get(name) for name in program.names), *(None,) * 6)
+
+
+def _share(
+    ctx: Any, k: int, grad: Tensor, index: Tensor, ptr: Tensor | None, results: Sequence[Tensor]
+) -> Tensor:
+    """The gradient of an output as its program takes it: of one edge of a mean, or of a tie."""
+    outputs: Sequence[Output] = ctx.program.outputs
+    reduction, value = outputs[k].reduction, outputs[k].value
+    if reduction == "mean":
+        graph = topology(index, ptr, ctx.num_in, ctx.num_out, ctx.transpose)
+        dtype = accumulator(grad.dtype)
+        scale = graph.inverse_degree(transpose=ctx.transpose, dtype=dtype)
+        return (grad.to(dtype) * scale.unsqueeze(-1)).to(grad.dtype)
+    if reduction in EXTREMA:
+        record = Output(EXTREMA[reduction], value)
+        if record not in outputs:
+            raise RuntimeError(
+                f"the program has no record of the ties of {reduction}, which the gradient needs: "
+                f"it must have {record.reduction} of the same value, too"
+            )
+        return grad / results[outputs.index(record)]
+    return grad
+
+
+def _in_torch(
+    operands: Sequence[Tensor],
+    index: Tensor,
+    ptr: Tensor | None,
+    text: str,
+    num_in: int,
+    num_out: int,
+    transpose: bool,
+) -> list[Tensor]:
+    """The same in torch's own operations, which know batches and tangents."""
+    graph: Graph = topology(index, ptr, num_in, num_out, transpose)
+    return reference.edge_program(graph, operands, parse(text), transpose)
+
+
+EDGE_PROGRAM = define(
+    "edge_program(Tensor[] operands, Tensor index, Tensor? ptr, str program, SymInt num_in, "
+    "SymInt num_out, bool transpose) -> Tensor[]",
+    _forward,
+    _fake,
+    Gradient((0,), _save, _backward),
+)

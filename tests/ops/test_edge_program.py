@@ -1,0 +1,521 @@
+"""Edge programs against torch's own operations on stored messages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastgraph import ops
+from fastgraph.edge_programs.builder import Builder, Value
+from fastgraph.edge_programs.operations import ELEMENTWISE
+from fastgraph.edge_programs.program import PLACES, Program, parse
+from fastgraph.registry.registry import REGISTRY
+from tests.graphs import Case, all_cases, hub_edges, quantised, random_edges
+from tests.wanted import gradients_of
+
+
+class Both(NamedTuple):
+    """A value of a program, and what torch computes for each edge."""
+
+    value: Value
+    tensor: Tensor
+
+
+class Message:
+    """A program and the same in torch, side by side.
+
+    Args:
+        case: the graph.
+        transpose: whether edges are reversed.
+        values: makes the operands, of a shape and a seed.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        transpose: bool = False,
+        values: Callable[..., Tensor] = quantised,
+    ) -> None:
+        self.case, self.transpose, self._values = case, transpose, values
+        self.builder = Builder()
+        self.operands: dict[str, Tensor] = {}
+        self.outputs: list[tuple[str, Value]] = []
+        self.expected: list[Tensor] = []
+        src, dst = case.edge_index.long()
+        self.gathered, self.row = (dst, src) if transpose else (src, dst)
+        self.num_in, self.num_out = case.num_src, case.num_dst
+        if transpose:
+            self.num_in, self.num_out = self.num_out, self.num_in
+
+    def operand(self, place: str, width: int) -> Both:
+        name = f"{place}_{len(self.operands)}"
+        rows = {"row": self.num_out, "gathered": self.num_in, "edge": self.case.num_edges}
+        shape = (width,) if place == "parameter" else (rows[place], width)
+        tensor = self._values(*shape, seed=len(self.operands) + 7).requires_grad_()
+        self.operands[name] = tensor
+        by_edge = {
+            "row": lambda: tensor[self.row],
+            "gathered": lambda: tensor[self.gathered],
+            "edge": lambda: tensor,
+            "parameter": lambda: tensor.expand(self.case.num_edges, -1),
+        }[place]()
+        return Both(self.builder.operand(name, place, width), by_edge)  # type: ignore[arg-type]
+
+    def constant(self, number: float) -> Both:
+        tensor = torch.full((self.case.num_edges, 1), number, dtype=torch.float64)
+        return Both(self.builder.constant(number), tensor)
+
+    def apply(self, operation: str, *given: Both | float) -> Both:
+        both = [g if isinstance(g, Both) else self.constant(g) for g in given]
+        width = max(b.value.width for b in both)
+        tensors = [spread(b.tensor, width) for b in both]
+        value = self.builder.apply(operation, *(b.value for b in both))
+        return Both(value, TORCH[operation](*tensors))
+
+    def reduce(self, reduction: str, both: Both) -> None:
+        self.outputs.append((reduction, both.value))
+        index = self.row.unsqueeze(-1).expand_as(both.tensor)
+        zeros = both.tensor.new_zeros(self.num_out, both.value.width)
+        if reduction == "edge":
+            out = both.tensor * 1
+        elif reduction == "total":
+            out = both.tensor.sum(0)
+        elif reduction in ("sum", "mean"):
+            out = zeros.scatter_add(0, index, both.tensor)
+            if reduction == "mean":
+                count = torch.bincount(self.row, minlength=self.num_out).clamp(min=1)
+                out = out / count.unsqueeze(-1)
+        else:
+            out = zeros.scatter_reduce(0, index, both.tensor, f"a{reduction}", include_self=False)
+        self.expected.append(out)
+
+    @property
+    def program(self) -> Program:
+        return self.builder.program(*self.outputs)
+
+    @property
+    def used(self) -> dict[str, Tensor]:
+        return {name: self.operands[name] for name in self.program.names}
+
+    def run(self, **changes: Tensor) -> tuple[Tensor, ...]:
+        return ops.edge_program(
+            self.program,
+            self.used | changes,
+            self.case.edge_index,
+            num_in=self.num_in,
+            num_out=self.num_out,
+            transpose=self.transpose,
+        )
+
+    def check(self, *, twice: bool = False) -> None:
+        """Outputs, all gradients and, if asked, gradients of these."""
+        found, leaves = self.run(), list(self.used.values())
+        ours, theirs = of_all(leaves, found, 1), of_all(leaves, self.expected, 1)
+        close(found, self.expected)
+        first, other = (
+            torch.autograd.grad(
+                y, leaves, create_graph=twice, allow_unused=True, materialize_grads=True
+            )
+            for y in (ours, theirs)
+        )
+        close(first, other)
+        if twice:
+            second, others = (
+                torch.autograd.grad(of_all(leaves, g, 5), leaves) for g in (first, other)
+            )
+            close(second, others)
+
+
+def objective(outputs: Sequence[Tensor], seed: int) -> Tensor:
+    """A number that is nonlinear in all outputs, so that gradients of gradients are not zero."""
+    total = outputs[0].new_zeros(())
+    for k, out in enumerate(outputs):
+        generator = torch.Generator().manual_seed(seed + k)
+        factor = torch.randn(out.shape, generator=generator, dtype=out.dtype)
+        total = total + (out * factor).sum() + (out * out * factor).sum() / 8
+    return total
+
+
+def of_all(leaves: Sequence[Tensor], outputs: Sequence[Tensor], seed: int) -> Tensor:
+    """The same beside what depends on every leaf, as gradients may depend on none."""
+    return objective(outputs, seed) + 0 * torch.stack([leaf.sum() for leaf in leaves]).sum()
+
+
+def close(ours: Sequence[Tensor], theirs: Sequence[Tensor], **options: float) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, **(options or {"rtol": 1e-9, "atol": 1e-9}))
+
+
+def spread(tensor: Tensor, width: int) -> Tensor:
+    return tensor.repeat_interleave(width // tensor.shape[1], dim=1)
+
+
+def compared(compare: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda a, b: compare(a.detach(), b.detach()).double()
+
+
+TORCH: dict[str, Callable[..., Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "pow": torch.pow,
+    "eq": compared(torch.eq),
+    "ne": compared(torch.ne),
+    "lt": compared(torch.lt),
+    "le": compared(torch.le),
+    "where": lambda m, a, b: torch.where(m.detach() != 0, a, b),
+    "clamp": lambda x, low, high: x.clamp(float(low.min()), float(high.max())) if x.numel() else x,
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "sign": torch.sign,
+    "sqrt": torch.sqrt,
+    "exp": torch.exp,
+    "expm1": torch.expm1,
+    "log": torch.log,
+    "log1p": torch.log1p,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "erf": torch.erf,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "softplus": F.softplus,
+    "relu": F.relu,
+    "leaky_relu": lambda x, slope: F.leaky_relu(x, 0.25),
+    "elu": lambda x, alpha: F.elu(x, 1.5),
+}
+
+
+def test_every_operation_is_compared_with_torch() -> None:
+    assert set(TORCH) == set(ELEMENTWISE)
+
+
+CONSTANTS = {"leaky_relu": (0.25,), "elu": (1.5,), "clamp": (-0.5, 1.0)}
+POSITIVE = ("log", "log1p", "sqrt")
+
+
+def random_value(shape: Sequence[int], seed: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def ordinary(*shape: int, seed: int = 0) -> Tensor:
+    return random_value(shape, seed)
+
+
+@pytest.mark.parametrize("values", [quantised, ordinary], ids=["ties", "random"])
+@pytest.mark.parametrize("width", [3, 40])
+@pytest.mark.parametrize("operation", ELEMENTWISE)
+def test_each_operation(
+    operation: str, width: int, values: Callable[..., Tensor], backend: str
+) -> None:
+    message = Message(Case("random", random_edges(12, 9, 60), 12, 9), values=values)
+    constants = CONSTANTS.get(operation, ())
+    places = ("gathered", "row", "edge")[: ELEMENTWISE[operation].arity - len(constants)]
+    arguments = [message.operand(place, width) for place in places]
+    if operation in POSITIVE or operation == "pow":
+        arguments[0] = message.apply("add", message.apply("abs", arguments[0]), 0.5)
+    if operation == "div":
+        arguments[1] = message.apply("add", message.apply("abs", arguments[1]), 0.5)
+    if operation == "where":
+        arguments[0] = message.apply("lt", arguments[0], arguments[1])
+    result = message.apply(operation, *arguments, *constants)
+    factor = message.operand("edge", 1)
+    message.reduce("sum", message.apply("mul", result, factor))
+    message.check(twice=True)
+
+
+def draw(rng: random.Random, message: Message) -> None:
+    """A random program of a few instructions, with several outputs."""
+    wide = rng.choice([1, 4, 12, 30, 36, 70])
+    divisors = [w for w in (1, 2, 3, wide) if wide % w == 0]
+    values = [message.operand(place, rng.choice(divisors)) for place in PLACES]
+    values.append(message.operand("gathered", wide))
+    safe = [
+        name
+        for name in ELEMENTWISE
+        if name not in ("pow", "exp", "expm1", "div", *POSITIVE, *CONSTANTS)
+    ]
+    for _ in range(rng.randint(1, 8)):
+        operation = rng.choice([*safe, *CONSTANTS, "div", "exp", "log"])
+        count = ELEMENTWISE[operation].arity - len(CONSTANTS.get(operation, ()))
+        given = [rng.choice(values) for _ in range(count)]
+        if count > 1 and len({g.value.width for g in given}) > 1:
+            widest = max(g.value.width for g in given)
+            if any(widest % g.value.width for g in given):
+                continue
+        if operation == "div":
+            given[1] = message.apply("add", message.apply("abs", given[1]), 1.0)
+        if operation == "exp":
+            given[0] = message.apply("tanh", given[0])
+        if operation == "log":
+            given[0] = message.apply("add", message.apply("abs", given[0]), 0.5)
+        values.append(message.apply(operation, *given, *CONSTANTS.get(operation, ())))
+    heads = [w for w in divisors if w < wide]
+    if heads:
+        h = rng.choice(heads)
+        a, b = (rng.choice([v for v in values if v.value.width == wide]) for _ in "ab")
+        product = (a.tensor * b.tensor).unflatten(1, (h, wide // h)).sum(-1)
+        values.append(Both(message.builder.dot(a.value, b.value, h), product))
+        folded = a.tensor.unflatten(1, (h, wide // h)).sum(-1)
+        values.append(Both(message.builder.fold(a.value, h), folded))
+        values.append(message.apply("mul", values[-2], rng.choice(values[-3:])))
+    for reduction in rng.sample(["sum", "mean", "max", "min", "edge", "total"], rng.randint(1, 4)):
+        message.reduce(reduction, rng.choice(values[2:]))
+    message.reduce("sum", values[-1])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_programs(seed: int, backend: str) -> None:
+    rng = random.Random(seed)
+    case = rng.choice(all_cases())
+    message = Message(case, bool(rng.getrandbits(1)), rng.choice([quantised, ordinary]))
+    draw(rng, message)
+    assert parse(str(message.program)) == message.program
+    message.check(twice=True)
+
+
+def attention_like(message: Message, width: int = 40) -> None:
+    """A gate of both ends, scaled by a narrow product of edge and parameter."""
+    k, q, v = (message.operand(place, width) for place in ("row", "gathered", "gathered"))
+    gate = message.apply("sigmoid", message.apply("add", k, q))
+    scale = message.apply("mul", message.operand("edge", 4), message.operand("parameter", 1))
+    for reduction in ("sum", "mean", "max", "min"):
+        message.reduce(reduction, message.apply("mul", message.apply("mul", gate, v), scale))
+
+
+@pytest.mark.parametrize("transpose", [False, True], ids=["forward", "transposed"])
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_graphs(case: Case, transpose: bool, backend: str) -> None:
+    message = Message(case, transpose)
+    attention_like(message)
+    message.check()
+
+
+@pytest.mark.parametrize("reduction", ["max", "min"])
+def test_ties_are_split_as_upstream(reduction: str, backend: str) -> None:
+    """Equal messages, a zero extremum, which shares with upstream's initial zeros, and NaN."""
+    for case in all_cases():
+        message = Message(case)
+        x = message.operand("gathered", 3)
+        message.reduce(reduction, message.apply("sub", x, message.operand("row", 3)))
+        message.check()
+    message = Message(Case("nan", random_edges(5, 4, 30), 5, 4))
+    x = message.operand("gathered", 3)
+    with torch.no_grad():
+        message.operands["gathered_0"][2, 1] = torch.nan
+        message.operands["gathered_0"][3, 0] = -torch.inf
+    x = Both(x.value, message.operands["gathered_0"][message.gathered])
+    message.reduce(reduction, x)
+    (ours,), theirs = message.run(), message.expected[0]
+    torch.testing.assert_close(ours, theirs, equal_nan=True, rtol=0, atol=0)
+    leaf, grad = message.operands["gathered_0"], torch.randn_like(theirs)
+    grads = [torch.autograd.grad(y, leaf, grad)[0] for y in (ours, theirs)]
+    torch.testing.assert_close(*grads, equal_nan=True)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_bits_for_any_number_of_threads(threads: int, restore_threads: None) -> None:
+    message = Message(Case("hub", hub_edges(400, 50_000), 400, 400), values=ordinary)
+    attention_like(message)
+    message.reduce("total", message.apply("tanh", message.operand("gathered", 40)))
+    leaves = list(message.used.values())
+
+    def results() -> list[Tensor]:
+        out = message.run()
+        return [*out, *torch.autograd.grad(objective(out, 0), leaves)]
+
+    torch.set_num_threads(1)
+    expected = results()
+    torch.set_num_threads(threads)
+    for ours, theirs in zip(results(), expected, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_narrower_dtypes(dtype: torch.dtype, backend: str) -> None:
+    """Rounded once from values in float32, so nearer to float64 than operands themselves are."""
+    message = Message(Case("random", random_edges(30, 20, 300), 30, 20), values=ordinary)
+    attention_like(message)
+    narrow = {
+        name: tensor.detach().to(dtype).requires_grad_() for name, tensor in message.used.items()
+    }
+    wide = {name: tensor.detach().double().requires_grad_() for name, tensor in narrow.items()}
+    ours, exact = message.run(**narrow), message.run(**wide)
+    rounding = torch.finfo(dtype).eps
+    close([o.double() for o in ours], exact, rtol=8 * rounding, atol=8 * rounding)
+    factors = [torch.randn_like(o) for o in ours[:2]]  # those without ties
+    grads = [
+        torch.autograd.grad(out[:2], list(given.values()), [f.to(out[0].dtype) for f in factors])
+        for out, given in ((ours, narrow), (exact, wide))
+    ]
+    # Sums of a few hundred terms that cancel.
+    close([g.double() for g in grads[0]], grads[1], rtol=16 * rounding, atol=200 * rounding)
+
+
+FUNCTIONS: dict[str, tuple[float, float]] = {
+    "exp": (-100, 88.5),
+    "expm1": (-90, 88),
+    "log": (1e-38, 1e38),
+    "log1p": (-0.99, 1e6),
+    "sigmoid": (-80, 80),
+    "tanh": (-12, 12),
+    "softplus": (-80, 30),
+    "sqrt": (0, 1e30),
+}
+
+
+@pytest.mark.parametrize("operation", FUNCTIONS)
+def test_functions_in_float32(operation: str) -> None:
+    low, high = FUNCTIONS[operation]
+    special = [0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-40, 1e-6, -1e-6, 1.0, -1.0, 200.0]
+    x = torch.cat(
+        [
+            torch.linspace(low, high, 4000),
+            torch.linspace(-1, 1, 4000) if low < 0 else torch.linspace(0, 2, 4000),
+            torch.tensor(special),
+        ]
+    ).unsqueeze(1)
+    x = torch.where(x < low, x.sign(), x) if operation == "log1p" else x
+    loops = torch.arange(len(x)).repeat(2, 1)
+    builder = Builder()
+    program = builder.program(
+        ("sum", builder.apply(operation, builder.operand("x", "gathered", 1)))
+    )
+    (ours,) = ops.edge_program(program, {"x": x}, loops)
+    exact = TORCH[operation](x.double())
+    torch.testing.assert_close(ours, exact.float(), rtol=6e-7, atol=1e-37, equal_nan=True)
+
+
+def test_gradients_that_nobody_wants_are_not_computed() -> None:
+    message = Message(Case("random", random_edges(12, 9, 60), 12, 9), values=ordinary)
+    attention_like(message)
+    out = torch.cat(message.run())
+    leaves = message.used
+    every, called = gradients_of(out, list(leaves.values()))
+    assert called.passes["edge_program"] == 2
+    for (name, leaf), whole in zip(leaves.items(), every, strict=True):
+        (alone,), called = gradients_of(out, [leaf])
+        assert called.passes == {"edge_program": 1}, name
+        assert alone is not None and whole is not None
+        assert torch.equal(alone, whole), name
+
+
+def test_batched_gradients() -> None:
+    message = Message(Case("random", random_edges(12, 9, 60), 12, 9), values=ordinary)
+    attention_like(message)
+    out, leaves = message.run()[0], list(message.used.values())
+    grads = torch.randn(3, *out.shape, dtype=out.dtype)
+    together = torch.autograd.grad(out, leaves, grads, retain_graph=True, is_grads_batched=True)
+    each = [torch.autograd.grad(out, leaves, grad, retain_graph=True) for grad in grads]
+    close(together, [torch.stack(parts) for parts in zip(*each, strict=True)])
+
+
+TEXT = "x = gathered 6\nw = edge 2\nr = row 1\nt0 = mul w x\nt1 = add t0 r\nsum t1\nmax t1"
+
+
+def call(**changes: object) -> tuple[Tensor, ...]:
+    given: dict[str, object] = {
+        "x": torch.randn(5, 2, 3, requires_grad=True),
+        "w": torch.randn(20, 2, requires_grad=True),
+        "r": torch.randn(5, 1),
+        "index": random_edges(5, 5, 20),
+        "program": TEXT,
+    }
+    given |= changes
+    tensors = {name: given.pop(name) for name in "xwr"}
+    operands = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    return ops.edge_program(given.pop("program"), operands, **given)  # type: ignore[arg-type]
+
+
+def test_operands_of_any_strides() -> None:
+    x, w = torch.randn(3, 2, 5).permute(2, 1, 0), torch.randn(2, 40).t()[::2]
+    index, r = random_edges(5, 5, 20), torch.randn(5, 1)
+    found = call(x=x, w=w, r=r.expand(5, 1), index=index)
+    for ours, theirs in zip(
+        found, call(x=x.contiguous(), w=w.contiguous(), r=r, index=index), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": torch.randn(5, 5)}, r"x must be \[nodes, \*channels\] with 6 channels.*\[5, 5\]"),
+        ({"w": torch.randn(20)}, r"w must be \[edges, \*channels\] with 2 channels"),
+        ({"w": torch.randn(19, 2)}, r"w must have shape \[20, 2\], got \[19, 2\]"),
+        ({"w": torch.randn(20, 2).double()}, "w must have the dtype and device of x"),
+        ({"x": torch.ones(5, 6, dtype=torch.int64)}, "x must be one of"),
+        ({"r": None}, r"operands must be those of the program, \['x', 'w', 'r'\], got"),
+        ({"num_out": 4}, r"r must have shape \[4, 1\], got \[5, 1\]"),
+        ({"program": "x = gathered 6\nsum y"}, "line 'sum y': 'y' is no value"),
+        ({"program": "x = gathered 6\nt0 = cube x\nsum t0"}, "cube is no operation"),
+        ({"program": "x = gathered six\nsum x"}, "line 'x = gathered six'"),
+    ],
+)
+def test_wrong_arguments_are_named(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call(**changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = gathered 0\nsum x", "width of at least 1"),
+        ("sum = gathered 1\nsum sum", "must not be a keyword"),
+        ("x = gathered 6\ny = row 4\nt0 = add x y\nsum t0", "each divides the largest"),
+        ("x = gathered 6\nt0 = add x\nsum t0", "2 arguments, got 1"),
+        ("x = gathered 6\nt0 = dot x x 4\nsum t0", "divisor of width 6"),
+        ("x = gathered 6\nt0 = spread x 9\nsum t0", "multiple of width 6"),
+        ("x = gathered 6\nmedian x", "must be one of"),
+        ("x = gathered 6\ny = row 4\nsum x", r"\['y'\] that are not"),
+        ("x = gathered 6", "at least one output"),
+        ("t0 = constant 1.0\nsum t0", "at least one operand"),
+        ("x = gathered 6\nx = row 4\nsum x", "there already"),
+        ("x = gathered 6\nsum x x x", "expected `NAME"),
+    ],
+)
+def test_wrong_programs_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse(text)
+
+
+def test_indices_beyond_the_nodes() -> None:
+    with pytest.raises(IndexError, match="index 7"):
+        call(index=random_edges(5, 5, 20).index_fill(1, torch.tensor([3]), 7))
+
+
+def test_numbers_of_nodes_are_needed_where_no_operand_has_them() -> None:
+    program, index, w = "w = edge 1\nsum w", random_edges(5, 5, 20), torch.randn(20)
+    with pytest.raises(ValueError, match="num_in or num_out must be given"):
+        ops.edge_program(program, {"w": w}, index)
+    (out,) = ops.edge_program(program, {"w": w}, index, num_out=6)
+    torch.testing.assert_close(out, torch.zeros(6, 1).index_add(0, index[1], w.unsqueeze(1)))
+
+
+def test_no_record_no_gradient() -> None:
+    operands = [torch.randn(5, 6, requires_grad=True)]
+    arguments = (operands, random_edges(5, 5, 20), None, "x = gathered 6\nmax x", 5, 5, False)
+    (out,) = torch.ops.fastgraph.edge_program.default(*arguments)
+    with pytest.raises(RuntimeError, match="must have max_ties of the same value"):
+        out.sum().backward()
+
+
+def test_opcheck() -> None:
+    x, w, r = torch.randn(5, 6, requires_grad=True), torch.randn(20, 2), torch.randn(5, 1)
+    arguments = ([x, w, r], random_edges(5, 5, 20), None, TEXT + "\nmax_ties t1", 5, 5, False)
+    torch.library.opcheck(torch.ops.fastgraph.edge_program.default, arguments)
+
+
+def test_no_backend_for_gpus_says_so() -> None:
+    REGISTRY.select(None)
+    refusal = REGISTRY.refusal("edge_program", "cuda", torch.float32)
+    assert refusal is not None and "no backend computes edge_program" in refusal
+    assert REGISTRY.refusal("edge_program", "cpu", torch.float32) is None
