@@ -191,7 +191,10 @@ class EdgeProgram {
       for (int q = 0; q < C::kCount; ++q) sum[q] = load<kLane>(sums + f + q * kLane);
       for (int64_t g = 0; g < edges; ++g) {
         if (f == 0) registers.expect(g);
-        const A* const value = values[g] + f;
+        const A* value = values[g] + f;
+        // GCC would keep the sum of f and the place of each vector in registers, and run out of
+        // them.
+        asm("" : "+r"(value));
         const A* const factor = kFactor == Factor::kNone ? nullptr : factors[g];
         const A one = kFactor == Factor::kOfHead ? factor[head] : A{1};
 #pragma GCC unroll 16

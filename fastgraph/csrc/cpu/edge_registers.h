@@ -128,10 +128,11 @@ class EdgeRegisters {
 
   // Has the operands of some entries in the block. Those before `stop` that follow come next.
   void put_edges(int64_t first, int64_t edges, int64_t stop) {
-    for (int64_t g = 0; g < edges; ++g) {
-      const int64_t node = graph_.col[first + g], edge = graph_.edge(first + g);
-      for (const int32_t s : of(EdgeSlotKind::kGathered)) put(s, g, operands_[s] + node * width(s));
-      for (const int32_t s : of(EdgeSlotKind::kEdge)) put(s, g, operands_[s] + edge * width(s));
+    for (const int32_t s : of(EdgeSlotKind::kGathered)) {
+      put_rows(s, edges, [&](int64_t g) { return graph_.col[first + g]; });
+    }
+    for (const int32_t s : of(EdgeSlotKind::kEdge)) {
+      put_rows(s, edges, [&](int64_t g) { return graph_.edge(first + g); });
     }
     next_ = first + layout_.block;
     num_next_ = stop - next_;
@@ -179,6 +180,19 @@ class EdgeRegisters {
         store<C::kLanes>(to + f, load<C::kLanes>(values + f));
       }
     });
+  }
+
+  // The same for some edges, of which each has a row of an operand.
+  template <typename Row>
+  FASTGRAPH_INLINE void put_rows(int32_t slot, int64_t edges, const Row& row) {
+    const T* const values = operands_[slot];
+    const int64_t count = width(slot);
+    if (count == 1) {
+      A* const to = own(slot);
+      for (int64_t g = 0; g < edges; ++g) to[g] = load_one(values + row(g));
+    } else {
+      for (int64_t g = 0; g < edges; ++g) put(slot, g, values + row(g) * count);
+    }
   }
 
   // The same for all edges alike.
