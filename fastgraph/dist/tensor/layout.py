@@ -146,6 +146,16 @@ class Layout:
 
         return self if k == 1 else self.derived.get(("repeated", k), make)
 
+    def in_order(self) -> Layout:
+        """The layout of as many rows on each rank, which follow those of the rank before."""
+
+        def make() -> Layout:
+            start = sum(self.counts[: WORLD.rank])
+            return Layout(torch.arange(start, start + self.mine), self.n, self.counts)
+
+        layout: Layout = self.derived.get("in order", make)
+        return layout
+
     def at(self, positions: Tensor) -> Layout:
         """The layout of the rows at replicated global positions, each of which stays in place."""
         owner = self.held(positions).owner

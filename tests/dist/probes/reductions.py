@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+from torch_geometric.data import Data
 
-from tests.dist.probes.probe import C, D, N, h, m, simple
+from tests.dist.probes.probe import C, D, N, h, m, probe, simple
 
 simple(
     "sum, mean, var, std, norm",
@@ -69,9 +71,32 @@ simple(
 )
 
 
-simple(
-    "cumsum, sort over rows", lambda d: d.x.cumsum(0).sum(1) + d.x[:, 0].sort()[0], "cumsum", "sort"
-)
+simple("sort over rows", lambda d: d.x[:, 0].sort()[0], "sort")
+
+
+@probe("cumsum over rows")
+def _(d: Data) -> Tensor:
+    chosen = d.train_mask.cumsum(0, dtype=torch.int32)  # some rows of each rank, or none
+    count = torch.where(chosen > 5, chosen, 0) + d.y.cumsum(dim=0) + d.train_mask.cumsum(-1)
+    ends = h(d)[d.edge_index[0]].cumsum(0)  # the order of edges
+    few = h(d)[d.train_mask & (d.y == 1)].cumsum(0)
+    none = h(d)[d.y > C].cumsum(0)
+    columns = h(d).t().cumsum(1).t() * h(d).cumsum(-2)
+    return torch.cat([count[:, None] * columns, ends * d.edge_attr[:, :1], few * d.w[:1], none])
+
+
+@probe("cumsum over rows, of what is not finite")
+def _(d: Data) -> Tensor:
+    x = d.x.clone()
+    x[20, 0], x[40, 0], x[30, 1] = torch.inf, -torch.inf, torch.nan
+    return x.cumsum(0).nan_to_num(1, 2, 3)
+
+
+@probe("second derivative of a cumsum over rows")
+def _(d: Data) -> Tensor:
+    x = h(d)
+    (grad,) = torch.autograd.grad((x.cumsum(0) * d.x).pow(3).sum(), x, create_graph=True)
+    return grad / N
 
 
 simple(

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.collectives import sum_of_ranks
 from fastgraph.dist.tensor.layout import Layout, joined, usual
 from fastgraph.dist.tensor.sharded import (
     ShardedTensor,
@@ -217,6 +219,8 @@ def along(func: Any, args: Arguments, kwargs: Options) -> Any:
     if axis in [d % num_dims for d in dims]:
         if name in ("softmax", "log_softmax") and kwargs.get("dtype") is None and len(args) < 3:
             return _softmax(lead, axis, name == "log_softmax")
+        if name == "cumsum":
+            return _cumsum(*bound(args, kwargs, input=REQUIRED, dim=REQUIRED, dtype=None))
         if name in _PIECES and args[0] is lead and not any(map(is_sharded, args[1:])):
             return _pieces(func, lead, args, kwargs)
         raise NoRuleError
@@ -247,6 +251,18 @@ def _softmax(x: ShardedTensor, dim: int, log: bool) -> Any:
     exponentials = shifted.exp()
     total = exponentials.sum(dim, keepdim=True)
     return shifted - total.log() if log else exponentials / total
+
+
+def _cumsum(x: ShardedTensor, dim: int, dtype: torch.dtype | None) -> ShardedTensor:
+    """Each rank adds up consecutive rows, from the sum of those of the ranks before it."""
+    rows = x.rows.in_order()
+    local = x.aligned(rows)
+    sums = local.cumsum(dim, dtype=dtype)
+    total = local.sum(dim, keepdim=True, dtype=sums.dtype)
+    is_later = torch.arange(WORLD.size).view(-1, *[1] * total.dim()) > WORLD.rank
+    before = enter(sum_of_ranks(torch.where(is_later, total, 0)))[WORLD.rank]
+    found = ShardedTensor(sums + before, rows, x.axis)
+    return ShardedTensor(found.aligned(x.rows), x.rows, x.axis)
 
 
 @rule("__iter__")
