@@ -31,6 +31,8 @@ struct Layout {
   static constexpr int kValues = kValuesOf, kLanes = kLanesOf, kPacks = kPacksOf;
   static constexpr bool kWhole = kWholeOf;
   static constexpr bool kTogether = false;  // see HeadsOfNode
+  // Whether it saves steps that each lane holds one of several sums, and not all of them.
+  static constexpr bool kManyLanes = kLanes >= 16;
   using Share = RowShare<T, kValues, kLanes, kPacks>;
   using Sums = RowSums<A, kValues, kLanes, kPacks>;
 
@@ -274,7 +276,7 @@ struct Keep {
 };
 
 // What a group finds of some entries together: what their scores are made of, and the products of
-// their values with the gradient of the output.
+// their values with the gradient of the output, if it asks for both.
 template <typename A, int kCount>
 struct Dots {
   A score[kCount];
@@ -314,9 +316,9 @@ __device__ void add_products(const Part<L>& part, int64_t width, const typename 
 // score_of_dot(dot). kEdges tells whether it needs to know the edges of entries, and kRows for how
 // many rows each entry takes registers.
 template <typename P, typename L, typename Held, int kCount, typename Gathered>
-__device__ Dots<typename L::A, kCount> find_dots(const P& pass, const Part<L>& part, int64_t row,
-                                                 const Held& held, const Entries<kCount>& entries,
-                                                 const Gathered& gathered) {
+__device__ Dots<typename L::A, kCount> find_parts(const P& pass, const Part<L>& part, int64_t row,
+                                                  const Held& held, const Entries<kCount>& entries,
+                                                  const Gathered& gathered) {
   Dots<typename L::A, kCount> dots;
 #pragma unroll
   for (int u = 0; u < kCount; ++u) dots.score[u] = dots.product[u] = -typename L::A{0};
@@ -327,12 +329,74 @@ __device__ Dots<typename L::A, kCount> find_dots(const P& pass, const Part<L>& p
       pass.add_dots(other, pass.hold(other, row), pass.gather(other, entries), entries, dots);
     });
   }
+  return dots;
+}
+
+// Scores, and then products, as far as a pass asks for them.
+template <typename P, typename A, int kCount>
+struct Joined {
+  static constexpr int kFirstProduct = P::kScores ? kCount : 0;
+  static constexpr int kEach = kFirstProduct + (P::kProducts ? kCount : 0);
+  A values[kEach];
+
+  explicit __device__ Joined(const Dots<A, kCount>& dots) {
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      if constexpr (P::kScores) values[u] = dots.score[u];
+      if constexpr (P::kProducts) values[kFirstProduct + u] = dots.product[u];
+    }
+  }
+};
+
+// What find_parts() tells of the lanes, summed up over all of them.
+template <typename P, typename L, typename Held, int kCount, typename Gathered>
+__device__ Dots<typename L::A, kCount> find_dots(const P& pass, const Part<L>& part, int64_t row,
+                                                 const Held& held, const Entries<kCount>& entries,
+                                                 const Gathered& gathered) {
+  using A = typename L::A;
+  Dots<A, kCount> dots = find_parts(pass, part, row, held, entries, gathered);
+  Joined<P, A, kCount> sums(dots);
+  part.lanes.sum_each(sums.values);
 #pragma unroll
   for (int u = 0; u < kCount; ++u) {
-    if constexpr (P::kScores) dots.score[u] = pass.score_of_dot(part.lanes.sum(dots.score[u]));
-    if constexpr (P::kProducts) dots.product[u] = part.lanes.sum(dots.product[u]);
+    if constexpr (P::kScores) dots.score[u] = pass.score_of_dot(sums.values[u]);
+    if constexpr (P::kProducts) dots.product[u] = sums.values[sums.kFirstProduct + u];
   }
   return dots;
+}
+
+// Those of the entry that a lane has read, zeros in the lanes of others.
+template <typename P, typename L, typename Held, int kCount, typename Gathered>
+__device__ Dots<typename L::A, 1> find_own_dots(const P& pass, const Part<L>& part, int64_t row,
+                                                const Held& held, const Entries<kCount>& entries,
+                                                const Gathered& gathered) {
+  using A = typename L::A;
+  using Sums = Joined<P, A, kCount>;
+  Dots<A, 1> own{{0}, {0}};
+  const int number = part.lanes.lane - entries.first;
+  if constexpr (L::kManyLanes) {
+    Sums sums(find_parts(pass, part, row, held, entries, gathered));
+    const A sum = part.lanes.own_sum(sums.values);
+    const auto dot = [&](int first) {
+      return part.lanes.template from_holder<Sums::kEach>(sum, first + (number & (kCount - 1)));
+    };
+    const bool mine = number >= 0 && number < kCount;
+    if constexpr (P::kScores) {
+      const A score = pass.score_of_dot(dot(0));
+      if (mine) own.score[0] = score;
+    }
+    const A product = dot(Sums::kFirstProduct);
+    if (mine) own.product[0] = product;
+  } else {
+    const auto dots = find_dots(pass, part, row, held, entries, gathered);
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      if (number != u) continue;
+      if constexpr (P::kScores) own.score[0] = dots.score[u];
+      own.product[0] = dots.product[u];
+    }
+  }
+  return own;
 }
 
 // ---- Results of rows

@@ -86,13 +86,9 @@ __device__ void for_each_product(const P& pass, const Part<L>& part, const Span&
     if constexpr (!P::kScores) score = pass.own_score(span.row, part.head, batch);
     for_each_entries<kMost, P::kEdges>(batch, part.lanes, [&](const auto& entries) {
       const auto gathered = pass.gather(part, entries);
-      const auto dots = find_dots(pass, part, span.row, held, entries, gathered);
-#pragma unroll
-      for (int u = 0; u < entries.kCount; ++u) {
-        if (part.lanes.lane != entries.first + u) continue;
-        if constexpr (P::kScores) score = dots.score[u];
-        product += dots.product[u];
-      }
+      const auto own = find_own_dots(pass, part, span.row, held, entries, gathered);
+      score += own.score[0];
+      product += own.product[0];
     });
     const bool mine = part.lanes.lane < batch.count;
     const A weight = mine ? exponential(score - largest) * inverse : A{0};
@@ -180,6 +176,49 @@ __device__ void visit_twice(const P& pass, const Part<L>& part, const Span& span
   pass.add_gradients(part, span, held, softmax, totals);
 }
 
+// The softmax of a span's row, and what a lane knows of its entry in a batch.
+template <typename A>
+struct RowSoftmax {
+  A largest, inverse, keep, grad_of_weight;
+
+  __device__ A weight_of(A score) const { return exponential(score - largest) * inverse; }
+};
+
+// Weights, without dropout, and products, with it, of some entries, in all lanes. Of many lanes
+// each finds one of them, and tells the others.
+template <typename P, typename L, typename Held, int kCount, typename Gathered>
+__device__ void find_weights(const P& pass, const Part<L>& part, int64_t row, const Held& held,
+                             const Entries<kCount>& entries, const Gathered& gathered,
+                             const RowSoftmax<typename L::A>& softmax,
+                             typename L::A (&weight)[kCount], typename L::A (&product)[kCount]) {
+  using A = typename L::A;
+  constexpr int kEach = 2 * kCount;
+  const auto& lanes = part.lanes;
+  const auto product_of = [&](A dot, int u) {
+    const A direct = lanes.from(softmax.grad_of_weight, entries.first + u);
+    return times(lanes.from(softmax.keep, entries.first + u), direct + dot);
+  };
+  if constexpr (kEach <= L::kLanes && L::kManyLanes) {
+    Joined<P, A, kCount> sums(find_parts(pass, part, row, held, entries, gathered));
+    const A dot = lanes.own_sum(sums.values);
+    const int number = lanes.template held<kEach>();
+    const A own_product = product_of(dot, number % kCount);
+    const A own = number < kCount ? softmax.weight_of(pass.score_of_dot(dot)) : own_product;
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      weight[u] = lanes.template from_holder<kEach>(own, u);
+      product[u] = lanes.template from_holder<kEach>(own, kCount + u);
+    }
+  } else {
+    const auto dots = find_dots(pass, part, row, held, entries, gathered);
+#pragma unroll
+    for (int u = 0; u < kCount; ++u) {
+      weight[u] = softmax.weight_of(dots.score[u]);
+      product[u] = product_of(dots.product[u], u);
+    }
+  }
+}
+
 // Visits them once: sums over p (product - center) stand in for those over p (product - delta)
 // until delta is known, and are corrected by the same sums over p alone. For a saturated softmax to
 // cancel, the center is the mean of the products so far, found afresh: a correction of the last
@@ -190,24 +229,20 @@ __device__ void visit_once(const P& pass, const Part<L>& part, const Span& span,
   using A = typename L::A;
   constexpr int kMost = L::template kInFlight<P::kRows>;
   const A* stats = pass.given.stats.at(span.row, part.head);
-  const A largest = stats[0], inverse = stats[1];
+  RowSoftmax<A> softmax{stats[0], stats[1], 0, 0};
   A center = 0, total = 0, weighted = 0, delta = 0;  // the last of what a lane knows
   typename P::template Sums<L> sums;
   sums.clear();
   for_each_batch(pass.graph, span, part.lanes, [&](const Batch& batch) {
-    const A own_keep = pass.keep(batch.edge, part.head);
-    const A own_direct = grad_of_weight(pass.given, batch, part.head);
+    softmax.keep = pass.keep(batch.edge, part.head);
+    softmax.grad_of_weight = grad_of_weight(pass.given, batch, part.head);
     for_each_entries<kMost, false>(batch, part.lanes, [&](const auto& entries) {
       constexpr int kCount = std::decay_t<decltype(entries)>::kCount;
       const auto gathered = pass.gather(part, entries);
-      const auto dots = find_dots(pass, part, span.row, held, entries, gathered);
       A weight[kCount], product[kCount], gradient[kCount];
+      find_weights(pass, part, span.row, held, entries, gathered, softmax, weight, product);
 #pragma unroll
       for (int u = 0; u < kCount; ++u) {
-        const A direct = part.lanes.from(own_direct, entries.first + u);
-        const A keep = part.lanes.from(own_keep, entries.first + u);
-        weight[u] = exponential(dots.score[u] - largest) * inverse;
-        product[u] = times(keep, direct + dots.product[u]);
         total += weight[u];
         weighted += weight[u] * product[u];
         if (part.lanes.lane == entries.first + u) delta += weight[u] * product[u];
@@ -236,6 +271,12 @@ __device__ void visit_once(const P& pass, const Part<L>& part, const Span& span,
 template <typename L, typename P>
 constexpr bool kVisitsOnce = P::kOnce && L::kWhole;
 
+// Left to choose, the compiler would spill registers for a sixth block, or leave it at four. With
+// five, two of GATv2's sums are in memory, which change once for each row.
+template <typename L, typename P>
+constexpr int kDestinationBlocks =
+    kBlocks<L, P> == 0 && P::kOnce && L::kManyLanes && L::kRegisters <= 4 ? 5 : kBlocks<L, P>;
+
 // Besides what find_dots() asks for, P provides result_width(), the channels of what it writes;
 // Totals, sums over all rows of a group; add_gradients(part, span, held, softmax, totals); and
 // store_totals(part, totals). Where no edge has a gradient of its own, kOnce, besides: Sums, with
@@ -243,7 +284,8 @@ constexpr bool kVisitsOnce = P::kOnce && L::kWhole;
 // entries, weight, gradient, sums); and finish(part, span, held, sums, totals), which stores the
 // sums over weights, too, of a piece. kCorrects tells that add_gradients does, if it is asked to.
 template <typename L, typename P>
-__global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) destination_rows(P pass) {
+__global__ void __launch_bounds__(kBlockThreads, kDestinationBlocks<L, P>)
+    destination_rows(P pass) {
   const int64_t groups = static_cast<int64_t>(gridDim.x) * (kBlockThreads / L::kLanes);
   for_each_head<L>(pass.given.grad.heads, pass.result_width(), [&](const Part<L>& part) {
     typename P::template Totals<L> totals;
@@ -387,16 +429,10 @@ __global__ void __launch_bounds__(kBlockThreads, kBlocks<L, P>) source_rows(P pa
       for_each_entries<kMost, P::kEdges>(batch, part.lanes, [&](const auto& entries) {
         constexpr int kCount = std::decay_t<decltype(entries)>::kCount;
         const auto gathered = pass.gather(part, entries);
-        const auto dots = find_dots(pass, part, span.row, held, entries, gathered);
-        A score = 0;
-#pragma unroll
-        for (int u = 0; u < kCount; ++u) {
-          if (part.lanes.lane != entries.first + u) continue;
-          score = dots.score[u];
-          product += dots.product[u];
-        }
+        const auto dots = find_own_dots(pass, part, span.row, held, entries, gathered);
+        product += dots.product[0];
         A of_value[kCount], of_score[kCount] = {};
-        if constexpr (P::kScores) p = own.weight_of(score);
+        if constexpr (P::kScores) p = own.weight_of(dots.score[0]);
         const A gradient = own.gradient(p, product);
 #pragma unroll
         for (int u = 0; u < kCount; ++u) {

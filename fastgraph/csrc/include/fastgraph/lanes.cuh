@@ -63,6 +63,51 @@ struct Lanes {
     }
     return value;
   }
+
+  // Of the sums over the group of kEach values of each lane, with the bits that sum() gives them,
+  // the one of which this lane is a holder. At each step lanes hand half of what they add up to
+  // others, which add up that: together they take as many steps as for one sum, of fewer each.
+  template <typename A, int kEach>
+  __device__ A own_sum(A (&values)[kEach]) const {
+    static_assert(kEach <= kCount);
+    int bits = kCount / 2;
+#pragma unroll
+    for (int left = kEach / 2; left > 0; left /= 2, bits /= 2) {
+      const bool upper = (lane & bits) != 0;
+#pragma unroll
+      for (int i = 0; i < left; ++i) {
+        const A given = upper ? values[i] : values[i + left];
+        const A kept = upper ? values[i + left] : values[i];
+        values[i] = kept + __shfl_xor_sync(mask, given, bits, kCount);
+      }
+    }
+    A sum = values[0];
+#pragma unroll
+    for (; bits > 0; bits /= 2) sum += __shfl_xor_sync(mask, sum, bits, kCount);
+    return sum;
+  }
+  // The number of the sum of which a lane is a holder, and what the first holder of one has.
+  template <int kEach>
+  __device__ int held() const {
+    return lane / (kCount / kEach);
+  }
+  template <int kEach, typename A>
+  __device__ A from_holder(A value, int number) const {
+    return from(value, number * (kCount / kEach));
+  }
+
+  // All of them, in every lane. With fewer lanes the steps saved are no more than those added.
+  template <typename A, int kEach>
+  __device__ void sum_each(A (&values)[kEach]) const {
+    if constexpr (kCount >= 16 && kEach > 1) {
+      const A own = own_sum(values);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) values[i] = from_holder<kEach>(own, i);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) values[i] = sum(values[i]);
+    }
+  }
 };
 
 // The number of this group among all in the grid's x direction.
