@@ -7,7 +7,7 @@ import torch
 
 from fastgraph import ops
 from fastgraph.dist.operators import registration  # noqa: F401  # all rules
-from fastgraph.dist.tensor.table import find
+from fastgraph.dist.tensor.table import find, rule
 from fastgraph.registry.operators import ATTENTIONS, Attention
 
 EDGES = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]])
@@ -30,6 +30,12 @@ def differentiated() -> list[str]:
 @pytest.mark.parametrize("name", differentiated())
 def test_an_operator_has_a_rule(name: str) -> None:
     assert find(name), f"{name} gathers whole tensors: see docs/extending/rule.md"
+
+
+def test_a_second_rule_for_a_name_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"cumsum has a rule: .*rules\.shapes\.along"):
+        rule("cdist cumsum")(lambda func, args, kwargs: None)
+    assert find("cdist") is None
 
 
 @pytest.mark.parametrize("operator", ATTENTIONS, ids=lambda operator: operator.name)

@@ -43,9 +43,16 @@ def rule(names: str, *, in_place: bool = False, of_values: bool = True) -> Calla
         names: of the operations, between blanks.
         in_place: whether the rule is for the variants that end in an underscore, too.
         of_values: whether results depend on more than shapes, dtypes and layouts.
+
+    Raises:
+        ValueError: an operation has a rule, where calls that it refuses are to be covered.
     """
 
     def register(function: Rule) -> Rule:
+        for name in names.split():
+            if name in _rules:
+                there = _rules[name]
+                raise ValueError(f"{name} has a rule: {there.__module__}.{there.__qualname__}")
         if not of_values:
             METADATA.update(names.split())
         for name in names.split():
