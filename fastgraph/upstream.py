@@ -48,6 +48,7 @@ LAYERS = {
         Layer("ChebConv"),
         Layer("GCN2Conv"),
         Layer("GINConv"),
+        Layer("GMMConv"),
         Layer("GatedGraphConv"),
         Layer("SGConv"),
         Layer("TAGConv"),

@@ -443,6 +443,20 @@ def test_appnp(case: Case) -> None:
     assert fastgraph.status().row(GSPMM).routed == 3
 
 
+@pytest.mark.parametrize("case", ALL, ids=str)
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+def test_gmm(case: Case, reduce: str) -> None:
+    """Its kernels are heads, whose weights need gradients."""
+    if refused_without_edges(case, reduce):
+        pytest.skip("DGL's own backward pass raises")
+    module = dglnn.GMMConv(6, 8, 2, 3, reduce, residual=True, allow_zero_in_degree=True)
+    features = torch.randn(case.num_src, 6)
+    both = features if case.num_src == case.num_dst else (features, torch.randn(case.num_dst, 6))
+    call = arguments(of_case(case), both, torch.rand(case.num_edges, 2))
+    reason = "max of mul has no operator" if reduce == "max" else None
+    assert_same(module, call, layer=GSPMM, factor=4.0, reason=reason)
+
+
 def test_several_relations_one_after_another() -> None:
     a, b = random_edges(9, 9, 40), random_edges(9, 5, 20)
     g = dgl.heterograph(
