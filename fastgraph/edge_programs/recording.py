@@ -1,0 +1,594 @@
+"""Messages recorded on tensors without data: each operation is known to be row-wise, or refused.
+
+A value that belongs to one kind of rows, for example to gathered nodes, is a *step*: the operations
+of the message themselves compute it, once for each node or edge, before the program runs. A value
+of several kinds is one of the program. Linear maps of sums and of concatenations are split into one
+for each kind.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fastgraph.edge_programs.builder import Builder, Value
+from fastgraph.edge_programs.operations import REDUCTIONS
+from fastgraph.edge_programs.program import PLACES, Place
+
+aten = torch.ops.aten
+
+
+class Refused(BaseException):
+    """A message that is no edge program. Not an ``Exception``, which messages may catch."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The result of a step, as an argument of another."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """A computation before the program.
+
+    Attributes:
+        function: of torch; ``None`` for a value that is given.
+        args: its arguments, or the name of the value that is given.
+        kwargs: its other arguments.
+    """
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The knowledge of a tensor.
+
+    Attributes:
+        place: what it has a row for; ``None`` for several places.
+        channels: its shape without rows.
+        step: the number of the step that computes it, if one does.
+        value: in the program, if it is there. It has all channels.
+        terms: steps of which it is the sum, with coefficients; all have its channels.
+        parts: the values that it concatenates along its only dimension of channels.
+    """
+
+    place: Place | None
+    channels: tuple[int, ...]
+    step: int | None = None
+    value: Value | None = None
+    terms: tuple[tuple[float, Recorded], ...] = ()
+    parts: tuple[Recorded, ...] = ()
+
+    @property
+    def has_rows(self) -> bool:
+        """True unless it belongs to the program alone."""
+        return self.place != "parameter"
+
+
+class Recorder(TorchDispatchMode):
+    """Records the operations of a message while it is active, in ``torch.inference_mode()``.
+
+    Args:
+        num_edges: the rows of values of edges: another number than all numbers of channels.
+        dtype: of all values.
+
+    Raises:
+        Refused: from an operation that is not known to be row-wise.
+    """
+
+    def __init__(self, num_edges: int, dtype: torch.dtype) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.builder = Builder()
+        self.steps: list[Step] = []
+        self.reason: str | None = None
+        """The first refusal, which stands even if the message goes on."""
+        self.changed: str | None = None
+        """A parameter or buffer that was changed in place."""
+        self._num_edges, self._dtype = num_edges, dtype
+        self._known: dict[int, tuple[Tensor, Recorded]] = {}
+        self._state: dict[int, str] = {}
+        self._closed: dict[int, tuple[Tensor, str]] = {}
+        self._step_of: dict[str, int] = {}
+
+    def given(
+        self, name: str, place: Place, channels: tuple[int, ...], dtype: torch.dtype
+    ) -> Tensor:
+        """A tensor that stands for an argument."""
+        rows = () if place == "parameter" else (self._num_edges,)
+        tensor = torch.empty((*rows, *channels), dtype=dtype, device="meta")
+        self._know(tensor, Recorded(place, channels, self._step(None, (name,))))
+        return tensor
+
+    def state(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor that stands for a parameter or a buffer."""
+        stand_in = self.given(name, "parameter", tuple(tensor.shape), tensor.dtype)
+        self._state[id(stand_in)] = name
+        return stand_in
+
+    def closed(self, shape: tuple[int, ...], dtype: torch.dtype, reason: str) -> Tensor:
+        """A tensor of which every use is refused."""
+        tensor = torch.empty(shape, dtype=dtype, device="meta")
+        self._closed[id(tensor)] = (tensor, reason)
+        return tensor
+
+    def known(self, tensor: Tensor) -> Recorded | None:
+        """The knowledge of a tensor, if it was recorded."""
+        return self._known[id(tensor)][1] if id(tensor) in self._known else None
+
+    def value(self, v: Recorded) -> Value:
+        """A value in the program, for which a step becomes an operand."""
+        if v.value is not None:
+            return v.value
+        if v.step is None or v.place is None:
+            raise Refused("it concatenates values of different rows")
+        number = v.step
+        while (step := self.steps[number]).function is aten.reshape.default:
+            number = step.args[0].step  # An operand has its channels in one dimension anyway.
+        name = step.args[0] if step.function is None else ""
+        if not re.fullmatch(r"[a-su-z_][a-z0-9_]*", name) or name in (*PLACES, *REDUCTIONS):
+            name = f"t_{number}"
+        self._step_of[name] = number
+        return self.builder.operand(name, v.place, math.prod(v.channels))
+
+    def steps_of(self, operands: Iterable[str]) -> dict[str, int]:
+        """The steps that operands are, by their names."""
+        return {name: self._step_of[name] for name in operands}
+
+    def close(self) -> list[weakref.ref[Tensor]]:
+        """Forget all tensors. The references that live on show that the message keeps some."""
+        references = [weakref.ref(tensor) for tensor, _ in self._known.values()]
+        self._known.clear()
+        self._closed.clear()
+        return references
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        try:
+            return self._record(_Call(func, args, kwargs or {}))
+        except Refused as refused:
+            self.reason = self.reason or str(refused)
+            raise
+
+    def _record(self, call: _Call) -> object:
+        func, given = call.func, call.given
+        if call.operation in _DROPOUTS and (not given["train"] or given["p"] == 0):
+            return given["input"]
+        if call.operation is aten.batch_norm and given["training"]:
+            raise Refused("it takes statistics of the batch")
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise Refused(f"it draws random numbers ({func})")
+        tensors = [a for a in torch.utils._pytree.tree_leaves(given) if isinstance(a, Tensor)]
+        if func._schema.is_mutable:
+            if tensors and (name := self._state.get(id(tensors[0]))):
+                self.changed = self.changed or name
+                return tensors[0]
+            raise Refused(f"it works in place ({func})")
+        if call.operation is aten.detach and id(tensors[0]) not in self._closed:
+            reason = "it stops gradients (aten.detach)"
+            return self.closed(tuple(tensors[0].shape), tensors[0].dtype, reason)
+        for tensor in tensors:
+            if id(tensor) in self._closed:
+                raise Refused(self._closed[id(tensor)][1])
+            if self.known(tensor) is None:
+                raise Refused("it takes a tensor that is no argument, parameter or buffer")
+        if call.operation in _LOOKS or torch.Tag.data_dependent_output in func.tags:
+            raise Refused("it depends on the values of tensors, for example in a branch")
+        if torch.Tag.dynamic_output_shape in func.tags:
+            raise Refused(f"its shapes depend on the values of tensors ({func})")
+        if not tensors:
+            raise Refused(f"it makes a tensor ({func})")
+        found = func(*call.args, **call.kwargs)
+        if not isinstance(found, Tensor) or found.device.type != "meta":
+            raise Refused(f"{func} is not known to be row-wise")
+        for tensor in (*tensors, found):
+            if tensor.dtype not in (self._dtype, torch.bool):
+                raise Refused(f"it computes with {tensor.dtype}, not with {self._dtype}")
+        has_rows = any(self._of(tensor).has_rows for tensor in tensors)
+        if has_rows and (found.dim() == 0 or found.shape[0] != self._num_edges):
+            raise Refused(f"it works across edges ({func})")
+        self._know(found, self._result(call, tuple(found.shape[has_rows:]), has_rows))
+        return found
+
+    def _result(self, call: _Call, channels: tuple[int, ...], has_rows: bool) -> Recorded:
+        operation, given = call.operation, call.given
+        if operation in _ELEMENTWISE:
+            return self._elementwise(call, channels)
+        if operation in _RESHAPES:
+            return self._reshape(self._of(given["self"]), channels)
+        if operation is aten.expand:
+            return self._expand(self._of(given["self"]), channels, has_rows)
+        if operation in (aten.sum, aten.mean) and "dim" in given and given["dtype"] is None:
+            return self._sum(call, channels)
+        if operation in _PRODUCTS:
+            return self._product(call, channels)
+        if operation is aten.cat:
+            return self._cat(call, channels)
+        if operation in _ALONG_CHANNELS:
+            return self._along_channels(call, channels)
+        if operation is aten.t and not has_rows:
+            return self._called(call, "parameter", channels)
+        raise Refused(f"{call.func} is not known to be row-wise")
+
+    def _elementwise(self, call: _Call, channels: tuple[int, ...]) -> Recorded:
+        rule, given = _ELEMENTWISE[call.operation], call.given
+        rule.check(call)
+        values = [
+            self._of(given[name]) if isinstance(given[name], Tensor) else given[name]
+            for name in rule.values
+        ]
+        taken = [v for v in values if isinstance(v, Recorded)]
+        if any(v.has_rows and len(v.channels) != len(channels) for v in taken):
+            raise Refused(f"it works across edges ({call.func})")
+        place = _common_place(taken)
+        is_step = place is not None and not rule.is_mask and all(v.step is not None for v in taken)
+        if is_step and place != "edge":
+            return self._called(call, place, channels)
+        # Values of edges are computed in the program rather than stored, where it can.
+        step = self._called(call, place, channels).step if is_step else None
+        wide = [self._wide(v, channels) if isinstance(v, Recorded) else v for v in values]
+        if any(v is None for v in wide):
+            if step is None:
+                raise Refused("it broadcasts over heads")
+            return Recorded(place, channels, step)
+        value = rule.make(self.builder, *wide, *(given[name] for name in rule.numbers))
+        terms = () if is_step else _terms(call, values, channels)
+        return Recorded(place, channels, step, value, terms)
+
+    def _wide(self, v: Recorded, channels: tuple[int, ...]) -> Value | None:
+        """A value with a number for each of consecutive channels, if it is broadcast so or a step.
+
+        A step that other dimensions than the last ones broadcast is expanded before the program.
+        """
+        own = v.channels
+        if len(own) > len(channels):
+            if v.has_rows or len(own) != len(channels) + 1 or own[0] != 1:
+                raise Refused("it works across edges")
+            own = own[1:]
+        own = (1,) * (len(channels) - len(own)) + own
+        same = [a == b for a, b in zip(own, channels, strict=True)]
+        if all(same) or all(size == 1 for size in own[same.index(False) :]):
+            return self.value(v)
+        if v.step is None:
+            return None
+        return self.value(self._expand(self._reshape(v, own), channels, v.has_rows))
+
+    def _reshape(self, v: Recorded, channels: tuple[int, ...]) -> Recorded:
+        if channels == v.channels:
+            return v
+        if v.parts:
+            raise Refused("it concatenates values of different rows")
+        step = None if v.step is None else self._shaped(aten.reshape.default, v, channels)
+        return Recorded(v.place, channels, step, v.value)
+
+    def _expand(self, v: Recorded, channels: tuple[int, ...], has_rows: bool) -> Recorded:
+        if v.has_rows != has_rows or len(v.channels) != len(channels):
+            raise Refused("it broadcasts over edges")
+        if v.step is not None:
+            return Recorded(v.place, channels, self._shaped(aten.expand.default, v, channels))
+        value = self._wide(v, channels)
+        if value is None:
+            raise Refused("it broadcasts over heads")
+        return Recorded(v.place, channels, None, self.builder.spread(value, math.prod(channels)))
+
+    def _shaped(self, function: Any, v: Recorded, channels: tuple[int, ...]) -> int:
+        """A step that gives another shape to any number of rows."""
+        rows = (-1,) if v.has_rows else ()
+        return self._step(function, (Ref(_number(v)), [*rows, *channels]))
+
+    def _sum(self, call: _Call, channels: tuple[int, ...]) -> Recorded:
+        v = self._of(call.given["self"])
+        first = int(v.has_rows)
+        rank = len(v.channels) + first
+        dims = {dim % rank for dim in call.given["dim"] or range(rank)}
+        if first and 0 in dims:
+            raise Refused(f"it works across edges ({call.func})")
+        if v.step is not None:
+            return self._called(call, v.place, channels)
+        summed = [(k + first in dims, size) for k, size in enumerate(v.channels) if size > 1]
+        if summed != sorted(summed, key=lambda s: s[0]):
+            raise Refused("it sums over heads")
+        value = self.builder.fold(self.value(v), math.prod(channels))
+        if call.operation is aten.mean:
+            value = value / math.prod(size for is_summed, size in summed if is_summed)
+        return Recorded(v.place, channels, None, value)
+
+    def _product(self, call: _Call, channels: tuple[int, ...]) -> Recorded:
+        """A product with a matrix of parameters, split by the rows of what it takes."""
+        tensor, weight, bias = (
+            self._of(t) if isinstance(t, Tensor) else None for t in _factors(call)
+        )
+        assert tensor is not None and weight is not None
+        if weight.has_rows or (bias is not None and bias.has_rows):
+            raise Refused("it has a product with a matrix of each edge")
+        if tensor.step is not None:
+            return self._called(call, tensor.place, channels)
+        if len(weight.channels) != 2 or len(tensor.channels) != 1:
+            raise Refused(f"{call.func} of values of different rows is no instruction")
+        matrix = _number(weight)
+        if call.operation is aten.linear:
+            matrix = self._step(aten.t.default, (Ref(matrix),))
+        products: dict[Place, int] = {}
+        for coefficient, piece, offset in self._pieces(tensor):
+            assert piece.place is not None
+            (size,) = piece.channels
+            part = matrix
+            if size != tensor.channels[0]:
+                part = self._step(aten.slice.Tensor, (Ref(matrix), 0, offset, offset + size))
+            made = self._step(aten.matmul.default, (Ref(_number(piece)), Ref(part)))
+            if coefficient != 1:
+                made = self._step(aten.mul.Tensor, (Ref(made), coefficient))
+            if piece.place in products:
+                made = self._step(aten.add.Tensor, (Ref(products[piece.place]), Ref(made)))
+            products[piece.place] = made
+        if bias is not None:
+            place = next(iter(products))
+            both = (Ref(products[place]), Ref(_number(bias)))
+            products[place] = self._step(aten.add.Tensor, both)
+        found = [Recorded(place, channels, step) for place, step in products.items()]
+        if len(found) == 1:
+            return found[0]
+        value = self.value(found[0])
+        for other in found[1:]:
+            value = value + self.value(other)
+        return Recorded(None, channels, None, value, tuple((1.0, piece) for piece in found))
+
+    def _pieces(self, v: Recorded) -> list[tuple[float, Recorded, int]]:
+        """The steps that a linear map applies to: coefficient, step and first channel of each."""
+        if v.step is not None:
+            return [(1.0, v, 0)]
+        if not v.parts:
+            if not v.terms:
+                raise Refused("it has a product of a matrix with values of each edge")
+            return [(coefficient, piece, 0) for coefficient, piece in v.terms]
+        found, offset = [], 0
+        for part in v.parts:
+            found += [(c, piece, offset + first) for c, piece, first in self._pieces(part)]
+            offset += part.channels[0]
+        return found
+
+    def _cat(self, call: _Call, channels: tuple[int, ...]) -> Recorded:
+        parts = tuple(self._of(tensor) for tensor in call.given["tensors"])
+        if any(part.has_rows != parts[0].has_rows for part in parts):
+            raise Refused("it concatenates values of edges and parameters")
+        if parts[0].has_rows and call.given["dim"] % (len(channels) + 1) == 0:
+            raise Refused(f"it works across edges ({call.func})")
+        place = _common_place(parts)
+        if place is not None and all(part.step is not None for part in parts):
+            return self._called(call, place, channels)
+        if len(channels) != 1:
+            raise Refused("it concatenates values of different rows")
+        return Recorded(None, channels, parts=parts)
+
+    def _along_channels(self, call: _Call, channels: tuple[int, ...]) -> Recorded:
+        """An operation along dimensions of channels, which no instruction of programs is."""
+        v, dim = self._of(call.given["self"]), call.given["dim"]
+        dims = [dim] if isinstance(dim, int) else dim
+        if v.has_rows and (not dims or any(d % (len(v.channels) + 1) == 0 for d in dims)):
+            raise Refused(f"it works across edges ({call.func})")
+        if v.step is None:
+            raise Refused(f"{call.func} of values of different rows is no instruction")
+        return self._called(call, v.place, channels)
+
+    def _called(self, call: _Call, place: Place | None, channels: tuple[int, ...]) -> Recorded:
+        """The same call as a step."""
+
+        def referred(argument: Any) -> Any:
+            if isinstance(argument, Tensor):
+                return Ref(_number(self._of(argument)))
+            if isinstance(argument, (list, tuple)):
+                return [referred(a) for a in argument]
+            return argument
+
+        kwargs = tuple((name, referred(a)) for name, a in call.kwargs.items())
+        step = self._step(call.func, tuple(map(referred, call.args)), kwargs)
+        return Recorded(place, channels, step)
+
+    def _step(
+        self, function: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...] = ()
+    ) -> int:
+        made = Step(function, args, kwargs)
+        if made not in self.steps:
+            self.steps.append(made)
+        return self.steps.index(made)
+
+    def _know(self, tensor: Tensor, recorded: Recorded) -> None:
+        self._known[id(tensor)] = (tensor, recorded)
+
+    def _of(self, tensor: Tensor) -> Recorded:
+        return self._known[id(tensor)][1]
+
+
+class _Call:
+    """A call of an operator, with all its arguments by name."""
+
+    def __init__(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.operation = func.overloadpacket
+        self.given = {
+            a.name: args[k] if k < len(args) else kwargs.get(a.name, a.default_value)
+            for k, a in enumerate(func._schema.arguments)
+        }
+
+
+def _number(v: Recorded) -> int:
+    if v.step is None:
+        raise Refused("it computes parameters from comparisons")
+    return v.step
+
+
+def _common_place(values: Sequence[Recorded]) -> Place | None:
+    """The place of what is made of some values; ``None`` for several."""
+    places = {v.place for v in values if v.has_rows}
+    return "parameter" if not places else places.pop() if len(places) == 1 else None
+
+
+def _factors(call: _Call) -> tuple[Any, Any, Any]:
+    """The values, the matrix and the bias of a product."""
+    given = call.given
+    if call.operation is aten.linear:
+        return given["input"], given["weight"], given["bias"]
+    return given["self"], given["other" if call.operation is aten.matmul else "mat2"], None
+
+
+def _terms(
+    call: _Call, values: Sequence[Any], channels: tuple[int, ...]
+) -> tuple[tuple[float, Recorded], ...]:
+    """The terms of a sum, a difference or a multiple; none of anything else."""
+
+    def scaled(v: object, factor: float) -> tuple[tuple[float, Recorded], ...]:
+        if not isinstance(v, Recorded) or v.channels != channels:
+            return ()
+        terms = v.terms if v.step is None else ((1.0, v),)
+        return tuple((factor * coefficient, piece) for coefficient, piece in terms)
+
+    if call.operation in (aten.add, aten.sub):
+        alpha = call.given["alpha"] if call.operation is aten.add else -call.given["alpha"]
+        first, second = scaled(values[0], 1), scaled(values[1], alpha)
+        return first + second if first and second else ()
+    if call.operation is aten.neg:
+        return scaled(values[0], -1)
+    if call.operation is aten.mul and isinstance(values[1], (int, float)):
+        return scaled(values[0], values[1])
+    if call.operation is aten.div and isinstance(values[1], (int, float)):
+        return scaled(values[0], 1 / values[1])
+    return ()
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """An element-wise operator as instructions.
+
+    Attributes:
+        make: the value, of a builder and the arguments that follow.
+        values: the names of those that are tensors or numbers.
+        numbers: of those that must be numbers or ``None``.
+        fixed: others, and the only value that they may have.
+        is_mask: True if it compares.
+    """
+
+    make: Callable[..., Value]
+    values: tuple[str, ...] = ("self",)
+    numbers: tuple[str, ...] = ()
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    is_mask: bool = False
+
+    def check(self, call: _Call) -> None:
+        """Refuse arguments that the rule does not know."""
+        for name, argument in call.given.items():
+            is_number = isinstance(argument, (int, float)) and not isinstance(argument, bool)
+            if (
+                (name in self.values and (is_number or isinstance(argument, Tensor)))
+                or (name in self.numbers and (is_number or argument is None))
+                or (name in self.fixed and argument == self.fixed[name])
+            ):
+                continue
+            raise Refused(f"{call.func} with such {name} is no instruction")
+
+
+def _plain(operation: str, *values: str) -> _Rule:
+    return _Rule(lambda b, *given: b.apply(operation, *given), values or ("self",))
+
+
+def _comparison(operation: str, *, is_swapped: bool = False) -> _Rule:
+    def make(b: Builder, x: Any, y: Any) -> Value:
+        return b.apply(operation, *((y, x) if is_swapped else (x, y)))
+
+    return _Rule(make, ("self", "other"), is_mask=True)
+
+
+def _multiple(b: Builder, x: Any, factor: float) -> Any:
+    return x if factor == 1 else b.apply("mul", x, factor)
+
+
+def _power(b: Builder, x: Any, exponent: Any) -> Value:
+    # A square is a product; its gradient is the same.
+    return b.apply("mul", x, x) if exponent == 2 else b.apply("pow", x, exponent)
+
+
+def _clamp(b: Builder, x: Value, low: float | None, high: float | None) -> Value:
+    return b.apply(
+        "clamp", x, -math.inf if low is None else low, math.inf if high is None else high
+    )
+
+
+def _hardtanh(b: Builder, x: Value, low: float, high: float) -> Value:
+    # Unlike a clamp's, the gradient at a bound is zero.
+    inside = b.apply("where", b.apply("le", high, x), high, x)
+    return b.apply("where", b.apply("le", x, low), low, inside)
+
+
+_BOTH = ("self", "other")
+
+_ELEMENTWISE: dict[Any, _Rule] = {
+    aten.add: _Rule(lambda b, x, y, a: b.apply("add", x, _multiple(b, y, a)), _BOTH, ("alpha",)),
+    aten.sub: _Rule(lambda b, x, y, a: b.apply("sub", x, _multiple(b, y, a)), _BOTH, ("alpha",)),
+    aten.rsub: _Rule(lambda b, x, y, a: b.apply("sub", y, _multiple(b, x, a)), _BOTH, ("alpha",)),
+    aten.mul: _plain("mul", *_BOTH),
+    aten.div: _Rule(lambda b, x, y: b.apply("div", x, y), _BOTH, fixed={"rounding_mode": None}),
+    aten.maximum: _plain("maximum", *_BOTH),
+    aten.minimum: _plain("minimum", *_BOTH),
+    aten.pow: _Rule(_power, ("self", "exponent")),
+    aten.square: _Rule(lambda b, x: b.apply("mul", x, x)),
+    aten.eq: _comparison("eq"),
+    aten.ne: _comparison("ne"),
+    aten.lt: _comparison("lt"),
+    aten.le: _comparison("le"),
+    aten.gt: _comparison("lt", is_swapped=True),
+    aten.ge: _comparison("le", is_swapped=True),
+    aten.where: _plain("where", "condition", *_BOTH),
+    aten.masked_fill: _Rule(
+        lambda b, x, mask, y: b.apply("where", mask, y, x), ("self", "mask"), ("value",)
+    ),
+    aten.clamp: _Rule(_clamp, numbers=("min", "max")),
+    aten.relu6: _Rule(lambda b, x: _hardtanh(b, x, 0, 6)),
+    aten.hardtanh: _Rule(_hardtanh, numbers=("min_val", "max_val")),
+    aten.clamp_min: _Rule(lambda b, x, low: _clamp(b, x, low, None), numbers=("min",)),
+    aten.clamp_max: _Rule(lambda b, x, high: _clamp(b, x, None, high), numbers=("max",)),
+    aten.reciprocal: _Rule(lambda b, x: b.apply("div", 1.0, x)),
+    aten.rsqrt: _Rule(lambda b, x: b.apply("div", 1.0, b.apply("sqrt", x))),
+    aten.silu: _Rule(lambda b, x: x * b.apply("sigmoid", x)),
+    aten.gelu: _Rule(lambda b, x: b.gelu(x), fixed={"approximate": "none"}),
+    aten.softplus: _Rule(lambda b, x: b.apply("softplus", x), fixed={"beta": 1, "threshold": 20}),
+    aten.leaky_relu: _Rule(
+        lambda b, x, slope: b.apply("leaky_relu", x, slope), numbers=("negative_slope",)
+    ),
+    aten.elu: _Rule(
+        lambda b, x, alpha: b.apply("elu", x, alpha),
+        numbers=("alpha",),
+        fixed={"scale": 1, "input_scale": 1},
+    ),
+    **{
+        getattr(aten, name): _plain(name)
+        for name in (
+            *("neg", "abs", "sign", "sqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "erf"),
+            *("sigmoid", "tanh", "relu"),
+        )
+    },
+}
+
+# Operators that give numbers of Python, which branches take.
+_LOOKS = (aten.item, aten.is_nonzero, aten._local_scalar_dense, aten.equal, aten.allclose)
+
+_DROPOUTS = (aten.dropout, aten.alpha_dropout, aten.feature_dropout, aten.feature_alpha_dropout)
+
+# Operators that keep the order of numbers, which are row-wise where they keep the rows.
+_RESHAPES = (
+    *(aten.view, aten.reshape, aten.flatten, aten.unflatten, aten.unsqueeze, aten.squeeze),
+    *(aten.clone, aten.contiguous, aten.alias, aten.to, aten._to_copy),
+)
+_PRODUCTS = (aten.linear, aten.matmul, aten.mm)
+_ALONG_CHANNELS = (aten.softmax, aten.amax, aten.amin, aten.select, aten.slice)

@@ -1,0 +1,359 @@
+"""Edge programs of messages that are Python functions, traced and then compared with them.
+
+The function runs on tensors without data, twice, with two numbers of edges, and as often on random
+numbers. So a program is one only if it computes what the function does, gradients included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fastgraph.edge_programs.evaluation import Edges, evaluate
+from fastgraph.edge_programs.program import Output, Place, Program
+from fastgraph.edge_programs.recording import Recorder, Ref, Refused, Step
+from fastgraph.plugins.refusal import Refusal
+
+_SIZES = (10_007, 1_000_003)
+"""Primes, which no product of dimensions of channels is."""
+
+_PROBED_EDGES, _PROBED_NODES = 64, 24
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tensor that a message takes.
+
+    Attributes:
+        place: what it has a row for; ``index`` for what says which edge belongs to which node.
+        channels: its shape without rows.
+        dtype: its own.
+    """
+
+    place: Place | Literal["index"]
+    channels: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A message as an edge program.
+
+    Attributes:
+        program: reduces the message.
+        channels: the shape of a message.
+        steps: are computed before the program.
+        step_of: the step that is an operand, by the operand's name.
+        kept: attributes in which the layer's message leaves values of edges. They are not computed.
+    """
+
+    program: Program
+    channels: tuple[int, ...]
+    steps: tuple[Step, ...]
+    step_of: Mapping[str, int]
+    kept: tuple[str, ...]
+
+    def operands(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The operands of the program.
+
+        Args:
+            given: a tensor for each tensor that the message takes and for each parameter and
+                buffer of its layer, by name: ``[nodes, *channels]`` for those in the places ``row``
+                and ``gathered``. Those that no step takes may be missing.
+
+        Returns:
+            By name, of the nodes, of the edges or of the program.
+        """
+        found: list[Any] = []
+
+        def taken(argument: Any) -> Any:
+            if isinstance(argument, Ref):
+                return found[argument.step]
+            if isinstance(argument, list):
+                return [taken(a) for a in argument]
+            return argument
+
+        for step in self.steps:
+            if step.function is None:
+                found.append(given[step.args[0]])
+            else:
+                kwargs = {name: taken(argument) for name, argument in step.kwargs}
+                found.append(step.function(*map(taken, step.args), **kwargs))
+        return {name: found[step] for name, step in self.step_of.items()}
+
+
+def trace(
+    message: Callable[..., Tensor],
+    arguments: Mapping[str, object],
+    reductions: Sequence[str] = ("sum",),
+) -> Traced | Refusal:
+    """The edge program of a message.
+
+    Args:
+        message: a method of a layer, or a function, of tensors that have a row for each edge.
+        arguments: an :class:`Argument` for each tensor that it takes, by name, and any other value
+            as it is.
+        reductions: of the message, in the order of the program's outputs.
+
+    Returns:
+        The program with what comes before it, or why there is none: the message is random, changes
+        something, looks at values, works across edges, or does what no instruction does.
+    """
+    described = {n: a for n, a in arguments.items() if isinstance(a, Argument)}
+    dtypes = {a.dtype for a in described.values() if a.dtype.is_floating_point}
+    if len(dtypes) != 1:
+        return Refusal(f"its message takes tensors of {len(dtypes)} floating-point dtypes")
+    (dtype,) = dtypes
+    call = _Called(message)
+    if any(is_lazy(tensor) for tensor in call.state().values()):
+        return Refusal("its layer has parameters without a shape")
+    try:
+        first, second = (_record(call, arguments, n, dtype, reductions) for n in _SIZES)
+        if first != second:
+            raise Refused("it depends on the number of edges, or is another one every time")
+        for is_positive in (True, False):
+            _probe(call, arguments, first, is_positive)
+    except Refused as refused:
+        return Refusal(f"its message is no edge program: {refused}")
+    return first
+
+
+class _Called(nn.Module):
+    """A module whose state is that of a message's layer, and whose call is that of the message."""
+
+    def __init__(self, message: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self._message = message
+        layer = getattr(message, "__self__", None)
+        self.layer = layer if isinstance(layer, nn.Module) else None
+
+    def forward(self, given: Mapping[str, object]) -> Tensor:
+        return self._message(**given)
+
+    def state(self) -> dict[str, Tensor]:
+        """The parameters and buffers of the layer, by their names in it."""
+        if self.layer is None:
+            return {}
+        return {**dict(self.layer.named_parameters()), **dict(self.layer.named_buffers())}
+
+    def run(self, given: Mapping[str, object], state: Mapping[str, Tensor]) -> Tensor:
+        """The message with another state, which leaves no trace in the layer.
+
+        Raises:
+            Refused: it raises.
+        """
+        named = {f"layer.{name}": tensor for name, tensor in state.items()}
+        try:
+            out: Tensor = torch.func.functional_call(self, named, (given,))
+        # Any code of users runs here on tensors that have no data, which any of it may not bear.
+        # Nothing has been computed yet: upstream shows the error, if it is one.
+        except Exception as error:
+            raise Refused(f"it raises {type(error).__name__} when it is traced") from None
+        return out
+
+
+def _record(
+    call: _Called,
+    arguments: Mapping[str, object],
+    num_edges: int,
+    dtype: torch.dtype,
+    reductions: Sequence[str],
+) -> Traced:
+    with torch.inference_mode(), _unchanged(call.layer) as changes:
+        recorder = Recorder(num_edges, dtype)
+        given = {name: _stand_in(recorder, name, a, num_edges) for name, a in arguments.items()}
+        state = {name: recorder.state(name, tensor) for name, tensor in call.state().items()}
+        try:
+            with recorder:
+                out = call.run(given, state)
+        except Refused as refused:
+            raise Refused(recorder.reason or str(refused)) from None
+        if recorder.reason is not None:
+            raise Refused(recorder.reason)
+        if recorder.changed is not None:
+            raise Refused(f"it changes {recorder.changed}")
+        recorded = recorder.known(out) if isinstance(out, Tensor) else None
+        if recorded is None or not recorded.has_rows or out.dtype != dtype:
+            raise Refused("it gives no tensor of edges")
+        value = recorder.value(recorded)
+        program = recorder.builder.program(*((name, value) for name in reductions))
+        kept = changes(lambda v: isinstance(v, Tensor) and recorder.known(v) is not None)
+        steps, step_of = _needed(recorder.steps, recorder.steps_of(program.names))
+        del given, state, out
+        references = recorder.close()
+    if any(reference() is not None for reference in references):
+        raise Refused("it keeps values of edges outside its layer")
+    return Traced(program, recorded.channels, steps, step_of, kept)
+
+
+def _stand_in(recorder: Recorder, name: str, a: object, num_edges: int) -> object:
+    """A message's argument on tensors without data."""
+    if not isinstance(a, Argument):
+        return a
+    if a.place == "index":
+        reason = f"it takes {name}, which is of the graph"
+        return recorder.closed((num_edges, *a.channels), a.dtype, reason)
+    return recorder.given(name, a.place, a.channels, a.dtype)
+
+
+def _needed(
+    steps: Sequence[Step], step_of: Mapping[str, int]
+) -> tuple[tuple[Step, ...], dict[str, int]]:
+    """The steps that operands need, numbered anew."""
+    needed = set(step_of.values())
+    for number in range(len(steps) - 1, -1, -1):
+        if number in needed:
+            arguments = (steps[number].args, [argument for _, argument in steps[number].kwargs])
+            leaves = torch.utils._pytree.tree_leaves(arguments)
+            needed |= {leaf.step for leaf in leaves if isinstance(leaf, Ref)}
+    place = {number: k for k, number in enumerate(sorted(needed))}
+
+    def moved(argument: Any) -> Any:
+        if isinstance(argument, Ref):
+            return Ref(place[argument.step])
+        return [moved(a) for a in argument] if isinstance(argument, list) else argument
+
+    made = tuple(
+        replace(
+            step,
+            args=tuple(map(moved, step.args)),
+            kwargs=tuple((name, moved(argument)) for name, argument in step.kwargs),
+        )
+        for step in (steps[number] for number in place)
+    )
+    return made, {name: place[number] for name, number in step_of.items()}
+
+
+@contextmanager
+def _unchanged(layer: nn.Module | None) -> Iterator[Callable[[Callable[[object], bool]], Any]]:
+    """Restore all attributes of a layer and of its modules at the end.
+
+    Yields:
+        A function that gives the names of attributes that were set to what a predicate accepts.
+        It raises ``Refused`` if anything else changed.
+    """
+    modules = dict(layer.named_modules()) if layer is not None else {}
+    before = {name: dict(module.__dict__) for name, module in modules.items()}
+    inside = [
+        (f"{name}.{key}", value, value.copy())
+        for name, attributes in before.items()
+        for key, value in attributes.items()
+        if isinstance(value, (dict, list, set))
+    ]
+
+    def changes(is_accepted: Callable[[object], bool]) -> tuple[str, ...]:
+        for name, value, content in inside:
+            if not _is_same(value, content):
+                raise Refused(f"it changes {name.removeprefix('.')}")
+        found = []
+        for name, module in modules.items():
+            now, then = module.__dict__, before[name]
+            for key in now.keys() | then.keys():
+                if key in now and key in then and now[key] is then[key]:
+                    continue
+                path = f"{name}.{key}".removeprefix(".")
+                if key not in now or not is_accepted(now[key]):
+                    raise Refused(f"it changes {path}")
+                found.append(path)
+        return tuple(sorted(found))
+
+    try:
+        yield changes
+    finally:
+        for name, module in modules.items():
+            module.__dict__.clear()
+            module.__dict__.update(before[name])
+        for _, value, content in inside:
+            if not _is_same(value, content):
+                value.clear()
+                (value.extend if isinstance(value, list) else value.update)(content)
+
+
+def _is_same(value: Any, content: Any) -> bool:
+    """True if two containers hold the same objects in the same order."""
+    if len(value) != len(content):
+        return False
+    if isinstance(value, dict):
+        pairs = zip(value.items(), content.items(), strict=True)
+        return all(k is m and v is w for (k, v), (m, w) in pairs)
+    if isinstance(value, set):
+        return bool(value == content)
+    return all(v is w for v, w in zip(value, content, strict=True))
+
+
+def _probe(
+    call: _Called, arguments: Mapping[str, object], traced: Traced, is_positive: bool
+) -> None:
+    """Compare a program with its message on random numbers in float64, gradients included.
+
+    Edges are few, in no order, and each is there twice. Numbers are positive, or such that many are
+    equal or zero.
+
+    Raises:
+        Refused: they differ.
+    """
+    generator = torch.Generator().manual_seed(int(is_positive))
+
+    def values(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        if not dtype.is_floating_point:
+            return torch.zeros(tuple(shape), dtype=dtype)
+        made = torch.rand(tuple(shape), generator=generator, dtype=torch.float64)
+        made = made + 0.1 if is_positive else (made * 16).round() / 4 - 2
+        return made.requires_grad_()
+
+    ends = torch.randint(_PROBED_NODES, (2, _PROBED_EDGES // 2), generator=generator)
+    order = torch.randperm(_PROBED_EDGES, generator=generator)
+    row, gathered = torch.cat([ends, ends], dim=1)[:, order]
+    index = {"row": row, "gathered": gathered}
+    own: dict[str, Tensor] = {}
+    given = dict(arguments)
+    for name, a in arguments.items():
+        if isinstance(a, Argument):
+            rows = {"row": _PROBED_NODES, "gathered": _PROBED_NODES}.get(a.place, _PROBED_EDGES)
+            shape = a.channels if a.place == "parameter" else (rows, *a.channels)
+            own[name] = values(shape, a.dtype)
+            given[name] = own[name][index[a.place]] if a.place in index else own[name]
+    state = {name: values(tensor.shape, tensor.dtype) for name, tensor in call.state().items()}
+    with torch.enable_grad(), _unchanged(call.layer):
+        theirs = call.run(given, state)
+        own |= state
+        value = traced.program.outputs[0].value
+        program = replace(traced.program, outputs=(Output("edge", value),))
+        operands = traced.operands(own)
+        matrices = [
+            operands[o.name].reshape(-1, o.width)[0 if o.place == "parameter" else slice(None)]
+            for o in program.operands
+        ]
+        (ours,) = evaluate(program, matrices, Edges(gathered, row, _PROBED_NODES), torch.float64)
+    if theirs.shape != (_PROBED_EDGES, *traced.channels) or theirs.dtype != torch.float64:
+        raise Refused("its result has another shape or dtype on other edges")
+    ours = ours.reshape(theirs.shape)
+    leaves = [tensor for tensor in own.values() if tensor.requires_grad]
+    if not _is_close(ours, theirs):
+        raise Refused("it computes other values than its operations on tensors without data")
+    if is_positive and not theirs.isfinite().any():
+        raise Refused("it has no finite values for positive ones")
+    grad = values(theirs.shape, theirs.dtype).detach()
+    for a, b in zip(_gradients(ours, leaves, grad), _gradients(theirs, leaves, grad), strict=True):
+        if not _is_close(a, b):
+            raise Refused("its gradients are not those of its operations")
+
+
+def _gradients(out: Tensor, leaves: Sequence[Tensor], grad: Tensor) -> Sequence[Tensor]:
+    if not out.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    return torch.autograd.grad(out, leaves, grad, allow_unused=True, materialize_grads=True)
+
+
+def _is_close(ours: Tensor, theirs: Tensor) -> bool:
+    """True if two results of float64 differ by rounding alone."""
+    ours, theirs = ours.detach(), theirs.detach()
+    finite = theirs[theirs.isfinite()].abs()
+    largest = float(finite.max()) if finite.numel() else 0.0
+    return torch.allclose(ours, theirs, rtol=1e-9, atol=1e-9 * largest, equal_nan=True)

@@ -1,0 +1,486 @@
+"""Messages of layers and of users, traced: equal to themselves, or refused with the reason."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastgraph import ops
+from fastgraph.edge_programs.program import Place
+from fastgraph.edge_programs.trace import Argument, Traced, trace
+from fastgraph.plugins.refusal import Refusal
+from tests.graphs import quantised, random_edges
+
+NUM_IN, NUM_OUT = 40, 30
+EDGES = torch.cat([random_edges(NUM_IN, NUM_OUT - 3, 200), random_edges(NUM_IN, 1, 60)], dim=1)
+"""Between two kinds of nodes, with duplicates, a row of many edges and rows of none."""
+
+
+def of(place: Place, *channels: int) -> Argument:
+    return Argument(place, channels, torch.float64)
+
+
+INDEX = Argument("index", (), torch.int64)
+X_I, X_J, E = of("row", 8), of("gathered", 8), of("edge", 8)
+
+
+class Message(NamedTuple):
+    """A message that is an edge program.
+
+    Attributes:
+        make: the layer whose message it is, or the function.
+        arguments: of the message.
+        operands: those of the program, by their places.
+    """
+
+    make: Callable[[], Any]
+    arguments: dict[str, object]
+    operands: dict[str, int]
+
+
+def dot(q_i: Tensor, k_j: Tensor, v_j: Tensor) -> Tensor:
+    return ((q_i * k_j).sum(-1, keepdim=True) / 2).sigmoid() * v_j
+
+
+def masked(x_i: Tensor, x_j: Tensor) -> Tensor:
+    gap = (x_i - x_j).clamp(-1, 1)
+    return torch.where(x_i > x_j, gap.abs(), 0.5 * gap**2) * (x_j >= 0).to(x_j.dtype)
+
+
+def all_functions(x_i: Tensor, x_j: Tensor, e: Tensor) -> Tensor:
+    a, b = x_i + x_j, x_i * e
+    out = F.elu(a) + F.leaky_relu(b, 0.1) + F.silu(a) + F.gelu(b) + F.softplus(a) + F.relu6(b)
+    out = out + a.sin() * b.cos() - a.erf().expm1() + (2 + b.square()).log().rsqrt().tanh()
+    out = torch.maximum(out, a) - torch.minimum(b, a) + (2 - a) / (3 + b.abs()) + a.sign()
+    return (-out).masked_fill(a.eq(b), 0.25) + (a * a + 1).sqrt().reciprocal().log1p()
+
+
+def of_heads(x_j: Tensor, w: Tensor, a: Tensor, bias: Tensor) -> Tensor:
+    """A number of each head, and one of each channel for all heads."""
+    return (x_j * w.view(-1, 2, 1) * a).mean(-1).unsqueeze(-1).expand(-1, 2, 4) + bias
+
+
+def two(a: int, b: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(a, b), nn.ReLU(), nn.Linear(b, b))
+
+
+MESSAGES = {
+    "GENConv": Message(
+        lambda: pyg.GENConv(8, 8), {"x_j": X_J, "edge_attr": E}, {"gathered": 1, "edge": 1}
+    ),
+    "GENConv of projected edges": Message(
+        lambda: pyg.GENConv(8, 8, edge_dim=3),
+        {"x_j": X_J, "edge_attr": of("edge", 3)},
+        {"gathered": 1, "edge": 1},
+    ),
+    "GINEConv": Message(
+        lambda: pyg.GINEConv(nn.Linear(8, 8), edge_dim=3),
+        {"x_j": X_J, "edge_attr": of("edge", 3)},
+        {"gathered": 1, "edge": 1},
+    ),
+    "ResGatedGraphConv": Message(
+        lambda: pyg.ResGatedGraphConv(8, 8),
+        {"k_i": X_I, "q_j": X_J, "v_j": X_J, "edge_attr": None},
+        {"row": 1, "gathered": 2},
+    ),
+    "ResGatedGraphConv with edges": Message(
+        lambda: pyg.ResGatedGraphConv(8, 8, edge_dim=3),
+        {"k_i": X_I, "q_j": X_J, "v_j": X_J, "edge_attr": of("edge", 3)},
+        {"row": 1, "gathered": 2, "edge": 3},
+    ),
+    "FiLMConv": Message(
+        lambda: pyg.FiLMConv(8, 8),
+        {"x_j": X_J, "beta_i": X_I, "gamma_i": X_I},
+        {"row": 2, "gathered": 1},
+    ),
+    "CGConv": Message(
+        lambda: pyg.CGConv(8, 3),
+        {"x_i": X_I, "x_j": X_J, "edge_attr": of("edge", 3)},
+        {"row": 2, "gathered": 2, "edge": 2},
+    ),
+    "FAConv": Message(
+        lambda: pyg.FAConv(8),
+        {
+            "x_j": X_J,
+            "alpha_j": of("gathered", 1),
+            "alpha_i": of("row", 1),
+            "edge_weight": of("edge"),
+        },
+        {"row": 1, "gathered": 2, "edge": 1},
+    ),
+    "EdgeConv of one linear map": Message(
+        lambda: pyg.EdgeConv(nn.Sequential(nn.Linear(16, 5), nn.ReLU())),
+        {"x_i": X_I, "x_j": X_J},
+        {"row": 1, "gathered": 1},
+    ),
+    "PDNConv": Message(
+        lambda: pyg.PDNConv(8, 8, 3, 4),
+        {"x_j": X_J, "edge_weight": of("edge")},
+        {"gathered": 1, "edge": 1},
+    ),
+    "LEConv": Message(
+        lambda: pyg.LEConv(8, 8),
+        {"a_j": X_J, "b_i": X_I, "edge_weight": of("edge")},
+        {"row": 1, "gathered": 1, "edge": 1},
+    ),
+    "GeneralConv": Message(
+        lambda: pyg.GeneralConv(8, 8),
+        {"x_i": X_I, "x_j": X_J, "edge_index_i": INDEX, "size_i": NUM_OUT, "edge_attr": None},
+        {"gathered": 1},
+    ),
+    "PointNetConv of positions": Message(
+        lambda: pyg.PointNetConv(),
+        {"x_j": None, "pos_i": of("row", 3), "pos_j": of("gathered", 3)},
+        {"row": 1, "gathered": 1},
+    ),
+    "PointNetConv": Message(
+        lambda: pyg.PointNetConv(nn.Linear(11, 8)),
+        {"x_j": X_J, "pos_i": of("row", 3), "pos_j": of("gathered", 3)},
+        {"row": 1, "gathered": 1},
+    ),
+    "HypergraphConv": Message(
+        lambda: pyg.HypergraphConv(8, 8),
+        {"x_j": X_J, "norm_i": of("row"), "alpha": None},
+        {"row": 1, "gathered": 1},
+    ),
+    "GATConv after its softmax": Message(
+        lambda: pyg.GATConv(8, 4, heads=2),
+        {"x_j": of("gathered", 2, 4), "alpha": of("edge", 2)},
+        {"gathered": 1, "edge": 1},
+    ),
+    "a dot product": Message(
+        lambda: dot,
+        {"q_i": of("row", 2, 4), "k_j": of("gathered", 2, 4), "v_j": of("gathered", 2, 4)},
+        {"row": 1, "gathered": 2},
+    ),
+    "comparisons": Message(lambda: masked, {"x_i": X_I, "x_j": X_J}, {"row": 1, "gathered": 1}),
+    "all functions": Message(
+        lambda: all_functions,
+        {"x_i": X_I, "x_j": X_J, "e": E},
+        {"row": 1, "gathered": 1, "edge": 1},
+    ),
+    "heads": Message(
+        lambda: of_heads,
+        {
+            "x_j": of("gathered", 2, 4),
+            "w": of("edge", 2),
+            "a": of("parameter", 1, 2, 4),
+            "bias": of("parameter", 4),
+        },
+        {"gathered": 1, "edge": 1, "parameter": 2},
+    ),
+    "a linear map of nodes through torch": Message(
+        lambda: lambda x_i, x_j, w: torch.tanh((x_j @ w).softmax(-1) * x_i.relu()),
+        {"x_i": X_I, "x_j": X_J, "w": of("parameter", 8, 8)},
+        {"row": 1, "gathered": 1},
+    ),
+    "two linear maps without a bend": Message(
+        lambda: pyg.EdgeConv(nn.Sequential(nn.Linear(16, 6), nn.Linear(6, 5, bias=False))),
+        {"x_i": X_I, "x_j": X_J},
+        {"row": 1, "gathered": 1},
+    ),
+}
+
+
+def aggregated(message: Tensor, reduction: str) -> Tensor:
+    flat = message.reshape(message.shape[0], -1)
+    out = flat.new_zeros(NUM_OUT, flat.shape[1])
+    if reduction == "sum":
+        return out.index_add(0, EDGES[1], flat)
+    index = EDGES[1].unsqueeze(-1).expand_as(flat)
+    return out.scatter_reduce(0, index, flat, f"a{reduction}", include_self=False)
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+@pytest.mark.parametrize("reduction", ["sum", "max"])
+def test_a_traced_message_is_the_message(name: str, reduction: str) -> None:
+    torch.manual_seed(0)
+    made, arguments, places = MESSAGES[name]
+    layer = made()
+    is_layer = isinstance(layer, nn.Module)
+    message = layer.double().message if is_layer else layer
+    traced = trace(message, arguments, [reduction])
+    assert isinstance(traced, Traced), traced
+    found = [operand.place for operand in traced.program.operands]
+    assert {place: found.count(place) for place in found} == places
+
+    rows = {"row": NUM_OUT, "gathered": NUM_IN, "edge": EDGES.shape[1]}
+    own = {
+        key: quantised(*([rows[a.place]] if a.place in rows else []), *a.channels, seed=k)
+        for k, (key, a) in enumerate(arguments.items())
+        if isinstance(a, Argument) and a.place != "index"
+    }
+    own = {key: tensor.requires_grad_() for key, tensor in own.items()}
+    state = dict(layer.named_parameters()) if is_layer else {}
+    ends = {"gathered": EDGES[0], "row": EDGES[1]}
+    given = dict(arguments) | {
+        key: tensor[ends[a.place]] if (a := arguments[key]).place in ends else tensor
+        for key, tensor in own.items()
+    }
+    theirs = aggregated(message(**given), reduction)
+    operands = traced.operands(own | state)
+    (ours,) = ops.edge_program(traced.program, operands, EDGES, num_in=NUM_IN, num_out=NUM_OUT)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    leaves = [*own.values(), *state.values()]
+    grad = quantised(*theirs.shape, seed=99)
+    grads = [
+        torch.autograd.grad(out, leaves, grad, allow_unused=True, materialize_grads=True)
+        for out in (ours, theirs)
+    ]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+
+
+class Straight(torch.autograd.Function):
+    """A step with the gradient of the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class Layer(nn.Module):
+    """A layer with state that messages might change, and values that they might look at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+        self.seen: list[object] = []
+        self.calls = 0
+        self.message: Any = None
+
+
+def counts(self: Layer, x_j: Tensor) -> Tensor:
+    self.calls += 1
+    return x_j * 2
+
+
+def remembers(self: Layer, x_j: Tensor) -> Tensor:
+    self.seen.append(x_j.shape)
+    return x_j * 2
+
+
+def edits(self: Layer, x_j: Tensor) -> Tensor:
+    self.lin.bias.data.add_(1)
+    return x_j * 2
+
+
+def looks_at_state(self: Layer, x_j: Tensor) -> Tensor:
+    return x_j if self.lin.bias[0] > 0 else -x_j
+
+
+def swallows(self: Layer, x_j: Tensor) -> Tensor:
+    try:
+        return x_j * 2 if x_j.sum(0).max() > 0 else x_j
+    except BaseException:
+        return x_j * 3
+
+
+KEPT: list[Tensor] = []
+
+
+def leaks(x_j: Tensor) -> Tensor:
+    KEPT.append(x_j)
+    return x_j * 2
+
+
+def grads_off(x_i: Tensor, x_j: Tensor) -> Tensor:
+    with torch.no_grad():
+        gate = torch.sigmoid(x_i)
+    return gate * x_j
+
+
+CONSTANT = torch.full((8,), 2.0)
+NODES = {"x_i": X_I, "x_j": X_J}
+
+REFUSED: dict[str, tuple[Callable[..., Any], dict[str, object], str]] = {
+    "a branch": (lambda x_j: x_j if x_j.sum() > 0 else -x_j, {"x_j": X_J}, "across edges"),
+    "a branch on an edge": (
+        lambda x_j: x_j if x_j.amax(-1).select(0, 0) > 0 else -x_j,
+        {"x_j": X_J},
+        "across edges",
+    ),
+    "a branch on state": (looks_at_state, {"x_j": X_J}, "depends on the values"),
+    "a number": (lambda x_j, p: x_j * p.item(), {"x_j": X_J, "p": of("parameter")}, "the values"),
+    "numpy": (lambda x_j: x_j * float(x_j.numpy()[0, 0]), {"x_j": X_J}, "it raises TypeError"),
+    "a mask of edges": (lambda x_j: x_j[x_j[:, 0] > 0], {"x_j": X_J}, "aten"),
+    "dropout": (lambda x_j: F.dropout(x_j, 0.5, True), {"x_j": X_J}, "draws random numbers"),
+    "noise": (lambda x_j: x_j + torch.rand_like(x_j), {"x_j": X_J}, "draws random numbers"),
+    "noise of no argument": (lambda x_j: x_j * torch.rand(8), {"x_j": X_J}, "draws random"),
+    "a random branch": (lambda x_j: x_j * random.random(), {"x_j": X_J}, "another one every time"),
+    "a softmax over edges": (lambda x_j: x_j.softmax(0), {"x_j": X_J}, "across edges"),
+    "a sum over edges": (lambda x_j: x_j - x_j.mean(0), {"x_j": X_J}, "across edges"),
+    "neighbouring edges": (lambda x_j: torch.cat([x_j[1:], x_j[:1]]), {"x_j": X_J}, "across edges"),
+    "a running sum": (lambda x_j: x_j.cumsum(0), {"x_j": X_J}, "not known to be row-wise"),
+    "rolled edges": (lambda x_j: x_j.roll(1, 0), {"x_j": X_J}, "not known to be row-wise"),
+    "flipped edges": (lambda x_j: x_j.flip(0), {"x_j": X_J}, "not known to be row-wise"),
+    "products of edges": (lambda x_i, x_j: x_i @ x_j.t() @ x_j, NODES, "aten"),
+    "regrouped edges": (
+        lambda x_j: x_j.view(8, -1).sum(0).view(-1, 1) * x_j,
+        {"x_j": X_J},
+        "across edges",
+    ),
+    "crossed dimensions": (
+        lambda w, x_j: (w * x_j.view(-1, 8, 1)).squeeze(),
+        {"w": of("edge"), "x_j": X_J},
+        "across edges",
+    ),
+    "the graph": (
+        lambda x_j, index: x_j * index.view(-1, 1),
+        {"x_j": X_J, "index": INDEX},
+        "takes index",
+    ),
+    "the degree": (lambda x_j: x_j / x_j.shape[0], {"x_j": X_J}, "the number of edges"),
+    "few edges": (
+        lambda x_j: x_j * (2.0 if x_j.shape[0] < 500 else 3.0),
+        {"x_j": X_J},
+        "other values",
+    ),
+    "work in place": (lambda x_j: x_j.mul_(2), {"x_j": X_J}, "in place"),
+    "a counter": (counts, {"x_j": X_J}, "it changes calls"),
+    "a list": (remembers, {"x_j": X_J}, "it changes seen"),
+    "an edited parameter": (edits, {"x_j": X_J}, "aten"),
+    "a leak": (leaks, {"x_j": X_J}, "keeps values"),
+    "a swallowed refusal": (swallows, {"x_j": X_J}, "across edges"),
+    "a foreign tensor": (lambda x_j: x_j * CONSTANT, {"x_j": X_J}, "no argument, parameter"),
+    "a new tensor": (lambda x_j: x_j * torch.ones(8), {"x_j": X_J}, "makes a tensor"),
+    "a detached value": (lambda x_i, x_j: x_i.detach() * x_j, NODES, "stops gradients"),
+    "no gradients": (grads_off, NODES, "gradients are not"),
+    "another gradient": (lambda x_i, x_j: Straight.apply(x_i - x_j), NODES, "gradients are not"),
+    "another dtype": (lambda x_i, x_j: (x_i * x_j).float(), NODES, "torch.float32"),
+    "an unknown function": (lambda x_i, x_j: torch.lgamma(x_i + x_j), NODES, "aten.lgamma"),
+    "another beta": (lambda x_i, x_j: F.softplus(x_i + x_j, 2.0), NODES, "with such beta"),
+    "other gelu": (lambda x_i, x_j: F.gelu(x_i + x_j, approximate="tanh"), NODES, "approximate"),
+    "a floor": (
+        lambda x_i, x_j: torch.div(x_i, x_j, rounding_mode="floor"),
+        NODES,
+        "with such rounding_mode",
+    ),
+    "a concatenation": (lambda x_i, x_j: torch.cat([x_i, x_j], -1), NODES, "concatenates"),
+    "a sum over heads": (
+        lambda x_i, x_j: (x_i * x_j).view(-1, 2, 4).sum(1),
+        NODES,
+        "sums over heads",
+    ),
+    "no tensor": (lambda x_j: (x_j, x_j), {"x_j": X_J}, "no tensor of edges"),
+    "a tensor of no edge": (
+        lambda x_j, p: p * 2,
+        {"x_j": X_J, "p": of("parameter", 8)},
+        "no tensor",
+    ),
+    "an error": (lambda x_j: x_j.missing, {"x_j": X_J}, "raises AttributeError"),
+    "two dtypes": (
+        lambda x_i, x_j: x_i * x_j,
+        {"x_i": X_I, "x_j": Argument("gathered", (8,), torch.float32)},
+        "2 floating-point dtypes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_message_that_is_no_program_is_refused(name: str) -> None:
+    function, arguments, reason = REFUSED[name]
+    if function in (counts, remembers, edits, looks_at_state, swallows):
+        layer = Layer().double()
+        before = {key: tensor.clone() for key, tensor in layer.state_dict().items()}
+        refusal = trace(function.__get__(layer), arguments)
+        assert layer.calls == 0 and layer.seen == []
+        torch.testing.assert_close(layer.state_dict(), before, rtol=0, atol=0)
+    else:
+        refusal = trace(function, arguments)
+    assert isinstance(refusal, Refusal)
+    assert reason in refusal.reason
+
+
+REFUSED_LAYERS = {
+    "EdgeConv": (lambda: pyg.EdgeConv(two(16, 8)), NODES, "a product of a matrix"),
+    "PointNetConv": (
+        lambda: pyg.PointNetConv(),
+        {"x_j": X_J, "pos_i": of("row", 3), "pos_j": of("gathered", 3)},
+        "concatenates",
+    ),
+    "EdgeConv with statistics": (
+        lambda: pyg.EdgeConv(nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8))),
+        NODES,
+        "statistics of the batch",
+    ),
+    "FAConv that drops": (
+        lambda: pyg.FAConv(8, dropout=0.5),
+        MESSAGES["FAConv"].arguments,
+        "draws random numbers",
+    ),
+    "GeneralConv with attention": (
+        lambda: pyg.GeneralConv(8, 8, attention=True, heads=2),
+        MESSAGES["GeneralConv"].arguments,
+        "edge_index_i",
+    ),
+    "FeaStConv": (lambda: pyg.FeaStConv(8, 4, 2), NODES, "aten.softmax.int"),
+    "NNConv": (
+        lambda: pyg.NNConv(8, 4, nn.Linear(3, 32)),
+        {"x_j": X_J, "edge_attr": of("edge", 3)},
+        "a matrix of each edge",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_LAYERS)
+def test_a_layer_whose_message_is_no_program_is_refused(name: str) -> None:
+    make, arguments, reason = REFUSED_LAYERS[name]
+    layer = make().double()
+    before = {key: tensor.clone() for key, tensor in layer.state_dict().items()}
+    refusal = trace(layer.message, arguments)
+    assert isinstance(refusal, Refusal)
+    assert reason in refusal.reason
+    torch.testing.assert_close(layer.state_dict(), before, rtol=0, atol=0)
+
+
+def test_tracing_restores_the_layer_and_draws_nothing() -> None:
+    layer = pyg.FAConv(8)
+    arguments = {
+        name: Argument(a.place, a.channels)
+        for name, a in MESSAGES["FAConv"].arguments.items()
+        if isinstance(a, Argument)
+    }
+    attributes, parameters = dict(layer.__dict__), dict(layer.named_parameters())
+    torch.manual_seed(3)
+    traced = trace(layer.message, arguments)
+    assert isinstance(traced, Traced)
+    assert traced.kept == ("_alpha",)
+    assert layer._alpha is None
+    assert layer.__dict__.keys() == attributes.keys()
+    assert all(layer.__dict__[key] is value for key, value in attributes.items())
+    assert all(layer.get_parameter(key) is p for key, p in parameters.items())
+    drawn = torch.rand(1)
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.rand(1))
+
+
+def test_what_evaluation_switches_off_is_no_obstacle() -> None:
+    layer = pyg.FAConv(8, dropout=0.5).double().eval()
+    assert isinstance(trace(layer.message, MESSAGES["FAConv"].arguments), Traced)
+
+
+def test_equal_messages_are_one_program() -> None:
+    first, second = (
+        trace(pyg.CGConv(8, 3).double().message, MESSAGES["CGConv"].arguments) for _ in range(2)
+    )
+    assert first == second
+
+
+def test_a_layer_without_its_shapes_is_refused() -> None:
+    layer = pyg.GENConv(-1, 8)
+    layer.lin_edge = nn.LazyLinear(8)
+    refusal = trace(layer.message, {"x_j": X_J, "edge_attr": E})
+    assert isinstance(refusal, Refusal)
+    assert "without a shape" in refusal.reason
