@@ -591,4 +591,6 @@ _RESHAPES = (
     *(aten.clone, aten.contiguous, aten.alias, aten.to, aten._to_copy),
 )
 _PRODUCTS = (aten.linear, aten.matmul, aten.mm)
-_ALONG_CHANNELS = (aten.softmax, aten.amax, aten.amin, aten.select, aten.slice)
+_ALONG_CHANNELS = (
+    *(aten.softmax, aten.amax, aten.amin, aten.linalg_vector_norm, aten.select, aten.slice),
+)

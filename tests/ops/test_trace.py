@@ -181,6 +181,15 @@ MESSAGES = {
         {"x_i": X_I, "x_j": X_J, "w": of("parameter", 8, 8)},
         {"row": 1, "gathered": 1},
     ),
+    "norms, extrema and parts of nodes": Message(
+        lambda: (
+            lambda x_i, x_j: (
+                x_i / x_i.norm(dim=-1, keepdim=True) * x_j[:, 2:3] - x_j.amax(-1, keepdim=True)
+            )
+        ),
+        {"x_i": X_I, "x_j": X_J},
+        {"row": 1, "gathered": 2},
+    ),
     "two linear maps without a bend": Message(
         lambda: pyg.EdgeConv(nn.Sequential(nn.Linear(16, 6), nn.Linear(6, 5, bias=False))),
         {"x_i": X_I, "x_j": X_J},
@@ -368,6 +377,8 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, object], str]] = {
         "with such rounding_mode",
     ),
     "a concatenation": (lambda x_i, x_j: torch.cat([x_i, x_j], -1), NODES, "concatenates"),
+    "a norm of edges": (lambda x_i, x_j: (x_i - x_j).norm(dim=-1), NODES, "no instruction"),
+    "a norm over edges": (lambda x_j: x_j / x_j.norm(dim=0), {"x_j": X_J}, "across edges"),
     "a sum over heads": (
         lambda x_i, x_j: (x_i * x_j).view(-1, 2, 4).sum(1),
         NODES,
