@@ -332,6 +332,20 @@ __device__ Dots<typename L::A, kCount> find_parts(const P& pass, const Part<L>& 
   return dots;
 }
 
+// What find_parts() tells of the lanes, summed up over all of them.
+template <typename P, typename L, typename Held, int kCount, typename Gathered>
+__device__ Dots<typename L::A, kCount> find_dots(const P& pass, const Part<L>& part, int64_t row,
+                                                 const Held& held, const Entries<kCount>& entries,
+                                                 const Gathered& gathered) {
+  auto dots = find_parts(pass, part, row, held, entries, gathered);
+#pragma unroll
+  for (int u = 0; u < kCount; ++u) {
+    if constexpr (P::kScores) dots.score[u] = pass.score_of_dot(part.lanes.sum(dots.score[u]));
+    if constexpr (P::kProducts) dots.product[u] = part.lanes.sum(dots.product[u]);
+  }
+  return dots;
+}
+
 // Scores, and then products, as far as a pass asks for them.
 template <typename P, typename A, int kCount>
 struct Joined {
@@ -347,23 +361,6 @@ struct Joined {
     }
   }
 };
-
-// What find_parts() tells of the lanes, summed up over all of them.
-template <typename P, typename L, typename Held, int kCount, typename Gathered>
-__device__ Dots<typename L::A, kCount> find_dots(const P& pass, const Part<L>& part, int64_t row,
-                                                 const Held& held, const Entries<kCount>& entries,
-                                                 const Gathered& gathered) {
-  using A = typename L::A;
-  Dots<A, kCount> dots = find_parts(pass, part, row, held, entries, gathered);
-  Joined<P, A, kCount> sums(dots);
-  part.lanes.sum_each(sums.values);
-#pragma unroll
-  for (int u = 0; u < kCount; ++u) {
-    if constexpr (P::kScores) dots.score[u] = pass.score_of_dot(sums.values[u]);
-    if constexpr (P::kProducts) dots.product[u] = sums.values[sums.kFirstProduct + u];
-  }
-  return dots;
-}
 
 // Those of the entry that a lane has read, zeros in the lanes of others.
 template <typename P, typename L, typename Held, int kCount, typename Gathered>

@@ -95,19 +95,6 @@ struct Lanes {
   __device__ A from_holder(A value, int number) const {
     return from(value, number * (kCount / kEach));
   }
-
-  // All of them, in every lane. With fewer lanes the steps saved are no more than those added.
-  template <typename A, int kEach>
-  __device__ void sum_each(A (&values)[kEach]) const {
-    if constexpr (kCount >= 16 && kEach > 1) {
-      const A own = own_sum(values);
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) values[i] = from_holder<kEach>(own, i);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) values[i] = sum(values[i]);
-    }
-  }
 };
 
 // The number of this group among all in the grid's x direction.
