@@ -96,3 +96,18 @@ def test_its_program_unpacks_and_runs_the_benchmark(kit: Path, tmp_path: Path) -
     ).stdout
     assert said.startswith(f"['--shot', '540'] {kit / 'data'} ") and str(kit / "site") in said
     assert (tree / "fastgraph" / "lib" / "libfastgraph_cuda.so").stat().st_size > 0
+
+
+def test_a_rehearsal_forgives_what_needs_a_gpu_alone(gpu_kit: Any) -> None:
+    step = {"stage": "test", "exit_code": 1, "last_line": "21 failed"}
+    row = {"layer": "GCN", "rival": "ours"}
+    gpu_kit.judge({"stages": [step], "cells": [row]})
+    with pytest.raises(SystemExit, match="nothing was measured"):
+        gpu_kit.judge({"stages": [step], "cells": []})
+    with pytest.raises(SystemExit, match="check: 21 failed; GCN: out of memory"):
+        gpu_kit.judge(
+            {
+                "stages": [{**step, "stage": "check"}],
+                "cells": [{**row, "failed": "out of memory"}],
+            }
+        )
