@@ -192,8 +192,24 @@ def rehearse(kit: Path, python: Path, shot: float) -> None:
         shutil.copy(ROOT / name, copy / name)
     out = copy / "results"
     subprocess.run(
-        ["sh", str(kit / "run"), "--shot", str(shot), "--device", "cpu", "--out", str(out)]
-        + ["--layers", "SAGE-mean", "--widths", "64", "--others", "", "--graphs", "cora"],
+        [
+            "sh",
+            str(kit / "run"),
+            "--shot",
+            str(shot),
+            "--device",
+            "cpu",
+            "--out",
+            str(out),
+            "--layers",
+            "SAGE-mean",
+            "--widths",
+            "64",
+            "--others",
+            "",
+            "--graphs",
+            "cora",
+        ],
         cwd=copy,
         env=os.environ | {"PYTHON": str(python), "PYTHONNOUSERSITE": "1"},
         check=False,  # tests of kernels fail where there is no GPU
