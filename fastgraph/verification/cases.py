@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
+from fastgraph.edge_programs.builder import Builder
+from fastgraph.edge_programs.program import Place
 from fastgraph.graphs.graph import Graph
 from fastgraph.plugins.backend import accumulator
 from fastgraph.registry.operators import ATTENTION, GAT, GATV2, Attention
@@ -100,6 +102,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
         yield from _sums(values, graph, heads, channels)
         yield from _extrema(values, graph, heads * channels)
         yield from _softmaxes(values, graph, heads)
+        yield from _programs(values, graph, heads, channels)
         for operator in (GATV2, GAT, ATTENTION):
             yield from _attention(values, graph, operator, heads, channels)
     for heads, channels in _SHAPES:
@@ -117,6 +120,7 @@ def typical() -> dict[str, Case]:
         _sums(values, graph, heads, channels),
         _extrema(values, graph, heads * channels),
         _softmaxes(values, graph, heads),
+        _programs(values, graph, heads, channels),
         *(_attention(values, graph, o, heads, channels) for o in (GATV2, GAT, ATTENTION)),
         _head_scores(values, heads, channels),
     ):
@@ -173,6 +177,38 @@ def _softmaxes(values: _Values, graph: GraphCase, heads: int) -> Iterator[Case]:
         rounded = out.to(values.dtype).double()
         yield Case("edge_softmax", where, graph, (score, transpose), {})
         yield Case("edge_softmax_backward", where, graph, (rounded, grad, transpose), {})
+
+
+def _programs(values: _Values, graph: GraphCase, heads: int, channels: int) -> Iterator[Case]:
+    """Sums of weighted features; and several reductions of values of all kinds."""
+    width = heads * channels
+    for transpose in (False, True):
+        num_in, num_out = _ends(graph, transpose)
+        where = f"{graph.name}, {heads} x {channels}{_turned(transpose)}"
+        shapes: dict[str, tuple[Place, int, int]] = {
+            "x": ("gathered", num_in, width),
+            "w": ("edge", graph.edge_index.shape[1], heads),
+            "q": ("row", num_out, width),
+        }
+        for is_plain in (True, False):
+            make = Builder()
+            taken = ("w", "x") if is_plain else ("w", "x", "q")
+            given = {name: make.operand(name, shapes[name][0], shapes[name][2]) for name in taken}
+            message = given["w"] * given["x"]
+            if is_plain:
+                program = make.program(("sum", message))
+            else:
+                gate = make.apply("sigmoid", given["q"] + given["x"])
+                outputs = ("mean", gate * message), ("max", given["x"]), ("max_ties", given["x"])
+                program = make.program(*outputs)
+            tensors = [
+                values.tied(num_in, width)
+                if name == "x" and not is_plain
+                else values.normal(*shapes[name][1:])
+                for name in program.names
+            ]
+            what = where if is_plain else f"{where}, several reductions"
+            yield Case("edge_program", what, graph, (tensors, program, transpose), {})
 
 
 def _attention(

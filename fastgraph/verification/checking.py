@@ -112,7 +112,7 @@ def _judge(
 def _call(kernel: Kernel, case: Case, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
     """The tensors that a kernel returns, on the CPU."""
     returned = prepare(kernel, case, device, dtype, _misaligned)()
-    tensors = returned if isinstance(returned, tuple) else (returned,)
+    tensors = returned if isinstance(returned, (tuple, list)) else (returned,)
     return [tensor.cpu() for tensor in tensors if tensor is not None]
 
 
@@ -135,6 +135,8 @@ def prepare(
     names = SIGNATURES[case.operator].positional
 
     def convert(name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [convert(name, one) for one in value]
         if not isinstance(value, Tensor):
             return value
         if value.is_floating_point():

@@ -96,7 +96,7 @@ def test_one_crash_one_kill_and_one_hang(machine: Path) -> None:
     assert rebuilt.returncode == 0, said
     results = json.loads(record.with_suffix(".json").read_text())
     stages = {step["stage"]: step for step in results["stages"]}
-    assert list(stages) == ["build", "preflight", "test", "sanitize", "turbo-gnn"]
+    assert list(stages) == ["build", "preflight", "check", "test", "sanitize", "turbo-gnn"]
     assert all(step["exit_code"] == 0 for step in results["stages"]), stages
     assert "-DFASTGRAPH_CUDA_ARCHITECTURES=90 " in (machine / "cmake.log").read_text()
     assert "1 passed" in stages["test"]["last_line"]
