@@ -20,6 +20,14 @@ from tests.graphs import Case, all_cases, hub_edges, quantised, random_edges
 from tests.wanted import gradients_of
 
 
+@pytest.fixture
+def backend(backend: str) -> str:
+    """Each backend that has the kernel."""
+    if REGISTRY.backends[backend].kernel("edge_program", "cpu", torch.float32) is None:
+        pytest.skip(f"{backend} has no kernel of edge programs")
+    return backend
+
+
 class Both(NamedTuple):
     """A value of a program, and what torch computes for each edge."""
 
