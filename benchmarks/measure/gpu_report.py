@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -169,7 +170,8 @@ def markdown(results: dict[str, Any]) -> str:
     lines += [f"- `{command}`" for command in results["commands"]]
     lines += [f"- {name}: {value}" for name, value in results["machine"].items()]
     lines += [f"- {name}: {value:,.0f}" for name, value in results["bandwidth"].items()]
-    lines += ["", "## Floors", "", *floor_lines(floors(results)), "## Stages", ""]
+    lines += ["", "## Floors", "", *floor_lines(floors(results))]
+    lines += ["## Geometric means over upstream", "", *_means(results["cells"]), "## Stages", ""]
     keys = ("stage", "seconds", "exit_code", "last_line")
     stages = ([str(step[key]) for key in keys] for step in results["stages"])
     lines += table(["stage", "seconds", "exit code", "last line"], stages)
@@ -201,6 +203,30 @@ def markdown(results: dict[str, Any]) -> str:
         *table([*_PLACE, "call", "milliseconds"], _competitions(results["cells"])),
     ]
     return "\n".join(lines)
+
+
+def _means(rows: list[Row]) -> list[str]:
+    """How many times faster we are on the mean, and the least without the smallest graph."""
+    lines = []
+    for dtype in ("float32", "bfloat16"):
+        for way in DIRECTIONS:
+            gains = _gains(rows, "upstream", way, lambda row, d=dtype: row["dtype"] == d)
+            larger = [gain for name, gain in gains.items() if not name.startswith("cora ")]
+            if gains and larger:
+                mean = statistics.geometric_mean(gains.values())
+                figures = [f"{mean:.1f}", f"{min(gains.values()):.2f}", f"{min(larger):.1f}"]
+                lines.append([dtype, way, str(len(gains)), *figures])
+    memory = [
+        _whole_peak(a) / _whole_peak(b)
+        for a, b in pairs(rows)
+        if a["rival"] == "upstream" and b["peak_bytes"]
+    ]
+    if memory:
+        mean = statistics.geometric_mean(memory)
+        lines.append(
+            ["all", "peak memory", str(len(memory)), f"{mean:.1f}", f"{min(memory):.2f}", ""]
+        )
+    return table(["dtype", "of", "cells", "mean", "least", "least without Cora"], lines)
 
 
 def _competitions(rows: Iterable[Row]) -> Iterable[list[str]]:

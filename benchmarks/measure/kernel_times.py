@@ -13,8 +13,10 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
+from torch import Tensor, nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -44,26 +46,20 @@ def main() -> None:
             module = message_passing(layer, options.width).to(device, dtype)
             shape = graph.num_nodes, options.width
             x = torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
+            with nullcontext() if options.upstream else ours_enabled():
+                show_passes(f"{name} {layer} {options.width} {options.dtype}", module, x, index)
 
-            def forward(_: int = 0, module=module, x=x, index=index) -> torch.Tensor:  # type: ignore[no-untyped-def]
-                return module(x, index)  # type: ignore[no-any-return]
 
-            def measure(title: str, forward=forward, x=x) -> None:  # type: ignore[no-untyped-def]
-                out = forward()
-                grad = torch.randn_like(out)
+def show_passes(title: str, module: nn.Module, x: Tensor, index: Tensor) -> None:
+    """Both passes of a layer, each by itself."""
+    out = module(x, index)
+    grad = torch.randn_like(out)
 
-                def backward(_: int) -> object:
-                    return torch.autograd.grad(out, x, grad, retain_graph=True)
+    def backward(_: int) -> object:
+        return torch.autograd.grad(out, x, grad, retain_graph=True)
 
-                show(f"{title} forward", forward, device)
-                show(f"{title} backward", backward, device)
-
-            title = f"{name} {layer} {options.width} {options.dtype}"
-            if options.upstream:
-                measure(title)
-            else:
-                with ours_enabled():
-                    measure(title)
+    show(f"{title} forward", lambda _: module(x, index), x.device)
+    show(f"{title} backward", backward, x.device)
 
 
 def show(title: str, step: Callable[[int], object], device: torch.device) -> None:

@@ -145,7 +145,7 @@ def test_bad_input() -> None:
         functions.sum_content(torch.zeros(2), sums.int())
     with pytest.raises(ValueError, match="sums must not be empty"):
         functions.sum_content(torch.zeros(2), sums[:0])
-    with pytest.raises(ValueError, match=r"expected must have shape \(2\)|expected must"):
+    with pytest.raises(ValueError, match="expected must"):
         functions.spoil_if_changed(sums, sums[:1], seen, 1, out)
     with pytest.raises(ValueError, match="seen must"):
         functions.spoil_if_changed(sums, sums, sums, 1, out)
