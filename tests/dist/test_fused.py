@@ -235,11 +235,57 @@ PLANNED_EACH_TIME = {
     "Cluster",
 }
 
+PROGRAM = """
+y = row 8
+x = gathered 8
+w = edge 3
+scale = parameter 8
+one = parameter 1
+t0 = mul x scale
+t1 = sigmoid y
+t2 = mul t0 t1
+t3 = fold w 1
+t4 = mul t2 t3
+t5 = add t4 one
+sum t5
+mean t2
+max t4
+min t4
+edge t4
+total t5
+"""
+
+
+def programmed(d: Any, transpose: bool = False) -> Tensor:
+    """Rows of all reductions, with the means of what has no rows of nodes added."""
+    operands = {"y": d.x + 1, "x": d.x, "w": d.edge_attr, "scale": d.x.mean(0), "one": d.x.mean()}
+    *rows, edges, total = ops.edge_program(PROGRAM, operands, d.edge_index, transpose=transpose)
+    return (
+        torch.cat(rows, 1)
+        + edges.square().mean()
+        + (edges * d.edge_attr[:, :1]).sum(0).mean()
+        + total.sin().sum()
+    )
+
+
 OPERATORS: dict[str, Callable[[Any], Tensor]] = {
     "edge_softmax": lambda d: ops.edge_softmax(d.edge_attr, d.edge_index, num_out=NUM_NODES),
     "edge_softmax, transposed": lambda d: ops.edge_softmax(
         d.edge_attr, d.edge_index, num_out=NUM_NODES, transpose=True
     ),
+    "edge_program": programmed,
+    "edge_program, transposed": lambda d: programmed(d, transpose=True),
+    "edge_program, of gathered rows": lambda d: ops.edge_program(
+        "x = gathered 8\nmax x", {"x": d.x}, d.edge_index
+    )[0],
+    "edge_program, of edges": lambda d: ops.edge_program(
+        "w = edge 3\nt0 = exp w\nsum t0", {"w": d.edge_attr}, d.edge_index, num_out=NUM_NODES
+    )[0],
+    "edge_program, replicated rows": lambda d: ops.edge_program(
+        "x = gathered 8\nc = row 2\nt0 = fold x 2\nt1 = mul t0 c\nmean t1",
+        {"x": d.x, "c": torch.arange(2.0 * NUM_NODES).sin().view(-1, 2)},
+        d.edge_index,
+    )[0],
     "sddmm": lambda d: ops.sddmm(d.x.view(-1, 2, 4), d.x.view(-1, 2, 4) + 1, d.edge_index),
     "head_scores": lambda d: ops.head_scores(d.x.view(-1, 2, 4), torch.ones(3, 2, 4)),
     "spmm, heads": lambda d: ops.spmm(d.x.view(-1, 2, 4), d.edge_index, d.edge_attr[:, :2]),

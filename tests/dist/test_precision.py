@@ -41,6 +41,11 @@ LAYERS = {
 
 OPERATORS = {
     "sddmm": lambda d: ops.sddmm(d.x.view(-1, 2, 4), d.x.view(-1, 2, 4) + 1, d.edge_index),
+    "edge_program": lambda d: ops.edge_program(
+        "x = gathered 8\nw = edge 3\nt0 = fold w 1\nt1 = mul x t0\nsum t1",
+        {"x": d.x, "w": d.edge_attr},
+        d.edge_index,
+    )[0],
     "edge_softmax": lambda d: ops.edge_softmax(d.edge_attr, d.edge_index, num_out=NUM_NODES),
 }
 

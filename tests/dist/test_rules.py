@@ -17,14 +17,10 @@ SIZES = {
 }
 
 
-# No route calls it yet, and the whole is right.
-WITHOUT_RULE = {"fastgraph::edge_program"}
-
-
 def differentiated() -> list[str]:
     names = {schema.name for schema in torch._C._jit_get_all_schemas()}
     ours = {name for name in names if name.startswith("fastgraph::")}
-    return sorted(name for name in ours - WITHOUT_RULE if not name.endswith("_backward"))
+    return sorted(name for name in ours if not name.endswith("_backward"))
 
 
 @pytest.mark.parametrize("name", differentiated())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor
@@ -13,6 +14,7 @@ from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.sharded import ShardedTensor
 from fastgraph.dist.tensor.table import NoRuleError
+from fastgraph.edge_programs.program import Program
 from fastgraph.ops.heads import Call
 
 
@@ -119,11 +121,17 @@ class Mode(ABC):
         """Dot products of the ends of edges, which stay where the edges are."""
         raise NoRuleError
 
+    def program(
+        self, relation: Relation, operands: Sequence[Tensor], program: Program
+    ) -> list[Tensor]:
+        """The outputs of an edge program, see :func:`fastgraph.ops.edge_program`."""
+        raise NoRuleError
+
     def softmax(self, relation: Relation, score: Tensor) -> ShardedTensor:
         """The softmax of scores over neighbourhoods, see :func:`fastgraph.ops.edge_softmax`."""
         raise NoRuleError
 
 
 OPERATIONS = frozenset(
-    ("weighted_sum", "normalised_sum", "extremum", "attention", "products", "softmax")
+    ("weighted_sum", "normalised_sum", "extremum", "attention", "products", "program", "softmax")
 )

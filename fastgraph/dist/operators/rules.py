@@ -15,6 +15,7 @@ from fastgraph.dist.operators.rank_graph import local_rows
 from fastgraph.dist.tensor.layout import Layout, usual
 from fastgraph.dist.tensor.sharded import ShardedTensor, on_the_whole
 from fastgraph.dist.tensor.table import Arguments, NoRuleError, Options, rule
+from fastgraph.edge_programs.program import parse
 from fastgraph.ops.head_scores import HEAD_SCORES
 from fastgraph.ops.heads import Call, dropout_seed
 from fastgraph.ops.library import DEFINING
@@ -146,6 +147,20 @@ def products(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
     relation = _relation(index, ptr, sources, _rows_or(y, sources), transpose)
     mode = mode_of(Operation("products", reduce), relation)
     return mode.products(relation, y, x, heads, reduce)
+
+
+@rule("fastgraph::edge_program")
+def program(func: Any, args: Arguments, kwargs: Options) -> list[Tensor]:
+    """Messages of any kind, reduced over neighbourhoods."""
+    operands, index, ptr, text, num_in, num_out, transpose = args
+    made = parse(text)
+    of_place = dict(zip((operand.place for operand in made.operands), operands, strict=True))
+    sources = _rows(of_place["gathered"]) if "gathered" in of_place else usual(num_in)
+    destinations = _among(sources, num_out)
+    if "row" in of_place:
+        destinations = _rows_or(of_place["row"], sources)
+    relation = _relation(index, ptr, sources, destinations, transpose)
+    return mode_of(Operation("program"), relation).program(relation, operands, made)
 
 
 @rule("fastgraph::edge_softmax")

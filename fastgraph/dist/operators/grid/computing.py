@@ -56,6 +56,8 @@ class Grid(Mode):
 
     def why_not(self, operation: Operation) -> str | None:
         """A block must be able to compute its part without the others."""
+        if operation.name == "program":
+            return "each row of an edge program gets all its edges"
         if operation.name == "softmax":
             return "each edge gets a softmax of all"
         if operation.name == "products" and operation.reduce != "sum":

@@ -27,8 +27,11 @@ from fastgraph.dist.operators.halo.graph import Neighbourhoods, neighbourhoods
 from fastgraph.dist.operators.precision import PRECISION
 from fastgraph.dist.operators.protocol import OPERATIONS, Mode, Relation
 from fastgraph.dist.operators.rank_graph import part_of
+from fastgraph.dist.tensor.collectives import sum_of_ranks
 from fastgraph.dist.tensor.sharded import ShardedTensor
+from fastgraph.edge_programs.program import Program
 from fastgraph.graphs.edges import Edges
+from fastgraph.ops.edge_program import EDGE_PROGRAM
 from fastgraph.ops.edge_softmax import EDGE_SOFTMAX
 from fastgraph.ops.heads import Call
 from fastgraph.ops.segment_reduce import SEGMENT_REDUCE
@@ -131,6 +134,30 @@ class Halo(Mode):
         edges = graph.edges_of(numbered=True)
         local = graph.of_destinations(y), graph.of_sources(x), edges.index, edges.ptr
         return ShardedTensor(PRECISION.run(SDDMM, *local, heads, reduce, False), graph.edges, 0)
+
+    def program(
+        self, relation: Relation, operands: Sequence[Tensor], program: Program
+    ) -> list[Tensor]:
+        """The outputs of an edge program; all in-edges of a row are on one rank."""
+        graph = neighbourhoods(*relation)
+        of_places: dict[str, Callable[[Tensor], Any]] = {
+            "row": graph.of_destinations,
+            "gathered": graph.of_sources,
+            "edge": graph.of_edges,
+        }
+        places = [operand.place for operand in program.operands]
+        local = each(of_places, shared, places, operands)
+        of_edges = "edge" in (*places, *(output.reduction for output in program.outputs))
+        edges = graph.edges_of(numbered=of_edges)
+        sizes = graph.sources.mine + len(graph.plan.halo), graph.destinations.mine
+        given = local, edges.index, edges.ptr, str(program), *sizes, False
+        found = PRECISION.run(EDGE_PROGRAM, *given)
+        rows = {"edge": graph.edges, "total": None}
+        return [
+            sum_of_ranks(tensor) if layout is None else ShardedTensor(tensor, layout, 0)
+            for output, tensor in zip(program.outputs, found, strict=True)
+            for layout in [rows.get(output.reduction, graph.destinations)]
+        ]
 
     def softmax(self, relation: Relation, score: Tensor) -> ShardedTensor:
         """The softmax of scores over neighbourhoods."""
