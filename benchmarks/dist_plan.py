@@ -80,7 +80,7 @@ def _with_predictions(of_sizes: dict[int, dict[str, Any]], channels: int) -> dic
 
     *fewer, largest = of_sizes
     machines = {size: found["machine"] for size, found in of_sizes.items()}
-    beforehand = cost.extrapolated({size: machines[size] for size in fewer}, largest)
+    beforehand = cost.extrapolated_cluster({size: machines[size] for size in fewer}, largest)
     cells: dict[str, Any] = {}
     for graph, kind in of_sizes[largest]["cells"]:
         modelled: dict[int, dict[str, float]] = {}
