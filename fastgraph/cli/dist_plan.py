@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from fastgraph.dist.forecast.forecast import Forecast, Total
     from fastgraph.dist.operators.cost import Cluster
 
-_GRID, _SHOWN_AS = "2d", "2-D"
-"""The mode on a grid, as programs spell it and as a cell shows it."""
-
 _SHOWN = 3
 """How many kinds of layers a cell names before it only counts them."""
 
@@ -150,8 +147,7 @@ def table(found: Sequence[Forecast]) -> Table:
     """A line for each number of devices."""
     shown = Table("devices", title="Modelled: milliseconds of a step of training")
     modes = list(found[0].modes)
-    headings = [_SHOWN_AS if name == _GRID else name for name in modes]
-    for heading in (*headings, "auto", "sent, MB", "memory, MiB"):
+    for heading in (*modes, "auto", "sent, MB", "memory, MiB"):
         shown.add_column(heading, justify="right")
     shown.add_column("mode")
     for one in found:
@@ -174,13 +170,15 @@ def _milliseconds(seconds: float) -> str:
 
 def chosen(total: Total) -> str:
     """The modes of the layers in their order, those that are alike one after the other as one."""
+    from fastgraph.dist.ranks.mesh import GRID
+
     runs: list[tuple[str, int]] = []
     meshes = iter(total.meshes)
     for name in total.layers:
         described = name
-        if name == _GRID:
+        if name == GRID:
             height, width = next(meshes)
-            described = f"{_SHOWN_AS} {height}x{width}"
+            described = f"{name} {height}x{width}"
         if runs and runs[-1][0] == described:
             runs[-1] = described, runs[-1][1] + 1
         else:

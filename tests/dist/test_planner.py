@@ -162,7 +162,7 @@ def test_forecasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert again == others[1]  # by the rows that are kept
     random = torch.randint(1600, (2, 50_000), generator=torch.Generator().manual_seed(0))
     step = step._replace(graphs=[(random, 1600, 1600)])
-    for memory, layers in ((math.inf, ["heads"] * 2), (2**20, ["2d"] * 2)):
+    for memory, layers in ((math.inf, ["heads"] * 2), (2**20, ["grid"] * 2)):
         (found,) = forecasts(step, ANY._replace(memory=memory), [8])
         assert found.auto.layers == layers  # heads hold all edges
 
@@ -266,9 +266,9 @@ def test_small_layers_send_and_compute_little() -> None:
 
 
 def test_the_simpler_of_modes_that_take_as_much() -> None:
-    assert cost.fastest({"halo": 1.0, "heads": 0.97, "2d": 0.96}) == "halo"
-    assert cost.fastest({"halo": 1.0, "heads": 0.92, "2d": 0.9}) == "heads"
-    assert cost.fastest({"2d": 0.0}) == "2d"
+    assert cost.fastest({"halo": 1.0, "heads": 0.97, "grid": 0.96}) == "halo"
+    assert cost.fastest({"halo": 1.0, "heads": 0.92, "grid": 0.9}) == "heads"
+    assert cost.fastest({"grid": 0.0}) == "grid"
 
 
 def test_devices_work_at_their_own_pace() -> None:
