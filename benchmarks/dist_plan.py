@@ -80,7 +80,7 @@ def _with_predictions(of_sizes: dict[int, dict[str, Any]], channels: int) -> dic
 
     *fewer, largest = of_sizes
     machines = {size: found["machine"] for size, found in of_sizes.items()}
-    beforehand = cost.extrapolated({size: machines[size] for size in fewer}, largest)
+    beforehand = cost.extrapolated_cluster({size: machines[size] for size in fewer}, largest)
     cells: dict[str, Any] = {}
     for graph, kind in of_sizes[largest]["cells"]:
         modelled: dict[int, dict[str, float]] = {}
@@ -150,7 +150,7 @@ def markdown(results: dict[str, Any]) -> str:
                         rate,
                         name,
                         str(size),
-                        *(milliseconds(times.get(mode)) for mode in ("halo", "heads", "2d")),
+                        *(milliseconds(times.get(mode)) for mode in ("halo", "heads", "grid")),
                         best,
                         at["chosen"] + ("" if loss <= _WITHIN else " (!)"),
                         f"{loss:.2f}x",
@@ -190,7 +190,7 @@ def markdown(results: dict[str, Any]) -> str:
             f"cells, at worst {max(losses):.2f} times as slow. Best modes: {won}.",
             "",
             *table(
-                ["Mbit/s", "model", "ranks", "halo", "heads", "2-D", "best", "chosen", "of best"],
+                ["Mbit/s", "model", "ranks", "halo", "heads", "grid", "best", "chosen", "of best"],
                 rows,
             ),
             "",

@@ -203,7 +203,7 @@ def markdown(results: dict[str, Any]) -> str:
     from measure.report import machine_lines, milliseconds, table
 
     most = max(results["measured"])
-    modes = ("halo", "heads", "2d")
+    modes = ("halo", "heads", "grid")
     rows, errors = [], []
     for curve in results["curves"]:
         where = f"{curve['growth']}, {curve['graph']}, {curve['kind']}"

@@ -9,7 +9,7 @@ PACKAGES = ("torch_geometric", "dgl")
 """As programs import them."""
 
 
-class Layer(NamedTuple):
+class RoutedLayer(NamedTuple):
     """A layer that has a route.
 
     Attributes:
@@ -27,31 +27,31 @@ class Layer(NamedTuple):
 LAYERS = {
     # PyG's layers without a file are those whose message is in `fastgraph.pyg.messages`.
     "torch_geometric.nn.conv": (
-        Layer("GCNConv", "gcn_conv"),
-        Layer("SAGEConv", "sage_conv"),
-        Layer("GraphConv", "graph_conv"),
-        Layer("GATv2Conv", "gatv2_conv", drops=True),
-        Layer("GATConv", "gat_conv", drops=True),
-        Layer("TransformerConv", "transformer_conv", drops=True),
+        RoutedLayer("GCNConv", "gcn_conv"),
+        RoutedLayer("SAGEConv", "sage_conv"),
+        RoutedLayer("GraphConv", "graph_conv"),
+        RoutedLayer("GATv2Conv", "gatv2_conv", drops=True),
+        RoutedLayer("GATConv", "gat_conv", drops=True),
+        RoutedLayer("TransformerConv", "transformer_conv", drops=True),
     ),
     "dgl.nn.pytorch.conv": (
-        Layer("GATConv", "gat_conv", drops=True),
-        Layer("GATv2Conv", "gatv2_conv", drops=True),
-        Layer("DotGatConv", "dot_gat_conv"),
-        Layer("EdgeGATConv", "edge_gat_conv", drops=True),
-        Layer("AGNNConv", "agnn_conv"),
-        Layer("HGTConv", "hgt_conv"),
-        Layer("GraphConv", "graph_conv"),
-        Layer("SAGEConv", "sage_conv"),
-        Layer("RelGraphConv", "rel_graph_conv"),
-        Layer("APPNPConv"),
-        Layer("ChebConv"),
-        Layer("GCN2Conv"),
-        Layer("GINConv"),
-        Layer("GMMConv"),
-        Layer("GatedGraphConv"),
-        Layer("SGConv"),
-        Layer("TAGConv"),
+        RoutedLayer("GATConv", "gat_conv", drops=True),
+        RoutedLayer("GATv2Conv", "gatv2_conv", drops=True),
+        RoutedLayer("DotGatConv", "dot_gat_conv"),
+        RoutedLayer("EdgeGATConv", "edge_gat_conv", drops=True),
+        RoutedLayer("AGNNConv", "agnn_conv"),
+        RoutedLayer("HGTConv", "hgt_conv"),
+        RoutedLayer("GraphConv", "graph_conv"),
+        RoutedLayer("SAGEConv", "sage_conv"),
+        RoutedLayer("RelGraphConv", "rel_graph_conv"),
+        RoutedLayer("APPNPConv"),
+        RoutedLayer("ChebConv"),
+        RoutedLayer("GCN2Conv"),
+        RoutedLayer("GINConv"),
+        RoutedLayer("GMMConv"),
+        RoutedLayer("GatedGraphConv"),
+        RoutedLayer("SGConv"),
+        RoutedLayer("TAGConv"),
     ),
 }
 """By module, the layers that have a route: all that lists layers reads it here."""

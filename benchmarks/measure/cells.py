@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastgraph import settings
-from fastgraph.tune import kernel_choices
+from fastgraph.tune.fastest import recorded
 from measure.agreement import Reference, require
 from measure.device import (
     Contestant,
@@ -265,7 +265,7 @@ class Bench:
         def context() -> AbstractContextManager[None]:
             return self._context(rival)
 
-        with kernel_choices.recorded() as timed:
+        with recorded() as timed:
             with context():
                 run = rival.make()
                 out = run(inputs[0])

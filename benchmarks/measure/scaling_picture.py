@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_COLOURS = {"halo": "#1f77b4", "heads": "#ff7f0e", "2d": "#2ca02c"}
+_COLOURS = {"halo": "#1f77b4", "heads": "#ff7f0e", "grid": "#2ca02c"}
 _GROWTHS = {"strong": "one graph", "weak": "as many nodes for each rank"}
 
 _MEASURED: dict[str, Any] = {"marker": "o", "markersize": 3.5, "linewidth": 1.6}

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from fastgraph.dist.forecast.forecast import Forecast, Total
     from fastgraph.dist.operators.cost import Cluster
 
-_GRID, _SHOWN_AS = "2d", "2-D"
-"""The mode on a grid, as programs spell it and as a cell shows it."""
-
 _SHOWN = 3
 """How many kinds of layers a cell names before it only counts them."""
 
@@ -105,7 +102,7 @@ def plan_script(script: Path, arguments: Sequence[str], options: Options) -> int
     console = Console()
     console = console if console.is_terminal else Console(width=120)
     console.print(table(found))
-    for line in remarks(step, cluster, options, any(one.is_extrapolated for one in found)):
+    for line in remarks(step, cluster, options, any(one.has_extrapolated_halos for one in found)):
         console.print(line, soft_wrap=True, highlight=False)
     try:
         if options.plot is not None:
@@ -150,12 +147,11 @@ def table(found: Sequence[Forecast]) -> Table:
     """A line for each number of devices."""
     shown = Table("devices", title="Modelled: milliseconds of a step of training")
     modes = list(found[0].modes)
-    headings = [_SHOWN_AS if name == _GRID else name for name in modes]
-    for heading in (*headings, "auto", "sent, MB", "memory, MiB"):
+    for heading in (*modes, "auto", "sent, MB", "memory, MiB"):
         shown.add_column(heading, justify="right")
     shown.add_column("mode")
     for one in found:
-        mark = "~" if one.is_extrapolated else ""
+        mark = "~" if one.has_extrapolated_halos else ""
         times = [_milliseconds(one.modes[name].seconds) for name in modes]
         shown.add_row(
             f"{mark}{one.devices}",
@@ -174,13 +170,15 @@ def _milliseconds(seconds: float) -> str:
 
 def chosen(total: Total) -> str:
     """The modes of the layers in their order, those that are alike one after the other as one."""
+    from fastgraph.dist.ranks.mesh import GRID
+
     runs: list[tuple[str, int]] = []
     meshes = iter(total.meshes)
     for name in total.layers:
         described = name
-        if name == _GRID:
+        if name == GRID:
             height, width = next(meshes)
-            described = f"{_SHOWN_AS} {height}x{width}"
+            described = f"{name} {height}x{width}"
         if runs and runs[-1][0] == described:
             runs[-1] = described, runs[-1][1] + 1
         else:
@@ -190,7 +188,9 @@ def chosen(total: Total) -> str:
     return ", ".join(name if count == 1 else f"{count} {name}" for name, count in runs)
 
 
-def remarks(step: Step, cluster: Cluster, options: Options, is_extrapolated: bool) -> list[str]:
+def remarks(
+    step: Step, cluster: Cluster, options: Options, has_extrapolated_halos: bool
+) -> list[str]:
     """Sentences that say which figures were measured, given or extrapolated."""
     measured = "measured between two processes here"
     links = [
@@ -212,7 +212,7 @@ def remarks(step: Step, cluster: Cluster, options: Options, is_extrapolated: boo
         "Halos are those of METIS partitions. Sent and memory are of the slowest rank by auto. Not "
         "in it: what overlaps, other collectives than those of layers and parameters.",
     ]
-    if is_extrapolated:
+    if has_extrapolated_halos:
         lines.append("~ Halos extrapolated: METIS would take longer than --seconds allows.")
     if step.others:
         lines.append(f"Counted as operations on rows: {', '.join(sorted(set(step.others)))}.")
@@ -228,7 +228,7 @@ def to_json(step: Step, cluster: Cluster, found: Sequence[Forecast]) -> dict[str
         "devices": [
             {
                 "devices": one.devices,
-                "extrapolated": one.is_extrapolated,
+                "extrapolated": one.has_extrapolated_halos,
                 "modes": {name: total._asdict() for name, total in one.modes.items()},
                 "auto": one.auto._asdict(),
             }

@@ -75,7 +75,7 @@ def _tune_rows(found: Sequence[Measured], spent: Budget, console: Console) -> No
 
     measuring.measure(found, measuring.Budget(spent.left / 2))
     chosen = measuring.chosen(found)
-    choices.KEPT.keep(chosen)
+    choices.ORDERS.keep(choices.machine(), chosen)
     console.print(calls_table(found, chosen))
     graphs = measuring.by_graph(found)
     for place, ones in enumerate(graphs.values()):
@@ -89,10 +89,9 @@ def _tune_rows(found: Sequence[Measured], spent: Budget, console: Console) -> No
 
 def _keep_kernels(found: Sequence[TimedCall], console: Console) -> None:
     """Keep which kernels are fastest on GPUs, and print what each takes."""
-    from fastgraph.tune import kernel_choices
+    from fastgraph.tune.fastest import keep
 
-    timed = [one for call in found for one in call.timed]
-    kernel_choices.KEPT.keep(timed)
+    keep([one for call in found for one in call.timed])
     console.print(kernels_table(found))
     console.print("Programs with FASTGRAPH_MEASURE=1 take these kernels without measuring.")
     left = sum(not call.timed for call in found)

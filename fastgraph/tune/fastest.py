@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,8 +15,10 @@ from fastgraph import settings
 from fastgraph.graphs.graph import Graph, beside
 from fastgraph.machine import capture
 from fastgraph.plugins.backend import Kernel
-from fastgraph.tune import kernel_choices
-from fastgraph.tune.kernel_choices import ROWS, Timed
+from fastgraph.tune import choices
+
+ROWS = "rows"
+"""The kernel that has no rival's name: that of rows."""
 
 # Names of kernels by kind of call.
 _Known = dict[tuple[object, ...], str]
@@ -37,12 +40,57 @@ class Rival(Protocol):
         ...
 
 
+class Timed(NamedTuple):
+    """The times of a call by each kernel.
+
+    Attributes:
+        device: everything below a kernel, as text.
+        graph: of the call.
+        kind: of the call: operator, width, dtype and options.
+        seconds: by the names of kernels that are for it.
+    """
+
+    device: str
+    graph: Graph
+    kind: str
+    seconds: dict[str, float]
+
+    @property
+    def fastest(self) -> str:
+        """The name of the kernel."""
+        return min(self.seconds, key=lambda name: self.seconds[name])
+
+
+_recording: list[Timed] | None = None
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[Timed]]:
+    """Within, nothing that is kept is used, and what is timed goes into the list."""
+    global _recording
+    before, _recording = _recording, []
+    try:
+        yield _recording
+    finally:
+        _recording = before
+
+
+def keep(timed: Sequence[Timed]) -> None:
+    """Keep what was fastest, for further runs (:mod:`fastgraph.tune.choices`)."""
+    for device in dict.fromkeys(one.device for one in timed):
+        found: dict[str, dict[str, str]] = {}
+        for one in timed:
+            if one.device == device:
+                found.setdefault(choices.identity_of(one.graph), {})[one.kind] = one.fastest
+        choices.KERNELS.keep(device, found)
+
+
 class _Fastest:
     """A kernel, and others that take its place where they are faster.
 
     With ``settings.measure`` all make the first call of a kind on a graph, and the fastest all
     further ones. Where ``python -m fastgraph tune`` has kept which one that is
-    (:mod:`fastgraph.tune.kernel_choices`), it makes the first one, too. The others take no part
+    (:mod:`fastgraph.tune.choices`), it makes the first one, too. The others take no part
     while a CUDA graph is captured, whose replays may run beside anything, nor under
     ``torch.use_deterministic_algorithms``: their results differ in the last bits.
 
@@ -83,11 +131,13 @@ class _Fastest:
         if kind not in known:
             with torch.cuda.device_of(x):
                 device, words = self._device(x), " ".join(map(str, kind))
-                chosen = kernel_choices.known(device, graph, words)
+                kept = {} if _recording is not None else choices.KERNELS.of(device, graph)
+                chosen = kept.get(words)
                 if chosen is None or not self._is_for(chosen, arguments, keywords):
                     seconds = self._measured(arguments, keywords)
                     timed = Timed(device, graph, words, seconds)
-                    kernel_choices.record(timed)
+                    if _recording is not None:
+                        _recording.append(timed)
                     chosen = timed.fastest
                 known[kind] = chosen
             for name, rival in self._rivals.items():

@@ -82,7 +82,7 @@ class RowOrder:
             return graph.grouped(transpose=transpose)
         learnt = beside(graph, "row_order", _Learnt)
         if learnt.chosen is None:
-            learnt.chosen = choices.of(graph)
+            learnt.chosen = choices.orders_of(graph)
         if learnt.chosen is not choices.NOTHING:
             use = Use(transpose, attention, gathered.nbytes // max(len(gathered), 1))
             row_bytes = learnt.chosen.get(use)

@@ -71,6 +71,6 @@ def test_numbers_of_devices() -> None:
 
 
 def test_modes_of_layers_in_a_cell() -> None:
-    total = Total(1.0, 1.0, 1.0, ["halo", "halo", "2d", "heads"], [(4, 2)])
-    assert chosen(total) == "2 halo, 2-D 4x2, heads"
-    assert chosen(total._replace(layers=["2d", "2d"], meshes=[(2, 2)] * 2)) == "2-D 2x2"
+    total = Total(1.0, 1.0, 1.0, ["halo", "halo", "grid", "heads"], [(4, 2)])
+    assert chosen(total) == "2 halo, grid 4x2, heads"
+    assert chosen(total._replace(layers=["grid", "grid"], meshes=[(2, 2)] * 2)) == "grid 2x2"

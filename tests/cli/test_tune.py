@@ -39,7 +39,7 @@ for epoch in range(4):
 
 AGAIN = """
 from fastgraph.graphs.edges import graph_of
-from fastgraph.tune.choices import KEPT
+from fastgraph.tune.choices import orders_of
 import torch
 from tests.graphs import mixed_communities
 
@@ -47,7 +47,7 @@ torch.set_num_threads(2)
 generator = torch.Generator().manual_seed(0)
 edges = mixed_communities(5000, 10, generator=generator)
 for loops in (0, 5000):
-    print(len(KEPT.of(graph_of(edges, None, 5000, 5000, loops))))
+    print(len(orders_of(graph_of(edges, None, 5000, 5000, loops))))
 """
 
 

@@ -172,4 +172,4 @@ for epoch in range(3):
         assert Candidate(one.replay).seconds() > 0
         assert isinstance(one.replay, Replay) and one.graph.num_src == 30
     assert all(use.attention for use in found["TransformerConv"].uses)
-    assert choices.of(found["GCNConv"].graph) is choices.NOTHING
+    assert choices.orders_of(found["GCNConv"].graph) is choices.NOTHING

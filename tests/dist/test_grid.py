@@ -85,7 +85,7 @@ def hub() -> Data:
 
 def layouts(mesh: Mesh) -> dict[str, Callable[[Any], Any]]:
     return {
-        name: test_fused.shards(parts(WORLD.size), mode="2d", mesh=mesh)
+        name: test_fused.shards(parts(WORLD.size), mode="grid", mesh=mesh)
         for name, parts in PARTITIONS.items()
     }
 
@@ -244,7 +244,7 @@ def by_rows(mesh: Mesh) -> list[list[float]]:
     with fastgraph.enabled():
         losses = [
             test_models.train("GAT", fgd.shard(graph(), parts=parts, **options)).losses
-            for options in ({"mode": "halo"}, {"mode": "2d", "mesh": mesh})
+            for options in ({"mode": "halo"}, {"mode": "grid", "mesh": mesh})
         ]
     WORLD.random = before
     return losses
@@ -289,7 +289,7 @@ def others(mesh: Mesh) -> dict[str, Any]:
         if WORLD.rank == 0:
             fgd.write_shards(graph(), f"{folder}/shards", WORLD.size, method="even")
         transport.barrier()
-        loaded = fgd.load_shards(f"{folder}/shards", mode="2d", mesh=mesh)
+        loaded = fgd.load_shards(f"{folder}/shards", mode="grid", mesh=mesh)
         for kind, of_ranks in {"moved": data, "from shards": loaded}.items():
             fgd.COUNTS.reset()
             with fastgraph.enabled():
@@ -382,7 +382,7 @@ def test_layers(found: list[dict[str, Any]]) -> None:
             assert not result.gathers, at
             case = key.split(", ", 1)[1].rpartition(", ")[0]
             assert bool(result.planned_again) == (case in test_fused.PLANNED_EACH_TIME), at
-            assert set(counts) == {"2d"}, at
+            assert set(counts) == {"grid"}, at
 
 
 def test_what_is_sent(found: list[dict[str, Any]]) -> None:
@@ -416,7 +416,7 @@ def test_what_is_computed_by_halo_says_why(found: list[dict[str, Any]]) -> None:
     reasons = {
         "halo: each edge gets a softmax of all": 1,
         "halo: the gradient of ties goes to one edge of all": 1,
-        "2d": 1,
+        "grid": 1,
     }
     for of_rank in found:
         assert of_rank["reasons"] == reasons
@@ -425,7 +425,7 @@ def test_what_is_computed_by_halo_says_why(found: list[dict[str, Any]]) -> None:
 
 
 def test_sums_are_computed_in_the_fastest_mode(found: list[dict[str, Any]]) -> None:
-    counts = {"from one node": "halo: fastest", "to one node": "2d: fastest"}
+    counts = {"from one node": "halo: fastest", "to one node": "grid: fastest"}
     for of_rank in found:
         for name, way in counts.items():
             assert of_rank["fastest"].pop(name) == {way: len(SUMS)}
@@ -440,7 +440,7 @@ def test_an_edge_outside_is_an_error_on_all_ranks(found: list[dict[str, Any]]) -
 @pytest.mark.parametrize("kind", ["moved", "from shards"])
 def test_edges_come_to_their_blocks(found: list[dict[str, Any]], kind: str) -> None:
     for of_rank in found:
-        assert of_rank[kind] == ("", [{"2d": 1}, {"2d": 1}])
+        assert of_rank[kind] == ("", [{"grid": 1}, {"grid": 1}])
 
 
 def test_the_volume_falls_with_the_root_of_ranks() -> None:
@@ -464,10 +464,16 @@ def test_the_usual_mesh_is_the_most_square_one() -> None:
 def test_a_mesh_is_one_of_the_ranks() -> None:
     fgd.init()
     with pytest.raises(ValueError, match=r"mesh must be .* 1 ranks, .* got \(2, 2\)"):
-        fgd.shard(graph(), mode="2d", mesh=(2, 2))
-    with pytest.raises(ValueError, match="mesh is for mode='2d', got mode='heads'"):
+        fgd.shard(graph(), mode="grid", mesh=(2, 2))
+    with pytest.raises(ValueError, match="mesh is for mode='grid', got mode='heads'"):
         fgd.shard(graph(), mode="heads", mesh=(1, 1))
-    options = parser().parse_args(["--mode", "2d", "--mesh", "2x4", "train.py"])
+    options = parser().parse_args(["--mode", "grid", "--mesh", "2x4", "train.py"])
     assert options.mesh == (2, 4)
     with pytest.raises(SystemExit):
         parser().parse_args(["--mesh", "2,4", "train.py"])
+
+
+def test_the_grid_is_known_by_the_name_that_it_had() -> None:
+    fgd.init()
+    assert fgd.shard(graph(), mode="2d", mesh=(1, 1)).x.rows.mode == "grid"
+    assert parser().parse_args(["--mode", "2d", "train.py"]).mode == "grid"

@@ -24,7 +24,7 @@ from fastgraph.dist.operators import cost, links, planner
 from fastgraph.dist.operators.cost import Cluster
 from fastgraph.dist.operators.halo.graph import neighbourhoods
 from fastgraph.dist.operators.heads import cost as heads_cost
-from fastgraph.dist.operators.heads.exchange import shares
+from fastgraph.dist.operators.heads.exchange import layout_of_heads
 from fastgraph.dist.operators.modes import MODES
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.mesh import meshes
@@ -150,7 +150,7 @@ def sent() -> dict[str, tuple[int, int]]:
         for name, (shapes, call) in CALLS.items():
             inputs = [data[f"{name} {i}"].requires_grad_() for i in range(len(shapes))]
             call(data.edge_index, *inputs)  # which plans
-            mine, own = data.x.rows.mine, shares(H).mine
+            mine, own = data.x.rows.mine, layout_of_heads(H).mine
             given = sum(torch.Size(shape).numel() for shape in shapes) * ITEM // H
             taken = C * ITEM
             # To heads: of own rows the other heads; to rows: of own heads the other rows.
@@ -463,8 +463,8 @@ def test_loaded_shards(found: list[dict[str, Any]]) -> None:
 
 def test_heads_are_shared_out_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WORLD, "size", 4)
-    assert shares(10).counts == [2, 3, 2, 3]
-    assert shares(3).counts == [0, 1, 1, 1]
+    assert layout_of_heads(10).counts == [2, 3, 2, 3]
+    assert layout_of_heads(3).counts == [0, 1, 1, 1]
 
 
 def test_an_unknown_mode() -> None:

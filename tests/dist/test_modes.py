@@ -132,24 +132,24 @@ def counted() -> dict[str, int]:
             "halo",
             {"halo: heads cannot be shared out, there are 1": 1},
         ),
-        ("2d", SUM, "2d", {"2d": 1}),
-        ("2d", Operation("normalised_sum"), "2d", {"2d": 1}),
-        ("2d", Operation("extremum", "max", "split"), "2d", {"2d": 1}),
+        ("grid", SUM, "grid", {"grid": 1}),
+        ("grid", Operation("normalised_sum"), "grid", {"grid": 1}),
+        ("grid", Operation("extremum", "max", "split"), "grid", {"grid": 1}),
         (
-            "2d",
+            "grid",
             Operation("extremum", "max", "winner"),
             "halo",
             {"halo: the gradient of ties goes to one edge of all": 1},
         ),
-        ("2d", ATTENTION, "2d", {"2d": 1}),
-        ("2d", Operation("products", "sum"), "2d", {"2d": 1}),
+        ("grid", ATTENTION, "grid", {"grid": 1}),
+        ("grid", Operation("products", "sum"), "grid", {"grid": 1}),
         (
-            "2d",
+            "grid",
             Operation("products", "mean"),
             "halo",
             {"halo: products are divided by degrees": 1},
         ),
-        ("2d", Operation("softmax"), "halo", {"halo: each edge gets a softmax of all": 1}),
+        ("grid", Operation("softmax"), "halo", {"halo: each edge gets a softmax of all": 1}),
         ("gathered", SUM, "gathered", {"gathered": 1}),
         ("gathered", Operation("weighted_sum", "mean"), "halo", {"halo: means are not sums": 1}),
         ("gathered", ATTENTION, "halo", {"halo": 1}),
@@ -178,15 +178,15 @@ def test_a_mode_overrides_the_operations_that_it_names() -> None:
 @pytest.mark.usefixtures("two_ranks")
 def test_one_rank_has_nothing_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WORLD, "size", 1)
-    assert mode_of(SUM, relation(rows("2d"))) is modes.HALO
+    assert mode_of(SUM, relation(rows("grid"))) is modes.HALO
     assert mode_of(ATTENTION, relation(rows("heads"))) is modes.HALO
     assert counted() == {"halo": 1}
 
 
 @pytest.mark.usefixtures("two_ranks")
 def test_aggregating_nodes_decide_unless_they_want_the_halo() -> None:
-    assert mode_of(ATTENTION, relation(rows("heads"), rows("2d"))).name == "2d"
-    assert mode_of(ATTENTION, relation(rows("2d"), rows("heads"))).name == "heads"
-    assert mode_of(SUM, relation(rows("2d"), rows("heads"))).name == "2d"
-    found = mode_of(SUM, relation(rows("2d", (1, 2)), rows("halo")))
+    assert mode_of(ATTENTION, relation(rows("heads"), rows("grid"))).name == "grid"
+    assert mode_of(ATTENTION, relation(rows("grid"), rows("heads"))).name == "heads"
+    assert mode_of(SUM, relation(rows("grid"), rows("heads"))).name == "grid"
+    found = mode_of(SUM, relation(rows("grid", (1, 2)), rows("halo")))
     assert isinstance(found, Grid) and found.mesh == (1, 2)

@@ -18,7 +18,7 @@ import fastgraph
 import fastgraph.dist as fgd
 from fastgraph.dist.operators.halo import computing
 from fastgraph.dist.operators.halo import graph as halves
-from fastgraph.dist.operators.halo.graph import Halves, Shares
+from fastgraph.dist.operators.halo.graph import EdgeFractions, Halves
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.phases import RECORDER
 from fastgraph.dist.ranks.world import WORLD
@@ -181,9 +181,9 @@ def test_halves_have_all_edges_once(by: str) -> None:
 
 def test_when_halves_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     csr = Graph(torch.tensor([SOURCES, DESTINATIONS]), 6, 4).by_destination
-    shares = Shares(csr, 4)
-    assert (shares.interior, shares.local) == (1 - 5 / 7, 1 - 3 / 7)
-    assert (shares.by(sums=True), shares.by(sums=False)) == ("edges", "rows")
+    fractions = EdgeFractions(csr, 4)
+    assert (fractions.interior, fractions.local) == (1 - 5 / 7, 1 - 3 / 7)
+    assert (fractions.by(sums=True), fractions.by(sums=False)) == ("edges", "rows")
     monkeypatch.setattr(halves, "LEAST_SHARE", 0.3)
-    assert (shares.by(sums=True), shares.by(sums=False)) == ("edges", None)
-    assert Shares(csr, 6).by(sums=True) == "rows"
+    assert (fractions.by(sums=True), fractions.by(sums=False)) == ("edges", None)
+    assert EdgeFractions(csr, 6).by(sums=True) == "rows"

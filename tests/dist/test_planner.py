@@ -127,16 +127,16 @@ def test_halos_of_a_mesh_go_on_as_they_went() -> None:
 def test_what_is_shared_is_shared_by_more() -> None:
     """Four ranks on two cores work half as fast as two, and eight a quarter; links stay."""
     known = {2: Cluster(1e-4, 2e7, 1e-9, 1e-9), 4: Cluster(1e-4, 2e7, 2e-9, 1e-9)}
-    assert cost.extrapolated(known, 8)[:4] == pytest.approx((1e-4, 2e7, 4e-9, 1e-9))
+    assert cost.extrapolated_cluster(known, 8)[:4] == pytest.approx((1e-4, 2e7, 4e-9, 1e-9))
     known[4] = known[4]._replace(memory=2.0**33, paces=(1.0,) * 4)
-    assert cost.extrapolated(known, 8)[4:] == (2.0**33, ())
+    assert cost.extrapolated_cluster(known, 8)[4:] == (2.0**33, ())
     with pytest.raises(ValueError, match="two numbers of ranks or more"):
-        cost.extrapolated({2: ANY}, 8)
+        cost.extrapolated_cluster({2: ANY}, 8)
 
 
 def test_nothing_is_expected_to_get_faster() -> None:
     known = {2: Cluster(1e-4, 1e7, 1e-9, 1e-9), 4: Cluster(5e-5, 2e7, 1e-9, 1e-9)}
-    assert cost.extrapolated(known, 8)[:4] == pytest.approx(known[4][:4])
+    assert cost.extrapolated_cluster(known, 8)[:4] == pytest.approx(known[4][:4])
 
 
 def test_forecasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_forecasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.auto.seconds == pytest.approx(3 * (0.5 + work)) and one.auto.sent == 0
     for fewer, more in itertools.pairwise([one, *others]):
         assert fewer.auto.seconds > more.auto.seconds
-    assert [found.is_extrapolated for found in others] == [False, False, False, True]
+    assert [found.has_extrapolated_halos for found in others] == [False, False, False, True]
     for found in others:
         assert found.auto.seconds <= min(total.seconds for total in found.modes.values())
         # A mesh has few rows of a halo.
@@ -162,7 +162,7 @@ def test_forecasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert again == others[1]  # by the rows that are kept
     random = torch.randint(1600, (2, 50_000), generator=torch.Generator().manual_seed(0))
     step = step._replace(graphs=[(random, 1600, 1600)])
-    for memory, layers in ((math.inf, ["heads"] * 2), (2**20, ["2d"] * 2)):
+    for memory, layers in ((math.inf, ["heads"] * 2), (2**20, ["grid"] * 2)):
         (found,) = forecasts(step, ANY._replace(memory=memory), [8])
         assert found.auto.layers == layers  # heads hold all edges
 
@@ -266,9 +266,9 @@ def test_small_layers_send_and_compute_little() -> None:
 
 
 def test_the_simpler_of_modes_that_take_as_much() -> None:
-    assert cost.fastest({"halo": 1.0, "heads": 0.97, "2d": 0.96}) == "halo"
-    assert cost.fastest({"halo": 1.0, "heads": 0.92, "2d": 0.9}) == "heads"
-    assert cost.fastest({"2d": 0.0}) == "2d"
+    assert cost.fastest({"halo": 1.0, "heads": 0.97, "grid": 0.96}) == "halo"
+    assert cost.fastest({"halo": 1.0, "heads": 0.92, "grid": 0.9}) == "heads"
+    assert cost.fastest({"grid": 0.0}) == "grid"
 
 
 def test_devices_work_at_their_own_pace() -> None:

@@ -20,7 +20,7 @@ from fastgraph.cli.tuning.measuring import Budget
 from fastgraph.cli.tuning.recording import Given, OperatorCall, Program, Values
 from fastgraph.graphs.graph import Graph
 from fastgraph.registry.registry import REGISTRY
-from fastgraph.tune import kernel_choices
+from fastgraph.tune import choices, fastest
 from fastgraph.tune.tiles import DTYPES
 from tests.graphs import random_edges
 from tests.native.cases import normal
@@ -214,7 +214,7 @@ class Emulated(CudaBackend):
 def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Emulated]:
     """Selected, with the setting that lets kernels compete."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kernel_choices, "KEPT", kernel_choices.KeptKernels())
+    monkeypatch.setattr(choices, "KERNELS", choices.KERNELS.again())
     monkeypatch.setattr(settings, "_current", settings.current().replace(measure=True))
     known = partial(TilesAttention, sheet=lambda x: H200)
     monkeypatch.setattr("fastgraph.backends.cuda.TilesAttention", known)
@@ -248,7 +248,7 @@ def test_tune_chooses_them(emulated: Emulated) -> None:
     (found,) = time_kernels(Program({call: ["GPSConv"]}, [edges], 2, True, 0), Budget(60.0), "cpu")
     (timed,) = found.timed
     assert timed.seconds.keys() == {"rows", "tiles"} and timed.fastest == "tiles"
-    kernel_choices.KEPT.keep(found.timed)
+    fastest.keep(found.timed)
     emulated.library.called.clear()
     ops.attention(*tensors_of(cliques(), 1, 64, torch.bfloat16), edges, scale=0.125)
     assert (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ import torch
 from fastgraph import Graph
 from fastgraph.machine import cache, native
 from fastgraph.tune import choices
-from fastgraph.tune.choices import KeptOrders, Use, identity_of
+from fastgraph.tune.choices import Kept, Orders, Use, identity_of
 from fastgraph.tune.row_order import USES_BEFORE_ORDERING, RowOrder
 from tests.graphs import mixed_communities
 
@@ -23,12 +21,15 @@ SUMS = Use(False, False, 1024)
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KeptOrders]:
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept[Use, int]:
     """Choices in a folder of their own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source = KeptOrders()
-    with choices.replaced(source):
-        yield source
+    monkeypatch.setattr(choices, "ORDERS", choices.ORDERS.again())
+    return choices.ORDERS
+
+
+def keep(graph: Graph, orders: Orders) -> None:
+    choices.ORDERS.keep(choices.machine(), {identity_of(graph): orders})
 
 
 def communities(**options: bool) -> Graph:
@@ -36,22 +37,24 @@ def communities(**options: bool) -> Graph:
     return Graph(edges, 5000, 5000)
 
 
-def test_a_graph_is_known_again(kept: KeptOrders) -> None:
-    graph = communities()
-    assert kept.of(graph) == {}
-    kept.keep({identity_of(graph): {SUMS: 1024}})
-    kept.keep({identity_of(graph): {SUMS._replace(transpose=True): 0}, "another": {SUMS: 0}})
-    expected = {SUMS: 1024, SUMS._replace(transpose=True): 0}
-    for source in (kept, KeptOrders()):  # in another run, too
-        assert source.of(communities()) == expected
-        assert source.of(communities().renumbered()) == expected
-        assert source.of(communities(mixed=False)) == {}
+def test_a_graph_is_known_again(kept: Kept[Use, int]) -> None:
+    graph, machine = communities(), choices.machine()
+    assert choices.orders_of(graph) is choices.NOTHING
+    keep(graph, {SUMS: 1024})
+    backward = {SUMS._replace(transpose=True): 0}
+    kept.keep(machine, {identity_of(graph): backward, "another": {SUMS: 0}})
+    for source in (kept, kept.again()):  # in another run, too
+        assert source.of(machine, communities()) == {SUMS: 1024, **backward}
+        assert source.of(machine, communities().renumbered()) == {SUMS: 1024, **backward}
+        assert source.of(machine, communities(mixed=False)) == {}
+        assert source.of("another", communities()) == {}
+    assert choices.orders_of(communities(mixed=False)) is choices.NOTHING
 
 
-def test_a_choice_comes_before_the_policy(kept: KeptOrders) -> None:
+def test_a_choice_comes_before_the_policy(kept: Kept[Use, int]) -> None:
     graph = communities()
     attention, backward = Use(False, True, 1024), Use(True, False, 1024)
-    kept.keep({identity_of(graph): {SUMS: 1024, attention: 0, backward: 0}})
+    keep(graph, {SUMS: 1024, attention: 0, backward: 0})
     rows = rows_of(graph, WIDE, transpose=False)
     assert rows.order is not None and rows_of(graph, WIDE, transpose=False) is rows
     assert graph.nbytes == rows.nbytes + graph.by_destination.nbytes + graph.by_source.nbytes
@@ -64,31 +67,36 @@ def test_a_choice_comes_before_the_policy(kept: KeptOrders) -> None:
     assert rows_of(graph, OTHER, transpose=False).order is not None
 
 
-def test_attention_may_have_an_order_that_the_model_has_for_sums_alone(kept: KeptOrders) -> None:
+def test_attention_may_have_an_order_that_the_model_has_for_sums_alone(
+    kept: Kept[Use, int],
+) -> None:
     graph = Graph(mixed_communities(5000, 5), 5000, 5000)
     use = Use(False, True, 1024)
-    kept.keep({identity_of(graph): {use: 1024}})
+    keep(graph, {use: 1024})
     assert rows_of(graph, WIDE, transpose=False, attention=True).order is not None
 
 
-def test_rows_stay_where_no_order_is_found(kept: KeptOrders) -> None:
+def test_rows_stay_where_no_order_is_found(kept: Kept[Use, int]) -> None:
     graph = communities(mixed=False)
     bipartite = Graph(mixed_communities(5000, 20), 5000, 5001)
     for one in (graph, bipartite):
-        kept.keep({identity_of(one): {SUMS: 1024}})
+        keep(one, {SUMS: 1024})
         assert rows_of(one, WIDE, transpose=False) is one.by_destination
 
 
-@pytest.mark.parametrize("content", [[], {"a": 1}, {"a": [[1, 2]]}, {"a": [["x", 0, 1, 2, 3]]}, 3])
-def test_what_are_no_choices_are_none(kept: KeptOrders, content: object) -> None:
-    kept.keep({"a": {SUMS: 0}})
-    path = choices.path()
-    identity = json.loads(path.read_text())["identity"]
-    cache.write("choices-1", identity, content)
-    assert KeptOrders().of(communities()) == {}
+@pytest.mark.parametrize(
+    "content", [[], {"a": 1}, {"a": [[1, 2]]}, {"a": [[["x", 0], 3]]}, {"a": [[[0, 0, "x"], 3]]}, 3]
+)
+def test_what_are_no_choices_are_none(kept: Kept[Use, int], content: object) -> None:
+    cache.write(kept.kind, choices.machine(), content)
+    assert kept.exists
+    assert choices.orders_of(communities()) is choices.NOTHING
 
 
-def test_other_threads_have_other_choices(kept: KeptOrders, restore_threads: None) -> None:
-    path = choices.path()
+def test_other_threads_have_other_choices(restore_threads: None) -> None:
+    path, graph = choices.path(), communities()
+    keep(graph, {SUMS: 1024})
+    assert path.is_file() and choices.orders_of(graph) == {SUMS: 1024}
     torch.set_num_threads(torch.get_num_threads() + 1)
     assert choices.path() != path
+    assert choices.orders_of(graph) is choices.NOTHING

@@ -18,21 +18,21 @@ from fastgraph.cli.tuning.measuring import Budget
 from fastgraph.cli.tuning.recording import Given, OperatorCall, Program, Values
 from fastgraph.machine import cache
 from fastgraph.registry.registry import REGISTRY
-from fastgraph.tune import kernel_choices
-from fastgraph.tune.kernel_choices import KeptKernels, Timed
+from fastgraph.tune import choices
+from fastgraph.tune.choices import Kept
+from fastgraph.tune.fastest import Timed, keep
 from tests.test_fastest import EDGES, Kernels, product
 
 OF_PRODUCT = "spmm 5 torch.float32 True False sum False"
 
 
 @pytest.fixture(autouse=True)
-def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeptKernels:
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept[str, str]:
     """Choices in a folder of their own, and the setting that asks for them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(settings, "_current", settings.current().replace(measure=True))
-    source = KeptKernels()
-    monkeypatch.setattr(kernel_choices, "KEPT", source)
-    return source
+    monkeypatch.setattr(choices, "KERNELS", choices.KERNELS.again())
+    return choices.KERNELS
 
 
 @pytest.fixture
@@ -46,12 +46,13 @@ def timed(graph: Graph, **seconds: float) -> Timed:
 
 @pytest.mark.parametrize(("seconds", "calls"), [({"rows": 2}, [1, 0]), ({"other": 1}, [0, 1])])
 def test_what_was_timed_is_not_timed_again(
-    seconds: dict[str, float], calls: list[int], graph: Graph, kept: KeptKernels
+    seconds: dict[str, float], calls: list[int], graph: Graph, kept: Kept[str, str]
 ) -> None:
-    kept.keep([timed(graph, **{"rows": 3, "other": 3, **seconds})])
-    for source in (kept, KeptKernels()):  # in another run, too
-        assert source.fastest("a device", Graph(EDGES, 20, 20), OF_PRODUCT) == next(iter(seconds))
-        assert source.fastest("another", graph, OF_PRODUCT) is None
+    keep([timed(graph, **{"rows": 3, "other": 3, **seconds})])
+    for source in (kept, kept.again()):  # in another run, too
+        chosen = {OF_PRODUCT: next(iter(seconds))}
+        assert source.of("a device", Graph(EDGES, 20, 20)) == chosen
+        assert source.of("another", graph) == {}
     kernels = Kernels()
     product(kernels, graph)
     assert (kernels.calls, kernels.measured) == (calls, 0)
@@ -59,38 +60,30 @@ def test_what_was_timed_is_not_timed_again(
     assert kernels.measured == 2
 
 
-def test_a_kernel_that_is_no_more_is_not_taken(graph: Graph, kept: KeptKernels) -> None:
-    kept.keep([timed(graph, gone=1.0)])
+def test_a_kernel_that_is_no_more_is_not_taken(graph: Graph, kept: Kept[str, str]) -> None:
+    keep([timed(graph, gone=1.0)])
     kernels = Kernels()
     product(kernels, graph)
     assert kernels.measured == 2
 
 
-def test_choices_for_other_calls_stay(graph: Graph, kept: KeptKernels) -> None:
-    kept.keep([timed(graph, rows=1.0)])
-    KeptKernels().keep(
-        [
-            timed(graph, rows=1.0)._replace(kind="other"),
-            timed(graph)._replace(device="b", seconds={"x": 1.0}),
-        ]
-    )
-    source = KeptKernels()
-    found = [
-        source.fastest(*one)
-        for one in (
-            ("a device", graph, OF_PRODUCT),
-            ("a device", graph, "other"),
-            ("b", graph, OF_PRODUCT),
-        )
+def test_choices_for_other_calls_stay(graph: Graph, kept: Kept[str, str]) -> None:
+    keep([timed(graph, rows=1.0)])
+    others = [
+        timed(graph, rows=1.0)._replace(kind="other"),
+        timed(graph)._replace(device="b", seconds={"x": 1.0}),
     ]
-    assert found == ["rows", "rows", "x"]
+    keep(others)
+    source = kept.again()
+    assert source.of("a device", graph) == {OF_PRODUCT: "rows", "other": "rows"}
+    assert source.of("b", graph) == {OF_PRODUCT: "x"}
 
 
-def test_a_file_that_is_no_choice_is_left_alone(graph: Graph) -> None:
-    cache.write("kernels-1", "a device", {"a graph": 3})
-    path = cache.path_of("kernels-1", "a device")
+def test_a_file_that_is_no_choice_is_left_alone(graph: Graph, kept: Kept[str, str]) -> None:
+    cache.write(kept.kind, "a device", {"a graph": 3})
+    path = cache.path_of(kept.kind, "a device")
+    assert kept.of("a device", graph) == {}
     assert json.loads(path.read_text())["content"] == {"a graph": 3}
-    assert KeptKernels().fastest("a device", graph, OF_PRODUCT) is None
 
 
 class WithRival(ReferenceBackend):
@@ -116,7 +109,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
     REGISTRY.select(None)
 
 
-def test_calls_are_timed(kernels: Kernels, kept: KeptKernels) -> None:
+def test_calls_are_timed(kernels: Kernels, kept: Kept[str, str]) -> None:
     """Those of a device, as far as the budget goes, in both directions."""
     features = Values((20, 5), torch.float32, True)
     spmm = OperatorCall("spmm", (features, Given(0), None, None, 20, "sum", False))
@@ -134,7 +127,7 @@ def test_calls_are_timed(kernels: Kernels, kept: KeptKernels) -> None:
     assert all(one.seconds == {"rows": 2.0, "other": 1.0} for one in found.timed)
     cells = [list(column.cells) for column in kernels_table([found]).columns]
     assert cells[0] == ["GINConv"] * 2 and cells[3] == ["other 1000.000, rows 2000.000"] * 2
-    kept.keep(found.timed)
+    keep(found.timed)
     measured = kernels.measured
     product(kernels, Graph(EDGES, 20, 20))
     assert kernels.measured == measured

@@ -8,8 +8,7 @@ from fastgraph import settings
 from fastgraph.cli.tuning.measuring import Budget
 from fastgraph.cli.tuning.recording import Program
 from fastgraph.cli.tuning.replay import Replay, copied
-from fastgraph.tune import kernel_choices
-from fastgraph.tune.kernel_choices import Timed
+from fastgraph.tune.fastest import Timed, recorded
 
 _OPERATORS = ("spmm", "attention")
 """Whose kernels have rivals (:mod:`fastgraph.tune.fastest`)."""
@@ -44,7 +43,7 @@ def time_kernels(program: Program, budget: Budget, device: str = "cuda") -> list
         if budget.left:
             replay = Replay(call, program.tensors)
             replay.named(copied(replay.names))  # of which nothing is known yet
-            with settings.measuring(), kernel_choices.recorded() as timed:
+            with settings.measuring(), recorded() as timed:
                 replay.step()
         found.append(TimedCall(layers, timed))
     return found

@@ -107,7 +107,7 @@ class Fixed(Mapping[Use, int]):
         self.asked: set[Use] = set()
 
     def of(self, graph: Graph) -> Orders:
-        """See :class:`fastgraph.tune.choices.Source`."""
+        """These, for any graph, see :func:`fastgraph.tune.choices.replaced`."""
         self.graphs.append(graph)
         return self
 
@@ -140,7 +140,7 @@ class Candidate:
     def seconds(self) -> float:
         """Make the call; how long it takes."""
         self._replay.named(self._names)
-        with choices.replaced(self._fixed):
+        with choices.replaced(self._fixed.of):
             start = time.perf_counter()
             self._replay.step()
             return time.perf_counter() - start

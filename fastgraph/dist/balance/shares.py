@@ -22,7 +22,7 @@ from fastgraph.dist.graphs.pyg import (
 )
 from fastgraph.dist.graphs.pyg import shard as shard_by_numbers
 from fastgraph.dist.graphs.relayout import Placement
-from fastgraph.dist.operators.modes import check_mode
+from fastgraph.dist.operators.modes import checked_mode
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.agreement import on_first_rank
 from fastgraph.dist.ranks.devices import Device, address_space, devices, scores
@@ -67,14 +67,15 @@ def shard(
             the nodes of all of them, in the order of ``data.node_types`` or ``data.ntypes``.
         mode: how fused operators are computed. ``"halo"``: each rank gets the rows that its nodes
             need of others. ``"heads"``: of attention, each rank computes some of the heads, of all
-            nodes and over all edges; every rank then keeps the whole ``edge_index``. ``"2d"``: each
-            rank computes with the edges from the nodes of a column of a grid of ranks to those of
-            a row, which it then holds. ``"auto"``, the default: what a model with measured links
-            finds fastest, for each layer of attention, sums or extrema, if there is memory for it;
-            others, and those too small to gain anything, are by halo. The first rank prints why.
+            nodes and over all edges; every rank then keeps the whole ``edge_index``.
+            ``"grid"``: each rank computes with the edges from the nodes of a column of a grid of
+            ranks to those of a row, which it then holds. ``"auto"``, the default: what a model
+            with measured links finds fastest, for each layer of attention, sums or extrema, if
+            there is memory for it; others, and those too small to gain anything, are by halo. The
+            first rank prints why.
             What is measured is kept in the cache directory, so that further runs on such devices
             take the same modes, and have the same bits.
-        mesh: with ``"2d"``, the numbers of rows and columns of the grid; default: the most square
+        mesh: with ``"grid"``, the numbers of rows and columns of the grid; default: the most square
             one, with no more columns than rows.
 
     Returns:
@@ -127,7 +128,7 @@ def _by_performance(
     mode: str,
     mesh: Mesh | None,
 ) -> Graph:
-    check_mode(mode, mesh)
+    mode = checked_mode(mode, mesh)
     check_can_be_sharded(data)
     sizes = num_nodes(data)
     used = _used()

@@ -30,7 +30,7 @@ from fastgraph.dist.files.stores import Contents, Store
 from fastgraph.dist.graphs import dgl, pyg
 from fastgraph.dist.graphs.partition import partition
 from fastgraph.dist.graphs.pyg import Graph
-from fastgraph.dist.operators.modes import check_mode
+from fastgraph.dist.operators.modes import checked_mode
 from fastgraph.dist.ranks.agreement import on_all_ranks, on_first_rank
 from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.ranks.world import WORLD
@@ -195,8 +195,8 @@ def load_shards(
         checksums: whether each rank reads its file once, to compare its SHA-256; sizes are compared
             anyway.
         mode: how fused operators are computed, see :func:`fastgraph.dist.shard`. By ``"heads"``
-            each rank gets all edges when an attention layer first needs them, by ``"2d"`` those of
-            its block; features of edges are sent to them at each call.
+            each rank gets all edges when an attention layer first needs them, by ``"grid"`` those
+            of its block; features of edges are sent to them at each call.
         mesh: see :func:`fastgraph.dist.shard`.
 
     Returns:
@@ -208,7 +208,7 @@ def load_shards(
         FileFormatError: a file is missing, cut off, corrupt, foreign or of a newer version.
         ValueError: there are more or fewer ranks than parts, or an unknown ``mode`` or ``mesh``.
     """
-    check_mode(mode, mesh)
+    mode = checked_mode(mode, mesh)
     if not WORLD.is_ready:
         raise RuntimeError("call fastgraph.dist.init() before fastgraph.dist.load_shards()")
     check_safetensors("shards")

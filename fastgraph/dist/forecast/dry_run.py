@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from fastgraph.dist.operators import cost
-from fastgraph.dist.operators.attention import ATTENTIONS
+from fastgraph.dist.operators.attention import FUSED_ATTENTIONS
 from fastgraph.graphs.graph import Graph
 from fastgraph.ops.heads import Call
 from fastgraph.ops.topology import topology
@@ -67,8 +67,8 @@ class _Recorder(Watcher):
     def operator_called(self, operator: str, args: Sequence[Any], seconds: float) -> None:
         self._in_operators += seconds
         name = type(self.modules[-1]).__name__
-        if operator in ATTENTIONS:
-            spec, call = ATTENTIONS[operator].spec, Call.of(args)
+        if operator in FUSED_ATTENTIONS:
+            spec, call = FUSED_ATTENTIONS[operator].spec, Call.of(args)
             heads = call.inputs[0].shape[1]
             layer = cost.attention_layer(spec.shapes, call.inputs, heads, spec.made)
             given = zip(call.inputs, spec.places, strict=True)

@@ -60,13 +60,13 @@ class Forecast(NamedTuple):
 
     Attributes:
         devices: how many.
-        is_extrapolated: whether its halos are.
+        has_extrapolated_halos: whether METIS would have taken too long for its halos.
         modes: by mode; layers that it cannot compute are by halo.
         auto: with the fastest mode for each layer, of those for which there is memory.
     """
 
     devices: int
-    is_extrapolated: bool
+    has_extrapolated_halos: bool
     modes: dict[str, Total]
     auto: Total
 
@@ -94,8 +94,10 @@ def forecasts(
     partitioned = _Partitioned(step, seconds)
     for number in sorted(set(devices)):
         report(f"partitioning for {number} devices")
-        rows, is_extrapolated = partitioned.rows(number)
-        yield forecast(step, cluster, rows, number)._replace(is_extrapolated=is_extrapolated)
+        rows, has_extrapolated_halos = partitioned.rows(number)
+        yield forecast(step, cluster, rows, number)._replace(
+            has_extrapolated_halos=has_extrapolated_halos
+        )
 
 
 def forecast(step: Step, cluster: Cluster, rows: Sequence[Distribution], devices: int) -> Forecast:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastgraph.dist.graphs import dgl
 from fastgraph.dist.graphs.owners import agreed_parts, owner_of_edges
-from fastgraph.dist.operators.modes import check_mode
+from fastgraph.dist.operators.modes import checked_mode
 from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor import hooks
@@ -45,7 +45,7 @@ def shard(
     check_is_graph(data)
     hooks.install()
     dgl.install()
-    check_mode(mode, mesh)
+    mode = checked_mode(mode, mesh)
     if dgl.is_dgl_graph(data):
         from fastgraph.dist.graphs.dgl import graphs as of_dgl
 

@@ -75,7 +75,7 @@ class FusedAttention(NamedTuple):
 
 _GAT = FusedAttention(operators.GAT, GAT)
 
-ATTENTIONS = {
+FUSED_ATTENTIONS = {
     attention.spec.name: attention
     for attention in (
         _GAT,

@@ -285,7 +285,7 @@ def sum_layer(x: Tensor, *, is_extremum: bool = False) -> Layer:
     return Layer(operands, 1, channels, row, record=record, learns=x.requires_grad, is_sum=True)
 
 
-def extrapolated(known: Mapping[int, Cluster], ranks: int) -> Cluster:
+def extrapolated_cluster(known: Mapping[int, Cluster], ranks: int) -> Cluster:
     """The cluster to expect with another number of ranks, from those known with two or more.
 
     Seconds of a message, of a byte and of work are taken for linear in the number of ranks: they do

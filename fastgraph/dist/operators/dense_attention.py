@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastgraph.dist.operators.heads.exchange import shares, to_heads, to_rows
+from fastgraph.dist.operators.heads.exchange import layout_of_heads, to_heads, to_rows
 from fastgraph.dist.operators.heads.graph import inverse
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.world import WORLD
@@ -121,7 +121,7 @@ def _attend(
         dropout: of the weights.
         scale: of the scores; default: one over the root of the channels.
     """
-    heads = shares(by_rows[0].shape[1])
+    heads = layout_of_heads(by_rows[0].shape[1])
     sent = to_heads(by_rows, [targets, rows, rows], heads)
     query, key, value = (x.permute(2, 1, 0, 3) for x in sent)
     mask = None if padding is None else _mask(whole(padding), rows, query.dtype)

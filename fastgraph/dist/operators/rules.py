@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fastgraph.dist.operators.attention import ATTENTIONS, FusedAttention, num_heads, shared
+from fastgraph.dist.operators.attention import FUSED_ATTENTIONS, FusedAttention, num_heads, shared
 from fastgraph.dist.operators.cost import Layer
 from fastgraph.dist.operators.planner import layer_of, layer_of_sum, mode_of
 from fastgraph.dist.operators.protocol import Operation, Relation
@@ -127,7 +127,7 @@ def _rows_or(x: Tensor, sources: Layout) -> Layout:
     return _rows(x) if isinstance(x, ShardedTensor) else _among(sources, x.shape[0])
 
 
-for _attention in ATTENTIONS.values():
+for _attention in FUSED_ATTENTIONS.values():
     _register(_attention)
 
 

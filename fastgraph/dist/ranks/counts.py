@@ -24,7 +24,7 @@ class Counts:
         plans: exchanges of rows that were planned.
         attention: calls of fused attention, by how they were computed and, where that is not what
             was asked for, why.
-        aggregation: the same for other operators, in graphs of mode ``"2d"`` or ``"auto"``.
+        aggregation: the same for other operators, in graphs of mode ``"grid"`` or ``"auto"``.
         halo: calls of operators that need rows of others, by what is computed while these travel
             or, if nothing is, why.
         precision: calls of operators by halo on a rank whose message passing is in bfloat16, by

@@ -10,8 +10,8 @@ Mesh = tuple[int, int]
 """The numbers of rows and columns of a grid; rank ``r`` is in row ``r // columns``."""
 
 
-GRID = "2d"
-"""The mode of operators in which ranks are a grid, as users spell it and programs count it."""
+GRID = "grid"
+"""The mode of operators in which ranks are a grid."""
 
 
 def usual_mesh(num_ranks: int) -> Mesh:

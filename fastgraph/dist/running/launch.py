@@ -27,7 +27,7 @@ from fastgraph.dist.balance.first_epochs import FirstEpochs
 from fastgraph.dist.graphs import dgl
 from fastgraph.dist.graphs.partition import METHODS
 from fastgraph.dist.graphs.pyg import shard_as_known
-from fastgraph.dist.operators.modes import MODES
+from fastgraph.dist.operators.modes import MODES, current_name
 from fastgraph.dist.ranks import transport, world
 from fastgraph.dist.ranks.agreement import check_alike, first_rank_first
 from fastgraph.dist.ranks.counts import COUNTS
@@ -110,6 +110,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--partition", choices=METHODS, default="metis", help="default: metis")
     made.add_argument(
         "--mode",
+        type=current_name,
         choices=MODES,
         default="auto",
         help="how fused operators are computed, see fastgraph.dist.shard; default: auto",
@@ -118,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
         "--mesh",
         type=_mesh,
         metavar="RxC",
-        help="with --mode 2d: rows and columns of the grid of ranks; default: the most square one",
+        help="with --mode grid: its rows and columns; default: the most square one of all ranks",
     )
     made.add_argument(
         "--weights",

@@ -21,7 +21,7 @@ from fastgraph.comparison.values import named_tensors, to_double
 from fastgraph.dist.graphs.dgl import is_dgl_graph
 from fastgraph.dist.graphs.pyg import check_is_graph, shard
 from fastgraph.dist.graphs.usual import FEATURES, LABELS, attribute, usual_forward, usual_loss
-from fastgraph.dist.operators.modes import check_mode
+from fastgraph.dist.operators.modes import checked_mode
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.ranks.spawning import pickler, run_on_ranks
@@ -139,7 +139,7 @@ def validate(
     for name, value in (("world_size", world_size), ("steps", steps)):
         if value < 1:
             raise ValueError(f"{name} must be an integer above 0, got {value}")
-    check_mode(mode, mesh, world_size)
+    mode = checked_mode(mode, mesh, world_size)
     if not tolerance > 0:
         raise ValueError(f"tolerance must be above 0, got {tolerance}")
     if loss is None and not isinstance(attribute(data, *LABELS), Tensor):

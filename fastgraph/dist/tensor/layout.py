@@ -47,7 +47,7 @@ class Layout:
             so many times.
         mode: how fused operators among these rows are computed, see
             :mod:`fastgraph.dist.operators.modes`.
-        mesh: of the grid of ranks, with ``"2d"``; ``None``: the most square one.
+        mesh: of the grid of ranks, with ``"grid"``; ``None``: the most square one.
     """
 
     mode = "halo"

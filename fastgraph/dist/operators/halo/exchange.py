@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fastgraph.dist.operators.halo.graph import Halves, Neighbourhoods, Shares
+from fastgraph.dist.operators.halo.graph import EdgeFractions, Halves, Neighbourhoods
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.world import WORLD
@@ -205,8 +205,8 @@ def _halves(
         return None
     csr: Csr = local.by_destination
     num_local, num_halo = graph.sources.mine, len(graph.plan.halo)
-    count = lambda: Shares(csr, num_local)  # noqa: E731
-    by = derived(local, "shares", count).by(sums=sums)
+    count = lambda: EdgeFractions(csr, num_local)  # noqa: E731
+    by = derived(local, "edge fractions", count).by(sums=sums)
     if by is None:
         COUNTS.halo["nothing: too few edges without the halo"] += 1
         return None

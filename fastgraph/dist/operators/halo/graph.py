@@ -140,8 +140,12 @@ def neighbourhoods(
     return found
 
 
-class Shares:
-    """How many edges of all ranks could be computed first; the same on all of them.
+class EdgeFractions:
+    """The fractions of the edges of all ranks that need no halo; the same on all of them.
+
+    Attributes:
+        interior: of edges to rows all of whose sources are here.
+        local: of edges whose sources are here.
 
     Args:
         csr: the edges of this rank by destination.

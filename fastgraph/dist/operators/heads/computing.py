@@ -13,7 +13,7 @@ from torch import Tensor
 from fastgraph.dist.operators.attention import FusedAttention, needs_weights, num_heads
 from fastgraph.dist.operators.cost import Cluster, Cost, Distribution, Layer
 from fastgraph.dist.operators.heads.cost import by_heads
-from fastgraph.dist.operators.heads.exchange import everywhere, shares, to_heads, to_rows
+from fastgraph.dist.operators.heads.exchange import everywhere, layout_of_heads, to_heads, to_rows
 from fastgraph.dist.operators.heads.graph import WholeGraph, whole_graph
 from fastgraph.dist.operators.protocol import Mode, Operation, Relation
 from fastgraph.dist.operators.rank_graph import local_rows
@@ -48,7 +48,7 @@ class Heads(Mode):
         self, relation: Relation, call: Call, attention: FusedAttention
     ) -> tuple[ShardedTensor, ShardedTensor, Tensor]:
         """See :meth:`Mode.attention`; statistics stay where they were made: sharded by heads."""
-        heads = shares(num_heads(call))
+        heads = layout_of_heads(num_heads(call))
         shapes = attention.spec.shapes
         _check_heads(shapes, call.inputs, heads.n)
         graph, destinations = whole_graph(*relation), relation.destinations

@@ -19,7 +19,7 @@ def by_heads(layer: Layer, rows: Distribution, cluster: Cluster) -> Cost | None:
     if layer.heads < 2:
         return None
     of_place = {"sources": rows.sources, "destinations": rows.destinations, "edges": rows.edges}
-    own = [len(heads) for heads in head_shares(layer.heads, ranks)]
+    own = [len(heads) for heads in head_ranges(layer.heads, ranks)]
     exchanges, sent, memory = 0, [0] * ranks, 0.0
     seen: dict[int, int] = {}
     moved = [*layer.operands, RowOperand("destinations", True, layer.out, True, -1)]
@@ -47,7 +47,7 @@ def by_heads(layer: Layer, rows: Distribution, cluster: Cluster) -> Cost | None:
     return Cost(2 * exchanges, 2 * exchanges * (ranks - 1), max(sent), work, memory)
 
 
-def head_shares(num_heads: int, ranks: int) -> list[range]:
+def head_ranges(num_heads: int, ranks: int) -> list[range]:
     """Which heads each rank computes: consecutive ones, as many as others have or one more."""
     cuts = [num_heads * rank // ranks for rank in range(ranks + 1)]
     return [range(cuts[rank], cuts[rank + 1]) for rank in range(ranks)]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fastgraph.dist.operators.heads.cost import head_shares, sends_in_turns
+from fastgraph.dist.operators.heads.cost import head_ranges, sends_in_turns
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import records_gradient
@@ -28,21 +28,21 @@ from fastgraph.dist.tensor.memo import Recent, cached
 from fastgraph.ops.library import wanted_gradients
 from fastgraph.ops.topology import unflatten
 
-_shares = Recent()
+_layouts = Recent()
 
 
-def shares(num_heads: int) -> Layout:
+def layout_of_heads(num_heads: int) -> Layout:
     """Which heads each rank computes: consecutive ones, as many as others have or one more.
 
     With fewer heads than ranks some have none.
     """
 
     def make() -> Layout:
-        of_ranks = head_shares(num_heads, WORLD.size)
+        of_ranks = head_ranges(num_heads, WORLD.size)
         mine = torch.tensor(of_ranks[WORLD.rank], dtype=torch.int64)
         return Layout(mine, num_heads, [len(heads) for heads in of_ranks])
 
-    found: Layout = _shares.get((num_heads, WORLD.size, WORLD.rank), make)
+    found: Layout = _layouts.get((num_heads, WORLD.size, WORLD.rank), make)
     return found
 
 
