@@ -5,21 +5,30 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
 
 import fastgraph
 import fastgraph.dist as fgd
+from tests import forks
 from tests.dist import programs
 from tests.dist.comparing import deviation
 
 # Sums are taken in another order; values are of order 1.
 TOLERANCE = 1e-11
 
-PROGRAMS = (*range(150), 1409)
+FIRST = (*range(150), 1409)
 """In the last one a replicated row meets a sharded one, which only one rank has."""
+
+BATCHES = [
+    FIRST,
+    *(
+        pytest.param(range(first, first + 200), marks=pytest.mark.exhaustive)
+        for first in range(150, 2150, 200)
+    ),
+]
 
 
 def compare_on_this_rank(seeds: Sequence[int]) -> dict[int, str]:
@@ -49,9 +58,10 @@ def difference(seed: int, size: int) -> str:
     return "; ".join(f"result {i} {text}" for i, text in enumerate(wrong) if text)
 
 
+@pytest.mark.parametrize("seeds", BATCHES, ids=lambda seeds: f"{seeds[0]}-{len(seeds)}")
 def test_random_programs_give_what_they_give_on_one_process(
-    world_size: int, once_on_ranks: Any, pytestconfig: pytest.Config
+    world_size: int, seeds: Sequence[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seeds = range(2000) if pytestconfig.getoption("--exhaustive") else PROGRAMS
-    for rank, wrong in enumerate(once_on_ranks(compare_on_this_rank, world_size, seeds)):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for rank, wrong in enumerate(forks.on_ranks(compare_on_this_rank, world_size, seeds)):
         assert not wrong, f"rank {rank}: programs {sorted(wrong)}: {next(iter(wrong.values()))}"
