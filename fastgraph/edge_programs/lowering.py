@@ -7,6 +7,7 @@ for the row; only what is left is computed for every edge, in registers that hol
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -24,7 +25,10 @@ from fastgraph.edge_programs.operations import (
 )
 from fastgraph.edge_programs.program import PLACES, Output, Program
 
-OPERATIONS = (*ELEMENTWISE, ROUND, SPREAD, FOLD, DOT)
+GATE = "gate"
+"""The second of two values, or 0 where the first is not above it: the gradient of ``relu``."""
+
+OPERATIONS = (*ELEMENTWISE, ROUND, SPREAD, FOLD, DOT, GATE)
 """The order in which ``csrc/include/fastgraph/edge_code.h`` numbers operations."""
 
 REDUCTIONS = ("sum", "mean", "max", "min", "edge", "total")
@@ -42,6 +46,7 @@ class Code(NamedTuple):
         constants: float64 ``[slots]``, the numbers in constant ones.
         instructions: int32 ``[instructions, 5]``: operation, slot of the result, and of three
             arguments. All have the width of the result, but for ``spread``, ``fold`` and ``dot``.
+            An element-wise function of one value takes the sum of two if there is a second.
         reductions: int32 ``[reductions, 6]``: kind; slots of the value, of a factor of the same or
             a narrower width, and of one that a row has; the numbers of the output and of the record
             of ties.
@@ -110,6 +115,7 @@ class _Lowering:
 
     def code(self) -> Code:
         """The code of all that reductions need."""
+        self._fuse()
         needed = self._needed()
         last = self._last_uses(needed)
         count = len(self._program.operands)
@@ -135,7 +141,7 @@ class _Lowering:
             dying = [a for a in set(node.arguments) if last[a] == number and a >= count]
             released = [slot_of[a] for a in dying if slots[slot_of[a]][0] == _OF_EDGE]
             # An element-wise result may take the place of an argument.
-            in_place = node.operation in ELEMENTWISE or node.operation == ROUND
+            in_place = node.operation in ELEMENTWISE or node.operation in (ROUND, GATE)
             if in_place:
                 _release(free, slots, released)
             if often < 2:
@@ -244,6 +250,43 @@ class _Lowering:
         if instruction.operation != "mul":
             return [value]
         return [f for argument in instruction.arguments for f in self._factors(argument)]
+
+    def _fuse(self) -> None:
+        """Make one node of those that only follow each other: each reads and writes registers."""
+        for number in self._needed():
+            node = self._nodes[number]
+            if node.operation == "where" and self._is_gate(node):
+                mask, _, gradient = node.arguments
+                x = self._nodes[mask].arguments[0]
+                self._nodes[number] = node._replace(operation=GATE, arguments=(x, gradient))
+        uses = self._uses()
+        for number in self._needed():
+            node = self._nodes[number]
+            if node.operation not in ELEMENTWISE or len(node.arguments) != 1:
+                continue
+            (argument,) = node.arguments
+            summed = self._nodes[argument]
+            if summed.operation == "add" and uses[argument] == 1 and self._often[argument] == 2:
+                self._nodes[number] = node._replace(arguments=summed.arguments)
+
+    def _is_gate(self, node: _Node) -> bool:
+        """True for 0 where a value is at most 0, and another value elsewhere."""
+        mask, zero, _ = node.arguments
+        compared = self._nodes[mask]
+        return compared.operation == "le" and self._is_zero(zero) and compared.arguments[1] == zero
+
+    def _is_zero(self, number: int) -> bool:
+        node = self._nodes[number]
+        if node.operation == SPREAD:
+            node = self._nodes[node.arguments[0]]
+        return node.operation == CONSTANT and node.constant == 0
+
+    def _uses(self) -> Counter[int]:
+        """How often each node is taken."""
+        taken = Counter(n for r in self._reductions for n in r[1:4])
+        for number in self._needed():
+            taken.update(self._nodes[number].arguments)
+        return taken
 
     def _needed(self) -> list[int]:
         """The nodes that reductions need, each behind its arguments, and all operands."""

@@ -55,7 +55,7 @@ void check_instructions(const EdgeCode& code) {
     check_slot(code, instruction.out, kName, i);
     const EdgeSlot out = code.slots[instruction.out];
     if (out.kind < EdgeSlotKind::kOfProgram) refuse(kName, i, "not write an operand or a number");
-    for (int k = 0; k < arity(instruction.operation); ++k) {
+    for (int k = 0; k < instruction.arity(); ++k) {
       const int32_t argument = instruction.argument[k];
       check_slot(code, argument, kName, i);
       const EdgeSlot in = code.slots[argument];

@@ -8,6 +8,7 @@
 
 #include "cpu/edge_registers.h"
 #include "cpu/kernels.h"
+#include "fastgraph/nan_watch.h"
 #include "fastgraph/partial_sums.h"
 #include "fastgraph/result.h"
 #include "fastgraph/schedule.h"
@@ -220,34 +221,60 @@ class EdgeProgram {
   void extremum(const Registers& registers, const EdgeReduction& reduction, A sign, int64_t edges,
                 A* sums) const {
     const int64_t width = width_of(reduction);
+    const A* const* const values = registers.rows(reduction.value);
     auto* const ties = reinterpret_cast<Bits<A>*>(sums + width);
     for_each_part<N, 4>(0, width, [&](auto chunk, int64_t f) {
       using C = decltype(chunk);
-      constexpr int kLane = C::kLanes;
-      for (int q = 0; q < C::kCount; ++q) {
-        const int64_t c = f + q * kLane;
-        auto best = load<kLane>(sums + c);
-        auto count = load_raw<kLane>(ties + c);
-        for (int64_t g = 0; g < edges; ++g) {
-          const auto value =
-              sign * round_to<T, kLane>(load<kLane>(registers.at(reduction.value, g) + c));
-          take<kTies, kLane>(value, splat<Bits<A>, kLane>(1), best, count);
-        }
-        store<kLane>(sums + c, best);
-        if constexpr (kTies) store_raw<kLane>(ties + c, count);
+      if (!extremum<C, kTies, false>(registers, values, sign, edges, f, sums, ties)) {
+        extremum<C, kTies, true>(registers, values, sign, edges, f, sums, ties);
       }
     });
   }
 
-  // Goes on with a value that so many edges have.
-  template <bool kTies, int kLane, typename V, typename I>
-  static FASTGRAPH_INLINE void take(V value, I of_value, V& best, I& count) {
-    const I is_number = value == value, is_new = (value > best) | ~is_number;
-    if constexpr (kTies) {
-      const I with_equal = count + (of_value & (value == best));
-      count = is_new ? of_value & is_number : with_equal;
+  // The same for the columns of C that begin at f. Unless kNans, nothing is written and false is
+  // returned if there may be a NaN.
+  template <typename C, bool kTies, bool kNans>
+  static bool extremum(const Registers& registers, const A* const* values, A sign, int64_t edges,
+                       int64_t f, A* sums, Bits<A>* ties) {
+    constexpr int kLane = C::kLanes;
+    Vector<A, kLane> best[C::kCount];
+    Vector<Bits<A>, kLane> count[C::kCount] = {};
+    NanWatch<A, kLane, C::kCount> watch;
+#pragma GCC unroll 16
+    for (int q = 0; q < C::kCount; ++q) {
+      best[q] = load<kLane>(sums + f + q * kLane);
+      if constexpr (kTies) count[q] = load_raw<kLane>(ties + f + q * kLane);
     }
-    best = is_new ? value : best;
+    for (int64_t g = 0; g < edges; ++g) {
+      if (!kNans && f == 0) registers.expect(g);
+      const A* const value = values[g] + f;
+#pragma GCC unroll 16
+      for (int q = 0; q < C::kCount; ++q) {
+        const auto own = sign * round_to<T, kLane>(load<kLane>(value + q * kLane));
+        take<kTies, kNans, kLane>(own, splat<Bits<A>, kLane>(1), best[q], count[q]);
+        if constexpr (!kNans) watch.see(q, own);
+      }
+    }
+    if (!kNans && watch.noticed()) return false;
+#pragma GCC unroll 16
+    for (int q = 0; q < C::kCount; ++q) {
+      store<kLane>(sums + f + q * kLane, best[q]);
+      if constexpr (kTies) store_raw<kLane>(ties + f + q * kLane, count[q]);
+    }
+    return true;
+  }
+
+  // Goes on with a value that so many edges have. Unless kNans, it is a number.
+  template <bool kTies, bool kNans, int kLane, typename V, typename I>
+  static FASTGRAPH_INLINE void take(V value, I of_value, V& best, I& count) {
+    I is_new = value > best;
+    if constexpr (kNans) is_new |= value != value;
+    if constexpr (kTies) {
+      const I equal = value == best;
+      count = is_new ? of_value : count + (of_value & equal);
+      if constexpr (kNans) count &= ~(is_new & (value != value));
+    }
+    best = kNans ? (is_new ? value : best) : larger<A, kLane>(value, best);
   }
 
   // The results of a row, of so many edges.
@@ -356,7 +383,7 @@ class EdgeProgram {
         }
         Vector<A, 1> best{own[c]};
         Vector<Bits<A>, 1> count{ties[c]};
-        take<true, 1>(Vector<A, 1>{other[c]}, Vector<Bits<A>, 1>{of_other[c]}, best, count);
+        take<true, true, 1>(Vector<A, 1>{other[c]}, Vector<Bits<A>, 1>{of_other[c]}, best, count);
         own[c] = best[0];
         ties[c] = count[0];
       }

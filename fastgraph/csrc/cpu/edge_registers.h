@@ -128,8 +128,9 @@ class EdgeRegisters {
 
   // Has the operands of some entries in the block. Those before `stop` that follow come next.
   void put_edges(int64_t first, int64_t edges, int64_t stop) {
+    const int32_t* const col = graph_.col + first;
     for (const int32_t s : of(EdgeSlotKind::kGathered)) {
-      put_rows(s, edges, [&](int64_t g) { return graph_.col[first + g]; });
+      put_rows(s, edges, [=](int64_t g) -> int64_t { return col[g]; });
     }
     for (const int32_t s : of(EdgeSlotKind::kEdge)) {
       put_rows(s, edges, [&](int64_t g) { return graph_.edge(first + g); });
@@ -144,11 +145,9 @@ class EdgeRegisters {
   FASTGRAPH_INLINE void expect(int64_t g) const {
     if (g >= num_next_) return;
     const int64_t node = graph_.col[next_ + g], edge = graph_.edge(next_ + g);
-    for (int64_t i = 0; i < num_gathered_; ++i) {
-      prefetch(ahead_[i].data + node * ahead_[i].width, ahead_[i].width);
-    }
-    for (int64_t i = num_gathered_; i < num_ahead_; ++i) {
-      prefetch(ahead_[i].data + edge * ahead_[i].width, ahead_[i].width);
+    const Matrix<const T>* const ahead = ahead_.data();
+    for (int64_t i = 0; i < num_ahead_; ++i) {
+      prefetch_row(ahead[i].row(i < num_gathered_ ? node : edge), ahead[i].width);
     }
   }
   void have_expected() { num_next_ = 0; }
@@ -159,6 +158,13 @@ class EdgeRegisters {
  private:
   const std::vector<int32_t>& of(EdgeSlotKind kind) const {
     return of_kind_[static_cast<int>(kind)];
+  }
+
+  // A loop over lines takes longer than asking for them.
+  static FASTGRAPH_INLINE void prefetch_row(const T* row, int64_t width) {
+    constexpr int64_t kLines = 4 * kCacheLine / sizeof(T);
+    if (width % kLines != 0 || width > 8 * kLines) return prefetch(row, width);
+    for (int64_t c = 0; c < width; c += kLines) prefetch<4 * kCacheLine>(row + c);
   }
 
   A* own(int32_t slot) const { return memory_.get() + layout_.begin[slot]; }
@@ -190,9 +196,16 @@ class EdgeRegisters {
     if (count == 1) {
       A* const to = own(slot);
       for (int64_t g = 0; g < edges; ++g) to[g] = load_one(values + row(g));
-    } else {
-      for (int64_t g = 0; g < edges; ++g) put(slot, g, values + row(g) * count);
+      return;
     }
+    if constexpr (!is_half<T>) {
+      if (count >= kNarrow) {
+        const A** const at = &at_[slot * kMostEdges];
+        for (int64_t g = 0; g < edges; ++g) at[g] = values + row(g) * count;
+        return;
+      }
+    }
+    for (int64_t g = 0; g < edges; ++g) put(slot, g, values + row(g) * count);
   }
 
   // The same for all edges alike.
@@ -228,7 +241,12 @@ class EdgeRegisters {
       for (int64_t g = 0; g < times; ++g) {
         if (!is_narrow) expect(g);
         if constexpr (std::is_invocable_v<F, V>) {
-          for_each_vector(out + g * count, channels, f, at(a, g));
+          if (b < 0) {
+            for_each_vector(out + g * count, channels, f, at(a, g));
+          } else {
+            const auto of_sum = [&](V first, V second) { return f(first + second); };
+            for_each_vector(out + g * count, channels, of_sum, at(a, g), at(b, g));
+          }
         } else if constexpr (std::is_invocable_v<F, V, V>) {
           for_each_vector(out + g * count, channels, f, at(a, g), at(b, g));
         } else {
@@ -333,6 +351,7 @@ class EdgeRegisters {
       case Op::kSpread: return spread(i, edges);
       case Op::kFold: return fold(i, edges);
       case Op::kDot: return dot_products(i, edges);
+      case Op::kGate: return map(i, edges, [&](V x, V g) { return x <= zero ? zero : g; });
     }
   }
 

@@ -73,21 +73,25 @@ enum class EdgeOperation : int32_t {
   kSpread,  // each value for the channels of its head
   kFold,    // the sum of each head's channels
   kDot,     // the sum of each head's products
+  kGate,    // the second, or 0 where the first is not above it: the gradient of relu
 };
-constexpr int32_t kNumEdgeOperations = static_cast<int32_t>(EdgeOperation::kDot) + 1;
-
-// How many arguments it takes.
-inline int arity(EdgeOperation operation) {
-  if (operation == EdgeOperation::kWhere || operation == EdgeOperation::kClamp) return 3;
-  const bool is_binary = operation < EdgeOperation::kWhere || operation == EdgeOperation::kDot ||
-                         operation == EdgeOperation::kLeakyRelu || operation == EdgeOperation::kElu;
-  return is_binary ? 2 : 1;
-}
+constexpr int32_t kNumEdgeOperations = static_cast<int32_t>(EdgeOperation::kGate) + 1;
 
 struct EdgeInstruction {
   EdgeOperation operation;
   int32_t out;
   int32_t argument[3];
+
+  // How many arguments it takes. An element-wise function of one takes the sum of two where there
+  // is a second.
+  int arity() const {
+    using Op = EdgeOperation;
+    if (operation == Op::kWhere || operation == Op::kClamp) return 3;
+    if (operation >= Op::kNeg && operation <= Op::kRelu) return argument[1] < 0 ? 1 : 2;
+    const bool is_unary =
+        operation == Op::kRound || operation == Op::kSpread || operation == Op::kFold;
+    return is_unary ? 1 : 2;
+  }
 };
 
 enum class EdgeReductionKind : int32_t { kSum, kMean, kMax, kMin, kEdge, kTotal };

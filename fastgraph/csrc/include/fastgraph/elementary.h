@@ -24,43 +24,55 @@ inline Vector<A, N> absolute(Vector<A, N> x) {
 
 namespace detail {
 
-// x within the range in which exponentials of float are neither 0 nor infinite; NaN stays.
+// exp(r) - 1 where x = exponent ln 2 + r with |r| <= ln 2 / 2, by the polynomial of Cephes. The
+// exponent is a whole number.
 template <int N>
-inline Vector<float, N> within_exponents(Vector<float, N> x) {
-  const auto low = splat<float, N>(-104.0f), high = splat<float, N>(89.0f);
-  x = x < low ? low : x;
-  return x > high ? high : x;
-}
-
-// exp(r) - 1 where x = exponent ln 2 + r with |r| <= ln 2 / 2, by the polynomial of Cephes.
-template <int N>
-inline Vector<float, N> reduced_expm1(Vector<float, N> x, Vector<int32_t, N>& exponent) {
+inline Vector<float, N> reduced_expm1(Vector<float, N> x, Vector<float, N>& exponent) {
   using F = Vector<float, N>;
-  using I = Vector<int32_t, N>;
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   const auto times_plus = [](F a, F b, float c) {
     return multiply_add<float, N>(a, b, splat<float, N>(c));
   };
-  const F shifted = times_plus(x, splat<float, N>(1.44269504088896341f), kRound);
-  const F n = shifted - kRound;
-  F r = multiply_add<float, N>(n, splat<float, N>(-0.693359375f), x);
-  r = multiply_add<float, N>(n, splat<float, N>(2.12194440e-4f), r);
+  exponent = times_plus(x, splat<float, N>(1.44269504088896341f), kRound) - kRound;
+  F r = multiply_add<float, N>(exponent, splat<float, N>(-0.693359375f), x);
+  r = multiply_add<float, N>(exponent, splat<float, N>(2.12194440e-4f), r);
   F p = splat<float, N>(1.9875691500e-4f);
   p = times_plus(p, r, 1.3981999507e-3f);
   p = times_plus(p, r, 8.3334519073e-3f);
   p = times_plus(p, r, 4.1665795894e-2f);
   p = times_plus(p, r, 1.6666665459e-1f);
   p = times_plus(p, r, 5.0000001201e-1f);
-  exponent = (I)shifted - (I)splat<float, N>(kRound);
   return multiply_add<float, N>(p, r * r, r);
 }
 
 // x * 2^exponent, where that itself may be no number of its type: in two steps.
 template <int N>
-inline Vector<float, N> scaled(Vector<float, N> x, Vector<int32_t, N> exponent) {
+inline Vector<float, N> scaled(Vector<float, N> x, Vector<float, N> exponent) {
+#if defined(__AVX512F__)
+  if constexpr (N == 16) {
+    return (Vector<float, N>)_mm512_scalef_ps((__m512)x, (__m512)exponent);
+  }
+#endif
   using F = Vector<float, N>;
-  const auto half = exponent >> 1;
-  return x * (F)((half + 127) << 23) * (F)((exponent - half + 127) << 23);
+  const auto whole = __builtin_convertvector(exponent, Vector<int32_t, N>);
+  const auto half = whole >> 1;
+  return x * (F)((half + 127) << 23) * (F)((whole - half + 127) << 23);
+}
+
+// The smaller of two vectors lane by lane; b where they are equal or one is NaN.
+template <int N>
+inline Vector<float, N> smaller(Vector<float, N> a, Vector<float, N> b) {
+#if defined(__AVX512F__)
+  if constexpr (N == 16) return (Vector<float, N>)_mm512_min_ps((__m512)a, (__m512)b);
+#endif
+  return a < b ? a : b;
+}
+
+// x within the range in which exponentials of float are neither 0 nor infinite; NaN stays.
+template <int N>
+inline Vector<float, N> within_exponents(Vector<float, N> x) {
+  x = larger<float, N>(splat<float, N>(-104.0f), x);
+  return smaller<N>(splat<float, N>(89.0f), x);
 }
 
 }  // namespace detail
@@ -68,7 +80,7 @@ inline Vector<float, N> scaled(Vector<float, N> x, Vector<int32_t, N> exponent) 
 template <typename A, int N>
 inline Vector<A, N> exponential(Vector<A, N> x) {
   if constexpr (std::is_same_v<A, float>) {
-    Vector<int32_t, N> exponent;
+    Vector<float, N> exponent;
     const auto q = detail::reduced_expm1<N>(detail::within_exponents<N>(x), exponent);
     return detail::scaled<N>(q + 1.0f, exponent);
   } else {
@@ -79,7 +91,7 @@ inline Vector<A, N> exponential(Vector<A, N> x) {
 template <typename A, int N>
 inline Vector<A, N> exponential_minus_1(Vector<A, N> x) {
   if constexpr (std::is_same_v<A, float>) {
-    Vector<int32_t, N> exponent;
+    Vector<float, N> exponent;
     const auto q = detail::reduced_expm1<N>(detail::within_exponents<N>(x), exponent);
     const auto power = detail::scaled<N>(splat<float, N>(1.0f), exponent);
     const auto large = detail::scaled<N>(q + 1.0f, exponent);  // of which 1 is less than a rounding

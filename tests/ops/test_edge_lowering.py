@@ -1,0 +1,74 @@
+"""Edge programs as kernels take them: how many instructions are left for each edge."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fastgraph import ops
+from fastgraph.edge_programs.gradients import derive
+from fastgraph.edge_programs.lowering import OPERATIONS, lower
+from fastgraph.edge_programs.program import Program, parse
+from tests.graphs import random_edges
+
+
+def operations(program: Program) -> list[str]:
+    """Of a lowered program, in order."""
+    return [OPERATIONS[row[0]] for row in lower(program, rounds=False).instructions.tolist()]
+
+
+GATED = "k = row 8\nq = gathered 8\nv = gathered 8\nt0 = add k q\nt1 = {} t0\nt2 = mul t1 v\nsum t2"
+
+
+@pytest.mark.parametrize("operation", ["sigmoid", "relu", "neg", "tanh", "sqrt"])
+def test_a_function_takes_a_sum(operation: str) -> None:
+    assert operations(parse(GATED.format(operation))) == [operation]
+
+
+def test_a_sum_that_is_needed_besides_is_kept() -> None:
+    assert operations(parse(GATED.format("sigmoid") + "\nsum t0")) == ["add", "sigmoid"]
+
+
+def test_a_sum_of_rows_is_computed_once_for_each() -> None:
+    text = "k = row 8\nx = gathered 8\nt0 = add k k\nt1 = exp t0\nt2 = add t1 x\nmax t2"
+    assert operations(parse(text)) == ["add", "exp", "add"]
+
+
+def test_the_gradient_of_relu_is_one_instruction() -> None:
+    program = parse("x = gathered 8\nb = row 8\nt0 = add x b\nt1 = relu t0\nsum t1")
+    passes = derive(program, frozenset("xb"), frozenset({0})).passes
+    assert [operations(made.program) for made in passes] == [["add", "gate"]] * 2
+
+
+def test_another_choice_is_no_gradient_of_relu() -> None:
+    text = "x = gathered 8\nc0 = constant 0.0\nc1 = constant 1.0\n{}\nsum t1"
+    for lines in (
+        "m = le x c1\nt1 = where m c0 x",
+        "m = lt x c0\nt1 = where m c0 x",
+        "m = le x c0\nt1 = where m c1 x",
+        "m = le c0 x\nt1 = where m c0 x",
+    ):
+        program = parse(text.format(lines.replace("m =", "t0 =").replace(" m ", " t0 ")))
+        assert operations(program)[-1] == "where"
+
+
+def test_the_gradient_of_relu_at_special_values() -> None:
+    """That of a NaN passes, that of a zero does not."""
+    x = torch.tensor([[0.0], [-0.0], [torch.nan], [1.0], [-1.0], [torch.inf]], requires_grad=True)
+    program = "x = gathered 1\nt0 = relu x\nsum t0"
+    loops = torch.arange(6).repeat(2, 1)
+    (out,) = ops.edge_program(program, {"x": x}, loops)
+    (ours,) = torch.autograd.grad(out, x, torch.full_like(out, 3.0))
+    (theirs,) = torch.autograd.grad(x.relu(), x, torch.full_like(out, 3.0))
+    assert torch.equal(ours, theirs)
+
+
+def test_functions_of_sums_in_every_width() -> None:
+    for width in (1, 3, 16, 31, 32, 33, 130):
+        k, q = torch.randn(9, width), torch.randn(12, width)
+        index = random_edges(12, 9, 70)
+        program = f"k = row {width}\nq = gathered {width}\nt0 = add k q\nt1 = sigmoid t0\nsum t1"
+        (ours,) = ops.edge_program(program, {"k": k, "q": q}, index)
+        messages = (k[index[1]] + q[index[0]]).double().sigmoid()
+        exact = torch.zeros(9, width, dtype=torch.float64).index_add(0, index[1], messages)
+        torch.testing.assert_close(ours.double(), exact, rtol=2e-6, atol=1e-7)
