@@ -16,7 +16,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 import fastgraph
 from fastgraph import Graph, ops, settings
-from fastgraph.backends import building
+from fastgraph.backends.building import BY_TORCH
 from fastgraph.backends.tasks import CHUNK, SMALL_CHUNK, chunk_of
 from fastgraph.graphs import memo
 from fastgraph.graphs.edges import Edges, Grouped, graph_of, renumbered_graph
@@ -124,7 +124,7 @@ def test_sources_and_destinations_one_by_one() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_inverse_degrees_are_those_of_torch(dtype: torch.dtype) -> None:
     graph = Graph(random_edges(50, 40_000, 60_000), 50, 40_000)
-    expected = building.inverse_degree(graph.by_destination.ptr, dtype)
+    expected = BY_TORCH.inverse_degree(graph.by_destination.ptr, dtype)
     assert torch.equal(graph.inverse_degree(transpose=False, dtype=dtype), expected)
 
 

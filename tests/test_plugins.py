@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from fastgraph.backends.building import BY_TORCH, TorchBuilder
 from fastgraph.plugins.backend import FALLBACK_PRIORITY
 from fastgraph.registry.operators import SIGNATURES
 from fastgraph.registry.registry import Registry
@@ -25,7 +26,7 @@ edges = torch.tensor([[0, 1], [1, 1]])
 plain = layer(x, edges)
 with fastgraph.enabled(backend="counting"):
     assert torch.equal(layer(x, edges), plain)
-assert fastgraph_squares.CALLS == ["build_csr", "spmm"], fastgraph_squares.CALLS
+assert fastgraph_squares.CALLS == ["builder", "spmm"], fastgraph_squares.CALLS
 assert fastgraph.status().rows[0].routed == 1
 layer(x, edges)
 assert fastgraph.status().rows[0].routed == 1
@@ -163,6 +164,49 @@ def test_built_in_kernels_take_what_operators_pass() -> None:
                 kernel = backend.kernel(operator, device_type, torch.float32)
                 if kernel is not None:
                     check_signature(backend.name, operator, kernel)
+
+
+class Building(Fake):
+    """Builds graphs by an object with some methods."""
+
+    def __init__(self, name: str, builder: object, **options: Any) -> None:
+        super().__init__(name, **options)
+        self._builder = builder
+
+    def builder(self, device_type: str) -> object:
+        return self._builder if device_type in self.device_types else None
+
+
+def test_graphs_are_built_by_the_selected_backend_or_another_one() -> None:
+    by_mine, by_usual = TorchBuilder(), TorchBuilder()
+    found = registry(
+        Fake("fast"),
+        Building("usual", by_usual, device_types=("cpu",)),
+        Building("mine", by_mine, priority=-2, device_types=("cuda",)),
+        Building("reference", BY_TORCH, priority=FALLBACK_PRIORITY, device_types=("cpu", "cuda")),
+    )
+    for selected, expected in {
+        None: (by_usual, BY_TORCH),
+        "fast": (by_usual, BY_TORCH),
+        "mine": (by_usual, by_mine),
+        "reference": (BY_TORCH, BY_TORCH),
+    }.items():
+        found.select(selected)
+        assert tuple(map(found.builder, ("cpu", "cuda"))) == expected, selected
+    with pytest.raises(NotImplementedError, match="no backend builds graphs on xpu"):
+        found.builder("xpu")
+
+
+def test_a_builder_that_a_graph_could_not_call_is_refused() -> None:
+    class Wrong(TorchBuilder):
+        def transpose_csr(self, rows: Any) -> Any:  # type: ignore[override]
+            return rows
+
+    expected = r"builder's 'transpose_csr' of backend 'b' must take \(rows, num_cols\).* too many"
+    with pytest.raises(TypeError, match=expected):
+        registry(Building("b", Wrong())).builder("cpu")
+    with pytest.raises(TypeError, match="builder's 'build_csr' of backend 'b' is missing"):
+        registry(Building("b", object())).builder("cpu")
 
 
 def test_selection_errors_name_the_reason() -> None:

@@ -1,6 +1,6 @@
 """Building graphs: by the C++ kernels for the CPU, and by torch's operations on any device.
 
-See :mod:`fastgraph.plugins.backend` for what each kernel does.
+See :class:`fastgraph.plugins.backend.Builder` for what each method does.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from torch import Tensor
 from fastgraph.backends.tasks import count_cuts
 from fastgraph.graphs.edges import replace_self_loops
 from fastgraph.graphs.graph import Csr, check_range
-from fastgraph.plugins.backend import Kernel
 
 
-class NativeBuilding:
-    """The kernels of a native library.
+class NativeBuilder:
+    """Builds by a native library.
 
     Args:
         library: gives it; asked at each call.
@@ -26,17 +25,6 @@ class NativeBuilding:
 
     def __init__(self, library: Callable[[], Any]) -> None:
         self._library = library
-
-    @property
-    def kernels(self) -> dict[str, Kernel]:
-        """By the names of operators."""
-        return {
-            "build_csr": self.build_csr,
-            "build_csr_with_loops": self.build_csr_with_loops,
-            "check_csr": self.check_csr,
-            "transpose_csr": self.transpose_csr,
-            "inverse_degree": self.inverse_degree,
-        }
 
     def build_csr(self, row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Csr:
         ptr, index, edge_id = _empty(row, num_rows, row.numel())
@@ -67,7 +55,7 @@ class NativeBuilding:
 
     def inverse_degree(self, ptr: Tensor, dtype: torch.dtype) -> Tensor:
         if dtype not in (torch.float32, torch.float64):
-            return inverse_degree(ptr, dtype)
+            return BY_TORCH.inverse_degree(ptr, dtype)
         out = ptr.new_empty(ptr.numel() - 1, dtype=dtype)
         self._library().inverse_degree(ptr, out)
         return out
@@ -79,75 +67,73 @@ def _empty(like: Tensor, num_rows: int, num_entries: int) -> tuple[Tensor, Tenso
     return ptr, index, edge_id
 
 
-def build_csr(row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Csr:
-    if row.numel() == 0:
-        empty = row.new_empty(0, dtype=torch.int32)
-        return Csr(row.new_zeros(num_rows + 1, dtype=torch.int64), empty, None, num_pieces=0)
-    # Indices out of range may do what they like to the order: the caller learns of them below.
-    keys, order = torch.sort(row.int(), stable=True)
-    ptr = _starts(keys, num_rows)
-    # All that the host must know, in one transfer.
-    numbers = [*torch.aminmax(row), *torch.aminmax(col), (row.diff() >= 0).all()]
-    low_row, high_row, low_col, high_col, is_sorted, num_cut, num_pieces = _to_host(
-        [*numbers, *count_cuts(ptr, row.numel())]
-    )
-    check_range(low_col, high_col, num_cols, 0)
-    check_range(low_row, high_row, num_rows, 1)
-    if is_sorted:
-        return Csr(ptr, col.int(), None, num_cut, num_pieces=num_pieces)
-    return Csr(ptr, col[order].int(), order.int(), num_cut, num_pieces=num_pieces)
+class TorchBuilder:
+    """Builds by torch's operations, on any device."""
 
-
-def build_csr_with_loops(
-    row: Tensor, col: Tensor, num_rows: int, num_cols: int, num_loops: int
-) -> Csr:
-    col, row = replace_self_loops(torch.stack([col, row]), num_loops)
-    return build_csr(row, col, num_rows, num_cols)
-
-
-def check_csr(ptr: Tensor, index: Tensor, num_rows: int, num_cols: int) -> Csr:
-    if ptr.numel() != num_rows + 1:
-        raise ValueError(f"ptr must have {num_rows + 1} elements, got {ptr.numel()}")
-    bounds = torch.aminmax(index) if index.numel() else ()
-    numbers = [ptr[0], ptr[-1], (ptr.diff() >= 0).all(), *count_cuts(ptr, index.numel()), *bounds]
-    first, last, rises, num_cut, num_pieces, *low_and_high = _to_host(numbers)
-    if first != 0 or last != index.numel() or not rises:
-        raise ValueError(
-            f"ptr must rise from 0 to the number of edges ({index.numel()}) without falling"
+    def build_csr(self, row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Csr:
+        if row.numel() == 0:
+            empty = row.new_empty(0, dtype=torch.int32)
+            return Csr(row.new_zeros(num_rows + 1, dtype=torch.int64), empty, None, num_pieces=0)
+        # Indices out of range may do what they like to the order: the caller learns of them below.
+        keys, order = torch.sort(row.int(), stable=True)
+        ptr = _starts(keys, num_rows)
+        # All that the host must know, in one transfer.
+        numbers = [*torch.aminmax(row), *torch.aminmax(col), (row.diff() >= 0).all()]
+        low_row, high_row, low_col, high_col, is_sorted, num_cut, num_pieces = _to_host(
+            [*numbers, *count_cuts(ptr, row.numel())]
         )
-    if low_and_high:
-        low, high = low_and_high
-        if low < 0 or high >= num_cols:
-            position = int(((index < 0) | (index >= num_cols)).nonzero()[0])
-            raise IndexError(
-                f"index holds {int(index[position])} at position {position}, "
-                f"expected 0 <= index < {num_cols}"
+        check_range(low_col, high_col, num_cols, 0)
+        check_range(low_row, high_row, num_rows, 1)
+        if is_sorted:
+            return Csr(ptr, col.int(), None, num_cut, num_pieces=num_pieces)
+        return Csr(ptr, col[order].int(), order.int(), num_cut, num_pieces=num_pieces)
+
+    def build_csr_with_loops(
+        self, row: Tensor, col: Tensor, num_rows: int, num_cols: int, num_loops: int
+    ) -> Csr:
+        col, row = replace_self_loops(torch.stack([col, row]), num_loops)
+        return self.build_csr(row, col, num_rows, num_cols)
+
+    def check_csr(self, ptr: Tensor, index: Tensor, num_rows: int, num_cols: int) -> Csr:
+        if ptr.numel() != num_rows + 1:
+            raise ValueError(f"ptr must have {num_rows + 1} elements, got {ptr.numel()}")
+        bounds = torch.aminmax(index) if index.numel() else ()
+        numbers = [
+            ptr[0],
+            ptr[-1],
+            (ptr.diff() >= 0).all(),
+            *count_cuts(ptr, index.numel()),
+            *bounds,
+        ]
+        first, last, rises, num_cut, num_pieces, *low_and_high = _to_host(numbers)
+        if first != 0 or last != index.numel() or not rises:
+            raise ValueError(
+                f"ptr must rise from 0 to the number of edges ({index.numel()}) without falling"
             )
-    out_ptr, out_index, _ = _empty(index, num_rows, index.numel())
-    return Csr(out_ptr.copy_(ptr), out_index.copy_(index), None, num_cut, num_pieces=num_pieces)
+        if low_and_high:
+            low, high = low_and_high
+            if low < 0 or high >= num_cols:
+                position = int(((index < 0) | (index >= num_cols)).nonzero()[0])
+                raise IndexError(
+                    f"index holds {int(index[position])} at position {position}, "
+                    f"expected 0 <= index < {num_cols}"
+                )
+        out_ptr, out_index, _ = _empty(index, num_rows, index.numel())
+        return Csr(out_ptr.copy_(ptr), out_index.copy_(index), None, num_cut, num_pieces=num_pieces)
+
+    def transpose_csr(self, rows: Csr, num_cols: int) -> Csr:
+        row_of_entry = torch.repeat_interleave(rows.ptr.diff(), output_size=rows.col.numel())
+        keys, order = torch.sort(rows.col, stable=True)
+        ptr = _starts(keys, num_cols)
+        edge_id = order.int() if rows.edge_id is None else rows.edge_id[order]
+        num_cut, num_pieces = _to_host(count_cuts(ptr, rows.col.numel()))
+        return Csr(ptr, row_of_entry[order].int(), edge_id, num_cut, num_pieces=num_pieces)
+
+    def inverse_degree(self, ptr: Tensor, dtype: torch.dtype) -> Tensor:
+        return ptr.diff().clamp_(min=1).to(dtype).reciprocal_()
 
 
-def transpose_csr(rows: Csr, num_cols: int) -> Csr:
-    row_of_entry = torch.repeat_interleave(rows.ptr.diff(), output_size=rows.col.numel())
-    keys, order = torch.sort(rows.col, stable=True)
-    ptr = _starts(keys, num_cols)
-    edge_id = order.int() if rows.edge_id is None else rows.edge_id[order]
-    num_cut, num_pieces = _to_host(count_cuts(ptr, rows.col.numel()))
-    return Csr(ptr, row_of_entry[order].int(), edge_id, num_cut, num_pieces=num_pieces)
-
-
-def inverse_degree(ptr: Tensor, dtype: torch.dtype) -> Tensor:
-    return ptr.diff().clamp_(min=1).to(dtype).reciprocal_()
-
-
-KERNELS: dict[str, Kernel] = {
-    "build_csr": build_csr,
-    "build_csr_with_loops": build_csr_with_loops,
-    "check_csr": check_csr,
-    "transpose_csr": transpose_csr,
-    "inverse_degree": inverse_degree,
-}
-"""Those of torch's operations."""
+BY_TORCH = TorchBuilder()
 
 
 def _starts(keys: Tensor, size: int) -> Tensor:

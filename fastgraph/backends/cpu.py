@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from fastgraph.backends.building import NativeBuilding
+from fastgraph.backends.building import NativeBuilder
 from fastgraph.backends.edge_programs import edge_program_kernel
 from fastgraph.backends.kernels import native_kernels
 from fastgraph.machine import native
 from fastgraph.plugins.backend import FLOATING, Kernel
 from fastgraph.tune.row_order import RowOrder
 
-_BUILDING = NativeBuilding(native.library).kernels
+_BUILDER = NativeBuilder(native.library)
 _ROWS = RowOrder(native.library)
 _KERNELS = native_kernels(
     native.library, _ROWS, at_once={"gat"}, leaves_out=True, by_destination={"segment_reduce"}
@@ -29,7 +29,7 @@ class CpuBackend:
         return native.why_unavailable()
 
     def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel | None:
-        if device_type != "cpu":
-            return None
-        kernels = _KERNELS if dtype in FLOATING else _BUILDING
-        return kernels.get(operator)
+        return _KERNELS.get(operator) if device_type == "cpu" and dtype in FLOATING else None
+
+    def builder(self, device_type: str) -> NativeBuilder | None:
+        return _BUILDER if device_type == "cpu" else None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from fastgraph.backends import building
+from fastgraph.backends.building import BY_TORCH, TorchBuilder
 from fastgraph.edge_programs.evaluation import Edges, evaluate
 from fastgraph.edge_programs.program import Program
 from fastgraph.graphs.graph import Graph
@@ -34,10 +34,11 @@ class ReferenceBackend:
         return None
 
     def kernel(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel | None:
-        if operator in building.KERNELS:
-            return building.KERNELS[operator]
         kernel: Kernel | None = globals()[operator] if operator in SIGNATURES else None
         return kernel
+
+    def builder(self, device_type: str) -> TorchBuilder:
+        return BY_TORCH
 
 
 def endpoints(graph: Graph, transpose: bool) -> tuple[Tensor, Tensor, int]:

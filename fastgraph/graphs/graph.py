@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.machine.capture import refuse_to_capture
+from fastgraph.plugins.backend import Builder
 from fastgraph.registry.registry import REGISTRY
 
 MAX_INDEX = 2**31 - 1
@@ -112,13 +113,14 @@ class Graph:
         self.num_dst = num_dst
         with normal_mode():
             rows: Csr
-            if ptr is not None:
-                rows = _kernel("check_csr", sources)(ptr, sources, num_dst, num_src)
+            build, size = _builder(sources), (num_dst, num_src)
+            if destinations is None:
+                assert ptr is not None
+                rows = build.check_csr(ptr, sources, *size)
             elif self_loops:
-                build = _kernel("build_csr_with_loops", sources)
-                rows = build(destinations, sources, num_dst, num_src, self_loops)
+                rows = build.build_csr_with_loops(destinations, sources, *size, self_loops)
             else:
-                rows = _kernel("build_csr", sources)(destinations, sources, num_dst, num_src)
+                rows = build.build_csr(destinations, sources, *size)
             if edge_ids is not None:
                 rows = rows._replace(edge_id=_checked_ids(edge_ids, sources))
         self.num_edges = rows.col.numel()
@@ -136,8 +138,8 @@ class Graph:
         if self._by_source is None:
             refuse_to_capture("the edges by source", self.by_destination.ptr)
             with normal_mode():
-                transpose = _kernel("transpose_csr", self.by_destination.ptr)
-                self._by_source = transpose(self.by_destination, self.num_src)
+                build = _builder(self.by_destination.ptr)
+                self._by_source = build.transpose_csr(self.by_destination, self.num_src)
         return self._by_source
 
     def grouped(self, *, transpose: bool) -> Csr:
@@ -163,7 +165,7 @@ class Graph:
             refuse_to_capture("the degrees of nodes", self.by_destination.ptr)
             with normal_mode():
                 ptr = self.grouped(transpose=transpose).ptr
-                self._inverse_degrees[key] = _kernel("inverse_degree", ptr)(ptr, dtype)
+                self._inverse_degrees[key] = _builder(ptr).inverse_degree(ptr, dtype)
         return self._inverse_degrees[key]
 
     def renumbered(self) -> Graph:
@@ -213,9 +215,8 @@ def beside(graph: Graph, name: Hashable, start: Callable[[], Learnt]) -> Learnt:
     return graph._beside.setdefault(name, start()) if found is None else found
 
 
-def _kernel(name: str, like: Tensor) -> Callable[..., Any]:
-    kernel: Callable[..., Any] = REGISTRY.kernel(name, like.device.type, torch.int64)
-    return kernel
+def _builder(like: Tensor) -> Builder:
+    return REGISTRY.builder(like.device.type)
 
 
 def normal_mode() -> AbstractContextManager[object]:

@@ -63,31 +63,18 @@ is to be added to ``out``.
     ``None`` for those that are ``None``. The keyword ``wanted`` has a bool for each of the tensors,
     or is ``None`` for all of them: a gradient that is not wanted may be left out, as ``None``, and
     is not looked at. The others are the same in bits, whatever is wanted besides.
-
-Graphs are built by kernels, too, which are looked up with the dtype int64. They take indices of
-int32 or int64 and return a :class:`fastgraph.graphs.graph.Csr`; one that is wrong they refuse with
-the error that :class:`fastgraph.Graph` promises. Another kernel makes factors of nodes. A backend
-may do without them.
-
-``build_csr(row, col, num_rows, num_cols)``
-    Entries ``(row[e], col[e])`` grouped by row, in the order in which they were given.
-``build_csr_with_loops(row, col, num_rows, num_cols, num_loops)``
-    The same without the entries on the diagonal, and with ``num_loops`` of those behind all others.
-``check_csr(ptr, index, num_rows, num_cols)``
-    Entries that are grouped already.
-``transpose_csr(rows, num_cols)``
-    The entries of a ``Csr`` grouped by column, rows in ascending order.
-``inverse_degree(ptr, dtype)``
-    A tensor: one over the number of entries of each row, and 1 for a row that has none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from fastgraph.graphs.graph import Csr
 
 Kernel = Callable[..., Any]
 
@@ -149,4 +136,45 @@ class VerifiedBackend(Protocol):
         That is the kind of device and everything below the kernels, as text; devices of one kind
         need one of them to be checked.
         """
+        ...
+
+
+class Builder(Protocol):
+    """Builds graphs on one type of devices.
+
+    Indices are int32 or int64. Those that are wrong are refused with the errors that
+    :class:`fastgraph.Graph` promises.
+    """
+
+    def build_csr(self, row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Csr:
+        """Entries ``(row[e], col[e])`` grouped by row, in the order in which they were given."""
+        ...
+
+    def build_csr_with_loops(
+        self, row: Tensor, col: Tensor, num_rows: int, num_cols: int, num_loops: int
+    ) -> Csr:
+        """The same without the entries on the diagonal, and ``num_loops`` of those at the end."""
+        ...
+
+    def check_csr(self, ptr: Tensor, index: Tensor, num_rows: int, num_cols: int) -> Csr:
+        """Entries that are grouped already."""
+        ...
+
+    def transpose_csr(self, rows: Csr, num_cols: int) -> Csr:
+        """The entries of a ``Csr`` grouped by column, rows in ascending order."""
+        ...
+
+    def inverse_degree(self, ptr: Tensor, dtype: torch.dtype) -> Tensor:
+        """One over the number of entries of each row, and 1 for a row that has none."""
+        ...
+
+
+@runtime_checkable
+class BuildingBackend(Protocol):
+    """A backend that builds graphs, too; for others another one does."""
+
+    name: str
+
+    def builder(self, device_type: str) -> Builder | None:
+        """What builds graphs on a type of devices, or ``None`` if nothing does."""
         ...

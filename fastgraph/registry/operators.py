@@ -206,12 +206,3 @@ these names.
 for _operator in ATTENTIONS:
     SIGNATURES[_operator.name] = _operator.forward
     SIGNATURES[f"{_operator.name}_backward"] = _operator.backward
-
-BUILDING: dict[str, Signature] = {
-    "build_csr": _signature("row col num_rows num_cols"),
-    "build_csr_with_loops": _signature("row col num_rows num_cols num_loops"),
-    "check_csr": _signature("ptr index num_rows num_cols"),
-    "transpose_csr": _signature("rows num_cols"),
-    "inverse_degree": _signature("ptr dtype"),
-}
-"""Of the kernels that build graphs."""

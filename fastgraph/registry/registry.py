@@ -12,13 +12,15 @@ from fastgraph.plugins.backend import (
     FALLBACK_PRIORITY,
     FLOATING,
     Backend,
+    Builder,
+    BuildingBackend,
     Kernel,
     VerifiedBackend,
 )
 from fastgraph.plugins.hookspecs import plugin_manager
 from fastgraph.plugins.refusal import Refusal
-from fastgraph.registry.operators import BUILDING, SIGNATURES
-from fastgraph.registry.signatures import check_signature
+from fastgraph.registry.operators import SIGNATURES
+from fastgraph.registry.signatures import check_builder, check_signature
 
 DEVICE_TYPES = ("cpu", "cuda", "mps", "xpu")
 """Types of devices for which kernels are looked for in backends."""
@@ -34,6 +36,8 @@ class Registry:
         self._backends: dict[str, Backend] | None = None
         self._selected: str | None = None
         self._kernels: dict[tuple[str, str, torch.dtype], Kernel] = {}
+        self._builders: dict[str, Builder] = {}
+        self._checked: set[type] = set()
         self._wanted: frozenset[tuple[str, str, torch.dtype]] = frozenset()
         self._hints: dict[str, str] = {}
         self._verify: Callable[[VerifiedBackend], Failures] | None = None
@@ -85,6 +89,7 @@ class Registry:
     def _look_up(self) -> None:
         """Resolve the kernels that layers are routed to, given the verdicts so far."""
         self._kernels.clear()
+        self._builders.clear()
         wanting = self._wanting()
         waiting = [backend for backend in wanting if self._waits(backend)]
         # Once for all keys: whether a backend is available may take looking for files.
@@ -142,8 +147,7 @@ class Registry:
 
         There may be a kernel even where :meth:`refusal` leaves layers to upstream: the backward
         pass of a forward pass within ``enabled(backend=...)`` may run after the block. Then a
-        kernel made for the device is better than the reference's, which stores every message. If
-        the selected backend builds no graphs, those of others do.
+        kernel made for the device is better than the reference's, which stores every message.
 
         Raises:
             NotImplementedError: the selected backend has no such kernel.
@@ -152,6 +156,13 @@ class Registry:
         found = self._kernels.get(key)
         if found is None:
             found = self._kernels[key] = self._resolve(*key)
+        return found
+
+    def builder(self, device_type: str) -> Builder:
+        """What builds graphs on a device: if the selected backend does not, another one does."""
+        found = self._builders.get(device_type)
+        if found is None:
+            found = self._builders[device_type] = self._first_builder(device_type)
         return found
 
     def refusal(self, operator: str, device_type: str, dtype: torch.dtype) -> Refusal | None:
@@ -215,11 +226,7 @@ class Registry:
     def _resolve(self, operator: str, device_type: str, dtype: torch.dtype) -> Kernel:
         backends = self._wanting()
         if self._selected is None:
-            backends += self._made_for(device_type)
-        elif operator in BUILDING:
-            backends += [b for b in self.backends.values() if b.priority >= 0]
-        if self._selected is None or operator in BUILDING:
-            backends += [b for b in self.backends.values() if b.priority == FALLBACK_PRIORITY]
+            backends += self._made_for(device_type) + self._of_last_resort()
         kernel = self._first_kernel(self._usable(backends), operator, device_type, dtype)
         if kernel is None:
             raise NotImplementedError(
@@ -227,6 +234,20 @@ class Registry:
                 f"for {dtype} on {device_type}"
             )
         return kernel
+
+    def _first_builder(self, device_type: str) -> Builder:
+        routed = [backend for backend in self.backends.values() if backend.priority >= 0]
+        for backend in self._usable([*self._wanting(), *routed, *self._of_last_resort()]):
+            builder = backend.builder(device_type) if isinstance(backend, BuildingBackend) else None
+            if builder is not None:
+                if type(builder) not in self._checked:  # which takes longer than a small graph
+                    check_builder(backend.name, builder)
+                    self._checked.add(type(builder))
+                return builder
+        raise NotImplementedError(f"no backend builds graphs on {device_type}")
+
+    def _of_last_resort(self) -> list[Backend]:
+        return [b for b in self.backends.values() if b.priority == FALLBACK_PRIORITY]
 
 
 REGISTRY = Registry()

@@ -1,4 +1,4 @@
-"""The refusal of kernels that their operator could not call.
+"""The refusal of kernels that their operator could not call, and of such builders of graphs.
 
 A kernel with other parameters would fail at its first call, maybe on a device that no test has.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from fastgraph.plugins.backend import Kernel
-from fastgraph.registry.operators import BUILDING, SIGNATURES
+from fastgraph.plugins.backend import Builder, Kernel
+from fastgraph.registry.operators import SIGNATURES
 
 
 # Each time fastgraph is switched on, for all dtypes: reading a signature takes 50 us.
@@ -20,13 +22,36 @@ def check_signature(backend: str, operator: str, kernel: Kernel) -> None:
     Raises:
         TypeError: naming backend, operator and the argument that does not fit.
     """
+    _check(f"the kernel {operator!r} of backend {backend!r}", kernel, *SIGNATURES[operator])
+
+
+def check_builder(backend: str, builder: Builder) -> None:
+    """Refuse a builder that a graph could not call.
+
+    Raises:
+        TypeError: naming backend, method and the argument that does not fit.
+    """
+    for name, promised in inspect.getmembers(Builder, inspect.isfunction):
+        if not name.startswith("_"):
+            named = f"the builder's {name!r} of backend {backend!r}"
+            method = getattr(builder, name, None)
+            if method is None:
+                raise TypeError(f"{named} is missing")
+            _check(named, method, list(inspect.signature(promised).parameters)[1:])
+
+
+def _check(
+    named: str,
+    function: Callable[..., Any],
+    positional: Sequence[str],
+    keywords: Sequence[str] = (),
+) -> None:
     try:
-        signature = inspect.signature(kernel)
+        signature = inspect.signature(function)
     except ValueError:  # of a function in another language, which does not say
         return
-    positional, keywords = SIGNATURES.get(operator) or BUILDING[operator]
     called = ", ".join([*positional, *(f"{name}=" for name in keywords)])
-    wrong = f"the kernel {operator!r} of backend {backend!r} must take ({called}), but takes "
+    wrong = f"{named} must take ({called}), but takes "
     try:
         bound = signature.bind(*positional, **dict.fromkeys(keywords))
     except TypeError as error:

@@ -30,6 +30,10 @@ class CountingBackend:
 
         return counted
 
+    def builder(self, device_type):
+        CALLS.append("builder")
+        return ReferenceBackend().builder(device_type)
+
 
 @hookimpl
 def fastgraph_backends():
