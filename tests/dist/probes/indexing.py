@@ -69,6 +69,34 @@ simple(
 )
 
 
+simple(
+    "entries along columns",
+    lambda d: (
+        h(d).take_along_dim(h(d).argsort(1), 1)
+        * torch.take_along_dim(d.x, torch.arange(N)[:, None].expand(N, D) % D, dim=-1)
+    ),
+)
+
+
+simple(
+    "entries of a vector",
+    lambda d: (
+        h(d)[:, 0].gather(0, d.y) * d.x[:, 1].take_along_dim(d.y + C, 0)
+        + h(d)[:, 2].take_along_dim(m.order) * m.weight[0].gather(0, d.y)
+    ),
+    "take_along_dim",
+)
+
+
+@probe("scatter into columns")
+def _(d: Data) -> Tensor:
+    x, ends = h(d) * 1, d.y[:, None]
+    x.scatter_(1, ends, 2.0)
+    x.scatter_(1, ends + 1, m.lin(d.x)[:, 3:4])
+    x = x.scatter(-1, torch.arange(N)[:, None] % D, d.w) + d.x.scatter(1, ends, value=1)
+    return x * torch.zeros_like(d.x).scatter(dim=1, index=h(d).argsort(1), src=h(d))
+
+
 simple("iteration over rows", lambda d: sum(r.sum() for r in h(d)), "unbind")
 
 

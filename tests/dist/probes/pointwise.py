@@ -72,10 +72,10 @@ def _(d: Data) -> Tensor:
     return F.relu(x * 1, inplace=True)
 
 
-@probe("in-place operation without a rule", "cumsum_", "_foreach_add_")
+@probe("in-place operation without a rule", "cumprod_", "_foreach_add_")
 def _(d: Data) -> Tensor:
     x = d.x.clone()
-    x.cumsum_(0)
+    x.cumprod_(0)
     y = d.x.clone()
     torch._foreach_add_([x, y], 1.0)
     return x + y

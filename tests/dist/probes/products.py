@@ -41,6 +41,16 @@ simple(
 
 
 simple(
+    "einsum with dimensions that have no name",
+    lambda d: (
+        torch.einsum("...d,de->...e", h(d)[None], m.weight)[0]
+        + torch.einsum("...L, ...Ld -> ...Ld", d.w.t(), d.x[None])[0]
+        + torch.einsum("...nd,...ne->...de", d.x[None], h(d)[None])[0].sum()
+    ),
+)
+
+
+simple(
     "sparse product",
     lambda d: pyg.to_torch_csr_tensor(d.edge_index, size=(N, N)) @ h(d),
     "add_",

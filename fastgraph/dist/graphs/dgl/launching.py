@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,9 @@ from dgl.data.dgl_dataset import DGLDataset
 
 from fastgraph.dist.graphs.dgl.graphs import is_sharded_graph
 from fastgraph.dist.graphs.dgl.patches import PATCHES
+from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.agreement import first_rank_first, on_first_rank
+from fastgraph.dist.ranks.spawning import pickler
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.sharded import tree_map
 
@@ -108,11 +111,11 @@ class _Sharding:
             """The files of a dataset are made by one rank, on which the others wait."""
             if WORLD.is_alone:  # a dataset that is made of another one
                 upstream(dataset)
+            elif on_first_rank(lambda: dataset._force_reload or not dataset.has_cache()):
+                _make_once(upstream, dataset)
+                _SEEDS.again()  # what was drawn meanwhile, was drawn by the first rank
             else:
-                makes = on_first_rank(lambda: dataset._force_reload or not dataset.has_cache())
                 first_rank_first(lambda: upstream(dataset))
-                if makes:  # what is drawn meanwhile is drawn by the first rank
-                    _SEEDS.again()
             for cls in type(dataset).__mro__:
                 is_of_dgl = issubclass(cls, DGLDataset) and "__getitem__" in vars(cls)
                 if is_of_dgl and cls not in self._classes:
@@ -128,3 +131,34 @@ class _Sharding:
             return self._sharded(value) if len(dataset) == 1 else value
 
         return getitem
+
+
+def _make_once(upstream: Callable[..., None], dataset: Any) -> None:
+    """Have the first rank make a dataset, and the others have what it has then.
+
+    What files give may differ: DGL writes masks as bytes, and a dataset may forget what it did not
+    write. Others load what cannot be sent.
+    """
+    made: bytes | None = None
+
+    def action() -> None:
+        nonlocal made
+        if WORLD.rank == 0:
+            upstream(dataset)
+            made = _pickled(vars(dataset))
+
+    first_rank_first(action)
+    made = transport.broadcast(made)
+    if made is None:
+        first_rank_first(lambda: None if WORLD.rank == 0 else upstream(dataset))
+    elif WORLD.rank != 0:
+        vars(dataset).update(pickle.loads(made))
+
+
+def _pickled(values: dict[str, Any]) -> bytes | None:
+    """The bytes of some values; ``None`` if one of them is bound to this process."""
+    try:
+        found: bytes = pickler().dumps(values)
+    except (pickle.PicklingError, TypeError, AttributeError):  # as such objects raise
+        return None
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from typing import Any
 
 import torch
@@ -134,8 +135,11 @@ def einsum(func: Any, args: Arguments, kwargs: Options) -> Any:
         operands = tuple(operands[0])
     left, arrow, result = equation.replace(" ", "").partition("->")
     names = left.split(",")
-    if not arrow or "." in equation or len(names) != len(operands):
+    if not arrow or len(names) != len(operands):
         raise NoRuleError
+    if "." in equation:
+        names, result = _spelled_out(names, result, operands)
+        equation = f"{','.join(names)}->{result}"
     lead, letters = next((x, n) for x, n in zip(operands, names, strict=True) if is_sharded(x))
     letter = letters[lead.axis]
     local = []
@@ -149,6 +153,18 @@ def einsum(func: Any, args: Arguments, kwargs: Options) -> Any:
     if letter in result:
         return ShardedTensor(out, lead.rows, result.index(letter))
     return sum_of_ranks(out)
+
+
+def _spelled_out(names: list[str], result: str, operands: Arguments) -> tuple[list[str], str]:
+    """The names of dimensions with letters in the place of ``...``, which stand for as many."""
+    counts = {
+        x.dim() - len(n) + 3 for x, n in zip(operands, names, strict=True) if n.count("...") == 1
+    }
+    if len(counts) != 1 or min(counts) < 0 or any("." in n.replace("...", "") for n in names):
+        raise NoRuleError
+    unused = [c for c in string.ascii_letters if not any(c in n for n in (*names, result))]
+    letters = "".join(unused[: counts.pop()])
+    return [n.replace("...", letters) for n in names], result.replace("...", letters)
 
 
 def _own_rows(matrix: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import records_gradient, sum_of_ranks
 from fastgraph.dist.tensor.rules.pointwise import pointwise
-from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded, wrapped
+from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, is_sharded, wrapped
 from fastgraph.dist.tensor.table import (
     REQUIRED,
     Arguments,
@@ -88,6 +88,20 @@ def any_all(func: Any, args: Arguments, kwargs: Options) -> Any:
     found = (~found if wants_all else found).any(dims, keepdim=keepdim)
     found = transport.all_reduce(found) > 0
     return ~found if wants_all else found
+
+
+@rule("bincount")
+def bincount(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """The number of times that each integer occurs, or the sums of weights; replicated."""
+    x, weights, minlength = bound(args, kwargs, input=REQUIRED, weights=None, minlength=0)
+    if x.dim() != 1 or x.is_floating_point() or x.dtype == torch.bool or not x.numel():
+        raise NoRuleError
+    if int(x.min()) < 0 or minlength < 0 or (weights is not None and weights.shape != x.shape):
+        raise NoRuleError  # upstream's own message
+    lead = x if is_sharded(x) else weights
+    length = max(minlength, int(x.max()) + 1)
+    of_rows = None if weights is None else aligned(weights, lead.rows, 0)
+    return sum_of_ranks(func(aligned(x, lead.rows, 0), of_rows, length))
 
 
 @rule("max min")

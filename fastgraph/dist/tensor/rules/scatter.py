@@ -156,6 +156,27 @@ def scatter(func: Any, args: Arguments, kwargs: Options) -> Any:
     return call.x if in_place else ShardedTensor(out, call.x.rows, call.dim)
 
 
+@rule("scatter", in_place=True)
+def assign(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """Values put into columns, or other dimensions than the sharded one: each rank has its rows."""
+    given = {**dict(zip(("input", "dim", "index", "src"), args, strict=False)), **kwargs}
+    if "value" in given:
+        given["src"] = given.pop("value")
+    if len(args) > 4 or given.keys() != {"input", "dim", "index", "src"}:
+        raise NoRuleError  # with a reduction
+    x, dim, index, source = given["input"], given["dim"], given["index"], given["src"]
+    if not is_sharded(x) or index.dim() != x.dim() or not -x.dim() <= dim < x.dim():
+        raise NoRuleError
+    axis = x.axis
+    if dim % x.dim() == axis or index.shape[axis] != x.rows.n:
+        raise NoRuleError
+    if isinstance(source, Tensor) and (source.dim() != x.dim() or source.shape[axis] != x.rows.n):
+        raise NoRuleError
+    places = aligned(index, x.rows, axis)
+    out = func(x.local, dim, places, aligned(source, x.rows, axis))
+    return x if is_in_place(name_of(func)) else ShardedTensor(out, x.rows, axis)
+
+
 def _check_adds(call: _Call) -> None:
     if call.reduce != "sum" or not call.options.get("include_self", True):
         raise NoRuleError

@@ -197,7 +197,7 @@ _ALONG = {
     "median": (1, None), "normalize": (2, 1), "glu": (1, -1), "unbind": (1, 0), "chunk": (2, 0),
     "split": (2, 0), "tensor_split": (2, 0), "split_with_sizes": (2, 0), "select": (1, None),
     "narrow": (1, None), "flip": (1, None), "cosine_similarity": (2, 1), "gather": (1, None),
-    "roll": (2, None), "diff": (2, -1), "unfold": (1, None),
+    "roll": (2, None), "diff": (2, -1), "unfold": (1, None), "take_along_dim": (2, None),
 }  # fmt: skip
 _PIECES = ("chunk", "split", "split_with_sizes", "tensor_split")
 
@@ -221,6 +221,8 @@ def along(func: Any, args: Arguments, kwargs: Options) -> Any:
             return _softmax(lead, axis, name == "log_softmax")
         if name == "cumsum":
             return _cumsum(*bound(args, kwargs, input=REQUIRED, dim=REQUIRED, dtype=None))
+        if name in ("gather", "take_along_dim") and num_dims == 1:
+            return _of_a_vector(name, args, kwargs)
         if name in _PIECES and args[0] is lead and not any(map(is_sharded, args[1:])):
             return _pieces(func, lead, args, kwargs)
         raise NoRuleError
@@ -233,6 +235,19 @@ def along(func: Any, args: Arguments, kwargs: Options) -> Any:
     )
     first = out[0] if isinstance(out, (list, tuple)) else out
     return wrapped(out, lead.rows, axis - (first.dim() < num_dims and dims[0] % num_dims < axis))
+
+
+def _of_a_vector(name: str, args: Arguments, kwargs: Options) -> Any:
+    """Entries of a vector at the positions of another, which are not negative."""
+    if name == "gather":
+        x, _, index = bound(args, kwargs, input=REQUIRED, dim=REQUIRED, index=REQUIRED)
+    else:
+        x, index, _ = bound(args, kwargs, input=REQUIRED, indices=REQUIRED, dim=REQUIRED)
+    if x.dim() != 1 or index.dim() != 1 or index.dtype != torch.int64:
+        raise NoRuleError
+    if index.numel() and bool((index < 0).any()):
+        raise NoRuleError  # upstream's own message, or its way to count
+    return x[index]
 
 
 def _pieces(func: Any, x: ShardedTensor, args: Arguments, kwargs: Options) -> tuple[Any, ...]:
@@ -263,6 +278,15 @@ def _cumsum(x: ShardedTensor, dim: int, dtype: torch.dtype | None) -> ShardedTen
     before = enter(sum_of_ranks(torch.where(is_later, total, 0)))[WORLD.rank]
     found = ShardedTensor(sums + before, rows, x.axis)
     return ShardedTensor(found.aligned(x.rows), x.rows, x.axis)
+
+
+@rule("cumsum_")
+def cumsum_in_place(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """``cumsum_``, which keeps the dtype of what it overwrites."""
+    x, dim, dtype = bound(args, kwargs, input=REQUIRED, dim=REQUIRED, dtype=None)
+    if not is_sharded(x) or (dtype is not None and dtype != x.dtype):
+        raise NoRuleError
+    return x.copy_(x.cumsum(dim, dtype=x.dtype))
 
 
 @rule("__iter__")
