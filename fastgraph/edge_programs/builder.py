@@ -146,9 +146,13 @@ class Builder:
         """The error function's gelu."""
         return x * 0.5 * (self.apply("erf", x * math.sqrt(0.5)) + 1.0)
 
-    def program(self, *outputs: tuple[str, Value]) -> Program:
-        """The program with these outputs, and what they need."""
-        needed = {value.number for _, value in outputs}
+    def program(self, *outputs: tuple[str, Value] | tuple[str, Value, Value]) -> Program:
+        """The program with these outputs, and what they need.
+
+        Args:
+            outputs: the reduction and the value of each; of a softmax the scores, too.
+        """
+        needed = {value.number for _, *values in outputs for value in values}
         for number in range(len(self._definitions) - 1, -1, -1):
             made = self._definitions[number]
             if number in needed and isinstance(made, Instruction):
@@ -163,7 +167,10 @@ class Builder:
             arguments = tuple(place[argument] for argument in made.arguments)
             made_of.append(Instruction(made.operation, arguments, made.width, made.constant))
         taken = [made for n in operands if isinstance(made := self._definitions[n], Operand)]
-        results = tuple(Output(reduction, place[value.number]) for reduction, value in outputs)
+        results = tuple(
+            Output(reduction, *(place[value.number] for value in values))
+            for reduction, *values in outputs
+        )
         return Program(tuple(taken), tuple(made_of), results)
 
     def replay(self, program: Program) -> list[Value]:

@@ -17,9 +17,12 @@ from fastgraph.edge_programs.operations import (
     ELEMENTWISE,
     FOLD,
     ROUND,
+    SOFTMAX,
+    SOFTMAX_MAX,
+    SOFTMAX_SCALE,
     SPREAD,
 )
-from fastgraph.edge_programs.program import Instruction, Operand, Program
+from fastgraph.edge_programs.program import Instruction, Operand, Output, Program
 
 
 class Edges(NamedTuple):
@@ -59,9 +62,7 @@ def evaluate(
     for instruction in program.instructions:
         arguments = [values[a] for a in instruction.arguments]
         values.append(_value(instruction, arguments, values[0], dtype))
-    return [
-        _reduced(output.reduction, values[output.value], edges, dtype) for output in program.outputs
-    ]
+    return [_reduced(output, values, edges, dtype) for output in program.outputs]
 
 
 def _of_edges(operand: Operand, tensor: Tensor, edges: Edges) -> Tensor:
@@ -104,7 +105,11 @@ def _fold(value: Tensor, heads: int) -> Tensor:
     return value.reshape(value.shape[0], heads, value.shape[1] // heads).sum(-1)
 
 
-def _reduced(reduction: str, value: Tensor, edges: Edges, dtype: torch.dtype) -> Tensor:
+def _reduced(output: Output, values: Sequence[Tensor], edges: Edges, dtype: torch.dtype) -> Tensor:
+    reduction, value = output.reduction, values[output.value]
+    if reduction in (SOFTMAX, SOFTMAX_MAX, SOFTMAX_SCALE):
+        score = value if output.score < 0 else values[output.score]
+        return _softmax(reduction, value, score, edges, dtype)
     if reduction == "edge":
         return value.to(dtype)
     if reduction == "total":
@@ -126,3 +131,27 @@ def _reduced(reduction: str, value: Tensor, edges: Edges, dtype: torch.dtype) ->
     occupied = torch.zeros_like(out, dtype=torch.bool).scatter(0, index, True)
     shares = ((out == 0) & occupied).int()
     return shares.scatter_add(0, index, (value == out.gather(0, index)).int())
+
+
+def _softmax(
+    reduction: str, value: Tensor, score: Tensor, edges: Edges, dtype: torch.dtype
+) -> Tensor:
+    """The sum of values weighted by the softmax of scores, or a record of it.
+
+    The largest score is a constant: whatever number is subtracted, the softmax is the same.
+    """
+    zeros = score.new_zeros(edges.num_rows, score.shape[1])
+    index = edges.row.unsqueeze(-1).expand_as(score)
+    largest = zeros.scatter_reduce(0, index, score.detach(), reduce="amax", include_self=False)
+    largest = largest.to(dtype)
+    if reduction == SOFTMAX_MAX:
+        return largest
+    weight = (score - largest.to(score.dtype).index_select(0, edges.row)).exp()
+    occupied = torch.zeros_like(zeros, dtype=torch.bool).scatter(0, index, True)
+    total = zeros.index_add(0, edges.row, weight)
+    scale = torch.where(occupied, total, 1).reciprocal() * occupied
+    if reduction == SOFTMAX_SCALE:
+        return scale.to(dtype)
+    weighted = _spread(weight * scale.index_select(0, edges.row), value.shape[1]) * value
+    out = value.new_zeros(edges.num_rows, value.shape[1]).index_add(0, edges.row, weighted)
+    return out.to(dtype)

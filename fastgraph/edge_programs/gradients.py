@@ -21,9 +21,12 @@ from fastgraph.edge_programs.operations import (
     EXTREMA,
     FOLD,
     ROUND,
+    SOFTMAX,
+    SOFTMAX_MAX,
+    SOFTMAX_SCALE,
     SPREAD,
 )
-from fastgraph.edge_programs.program import MIRRORED, Instruction, Place, Program
+from fastgraph.edge_programs.program import MIRRORED, Instruction, Output, Place, Program
 
 _PLACE_OF_OUTPUT: Mapping[str, Place] = {"edge": "edge", "total": "parameter"}
 
@@ -49,12 +52,16 @@ class Gradients(NamedTuple):
         passes: at most one over aggregating and one over gathered nodes.
         grads: the names under which they take the gradients of the outputs. Those of means are to
             be divided by the number of edges before, those of extrema by that of shares.
-        results: the names under which they take the outputs themselves, which extrema need.
+        results: the names under which they take the outputs themselves, which extrema and softmax
+            need.
+        products: the names under which they take, for each softmax, the sums over the channels of
+            each head of its output times the gradient of that.
     """
 
     passes: tuple[Pass, ...]
     grads: tuple[str, ...]
     results: tuple[str, ...]
+    products: tuple[str, ...]
 
     @property
     def operands(self) -> frozenset[str]:
@@ -67,7 +74,7 @@ def derive(program: Program, wanted: frozenset[str], given: frozenset[int]) -> G
     """The programs for the gradients of the operands whose names are ``wanted``.
 
     Args:
-        program: whose records of ties, if any, have no gradients.
+        program: with the records of each extremum and each softmax.
         wanted: names of operands.
         given: the numbers of the outputs whose gradients there are; others count as zero.
 
@@ -76,9 +83,9 @@ def derive(program: Program, wanted: frozenset[str], given: frozenset[int]) -> G
     """
     builder = Builder(joins=True)
     values = builder.replay(program)
-    grads, results = (
+    grads, results, products = (
         tuple(_fresh(f"{kind}{k}", program) for k in range(len(program.outputs)))
-        for kind in ("grad", "result")
+        for kind in ("grad", "result", "product")
     )
     adjoint = _Adjoint(builder, program, values, wanted)
     for k in sorted(given):
@@ -86,6 +93,22 @@ def derive(program: Program, wanted: frozenset[str], given: frozenset[int]) -> G
         value = values[output.value]
         place = _PLACE_OF_OUTPUT.get(output.reduction, "row")
         gradient = builder.operand(grads[k], place, value.width)
+        if output.reduction in (SOFTMAX, SOFTMAX_SCALE):
+            score = values[output.value if output.score < 0 else output.score]
+            largest, scale = (
+                builder.operand(results[number], "row", score.width)
+                for number in softmax_records(program, output)
+            )
+            weight = builder.apply("exp", score - largest)
+            if output.reduction == SOFTMAX_SCALE:
+                adjoint.add(output.value, weight * (gradient * (scale * scale * -1.0)))
+                continue
+            weight = weight * scale
+            product = builder.operand(products[k], "row", score.width)
+            # The sum of a head's channels, which is the product itself where scores are as wide.
+            of_score = builder.dot(value, gradient, score.width) - product
+            adjoint.add(output.score, weight * of_score)
+            gradient = gradient * weight
         if output.reduction in EXTREMA:
             attained = builder.operand(results[k], "row", value.width)
             # A product, as an infinite share is NaN for those that have none of it, too.
@@ -115,7 +138,25 @@ def derive(program: Program, wanted: frozenset[str], given: frozenset[int]) -> G
             made = builder.program(*((reduction, value) for _, reduction, value in outputs))
             made = reversed_program(made) if is_reversed else made
             passes.append(Pass(made, tuple(name for name, *_ in outputs), is_reversed))
-    return Gradients(tuple(passes), grads, results)
+    return Gradients(tuple(passes), grads, results, products)
+
+
+def softmax_records(program: Program, output: Output) -> tuple[int, int]:
+    """The numbers of the outputs that are the records of a softmax, or of which it is one.
+
+    Raises:
+        RuntimeError: there are none.
+    """
+    score = output.value if output.score < 0 else output.score
+    records = Output(SOFTMAX_MAX, score), Output(SOFTMAX_SCALE, score)
+    for record in records:
+        if record not in program.outputs:
+            raise RuntimeError(
+                f"the program has no {record.reduction} of the scores of {output.reduction}, which "
+                "the gradient needs"
+            )
+    first, second = map(program.outputs.index, records)
+    return first, second
 
 
 def reversed_program(program: Program) -> Program:

@@ -21,6 +21,9 @@ from fastgraph.edge_programs.operations import (
     EXTREMA,
     FOLD,
     ROUND,
+    SOFTMAX,
+    SOFTMAX_MAX,
+    SOFTMAX_SCALE,
     SPREAD,
 )
 from fastgraph.edge_programs.program import PLACES, Output, Program
@@ -31,8 +34,8 @@ GATE = "gate"
 OPERATIONS = (*ELEMENTWISE, ROUND, SPREAD, FOLD, DOT, GATE)
 """The order in which ``csrc/include/fastgraph/edge_code.h`` numbers operations."""
 
-REDUCTIONS = ("sum", "mean", "max", "min", "edge", "total")
-"""The same of reductions; records of ties are part of extrema."""
+REDUCTIONS = ("sum", "mean", "max", "min", "edge", "total", SOFTMAX)
+"""The same of reductions; records are part of what they belong to."""
 
 # Kinds of slots: an operand in each of the places, then what is computed, by how often.
 _CONSTANT, _OF_PROGRAM, _OF_ROW, _OF_EDGE = range(len(PLACES), len(PLACES) + 4)
@@ -47,9 +50,10 @@ class Code(NamedTuple):
         instructions: int32 ``[instructions, 5]``: operation, slot of the result, and of three
             arguments. All have the width of the result, but for ``spread``, ``fold`` and ``dot``.
             An element-wise function of one value takes the sum of two if there is a second.
-        reductions: int32 ``[reductions, 6]``: kind; slots of the value, of a factor of the same or
-            a narrower width, and of one that a row has; the numbers of the output and of the record
-            of ties.
+        reductions: int32 ``[reductions, 7]``: kind; slots of the value, of a factor of the same or
+            a narrower width, and of one that a row has; the numbers of the output and of two
+            records, the first of ties. Of a softmax: slots of the value, of the scores and of their
+            exponentials; the records are the largest scores and the scales.
     """
 
     slots: Tensor
@@ -75,7 +79,8 @@ class _Reduction(NamedTuple):
     factor: int
     row_factor: int
     out: int
-    ties: int
+    record: int = -1
+    scale: int = -1
 
 
 @functools.lru_cache(maxsize=1024)
@@ -155,15 +160,12 @@ class _Lowering:
             slot_of[number] = slot
             padded = [*arguments, -1, -1, -1][:3]
             instructions.append([OPERATIONS.index(node.operation), slot, *padded])
-        reductions = [
-            [
-                REDUCTIONS.index(r.kind),
-                *(-1 if node < 0 else slot_of[node] for node in r[1:4]),
-                r.out,
-                r.ties,
-            ]
-            for r in self._reductions
-        ]
+        reductions = []
+        for r in self._reductions:
+            taken = [-1 if node < 0 else slot_of[node] for node in r[1:4]]
+            if r.kind == SOFTMAX:
+                taken[2] = new_slot(_OF_EDGE, self._nodes[r.factor].width)
+            reductions.append([REDUCTIONS.index(r.kind), *taken, *r[4:]])
         return Code(
             torch.tensor(slots, dtype=torch.int32),
             torch.tensor(constants, dtype=torch.float64),
@@ -194,17 +196,30 @@ class _Lowering:
         outputs = list(enumerate(self._program.outputs))
         extrema: dict[tuple[str, int], list[int]] = {}
         records = {ties: kind for kind, ties in EXTREMA.items()}
+        records_of_scores: dict[int, dict[str, int]] = {}
+        softmaxes: dict[int, list[tuple[int, int]]] = {}
         for number, output in outputs:
             kind = records.get(output.reduction, output.reduction)
-            if kind in EXTREMA:
+            if kind in (SOFTMAX_MAX, SOFTMAX_SCALE):
+                records_of_scores.setdefault(self._of_value[output.value], {})[kind] = number
+            elif kind == SOFTMAX:
+                score = self._of_value[output.score]
+                softmaxes.setdefault(score, []).append((self._of_value[output.value], number))
+            elif kind in EXTREMA:
                 found = extrema.setdefault((kind, output.value), [-1, -1])
                 found[output.reduction in records] = number
             elif kind == "edge":
-                yield _Reduction(kind, self._of_value[output.value], -1, -1, number, -1)
+                yield _Reduction(kind, self._of_value[output.value], -1, -1, number)
             else:
                 yield self._sum(number, output)
         for (kind, value), (out, ties) in extrema.items():
             yield _Reduction(kind, self._of_value[value], -1, -1, out, ties)
+        for score in softmaxes | records_of_scores:
+            kept = records_of_scores.get(score, {})
+            for value, number in softmaxes.get(score, [(score, -1)]):
+                # The first of several that have the same scores writes their records.
+                taken = kept.pop(SOFTMAX_MAX, -1), kept.pop(SOFTMAX_SCALE, -1)
+                yield _Reduction(SOFTMAX, value, score, -1, number, *taken)
 
     def _sum(self, number: int, output: Output) -> _Reduction:
         """A sum whose product the reduction computes, and of whose rows only the sum is scaled."""
@@ -214,7 +229,7 @@ class _Lowering:
         of_row = [f for f in factors if self._often[f] < 2]
         rest = [f for f in factors if self._often[f] == 2]
         if not rest:
-            return _Reduction(output.reduction, whole, -1, -1, number, -1)
+            return _Reduction(output.reduction, whole, -1, -1, number)
         row_factor = self._product([self._spread(f, width) for f in of_row])
         narrow = [f for f in rest if self._nodes[f].width < width]
         wide = [f for f in rest if self._nodes[f].width == width]
@@ -227,7 +242,7 @@ class _Lowering:
         factor = self._product(
             [self._spread(f, max(self._nodes[f].width for f in narrow)) for f in narrow]
         )
-        return _Reduction(output.reduction, self._product(wide), factor, row_factor, number, -1)
+        return _Reduction(output.reduction, self._product(wide), factor, row_factor, number)
 
     def _product(self, factors: list[int]) -> int:
         """The product of nodes of one width; -1 for none."""

@@ -92,7 +92,22 @@ the sum of each head's products of two values."""
 EXTREMA = {"max": "max_ties", "min": "min_ties"}
 """Reductions whose gradient needs a record, and the reduction that is the record."""
 
-REDUCTIONS = ("sum", "mean", *EXTREMA, *EXTREMA.values(), "edge", "total")
+SOFTMAX, SOFTMAX_MAX, SOFTMAX_SCALE = "softmax", "softmax_max", "softmax_scale"
+"""The sum of values weighted by the softmax of scores over the edges of a row, and the records that
+its gradient needs: the largest score, rounded to the dtype of operands, and 1 over the sum of
+``exp(score - largest)``."""
+
+REDUCTIONS = (
+    "sum",
+    "mean",
+    *EXTREMA,
+    *EXTREMA.values(),
+    "edge",
+    "total",
+    SOFTMAX,
+    SOFTMAX_MAX,
+    SOFTMAX_SCALE,
+)
 """Over the edges of each row, but for ``edge``, the value of each edge, and ``total``, the sum over
 all edges. ``max_ties`` is the number of shares, int32, into which the gradient of a maximum is
 split."""

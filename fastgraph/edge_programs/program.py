@@ -11,6 +11,9 @@ whose arguments stand before them; outputs reduce values over the edges of a row
 Every value has a width, its number of channels. Where an instruction takes values of several widths
 the narrow ones hold a number for each head: a width must divide every wider one, and value ``k`` of
 a narrow one stands for as many consecutive channels of a wide one as there are for each.
+
+``softmax x s`` sums ``x``, weighted by the softmax of the scores ``s`` over the edges of a row: a
+score for each channel, or one for each head.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from fastgraph.edge_programs.operations import (
     FOLD,
     REDUCTIONS,
     ROUND,
+    SOFTMAX,
+    SOFTMAX_MAX,
     SPREAD,
 )
 
@@ -103,15 +108,32 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Output:
-    """A result: the reduction of a value."""
+    """A result: the reduction of a value.
+
+    Attributes:
+        reduction: one of :data:`fastgraph.edge_programs.operations.REDUCTIONS`.
+        value: the number of the value.
+        score: that of the scores, of a softmax; -1 for others.
+    """
 
     reduction: str
     value: int
+    score: int = -1
 
     @property
     def is_record(self) -> bool:
-        """True for a record of ties: int32, and without a gradient."""
+        """True for a record of ties, which is int32."""
         return self.reduction in EXTREMA.values()
+
+    @property
+    def has_gradient(self) -> bool:
+        """False for records of ties, and for the number that a softmax subtracts from scores."""
+        return not self.is_record and self.reduction != SOFTMAX_MAX
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """The numbers of the values that it takes."""
+        return (self.value,) if self.score < 0 else (self.value, self.score)
 
 
 @dataclass(frozen=True)
@@ -147,10 +169,24 @@ class Program:
                 )
             if not 0 <= output.value < self.num_values:
                 raise ValueError(f"{output.reduction} must reduce a value, got {output.value}")
-        used = {o.value for o in self.outputs}.union(*(i.arguments for i in self.instructions))
+            self._check_score(output)
+        used = {v for o in self.outputs for v in o.values}
+        used = used.union(*(i.arguments for i in self.instructions))
         idle = [o.name for number, o in enumerate(self.operands) if number not in used]
         if idle:
             raise ValueError(f"every operand must be used, got {idle} that are not")
+
+    def _check_score(self, output: Output) -> None:
+        if output.reduction != SOFTMAX:
+            if output.score != -1:
+                raise ValueError(f"{output.reduction} must have no scores, got {output.score}")
+        elif not 0 <= output.score < self.num_values:
+            raise ValueError(f"softmax must have scores, got {output.score}")
+        elif self.width(output.value) % self.width(output.score):
+            raise ValueError(
+                f"softmax must have scores of a divisor of width {self.width(output.value)}, "
+                f"got {self.width(output.score)}"
+            )
 
     def _check(self, number: int, instruction: Instruction) -> None:
         operation, arguments, width = (
@@ -224,7 +260,7 @@ class Program:
             elif instruction.operation in (SPREAD, FOLD, DOT):
                 words.append(str(instruction.width))
             lines.append(f"{self.name(number)} = {' '.join(words)}")
-        lines += [f"{output.reduction} {self.name(output.value)}" for output in self.outputs]
+        lines += [" ".join((o.reduction, *map(self.name, o.values))) for o in self.outputs]
         return "\n".join(lines)
 
 
@@ -280,6 +316,9 @@ def parse(text: str) -> Program:
                     width = max((widths[a] for a in arguments), default=1)
                     instructions.append(Instruction(operation, arguments, width))
                     widths.append(width)
+                case ["softmax", name, score]:
+                    outputs.append(Output(SOFTMAX, number(name), number(score)))
+                    continue
                 case [reduction, name]:
                     outputs.append(Output(reduction, number(name)))
                     continue

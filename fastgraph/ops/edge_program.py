@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastgraph.backends import reference
 from fastgraph.edge_programs.gradients import derive
-from fastgraph.edge_programs.operations import EXTREMA
+from fastgraph.edge_programs.operations import EXTREMA, SOFTMAX, SOFTMAX_MAX, SOFTMAX_SCALE
 from fastgraph.edge_programs.program import Operand, Output, Program, parse
 from fastgraph.graphs.edges import caller_index_of
 from fastgraph.graphs.graph import Graph
@@ -52,8 +52,8 @@ def edge_program(
     Values are computed in float32, or float64 for float64 operands. They and gradients are bitwise
     equal for any number of threads. The gradients of means and of extrema that several edges attain
     are what PyG's aggregations have for ``edge_index``; see :func:`fastgraph.ops.segment_reduce`
-    with ``ties="split"``. In half types, a message is rounded before it is compared with others,
-    and no value before that is.
+    with ``ties="split"``. A softmax keeps two numbers for each score of a node. In half types, a
+    message is rounded before it is compared with others, and no value before that is.
 
     Args:
         program: a :class:`fastgraph.edge_programs.program.Program`, or its text.
@@ -126,12 +126,14 @@ def _num_nodes(program: Program, given: Sequence[Tensor], place: str) -> int | N
 
 
 def _with_records(program: Program) -> Program:
-    """The program with a record of ties for each extremum, which its gradient needs."""
-    records = [
-        Output(EXTREMA[output.reduction], output.value)
-        for output in program.outputs
-        if output.reduction in EXTREMA
-    ]
+    """The program with the records that the gradients of its extrema and softmaxes need."""
+    records: list[Output] = []
+    for output in program.outputs:
+        if output.reduction in EXTREMA:
+            records.append(Output(EXTREMA[output.reduction], output.value))
+        elif output.reduction in (SOFTMAX, SOFTMAX_SCALE):
+            score = output.value if output.score < 0 else output.score
+            records += [Output(name, score) for name in (SOFTMAX_MAX, SOFTMAX_SCALE)]
     missing = [record for record in records if record not in program.outputs]
     return replace(program, outputs=(*program.outputs, *dict.fromkeys(missing)))
 
@@ -208,7 +210,7 @@ def _save(ctx: Any, arguments: Sequence[Any], result: Sequence[Tensor]) -> None:
     operands, index, ptr, text, ctx.num_in, ctx.num_out, ctx.transpose = arguments
     program = ctx.program = parse(text)
     outputs = list(zip(program.outputs, result, strict=True))
-    ctx.mark_non_differentiable(*(tensor for output, tensor in outputs if output.is_record))
+    ctx.mark_non_differentiable(*(tensor for output, tensor in outputs if not output.has_gradient))
     needed = frozenset(
         name for name, t in zip(program.names, operands, strict=True) if t.requires_grad
     )
@@ -216,14 +218,18 @@ def _save(ctx: Any, arguments: Sequence[Any], result: Sequence[Tensor]) -> None:
     # Only what a gradient needs: users may edit all else in place before the backward pass.
     named = zip(program.names, operands, strict=True)
     kept = [tensor if name in derived.operands else None for name, tensor in named]
-    is_kept = [output.is_record or output.reduction in EXTREMA for output in program.outputs]
+    is_kept = [output.is_record or output.reduction in _KEPT for output in program.outputs]
     results = [tensor if keep else None for keep, tensor in zip(is_kept, result, strict=True)]
     ctx.save_for_backward(index, ptr, caller_index_of(index), *kept, *results)
 
 
+_KEPT = (*EXTREMA, SOFTMAX, SOFTMAX_MAX, SOFTMAX_SCALE)
+"""Reductions whose results their gradients need."""
+
+
 def _differentiable(program: Program) -> frozenset[int]:
     """The numbers of the outputs that have gradients."""
-    return frozenset(k for k, output in enumerate(program.outputs) if not output.is_record)
+    return frozenset(k for k, output in enumerate(program.outputs) if output.has_gradient)
 
 
 def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -239,6 +245,12 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     values |= zip(derived.results, results, strict=True)
     for k, grad in given.items():
         values[derived.grads[k]] = _share(ctx, k, grad, index, ptr, results)
+        output = program.outputs[k]
+        if output.reduction == SOFTMAX:
+            product = grad.to(accumulator(grad.dtype)) * results[k]
+            heads = program.width(output.score)
+            of_heads = product.reshape(*product.shape[:-1], heads, product.shape[-1] // heads)
+            values[derived.products[k]] = of_heads.sum(-1).to(grad.dtype)
     found: dict[str, Tensor] = {}
     for made in derived.passes:
         taken = [values[name] for name in made.program.names]

@@ -199,8 +199,12 @@ def _programs(values: _Values, graph: GraphCase, heads: int, channels: int) -> I
                 program = make.program(("sum", message))
             else:
                 gate = make.apply("sigmoid", given["q"] + given["x"])
-                outputs = ("mean", gate * message), ("max", given["x"]), ("max_ties", given["x"])
-                program = make.program(*outputs)
+                program = make.program(
+                    ("mean", gate * message),
+                    ("max", given["x"]),
+                    ("max_ties", given["x"]),
+                    ("softmax", message, given["w"]),
+                )
             tensors = [
                 values.tied(num_in, width)
                 if name == "x" and not is_plain

@@ -2,6 +2,7 @@
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/function.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -74,6 +75,28 @@ void check_instructions(const EdgeCode& code) {
   }
 }
 
+void check_softmax(const EdgeCode& code, int64_t number, int64_t num_outputs) {
+  constexpr const char* kName = "reduction";
+  const EdgeReduction& reduction = code.reductions[number];
+  check_slot(code, reduction.factor, kName, number);
+  check_slot(code, reduction.row_factor, kName, number);
+  const EdgeSlot score = code.slots[reduction.factor], own = code.slots[reduction.row_factor];
+  if (code.slots[reduction.value].width % score.width != 0) {
+    refuse(kName, number, "have scores whose width divides that of its value");
+  }
+  if (own.kind != EdgeSlotKind::kOfEdge || own.width != score.width ||
+      reduction.row_factor == reduction.factor || reduction.row_factor == reduction.value) {
+    refuse(kName, number, "have a slot of its own for the exponentials of scores");
+  }
+  const int32_t results[] = {reduction.out, reduction.record, reduction.scale};
+  const bool has_some = std::any_of(results, results + 3, [](int32_t out) { return out >= 0; });
+  const bool fit = std::all_of(results, results + 3,
+                               [&](int32_t out) { return out >= -1 && out < num_outputs; });
+  if (!has_some || !fit) {
+    refuse(kName, number, "name outputs in [0, " + std::to_string(num_outputs) + ")");
+  }
+}
+
 void check_reductions(const EdgeCode& code, int64_t num_outputs) {
   constexpr const char* kName = "reduction";
   for (int64_t r = 0; r < code.num_reductions; ++r) {
@@ -85,6 +108,10 @@ void check_reductions(const EdgeCode& code, int64_t num_outputs) {
     check_slot(code, reduction.value, kName, r);
     const int32_t width = code.slots[reduction.value].width;
     const bool is_sum = !reduction.is_extremum() && reduction.kind != EdgeReductionKind::kEdge;
+    if (reduction.is_softmax()) {
+      check_softmax(code, r, num_outputs);
+      continue;
+    }
     if (!is_sum && (reduction.factor >= 0 || reduction.row_factor >= 0)) {
       refuse(kName, r, "have factors in sums only");
     }
@@ -101,9 +128,9 @@ void check_reductions(const EdgeCode& code, int64_t num_outputs) {
         refuse(kName, r, "have a factor of rows that has the width of its value");
       }
     }
-    const bool may_lack_out = reduction.is_extremum() && reduction.ties >= 0;
+    const bool may_lack_out = reduction.is_extremum() && reduction.record >= 0;
     if (reduction.out < (may_lack_out ? -1 : 0) || reduction.out >= num_outputs ||
-        reduction.ties < -1 || reduction.ties >= (reduction.is_extremum() ? num_outputs : 0)) {
+        reduction.record < -1 || reduction.record >= (reduction.is_extremum() ? num_outputs : 0)) {
       refuse(kName, r, "name outputs in [0, " + std::to_string(num_outputs) + ")");
     }
   }
@@ -124,7 +151,7 @@ EdgeCode checked_code(const Tensor& slots, const Tensor& constants, const Tensor
           checked<const int32_t>(instructions, {num_instructions, 5}, "instructions")),
       num_instructions,
       reinterpret_cast<const EdgeReduction*>(
-          checked<const int32_t>(reductions, {num_reductions, 6}, "reductions")),
+          checked<const int32_t>(reductions, {num_reductions, 7}, "reductions")),
       num_reductions};
   check_slots(code);
   check_instructions(code);
@@ -169,9 +196,15 @@ void bind_edge_program(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_
     for (int64_t r = 0; r < code.num_reductions; ++r) {
       const EdgeReduction& reduction = code.reductions[r];
       const int64_t width = code.slots[reduction.value].width;
-      if (reduction.ties >= 0) {
-        results[reduction.ties] =
-            checked<int32_t>(outputs[reduction.ties], {graph.num_rows, width}, "outputs");
+      if (reduction.is_softmax()) {
+        const int64_t heads = code.slots[reduction.factor].width;
+        for (const int32_t record : {reduction.record, reduction.scale}) {
+          if (record < 0) continue;
+          results[record] = checked<T>(outputs[record], {graph.num_rows, heads}, "outputs");
+        }
+      } else if (reduction.record >= 0) {
+        results[reduction.record] =
+            checked<int32_t>(outputs[reduction.record], {graph.num_rows, width}, "outputs");
       }
       if (reduction.out < 0) continue;
       const Tensor out = outputs[reduction.out];

@@ -8,6 +8,7 @@
 
 #include "cpu/edge_registers.h"
 #include "cpu/kernels.h"
+#include "cpu/running_softmax.h"
 #include "fastgraph/nan_watch.h"
 #include "fastgraph/partial_sums.h"
 #include "fastgraph/result.h"
@@ -43,7 +44,7 @@ class EdgeProgram {
       results_.emplace_back(Matrix<T>{out, out && has_rows ? rows : 0, width});
       begin_.push_back(sums_size_);
       total_begin_.push_back(totals_size_);
-      if (!is_of_edges) sums_size_ += (reduction.is_extremum() ? 2 : 1) * width;
+      if (!is_of_edges) sums_size_ += state_size(reduction);
       if (!has_rows) totals_size_ += width;
     }
     // Whole vectors are read and written, of types that alternate.
@@ -72,6 +73,19 @@ class EdgeProgram {
  private:
   int64_t width_of(const EdgeReduction& reduction) const {
     return code_.slots[reduction.value].width;
+  }
+
+  // How many numbers a row has for a reduction until all of its edges are known.
+  int64_t state_size(const EdgeReduction& reduction) const {
+    const int64_t width = width_of(reduction);
+    if (reduction.is_softmax()) return RunningSoftmax<A>::size(width, heads_of(reduction));
+    return (reduction.is_extremum() ? 2 : 1) * width;
+  }
+
+  int64_t heads_of(const EdgeReduction& softmax) const { return code_.slots[softmax.factor].width; }
+
+  RunningSoftmax<A> softmax(const EdgeReduction& reduction, A* own) const {
+    return {own, width_of(reduction), heads_of(reduction)};
   }
 
   void run(int64_t number) {
@@ -112,7 +126,9 @@ class EdgeProgram {
       if (reduction.kind == EdgeReductionKind::kEdge) continue;
       const int64_t width = width_of(reduction);
       A* const own = sums + begin_[r];
-      if (!reduction.is_extremum()) {
+      if (reduction.is_softmax()) {
+        softmax(reduction, own).begin();
+      } else if (!reduction.is_extremum()) {
         std::fill_n(own, width, A{});
       } else {
         std::fill_n(own, width, -std::numeric_limits<A>::infinity());
@@ -129,13 +145,20 @@ class EdgeProgram {
         write(registers, reduction, results_[r], first, edges);
       } else if (reduction.is_extremum()) {
         const A sign = reduction.kind == EdgeReductionKind::kMax ? A{1} : A{-1};
-        if (reduction.ties < 0) {
+        if (reduction.record < 0) {
           extremum<false>(registers, reduction, sign, edges, own);
         } else {
           extremum<true>(registers, reduction, sign, edges, own);
         }
+      } else if (reduction.is_softmax()) {
+        const int32_t exponentials = reduction.row_factor;
+        auto running = softmax(reduction, own);
+        running.raise(registers.rows(reduction.factor), edges);
+        registers.exponentials(reduction.factor, running.largest, exponentials, edges);
+        running.add(registers.rows(exponentials), edges);
+        add(registers, reduction.value, exponentials, edges, own);
       } else {
-        add(registers, reduction, edges, own);
+        add(registers, reduction.value, reduction.factor, edges, own);
       }
       registers.have_expected();
     }
@@ -161,15 +184,15 @@ class EdgeProgram {
   enum class Factor { kNone, kOfChannels, kOfHead };
 
   // sums += value * factor, edge by edge.
-  void add(const Registers& registers, const EdgeReduction& reduction, int64_t edges,
-           A* sums) const {
-    const int64_t width = width_of(reduction);
-    const A* const* const values = registers.rows(reduction.value);
-    if (reduction.factor < 0) {
+  static void add(const Registers& registers, int32_t value, int32_t factor, int64_t edges,
+                  A* sums) {
+    const int64_t width = registers.width(value);
+    const A* const* const values = registers.rows(value);
+    if (factor < 0) {
       return add<Factor::kNone>(registers, values, nullptr, 0, 0, width, edges, sums);
     }
-    const A* const* const factors = registers.rows(reduction.factor);
-    const int64_t heads = registers.width(reduction.factor);
+    const A* const* const factors = registers.rows(factor);
+    const int64_t heads = registers.width(factor);
     if (heads == width) {
       return add<Factor::kOfChannels>(registers, values, factors, 0, 0, width, edges, sums);
     }
@@ -278,12 +301,11 @@ class EdgeProgram {
   }
 
   // The results of a row, of so many edges.
-  void finish(const Registers& registers, int64_t row, int64_t count, const A* sums,
-              A* totals) const {
+  void finish(const Registers& registers, int64_t row, int64_t count, A* sums, A* totals) const {
     for (int64_t r = 0; r < code_.num_reductions; ++r) {
       const EdgeReduction& reduction = code_.reductions[r];
       const int64_t width = width_of(reduction);
-      const A* const own = sums + begin_[r];
+      A* const own = sums + begin_[r];
       const A* const scale =
           reduction.row_factor < 0 ? nullptr : registers.at(reduction.row_factor, 0);
       switch (reduction.kind) {
@@ -299,6 +321,10 @@ class EdgeProgram {
           break;
         case EdgeReductionKind::kMax: store_extremum(reduction, row, own, A{1}, width); break;
         case EdgeReductionKind::kMin: store_extremum(reduction, row, own, A{-1}, width); break;
+        case EdgeReductionKind::kSoftmax:
+          store_softmax(reduction, row, softmax(reduction, own));
+          if (reduction.out >= 0) store_sum(results_[r].row(row), own, nullptr, 1, width);
+          break;
       }
     }
   }
@@ -321,11 +347,26 @@ class EdgeProgram {
                       int64_t width) const {
     const auto* const counts = reinterpret_cast<const Bits<A>*>(best + width);
     T* const out = row_of<T>(reduction.out, row, width);
-    int32_t* const ties = row_of<int32_t>(reduction.ties, row, width);
+    int32_t* const ties = row_of<int32_t>(reduction.record, row, width);
     for (int64_t c = 0; c < width; ++c) {
       if (out != nullptr) store_one(out + c, sign * best[c]);
       // Where an extremum is 0 the zeros that upstream's output begins with take a share.
       if (ties != nullptr) ties[c] = static_cast<int32_t>(counts[c] + (best[c] == 0));
+    }
+  }
+
+  // The records of a softmax, and its sums divided by the exponentials'.
+  void store_softmax(const EdgeReduction& reduction, int64_t row, RunningSoftmax<A> own) const {
+    T* const largest = row_of<T>(reduction.record, row, own.heads);
+    T* const scale = row_of<T>(reduction.scale, row, own.heads);
+    for (int64_t h = 0; h < own.heads; ++h) {
+      const A inverse = A{1} / own.totals[h];
+      for (int64_t c = 0; c < own.of_head; ++c) own.sums[h * own.of_head + c] *= inverse;
+      // A gradient subtracts the number that is kept, which may have been rounded.
+      const A kept = round_to<T, 1>(Vector<A, 1>{own.largest[h]})[0];
+      if (largest != nullptr) store_one(largest + h, kept);
+      if (scale == nullptr) continue;
+      store_one(scale + h, is_half<T> ? inverse * std::exp(kept - own.largest[h]) : inverse);
     }
   }
 
@@ -344,7 +385,14 @@ class EdgeProgram {
       }
       const int64_t width = width_of(reduction);
       if (T* const out = row_of<T>(reduction.out, row, width)) std::fill_n(out, width, T{});
-      if (auto* const ties = row_of<int32_t>(reduction.ties, row, width)) {
+      if (reduction.is_softmax()) {
+        for (const int32_t record : {reduction.record, reduction.scale}) {
+          T* const out = row_of<T>(record, row, heads_of(reduction));
+          if (out != nullptr) std::fill_n(out, heads_of(reduction), T{});
+        }
+        continue;
+      }
+      if (auto* const ties = row_of<int32_t>(reduction.record, row, width)) {
         std::fill_n(ties, width, 0);
       }
     }
@@ -367,13 +415,18 @@ class EdgeProgram {
     finish(registers, cut.row, count, sums.get(), totals);
   }
 
-  void combine(A* sums, const A* later) const {
+  // Changes what is later.
+  void combine(A* sums, A* later) const {
     for (int64_t r = 0; r < code_.num_reductions; ++r) {
       const EdgeReduction& reduction = code_.reductions[r];
       if (reduction.kind == EdgeReductionKind::kEdge) continue;
       const int64_t width = width_of(reduction);
       A* const own = sums + begin_[r];
-      const A* const other = later + begin_[r];
+      A* const other = later + begin_[r];
+      if (reduction.is_softmax()) {
+        softmax(reduction, own).combine(softmax(reduction, other));
+        continue;
+      }
       auto* const ties = reinterpret_cast<Bits<A>*>(own + width);
       const auto* const of_other = reinterpret_cast<const Bits<A>*>(other + width);
       for (int64_t c = 0; c < width; ++c) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cpu/running_softmax.h"
 #include "fastgraph/chunks.h"
 #include "fastgraph/dot.h"
 #include "fastgraph/edge_code.h"
@@ -154,6 +155,22 @@ class EdgeRegisters {
 
   // The instructions on the edges of a block.
   void run_block(int64_t edges) { run(2, edges); }
+
+  // out = exp(score - largest) for the edges of a block.
+  void exponentials(int32_t score, const A* largest, int32_t out, int64_t edges) {
+    const int64_t heads = width(score);
+    const auto f = [](V x, V most) { return exponential<A, N>(x - subtracted<A, N>(most)); };
+    if (heads >= kNarrow) {
+      for (int64_t g = 0; g < edges; ++g) {
+        for_each_vector(own(out) + g * heads, heads, f, at(score, g), largest);
+      }
+      return;
+    }
+    const int64_t count = (edges * heads + N - 1) / N * N;
+    A of_each[kMostEdges * kNarrow];
+    for (int64_t i = 0; i < count; ++i) of_each[i] = i < heads ? largest[i] : of_each[i - heads];
+    for_each_vector(own(out), count, f, at(score, 0), of_each);
+  }
 
  private:
   const std::vector<int32_t>& of(EdgeSlotKind kind) const {

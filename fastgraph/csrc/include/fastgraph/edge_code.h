@@ -94,18 +94,22 @@ struct EdgeInstruction {
   }
 };
 
-enum class EdgeReductionKind : int32_t { kSum, kMean, kMax, kMin, kEdge, kTotal };
-constexpr int32_t kNumEdgeReductions = static_cast<int32_t>(EdgeReductionKind::kTotal) + 1;
+enum class EdgeReductionKind : int32_t { kSum, kMean, kMax, kMin, kEdge, kTotal, kSoftmax };
+constexpr int32_t kNumEdgeReductions = static_cast<int32_t>(EdgeReductionKind::kSoftmax) + 1;
 
 // Of value * factor over edges, times row_factor; -1 stands for nothing. A factor may be narrower.
+// A softmax weighs values by the exponentials of scores, which are the factor, as narrow; in place
+// of the row factor it has the slot where exponentials go.
 struct EdgeReduction {
   EdgeReductionKind kind;
   int32_t value;
   int32_t factor;
   int32_t row_factor;
-  int32_t out;   // number of the result
-  int32_t ties;  // of an extremum: that of the number of shares, int32
+  int32_t out;     // number of the result
+  int32_t record;  // of an extremum: that of the number of shares, int32; of a softmax: of maxima
+  int32_t scale;   // of a softmax: that of 1 over the sums of exponentials
 
+  bool is_softmax() const { return kind == EdgeReductionKind::kSoftmax; }
   bool is_extremum() const {
     return kind == EdgeReductionKind::kMax || kind == EdgeReductionKind::kMin;
   }
