@@ -149,9 +149,9 @@ def _routed(
         if isinstance(planned, Refusal):
             _refuse(self, planned)
             return _left(planned, upstream, self, edge_index, *args, **kwargs)
-        take(self)
         if not isinstance(planned, Aggregation):
             return planned()
+        take(self)
         return aggregated(planned, is_private=False)
 
     propagate._fastgraph_upstream = upstream  # type: ignore[attr-defined]
@@ -246,8 +246,10 @@ def _plan_call(
     if isinstance(planned, Refusal):
         _refuse(module, planned)
         return functools.partial(_left, planned, upstream)
+    if not isinstance(planned, Aggregation):
+        return _computing(planned)
     take(module)
-    return planned if isinstance(planned, Aggregation) else _computing(planned)
+    return planned
 
 
 def _computing(computation: traced.Computation) -> Callable[..., Tensor]:

@@ -40,6 +40,8 @@ from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, plain_tensor, too_few_edges
 from fastgraph.routing.programs import remember
 from fastgraph.routing.sizes import PROGRAM, TOO_SMALL, is_too_little, is_too_small, of_many
+from fastgraph.routing.status import count_program
+from fastgraph.upstream import label_of
 
 Computation = Callable[[], Tensor]
 
@@ -312,7 +314,7 @@ _LOCK = threading.RLock()
 
 
 def plan(module: MessagePassing, edge_index: object, arguments: Any) -> Computation | Refusal:
-    """The computation that ``module.propagate(edge_index, **arguments)`` asks for.
+    """The computation that ``module.propagate(edge_index, **arguments)`` asks for, and counts.
 
     Or the reason to leave it to upstream, for example that its message is no edge program.
     """
@@ -388,6 +390,7 @@ def _plan(
 
     def compute() -> Tensor:
         remember(module, outcome)
+        count_program(label_of(type(module)))
         out: Tensor = known.while_computing(
             outcome.compute, module, tensors, edge_index, num_in, num_out, transpose
         )

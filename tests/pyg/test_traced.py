@@ -688,3 +688,24 @@ def test_small_graphs_gain_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     row = fastgraph.status().row("Scaled")
     assert (row.routed, row.fell_back) == (0, 2)
     assert "too few edges" in next(iter(row.reasons))
+
+
+def test_programs_are_told() -> None:
+    layer, x = Scaled().double(), x64()
+    assert fastgraph.explain(layer) == "no message of Scaled was looked at in a call"
+    routed(layer, x)
+    row = fastgraph.status().row("Scaled")
+    assert (row.routed, row.programs) == (1, 1)
+    assert "edge program" in str(fastgraph.status())
+    text = fastgraph.explain(layer)
+    assert text.startswith("Scaled: edge program, reduced by sum:\n")
+    assert "  x_i = row 4\n" in text
+    assert "matmul(x_i, slice(t(lin.weight), 0, 0, 4))" in text
+    assert "kept for the gradients of all operands: " in text
+    other = Scaled(aggr="median").double()
+    refused(other, x, EDGES)
+    assert fastgraph.explain(nn.Sequential(layer, other)).endswith(
+        "\n1 (Scaled): left to upstream: aggregation MedianAggregation"
+    )
+    with pytest.raises(TypeError, match="module must be"):
+        fastgraph.explain(3)
