@@ -83,8 +83,6 @@ def frozen(value: Any, *, is_attribute: bool = False) -> Any:
     if kind in _PLAIN:
         # 0.0 and -0.0 are equal, but not the same.
         return (kind, value) if value else (kind, repr(value))
-    if isinstance(value, Tensor):
-        return kind  # a message that uses it is refused
     if isinstance(value, _FIXED) or _is_library_function(value):
         return value
     if isinstance(value, types.ModuleType) and _is_trusted(value.__name__):
@@ -140,7 +138,7 @@ class _Named:
     """A name and the value that it had.
 
     Attributes:
-        holder: the dictionary, mapping or cell where it is looked up; a marker for a module.
+        holder: the class, dictionary or cell where it is looked up; a marker for a module.
         name: in the holder.
         value: as it was, if that cannot change; otherwise a marker that nothing is.
         frozen: its frozen form.
@@ -160,13 +158,15 @@ class _Named:
 
     def holds(self) -> bool:
         """True if the value is what it was."""
+        if isinstance(self.holder, type):
+            return self.is_same(getattr(self.holder, self.name, _MISSING))
         if isinstance(self.holder, types.CellType):
             return self.is_same(self.holder.cell_contents)
         return self.is_same(self.holder.get(self.name, _MISSING))
 
     def is_same(self, value: Any) -> bool:
         """True if a value is what this was."""
-        if value is self.value:
+        if value is self.value or (type(value) is types.MethodType and value == self.value):
             return True
         try:
             found = frozen(value, is_attribute=self.holder is _ATTRIBUTES)
@@ -217,7 +217,7 @@ def _described(tensor: Any) -> Any:
         return tensor
     if type(tensor) not in (Tensor, nn.Parameter):
         return type(tensor)
-    return tensor.shape, tensor.dtype, tensor.device
+    return tensor.shape, tensor.dtype, tensor.device, tensor.layout
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class Reading:
     _codes: dict[int, types.CodeType] = field(default_factory=dict)
     _names: set[str] = field(default_factory=set)
     _globals: list[tuple[dict[str, Any], str, tuple[str, ...]]] = field(default_factory=list)
-    _closures: list[types.CodeType] = field(default_factory=list)
+    _users: list[types.CodeType] = field(default_factory=list)
 
     @property
     def __self__(self) -> object:
@@ -300,8 +300,7 @@ class Reading:
 
     def _read(self, code: types.CodeType, variables: dict[str, Any]) -> None:
         """Remember what the code of a user names, before it runs."""
-        if code.co_freevars:
-            self._closures.append(code)
+        self._users.append(code)
         instructions = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]
         for position, instruction in enumerate(instructions):
             operation, name = instruction.opname, instruction.argval
@@ -334,7 +333,7 @@ class Reading:
         modules = tuple(self._modules(layer, met, named))
         for variables, name, chain in self._globals:
             self._follow(variables, name, chain, met, named)
-        self._read_closures(met, named)
+        self._read_functions(met, named)
         unique = {(id(n.holder), n.name): n for n in named}
         return Guard(modules, tuple(unique.values()))
 
@@ -350,7 +349,7 @@ class Reading:
         kinds = {type(module) for _, module in found}
         for kind in kinds:
             for owner in kind.__mro__:
-                self._of_class(owner, met, named)
+                self._of_class(kind, owner, met, named)
         for path, module in found:
             attributes = vars(module)
             is_hooked = bool(path) and any(map(attributes.__getitem__, _HOOKS))
@@ -371,7 +370,7 @@ class Reading:
                 is_hooked,
             )
 
-    def _of_class(self, owner: type, met: list[Any], named: list[_Named]) -> None:
+    def _of_class(self, kind: type, owner: type, met: list[Any], named: list[_Named]) -> None:
         package = owner.__module__.partition(".")[0]
         if (package in _TRUSTED and package != "torch_geometric") or owner is object:
             return
@@ -381,9 +380,10 @@ class Reading:
             functions = list(functions_in(value))
             if functions:
                 met.extend(functions)
-                named.append(_Named(own, name, value, _MISSING))
+                named.append(_Named(kind, name, getattr(kind, name), _MISSING))
             elif package not in _TRUSTED and not name.startswith("__"):
-                named += self._known(own, own, [name], owner.__name__, met)
+                value = getattr(kind, name)
+                named += self._known(kind, {name: value}, [name], owner.__name__, met)
 
     def _follow(
         self,
@@ -418,25 +418,28 @@ class Reading:
                 return
             variables = vars(owner)
             value = variables[name]
-            if isinstance(value, (staticmethod, classmethod, property)):
+            if isinstance(value, staticmethod):
                 met.extend(functions_in(value))
                 named.append(_Named(variables, name, value, _MISSING))
                 return
 
-    def _read_closures(self, met: list[Any], named: list[_Named]) -> None:
-        """The variables that functions take from the functions that made them."""
-        executed = {id(code) for code in self._closures}
+    def _read_functions(self, met: list[Any], named: list[_Named]) -> None:
+        """The defaults of functions, and the variables that they take from those around them."""
+        executed = {id(code) for code in self._users}
         made = {id(c) for code in self._codes.values() for c in _codes_in(code)}
         for function in met:  # which grows
             if id(function.__code__) not in executed:
                 continue
             made.add(id(function.__code__))
+            defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+            for default in defaults:
+                list(self._known({}, {"": default}, [""], function.__name__, met))
             names = function.__code__.co_freevars
             for name, cell in zip(names, function.__closure__ or (), strict=True):
                 named += self._known(cell, {name: cell.cell_contents}, [name], "", met)
-        for code in self._closures:
+        for code in self._users:
             if id(code) not in made:
-                self._doubt(f"nobody can tell what {code.co_name} takes from elsewhere")
+                self._doubt(f"nobody can tell where {code.co_name} comes from")
 
     def _known(
         self,

@@ -38,7 +38,7 @@ from fastgraph.pyg.modules import REDUCTIONS
 from fastgraph.pyg.state import state_refusal
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, plain_tensor, too_few_edges
-from fastgraph.routing.programs import remember
+from fastgraph.routing.programs import is_by_identity, remember
 from fastgraph.routing.sizes import PROGRAM, TOO_SMALL, is_too_little, is_too_small, of_many
 from fastgraph.routing.status import count_program
 from fastgraph.upstream import label_of
@@ -146,6 +146,8 @@ def _class_refusal(
     for name in _OVERRIDABLE:
         if getattr(cls, name) is not getattr(MessagePassing, name):
             return Refusal(f"{name} is overridden")
+    if not is_by_identity(cls):
+        return Refusal("its class says which layers are equal")
     if not inspect.isfunction(cls.message):
         return Refusal("its message is no function")
     for name in taken:
@@ -348,6 +350,8 @@ def _plan(
         or edge_index.dtype not in (torch.int64, torch.int32)
     ):
         return Refusal("its message is traced for a plain edge_index only")
+    if not edge_index.is_cpu:
+        return Refusal("its message is not a known one, and others are computed on the CPU only")
     num_edges = edge_index.shape[1]
     refusal = too_few_edges(num_edges)
     if refusal is not None:
@@ -374,7 +378,7 @@ def _plan(
     outcome = _outcome(module, form, described)
     if isinstance(outcome, Refusal):
         return outcome
-    if edge_index.is_cpu and is_too_little(num_edges, math.prod(outcome.traced.channels)):
+    if is_too_little(num_edges, math.prod(outcome.traced.channels)):
         return TOO_SMALL
     if module.node_dim != 0 and len(outcome.traced.channels) != 1:
         return Refusal("its messages are not two-dimensional")
@@ -545,6 +549,12 @@ def _outcome(
 def _traced(
     module: MessagePassing, form: _Form, described: Mapping[str, object], reduce: str
 ) -> _Known:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        refusal = plain_tensor(name, tensor)
+        if refusal is None and not (tensor.is_cpu and tensor.layout is torch.strided):
+            refusal = Refusal(f"{name} is not a dense tensor on the device of the features")
+        if refusal is not None:
+            return _Known(Reading(MethodType(form.message, module)).guard(module), refusal)
     layer = _stand_in(module)
     arguments = {name: a.value if isinstance(a, _Value) else a for name, a in described.items()}
     reading = Reading(MethodType(form.message, layer))

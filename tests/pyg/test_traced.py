@@ -293,6 +293,13 @@ def test_a_change_of_class_attributes_globals_and_closures(
     fifth = routed(layer, x)
     monkeypatch.setattr(Reading, "message", lambda _, x_i, x_j: x_i * x_j)
     sixth = routed(layer, x)
+    monkeypatch.undo()
+    monkeypatch.setattr(Derived, "rotated", lambda _, x: x.exp())
+    layer = Derived().double()
+    seventh = routed(layer, x)
+    monkeypatch.setattr(Derived, "rotated", Reading.rotated)
+    eighth = routed(layer, x)
+    assert not torch.allclose(seventh, eighth)
     found = [first, second, third, fourth, fifth, sixth]
     assert all(not torch.allclose(a, b) for a, b in pairwise(found))
 
@@ -312,10 +319,14 @@ class Reading(Scaled):
     factor = 2.0
 
     def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
-        return self.factor * helper(x_i) * x_j + FACTOR + Constants.shift
+        return self.factor * helper(x_i) * self.rotated(x_j) + FACTOR + Constants.shift
 
-    def message_of(self) -> None:
-        """Nothing."""
+    def rotated(self, x: Tensor) -> Tensor:
+        return x.cos()
+
+
+class Derived(Reading):
+    """Inherits all."""
 
 
 def test_a_variable_of_a_function_around() -> None:
@@ -531,6 +542,40 @@ def draws(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
     return x_i * x_j * random.random()
 
 
+def with_a_default(x: Tensor, factors: Any = LOG) -> Tensor:
+    return x * len(factors)
+
+
+def by_default(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return with_a_default(x_i * x_j)
+
+
+class Object:
+    def __init__(self) -> None:
+        """Nothing."""
+
+    factor = 2.0
+
+    def times(self, x: Tensor) -> Tensor:
+        return self.factor * x
+
+    @classmethod
+    def of_class(cls, x: Tensor) -> Tensor:
+        return cls.factor * x
+
+
+def of_a_new_object(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return Object().times(x_i * x_j)
+
+
+def of_a_class(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return Object.of_class(x_i * x_j)
+
+
+def of_a_list(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return x_i * x_j * self.table.tolist()[0]
+
+
 REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
     "prints": (prints, "it writes or reads files (print)"),
     "counts": (counts, "it sets the global variable COUNT"),
@@ -540,6 +585,10 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
     "by name": (by_name, "it looks names up (getattr)"),
     "leaves": (leaves, "it sets the attribute kept"),
     "autocast": (with_autocast, "it switches autocast on"),
+    "by default": (by_default, "it reads with_a_default, a list that may change unnoticed"),
+    "of a new object": (of_a_new_object, "nobody can tell where"),
+    "of a class": (of_a_class, "it reads Object.of_class, a classmethod that may change"),
+    "of a list": (of_a_list, "it reads table, a Tensor that may change unnoticed"),
     "branches": (branches, "across edges"),
     "draws": (draws, "it imports random"),
 }
@@ -551,6 +600,7 @@ def test_messages_that_are_left_to_upstream(name: str) -> None:
     cls = with_message(function)
     layer = cls().double()
     layer.config = Config()
+    layer.table = torch.ones(1)
     before = COUNT
     found = layer(x64(), EDGES)
     assert found.shape == (NODES, CHANNELS)
