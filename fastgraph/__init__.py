@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fastgraph.comparison.result import Comparison
     from fastgraph.enabling import disable, enable, enabled, is_enabled
     from fastgraph.graphs.graph import Graph
-    from fastgraph.inspection import is_accelerated
+    from fastgraph.inspection import explain, is_accelerated
     from fastgraph.reordering import Reordered, reorder
     from fastgraph.routing.status import FallbackWarning, RouteRefusedError, Status
 
@@ -44,6 +44,7 @@ __all__ = [
     "disable",
     "enable",
     "enabled",
+    "explain",
     "is_accelerated",
     "is_enabled",
     "reorder",
@@ -69,6 +70,7 @@ _LAZY = {
     "disable": "fastgraph.enabling",
     "enable": "fastgraph.enabling",
     "enabled": "fastgraph.enabling",
+    "explain": "fastgraph.inspection",
     "is_accelerated": "fastgraph.inspection",
     "is_enabled": "fastgraph.enabling",
     "reorder": "fastgraph.reordering",

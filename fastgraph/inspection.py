@@ -1,4 +1,4 @@
-"""``is_accelerated``: a check, without side effects, that a module is accelerated."""
+"""Checks of modules: whether they are accelerated, and by which edge programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from torch.overrides import TorchFunctionMode
 
 from fastgraph import settings
 from fastgraph.comparison.runs import check_type, tensors_of, untouched_randomness
+from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing import status
+from fastgraph.routing.programs import last_outcome
 from fastgraph.routing.switch import SWITCH
 
 
@@ -29,6 +31,33 @@ class _CopyingResults(TorchFunctionMode):
         result, memo = args
         memo[id(result)] = copied = result.detach().clone().requires_grad_()
         return copied
+
+
+def explain(module: torch.nn.Module) -> str:
+    """The edge programs of layers whose messages are traced, after a call of them, as text.
+
+    Args:
+        module: a layer, or a module that has some.
+
+    Returns:
+        For each layer the program that computed its last call: its operands and instructions, the
+        parts of the message that torch computes before it, once for each node, edge or parameter,
+        and what is kept for the gradients. Where the last call was left to upstream, the reason.
+
+    Raises:
+        TypeError: not a ``torch.nn.Module``.
+    """
+    check_type(module)
+    found = []
+    for name, layer in module.named_modules():
+        outcome = last_outcome(layer)
+        if outcome is not None:
+            title = f"{name} ({type(layer).__name__})" if name else type(layer).__name__
+            if isinstance(outcome, Refusal):
+                found.append(f"{title}: left to upstream: {outcome}")
+            else:
+                found.append(f"{title}: {outcome.explain()}")
+    return "\n".join(found) or f"no message of {type(module).__name__} was looked at in a call"
 
 
 def is_accelerated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[bool, list[str]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from torch_geometric.nn import FAConv, GATConv, GCNConv, ResGatedGraphConv
+from torch_geometric.nn import FAConv, GATConv, GCNConv, PNAConv
 
 import fastgraph
 from fastgraph.routing import status
@@ -114,16 +114,16 @@ def test_warning_points_at_the_users_line(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(
         """\
 import torch, warnings; warnings.simplefilter("always")
-from torch_geometric.nn import GATConv, MessagePassing, ResGatedGraphConv
+from torch_geometric.nn import GATConv, MessagePassing, PNAConv
 import fastgraph
 fastgraph.enable()
 class Own(MessagePassing):
     def forward(self, x, edge_index):
         return self.propagate(edge_index, x=x)  # own
     def message(self, x_j):
-        return 2 * x_j
+        return x_j.flip(0)
 x, edges = torch.randn(3, 4), torch.tensor([[0, 1], [1, 2]])
-ResGatedGraphConv(4, 2)(x, edges)  # propagate
+PNAConv(4, 2, ["mean"], ["identity"], torch.ones(3))(x, edges)  # propagate
 GATConv(4, 2, flow="target_to_source")(x, edges)  # forward
 torch.nn.Sequential(GATConv(4, 2, aggr="max")).get_submodule("0")(  # nested
     x, edges)
@@ -191,10 +191,11 @@ def test_is_accelerated_looks_into_compiled_modules() -> None:
     with fastgraph.enabled():
         assert fastgraph.is_accelerated(compiled(GCNConv(4, 2)), x, EDGES) == (True, [])
         assert fastgraph.is_accelerated(in_place, x, EDGES) == (True, [])
-        net = compiled(Net(compiled(GCNConv(4, 2)), ResGatedGraphConv(4, 2)))
+        unusual = PNAConv(4, 2, ["mean"], ["identity"], torch.ones(3))
+        net = compiled(Net(compiled(GCNConv(4, 2)), unusual))
         assert fastgraph.is_accelerated(net, x) == (
             False,
-            ["ResGatedGraphConv: its message is not a known one"],
+            ["PNAConv: aggregation DegreeScalerAggregation"],
         )
         assert fastgraph.is_accelerated(compiled(torch.nn.Linear(4, 2)), x) == (
             False,
@@ -229,7 +230,8 @@ def test_is_accelerated_of_a_layer_that_keeps_a_result() -> None:
     kept = conv._alpha = torch.randn(NODES, requires_grad=True).exp()
     with fastgraph.enabled():
         accelerated, reasons = fastgraph.is_accelerated(conv, x, x, EDGES)
-        assert not accelerated and reasons == ["FAConv: its message is not a known one"]
+        assert not accelerated
+        assert reasons == ["FAConv: its message leaves values of edges in _alpha"]
     assert conv._alpha is kept
 
 

@@ -117,8 +117,9 @@ def trace(
         first, second = (_record(call, arguments, n, dtype, reductions) for n in _SIZES)
         if first != second:
             raise Refused("it depends on the number of edges, or is another one every time")
-        for is_positive in (True, False):
-            _probe(call, arguments, first, is_positive)
+        with torch.inference_mode(False), torch.enable_grad():
+            for is_positive in (True, False):
+                _probe(call, arguments, first, is_positive)
     except Refused as refused:
         return Refusal(f"its message is no edge program: {refused}")
     return first
@@ -292,8 +293,8 @@ def _probe(
 ) -> None:
     """Compare a program with its message on random numbers in float64, gradients included.
 
-    Edges are few, in no order, and each is there twice. Numbers are positive, or such that many are
-    equal or zero.
+    Gradients must be enabled. Edges are few, in no order, and each is there twice. Numbers are
+    positive, or such that many are equal or zero.
 
     Raises:
         Refused: they differ.
@@ -320,7 +321,7 @@ def _probe(
             own[name] = values(shape, a.dtype)
             given[name] = own[name][index[a.place]] if a.place in index else own[name]
     state = {name: values(tensor.shape, tensor.dtype) for name, tensor in call.state().items()}
-    with torch.enable_grad(), _unchanged(call.layer):
+    with _unchanged(call.layer):
         theirs = call.run(given, state)
         own |= state
         value = traced.program.outputs[0].value

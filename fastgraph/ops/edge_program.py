@@ -6,6 +6,7 @@ ones on the transposed graph, so derivatives of any order run through the same k
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -96,7 +97,7 @@ def edge_program(
     )
     assert num_in is not None and num_out is not None
     is_recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
-    run = _with_records(made) if is_recorded else made
+    run = with_records(made) if is_recorded else made
     out = EDGE_PROGRAM(matrices, index, ptr, str(run), num_in, num_out, transpose)
     return tuple(out[: len(made.outputs)])
 
@@ -125,7 +126,8 @@ def _num_nodes(program: Program, given: Sequence[Tensor], place: str) -> int | N
     return next(found, None)
 
 
-def _with_records(program: Program) -> Program:
+@functools.lru_cache(maxsize=1024)
+def with_records(program: Program) -> Program:
     """The program with the records that the gradients of its extrema and softmaxes need."""
     records: list[Output] = []
     for output in program.outputs:
@@ -135,6 +137,8 @@ def _with_records(program: Program) -> Program:
             score = output.value if output.score < 0 else output.score
             records += [Output(name, score) for name in (SOFTMAX_MAX, SOFTMAX_SCALE)]
     missing = [record for record in records if record not in program.outputs]
+    if not missing:
+        return program
     return replace(program, outputs=(*program.outputs, *dict.fromkeys(missing)))
 
 

@@ -37,7 +37,8 @@ from fastgraph.plugins.backend import device_type
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.edges import edges_of
 from fastgraph.pyg.modules import LINEAR
-from fastgraph.pyg.propagate import from_template, module_refusal, replaced_on
+from fastgraph.pyg.propagate import from_template, replaced_on
+from fastgraph.pyg.state import module_refusal
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import (
     execution_mode,

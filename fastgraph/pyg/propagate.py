@@ -26,33 +26,28 @@ from fastgraph.layers.sums import add_to
 from fastgraph.plugins.backend import device_type
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
+from fastgraph.pyg import traced
 from fastgraph.pyg.edges import edges_of
 from fastgraph.pyg.messages import Message, known_message, multiplies_adjacency
-from fastgraph.pyg.modules import AGGREGATIONS, LINEAR, REDUCTIONS, project
+from fastgraph.pyg.modules import LINEAR, REDUCTIONS, project
+from fastgraph.pyg.state import module_refusal
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
 from fastgraph.routing.dispatch import refuse, run_upstream, take
-from fastgraph.routing.sizes import EXTREMUM, SUM, WEIGHTED_SUM, Least, is_too_small
+from fastgraph.routing.sizes import (
+    EXTREMUM,
+    SUM,
+    TOO_SMALL,
+    WEIGHTED_SUM,
+    Least,
+    is_too_small,
+)
 from fastgraph.routing.status import calls_counted, count_too_small, is_counted
 from fastgraph.routing.switch import SWITCH
 from fastgraph.upstream import label_of
 
-_HOOKS = (
-    "_propagate_forward_pre_hooks",
-    "_propagate_forward_hooks",
-    "_message_forward_pre_hooks",
-    "_message_forward_hooks",
-    "_aggregate_forward_pre_hooks",
-    "_aggregate_forward_hooks",
-    "_message_and_aggregate_forward_pre_hooks",
-    "_message_and_aggregate_forward_hooks",
-)
-
-# Of classes that are met at every call, made once.
-_OVERRIDDEN = Refusal("propagate is overridden")
+_OVERRIDDEN = Refusal("propagate is overridden")  # met at every call, made once
 _OTHER_MESSAGE = Refusal("its message is not a known one")
-
-_METHODS = ("message", "aggregate", "update", "message_and_aggregate", "collect")
 
 _EXTREMA = tuple(cls for cls, reduce in REDUCTIONS.items() if reduce not in SUMS)
 
@@ -154,6 +149,8 @@ def _routed(
         if isinstance(planned, Refusal):
             _refuse(self, planned)
             return _left(planned, upstream, self, edge_index, *args, **kwargs)
+        if not isinstance(planned, Aggregation):
+            return planned()
         take(self)
         return aggregated(planned, is_private=False)
 
@@ -249,8 +246,14 @@ def _plan_call(
     if isinstance(planned, Refusal):
         _refuse(module, planned)
         return functools.partial(_left, planned, upstream)
+    if not isinstance(planned, Aggregation):
+        return _computing(planned)
     take(module)
     return planned
+
+
+def _computing(computation: traced.Computation) -> Callable[..., Tensor]:
+    return lambda *_, **__: computation()
 
 
 def plan_sum(module: MessagePassing, edge_index: Any, **arguments: Any) -> Aggregation | None:
@@ -286,14 +289,20 @@ def _generated_propagate(module: MessagePassing) -> Callable[..., Tensor] | None
 
 def _planned(
     module: MessagePassing, edge_index: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Aggregation | Refusal:
+) -> Aggregation | traced.Computation | Refusal:
     if args:
         return Refusal("propagate was called with positional arguments")
+    if known_message(type(module)) is None:
+        return traced.plan(module, edge_index, kwargs)
     planned = plan_propagate(module, edge_index, kwargs.get("size"), kwargs)
     return planned if isinstance(planned, Refusal) else planned.look_up()
 
 
 def _refuse(module: MessagePassing, refusal: Refusal) -> None:
+    if refusal is TOO_SMALL:
+        if not is_counted(module):
+            count_too_small(label_of(type(module)))
+        return
     refuse(module, refusal, has_route=known_message(type(module)) is not None)
 
 
@@ -415,32 +424,6 @@ def _product_weight(edges: Edges, x: Tensor) -> Tensor | Refusal | None:
     if edges.values is not None and edges.values.dtype != x.dtype:
         return Refusal("the sparse adjacency matrix and the features have different dtypes")
     return edges.values
-
-
-def module_refusal(module: MessagePassing, cls: type[MessagePassing]) -> Refusal | None:
-    """Why the state of a layer, apart from its message, must be left to upstream."""
-    if cls.aggregate is not MessagePassing.aggregate:
-        return Refusal("aggregate is overridden")
-    if cls.update is not MessagePassing.update:
-        return Refusal("update is overridden")
-    if cls._index_select is not MessagePassing._index_select:
-        return Refusal("_index_select is overridden")
-    attributes = vars(module)
-    for name in _METHODS:
-        if name in attributes:
-            return Refusal(f"{name} is overridden on the instance")
-    if any(map(attributes.__getitem__, _HOOKS)):
-        return Refusal("a message-passing hook is set")
-    if module.explain:
-        return Refusal("explaining")
-    if module.decomposed_layers > 1:
-        return Refusal("decomposed_layers > 1")
-    aggregation = module.aggr_module
-    if type(aggregation) not in REDUCTIONS:
-        return Refusal(f"aggregation {type(aggregation).__name__}")
-    if AGGREGATIONS.is_watched(aggregation):
-        return Refusal("the aggregation is replaced or has hooks")
-    return None
 
 
 def _message_weight(

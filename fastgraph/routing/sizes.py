@@ -35,7 +35,11 @@ WEIGHTED_SUM = Least(inference=6500, training=3000)  # upstream multiplies in a 
 EXTREMUM = Least(inference=10_000, training=1500)
 GCN = Least(inference=1500, training=2000)
 ATTENTION = Least(inference=2000, training=4000)
+PROGRAM = Least(inference=10_000, training=10_000)
 
+
+_LEAST_OF_PROGRAM = 3_000_000
+"""Channels of all messages together, from which on no edge program was slower than upstream."""
 
 TOO_SMALL = Refusal("too few edges to gain from it; min_edges=0 routes it nevertheless")
 """Why a call gains nothing from its route, which ``strict`` does not take for an error."""
@@ -125,6 +129,19 @@ def are_too_few(least: Least, num_edges: int) -> bool:
     """
     bound = least.training if is_grad_enabled() else least.inference
     return num_edges < bound and current().min_edges is None
+
+
+def is_too_little(num_edges: int, width: int) -> bool:
+    """True if a call of an edge program on such a graph would take longer than upstream's.
+
+    Never where the setting ``min_edges`` says what is too small. Not to be asked while code is
+    compiled.
+
+    Args:
+        num_edges: how many edges there are.
+        width: the channels of a message.
+    """
+    return num_edges * width < _LEAST_OF_PROGRAM and current().min_edges is None
 
 
 def of_many(*_: object) -> None:

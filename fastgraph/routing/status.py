@@ -32,11 +32,20 @@ class RouteRefusedError(RuntimeError):
 
 @dataclass
 class StatusRow:
-    """One layer class: calls that ran our kernels, calls that ran upstream's code, and why."""
+    """One layer class: calls that ran our kernels, calls that ran upstream's code, and why.
+
+    Attributes:
+        layer: its name.
+        routed: calls that ran our kernels.
+        fell_back: calls that ran upstream's code.
+        programs: of the routed calls, those by an edge program.
+        reasons: how often a call fell back, by the reason.
+    """
 
     layer: str
     routed: int = 0
     fell_back: int = 0
+    programs: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
 
 
@@ -87,7 +96,8 @@ class Status:
         ):
             table.add_column(heading, justify=justify)  # type: ignore[arg-type]
         for row in self.rows:
-            reasons = row.reasons.most_common() or [("", row.routed)]
+            programs = [("edge program", row.programs)] if row.programs else []
+            reasons = [*programs, *row.reasons.most_common()] or [("", row.routed)]
             for position, (reason, calls) in enumerate(reasons):
                 counts = (row.layer, str(row.routed), str(row.fell_back))
                 table.add_row(*(counts if position == 0 else ("", "", "")), reason, str(calls))
@@ -163,6 +173,13 @@ def count_routed(layer: str) -> None:
     # Without the lock, which would take longer: python lets other threads run at calls and jumps
     # only, and between reading and writing this attribute there are none.
     _thread.recorders[-1].named(layer).routed += 1
+
+
+def count_program(layer: str) -> None:
+    """Count a routed call that runs an edge program."""
+    row = _thread.recorders[-1].named(layer)  # without the lock, as in `count_routed`
+    row.routed += 1
+    row.programs += 1
 
 
 def count_refused(layer: str, reason: str) -> None:

@@ -146,11 +146,11 @@ def test_upstreams_path_is_told() -> None:
 
 
 def test_reasons_are_told() -> None:
-    conv = GINEConv(nn.Linear(6, 4), edge_dim=2)
+    conv = GINEConv(nn.Linear(6, 4), edge_dim=2, aggr="median")
     found = compare(conv, features(), EDGES, edge_attr=torch.randn(300, 2))
     (row,) = found.routing
     assert row.fell_back == 1
-    assert "its message is not a known one" in str(found)
+    assert "aggregation MedianAggregation" in str(found)
     assert [e.name for e in found.tensors if e.kind == "gradient of input"] == ["x", "edge_attr"]
 
 

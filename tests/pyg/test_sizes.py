@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import (
-    EdgeConv,
     GATConv,
     GATv2Conv,
     GCNConv,
@@ -18,6 +17,7 @@ from torch_geometric.nn import (
     GraphConv,
     LGConv,
     MessagePassing,
+    PNAConv,
     SAGEConv,
     SGConv,
     TransformerConv,
@@ -139,8 +139,10 @@ def test_layers_that_normalise_before_they_propagate() -> None:
 def test_other_reasons_are_told_whatever_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "_warned", set())  # each reason is told once in a process
     with fastgraph.enabled(), pytest.warns(fastgraph.FallbackWarning):
-        EdgeConv(torch.nn.Linear(2 * CHANNELS, CHANNELS))(torch.randn(20, CHANNELS), edges(40))
-    assert counts() == [(0, 1, {"its message is not a known one": 1})]
+        PNAConv(CHANNELS, CHANNELS, ["mean"], ["identity"], torch.ones(3))(
+            torch.randn(20, CHANNELS), edges(40)
+        )
+    assert counts() == [(0, 1, {"aggregation DegreeScalerAggregation": 1})]
 
 
 def test_other_forms_of_graphs_are_routed_whatever_their_size() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch_geometric.nn.conv.appnp
 from torch import Tensor
-from torch_geometric.nn import GCNConv, MessagePassing, ResGatedGraphConv, SAGEConv
+from torch_geometric.nn import GCNConv, MessagePassing, PNAConv, ResGatedGraphConv, SAGEConv
 
 import fastgraph
 from tests import forks
@@ -250,9 +250,10 @@ def test_is_accelerated() -> None:
         assert fastgraph.is_accelerated(net, x, EDGES) == (True, [])
         assert torch.equal(norm.running_mean, mean)
         assert torch.equal(torch.random.get_rng_state(), state)
-        assert fastgraph.is_accelerated(ResGatedGraphConv(4, 2), x, EDGES) == (
+        assert fastgraph.is_accelerated(ResGatedGraphConv(4, 2), x, EDGES) == (True, [])
+        assert fastgraph.is_accelerated(SAGEConv(4, 2, aggr="median"), x, EDGES) == (
             False,
-            ["ResGatedGraphConv: its message is not a known one"],
+            ["SAGEConv: aggregation MedianAggregation"],
         )
         assert fastgraph.is_accelerated(torch.nn.Linear(4, 2), x) == (
             False,
@@ -264,9 +265,9 @@ def test_is_accelerated() -> None:
 def test_status_table() -> None:
     with fastgraph.enabled():
         run(SAGEConv(4, 2))
-        run(ResGatedGraphConv(4, 2))
+        run(PNAConv(4, 2, ["mean"], ["identity"], torch.ones(3)))
     text = str(fastgraph.status())
-    assert "SAGEConv" in text and "its message is not a known one" in text
+    assert "SAGEConv" in text and "aggregation DegreeScalerAggregation" in text
     row = fastgraph.status().rows[0]
     assert (row.layer, row.routed, row.fell_back, dict(row.reasons)) == ("SAGEConv", 1, 0, {})
 

@@ -13,7 +13,7 @@ from torch_geometric.nn import (
     GCNConv,
     GINConv,
     MemPooling,
-    ResGatedGraphConv,
+    PNAConv,
     SAGEConv,
     SAGPooling,
     TopKPooling,
@@ -76,20 +76,20 @@ def test_aggregations_within_layers_are_part_of_them(monkeypatch: pytest.MonkeyP
     x = torch.randn(NODES, CHANNELS)
     routed = GINConv(nn.Linear(CHANNELS, 3), aggr="max")
     several = SAGEConv(CHANNELS, 3, aggr=["mean", "max"])
-    without_route = ResGatedGraphConv(CHANNELS, 3)
+    without_route = PNAConv(CHANNELS, 3, ["mean"], ["identity"], torch.ones(3))
     with fastgraph.enabled(min_edges=0):
         for layer in (routed, several, without_route):
             layer(x, EDGES)
     monkeypatch.delenv("FASTGRAPH_MIN_EDGES")
     with fastgraph.enabled():  # too small
         routed(x, EDGES)
-    assert counts() == {"GINConv": (1, 1), "SAGEConv": (0, 1), "ResGatedGraphConv": (0, 1)}
+    assert counts() == {"GINConv": (1, 1), "SAGEConv": (0, 1), "PNAConv": (0, 1)}
 
 
 POOLING: dict[str, tuple[Callable[[], nn.Module], dict[str, tuple[int, int]]]] = {
     "TopKPooling": (lambda: TopKPooling(CHANNELS), {}),
     "SAGPooling": (lambda: SAGPooling(CHANNELS), {"GraphConv": (2, 0)}),
-    "ASAPooling": (lambda: ASAPooling(CHANNELS), {"LEConv": (0, 2)}),
+    "ASAPooling": (lambda: ASAPooling(CHANNELS), {"LEConv": (2, 0)}),
     "EdgePooling": (lambda: EdgePooling(CHANNELS), {}),
 }
 

@@ -1,0 +1,469 @@
+"""The values that a message reads besides its arguments: attributes, globals and closures.
+
+While a message is traced, its code is seen as Python runs it. All that this code names is
+remembered with its value, so that a program is used only as long as tracing would give it again.
+Code that writes to what outlives a call, or whose reading cannot be followed, is refused before it
+runs.
+"""
+
+from __future__ import annotations
+
+import dis
+import enum
+import functools
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastgraph.edge_programs.recording import Refused
+
+_OWN = "fastgraph"
+
+_TRUSTED = frozenset(
+    (
+        *("torch", "torch_geometric", "abc", "collections", "contextlib", "copy", "dataclasses"),
+        *(
+            "enum",
+            "functools",
+            "inspect",
+            "itertools",
+            "math",
+            "numbers",
+            "operator",
+            "re",
+            "types",
+        ),
+        *("typing", "typing_extensions", "warnings", "weakref"),
+    )
+)
+"""Packages whose globals do not change."""
+
+_PLAIN = (
+    *(type(None), bool, int, float, complex, str, bytes, type(...)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+)
+
+_OF_MODULES = frozenset(nn.Module().__dict__) - {"training"}
+"""Attributes by which torch implements modules: their content is looked at by itself."""
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+_BY_NAME = {
+    id(function)
+    for function in (getattr, hasattr, setattr, delattr, vars, globals, locals, eval, exec)
+}
+_OUTPUT = {id(function) for function in (print, open, input, breakpoint)}
+
+_AUTOCAST = torch.amp.autocast_mode.autocast.__enter__.__code__
+
+_MISSING, _ATTRIBUTES = object(), object()
+
+
+class UnknownError(Exception):
+    """A value of which nobody can tell whether it has changed."""
+
+
+def frozen(value: Any, *, is_attribute: bool = False) -> Any:
+    """An object that is equal to that of another value only if both are the same to a message.
+
+    Args:
+        value: of any kind.
+        is_attribute: true if it is one of a module, whose lists, dictionaries and sets tracing
+            watches. Others may be changed by a message.
+
+    Raises:
+        UnknownError: the value may change without being replaced.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        # 0.0 and -0.0 are equal, but not the same.
+        return (kind, value) if value else (kind, repr(value))
+    if isinstance(value, _FIXED) or _is_library_function(value):
+        return value
+    if isinstance(value, types.ModuleType) and _is_trusted(value.__name__):
+        return value
+    if kind is tuple:
+        return (kind, *map(frozen, value))
+    if kind is functools.partial:
+        named = ((name, frozen(v)) for name, v in value.keywords.items())
+        return (kind, frozen(value.func), frozen(value.args), *named)
+    if is_attribute and kind is dict:
+        return (kind, *((frozen(key), frozen(v)) for key, v in value.items()))
+    if is_attribute and kind in (list, set):
+        return (kind, *map(frozen, value))
+    raise UnknownError(f"a {kind.__name__}")
+
+
+_FIXED = (
+    *(type, types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType),
+    *(enum.Enum, torch._ops.OpOverload),
+)
+
+
+def _is_library_function(value: Any) -> bool:
+    if not isinstance(value, types.BuiltinFunctionType):
+        return False
+    owner = value.__self__
+    if owner is None or isinstance(owner, types.ModuleType):
+        return True
+    return isinstance(owner, type) and _is_trusted(owner.__module__)
+
+
+def functions_in(value: Any) -> Iterator[types.FunctionType]:
+    """The Python functions in a value that :func:`frozen` takes, or in a descriptor."""
+    if isinstance(value, types.FunctionType):
+        yield value
+    elif isinstance(value, (staticmethod, classmethod)):
+        yield from functions_in(value.__func__)
+    elif isinstance(value, property):
+        yield from functions_in(value.fget)
+    elif isinstance(value, functools.partial):
+        yield from functions_in((value.func, *value.args, *value.keywords.values()))
+    elif isinstance(value, (tuple, list, set, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from functions_in(part)
+
+
+def _is_trusted(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in _TRUSTED
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A name and the value that it had.
+
+    Attributes:
+        holder: the class, dictionary or cell where it is looked up; a marker for a module.
+        name: in the holder.
+        value: as it was, if that cannot change; otherwise a marker that nothing is.
+        frozen: its frozen form.
+    """
+
+    holder: Any
+    name: str
+    value: Any
+    frozen: Any
+
+    @classmethod
+    def of(cls, holder: Any, name: str, value: Any) -> _Named:
+        """The name with its present value."""
+        is_fixed = type(value) in _PLAIN or isinstance(value, (type, types.FunctionType))
+        found = frozen(value, is_attribute=holder is _ATTRIBUTES)
+        return cls(holder, name, value if is_fixed else _MISSING, found)
+
+    def holds(self) -> bool:
+        """True if the value is what it was."""
+        if isinstance(self.holder, type):
+            return self.is_same(getattr(self.holder, self.name, _MISSING))
+        if isinstance(self.holder, types.CellType):
+            return self.is_same(self.holder.cell_contents)
+        return self.is_same(self.holder.get(self.name, _MISSING))
+
+    def is_same(self, value: Any) -> bool:
+        """True if a value is what this was."""
+        if value is self.value or (type(value) is types.MethodType and value == self.value):
+            return True
+        try:
+            found = frozen(value, is_attribute=self.holder is _ATTRIBUTES)
+            return bool(found == self.frozen)
+        except UnknownError:
+            return False
+
+
+@dataclass(frozen=True)
+class _Module:
+    """The state of a module within a layer, without the values of its tensors."""
+
+    path: tuple[str, ...]
+    kind: type
+    children: tuple[str, ...]
+    tensors: tuple[tuple[str, str, Any], ...]
+    attributes: tuple[_Named, ...]
+    absent: frozenset[str]
+    is_hooked: bool
+
+    def holds(self, layer: nn.Module) -> bool:
+        """True if the layer has this module, in this state."""
+        module: Any = layer
+        for name in self.path:
+            module = module._modules.get(name)
+            if module is None:
+                return False
+        attributes = module.__dict__
+        return (
+            type(module) is self.kind
+            and (not self.path or any(map(attributes.__getitem__, _HOOKS)) == self.is_hooked)
+            and tuple(attributes["_modules"]) == self.children
+            and sum(len(attributes[store]) for store in _STORES) == len(self.tensors)
+            and all(
+                _described(attributes[store].get(name, _MISSING)) == described
+                for store, name, described in self.tensors
+            )
+            and attributes.keys().isdisjoint(self.absent)
+            and all(a.is_same(attributes.get(a.name, _MISSING)) for a in self.attributes)
+        )
+
+
+_STORES = ("_parameters", "_buffers")
+
+
+def _described(tensor: Any) -> Any:
+    if tensor is None or tensor is _MISSING:
+        return tensor
+    if type(tensor) not in (Tensor, nn.Parameter):
+        return type(tensor)
+    return tensor.shape, tensor.dtype, tensor.device, tensor.layout
+
+
+@dataclass(frozen=True)
+class Guard:
+    """The state in which a message was traced.
+
+    Attributes:
+        modules: of its layer.
+        named: values that its code names elsewhere.
+    """
+
+    modules: tuple[_Module, ...]
+    named: tuple[_Named, ...]
+
+    def holds(self, layer: nn.Module) -> bool:
+        """True if tracing the message of a layer would see the same."""
+        return all(m.holds(layer) for m in self.modules) and all(n.holds() for n in self.named)
+
+
+@dataclass
+class Reading:
+    """A message whose code is seen as it runs.
+
+    Attributes:
+        message: the method of a layer.
+        reason: why its reading cannot be followed, if that is so.
+    """
+
+    message: types.MethodType
+    reason: str | None = None
+    _codes: dict[int, types.CodeType] = field(default_factory=dict)
+    _names: set[str] = field(default_factory=set)
+    _globals: list[tuple[dict[str, Any], str, tuple[str, ...]]] = field(default_factory=list)
+    _users: list[types.CodeType] = field(default_factory=list)
+
+    @property
+    def __self__(self) -> object:
+        """The layer."""
+        return self.message.__self__
+
+    def __call__(self, **arguments: object) -> Any:
+        """The message.
+
+        Raises:
+            Refused: from the message, where its reading cannot be followed.
+        """
+        sys.setprofile(self._seen)
+        try:
+            return self.message(**arguments)
+        finally:
+            sys.setprofile(None)
+
+    def _seen(self, frame: types.FrameType, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event == "c_call":
+            known = id(argument)
+            if (known in _BY_NAME or known in _OUTPUT) and not self._is_of_library(frame):
+                what = "writes or reads files" if known in _OUTPUT else "looks names up"
+                self._refuse(f"it {what} ({argument.__name__})")
+        elif event == "call" and id(code) not in self._codes:
+            self._codes[id(code)] = code
+            package = str(frame.f_globals.get("__name__")).partition(".")[0]
+            if package == _OWN:
+                return
+            self._names.update(code.co_names)
+            self._names.update(c for c in code.co_consts if isinstance(c, str))
+            if code is _AUTOCAST:
+                self._refuse("it switches autocast on")
+            if package not in _TRUSTED:
+                self._read(code, frame.f_globals)
+
+    @staticmethod
+    def _is_of_library(frame: types.FrameType) -> bool:
+        name = str(frame.f_globals.get("__name__"))
+        return name.partition(".")[0] in (_OWN, *_TRUSTED)
+
+    def _refuse(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        raise Refused(reason)
+
+    def _read(self, code: types.CodeType, variables: dict[str, Any]) -> None:
+        """Remember what the code of a user names, before it runs."""
+        self._users.append(code)
+        instructions = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]
+        for position, instruction in enumerate(instructions):
+            operation, name = instruction.opname, instruction.argval
+            if operation in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                self._refuse(f"it sets the global variable {name}")
+            if operation in ("STORE_ATTR", "DELETE_ATTR"):
+                self._refuse(f"it sets the attribute {name}")
+            if operation in ("STORE_DEREF", "DELETE_DEREF") and name in code.co_freevars:
+                self._refuse(f"it sets the variable {name} of another function")
+            if operation == "IMPORT_NAME" and not _is_trusted(name):
+                self._refuse(f"it imports {name}")
+            if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
+                chain = []
+                for follower in instructions[position + 1 :]:
+                    if follower.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
+                        break
+                    chain.append(follower.argval)
+                self._globals.append((variables, name, tuple(chain)))
+
+    def guard(self, layer: nn.Module) -> Guard:
+        """The state of a layer and of everything else that was read.
+
+        What may change unnoticed becomes the reason of the reading.
+
+        Args:
+            layer: whose message was traced.
+        """
+        met: list[Any] = [self.message.__func__]
+        named: list[_Named] = []
+        modules = tuple(self._modules(layer, met, named))
+        for variables, name, chain in self._globals:
+            self._follow(variables, name, chain, met, named)
+        self._read_functions(met, named)
+        unique = {(id(n.holder), n.name): n for n in named}
+        return Guard(modules, tuple(unique.values()))
+
+    def _modules(self, layer: nn.Module, met: list[Any], named: list[_Named]) -> Iterator[_Module]:
+        found = list(layer.named_modules(remove_duplicate=False))
+        tensors = [
+            t
+            for many in (layer.named_parameters, layer.named_buffers)
+            for _, t in many(remove_duplicate=False)
+        ]
+        if len(set(map(id, tensors))) < len(tensors) or len({id(m) for _, m in found}) < len(found):
+            self._doubt("its layer has one module or parameter in several places")
+        kinds = {type(module) for _, module in found}
+        for kind in kinds:
+            for owner in kind.__mro__:
+                self._of_class(kind, owner, met, named)
+        for path, module in found:
+            attributes = vars(module)
+            is_hooked = bool(path) and any(map(attributes.__getitem__, _HOOKS))
+            if is_hooked:
+                self._doubt(f"{path} has hooks")
+            read = sorted(self._names & attributes.keys() - _OF_MODULES)
+            yield _Module(
+                tuple(path.split(".")) if path else (),
+                type(module),
+                tuple(module._modules),
+                tuple(
+                    (store, name, _described(tensor))
+                    for store in _STORES
+                    for name, tensor in attributes[store].items()
+                ),
+                tuple(self._known(_ATTRIBUTES, attributes, read, path, met)),
+                frozenset(self._names - attributes.keys()),
+                is_hooked,
+            )
+
+    def _of_class(self, kind: type, owner: type, met: list[Any], named: list[_Named]) -> None:
+        package = owner.__module__.partition(".")[0]
+        if (package in _TRUSTED and package != "torch_geometric") or owner is object:
+            return
+        own = owner.__dict__
+        for name in sorted(self._names & own.keys()):
+            value = own[name]
+            functions = list(functions_in(value))
+            if functions:
+                met.extend(functions)
+                named.append(_Named(kind, name, getattr(kind, name), _MISSING))
+            elif package not in _TRUSTED and not name.startswith("__"):
+                value = getattr(kind, name)
+                named += self._known(kind, {name: value}, [name], owner.__name__, met)
+
+    def _follow(
+        self,
+        variables: Mapping[str, Any],
+        name: str,
+        chain: tuple[str, ...],
+        met: list[Any],
+        named: list[_Named],
+    ) -> None:
+        """The values of a global variable and of attributes of it."""
+        text = name
+        value = variables.get(name, _MISSING)
+        if value is _MISSING:
+            return  # a builtin, or an error
+        while True:
+            if isinstance(value, types.ModuleType) and not _is_trusted(value.__name__):
+                if not chain:
+                    self._doubt(f"it takes the module {text} as a value")
+                    return
+                named.append(_Named(variables, name, value, _MISSING))
+            else:
+                path = text.rpartition(".")[0]
+                named += self._known(variables, variables, [name], path, met)
+                is_class = isinstance(value, type) and not issubclass(value, enum.Enum)
+                if not is_class or _is_trusted(value.__module__) or not chain:
+                    return
+            name, *rest = chain
+            chain, text = tuple(rest), f"{text}.{name}"
+            owners = value.__mro__ if isinstance(value, type) else (value,)
+            owner = next((o for o in owners if name in vars(o)), None)
+            if owner is None or (owner is not value and _is_trusted(owner.__module__)):
+                return
+            variables = vars(owner)
+            value = variables[name]
+            if isinstance(value, staticmethod):
+                met.extend(functions_in(value))
+                named.append(_Named(variables, name, value, _MISSING))
+                return
+
+    def _read_functions(self, met: list[Any], named: list[_Named]) -> None:
+        """The defaults of functions, and the variables that they take from those around them."""
+        executed = {id(code) for code in self._users}
+        made = {id(c) for code in self._codes.values() for c in _codes_in(code)}
+        for function in met:  # which grows
+            if id(function.__code__) not in executed:
+                continue
+            made.add(id(function.__code__))
+            defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+            for default in defaults:
+                list(self._known({}, {"": default}, [""], function.__name__, met))
+            names = function.__code__.co_freevars
+            for name, cell in zip(names, function.__closure__ or (), strict=True):
+                named += self._known(cell, {name: cell.cell_contents}, [name], "", met)
+        for code in self._users:
+            if id(code) not in made:
+                self._doubt(f"nobody can tell where {code.co_name} comes from")
+
+    def _known(
+        self,
+        holder: Any,
+        values: Mapping[str, Any],
+        names: Iterable[str],
+        path: str,
+        met: list[Any],
+    ) -> Iterator[_Named]:
+        """Those of some names whose values are seen to change."""
+        for name in names:
+            met.extend(functions_in(values[name]))
+            try:
+                yield _Named.of(holder, name, values[name])
+            except UnknownError as unknown:
+                text = f"{path}.{name}".strip(".")
+                self._doubt(f"it reads {text}, {unknown} that may change unnoticed")
+
+    def _doubt(self, reason: str) -> None:
+        self.reason = self.reason or reason
+
+
+def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield constant
+            yield from _codes_in(constant)

@@ -1,0 +1,52 @@
+"""Conditions on the state of a layer that the routes of message passing share."""
+
+from __future__ import annotations
+
+from torch_geometric.nn.conv import MessagePassing
+
+from fastgraph.plugins.refusal import Refusal
+from fastgraph.pyg.modules import AGGREGATIONS, REDUCTIONS
+
+_HOOKS = (
+    "_propagate_forward_pre_hooks",
+    "_propagate_forward_hooks",
+    "_message_forward_pre_hooks",
+    "_message_forward_hooks",
+    "_aggregate_forward_pre_hooks",
+    "_aggregate_forward_hooks",
+    "_message_and_aggregate_forward_pre_hooks",
+    "_message_and_aggregate_forward_hooks",
+)
+
+_METHODS = ("message", "aggregate", "update", "message_and_aggregate", "collect")
+
+
+def module_refusal(module: MessagePassing, cls: type[MessagePassing]) -> Refusal | None:
+    """Why the state of a layer, apart from its message, must be left to upstream."""
+    if cls.aggregate is not MessagePassing.aggregate:
+        return Refusal("aggregate is overridden")
+    if cls.update is not MessagePassing.update:
+        return Refusal("update is overridden")
+    if cls._index_select is not MessagePassing._index_select:
+        return Refusal("_index_select is overridden")
+    return state_refusal(module)
+
+
+def state_refusal(module: MessagePassing) -> Refusal | None:
+    """Why the state of a layer, apart from its class, must be left to upstream."""
+    attributes = vars(module)
+    for name in _METHODS:
+        if name in attributes:
+            return Refusal(f"{name} is overridden on the instance")
+    if any(map(attributes.__getitem__, _HOOKS)):
+        return Refusal("a message-passing hook is set")
+    if module.explain:
+        return Refusal("explaining")
+    if module.decomposed_layers > 1:
+        return Refusal("decomposed_layers > 1")
+    aggregation = module.aggr_module
+    if type(aggregation) not in REDUCTIONS:
+        return Refusal(f"aggregation {type(aggregation).__name__}")
+    if AGGREGATIONS.is_watched(aggregation):
+        return Refusal("the aggregation is replaced or has hooks")
+    return None

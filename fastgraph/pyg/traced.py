@@ -1,0 +1,599 @@
+"""Message passing whose ``message`` is any function: it is traced into an edge program.
+
+A message is traced once for each state of its layer and each description of its arguments. At a
+later call a guard compares both with what was traced (:mod:`fastgraph.edge_programs.reading`).
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import random
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn.conv import MessagePassing
+
+from fastgraph import ops
+from fastgraph.edge_programs.gradients import derive
+from fastgraph.edge_programs.program import Program
+from fastgraph.edge_programs.reading import Guard, Reading, UnknownError, frozen
+from fastgraph.edge_programs.recording import Ref, Refused
+from fastgraph.edge_programs.trace import Argument, Traced, trace
+from fastgraph.graphs.edges import KnownGraph, OutOfRange, graph_of, too_large, unless_out_of_range
+from fastgraph.ops.edge_program import with_records
+from fastgraph.plugins.backend import device_type
+from fastgraph.plugins.refusal import Refusal
+from fastgraph.pyg.modules import REDUCTIONS
+from fastgraph.pyg.state import state_refusal
+from fastgraph.registry.registry import REGISTRY
+from fastgraph.routing.conditions import execution_mode, plain_tensor, too_few_edges
+from fastgraph.routing.programs import is_by_identity, remember
+from fastgraph.routing.sizes import PROGRAM, TOO_SMALL, is_too_little, is_too_small, of_many
+from fastgraph.routing.status import count_program
+from fastgraph.upstream import label_of
+
+Computation = Callable[[], Tensor]
+
+_COMPILED = Refusal("its message is not a known one, and compiled code traces none")
+
+_MOST_TRACES = 16
+"""Of one layer. A layer that is another one at every call gains nothing from them."""
+
+_MOST_KNOWN = 256
+"""Descriptions of arguments whose outcomes are kept."""
+
+_ENDS = ("edge_index_i", "edge_index_j", "index")
+_SIZES = ("size_i", "size_j", "dim_size")
+_NEVER = ("edge_index", "adj_t", "size")
+_SPECIAL = frozenset((*_ENDS, *_SIZES, *_NEVER, "ptr"))
+
+_OVERRIDABLE = ("aggregate", "_index_select", "_check_input", "_set_size", "_lift", "_collect")
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+class _Closed:
+    """The number of nodes, of which a program knows nothing: every use of it is refused."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return int
+
+
+def _refuse_use(*_: object) -> Any:
+    raise Refused("it takes the number of nodes")
+
+
+for _name in dir(int):
+    if _name not in dir(object) or _name in ("__eq__", "__ne__", "__lt__", "__repr__", "__str__"):
+        setattr(_Closed, _name, _refuse_use)
+for _name in ("__le__", "__gt__", "__ge__", "__format__"):
+    setattr(_Closed, _name, _refuse_use)
+
+_NUMBER_OF_NODES = _Closed()
+
+
+@dataclass(frozen=True)
+class _Form:
+    """The arguments that a class's methods take.
+
+    Attributes:
+        message: the function that is traced.
+        update: the function that runs afterwards; ``None`` for upstream's, which does nothing.
+        taken: the arguments of ``message``, with their defaults.
+        updated: the arguments of ``update``, with their defaults.
+        passed: the arguments of ``propagate``; ``None`` for any.
+        refusal: why no call can be computed.
+    """
+
+    message: Any
+    update: Any
+    taken: tuple[tuple[str, Any], ...]
+    updated: tuple[tuple[str, Any], ...]
+    passed: frozenset[str] | None
+    refusal: Refusal | None
+
+
+_FORMS: WeakKeyDictionary[type, _Form] = WeakKeyDictionary()
+
+
+def form_of(module: MessagePassing) -> _Form:
+    """The arguments that the methods of a layer's class take."""
+    cls = type(module)
+    form = _FORMS.get(cls)
+    if form is None or form.message is not cls.message or form.update is not cls.update:
+        form = _FORMS[cls] = _make_form(module, cls)
+    return form
+
+
+def _make_form(module: MessagePassing, cls: type[MessagePassing]) -> _Form:
+    upstream = getattr(cls.propagate, "_fastgraph_upstream", cls.propagate)
+    parameters = inspect.signature(upstream).parameters
+    passed = None
+    if all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
+        passed = frozenset(parameters) - {"self", "edge_index", "size"}
+    taken, updated = (
+        tuple((p.name, p.default) for p in module.inspector.get_param_dict(name).values())
+        for name in ("message", "update")
+    )
+    update = None if cls.update is MessagePassing.update else cls.update
+    return _Form(
+        cls.message,
+        cls.update,
+        taken,
+        updated if update is not None else (),
+        passed,
+        _class_refusal(cls, [name for name, _ in taken], [name for name, _ in updated]),
+    )
+
+
+def _class_refusal(
+    cls: type[MessagePassing], taken: list[str], updated: list[str]
+) -> Refusal | None:
+    for name in _OVERRIDABLE:
+        if getattr(cls, name) is not getattr(MessagePassing, name):
+            return Refusal(f"{name} is overridden")
+    if not is_by_identity(cls):
+        return Refusal("its class says which layers are equal")
+    if not inspect.isfunction(cls.message):
+        return Refusal("its message is no function")
+    for name in taken:
+        if name in _NEVER:
+            return Refusal(f"its message takes {name}")
+    if cls.update is MessagePassing.update:
+        return None
+    for name in updated:
+        if name in _SPECIAL or name[-2:] in ("_i", "_j"):
+            return Refusal(f"its update takes {name}")
+    return None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A message as an edge program, ready to run.
+
+    Attributes:
+        traced: the program.
+        reduce: by which messages are reduced.
+        private: arguments of nodes whose values a gradient needs. Upstream gathers them, so that
+            its callers may edit theirs.
+        state: parameters and buffers of the layer, by where they are in it.
+    """
+
+    traced: Traced
+    reduce: str
+    private: frozenset[str]
+    state: tuple[tuple[str, tuple[str, ...], str], ...]
+
+    @classmethod
+    def of(cls, traced: Traced, reduce: str, layer: nn.Module) -> Prepared:
+        """The program with what its steps need."""
+        needed = {s.args[0] for s in traced.steps if s.function is None}
+        state = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+        found = []
+        for name in state:
+            if name in needed:
+                *path, own = name.split(".")
+                found.append((name, tuple(path), own))
+        return cls(traced, reduce, _private(traced), tuple(found))
+
+    def compute(
+        self,
+        layer: nn.Module,
+        arguments: Mapping[str, Tensor],
+        index: Tensor,
+        num_in: int,
+        num_out: int,
+        transpose: bool,
+    ) -> Tensor:
+        """The reduced messages, ``[num_out, *channels]``."""
+        given = dict(arguments)
+        for name, path, own in self.state:
+            module: Any = layer
+            for part in path:
+                module = module._modules[part]
+            given[name] = (
+                module._parameters[own] if own in module._parameters else module._buffers[own]
+            )
+        if self.private and torch.is_grad_enabled():
+            self._keep(given)
+        operands = self.traced.operands(given)
+        (out,) = ops.edge_program(
+            self.traced.program,
+            operands,
+            index,
+            num_in=num_in,
+            num_out=num_out,
+            transpose=transpose,
+        )
+        shape = (num_out, *self.traced.channels)
+        if out.shape == shape:
+            return out
+        unflattened: Tensor = torch.ops.aten._unsafe_view.default(out, shape)
+        return unflattened
+
+    def _keep(self, given: dict[str, Tensor]) -> None:
+        """Replace what its owner may edit before the backward pass by copies."""
+        if not any(tensor.requires_grad for tensor in given.values()):
+            return
+        copies: dict[int, Tensor] = {}
+        for name in self.private:
+            tensor = given[name]
+            if id(tensor) not in copies:
+                copies[id(tensor)] = tensor.clone()
+            given[name] = copies[id(tensor)]
+
+    def explain(self) -> str:
+        """The program, what comes before it and what is stored, as text."""
+        program = self.traced.program
+        lines = [f"edge program, reduced by {self.reduce}:", *_indented(str(program))]
+        made = [
+            f"  {name} = {_expression(self.traced, step)}"
+            for name, step in self.traced.step_of.items()
+            if self.traced.steps[step].function is not None
+        ]
+        if made:
+            lines += ["computed before it, by torch, for each node, edge or parameter:", *made]
+        kept = _derived(program).operands & set(program.names)
+        stored = ", ".join(sorted(kept)) or "nothing"
+        lines += [f"kept for the gradients of all operands: {stored}"]
+        return "\n".join(lines)
+
+
+def _indented(text: str) -> list[str]:
+    return [f"  {line}" for line in text.splitlines()]
+
+
+def _expression(traced: Traced, number: int) -> str:
+    """A step as text, with the steps that it takes."""
+    step = traced.steps[number]
+    if step.function is None:
+        return str(step.args[0])
+
+    def shown(argument: Any) -> str:
+        if isinstance(argument, Ref):
+            return _expression(traced, argument.step)
+        if isinstance(argument, list):
+            return f"[{', '.join(map(shown, argument))}]"
+        return repr(argument)
+
+    given = [*map(shown, step.args), *(f"{name}={shown(a)}" for name, a in step.kwargs)]
+    return f"{step.function._schema.name.partition('::')[2]}({', '.join(given)})"
+
+
+def _derived(program: Program) -> Any:
+    run = with_records(program)
+    outputs = frozenset(k for k, output in enumerate(run.outputs) if not output.is_record)
+    return derive(run, frozenset(run.names), outputs)
+
+
+def _private(traced: Traced) -> frozenset[str]:
+    """The arguments of nodes that a step or the program keeps for a gradient, as they are."""
+    kept = _derived(traced.program).operands
+    sources: dict[int, str] = {}  # of steps that are an argument, reshaped or not
+    found = set()
+    for number, step in enumerate(traced.steps):
+        if step.function is None:
+            sources[number] = step.args[0]
+            continue
+        taken = [a.step for a in torch.utils._pytree.tree_leaves(list(step.args)) if type(a) is Ref]
+        taken += [a.step for _, a in step.kwargs if type(a) is Ref]
+        if step.function in (torch.ops.aten.reshape.default, torch.ops.aten.expand.default):
+            if taken[0] in sources:
+                sources[number] = sources[taken[0]]
+            continue
+        found |= {sources[t] for t in taken if t in sources}
+    found |= {
+        sources[step] for name, step in traced.step_of.items() if name in kept and step in sources
+    }
+    return frozenset(name for name in found if name[-2:] in ("_i", "_j"))
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The outcome of tracing, and the state in which it holds."""
+
+    guard: Guard
+    outcome: Prepared | Refusal
+
+
+_KNOWN: OrderedDict[object, list[_Known]] = OrderedDict()
+_TRACES: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+_LOCK = threading.RLock()
+
+
+def plan(module: MessagePassing, edge_index: object, arguments: Any) -> Computation | Refusal:
+    """The computation that ``module.propagate(edge_index, **arguments)`` asks for, and counts.
+
+    Or the reason to leave it to upstream, for example that its message is no edge program.
+    """
+    if torch.compiler.is_compiling():
+        return _COMPILED
+    planned = _plan(module, edge_index, arguments)
+    if isinstance(planned, Refusal):
+        remember(module, planned)
+    return planned
+
+
+def _plan(
+    module: MessagePassing, edge_index: Any, arguments: Mapping[str, Any]
+) -> Computation | Refusal:
+    form = form_of(module)
+    if form.refusal is not None:
+        return form.refusal
+    refusal = state_refusal(module)
+    if refusal is not None:
+        return refusal
+    if is_too_small(PROGRAM, edge_index, of_many):
+        return TOO_SMALL
+    refusal = execution_mode() or _mode()
+    refusal = refusal or plain_tensor("edge_index", edge_index)
+    if refusal is not None:
+        return refusal
+    if (
+        edge_index.layout is not torch.strided
+        or edge_index.dim() != 2
+        or edge_index.shape[0] != 2
+        or edge_index.dtype not in (torch.int64, torch.int32)
+    ):
+        return Refusal("its message is traced for a plain edge_index only")
+    if not edge_index.is_cpu:
+        return Refusal("its message is not a known one, and others are computed on the CPU only")
+    num_edges = edge_index.shape[1]
+    refusal = too_few_edges(num_edges)
+    if refusal is not None:
+        return refusal
+    passed = arguments.keys() - {"size"}
+    if form.passed is not None and passed != form.passed:
+        return Refusal("propagate was called with other arguments than it takes")
+    collected = _collect(module, form, arguments, num_edges)
+    if isinstance(collected, Refusal):
+        return collected
+    num_in, num_out, tensors, described = collected
+    for name, tensor in tensors.items():
+        refusal = plain_tensor(name, tensor)
+        if refusal is None and tensor.device != edge_index.device:
+            refusal = Refusal("edge_index is not on the device of the features")
+        if refusal is not None:
+            return refusal
+    dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
+    if dtype is None or dtype in _HALVES:
+        return Refusal(f"its message takes tensors of dtype {dtype}")
+    refusal = REGISTRY.refusal("edge_program", device_type(edge_index), dtype)
+    if refusal is not None:
+        return refusal
+    outcome = _outcome(module, form, described)
+    if isinstance(outcome, Refusal):
+        return outcome
+    if is_too_little(num_edges, math.prod(outcome.traced.channels)):
+        return TOO_SMALL
+    if module.node_dim != 0 and len(outcome.traced.channels) != 1:
+        return Refusal("its messages are not two-dimensional")
+    transpose = module.flow == "target_to_source"
+    ends = (num_out, num_in) if transpose else (num_in, num_out)
+    refusal = too_large(*ends, num_edges)
+    if refusal is not None:
+        return refusal
+    graph = unless_out_of_range(graph_of, edge_index, None, *ends)
+    if isinstance(graph, OutOfRange):
+        return graph
+    known = KnownGraph(graph, edge_index)
+
+    def compute() -> Tensor:
+        remember(module, outcome)
+        count_program(label_of(type(module)))
+        out: Tensor = known.while_computing(
+            outcome.compute, module, tensors, edge_index, num_in, num_out, transpose
+        )
+        if form.updated or form.update is not MessagePassing.update:
+            own = {name: arguments.get(name, default) for name, default in form.updated}
+            out = module.update(out, **own)
+        return out
+
+    return compute
+
+
+def _mode() -> Refusal | None:
+    """Upstream's own code must run where others look at each of its operations."""
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return Refusal("a mode of torch looks at all operations")
+    if torch.is_autocast_enabled("cpu"):
+        return Refusal("its message is traced without autocast")
+    return None
+
+
+_Collected = tuple[int, int, dict[str, Tensor], tuple[tuple[str, object], ...]]
+
+
+def _collect(
+    module: MessagePassing, form: _Form, arguments: Mapping[str, Any], num_edges: int
+) -> _Collected | Refusal:
+    """The arguments of a message before they are gathered, found as upstream's ``collect`` does.
+
+    Returns:
+        The numbers of gathered and of aggregating nodes, the tensors, and all arguments described.
+    """
+    size = arguments.get("size")
+    sizes = [None, None] if size is None else list(size)
+    if len(sizes) != 2:
+        return Refusal("a size that is no pair")
+    is_forward = module.flow == "source_to_target"
+    own = {"i": 1, "j": 0} if is_forward else {"i": 0, "j": 1}
+    tensors: dict[str, Tensor] = {}
+    described: list[tuple[str, object]] = []
+    for name, default in form.taken:
+        if name in _SPECIAL:
+            described.append((name, _special(name)))
+            continue
+        is_lifted = name[-2:] in ("_i", "_j")
+        key = name[:-2] if is_lifted else name
+        value = arguments.get(key, inspect.Parameter.empty if is_lifted else default)
+        if value is inspect.Parameter.empty:
+            return Refusal(f"{key} is missing")
+        if is_lifted:
+            found = _lifted(module, name, value, sizes, own[name[-1]])
+            if isinstance(found, Refusal):
+                return found
+            value = found
+        if isinstance(value, Tensor):
+            if value.layout is not torch.strided:
+                return Refusal(f"{key} is not a dense tensor")
+            tensors[name] = value
+            described.append((name, _place(name, value, num_edges, is_lifted)))
+        else:
+            try:
+                described.append((name, _Value(frozen(value), value)))
+            except UnknownError as unknown:
+                return Refusal(f"its message takes {name}, {unknown}")
+    num_out, num_in = sizes[own["i"]], sizes[own["j"]]
+    num_out, num_in = num_in if num_out is None else num_out, num_out if num_in is None else num_in
+    if type(num_out) is not int or type(num_in) is not int or min(num_in, num_out) < 0:
+        return Refusal("the number of nodes is not known")
+    return num_in, num_out, tensors, tuple(described)
+
+
+def _special(name: str) -> object:
+    if name in _ENDS:
+        return Argument("index", (), torch.int64)
+    return _Value(name == "ptr", None if name == "ptr" else _NUMBER_OF_NODES)
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value that a message takes as it is, compared by its frozen form."""
+
+    frozen: object
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Value) and self.frozen == other.frozen
+
+    def __hash__(self) -> int:
+        return hash(self.frozen)
+
+
+def _lifted(
+    module: MessagePassing, name: str, value: Any, sizes: list[Any], end: int
+) -> Tensor | Refusal | None:
+    """The features of nodes that an argument is gathered from."""
+    node_dim = module.node_dim
+    if isinstance(value, (tuple, list)):
+        if len(value) != 2 or module.flow != "source_to_target":
+            return Refusal(f"{name} is of features that are no pair of sources and destinations")
+        parts = list(enumerate(value))
+        value = value[end]
+    else:
+        parts = [(end, value)]
+    for number, part in parts:
+        if part is None:
+            continue
+        if not isinstance(part, Tensor) or part.dim() == 0:
+            return Refusal(f"{name} is of a {type(part).__name__}, not of a tensor of nodes")
+        if node_dim != 0 and node_dim != -part.dim():
+            return Refusal(f"features of {part.dim()} dimensions with node_dim={node_dim}")
+        if sizes[number] is None:
+            sizes[number] = part.shape[0]
+        elif sizes[number] != part.shape[0]:
+            return Refusal(f"{name} is of features that do not fit the number of nodes")
+    found: Tensor | None = value
+    return found
+
+
+def _place(name: str, tensor: Tensor, num_edges: int, is_lifted: bool) -> Argument:
+    if is_lifted:
+        place: Any = "row" if name[-1] == "i" else "gathered"
+    elif tensor.dim() > 0 and tensor.shape[0] == num_edges:
+        place = "edge"
+    else:
+        return Argument("parameter", tuple(tensor.shape), tensor.dtype)
+    return Argument(place, tuple(tensor.shape[1:]), tensor.dtype)
+
+
+def _outcome(
+    module: MessagePassing, form: _Form, described: tuple[tuple[str, object], ...]
+) -> Prepared | Refusal:
+    """The outcome of tracing the message, now or before."""
+    reduce = REDUCTIONS[type(module.aggr_module)]
+    key = (type(module), form.message, reduce, described)
+    for known in _KNOWN.get(key, ()):
+        if known.guard.holds(module):
+            return known.outcome
+    if sys.getprofile() is not None:
+        return Refusal("a profiler follows all calls, and tracing its message would take its place")
+    with _LOCK:
+        count = _TRACES.get(module, 0)
+        if count >= _MOST_TRACES:
+            return Refusal("its message or its layer is another one at every call")
+        _TRACES[module] = count + 1
+        found = _traced(module, form, dict(described), reduce)
+        _KNOWN.setdefault(key, []).append(found)
+        _KNOWN.move_to_end(key)
+        if len(_KNOWN) > _MOST_KNOWN:
+            _KNOWN.popitem(last=False)
+    return found.outcome
+
+
+def _traced(
+    module: MessagePassing, form: _Form, described: Mapping[str, object], reduce: str
+) -> _Known:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        refusal = plain_tensor(name, tensor)
+        if refusal is None and not (tensor.is_cpu and tensor.layout is torch.strided):
+            refusal = Refusal(f"{name} is not a dense tensor on the device of the features")
+        if refusal is not None:
+            return _Known(Reading(MethodType(form.message, module)).guard(module), refusal)
+    layer = _stand_in(module)
+    arguments = {name: a.value if isinstance(a, _Value) else a for name, a in described.items()}
+    reading = Reading(MethodType(form.message, layer))
+    with _restored_randomness():
+        traced = trace(reading, arguments, (reduce,))
+    guard = reading.guard(module)
+    if reading.reason is not None:
+        traced = Refusal(f"its message is no edge program: {reading.reason}")
+    elif isinstance(traced, Traced) and traced.kept:
+        traced = Refusal(f"its message leaves values of edges in {', '.join(traced.kept)}")
+    if isinstance(traced, Refusal):
+        return _Known(guard, traced)
+    return _Known(guard, Prepared.of(traced, reduce, module))
+
+
+@contextmanager
+def _restored_randomness() -> Iterator[None]:
+    """Undo what a message draws while it is traced, which refuses it afterwards."""
+    numpy = sys.modules.get("numpy")
+    of_python = random.getstate()
+    of_numpy = None if numpy is None else numpy.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)
+
+
+def _stand_in(module: nn.Module) -> Any:
+    """A copy of a layer and its modules, with the same tensors and the same attributes.
+
+    Tracing puts other tensors in its place, which no other thread is to see.
+    """
+    made = object.__new__(type(module))
+    made.__dict__.update(module.__dict__)
+    for store in ("_parameters", "_buffers", "_modules"):
+        made.__dict__[store] = copy.copy(module.__dict__[store])
+    for name, child in module._modules.items():
+        if child is not None:
+            made.__dict__["_modules"][name] = _stand_in(child)
+    return made

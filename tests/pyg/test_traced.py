@@ -1,0 +1,761 @@
+"""Messages of any form go by edge programs: the same numbers, or upstream's code with a reason."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch_geometric.nn import MessagePassing
+
+import fastgraph
+from fastgraph.pyg import traced
+from tests.ab import Arguments, arguments
+from tests.graphs import Case, all_cases, hub_edges, quantised, random_edges
+from tests.outcomes import differences
+
+pytestmark = pytest.mark.filterwarnings("ignore::fastgraph.FallbackWarning")
+
+NODES, CHANNELS = 12, 4
+EDGES = random_edges(NODES, NODES, 40)
+
+
+@pytest.fixture(autouse=True)
+def nothing_known() -> None:
+    """Nothing is known of the layers of other tests."""
+    traced._KNOWN.clear()
+
+
+class Scaled(MessagePassing):
+    """A user's layer, with an attribute, a module and a parameter that its message reads."""
+
+    def __init__(self, aggr: str = "sum", act: nn.Module | None = None, **options: Any) -> None:
+        super().__init__(aggr=aggr, **options)
+        self.scale = 0.5
+        self.act = nn.ReLU() if act is None else act
+        self.lin = nn.Linear(2 * CHANNELS, CHANNELS)
+        self.weight = nn.Parameter(torch.randn(CHANNELS))
+
+    def forward(self, x: Any, edge_index: Tensor, size: Any = None) -> Tensor:
+        return self.propagate(edge_index, x=x, size=size)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        gate = self.act(self.lin(torch.cat([x_i, x_j], dim=-1)))
+        return self.scale * gate * self.weight + x_j.sin() * x_i
+
+
+class Updating(Scaled):
+    """A layer whose update takes an argument, and one that has a default."""
+
+    def update(self, inputs: Tensor, bias: Tensor, factor: float = 2.0) -> Tensor:
+        return factor * inputs + bias
+
+    def forward(self, x: Any, edge_index: Tensor, size: Any = None) -> Tensor:
+        return self.propagate(edge_index, x=x, bias=self.weight, size=size)
+
+
+def features(case: Case, width: int = CHANNELS) -> Any:
+    """Features with ties, of both kinds of nodes where there are two."""
+    x = quantised(case.num_src, width)
+    if case.num_src == case.num_dst:
+        return x
+    return x, quantised(case.num_dst, width, seed=1)
+
+
+def of_edges(case: Case, *shape: int) -> Tensor:
+    return quantised(case.num_edges, *shape, seed=2)
+
+
+def sized(case: Case) -> dict[str, Any]:
+    return {"size": (case.num_src, case.num_dst)}
+
+
+# By name: the layer, and its arguments besides features and edges; None where it takes no pair.
+Made = tuple[Callable[[], nn.Module], Callable[[Case], Arguments | None]]
+
+
+def plain(case: Case) -> Arguments:
+    return arguments(features(case), case.edge_index)
+
+
+def square(case: Case) -> Arguments | None:
+    return plain(case) if case.num_src == case.num_dst else None
+
+
+def with_edges(width: int) -> Callable[[Case], Arguments]:
+    return lambda case: arguments(features(case), case.edge_index, of_edges(case, width))
+
+
+LAYERS: dict[str, Made] = {
+    "ResGatedGraphConv": (lambda: pyg.ResGatedGraphConv(CHANNELS, 3), plain),
+    "ResGatedGraphConv with edges": (
+        lambda: pyg.ResGatedGraphConv(CHANNELS, 3, edge_dim=2),
+        with_edges(2),
+    ),
+    "GENConv max": (lambda: pyg.GENConv(CHANNELS, CHANNELS, aggr="max"), with_edges(CHANNELS)),
+    "GENConv sum of projected edges": (
+        lambda: pyg.GENConv(CHANNELS, 3, aggr="add", edge_dim=2),
+        with_edges(2),
+    ),
+    "GINEConv": (lambda: pyg.GINEConv(nn.Linear(CHANNELS, 3)), with_edges(CHANNELS)),
+    "GINEConv with projected edges": (
+        lambda: pyg.GINEConv(nn.Linear(CHANNELS, 3), edge_dim=2),
+        with_edges(2),
+    ),
+    "CGConv": (lambda: pyg.CGConv(CHANNELS, 2), with_edges(2)),
+    "CGConv of one kind of nodes": (
+        lambda: pyg.CGConv(CHANNELS),
+        lambda case: plain(case) if case.num_src == case.num_dst else None,
+    ),
+    "FiLMConv": (lambda: pyg.FiLMConv(CHANNELS, 3), plain),
+    "EdgeConv": (
+        lambda: pyg.EdgeConv(nn.Sequential(nn.Linear(2 * CHANNELS, 3), nn.ReLU())),
+        plain,
+    ),
+    "EdgeConv sum": (lambda: pyg.EdgeConv(nn.Linear(2 * CHANNELS, 3), aggr="add"), plain),
+    "LEConv": (lambda: pyg.LEConv(CHANNELS, 3), square),
+    "GeneralConv": (lambda: pyg.GeneralConv(CHANNELS, 3), plain),
+    "GeneralConv mean": (lambda: pyg.GeneralConv(CHANNELS, 3, aggr="mean"), square),
+    "a user's sum": (Scaled, lambda case: arguments(*plain(case)[0], **sized(case))),
+    "a user's mean": (lambda: Scaled("mean"), plain),
+    "a user's max": (lambda: Scaled("max"), plain),
+    "a user's min": (lambda: Scaled("min"), plain),
+    "a user's update": (Updating, plain),
+    "a user's layer backwards": (lambda: Scaled(flow="target_to_source"), square),
+    "rows first": (lambda: Scaled(node_dim=0), plain),
+}
+
+
+def calls_of(make: Callable[[Case], Arguments | None]) -> dict[str, Arguments]:
+    """The calls on all graphs but those of which upstream's gradients are wrong, or less exact."""
+    found = {case.name: make(case) for case in all_cases() if case.name not in ("int32", "hub")}
+    return {name: call for name, call in found.items() if call is not None}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_are_what_they_are_upstream(name: str) -> None:
+    torch.manual_seed(0)
+    make, given = LAYERS[name]
+    layer, calls = make().double(), calls_of(given)
+    assert differences(layer, calls) == {}
+    (row,) = fastgraph.status().rows
+    assert not row.reasons and row.routed == len(calls)
+
+
+@pytest.mark.parametrize("aggr", ["sum", "max"])
+def test_rows_of_many_edges(aggr: str) -> None:
+    torch.manual_seed(0)
+    layer, x = Scaled(aggr).double(), quantised(40, CHANNELS).requires_grad_()
+    edges = hub_edges(40, 12_000)
+    leaves = [x, *layer.parameters()]
+    expected = layer(x, edges)
+    grads = torch.autograd.grad(expected.sin().sum(), leaves)
+    with fastgraph.enabled(min_edges=0):
+        found = layer(x, edges)
+    # Sums of thousands of messages, in another order.
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-9)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.sin().sum(), leaves), grads, rtol=1e-8, atol=1e-6
+    )
+
+
+def test_int32_indices_give_the_gradients_of_int64_ones() -> None:
+    layer, x = Scaled().double(), x64().requires_grad_()
+    found = []
+    with fastgraph.enabled(min_edges=0):
+        for edges in (EDGES, EDGES.int()):
+            out = layer(x, edges)
+            found.append((out, *torch.autograd.grad(out.sin().sum(), [x, *layer.parameters()])))
+    assert fastgraph.status().row("Scaled").routed == 2
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_hypergraphs() -> None:
+    torch.manual_seed(0)
+    layer = pyg.HypergraphConv(CHANNELS, 3).double()
+    edges = torch.stack([EDGES[0], EDGES[1] % 5])
+    call = arguments(quantised(NODES, CHANNELS), edges)
+    assert differences(layer, {"hyperedges": call}) == {}
+    assert not fastgraph.status().row("HypergraphConv").reasons
+
+
+def routed(layer: nn.Module, x: Tensor, edges: Tensor = EDGES) -> Tensor:
+    """The result of a layer, which is upstream's, by the program that holds for it now."""
+    expected = layer(x, edges)
+    fastgraph.status().reset()
+    with fastgraph.enabled(min_edges=0):
+        found = layer(x, edges)
+    (row,) = fastgraph.status().rows
+    assert (row.routed, dict(row.reasons)) == (1, {})
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    return found
+
+
+def refused(layer: nn.Module, *args: Any, **kwargs: Any) -> str:
+    """The reason why a layer runs upstream's code, whose very result is ours."""
+    torch.manual_seed(1)
+    expected = layer(*args, **kwargs)
+    fastgraph.status().reset()
+    with fastgraph.enabled(min_edges=0):
+        torch.manual_seed(1)
+        found = layer(*args, **kwargs)
+    (row,) = fastgraph.status().rows
+    assert row.routed == 0
+    if isinstance(expected, Tensor):
+        assert torch.equal(found, expected)
+    (reason,) = row.reasons
+    return reason
+
+
+def traces(layer: nn.Module) -> int:
+    return traced._TRACES.get(layer, 0)
+
+
+def x64(*shape: int) -> Tensor:
+    return torch.randn(*(shape or (NODES, CHANNELS)), dtype=torch.float64)
+
+
+def test_a_program_is_traced_once() -> None:
+    layer = Scaled().double()
+    for count in (40, 50, 60):
+        routed(layer, x64(), random_edges(NODES, NODES, count))
+    assert traces(layer) == 1
+    other = Scaled().double()  # in the same state
+    routed(other, x64())
+    assert traces(other) == 0
+
+
+class Acting(nn.Module):
+    """A module with an attribute of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = 0.1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.leaky_relu(x, self.slope)
+
+
+def test_an_attribute_is_changed() -> None:
+    layer, x = Scaled(act=Acting()).double(), x64()
+    found = [routed(layer, x)]
+    layer.scale = 2.0
+    found.append(routed(layer, x))
+    layer.act.slope = 0.9
+    found.append(routed(layer, x))
+    layer.act = nn.Tanh()
+    found.append(routed(layer, x))
+    layer.act = nn.Sequential(nn.Tanh(), nn.Sigmoid())
+    found.append(routed(layer, x))
+    layer.act = nn.Sequential(nn.Sigmoid(), nn.Tanh())
+    found.append(routed(layer, x))
+    layer.lin = nn.Linear(2 * CHANNELS, CHANNELS, bias=False).double()
+    found.append(routed(layer, x))
+    assert traces(layer) == len(found) == 7
+    assert all(not torch.allclose(a, b) for a, b in pairwise(found))
+    layer.scale = 0.5
+    layer.weight = nn.Parameter(x64(1))  # which is broadcast
+    routed(layer, x)
+
+
+def test_zeros_of_both_signs() -> None:
+    class Inverse(Scaled):
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return x_i.sign() * x_j.abs() / (x_j * 0 + 1) + 1 / (self.scale * x_j.square() - 1)
+
+    layer, x = Inverse().double(), x64()
+    layer.scale = 0.0
+    routed(layer, x)
+    layer.scale = -0.0
+    routed(layer, x)
+    assert traces(layer) == 2
+
+
+def test_a_change_of_class_attributes_globals_and_closures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer, x = Reading().double(), x64()
+    first = routed(layer, x)
+    monkeypatch.setattr(Reading, "factor", 7.0)
+    second = routed(layer, x)
+    monkeypatch.setitem(globals(), "FACTOR", 11.0)
+    third = routed(layer, x)
+    monkeypatch.setitem(globals(), "helper", lambda x: x.cos())
+    fourth = routed(layer, x)
+    monkeypatch.setattr(Constants, "shift", 13.0)
+    fifth = routed(layer, x)
+    monkeypatch.setattr(Reading, "message", lambda _, x_i, x_j: x_i * x_j)
+    sixth = routed(layer, x)
+    monkeypatch.undo()
+    monkeypatch.setattr(Derived, "rotated", lambda _, x: x.exp())
+    layer = Derived().double()
+    seventh = routed(layer, x)
+    monkeypatch.setattr(Derived, "rotated", Reading.rotated)
+    eighth = routed(layer, x)
+    assert not torch.allclose(seventh, eighth)
+    found = [first, second, third, fourth, fifth, sixth]
+    assert all(not torch.allclose(a, b) for a, b in pairwise(found))
+
+
+FACTOR = 3.0
+
+
+class Constants:
+    shift = 1.0
+
+
+def helper(x: Tensor) -> Tensor:
+    return x.sin()
+
+
+class Reading(Scaled):
+    factor = 2.0
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.factor * helper(x_i) * self.rotated(x_j) + FACTOR + Constants.shift
+
+    def rotated(self, x: Tensor) -> Tensor:
+        return x.cos()
+
+
+class Derived(Reading):
+    """Inherits all."""
+
+
+def test_a_variable_of_a_function_around() -> None:
+    gain = 2.0
+
+    class Own(Scaled):
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return gain * x_i * x_j
+
+    layer, x = Own().double(), x64()
+    first = routed(layer, x)
+    gain = 3.0
+    torch.testing.assert_close(routed(layer, x), 1.5 * first)
+
+
+def test_modes_of_a_layer_with_dropout() -> None:
+    class Dropping(Scaled):
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return F.dropout(x_i * x_j, p=0.5, training=self.training)
+
+    layer, x = Dropping().double(), x64()
+    assert "draws random numbers" in refused(layer, x, EDGES)
+    routed(layer.eval(), x)
+    assert "draws random numbers" in refused(layer.train(), x, EDGES)
+    assert traces(layer) == 2
+
+
+def test_parameters_of_another_dtype() -> None:
+    layer, x = Scaled(), torch.randn(NODES, CHANNELS)
+    with fastgraph.enabled(min_edges=0):
+        layer(x, EDGES)
+        assert fastgraph.status().row("Scaled").routed == 1
+    layer.weight.data = layer.weight.data.double()
+    assert "torch.float64" in refused(layer, x, EDGES)
+    routed(layer.double(), x64())
+
+
+def test_parameters_that_come_and_go() -> None:
+    layer, x = Scaled().double(), x64()
+    routed(layer, x)
+    del layer.weight
+    layer.register_parameter("weight", None)
+    layer.weight = nn.Parameter(x64(CHANNELS))
+    routed(layer, x)
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    routed(layer, x)
+    layer.weight.data = x64(CHANNELS)
+    routed(layer, x)
+    assert traces(layer) == 1
+
+
+def test_nothing_stays_in_a_layer() -> None:
+    layer, x = Scaled().double(), x64()
+    before, state = dict(layer.__dict__), copy.deepcopy(layer.state_dict())
+    routed(layer, x)
+    assert layer.__dict__ == before
+    torch.testing.assert_close(layer.state_dict(), state, rtol=0, atol=0)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        torch.testing.assert_close(routed(other, x), layer(x, EDGES))
+        assert traces(other) == 0
+
+
+def test_random_states_stay_as_they_are() -> None:
+    layer, x = Scaled().double(), x64()
+    torch.manual_seed(3)
+    routed(layer, x)
+    drawn = torch.rand(2)
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.rand(2))
+
+
+@pytest.mark.parametrize("aggr", ["sum", "max"])
+def test_features_may_be_edited_before_the_backward_pass(aggr: str) -> None:
+    layer = Scaled(aggr).double()
+
+    def gradients() -> list[Tensor]:
+        x = x64().requires_grad_()
+        features = x * 1
+        out = layer(features, EDGES)
+        features += 1
+        leaves = [x, *layer.parameters()]
+        return list(torch.autograd.grad(out.square().sum() + features.sum(), leaves))
+
+    torch.manual_seed(0)
+    expected = gradients()
+    with fastgraph.enabled(min_edges=0):
+        torch.manual_seed(0)
+        found = gradients()
+    assert fastgraph.status().row("Scaled").routed == 1
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+class Weighted(Scaled):
+    """A layer whose message multiplies features of edges."""
+
+    def forward(self, x: Any, edge_index: Tensor, e: Any = None, w: Any = None) -> Tensor:
+        return self.propagate(edge_index, x=x, e=e, w=w)
+
+    def message(self, x_j: Tensor, e: Tensor, w: Tensor) -> Tensor:
+        return x_j * e * w
+
+
+def test_edited_features_of_edges_are_an_error() -> None:
+    layer = Weighted().double()
+    for min_edges in (1000, 0):  # upstream, ours
+        e, w, x = x64(40, CHANNELS), x64(40, CHANNELS), x64()
+        with fastgraph.enabled(min_edges=min_edges):
+            out = layer(x.requires_grad_(), EDGES, e, w)
+        e += 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+    assert fastgraph.status().row("Weighted").routed == 1
+
+
+def test_results_may_be_edited() -> None:
+    layer, x = Scaled().double(), x64().requires_grad_()
+    with fastgraph.enabled(min_edges=0):
+        out = layer(x, EDGES)
+        out += 1
+        out.view(-1)[0] = 3
+        out.sum().backward()
+    assert x.grad is not None
+
+
+def test_second_derivatives() -> None:
+    layer = Scaled(act=nn.Tanh()).double()
+    x = quantised(NODES, CHANNELS).add(0.25).requires_grad_()
+
+    def second() -> Tensor:
+        (first,) = torch.autograd.grad(layer(x, EDGES).square().sum(), x, create_graph=True)
+        (out,) = torch.autograd.grad(first.square().sum(), x)
+        return out
+
+    expected = second()
+    with fastgraph.enabled(min_edges=0):
+        found = second()
+    assert fastgraph.status().row("Scaled").routed == 1
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_inference_mode_and_no_grad() -> None:
+    layer, x = Scaled().double(), x64()
+    expected = layer(x, EDGES).detach()
+    for mode in (torch.no_grad, torch.inference_mode):
+        traced._KNOWN.clear()
+        with fastgraph.enabled(min_edges=0), mode():
+            torch.testing.assert_close(layer(x, EDGES), expected)
+        with fastgraph.enabled(min_edges=0):
+            out = layer(x.requires_grad_(), EDGES)
+            torch.autograd.grad(out.sum(), [x, *layer.parameters()])
+    assert fastgraph.status().row("Scaled").routed == 4
+
+
+def with_message(function: Any) -> type[Scaled]:
+    function.__name__ = "message"
+    return type("Own", (Scaled,), {"message": function})
+
+
+class Config:
+    scale = 2.0
+
+
+CONFIG, LOG = Config(), []
+COUNT = 0
+
+
+def prints(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    print("a message")
+    return x_i * x_j
+
+
+def counts(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    global COUNT
+    COUNT += 1
+    return x_i * x_j
+
+
+def logs(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    LOG.append(1)
+    return x_i * x_j
+
+
+def of_an_object(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return x_i * x_j * CONFIG.scale
+
+
+def of_its_object(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return x_i * x_j * self.config.scale
+
+
+def by_name(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return x_i * x_j * getattr(self, "sca" + "le")
+
+
+def leaves(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    self.kept = x_i * x_j
+    return self.kept
+
+
+def with_autocast(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return self.lin(torch.cat([x_i, x_j], -1)).to(x_j.dtype)
+
+
+def branches(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return x_j if x_j.sum() > 0 else x_i
+
+
+def draws(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    import random
+
+    return x_i * x_j * random.random()
+
+
+def with_a_default(x: Tensor, factors: Any = LOG) -> Tensor:
+    return x * len(factors)
+
+
+def by_default(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return with_a_default(x_i * x_j)
+
+
+class Object:
+    def __init__(self) -> None:
+        """Nothing."""
+
+    factor = 2.0
+
+    def times(self, x: Tensor) -> Tensor:
+        return self.factor * x
+
+    @classmethod
+    def of_class(cls, x: Tensor) -> Tensor:
+        return cls.factor * x
+
+
+def of_a_new_object(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return Object().times(x_i * x_j)
+
+
+def of_a_class(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return Object.of_class(x_i * x_j)
+
+
+def of_a_list(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return x_i * x_j * self.table.tolist()[0]
+
+
+REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
+    "prints": (prints, "it writes or reads files (print)"),
+    "counts": (counts, "it sets the global variable COUNT"),
+    "logs": (logs, "it reads LOG"),
+    "of an object": (of_an_object, "it reads CONFIG, a Config that may change unnoticed"),
+    "of its object": (of_its_object, "it reads config, a Config that may change unnoticed"),
+    "by name": (by_name, "it looks names up (getattr)"),
+    "leaves": (leaves, "it sets the attribute kept"),
+    "autocast": (with_autocast, "it switches autocast on"),
+    "by default": (by_default, "it reads with_a_default, a list that may change unnoticed"),
+    "of a new object": (of_a_new_object, "nobody can tell where"),
+    "of a class": (of_a_class, "it reads Object.of_class, a classmethod that may change"),
+    "of a list": (of_a_list, "it reads table, a Tensor that may change unnoticed"),
+    "branches": (branches, "across edges"),
+    "draws": (draws, "it imports random"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_messages_that_are_left_to_upstream(name: str) -> None:
+    function, reason = REFUSED[name]
+    cls = with_message(function)
+    layer = cls().double()
+    layer.config = Config()
+    layer.table = torch.ones(1)
+    before = COUNT
+    found = layer(x64(), EDGES)
+    assert found.shape == (NODES, CHANNELS)
+    calls = COUNT - before
+    LOG.clear()
+    if name != "draws":
+        found = refused(layer, x64(), EDGES)
+        assert reason in found
+        assert COUNT - before == 3 * calls
+    else:
+        with fastgraph.enabled(min_edges=0):
+            layer(x64(), EDGES)
+        assert reason in next(iter(fastgraph.status().row("Own").reasons))
+
+
+def test_states_of_layers_that_are_left_to_upstream() -> None:
+    x = x64()
+    hooked = Scaled().double()
+    hooked.register_message_forward_hook(lambda *_: None)
+    assert refused(hooked, x, EDGES) == "a message-passing hook is set"
+    inner = Scaled().double()
+    handle = inner.lin.register_forward_hook(lambda *_: None)
+    assert "lin has hooks" in refused(inner, x, EDGES)
+    handle.remove()
+    routed(inner, x)
+    inner.lin.register_forward_hook(lambda *_: None)
+    assert "lin has hooks" in refused(inner, x, EDGES)
+    several = Scaled(aggr="median").double()
+    assert refused(several, x, EDGES) == "aggregation MedianAggregation"
+    shared = Scaled().double()
+    shared.other = shared.lin
+    assert "in several places" in refused(shared, x, EDGES)
+    assert "features of 3 dimensions" in refused(
+        with_message(lambda self, x_i, x_j: x_i * x_j)().double(),
+        x64(2, NODES, CHANNELS),
+        EDGES,
+    )
+    half = Scaled().bfloat16()
+    assert "torch.bfloat16" in refused(half, x.bfloat16(), EDGES)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "autocast" in refused(Scaled(), x.float(), EDGES)
+    adj = torch.sparse_coo_tensor(EDGES.flip(0), torch.ones(40), (NODES, NODES)).coalesce()
+    assert "a plain edge_index only" in refused(Scaled().double(), x, adj)
+
+
+def test_classes_that_are_left_to_upstream() -> None:
+    x = x64()
+
+    class Aggregating(Scaled):
+        def aggregate(self, inputs: Tensor, index: Tensor, dim_size: Any = None) -> Tensor:
+            return super().aggregate(inputs, index, dim_size=dim_size) * 2
+
+    class WithEdges(Scaled):
+        def message(self, x_j: Tensor, edge_index: Tensor) -> Tensor:
+            return x_j * (edge_index[0] % 2).view(-1, 1)
+
+    class WithIndex(Scaled):
+        def message(self, x_j: Tensor, index: Tensor) -> Tensor:
+            return x_j * (index % 2).view(-1, 1)
+
+    class WithSize(Scaled):
+        def message(self, x_i: Tensor, x_j: Tensor, size_i: Any) -> Tensor:
+            return x_i * x_j / size_i
+
+    class WithIdleSize(Scaled):
+        def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, size_i: Any) -> Tensor:
+            return x_i * x_j
+
+    class Updated(Scaled):
+        def update(self, inputs: Tensor, x_i: Tensor) -> Tensor:
+            return inputs + x_i.sum()
+
+    reasons = {
+        Aggregating: "aggregate is overridden",
+        WithEdges: "its message takes edge_index",
+        WithIndex: "its message is no edge program: it takes index, which is of the graph",
+        WithSize: "its message is no edge program: it takes the number of nodes",
+        Updated: "its update takes x_i",
+    }
+    for cls, reason in reasons.items():
+        assert refused(cls().double(), x, EDGES) == reason
+    routed(WithIdleSize().double(), x)
+
+
+def test_a_layer_that_is_another_one_at_every_call() -> None:
+    layer, x = Scaled().double(), x64()
+    with fastgraph.enabled(min_edges=0):
+        for k in range(traced._MOST_TRACES + 2):
+            layer.scale = k + 0.5
+            layer(x, EDGES)
+    row = fastgraph.status().row("Scaled")
+    assert (row.routed, row.fell_back) == (traced._MOST_TRACES, 2)
+    assert dict(row.reasons) == {"its message or its layer is another one at every call": 2}
+
+
+def test_edges_outside_the_nodes_are_upstreams_error() -> None:
+    layer, x = Scaled().double(), x64()
+    wrong = torch.tensor([[0, NODES], [1, 2]])
+    with fastgraph.enabled(min_edges=0), pytest.raises(IndexError, match="larger than 11") as found:
+        layer(x, wrong)
+    assert any("fastgraph" in note for note in found.value.__notes__)
+
+
+def test_other_arguments_are_upstreams_error() -> None:
+    layer = Scaled().double()
+    with fastgraph.enabled(min_edges=0), pytest.raises(TypeError, match="unexpected keyword"):
+        layer.propagate(EDGES, x=x64(), y=x64())
+    with fastgraph.enabled(min_edges=0), pytest.raises(ValueError, match="expected size"):
+        layer.propagate(EDGES, x=x64(), size=(NODES + 1, NODES + 1))
+
+
+def test_one_layer_in_many_threads_is_traced_beside_itself() -> None:
+    layer = Scaled().double()
+    stand_in = traced._stand_in(layer)
+    stand_in.lin.weight = nn.Parameter(x64(3))
+    stand_in.scale = 9
+    assert layer.lin.weight.shape == (CHANNELS, 2 * CHANNELS)
+    assert layer.scale == 0.5
+
+
+def test_compiled_code_runs_upstreams() -> None:
+    layer, x = Scaled().double(), x64()
+    expected = layer(x, EDGES)
+    with fastgraph.enabled(min_edges=0):
+        compiled = torch.compile(layer, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x, EDGES), expected)
+
+
+def test_small_graphs_gain_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FASTGRAPH_MIN_EDGES")
+    layer, x = Scaled().double(), x64()
+    with fastgraph.enabled():
+        layer(x, EDGES)
+        layer(x, random_edges(NODES, NODES, 20_000))  # 4 channels
+    row = fastgraph.status().row("Scaled")
+    assert (row.routed, row.fell_back) == (0, 2)
+    assert "too few edges" in next(iter(row.reasons))
+
+
+def test_programs_are_told() -> None:
+    layer, x = Scaled().double(), x64()
+    assert fastgraph.explain(layer) == "no message of Scaled was looked at in a call"
+    routed(layer, x)
+    row = fastgraph.status().row("Scaled")
+    assert (row.routed, row.programs) == (1, 1)
+    assert "edge program" in str(fastgraph.status())
+    text = fastgraph.explain(layer)
+    assert text.startswith("Scaled: edge program, reduced by sum:\n")
+    assert "  x_i = row 4\n" in text
+    assert "matmul(x_i, slice(t(lin.weight), 0, 0, 4))" in text
+    assert "kept for the gradients of all operands: " in text
+    other = Scaled(aggr="median").double()
+    refused(other, x, EDGES)
+    assert fastgraph.explain(nn.Sequential(layer, other)).endswith(
+        "\n1 (Scaled): left to upstream: aggregation MedianAggregation"
+    )
+    with pytest.raises(TypeError, match="module must be"):
+        fastgraph.explain(3)
