@@ -26,6 +26,7 @@ from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.memo import cached, cached_with_all, count_edit, edits_of
 from fastgraph.dist.tensor.table import (
     METADATA,
+    OF_WRAPPER,
     Arguments,
     NoRuleError,
     Options,
@@ -82,6 +83,9 @@ class ShardedTensor(Tensor):
         cls, func: Any, types: Any, args: Arguments = (), kwargs: Options | None = None
     ) -> Any:
         """Do an operation by its rule, or on the whole."""
+        if func in OF_WRAPPER:  # as most calls of a layer are, and no edit changes the answer
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
         kwargs = dict(kwargs or {})
         for first in ("input", "self"):  # torch takes either by name
             if not args and first in kwargs:

@@ -24,6 +24,9 @@ class NoRuleError(Exception):
 METADATA: set[str] = set()
 """The names of operations that do not look at the values of a tensor."""
 
+OF_WRAPPER: set[Any] = set()
+"""Functions of a tensor's shape, dtype and the like, which a wrapper without memory has."""
+
 _rules: dict[str, Rule] = {}
 _in_place: dict[str, Rule] = {}
 

@@ -18,7 +18,7 @@ from fastgraph.dist.tensor.sharded import (
     tree_map,
     whole,
 )
-from fastgraph.dist.tensor.table import Arguments, NoRuleError, Options, name_of, rule
+from fastgraph.dist.tensor.table import OF_WRAPPER, Arguments, NoRuleError, Options, name_of, rule
 
 _OF_AUTOGRAD = {
     "requires_grad", "grad_fn", "is_leaf", "_version", "output_nr", "retains_grad", "name",
@@ -29,12 +29,17 @@ _PERMUTED = {"T", "mT", "H", "mH"}
 _OF_MEMORY = {"is_cuda", "is_cpu", "is_sparse", "is_nested", "is_quantized", "is_meta", "is_mkldnn"}
 
 
-@rule(
-    """size dim ndimension numel nelement __len__ is_floating_point is_complex is_signed
+_OF_THE_WHOLE = """size dim ndimension numel nelement __len__ is_floating_point is_complex is_signed
     element_size get_device __hash__ is_tensor is_same_size has_names is_sparse is_inference
-    is_conj is_neg is_shared is_pinned dim_order""",
-    of_values=False,
-)
+    is_conj is_neg is_shared is_pinned dim_order"""
+_ATTRIBUTES = ("shape", "dtype", "device", "layout", "ndim", *_OF_MEMORY)
+
+# Methods and attributes are answered at once; the same as functions or operators by their rule.
+OF_WRAPPER.update(getattr(Tensor, name) for name in _OF_THE_WHOLE.split() if hasattr(Tensor, name))
+OF_WRAPPER.update(getattr(Tensor, name).__get__ for name in _ATTRIBUTES)
+
+
+@rule(_OF_THE_WHOLE, of_values=False)
 def of_the_whole(func: Any, args: Arguments, kwargs: Options) -> Any:
     """Shape, dtype and the like, which the tensor itself has."""
     with torch._C.DisableTorchFunctionSubclass():
