@@ -299,6 +299,6 @@ _RULES: Mapping[str, Rule] = {
         _choose(b, b.apply("lt", 20.0, x), g, g * b.apply("sigmoid", x))
     ],
     "relu": lambda b, y, g, x: [_choose(b, b.apply("le", x, 0.0), 0.0, g)],
-    "leaky_relu": lambda b, y, g, x, slope: [_choose(b, b.apply("lt", 0.0, x), g, g * slope)],
+    "leaky_relu": lambda b, y, g, x, slope: [g * _choose(b, b.apply("lt", 0.0, x), 1.0, slope)],
     "elu": _elu,
 }

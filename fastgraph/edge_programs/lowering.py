@@ -28,10 +28,11 @@ from fastgraph.edge_programs.operations import (
 )
 from fastgraph.edge_programs.program import PLACES, Output, Program
 
-GATE = "gate"
-"""The second of two values, or 0 where the first is not above it: the gradient of ``relu``."""
+GATE, SLOPE = "gate", "slope"
+"""The second of two values, or 0 where the first is not above it: the gradient of ``relu``; and 1,
+or the second where the first is not above 0: the slope of ``leaky_relu``."""
 
-OPERATIONS = (*ELEMENTWISE, ROUND, SPREAD, FOLD, DOT, GATE)
+OPERATIONS = (*ELEMENTWISE, ROUND, SPREAD, FOLD, DOT, GATE, SLOPE)
 """The order in which ``csrc/include/fastgraph/edge_code.h`` numbers operations."""
 
 REDUCTIONS = ("sum", "mean", "max", "min", "edge", "total", SOFTMAX)
@@ -146,7 +147,7 @@ class _Lowering:
             dying = [a for a in set(node.arguments) if last[a] == number and a >= count]
             released = [slot_of[a] for a in dying if slots[slot_of[a]][0] == _OF_EDGE]
             # An element-wise result may take the place of an argument.
-            in_place = node.operation in ELEMENTWISE or node.operation in (ROUND, GATE)
+            in_place = node.operation in ELEMENTWISE or node.operation in (ROUND, GATE, SLOPE)
             if in_place:
                 _release(free, slots, released)
             if often < 2:
@@ -270,10 +271,8 @@ class _Lowering:
         """Make one node of those that only follow each other: each reads and writes registers."""
         for number in self._needed():
             node = self._nodes[number]
-            if node.operation == "where" and self._is_gate(node):
-                mask, _, gradient = node.arguments
-                x = self._nodes[mask].arguments[0]
-                self._nodes[number] = node._replace(operation=GATE, arguments=(x, gradient))
+            if node.operation == "where":
+                self._nodes[number] = self._gradient(node)
         uses = self._uses()
         for number in self._needed():
             node = self._nodes[number]
@@ -284,17 +283,25 @@ class _Lowering:
             if summed.operation == "add" and uses[argument] == 1 and self._often[argument] == 2:
                 self._nodes[number] = node._replace(arguments=summed.arguments)
 
-    def _is_gate(self, node: _Node) -> bool:
-        """True for 0 where a value is at most 0, and another value elsewhere."""
-        mask, zero, _ = node.arguments
+    def _gradient(self, choice: _Node) -> _Node:
+        """A choice as one instruction, if it is the gradient of ``relu`` or such a slope."""
+        mask, first, second = choice.arguments
         compared = self._nodes[mask]
-        return compared.operation == "le" and self._is_zero(zero) and compared.arguments[1] == zero
+        if compared.operation == "le" and self._is_number(first, 0):
+            x, limit = compared.arguments
+            if self._is_number(limit, 0):
+                return choice._replace(operation=GATE, arguments=(x, second))
+        if compared.operation == "lt" and self._is_number(first, 1):
+            limit, x = compared.arguments
+            if self._is_number(limit, 0):
+                return choice._replace(operation=SLOPE, arguments=(x, second))
+        return choice
 
-    def _is_zero(self, number: int) -> bool:
-        node = self._nodes[number]
+    def _is_number(self, value: int, number: float) -> bool:
+        node = self._nodes[value]
         if node.operation == SPREAD:
             node = self._nodes[node.arguments[0]]
-        return node.operation == CONSTANT and node.constant == 0
+        return node.operation == CONSTANT and node.constant == number
 
     def _uses(self) -> Counter[int]:
         """How often each node is taken."""

@@ -40,6 +40,16 @@ def test_the_gradient_of_relu_is_one_instruction() -> None:
     assert [operations(made.program) for made in passes] == [["add", "gate"]] * 2
 
 
+def test_the_slope_of_leaky_relu_is_one_instruction() -> None:
+    text = (
+        "x = gathered 8\nb = row 8\nc = constant 0.25\nt0 = add x b\nt1 = leaky_relu t0 c\nsum t1"
+    )
+    program = parse(text)
+    passes = derive(program, frozenset("xb"), frozenset({0})).passes
+    own = [[o for o in operations(made.program) if o != "spread"] for made in passes]
+    assert own == [["add", "slope"]] * 2
+
+
 def test_another_choice_is_no_gradient_of_relu() -> None:
     text = "x = gathered 8\nc0 = constant 0.0\nc1 = constant 1.0\n{}\nsum t1"
     for lines in (

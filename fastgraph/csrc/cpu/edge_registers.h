@@ -8,7 +8,6 @@
 
 #include "cpu/running_softmax.h"
 #include "fastgraph/chunks.h"
-#include "fastgraph/dot.h"
 #include "fastgraph/edge_code.h"
 #include "fastgraph/elementary.h"
 #include "fastgraph/inline.h"
@@ -288,28 +287,41 @@ class EdgeRegisters {
     }
   }
 
-  void fold(const EdgeInstruction& i, int64_t edges) {
-    const int64_t heads = width(i.out), of_head = width(i.argument[0]) / heads;
-    for (int64_t g = 0; g < edges; ++g) {
-      for (int64_t h = 0; h < heads; ++h) {
-        const A* const from = at(i.argument[0], g) + h * of_head;
-        A sum = 0;
-        for_each_part<N, 1>(0, of_head, [&](auto chunk, int64_t c) {
-          constexpr int kLane = decltype(chunk)::kLanes;
-          sum += sum_of<A, kLane>(load<kLane>(from + c));
-        });
-        own(i.out)[g * heads + h] = sum;
+  // For each head and edge the sum of f(in...) over the channels. f takes vectors of any length.
+  template <typename F, typename... In>
+  FASTGRAPH_INLINE void sum_heads(int32_t out, int64_t width, int64_t edges, const F& f,
+                                  const In*... in) {
+    const int64_t heads = this->width(out), of_head = width / heads;
+    if (of_head % N != 0) {
+      for (int64_t g = 0; g < edges; ++g) {
+        for (int64_t h = 0; h < heads; ++h) {
+          A sum = 0;
+          for_each_part<N, 1>(h * of_head, (h + 1) * of_head, [&](auto chunk, int64_t c) {
+            constexpr int kLane = decltype(chunk)::kLanes;
+            sum += sum_of<A, kLane>(f(load<kLane>(in[g] + c)...));
+          });
+          own(out)[g * heads + h] = sum;
+        }
       }
+      return;
     }
-  }
-
-  void dot_products(const EdgeInstruction& i, int64_t edges) {
-    const int64_t heads = width(i.out), of_head = width(i.argument[0]) / heads;
-    for (int64_t g = 0; g < edges; ++g) {
-      const A *const a = at(i.argument[0], g), *const b = at(i.argument[1], g);
-      for (int64_t h = 0; h < heads; ++h) {
-        own(i.out)[g * heads + h] = dot(a + h * of_head, b + h * of_head, of_head);
+    // As many sums at once as a vector has lanes, of whichever edges.
+    const int64_t count = edges * heads;
+    int64_t g = 0, h = 0;
+    for (int64_t first = 0; first < count; first += N) {
+      const int taken = static_cast<int>(std::min<int64_t>(N, count - first));
+      V sums[N];
+      for (int k = 0; k < taken; ++k) {
+        const int64_t begin = h * of_head;
+        sums[k] = f(load<N>(in[g] + begin)...);
+        for (int64_t c = begin + N; c < begin + of_head; c += N)
+          sums[k] += f(load<N>(in[g] + c)...);
+        if (++h == heads) {
+          h = 0;
+          ++g;
+        }
       }
+      store<N>(own(out) + first, sums_of<A, N>(sums, taken));
     }
   }
 
@@ -366,9 +378,15 @@ class EdgeRegisters {
         });
       case Op::kRound: return map(i, edges, [](V x) { return round_to<T, N>(x); });
       case Op::kSpread: return spread(i, edges);
-      case Op::kFold: return fold(i, edges);
-      case Op::kDot: return dot_products(i, edges);
+      case Op::kFold:
+        return sum_heads(
+            i.out, width(i.argument[0]), edges, [](auto a) { return a; }, rows(i.argument[0]));
+      case Op::kDot:
+        return sum_heads(
+            i.out, width(i.argument[0]), edges, [](auto a, auto b) { return a * b; },
+            rows(i.argument[0]), rows(i.argument[1]));
       case Op::kGate: return map(i, edges, [&](V x, V g) { return x <= zero ? zero : g; });
+      case Op::kSlope: return map(i, edges, [&](V x, V slope) { return x > zero ? one : slope; });
     }
   }
 

@@ -74,8 +74,9 @@ enum class EdgeOperation : int32_t {
   kFold,    // the sum of each head's channels
   kDot,     // the sum of each head's products
   kGate,    // the second, or 0 where the first is not above it: the gradient of relu
+  kSlope,   // 1, or the second where the first is not above 0: the slope of leaky relu
 };
-constexpr int32_t kNumEdgeOperations = static_cast<int32_t>(EdgeOperation::kGate) + 1;
+constexpr int32_t kNumEdgeOperations = static_cast<int32_t>(EdgeOperation::kSlope) + 1;
 
 struct EdgeInstruction {
   EdgeOperation operation;
