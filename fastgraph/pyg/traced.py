@@ -39,7 +39,7 @@ from fastgraph.pyg.state import state_refusal
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, plain_tensor, too_few_edges
 from fastgraph.routing.programs import is_by_identity, remember
-from fastgraph.routing.sizes import PROGRAM, TOO_SMALL, is_too_little, is_too_small, of_many
+from fastgraph.routing.sizes import PROGRAM, TOO_SMALL, Work, is_too_small, of_many
 from fastgraph.routing.status import count_program
 from fastgraph.upstream import label_of
 
@@ -171,12 +171,14 @@ class Prepared:
         private: arguments of nodes whose values a gradient needs. Upstream gathers them, so that
             its callers may edit theirs.
         state: parameters and buffers of the layer, by where they are in it.
+        work: how much there is to compute for an edge.
     """
 
     traced: Traced
     reduce: str
     private: frozenset[str]
     state: tuple[tuple[str, tuple[str, ...], str], ...]
+    work: Work
 
     @classmethod
     def of(cls, traced: Traced, reduce: str, layer: nn.Module) -> Prepared:
@@ -188,7 +190,10 @@ class Prepared:
             if name in needed:
                 *path, own = name.split(".")
                 found.append((name, tuple(path), own))
-        return cls(traced, reduce, _private(traced), tuple(found))
+        width = math.prod(traced.channels)
+        of_edges = (o.width for o in traced.program.operands if o.place == "edge")
+        work = Work(width, any(2 * own >= width > 1 for own in of_edges))
+        return cls(traced, reduce, _private(traced), tuple(found), work)
 
     def compute(
         self,
@@ -378,7 +383,7 @@ def _plan(
     outcome = _outcome(module, form, described)
     if isinstance(outcome, Refusal):
         return outcome
-    if is_too_little(num_edges, math.prod(outcome.traced.channels)):
+    if outcome.work.is_too_little(num_edges):
         return TOO_SMALL
     if module.node_dim != 0 and len(outcome.traced.channels) != 1:
         return Refusal("its messages are not two-dimensional")

@@ -38,9 +38,6 @@ ATTENTION = Least(inference=2000, training=4000)
 PROGRAM = Least(inference=10_000, training=10_000)
 
 
-_LEAST_OF_PROGRAM = 3_000_000
-"""Channels of all messages together, from which on no edge program was slower than upstream."""
-
 TOO_SMALL = Refusal("too few edges to gain from it; min_edges=0 routes it nevertheless")
 """Why a call gains nothing from its route, which ``strict`` does not take for an error."""
 
@@ -131,17 +128,40 @@ def are_too_few(least: Least, num_edges: int) -> bool:
     return num_edges < bound and current().min_edges is None
 
 
-def is_too_little(num_edges: int, width: int) -> bool:
-    """True if a call of an edge program on such a graph would take longer than upstream's.
+class Work(NamedTuple):
+    """The size of an edge program.
 
-    Never where the setting ``min_edges`` says what is too small. Not to be asked while code is
-    compiled.
-
-    Args:
-        num_edges: how many edges there are.
+    Attributes:
         width: the channels of a message.
+        has_wide_edges: true if there are as many channels of each edge in memory.
     """
-    return num_edges * width < _LEAST_OF_PROGRAM and current().min_edges is None
+
+    width: int
+    has_wide_edges: bool
+
+    def is_too_little(self, num_edges: int) -> bool:
+        """True if a call on so many edges of a new graph would take longer than upstream's.
+
+        Never where the setting ``min_edges`` says what is too small. Not to be asked while code is
+        compiled.
+        """
+        least = _LEAST_VALUES[self.width >= _PROGRAM_WIDTH, self.has_wide_edges]
+        if self.width < _WIDE:
+            least *= _NARROW_EDGES
+        return num_edges * self.width < least and current().min_edges is None
+
+
+_PROGRAM_WIDTH = 32
+"""The channels from which on an edge program gains more by each."""
+
+_LEAST_VALUES = {
+    (True, False): 1_000_000,
+    (False, False): 3_200_000,
+    (True, True): 6_500_000,
+    (False, True): 13_000_000,
+}
+"""The values of all messages together from which on no edge program was slower than upstream: by
+whether they are wide, and whether as much is read for each edge, which upstream does, too."""
 
 
 def of_many(*_: object) -> None:
