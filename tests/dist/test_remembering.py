@@ -21,7 +21,6 @@ from fastgraph.dist.graphs.pyg import shard_as_known
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.digests import DIGESTS
 from fastgraph.dist.tensor.layout import only_here
-from fastgraph.dist.tensor.originals import _SMALL
 from tests.dist.comparing import deviation
 from tests.dist.graphs import NUM_FEATURES, NUM_NODES, PARTITIONS, graph
 
@@ -214,7 +213,6 @@ def edits_of_edges_where_nobody_counts(make: Callable[[Data], Data]) -> Values:
 def edits_of_features_and_masks_where_nobody_counts(make: Callable[[Data], Data]) -> Values:
     mask, x = torch.arange(NUM_NODES) % 3 == 0, torch.ones(NUM_NODES, 4000)
     data = make(Data(x=x, train_mask=mask, edge_index=graph().edge_index))
-    assert x.nbytes > _SMALL  # of which not all rows are compared later
     mask.numpy()[:] = ~mask.numpy()
     x.numpy()[3] = 5
     seen = [data.train_mask, data.x[data.train_mask]]
@@ -223,6 +221,10 @@ def edits_of_features_and_masks_where_nobody_counts(make: Callable[[Data], Data]
     mask.data[7] ^= True
     seen += [data.x + 1, data.train_mask.sum()]
     x.numpy()[:, 0] = 4
+    seen.append(data.x * 2)
+    for row in range(0, NUM_NODES, 7):  # one number of a large tensor at a time
+        x.numpy()[row, row] = 6
+        seen.append(data.x.sum(1))
     mask.numpy()[9] = True
     data.x[2] += 1  # both edits
     return [*seen, data.x, x, data.x[data.train_mask]]

@@ -3,9 +3,8 @@
 On one process they would be the tensors of the graph. So an edit of one of both is one of the
 other, and a sharded tensor has the gradient of its original. All ranks have the same original, and
 see the same edits: those that torch counts at the next operation, others by its content, at the
-next operation on its rows. To read large features once more takes a tenth of the training step of a
-small layer. So of those that are not trained a sample of rows is read, once the first steps are
-done: who prepares features has done it by then, and what writes to all of them is still seen.
+next operation on its rows. All of it is read, features of a graph once for each layer that takes
+them, as nothing less tells of a row that NumPy has written.
 """
 
 from __future__ import annotations
@@ -18,14 +17,10 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.ranks import transport
-from fastgraph.dist.tensor.digests import DIGESTS
 from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.memo import count_edit, fingerprint, flat, watch_edits
 
 State = tuple[int, int, torch.Size, torch.dtype]
-
-_SMALL = 1 << 20
-"""Bytes, which take 50 microseconds or less to read."""
 
 
 class _Pair:
@@ -38,7 +33,6 @@ class _Pair:
         axis: the dimension of which they are.
         state: of the original, when both held the same.
         content: likewise, its fingerprint.
-        sample: likewise, that of some of its rows; ``None`` if all are compared.
     """
 
     def __init__(self, original: Tensor, local: Tensor, rows: Layout, axis: int) -> None:
@@ -48,8 +42,6 @@ class _Pair:
 
     def _are_alike(self, original: Tensor) -> None:
         self.state, self.content = _state(original), fingerprint(original)
-        is_large = original.is_floating_point() and original.nbytes > _SMALL
-        self.sample = fingerprint(_sample(original)) if is_large else None
 
     def follow(self) -> None:
         """Have the rows changed as the original was, as far as torch has counted its edits."""
@@ -62,11 +54,7 @@ class _Pair:
         original, local = self.original(), self.local()
         if original is None or local is None or self.content is None:
             return
-        if self.sample is None or original.requires_grad or DIGESTS.is_on:
-            holds = self.content.confirms([flat(original)])
-        else:
-            holds = self.sample.confirms([flat(_sample(original))])
-        if not holds:
+        if not self.content.confirms([flat(original)]):
             self._copy(original, local)
 
     def _copy(self, original: Tensor, local: Tensor) -> None:
@@ -147,11 +135,6 @@ def leaf_of(local: Tensor) -> Tensor | None:
     pair = _pairs.get(id(local.untyped_storage())) if _pairs and local.grad_fn else None
     original = None if pair is None or pair.local() is not local else pair.original()
     return original if original is not None and original.is_leaf else None
-
-
-def _sample(x: Tensor) -> Tensor:
-    """Some of the rows of a large tensor, of about as many bytes as a small one."""
-    return x[:: -(-x.nbytes // _SMALL)] if x.dim() else x
 
 
 def _state(x: Tensor) -> State:
