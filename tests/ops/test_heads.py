@@ -310,11 +310,16 @@ def test_every_number_of_heads_and_channels(
     name: str, channels: int, heads: int, backend: str
 ) -> None:
     case = Case("random", random_edges(12, 9, 80), 12, 9)
-    inputs = [t.float() for t in inputs_of(name, case, heads, channels)]
-    ours = with_gradients(lambda t: operator(name)(*t, case.edge_index), inputs)
-    theirs = with_gradients(lambda t: upstream(name, t, case), inputs)
-    truth = with_gradients(lambda t: upstream(name, t, case), [t.double() for t in inputs])
-    assert max(error_ratios(ours, theirs, truth)) <= 2
+    ratios = []
+    for _ in range(5):
+        inputs = [t.float() for t in inputs_of(name, case, heads, channels)]
+        ours = with_gradients(lambda t: operator(name)(*t, case.edge_index), inputs)
+        theirs = with_gradients(lambda t: upstream(name, t, case), inputs)
+        truth = with_gradients(lambda t: upstream(name, t, case), [t.double() for t in inputs])
+        ratios.append(error_ratios(ours, theirs, truth))
+    # Of one head and nine rows, the rounding of a single score can be most of a draw's error.
+    medians = torch.tensor(ratios, dtype=torch.float64).median(0).values
+    assert bool((medians <= 1.5).all()), f"median ratios {medians.tolist()}"
 
 
 @pytest.mark.parametrize("channels", [0, 4])

@@ -104,7 +104,7 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   }
 
   bool knows_batches() const { return in.edge.width == 0; }
-  void absorb_batch(const RowBatch& batch) const {
+  void absorb_batch(const RowBatch& batch, int64_t) const {
     BatchValues<A> p, product;
     std::fill_n(p.data, batch.size(), A{0});
     std::fill_n(product.data, batch.size(), A{0});
@@ -225,7 +225,7 @@ struct BackwardSrc : SourceSoftmax<T> {
   }
 
   bool knows_batches() const { return in.edge.width == 0; }  // else queries are wider than keys
-  void absorb_batch(const RowBatch& batch) const {
+  void absorb_batch(const RowBatch& batch, int64_t) const {
     BatchValues<A> weight, score;
     this->gradients_of_batch(batch, weight.data, score.data);
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {

@@ -141,7 +141,7 @@ struct ValueGradients : RowSums<Accumulator<T>>, SoftmaxGradients<T> {
   }
 
   bool knows_batches() const { return true; }
-  void absorb_batch(const RowBatch& batch) const {
+  void absorb_batch(const RowBatch& batch, int64_t) const {
     BatchValues<A> p, inverse_sum, found;
     for_each_sum<T>(batch, in.score_src, in.score_dst, in.score_edge,
                     [&](auto lanes, int64_t, int64_t e, int64_t h, auto z) {
@@ -210,7 +210,7 @@ struct ScoreGradients : DestinationSoftmax<T, ScoreGradients<T>, 1> {
   }
 
   bool knows_batches() const { return true; }
-  void absorb_batch(const RowBatch& batch) const {
+  void absorb_batch(const RowBatch& batch, int64_t) const {
     BatchValues<A> p, inverse_sum, product, slopes;
     for_each_sum<T>(batch, in.score_dst, in.score_src, in.score_edge,
                     [&](auto lanes, int64_t row, int64_t e, int64_t h, auto z) {
@@ -275,7 +275,7 @@ struct SourceScoreGradients : RowSums<Accumulator<T>> {
   }
 
   bool knows_batches() const { return true; }
-  void absorb_batch(const RowBatch& batch) const {
+  void absorb_batch(const RowBatch& batch, int64_t) const {
     with_head_lanes<A>(batch.heads, [&](auto lanes) {
       constexpr int N = decltype(lanes)::value;
       batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {

@@ -82,37 +82,43 @@ inline BlockOf<Accumulator<T>> additive_scores(const Block& block, Heads<const T
   return score;
 }
 
-// The same for a row of a batch, without features of edges: added to score.
-template <typename T>
+// The same for a row of a batch, without features of edges: added to score, and with kProducts to
+// product.
+template <bool kProducts, typename T>
 inline void add_scores(const RowBatch& batch, int64_t row, EntryRange entries,
-                       const Gatv2Inputs<T>& in, Accumulator<T> slope, Accumulator<T>* score) {
+                       const Gatv2Inputs<T>& in, Accumulator<T> slope, Accumulator<T>* score,
+                       Heads<const T> grad = {}, Accumulator<T>* product = nullptr) {
   using A = Accumulator<T>;
   for_each_piece(in.x_src, [&](auto piece, int64_t head, int64_t f) {
     using P = decltype(piece);
     constexpr int N = P::kLanes;
     using V = Vector<A, N>;
-    V own[P::kHeads][P::kCount], factor[P::kHeads][P::kCount];
+    V own[P::kHeads][P::kCount], factor[P::kHeads][P::kCount], given[P::kHeads][P::kCount];
 #pragma GCC unroll 4
     for (int h = 0; h < P::kHeads; ++h) {
 #pragma GCC unroll 4
       for (int q = 0; q < P::kCount; ++q) {
         own[h][q] = load<N>(in.x_dst.at(row, head + h) + f + q * N);
         factor[h][q] = load<N>(in.att.at(0, head + h) + f + q * N);
+        if constexpr (kProducts) given[h][q] = load<N>(grad.at(row, head + h) + f + q * N);
       }
     }
     for (int64_t e = entries.begin; e < entries.end; ++e) {
       const T* other = in.x_src.at(batch.graph.col[e], head) + f;
       expect_piece<P>(batch, e, in.x_src, head, f);
-      V sum[P::kHeads] = {};
+      V sum[P::kHeads] = {}, dot[P::kHeads] = {};
 #pragma GCC unroll 4
       for (int h = 0; h < P::kHeads; ++h) {
 #pragma GCC unroll 4
         for (int q = 0; q < P::kCount; ++q) {
-          const V z = own[h][q] + load<N>(other + h * in.x_src.width + q * N);
+          const V value = load<N>(other + h * in.x_src.width + q * N);
+          const V z = own[h][q] + value;
           sum[h] = multiply_add<A, N>(factor[h][q], leaky_relu(z, slope), sum[h]);
+          if constexpr (kProducts) dot[h] = multiply_add<A, N>(given[h][q], value, dot[h]);
         }
       }
       add_sums<A, N, P::kHeads>(sum, score + batch.at(e) + head);
+      if constexpr (kProducts) add_sums<A, N, P::kHeads>(dot, product + batch.at(e) + head);
     }
   });
 }
@@ -131,7 +137,7 @@ struct AdditiveScores {
   void of_batch(const RowBatch& batch, A* score) const {
     std::fill_n(score, batch.size(), A{0});
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
-      add_scores<T>(batch, row, entries, in, slope, score);
+      add_scores<false, T>(batch, row, entries, in, slope, score);
     });
   }
 

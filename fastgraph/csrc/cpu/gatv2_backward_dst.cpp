@@ -62,6 +62,56 @@ inline void add_slopes(const EdgeBlock& block, Heads<const T> nodes, const NodeR
       [&](auto lanes, int64_t f, auto sum) { store<decltype(lanes)::value>(slopes + f, sum); });
 }
 
+// The slopes of a row of a batch, as sum_slopes() has them: given to after(N, head, f, sum), N
+// channels at a time. Those of activations, [heads, channels], are added up by rows first, which
+// errs less than one long sum.
+template <typename T, typename After>
+inline void sum_slopes(const RowBatch& batch, int64_t row, EntryRange entries,
+                       const Gatv2Inputs<T>& in, Accumulator<T> slope, const Accumulator<T>* grad,
+                       Accumulator<T>* activations, const After& after) {
+  using A = Accumulator<T>;
+  for_each_piece(in.x_src, [&](auto piece, int64_t head, int64_t f) {
+    using P = decltype(piece);
+    constexpr int N = P::kLanes;
+    constexpr std::integral_constant<int, N> kLane{};
+    using V = Vector<A, N>;
+    const int64_t width = in.x_src.width;
+    V own[P::kHeads][P::kCount], sum[P::kHeads][P::kCount] = {};
+    V activation[P::kHeads][P::kCount] = {};
+#pragma GCC unroll 4
+    for (int h = 0; h < P::kHeads; ++h) {
+#pragma GCC unroll 4
+      for (int q = 0; q < P::kCount; ++q) {
+        own[h][q] = load<N>(in.x_dst.at(row, head + h) + f + q * N);
+      }
+    }
+    for (int64_t e = entries.begin; e < entries.end; ++e) {
+      const T* other = in.x_src.at(batch.graph.col[e], head) + f;
+      const A* given = grad + batch.at(e) + head;
+#pragma GCC unroll 4
+      for (int h = 0; h < P::kHeads; ++h) {
+        const V up = splat<A, N>(given[h]), down = splat<A, N>(slope * given[h]);
+#pragma GCC unroll 4
+        for (int q = 0; q < P::kCount; ++q) {
+          const V z = own[h][q] + load<N>(other + h * width + q * N);
+          const V sloped = z > V{} ? up : down;
+          sum[h][q] += sloped;
+          activation[h][q] = multiply_add<A, N>(sloped, z, activation[h][q]);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int h = 0; h < P::kHeads; ++h) {
+#pragma GCC unroll 4
+      for (int q = 0; q < P::kCount; ++q) {
+        after(kLane, head + h, f + q * N, sum[h][q]);
+        A* target = activations + (head + h) * width + f + q * N;
+        store<N>(target, load<N>(target) + activation[h][q]);
+      }
+    }
+  });
+}
+
 // Gradients of x_dst and att where edges carry nothing; state holds the sums of slopes and of
 // activations.
 template <typename T>
@@ -80,6 +130,27 @@ struct BackwardDst : DestinationSoftmax<T, BackwardDst<T>> {
   template <typename Block>
   Dots<A> find_dots(const Block& block) const {
     return scores.with_products(block, this->grad);
+  }
+
+  bool knows_batches() const { return true; }
+  void absorb_batch(const RowBatch& batch, int64_t slot) const {
+    const Gatv2Inputs<T>& in = scores.in;
+    BatchValues<A> p, product;
+    std::fill_n(p.data, batch.size(), A{0});
+    std::fill_n(product.data, batch.size(), A{0});
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
+      add_scores<true, T>(batch, row, entries, in, scores.slope, p.data, this->grad, product.data);
+    });
+    this->gradients_of_scores(batch, product.data, p.data);
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
+      sum_slopes<T>(batch, row, entries, in, scores.slope, p.data, sums.at(slot, 0),
+                    [&](auto lanes, int64_t head, int64_t f, auto slopes) {
+                      constexpr int N = decltype(lanes)::value;
+                      using V = Vector<A, N>;
+                      const V found = load<N>(in.att.at(0, head) + f) * slopes;
+                      grad_dst.row(row, head).template store<N>(f, entries.empty() ? V{} : found);
+                    });
+    });
   }
 
   bool knows_few() const { return true; }

@@ -50,6 +50,58 @@ inline void sum_gradients(const Block& block, int h, const Gatv2Inputs<T>& in, H
   });
 }
 
+// The gradients that a row of a batch gets as a source, without features of edges, as
+// sum_gradients() has them: given to after(N, head, f, values, slopes), N channels at a time.
+template <typename T, typename After>
+inline void sum_gradients(const RowBatch& batch, int64_t row, EntryRange entries,
+                          const Gatv2Inputs<T>& in, Heads<const T> grad, Accumulator<T> slope,
+                          const Accumulator<T>* weights, const Accumulator<T>* scores,
+                          const After& after) {
+  using A = Accumulator<T>;
+  for_each_piece(grad, [&](auto piece, int64_t head, int64_t f) {
+    using P = decltype(piece);
+    constexpr int N = P::kLanes;
+    constexpr std::integral_constant<int, N> kLane{};
+    using V = Vector<A, N>;
+    const int64_t width = grad.width;
+    V own[P::kHeads][P::kCount], values[P::kHeads][P::kCount] = {};
+    V slopes[P::kHeads][P::kCount] = {};
+#pragma GCC unroll 4
+    for (int h = 0; h < P::kHeads; ++h) {
+#pragma GCC unroll 4
+      for (int q = 0; q < P::kCount; ++q) {
+        own[h][q] = load<N>(in.x_src.at(row, head + h) + f + q * N);
+      }
+    }
+    for (int64_t e = entries.begin; e < entries.end; ++e) {
+      const T* gradient = grad.at(batch.graph.col[e], head) + f;
+      const T* other = in.x_dst.at(batch.graph.col[e], head) + f;
+      const int64_t at = batch.at(e) + head;
+      expect_piece<P>(batch, e, grad, head, f);
+      expect_piece<P>(batch, e, in.x_dst, head, f);
+#pragma GCC unroll 4
+      for (int h = 0; h < P::kHeads; ++h) {
+        const V weight = splat<A, N>(weights[at + h]);
+        const V up = splat<A, N>(scores[at + h]), down = splat<A, N>(slope * scores[at + h]);
+#pragma GCC unroll 4
+        for (int q = 0; q < P::kCount; ++q) {
+          const V z = own[h][q] + load<N>(other + h * width + q * N);
+          values[h][q] =
+              multiply_add<A, N>(weight, load<N>(gradient + h * width + q * N), values[h][q]);
+          slopes[h][q] += z > V{} ? up : down;
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int h = 0; h < P::kHeads; ++h) {
+#pragma GCC unroll 4
+      for (int q = 0; q < P::kCount; ++q) {
+        after(kLane, head + h, f + q * N, values[h][q], slopes[h][q]);
+      }
+    }
+  });
+}
+
 // The gradient of x_src, along the transpose; state holds the sums of gradients as a value and of
 // slopes.
 template <typename T, typename Edges>
@@ -60,6 +112,23 @@ struct BackwardSrc : SourceSoftmax<T> {
   Result<T> grad_src;
 
   FASTGRAPH_INLINE void expect_row(int64_t row) const { prefetch_node(scores.in.x_src, row); }
+
+  bool knows_batches() const { return scores.in.edge.width == 0; }
+  void absorb_batch(const RowBatch& batch, int64_t) const {
+    const Gatv2Inputs<T>& in = scores.in;
+    BatchValues<A> weight, score;
+    this->gradients_of_batch(batch, weight.data, score.data);
+    batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
+      sum_gradients<T>(batch, row, entries, in, this->grad, scores.slope, weight.data, score.data,
+                       [&](auto lanes, int64_t head, int64_t f, auto values, auto slopes) {
+                         constexpr int N = decltype(lanes)::value;
+                         using V = Vector<A, N>;
+                         const V through_score = load<N>(in.att.at(0, head) + f) * slopes;
+                         grad_src.row(row, head).template store<N>(
+                             f, values + (entries.empty() ? V{} : through_score));
+                       });
+    });
+  }
 
   bool knows_few() const { return true; }
   void absorb_few(const SharedBlock& block, int64_t, A*) const {

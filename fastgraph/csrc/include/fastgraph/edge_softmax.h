@@ -140,7 +140,7 @@ struct OnlineSoftmax {
   Result<T> out{outputs.out};
 
   bool knows_batches() const { return scores.knows_batches() && edge_value.width == 0; }
-  void absorb_batch(const RowBatch& batch) const {
+  void absorb_batch(const RowBatch& batch, int64_t) const {
     BatchValues<A> p;
     BatchValues<A> inverse_sum;
     scores.of_batch(batch, p.data);
@@ -218,7 +218,7 @@ struct RowSums {
   int64_t size;
 
   bool knows_batches() const { return false; }
-  void absorb_batch(const RowBatch&) const {}
+  void absorb_batch(const RowBatch&, int64_t) const {}
   bool knows_few() const { return false; }
   void absorb_few(const SharedBlock&, int64_t, A*) const {}
   int64_t state_size() const { return size; }
@@ -242,10 +242,10 @@ inline int64_t num_slots(const Schedule& schedule) {
 // state), merge(piece, state) and finish(row, head, empty, slot, state); calls of finish with the
 // same slot do not overlap. Before a row, or a piece of one, is absorbed, begin(entries, whole,
 // buffer, states) sees it; each block has buffer_size() values of the buffer, where absorb finds
-// what begin left. A pass that knows_batches() does all that in absorb_batch(batch) for rows of few
-// entries, if there are few heads, too. One that knows_few() does it in absorb_few(block, slot,
-// room) for rows of few entries, with room for state_size() values. expect_row(row) may ask for
-// what the row after the present one has. The result does not depend on the number of threads.
+// what begin left. A pass that knows_batches() does all that in absorb_batch(batch, slot) for rows
+// of few entries, if there are few heads, too. One that knows_few() does it in absorb_few(block,
+// slot, room) for rows of few entries, with room for state_size() values. expect_row(row) may ask
+// for what the row after the present one has. The result does not depend on the number of threads.
 template <typename A, typename Pass>
 void run_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads, int64_t width,
               const Pass& pass) {
@@ -266,7 +266,7 @@ void run_pass(const OrderedCsr& graph, const Schedule& schedule, int64_t heads, 
       if (in_batches && whole) {
         const RowBatch batch = batch_from(graph, heads, place, task.place_end);
         if (batch.place_end > place) {
-          pass.absorb_batch(batch);
+          pass.absorb_batch(batch, t);
           place = batch.place_end - 1;
           continue;
         }

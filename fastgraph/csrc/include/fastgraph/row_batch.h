@@ -172,22 +172,34 @@ inline void store_edge_pairs(const RowBatch& batch, const A* first, const A* sec
 }
 
 // Weights become the gradients of scores, where `product` is keep <grad, value> of each entry:
-// p (product - delta), where the gradient of the logarithm of the sum is taken from delta.
+// p (product - delta), where the gradient of the logarithm of the sum is taken from delta. They add
+// up to 0 over a row, so sums of them are small differences of large terms. Therefore the mean of
+// product - delta, which should be 0, is taken from it as well: it is what delta has been rounded
+// by, and what the weights lack of 1. Leaves product - delta in `product`.
 template <typename A>
 inline void gradients_of_batch(const RowBatch& batch, const Matrix<const A>& grad_logsum,
-                               const A* product, A* p) {
+                               A* product, A* p) {
   with_head_lanes<A>(batch.heads, [&](auto lanes) {
     constexpr int N = decltype(lanes)::value;
+    using V = Vector<A, N>;
     batch.for_each_row([&](int64_t row, EntryRange entries, int64_t) {
       for (int64_t h = 0; h < batch.heads; h += N) {
-        Vector<A, N> delta{};
+        V delta{}, rest{};
         for (int64_t e = entries.begin; e < entries.end; ++e) {
-          delta += load<N>(p + batch.at(e) + h) * load<N>(product + batch.at(e) + h);
+          const int64_t at = batch.at(e) + h;
+          delta = multiply_add<A, N>(load<N>(p + at), load<N>(product + at), delta);
         }
-        if (grad_logsum.data != nullptr) delta -= load<N>(grad_logsum.row(row) + h);
         for (int64_t e = entries.begin; e < entries.end; ++e) {
-          A* own = p + batch.at(e) + h;
-          store<N>(own, load<N>(own) * (load<N>(product + batch.at(e) + h) - delta));
+          const int64_t at = batch.at(e) + h;
+          const V less = load<N>(product + at) - delta;
+          rest = multiply_add<A, N>(load<N>(p + at), less, rest);
+          store<N>(product + at, less);
+        }
+        rest = rest - rest == 0 ? rest : V{};  // of an infinite delta, inf - inf
+        if (grad_logsum.data != nullptr) rest -= load<N>(grad_logsum.row(row) + h);
+        for (int64_t e = entries.begin; e < entries.end; ++e) {
+          const int64_t at = batch.at(e) + h;
+          store<N>(p + at, load<N>(p + at) * (load<N>(product + at) - rest));
         }
       }
     });
