@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fastgraph.edge_programs.moments import spread_of
 from fastgraph.edge_programs.operations import (
     CONSTANT,
     DOT,
@@ -21,6 +22,8 @@ from fastgraph.edge_programs.operations import (
     SOFTMAX_MAX,
     SOFTMAX_SCALE,
     SPREAD,
+    STD,
+    VAR,
 )
 from fastgraph.edge_programs.program import Instruction, Operand, Output, Program
 
@@ -114,13 +117,13 @@ def _reduced(output: Output, values: Sequence[Tensor], edges: Edges, dtype: torc
         return value.to(dtype)
     if reduction == "total":
         return value.sum(0).to(dtype)
+    if reduction in (VAR, STD):
+        return spread_of(reduction, _mean(value, edges), _mean(value * value, edges)).to(dtype)
+    if reduction == "mean":
+        return _mean(value, edges).to(dtype)
     zeros = value.new_zeros(edges.num_rows, value.shape[1])
-    if reduction in ("sum", "mean"):
-        out = zeros.index_add(0, edges.row, value)
-        if reduction == "mean":
-            degree = torch.bincount(edges.row, minlength=edges.num_rows).clamp(min=1)
-            out = out / degree.unsqueeze(-1)
-        return out.to(dtype)
+    if reduction == "sum":
+        return zeros.index_add(0, edges.row, value).to(dtype)
     value = value.to(dtype)
     index = edges.row.unsqueeze(-1).expand_as(value)
     name = "amax" if reduction.startswith("max") else "amin"
@@ -131,6 +134,12 @@ def _reduced(output: Output, values: Sequence[Tensor], edges: Edges, dtype: torc
     occupied = torch.zeros_like(out, dtype=torch.bool).scatter(0, index, True)
     shares = ((out == 0) & occupied).int()
     return shares.scatter_add(0, index, (value == out.gather(0, index)).int())
+
+
+def _mean(value: Tensor, edges: Edges) -> Tensor:
+    degree = torch.bincount(edges.row, minlength=edges.num_rows).clamp(min=1)
+    sums = value.new_zeros(edges.num_rows, value.shape[1]).index_add(0, edges.row, value)
+    return sums / degree.unsqueeze(-1)
 
 
 def _softmax(

@@ -97,7 +97,12 @@ SOFTMAX, SOFTMAX_MAX, SOFTMAX_SCALE = "softmax", "softmax_max", "softmax_scale"
 its gradient needs: the largest score, rounded to the dtype of operands, and 1 over the sum of
 ``exp(score - largest)``."""
 
+VAR, STD = "var", "std"
+"""Reductions that are computed from the means of values and of their squares."""
+
 REDUCTIONS = (
+    VAR,
+    STD,
     "sum",
     "mean",
     *EXTREMA,

@@ -16,7 +16,15 @@ from torch import Tensor
 
 from fastgraph.backends import reference
 from fastgraph.edge_programs.gradients import derive
-from fastgraph.edge_programs.operations import EXTREMA, SOFTMAX, SOFTMAX_MAX, SOFTMAX_SCALE
+from fastgraph.edge_programs.moments import with_variances, without_variances
+from fastgraph.edge_programs.operations import (
+    EXTREMA,
+    SOFTMAX,
+    SOFTMAX_MAX,
+    SOFTMAX_SCALE,
+    STD,
+    VAR,
+)
 from fastgraph.edge_programs.program import Operand, Output, Program, parse
 from fastgraph.graphs.edges import caller_index_of
 from fastgraph.graphs.graph import Graph
@@ -53,8 +61,9 @@ def edge_program(
     Values are computed in float32, or float64 for float64 operands. They and gradients are bitwise
     equal for any number of threads. The gradients of means and of extrema that several edges attain
     are what PyG's aggregations have for ``edge_index``; see :func:`fastgraph.ops.segment_reduce`
-    with ``ties="split"``. A softmax keeps two numbers for each score of a node. In half types, a
-    message is rounded before it is compared with others, and no value before that is.
+    with ``ties="split"``. A softmax keeps two numbers for each score of a node. Variances are
+    computed of means, as PyG computes them. In half types, a message is rounded before it is
+    compared with others, and no value before that is.
 
     Args:
         program: a :class:`fastgraph.edge_programs.program.Program`, or its text.
@@ -97,9 +106,10 @@ def edge_program(
     )
     assert num_in is not None and num_out is not None
     is_recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
-    run = with_records(made) if is_recorded else made
+    moments = without_variances(made)
+    run = with_records(moments.program) if is_recorded else moments.program
     out = EDGE_PROGRAM(matrices, index, ptr, str(run), num_in, num_out, transpose)
-    return tuple(out[: len(made.outputs)])
+    return tuple(with_variances(moments, out))
 
 
 def _matrix(operand: Operand, tensor: Tensor) -> Tensor:
@@ -150,6 +160,8 @@ def _check(
     num_in: int,
     num_out: int,
 ) -> None:
+    if any(output.reduction in (VAR, STD) for output in program.outputs):
+        raise ValueError("variances must be computed by ops.edge_program, of means")
     if len(operands) != len(program.operands):
         raise ValueError(
             f"operands must be one for each of {list(program.names)}, got {len(operands)}"

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch_geometric.nn.aggr import StdAggregation, VarAggregation
 from torch_geometric.utils import softmax
 
 from fastgraph import ops
@@ -89,6 +90,9 @@ class Message:
             out = both.tensor * 1
         elif reduction == "total":
             out = both.tensor.sum(0)
+        elif reduction in ("var", "std"):
+            aggregate = VarAggregation() if reduction == "var" else StdAggregation()
+            out = aggregate(both.tensor, self.row, dim_size=self.num_out)
         elif reduction in ("sum", "mean"):
             out = zeros.scatter_add(0, index, both.tensor)
             if reduction == "mean":

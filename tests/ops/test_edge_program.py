@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.edge_programs.builder import Builder
+from fastgraph.edge_programs.moments import without_variances
 from fastgraph.edge_programs.operations import ELEMENTWISE
 from fastgraph.edge_programs.program import PLACES, parse
 from fastgraph.registry.registry import REGISTRY
@@ -57,6 +58,9 @@ def test_each_operation(
     message.check(twice=True)
 
 
+REDUCED = ("sum", "mean", "max", "min", "edge", "total", "var")
+
+
 def draw(rng: random.Random, message: Message) -> None:
     """A random program of a few instructions, with several outputs."""
     wide = rng.choice([1, 4, 12, 30, 36, 70])
@@ -92,7 +96,7 @@ def draw(rng: random.Random, message: Message) -> None:
         folded = a.tensor.unflatten(1, (h, wide // h)).sum(-1)
         values.append(Both(message.builder.fold(a.value, h), folded))
         values.append(message.apply("mul", values[-2], rng.choice(values[-3:])))
-    for reduction in rng.sample(["sum", "mean", "max", "min", "edge", "total"], rng.randint(1, 4)):
+    for reduction in rng.sample(REDUCED, rng.randint(1, 4)):
         message.reduce(reduction, rng.choice(values[2:]))
     message.reduce("sum", values[-1])
 
@@ -122,6 +126,39 @@ def test_graphs(case: Case, transpose: bool, backend: str) -> None:
     message = Message(case, transpose)
     attention_like(message)
     message.check()
+
+
+@pytest.mark.parametrize("transpose", [False, True], ids=["forward", "transposed"])
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_variances(case: Case, transpose: bool, backend: str) -> None:
+    """Of one edge and of equal values, too, whose standard deviation has no gradient."""
+    message = Message(case, transpose)
+    x, y = message.operand("gathered", 5), message.operand("row", 5)
+    mixed = message.apply("add", x, y)
+    for reduction in ("std", "mean", "var"):
+        message.reduce(reduction, mixed)
+    message.reduce("std", x)
+    assert parse(str(message.program)) == message.program
+    message.check()
+
+
+def test_variances_are_computed_of_means() -> None:
+    message = Message(Case("random", random_edges(12, 9, 60), 12, 9), values=ordinary)
+    x = message.operand("gathered", 3)
+    for reduction in ("var", "std"):
+        message.reduce(reduction, x)
+    moments = without_variances(message.program)
+    assert [output.reduction for output in moments.program.outputs] == ["mean", "mean"]
+    with pytest.raises(ValueError, match=r"variances must be computed by ops\.edge_program"):
+        torch.ops.fastgraph.edge_program(
+            list(message.used.values()),
+            message.case.edge_index,
+            None,
+            str(message.program),
+            12,
+            9,
+            False,
+        )
 
 
 @pytest.mark.parametrize("reduction", ["max", "min"])
