@@ -566,6 +566,10 @@ def _traced(
     with _restored_randomness():
         traced = trace(reading, arguments, (reduce,))
     guard = reading.guard(module)
+    takes_size = any(value is _NUMBER_OF_NODES for value in arguments.values())
+    if takes_size and isinstance(traced, Refusal) and "it raises TypeError" in traced.reason:
+        # From operators of torch, which take numbers alone.
+        traced = Refusal("its message is no edge program: it takes the number of nodes")
     if reading.reason is not None:
         traced = Refusal(f"its message is no edge program: {reading.reason}")
     elif isinstance(traced, Traced) and traced.kept:

@@ -125,6 +125,9 @@ def transformer(**options: Any) -> Callable[[], nn.Module]:
 REVERSED = "target_to_source"
 
 CASES = {
+    "ResGated, whose message is traced on one process": Case(
+        lambda: gnn.ResGatedGraphConv(D, C), plain, 0, "not a plain tensor"
+    ),
     "GCN": Case(lambda: gnn.GCNConv(D, C), plain),
     "GCN, weights": Case(lambda: gnn.GCNConv(D, C), weighted),
     "GCN, improved": Case(lambda: gnn.GCNConv(D, C, improved=True), weighted),

@@ -759,3 +759,8 @@ def test_programs_are_told() -> None:
     )
     with pytest.raises(TypeError, match="module must be"):
         fastgraph.explain(3)
+
+
+def test_a_softmax_of_upstream_is_refused_with_its_reason() -> None:
+    reason = "its message is no edge program: it takes the number of nodes"
+    assert refused(pyg.AGNNConv().double(), x64(), EDGES) == reason
