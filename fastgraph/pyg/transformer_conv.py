@@ -40,14 +40,28 @@ from fastgraph.pyg.attention import (
 from fastgraph.pyg.modules import project
 from fastgraph.routing.conditions import is_plain, operand
 from fastgraph.routing.dispatch import Computation, replace_method
-from fastgraph.routing.sizes import ATTENTION, on_edge_index
+from fastgraph.routing.sizes import (
+    ATTENTION,
+    NARROW_ATTENTION_WITH_EDGES,
+    Least,
+    on_edge_index,
+)
+
+_NARROW = 16
+"""Up to so many channels of all heads, edges with features gain less than new graphs cost."""
 
 
 def install(patches: Patches) -> None:
     """Replace ``TransformerConv.forward``."""
     replace_method(
-        patches, TransformerConv, "forward", plan, is_small=on_edge_index(ATTENTION, joint_width)
+        patches, TransformerConv, "forward", plan, is_small=on_edge_index(_least, joint_width)
     )
+
+
+def _least(module: TransformerConv, *_: object) -> Least:
+    if module.lin_edge is not None and module.heads * module.out_channels <= _NARROW:
+        return NARROW_ATTENTION_WITH_EDGES
+    return ATTENTION
 
 
 def plan(

@@ -36,6 +36,7 @@ EXTREMUM = Least(inference=10_000, training=1500)
 GCN = Least(inference=1500, training=2000)
 ATTENTION = Least(inference=2000, training=4000)
 PROGRAM = Least(inference=10_000, training=10_000)
+NARROW_ATTENTION_WITH_EDGES = Least(inference=10_000, training=14_000)
 
 
 TOO_SMALL = Refusal("too few edges to gain from it; min_edges=0 routes it nevertheless")

@@ -89,7 +89,7 @@ def further(layer: str, g: Any) -> dict[str, Tensor]:
 @pytest.mark.parametrize("call", CALLS)
 def test_the_number_of_edges_decides_on_message_passing(call: str, training: bool) -> None:
     name, function, least = CALLS[call]
-    x = torch.randn(20, WIDE, requires_grad=True)
+    x = torch.randn(20, sizes.WIDE_EXTREMUM, requires_grad=True)
     bound = least.training if training else least.inference
     with torch.set_grad_enabled(training), fastgraph.enabled(strict=True):
         function(graph(bound - 1), x)
@@ -134,6 +134,19 @@ def test_narrow_features_need_more_edges() -> None:
         assert counts("dgl.gspmm") == (0, 1, {TOO_SMALL.reason: 1})
         function(graph(bound), torch.randn(20, WIDE - 1))
         assert counts("dgl.gspmm") == (1, 1, {TOO_SMALL.reason: 1})
+
+
+def test_extrema_of_narrow_features_are_left_to_upstream() -> None:
+    g = graph(sizes.NARROW_TIMES * sizes.EXTREMUM.training)
+    wide = torch.randn(20, sizes.WIDE_EXTREMUM)
+    with fastgraph.enabled(strict=True):
+        dgl.ops.copy_u_max(g, wide[:, 1:])
+        assert counts("dgl.gspmm") == (0, 1, {TOO_SMALL.reason: 1})
+        dgl.ops.copy_u_max(g, wide)
+        assert counts("dgl.gspmm") == (1, 1, {TOO_SMALL.reason: 1})
+        with fastgraph.enabled(min_edges=0):
+            dgl.ops.copy_u_max(g, wide[:, 1:])
+        assert counts("dgl.gspmm") == (2, 1, {TOO_SMALL.reason: 1})
 
 
 @pytest.mark.parametrize("layer", ["GraphConv", "GATConv", "AGNNConv"])

@@ -26,7 +26,16 @@ from torch_geometric.nn import (
 import fastgraph
 from fastgraph.pyg import propagate
 from fastgraph.routing import status
-from fastgraph.routing.sizes import ATTENTION, EXTREMUM, GCN, SUM, TOO_SMALL, WEIGHTED_SUM, Least
+from fastgraph.routing.sizes import (
+    ATTENTION,
+    EXTREMUM,
+    GCN,
+    NARROW_ATTENTION_WITH_EDGES,
+    SUM,
+    TOO_SMALL,
+    WEIGHTED_SUM,
+    Least,
+)
 
 CHANNELS = 8
 
@@ -84,6 +93,20 @@ def test_weighted_sums_have_a_bound_of_their_own(layer: str, named: bool, traini
         for num_edges in (bound - 1, bound):
             index, weight = edges(num_edges), torch.rand(num_edges)
             conv(x, index, edge_weight=weight) if named else conv(x, index, weight)
+    assert counts() == [(1, 1, {TOO_SMALL.reason: 1})]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("heads", "channels"), [(1, 16), (2, 8), (2, 16)])
+def test_narrow_attention_with_edges_has_a_bound_of_its_own(
+    heads: int, channels: int, training: bool
+) -> None:
+    conv = TransformerConv(CHANNELS, channels, heads, edge_dim=3)
+    least = NARROW_ATTENTION_WITH_EDGES if heads * channels == 16 else ATTENTION
+    x, bound = torch.randn(20, CHANNELS), least.training if training else least.inference
+    with torch.set_grad_enabled(training), fastgraph.enabled():
+        for num_edges in (bound - 1, bound):
+            conv(x, edges(num_edges), torch.randn(num_edges, 3))
     assert counts() == [(1, 1, {TOO_SMALL.reason: 1})]
 
 

@@ -108,47 +108,71 @@ struct Extremum {
     return {out.row(row), record.row(row)};
   }
 
-  // The extremum of the columns of C that begin at f, over some entries of a row.
-  // Unless kNans, nothing is written and false is returned if there may be a NaN.
+  // What an entry has in the columns of C that begin at f goes into the search `running`.
+  template <typename C, bool kWeighted, Record kRecord, bool kNans, typename Watch>
+  FASTGRAPH_INLINE void see(const Task& task, const A* coefficient, int64_t e, int64_t f,
+                            Running<A, C::kLanes, kRecord>* running, Watch& watch,
+                            int watched) const {
+    constexpr int N = C::kLanes;
+    const T* source = x.row(graph.col[e]) + f;
+    const T* expected = e + kAhead < task.entry_end ? x.row(graph.col[e + kAhead]) + f : source;
+    const Bits<A> edge = kRecord == Record::kNothing ? 0 : graph.edge(e);
+    const auto edges = splat<Bits<A>, N>(kRecord == Record::kTies ? ~edge : edge);
+#pragma GCC unroll 16
+    for (int q = 0; q < C::kCount; ++q) {
+      // Line by line: many at once would wait for each other.
+      if (q * N * sizeof(T) % kCacheLine == 0) prefetch<kCacheLine>(expected + q * N);
+      Vector<A, N> value = load<N>(source + q * N);
+      if constexpr (kWeighted) {
+        value *= coefficient[e - task.entry_begin];
+        // Messages that upstream would have stored in T tie after that rounding.
+        if constexpr (kRecord != Record::kWinner) value = round_to<T, N>(value);
+      }
+      running[q].template update<kNans>(value, edges);
+      if constexpr (!kNans) watch.see(watched + q, value);
+    }
+  }
+
+  // The extremum of the columns of C that begin at f, over some entries of a row. As each
+  // comparison waits for the one before, a single vector has two searches, side by side, of half
+  // the entries each. Unless kNans, nothing is written and false is returned if there may be a NaN.
   template <typename C, bool kWeighted, Record kRecord, bool kNans>
   bool reduce(const Task& task, const A* coefficient, Target target, EntryRange entries,
               int64_t f) const {
-    constexpr int N = C::kLanes;
+    constexpr int N = C::kLanes, kSearches = C::kCount == 1 ? 2 : 1;
     const bool whole = task.whole();
-    Running<A, N, kRecord> running[C::kCount];
-    NanWatch<A, N, C::kCount> watch;
+    Running<A, N, kRecord> running[kSearches][C::kCount];
+    NanWatch<A, N, kSearches * C::kCount> watch;
 #pragma GCC unroll 16
-    for (int q = 0; q < C::kCount; ++q) running[q].reset();
-    for (int64_t e = entries.begin; e < entries.end; ++e) {
-      const T* source = x.row(graph.col[e]) + f;
-      const T* expected = e + kAhead < task.entry_end ? x.row(graph.col[e + kAhead]) + f : source;
-      const Bits<A> edge = kRecord == Record::kNothing ? 0 : graph.edge(e);
-      const auto edges = splat<Bits<A>, N>(kRecord == Record::kTies ? ~edge : edge);
-#pragma GCC unroll 16
-      for (int q = 0; q < C::kCount; ++q) {
-        // Line by line: many at once would wait for each other.
-        if (q * N * sizeof(T) % kCacheLine == 0) prefetch<kCacheLine>(expected + q * N);
-        Vector<A, N> value = load<N>(source + q * N);
-        if constexpr (kWeighted) {
-          value *= coefficient[e - task.entry_begin];
-          // Messages that upstream would have stored in T tie after that rounding.
-          if constexpr (kRecord != Record::kWinner) value = round_to<T, N>(value);
-        }
-        running[q].template update<kNans>(value, edges);
-        if constexpr (!kNans) watch.see(q, value);
+    for (int q = 0; q < kSearches * C::kCount; ++q) running[q / C::kCount][q % C::kCount].reset();
+    const int64_t share = (entries.end - entries.begin) / kSearches;
+    for (int64_t i = 0; i < share; ++i) {
+#pragma GCC unroll 2
+      for (int s = 0; s < kSearches; ++s) {
+        see<C, kWeighted, kRecord, kNans>(task, coefficient, entries.begin + s * share + i, f,
+                                          running[s], watch, s);
       }
+    }
+    for (int64_t e = entries.begin + kSearches * share; e < entries.end; ++e) {
+      constexpr int kLast = kSearches - 1;
+      see<C, kWeighted, kRecord, kNans>(task, coefficient, e, f, running[kLast], watch, kLast);
     }
     if (!kNans && watch.noticed()) return false;
 #pragma GCC unroll 16
     for (int q = 0; q < C::kCount; ++q) {
       const int64_t column = f + q * N;
-      running[q].counted();
+      Running<A, N, kRecord>& found = running[0][q];
+      found.counted();
+      if constexpr (kSearches == 2) {
+        running[1][q].counted();
+        found.merge(running[1][q].best, running[1][q].record);
+      }
       if (whole) {
-        finish<N, kRecord>(target, column, entries.empty(), running[q]);
+        finish<N, kRecord>(target, column, entries.empty(), found);
       } else {
         const int64_t at = task.piece * x.width + column;
-        store<N>(partial_best + at, running[q].best);
-        store_raw<N>(partial_record + at, as_int32<N>(running[q].record));
+        store<N>(partial_best + at, found.best);
+        store_raw<N>(partial_record + at, as_int32<N>(found.record));
       }
     }
     return true;
@@ -312,6 +336,15 @@ struct ExtremumBackward {
     }
   }
 
+  // Asks for what leads from the edges of a row to their sources, where edges are numbered by rows.
+  FASTGRAPH_INLINE void expect_sources(int64_t row) const {
+    if (entry) return;
+    constexpr int64_t kOfLine = kCacheLine / sizeof(int32_t), kMost = 16 * kOfLine;
+    const int64_t begin = graph.rowptr[row];
+    const int64_t end = std::min(graph.rowptr[row + 1], begin + kMost);
+    for (int64_t e = begin; e < end; e += kOfLine) prefetch<kCacheLine>(graph.col + e);
+  }
+
   template <typename Width>
   void add_rows(const Panel& panel, Width width) const {
     for (int64_t row = 0; row < grad.rows; ++row) {
@@ -321,6 +354,7 @@ struct ExtremumBackward {
       if (row + kAhead < grad.rows) {
         prefetch<kCacheLine>(records + kAhead * grad.width);
         prefetch<kCacheLine>(gradients + kAhead * grad.width);
+        expect_sources(row + kAhead);
       }
       if (graph.rowptr[row] == graph.rowptr[row + 1]) continue;
       if (kSplits && needs_entries(records, gradients, width)) {
