@@ -103,6 +103,17 @@ class OfBuiltIns(nn.Module):
             return g.ndata["out"].flatten(1)
 
 
+class Dropping(nn.Module):
+    """A block of a reversible layer, which draws again in its backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = dnn.SAGEConv(D // 2, D // 2, "mean")
+
+    def forward(self, g: Any, x: Tensor) -> Tensor:
+        return self.conv(g, nn.functional.dropout(x.relu(), 0.3, self.training))
+
+
 LAYERS = {
     "GraphConv": Case(lambda: dnn.GraphConv(D, C, **LONELY), plain, "dgl.GraphConv"),
     "GraphConv, left": Case(
@@ -118,6 +129,10 @@ LAYERS = {
     "GroupRevRes": Case(
         lambda: dnn.GroupRevRes(dnn.SAGEConv(D // 2, D // 2, "mean"), 2),
         lambda layer, g: layer(g, g.ndata["x"] * 2) + 1,  # it frees what it gives, backward
+    ),
+    "GroupRevRes, dropout": Case(
+        lambda: dnn.GroupRevRes(Dropping(), 2),
+        lambda layer, g: layer(g, layer(g, g.ndata["x"] * 2)) + torch.rand(D),
     ),
     "GATConv": Case(
         lambda: dnn.GATConv(D, C, H, 0.2, 0.3, residual=True, **LONELY), plain, "dgl.GATConv"
