@@ -271,6 +271,20 @@ def in_words(g: Any) -> Tensor:
     return torch.tensor([ord(letter) for letter in text], dtype=torch.float64)
 
 
+def of_segments(g: Any) -> Tensor:
+    """Ties, infinities, and segments of nothing, first, last and between."""
+    x, lengths = g.ndata["x"].round(), torch.tensor([0, 20, 1, 0, NUM_NODES - 21, 0])
+    endless = torch.where(x > 1, torch.inf, x)
+    largest = dgl.ops.segment_reduce(lengths, endless, "max")
+    return joined(
+        [
+            torch.where(largest.isinf(), 0.0, largest),
+            dgl.ops.segment_reduce(lengths, x, "min"),
+            dgl.ops.segment_reduce(lengths, x[:, 0], "max"),
+        ]
+    )
+
+
 OPERATIONS: dict[str, tuple[Callable[[Any], Tensor], set[str]]] = {
     "edges": (lambda g: joined(g.edges("all")), set()),
     "ends of some edges": (lambda g: joined(g.find_edges(torch.tensor([7, 3]))), set()),
@@ -325,6 +339,8 @@ OPERATIONS: dict[str, tuple[Callable[[Any], Tensor], set[str]]] = {
     ),
     "some nodes": (of_some_nodes, {"dgl.heterograph_index.node_subgraph"}),
     "mean of nodes": (lambda g: dgl.mean_nodes(g, "x"), set()),
+    "maxima of nodes": (lambda g: dgl.max_nodes(g, "x"), set()),
+    "extrema of segments": (of_segments, set()),
     "some edges set": (partly_computed, set()),
     "replicated features": (lambda g: dgl.ops.copy_u_sum(g, fgd.whole(g.ndata["x"])), set()),
     "several relations": (lambda g: of_relations(g), set()),
