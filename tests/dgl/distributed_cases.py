@@ -103,6 +103,17 @@ class OfBuiltIns(nn.Module):
             return g.ndata["out"].flatten(1)
 
 
+class Dropping(nn.Module):
+    """A block of a reversible layer, which draws again in its backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = dnn.SAGEConv(D // 2, D // 2, "mean")
+
+    def forward(self, g: Any, x: Tensor) -> Tensor:
+        return self.conv(g, nn.functional.dropout(x.relu(), 0.3, self.training))
+
+
 LAYERS = {
     "GraphConv": Case(lambda: dnn.GraphConv(D, C, **LONELY), plain, "dgl.GraphConv"),
     "GraphConv, left": Case(
@@ -118,6 +129,10 @@ LAYERS = {
     "GroupRevRes": Case(
         lambda: dnn.GroupRevRes(dnn.SAGEConv(D // 2, D // 2, "mean"), 2),
         lambda layer, g: layer(g, g.ndata["x"] * 2) + 1,  # it frees what it gives, backward
+    ),
+    "GroupRevRes, dropout": Case(
+        lambda: dnn.GroupRevRes(Dropping(), 2),
+        lambda layer, g: layer(g, layer(g, g.ndata["x"] * 2)) + torch.rand(D),
     ),
     "GATConv": Case(
         lambda: dnn.GATConv(D, C, H, 0.2, 0.3, residual=True, **LONELY), plain, "dgl.GATConv"
@@ -256,6 +271,20 @@ def in_words(g: Any) -> Tensor:
     return torch.tensor([ord(letter) for letter in text], dtype=torch.float64)
 
 
+def of_segments(g: Any) -> Tensor:
+    """Ties, infinities, and segments of nothing, first, last and between."""
+    x, lengths = g.ndata["x"].round(), torch.tensor([0, 20, 1, 0, NUM_NODES - 21, 0])
+    endless = torch.where(x > 1, torch.inf, x)
+    largest = dgl.ops.segment_reduce(lengths, endless, "max")
+    return joined(
+        [
+            torch.where(largest.isinf(), 0.0, largest),
+            dgl.ops.segment_reduce(lengths, x, "min"),
+            dgl.ops.segment_reduce(lengths, x[:, 0], "max"),
+        ]
+    )
+
+
 OPERATIONS: dict[str, tuple[Callable[[Any], Tensor], set[str]]] = {
     "edges": (lambda g: joined(g.edges("all")), set()),
     "ends of some edges": (lambda g: joined(g.find_edges(torch.tensor([7, 3]))), set()),
@@ -310,6 +339,8 @@ OPERATIONS: dict[str, tuple[Callable[[Any], Tensor], set[str]]] = {
     ),
     "some nodes": (of_some_nodes, {"dgl.heterograph_index.node_subgraph"}),
     "mean of nodes": (lambda g: dgl.mean_nodes(g, "x"), set()),
+    "maxima of nodes": (lambda g: dgl.max_nodes(g, "x"), set()),
+    "extrema of segments": (of_segments, set()),
     "some edges set": (partly_computed, set()),
     "replicated features": (lambda g: dgl.ops.copy_u_sum(g, fgd.whole(g.ndata["x"])), set()),
     "several relations": (lambda g: of_relations(g), set()),

@@ -46,6 +46,13 @@ def one_without_training(world_size: int) -> Tensor:
     return parts
 
 
+def one_has_a_single_node(world_size: int) -> Tensor:
+    """The last rank has one node, which has no edge."""
+    parts = torch.arange(NUM_NODES) % max(world_size - 1, 1)
+    parts[-1] = world_size - 1
+    return parts
+
+
 PARTITIONS = {
     "uneven": uneven,
     "one is empty": one_is_empty,

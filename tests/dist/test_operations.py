@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,9 +11,10 @@ import torch
 from torch import Tensor
 
 import fastgraph.dist as fgd
+from tests import forks
 from tests.dist import probes
 from tests.dist.comparing import deviation
-from tests.dist.graphs import graph, uneven
+from tests.dist.graphs import graph, one_has_a_single_node, one_is_empty, uneven
 
 # Sums are taken in another order; values are of order 1 to 1e3.
 TOLERANCE = 1e-12
@@ -25,22 +27,29 @@ class Found(NamedTuple):
     gathers: frozenset[str]
 
 
-def compare_on_this_rank(only: str = "") -> dict[str, Found]:
+OF_GROUPS = tuple(
+    name for name, probe in probes.PROBES.items() if probe.run.__module__ == probes.groups.__name__
+)
+
+
+def compare_on_this_rank(
+    names: Collection[str] = tuple(probes.PROBES), layout: Callable[[int], Tensor] = uneven
+) -> dict[str, Found]:
     torch.set_default_dtype(torch.float64)
     probes.m.make()
     plain = graph()
-    sharded = fgd.shard(graph(), parts=uneven(fgd.init().size))
+    sharded = fgd.shard(graph(), parts=layout(fgd.init().size))
     found = {}
-    for name, probe in probes.PROBES.items():
-        if only in name:
-            expected = outcome(probe, plain)
-            fgd.COUNTS.reset()
-            try:
-                values = outcome(probe, sharded)
-                error = difference(expected, values)
-            except Exception:
-                error = traceback.format_exc()
-            found[name] = Found(error, frozenset(fgd.COUNTS.gathers))
+    for name in names:
+        probe = probes.PROBES[name]
+        expected = outcome(probe, plain)
+        fgd.COUNTS.reset()
+        try:
+            values = outcome(probe, sharded)
+            error = difference(expected, values)
+        except Exception:
+            error = traceback.format_exc()
+        found[name] = Found(error, frozenset(fgd.COUNTS.gathers))
     return found
 
 
@@ -86,3 +95,13 @@ def test_an_operation_gives_what_it_gives_on_one_process(
 def test_what_is_gathered_is_known(found: list[dict[str, Found]], name: str) -> None:
     for of_rank in found:
         assert of_rank[name].gathers <= probes.PROBES[name].gathers
+
+
+@pytest.mark.parametrize("layout", [one_is_empty, one_has_a_single_node])
+def test_groups_are_those_of_one_process_where_a_rank_has_none(
+    world_size: int, layout: Callable[[int], Tensor]
+) -> None:
+    for of_rank in forks.on_ranks(compare_on_this_rank, world_size, OF_GROUPS, layout):
+        for name, (error, gathers) in of_rank.items():
+            assert not error, f"{name}: {error}"
+            assert gathers <= probes.PROBES[name].gathers, name

@@ -27,7 +27,7 @@ from fastgraph.dist.files.nesting import (
     encoded,
 )
 from fastgraph.dist.files.stores import Contents, Store
-from fastgraph.dist.graphs import dgl, pyg
+from fastgraph.dist.graphs import dgl, pyg, pyg_functions
 from fastgraph.dist.graphs.partition import partition
 from fastgraph.dist.graphs.pyg import Graph
 from fastgraph.dist.operators.modes import checked_mode
@@ -213,6 +213,7 @@ def load_shards(
         raise RuntimeError("call fastgraph.dist.init() before fastgraph.dist.load_shards()")
     check_safetensors("shards")
     hooks.install()
+    pyg_functions.install()
     dgl.install()
     allocator.return_freed_memory()
     found = on_first_rank(lambda: manifest.read(Path(folder), FORMAT))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from fastgraph.dist.graphs import dgl
+from fastgraph.dist.graphs import dgl, pyg_functions
 from fastgraph.dist.graphs.owners import agreed_parts, owner_of_edges
 from fastgraph.dist.operators.modes import checked_mode
 from fastgraph.dist.ranks.mesh import Mesh
@@ -44,6 +44,7 @@ def shard(
         raise RuntimeError("call fastgraph.dist.init() before fastgraph.dist.shard()")
     check_is_graph(data)
     hooks.install()
+    pyg_functions.install()
     dgl.install()
     mode = checked_mode(mode, mesh)
     if dgl.is_dgl_graph(data):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.dist.probes import (
     edges,
+    groups,
     indexing,
     layers,
     pointwise,
@@ -19,6 +20,7 @@ __all__ = [
     "PROBES",
     "Probe",
     "edges",
+    "groups",
     "indexing",
     "layers",
     "m",

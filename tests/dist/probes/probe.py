@@ -13,6 +13,7 @@ import torch
 import torch_geometric.nn as gnn
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.nn.models import SGFormer
 
 from tests.dist.graphs import NUM_CLASSES, NUM_FEATURES, NUM_NODES
 
@@ -78,6 +79,21 @@ class Modules:
             "softmax": gnn.SoftmaxAggregation(learn=True),
             "power mean": gnn.PowerMeanAggregation(),
             "std": gnn.StdAggregation(),
+        }
+        self.groups = {
+            "median": gnn.MedianAggregation(),
+            "lower quantiles": gnn.QuantileAggregation([0.2, 0.7], "lower", 3.0),
+            "linear quantiles": gnn.QuantileAggregation(0.4, fill_value=1.0),
+            "lstm": gnn.LSTMAggregation(D, 3),
+            "gru": gnn.GRUAggregation(D, 3),
+            "sorted": gnn.SortAggregation(2),
+        }
+        self.layers = {
+            "FastRGCNConv": gnn.FastRGCNConv(D, D, 2, num_bases=2),
+            "RGCNConv": gnn.RGCNConv(D, D, 2, num_blocks=2),
+            "GPS performer": gnn.GPSConv(D, None, heads=2, attn_type="performer"),
+            "SAGE median": gnn.SAGEConv(D, D, "median"),
+            "SGFormer": SGFormer(D, D, C, trans_dropout=0.0, gnn_dropout=0.0),
         }
         self.pool = gnn.TopKPooling(D)
         self.jumping = gnn.JumpingKnowledge("lstm", D, 2)

@@ -19,6 +19,8 @@ from fastgraph.dgl.conditions import last_wins
 from fastgraph.dgl.gspmm import extremum
 from fastgraph.dist.graphs.dgl.index import ShardedIndex
 from fastgraph.dist.graphs.dgl.structure import ShardedStructure
+from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.layout import usual
 from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded, placed
 from fastgraph.dist.tensor.table import Arguments, NoRuleError, Options, rule
@@ -159,12 +161,53 @@ def softmax(func: Any, args: Arguments, kwargs: Options) -> Tensor:
 
 @rule(f"{_MODULE}.SegmentReduce")
 def by_segment(func: Any, args: Arguments, kwargs: Options) -> Tensor:
-    """Sums of the rows of each segment, as of the nodes of each graph in a batch; replicated."""
+    """The rows of each segment, as of the nodes of each graph in a batch, reduced; replicated."""
     op, x, offsets = args
-    if op != "sum" or not isinstance(x, ShardedTensor) or x.axis != 0 or is_sharded(offsets):
+    if not isinstance(x, ShardedTensor) or x.axis != 0 or is_sharded(offsets):
+        raise NoRuleError
+    if op not in ("sum", "max", "min") or (op != "sum" and x.dtype not in FLOATING):
         raise NoRuleError
     if int(offsets[-1]) != x.rows.n:
         raise NoRuleError  # DGL's own message
-    segment = torch.searchsorted(offsets[1:].contiguous(), x.rows.position, right=True)
-    zeros = torch.zeros(len(offsets) - 1, *x.shape[1:], dtype=x.dtype)
-    return zeros.index_add(0, ShardedTensor(segment, x.rows, 0), x)
+    num = len(offsets) - 1
+    local = torch.searchsorted(offsets[1:].contiguous(), x.rows.position, right=True)
+    segment = ShardedTensor(local, x.rows, 0)
+    zeros = torch.zeros(num, *x.shape[1:], dtype=x.dtype)
+    if op == "sum":
+        return zeros.index_add(0, segment, x)
+    chosen, is_empty = _first_extremes(x, local, num, "amax" if op == "max" else "amin")
+    found = zeros.index_add(0, segment, chosen)
+    return found.masked_fill(is_empty, float("-inf" if op == "max" else "inf"))
+
+
+def _first_extremes(
+    x: ShardedTensor, segment: Tensor, num: int, reduce: str
+) -> tuple[ShardedTensor, Tensor]:
+    """The first of the largest or smallest elements of each segment, and zeros for others.
+
+    Args:
+        x: ``[rows, ...]``; what is no number is never chosen.
+        segment: of each local row.
+        num: how many segments there are.
+        reduce: ``"amax"`` or ``"amin"``.
+
+    Returns:
+        Elements, and where, ``[num, ...]``, a segment has none.
+    """
+    values = x.local.detach()
+    place = segment.view(-1, *[1] * (values.dim() - 1)).expand(values.shape)
+
+    def of_all(own: Tensor, start: float, how: str) -> Tensor:
+        reduced = own.new_full((num, *own.shape[1:]), start).scatter_reduce(0, place, own, how)
+        found: Tensor = getattr(transport.all_gather(reduced[None], [1] * WORLD.size), how)(0)
+        return found
+
+    least = float("-inf" if reduce == "amax" else "inf")
+    numbers = torch.where(values.isnan(), least, values)
+    is_best = (values == of_all(numbers, least, reduce)[segment]) & ~values.isnan()
+    position = x.rows.position.view(-1, *[1] * (values.dim() - 1))
+    position = torch.where(is_best, position, x.rows.n)
+    first = of_all(position, x.rows.n, "amin")
+    is_chosen = is_best & (position == first[segment])
+    chosen = torch.where(is_chosen, x.local, torch.zeros((), dtype=x.dtype))
+    return ShardedTensor(chosen, x.rows, 0), first == x.rows.n

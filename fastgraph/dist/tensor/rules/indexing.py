@@ -163,6 +163,8 @@ def _true(mask: ShardedTensor) -> _Choice:
 def getitem(func: Any, args: Arguments, kwargs: Options) -> Any:
     """``x[index]``."""
     x, index = args
+    if is_sharded(index) and index.dim() > 1 and index.dtype in _INTEGERS and x.dim():
+        return x[index.reshape(-1)].reshape(*index.shape, *x.shape[1:])
     if not is_sharded(x):
         return _of_replicated(x, index)
     if _is_mask_of_batch(x, index):
@@ -259,6 +261,9 @@ def setitem(func: Any, args: Arguments, kwargs: Options) -> None:
     if not is_sharded(x):
         _set_replicated(x, index, value)
         return
+    if _is_mask_of_elements(x, index) and not (isinstance(value, Tensor) and value.dim()):
+        x.local[aligned(index, x.rows, x.axis)] = enter(value)
+        return
     key = _key_of(x, index)
     entry = key.rows
     if _is_all(entry):
@@ -285,6 +290,16 @@ def setitem(func: Any, args: Arguments, kwargs: Options) -> None:
         chosen = _chosen(ShardedTensor(view, x.rows, key.axis), entry)
     local = aligned(value, chosen.rows, key.axis - view.dim())
     view[(*(slice(None),) * key.axis, chosen.local)] = local
+
+
+def _is_mask_of_elements(x: ShardedTensor, index: Any) -> bool:
+    """True if a mask has the sharded dimension and others."""
+    return (
+        isinstance(index, Tensor)
+        and index.dtype == torch.bool
+        and index.dim() > max(x.axis, 1)
+        and index.shape == x.shape[: index.dim()]
+    )
 
 
 def _set_replicated(x: Tensor, index: Any, value: Any) -> None:
