@@ -197,6 +197,11 @@ class Recorder(TorchDispatchMode):
         for tensor in (*tensors, found):
             if tensor.dtype not in (self._dtype, torch.bool):
                 raise Refused(f"it computes with {tensor.dtype}, not with {self._dtype}")
+        if found.dtype is torch.bool and call.operation not in _OF_MASKS:
+            # The sum of two masks is a mask, and so is any number that becomes one.
+            rule = _ELEMENTWISE.get(call.operation)
+            if tensors[0].dtype is not torch.bool if rule is None else not rule.is_mask:
+                raise Refused(f"it makes a mask ({func})")
         has_rows = any(self._of(tensor).has_rows for tensor in tensors)
         if has_rows and (found.dim() == 0 or found.shape[0] != self._num_edges):
             raise Refused(f"it works across edges ({func})")
@@ -579,6 +584,9 @@ _ELEMENTWISE: dict[Any, _Rule] = {
         )
     },
 }
+
+# Operators whose results are masks only if they are those of numbers.
+_OF_MASKS = (aten.mul, aten.where, aten.maximum, aten.minimum)
 
 # Operators that give numbers of Python, which branches take.
 _LOOKS = (aten.item, aten.is_nonzero, aten._local_scalar_dense, aten.equal, aten.allclose)

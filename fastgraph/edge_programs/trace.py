@@ -20,8 +20,11 @@ from fastgraph.edge_programs.program import Output, Place, Program
 from fastgraph.edge_programs.recording import Recorder, Ref, Refused, Step
 from fastgraph.plugins.refusal import Refusal
 
-_SIZES = (10_007, 1_000_003)
-"""Primes, which no product of dimensions of channels is."""
+_SIZES = (10_007, 2, 1_000_000_007)
+"""Primes, which no product of dimensions of channels is but for the smallest.
+
+They are far apart, so that a message that is another one for many edges or for few is seen.
+"""
 
 _PROBED_EDGES, _PROBED_NODES = 64, 24
 
@@ -85,7 +88,12 @@ class Traced:
             else:
                 kwargs = {name: taken(argument) for name, argument in step.kwargs}
                 found.append(step.function(*map(taken, step.args), **kwargs))
-        return {name: found[step] for name, step in self.step_of.items()}
+        operands = {name: found[step] for name, step in self.step_of.items()}
+        for name, tensor in operands.items():
+            if tensor.dtype is torch.bool:  # a mask, which is 0 or 1 in a program
+                dtype = next(t.dtype for t in given.values() if t.is_floating_point())
+                operands[name] = tensor.to(dtype)
+        return operands
 
 
 def trace(
@@ -114,9 +122,10 @@ def trace(
     if any(is_lazy(tensor) for tensor in call.state().values()):
         return Refusal("its layer has parameters without a shape")
     try:
-        first, second = (_record(call, arguments, n, dtype, reductions) for n in _SIZES)
-        if first != second:
-            raise Refused("it depends on the number of edges, or is another one every time")
+        first = _record(call, arguments, _SIZES[0], dtype, reductions)
+        for num_edges in _SIZES[1:]:
+            if _record(call, arguments, num_edges, dtype, reductions) != first:
+                raise Refused("it depends on the number of edges, or is another one every time")
         with torch.inference_mode(False), torch.enable_grad():
             for is_positive in (True, False):
                 _probe(call, arguments, first, is_positive)

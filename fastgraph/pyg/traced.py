@@ -385,8 +385,8 @@ def _plan(
         return outcome
     if outcome.work.is_too_little(num_edges):
         return TOO_SMALL
-    if module.node_dim != 0 and len(outcome.traced.channels) != 1:
-        return Refusal("its messages are not two-dimensional")
+    if module.node_dim not in (0, -1 - len(outcome.traced.channels)):
+        return Refusal(f"its messages do not have their edges in dimension {module.node_dim}")
     transpose = module.flow == "target_to_source"
     ends = (num_out, num_in) if transpose else (num_in, num_out)
     refusal = too_large(*ends, num_edges)
