@@ -88,18 +88,21 @@ def __dir__() -> list[str]:
 
 
 def status() -> Status:
-    """Calls seen since the process started: by layer, how many were routed, and why others not."""
+    """Calls seen since the process started: by layer, how many were routed, and why others not.
+
+    Returns:
+        The counters of this process, which go on counting; printed, they are a table.
+    """
     from fastgraph.routing.status import STATUS
 
     return STATUS
 
 
 def clear_cache() -> None:
-    """Forget all sorted graphs, and results whose memory waits for others, to free it.
+    """Free all sorted graphs, and the memory of results that is kept for later ones.
 
-    Graphs are sorted anew when they are needed.
-
-    CUDA graphs that were captured before must not be replayed any more.
+    Graphs are sorted anew when they are needed. CUDA graphs that were captured before must not be
+    replayed any more.
     """
     from fastgraph.graphs.memo import MEMO
     from fastgraph.machine.memory import POOL

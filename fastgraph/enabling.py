@@ -88,7 +88,22 @@ def enabled(
     measure: bool | None = None,
     compare: bool | None = None,
 ) -> Iterator[None]:
-    """:func:`enable` within a ``with`` block; the state before it comes back, however nested."""
+    """:func:`enable` within a ``with`` block; the state before it comes back, however nested.
+
+    Args:
+        backend: as for :func:`enable`.
+        strict: as for :func:`enable`.
+        min_edges: as for :func:`enable`.
+        cache_bytes: as for :func:`enable`.
+        measure: as for :func:`enable`.
+        compare: as for :func:`enable`.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ValueError: an unknown or unavailable backend, or a value out of range.
+    """
     active, chosen, selected = SWITCH.active, settings.current(), REGISTRY.selected
     enable(
         backend=backend,
@@ -114,5 +129,5 @@ def _turn(active: bool) -> None:
 
 
 def is_enabled() -> bool:
-    """True if routes are in place."""
+    """True if layers are routed: between :func:`enable` and :func:`disable`."""
     return SWITCH.active

@@ -43,6 +43,7 @@ def explain(module: torch.nn.Module) -> str:
         For each layer the program that computed its last call: its operands and instructions, the
         parts of the message that torch computes before it, once for each node, edge or parameter,
         and what is kept for the gradients. Where the last call was left to upstream, the reason.
+        Layers that have a route of their own are not traced: see :func:`fastgraph.status`.
 
     Raises:
         TypeError: not a ``torch.nn.Module``.
@@ -57,7 +58,10 @@ def explain(module: torch.nn.Module) -> str:
                 found.append(f"{title}: left to upstream: {outcome}")
             else:
                 found.append(f"{title}: {outcome.explain()}")
-    return "\n".join(found) or f"no message of {type(module).__name__} was looked at in a call"
+    name = type(module).__name__
+    return "\n".join(found) or (
+        f"{name}: no message was traced; fastgraph.status() says which layers were routed"
+    )
 
 
 def is_accelerated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[bool, list[str]]:

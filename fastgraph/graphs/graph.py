@@ -143,7 +143,14 @@ class Graph:
         return self._by_source
 
     def grouped(self, *, transpose: bool) -> Csr:
-        """Edges grouped by the node that aggregates: destination, or source when transposed."""
+        """Edges grouped by the node that aggregates.
+
+        Args:
+            transpose: by source, as where edges are reversed; else by destination.
+
+        Returns:
+            :attr:`by_source` or :attr:`by_destination`.
+        """
         return self.by_source if transpose else self.by_destination
 
     def edge_list(self) -> tuple[Tensor, Tensor]:
@@ -159,7 +166,12 @@ class Graph:
         )
 
     def inverse_degree(self, *, transpose: bool, dtype: torch.dtype) -> Tensor:
-        """``1 / max(degree, 1)`` of the aggregating nodes, in ``dtype``."""
+        """``1 / max(degree, 1)`` of the aggregating nodes.
+
+        Args:
+            transpose: of the sources; else of the destinations.
+            dtype: of the result, ``[nodes]``.
+        """
         key = (transpose, dtype)
         if key not in self._inverse_degrees:
             refuse_to_capture("the degrees of nodes", self.by_destination.ptr)

@@ -65,6 +65,9 @@ class Status:
 
         Args:
             layer: as it stands in the table, or without ``dgl.`` where only one has that name.
+
+        Returns:
+            The row, whose ``routed``, ``fell_back``, ``programs`` and ``reasons`` are counts.
         """
         found = self._rows.get(layer)
         if found is None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from fastgraph import ops
+import fastgraph
+from fastgraph import dist, ops
 from tests.docs.blocks import ROOT, pages
 
 # In code, and the first words of a line of a block.
@@ -42,3 +45,23 @@ def test_every_operator_has_a_place_in_the_public_api() -> None:
     text = (ROOT / "docs" / "api.md").read_text()
     missing = [name for name in ops.__all__ if f"::: fastgraph.ops.{name}.{name}\n" not in text]
     assert not missing
+
+
+@pytest.mark.parametrize("package", [fastgraph, dist], ids=["fastgraph", "fastgraph.dist"])
+def test_every_public_name_has_a_place_in_the_public_api(package: ModuleType) -> None:
+    text = (ROOT / "docs" / "api.md").read_text()
+    named = set(re.findall(rf"\b{re.escape(package.__name__)}\.(\w+)$", text, re.MULTILINE))
+    named |= set(re.findall(rf"`{re.escape(package.__name__)}\.(\w+)`", text))
+    assert not set(package.__all__) - named
+
+
+@pytest.mark.parametrize(
+    "name", [f"fastgraph.{n}" for n in fastgraph.__all__] + [f"dist.{n}" for n in dist.__all__]
+)
+def test_public_functions_describe_their_arguments(name: str) -> None:
+    package, _, own = name.rpartition(".")
+    value = getattr(fastgraph if package == "fastgraph" else dist, own)
+    assert inspect.getdoc(value)
+    if inspect.isfunction(value):
+        described = re.findall(r"^ {4}\*{0,2}(\w+): ", inspect.getdoc(value), re.MULTILINE)
+        assert set(inspect.signature(value).parameters) <= set(described)

@@ -742,7 +742,9 @@ def test_small_graphs_gain_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_programs_are_told() -> None:
     layer, x = Scaled().double(), x64()
-    assert fastgraph.explain(layer) == "no message of Scaled was looked at in a call"
+    assert fastgraph.explain(layer) == (
+        "Scaled: no message was traced; fastgraph.status() says which layers were routed"
+    )
     routed(layer, x)
     row = fastgraph.status().row("Scaled")
     assert (row.routed, row.programs) == (1, 1)

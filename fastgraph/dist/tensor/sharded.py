@@ -187,14 +187,21 @@ class CopiedView(Tensor):
 
 
 def is_sharded(x: object) -> bool:
-    """True if a value is a sharded tensor."""
+    """True if a value is a sharded tensor.
+
+    Args:
+        x: any value.
+    """
     return type(x) is ShardedTensor
 
 
 def whole(x: Any) -> Any:
-    """A sharded tensor as an ordinary one with all rows, which every rank gets; others as they are.
+    """A sharded tensor as an ordinary one with all rows, which every rank gets.
 
     All ranks must call it.
+
+    Args:
+        x: a sharded tensor; anything else is returned as it is.
     """
     if not is_sharded(x):
         return x
