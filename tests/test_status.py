@@ -231,7 +231,10 @@ def test_is_accelerated_of_a_layer_that_keeps_a_result() -> None:
     with fastgraph.enabled():
         accelerated, reasons = fastgraph.is_accelerated(conv, x, x, EDGES)
         assert not accelerated
-        assert reasons == ["FAConv: its message leaves values of edges in _alpha"]
+        assert reasons == [
+            "FAConv: its message is no edge program: "
+            "it reads _alpha, a Tensor that may change unnoticed"
+        ]
     assert conv._alpha is kept
 
 

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn.conv import MessagePassing
 
 from fastgraph import ops
@@ -50,8 +51,8 @@ _COMPILED = Refusal("its message is not a known one, and compiled code traces no
 _MOST_TRACES = 16
 """Of one layer. A layer that is another one at every call gains nothing from them."""
 
-_MOST_KNOWN = 256
-"""Descriptions of arguments whose outcomes are kept."""
+_MOST_KNOWN, _MOST_STATES = 256, 32
+"""Descriptions of arguments whose outcomes are kept, and states of layers for each of them."""
 
 _ENDS = ("edge_index_i", "edge_index_j", "index")
 _SIZES = ("size_i", "size_j", "dim_size")
@@ -415,6 +416,8 @@ def _mode() -> Refusal | None:
     """Upstream's own code must run where others look at each of its operations."""
     if torch._C._len_torch_dispatch_stack() > 0:
         return Refusal("a mode of torch looks at all operations")
+    if _has_any_global_hook():
+        return Refusal("a hook of all modules is set")
     if torch.is_autocast_enabled("cpu"):
         return Refusal("its message is traced without autocast")
     return None
@@ -544,7 +547,9 @@ def _outcome(
             return Refusal("its message or its layer is another one at every call")
         _TRACES[module] = count + 1
         found = _traced(module, form, dict(described), reduce)
-        _KNOWN.setdefault(key, []).append(found)
+        states = _KNOWN.setdefault(key, [])
+        states.insert(0, found)
+        del states[_MOST_STATES:]
         _KNOWN.move_to_end(key)
         if len(_KNOWN) > _MOST_KNOWN:
             _KNOWN.popitem(last=False)

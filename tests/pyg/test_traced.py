@@ -628,6 +628,11 @@ def test_states_of_layers_that_are_left_to_upstream() -> None:
     routed(inner, x)
     inner.lin.register_forward_hook(lambda *_: None)
     assert "lin has hooks" in refused(inner, x, EDGES)
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert refused(Scaled().double(), x, EDGES) == "a hook of all modules is set"
+    finally:
+        handle.remove()
     several = Scaled(aggr="median").double()
     assert refused(several, x, EDGES) == "aggregation MedianAggregation"
     shared = Scaled().double()
@@ -683,6 +688,19 @@ def test_classes_that_are_left_to_upstream() -> None:
     for cls, reason in reasons.items():
         assert refused(cls().double(), x, EDGES) == reason
     routed(WithIdleSize().double(), x)
+
+
+def test_few_states_are_kept() -> None:
+    x = x64()
+    with fastgraph.enabled(min_edges=0):
+        for k in range(traced._MOST_STATES + 2):
+            layer = Scaled().double()
+            layer.scale = k + 0.5
+            layer(x, EDGES)
+    (states,) = traced._KNOWN.values()
+    assert len(states) == traced._MOST_STATES
+    routed(layer, x)
+    assert traces(layer) == 1
 
 
 def test_a_layer_that_is_another_one_at_every_call() -> None:
