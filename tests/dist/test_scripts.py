@@ -79,6 +79,16 @@ class Drawn(InMemoryDataset):
 print(int(Drawn()[0].train_mask.sum()), torch.rand(2), random.random() + np.random.rand() < 2)
 print(nn.Linear(3, 2).weight)
 """,
+    "arrays": """
+data = Data(x=features, edge_index=edges)
+for array in (data.x.numpy(), data.x.cpu().numpy(), np.asarray(data.x)):
+    try:
+        array[0, 0] = 1.0
+        wrong = len(set(os.environ) & {"WORLD_SIZE"})  # one process writes to its tensor
+    except ValueError as error:
+        wrong = "read-only" not in str(error)
+    print("wrong", int(wrong), float(array[1].sum()))
+""",
     "loaders": """
 data = Data(x=features, y=torch.arange(n), edge_index=edges)
 chosen = (data.x[:, 0] > 0).nonzero().view(-1)
