@@ -13,6 +13,7 @@ import enum
 import functools
 import sys
 import types
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,9 +58,29 @@ _BY_NAME = {
     id(function)
     for function in (getattr, hasattr, setattr, delattr, vars, globals, locals, eval, exec)
 }
-_OUTPUT = {id(function) for function in (print, open, input, breakpoint)}
+_OUTPUT = {id(function) for function in (print, open, input, breakpoint, warnings.warn)}
+_SETTINGS = {id(torch.get_default_dtype), id(torch.get_num_threads)}
 
-_AUTOCAST = torch.amp.autocast_mode.autocast.__enter__.__code__
+_REFUSED = (
+    (_BY_NAME, "looks names up"),
+    (_OUTPUT, "writes or reads files"),
+    (_SETTINGS, "looks at a setting of torch"),
+    ({id(id), id(hash)}, "takes its layer for another one"),
+)
+
+_LOOKUPS = frozenset(
+    ("__dict__", "__getattribute__", "__globals__", "attrgetter", "methodcaller", "getattr_static")
+)
+"""Names by which values are found whose own names are not in the code."""
+
+_STORAGE = frozenset(("data_ptr", "grad", "is_contiguous", "storage_offset", "stride"))
+"""Names of what tensors without data do not share with those that they stand for."""
+
+_ACTIONS = {
+    torch.amp.autocast_mode.autocast.__enter__.__code__: "it switches autocast on",
+    Tensor.register_hook.__code__: "it registers a hook of gradients",
+    vars(torch.autograd.Function)["apply"].__func__.__code__: "it has a gradient of its own",
+}
 
 _MISSING, _ATTRIBUTES = object(), object()
 
@@ -105,12 +126,17 @@ _FIXED = (
 )
 
 
+_BUILTINS = ("builtins", "_operator", "_functools")
+
+
 def _is_library_function(value: Any) -> bool:
     if not isinstance(value, types.BuiltinFunctionType):
         return False
     owner = value.__self__
-    if owner is None or isinstance(owner, types.ModuleType):
+    if owner is None:
         return True
+    if isinstance(owner, types.ModuleType):
+        return _is_trusted(owner.__name__) or owner.__name__ in _BUILTINS
     return isinstance(owner, type) and _is_trusted(owner.__module__)
 
 
@@ -127,6 +153,24 @@ def functions_in(value: Any) -> Iterator[types.FunctionType]:
     elif isinstance(value, (tuple, list, set, dict)):
         for part in value.values() if isinstance(value, dict) else value:
             yield from functions_in(part)
+
+
+def _strings_in(constants: Iterable[Any]) -> Iterator[str]:
+    for constant in constants:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, tuple):
+            yield from _strings_in(constant)
+
+
+def classes_in(value: Any) -> Iterator[type]:
+    """The classes of users in a value that :func:`frozen` takes."""
+    if isinstance(value, type):
+        if not issubclass(value, (enum.Enum, nn.Module)) and not _is_trusted(value.__module__):
+            yield value
+    elif isinstance(value, (tuple, list, set, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from classes_in(part)
 
 
 def _is_trusted(module: str | None) -> bool:
@@ -252,6 +296,7 @@ class Reading:
     _names: set[str] = field(default_factory=set)
     _globals: list[tuple[dict[str, Any], str, tuple[str, ...]]] = field(default_factory=list)
     _users: list[types.CodeType] = field(default_factory=list)
+    _classes: set[type] = field(default_factory=set)
 
     @property
     def __self__(self) -> object:
@@ -274,18 +319,18 @@ class Reading:
         code = frame.f_code
         if event == "c_call":
             known = id(argument)
-            if (known in _BY_NAME or known in _OUTPUT) and not self._is_of_library(frame):
-                what = "writes or reads files" if known in _OUTPUT else "looks names up"
-                self._refuse(f"it {what} ({argument.__name__})")
+            for functions, what in _REFUSED:
+                if known in functions and not self._is_of_library(frame):
+                    self._refuse(f"it {what} ({argument.__name__})")
         elif event == "call" and id(code) not in self._codes:
             self._codes[id(code)] = code
             package = str(frame.f_globals.get("__name__")).partition(".")[0]
             if package == _OWN:
                 return
             self._names.update(code.co_names)
-            self._names.update(c for c in code.co_consts if isinstance(c, str))
-            if code is _AUTOCAST:
-                self._refuse("it switches autocast on")
+            self._names.update(_strings_in(code.co_consts))
+            if code in _ACTIONS:
+                self._refuse(_ACTIONS[code])
             if package not in _TRUSTED:
                 self._read(code, frame.f_globals)
 
@@ -301,6 +346,10 @@ class Reading:
     def _read(self, code: types.CodeType, variables: dict[str, Any]) -> None:
         """Remember what the code of a user names, before it runs."""
         self._users.append(code)
+        for name in sorted(_LOOKUPS.intersection(code.co_names)):
+            self._refuse(f"it looks names up ({name})")
+        for name in sorted(_STORAGE.intersection(code.co_names)):
+            self._refuse(f"it looks at how tensors are stored ({name})")
         instructions = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]
         for position, instruction in enumerate(instructions):
             operation, name = instruction.opname, instruction.argval
@@ -401,8 +450,9 @@ class Reading:
         """The values of a global variable and of attributes of it."""
         text = name
         value = variables.get(name, _MISSING)
-        if value is _MISSING:
-            return  # a builtin, or an error
+        if value is _MISSING:  # a builtin, or an error
+            named.append(_Named(variables, name, _MISSING, _MISSING))
+            return
         while True:
             if isinstance(value, types.ModuleType) and not _is_trusted(value.__name__):
                 if not chain:
@@ -436,6 +486,9 @@ class Reading:
             if id(function.__code__) not in executed:
                 continue
             made.add(id(function.__code__))
+            for name in sorted(self._names & vars(function).keys()):
+                text = f"{function.__name__}.{name}"
+                self._doubt(f"it reads {text}, of a function, which may change unnoticed")
             defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
             for default in defaults:
                 list(self._known({}, {"": default}, [""], function.__name__, met))
@@ -457,6 +510,13 @@ class Reading:
         """Those of some names whose values are seen to change."""
         for name in names:
             met.extend(functions_in(values[name]))
+            for kind in classes_in(values[name]):
+                if kind not in self._classes:
+                    self._classes.add(kind)
+                    found: list[_Named] = []
+                    for owner in kind.__mro__:
+                        self._of_class(kind, owner, met, found)
+                    yield from found
             try:
                 yield _Named.of(holder, name, values[name])
             except UnknownError as unknown:

@@ -116,6 +116,7 @@ class Recorder(TorchDispatchMode):
         """A tensor that stands for a parameter or a buffer."""
         stand_in = self.given(name, "parameter", tuple(tensor.shape), tensor.dtype)
         self._state[id(stand_in)] = name
+        stand_in._is_param = isinstance(tensor, torch.nn.Parameter)  # what ``isinstance`` sees
         return stand_in
 
     def closed(self, shape: tuple[int, ...], dtype: torch.dtype, reason: str) -> Tensor:
@@ -197,11 +198,10 @@ class Recorder(TorchDispatchMode):
         for tensor in (*tensors, found):
             if tensor.dtype not in (self._dtype, torch.bool):
                 raise Refused(f"it computes with {tensor.dtype}, not with {self._dtype}")
-        if found.dtype is torch.bool and call.operation not in _OF_MASKS:
-            # The sum of two masks is a mask, and so is any number that becomes one.
-            rule = _ELEMENTWISE.get(call.operation)
-            if tensors[0].dtype is not torch.bool if rule is None else not rule.is_mask:
-                raise Refused(f"it makes a mask ({func})")
+        rule = _ELEMENTWISE.get(call.operation)
+        is_mask = rule.is_mask if rule else tensors[0].dtype is torch.bool
+        if found.dtype is torch.bool and not is_mask:  # as the sum of two masks, which is no 2
+            raise Refused(f"it makes a mask ({func})")
         has_rows = any(self._of(tensor).has_rows for tensor in tensors)
         if has_rows and (found.dim() == 0 or found.shape[0] != self._num_edges):
             raise Refused(f"it works across edges ({func})")
@@ -585,12 +585,8 @@ _ELEMENTWISE: dict[Any, _Rule] = {
     },
 }
 
-# Operators whose results are masks only if they are those of numbers.
-_OF_MASKS = (aten.mul, aten.where, aten.maximum, aten.minimum)
-
 # Operators that give numbers of Python, which branches take.
 _LOOKS = (aten.item, aten.is_nonzero, aten._local_scalar_dense, aten.equal, aten.allclose)
-
 _DROPOUTS = (aten.dropout, aten.alpha_dropout, aten.feature_dropout, aten.feature_alpha_dropout)
 
 # Operators that keep the order of numbers, which are row-wise where they keep the rows.

@@ -330,6 +330,8 @@ def _probe(
             own[name] = values(shape, a.dtype)
             given[name] = own[name][index[a.place]] if a.place in index else own[name]
     state = {name: values(tensor.shape, tensor.dtype) for name, tensor in call.state().items()}
+    for name, tensor in call.state().items():
+        state[name]._is_param = isinstance(tensor, nn.Parameter)
     with _unchanged(call.layer):
         theirs = call.run(given, state)
         own |= state

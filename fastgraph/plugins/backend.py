@@ -176,5 +176,5 @@ class BuildingBackend(Protocol):
     name: str
 
     def builder(self, device_type: str) -> Builder | None:
-        """What builds graphs on a type of devices, or ``None`` if nothing does."""
+        """The builder of graphs on a type of devices; ``None`` if there is none."""
         ...

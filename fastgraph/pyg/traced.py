@@ -61,7 +61,7 @@ _SPECIAL = frozenset((*_ENDS, *_SIZES, *_NEVER, "ptr"))
 
 _OVERRIDABLE = ("aggregate", "_index_select", "_check_input", "_set_size", "_lift", "_collect")
 
-_HALVES = (torch.bfloat16, torch.float16)
+_FORMING = ("message", "update", "propagate", *_OVERRIDABLE)
 
 
 class _Closed:
@@ -93,7 +93,8 @@ class _Form:
 
     Attributes:
         message: the function that is traced.
-        update: the function that runs afterwards; ``None`` for upstream's, which does nothing.
+        update: the function that runs afterwards.
+        methods: those that the form is made of, which a class may get anew.
         taken: the arguments of ``message``, with their defaults.
         updated: the arguments of ``update``, with their defaults.
         passed: the arguments of ``propagate``; ``None`` for any.
@@ -102,6 +103,7 @@ class _Form:
 
     message: Any
     update: Any
+    methods: tuple[Any, ...]
     taken: tuple[tuple[str, Any], ...]
     updated: tuple[tuple[str, Any], ...]
     passed: frozenset[str] | None
@@ -115,7 +117,7 @@ def form_of(module: MessagePassing) -> _Form:
     """The arguments that the methods of a layer's class take."""
     cls = type(module)
     form = _FORMS.get(cls)
-    if form is None or form.message is not cls.message or form.update is not cls.update:
+    if form is None or form.methods != tuple(getattr(cls, name) for name in _FORMING):
         form = _FORMS[cls] = _make_form(module, cls)
     return form
 
@@ -130,12 +132,12 @@ def _make_form(module: MessagePassing, cls: type[MessagePassing]) -> _Form:
         tuple((p.name, p.default) for p in module.inspector.get_param_dict(name).values())
         for name in ("message", "update")
     )
-    update = None if cls.update is MessagePassing.update else cls.update
     return _Form(
         cls.message,
         cls.update,
+        tuple(getattr(cls, name) for name in _FORMING),
         taken,
-        updated if update is not None else (),
+        () if cls.update is MessagePassing.update else updated,
         passed,
         _class_refusal(cls, [name for name, _ in taken], [name for name, _ in updated]),
     )
@@ -245,7 +247,10 @@ class Prepared:
     def explain(self) -> str:
         """The program, what comes before it and what is stored, as text."""
         program = self.traced.program
-        lines = [f"edge program, reduced by {self.reduce}:", *_indented(str(program))]
+        lines = [
+            f"edge program, reduced by {self.reduce}:",
+            *(f"  {line}" for line in str(program).splitlines()),
+        ]
         made = [
             f"  {name} = {_expression(self.traced, step)}"
             for name, step in self.traced.step_of.items()
@@ -257,10 +262,6 @@ class Prepared:
         stored = ", ".join(sorted(kept)) or "nothing"
         lines += [f"kept for the gradients of all operands: {stored}"]
         return "\n".join(lines)
-
-
-def _indented(text: str) -> list[str]:
-    return [f"  {line}" for line in text.splitlines()]
 
 
 def _expression(traced: Traced, number: int) -> str:
@@ -376,7 +377,7 @@ def _plan(
         if refusal is not None:
             return refusal
     dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
-    if dtype is None or dtype in _HALVES:
+    if dtype is None or dtype in (torch.bfloat16, torch.float16):
         return Refusal(f"its message takes tensors of dtype {dtype}")
     refusal = REGISTRY.refusal("edge_program", device_type(edge_index), dtype)
     if refusal is not None:
@@ -420,6 +421,8 @@ def _mode() -> Refusal | None:
         return Refusal("a hook of all modules is set")
     if torch.is_autocast_enabled("cpu"):
         return Refusal("its message is traced without autocast")
+    if nn.modules.module._has_any_global_hook():
+        return Refusal("hooks of all modules are set")
     return None
 
 
@@ -541,6 +544,8 @@ def _outcome(
             return known.outcome
     if sys.getprofile() is not None:
         return Refusal("a profiler follows all calls, and tracing its message would take its place")
+    if any(isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
+        return Refusal("its layer has scripted modules")
     with _LOCK:
         count = _TRACES.get(module, 0)
         if count >= _MOST_TRACES:

@@ -159,7 +159,7 @@ class Registry:
         return found
 
     def builder(self, device_type: str) -> Builder:
-        """What builds graphs on a device: if the selected backend does not, another one does."""
+        """The builder of graphs on a device: another backend's if the selected one has none."""
         found = self._builders.get(device_type)
         if found is None:
             found = self._builders[device_type] = self._first_builder(device_type)

@@ -352,10 +352,21 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, object], str]] = {
     ),
     "the degree": (lambda x_j: x_j / x_j.shape[0], {"x_j": X_J}, "the number of edges"),
     "few edges": (
-        lambda x_j: x_j * (2.0 if x_j.shape[0] < 500 else 3.0),
+        lambda x_j: x_j * (2.0 if x_j.shape[0] < 50 else 3.0),
         {"x_j": X_J},
-        "other values",
+        "the number of edges",
     ),
+    "millions of edges": (
+        lambda x_j: x_j * (2.0 if x_j.shape[0] < 5_000_000 else 3.0),
+        {"x_j": X_J},
+        "the number of edges",
+    ),
+    "a sum of masks": (
+        lambda x_i, x_j: x_i * ((x_i > 9) + (x_j > 9)),
+        {"x_i": X_I, "x_j": X_J},
+        "it makes a mask (aten.add.Tensor)",
+    ),
+    "a mask of numbers": (lambda x_j: x_j * x_j.bool(), {"x_j": X_J}, "it makes a mask"),
     "work in place": (lambda x_j: x_j.mul_(2), {"x_j": X_J}, "in place"),
     "a counter": (counts, {"x_j": X_J}, "it changes calls"),
     "a list": (remembers, {"x_j": X_J}, "it changes seen"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
+import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -230,6 +232,110 @@ def test_a_program_is_traced_once() -> None:
     other = Scaled().double()  # in the same state
     routed(other, x64())
     assert traces(other) == 0
+
+
+def test_masks_of_edges_nodes_and_parameters() -> None:
+    class Masked(Weighted):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.arange(CHANNELS) % 2 == 0)
+
+        def message(self, x_i: Tensor, x_j: Tensor, e: Tensor, w_j: Tensor) -> Tensor:
+            return torch.where(self.mask, x_j * e, x_i) + x_i.masked_fill(w_j, 3.0)
+
+    torch.manual_seed(0)
+    masks = torch.rand(40, 1) > 0.5, torch.rand(NODES, 1) > 0.5
+    for dtype in (torch.float64, torch.float32):
+        layer = Masked().to(dtype)
+        x = x64().to(dtype).requires_grad_()
+        expected = layer(x, EDGES, *masks)
+        with fastgraph.enabled(min_edges=0):
+            found = layer(x, EDGES, *masks)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(
+            torch.autograd.grad(found.square().sum(), x),
+            torch.autograd.grad(expected.square().sum(), x),
+        )
+    row = fastgraph.status().row("Masked")
+    assert (row.routed, dict(row.reasons)) == (2, {})
+
+
+def test_messages_without_edges_in_the_dimension_of_nodes_are_upstreams_error() -> None:
+    layer = with_message(lambda self, x_i, x_j: (x_i * x_j).view(-1, 1))(node_dim=-1).double()
+    for min_edges in (1000, 0):
+        with fastgraph.enabled(min_edges=min_edges), pytest.raises(RuntimeError, match="expanded"):
+            layer(x64(NODES), EDGES)
+
+
+class Settings:
+    scale = 2.0
+
+
+@pytest.mark.parametrize("place", ["attribute", "closure", "variable"])
+def test_an_attribute_of_a_class_that_is_taken_as_a_value(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = Settings
+
+    def of_a_closure(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return local.scale * x_i * x_j
+
+    def of_a_variable(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+        settings = Settings
+        return settings.scale * x_i * x_j
+
+    messages = {"attribute": of_its_object, "closure": of_a_closure, "variable": of_a_variable}
+    layer, x = with_message(messages[place])().double(), x64()
+    layer.config = Settings
+    first = routed(layer, x)
+    monkeypatch.setattr(Settings, "scale", 3.0)
+    torch.testing.assert_close(routed(layer, x), 1.5 * first)
+
+
+def test_an_attribute_that_a_pattern_reads() -> None:
+    class Matched(Scaled):
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            match self:
+                case Scaled(scale=scale):
+                    return scale * x_i * x_j
+            raise AssertionError
+
+    layer, x = Matched().double(), x64()
+    first = routed(layer, x)
+    layer.scale = 1.5
+    torch.testing.assert_close(routed(layer, x), 3 * first)
+
+
+def test_a_builtin_that_is_defined_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = with_message(lambda self, x_i, x_j: abs(x_i) * x_j)().double(), x64()
+    routed(layer, x)
+    monkeypatch.setitem(globals(), "abs", lambda x: 5 * x)
+    routed(layer, x)
+
+
+def test_parameters_are_told_from_buffers() -> None:
+    class Told(Scaled):
+        def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+            return x_i * (x_j * 2 if isinstance(self.weight, nn.Parameter) else x_j)
+
+    routed(Told().double(), x64())
+
+
+def test_methods_and_hooks_that_come_after_a_call() -> None:
+    layer, x = Scaled().double(), x64()
+    cls = type("Later", (Scaled,), {})
+    layer.__class__ = cls
+    routed(layer, x)
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, _, out: 3 * out if isinstance(module, nn.Linear) else None
+    )
+    assert refused(layer, x, EDGES) == "hooks of all modules are set"
+    handle.remove()
+    routed(layer, x)
+    cls.aggregate = lambda self, inputs, index, ptr=None, dim_size=None: (
+        2 * self.aggr_module(inputs, index, ptr=ptr, dim_size=dim_size, dim=self.node_dim)
+    )
+    assert refused(layer, x, EDGES) == "aggregate is overridden"
 
 
 class Acting(nn.Module):
@@ -576,6 +682,53 @@ def of_a_list(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
     return x_i * x_j * self.table.tolist()[0]
 
 
+def with_a_function(x: Tensor) -> Tensor:
+    return x * with_a_function.factor  # type: ignore[attr-defined]
+
+
+with_a_function.factor = 2.0  # type: ignore[attr-defined]
+
+
+def of_a_function(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return with_a_function(x_i * x_j)
+
+
+def by_key(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return x_i * x_j * self.__dict__["sca" + "le"]
+
+
+def of_the_clock(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return x_i * x_j if time.time() > 0 else x_i
+
+
+def of_a_setting(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return x_i * x_j if torch.get_default_dtype() == torch.float32 else x_i
+
+
+def warns(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    warnings.warn("a message", stacklevel=1)
+    return x_i * x_j
+
+
+def of_storage(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return x_i * (x_j if self.weight.is_contiguous() else 2 * x_j)
+
+
+def of_gradients(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return x_i * (x_j if self.weight.grad is None else 2 * x_j)
+
+
+def of_identity(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return x_i * x_j * (id(self) % 5)
+
+
+def hooks(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    out = (x_i * x_j) * self.weight
+    if out.requires_grad:
+        out.register_hook(lambda grad: grad.clamp(-5, 5))
+    return out
+
+
 REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
     "prints": (prints, "it writes or reads files (print)"),
     "counts": (counts, "it sets the global variable COUNT"),
@@ -586,6 +739,15 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
     "leaves": (leaves, "it sets the attribute kept"),
     "autocast": (with_autocast, "it switches autocast on"),
     "by default": (by_default, "it reads with_a_default, a list that may change unnoticed"),
+    "of a function": (of_a_function, "it reads with_a_function.factor, of a function"),
+    "by key": (by_key, "it looks names up (__dict__)"),
+    "of the clock": (of_the_clock, "it reads time.time, a builtin"),
+    "of a setting": (of_a_setting, "it looks at a setting of torch (get_default_dtype)"),
+    "warns": (warns, "it writes or reads files (warn)"),
+    "of storage": (of_storage, "it looks at how tensors are stored (is_contiguous)"),
+    "of gradients": (of_gradients, "it looks at how tensors are stored (grad)"),
+    "of identity": (of_identity, "it takes its layer for another one (id)"),
+    "hooks": (hooks, "it registers a hook of gradients"),
     "of a new object": (of_a_new_object, "nobody can tell where"),
     "of a class": (of_a_class, "it reads Object.of_class, a classmethod that may change"),
     "of a list": (of_a_list, "it reads table, a Tensor that may change unnoticed"),
@@ -633,6 +795,10 @@ def test_states_of_layers_that_are_left_to_upstream() -> None:
         assert refused(Scaled().double(), x, EDGES) == "a hook of all modules is set"
     finally:
         handle.remove()
+    scripted = Scaled().double()
+    routed(scripted, x)
+    scripted.lin = torch.jit.script(scripted.lin)
+    assert refused(scripted, x, EDGES) == "its layer has scripted modules"
     several = Scaled(aggr="median").double()
     assert refused(several, x, EDGES) == "aggregation MedianAggregation"
     shared = Scaled().double()
