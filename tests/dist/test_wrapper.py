@@ -1,4 +1,4 @@
-"""What a sharded tensor answers at once, without a look at rules, originals and edits."""
+"""A sharded tensor answers for its shape at once, without rules, originals and edits."""
 
 from __future__ import annotations
 

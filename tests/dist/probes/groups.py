@@ -1,4 +1,4 @@
-"""What PyG does to the rows of a group at once: the edges of a node, the nodes of a graph."""
+"""Operations of PyG on the rows of a group at once: the edges of a node, the nodes of a graph."""
 
 from __future__ import annotations
 
