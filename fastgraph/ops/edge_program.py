@@ -295,7 +295,8 @@ def _share(
                 f"the program has no record of the ties of {reduction}, which the gradient needs: "
                 f"it must have {record.reduction} of the same value, too"
             )
-        return grad / results[outputs.index(record)]
+        # No edge of a row without edges attains anything, and its gradient has one, too.
+        return grad / results[outputs.index(record)].clamp(min=1)
     return grad
 
 

@@ -558,12 +558,15 @@ def test_results_may_be_edited() -> None:
     assert x.grad is not None
 
 
-def test_second_derivatives() -> None:
-    layer = Scaled(act=nn.Tanh()).double()
-    x = quantised(NODES, CHANNELS).add(0.25).requires_grad_()
+@pytest.mark.parametrize("aggr", ["sum", "max"])
+def test_second_derivatives(aggr: str) -> None:
+    torch.manual_seed(0)
+    layer = Scaled(aggr, act=nn.Tanh()).double()
+    x = quantised(NODES + 1, CHANNELS).add(0.25).requires_grad_()  # one without edges
 
     def second() -> Tensor:
-        (first,) = torch.autograd.grad(layer(x, EDGES).square().sum(), x, create_graph=True)
+        loss = (layer(x, EDGES) + x).square().sum()
+        (first,) = torch.autograd.grad(loss, x, create_graph=True)
         (out,) = torch.autograd.grad(first.square().sum(), x)
         return out
 
