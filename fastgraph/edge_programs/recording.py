@@ -327,7 +327,10 @@ class Recorder(TorchDispatchMode):
         if call.operation is aten.linear:
             matrix = self._step(aten.t.default, (Ref(matrix),))
         products: dict[Place, int] = {}
-        for coefficient, piece, offset in self._pieces(tensor):
+        pieces = self._pieces(tensor)
+        if _cancels(pieces):
+            raise Refused("it has a product with a difference, of which two products lose digits")
+        for coefficient, piece, offset in pieces:
             assert piece.place is not None
             (size,) = piece.channels
             part = matrix
@@ -433,6 +436,18 @@ def _number(v: Recorded) -> int:
     if v.step is None:
         raise Refused("it computes parameters from comparisons")
     return v.step
+
+
+def _cancels(pieces: Sequence[tuple[float, Recorded, int]]) -> bool:
+    """True if there is a difference of which neither value is alone elsewhere, with its digits."""
+    together: dict[int, list[tuple[float, int]]] = {}
+    for coefficient, piece, offset in pieces:
+        together.setdefault(offset, []).append((coefficient, _number(piece)))
+    alone = {terms[0][1] for terms in together.values() if len(terms) == 1}
+    return any(
+        min(terms)[0] < 0 < max(terms)[0] and alone.isdisjoint(step for _, step in terms)
+        for terms in together.values()
+    )
 
 
 def _common_place(values: Sequence[Recorded]) -> Place | None:

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -61,7 +62,7 @@ _SPECIAL = frozenset((*_ENDS, *_SIZES, *_NEVER, "ptr"))
 
 _OVERRIDABLE = ("aggregate", "_index_select", "_check_input", "_set_size", "_lift", "_collect")
 
-_FORMING = ("message", "update", "propagate", *_OVERRIDABLE)
+_METHODS = attrgetter("message", "update", "propagate", *_OVERRIDABLE)
 
 
 class _Closed:
@@ -117,7 +118,7 @@ def form_of(module: MessagePassing) -> _Form:
     """The arguments that the methods of a layer's class take."""
     cls = type(module)
     form = _FORMS.get(cls)
-    if form is None or form.methods != tuple(getattr(cls, name) for name in _FORMING):
+    if form is None or form.methods != _METHODS(cls):
         form = _FORMS[cls] = _make_form(module, cls)
     return form
 
@@ -135,7 +136,7 @@ def _make_form(module: MessagePassing, cls: type[MessagePassing]) -> _Form:
     return _Form(
         cls.message,
         cls.update,
-        tuple(getattr(cls, name) for name in _FORMING),
+        _METHODS(cls),
         taken,
         () if cls.update is MessagePassing.update else updated,
         passed,

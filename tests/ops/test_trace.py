@@ -140,11 +140,6 @@ MESSAGES = {
         {"x_j": None, "pos_i": of("row", 3), "pos_j": of("gathered", 3)},
         {"row": 1, "gathered": 1},
     ),
-    "PointNetConv": Message(
-        lambda: pyg.PointNetConv(nn.Linear(11, 8)),
-        {"x_j": X_J, "pos_i": of("row", 3), "pos_j": of("gathered", 3)},
-        {"row": 1, "gathered": 1},
-    ),
     "HypergraphConv": Message(
         lambda: pyg.HypergraphConv(8, 8),
         {"x_j": X_J, "norm_i": of("row"), "alpha": None},
@@ -432,6 +427,11 @@ REFUSED_LAYERS = {
         {"x_j": X_J, "pos_i": of("row", 3), "pos_j": of("gathered", 3)},
         "concatenates",
     ),
+    "PointNetConv of a linear map": (
+        lambda: pyg.PointNetConv(nn.Linear(11, 8)),
+        {"x_j": X_J, "pos_i": of("row", 3), "pos_j": of("gathered", 3)},
+        "two products lose digits",
+    ),
     "EdgeConv with statistics": (
         lambda: pyg.EdgeConv(nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8))),
         NODES,
@@ -447,7 +447,7 @@ REFUSED_LAYERS = {
         MESSAGES["GeneralConv"].arguments,
         "edge_index_i",
     ),
-    "FeaStConv": (lambda: pyg.FeaStConv(8, 4, 2), NODES, "aten.softmax.int"),
+    "FeaStConv": (lambda: pyg.FeaStConv(8, 4, 2), NODES, "two products lose digits"),
     "NNConv": (
         lambda: pyg.NNConv(8, 4, nn.Linear(3, 32)),
         {"x_j": X_J, "edge_attr": of("edge", 3)},

@@ -260,6 +260,17 @@ def test_masks_of_edges_nodes_and_parameters() -> None:
     assert (row.routed, dict(row.reasons)) == (2, {})
 
 
+def test_differences_keep_their_digits_far_from_zero() -> None:
+    torch.manual_seed(0)
+    places = torch.randn(NODES, 3) + 1e5
+    layer = pyg.PointNetConv(nn.Linear(3, 8), add_self_loops=False)
+    with fastgraph.enabled(min_edges=0):
+        found = layer(None, places, EDGES)
+    exact = layer.double()(None, places.double(), EDGES)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+    assert "two products lose digits" in next(iter(fastgraph.status().row("PointNetConv").reasons))
+
+
 def test_messages_without_edges_in_the_dimension_of_nodes_are_upstreams_error() -> None:
     layer = with_message(lambda self, x_i, x_j: (x_i * x_j).view(-1, 1))(node_dim=-1).double()
     for min_edges in (1000, 0):
