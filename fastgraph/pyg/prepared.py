@@ -1,0 +1,164 @@
+"""An edge program that was traced from a message, ready to run on the tensors of a call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastgraph import ops
+from fastgraph.edge_programs.gradients import derive
+from fastgraph.edge_programs.program import Program
+from fastgraph.edge_programs.recording import Ref
+from fastgraph.edge_programs.trace import Traced
+from fastgraph.ops.edge_program import with_records
+from fastgraph.routing.sizes import Work
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A message as an edge program, ready to run.
+
+    Attributes:
+        traced: the program.
+        reduce: by which messages are reduced.
+        private: arguments of nodes whose values a gradient needs. Upstream gathers them, so that
+            its callers may edit theirs.
+        state: parameters and buffers of the layer, by where they are in it.
+        work: how much there is to compute for an edge.
+    """
+
+    traced: Traced
+    reduce: str
+    private: frozenset[str]
+    state: tuple[tuple[str, tuple[str, ...], str], ...]
+    work: Work
+
+    @classmethod
+    def of(cls, traced: Traced, reduce: str, layer: nn.Module) -> Prepared:
+        """The program with what its steps need."""
+        needed = {s.args[0] for s in traced.steps if s.function is None}
+        state = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+        found = []
+        for name in state:
+            if name in needed:
+                *path, own = name.split(".")
+                found.append((name, tuple(path), own))
+        width = math.prod(traced.channels)
+        of_edges = (o.width for o in traced.program.operands if o.place == "edge")
+        work = Work(width, any(2 * own >= width > 1 for own in of_edges))
+        return cls(traced, reduce, _private(traced), tuple(found), work)
+
+    def compute(
+        self,
+        layer: nn.Module,
+        arguments: Mapping[str, Tensor],
+        index: Tensor,
+        num_in: int,
+        num_out: int,
+        transpose: bool,
+    ) -> Tensor:
+        """The reduced messages, ``[num_out, *channels]``."""
+        given = dict(arguments)
+        for name, path, own in self.state:
+            module: Any = layer
+            for part in path:
+                module = module._modules[part]
+            given[name] = (
+                module._parameters[own] if own in module._parameters else module._buffers[own]
+            )
+        if self.private and torch.is_grad_enabled():
+            self._keep(given)
+        operands = self.traced.operands(given)
+        (out,) = ops.edge_program(
+            self.traced.program,
+            operands,
+            index,
+            num_in=num_in,
+            num_out=num_out,
+            transpose=transpose,
+        )
+        shape = (num_out, *self.traced.channels)
+        if out.shape == shape:
+            return out
+        unflattened: Tensor = torch.ops.aten._unsafe_view.default(out, shape)
+        return unflattened
+
+    def _keep(self, given: dict[str, Tensor]) -> None:
+        """Replace what its owner may edit before the backward pass by copies."""
+        if not any(tensor.requires_grad for tensor in given.values()):
+            return
+        copies: dict[int, Tensor] = {}
+        for name in self.private:
+            tensor = given[name]
+            if id(tensor) not in copies:
+                copies[id(tensor)] = tensor.clone()
+            given[name] = copies[id(tensor)]
+
+    def explain(self) -> str:
+        """The program, what comes before it and what is stored, as text."""
+        program = self.traced.program
+        lines = [
+            f"edge program, reduced by {self.reduce}:",
+            *(f"  {line}" for line in str(program).splitlines()),
+        ]
+        made = [
+            f"  {name} = {_expression(self.traced, step)}"
+            for name, step in self.traced.step_of.items()
+            if self.traced.steps[step].function is not None
+        ]
+        if made:
+            lines += ["computed before it, by torch, for each node, edge or parameter:", *made]
+        kept = _derived(program).operands & set(program.names)
+        stored = ", ".join(sorted(kept)) or "nothing"
+        lines += [f"kept for the gradients of all operands: {stored}"]
+        return "\n".join(lines)
+
+
+def _expression(traced: Traced, number: int) -> str:
+    """A step as text, with the steps that it takes."""
+    step = traced.steps[number]
+    if step.function is None:
+        return str(step.args[0])
+
+    def shown(argument: Any) -> str:
+        if isinstance(argument, Ref):
+            return _expression(traced, argument.step)
+        if isinstance(argument, list):
+            return f"[{', '.join(map(shown, argument))}]"
+        return repr(argument)
+
+    given = [*map(shown, step.args), *(f"{name}={shown(a)}" for name, a in step.kwargs)]
+    return f"{step.function._schema.name.partition('::')[2]}({', '.join(given)})"
+
+
+def _derived(program: Program) -> Any:
+    run = with_records(program)
+    outputs = frozenset(k for k, output in enumerate(run.outputs) if not output.is_record)
+    return derive(run, frozenset(run.names), outputs)
+
+
+def _private(traced: Traced) -> frozenset[str]:
+    """The arguments of nodes that a step or the program keeps for a gradient, as they are."""
+    kept = _derived(traced.program).operands
+    sources: dict[int, str] = {}  # of steps that are an argument, reshaped or not
+    found = set()
+    for number, step in enumerate(traced.steps):
+        if step.function is None:
+            sources[number] = step.args[0]
+            continue
+        taken = [a.step for a in torch.utils._pytree.tree_leaves(list(step.args)) if type(a) is Ref]
+        taken += [a.step for _, a in step.kwargs if type(a) is Ref]
+        if step.function in (torch.ops.aten.reshape.default, torch.ops.aten.expand.default):
+            if taken[0] in sources:
+                sources[number] = sources[taken[0]]
+            continue
+        found |= {sources[t] for t in taken if t in sources}
+    found |= {
+        sources[step] for name, step in traced.step_of.items() if name in kept and step in sources
+    }
+    return frozenset(name for name in found if name[-2:] in ("_i", "_j"))
