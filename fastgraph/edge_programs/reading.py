@@ -11,6 +11,7 @@ from __future__ import annotations
 import dis
 import enum
 import functools
+import gc
 import sys
 import types
 import warnings
@@ -309,11 +310,16 @@ class Reading:
         Raises:
             Refused: from the message, where its reading cannot be followed.
         """
+        # What collects garbage calls others' code, which is none of the message.
+        is_collecting = gc.isenabled()
+        gc.disable()
         sys.setprofile(self._seen)
         try:
             return self.message(**arguments)
         finally:
             sys.setprofile(None)
+            if is_collecting:
+                gc.enable()
 
     def _seen(self, frame: types.FrameType, event: str, argument: Any) -> None:
         code = frame.f_code

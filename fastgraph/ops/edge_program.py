@@ -295,8 +295,9 @@ def _share(
                 f"the program has no record of the ties of {reduction}, which the gradient needs: "
                 f"it must have {record.reduction} of the same value, too"
             )
-        # No edge of a row without edges attains anything, and its gradient has one, too.
-        return grad / results[outputs.index(record)].clamp(min=1)
+        # Nothing ties in a row without edges, whose gradient has one, too, nor with a NaN.
+        ties = results[outputs.index(record)].clamp(min=1)
+        return grad / ties.masked_fill(results[k].isnan(), 0)
     return grad
 
 

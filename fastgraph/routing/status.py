@@ -38,15 +38,15 @@ class StatusRow:
         layer: its name.
         routed: calls that ran our kernels.
         fell_back: calls that ran upstream's code.
-        programs: of the routed calls, those by an edge program.
         reasons: how often a call fell back, by the reason.
+        programs: of the routed calls, those by an edge program.
     """
 
     layer: str
     routed: int = 0
     fell_back: int = 0
-    programs: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
+    programs: int = 0
 
 
 class Status:

@@ -9,6 +9,8 @@ import pytest
 from tests import forks
 from tests.dist.test_scripts import LAUNCHED
 
+pytest.importorskip("dgl", reason="DGL is not installed: see `make test-dgl`")
+
 FOLDER = Path(__file__).parent / "user_scripts"
 
 # DGL makes some parameters by `torch.FloatTensor`, whatever the default is.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
+import io
 import pickle
+import random
 import time
 import warnings
 from collections.abc import Callable
@@ -508,6 +511,26 @@ def test_random_states_stay_as_they_are() -> None:
     drawn = torch.rand(2)
     torch.manual_seed(3)
     assert torch.equal(drawn, torch.rand(2))
+
+
+def test_garbage_may_be_collected_meanwhile() -> None:
+    """What others do then is none of the message: Hypothesis and profilers time collections."""
+    layer, x, seen = Scaled().double(), x64(), []
+
+    def collected(phase: str, info: dict[str, int]) -> None:
+        seen.append(phase)
+        random.seed(0)
+        print(phase, file=io.StringIO())
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(collected)
+    gc.set_threshold(1)
+    try:
+        routed(layer, x)
+    finally:
+        gc.callbacks.remove(collected)
+        gc.set_threshold(*thresholds)
+    assert seen and gc.isenabled()
 
 
 @pytest.mark.parametrize("aggr", ["sum", "max"])
