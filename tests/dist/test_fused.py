@@ -210,7 +210,9 @@ CASES = {
     "Transformer, pair": Case(lambda: gnn.TransformerConv((5, 4), C, H), pair),
     "SAGE, matrix": Case(lambda: gnn.SAGEConv(D, C), of_matrix, 0, "x is a ShardedTensor"),
     "GAT, matrix": Case(gat(add_self_loops=False), of_matrix, 0, "beside a sparse"),
-    "Super GAT": Case(lambda: gnn.SuperGATConv(D, C).eval(), plain, 0, "edge_index is a ShardedTensor"),
+    "Super GAT": Case(
+        lambda: gnn.SuperGATConv(D, C).eval(), plain, 0, "edge_index is a ShardedTensor"
+    ),
 }
 
 # What meets every layout: each operator and kind of edges once. With --exhaustive all do.

@@ -514,7 +514,7 @@ def test_random_states_stay_as_they_are() -> None:
 
 
 def test_garbage_may_be_collected_meanwhile() -> None:
-    """What others do then is none of the message: Hypothesis and profilers time collections."""
+    """Callbacks of the collector are none of the message: Hypothesis and profilers have some."""
     layer, x, seen = Scaled().double(), x64(), []
 
     def collected(phase: str, info: dict[str, int]) -> None:
