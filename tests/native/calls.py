@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastgraph.backends import building, reference
+from fastgraph.backends import reference
+from fastgraph.backends.building import BY_TORCH
 from fastgraph.backends.reference import num_shares
 from fastgraph.edge_programs.lowering import lower
 from fastgraph.edge_programs.program import parse
@@ -154,7 +155,7 @@ def inverse_degree(lib: Library, draw: Draw) -> Prepared:
     out = torch.full((graph.num_rows,), -7, dtype=draw.one_of(torch.float32, torch.float64))
 
     def check(_: Any) -> None:
-        assert_equal(out, building.inverse_degree(graph.rowptr, out.dtype))
+        assert_equal(out, BY_TORCH.inverse_degree(graph.rowptr, out.dtype))
 
     return {"rowptr": graph.rowptr, "out": out}, check
 
