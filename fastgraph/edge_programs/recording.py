@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 import re
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastgraph.edge_programs.builder import Builder, Value
+from fastgraph.edge_programs.elementwise import ELEMENTWISE
 from fastgraph.edge_programs.operations import REDUCTIONS
 from fastgraph.edge_programs.program import PLACES, Place
 
@@ -198,7 +199,7 @@ class Recorder(TorchDispatchMode):
         for tensor in (*tensors, found):
             if tensor.dtype not in (self._dtype, torch.bool):
                 raise Refused(f"it computes with {tensor.dtype}, not with {self._dtype}")
-        rule = _ELEMENTWISE.get(call.operation)
+        rule = ELEMENTWISE.get(call.operation)
         is_mask = rule.is_mask if rule else tensors[0].dtype is torch.bool
         if found.dtype is torch.bool and not is_mask:  # as the sum of two masks, which is no 2
             raise Refused(f"it makes a mask ({func})")
@@ -210,7 +211,7 @@ class Recorder(TorchDispatchMode):
 
     def _result(self, call: _Call, channels: tuple[int, ...], has_rows: bool) -> Recorded:
         operation, given = call.operation, call.given
-        if operation in _ELEMENTWISE:
+        if operation in ELEMENTWISE:
             return self._elementwise(call, channels)
         if operation in _RESHAPES:
             return self._reshape(self._of(given["self"]), channels)
@@ -229,8 +230,10 @@ class Recorder(TorchDispatchMode):
         raise Refused(f"{call.func} is not known to be row-wise")
 
     def _elementwise(self, call: _Call, channels: tuple[int, ...]) -> Recorded:
-        rule, given = _ELEMENTWISE[call.operation], call.given
-        rule.check(call)
+        rule, given = ELEMENTWISE[call.operation], call.given
+        unknown = rule.unknown(given)
+        if unknown is not None:
+            raise Refused(f"{call.func} with such {unknown} is no instruction")
         values = [
             self._of(given[name]) if isinstance(given[name], Tensor) else given[name]
             for name in rule.values
@@ -487,118 +490,6 @@ def _terms(
         return scaled(values[0], 1 / values[1])
     return ()
 
-
-@dataclass(frozen=True)
-class _Rule:
-    """An element-wise operator as instructions.
-
-    Attributes:
-        make: the value, of a builder and the arguments that follow.
-        values: the names of those that are tensors or numbers.
-        numbers: of those that must be numbers or ``None``.
-        fixed: others, and the only value that they may have.
-        is_mask: True if it compares.
-    """
-
-    make: Callable[..., Value]
-    values: tuple[str, ...] = ("self",)
-    numbers: tuple[str, ...] = ()
-    fixed: Mapping[str, object] = field(default_factory=dict)
-    is_mask: bool = False
-
-    def check(self, call: _Call) -> None:
-        """Refuse arguments that the rule does not know."""
-        for name, argument in call.given.items():
-            is_number = isinstance(argument, (int, float)) and not isinstance(argument, bool)
-            if (
-                (name in self.values and (is_number or isinstance(argument, Tensor)))
-                or (name in self.numbers and (is_number or argument is None))
-                or (name in self.fixed and argument == self.fixed[name])
-            ):
-                continue
-            raise Refused(f"{call.func} with such {name} is no instruction")
-
-
-def _plain(operation: str, *values: str) -> _Rule:
-    return _Rule(lambda b, *given: b.apply(operation, *given), values or ("self",))
-
-
-def _comparison(operation: str, *, is_swapped: bool = False) -> _Rule:
-    def make(b: Builder, x: Any, y: Any) -> Value:
-        return b.apply(operation, *((y, x) if is_swapped else (x, y)))
-
-    return _Rule(make, ("self", "other"), is_mask=True)
-
-
-def _multiple(b: Builder, x: Any, factor: float) -> Any:
-    return x if factor == 1 else b.apply("mul", x, factor)
-
-
-def _power(b: Builder, x: Any, exponent: Any) -> Value:
-    # A square is a product; its gradient is the same.
-    return b.apply("mul", x, x) if exponent == 2 else b.apply("pow", x, exponent)
-
-
-def _clamp(b: Builder, x: Value, low: float | None, high: float | None) -> Value:
-    return b.apply(
-        "clamp", x, -math.inf if low is None else low, math.inf if high is None else high
-    )
-
-
-def _hardtanh(b: Builder, x: Value, low: float, high: float) -> Value:
-    # Unlike a clamp's, the gradient at a bound is zero.
-    inside = b.apply("where", b.apply("le", high, x), high, x)
-    return b.apply("where", b.apply("le", x, low), low, inside)
-
-
-_BOTH = ("self", "other")
-
-_ELEMENTWISE: dict[Any, _Rule] = {
-    aten.add: _Rule(lambda b, x, y, a: b.apply("add", x, _multiple(b, y, a)), _BOTH, ("alpha",)),
-    aten.sub: _Rule(lambda b, x, y, a: b.apply("sub", x, _multiple(b, y, a)), _BOTH, ("alpha",)),
-    aten.rsub: _Rule(lambda b, x, y, a: b.apply("sub", y, _multiple(b, x, a)), _BOTH, ("alpha",)),
-    aten.mul: _plain("mul", *_BOTH),
-    aten.div: _Rule(lambda b, x, y: b.apply("div", x, y), _BOTH, fixed={"rounding_mode": None}),
-    aten.maximum: _plain("maximum", *_BOTH),
-    aten.minimum: _plain("minimum", *_BOTH),
-    aten.pow: _Rule(_power, ("self", "exponent")),
-    aten.square: _Rule(lambda b, x: b.apply("mul", x, x)),
-    aten.eq: _comparison("eq"),
-    aten.ne: _comparison("ne"),
-    aten.lt: _comparison("lt"),
-    aten.le: _comparison("le"),
-    aten.gt: _comparison("lt", is_swapped=True),
-    aten.ge: _comparison("le", is_swapped=True),
-    aten.where: _plain("where", "condition", *_BOTH),
-    aten.masked_fill: _Rule(
-        lambda b, x, mask, y: b.apply("where", mask, y, x), ("self", "mask"), ("value",)
-    ),
-    aten.clamp: _Rule(_clamp, numbers=("min", "max")),
-    aten.relu6: _Rule(lambda b, x: _hardtanh(b, x, 0, 6)),
-    aten.hardtanh: _Rule(_hardtanh, numbers=("min_val", "max_val")),
-    aten.clamp_min: _Rule(lambda b, x, low: _clamp(b, x, low, None), numbers=("min",)),
-    aten.clamp_max: _Rule(lambda b, x, high: _clamp(b, x, None, high), numbers=("max",)),
-    aten.reciprocal: _Rule(lambda b, x: b.apply("div", 1.0, x)),
-    aten.rsqrt: _Rule(lambda b, x: b.apply("div", 1.0, b.apply("sqrt", x))),
-    aten.silu: _Rule(lambda b, x: x * b.apply("sigmoid", x)),
-    aten.gelu: _Rule(lambda b, x: b.gelu(x), fixed={"approximate": "none"}),
-    aten.softplus: _Rule(lambda b, x: b.apply("softplus", x), fixed={"beta": 1, "threshold": 20}),
-    aten.leaky_relu: _Rule(
-        lambda b, x, slope: b.apply("leaky_relu", x, slope), numbers=("negative_slope",)
-    ),
-    aten.elu: _Rule(
-        lambda b, x, alpha: b.apply("elu", x, alpha),
-        numbers=("alpha",),
-        fixed={"scale": 1, "input_scale": 1},
-    ),
-    **{
-        getattr(aten, name): _plain(name)
-        for name in (
-            *("neg", "abs", "sign", "sqrt", "exp", "expm1", "log", "log1p", "sin", "cos", "erf"),
-            *("sigmoid", "tanh", "relu"),
-        )
-    },
-}
 
 # Operators that give numbers of Python, which branches take.
 _LOOKS = (aten.item, aten.is_nonzero, aten._local_scalar_dense, aten.equal, aten.allclose)
