@@ -81,7 +81,7 @@ def measure(
     import torch
 
     import fastgraph
-    from measure.timing import Spread
+    from measure.timing import spreads
 
     torch.manual_seed(0)
     module = make()
@@ -113,10 +113,7 @@ def measure(
     return {
         "layer": layer,
         "difference": max(float((a - b).norm() / a.norm()) for a, b in pairs),
-        "times": {
-            side: {kind: Spread.of(of).to_json() for kind, of in both.items()}
-            for side, both in seconds.items()
-        },
+        "times": spreads(seconds),
     }
 
 

@@ -75,6 +75,7 @@ def measure(data: Any, message: str, channels: int, rounds: int, stored: bool) -
     from fastgraph import ops
     from fastgraph.edge_programs.evaluation import Edges, evaluate
     from fastgraph.edge_programs.program import parse
+    from measure.timing import spreads
 
     torch.manual_seed(0)
     program = parse(MESSAGES[message].format(c=channels, h=HEADS))
@@ -108,16 +109,7 @@ def measure(data: Any, message: str, channels: int, rounds: int, stored: bool) -
             if turn:
                 seconds[name]["forward"].append(times[1] - times[0])
                 seconds[name]["backward"].append(times[2] - times[1])
-    return {"message": message, "times": _spreads(seconds)}
-
-
-def _spreads(seconds: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
-    from measure.timing import Spread
-
-    return {
-        name: {kind: Spread.of(of).to_json() for kind, of in both.items()}
-        for name, both in seconds.items()
-    }
+    return {"message": message, "times": spreads(seconds)}
 
 
 def _by_hand(message: str, given: dict[str, Any], index: Any) -> Step | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,14 @@ class Spread:
 
     def to_json(self) -> dict[str, float]:
         return asdict(self)
+
+
+def spreads(seconds: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, dict[str, Any]]:
+    """The spread of each kind of pass of each contestant, as JSON."""
+    return {
+        name: {kind: Spread.of(of).to_json() for kind, of in passes.items()}
+        for name, passes in seconds.items()
+    }
 
 
 @dataclass

@@ -20,6 +20,7 @@ from fastgraph import settings
 from fastgraph.comparison.dropout import drop_no_attention, drops_attention
 from fastgraph.comparison.values import is_differentiable, map_tensors, named_tensors, to_double
 from fastgraph.enabling import enabled
+from fastgraph.machine.randomness import kept_random_states
 from fastgraph.routing.switch import SWITCH
 
 _INPUT, _PARAMETER = "input", "parameter"
@@ -183,19 +184,12 @@ def untouched_randomness(seed: int, tensors: Sequence[Tensor]) -> Iterator[None]
     """All random streams start from ``seed`` in the block, and continue after it as before it."""
     devices = sorted({tensor.get_device() for tensor in tensors if tensor.is_cuda})
     numpy = sys.modules.get("numpy")
-    python_state = random.getstate()
-    numpy_state = None if numpy is None else numpy.random.get_state()
-    with torch.random.fork_rng(devices=devices):
+    with kept_random_states(), torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         random.seed(seed)
         if numpy is not None:
             numpy.random.seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            if numpy is not None:
-                numpy.random.set_state(numpy_state)
+        yield
 
 
 def check_type(module: object) -> None:

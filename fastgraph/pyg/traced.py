@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import copy
 import inspect
-import random
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from types import MethodType
@@ -29,6 +27,7 @@ from fastgraph.edge_programs.reading import Guard, Reading, UnknownError, frozen
 from fastgraph.edge_programs.recording import Refused
 from fastgraph.edge_programs.trace import Argument, Traced, trace
 from fastgraph.graphs.edges import KnownGraph, OutOfRange, graph_of, too_large, unless_out_of_range
+from fastgraph.machine.randomness import kept_random_states
 from fastgraph.plugins.backend import device_type
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.modules import REDUCTIONS
@@ -423,7 +422,7 @@ def _traced(
     layer = _stand_in(module)
     arguments = {name: a.value if isinstance(a, _Value) else a for name, a in described.items()}
     reading = Reading(MethodType(form.message, layer))
-    with _restored_randomness():
+    with kept_random_states():  # what a message draws; it is refused afterwards
         traced = trace(reading, arguments, (reduce,))
     guard = reading.guard(module)
     takes_size = any(value is _NUMBER_OF_NODES for value in arguments.values())
@@ -437,20 +436,6 @@ def _traced(
     if isinstance(traced, Refusal):
         return _Known(guard, traced)
     return _Known(guard, Prepared.of(traced, reduce, module))
-
-
-@contextmanager
-def _restored_randomness() -> Iterator[None]:
-    """Undo what a message draws while it is traced, which refuses it afterwards."""
-    numpy = sys.modules.get("numpy")
-    of_python = random.getstate()
-    of_numpy = None if numpy is None else numpy.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(of_python)
-        if numpy is not None:
-            numpy.random.set_state(of_numpy)
 
 
 def _stand_in(module: nn.Module) -> Any:
