@@ -147,7 +147,8 @@ emulate: install emulator ## run the kernels for GPUs on the emulator, and count
 	$(EMULATED) $(THREADS) $(BIN)/python -m tests.simt.coverage --durations=25 $(PARALLEL) $(EXHAUSTIVE) $(REPEATS)
 	$(EMULATED) FASTGRAPH_DATA= FASTGRAPH_BACKEND=simt $(PYTEST) --emulate $(PARALLEL) $(EXHAUSTIVE) $(REPEATS) \
 	  tests/ops tests/cuda tests/pyg -k "simt or cuda or pyg" \
-	  $(addprefix --ignore=,tests/cuda/test_operators.py tests/cuda/test_configuration.py tests/pyg/test_traced.py \
+	  $(addprefix --ignore=,tests/cuda/test_operators.py tests/cuda/test_configuration.py \
+	  $(addprefix tests/pyg/test_traced,.py _refusals.py) \
 	  $(addprefix tests/cuda/test_,benchmark.py model.py one_shot.py) tests/pyg/test_switching.py)
 	@if $(newest_dgl)/bin/python -c 'from importlib.metadata import version; version("dgl")' 2>/dev/null; \
 	then $(EMULATED) DGLBACKEND=pytorch $(THREADS) $(newest_dgl)/bin/python -m pytest --emulate tests/dgl/test_devices.py; \

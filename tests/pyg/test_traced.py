@@ -7,8 +7,6 @@ import gc
 import io
 import pickle
 import random
-import time
-import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -18,52 +16,33 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch_geometric.nn import MessagePassing
 
 import fastgraph
 from fastgraph.pyg import traced
 from tests.ab import Arguments, arguments
 from tests.graphs import Case, all_cases, hub_edges, quantised, random_edges
 from tests.outcomes import differences
+from tests.pyg.traced_layers import (
+    CHANNELS,
+    EDGES,
+    NODES,
+    Scaled,
+    Updating,
+    of_its_object,
+    refused,
+    routed,
+    traces,
+    with_message,
+    x64,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::fastgraph.FallbackWarning")
-
-NODES, CHANNELS = 12, 4
-EDGES = random_edges(NODES, NODES, 40)
 
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> None:
     """Nothing is known of the layers of other tests."""
     traced._KNOWN.clear()
-
-
-class Scaled(MessagePassing):
-    """A user's layer, with an attribute, a module and a parameter that its message reads."""
-
-    def __init__(self, aggr: str = "sum", act: nn.Module | None = None, **options: Any) -> None:
-        super().__init__(aggr=aggr, **options)
-        self.scale = 0.5
-        self.act = nn.ReLU() if act is None else act
-        self.lin = nn.Linear(2 * CHANNELS, CHANNELS)
-        self.weight = nn.Parameter(torch.randn(CHANNELS))
-
-    def forward(self, x: Any, edge_index: Tensor, size: Any = None) -> Tensor:
-        return self.propagate(edge_index, x=x, size=size)
-
-    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
-        gate = self.act(self.lin(torch.cat([x_i, x_j], dim=-1)))
-        return self.scale * gate * self.weight + x_j.sin() * x_i
-
-
-class Updating(Scaled):
-    """A layer whose update takes an argument, and one that has a default."""
-
-    def update(self, inputs: Tensor, bias: Tensor, factor: float = 2.0) -> Tensor:
-        return factor * inputs + bias
-
-    def forward(self, x: Any, edge_index: Tensor, size: Any = None) -> Tensor:
-        return self.propagate(edge_index, x=x, bias=self.weight, size=size)
 
 
 def features(case: Case, width: int = CHANNELS) -> Any:
@@ -189,42 +168,6 @@ def test_hypergraphs() -> None:
     call = arguments(quantised(NODES, CHANNELS), edges)
     assert differences(layer, {"hyperedges": call}) == {}
     assert not fastgraph.status().row("HypergraphConv").reasons
-
-
-def routed(layer: nn.Module, x: Tensor, edges: Tensor = EDGES) -> Tensor:
-    """The result of a layer, which is upstream's, by the program that holds for it now."""
-    expected = layer(x, edges)
-    fastgraph.status().reset()
-    with fastgraph.enabled(min_edges=0):
-        found = layer(x, edges)
-    (row,) = fastgraph.status().rows
-    assert (row.routed, dict(row.reasons)) == (1, {})
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    return found
-
-
-def refused(layer: nn.Module, *args: Any, **kwargs: Any) -> str:
-    """The reason why a layer runs upstream's code, whose very result is ours."""
-    torch.manual_seed(1)
-    expected = layer(*args, **kwargs)
-    fastgraph.status().reset()
-    with fastgraph.enabled(min_edges=0):
-        torch.manual_seed(1)
-        found = layer(*args, **kwargs)
-    (row,) = fastgraph.status().rows
-    assert row.routed == 0
-    if isinstance(expected, Tensor):
-        assert torch.equal(found, expected)
-    (reason,) = row.reasons
-    return reason
-
-
-def traces(layer: nn.Module) -> int:
-    return traced._TRACES.get(layer, 0)
-
-
-def x64(*shape: int) -> Tensor:
-    return torch.randn(*(shape or (NODES, CHANNELS)), dtype=torch.float64)
 
 
 def test_a_program_is_traced_once() -> None:
@@ -616,275 +559,6 @@ def test_inference_mode_and_no_grad() -> None:
             out = layer(x.requires_grad_(), EDGES)
             torch.autograd.grad(out.sum(), [x, *layer.parameters()])
     assert fastgraph.status().row("Scaled").routed == 4
-
-
-def with_message(function: Any) -> type[Scaled]:
-    function.__name__ = "message"
-    return type("Own", (Scaled,), {"message": function})
-
-
-class Config:
-    scale = 2.0
-
-
-CONFIG, LOG = Config(), []
-COUNT = 0
-
-
-def prints(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    print("a message")
-    return x_i * x_j
-
-
-def counts(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    global COUNT
-    COUNT += 1
-    return x_i * x_j
-
-
-def logs(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    LOG.append(1)
-    return x_i * x_j
-
-
-def of_an_object(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    return x_i * x_j * CONFIG.scale
-
-
-def of_its_object(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    return x_i * x_j * self.config.scale
-
-
-def by_name(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    return x_i * x_j * getattr(self, "sca" + "le")
-
-
-def leaves(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    self.kept = x_i * x_j
-    return self.kept
-
-
-def with_autocast(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
-        return self.lin(torch.cat([x_i, x_j], -1)).to(x_j.dtype)
-
-
-def branches(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    return x_j if x_j.sum() > 0 else x_i
-
-
-def draws(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    import random
-
-    return x_i * x_j * random.random()
-
-
-def with_a_default(x: Tensor, factors: Any = LOG) -> Tensor:
-    return x * len(factors)
-
-
-def by_default(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    return with_a_default(x_i * x_j)
-
-
-class Object:
-    def __init__(self) -> None:
-        """Nothing."""
-
-    factor = 2.0
-
-    def times(self, x: Tensor) -> Tensor:
-        return self.factor * x
-
-    @classmethod
-    def of_class(cls, x: Tensor) -> Tensor:
-        return cls.factor * x
-
-
-def of_a_new_object(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    return Object().times(x_i * x_j)
-
-
-def of_a_class(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    return Object.of_class(x_i * x_j)
-
-
-def of_a_list(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    return x_i * x_j * self.table.tolist()[0]
-
-
-def with_a_function(x: Tensor) -> Tensor:
-    return x * with_a_function.factor  # type: ignore[attr-defined]
-
-
-with_a_function.factor = 2.0  # type: ignore[attr-defined]
-
-
-def of_a_function(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    return with_a_function(x_i * x_j)
-
-
-def by_key(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    return x_i * x_j * self.__dict__["sca" + "le"]
-
-
-def of_the_clock(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    return x_i * x_j if time.time() > 0 else x_i
-
-
-def of_a_setting(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    return x_i * x_j if torch.get_default_dtype() == torch.float32 else x_i
-
-
-def warns(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    warnings.warn("a message", stacklevel=1)
-    return x_i * x_j
-
-
-def of_storage(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    return x_i * (x_j if self.weight.is_contiguous() else 2 * x_j)
-
-
-def of_gradients(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    return x_i * (x_j if self.weight.grad is None else 2 * x_j)
-
-
-def of_identity(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    return x_i * x_j * (id(self) % 5)
-
-
-def hooks(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
-    out = (x_i * x_j) * self.weight
-    if out.requires_grad:
-        out.register_hook(lambda grad: grad.clamp(-5, 5))
-    return out
-
-
-REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
-    "prints": (prints, "it writes or reads files (print)"),
-    "counts": (counts, "it sets the global variable COUNT"),
-    "logs": (logs, "it reads LOG"),
-    "of an object": (of_an_object, "it reads CONFIG, a Config that may change unnoticed"),
-    "of its object": (of_its_object, "it reads config, a Config that may change unnoticed"),
-    "by name": (by_name, "it looks names up (getattr)"),
-    "leaves": (leaves, "it sets the attribute kept"),
-    "autocast": (with_autocast, "it switches autocast on"),
-    "by default": (by_default, "it reads with_a_default, a list that may change unnoticed"),
-    "of a function": (of_a_function, "it reads with_a_function.factor, of a function"),
-    "by key": (by_key, "it looks names up (__dict__)"),
-    "of the clock": (of_the_clock, "it reads time.time, a builtin"),
-    "of a setting": (of_a_setting, "it looks at a setting of torch (get_default_dtype)"),
-    "warns": (warns, "it writes or reads files (warn)"),
-    "of storage": (of_storage, "it looks at how tensors are stored (is_contiguous)"),
-    "of gradients": (of_gradients, "it looks at how tensors are stored (grad)"),
-    "of identity": (of_identity, "it takes its layer for another one (id)"),
-    "hooks": (hooks, "it registers a hook of gradients"),
-    "of a new object": (of_a_new_object, "nobody can tell where"),
-    "of a class": (of_a_class, "it reads Object.of_class, a classmethod that may change"),
-    "of a list": (of_a_list, "it reads table, a Tensor that may change unnoticed"),
-    "branches": (branches, "across edges"),
-    "draws": (draws, "it imports random"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_messages_that_are_left_to_upstream(name: str) -> None:
-    function, reason = REFUSED[name]
-    cls = with_message(function)
-    layer = cls().double()
-    layer.config = Config()
-    layer.table = torch.ones(1)
-    before = COUNT
-    found = layer(x64(), EDGES)
-    assert found.shape == (NODES, CHANNELS)
-    calls = COUNT - before
-    LOG.clear()
-    if name != "draws":
-        found = refused(layer, x64(), EDGES)
-        assert reason in found
-        assert COUNT - before == 3 * calls
-    else:
-        with fastgraph.enabled(min_edges=0):
-            layer(x64(), EDGES)
-        assert reason in next(iter(fastgraph.status().row("Own").reasons))
-
-
-def test_states_of_layers_that_are_left_to_upstream() -> None:
-    x = x64()
-    hooked = Scaled().double()
-    hooked.register_message_forward_hook(lambda *_: None)
-    assert refused(hooked, x, EDGES) == "a message-passing hook is set"
-    inner = Scaled().double()
-    handle = inner.lin.register_forward_hook(lambda *_: None)
-    assert "lin has hooks" in refused(inner, x, EDGES)
-    handle.remove()
-    routed(inner, x)
-    inner.lin.register_forward_hook(lambda *_: None)
-    assert "lin has hooks" in refused(inner, x, EDGES)
-    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
-    try:
-        assert refused(Scaled().double(), x, EDGES) == "a hook of all modules is set"
-    finally:
-        handle.remove()
-    scripted = Scaled().double()
-    routed(scripted, x)
-    scripted.lin = torch.jit.script(scripted.lin)
-    assert refused(scripted, x, EDGES) == "its layer has scripted modules"
-    several = Scaled(aggr="median").double()
-    assert refused(several, x, EDGES) == "aggregation MedianAggregation"
-    shared = Scaled().double()
-    shared.other = shared.lin
-    assert "in several places" in refused(shared, x, EDGES)
-    assert "features of 3 dimensions" in refused(
-        with_message(lambda self, x_i, x_j: x_i * x_j)().double(),
-        x64(2, NODES, CHANNELS),
-        EDGES,
-    )
-    half = Scaled().bfloat16()
-    assert "torch.bfloat16" in refused(half, x.bfloat16(), EDGES)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert "autocast" in refused(Scaled(), x.float(), EDGES)
-    adj = torch.sparse_coo_tensor(EDGES.flip(0), torch.ones(40), (NODES, NODES)).coalesce()
-    assert "a plain edge_index only" in refused(Scaled().double(), x, adj)
-
-
-def test_classes_that_are_left_to_upstream() -> None:
-    x = x64()
-
-    class Aggregating(Scaled):
-        def aggregate(self, inputs: Tensor, index: Tensor, dim_size: Any = None) -> Tensor:
-            return super().aggregate(inputs, index, dim_size=dim_size) * 2
-
-    class WithEdges(Scaled):
-        def message(self, x_j: Tensor, edge_index: Tensor) -> Tensor:
-            return x_j * (edge_index[0] % 2).view(-1, 1)
-
-    class WithIndex(Scaled):
-        def message(self, x_j: Tensor, index: Tensor) -> Tensor:
-            return x_j * (index % 2).view(-1, 1)
-
-    class WithSize(Scaled):
-        def message(self, x_i: Tensor, x_j: Tensor, size_i: Any) -> Tensor:
-            return x_i * x_j / size_i
-
-    class WithIdleSize(Scaled):
-        def message(self, x_i: Tensor, x_j: Tensor, index: Tensor, size_i: Any) -> Tensor:
-            return x_i * x_j
-
-    class Updated(Scaled):
-        def update(self, inputs: Tensor, x_i: Tensor) -> Tensor:
-            return inputs + x_i.sum()
-
-    reasons = {
-        Aggregating: "aggregate is overridden",
-        WithEdges: "its message takes edge_index",
-        WithIndex: "its message is no edge program: it takes index, which is of the graph",
-        WithSize: "its message is no edge program: it takes the number of nodes",
-        Updated: "its update takes x_i",
-    }
-    for cls, reason in reasons.items():
-        assert refused(cls().double(), x, EDGES) == reason
-    routed(WithIdleSize().double(), x)
 
 
 def test_few_states_are_kept() -> None:
