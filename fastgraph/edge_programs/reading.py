@@ -83,7 +83,7 @@ _ACTIONS = {
     vars(torch.autograd.Function)["apply"].__func__.__code__: "it has a gradient of its own",
 }
 
-_MISSING, _ATTRIBUTES = object(), object()
+_MISSING, _CHANGING, _UNKNOWN, _ATTRIBUTES = object(), object(), object(), object()
 
 
 class UnknownError(Exception):
@@ -186,7 +186,7 @@ class _Named:
         holder: the class, dictionary or cell where it is looked up; a marker for a module.
         name: in the holder.
         value: as it was, if that cannot change; otherwise a marker that nothing is.
-        frozen: its frozen form.
+        frozen: its frozen form, or a marker if it has none.
     """
 
     holder: Any
@@ -199,7 +199,7 @@ class _Named:
         """The name with its present value."""
         is_fixed = type(value) in _PLAIN or isinstance(value, (type, types.FunctionType))
         found = frozen(value, is_attribute=holder is _ATTRIBUTES)
-        return cls(holder, name, value if is_fixed else _MISSING, found)
+        return cls(holder, name, value if is_fixed else _CHANGING, found)
 
     def holds(self) -> bool:
         """True if the value is what it was."""
@@ -217,7 +217,7 @@ class _Named:
             found = frozen(value, is_attribute=self.holder is _ATTRIBUTES)
             return bool(found == self.frozen)
         except UnknownError:
-            return False
+            return self.frozen is _UNKNOWN and value is not _MISSING
 
 
 @dataclass(frozen=True)
@@ -528,6 +528,7 @@ class Reading:
             except UnknownError as unknown:
                 text = f"{path}.{name}".strip(".")
                 self._doubt(f"it reads {text}, {unknown} that may change unnoticed")
+                yield _Named(holder, name, _CHANGING, _UNKNOWN)
 
     def _doubt(self, reason: str) -> None:
         self.reason = self.reason or reason

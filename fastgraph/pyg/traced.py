@@ -419,12 +419,12 @@ def _traced(
             refusal = Refusal(f"{name} is not a dense tensor on the device of the features")
         if refusal is not None:
             return _Known(Reading(MethodType(form.message, module)).guard(module), refusal)
-    layer = _stand_in(module)
     arguments = {name: a.value if isinstance(a, _Value) else a for name, a in described.items()}
-    reading = Reading(MethodType(form.message, layer))
     with kept_random_states():  # what a message draws; it is refused afterwards
-        traced = trace(reading, arguments, (reduce,))
-    guard = reading.guard(module)
+        reading, traced, guard = _read(module, form, arguments, reduce)
+        if isinstance(traced, Traced) and reading.reason is not None:
+            # Code that torch ran for the first time may have named what the message does not read.
+            reading, traced, guard = _read(module, form, arguments, reduce)
     takes_size = any(value is _NUMBER_OF_NODES for value in arguments.values())
     if takes_size and isinstance(traced, Refusal) and "it raises TypeError" in traced.reason:
         # From operators of torch, which take numbers alone.
@@ -436,6 +436,14 @@ def _traced(
     if isinstance(traced, Refusal):
         return _Known(guard, traced)
     return _Known(guard, Prepared.of(traced, reduce, module))
+
+
+def _read(
+    module: MessagePassing, form: _Form, arguments: Mapping[str, object], reduce: str
+) -> tuple[Reading, Traced | Refusal, Guard]:
+    reading = Reading(MethodType(form.message, _stand_in(module)))
+    traced = trace(reading, arguments, (reduce,))
+    return reading, traced, reading.guard(module)
 
 
 def _stand_in(module: nn.Module) -> Any:

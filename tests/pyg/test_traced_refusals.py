@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,17 +23,12 @@ from tests.pyg.traced_layers import (
     of_its_object,
     refused,
     routed,
+    traces,
     with_message,
     x64,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore::fastgraph.FallbackWarning")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def traced_before() -> None:
-    """A message was traced: the first time, torch runs code that names ``config`` and others."""
-    routed(Scaled().double(), x64())
 
 
 class Config:
@@ -252,6 +250,45 @@ def test_states_of_layers_that_are_left_to_upstream() -> None:
         assert "autocast" in refused(Scaled(), x.float(), EDGES)
     adj = torch.sparse_coo_tensor(EDGES.flip(0), torch.ones(40), (NODES, NODES)).coalesce()
     assert "a plain edge_index only" in refused(Scaled().double(), x, adj)
+
+
+IN_A_NEW_PROCESS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tests.pyg.traced_layers import Scaled, routed, x64
+
+layer = Scaled().double()
+layer.config = object()
+routed(layer, x64())
+"""
+
+
+def test_the_first_tracing_in_a_process() -> None:
+    """Torch runs code then, once, that names ``config`` and others."""
+    root = str(Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", IN_A_NEW_PROCESS, root], check=True)
+
+
+def test_a_refusal_is_not_that_of_an_attribute_that_is_plain_or_gone() -> None:
+    layer = with_message(of_its_object)().double()
+    layer.config = Config()
+    assert "it reads config, a Config that may" in refused(layer, x64(), EDGES)
+    layer.config = Config()
+    assert "it reads config, a Config that may" in refused(layer, x64(), EDGES)
+    assert traces(layer) == 1
+    layer.config = 2
+    with pytest.raises(AttributeError, match="'int' object has no attribute 'scale'"):
+        refused(layer, x64(), EDGES)
+
+    def message(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return x_i * x_j * self.factors[0]
+
+    layer = with_message(message)().double()
+    layer.factors = (2.0, 3.0)
+    routed(layer, x64())
+    del layer.factors
+    with fastgraph.enabled(min_edges=0), pytest.raises(AttributeError, match="factors"):
+        layer(x64(), EDGES)
 
 
 def test_classes_that_are_left_to_upstream() -> None:
