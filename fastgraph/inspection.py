@@ -33,6 +33,15 @@ class _CopyingResults(TorchFunctionMode):
         return copied
 
 
+def _same_values(module: torch.nn.Module) -> dict[int, Any]:
+    """Parameters over the memory of a module's own, as a memo of ``copy.deepcopy``."""
+    return {
+        id(own): torch.nn.Parameter(own.detach(), own.requires_grad)
+        for own in module.parameters()
+        if type(own) is torch.nn.Parameter
+    }
+
+
 def explain(module: torch.nn.Module) -> str:
     """The edge programs of layers whose messages are traced, after a call of them, as text.
 
@@ -67,9 +76,10 @@ def explain(module: torch.nn.Module) -> str:
 def is_accelerated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[bool, list[str]]:
     """True if all message passing in ``module(*args, **kwargs)`` runs through fastgraph.
 
-    The module is copied and run once on these inputs, so its buffers and its hooks' effects on
-    itself are as before, and so are the random states of torch, on the devices of these tensors, of
-    numpy and of python; the counters of ``fastgraph.status()`` do not move. What ``torch.compile``
+    A copy of the module that shares its parameters' memory is run once on these inputs. So its
+    buffers, the gradients of its parameters and its hooks' effects on itself are as before, and so
+    are the random states of torch, on the devices of these tensors, of numpy and of python; the
+    counters of ``fastgraph.status()`` do not move. What ``torch.compile``
     has compiled runs eagerly here: the compiled code takes the same routes. Graphs count as large
     enough to gain, unless the setting ``min_edges`` says otherwise.
 
@@ -95,7 +105,7 @@ def is_accelerated(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[
         settings.of_any_size(),
     ):
         with _CopyingResults():
-            copied = copy.deepcopy(module)
+            copied = copy.deepcopy(module, _same_values(module))
         copied(*args, **kwargs)
     reasons = [f"{row.layer}: {reason}" for row in seen.rows for reason in row.reasons]
     if not seen.rows:

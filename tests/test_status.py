@@ -238,6 +238,27 @@ def test_is_accelerated_of_a_layer_that_keeps_a_result() -> None:
     assert conv._alpha is kept
 
 
+def test_is_accelerated_shares_parameters_and_leaves_their_gradients() -> None:
+    addresses = []
+
+    class Forces(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = GCNConv(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            addresses.append(self.conv.lin.weight.data_ptr())
+            out = self.conv(x, EDGES)
+            out.sum().backward()
+            return out
+
+    module = Forces()
+    with fastgraph.enabled():
+        assert fastgraph.is_accelerated(module, torch.randn(6, 4)) == (True, [])
+    assert addresses == [module.conv.lin.weight.data_ptr()]
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
 def test_is_accelerated_refuses_what_is_no_module() -> None:
     with (
         fastgraph.enabled(),
