@@ -144,7 +144,12 @@ def _routed(
                 least_edges(self, kwargs.get("edge_weight")), edge_index, kwargs.get, "x"
             ):
                 count_too_small(label if type(self) is cls else label_of(type(self)))
-                return _left(None, upstream, self, edge_index, *args, **kwargs)
+                counted = calls_counted()  # as `_left` does, without the time of its calls
+                counted.append(upstream)
+                try:
+                    return upstream(self, edge_index, *args, **kwargs)
+                finally:
+                    counted.pop()
         planned = _planned(self, edge_index, args, kwargs) if generated else _OVERRIDDEN
         if isinstance(planned, Refusal):
             _refuse(self, planned)
