@@ -146,7 +146,7 @@ class Builder:
         """The error function's gelu."""
         return x * 0.5 * (self.apply("erf", x * math.sqrt(0.5)) + 1.0)
 
-    def program(self, *outputs: tuple[str, Value] | tuple[str, Value, Value]) -> Program:
+    def program(self, *outputs: tuple[str, *tuple[Value, ...]]) -> Program:
         """The program with these outputs, and what they need.
 
         Args:

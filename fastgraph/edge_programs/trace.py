@@ -6,6 +6,7 @@ numbers. So a program is one only if it computes what the function does, gradien
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fastgraph.edge_programs.builder import Value
 from fastgraph.edge_programs.evaluation import Edges, evaluate
 from fastgraph.edge_programs.program import Output, Place, Program
-from fastgraph.edge_programs.recording import Recorder, Ref, Refused, Step
+from fastgraph.edge_programs.recording import Recorded, Recorder, Ref, Refused, Step
 from fastgraph.plugins.refusal import Refusal
 
 _SIZES = (10_007, 2, 1_000_000_007)
@@ -45,11 +47,30 @@ class Argument:
 
 
 @dataclass(frozen=True)
+class Reduction:
+    """An output of a program.
+
+    Attributes:
+        name: one of :data:`fastgraph.edge_programs.operations.REDUCTIONS`.
+        values: what it reduces, given the message; ``None`` for the message itself. It is traced
+            with the message, and must be equal only to what computes the same.
+    """
+
+    name: str
+    values: Callable[[Tensor], tuple[Tensor, ...]] | None = None
+
+    def of(self, message: Tensor) -> tuple[Tensor, ...]:
+        """The values that it reduces."""
+        return (message,) if self.values is None else self.values(message)
+
+
+@dataclass(frozen=True)
 class Traced:
     """A message as an edge program.
 
     Attributes:
-        program: reduces the message.
+        program: has an output for each reduction.
+        reductions: of the message.
         channels: the shape of a message.
         steps: are computed before the program.
         step_of: the step that is an operand, by the operand's name.
@@ -57,6 +78,7 @@ class Traced:
     """
 
     program: Program
+    reductions: tuple[Reduction, ...]
     channels: tuple[int, ...]
     steps: tuple[Step, ...]
     step_of: Mapping[str, int]
@@ -99,7 +121,7 @@ class Traced:
 def trace(
     message: Callable[..., Tensor],
     arguments: Mapping[str, object],
-    reductions: Sequence[str] = ("sum",),
+    reductions: Sequence[Reduction] = (Reduction("sum"),),
 ) -> Traced | Refusal:
     """The edge program of a message.
 
@@ -143,8 +165,11 @@ class _Called(nn.Module):
         layer = getattr(message, "__self__", None)
         self.layer = layer if isinstance(layer, nn.Module) else None
 
-    def forward(self, given: Mapping[str, object]) -> Tensor:
-        return self._message(**given)
+    def forward(
+        self, given: Mapping[str, object], reductions: Sequence[Reduction]
+    ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+        message = self._message(**given)
+        return message, [reduction.of(message) for reduction in reductions]
 
     def state(self) -> dict[str, Tensor]:
         """The parameters and buffers of the layer, by their names in it."""
@@ -152,15 +177,21 @@ class _Called(nn.Module):
             return {}
         return {**dict(self.layer.named_parameters()), **dict(self.layer.named_buffers())}
 
-    def run(self, given: Mapping[str, object], state: Mapping[str, Tensor]) -> Tensor:
-        """The message with another state, which leaves no trace in the layer.
+    def run(
+        self,
+        given: Mapping[str, object],
+        state: Mapping[str, Tensor],
+        reductions: Sequence[Reduction],
+    ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+        """The message with another state, which leaves no trace in the layer, and what is reduced.
 
         Raises:
             Refused: it raises.
         """
         named = {f"layer.{name}": tensor for name, tensor in state.items()}
         try:
-            out: Tensor = torch.func.functional_call(self, named, (given,))
+            out: tuple[Tensor, list[tuple[Tensor, ...]]]
+            out = torch.func.functional_call(self, named, (given, reductions))
         # Any code of users runs here on tensors that have no data, which any of it may not bear.
         # Nothing has been computed yet: upstream shows the error, if it is one.
         except Exception as error:
@@ -173,7 +204,7 @@ def _record(
     arguments: Mapping[str, object],
     num_edges: int,
     dtype: torch.dtype,
-    reductions: Sequence[str],
+    reductions: Sequence[Reduction],
 ) -> Traced:
     with torch.inference_mode(), _unchanged(call.layer) as changes:
         recorder = Recorder(num_edges, dtype)
@@ -181,25 +212,41 @@ def _record(
         state = {name: recorder.state(name, tensor) for name, tensor in call.state().items()}
         try:
             with recorder:
-                out = call.run(given, state)
+                out, values = call.run(given, state, reductions)
         except Refused as refused:
             raise Refused(recorder.reason or str(refused)) from None
         if recorder.reason is not None:
             raise Refused(recorder.reason)
         if recorder.changed is not None:
             raise Refused(f"it changes {recorder.changed}")
-        recorded = recorder.known(out) if isinstance(out, Tensor) else None
-        if recorded is None or not recorded.has_rows or out.dtype != dtype:
-            raise Refused("it gives no tensor of edges")
-        value = recorder.value(recorded)
-        program = recorder.builder.program(*((name, value) for name in reductions))
+        recorded = _of_edges(recorder, out, dtype)
+        program = recorder.builder.program(
+            *(
+                _output(recorder, dtype, reduction, reduced)
+                for reduction, reduced in zip(reductions, values, strict=True)
+            )
+        )
         kept = changes(lambda v: isinstance(v, Tensor) and recorder.known(v) is not None)
         steps, step_of = _needed(recorder.steps, recorder.steps_of(program.names))
-        del given, state, out
+        del given, state, out, values
         references = recorder.close()
     if any(reference() is not None for reference in references):
         raise Refused("it keeps values of edges outside its layer")
-    return Traced(program, recorded.channels, steps, step_of, kept)
+    return Traced(program, tuple(reductions), recorded.channels, steps, step_of, kept)
+
+
+def _output(
+    recorder: Recorder, dtype: torch.dtype, reduction: Reduction, reduced: Sequence[Tensor]
+) -> tuple[str, *tuple[Value, ...]]:
+    values = tuple(recorder.value(_of_edges(recorder, v, dtype)) for v in reduced)
+    return (reduction.name, *values)
+
+
+def _of_edges(recorder: Recorder, tensor: object, dtype: torch.dtype) -> Recorded:
+    recorded = recorder.known(tensor) if isinstance(tensor, Tensor) else None
+    if recorded is None or not recorded.has_rows or tensor.dtype != dtype:  # type: ignore[attr-defined]
+        raise Refused("it gives no tensor of edges")
+    return recorded
 
 
 def _stand_in(recorder: Recorder, name: str, a: object, num_edges: int) -> object:
@@ -310,7 +357,7 @@ def _probe(
     """
     generator = torch.Generator().manual_seed(int(is_positive))
 
-    def values(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def numbers(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         if not dtype.is_floating_point:
             return torch.zeros(tuple(shape), dtype=dtype)
         made = torch.rand(tuple(shape), generator=generator, dtype=torch.float64)
@@ -327,40 +374,43 @@ def _probe(
         if isinstance(a, Argument):
             rows = {"row": _PROBED_NODES, "gathered": _PROBED_NODES}.get(a.place, _PROBED_EDGES)
             shape = a.channels if a.place == "parameter" else (rows, *a.channels)
-            own[name] = values(shape, a.dtype)
+            own[name] = numbers(shape, a.dtype)
             given[name] = own[name][index[a.place]] if a.place in index else own[name]
-    state = {name: values(tensor.shape, tensor.dtype) for name, tensor in call.state().items()}
+    state = {name: numbers(tensor.shape, tensor.dtype) for name, tensor in call.state().items()}
     for name, tensor in call.state().items():
         state[name]._is_param = isinstance(tensor, nn.Parameter)
     with _unchanged(call.layer):
-        theirs = call.run(given, state)
+        message, values = call.run(given, state, traced.reductions)
         own |= state
-        value = traced.program.outputs[0].value
-        program = replace(traced.program, outputs=(Output("edge", value),))
+        outputs = (Output("edge", v) for output in traced.program.outputs for v in output.values)
+        program = replace(traced.program, outputs=tuple(outputs))
         operands = traced.operands(own)
         matrices = [
             operands[o.name].reshape(-1, o.width)[0 if o.place == "parameter" else slice(None)]
             for o in program.operands
         ]
-        (ours,) = evaluate(program, matrices, Edges(gathered, row, _PROBED_NODES), torch.float64)
-    if theirs.shape != (_PROBED_EDGES, *traced.channels) or theirs.dtype != torch.float64:
+        ours = evaluate(program, matrices, Edges(gathered, row, _PROBED_NODES), torch.float64)
+    if message.shape != (_PROBED_EDGES, *traced.channels) or message.dtype != torch.float64:
         raise Refused("its result has another shape or dtype on other edges")
-    ours = ours.reshape(theirs.shape)
-    leaves = [tensor for tensor in own.values() if tensor.requires_grad]
-    if not _is_close(ours, theirs):
-        raise Refused("it computes other values than its operations on tensors without data")
-    if is_positive and not theirs.isfinite().any():
+    if is_positive and not message.isfinite().any():
         raise Refused("it has no finite values for positive ones")
-    grad = values(theirs.shape, theirs.dtype).detach()
-    for a, b in zip(_gradients(ours, leaves, grad), _gradients(theirs, leaves, grad), strict=True):
-        if not _is_close(a, b):
+    leaves = [tensor for tensor in own.values() if tensor.requires_grad]
+    for found, expected in zip(ours, itertools.chain(*values), strict=True):
+        out = found.reshape(expected.shape)
+        if not _is_close(out, expected):
+            raise Refused("it computes other values than its operations on tensors without data")
+        grad = numbers(expected.shape, expected.dtype).detach()
+        pairs = zip(*(_gradients(t, leaves, grad) for t in (out, expected)), strict=True)
+        if not all(_is_close(a, b) for a, b in pairs):
             raise Refused("its gradients are not those of its operations")
 
 
 def _gradients(out: Tensor, leaves: Sequence[Tensor], grad: Tensor) -> Sequence[Tensor]:
     if not out.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
-    return torch.autograd.grad(out, leaves, grad, allow_unused=True, materialize_grads=True)
+    return torch.autograd.grad(
+        out, leaves, grad, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
 
 
 def _is_close(ours: Tensor, theirs: Tensor) -> bool:

@@ -25,12 +25,12 @@ from torch_geometric.nn.conv import MessagePassing
 
 from fastgraph.edge_programs.reading import Guard, Reading, UnknownError, frozen
 from fastgraph.edge_programs.recording import Refused
-from fastgraph.edge_programs.trace import Argument, Traced, trace
+from fastgraph.edge_programs.trace import Argument, Reduction, Traced, trace
 from fastgraph.graphs.edges import KnownGraph, OutOfRange, graph_of, too_large, unless_out_of_range
 from fastgraph.machine.randomness import kept_random_states
 from fastgraph.plugins.backend import device_type
 from fastgraph.plugins.refusal import Refusal
-from fastgraph.pyg.modules import REDUCTIONS
+from fastgraph.pyg.aggregations import reductions_of
 from fastgraph.pyg.prepared import Prepared
 from fastgraph.pyg.state import state_refusal
 from fastgraph.registry.registry import REGISTRY
@@ -195,6 +195,9 @@ def _plan(
     refusal = state_refusal(module)
     if refusal is not None:
         return refusal
+    reductions = reductions_of(module.aggr_module)
+    if isinstance(reductions, Refusal):
+        return reductions
     if is_too_small(PROGRAM, edge_index, of_many):
         return TOO_SMALL
     refusal = execution_mode() or _mode()
@@ -233,7 +236,7 @@ def _plan(
     refusal = REGISTRY.refusal("edge_program", device_type(edge_index), dtype)
     if refusal is not None:
         return refusal
-    outcome = _outcome(module, form, described)
+    outcome = _outcome(module, form, described, reductions)
     if isinstance(outcome, Refusal):
         return outcome
     if outcome.work.is_too_little(num_edges):
@@ -383,11 +386,13 @@ def _place(name: str, tensor: Tensor, num_edges: int, is_lifted: bool) -> Argume
 
 
 def _outcome(
-    module: MessagePassing, form: _Form, described: tuple[tuple[str, object], ...]
+    module: MessagePassing,
+    form: _Form,
+    described: tuple[tuple[str, object], ...],
+    reductions: tuple[Reduction, ...],
 ) -> Prepared | Refusal:
     """The outcome of tracing the message, now or before."""
-    reduce = REDUCTIONS[type(module.aggr_module)]
-    key = (type(module), form.message, reduce, described)
+    key = (type(module), form.message, reductions, described)
     for known in _KNOWN.get(key, ()):
         if known.guard.holds(module):
             return known.outcome
@@ -400,7 +405,7 @@ def _outcome(
         if count >= _MOST_TRACES:
             return Refusal("its message or its layer is another one at every call")
         _TRACES[module] = count + 1
-        found = _traced(module, form, dict(described), reduce)
+        found = _traced(module, form, dict(described), reductions)
         states = _KNOWN.setdefault(key, [])
         states.insert(0, found)
         del states[_MOST_STATES:]
@@ -411,7 +416,10 @@ def _outcome(
 
 
 def _traced(
-    module: MessagePassing, form: _Form, described: Mapping[str, object], reduce: str
+    module: MessagePassing,
+    form: _Form,
+    described: Mapping[str, object],
+    reductions: tuple[Reduction, ...],
 ) -> _Known:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         refusal = plain_tensor(name, tensor)
@@ -421,10 +429,10 @@ def _traced(
             return _Known(Reading(MethodType(form.message, module)).guard(module), refusal)
     arguments = {name: a.value if isinstance(a, _Value) else a for name, a in described.items()}
     with kept_random_states():  # what a message draws; it is refused afterwards
-        reading, traced, guard = _read(module, form, arguments, reduce)
+        reading, traced, guard = _read(module, form, arguments, reductions)
         if isinstance(traced, Traced) and reading.reason is not None:
             # Code that torch ran for the first time may have named what the message does not read.
-            reading, traced, guard = _read(module, form, arguments, reduce)
+            reading, traced, guard = _read(module, form, arguments, reductions)
     takes_size = any(value is _NUMBER_OF_NODES for value in arguments.values())
     if takes_size and isinstance(traced, Refusal) and "it raises TypeError" in traced.reason:
         # From operators of torch, which take numbers alone.
@@ -435,14 +443,17 @@ def _traced(
         traced = Refusal(f"its message leaves values of edges in {', '.join(traced.kept)}")
     if isinstance(traced, Refusal):
         return _Known(guard, traced)
-    return _Known(guard, Prepared.of(traced, reduce, module))
+    return _Known(guard, Prepared.of(traced, module))
 
 
 def _read(
-    module: MessagePassing, form: _Form, arguments: Mapping[str, object], reduce: str
+    module: MessagePassing,
+    form: _Form,
+    arguments: Mapping[str, object],
+    reductions: tuple[Reduction, ...],
 ) -> tuple[Reading, Traced | Refusal, Guard]:
     reading = Reading(MethodType(form.message, _stand_in(module)))
-    traced = trace(reading, arguments, (reduce,))
+    traced = trace(reading, arguments, reductions)
     return reading, traced, reading.guard(module)
 
 

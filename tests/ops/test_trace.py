@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fastgraph import ops
 from fastgraph.edge_programs.program import Place
-from fastgraph.edge_programs.trace import Argument, Traced, trace
+from fastgraph.edge_programs.trace import Argument, Reduction, Traced, trace
 from fastgraph.plugins.refusal import Refusal
 from tests.graphs import quantised, random_edges
 
@@ -210,7 +210,7 @@ def test_a_traced_message_is_the_message(name: str, reduction: str) -> None:
     layer = made()
     is_layer = isinstance(layer, nn.Module)
     message = layer.double().message if is_layer else layer
-    traced = trace(message, arguments, [reduction])
+    traced = trace(message, arguments, [Reduction(reduction)])
     assert isinstance(traced, Traced), traced
     found = [operand.place for operand in traced.program.operands]
     assert {place: found.count(place) for place in found} == places
