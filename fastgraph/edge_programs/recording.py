@@ -98,6 +98,8 @@ class Recorder(TorchDispatchMode):
         """The first refusal, which stands even if the message goes on."""
         self.changed: str | None = None
         """A parameter or buffer that was changed in place."""
+        self.is_after_message = False
+        """True once the message is there: what is made of it is computed in the program."""
         self._num_edges, self._dtype = num_edges, dtype
         self._known: dict[int, tuple[Tensor, Recorded]] = {}
         self._state: dict[int, str] = {}
@@ -243,7 +245,7 @@ class Recorder(TorchDispatchMode):
             raise Refused(f"it works across edges ({call.func})")
         place = _common_place(taken)
         is_step = place is not None and not rule.is_mask and all(v.step is not None for v in taken)
-        if is_step and place != "edge":
+        if is_step and (place == "parameter" or not (place == "edge" or self.is_after_message)):
             return self._called(call, place, channels)
         # Values of edges are computed in the program rather than stored, where it can.
         step = self._called(call, place, channels).step if is_step else None

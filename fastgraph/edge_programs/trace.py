@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ _SIZES = (10_007, 2, 1_000_000_007)
 
 They are far apart, so that a message that is another one for many edges or for few is seen.
 """
+
+_Made = TypeVar("_Made")
 
 _PROBED_EDGES, _PROBED_NODES = 64, 24
 
@@ -58,6 +60,9 @@ class Reduction:
 
     name: str
     values: Callable[[Tensor], tuple[Tensor, ...]] | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.values is None else f"{self.name} of {self.values.__name__}"
 
     def of(self, message: Tensor) -> tuple[Tensor, ...]:
         """The values that it reduces."""
@@ -165,11 +170,8 @@ class _Called(nn.Module):
         layer = getattr(message, "__self__", None)
         self.layer = layer if isinstance(layer, nn.Module) else None
 
-    def forward(
-        self, given: Mapping[str, object], reductions: Sequence[Reduction]
-    ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-        message = self._message(**given)
-        return message, [reduction.of(message) for reduction in reductions]
+    def forward(self, given: Mapping[str, object], then: Callable[[Tensor], Any]) -> Any:
+        return then(self._message(**given))
 
     def state(self) -> dict[str, Tensor]:
         """The parameters and buffers of the layer, by their names in it."""
@@ -181,17 +183,16 @@ class _Called(nn.Module):
         self,
         given: Mapping[str, object],
         state: Mapping[str, Tensor],
-        reductions: Sequence[Reduction],
-    ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
-        """The message with another state, which leaves no trace in the layer, and what is reduced.
+        then: Callable[[Tensor], _Made],
+    ) -> _Made:
+        """The value made of the message with another state, which leaves no trace in the layer.
 
         Raises:
             Refused: it raises.
         """
         named = {f"layer.{name}": tensor for name, tensor in state.items()}
         try:
-            out: tuple[Tensor, list[tuple[Tensor, ...]]]
-            out = torch.func.functional_call(self, named, (given, reductions))
+            out: _Made = torch.func.functional_call(self, named, (given, then))
         # Any code of users runs here on tensors that have no data, which any of it may not bear.
         # Nothing has been computed yet: upstream shows the error, if it is one.
         except Exception as error:
@@ -210,9 +211,14 @@ def _record(
         recorder = Recorder(num_edges, dtype)
         given = {name: _stand_in(recorder, name, a, num_edges) for name, a in arguments.items()}
         state = {name: recorder.state(name, tensor) for name, tensor in call.state().items()}
+
+        def reduced(message: Tensor) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+            recorder.is_after_message = True
+            return message, [reduction.of(message) for reduction in reductions]
+
         try:
             with recorder:
-                out, values = call.run(given, state, reductions)
+                out, values = call.run(given, state, reduced)
         except Refused as refused:
             raise Refused(recorder.reason or str(refused)) from None
         if recorder.reason is not None:
@@ -222,8 +228,8 @@ def _record(
         recorded = _of_edges(recorder, out, dtype)
         program = recorder.builder.program(
             *(
-                _output(recorder, dtype, reduction, reduced)
-                for reduction, reduced in zip(reductions, values, strict=True)
+                _output(recorder, dtype, reduction, taken)
+                for reduction, taken in zip(reductions, values, strict=True)
             )
         )
         kept = changes(lambda v: isinstance(v, Tensor) and recorder.known(v) is not None)
@@ -236,9 +242,9 @@ def _record(
 
 
 def _output(
-    recorder: Recorder, dtype: torch.dtype, reduction: Reduction, reduced: Sequence[Tensor]
+    recorder: Recorder, dtype: torch.dtype, reduction: Reduction, taken: Sequence[Tensor]
 ) -> tuple[str, *tuple[Value, ...]]:
-    values = tuple(recorder.value(_of_edges(recorder, v, dtype)) for v in reduced)
+    values = tuple(recorder.value(_of_edges(recorder, v, dtype)) for v in taken)
     return (reduction.name, *values)
 
 
@@ -380,7 +386,9 @@ def _probe(
     for name, tensor in call.state().items():
         state[name]._is_param = isinstance(tensor, nn.Parameter)
     with _unchanged(call.layer):
-        message, values = call.run(given, state, traced.reductions)
+        message, values = call.run(
+            given, state, lambda message: (message, [r.of(message) for r in traced.reductions])
+        )
         own |= state
         outputs = (Output("edge", v) for output in traced.program.outputs for v in output.values)
         program = replace(traced.program, outputs=tuple(outputs))

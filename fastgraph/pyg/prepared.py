@@ -106,7 +106,7 @@ class Prepared:
         """The program, what comes before it and what is stored, as text."""
         program = self.traced.program
         lines = [
-            f"edge program, reduced by {', '.join(r.name for r in self.traced.reductions)}:",
+            f"edge program, reduced by {', '.join(map(str, self.traced.reductions))}:",
             *(f"  {line}" for line in str(program).splitlines()),
         ]
         made = [

@@ -293,7 +293,7 @@ def _planned(
 ) -> Aggregation | traced.Computation | Refusal:
     if args:
         return Refusal("propagate was called with positional arguments")
-    if known_message(type(module)) is None:
+    if known_message(type(module)) is None or type(module.aggr_module) not in REDUCTIONS:
         return traced.plan(module, edge_index, kwargs)
     planned = plan_propagate(module, edge_index, kwargs.get("size"), kwargs)
     return planned if isinstance(planned, Refusal) else planned.look_up()

@@ -42,7 +42,7 @@ from fastgraph.upstream import label_of
 
 Computation = Callable[[], Tensor]
 
-_COMPILED = Refusal("its message is not a known one, and compiled code traces none")
+_COMPILED = Refusal("compiled code traces no message")
 
 _MOST_TRACES = 16
 """Of one layer. A layer that is another one at every call gains nothing from them."""
@@ -212,7 +212,7 @@ def _plan(
     ):
         return Refusal("its message is traced for a plain edge_index only")
     if not edge_index.is_cpu:
-        return Refusal("its message is not a known one, and others are computed on the CPU only")
+        return Refusal("edge programs are computed on the CPU only")
     num_edges = edge_index.shape[1]
     refusal = too_few_edges(num_edges)
     if refusal is not None:
