@@ -10,14 +10,16 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fastgraph.edge_programs.builder import Value
-from fastgraph.edge_programs.evaluation import Edges, evaluate
+from fastgraph.edge_programs.evaluation import Edges, evaluate, softmax_weights, spread
+from fastgraph.edge_programs.node_counts import is_count
+from fastgraph.edge_programs.operations import SOFTMAX
 from fastgraph.edge_programs.program import Output, Place, Program
 from fastgraph.edge_programs.recording import Recorded, Recorder, Ref, Refused, Step
 from fastgraph.plugins.refusal import Refusal
@@ -38,12 +40,12 @@ class Argument:
     """A tensor that a message takes.
 
     Attributes:
-        place: what it has a row for; ``index`` for what says which edge belongs to which node.
+        place: what it has a row for.
         channels: its shape without rows.
         dtype: its own.
     """
 
-    place: Place | Literal["index"]
+    place: Place
     channels: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
 
@@ -70,11 +72,25 @@ class Reduction:
 
 
 @dataclass(frozen=True)
+class Index:
+    """The number of a node at one end of each edge, as a message takes it.
+
+    Attributes:
+        place: ``row`` for aggregating nodes, or ``gathered``.
+        dtype: its own.
+    """
+
+    place: Place
+    dtype: torch.dtype = torch.int64
+
+
+@dataclass(frozen=True)
 class Traced:
     """A message as an edge program.
 
     Attributes:
-        program: has an output for each reduction.
+        program: has an output for each reduction. The sum of a message that has a softmax over
+            neighbours for a factor is one that this weighs.
         reductions: of the message.
         channels: the shape of a message.
         steps: are computed before the program.
@@ -132,8 +148,9 @@ def trace(
 
     Args:
         message: a method of a layer, or a function, of tensors that have a row for each edge.
-        arguments: an :class:`Argument` for each tensor that it takes, by name, and any other value
-            as it is.
+        arguments: an :class:`Argument` for each tensor that it takes, by name, an :class:`Index`
+            for what is of the graph, a :class:`~fastgraph.edge_programs.node_counts.NodeCount` for
+            a number of nodes, and any other value as it is.
         reductions: of the message, in the order of the program's outputs.
 
     Returns:
@@ -156,9 +173,26 @@ def trace(
         with torch.inference_mode(False), torch.enable_grad():
             for is_positive in (True, False):
                 _probe(call, arguments, first, is_positive)
+    except _Raised as raised:
+        if issubclass(raised.kind, TypeError) and any(map(is_count, arguments.values())):
+            # From operators of torch, which take numbers alone.
+            return Refusal("its message is no edge program: it takes the number of nodes")
+        return Refusal(f"its message is no edge program: {raised}")
     except Refused as refused:
         return Refusal(f"its message is no edge program: {refused}")
     return first
+
+
+class _Raised(Refused):
+    """A message that raises while it is traced.
+
+    Attributes:
+        kind: the class of what it raises.
+    """
+
+    def __init__(self, kind: type[Exception]) -> None:
+        super().__init__(f"it raises {kind.__name__} when it is traced")
+        self.kind = kind
 
 
 class _Called(nn.Module):
@@ -196,7 +230,7 @@ class _Called(nn.Module):
         # Any code of users runs here on tensors that have no data, which any of it may not bear.
         # Nothing has been computed yet: upstream shows the error, if it is one.
         except Exception as error:
-            raise Refused(f"it raises {type(error).__name__} when it is traced") from None
+            raise _Raised(type(error)) from None
         return out
 
 
@@ -219,8 +253,9 @@ def _record(
         try:
             with recorder:
                 out, values = call.run(given, state, reduced)
-        except Refused as refused:
-            raise Refused(recorder.reason or str(refused)) from None
+        except Refused:
+            if recorder.reason is None:
+                raise
         if recorder.reason is not None:
             raise Refused(recorder.reason)
         if recorder.changed is not None:
@@ -244,8 +279,13 @@ def _record(
 def _output(
     recorder: Recorder, dtype: torch.dtype, reduction: Reduction, taken: Sequence[Tensor]
 ) -> tuple[str, *tuple[Value, ...]]:
-    values = tuple(recorder.value(_of_edges(recorder, v, dtype)) for v in taken)
-    return (reduction.name, *values)
+    recorded = [_of_edges(recorder, v, dtype) for v in taken]
+    (scores, *others) = [v.scores for v in recorded]
+    if scores is None:
+        return (reduction.name, *map(recorder.value, recorded))
+    if reduction.name != "sum" or others:
+        raise Refused("what its softmax over neighbours weighs is not summed")
+    return (SOFTMAX, recorder.value(replace(recorded[0], scores=None)), scores)
 
 
 def _of_edges(recorder: Recorder, tensor: object, dtype: torch.dtype) -> Recorded:
@@ -257,12 +297,14 @@ def _of_edges(recorder: Recorder, tensor: object, dtype: torch.dtype) -> Recorde
 
 def _stand_in(recorder: Recorder, name: str, a: object, num_edges: int) -> object:
     """A message's argument on tensors without data."""
-    if not isinstance(a, Argument):
-        return a
-    if a.place == "index":
+    if isinstance(a, Argument):
+        return recorder.given(name, a.place, a.channels, a.dtype)
+    if isinstance(a, Index):
         reason = f"it takes {name}, which is of the graph"
-        return recorder.closed((num_edges, *a.channels), a.dtype, reason)
-    return recorder.given(name, a.place, a.channels, a.dtype)
+        if a.place == "row":
+            return recorder.rows(a.dtype, reason)
+        return recorder.closed((num_edges,), a.dtype, reason)
+    return a
 
 
 def _needed(
@@ -382,6 +424,10 @@ def _probe(
             shape = a.channels if a.place == "parameter" else (rows, *a.channels)
             own[name] = numbers(shape, a.dtype)
             given[name] = own[name][index[a.place]] if a.place in index else own[name]
+        elif isinstance(a, Index):
+            given[name] = index[a.place].to(a.dtype)
+        elif is_count(a):
+            given[name] = _PROBED_NODES
     state = {name: numbers(tensor.shape, tensor.dtype) for name, tensor in call.state().items()}
     for name, tensor in call.state().items():
         state[name]._is_param = isinstance(tensor, nn.Parameter)
@@ -390,14 +436,7 @@ def _probe(
             given, state, lambda message: (message, [r.of(message) for r in traced.reductions])
         )
         own |= state
-        outputs = (Output("edge", v) for output in traced.program.outputs for v in output.values)
-        program = replace(traced.program, outputs=tuple(outputs))
-        operands = traced.operands(own)
-        matrices = [
-            operands[o.name].reshape(-1, o.width)[0 if o.place == "parameter" else slice(None)]
-            for o in program.operands
-        ]
-        ours = evaluate(program, matrices, Edges(gathered, row, _PROBED_NODES), torch.float64)
+        ours = _reduced(traced, own, Edges(gathered, row, _PROBED_NODES), values)
     if message.shape != (_PROBED_EDGES, *traced.channels) or message.dtype != torch.float64:
         raise Refused("its result has another shape or dtype on other edges")
     if is_positive and not message.isfinite().any():
@@ -411,6 +450,31 @@ def _probe(
         pairs = zip(*(_gradients(t, leaves, grad) for t in (out, expected)), strict=True)
         if not all(_is_close(a, b) for a, b in pairs):
             raise Refused("its gradients are not those of its operations")
+
+
+def _reduced(
+    traced: Traced,
+    given: Mapping[str, Tensor],
+    edges: Edges,
+    expected: Sequence[tuple[Tensor, ...]],
+) -> list[Tensor]:
+    """The values of float64 that a program reduces, as many of each output as are expected."""
+    outputs = (Output("edge", v) for output in traced.program.outputs for v in output.values)
+    program = replace(traced.program, outputs=tuple(outputs))
+    operands = traced.operands(given)
+    matrices = [
+        operands[o.name].reshape(-1, o.width)[0 if o.place == "parameter" else slice(None)]
+        for o in program.operands
+    ]
+    values = iter(evaluate(program, matrices, edges, torch.float64))
+    found = []
+    for output, tensors in zip(traced.program.outputs, expected, strict=True):
+        own = [next(values) for _ in output.values]
+        if len(own) > len(tensors):  # the message itself has the softmax for a factor
+            value, score = own
+            own = [value * spread(softmax_weights(score, edges), value.shape[1])]
+        found += own
+    return found
 
 
 def _gradients(out: Tensor, leaves: Sequence[Tensor], grad: Tensor) -> Sequence[Tensor]:

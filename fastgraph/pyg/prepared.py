@@ -13,7 +13,8 @@ from torch_geometric.nn.conv import MessagePassing
 
 from fastgraph import ops
 from fastgraph.edge_programs.gradients import derive
-from fastgraph.edge_programs.program import Program
+from fastgraph.edge_programs.operations import EXTREMA, SOFTMAX
+from fastgraph.edge_programs.program import Output, Program
 from fastgraph.edge_programs.recording import Ref
 from fastgraph.edge_programs.trace import Traced
 from fastgraph.ops.edge_program import with_records
@@ -86,8 +87,10 @@ class Prepared:
         )
         shape = (num_out, *self.traced.channels)
         results = {
-            reduction: out if out.shape == shape else _unsafe_view(out, shape)
-            for reduction, out in zip(self.traced.reductions, outputs, strict=True)
+            reduction: _result(output, out, shape)
+            for reduction, output, out in zip(
+                self.traced.reductions, self.traced.program.outputs, outputs, strict=True
+            )
         }
         return aggregated(layer.aggr_module, results)
 
@@ -120,6 +123,16 @@ class Prepared:
         stored = ", ".join(sorted(kept)) or "nothing"
         lines += [f"kept for the gradients of all operands: {stored}"]
         return "\n".join(lines)
+
+
+def _result(output: Output, out: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """An output as upstream's callers know it, who may edit that of a softmax."""
+    if output.reduction == SOFTMAX and out.requires_grad:
+        out = out.clone()  # the gradient needs the other one
+    if out.shape == shape:
+        return out
+    # Edits of an extremum are an error, as upstream; a view tells of them.
+    return out.view(shape) if output.reduction in EXTREMA else _unsafe_view(out, shape)
 
 
 def _expression(traced: Traced, number: int) -> str:

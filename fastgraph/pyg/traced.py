@@ -23,15 +23,17 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn.conv import MessagePassing
 
+from fastgraph.edge_programs.node_counts import NUM_GATHERED, NUM_ROWS
+from fastgraph.edge_programs.program import Place
 from fastgraph.edge_programs.reading import Guard, Reading, UnknownError, frozen
-from fastgraph.edge_programs.recording import Refused
-from fastgraph.edge_programs.trace import Argument, Reduction, Traced, trace
+from fastgraph.edge_programs.trace import Argument, Index, Reduction, Traced, trace
 from fastgraph.graphs.edges import KnownGraph, OutOfRange, graph_of, too_large, unless_out_of_range
 from fastgraph.machine.randomness import kept_random_states
 from fastgraph.plugins.backend import device_type
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.aggregations import reductions_of
 from fastgraph.pyg.prepared import Prepared
+from fastgraph.pyg.softmax import known_softmax
 from fastgraph.pyg.state import state_refusal
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, plain_tensor, too_few_edges
@@ -58,29 +60,6 @@ _SPECIAL = frozenset((*_ENDS, *_SIZES, *_NEVER, "ptr"))
 _OVERRIDABLE = ("aggregate", "_index_select", "_check_input", "_set_size", "_lift", "_collect")
 
 _METHODS = attrgetter("message", "update", "propagate", *_OVERRIDABLE)
-
-
-class _Closed:
-    """The number of nodes, of which a program knows nothing: every use of it is refused."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return int
-
-
-def _refuse_use(*_: object) -> Any:
-    raise Refused("it takes the number of nodes")
-
-
-for _name in dir(int):
-    if _name not in dir(object) or _name in ("__eq__", "__ne__", "__lt__", "__repr__", "__str__"):
-        setattr(_Closed, _name, _refuse_use)
-for _name in ("__le__", "__gt__", "__ge__", "__format__"):
-    setattr(_Closed, _name, _refuse_use)
-
-_NUMBER_OF_NODES = _Closed()
 
 
 @dataclass(frozen=True)
@@ -220,7 +199,7 @@ def _plan(
     passed = arguments.keys() - {"size"}
     if form.passed is not None and passed != form.passed:
         return Refusal("propagate was called with other arguments than it takes")
-    collected = _collect(module, form, arguments, num_edges)
+    collected = _collect(module, form, arguments, num_edges, edge_index.dtype)
     if isinstance(collected, Refusal):
         return collected
     num_in, num_out, tensors, described = collected
@@ -282,7 +261,11 @@ _Collected = tuple[int, int, dict[str, Tensor], tuple[tuple[str, object], ...]]
 
 
 def _collect(
-    module: MessagePassing, form: _Form, arguments: Mapping[str, Any], num_edges: int
+    module: MessagePassing,
+    form: _Form,
+    arguments: Mapping[str, Any],
+    num_edges: int,
+    index_dtype: torch.dtype,
 ) -> _Collected | Refusal:
     """The arguments of a message before they are gathered, found as upstream's ``collect`` does.
 
@@ -299,7 +282,7 @@ def _collect(
     described: list[tuple[str, object]] = []
     for name, default in form.taken:
         if name in _SPECIAL:
-            described.append((name, _special(name)))
+            described.append((name, _special(name, index_dtype)))
             continue
         is_lifted = name[-2:] in ("_i", "_j")
         key = name[:-2] if is_lifted else name
@@ -328,10 +311,14 @@ def _collect(
     return num_in, num_out, tensors, tuple(described)
 
 
-def _special(name: str) -> object:
+def _special(name: str, index_dtype: torch.dtype) -> object:
+    """What stands for an argument that is of the graph."""
+    if name == "ptr":
+        return _Value(name, None)
+    place: Place = "gathered" if name[-2:] == "_j" else "row"
     if name in _ENDS:
-        return Argument("index", (), torch.int64)
-    return _Value(name == "ptr", None if name == "ptr" else _NUMBER_OF_NODES)
+        return Index(place, index_dtype)
+    return _Value(name, NUM_ROWS if place == "row" else NUM_GATHERED)
 
 
 @dataclass(frozen=True)
@@ -433,10 +420,6 @@ def _traced(
         if isinstance(traced, Traced) and reading.reason is not None:
             # Code that torch ran for the first time may have named what the message does not read.
             reading, traced, guard = _read(module, form, arguments, reductions)
-    takes_size = any(value is _NUMBER_OF_NODES for value in arguments.values())
-    if takes_size and isinstance(traced, Refusal) and "it raises TypeError" in traced.reason:
-        # From operators of torch, which take numbers alone.
-        traced = Refusal("its message is no edge program: it takes the number of nodes")
     if reading.reason is not None:
         traced = Refusal(f"its message is no edge program: {reading.reason}")
     elif isinstance(traced, Traced) and traced.kept:
@@ -453,7 +436,8 @@ def _read(
     reductions: tuple[Reduction, ...],
 ) -> tuple[Reading, Traced | Refusal, Guard]:
     reading = Reading(MethodType(form.message, _stand_in(module)))
-    traced = trace(reading, arguments, reductions)
+    with known_softmax():
+        traced = trace(reading, arguments, reductions)
     return reading, traced, reading.guard(module)
 
 
