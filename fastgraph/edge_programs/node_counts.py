@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastgraph.edge_programs.program import Place
-from fastgraph.edge_programs.recording import Refused
+from fastgraph.edge_programs.recorded import Refused
 
 
 class NodeCount:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastgraph.edge_programs.recording import Refused
+from fastgraph.edge_programs.recorded import Refused
 
 _OWN = "fastgraph"
 

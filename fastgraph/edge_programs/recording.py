@@ -12,7 +12,7 @@ import math
 import re
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -23,62 +23,9 @@ from fastgraph.edge_programs.builder import Builder, Value
 from fastgraph.edge_programs.elementwise import ELEMENTWISE
 from fastgraph.edge_programs.operations import REDUCTIONS
 from fastgraph.edge_programs.program import PLACES, Place
+from fastgraph.edge_programs.recorded import Recorded, Ref, Refused, Step
 
 aten = torch.ops.aten
-
-
-class Refused(BaseException):
-    """A message that is no edge program. Not an ``Exception``, which messages may catch."""
-
-
-@dataclass(frozen=True)
-class Ref:
-    """The result of a step, as an argument of another."""
-
-    step: int
-
-
-@dataclass(frozen=True)
-class Step:
-    """A computation before the program.
-
-    Attributes:
-        function: of torch; ``None`` for a value that is given.
-        args: its arguments, or the name of the value that is given.
-        kwargs: its other arguments.
-    """
-
-    function: Any
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...] = ()
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """The knowledge of a tensor.
-
-    Attributes:
-        place: what it has a row for; ``None`` for several places.
-        channels: its shape without rows.
-        step: the number of the step that computes it, if one does.
-        value: in the program, if it is there. It has all channels.
-        terms: steps of which it is the sum, with coefficients; all have its channels.
-        parts: the values that it concatenates along its only dimension of channels.
-        scores: of each edge, by whose softmax over neighbours its value is still to be multiplied.
-    """
-
-    place: Place | None
-    channels: tuple[int, ...]
-    step: int | None = None
-    value: Value | None = None
-    terms: tuple[tuple[float, Recorded], ...] = ()
-    parts: tuple[Recorded, ...] = ()
-    scores: Value | None = None
-
-    @property
-    def has_rows(self) -> bool:
-        """True unless it belongs to the program alone."""
-        return self.place != "parameter"
 
 
 class Recorder(TorchDispatchMode):
@@ -261,7 +208,7 @@ class Recorder(TorchDispatchMode):
             return self._elementwise(call, self._values(call), channels)
         if operation in _RESHAPES:
             return self._reshape(self._of(given["self"]), channels)
-        if operation is aten.expand:
+        if operation in _EXPANSIONS:
             return self._expand(self._of(given["self"]), channels, has_rows)
         if operation in (aten.sum, aten.mean) and "dim" in given and given["dtype"] is None:
             return self._sum(call, self._of(given["self"]), channels)
@@ -280,21 +227,21 @@ class Recorder(TorchDispatchMode):
         operation = call.operation
         if operation in (*_MULTIPLES, *_SUMS):
             values = self._values(call)
-        elif operation in (*_RESHAPES, aten.expand, aten.sum, aten.mean):
+        elif operation in (*_RESHAPES, *_EXPANSIONS, aten.sum, aten.mean):
             values = [self._of(call.given["self"])]
         else:
             raise Refused(_WEIGHED)
         weighted = [v for v in values if isinstance(v, Recorded) and v.scores is not None]
-        is_factor = len(weighted) == (len(values) if operation in _SUMS else 1)
+        if len(weighted) != (len(values) if operation in _SUMS else 1):
+            raise Refused(_WEIGHED)
         is_divisor = operation is aten.div and weighted[0] is not values[0]
         scores = weighted[0].scores
-        assert scores is not None
-        if not is_factor or is_divisor or any(v.scores != scores for v in weighted):
+        if scores is None or is_divisor or any(v.scores != scores for v in weighted):
             raise Refused(_WEIGHED)
         bare = [replace(v, scores=None) if isinstance(v, Recorded) else v for v in values]
         if operation in _RESHAPES:
             found = self._reshape(bare[0], channels)
-        elif operation is aten.expand:
+        elif operation in _EXPANSIONS:
             found = self._expand(bare[0], channels, has_rows=True)
         elif operation in (aten.sum, aten.mean):
             found = self._sum(call, bare[0], channels)
@@ -587,7 +534,9 @@ _DROPOUTS = (aten.dropout, aten.alpha_dropout, aten.feature_dropout, aten.featur
 _RESHAPES = (
     *(aten.view, aten.reshape, aten.flatten, aten.unflatten, aten.unsqueeze, aten.squeeze),
     *(aten.clone, aten.contiguous, aten.alias, aten.to, aten._to_copy),
+    *(aten.view_as, aten.reshape_as),
 )
+_EXPANSIONS = (aten.expand, aten.expand_as, aten.broadcast_to)
 _MULTIPLES, _SUMS = (aten.mul, aten.div, aten.neg), (aten.add, aten.sub)
 _PRODUCTS = (aten.linear, aten.matmul, aten.mm)
 _ALONG_CHANNELS = (

@@ -15,7 +15,7 @@ from fastgraph import ops
 from fastgraph.edge_programs.gradients import derive
 from fastgraph.edge_programs.operations import EXTREMA, SOFTMAX
 from fastgraph.edge_programs.program import Output, Program
-from fastgraph.edge_programs.recording import Ref
+from fastgraph.edge_programs.recorded import Ref
 from fastgraph.edge_programs.trace import Traced
 from fastgraph.ops.edge_program import with_records
 from fastgraph.pyg.aggregations import aggregated
