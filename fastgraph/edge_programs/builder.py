@@ -94,11 +94,11 @@ class Builder:
             ValueError: the arguments do not fit together.
         """
         values = [a if isinstance(a, Value) else self.constant(a) for a in arguments]
-        if operation in ("mul", "div") and self._is_one(values[1]):
-            return values[0]
-        if operation == "mul" and self._is_one(values[0]):
-            return values[1]
         widths = [value.width for value in values]
+        if operation in ("mul", "div") and self._is_one(values[1]):
+            return self.spread(values[0], max(widths))
+        if operation == "mul" and self._is_one(values[0]):
+            return self.spread(values[1], max(widths))
         if self._joins and any(max(widths) % width for width in widths):
             wide = max(values, key=lambda value: value.width)
             values[values.index(wide)] = self.spread(wide, math.lcm(*widths))
@@ -146,7 +146,7 @@ class Builder:
         """The error function's gelu."""
         return x * 0.5 * (self.apply("erf", x * math.sqrt(0.5)) + 1.0)
 
-    def program(self, *outputs: tuple[str, Value] | tuple[str, Value, Value]) -> Program:
+    def program(self, *outputs: tuple[str, *tuple[Value, ...]]) -> Program:
         """The program with these outputs, and what they need.
 
         Args:
@@ -192,6 +192,8 @@ class Builder:
 
     def _is_one(self, value: Value) -> bool:
         made = self._definitions[value.number]
+        if isinstance(made, Instruction) and made.operation == SPREAD:
+            made = self._definitions[made.arguments[0]]
         return isinstance(made, Instruction) and made.operation == CONSTANT and made.constant == 1
 
     def _value(self, made: Operand | Instruction) -> Value:

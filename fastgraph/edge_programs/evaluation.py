@@ -87,17 +87,18 @@ def _value(
     if operation == ROUND:
         return arguments[0].to(dtype).to(like.dtype)
     if operation == SPREAD:
-        return _spread(arguments[0], width)
+        return spread(arguments[0], width)
     if operation == FOLD:
         return _fold(arguments[0], width)
     widest = max(argument.shape[1] for argument in arguments)
-    wide = [_spread(argument, widest) for argument in arguments]
+    wide = [spread(argument, widest) for argument in arguments]
     if operation == DOT:
         return _fold(wide[0] * wide[1], width)
     return ELEMENTWISE[operation].evaluate(*wide)
 
 
-def _spread(value: Tensor, width: int) -> Tensor:
+def spread(value: Tensor, width: int) -> Tensor:
+    """A value ``[E, heads]`` of each head as one of each channel, ``[E, width]``."""
     if value.shape[1] == width:
         return value
     count = width // value.shape[1]
@@ -142,25 +143,39 @@ def _mean(value: Tensor, edges: Edges) -> Tensor:
     return sums / degree.unsqueeze(-1)
 
 
+def softmax_weights(score: Tensor, edges: Edges) -> Tensor:
+    """The softmax of scores ``[E, heads]`` over the edges of each row."""
+    weight, scale = _exponentials(score, _largest(score, edges), edges)
+    return weight * scale.index_select(0, edges.row)
+
+
 def _softmax(
     reduction: str, value: Tensor, score: Tensor, edges: Edges, dtype: torch.dtype
 ) -> Tensor:
-    """The sum of values weighted by the softmax of scores, or a record of it.
-
-    The largest score is a constant: whatever number is subtracted, the softmax is the same.
-    """
-    zeros = score.new_zeros(edges.num_rows, score.shape[1])
-    index = edges.row.unsqueeze(-1).expand_as(score)
-    largest = zeros.scatter_reduce(0, index, score.detach(), reduce="amax", include_self=False)
-    largest = largest.to(dtype)
+    """The sum of values weighted by the softmax of scores, or a record of it."""
+    largest = _largest(score, edges).to(dtype)
     if reduction == SOFTMAX_MAX:
         return largest
-    weight = (score - largest.to(score.dtype).index_select(0, edges.row)).exp()
-    occupied = torch.zeros_like(zeros, dtype=torch.bool).scatter(0, index, True)
-    total = zeros.index_add(0, edges.row, weight)
-    scale = torch.where(occupied, total, 1).reciprocal() * occupied
+    weight, scale = _exponentials(score, largest.to(score.dtype), edges)
     if reduction == SOFTMAX_SCALE:
         return scale.to(dtype)
-    weighted = _spread(weight * scale.index_select(0, edges.row), value.shape[1]) * value
+    weighted = spread(weight * scale.index_select(0, edges.row), value.shape[1]) * value
     out = value.new_zeros(edges.num_rows, value.shape[1]).index_add(0, edges.row, weighted)
     return out.to(dtype)
+
+
+def _largest(score: Tensor, edges: Edges) -> Tensor:
+    """The largest scores of rows, constants: whatever is subtracted, the softmax is the same."""
+    zeros = score.new_zeros(edges.num_rows, score.shape[1])
+    index = edges.row.unsqueeze(-1).expand_as(score)
+    return zeros.scatter_reduce(0, index, score.detach(), reduce="amax", include_self=False)
+
+
+def _exponentials(score: Tensor, largest: Tensor, edges: Edges) -> tuple[Tensor, Tensor]:
+    """``exp(score - largest)`` of each edge, and 1 over their sum for each row with edges."""
+    zeros = score.new_zeros(edges.num_rows, score.shape[1])
+    index = edges.row.unsqueeze(-1).expand_as(score)
+    weight = (score - largest.index_select(0, edges.row)).exp()
+    occupied = torch.zeros_like(zeros, dtype=torch.bool).scatter(0, index, True)
+    total = zeros.index_add(0, edges.row, weight)
+    return weight, torch.where(occupied, total, 1).reciprocal() * occupied

@@ -12,71 +12,20 @@ import math
 import re
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from fastgraph.edge_programs.builder import Builder, Value
 from fastgraph.edge_programs.elementwise import ELEMENTWISE
 from fastgraph.edge_programs.operations import REDUCTIONS
 from fastgraph.edge_programs.program import PLACES, Place
+from fastgraph.edge_programs.recorded import Recorded, Ref, Refused, Step
 
 aten = torch.ops.aten
-
-
-class Refused(BaseException):
-    """A message that is no edge program. Not an ``Exception``, which messages may catch."""
-
-
-@dataclass(frozen=True)
-class Ref:
-    """The result of a step, as an argument of another."""
-
-    step: int
-
-
-@dataclass(frozen=True)
-class Step:
-    """A computation before the program.
-
-    Attributes:
-        function: of torch; ``None`` for a value that is given.
-        args: its arguments, or the name of the value that is given.
-        kwargs: its other arguments.
-    """
-
-    function: Any
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...] = ()
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """The knowledge of a tensor.
-
-    Attributes:
-        place: what it has a row for; ``None`` for several places.
-        channels: its shape without rows.
-        step: the number of the step that computes it, if one does.
-        value: in the program, if it is there. It has all channels.
-        terms: steps of which it is the sum, with coefficients; all have its channels.
-        parts: the values that it concatenates along its only dimension of channels.
-    """
-
-    place: Place | None
-    channels: tuple[int, ...]
-    step: int | None = None
-    value: Value | None = None
-    terms: tuple[tuple[float, Recorded], ...] = ()
-    parts: tuple[Recorded, ...] = ()
-
-    @property
-    def has_rows(self) -> bool:
-        """True unless it belongs to the program alone."""
-        return self.place != "parameter"
 
 
 class Recorder(TorchDispatchMode):
@@ -98,10 +47,13 @@ class Recorder(TorchDispatchMode):
         """The first refusal, which stands even if the message goes on."""
         self.changed: str | None = None
         """A parameter or buffer that was changed in place."""
+        self.is_after_message = False
+        """True once the message is there: what is made of it is computed in the program."""
         self._num_edges, self._dtype = num_edges, dtype
         self._known: dict[int, tuple[Tensor, Recorded]] = {}
         self._state: dict[int, str] = {}
         self._closed: dict[int, tuple[Tensor, str]] = {}
+        self._rows: set[int] = set()
         self._step_of: dict[str, int] = {}
 
     def given(
@@ -126,12 +78,51 @@ class Recorder(TorchDispatchMode):
         self._closed[id(tensor)] = (tensor, reason)
         return tensor
 
+    def rows(self, dtype: torch.dtype, reason: str) -> Tensor:
+        """A closed tensor that stands for the aggregating node of each edge."""
+        tensor = self.closed((self._num_edges,), dtype, reason)
+        self._rows.add(id(tensor))
+        return tensor
+
+    def softmax(self, scores: Tensor, index: object) -> Tensor:
+        """The softmax of scores over those edges that have one number in an index.
+
+        Raises:
+            Refused: the index is not that of rows, or the scores are not values of edges.
+        """
+        if id(index) not in self._rows:
+            self.refuse("it has a softmax over others than the edges of a node")
+        v = self.known(scores)
+        if v is None or not v.has_rows or scores.dtype != self._dtype:
+            self.refuse("it has a softmax over neighbours of what is no value of edges")
+        if v.scores is not None:
+            self.refuse("it has a softmax over neighbours of another")
+        try:
+            found = self.value(v)
+        except Refused as refused:
+            self.refuse(str(refused))
+        ones = self.builder.spread(self.builder.constant(1.0), found.width)
+        weights = scores.clone()
+        self._know(weights, Recorded(None, v.channels, None, ones, scores=found))
+        return weights
+
+    def refuse(self, reason: str) -> NoReturn:
+        """Refuse the message, whatever it does about that.
+
+        Raises:
+            Refused: always.
+        """
+        self.reason = self.reason or reason
+        raise Refused(reason)
+
     def known(self, tensor: Tensor) -> Recorded | None:
         """The knowledge of a tensor, if it was recorded."""
         return self._known[id(tensor)][1] if id(tensor) in self._known else None
 
     def value(self, v: Recorded) -> Value:
         """A value in the program, for which a step becomes an operand."""
+        if v.scores is not None:
+            raise Refused(_WEIGHED)
         if v.value is not None:
             return v.value
         if v.step is None or v.place is None:
@@ -162,8 +153,7 @@ class Recorder(TorchDispatchMode):
         try:
             return self._record(_Call(func, args, kwargs or {}))
         except Refused as refused:
-            self.reason = self.reason or str(refused)
-            raise
+            self.refuse(str(refused))
 
     def _record(self, call: _Call) -> object:
         func, given = call.func, call.given
@@ -211,14 +201,17 @@ class Recorder(TorchDispatchMode):
 
     def _result(self, call: _Call, channels: tuple[int, ...], has_rows: bool) -> Recorded:
         operation, given = call.operation, call.given
+        tensors = [a for a in torch.utils._pytree.tree_leaves(given) if isinstance(a, Tensor)]
+        if any(self._of(tensor).scores is not None for tensor in tensors):
+            return self._weighted(call, channels)
         if operation in ELEMENTWISE:
-            return self._elementwise(call, channels)
+            return self._elementwise(call, self._values(call), channels)
         if operation in _RESHAPES:
             return self._reshape(self._of(given["self"]), channels)
-        if operation is aten.expand:
+        if operation in _EXPANSIONS:
             return self._expand(self._of(given["self"]), channels, has_rows)
         if operation in (aten.sum, aten.mean) and "dim" in given and given["dtype"] is None:
-            return self._sum(call, channels)
+            return self._sum(call, self._of(given["self"]), channels)
         if operation in _PRODUCTS:
             return self._product(call, channels)
         if operation is aten.cat:
@@ -229,21 +222,56 @@ class Recorder(TorchDispatchMode):
             return self._called(call, "parameter", channels)
         raise Refused(f"{call.func} is not known to be row-wise")
 
-    def _elementwise(self, call: _Call, channels: tuple[int, ...]) -> Recorded:
+    def _weighted(self, call: _Call, channels: tuple[int, ...]) -> Recorded:
+        """A result with a softmax over neighbours for a factor, that of what it is made of."""
+        operation = call.operation
+        if operation in (*_MULTIPLES, *_SUMS):
+            values = self._values(call)
+        elif operation in (*_RESHAPES, *_EXPANSIONS, aten.sum, aten.mean):
+            values = [self._of(call.given["self"])]
+        else:
+            raise Refused(_WEIGHED)
+        weighted = [v for v in values if isinstance(v, Recorded) and v.scores is not None]
+        if len(weighted) != (len(values) if operation in _SUMS else 1):
+            raise Refused(_WEIGHED)
+        is_divisor = operation is aten.div and weighted[0] is not values[0]
+        scores = weighted[0].scores
+        if scores is None or is_divisor or any(v.scores != scores for v in weighted):
+            raise Refused(_WEIGHED)
+        bare = [replace(v, scores=None) if isinstance(v, Recorded) else v for v in values]
+        if operation in _RESHAPES:
+            found = self._reshape(bare[0], channels)
+        elif operation in _EXPANSIONS:
+            found = self._expand(bare[0], channels, has_rows=True)
+        elif operation in (aten.sum, aten.mean):
+            found = self._sum(call, bare[0], channels)
+        else:
+            found = self._elementwise(call, bare, channels)
+        if math.prod(channels) % scores.width:
+            raise Refused("it sums over channels that softmaxes over neighbours weigh differently")
+        return Recorded(None, channels, None, self.value(found), scores=scores)
+
+    def _values(self, call: _Call) -> list[Any]:
+        """The values that an element-wise operation takes: numbers, or what is known of them."""
         rule, given = ELEMENTWISE[call.operation], call.given
         unknown = rule.unknown(given)
         if unknown is not None:
             raise Refused(f"{call.func} with such {unknown} is no instruction")
-        values = [
+        return [
             self._of(given[name]) if isinstance(given[name], Tensor) else given[name]
             for name in rule.values
         ]
+
+    def _elementwise(
+        self, call: _Call, values: Sequence[Any], channels: tuple[int, ...]
+    ) -> Recorded:
+        rule, given = ELEMENTWISE[call.operation], call.given
         taken = [v for v in values if isinstance(v, Recorded)]
         if any(v.has_rows and len(v.channels) != len(channels) for v in taken):
             raise Refused(f"it works across edges ({call.func})")
         place = _common_place(taken)
         is_step = place is not None and not rule.is_mask and all(v.step is not None for v in taken)
-        if is_step and place != "edge":
+        if is_step and (place == "parameter" or not (place == "edge" or self.is_after_message)):
             return self._called(call, place, channels)
         # Values of edges are computed in the program rather than stored, where it can.
         step = self._called(call, place, channels).step if is_step else None
@@ -297,8 +325,7 @@ class Recorder(TorchDispatchMode):
         rows = (-1,) if v.has_rows else ()
         return self._step(function, (Ref(_number(v)), [*rows, *channels]))
 
-    def _sum(self, call: _Call, channels: tuple[int, ...]) -> Recorded:
-        v = self._of(call.given["self"])
+    def _sum(self, call: _Call, v: Recorded, channels: tuple[int, ...]) -> Recorded:
         first = int(v.has_rows)
         rank = len(v.channels) + first
         dims = {dim % rank for dim in call.given["dim"] or range(rank)}
@@ -423,6 +450,12 @@ class Recorder(TorchDispatchMode):
         return self._known[id(tensor)][1]
 
 
+def active_recorder() -> Recorder | None:
+    """The recorder of the message that runs in this thread; ``None`` if none is traced."""
+    mode = _get_current_dispatch_mode()
+    return mode if isinstance(mode, Recorder) else None
+
+
 class _Call:
     """A call of an operator, with all its arguments by name."""
 
@@ -491,6 +524,8 @@ def _terms(
     return ()
 
 
+_WEIGHED = "its softmax over neighbours is no factor of its message"
+
 # Operators that give numbers of Python, which branches take.
 _LOOKS = (aten.item, aten.is_nonzero, aten._local_scalar_dense, aten.equal, aten.allclose)
 _DROPOUTS = (aten.dropout, aten.alpha_dropout, aten.feature_dropout, aten.feature_alpha_dropout)
@@ -499,7 +534,10 @@ _DROPOUTS = (aten.dropout, aten.alpha_dropout, aten.feature_dropout, aten.featur
 _RESHAPES = (
     *(aten.view, aten.reshape, aten.flatten, aten.unflatten, aten.unsqueeze, aten.squeeze),
     *(aten.clone, aten.contiguous, aten.alias, aten.to, aten._to_copy),
+    *(aten.view_as, aten.reshape_as),
 )
+_EXPANSIONS = (aten.expand, aten.expand_as, aten.broadcast_to)
+_MULTIPLES, _SUMS = (aten.mul, aten.div, aten.neg), (aten.add, aten.sub)
 _PRODUCTS = (aten.linear, aten.matmul, aten.mm)
 _ALONG_CHANNELS = (
     *(aten.softmax, aten.amax, aten.amin, aten.linalg_vector_norm, aten.select, aten.slice),

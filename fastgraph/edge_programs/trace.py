@@ -6,18 +6,23 @@ numbers. So a program is one only if it computes what the function does, gradien
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fastgraph.edge_programs.evaluation import Edges, evaluate
+from fastgraph.edge_programs.builder import Value
+from fastgraph.edge_programs.evaluation import Edges, evaluate, softmax_weights, spread
+from fastgraph.edge_programs.node_counts import is_count
+from fastgraph.edge_programs.operations import SOFTMAX
 from fastgraph.edge_programs.program import Output, Place, Program
-from fastgraph.edge_programs.recording import Recorder, Ref, Refused, Step
+from fastgraph.edge_programs.recorded import Recorded, Ref, Refused, Step
+from fastgraph.edge_programs.recording import Recorder
 from fastgraph.plugins.refusal import Refusal
 
 _SIZES = (10_007, 2, 1_000_000_007)
@@ -25,6 +30,8 @@ _SIZES = (10_007, 2, 1_000_000_007)
 
 They are far apart, so that a message that is another one for many edges or for few is seen.
 """
+
+_Made = TypeVar("_Made")
 
 _PROBED_EDGES, _PROBED_NODES = 64, 24
 
@@ -34,14 +41,48 @@ class Argument:
     """A tensor that a message takes.
 
     Attributes:
-        place: what it has a row for; ``index`` for what says which edge belongs to which node.
+        place: what it has a row for.
         channels: its shape without rows.
         dtype: its own.
     """
 
-    place: Place | Literal["index"]
+    place: Place
     channels: tuple[int, ...] = ()
     dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """An output of a program.
+
+    Attributes:
+        name: one of :data:`fastgraph.edge_programs.operations.REDUCTIONS`.
+        values: what it reduces, given the message; ``None`` for the message itself. It is traced
+            with the message, and must be equal only to what computes the same.
+    """
+
+    name: str
+    values: Callable[[Tensor], tuple[Tensor, ...]] | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.values is None else f"{self.name} of {self.values.__name__}"
+
+    def of(self, message: Tensor) -> tuple[Tensor, ...]:
+        """The values that it reduces."""
+        return (message,) if self.values is None else self.values(message)
+
+
+@dataclass(frozen=True)
+class Index:
+    """The number of a node at one end of each edge, as a message takes it.
+
+    Attributes:
+        place: ``row`` for aggregating nodes, or ``gathered``.
+        dtype: its own.
+    """
+
+    place: Place
+    dtype: torch.dtype = torch.int64
 
 
 @dataclass(frozen=True)
@@ -49,7 +90,9 @@ class Traced:
     """A message as an edge program.
 
     Attributes:
-        program: reduces the message.
+        program: has an output for each reduction. The sum of a message that has a softmax over
+            neighbours for a factor is one that this weighs.
+        reductions: of the message.
         channels: the shape of a message.
         steps: are computed before the program.
         step_of: the step that is an operand, by the operand's name.
@@ -57,6 +100,7 @@ class Traced:
     """
 
     program: Program
+    reductions: tuple[Reduction, ...]
     channels: tuple[int, ...]
     steps: tuple[Step, ...]
     step_of: Mapping[str, int]
@@ -99,14 +143,15 @@ class Traced:
 def trace(
     message: Callable[..., Tensor],
     arguments: Mapping[str, object],
-    reductions: Sequence[str] = ("sum",),
+    reductions: Sequence[Reduction] = (Reduction("sum"),),
 ) -> Traced | Refusal:
     """The edge program of a message.
 
     Args:
         message: a method of a layer, or a function, of tensors that have a row for each edge.
-        arguments: an :class:`Argument` for each tensor that it takes, by name, and any other value
-            as it is.
+        arguments: an :class:`Argument` for each tensor that it takes, by name, an :class:`Index`
+            for what is of the graph, a :class:`~fastgraph.edge_programs.node_counts.NodeCount` for
+            a number of nodes, and any other value as it is.
         reductions: of the message, in the order of the program's outputs.
 
     Returns:
@@ -129,9 +174,26 @@ def trace(
         with torch.inference_mode(False), torch.enable_grad():
             for is_positive in (True, False):
                 _probe(call, arguments, first, is_positive)
+    except _Raised as raised:
+        if issubclass(raised.kind, TypeError) and any(map(is_count, arguments.values())):
+            # From operators of torch, which take numbers alone.
+            return Refusal("its message is no edge program: it takes the number of nodes")
+        return Refusal(f"its message is no edge program: {raised}")
     except Refused as refused:
         return Refusal(f"its message is no edge program: {refused}")
     return first
+
+
+class _Raised(Refused):
+    """A message that raises while it is traced.
+
+    Attributes:
+        kind: the class of what it raises.
+    """
+
+    def __init__(self, kind: type[Exception]) -> None:
+        super().__init__(f"it raises {kind.__name__} when it is traced")
+        self.kind = kind
 
 
 class _Called(nn.Module):
@@ -143,8 +205,8 @@ class _Called(nn.Module):
         layer = getattr(message, "__self__", None)
         self.layer = layer if isinstance(layer, nn.Module) else None
 
-    def forward(self, given: Mapping[str, object]) -> Tensor:
-        return self._message(**given)
+    def forward(self, given: Mapping[str, object], then: Callable[[Tensor], Any]) -> Any:
+        return then(self._message(**given))
 
     def state(self) -> dict[str, Tensor]:
         """The parameters and buffers of the layer, by their names in it."""
@@ -152,19 +214,24 @@ class _Called(nn.Module):
             return {}
         return {**dict(self.layer.named_parameters()), **dict(self.layer.named_buffers())}
 
-    def run(self, given: Mapping[str, object], state: Mapping[str, Tensor]) -> Tensor:
-        """The message with another state, which leaves no trace in the layer.
+    def run(
+        self,
+        given: Mapping[str, object],
+        state: Mapping[str, Tensor],
+        then: Callable[[Tensor], _Made],
+    ) -> _Made:
+        """The value made of the message with another state, which leaves no trace in the layer.
 
         Raises:
             Refused: it raises.
         """
         named = {f"layer.{name}": tensor for name, tensor in state.items()}
         try:
-            out: Tensor = torch.func.functional_call(self, named, (given,))
+            out: _Made = torch.func.functional_call(self, named, (given, then))
         # Any code of users runs here on tensors that have no data, which any of it may not bear.
         # Nothing has been computed yet: upstream shows the error, if it is one.
         except Exception as error:
-            raise Refused(f"it raises {type(error).__name__} when it is traced") from None
+            raise _Raised(type(error)) from None
         return out
 
 
@@ -173,43 +240,72 @@ def _record(
     arguments: Mapping[str, object],
     num_edges: int,
     dtype: torch.dtype,
-    reductions: Sequence[str],
+    reductions: Sequence[Reduction],
 ) -> Traced:
     with torch.inference_mode(), _unchanged(call.layer) as changes:
         recorder = Recorder(num_edges, dtype)
         given = {name: _stand_in(recorder, name, a, num_edges) for name, a in arguments.items()}
         state = {name: recorder.state(name, tensor) for name, tensor in call.state().items()}
+
+        def reduced(message: Tensor) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+            recorder.is_after_message = True
+            return message, [reduction.of(message) for reduction in reductions]
+
         try:
             with recorder:
-                out = call.run(given, state)
-        except Refused as refused:
-            raise Refused(recorder.reason or str(refused)) from None
+                out, values = call.run(given, state, reduced)
+        except Refused:
+            if recorder.reason is None:
+                raise
         if recorder.reason is not None:
             raise Refused(recorder.reason)
         if recorder.changed is not None:
             raise Refused(f"it changes {recorder.changed}")
-        recorded = recorder.known(out) if isinstance(out, Tensor) else None
-        if recorded is None or not recorded.has_rows or out.dtype != dtype:
-            raise Refused("it gives no tensor of edges")
-        value = recorder.value(recorded)
-        program = recorder.builder.program(*((name, value) for name in reductions))
+        recorded = _of_edges(recorder, out, dtype)
+        program = recorder.builder.program(
+            *(
+                _output(recorder, dtype, reduction, taken)
+                for reduction, taken in zip(reductions, values, strict=True)
+            )
+        )
         kept = changes(lambda v: isinstance(v, Tensor) and recorder.known(v) is not None)
         steps, step_of = _needed(recorder.steps, recorder.steps_of(program.names))
-        del given, state, out
+        del given, state, out, values
         references = recorder.close()
     if any(reference() is not None for reference in references):
         raise Refused("it keeps values of edges outside its layer")
-    return Traced(program, recorded.channels, steps, step_of, kept)
+    return Traced(program, tuple(reductions), recorded.channels, steps, step_of, kept)
+
+
+def _output(
+    recorder: Recorder, dtype: torch.dtype, reduction: Reduction, taken: Sequence[Tensor]
+) -> tuple[str, *tuple[Value, ...]]:
+    recorded = [_of_edges(recorder, v, dtype) for v in taken]
+    (scores, *others) = [v.scores for v in recorded]
+    if scores is None:
+        return (reduction.name, *map(recorder.value, recorded))
+    if reduction.name != "sum" or others:
+        raise Refused("what its softmax over neighbours weighs is not summed")
+    return (SOFTMAX, recorder.value(replace(recorded[0], scores=None)), scores)
+
+
+def _of_edges(recorder: Recorder, tensor: object, dtype: torch.dtype) -> Recorded:
+    recorded = recorder.known(tensor) if isinstance(tensor, Tensor) else None
+    if recorded is None or not recorded.has_rows or tensor.dtype != dtype:  # type: ignore[attr-defined]
+        raise Refused("it gives no tensor of edges")
+    return recorded
 
 
 def _stand_in(recorder: Recorder, name: str, a: object, num_edges: int) -> object:
     """A message's argument on tensors without data."""
-    if not isinstance(a, Argument):
-        return a
-    if a.place == "index":
+    if isinstance(a, Argument):
+        return recorder.given(name, a.place, a.channels, a.dtype)
+    if isinstance(a, Index):
         reason = f"it takes {name}, which is of the graph"
-        return recorder.closed((num_edges, *a.channels), a.dtype, reason)
-    return recorder.given(name, a.place, a.channels, a.dtype)
+        if a.place == "row":
+            return recorder.rows(a.dtype, reason)
+        return recorder.closed((num_edges,), a.dtype, reason)
+    return a
 
 
 def _needed(
@@ -310,7 +406,7 @@ def _probe(
     """
     generator = torch.Generator().manual_seed(int(is_positive))
 
-    def values(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def numbers(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         if not dtype.is_floating_point:
             return torch.zeros(tuple(shape), dtype=dtype)
         made = torch.rand(tuple(shape), generator=generator, dtype=torch.float64)
@@ -327,45 +423,83 @@ def _probe(
         if isinstance(a, Argument):
             rows = {"row": _PROBED_NODES, "gathered": _PROBED_NODES}.get(a.place, _PROBED_EDGES)
             shape = a.channels if a.place == "parameter" else (rows, *a.channels)
-            own[name] = values(shape, a.dtype)
+            own[name] = numbers(shape, a.dtype)
             given[name] = own[name][index[a.place]] if a.place in index else own[name]
-    state = {name: values(tensor.shape, tensor.dtype) for name, tensor in call.state().items()}
+        elif isinstance(a, Index):
+            given[name] = index[a.place]  # Some of torch's gradients are wrong for int32.
+        elif is_count(a):
+            given[name] = _PROBED_NODES
+    state = {name: numbers(tensor.shape, tensor.dtype) for name, tensor in call.state().items()}
     for name, tensor in call.state().items():
         state[name]._is_param = isinstance(tensor, nn.Parameter)
     with _unchanged(call.layer):
-        theirs = call.run(given, state)
+        message, values = call.run(
+            given, state, lambda message: (message, [r.of(message) for r in traced.reductions])
+        )
         own |= state
-        value = traced.program.outputs[0].value
-        program = replace(traced.program, outputs=(Output("edge", value),))
-        operands = traced.operands(own)
-        matrices = [
-            operands[o.name].reshape(-1, o.width)[0 if o.place == "parameter" else slice(None)]
-            for o in program.operands
-        ]
-        (ours,) = evaluate(program, matrices, Edges(gathered, row, _PROBED_NODES), torch.float64)
-    if theirs.shape != (_PROBED_EDGES, *traced.channels) or theirs.dtype != torch.float64:
+        ours = _reduced(traced, own, Edges(gathered, row, _PROBED_NODES), values)
+    if message.shape != (_PROBED_EDGES, *traced.channels) or message.dtype != torch.float64:
         raise Refused("its result has another shape or dtype on other edges")
-    ours = ours.reshape(theirs.shape)
-    leaves = [tensor for tensor in own.values() if tensor.requires_grad]
-    if not _is_close(ours, theirs):
-        raise Refused("it computes other values than its operations on tensors without data")
-    if is_positive and not theirs.isfinite().any():
+    if is_positive and not message.isfinite().any():
         raise Refused("it has no finite values for positive ones")
-    grad = values(theirs.shape, theirs.dtype).detach()
-    for a, b in zip(_gradients(ours, leaves, grad), _gradients(theirs, leaves, grad), strict=True):
-        if not _is_close(a, b):
+    leaves = [tensor for tensor in own.values() if tensor.requires_grad]
+    for found, expected in zip(ours, itertools.chain(*values), strict=True):
+        out = found.reshape(expected.shape)
+        if not _is_close(out, expected):
+            raise Refused("it computes other values than its operations on tensors without data")
+        grad = numbers(expected.shape, expected.dtype).detach()
+        own_grads, grads = _gradients(out, leaves, grad), _gradients(expected, leaves, grad)
+        scale = max(map(_largest, (expected, *grads)))
+        if not all(_is_close(a, b, scale) for a, b in zip(own_grads, grads, strict=True)):
             raise Refused("its gradients are not those of its operations")
+
+
+def _reduced(
+    traced: Traced,
+    given: Mapping[str, Tensor],
+    edges: Edges,
+    expected: Sequence[tuple[Tensor, ...]],
+) -> list[Tensor]:
+    """The values of float64 that a program reduces, as many of each output as are expected."""
+    outputs = (Output("edge", v) for output in traced.program.outputs for v in output.values)
+    program = replace(traced.program, outputs=tuple(outputs))
+    operands = traced.operands(given)
+    matrices = [
+        operands[o.name].reshape(-1, o.width)[0 if o.place == "parameter" else slice(None)]
+        for o in program.operands
+    ]
+    values = iter(evaluate(program, matrices, edges, torch.float64))
+    found = []
+    for output, tensors in zip(traced.program.outputs, expected, strict=True):
+        own = [next(values) for _ in output.values]
+        if len(own) > len(tensors):  # the message itself has the softmax for a factor
+            value, score = own
+            own = [value * spread(softmax_weights(score, edges), value.shape[1])]
+        found += own
+    return found
 
 
 def _gradients(out: Tensor, leaves: Sequence[Tensor], grad: Tensor) -> Sequence[Tensor]:
     if not out.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
-    return torch.autograd.grad(out, leaves, grad, allow_unused=True, materialize_grads=True)
+    return torch.autograd.grad(
+        out, leaves, grad, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
 
 
-def _is_close(ours: Tensor, theirs: Tensor) -> bool:
-    """True if two results of float64 differ by rounding alone."""
-    ours, theirs = ours.detach(), theirs.detach()
-    finite = theirs[theirs.isfinite()].abs()
-    largest = float(finite.max()) if finite.numel() else 0.0
-    return torch.allclose(ours, theirs, rtol=1e-9, atol=1e-9 * largest, equal_nan=True)
+def _is_close(ours: Tensor, theirs: Tensor, scale: float = 0.0) -> bool:
+    """True if two results of float64 differ by rounding alone.
+
+    Args:
+        ours: one of them.
+        theirs: the other.
+        scale: of numbers that may cancel in both, as in the gradient of equal scores.
+    """
+    atol = 1e-9 * _largest(theirs) + 1e-13 * scale
+    return torch.allclose(ours.detach(), theirs.detach(), rtol=1e-9, atol=atol, equal_nan=True)
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest size of a finite number."""
+    finite = tensor.detach()[tensor.isfinite()].abs()
+    return float(finite.max()) if finite.numel() else 0.0

@@ -6,22 +6,11 @@ from typing import Any
 
 from torch import Tensor
 from torch_geometric.nn import Linear
-from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
-from fastgraph.layers.modules import KnownLinear, KnownModules
+from fastgraph.layers.modules import KnownLinear
 from fastgraph.layers.sums import add_to
 
 LINEAR = KnownLinear(Linear)
-
-REDUCTIONS = {
-    SumAggregation: "sum",
-    MeanAggregation: "mean",
-    MaxAggregation: "max",
-    MinAggregation: "min",
-}
-"""Aggregations by what they compute."""
-
-AGGREGATIONS = KnownModules(*REDUCTIONS)
 
 project = LINEAR.project
 

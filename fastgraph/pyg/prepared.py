@@ -9,14 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.nn.conv import MessagePassing
 
 from fastgraph import ops
 from fastgraph.edge_programs.gradients import derive
-from fastgraph.edge_programs.program import Program
-from fastgraph.edge_programs.recording import Ref
+from fastgraph.edge_programs.operations import EXTREMA, SOFTMAX
+from fastgraph.edge_programs.program import Output, Program
+from fastgraph.edge_programs.recorded import Ref
 from fastgraph.edge_programs.trace import Traced
 from fastgraph.ops.edge_program import with_records
+from fastgraph.pyg.aggregations import aggregated
 from fastgraph.routing.sizes import Work
+
+_unsafe_view = torch.ops.aten._unsafe_view.default
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,6 @@ class Prepared:
 
     Attributes:
         traced: the program.
-        reduce: by which messages are reduced.
         private: arguments of nodes whose values a gradient needs. Upstream gathers them, so that
             its callers may edit theirs.
         state: parameters and buffers of the layer, by where they are in it.
@@ -33,13 +37,12 @@ class Prepared:
     """
 
     traced: Traced
-    reduce: str
     private: frozenset[str]
     state: tuple[tuple[str, tuple[str, ...], str], ...]
     work: Work
 
     @classmethod
-    def of(cls, traced: Traced, reduce: str, layer: nn.Module) -> Prepared:
+    def of(cls, traced: Traced, layer: nn.Module) -> Prepared:
         """The program with what its steps need."""
         needed = {s.args[0] for s in traced.steps if s.function is None}
         state = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
@@ -51,18 +54,18 @@ class Prepared:
         width = math.prod(traced.channels)
         of_edges = (o.width for o in traced.program.operands if o.place == "edge")
         work = Work(width, any(2 * own >= width > 1 for own in of_edges))
-        return cls(traced, reduce, _private(traced), tuple(found), work)
+        return cls(traced, _private(traced), tuple(found), work)
 
     def compute(
         self,
-        layer: nn.Module,
+        layer: MessagePassing,
         arguments: Mapping[str, Tensor],
         index: Tensor,
         num_in: int,
         num_out: int,
         transpose: bool,
     ) -> Tensor:
-        """The reduced messages, ``[num_out, *channels]``."""
+        """The aggregated messages."""
         given = dict(arguments)
         for name, path, own in self.state:
             module: Any = layer
@@ -74,7 +77,7 @@ class Prepared:
         if self.private and torch.is_grad_enabled():
             self._keep(given)
         operands = self.traced.operands(given)
-        (out,) = ops.edge_program(
+        outputs = ops.edge_program(
             self.traced.program,
             operands,
             index,
@@ -83,10 +86,13 @@ class Prepared:
             transpose=transpose,
         )
         shape = (num_out, *self.traced.channels)
-        if out.shape == shape:
-            return out
-        unflattened: Tensor = torch.ops.aten._unsafe_view.default(out, shape)
-        return unflattened
+        results = {
+            reduction: _result(output, out, shape)
+            for reduction, output, out in zip(
+                self.traced.reductions, self.traced.program.outputs, outputs, strict=True
+            )
+        }
+        return aggregated(layer.aggr_module, results)
 
     def _keep(self, given: dict[str, Tensor]) -> None:
         """Replace what its owner may edit before the backward pass by copies."""
@@ -103,7 +109,7 @@ class Prepared:
         """The program, what comes before it and what is stored, as text."""
         program = self.traced.program
         lines = [
-            f"edge program, reduced by {self.reduce}:",
+            f"edge program, reduced by {', '.join(map(str, self.traced.reductions))}:",
             *(f"  {line}" for line in str(program).splitlines()),
         ]
         made = [
@@ -117,6 +123,16 @@ class Prepared:
         stored = ", ".join(sorted(kept)) or "nothing"
         lines += [f"kept for the gradients of all operands: {stored}"]
         return "\n".join(lines)
+
+
+def _result(output: Output, out: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """An output as upstream's callers know it, who may edit that of a softmax."""
+    if output.reduction == SOFTMAX and out.requires_grad:
+        out = out.clone()  # the gradient needs the other one
+    if out.shape == shape:
+        return out
+    # Edits of an extremum are an error, as upstream; a view tells of them.
+    return out.view(shape) if output.reduction in EXTREMA else _unsafe_view(out, shape)
 
 
 def _expression(traced: Traced, number: int) -> str:

@@ -27,9 +27,10 @@ from fastgraph.plugins.backend import device_type
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg import traced
+from fastgraph.pyg.aggregations import REDUCTIONS
 from fastgraph.pyg.edges import edges_of
 from fastgraph.pyg.messages import Message, known_message, multiplies_adjacency
-from fastgraph.pyg.modules import LINEAR, REDUCTIONS, project
+from fastgraph.pyg.modules import LINEAR, project
 from fastgraph.pyg.state import module_refusal
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
@@ -297,7 +298,7 @@ def _planned(
 ) -> Aggregation | traced.Computation | Refusal:
     if args:
         return Refusal("propagate was called with positional arguments")
-    if known_message(type(module)) is None:
+    if known_message(type(module)) is None or type(module.aggr_module) not in REDUCTIONS:
         return traced.plan(module, edge_index, kwargs)
     planned = plan_propagate(module, edge_index, kwargs.get("size"), kwargs)
     return planned if isinstance(planned, Refusal) else planned.look_up()

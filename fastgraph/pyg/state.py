@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch_geometric.nn.conv import MessagePassing
 
 from fastgraph.plugins.refusal import Refusal
-from fastgraph.pyg.modules import AGGREGATIONS, REDUCTIONS
+from fastgraph.pyg.aggregations import reduction_of
 
 _HOOKS = (
     "_propagate_forward_pre_hooks",
@@ -22,18 +22,25 @@ _METHODS = ("message", "aggregate", "update", "message_and_aggregate", "collect"
 
 
 def module_refusal(module: MessagePassing, cls: type[MessagePassing]) -> Refusal | None:
-    """Why the state of a layer, apart from its message, must be left to upstream."""
+    """Why the state of a layer, apart from its message, must be left to upstream.
+
+    Its aggregation must be one reduction.
+    """
     if cls.aggregate is not MessagePassing.aggregate:
         return Refusal("aggregate is overridden")
     if cls.update is not MessagePassing.update:
         return Refusal("update is overridden")
     if cls._index_select is not MessagePassing._index_select:
         return Refusal("_index_select is overridden")
-    return state_refusal(module)
+    refusal = state_refusal(module)
+    if refusal is not None:
+        return refusal
+    reduction = reduction_of(module.aggr_module)
+    return reduction if isinstance(reduction, Refusal) else None
 
 
 def state_refusal(module: MessagePassing) -> Refusal | None:
-    """Why the state of a layer, apart from its class, must be left to upstream."""
+    """Why the state of a layer, apart from its class and aggregation, must be left to upstream."""
     attributes = vars(module)
     for name in _METHODS:
         if name in attributes:
@@ -44,9 +51,4 @@ def state_refusal(module: MessagePassing) -> Refusal | None:
         return Refusal("explaining")
     if module.decomposed_layers > 1:
         return Refusal("decomposed_layers > 1")
-    aggregation = module.aggr_module
-    if type(aggregation) not in REDUCTIONS:
-        return Refusal(f"aggregation {type(aggregation).__name__}")
-    if AGGREGATIONS.is_watched(aggregation):
-        return Refusal("the aggregation is replaced or has hooks")
     return None

@@ -23,15 +23,17 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn.conv import MessagePassing
 
+from fastgraph.edge_programs.node_counts import NUM_GATHERED, NUM_ROWS
+from fastgraph.edge_programs.program import Place
 from fastgraph.edge_programs.reading import Guard, Reading, UnknownError, frozen
-from fastgraph.edge_programs.recording import Refused
-from fastgraph.edge_programs.trace import Argument, Traced, trace
+from fastgraph.edge_programs.trace import Argument, Index, Reduction, Traced, trace
 from fastgraph.graphs.edges import KnownGraph, OutOfRange, graph_of, too_large, unless_out_of_range
 from fastgraph.machine.randomness import kept_random_states
 from fastgraph.plugins.backend import device_type
 from fastgraph.plugins.refusal import Refusal
-from fastgraph.pyg.modules import REDUCTIONS
+from fastgraph.pyg.aggregations import reductions_of
 from fastgraph.pyg.prepared import Prepared
+from fastgraph.pyg.softmax import known_softmax
 from fastgraph.pyg.state import state_refusal
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, plain_tensor, too_few_edges
@@ -42,7 +44,7 @@ from fastgraph.upstream import label_of
 
 Computation = Callable[[], Tensor]
 
-_COMPILED = Refusal("its message is not a known one, and compiled code traces none")
+_COMPILED = Refusal("compiled code traces no message")
 
 _MOST_TRACES = 16
 """Of one layer. A layer that is another one at every call gains nothing from them."""
@@ -58,29 +60,6 @@ _SPECIAL = frozenset((*_ENDS, *_SIZES, *_NEVER, "ptr"))
 _OVERRIDABLE = ("aggregate", "_index_select", "_check_input", "_set_size", "_lift", "_collect")
 
 _METHODS = attrgetter("message", "update", "propagate", *_OVERRIDABLE)
-
-
-class _Closed:
-    """The number of nodes, of which a program knows nothing: every use of it is refused."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return int
-
-
-def _refuse_use(*_: object) -> Any:
-    raise Refused("it takes the number of nodes")
-
-
-for _name in dir(int):
-    if _name not in dir(object) or _name in ("__eq__", "__ne__", "__lt__", "__repr__", "__str__"):
-        setattr(_Closed, _name, _refuse_use)
-for _name in ("__le__", "__gt__", "__ge__", "__format__"):
-    setattr(_Closed, _name, _refuse_use)
-
-_NUMBER_OF_NODES = _Closed()
 
 
 @dataclass(frozen=True)
@@ -195,6 +174,9 @@ def _plan(
     refusal = state_refusal(module)
     if refusal is not None:
         return refusal
+    reductions = reductions_of(module.aggr_module)
+    if isinstance(reductions, Refusal):
+        return reductions
     if is_too_small(PROGRAM, edge_index, of_many):
         return TOO_SMALL
     refusal = execution_mode() or _mode()
@@ -209,7 +191,7 @@ def _plan(
     ):
         return Refusal("its message is traced for a plain edge_index only")
     if not edge_index.is_cpu:
-        return Refusal("its message is not a known one, and others are computed on the CPU only")
+        return Refusal("edge programs are computed on the CPU only")
     num_edges = edge_index.shape[1]
     refusal = too_few_edges(num_edges)
     if refusal is not None:
@@ -217,7 +199,7 @@ def _plan(
     passed = arguments.keys() - {"size"}
     if form.passed is not None and passed != form.passed:
         return Refusal("propagate was called with other arguments than it takes")
-    collected = _collect(module, form, arguments, num_edges)
+    collected = _collect(module, form, arguments, num_edges, edge_index.dtype)
     if isinstance(collected, Refusal):
         return collected
     num_in, num_out, tensors, described = collected
@@ -233,7 +215,7 @@ def _plan(
     refusal = REGISTRY.refusal("edge_program", device_type(edge_index), dtype)
     if refusal is not None:
         return refusal
-    outcome = _outcome(module, form, described)
+    outcome = _outcome(module, form, described, reductions)
     if isinstance(outcome, Refusal):
         return outcome
     if outcome.work.is_too_little(num_edges):
@@ -279,7 +261,11 @@ _Collected = tuple[int, int, dict[str, Tensor], tuple[tuple[str, object], ...]]
 
 
 def _collect(
-    module: MessagePassing, form: _Form, arguments: Mapping[str, Any], num_edges: int
+    module: MessagePassing,
+    form: _Form,
+    arguments: Mapping[str, Any],
+    num_edges: int,
+    index_dtype: torch.dtype,
 ) -> _Collected | Refusal:
     """The arguments of a message before they are gathered, found as upstream's ``collect`` does.
 
@@ -296,7 +282,7 @@ def _collect(
     described: list[tuple[str, object]] = []
     for name, default in form.taken:
         if name in _SPECIAL:
-            described.append((name, _special(name)))
+            described.append((name, _special(name, index_dtype)))
             continue
         is_lifted = name[-2:] in ("_i", "_j")
         key = name[:-2] if is_lifted else name
@@ -325,10 +311,14 @@ def _collect(
     return num_in, num_out, tensors, tuple(described)
 
 
-def _special(name: str) -> object:
+def _special(name: str, index_dtype: torch.dtype) -> object:
+    """What stands for an argument that is of the graph."""
+    if name == "ptr":
+        return _Value(name, None)
+    place: Place = "gathered" if name[-2:] == "_j" else "row"
     if name in _ENDS:
-        return Argument("index", (), torch.int64)
-    return _Value(name == "ptr", None if name == "ptr" else _NUMBER_OF_NODES)
+        return Index(place, index_dtype)
+    return _Value(name, NUM_ROWS if place == "row" else NUM_GATHERED)
 
 
 @dataclass(frozen=True)
@@ -383,11 +373,13 @@ def _place(name: str, tensor: Tensor, num_edges: int, is_lifted: bool) -> Argume
 
 
 def _outcome(
-    module: MessagePassing, form: _Form, described: tuple[tuple[str, object], ...]
+    module: MessagePassing,
+    form: _Form,
+    described: tuple[tuple[str, object], ...],
+    reductions: tuple[Reduction, ...],
 ) -> Prepared | Refusal:
     """The outcome of tracing the message, now or before."""
-    reduce = REDUCTIONS[type(module.aggr_module)]
-    key = (type(module), form.message, reduce, described)
+    key = (type(module), form.message, reductions, described)
     for known in _KNOWN.get(key, ()):
         if known.guard.holds(module):
             return known.outcome
@@ -400,7 +392,7 @@ def _outcome(
         if count >= _MOST_TRACES:
             return Refusal("its message or its layer is another one at every call")
         _TRACES[module] = count + 1
-        found = _traced(module, form, dict(described), reduce)
+        found = _traced(module, form, dict(described), reductions)
         states = _KNOWN.setdefault(key, [])
         states.insert(0, found)
         del states[_MOST_STATES:]
@@ -411,7 +403,10 @@ def _outcome(
 
 
 def _traced(
-    module: MessagePassing, form: _Form, described: Mapping[str, object], reduce: str
+    module: MessagePassing,
+    form: _Form,
+    described: Mapping[str, object],
+    reductions: tuple[Reduction, ...],
 ) -> _Known:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         refusal = plain_tensor(name, tensor)
@@ -421,28 +416,28 @@ def _traced(
             return _Known(Reading(MethodType(form.message, module)).guard(module), refusal)
     arguments = {name: a.value if isinstance(a, _Value) else a for name, a in described.items()}
     with kept_random_states():  # what a message draws; it is refused afterwards
-        reading, traced, guard = _read(module, form, arguments, reduce)
+        reading, traced, guard = _read(module, form, arguments, reductions)
         if isinstance(traced, Traced) and reading.reason is not None:
             # Code that torch ran for the first time may have named what the message does not read.
-            reading, traced, guard = _read(module, form, arguments, reduce)
-    takes_size = any(value is _NUMBER_OF_NODES for value in arguments.values())
-    if takes_size and isinstance(traced, Refusal) and "it raises TypeError" in traced.reason:
-        # From operators of torch, which take numbers alone.
-        traced = Refusal("its message is no edge program: it takes the number of nodes")
+            reading, traced, guard = _read(module, form, arguments, reductions)
     if reading.reason is not None:
         traced = Refusal(f"its message is no edge program: {reading.reason}")
     elif isinstance(traced, Traced) and traced.kept:
         traced = Refusal(f"its message leaves values of edges in {', '.join(traced.kept)}")
     if isinstance(traced, Refusal):
         return _Known(guard, traced)
-    return _Known(guard, Prepared.of(traced, reduce, module))
+    return _Known(guard, Prepared.of(traced, module))
 
 
 def _read(
-    module: MessagePassing, form: _Form, arguments: Mapping[str, object], reduce: str
+    module: MessagePassing,
+    form: _Form,
+    arguments: Mapping[str, object],
+    reductions: tuple[Reduction, ...],
 ) -> tuple[Reading, Traced | Refusal, Guard]:
     reading = Reading(MethodType(form.message, _stand_in(module)))
-    traced = trace(reading, arguments, (reduce,))
+    with known_softmax():
+        traced = trace(reading, arguments, reductions)
     return reading, traced, reading.guard(module)
 
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastgraph import ops
+from fastgraph.edge_programs.node_counts import NUM_ROWS
 from fastgraph.edge_programs.program import Place
-from fastgraph.edge_programs.trace import Argument, Traced, trace
+from fastgraph.edge_programs.trace import Argument, Index, Reduction, Traced, trace
 from fastgraph.plugins.refusal import Refusal
 from tests.graphs import quantised, random_edges
 
@@ -27,7 +28,7 @@ def of(place: Place, *channels: int) -> Argument:
     return Argument(place, channels, torch.float64)
 
 
-INDEX = Argument("index", (), torch.int64)
+INDEX = Index("row")
 X_I, X_J, E = of("row", 8), of("gathered", 8), of("edge", 8)
 
 
@@ -132,7 +133,7 @@ MESSAGES = {
     ),
     "GeneralConv": Message(
         lambda: pyg.GeneralConv(8, 8),
-        {"x_i": X_I, "x_j": X_J, "edge_index_i": INDEX, "size_i": NUM_OUT, "edge_attr": None},
+        {"x_i": X_I, "x_j": X_J, "edge_index_i": INDEX, "size_i": NUM_ROWS, "edge_attr": None},
         {"gathered": 1},
     ),
     "PointNetConv of positions": Message(
@@ -210,7 +211,7 @@ def test_a_traced_message_is_the_message(name: str, reduction: str) -> None:
     layer = made()
     is_layer = isinstance(layer, nn.Module)
     message = layer.double().message if is_layer else layer
-    traced = trace(message, arguments, [reduction])
+    traced = trace(message, arguments, [Reduction(reduction)])
     assert isinstance(traced, Traced), traced
     found = [operand.place for operand in traced.program.operands]
     assert {place: found.count(place) for place in found} == places
@@ -219,7 +220,7 @@ def test_a_traced_message_is_the_message(name: str, reduction: str) -> None:
     own = {
         key: quantised(*([rows[a.place]] if a.place in rows else []), *a.channels, seed=k)
         for k, (key, a) in enumerate(arguments.items())
-        if isinstance(a, Argument) and a.place != "index"
+        if isinstance(a, Argument)
     }
     own = {key: tensor.requires_grad_() for key, tensor in own.items()}
     state = dict(layer.named_parameters()) if is_layer else {}
@@ -345,6 +346,11 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, object], str]] = {
         {"x_j": X_J, "index": INDEX},
         "takes index",
     ),
+    "a number of nodes": (
+        lambda x_j, n: x_j / n,
+        {"x_j": X_J, "n": NUM_ROWS},
+        "it takes the number of nodes",
+    ),
     "the degree": (lambda x_j: x_j / x_j.shape[0], {"x_j": X_J}, "the number of edges"),
     "few edges": (
         lambda x_j: x_j * (2.0 if x_j.shape[0] < 50 else 3.0),
@@ -442,10 +448,10 @@ REFUSED_LAYERS = {
         MESSAGES["FAConv"].arguments,
         "draws random numbers",
     ),
-    "GeneralConv with attention": (
+    "GeneralConv with an unknown softmax": (
         lambda: pyg.GeneralConv(8, 8, attention=True, heads=2),
         MESSAGES["GeneralConv"].arguments,
-        "edge_index_i",
+        "the number of nodes",
     ),
     "FeaStConv": (lambda: pyg.FeaStConv(8, 4, 2), NODES, "two products lose digits"),
     "NNConv": (

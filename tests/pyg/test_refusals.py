@@ -91,7 +91,7 @@ class Minimal(MessagePassing):
         (OwnUpdate(CHANNELS, 4), "update is overridden"),
         (OwnSelection(CHANNELS, 4), "_index_select is overridden"),
         (ResGatedGraphConv(CHANNELS, 4), None),
-        (SAGEConv(CHANNELS, 4, aggr=["mean", "max"]), "aggregation MultiAggregation"),
+        (SAGEConv(CHANNELS, 4, aggr=["mean", "median"]), "aggregation MedianAggregation"),
         (SAGEConv(CHANNELS, 4, aggr="median"), "aggregation MedianAggregation"),
         (Inherits(CHANNELS, 4), None),
         (Minimal("max"), None),

@@ -529,6 +529,18 @@ def test_results_may_be_edited() -> None:
     assert x.grad is not None
 
 
+def test_edited_maxima_of_several_dimensions_are_an_error() -> None:
+    cls = with_message(lambda self, x_i, x_j: (x_i * x_j).view(-1, 2, CHANNELS // 2))
+    layer, x = cls("max", node_dim=0).double(), x64().requires_grad_()
+    for min_edges in (1000, 0):  # upstream, ours
+        with fastgraph.enabled(min_edges=min_edges):
+            out = layer(x, EDGES)
+        out += 1
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+    assert fastgraph.status().row("Own").routed == 1
+
+
 @pytest.mark.parametrize("aggr", ["sum", "max"])
 def test_second_derivatives(aggr: str) -> None:
     torch.manual_seed(0)
@@ -650,8 +662,3 @@ def test_programs_are_told() -> None:
     )
     with pytest.raises(TypeError, match="module must be"):
         fastgraph.explain(3)
-
-
-def test_a_softmax_of_upstream_is_refused_with_its_reason() -> None:
-    reason = "its message is no edge program: it takes the number of nodes"
-    assert refused(pyg.AGNNConv().double(), x64(), EDGES) == reason
