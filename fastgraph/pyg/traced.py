@@ -7,6 +7,7 @@ later call a guard compares both with what was traced (:mod:`fastgraph.edge_prog
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import sys
 import threading
@@ -28,13 +29,14 @@ from fastgraph.edge_programs.recording import Refused
 from fastgraph.edge_programs.trace import Argument, Traced, trace
 from fastgraph.graphs.edges import KnownGraph, OutOfRange, graph_of, too_large, unless_out_of_range
 from fastgraph.machine.randomness import kept_random_states
+from fastgraph.ops.library import is_defined_by
 from fastgraph.plugins.backend import device_type
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.modules import REDUCTIONS
 from fastgraph.pyg.prepared import Prepared
 from fastgraph.pyg.state import state_refusal
 from fastgraph.registry.registry import REGISTRY
-from fastgraph.routing.conditions import execution_mode, plain_tensor, too_few_edges
+from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
 from fastgraph.routing.programs import is_by_identity, remember
 from fastgraph.routing.sizes import PROGRAM, TOO_SMALL, is_too_small, of_many
 from fastgraph.routing.status import count_program
@@ -198,7 +200,7 @@ def _plan(
     if is_too_small(PROGRAM, edge_index, of_many):
         return TOO_SMALL
     refusal = execution_mode() or _mode()
-    refusal = refusal or plain_tensor("edge_index", edge_index)
+    refusal = refusal or operand("edge_index", edge_index)
     if refusal is not None:
         return refusal
     if (
@@ -222,7 +224,7 @@ def _plan(
         return collected
     num_in, num_out, tensors, described = collected
     for name, tensor in tensors.items():
-        refusal = plain_tensor(name, tensor)
+        refusal = operand(name, tensor)
         if refusal is None and tensor.device != edge_index.device:
             refusal = Refusal("edge_index is not on the device of the features")
         if refusal is not None:
@@ -236,7 +238,9 @@ def _plan(
     outcome = _outcome(module, form, described)
     if isinstance(outcome, Refusal):
         return outcome
-    if outcome.work.is_too_little(num_edges):
+    # Upstream's operations on sharded tensors cost as much more as the operator does.
+    is_sharded = is_defined_by(edge_index, *tensors.values())
+    if not is_sharded and outcome.work.is_too_little(num_edges):
         return TOO_SMALL
     if module.node_dim not in (0, -1 - len(outcome.traced.channels)):
         return Refusal(f"its messages do not have their edges in dimension {module.node_dim}")
@@ -245,17 +249,17 @@ def _plan(
     refusal = too_large(*ends, num_edges)
     if refusal is not None:
         return refusal
-    graph = unless_out_of_range(graph_of, edge_index, None, *ends)
-    if isinstance(graph, OutOfRange):
-        return graph
-    known = KnownGraph(graph, edge_index)
+    run = outcome.compute
+    if not is_sharded:
+        graph = unless_out_of_range(graph_of, edge_index, None, *ends)
+        if isinstance(graph, OutOfRange):
+            return graph
+        run = functools.partial(KnownGraph(graph, edge_index).while_computing, run)
 
     def compute() -> Tensor:
         remember(module, outcome)
         count_program(label_of(type(module)))
-        out: Tensor = known.while_computing(
-            outcome.compute, module, tensors, edge_index, num_in, num_out, transpose
-        )
+        out = run(module, tensors, edge_index, num_in, num_out, transpose)
         if form.updated or form.update is not MessagePassing.update:
             own = {name: arguments.get(name, default) for name, default in form.updated}
             out = module.update(out, **own)
