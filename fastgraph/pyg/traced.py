@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import attrgetter
 from types import MethodType
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn.conv import MessagePassing
 
-from fastgraph.edge_programs.reading import Guard, Reading, UnknownError, frozen
+from fastgraph.edge_programs.reading import Guard, Reading, UnknownError, frozen, is_reading
 from fastgraph.edge_programs.recording import Refused
 from fastgraph.edge_programs.trace import Argument, Traced, trace
 from fastgraph.graphs.edges import KnownGraph, OutOfRange, graph_of, too_large, unless_out_of_range
@@ -395,8 +396,8 @@ def _outcome(
     for known in _KNOWN.get(key, ()):
         if known.guard.holds(module):
             return known.outcome
-    if sys.getprofile() is not None:
-        return Refusal("a profiler follows all calls, and tracing its message would take its place")
+    if is_reading():
+        return Refusal("it is part of a message that is traced")
     if any(isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
         return Refusal("its layer has scripted modules")
     with _LOCK:
@@ -404,7 +405,7 @@ def _outcome(
         if count >= _MOST_TRACES:
             return Refusal("its message or its layer is another one at every call")
         _TRACES[module] = count + 1
-        found = _traced(module, form, dict(described), reduce)
+        found = _beside_profiler(_traced, module, form, dict(described), reduce)
         states = _KNOWN.setdefault(key, [])
         states.insert(0, found)
         del states[_MOST_STATES:]
@@ -412,6 +413,17 @@ def _outcome(
         if len(_KNOWN) > _MOST_KNOWN:
             _KNOWN.popitem(last=False)
     return found.outcome
+
+
+def _beside_profiler(function: Callable[..., _Known], *arguments: object) -> _Known:
+    """The result of a function, in another thread if this one has a profiler: it needs its place.
+
+    Of several ranks one alone may have one, and all must trace what one of them traces.
+    """
+    if sys.getprofile() is None:
+        return function(*arguments)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def _traced(
