@@ -77,10 +77,13 @@ _LOOKUPS = frozenset(
 _STORAGE = frozenset(("data_ptr", "grad", "is_contiguous", "storage_offset", "stride"))
 """Names of what tensors without data do not share with those that they stand for."""
 
+_APPLY = vars(torch.autograd.Function)["apply"].__func__
+_APPLY = getattr(_APPLY, "_fastgraph_upstream", _APPLY)  # on several ranks it is replaced
+
 _ACTIONS = {
     torch.amp.autocast_mode.autocast.__enter__.__code__: "it switches autocast on",
     Tensor.register_hook.__code__: "it registers a hook of gradients",
-    vars(torch.autograd.Function)["apply"].__func__.__code__: "it has a gradient of its own",
+    _APPLY.__code__: "it has a gradient of its own",
 }
 
 _MISSING, _CHANGING, _UNKNOWN, _ATTRIBUTES = object(), object(), object(), object()
@@ -536,14 +539,19 @@ class Reading:
 
 def unread(function: Callable[..., Any], *arguments: object) -> Any:
     """The result of a function that a message calls, of which nothing is the message's own."""
-    seen = sys.getprofile()
-    if not isinstance(getattr(seen, "__self__", None), Reading):
+    if not is_reading():
         return function(*arguments)
+    seen = sys.getprofile()
     sys.setprofile(None)
     try:
         return function(*arguments)
     finally:
         sys.setprofile(seen)
+
+
+def is_reading() -> bool:
+    """True in a message that is seen as it runs."""
+    return isinstance(getattr(sys.getprofile(), "__self__", None), Reading)
 
 
 def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:

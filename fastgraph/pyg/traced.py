@@ -7,11 +7,13 @@ later call a guard compares both with what was traced (:mod:`fastgraph.edge_prog
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import attrgetter
 from types import MethodType
@@ -25,10 +27,11 @@ from torch_geometric.nn.conv import MessagePassing
 
 from fastgraph.edge_programs.node_counts import NUM_GATHERED, NUM_ROWS
 from fastgraph.edge_programs.program import Place
-from fastgraph.edge_programs.reading import Guard, Reading, UnknownError, frozen
+from fastgraph.edge_programs.reading import Guard, Reading, UnknownError, frozen, is_reading
 from fastgraph.edge_programs.trace import Argument, Index, Reduction, Traced, trace
 from fastgraph.graphs.edges import KnownGraph, OutOfRange, graph_of, too_large, unless_out_of_range
 from fastgraph.machine.randomness import kept_random_states
+from fastgraph.ops.library import is_defined_by
 from fastgraph.plugins.backend import device_type
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.aggregations import reductions_of
@@ -36,7 +39,7 @@ from fastgraph.pyg.prepared import Prepared
 from fastgraph.pyg.softmax import known_softmax
 from fastgraph.pyg.state import state_refusal
 from fastgraph.registry.registry import REGISTRY
-from fastgraph.routing.conditions import execution_mode, plain_tensor, too_few_edges
+from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
 from fastgraph.routing.programs import is_by_identity, remember
 from fastgraph.routing.sizes import PROGRAM, TOO_SMALL, is_too_small, of_many
 from fastgraph.routing.status import count_program
@@ -180,7 +183,7 @@ def _plan(
     if is_too_small(PROGRAM, edge_index, of_many):
         return TOO_SMALL
     refusal = execution_mode() or _mode()
-    refusal = refusal or plain_tensor("edge_index", edge_index)
+    refusal = refusal or operand("edge_index", edge_index)
     if refusal is not None:
         return refusal
     if (
@@ -204,7 +207,7 @@ def _plan(
         return collected
     num_in, num_out, tensors, described = collected
     for name, tensor in tensors.items():
-        refusal = plain_tensor(name, tensor)
+        refusal = operand(name, tensor)
         if refusal is None and tensor.device != edge_index.device:
             refusal = Refusal("edge_index is not on the device of the features")
         if refusal is not None:
@@ -218,7 +221,9 @@ def _plan(
     outcome = _outcome(module, form, described, reductions)
     if isinstance(outcome, Refusal):
         return outcome
-    if outcome.work.is_too_little(num_edges):
+    # Upstream's operations on sharded tensors cost as much more as the operator does.
+    is_sharded = is_defined_by(edge_index, *tensors.values())
+    if not is_sharded and outcome.work.is_too_little(num_edges):
         return TOO_SMALL
     if module.node_dim not in (0, -1 - len(outcome.traced.channels)):
         return Refusal(f"its messages do not have their edges in dimension {module.node_dim}")
@@ -227,17 +232,17 @@ def _plan(
     refusal = too_large(*ends, num_edges)
     if refusal is not None:
         return refusal
-    graph = unless_out_of_range(graph_of, edge_index, None, *ends)
-    if isinstance(graph, OutOfRange):
-        return graph
-    known = KnownGraph(graph, edge_index)
+    run = outcome.compute
+    if not is_sharded:
+        graph = unless_out_of_range(graph_of, edge_index, None, *ends)
+        if isinstance(graph, OutOfRange):
+            return graph
+        run = functools.partial(KnownGraph(graph, edge_index).while_computing, run)
 
     def compute() -> Tensor:
         remember(module, outcome)
         count_program(label_of(type(module)))
-        out: Tensor = known.while_computing(
-            outcome.compute, module, tensors, edge_index, num_in, num_out, transpose
-        )
+        out = run(module, tensors, edge_index, num_in, num_out, transpose)
         if form.updated or form.update is not MessagePassing.update:
             own = {name: arguments.get(name, default) for name, default in form.updated}
             out = module.update(out, **own)
@@ -383,8 +388,8 @@ def _outcome(
     for known in _KNOWN.get(key, ()):
         if known.guard.holds(module):
             return known.outcome
-    if sys.getprofile() is not None:
-        return Refusal("a profiler follows all calls, and tracing its message would take its place")
+    if is_reading():
+        return Refusal("it is part of a message that is traced")
     if any(isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
         return Refusal("its layer has scripted modules")
     with _LOCK:
@@ -392,7 +397,7 @@ def _outcome(
         if count >= _MOST_TRACES:
             return Refusal("its message or its layer is another one at every call")
         _TRACES[module] = count + 1
-        found = _traced(module, form, dict(described), reductions)
+        found = _beside_profiler(_traced, module, form, dict(described), reductions)
         states = _KNOWN.setdefault(key, [])
         states.insert(0, found)
         del states[_MOST_STATES:]
@@ -400,6 +405,17 @@ def _outcome(
         if len(_KNOWN) > _MOST_KNOWN:
             _KNOWN.popitem(last=False)
     return found.outcome
+
+
+def _beside_profiler(function: Callable[..., _Known], *arguments: object) -> _Known:
+    """The result of a function, in another thread if this one has a profiler: it needs its place.
+
+    Of several ranks one alone may have one, and all must trace what one of them traces.
+    """
+    if sys.getprofile() is None:
+        return function(*arguments)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def _traced(

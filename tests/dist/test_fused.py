@@ -125,9 +125,6 @@ def transformer(**options: Any) -> Callable[[], nn.Module]:
 REVERSED = "target_to_source"
 
 CASES = {
-    "ResGated, whose message is traced on one process": Case(
-        lambda: gnn.ResGatedGraphConv(D, C), plain, 0, "not a plain tensor"
-    ),
     "GCN": Case(lambda: gnn.GCNConv(D, C), plain),
     "GCN, weights": Case(lambda: gnn.GCNConv(D, C), weighted),
     "GCN, improved": Case(lambda: gnn.GCNConv(D, C, improved=True), weighted),
@@ -210,9 +207,7 @@ CASES = {
     "Transformer, pair": Case(lambda: gnn.TransformerConv((5, 4), C, H), pair),
     "SAGE, matrix": Case(lambda: gnn.SAGEConv(D, C), of_matrix, 0, "x is a ShardedTensor"),
     "GAT, matrix": Case(gat(add_self_loops=False), of_matrix, 0, "beside a sparse"),
-    "Super GAT": Case(
-        lambda: gnn.SuperGATConv(D, C).eval(), plain, 0, "edge_index is a ShardedTensor"
-    ),
+    "Super GAT": Case(lambda: gnn.SuperGATConv(D, C).eval(), plain, 0, "no edge program"),
 }
 
 # What meets every layout: each operator and kind of edges once. With --exhaustive all do.

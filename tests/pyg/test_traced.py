@@ -7,6 +7,8 @@ import gc
 import io
 import pickle
 import random
+import sys
+import types
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -474,6 +476,47 @@ def test_garbage_may_be_collected_meanwhile() -> None:
         gc.callbacks.remove(collected)
         gc.set_threshold(*thresholds)
     assert seen and gc.isenabled()
+
+
+def test_a_profiler_keeps_its_place() -> None:
+    layer, x, called = Scaled().double(), x64(), []
+
+    def profiled(frame: types.FrameType, event: str, argument: Any) -> None:
+        called.append(frame.f_code.co_name)
+
+    sys.setprofile(profiled)
+    try:
+        routed(layer, x)
+        assert sys.getprofile() is profiled
+    finally:
+        sys.setprofile(None)
+    assert "routed" in called and traces(layer) == 1
+
+
+class Nesting(Scaled):
+    """A layer whose message calls another layer, where it is compared with its program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Scaled()
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.inner(x_i, EDGES) if x_i.dtype is torch.float64 else x_j
+
+
+@pytest.mark.parametrize("profiler", [None, lambda *_: None])
+def test_a_layer_within_a_message_is_not_traced_meanwhile(profiler: Any) -> None:
+    """It would wait for the lock that tracing holds."""
+    layer, x = Nesting(), torch.randn(NODES, CHANNELS)
+    fastgraph.status().reset()
+    sys.setprofile(profiler)
+    try:
+        with fastgraph.enabled(min_edges=0):
+            layer(x, EDGES)
+    finally:
+        sys.setprofile(None)
+    (reason,) = fastgraph.status().row("Nesting").reasons
+    assert "no edge program" in reason
 
 
 @pytest.mark.parametrize("aggr", ["sum", "max"])

@@ -195,7 +195,8 @@ _ALONG = {
     "cumprod": (1, None), "logcumsumexp": (1, None), "cummax": (1, None), "cummin": (1, None),
     "sort": (1, -1), "argsort": (1, -1), "topk": (2, -1), "kthvalue": (2, -1), "mode": (1, -1),
     "median": (1, None), "normalize": (2, 1), "glu": (1, -1), "unbind": (1, 0), "chunk": (2, 0),
-    "split": (2, 0), "tensor_split": (2, 0), "split_with_sizes": (2, 0), "select": (1, None),
+    "split": (2, 0), "tensor_split": (2, 0), "split_with_sizes": (2, 0), "slice": (1, 0),
+    "select": (1, None),
     "narrow": (1, None), "flip": (1, None), "cosine_similarity": (2, 1), "gather": (1, None),
     "roll": (2, None), "diff": (2, -1), "unfold": (1, None), "take_along_dim": (2, None),
 }  # fmt: skip

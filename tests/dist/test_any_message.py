@@ -1,0 +1,290 @@
+"""Layers whose messages are traced, on sharded tensors, beside upstream's on one process."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch_geometric.nn as gnn
+from torch import Tensor, nn
+
+from fastgraph.dist.ranks.world import WORLD
+from tests.dist.graphs import NUM_FEATURES, PARTITIONS, graph, one_has_a_single_node
+from tests.dist.test_fused import (
+    REVERSED,
+    Case,
+    Found,
+    bipartite,
+    compared,
+    featured,
+    mlp,
+    of_replicated_edges,
+    of_replicated_features,
+    of_some_edges,
+    pair,
+    plain,
+    shards,
+    tied,
+    weighted,
+    with_table,
+)
+
+D, C = NUM_FEATURES, 3
+
+
+class Own(gnn.MessagePassing):
+    """A user's layer of features of nodes."""
+
+    def __init__(self, aggr: str = "sum", **options: Any) -> None:
+        super().__init__(aggr=aggr, **options)
+        self.lin = nn.Linear(2 * D, D)
+        self.factor = nn.Parameter(torch.randn(D))
+        self.slope = 0.2
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+
+class OfEdges(Own):
+    """A layer of features of edges, too, and of a parameter that it hands over."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, edge_attr=edge_attr, scale=self.factor)
+
+
+class OfEdgesAlone(Own):
+    """A layer that adds up features of edges."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        size = x.shape[0], x.shape[0]
+        return self.propagate(edge_index, edge_attr=edge_attr, size=size)
+
+
+class Updating(Own):
+    """A layer that adds its own features after the aggregation."""
+
+    def update(self, inputs: Tensor, own: Tensor) -> Tensor:
+        return inputs.tanh() + own
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, own=x)
+
+
+def own(message: Callable[..., Tensor], *args: Any, base: Any = Own, **options: Any) -> Any:
+    """Makes layers of one class, whose name PyG knows its template by."""
+    kind = type(f"Of{next(_NUMBERS)}", (base,), {"message": message, "__module__": __name__})
+    message.__name__ = "message"
+    return lambda: kind(*args, **options)
+
+
+_NUMBERS = itertools.count()
+
+
+def gated(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    gate = torch.sigmoid(self.lin(torch.cat([x_i, x_j], dim=-1)))
+    return gate * self.factor * nn.functional.leaky_relu(x_j, 0.2)
+
+
+def in_heads(self: Any, x_i: Tensor, x_j: Tensor, edge_attr: Tensor, scale: Tensor) -> Tensor:
+    """Two heads, each with a factor of its own: operands are reshaped, summed and expanded."""
+    y_i, y_j = x_i.view(-1, 2, 4), x_j.view(-1, 2, 4)
+    score = (y_i * y_j).sum(-1, keepdim=True).tanh()
+    return (score * y_j * edge_attr[:, :2].unsqueeze(-1)).flatten(1) * scale
+
+
+def of_channels(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    """Operations along channels, which are done for each node before the program."""
+    y_i = torch.cat([x_i[:, 2:], x_i[:, 0:1], x_i.norm(dim=1, keepdim=True)], -1).softmax(-1)
+    y_j = x_j.view(-1, 4, 2).select(1, 1).amax(-1, keepdim=True)
+    return y_i * y_j + x_j.sum(-1, keepdim=True)
+
+
+def masked(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return torch.where(x_j > 0.1, x_i * x_j, (x_i - x_j).abs()).masked_fill(x_i < -0.5, 0.25)
+
+
+def of_edges(self: Any, edge_attr: Tensor, x_i: Tensor, scale: Tensor) -> Tensor:
+    return edge_attr.exp() * x_i[:, :1] * scale[:3]
+
+
+def of_edges_alone(self: Any, edge_attr: Tensor) -> Tensor:
+    return edge_attr.exp().sin()
+
+
+def edges_of_pair(layer: Any, d: Any) -> Tensor:
+    edges = d["author", "paper"]
+    inputs = d["author"].x[:, :4], d["paper"].x
+    return layer(inputs, edges.edge_index, edges.edge_attr)
+
+
+def edited_between_passes(layer: Any, d: Any) -> Tensor:
+    """Upstream gathers features first, so that their owner may edit them before a gradient."""
+    x = d.x * 2
+    out = layer(x, d.edge_index)
+    x.mul_(0.5)
+    return out + x
+
+
+def with_edited_edges(layer: Any, d: Any) -> Tensor:
+    """The edges are others at the second call."""
+    edges = d.edge_index.clone()
+    with torch.no_grad():
+        before = layer(d.x, edges)
+    edges[0] = edges[1].clone()
+    return before + layer(d.x, edges).sin()
+
+
+def by_slope(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return nn.functional.leaky_relu(x_i + x_j, self.slope)
+
+
+def dropped(self: Any, x_j: Tensor) -> Tensor:
+    return nn.functional.dropout(x_j, 0.5, self.training)
+
+
+def product(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return x_i * x_j
+
+
+def with_other_slope(layer: Any, d: Any) -> Tensor:
+    """The message is another one once the layer is changed."""
+    before = layer(d.x, d.edge_index)
+    layer.slope = 0.5
+    found = before * layer(d.x, d.edge_index)
+    layer.slope = 0.2
+    return found
+
+
+def twice(layer: Any, d: Any) -> Tensor:
+    """Gradients of a replicated parameter from two calls."""
+    return layer(layer(d.x, d.edge_index).tanh(), d.edge_index)
+
+
+def one_linear_map() -> nn.Module:
+    return nn.Sequential(nn.Linear(2 * D, C))
+
+
+def profiled_on_one_rank(layer: Any, d: Any) -> Tensor:
+    """The first rank has a profiler, and traces the message all the same."""
+    if WORLD.rank == 0:
+        sys.setprofile(lambda *_: None)
+    try:
+        return plain(layer, d)
+    finally:
+        sys.setprofile(None)
+
+
+PRODUCT = "a product of a matrix with values of each edge"
+
+CASES = {
+    "ResGated": Case(lambda: gnn.ResGatedGraphConv(D, C), plain),
+    "ResGated, features": Case(lambda: gnn.ResGatedGraphConv(D, C, edge_dim=3), featured),
+    "ResGated, pair": Case(lambda: gnn.ResGatedGraphConv((5, 4), C), pair),
+    "ResGated, replicated edges": Case(lambda: gnn.ResGatedGraphConv(D, C), of_replicated_edges),
+    "ResGated, replicated features": Case(
+        lambda: with_table(gnn.ResGatedGraphConv(D, C)), of_replicated_features
+    ),
+    "ResGated, some edges": Case(lambda: gnn.ResGatedGraphConv(D, C), of_some_edges),
+    "ResGated, edited edges": Case(lambda: gnn.ResGatedGraphConv(D, C), with_edited_edges, 2),
+    "GINE": Case(lambda: gnn.GINEConv(mlp(), train_eps=True, edge_dim=3), featured),
+    "GINE, pair": Case(lambda: gnn.GINEConv(nn.Linear(4, C), edge_dim=3), edges_of_pair),
+    "CG": Case(lambda: gnn.CGConv(D, 3), featured),
+    "CG, max": Case(lambda: gnn.CGConv(D, aggr="max"), plain),
+    "GEN, max": Case(lambda: gnn.GENConv(D, C, aggr="max", edge_dim=3), featured),
+    "FiLM": Case(lambda: gnn.FiLMConv(D, C), plain),
+    "LE": Case(lambda: gnn.LEConv(D, C), weighted),
+    "General": Case(lambda: gnn.GeneralConv(D, C, in_edge_channels=3), featured),
+    "EdgeConv, one linear map": Case(lambda: gnn.EdgeConv(one_linear_map()), plain),
+    "own, gated": Case(own(gated), plain),
+    "own, gated, twice": Case(own(gated), twice, 2),
+    "own, gated, mean": Case(own(gated, "mean"), plain),
+    "own, gated, max": Case(own(gated, "max"), plain),
+    "own, gated, reversed": Case(own(gated, flow=REVERSED), plain),
+    "own, edited between passes": Case(own(gated), edited_between_passes),
+    "own, in heads": Case(own(in_heads, base=OfEdges), featured),
+    "own, of channels": Case(own(of_channels), plain),
+    "own, masked": Case(own(masked), plain),
+    "own, min with ties": Case(own(masked, "min"), tied),
+    "own, max with ties": Case(own(product, "max"), tied),
+    "own, of edges": Case(own(of_edges, "max", base=OfEdges), featured),
+    "own, of edges alone": Case(own(of_edges_alone, "mean", base=OfEdgesAlone), featured),
+    "own, another slope": Case(own(by_slope), with_other_slope, 2),
+    "own, profiled on one rank": Case(own(gated), profiled_on_one_rank),
+    "own, with an update": Case(own(gated, base=Updating), plain),
+    "EdgeConv, two layers": Case(
+        lambda: gnn.EdgeConv(nn.Sequential(nn.Linear(2 * D, C), nn.ReLU(), nn.Linear(C, C))),
+        *(plain, 0, PRODUCT),
+    ),
+    "own, random": Case(own(dropped), plain, 0, "draws random numbers"),
+}
+
+
+# What meets every layout: each kind of operand and of reduction. With --exhaustive all do.
+IN_ALL_LAYOUTS = {
+    *("ResGated, features", "ResGated, pair", "ResGated, replicated features", "GINE, pair"),
+    *("CG, max", "own, gated", "own, gated, reversed", "own, edited between passes"),
+    *("own, in heads", "own, of channels", "own, min with ties", "own, of edges alone"),
+    *("own, with an update", "EdgeConv, two layers"),
+}
+
+LAYOUTS = {**PARTITIONS, "one has a single node": one_has_a_single_node}
+
+# Cases that make new edges for each call, which have to be planned each time.
+PLANNED_EACH_TIME = {
+    "ResGated, replicated edges",
+    "ResGated, some edges",
+    "ResGated, edited edges",
+}
+
+
+def cases_in(layout: str, exhaustive: bool) -> dict[str, Case]:
+    everything = layout == "uneven" or exhaustive
+    return {name: case for name, case in CASES.items() if everything or name in IN_ALL_LAYOUTS}
+
+
+def compare_on_this_rank(exhaustive: bool) -> dict[str, Found]:
+    torch.set_default_dtype(torch.float64)
+    WORLD.random = "exact"
+    found = {}
+    for layout, parts in LAYOUTS.items():
+        shard = shards(parts(WORLD.size), mode="halo")
+        for name, case in cases_in(layout, exhaustive).items():
+            make = bipartite if "pair" in name else graph
+            found[f"{name}, {layout}"] = compared(case, make, shard)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(
+    world_size: int, once_on_ranks: Any, pytestconfig: pytest.Config
+) -> list[dict[str, Found]]:
+    exhaustive = pytestconfig.getoption("--exhaustive")
+    found: list[dict[str, Found]] = once_on_ranks(compare_on_this_rank, world_size, exhaustive)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        pytest.param(
+            *(name, layout),
+            marks=() if name in cases_in(layout, exhaustive=False) else pytest.mark.exhaustive,
+        )
+        for layout in LAYOUTS
+        for name in CASES
+    ],
+)
+def test_programs_of_layers(found: list[dict[str, Found]], name: str, layout: str) -> None:
+    case = CASES[name]
+    for rank, of_rank in enumerate(found):
+        result = of_rank[f"{name}, {layout}"]
+        assert not result.error, f"rank {rank}: {result.error}"
+        assert result.routed == case.routed, f"rank {rank}: {result.reasons}"
+        assert case.reason in result.reasons
+        if case.routed:
+            assert not result.gathers
+            assert bool(result.planned_again) == (name in PLANNED_EACH_TIME)
