@@ -3,6 +3,10 @@
 A program that draws from a generator without a seed, or from the order of a set, is another one on
 each rank, and its results are those of none. So in the first steps of a training ranks compare 64
 bits of whatever meets sharded tensors, and of what optimizers have changed.
+
+Each comparison waits for the other ranks, so they end where training has gone through two steps. A
+rank may take steps that others do not, of a model of its own. So each rank counts its steps, and
+sends what is left with each comparison: as long as one has steps left, all compare.
 """
 
 from __future__ import annotations
@@ -43,17 +47,23 @@ class Digests:
     """The comparisons that are left.
 
     Attributes:
-        steps: of optimizers.
-        comparisons: of tensors, for programs that take no step.
+        steps: of optimizers, of the rank that has most of them left; the same on all ranks.
+        comparisons: of tensors, for programs that take no step; the same on all ranks.
     """
 
     def __init__(self) -> None:
         self.steps = self.comparisons = 0
-        self._is_of_script = False
+        self._steps_here = 0
+        self._has_compared = False  # since the last step
+        self._is_watching = self._is_of_script = False
 
     def begin(self) -> None:
         """Compare from now on, on all ranks."""
-        self.steps, self.comparisons = _STEPS, _COMPARISONS
+        self.steps = self._steps_here = _STEPS
+        self.comparisons, self._has_compared = _COMPARISONS, False
+        if not self._is_watching:
+            register_optimizer_step_post_hook(self._after_step)
+            self._is_watching = True
 
     def watch_script(self) -> None:
         """Compare random states and what optimizers have changed, too.
@@ -61,9 +71,7 @@ class Digests:
         For a script that knows nothing of ranks. One that does may well print by a library that
         draws, or take steps, on a single rank.
         """
-        if not self._is_of_script:
-            register_optimizer_step_post_hook(self._after_step)
-            self._is_of_script = True
+        self._is_of_script = True
 
     def end(self) -> None:
         """Compare no more, on all ranks."""
@@ -89,43 +97,72 @@ class Digests:
         if not self.is_on or not isinstance(x, (Tensor, int)):
             return
         self.comparisons -= 1
+        self._has_compared = True
         if self._is_of_script:
-            _compare_random_states()
+            self._compare_random_states()
         with torch._C.DisableTorchFunctionSubclass():
             tensor = x.detach() if isinstance(x, Tensor) else torch.tensor(x)
-            _compare(tensor, lambda: name or _name_of(x))
+            self._compare(tensor, lambda: name or _name_of(x))
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self.is_on:
             return
-        self.steps -= 1
-        _compare_random_states()
+        if self._has_compared or self._is_of_script:  # else a step of what met no rows
+            self._steps_here -= 1
+            self._has_compared = False
+        if self._is_of_script:
+            self._compare_parameters(optimizer)
+
+    def _compare_parameters(self, optimizer: torch.optim.Optimizer) -> None:
+        self._compare_random_states()
         groups = [group["params"] for group in optimizer.param_groups]
         tensors = [p.detach() for group in groups for p in group if type(p) is nn.Parameter]
         kind = type(optimizer).__name__
         with torch._C.DisableTorchFunctionSubclass():
             total = sum(map(_digest, tensors)) % 2**62
-            (same_number, same_values) = _are_same([len(tensors), total])
+            (same_number, same_values) = self._are_same([len(tensors), total])
             if not same_number:
                 raise RanksDivergedError(f"{kind} has other numbers of parameters on some ranks")
             if not same_values:
                 for position, x in enumerate(tensors):
-                    _compare(x, functools.partial("parameter {} of {}".format, position, kind))
+                    name = functools.partial("parameter {} of {}".format, position, kind)
+                    self._compare(x, name)
+
+    def _compare(self, x: Tensor, name: Callable[[], str]) -> None:
+        (is_same,) = self._are_same([_digest(x)])
+        if is_same or (x.is_floating_point() and transport.agree(_is_rounded(x))):
+            return
+        raise RanksDivergedError(
+            f"{name()} of shape {list(x.shape)} and {x.dtype} is not the same on all ranks, at "
+            f"{line_of_program()}: {_ADVICE}"
+        )
+
+    def _compare_random_states(self) -> None:
+        numpy = sys.modules.get("numpy")
+        states = {
+            "torch": torch.get_rng_state().numpy().tobytes(),
+            "random": pickle.dumps(random.getstate()),
+            "numpy.random": b"" if numpy is None else pickle.dumps(numpy.random.get_state()),
+        }
+        same = self._are_same([zlib.crc32(state) for state in states.values()])
+        for name, is_same in zip(states, same, strict=True):
+            if not is_same:
+                raise RanksDivergedError(
+                    f"the random state of {name} is not the same on all ranks, at "
+                    f"{line_of_program()}: they have drawn different numbers of times from it"
+                )
+
+    def _are_same(self, digests: list[int]) -> list[bool]:
+        """For each of some numbers, whether it is the same on all ranks; they learn of steps."""
+        row = torch.tensor([*digests, self._steps_here], dtype=torch.int64)
+        table = transport.table_of(row)
+        self.steps = int(table[:, -1].max())
+        return (table[:, :-1] == table[0, :-1]).all(0).tolist()
 
 
 DIGESTS = Digests()
 
 BEGINNING.append(DIGESTS.begin)
-
-
-def _compare(x: Tensor, name: Callable[[], str]) -> None:
-    (is_same,) = _are_same([_digest(x)])
-    if is_same or (x.is_floating_point() and transport.agree(_is_rounded(x))):
-        return
-    raise RanksDivergedError(
-        f"{name()} of shape {list(x.shape)} and {x.dtype} is not the same on all ranks, at "
-        f"{line_of_program()}: {_ADVICE}"
-    )
 
 
 def _is_rounded(x: Tensor) -> bool:
@@ -138,28 +175,6 @@ def _is_rounded(x: Tensor) -> bool:
     tolerance = torch.finfo(x.dtype).eps ** 0.5
     most = tolerance * float(of_first.abs().nan_to_num(0.0, 0.0, 0.0).max())
     return torch.allclose(x, of_first, rtol=tolerance, atol=most, equal_nan=True)
-
-
-def _compare_random_states() -> None:
-    numpy = sys.modules.get("numpy")
-    states = {
-        "torch": torch.get_rng_state().numpy().tobytes(),
-        "random": pickle.dumps(random.getstate()),
-        "numpy.random": b"" if numpy is None else pickle.dumps(numpy.random.get_state()),
-    }
-    same = _are_same([zlib.crc32(state) for state in states.values()])
-    for name, is_same in zip(states, same, strict=True):
-        if not is_same:
-            raise RanksDivergedError(
-                f"the random state of {name} is not the same on all ranks, at {line_of_program()}: "
-                "they have drawn different numbers of times from it"
-            )
-
-
-def _are_same(digests: list[int]) -> list[bool]:
-    """For each of some numbers, whether it is the same on all ranks."""
-    table = transport.table_of(torch.tensor(digests, dtype=torch.int64))
-    return (table == table[0]).all(0).tolist()
 
 
 def _digest(x: Tensor) -> int:
