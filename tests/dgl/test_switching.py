@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fastgraph
+from fastgraph import upstream
 from fastgraph.dgl.framework import DGL
 from tests.cli.commands import fastgraph as run
 from tests.dgl.graphs import ORDINARY, block, dgl, of_case
@@ -22,17 +23,10 @@ import dgl.nn as dglnn  # isort: skip
 from dgl.heterograph_index import HeteroGraphIndex  # isort: skip
 
 
-WHOLE = (
-    dglnn.AGNNConv,
-    dglnn.DotGatConv,
-    dglnn.EdgeGATConv,
-    dglnn.GATConv,
-    dglnn.GATv2Conv,
-    dglnn.GraphConv,
-    dglnn.HGTConv,
-    dglnn.RelGraphConv,
-    dglnn.SAGEConv,
-)
+ROUTED = upstream.LAYERS["dgl.nn.pytorch.conv"]
+WHOLE = [
+    getattr(dglnn, layer.name) for layer in ROUTED if layer.file and hasattr(dglnn, layer.name)
+]
 
 
 def replaced() -> list[object]:
@@ -210,7 +204,13 @@ def test_features_in_graphs_are_those_of_copies(is_block: bool) -> None:
 
 def test_layers_that_are_named_have_a_route() -> None:
     by_primitives = {name.partition(" ")[0] for name in LAYERS} | {"APPNPConv", "GMMConv"}
-    assert set(DGL().routed_layers()) == by_primitives | {cls.__name__ for cls in WHOLE}
+    assert {layer.name for layer in ROUTED if layer.file is None} == by_primitives
+
+
+def test_layers_that_have_a_route_are_named_in_the_page() -> None:
+    page = Path(__file__).parents[2] / "docs/dgl.md"
+    section = page.read_text().split("## What is routed")[1].split("\n## ")[0]
+    assert not [layer.name for layer in ROUTED if f"`{layer.name}`" not in section]
 
 
 PROGRAM = """\

@@ -78,8 +78,15 @@ def difference(expected: list[Tensor | None], found: list[Tensor | None]) -> str
 
 
 @pytest.fixture(scope="module")
-def found(world_size: int, once_on_ranks: Any) -> list[dict[str, Found]]:
-    found: list[dict[str, Found]] = once_on_ranks(compare_on_this_rank, world_size)
+def found(
+    world_size: int, once_on_ranks: Any, request: pytest.FixtureRequest
+) -> list[dict[str, Found]]:
+    """The outcomes of the probes that were chosen, as by ``-k``, on each rank."""
+    tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    parameters = [test.callspec.params for test in tests if test.module is request.module]
+    chosen = {given["name"] for given in parameters if "name" in given}
+    names = tuple(name for name in probes.PROBES if name in chosen)
+    found: list[dict[str, Found]] = once_on_ranks(compare_on_this_rank, world_size, names)
     return found
 
 
