@@ -14,7 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GATv2Conv, GCNConv, SAGEConv
+from torch_geometric.nn import (
+    EdgeConv,
+    GATv2Conv,
+    GCNConv,
+    GENConv,
+    GINEConv,
+    MedianAggregation,
+    MulAggregation,
+    QuantileAggregation,
+    ResGatedGraphConv,
+    SAGEConv,
+)
+from torch_geometric.utils import add_self_loops, dropout_edge, dropout_node
 
 _LENGTH = 7
 
@@ -58,7 +70,7 @@ class _Program:
     def step(self) -> None:
         """Append what a drawn operation makes of drawn tensors."""
         x = self._draw.choice(self._rows)
-        kind = self._draw.choice(["pointwise", "rows", "edit", "reduce", "graph", "shape"])
+        kind = self._draw.choice(list(_OPERATIONS))
         operation = self._draw.choice(_OPERATIONS[kind])
         out = operation(self, x)
         same = out.shape == x.shape
@@ -90,7 +102,7 @@ class _Program:
         ends = [x for x in results if x.requires_grad]
         out = self._draw.choice(ends) if ends else self._leaf * 2
         leaves = [self._leaf, self._weight]
-        way = self._draw.choice(["sum", "explicit", "grad", "several"])
+        way = self._draw.choice(["sum", "explicit", "grad", "several", "twice"])
         if way == "sum":
             out.square().sum().backward()
             gradients = [leaf.grad for leaf in leaves]
@@ -100,6 +112,10 @@ class _Program:
         elif way == "grad":
             given = self.gradient_of(out)
             gradients = list(torch.autograd.grad(out, leaves, given, allow_unused=True))
+        elif way == "twice":
+            first = torch.autograd.grad(out.tanh().square().sum(), self._leaf, create_graph=True)
+            (first[0] * self._data.x.flip(0)).sum().backward()
+            gradients = [leaf.grad for leaf in leaves]
         else:
             loss = out.square().mean()
             torch.autograd.backward([out, loss], [self.gradient_of(out), None])
@@ -149,6 +165,70 @@ def _row(p: _Program, x: Tensor) -> Tensor:
     return _edited(p, x, edit)
 
 
+def _masked_by_rows(p: _Program, x: Tensor) -> Tensor:
+    def edit(out: Tensor) -> None:
+        out[p.data.mask] = p.other()[p.data.mask] * 0.5
+
+    return _edited(p, x, edit)
+
+
+def _masked_in_place(p: _Program, x: Tensor) -> Tensor:
+    def edit(out: Tensor) -> None:
+        out[~p.data.mask] *= 2.0
+        out[p.data.mask, p.number(4)] = 0.5
+
+    return _edited(p, x, edit)
+
+
+def _indexed(p: _Program, x: Tensor) -> Tensor:
+    def edit(out: Tensor) -> None:
+        rows = p.data.order[: 1 + p.number(len(x))]
+        out[rows] = p.other()[rows] - 1.0
+
+    return _edited(p, x, edit)
+
+
+def _kept_edges(p: _Program, x: Tensor) -> Tensor:
+    undirected = bool(p.number(2))
+    edges, _ = dropout_edge(p.data.edge_index, 0.3, force_undirected=undirected)
+    return torch.zeros_like(x).index_add(0, edges[1], x.index_select(0, edges[0]))
+
+
+def _weighed_edges(p: _Program, x: Tensor) -> Tensor:
+    """Edge features follow the mask of the edges that are left."""
+    undirected = bool(p.number(2))
+    kept, of = dropout_edge(p.data.edge_index, 0.3, force_undirected=undirected)
+    source, target = p.data.edge_index
+    weight = (x[source] - x[target]).sigmoid()[of]
+    return torch.zeros_like(x).index_add(0, kept[1], weight * x[kept[0]])
+
+
+def _kept_nodes(p: _Program, x: Tensor) -> Tensor:
+    edges, _, nodes = dropout_node(p.data.edge_index, 0.3, num_nodes=len(x))
+    x = x * nodes.unsqueeze(1)
+    return torch.zeros_like(x).index_add(0, edges[1], x.index_select(0, edges[0]))
+
+
+def _aggregated(aggregation: Callable[[], Any]) -> Operation:
+    def aggregate(p: _Program, x: Tensor) -> Tensor:
+        edges, _ = add_self_loops(p.data.edge_index, num_nodes=len(x))
+        source, target = edges  # upstream takes no quantile where the last node has no edge
+        return aggregation()(x[source], target, dim_size=len(x), dim=0)  # type: ignore[no-any-return]
+
+    return aggregate
+
+
+def _edge_conv(layer: Callable[[], Any]) -> Operation:
+    """A layer that takes features of edges."""
+
+    def convolve(p: _Program, x: Tensor) -> Tensor:
+        source, target = p.data.edge_index
+        features = (x[source] * x[target]).tanh()
+        return layer().double()(x, p.data.edge_index, features)  # type: ignore[no-any-return]
+
+    return convolve
+
+
 def _dropped_across(p: _Program, x: Tensor) -> Tensor:
     if len(x) <= 3:  # where no rank has two rows, none knows how one process lays them out
         return F.dropout(x, 0.3)
@@ -167,6 +247,9 @@ _OPERATIONS: dict[str, list[Operation]] = {
         lambda p, x: x + torch.rand_like(x),
         lambda p, x: x.t().tanh().t(),
         _dropped_across,
+        lambda p, x: torch.einsum("...i,ij->...j", x, p.weight),
+        lambda p, x: torch.einsum("...i,...i->...", x, p.other()),
+        lambda p, x: torch.einsum("ni,nj->ij", x, p.other()),
     ],
     "rows": [
         lambda p, x: x[p.data.order],
@@ -178,6 +261,10 @@ _OPERATIONS: dict[str, list[Operation]] = {
         lambda p, x: x[:, 1:3],
         lambda p, x: x.flip(0),
         lambda p, x: x[p.data.mask][:1],
+        lambda p, x: torch.take_along_dim(x, p.data.y.unsqueeze(1), 1),
+        lambda p, x: torch.take_along_dim(x, p.other().argsort(dim=1, stable=True), 1),
+        lambda p, x: torch.take_along_dim(x, p.data.order.unsqueeze(1), 0),
+        lambda p, x: x.gather(1, p.data.y.unsqueeze(1)).squeeze(1),
     ],
     "edit": [
         _masked,
@@ -188,6 +275,13 @@ _OPERATIONS: dict[str, list[Operation]] = {
         lambda p, x: _edited(p, x, lambda out: out.masked_fill_(p.data.mask.unsqueeze(1), 1.0)),
         lambda p, x: _edited(p, x, lambda out: out[:, 1:].zero_()),
         lambda p, x: _edited(p, x, lambda out: out.t()[0].fill_(3.0)),
+        _masked_by_rows,
+        _masked_in_place,
+        _indexed,
+        lambda p, x: _edited(p, x, lambda out: out.cumsum_(p.number(2))),
+        lambda p, x: _edited(p, x, lambda out: out.scatter_(1, p.data.y.unsqueeze(1), 1.0)),
+        lambda p, x: x.scatter_add(1, p.data.y.unsqueeze(1), p.other()[:, 1:2]),
+        lambda p, x: torch.zeros_like(x).scatter_(1, p.data.y.unsqueeze(1), p.other()[:, 1:2]),
     ],
     "reduce": [
         lambda p, x: x.sum(0),
@@ -200,6 +294,13 @@ _OPERATIONS: dict[str, list[Operation]] = {
         lambda p, x: F.cross_entropy(x, p.data.y),
         lambda p, x: x.cumsum(0),
         lambda p, x: x.argmax(1).double(),
+        lambda p, x: x.median(p.number(2)).values,
+        lambda p, x: x.quantile(0.3, dim=p.number(2)),
+        lambda p, x: x.quantile(torch.tensor([0.25, 0.75], dtype=x.dtype), dim=0),
+        lambda p, x: torch.bincount(p.data.y, minlength=4).double(),
+        lambda p, x: torch.bincount(p.data.edge_index[1], minlength=len(x)).double(),
+        lambda p, x: x.sort(dim=p.number(2), stable=True).values,
+        lambda p, x: x[x[:, 0].argsort(stable=True)],
     ],
     "graph": [
         _messages,
@@ -208,6 +309,19 @@ _OPERATIONS: dict[str, list[Operation]] = {
         _conv(lambda: GATv2Conv(4, 2, heads=2)),
         lambda p, x: x.index_select(0, p.data.edge_index[0]),
         lambda p, x: x[p.data.edge_index[1]].sum(1),
+    ],
+    "edges": [
+        _kept_edges,
+        _weighed_edges,
+        _kept_nodes,
+        _aggregated(MulAggregation),
+        _aggregated(MedianAggregation),
+        _aggregated(lambda: QuantileAggregation([0.3, 0.8])),
+        _conv(lambda: ResGatedGraphConv(4, 4)),
+        _conv(lambda: GENConv(4, 4, norm="layer")),
+        _conv(lambda: EdgeConv(torch.nn.Linear(8, 4))),
+        _edge_conv(lambda: ResGatedGraphConv(4, 4, edge_dim=4)),
+        _edge_conv(lambda: GINEConv(torch.nn.Linear(4, 4))),
     ],
     "shape": [
         lambda p, x: x.reshape(-1),

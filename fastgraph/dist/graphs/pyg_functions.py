@@ -1,9 +1,9 @@
 """Functions of PyG that write rows into a new tensor, or sort all of them, computed by rows.
 
 Every rank has all of a tensor that a function makes itself, and what is written into one comes from
-all ranks. These functions are replaced in all modules of PyG: labels as unit vectors, and what is
-done to groups of rows (those of the edges of a node) where each group is on the rank that holds the
-node. All other calls are upstream's.
+all ranks. These functions are replaced in all modules of PyG: labels as unit vectors, edges that
+are dropped in pairs, and what is done to groups of rows (those of the edges of a node) where each
+group is on the rank that holds the node. All other calls are upstream's.
 
 Nothing here imports PyG before the program has.
 """
@@ -24,7 +24,7 @@ from fastgraph.dist.ranks import transport
 from fastgraph.dist.tensor.exchange import plan
 from fastgraph.dist.tensor.hooks import PATCHES
 from fastgraph.dist.tensor.layout import Layout, known
-from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded
+from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded, placed
 
 _PYG = "torch_geometric"
 _AWAITED: set[str] = set()
@@ -39,8 +39,9 @@ def install() -> None:
 
 def _after_import(_: ModuleType) -> None:
     from torch_geometric.nn.aggr.quantile import QuantileAggregation
-    from torch_geometric.utils import one_hot, to_dense_batch
+    from torch_geometric.utils import dropout_edge, one_hot, to_dense_batch
 
+    _replace(dropout_edge, _dropout_edge(dropout_edge))
     _replace(one_hot, _one_hot(one_hot))
     _replace(to_dense_batch, _to_dense_batch(to_dense_batch))
     PATCHES.replace(QuantileAggregation, "forward", _quantiles(QuantileAggregation.forward))
@@ -112,6 +113,26 @@ def _one_hot(upstream: Callable[..., Any]) -> Callable[..., Any]:
         return ShardedTensor(upstream(index.local, classes, dtype), index.rows, 0)
 
     return one_hot
+
+
+def _dropout_edge(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    """Edges that are kept or dropped in pairs: upstream changes a mask that all ranks have."""
+
+    @functools.wraps(upstream)
+    def dropout_edge(
+        edge_index: Any, p: float = 0.5, force_undirected: bool = False, training: bool = True
+    ) -> Any:
+        is_drawn = training and force_undirected and 0 < p <= 1
+        if not is_drawn or not is_sharded(edge_index) or edge_index.axis != 1:
+            return upstream(edge_index, p, force_undirected, training)
+        source, target = edge_index
+        kept = placed(torch.rand(source.size(0)) >= p, edge_index.rows, 0) & (source <= target)
+        edges = edge_index[:, kept]
+        both = torch.cat([edges, edges.flip(0)], dim=1)
+        positions = kept.nonzero()
+        return both, torch.cat([positions, positions]).squeeze()
+
+    return dropout_edge
 
 
 def _to_dense_batch(upstream: Callable[..., Any]) -> Callable[..., Any]:

@@ -102,6 +102,28 @@ class _HaloSum(Function):
         return halo(grad, ctx.plan), None
 
 
+class _Returned(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
+        ctx.plan = plan
+        return transport.all_to_all(x, plan.receives, plan.sends)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return applied(_Sent, grad, ctx.plan), None
+
+
+class _Sent(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
+        ctx.plan = plan
+        return transport.all_to_all(x, plan.sends, plan.receives)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return applied(_Returned, grad, ctx.plan), None
+
+
 class _WithHalo(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
@@ -156,6 +178,14 @@ def halo(x: Tensor, plan: Plan) -> Tensor:
 def halo_sum(x: Tensor, plan: Plan) -> Tensor:
     """The transpose of :func:`halo`: values for rows of others, added up by their owners."""
     return applied(_HaloSum, x.contiguous(), plan)  # type: ignore[no-any-return]
+
+
+def returned(x: Tensor, plan: Plan) -> Tensor:
+    """What ranks have for the rows of others, ``[sum(plan.sends), ...]``, at their owners.
+
+    Backward: each rank gets the gradients of what it has sent.
+    """
+    return applied(_Returned, x.contiguous(), plan)  # type: ignore[no-any-return]
 
 
 def with_halo(x: Tensor, plan: Plan) -> Tensor:

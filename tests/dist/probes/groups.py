@@ -122,14 +122,39 @@ simple(
 )
 
 
-@probe("edges dropped in pairs", "__setitem__")
+@probe("edges dropped in pairs")
 def _(d: Data) -> Tensor:
-    edges = pyg.dropout_edge(d.edge_index, 0.3, force_undirected=True)[0]
-    return pyg.scatter(h(d)[edges[0]], edges[1], 0, N)
+    edges, kept = pyg.dropout_edge(d.edge_index, 0.3, force_undirected=True)
+    messages = h(d)[edges[0]] * d.edge_attr[kept, :1]
+    return pyg.scatter(messages, edges[1], 0, N)
 
 
+@probe("edges dropped in pairs, of which none or one is left")
+def _(d: Data) -> Tensor:
+    none = pyg.dropout_edge(d.edge_index, 1.0, force_undirected=True)
+    few = d.edge_index[:, :1]
+    one = pyg.dropout_edge(few, 1e-9, force_undirected=True)
+    shapes = [list(x.shape) for x in (*none, *one)]
+    return h(d) * sum(i * size for i, size in enumerate(sum(shapes, [1.0])))
+
+
+def with_zeros(d: Data) -> Tensor:
+    """Rows of which some have one zero, and some groups two."""
+    return h(d) * (d.x[:, :1] > -1.0)
+
+
+simple("products of rows", lambda d: aggr.MulAggregation()(with_zeros(d), m.batch, dim_size=3))
+simple("products of classes", lambda d: aggr.MulAggregation()(with_zeros(d), d.y, dim_size=C))
 simple(
-    "products of rows",
-    lambda d: aggr.MulAggregation()(d.x, m.batch, dim_size=3),
-    "scatter_reduce_",
+    "products for sources, which other ranks have",
+    lambda d: aggr.MulAggregation()(
+        (with_zeros(d) * 0.1 + 1)[d.edge_index[1]], d.edge_index[0], dim_size=N
+    ),
 )
+
+
+@probe("products of columns, into what is there already")
+def _(d: Data) -> Tensor:
+    index = d.edge_index[0].expand(D, -1)
+    values = (h(d).t() * 0.1 + 1)[:, d.edge_index[1]]
+    return (h(d).t() + 1.5).scatter_reduce(1, index, values, "prod").t()

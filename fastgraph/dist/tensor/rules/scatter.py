@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD
-from fastgraph.dist.tensor.collectives import halo_sum, sum_of_ranks
+from fastgraph.dist.tensor.collectives import gather, halo_sum, returned, sum_of_ranks
 from fastgraph.dist.tensor.exchange import Plan, plan
-from fastgraph.dist.tensor.layout import known, usual
+from fastgraph.dist.tensor.layout import Layout, known, usual
 from fastgraph.dist.tensor.rules.indexing import plan_of_range
 from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, is_sharded, placed
 from fastgraph.dist.tensor.table import (
@@ -131,7 +131,7 @@ def _vector(index: ShardedTensor, dim: int) -> ShardedTensor:
 
 @rule("scatter_add index_add scatter_reduce", in_place=True)
 def scatter(func: Any, args: Arguments, kwargs: Options) -> Any:
-    """Sums over all ranks; other reductions where all rows are of one rank."""
+    """Sums, extrema and products over all ranks; means where all rows are of one rank."""
     call = _parsed(func, args, kwargs)
     if call.index.dtype != torch.int64 and call.broadcast:
         raise NoRuleError
@@ -139,6 +139,8 @@ def scatter(func: Any, args: Arguments, kwargs: Options) -> Any:
     if not isinstance(call.x, ShardedTensor):
         if call.reduce in _EXTREMA:
             return _replaced(call, _extremum(call, None), in_place)
+        if call.reduce == "prod":
+            return _replaced(call, _product_on_all(call), in_place)
         return _to_replicated(call, in_place)
     if call.x.axis != call.dim:
         raise NoRuleError
@@ -146,6 +148,8 @@ def scatter(func: Any, args: Arguments, kwargs: Options) -> Any:
     if found.remote:
         if call.reduce in _EXTREMA:
             return _replaced(call, _extremum(call, found), in_place)
+        if call.reduce == "prod":
+            return _replaced(call, _product(call, call.x, found), in_place)
         return _to_owners(call, call.x, found, in_place)
     index = found.place
     if call.broadcast:
@@ -206,6 +210,35 @@ def _to_replicated(call: _Call, in_place: bool) -> Tensor:
     own = zeros.index_add(call.dim, call.index.local, call.source, alpha=call.factor)
     added = sum_of_ranks(own)
     return call.x.add_(added) if in_place else call.x + added
+
+
+def _product_on_all(call: _Call) -> Tensor:
+    """A replicated tensor, which may be edited then, times the products of all ranks."""
+    if not call.options["include_self"]:
+        raise NoRuleError
+    plan_of_range(call.index, call.x.shape[call.dim])
+    index, n = call.index.local, call.x.shape[call.dim]
+    index = torch.where(index < 0, index + n, index)
+    own = _products(call.source.movedim(call.dim, 0), index, n)
+    of_ranks = Layout(torch.tensor([WORLD.rank]), WORLD.size, [1] * WORLD.size)
+    return call.x.clone() * gather(own[None], of_ranks, 0).prod(0).movedim(0, call.dim)
+
+
+def _product(call: _Call, x: ShardedTensor, found: Plan) -> ShardedTensor:
+    """Each rank sends its products for the rows of others to their owners, which multiply them."""
+    if not call.options["include_self"]:
+        raise NoRuleError
+    values = call.source.movedim(call.dim, 0)
+    own = _products(values, found.place, found.mine + sum(found.receives))
+    places = torch.cat([torch.arange(found.mine), found.given])
+    parts = torch.cat([own[: found.mine], returned(own[found.mine :], found)])
+    total = _products(parts, places, found.mine).movedim(0, call.dim)
+    return ShardedTensor(x.local.clone() * total, x.rows, call.dim)
+
+
+def _products(values: Tensor, place: Tensor, size: int) -> Tensor:
+    place = place.view(-1, *[1] * (values.dim() - 1)).expand(values.shape)
+    return values.new_ones((size, *values.shape[1:])).scatter_reduce(0, place, values, "prod")
 
 
 _EXTREMA = ("amax", "amin")
@@ -270,9 +303,9 @@ def _best(call: _Call, found: Plan | None) -> Any:
         own = reduced(n, index, values)
         return getattr(transport.all_gather(own[None], [1] * WORLD.size), call.reduce)(0)
     own = reduced(found.mine + sum(found.receives), found.place, values)
-    returned = transport.all_to_all(own[found.mine :], found.receives, found.sends)
+    sent = transport.all_to_all(own[found.mine :], found.receives, found.sends)
     places = torch.cat([torch.arange(found.mine), found.given])
-    best = reduced(found.mine, places, torch.cat([own[: found.mine], returned]))
+    best = reduced(found.mine, places, torch.cat([own[: found.mine], sent]))
     assert isinstance(call.x, ShardedTensor)
     return ShardedTensor(best, call.x.rows, 0)
 
