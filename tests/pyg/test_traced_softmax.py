@@ -280,18 +280,15 @@ def test_second_derivatives(make: Callable[[], nn.Module]) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
-UNTRAINED = "msg_norm.scale"
-
-
 def results(layer: nn.Module, edges: Tensor) -> list[Tensor]:
     torch.manual_seed(1)
     x = torch.randn(NODES, CHANNELS, requires_grad=True)
     out = layer(x, edges)
-    leaves = [x, *(p for name, p in layer.named_parameters() if name not in ("mix", UNTRAINED))]
+    leaves = [x, *(p for name, p in layer.named_parameters() if name != "mix")]
     return [out, *torch.autograd.grad(out.sin().sum(), leaves)]
 
 
-@pytest.mark.parametrize("make", [Heads, lambda: gen(learn_t=True)])
+@pytest.mark.parametrize("make", [Heads, lambda: Scaled(SoftmaxAggregation(learn=True))])
 def test_bits_for_any_number_of_threads_and_for_int32(
     make: Callable[[], nn.Module], restore_threads: None
 ) -> None:
