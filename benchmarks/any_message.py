@@ -37,16 +37,23 @@ def layers(channels: int) -> dict[str, Callable[[], Any]]:
         "FiLMConv": lambda: nn.FiLMConv(c, c),
         "EdgeConv": lambda: nn.EdgeConv(Linear(2 * c, c)),
         "LEConv": lambda: nn.LEConv(c, c),
+        "AGNNConv": lambda: nn.AGNNConv(),
+        "SuperGATConv": lambda: nn.SuperGATConv(c, c // 4, heads=4).eval(),
+        "GeneralConv, attention": lambda: nn.GeneralConv(c, c, attention=True),
+        "GENConv softmax": lambda: nn.GENConv(c, c, learn_t=True),
+        "GENConv softmax, edges": lambda: nn.GENConv(c, c),
+        "GENConv powermean": lambda: nn.GENConv(c, c, aggr="powermean", p=2.0),
     }
 
 
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--graph", default="tolokers", show_default=True)
 @click.option("--channels", default=64, show_default=True)
+@click.option("--only", default="", help="The layers whose name begins so.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--name", default="any-message", show_default=True, help="Of the results.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
-def main(graph: str, channels: int, rounds: int, name: str, out: Path) -> None:
+def main(graph: str, channels: int, only: str, rounds: int, name: str, out: Path) -> None:
     import torch
 
     from measure.graphs import load
@@ -55,7 +62,7 @@ def main(graph: str, channels: int, rounds: int, name: str, out: Path) -> None:
     torch.set_num_threads(1)
     data = load(graph)
     console = Console(stderr=True)
-    made = layers(channels)
+    made = {layer: make for layer, make in layers(channels).items() if layer.startswith(only)}
     found = [
         measure(data, layer, make, channels, rounds)
         for layer, make in track(made.items(), console=console)

@@ -59,17 +59,21 @@ class Reduction:
         name: one of :data:`fastgraph.edge_programs.operations.REDUCTIONS`.
         values: what it reduces, given the message; ``None`` for the message itself. It is traced
             with the message, and must be equal only to what computes the same.
+        parameter: the name of a parameter of the layer that ``values`` takes besides, if any.
     """
 
     name: str
-    values: Callable[[Tensor], tuple[Tensor, ...]] | None = None
+    values: Callable[..., tuple[Tensor, ...]] | None = None
+    parameter: str | None = None
 
     def __str__(self) -> str:
         return self.name if self.values is None else f"{self.name} of {self.values.__name__}"
 
-    def of(self, message: Tensor) -> tuple[Tensor, ...]:
-        """The values that it reduces."""
-        return (message,) if self.values is None else self.values(message)
+    def of(self, message: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """The values that it reduces, given parameters by their names."""
+        if self.values is None:
+            return (message,)
+        return self.values(message, *(() if self.parameter is None else (state[self.parameter],)))
 
 
 @dataclass(frozen=True)
@@ -249,7 +253,7 @@ def _record(
 
         def reduced(message: Tensor) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
             recorder.is_after_message = True
-            return message, [reduction.of(message) for reduction in reductions]
+            return message, [reduction.of(message, state) for reduction in reductions]
 
         try:
             with recorder:
@@ -270,7 +274,8 @@ def _record(
         )
         kept = changes(lambda v: isinstance(v, Tensor) and recorder.known(v) is not None)
         steps, step_of = _needed(recorder.steps, recorder.steps_of(program.names))
-        del given, state, out, values
+        del given, out, values
+        state.clear()
         references = recorder.close()
     if any(reference() is not None for reference in references):
         raise Refused("it keeps values of edges outside its layer")
@@ -434,7 +439,9 @@ def _probe(
         state[name]._is_param = isinstance(tensor, nn.Parameter)
     with _unchanged(call.layer):
         message, values = call.run(
-            given, state, lambda message: (message, [r.of(message) for r in traced.reductions])
+            given,
+            state,
+            lambda message: (message, [r.of(message, state) for r in traced.reductions]),
         )
         own |= state
         ours = _reduced(traced, own, Edges(gathered, row, _PROBED_NODES), values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -11,6 +12,8 @@ from torch_geometric.nn.aggr import (
     MeanAggregation,
     MinAggregation,
     MultiAggregation,
+    PowerMeanAggregation,
+    SoftmaxAggregation,
     StdAggregation,
     SumAggregation,
     VarAggregation,
@@ -34,7 +37,10 @@ REDUCTIONS = {
 _SPREADS = {VarAggregation: VAR, StdAggregation: STD}
 """Aggregations that are made of the means of the message and of its squares."""
 
-_KNOWN = KnownModules(*REDUCTIONS, *_SPREADS, MultiAggregation, FusedAggregation)
+_KNOWN = KnownModules(
+    *(*REDUCTIONS, *_SPREADS, SoftmaxAggregation, PowerMeanAggregation),
+    *(MultiAggregation, FusedAggregation),
+)
 
 _WATCHED = Refusal("the aggregation is replaced or has hooks")
 _REPEATED = Refusal("one aggregation several times")  # of which PyG computes some wrongly
@@ -43,6 +49,84 @@ _REPEATED = Refusal("one aggregation several times")  # of which PyG computes so
 def squares(message: Tensor) -> tuple[Tensor, ...]:
     """The squares of a message."""
     return (message * message,)
+
+
+@dataclass(frozen=True)
+class Tempered:
+    """The message and scores: its product with the inverse temperature of a softmax.
+
+    Attributes:
+        t: the inverse temperature; ``None`` for a parameter.
+        channels: as many as the parameter has, if there is one for each.
+    """
+
+    __name__ = "scores"
+
+    t: float | None
+    channels: int
+
+    def __call__(self, message: Tensor, t: Tensor | None = None) -> tuple[Tensor, ...]:
+        """The message and its scores.
+
+        Args:
+            message: of edges.
+            t: the parameter.
+
+        Raises:
+            ValueError: there are other channels.
+        """
+        factor = self.t if t is None else _of_channels(t, self.channels, message)
+        assert factor is not None
+        return message, message if self.t == 1 else message * factor
+
+
+@dataclass(frozen=True)
+class Powers:
+    """The powers of a message whose means make a power mean.
+
+    Attributes:
+        p: the exponent; ``None`` for a parameter.
+        channels: as many as the parameter has, if there is one for each.
+        limits: between which the message is clamped.
+    """
+
+    __name__ = "powers"
+
+    p: float | None
+    channels: int
+    limits: tuple[float | None, float | None]
+
+    def __call__(self, message: Tensor, p: Tensor | None = None) -> tuple[Tensor, ...]:
+        """The powers.
+
+        Args:
+            message: of edges.
+            p: the parameter.
+
+        Raises:
+            ValueError: there are other channels.
+        """
+        return (self._clamped(message, self._exponent(message, p)),)
+
+    def mean(self, mean_of_powers: Tensor, p: Tensor | None = None) -> Tensor:
+        """The power mean."""
+        exponent = self._exponent(mean_of_powers, p)
+        return self._clamped(mean_of_powers, 1.0 / exponent)
+
+    def _exponent(self, x: Tensor, p: Tensor | None) -> Any:
+        return self.p if p is None else _of_channels(p, self.channels, x)
+
+    def _clamped(self, x: Tensor, exponent: Any) -> Tensor:
+        return x if self.p == 1 else x.clamp(*self.limits).pow(exponent)
+
+
+def _of_channels(parameter: Tensor, channels: int, message: Tensor) -> Tensor:
+    """A parameter of an aggregation, for messages of two dimensions if it has several channels."""
+    if channels == 1:
+        return parameter
+    if message.dim() != 2:
+        raise ValueError
+    return parameter.view(-1, channels)
 
 
 _MEAN, _MEAN_OF_SQUARES = Reduction("mean"), Reduction("mean", squares)
@@ -56,20 +140,49 @@ def reduction_of(aggregation: Any) -> str | Refusal:
     return _WATCHED if _KNOWN.is_watched(aggregation) else name
 
 
-def reductions_of(aggregation: Any) -> tuple[Reduction, ...] | Refusal:
-    """The outputs of a program that :func:`aggregated` takes."""
+def reductions_of(aggregation: Any, path: str = "aggr_module") -> tuple[Reduction, ...] | Refusal:
+    """The outputs of a program that :func:`aggregated` takes.
+
+    Args:
+        aggregation: any module.
+        path: where it is in its layer.
+    """
     kind = type(aggregation)
     if kind in _SPREADS:
         parts = {aggregation, _variance(aggregation)}
         is_plain = all(type(p) in _SPREADS and not _KNOWN.is_watched(p) for p in parts)
         return (_MEAN, _MEAN_OF_SQUARES) if is_plain else _WATCHED
     if kind is MultiAggregation:
-        return _of_several(aggregation)
+        return _of_several(aggregation, path)
+    if kind in (SoftmaxAggregation, PowerMeanAggregation):
+        weighted = _weighted(aggregation, path)
+        return weighted if isinstance(weighted, Refusal) else (weighted,)
     name = reduction_of(aggregation)
     return name if isinstance(name, Refusal) else (Reduction(name),)
 
 
-def _of_several(aggregation: MultiAggregation) -> tuple[Reduction, ...] | Refusal:
+def _weighted(aggregation: Any, path: str) -> Reduction | Refusal:
+    """The output of a program that a softmax or a power mean is."""
+    if _KNOWN.is_watched(aggregation):
+        return _WATCHED
+    is_softmax = type(aggregation) is SoftmaxAggregation
+    if is_softmax and aggregation.semi_grad and not aggregation.learn:
+        return Refusal("a softmax aggregation with semi-gradients")
+    name = "t" if is_softmax else "p"
+    number, channels, parameter = vars(aggregation).get(name), aggregation.channels, None
+    if aggregation._parameters.get(name) is not None:
+        number, parameter = None, f"{path}.{name}"
+    if type(channels) is not int or type(number) not in (int, float, type(None)):
+        return Refusal(f"{type(aggregation).__name__} with {name} that is no number")
+    if is_softmax:
+        return Reduction("softmax", Tempered(number, channels), parameter)
+    limits = aggregation.min_value, aggregation.max_value
+    if not all(type(limit) in (int, float, type(None)) for limit in limits):
+        return Refusal("PowerMeanAggregation with limits that are no numbers")
+    return Reduction("mean", Powers(number, channels, limits), parameter)
+
+
+def _of_several(aggregation: MultiAggregation, path: str) -> tuple[Reduction, ...] | Refusal:
     fused = aggregation.fused_aggr
     names = [type(aggregation.aggrs[k]).__name__ for k in aggregation.fused_out_index]
     if _KNOWN.is_watched(aggregation):
@@ -83,20 +196,23 @@ def _of_several(aggregation: MultiAggregation) -> tuple[Reduction, ...] | Refusa
     if len(set(names)) < len(names):
         return _REPEATED
     found: dict[Reduction, None] = {}
-    for part in aggregation.aggrs:
-        reductions = reductions_of(part)
+    for k, part in enumerate(aggregation.aggrs):
+        reductions = reductions_of(part, f"{path}.aggrs.{k}")
         if isinstance(reductions, Refusal):
             return reductions
         found |= dict.fromkeys(reductions)
     return tuple(found)
 
 
-def aggregated(aggregation: Any, results: Mapping[Reduction, Tensor]) -> Tensor:
+def aggregated(
+    aggregation: Any, results: Mapping[Reduction, Tensor], path: str = "aggr_module"
+) -> Tensor:
     """The result of an aggregation.
 
     Args:
         aggregation: which :func:`reductions_of` knows.
         results: of the program, ``[nodes, *channels]``, for each of its reductions.
+        path: where the aggregation is in its layer.
     """
     kind = type(aggregation)
     if kind in _SPREADS:
@@ -108,12 +224,19 @@ def aggregated(aggregation: Any, results: Mapping[Reduction, Tensor]) -> Tensor:
             [
                 _spread(type(part), results, fused.semi_grad)
                 if is_fused and type(part) in _SPREADS
-                else aggregated(part, results)
-                for part in aggregation.aggrs
+                else aggregated(part, results, f"{path}.aggrs.{k}")
+                for k, part in enumerate(aggregation.aggrs)
             ]
         )
         return out
-    return results[Reduction(REDUCTIONS[kind])]
+    if kind not in (SoftmaxAggregation, PowerMeanAggregation):
+        return results[Reduction(REDUCTIONS[kind])]
+    reduction = _weighted(aggregation, path)
+    assert isinstance(reduction, Reduction)
+    out = results[reduction]
+    if isinstance(reduction.values, Powers):
+        return reduction.values.mean(out, aggregation._parameters.get("p"))
+    return out
 
 
 def _variance(aggregation: Any) -> Any:

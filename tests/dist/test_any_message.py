@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch_geometric.nn as gnn
 from torch import Tensor, nn
+from torch_geometric.utils import softmax
 
 from fastgraph.dist.ranks.world import WORLD
 from tests.dist.graphs import NUM_FEATURES, PARTITIONS, graph, one_has_a_single_node
@@ -150,6 +151,20 @@ def product(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
     return x_i * x_j
 
 
+def attending(self: Any, x_i: Tensor, x_j: Tensor, index: Tensor, size_i: Any) -> Tensor:
+    """Two heads, whose results have a dimension of their own."""
+    y_i, y_j = x_i.view(-1, 2, 4), x_j.view(-1, 2, 4)
+    alpha = softmax(nn.functional.leaky_relu((y_i * y_j).sum(-1), 0.2), index, None, size_i)
+    return y_j * alpha.unsqueeze(-1)
+
+
+def edited_result(layer: Any, d: Any) -> Tensor:
+    """Upstream needs no result of a sum for its gradient, so that its owner may edit it."""
+    out = layer(d.x, d.edge_index)
+    out += 1
+    return out.sin()
+
+
 def with_other_slope(layer: Any, d: Any) -> Tensor:
     """The message is another one once the layer is changed."""
     before = layer(d.x, d.edge_index)
@@ -195,6 +210,11 @@ CASES = {
     "CG": Case(lambda: gnn.CGConv(D, 3), featured),
     "CG, max": Case(lambda: gnn.CGConv(D, aggr="max"), plain),
     "GEN, max": Case(lambda: gnn.GENConv(D, C, aggr="max", edge_dim=3), featured),
+    "GEN, softmax": Case(lambda: gnn.GENConv(D, C, learn_t=True, edge_dim=3), featured),
+    "GEN, powermean": Case(lambda: gnn.GENConv(D, C, aggr="powermean", p=2.0), plain),
+    "AGNN": Case(lambda: gnn.AGNNConv(add_self_loops=False), plain),
+    "General, attention": Case(lambda: gnn.GeneralConv(D, C, attention=True, heads=2), plain),
+    "own, attending": Case(own(attending, node_dim=0), edited_result),
     "FiLM": Case(lambda: gnn.FiLMConv(D, C), plain),
     "LE": Case(lambda: gnn.LEConv(D, C), weighted),
     "General": Case(lambda: gnn.GeneralConv(D, C, in_edge_channels=3), featured),
@@ -228,7 +248,7 @@ IN_ALL_LAYOUTS = {
     *("ResGated, features", "ResGated, pair", "ResGated, replicated features", "GINE, pair"),
     *("CG, max", "own, gated", "own, gated, reversed", "own, edited between passes"),
     *("own, in heads", "own, of channels", "own, min with ties", "own, of edges alone"),
-    *("own, with an update", "EdgeConv, two layers"),
+    *("own, with an update", "EdgeConv, two layers", "GEN, softmax", "own, attending"),
 }
 
 LAYOUTS = {**PARTITIONS, "one has a single node": one_has_a_single_node}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric import seed_everything
 from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.aggr import PowerMeanAggregation, SoftmaxAggregation
 from torch_geometric.utils import softmax
 
 import fastgraph
@@ -23,7 +24,17 @@ from fastgraph.pyg.softmax import known_softmax
 from tests.ab import Arguments, arguments, assert_same
 from tests.graphs import Case, all_cases, hub_edges, quantised, random_edges
 from tests.outcomes import differences
-from tests.pyg.traced_layers import CHANNELS, EDGES, NODES, refused, routed, traces, x64
+from tests.pyg.traced_layers import (
+    CHANNELS,
+    EDGES,
+    NODES,
+    Scaled,
+    refused,
+    routed,
+    traces,
+    with_message,
+    x64,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::fastgraph.FallbackWarning")
 
@@ -115,6 +126,11 @@ MESSAGES: dict[str, type[Attending]] = {
     },
 }
 
+
+def gen(aggr: Any = "softmax", **options: Any) -> nn.Module:
+    return pyg.GENConv(CHANNELS, CHANNELS, aggr=aggr, msg_norm=True, norm="layer", **options)
+
+
 Made = tuple[Callable[[], nn.Module], bool, bool]
 
 # By name: the layer, and whether it takes two kinds of nodes and features of edges.
@@ -144,6 +160,29 @@ LAYERS: dict[str, Made] = {
         True,
         False,
     ),
+    "GENConv": (lambda: pyg.GENConv(CHANNELS, 3), True, False),
+    "GENConv of learnt t": (lambda: gen(t=0.5, learn_t=True, learn_msg_scale=True), True, False),
+    "GENConv of t": (lambda: gen(t=2), True, False),
+    "GENConv of t for each channel": (
+        lambda: gen(SoftmaxAggregation(learn=True, channels=CHANNELS)),
+        True,
+        False,
+    ),
+    "GENConv powermean": (lambda: gen("powermean", p=3), True, False),
+    "GENConv powermean of learnt p": (lambda: gen("powermean", p=1, learn_p=True), True, False),
+    "GENConv powermean for each channel": (
+        lambda: gen(PowerMeanAggregation(1.5, True, CHANNELS, clamp_max=None)),
+        True,
+        False,
+    ),
+    "GENConv of several": (
+        lambda: gen(["softmax", SoftmaxAggregation(2.0, True), "powermean", "mean", "std"]),
+        True,
+        False,
+    ),
+    "SAGEConv softmax": (lambda: pyg.SAGEConv(CHANNELS, 3, aggr="softmax"), True, False),
+    "a user's gate": (lambda: Scaled("softmax"), True, False),
+    "a user's gate backwards": (lambda: Scaled("softmax", flow="target_to_source"), False, False),
     **{f"a user's {name}": (cls, True, False) for name, cls in MESSAGES.items()},
     "a user's heads with edges": (Heads, True, True),
     "a user's of_channels with edges": (MESSAGES["of_channels"], True, True),
@@ -220,10 +259,13 @@ def test_rows_of_many_edges() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["heads", "of_channels"])
-def test_second_derivatives(name: str) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [Heads, MESSAGES["of_channels"], lambda: gen(t=0.5, learn_t=True), lambda: gen("powermean")],
+)
+def test_second_derivatives(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
-    layer = MESSAGES[name]().double()
+    layer = make().double()
     x = quantised(NODES + 1, CHANNELS).add(0.25).requires_grad_()  # one without edges
 
     def second() -> Tensor:
@@ -246,8 +288,11 @@ def results(layer: nn.Module, edges: Tensor) -> list[Tensor]:
     return [out, *torch.autograd.grad(out.sin().sum(), leaves)]
 
 
-def test_bits_for_any_number_of_threads_and_for_int32(restore_threads: None) -> None:
-    layer, edges = Heads(), random_edges(NODES, NODES, 3000)
+@pytest.mark.parametrize("make", [Heads, lambda: Scaled(SoftmaxAggregation(learn=True))])
+def test_bits_for_any_number_of_threads_and_for_int32(
+    make: Callable[[], nn.Module], restore_threads: None
+) -> None:
+    layer, edges = make(), random_edges(NODES, NODES, 3000)
     found = []
     with fastgraph.enabled(min_edges=0):
         for threads, index in ((1, edges), (2, edges), (2, edges.int())):
@@ -440,3 +485,45 @@ def test_messages_that_are_left_to_upstream(name: str) -> None:
 def test_other_reductions_are_left_to_upstream(aggr: str) -> None:
     reason = "what its softmax over neighbours weighs is not summed"
     assert reason in refused(Heads(aggr).double(), x64(), EDGES)
+
+
+def test_temperatures_are_looked_up_at_each_call() -> None:
+    layer, x = Scaled("softmax").double(), x64()
+    first = routed(layer, x)
+    layer.aggr_module.t = 3.0
+    assert not torch.allclose(first, routed(layer, x))
+    layer.aggr_module.t = torch.tensor(2.0, dtype=torch.float64)
+    assert refused(layer, x, EDGES) == "SoftmaxAggregation with t that is no number"
+    layer.aggr_module = SoftmaxAggregation(learn=True).double()
+    second = routed(layer, x)
+    torch.testing.assert_close(second, first)
+    with torch.no_grad():
+        layer.aggr_module.t.mul_(4)
+    count = traces(layer)
+    assert not torch.allclose(second, routed(layer, x))
+    assert traces(layer) == count == 3
+    powers = Scaled("powermean").double()
+    third = routed(powers, x)
+    powers.aggr_module.p = 2
+    fourth = routed(powers, x)
+    powers.aggr_module.max_value = 0.5
+    fifth = routed(powers, x)
+    assert not torch.allclose(third, fourth) and not torch.allclose(fourth, fifth)
+
+
+def test_weighted_aggregations_that_are_left_to_upstream() -> None:
+    x = x64()
+    semi = Scaled(SoftmaxAggregation(semi_grad=True)).double()
+    assert refused(semi, x, EDGES) == "a softmax aggregation with semi-gradients"
+    hooked = Scaled("powermean").double()
+    hooked.aggr_module.register_forward_hook(lambda *_: None)
+    assert refused(hooked, x, EDGES) == "the aggregation is replaced or has hooks"
+    reason = "what its softmax over neighbours weighs is not summed"
+    assert reason in refused(attending(of_edges)("softmax").double(), x, EDGES)
+    for aggr in (SoftmaxAggregation(1.0, True, False, 2), PowerMeanAggregation(1.0, True, 2)):
+        layer = with_message(lambda self, x_i, x_j: (x_i * x_j).view(-1, 2, 2))(aggr, node_dim=0)
+        with fastgraph.enabled(min_edges=0), pytest.raises(ValueError, match="two-dimensional"):
+            layer.double()(x, EDGES)
+    bare = Scaled(PowerMeanAggregation(2.0, clamp_min=None, clamp_max=None)).double()
+    with fastgraph.enabled(min_edges=0), pytest.raises(RuntimeError, match="must not be None"):
+        bare(x, EDGES)
