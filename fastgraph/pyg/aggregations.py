@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 from torch_geometric.nn.aggr import (
+    DegreeScalerAggregation,
     MaxAggregation,
     MeanAggregation,
     MinAggregation,
@@ -34,7 +35,9 @@ REDUCTIONS = {
 _SPREADS = {VarAggregation: VAR, StdAggregation: STD}
 """Aggregations that are made of the means of the message and of its squares."""
 
-_KNOWN = KnownModules(*REDUCTIONS, *_SPREADS, MultiAggregation, FusedAggregation)
+_KNOWN = KnownModules(
+    *REDUCTIONS, *_SPREADS, MultiAggregation, FusedAggregation, DegreeScalerAggregation
+)
 
 _WATCHED = Refusal("the aggregation is replaced or has hooks")
 _REPEATED = Refusal("one aggregation several times")  # of which PyG computes some wrongly
@@ -65,6 +68,8 @@ def reductions_of(aggregation: Any) -> tuple[Reduction, ...] | Refusal:
         return (_MEAN, _MEAN_OF_SQUARES) if is_plain else _WATCHED
     if kind is MultiAggregation:
         return _of_several(aggregation)
+    if kind is DegreeScalerAggregation:
+        return _WATCHED if _KNOWN.is_watched(aggregation) else reductions_of(aggregation.aggr)
     name = reduction_of(aggregation)
     return name if isinstance(name, Refusal) else (Reduction(name),)
 
@@ -91,29 +96,45 @@ def _of_several(aggregation: MultiAggregation) -> tuple[Reduction, ...] | Refusa
     return tuple(found)
 
 
-def aggregated(aggregation: Any, results: Mapping[Reduction, Tensor]) -> Tensor:
+def aggregated(
+    aggregation: Any, results: Mapping[Reduction, Tensor], index: Tensor, node_dim: int
+) -> Tensor:
     """The result of an aggregation.
 
     Args:
         aggregation: which :func:`reductions_of` knows.
         results: of the program, ``[nodes, *channels]``, for each of its reductions.
+        index: the aggregating node of each edge.
+        node_dim: the dimension of nodes in the results.
     """
-    kind = type(aggregation)
+    kind, first = type(aggregation), next(iter(results.values()))
+    if kind is DegreeScalerAggregation:
+        num_nodes = first.shape[node_dim]
+        unscaled = aggregated(aggregation.aggr, results, index, node_dim)
+        return _scaled(aggregation, unscaled, index, num_nodes, node_dim)
     if kind in _SPREADS:
         return _spread(kind, results, _variance(aggregation).semi_grad)
     if kind is MultiAggregation:
         fused = aggregation.fused_aggr
-        is_fused = fused is not None and results[next(iter(results))].dim() == 2
+        is_fused = fused is not None and first.dim() == 2
         out: Tensor = aggregation.combine(
             [
                 _spread(type(part), results, fused.semi_grad)
                 if is_fused and type(part) in _SPREADS
-                else aggregated(part, results)
+                else aggregated(part, results, index, node_dim)
                 for part in aggregation.aggrs
             ]
         )
         return out
     return results[Reduction(REDUCTIONS[kind])]
+
+
+def _scaled(aggregation: Any, out: Tensor, index: Tensor, num_nodes: int, node_dim: int) -> Tensor:
+    """PyG's own scaling of what an aggregation within another has given."""
+    beside = object.__new__(DegreeScalerAggregation)
+    beside.__dict__.update(aggregation.__dict__, aggr=lambda *_: out)
+    scaled: Tensor = beside.forward(out, index, None, num_nodes, node_dim)
+    return scaled
 
 
 def _variance(aggregation: Any) -> Any:
