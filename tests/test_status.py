@@ -123,7 +123,7 @@ class Own(MessagePassing):
     def message(self, x_j):
         return x_j.flip(0)
 x, edges = torch.randn(3, 4), torch.tensor([[0, 1], [1, 2]])
-PNAConv(4, 2, ["mean"], ["identity"], torch.ones(3))(x, edges)  # propagate
+PNAConv(4, 2, ["mul"], ["identity"], torch.ones(3))(x, edges)  # propagate
 GATConv(4, 2, flow="target_to_source")(x, edges)  # forward
 torch.nn.Sequential(GATConv(4, 2, aggr="max")).get_submodule("0")(  # nested
     x, edges)
@@ -191,11 +191,11 @@ def test_is_accelerated_looks_into_compiled_modules() -> None:
     with fastgraph.enabled():
         assert fastgraph.is_accelerated(compiled(GCNConv(4, 2)), x, EDGES) == (True, [])
         assert fastgraph.is_accelerated(in_place, x, EDGES) == (True, [])
-        unusual = PNAConv(4, 2, ["mean"], ["identity"], torch.ones(3))
+        unusual = PNAConv(4, 2, ["mul"], ["identity"], torch.ones(3))
         net = compiled(Net(compiled(GCNConv(4, 2)), unusual))
         assert fastgraph.is_accelerated(net, x) == (
             False,
-            ["PNAConv: aggregation DegreeScalerAggregation"],
+            ["PNAConv: aggregation MulAggregation"],
         )
         assert fastgraph.is_accelerated(compiled(torch.nn.Linear(4, 2)), x) == (
             False,

@@ -45,7 +45,7 @@ class Recorded:
         step: the number of the step that computes it, if one does.
         value: in the program, if it is there. It has all channels.
         terms: steps of which it is the sum, with coefficients; all have its channels.
-        parts: the values that it concatenates along its only dimension of channels.
+        parts: the values that it concatenates along its last dimension of channels.
         scores: of each edge, by whose softmax over neighbours its value is still to be multiplied.
     """
 

@@ -8,11 +8,13 @@ for each kind.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import add
 from typing import Any, NoReturn
 
 import torch
@@ -208,7 +210,7 @@ class Recorder(TorchDispatchMode):
             return self._elementwise(call, self._values(call), channels)
         if operation in _RESHAPES:
             return self._reshape(self._of(given["self"]), channels)
-        if operation in _EXPANSIONS:
+        if operation in _EXPANSIONS or (operation is aten.repeat and _repeats_ones(given)):
             return self._expand(self._of(given["self"]), channels, has_rows)
         if operation in (aten.sum, aten.mean) and "dim" in given and given["dtype"] is None:
             return self._sum(call, self._of(given["self"]), channels)
@@ -216,6 +218,8 @@ class Recorder(TorchDispatchMode):
             return self._product(call, channels)
         if operation is aten.cat:
             return self._cat(call, channels)
+        if operation is aten.stack:
+            return self._stack(call, channels)
         if operation in _ALONG_CHANNELS:
             return self._along_channels(call, channels)
         if operation is aten.t and not has_rows:
@@ -351,7 +355,7 @@ class Recorder(TorchDispatchMode):
             raise Refused("it has a product with a matrix of each edge")
         if tensor.step is not None:
             return self._called(call, tensor.place, channels)
-        if len(weight.channels) != 2 or len(tensor.channels) != 1:
+        if len(weight.channels) != 2:
             raise Refused(f"{call.func} of values of different rows is no instruction")
         matrix = _number(weight)
         if call.operation is aten.linear:
@@ -362,9 +366,9 @@ class Recorder(TorchDispatchMode):
             raise Refused("it has a product with a difference, of which two products lose digits")
         for coefficient, piece, offset in pieces:
             assert piece.place is not None
-            (size,) = piece.channels
+            size = piece.channels[-1]
             part = matrix
-            if size != tensor.channels[0]:
+            if size != tensor.channels[-1]:
                 part = self._step(aten.slice.Tensor, (Ref(matrix), 0, offset, offset + size))
             made = self._step(aten.matmul.default, (Ref(_number(piece)), Ref(part)))
             if coefficient != 1:
@@ -395,7 +399,7 @@ class Recorder(TorchDispatchMode):
         found, offset = [], 0
         for part in v.parts:
             found += [(c, piece, offset + first) for c, piece, first in self._pieces(part)]
-            offset += part.channels[0]
+            offset += part.channels[-1]
         return found
 
     def _cat(self, call: _Call, channels: tuple[int, ...]) -> Recorded:
@@ -407,9 +411,32 @@ class Recorder(TorchDispatchMode):
         place = _common_place(parts)
         if place is not None and all(part.step is not None for part in parts):
             return self._called(call, place, channels)
-        if len(channels) != 1:
+        if not parts[0].has_rows or call.given["dim"] % (len(channels) + 1) != len(channels):
             raise Refused("it concatenates values of different rows")
         return Recorded(None, channels, parts=parts)
+
+    def _stack(self, call: _Call, channels: tuple[int, ...]) -> Recorded:
+        """Values in a new dimension, of sums those of their terms."""
+        taken = [self._of(tensor) for tensor in call.given["tensors"]]
+        dim = call.given["dim"] % (len(channels) + taken[0].has_rows)
+        if taken[0].has_rows and dim == 0:
+            raise Refused(f"it works across edges ({call.func})")
+        if len(taken) == 1:
+            return self._reshape(taken[0], channels)
+        place = _common_place(taken)
+        if place is not None and all(v.step is not None for v in taken):
+            return self._called(call, place, channels)
+        sums = [v.terms if v.step is None else ((1.0, v),) for v in taken]
+        shapes = {tuple((coefficient, piece.place) for coefficient, piece in s) for s in sums}
+        if len(shapes) > 1 or () in shapes:
+            raise Refused("it concatenates values of different rows")
+        terms: list[tuple[float, Recorded]] = []
+        for coefficient, piece in sums[0]:
+            pieces = [Ref(_number(s[len(terms)][1])) for s in sums]
+            step = self._step(call.func, (pieces, dim))
+            terms.append((coefficient, Recorded(piece.place, channels, step)))
+        value = functools.reduce(add, (self.value(piece) * c for c, piece in terms))
+        return Recorded(None, channels, None, value, tuple(terms))
 
     def _along_channels(self, call: _Call, channels: tuple[int, ...]) -> Recorded:
         """An operation along dimensions of channels, which no instruction of programs is."""
@@ -417,9 +444,25 @@ class Recorder(TorchDispatchMode):
         dims = [dim] if isinstance(dim, int) else dim
         if v.has_rows and (not dims or any(d % (len(v.channels) + 1) == 0 for d in dims)):
             raise Refused(f"it works across edges ({call.func})")
+        if (
+            call.operation is aten.select
+            and v.parts
+            and dims[0] % (len(v.channels) + 1) < len(v.channels)
+        ):
+            return self._selected(call, v)
         if v.step is None:
             raise Refused(f"{call.func} of values of different rows is no instruction")
         return self._called(call, v.place, channels)
+
+    def _selected(self, call: _Call, v: Recorded) -> Recorded:
+        """The channels at an index of each part of a concatenation, which goes along others."""
+        dim, index = call.given["dim"] % (len(v.channels) + 1), call.given["index"]
+        channels = (*v.channels[: dim - 1], *v.channels[dim:])
+        if v.parts:
+            return Recorded(None, channels, parts=tuple(self._selected(call, p) for p in v.parts))
+        if v.step is None:
+            raise Refused(f"{call.func} of values of different rows is no instruction")
+        return Recorded(v.place, channels, self._step(call.func, (Ref(v.step), dim, index)))
 
     def _called(self, call: _Call, place: Place | None, channels: tuple[int, ...]) -> Recorded:
         """The same call as a step."""
@@ -466,6 +509,14 @@ class _Call:
             a.name: args[k] if k < len(args) else kwargs.get(a.name, a.default_value)
             for k, a in enumerate(func._schema.arguments)
         }
+
+
+def _repeats_ones(given: Mapping[str, Any]) -> bool:
+    """True if a tensor is repeated only along dimensions of size 1."""
+    shape, repeats = given["self"].shape, given["repeats"]
+    return len(shape) == len(repeats) and all(
+        count == 1 or size == 1 for size, count in zip(shape, repeats, strict=True)
+    )
 
 
 def _number(v: Recorded) -> int:

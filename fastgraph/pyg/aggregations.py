@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 from torch_geometric.nn.aggr import (
+    DegreeScalerAggregation,
     MaxAggregation,
     MeanAggregation,
     MinAggregation,
@@ -39,7 +40,7 @@ _SPREADS = {VarAggregation: VAR, StdAggregation: STD}
 
 _KNOWN = KnownModules(
     *(*REDUCTIONS, *_SPREADS, SoftmaxAggregation, PowerMeanAggregation),
-    *(MultiAggregation, FusedAggregation),
+    *(MultiAggregation, FusedAggregation, DegreeScalerAggregation),
 )
 
 _WATCHED = Refusal("the aggregation is replaced or has hooks")
@@ -157,6 +158,9 @@ def reductions_of(aggregation: Any, path: str = "aggr_module") -> tuple[Reductio
     if kind in (SoftmaxAggregation, PowerMeanAggregation):
         weighted = _weighted(aggregation, path)
         return weighted if isinstance(weighted, Refusal) else (weighted,)
+    if kind is DegreeScalerAggregation:
+        inner = reductions_of(aggregation.aggr, f"{path}.aggr")
+        return _WATCHED if _KNOWN.is_watched(aggregation) else inner
     name = reduction_of(aggregation)
     return name if isinstance(name, Refusal) else (Reduction(name),)
 
@@ -205,26 +209,36 @@ def _of_several(aggregation: MultiAggregation, path: str) -> tuple[Reduction, ..
 
 
 def aggregated(
-    aggregation: Any, results: Mapping[Reduction, Tensor], path: str = "aggr_module"
+    aggregation: Any,
+    results: Mapping[Reduction, Tensor],
+    index: Tensor,
+    node_dim: int,
+    path: str = "aggr_module",
 ) -> Tensor:
     """The result of an aggregation.
 
     Args:
         aggregation: which :func:`reductions_of` knows.
         results: of the program, ``[nodes, *channels]``, for each of its reductions.
+        index: the aggregating node of each edge.
+        node_dim: the dimension of nodes in the results.
         path: where the aggregation is in its layer.
     """
-    kind = type(aggregation)
+    kind, first = type(aggregation), next(iter(results.values()))
+    if kind is DegreeScalerAggregation:
+        num_nodes = first.shape[node_dim]
+        unscaled = aggregated(aggregation.aggr, results, index, node_dim, f"{path}.aggr")
+        return _scaled(aggregation, unscaled, index, num_nodes, node_dim)
     if kind in _SPREADS:
         return _spread(kind, results, _variance(aggregation).semi_grad)
     if kind is MultiAggregation:
         fused = aggregation.fused_aggr
-        is_fused = fused is not None and results[next(iter(results))].dim() == 2
+        is_fused = fused is not None and first.dim() == 2
         out: Tensor = aggregation.combine(
             [
                 _spread(type(part), results, fused.semi_grad)
                 if is_fused and type(part) in _SPREADS
-                else aggregated(part, results, f"{path}.aggrs.{k}")
+                else aggregated(part, results, index, node_dim, f"{path}.aggrs.{k}")
                 for k, part in enumerate(aggregation.aggrs)
             ]
         )
@@ -237,6 +251,14 @@ def aggregated(
     if isinstance(reduction.values, Powers):
         return reduction.values.mean(out, aggregation._parameters.get("p"))
     return out
+
+
+def _scaled(aggregation: Any, out: Tensor, index: Tensor, num_nodes: int, node_dim: int) -> Tensor:
+    """PyG's own scaling of what an aggregation within another has given."""
+    beside = object.__new__(DegreeScalerAggregation)
+    beside.__dict__.update(aggregation.__dict__, aggr=lambda *_: out)
+    scaled: Tensor = beside.forward(out, index, None, num_nodes, node_dim)
+    return scaled
 
 
 def _variance(aggregation: Any) -> Any:

@@ -92,7 +92,7 @@ class Prepared:
                 self.traced.reductions, self.traced.program.outputs, outputs, strict=True
             )
         }
-        return aggregated(layer.aggr_module, results)
+        return aggregated(layer.aggr_module, results, index[int(not transpose)], layer.node_dim)
 
     def _keep(self, given: dict[str, Tensor]) -> None:
         """Replace what its owner may edit before the backward pass by copies."""

@@ -186,6 +186,51 @@ MESSAGES = {
         {"x_i": X_I, "x_j": X_J},
         {"row": 1, "gathered": 2},
     ),
+    "PNAConv": Message(
+        lambda: pyg.PNAConv(8, 4, ["mean"], ["identity"], torch.ones(3)),
+        {"x_i": of("row", 1, 8), "x_j": of("gathered", 1, 8), "edge_attr": None},
+        {"row": 1, "gathered": 1},
+    ),
+    "PNAConv of towers with edges": Message(
+        lambda: pyg.PNAConv(8, 4, ["mean"], ["identity"], torch.ones(3), edge_dim=3, towers=2),
+        {
+            "x_i": of("row", 2, 8),
+            "x_j": of("gathered", 2, 8),
+            "edge_attr": of("edge", 3),
+        },
+        {"row": 1, "gathered": 1, "edge": 1},
+    ),
+    "a linear map of heads": Message(
+        lambda: lambda x_i, x_j, w: torch.cat([x_i, x_j], -1) @ w,
+        {"x_i": of("row", 2, 4), "x_j": of("gathered", 2, 4), "w": of("parameter", 8, 3)},
+        {"row": 1, "gathered": 1},
+    ),
+    "linear maps that are stacked": Message(
+        lambda: (
+            lambda x_i, x_j, v, w: (
+                torch.stack(
+                    [torch.cat([torch.cat([x_i, x_j], -1), x_i], -1) @ m for m in (v, w)], 1
+                )
+                + x_i.view(-1, 1, 4).repeat(1, 2, 1)
+            )
+        ),
+        {
+            "x_i": of("row", 4),
+            "x_j": of("gathered", 4),
+            "v": of("parameter", 12, 4),
+            "w": of("parameter", 12, 4),
+        },
+        {"row": 2, "gathered": 1},
+    ),
+    "parts of concatenated heads": Message(
+        lambda: (
+            lambda x_i, x_j, w: (
+                torch.cat([x_i, torch.cat([x_j, x_i], -1)], -1)[:, 1] @ w + x_j.select(1, -1)
+            )
+        ),
+        {"x_i": of("row", 2, 4), "x_j": of("gathered", 2, 4), "w": of("parameter", 12, 4)},
+        {"row": 1, "gathered": 2},
+    ),
     "two linear maps without a bend": Message(
         lambda: pyg.EdgeConv(nn.Sequential(nn.Linear(16, 6), nn.Linear(6, 5, bias=False))),
         {"x_i": X_I, "x_j": X_J},
@@ -389,6 +434,34 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, object], str]] = {
         "with such rounding_mode",
     ),
     "a concatenation": (lambda x_i, x_j: torch.cat([x_i, x_j], -1), NODES, "concatenates"),
+    "concatenated heads": (
+        lambda x_i, x_j: torch.cat([x_i.view(-1, 2, 4), x_j.view(-1, 2, 4)], 1).sum(1),
+        NODES,
+        "concatenates",
+    ),
+    "a part of a concatenation": (
+        lambda x_i, x_j: torch.cat([x_i, x_j], -1)[:, 1],
+        NODES,
+        "no instruction",
+    ),
+    "a head of products": (
+        lambda x_i, x_j: torch.cat([(x_i * x_j).view(-1, 2, 4)] * 2, -1)[:, 1],
+        NODES,
+        "no instruction",
+    ),
+    "stacked edges": (lambda x_i, x_j: torch.stack([x_i, x_j]).sum(0), NODES, "across edges"),
+    "stacked products": (
+        lambda x_i, x_j: torch.stack([x_i * x_j, x_j * x_i], 1),
+        NODES,
+        "concatenates",
+    ),
+    "sums that are stacked with differences": (
+        lambda x_i, x_j: torch.stack([x_i + x_j, x_i - x_j], 1),
+        NODES,
+        "concatenates",
+    ),
+    "repeated edges": (lambda x_j: x_j.repeat(2, 1), {"x_j": X_J}, "across edges"),
+    "repeated channels": (lambda x_j: x_j.repeat(1, 2), {"x_j": X_J}, "not known to be row-wise"),
     "a norm of edges": (lambda x_i, x_j: (x_i - x_j).norm(dim=-1), NODES, "no instruction"),
     "a norm over edges": (lambda x_j: x_j / x_j.norm(dim=0), {"x_j": X_J}, "across edges"),
     "a sum over heads": (

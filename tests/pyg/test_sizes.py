@@ -162,10 +162,10 @@ def test_layers_that_normalise_before_they_propagate() -> None:
 def test_other_reasons_are_told_whatever_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "_warned", set())  # each reason is told once in a process
     with fastgraph.enabled(), pytest.warns(fastgraph.FallbackWarning):
-        PNAConv(CHANNELS, CHANNELS, ["mean"], ["identity"], torch.ones(3))(
+        PNAConv(CHANNELS, CHANNELS, ["mul"], ["identity"], torch.ones(3))(
             torch.randn(20, CHANNELS), edges(40)
         )
-    assert counts() == [(0, 1, {"aggregation DegreeScalerAggregation": 1})]
+    assert counts() == [(0, 1, {"aggregation MulAggregation": 1})]
 
 
 def test_other_forms_of_graphs_are_routed_whatever_their_size() -> None:

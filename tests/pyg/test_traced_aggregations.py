@@ -10,6 +10,7 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 from torch_geometric.nn.aggr import (
+    DegreeScalerAggregation,
     MaxAggregation,
     MeanAggregation,
     MultiAggregation,
@@ -110,10 +111,46 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 def call_of(case: Case, layer: nn.Module) -> Arguments | None:
     x = quantised(case.num_src, CHANNELS)
     if case.num_src == case.num_dst:
-        return arguments(x, case.edge_index)
-    if layer.flow == "target_to_source" or isinstance(layer, pyg.GINConv):
+        edges = getattr(layer, "edge_dim", None)
+        features = [] if edges is None else [quantised(case.num_edges, edges, seed=2)]
+        return arguments(x, case.edge_index, *features)
+    if layer.flow == "target_to_source" or isinstance(layer, (pyg.GINConv, pyg.PNAConv)):
         return None
     return arguments((x, quantised(case.num_dst, CHANNELS, seed=1)), case.edge_index)
+
+
+SCALERS = ["identity", "amplification", "attenuation", "linear", "inverse_linear"]
+DEGREES = torch.tensor([1, 3, 2, 5])
+
+
+def pna(aggregators: Any, **options: Any) -> pyg.PNAConv:
+    return pyg.PNAConv(CHANNELS, 6, aggregators, SCALERS, DEGREES, **options)
+
+
+LAYERS |= {
+    "PNAConv": lambda: pna(["mean", "min", "max", "std"]),
+    "PNAConv, normalisation": lambda: pna(["mean", "sum", "var"], train_norm=True),
+    "PNAConv, towers": lambda: pna(["mean", "max"], towers=3),
+    "PNAConv, divided": lambda: pna(["mean", "std"], towers=2, divide_input=True),
+    "PNAConv, two layers afterwards": lambda: pna(["max"], post_layers=2),
+    "PNAConv, edges": lambda: pna(["mean", "min", "max", "std"], edge_dim=3),
+    "PNAConv, towers with edges": lambda: pna(["mean", "std"], edge_dim=3, towers=2),
+    "scaled": lambda: Scaled(DegreeScalerAggregation(StdAggregation(), SCALERS, DEGREES)),
+    "scaled once": lambda: Scaled(DegreeScalerAggregation(["max", "std"], ["linear"], DEGREES)),
+    "scaled, combined": lambda: Scaled(
+        DegreeScalerAggregation(of_two("proj"), SCALERS, DEGREES, train_norm=True)
+    ),
+    "scaled backwards": lambda: Scaled(
+        DegreeScalerAggregation(MeanAggregation(), SCALERS, DEGREES), flow="target_to_source"
+    ),
+    "scaled heads": lambda: Heads(DegreeScalerAggregation(list(ALL), SCALERS, DEGREES)),
+    "scaled scalars": lambda: Scalars(
+        DegreeScalerAggregation(StdAggregation(), ["identity"], DEGREES), node_dim=-1
+    ),
+    "PyG's error": lambda: Scalars(
+        DegreeScalerAggregation(list(ALL), SCALERS, DEGREES), node_dim=-1
+    ),
+}
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -226,6 +263,10 @@ def test_what_is_left_to_upstream() -> None:
         """A user's aggregation."""
 
     assert refused(Scaled([Own(), "max"]).double(), x, EDGES) == "aggregation Own"
+    scaled = DegreeScalerAggregation(["max", "median"], SCALERS, DEGREES)
+    assert refused(Scaled(scaled).double(), x, EDGES) == "aggregation MedianAggregation"
+    deep = pna(["mean", "max"], pre_layers=2).double()
+    assert "a product of a matrix with values of each edge" in refused(deep, x, EDGES)
 
 
 def hooked(aggregation: MultiAggregation) -> Any:
@@ -257,6 +298,17 @@ def test_hooks_and_replaced_methods(part: Callable[[MultiAggregation], Any]) -> 
     module.forward = type(module).forward.__get__(module)
     assert refused(layer, x, EDGES) == reason
     del module.forward
+    routed(layer, x)
+
+
+def test_hooks_and_replaced_methods_of_what_is_scaled() -> None:
+    layer, x = pna(["mean", "std"]).double(), x64()
+    routed(layer, x)
+    for module in (layer.aggr_module, layer.aggr_module.aggr, layer.aggr_module.aggr.aggrs[0]):
+        handle = module.register_forward_pre_hook(lambda *_: None)
+        assert refused(layer, x, EDGES) == "the aggregation is replaced or has hooks"
+        handle.remove()
+    layer.aggr_module.scaler = ["linear", *SCALERS[1:]]  # which PyG reads at every call
     routed(layer, x)
 
 

@@ -77,7 +77,7 @@ def test_aggregations_within_layers_are_part_of_them(monkeypatch: pytest.MonkeyP
     x = torch.randn(NODES, CHANNELS)
     routed = GINConv(nn.Linear(CHANNELS, 3), aggr="max")
     several = SAGEConv(CHANNELS, 3, aggr=["mean", "median"])
-    without_route = PNAConv(CHANNELS, 3, ["mean"], ["identity"], torch.ones(3))
+    without_route = PNAConv(CHANNELS, 3, ["mul"], ["identity"], torch.ones(3))
     with fastgraph.enabled(min_edges=0):
         for layer in (routed, several, without_route):
             layer(x, EDGES)
