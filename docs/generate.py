@@ -1,14 +1,16 @@
 """Parts of the documentation that are made from the code, and the hook by which mkdocs makes them.
 
 Tables stand in the pages, between a line ``<!-- generated: NAME -->`` and ``<!-- end -->``, so that
-pages are whole wherever they are read. ``python docs/generate.py`` brings them up to date; a test
-fails where they are not.
+pages are whole wherever they are read. ``python docs/generate.py`` brings them up to date, those of
+DGL where DGL is installed; a test fails where they are not.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
+
+sys.path.append(str(DOCS))  # as a hook this file is loaded by its path
+layer_tables = importlib.import_module("layer_tables")
 
 # Pages whose text lies at the root of the repository, where people look for it.
 AT_ROOT = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
@@ -102,12 +107,22 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"settings": settings_table, "layers": layers_table}
+TABLES: dict[str, Callable[[], str | None]] = {
+    "settings": settings_table,
+    "layers": layers_table,
+    **layer_tables.tables(),
+}
+"""The functions that make the parts; without its library one gives ``None``, and its part stays."""
 
 
 def up_to_date(markdown: str) -> str:
     """A page with its generated parts made anew."""
-    return _PART.sub(lambda part: f"{part[1]}\n{TABLES[part[2]]()}\n\n{part[3]}", markdown)
+
+    def made(part: re.Match[str]) -> str:
+        text = TABLES[part[2]]()
+        return part[0] if text is None else f"{part[1]}\n{text}\n\n{part[3]}"
+
+    return _PART.sub(made, markdown)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -10,22 +10,16 @@ import torch
 from dgl import nn as dglnn
 from torch import Tensor, nn
 
+from measure.given import EDGE_FEATURES, heads_of
 from measure.graphs import GraphData
-
-EDGE_FEATURES = 4
 
 Call = Callable[..., Any]
 
 _LARGEST_EIGENVALUE = [2.0]
 
 
-def _heads(channels: int) -> int:
-    """Eight channels a head, and eight heads at most, as for PyG."""
-    return max(1, min(8, channels // 8))
-
-
 def _attention(cls: type[nn.Module]) -> Callable[[int], nn.Module]:
-    return lambda c: cls(c, c // _heads(c), _heads(c))
+    return lambda c: cls(c, c // heads_of(c), heads_of(c))
 
 
 def _sage(aggregator: str) -> Callable[[int], nn.Module]:
@@ -37,7 +31,7 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
     "APPNPConv": lambda c: dglnn.APPNPConv(3, 0.1),
     "ChebConv": lambda c: dglnn.ChebConv(c, c, 3),
     "DotGatConv": _attention(dglnn.DotGatConv),
-    "EdgeGATConv": lambda c: dglnn.EdgeGATConv(c, EDGE_FEATURES, c // _heads(c), _heads(c)),
+    "EdgeGATConv": lambda c: dglnn.EdgeGATConv(c, EDGE_FEATURES, c // heads_of(c), heads_of(c)),
     "GATConv": _attention(dglnn.GATConv),
     "GATv2Conv": _attention(dglnn.GATv2Conv),
     "GCN2Conv": lambda c: dglnn.GCN2Conv(c, 1),
@@ -45,7 +39,7 @@ LAYERS: dict[str, Callable[[int], nn.Module]] = {
     "GINConv max": lambda c: dglnn.GINConv(nn.Linear(c, c), "max"),
     "GatedGraphConv": lambda c: dglnn.GatedGraphConv(c, c, 2, 1),
     "GraphConv": lambda c: dglnn.GraphConv(c, c),
-    "HGTConv": lambda c: dglnn.HGTConv(c, c // _heads(c), _heads(c), 1, 1),
+    "HGTConv": lambda c: dglnn.HGTConv(c, c // heads_of(c), heads_of(c), 1, 1),
     "RelGraphConv": lambda c: dglnn.RelGraphConv(c, c, 2),
     "SAGEConv mean": _sage("mean"),
     "SAGEConv gcn": _sage("gcn"),

@@ -11,9 +11,8 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
+from measure.given import EDGE_FEATURES, heads_of
 from measure.graphs import GraphData
-
-EDGE_FEATURES = 4
 
 Call = Callable[[nn.Module, Tensor, Tensor, Tensor], Any]
 """A module, features of nodes, ``edge_index`` and features of edges."""
@@ -42,11 +41,6 @@ class LayerClass:
 
     build: Callable[[int], nn.Module]
     call: Call = _plainly
-
-
-def heads_of(channels: int) -> int:
-    """Eight channels a head, and eight heads at most."""
-    return max(1, min(8, channels // 8))
 
 
 def _attention(cls: type[nn.Module], **options: Any) -> Callable[[int], nn.Module]:
