@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterable
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -195,32 +196,36 @@ class _Lowering:
 
     def _reduced(self) -> Iterable[_Reduction]:
         outputs = list(enumerate(self._program.outputs))
-        extrema: dict[tuple[str, int], list[int]] = {}
+        extrema: dict[tuple[str, int], tuple[list[int], list[int]]] = {}
         records = {ties: kind for kind, ties in EXTREMA.items()}
-        records_of_scores: dict[int, dict[str, int]] = {}
+        records_of_scores: dict[int, tuple[list[int], list[int]]] = {}
         softmaxes: dict[int, list[tuple[int, int]]] = {}
         for number, output in outputs:
             kind = records.get(output.reduction, output.reduction)
             if kind in (SOFTMAX_MAX, SOFTMAX_SCALE):
-                records_of_scores.setdefault(self._of_value[output.value], {})[kind] = number
+                kept = records_of_scores.setdefault(self._of_value[output.value], ([], []))
+                kept[kind == SOFTMAX_SCALE].append(number)
             elif kind == SOFTMAX:
                 score = self._of_value[output.score]
                 softmaxes.setdefault(score, []).append((self._of_value[output.value], number))
             elif kind in EXTREMA:
-                found = extrema.setdefault((kind, output.value), [-1, -1])
-                found[output.reduction in records] = number
+                found = extrema.setdefault((kind, output.value), ([], []))
+                found[output.reduction in records].append(number)
             elif kind == "edge":
                 yield _Reduction(kind, self._of_value[output.value], -1, -1, number)
             else:
                 yield self._sum(number, output)
-        for (kind, value), (out, ties) in extrema.items():
-            yield _Reduction(kind, self._of_value[value], -1, -1, out, ties)
+        for (kind, value), own in extrema.items():
+            for out, ties in zip_longest(*own, fillvalue=-1):
+                yield _Reduction(kind, self._of_value[value], -1, -1, out, ties)
         for score in softmaxes | records_of_scores:
-            kept = records_of_scores.get(score, {})
-            for value, number in softmaxes.get(score, [(score, -1)]):
-                # The first of several that have the same scores writes their records.
-                taken = kept.pop(SOFTMAX_MAX, -1), kept.pop(SOFTMAX_SCALE, -1)
-                yield _Reduction(SOFTMAX, value, score, -1, number, *taken)
+            # Each of several that have the same scores writes a record of theirs.
+            kept = records_of_scores.get(score, ([], []))
+            weighted = softmaxes.get(score, [])
+            for of_value, *taken in zip_longest(weighted, *kept, fillvalue=None):
+                value, number = of_value or (score, -1)
+                largest, scale = (-1 if record is None else record for record in taken)
+                yield _Reduction(SOFTMAX, value, score, -1, number, largest, scale)
 
     def _sum(self, number: int, output: Output) -> _Reduction:
         """A sum whose product the reduction computes, and of whose rows only the sum is scaled."""

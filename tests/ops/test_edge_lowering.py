@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from fastgraph import ops
+from fastgraph.backends import reference
 from fastgraph.edge_programs.gradients import derive
 from fastgraph.edge_programs.lowering import OPERATIONS, lower
 from fastgraph.edge_programs.program import Program, parse
+from fastgraph.graphs.graph import Graph
 from tests.graphs import random_edges
 
 
@@ -82,3 +84,16 @@ def test_functions_of_sums_in_every_width() -> None:
         messages = (k[index[1]] + q[index[0]]).double().sigmoid()
         exact = torch.zeros(9, width, dtype=torch.float64).index_add(0, index[1], messages)
         torch.testing.assert_close(ours.double(), exact, rtol=2e-6, atol=1e-7)
+
+
+def test_an_output_that_is_asked_for_twice_is_there_twice() -> None:
+    """Extrema and softmaxes, of which one reduction writes several outputs, with their records."""
+    asked = ("max x", "max_ties x", "softmax x w", "softmax_max w", "softmax_scale w", "sum x")
+    text = "x = gathered 6\nw = edge 2\n" + "\n".join((*asked, *asked, "max_ties x"))
+    program, index = parse(text), random_edges(9, 9, 50)
+    operands = [torch.randn(9, 6), torch.randn(50, 2)]
+    arguments = (operands, index, None, text, 9, 9, False)
+    found = torch.ops.fastgraph.edge_program(*arguments)
+    expected = reference.edge_program(Graph(index, 9, 9), operands, program, False)
+    for output, ours, theirs in zip(program.outputs, found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, msg=lambda text, o=output: f"{o}: {text}")
