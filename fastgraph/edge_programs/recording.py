@@ -357,20 +357,20 @@ class Recorder(TorchDispatchMode):
             return self._called(call, tensor.place, channels)
         if len(weight.channels) != 2:
             raise Refused(f"{call.func} of values of different rows is no instruction")
-        matrix = _number(weight)
-        if call.operation is aten.linear:
-            matrix = self._step(aten.t.default, (Ref(matrix),))
+        # A slice of the matrix itself, whose gradient ranks sum with those of other parameters.
+        is_linear = call.operation is aten.linear
+        multiply = aten.linear.default if is_linear else aten.matmul.default
         products: dict[Place, int] = {}
         pieces = self._pieces(tensor)
         if _cancels(pieces):
             raise Refused("it has a product with a difference, of which two products lose digits")
         for coefficient, piece, offset in pieces:
             assert piece.place is not None
-            size = piece.channels[-1]
-            part = matrix
+            size, part = piece.channels[-1], _number(weight)
             if size != tensor.channels[-1]:
-                part = self._step(aten.slice.Tensor, (Ref(matrix), 0, offset, offset + size))
-            made = self._step(aten.matmul.default, (Ref(_number(piece)), Ref(part)))
+                bounds = int(is_linear), offset, offset + size
+                part = self._step(aten.slice.Tensor, (Ref(part), *bounds))
+            made = self._step(multiply, (Ref(_number(piece)), Ref(part)))
             if coefficient != 1:
                 made = self._step(aten.mul.Tensor, (Ref(made), coefficient))
             if piece.place in products:

@@ -13,6 +13,7 @@ import torch_geometric.nn as gnn
 from torch import Tensor, nn
 from torch_geometric.utils import softmax
 
+import fastgraph.dist as fgd
 from fastgraph.dist.ranks.world import WORLD
 from tests.dist.graphs import NUM_FEATURES, PARTITIONS, graph, one_has_a_single_node
 from tests.dist.test_fused import (
@@ -179,6 +180,16 @@ def twice(layer: Any, d: Any) -> Tensor:
     return layer(layer(d.x, d.edge_index).tanh(), d.edge_index)
 
 
+def summed_together(layer: Any, d: Any) -> Tensor:
+    """The gradients of the parts of a split linear map are summed with those of all parameters."""
+    loss = plain(layer, d).square().sum()
+    before = fgd.COUNTS.calls["all_reduce"]
+    loss.backward()
+    if WORLD.size > 1:
+        assert fgd.COUNTS.calls["all_reduce"] - before == int(fgd.is_sharded(d.x))
+    return plain(layer, d)
+
+
 def one_linear_map() -> nn.Module:
     return nn.Sequential(nn.Linear(2 * D, C))
 
@@ -221,6 +232,7 @@ CASES = {
     "EdgeConv, one linear map": Case(lambda: gnn.EdgeConv(one_linear_map()), plain),
     "own, gated": Case(own(gated), plain),
     "own, gated, twice": Case(own(gated), twice, 2),
+    "own, gradients summed together": Case(own(gated), summed_together, 2),
     "own, gated, mean": Case(own(gated, "mean"), plain),
     "own, gated, max": Case(own(gated, "max"), plain),
     "own, gated, reversed": Case(own(gated, flow=REVERSED), plain),

@@ -696,7 +696,7 @@ def test_programs_are_told() -> None:
     text = fastgraph.explain(layer)
     assert text.startswith("Scaled: edge program, reduced by sum:\n")
     assert "  x_i = row 4\n" in text
-    assert "matmul(x_i, slice(t(lin.weight), 0, 0, 4))" in text
+    assert "linear(x_i, slice(lin.weight, 1, 0, 4))" in text
     assert "kept for the gradients of all operands: " in text
     other = Scaled(aggr="median").double()
     refused(other, x, EDGES)
