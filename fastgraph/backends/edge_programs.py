@@ -50,11 +50,11 @@ def edge_program_kernel(library: Callable[[], Any], rows: GroupedRows) -> Kernel
             for operand, tensor in zip(program.operands, operands, strict=True)
             if operand.place == "gathered"
         ]
-        if not gathered:
-            return graph.grouped(transpose=transpose)
-        # A sum over all edges depends on the order of rows, in bits.
-        ascending = any(output.reduction == "total" for output in program.outputs)
-        widest = max(gathered, key=lambda tensor: tensor.shape[1])
+        # An order of rows is of use where something is gathered; in bits, a sum over all edges
+        # depends on it.
+        has_total = any(output.reduction == "total" for output in program.outputs)
+        ascending = has_total or not gathered
+        widest = max(gathered or operands, key=lambda tensor: tensor.shape[-1])
         return rows(graph, widest, transpose=transpose, ascending=ascending)
 
     return edge_program

@@ -74,7 +74,12 @@ _LOOKUPS = frozenset(
 )
 """Names by which values are found whose own names are not in the code."""
 
-_STORAGE = frozenset(("data_ptr", "grad", "is_contiguous", "storage_offset", "stride"))
+_STORAGE = frozenset(
+    (
+        *("data_ptr", "grad", "is_contiguous", "storage_offset", "stride"),
+        *("device", "get_device", "is_cpu", "is_cuda"),
+    )
+)
 """Names of what tensors without data do not share with those that they stand for."""
 
 _APPLY = vars(torch.autograd.Function)["apply"].__func__

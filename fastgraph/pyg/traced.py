@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.typing import WITH_TORCH_SCATTER
 
 from fastgraph.edge_programs.node_counts import NUM_GATHERED, NUM_ROWS
 from fastgraph.edge_programs.program import Place
@@ -54,6 +55,8 @@ _MOST_TRACES = 16
 
 _MOST_KNOWN, _MOST_STATES = 256, 32
 """Descriptions of arguments whose outcomes are kept, and states of layers for each of them."""
+
+_EXTREMA = frozenset((Reduction("max"), Reduction("min")))
 
 _ENDS = ("edge_index_i", "edge_index_j", "index")
 _SIZES = ("size_i", "size_j", "dim_size")
@@ -193,8 +196,6 @@ def _plan(
         or edge_index.dtype not in (torch.int64, torch.int32)
     ):
         return Refusal("its message is traced for a plain edge_index only")
-    if not edge_index.is_cpu:
-        return Refusal("edge programs are computed on the CPU only")
     num_edges = edge_index.shape[1]
     refusal = too_few_edges(num_edges)
     if refusal is not None:
@@ -218,12 +219,17 @@ def _plan(
     refusal = REGISTRY.refusal("edge_program", device_type(edge_index), dtype)
     if refusal is not None:
         return refusal
-    outcome = _outcome(module, form, described, reductions)
+    if torch.is_autocast_enabled(edge_index.device.type):
+        return Refusal("its message is traced without autocast")
+    if edge_index.is_cuda and WITH_TORCH_SCATTER and not _EXTREMA.isdisjoint(reductions):
+        return Refusal("torch_scatter gives the gradient of an extremum on a GPU to one edge")
+    outcome = _outcome(module, form, described, reductions, edge_index.device)
     if isinstance(outcome, Refusal):
         return outcome
-    # Upstream's operations on sharded tensors cost as much more as the operator does.
+    # Upstream's operations on sharded tensors cost as much more as the operator does. On a GPU
+    # nothing is known of them.
     is_sharded = is_defined_by(edge_index, *tensors.values())
-    if not is_sharded and outcome.work.is_too_little(num_edges):
+    if edge_index.is_cpu and not is_sharded and outcome.work.is_too_little(num_edges):
         return TOO_SMALL
     if module.node_dim not in (0, -1 - len(outcome.traced.channels)):
         return Refusal(f"its messages do not have their edges in dimension {module.node_dim}")
@@ -257,8 +263,6 @@ def _mode() -> Refusal | None:
         return Refusal("a mode of torch looks at all operations")
     if _has_any_global_hook():
         return Refusal("a hook of all modules is set")
-    if torch.is_autocast_enabled("cpu"):
-        return Refusal("its message is traced without autocast")
     return None
 
 
@@ -382,9 +386,10 @@ def _outcome(
     form: _Form,
     described: tuple[tuple[str, object], ...],
     reductions: tuple[Reduction, ...],
+    device: torch.device,
 ) -> Prepared | Refusal:
     """The outcome of tracing the message, now or before."""
-    key = (type(module), form.message, reductions, described)
+    key = (type(module), form.message, reductions, described, device)
     for known in _KNOWN.get(key, ()):
         if known.guard.holds(module):
             return known.outcome
@@ -397,7 +402,7 @@ def _outcome(
         if count >= _MOST_TRACES:
             return Refusal("its message or its layer is another one at every call")
         _TRACES[module] = count + 1
-        found = _beside_profiler(_traced, module, form, dict(described), reductions)
+        found = _beside_profiler(_traced, module, form, dict(described), reductions, device)
         states = _KNOWN.setdefault(key, [])
         states.insert(0, found)
         del states[_MOST_STATES:]
@@ -423,10 +428,11 @@ def _traced(
     form: _Form,
     described: Mapping[str, object],
     reductions: tuple[Reduction, ...],
+    device: torch.device,
 ) -> _Known:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         refusal = plain_tensor(name, tensor)
-        if refusal is None and not (tensor.is_cpu and tensor.layout is torch.strided):
+        if refusal is None and not (tensor.device == device and tensor.layout is torch.strided):
             refusal = Refusal(f"{name} is not a dense tensor on the device of the features")
         if refusal is not None:
             return _Known(Reading(MethodType(form.message, module)).guard(module), refusal)

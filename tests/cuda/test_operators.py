@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from fastgraph import ops
+from fastgraph.edge_programs.program import parse
 from fastgraph.plugins.backend import accumulator
 from fastgraph.registry.registry import REGISTRY
 from tests.graphs import Case, all_cases, hub_edges, quantised, random_edges
 
 # Builds the differentiable inputs, in float64 on the CPU, and the operator that takes them.
-Operator = Callable[..., Tensor | tuple[Tensor, Tensor | None]]
+Operator = Callable[..., Tensor | tuple[Tensor | None, ...]]
 Build = Callable[[Case, int, int], tuple[list[Tensor], Operator]]
 
 
@@ -90,6 +91,29 @@ def attention(case: Case, heads: int, width: int, edge_dim: int) -> tuple[list[T
     return inputs, call
 
 
+SUMS = (
+    "x = gathered {0}\ny = row {0}\nw = edge {1}\np = parameter {0}\n"
+    "t0 = add x y\nt1 = sigmoid t0\nt2 = mul w t1\nt3 = mul p x\nt4 = dot t1 t3 {1}\n"
+    "sum t2\nmean t3\nsoftmax x t4\ntotal t4\nedge t4"
+)
+EXTREMA = "x = gathered {0}\nw = edge {1}\nt0 = mul w x\nmax t0\nmin x"
+
+
+def edge_program(
+    case: Case, heads: int, width: int, text: str, values: Callable[..., Tensor]
+) -> tuple[list[Tensor], Operator]:
+    program = parse(text.format(heads * width, heads))
+    rows = {"row": (case.num_dst,), "gathered": (case.num_src,), "edge": (case.num_edges,)}
+    inputs = [values(*rows.get(o.place, ()), o.width) for o in program.operands]
+
+    def call(*given: Tensor) -> tuple[Tensor, ...]:
+        *operands, index = given
+        named = dict(zip(program.names, operands, strict=True))
+        return ops.edge_program(program, named, index, num_in=case.num_src, num_out=case.num_dst)
+
+    return inputs, call
+
+
 OPERATORS: dict[str, Build] = {
     "spmm-sum": functools.partial(spmm, reduce="sum"),
     "spmm-mean": functools.partial(spmm, reduce="mean"),
@@ -103,6 +127,8 @@ OPERATORS: dict[str, Build] = {
     "gat-edges": functools.partial(gat, with_edges=True),
     "attention": functools.partial(attention, edge_dim=0),
     "attention-edges": functools.partial(attention, edge_dim=3),
+    "program-sums": functools.partial(edge_program, text=SUMS, values=normal),
+    "program-extrema": functools.partial(edge_program, text=EXTREMA, values=quantised),
 }
 CASES = [*all_cases(), Case("hub_small", hub_edges(30, 1500), 30, 30)]
 # On the emulator, tests/simt calls the kernels with these graphs, and with more shapes, dtypes and

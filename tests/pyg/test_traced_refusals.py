@@ -149,6 +149,10 @@ def of_storage(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
     return x_i * (x_j if self.weight.is_contiguous() else 2 * x_j)
 
 
+def of_a_device(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return x_i * (2 * x_j if x_j.is_cuda else x_j)
+
+
 def of_gradients(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
     return x_i * (x_j if self.weight.grad is None else 2 * x_j)
 
@@ -180,6 +184,7 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
     "of a setting": (of_a_setting, "it looks at a setting of torch (get_default_dtype)"),
     "warns": (warns, "it writes or reads files (warn)"),
     "of storage": (of_storage, "it looks at how tensors are stored (is_contiguous)"),
+    "of a device": (of_a_device, "it looks at how tensors are stored (is_cuda)"),
     "of gradients": (of_gradients, "it looks at how tensors are stored (grad)"),
     "of identity": (of_identity, "it takes its layer for another one (id)"),
     "hooks": (hooks, "it registers a hook of gradients"),
@@ -250,6 +255,17 @@ def test_states_of_layers_that_are_left_to_upstream() -> None:
         assert "autocast" in refused(Scaled(), x.float(), EDGES)
     adj = torch.sparse_coo_tensor(EDGES.flip(0), torch.ones(40), (NODES, NODES)).coalesce()
     assert "a plain edge_index only" in refused(Scaled().double(), x, adj)
+
+
+def test_devices() -> None:
+    elsewhere = Scaled().double()
+    elsewhere.register_buffer("other", torch.zeros(2, device="meta"))
+    assert "other is not a dense tensor on the device" in refused(elsewhere, x64(), EDGES)
+    fastgraph.status().reset()
+    with fastgraph.enabled(min_edges=0):
+        Scaled().double().to("meta")(x64().to("meta"), EDGES.to("meta"))
+    (reason,) = fastgraph.status().row("Scaled").reasons
+    assert "no backend computes edge_program" in reason
 
 
 IN_A_NEW_PROCESS = """

@@ -40,7 +40,10 @@ KERNELS = (
 EMULATOR = tuple(sorted((HERE / "emulator").glob("*.cpp")))
 HOST = (
     *EMULATOR,
-    *(CSRC / "bindings" / f"{name}.cpp" for name in ("content", "operators", "tasks", "tiles")),
+    *(
+        CSRC / "bindings" / f"{name}.cpp"
+        for name in ("content", "edge_program", "operators", "tasks", "tiles")
+    ),
 )
 TVM_FFI = Path(tvm_ffi.__file__).parent
 

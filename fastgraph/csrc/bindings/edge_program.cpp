@@ -1,4 +1,5 @@
-// The function that runs an edge program: checks its code as it does tensors.
+// The function that runs an edge program: checks its code, which is on the host, as it does
+// tensors.
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/function.h>
 
@@ -7,7 +8,7 @@
 #include <vector>
 
 #include "bindings/checks.h"
-#include "cpu/edge_program.h"
+#include "fastgraph/edge_code.h"
 
 namespace fastgraph {
 namespace {
@@ -136,6 +137,21 @@ void check_reductions(const EdgeCode& code, int64_t num_outputs) {
   }
 }
 
+// A table of the program, which only the host reads.
+template <typename T>
+const T* checked_table(const Tensor& tensor, std::initializer_list<int64_t> shape,
+                       const char* name) {
+  if (tensor.device().device_type != kDLCPU) {
+    TVM_FFI_THROW(ValueError) << name << " must be on the CPU, got device type "
+                              << tensor.device().device_type;
+  }
+  check_dtype(tensor, kDType<T>, name);
+  check_shape(tensor, shape, name);
+  if (!tensor.IsContiguous()) refuse_strides(tensor, name);
+  return reinterpret_cast<const T*>(static_cast<const char*>(tensor.data_ptr()) +
+                                    tensor.byte_offset());
+}
+
 EdgeCode checked_code(const Tensor& slots, const Tensor& constants, const Tensor& instructions,
                       const Tensor& reductions, int64_t num_outputs) {
   check_ndim(slots, 2, "slots");
@@ -144,14 +160,14 @@ EdgeCode checked_code(const Tensor& slots, const Tensor& constants, const Tensor
   const int64_t num_slots = slots.size(0), num_instructions = instructions.size(0);
   const int64_t num_reductions = reductions.size(0);
   const EdgeCode code{
-      reinterpret_cast<const EdgeSlot*>(checked<const int32_t>(slots, {num_slots, 2}, "slots")),
-      checked<const double>(constants, {num_slots}, "constants"),
+      reinterpret_cast<const EdgeSlot*>(checked_table<int32_t>(slots, {num_slots, 2}, "slots")),
+      checked_table<double>(constants, {num_slots}, "constants"),
       num_slots,
       reinterpret_cast<const EdgeInstruction*>(
-          checked<const int32_t>(instructions, {num_instructions, 5}, "instructions")),
+          checked_table<int32_t>(instructions, {num_instructions, 5}, "instructions")),
       num_instructions,
       reinterpret_cast<const EdgeReduction*>(
-          checked<const int32_t>(reductions, {num_reductions, 7}, "reductions")),
+          checked_table<int32_t>(reductions, {num_reductions, 7}, "reductions")),
       num_reductions};
   check_slots(code);
   check_instructions(code);
@@ -162,6 +178,7 @@ EdgeCode checked_code(const Tensor& slots, const Tensor& constants, const Tensor
 template <typename T>
 const T* checked_operand(const EdgeSlot slot, const Tensor& tensor, const Csr& graph) {
   constexpr const char* kName = "operands";
+  check_row<T>(slot.width, tensor, kName);
   switch (slot.kind) {
     case EdgeSlotKind::kParameter: return checked<const T>(tensor, {slot.width}, kName);
     case EdgeSlotKind::kRow: return checked<const T>(tensor, {graph.num_rows, slot.width}, kName);
@@ -185,7 +202,8 @@ void bind_edge_program(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_
                               << " slots and at least one, got " << num_operands;
   }
   checked_size(num_cols, "num_cols");
-  const OrderedCsr graph = checked_csr(rowptr, col, edge_id, num_cut, order, num_cols, kByRow);
+  Call call(operands[0]);
+  const Rows graph = checked_csr(rowptr, col, edge_id, num_cut, order, num_cols, kByRow);
   dispatch_features(operands[0], "operands", [&](auto type) {
     using T = decltype(type);
     std::vector<const T*> inputs(code.num_slots);
@@ -216,7 +234,7 @@ void bind_edge_program(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_
         results[reduction.out] = checked<T>(out, {rows, width}, "outputs");
       }
     }
-    edge_program<T>(graph, code, inputs.data(), results.data());
+    call.run(kernels::edge_program<T>, graph, code, inputs.data(), results.data());
   });
 }
 

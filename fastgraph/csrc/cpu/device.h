@@ -8,6 +8,7 @@
 #include <limits>
 #include <utility>
 
+#include "cpu/edge_program.h"
 #include "cpu/kernels.h"
 
 namespace fastgraph {

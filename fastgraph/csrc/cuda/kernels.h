@@ -8,6 +8,7 @@
 
 #include "cuda/queue.h"
 #include "fastgraph/attention_arguments.h"
+#include "fastgraph/edge_code.h"
 #include "fastgraph/tasks.h"
 #include "fastgraph/tiles.h"
 #include "fastgraph/types.h"
@@ -127,6 +128,11 @@ cudaError_t attention_backward(Queue& queue, const CutCsr& graph, const CutCsr& 
                                const SoftmaxGradients<T>& given, Heads<T> grad_query,
                                Heads<T> grad_key, Heads<T> grad_value,
                                Matrix<Accumulator<T>> grad_edge);
+
+// An edge program, whose code and lists of operands and outputs are the host's.
+template <typename T>
+cudaError_t edge_program(Queue& queue, const CutCsr& graph, const EdgeCode& code,
+                         const T* const* operands, void* const* outputs);
 
 // Defines a kernel for all element types, or for the one that its file is compiled for: a build for
 // many cores compiles the largest files once for each.

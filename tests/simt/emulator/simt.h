@@ -32,6 +32,10 @@ struct alignas(16) float4 {
   float x, y, z, w;
 };
 
+struct alignas(16) double2 {
+  double x, y;
+};
+
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorLaunchFailure = 719 };
 

@@ -7,11 +7,15 @@
 #if defined(FASTGRAPH_SIMT)
 #include "simt.h"
 #include "tensor_cores.h"
+
+#define FASTGRAPH_GRID_CONSTANT
 #else
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+// An argument of a kernel that its functions may take by reference without a copy for each thread.
+#define FASTGRAPH_GRID_CONSTANT __grid_constant__
 #define FASTGRAPH_SHARED(T, name, count) __shared__ T name[count]
 #define FASTGRAPH_DYNAMIC_SHARED(T, name)                           \
   extern __shared__ __align__(16) unsigned char fastgraph_shared[]; \
