@@ -379,6 +379,7 @@ def measure(options: argparse.Namespace, record: Any, deadline: float) -> None:
     from measure.cells import plan
     from measure.graphs import CLUSTERED, SHAPES, default_graphs
     from measure.layers import LAYERS
+    from measure.programs import PROGRAMS
 
     if TURBO_GNN.exists():
         sys.path.append(str(TURBO_GNN))  # also of the processes that are started
@@ -389,7 +390,8 @@ def measure(options: argparse.Namespace, record: Any, deadline: float) -> None:
     ]
     _, dense, *_ = default_graphs()
     graphs = options.graphs or [*default_graphs(), *SHAPES, dense + CLUSTERED]
-    cells = plan(graphs, options.layers or list(LAYERS), options.widths, others)
+    layers = options.layers or [*LAYERS, *PROGRAMS]
+    cells = plan(graphs, layers, options.widths, others)
     running = Running(torch.device(options.device), record, tell)
     try:
         running.measure(cells, deadline, options.timed_seconds, options.cell_seconds)

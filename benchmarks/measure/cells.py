@@ -27,6 +27,7 @@ from measure.device import (
     summary,
 )
 from measure.graphs import CLUSTERED, SHAPES, GraphData, imitate, load
+from measure.programs import PROGRAMS
 from measure.rivals import (
     COMPETING,
     COMPILED,
@@ -88,11 +89,15 @@ def plan(
     Args:
         others: packages beside which we are measured, too; see :mod:`measure.rivals`.
     """
+    programs = [layer for layer in layers if layer in PROGRAMS]
+    layers = [layer for layer in layers if layer not in programs]
     in_clusters = [graph for graph in graphs if graph.endswith(CLUSTERED)]
     graphs = [graph for graph in graphs if graph not in in_clusters]
     first = _FIRST_WIDTH if _FIRST_WIDTH in widths else widths[0]
     more = [width for width in widths if width != first]
     cells = [Cell(g, layer, first, torch.float32) for g in graphs for layer in layers]
+    # Their messages are traced in float32, and upstream stores several of them for each edge.
+    cells += _even(graphs, programs, first, torch.float32)
     turbo = [layer for layer in layers if layer in TURBO_LAYERS and TURBO in others]
     cells += [Cell(g, layer, first, torch.float32, TURBO) for g in graphs for layer in turbo]
     cells += _even(graphs, layers, first, torch.bfloat16)
@@ -100,7 +105,8 @@ def plan(
     competing = [layer for layer in layers if layer in COMPETING[torch.bfloat16]]
     cells += _even(in_clusters, competing, first, torch.bfloat16)
     for width in more:
-        cells += _even(graphs, layers, width, torch.float32)
+        of_width = layers if width in _BETWEEN else [*layers, *programs]
+        cells += _even(graphs, of_width, width, torch.float32)
     for width in more:
         if width not in _BETWEEN:
             cells += _even(graphs, layers, width, torch.bfloat16)

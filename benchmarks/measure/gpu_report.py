@@ -23,7 +23,7 @@ _SUMS = ("GCN", "SAGE-mean")
 # gradient of a maximum compares outputs as well, and that of attention is two walks: one gathers
 # features, the other gradients and, for scores that depend on both ends, features. Keys and values
 # are one tensor here. What is read once for each node, indices, and the self-loops that layers add
-# are not counted.
+# are not counted. Of edge programs, which have operands of all kinds, it is not said.
 _GATHERED_ROWS = {
     "GCN": {"forward": 1, "backward": 1},
     "SAGE-mean": {"forward": 1, "backward": 1},
@@ -142,6 +142,7 @@ def floors(results: dict[str, Any]) -> list[Floor]:
             _name(row): bandwidth_share(row, results, way)
             for row in ours
             if row["width"] == 256 and is_float32(row) and results["bandwidth"]
+            if row["layer"] in _GATHERED_ROWS
         }
         listed.append(lowest(f"share of measured bandwidth, {way}, width 256", shares, 70, " %"))
     halves = {_name(row): row for row in ours if row["dtype"] == "bfloat16"}
@@ -257,6 +258,8 @@ def _cells(row: Row, results: dict[str, Any]) -> list[str]:
 
 
 def _gather(row: Row, results: dict[str, Any], direction: str) -> str:
+    if row["layer"] not in _GATHERED_ROWS:
+        return ""
     text = f"{gathered_gb_per_s(row, direction):,.0f}"
     if results["bandwidth"]:
         text += f" ({bandwidth_share(row, results, direction):.0f} %)"

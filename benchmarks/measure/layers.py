@@ -44,6 +44,7 @@ class LayerCase:
         adjacency_options: more arguments where the matrix is given.
         propagate_options: more arguments where message passing alone is measured.
         bare_options: more arguments that leave nothing in ``forward`` but ``propagate``.
+        keeps_linear: whether dense products are part of message passing.
     """
 
     layer: type[nn.Module]
@@ -52,6 +53,7 @@ class LayerCase:
     adjacency_options: Mapping[str, Any] = field(default_factory=dict)
     propagate_options: Mapping[str, Any] = field(default_factory=dict)
     bare_options: Mapping[str, Any] | None = None
+    keeps_linear: bool = False
 
     def build(self, channels: int, **more: Any) -> nn.Module:
         """The layer on ``channels`` inputs; the same parameters at every call."""

@@ -16,6 +16,7 @@ from torch_geometric.utils import add_self_loops, remove_self_loops
 
 from measure.graphs import GraphData
 from measure.layers import LAYERS, csr_adjacency, gcn_adjacency, without_linear
+from measure.programs import PROGRAMS
 from measure.routing import expect_routed
 
 HEADS = 4
@@ -108,11 +109,12 @@ def _compiled(module: nn.Module, index: Tensor) -> Forward:
 
 def message_passing(layer: str, width: int) -> nn.Module:
     """A layer of so many channels, and heads, that is nothing but message passing."""
-    case = LAYERS[layer]
+    case = (LAYERS | PROGRAMS)[layer]
     options = {"out_channels": width // HEADS, "bias": False} if case.options.get("heads") else {}
     if layer == "Transformer":
         options["root_weight"] = False
-    return without_linear(case.build(width, **options, **(case.bare_options or {})))
+    module = case.build(width, **options, **(case.bare_options or {}))
+    return module if case.keeps_linear else without_linear(module)
 
 
 def _sparse(layer: str, graph: GraphData) -> Forward:

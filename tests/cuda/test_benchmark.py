@@ -281,6 +281,33 @@ def computed(backend: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
 
 
 LAYERS = ("GCN", "SAGE-max", "SAGE-mean", "GATv2", "GAT", "Transformer")
+PROGRAMS = ("ResGated", "GINE", "CG", "GEN-max")
+
+
+@pytest.mark.parametrize("layer", PROGRAMS)
+def test_edge_programs_agree(computed: Computed, layer: str) -> None:
+    found = computed(layer)
+    assert list(found) == ["upstream", "ours"]
+    assert all("failed" not in row for row in found.values()), found
+    report = measure("gpu_report")
+    results = {"bandwidth": {}, "cache_bytes": 0, "cells": list(found.values())}
+    assert report.pairs(results["cells"])
+    assert all(layer in " ".join(report._cells(row, results)) for row in found.values())
+
+
+def test_edge_programs_are_planned_behind_other_layers_of_their_width() -> None:
+    cells = measure("cells")
+    planned = cells.plan(["wing", "like-ogbn-products"], ["GINE", "GCN"], [256, 64, 128])
+    assert [str(cell) for cell in planned] == [
+        "wing GCN 256 float32",
+        "like-ogbn-products GCN 256 float32",
+        "wing GINE 256 float32",
+        "wing GCN 256 bfloat16",
+        "wing GCN 64 float32",
+        "wing GINE 64 float32",
+        "wing GCN 128 float32",
+        "wing GCN 64 bfloat16",
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
