@@ -204,6 +204,8 @@ def profiled_on_one_rank(layer: Any, d: Any) -> Tensor:
         sys.setprofile(None)
 
 
+DEGREES = torch.ones(20, dtype=torch.long)
+
 PRODUCT = "a product of a matrix with values of each edge"
 
 CASES = {
@@ -247,6 +249,12 @@ CASES = {
     "own, another slope": Case(own(by_slope), with_other_slope, 2),
     "own, profiled on one rank": Case(own(gated), profiled_on_one_rank),
     "own, with an update": Case(own(gated, base=Updating), plain),
+    "own, several aggregations": Case(own(gated, ["mean", "std", "max", "sum"]), plain),
+    "PNA": Case(lambda: gnn.PNAConv(D, D, ["mean", "max", "std"], ["identity"], DEGREES), plain),
+    "PNA, towers": Case(
+        lambda: gnn.PNAConv(D, D, ["mean", "var"], ["identity"], DEGREES, edge_dim=3, towers=2),
+        featured,
+    ),
     "EdgeConv, two layers": Case(
         lambda: gnn.EdgeConv(nn.Sequential(nn.Linear(2 * D, C), nn.ReLU(), nn.Linear(C, C))),
         *(plain, 0, PRODUCT),
