@@ -7,7 +7,8 @@ import torch
 
 from fastgraph import ops
 from fastgraph.dist.operators import registration  # noqa: F401  # all rules
-from fastgraph.dist.tensor.table import find, rule
+from fastgraph.dist.tensor import table
+from fastgraph.dist.tensor.table import KNOWN, dispatch_of, find, rule
 from fastgraph.registry.operators import ATTENTIONS, Attention
 
 EDGES = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]])
@@ -32,6 +33,18 @@ def test_a_second_rule_for_a_name_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"cumsum has a rule: .*rules\.shapes\.along"):
         rule("cdist cumsum")(lambda func, args, kwargs: None)
     assert find("cdist") is None
+
+
+def test_a_rule_is_one_for_functions_that_were_called_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(table, "_rules", dict(table._rules))
+    assert dispatch_of(torch.cdist).rule is None
+    assert torch.cdist in KNOWN
+    done = rule("cdist")(lambda func, args, kwargs: None)
+    assert torch.cdist not in KNOWN
+    assert dispatch_of(torch.cdist).rule is done
+    KNOWN.clear()
 
 
 @pytest.mark.parametrize("operator", ATTENTIONS, ids=lambda operator: operator.name)

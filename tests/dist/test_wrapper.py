@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 import fastgraph
 import fastgraph.dist as fgd
 from fastgraph.dist.tensor import sharded
-from fastgraph.dist.tensor.table import OF_WRAPPER
+from fastgraph.dist.tensor.table import OF_WRAPPER, Dispatch
 
 NODES, EDGES = 12, 40
 
@@ -54,9 +54,9 @@ def test_a_layer_asks_for_few_rules(data: Data, monkeypatch: pytest.MonkeyPatch)
     conv, asked = gnn.GCNConv(8, 8), Counter[str]()
     by_rule = sharded._by_rule
 
-    def counted(func: Any, name: str, *given: Any) -> Any:
-        asked[name] += 1
-        return by_rule(func, name, *given)
+    def counted(func: Any, dispatch: Dispatch, *given: Any) -> Any:
+        asked[dispatch.name] += 1
+        return by_rule(func, dispatch, *given)
 
     with fastgraph.enabled(min_edges=0):
         conv(data.x, data.edge_index)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from fastgraph.dist.operators.attention import FUSED_ATTENTIONS, FusedAttention, num_heads, shared
 from fastgraph.dist.operators.cost import Layer
+from fastgraph.dist.operators.modes import HALO
 from fastgraph.dist.operators.planner import layer_of, layer_of_sum, mode_of
-from fastgraph.dist.operators.protocol import Operation, Relation
+from fastgraph.dist.operators.protocol import Mode, Operation, Relation
 from fastgraph.dist.operators.rank_graph import local_rows
 from fastgraph.dist.tensor.layout import Layout, usual
 from fastgraph.dist.tensor.sharded import ShardedTensor, on_the_whole
@@ -43,6 +44,15 @@ def _among(sources: Layout, n: int) -> Layout:
     return sources if n == sources.n else usual(n)
 
 
+def _mode(
+    operation: Operation, relation: Relation, layer: Callable[[], Layer] | None = None
+) -> Mode:
+    """The mode of a call that is none of attention; see :func:`mode_of`, which is for a choice."""
+    if relation.sources.mode == relation.destinations.mode == HALO.name:
+        return HALO
+    return mode_of(operation, relation, layer)
+
+
 @rule("fastgraph::spmm")
 def weighted_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
     """Sums and means over neighbourhoods."""
@@ -51,7 +61,7 @@ def weighted_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
         raise NoRuleError
     sources = _rows(x)
     relation = _relation(index, ptr, sources, _among(sources, num_out), transpose)
-    mode = mode_of(Operation("weighted_sum", reduce), relation, _sum(x, weight))
+    mode = _mode(Operation("weighted_sum", reduce), relation, _sum(x, weight))
     return mode.weighted_sum(relation, x, weight, reduce)
 
 
@@ -62,7 +72,7 @@ def extremum(func: Any, args: Arguments, kwargs: Options) -> tuple[ShardedTensor
     sources = _rows(x)
     relation = _relation(index, ptr, sources, _among(sources, num_out), transpose)
     operation = Operation("extremum", reduce, ties)
-    mode = mode_of(operation, relation, _sum(x, weight, is_extremum=True))
+    mode = _mode(operation, relation, _sum(x, weight, is_extremum=True))
     return mode.extremum(relation, x, weight, reduce, ties)
 
 
@@ -74,7 +84,7 @@ def normalised_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor
         raise NoRuleError
     rows = _rows(x)
     relation = Relation(index, rows, rows, transpose)
-    mode = mode_of(Operation("normalised_sum"), relation, _sum(x, weight))
+    mode = _mode(Operation("normalised_sum"), relation, _sum(x, weight))
     return mode.normalised_sum(relation, x, weight, loop_weight)
 
 
@@ -145,7 +155,7 @@ def products(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
     y, x, index, ptr, heads, reduce, transpose = args
     sources = _rows(x)
     relation = _relation(index, ptr, sources, _rows_or(y, sources), transpose)
-    mode = mode_of(Operation("products", reduce), relation)
+    mode = _mode(Operation("products", reduce), relation)
     return mode.products(relation, y, x, heads, reduce)
 
 
@@ -160,7 +170,7 @@ def program(func: Any, args: Arguments, kwargs: Options) -> list[Tensor]:
     if "row" in of_place:
         destinations = _rows_or(of_place["row"], sources)
     relation = _relation(index, ptr, sources, destinations, transpose)
-    return mode_of(Operation("program"), relation).program(relation, operands, made)
+    return _mode(Operation("program"), relation).program(relation, operands, made)
 
 
 @rule("fastgraph::edge_softmax")
@@ -169,7 +179,7 @@ def edge_softmax(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
     score, index, ptr, num_out, num_in, transpose = args
     sources = usual(num_in)
     relation = _relation(index, ptr, sources, _among(sources, num_out), transpose)
-    return mode_of(Operation("softmax"), relation).softmax(relation, score)
+    return _mode(Operation("softmax"), relation).softmax(relation, score)
 
 
 DEFINING.add(ShardedTensor)

@@ -32,7 +32,7 @@ def applied(function: type[Function], *arguments: Any) -> Any:
 class _Enter(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.x = x if gradients.may_wait(x) else None
+        ctx.x = x if x.is_leaf or gradients.may_wait(x) else None
         return x.view_as(x)
 
     @staticmethod

@@ -47,7 +47,8 @@ class Digests:
     """The comparisons that are left.
 
     Attributes:
-        steps: of optimizers, of the rank that has most of them left; the same on all ranks.
+        steps: of optimizers, of the rank that has most of them left; the same on all ranks, and 0
+            where nothing is compared any more.
         comparisons: of tensors, for programs that take no step; the same on all ranks.
     """
 
@@ -58,8 +59,8 @@ class Digests:
         self._is_watching = self._is_of_script = False
 
     def begin(self) -> None:
-        """Compare from now on, on all ranks."""
-        self.steps = self._steps_here = _STEPS
+        """Compare from now on, on all ranks; a single one has nothing to compare with."""
+        self.steps = self._steps_here = _STEPS if WORLD.size > 1 else 0
         self.comparisons, self._has_compared = _COMPARISONS, False
         if not self._is_watching:
             register_optimizer_step_post_hook(self._after_step)
@@ -80,9 +81,7 @@ class Digests:
     @property
     def is_on(self) -> bool:
         """True while ranks compare; all of them stop together."""
-        if self.comparisons <= 0 or self.steps <= 0 or WORLD.size == 1:
-            return False
-        return not (WORLD.is_alone or WORLD.is_forked)
+        return self.steps > 0 and not (WORLD.is_alone or WORLD.is_forked)
 
     def compare(self, x: Any, name: str = "") -> None:
         """Compare a replicated tensor or some integers; all ranks together.
@@ -103,6 +102,8 @@ class Digests:
         with torch._C.DisableTorchFunctionSubclass():
             tensor = x.detach() if isinstance(x, Tensor) else torch.tensor(x)
             self._compare(tensor, lambda: name or _name_of(x))
+        if self.comparisons <= 0:
+            self.end()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self.is_on:

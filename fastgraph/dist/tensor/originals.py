@@ -90,7 +90,7 @@ class _Pair:
         return True
 
 
-_pairs: dict[int, _Pair] = {}
+PAIRS: dict[int, _Pair] = {}
 """By the object that stands for the storage of the rows."""
 
 
@@ -101,22 +101,22 @@ def tie(original: Tensor, sharded: Any) -> None:
     local = sharded.local
     storage = local.untyped_storage()
     name = id(storage)
-    _pairs[name] = _Pair(original, local, sharded.rows, sharded.axis)
-    weakref.finalize(storage, _pairs.pop, name, None).atexit = False
+    PAIRS[name] = _Pair(original, local, sharded.rows, sharded.axis)
+    weakref.finalize(storage, PAIRS.pop, name, None).atexit = False
     watch_edits(local)
 
 
 def follow() -> None:
     """Have all rows changed as their originals were since; all ranks together."""
-    for pair in list(_pairs.values()):
+    for pair in list(PAIRS.values()):
         pair.follow()
 
 
 def confirm(parts: Iterable[Tensor]) -> None:
     """The same for these parts of sharded tensors, where torch has not counted an edit."""
-    if _pairs:
+    if PAIRS:
         for part in parts:
-            pair = _pairs.get(id(part.untyped_storage()))
+            pair = PAIRS.get(id(part.untyped_storage()))
             if pair is not None:
                 pair.confirm()
 
@@ -124,15 +124,15 @@ def confirm(parts: Iterable[Tensor]) -> None:
 def write_back(edited: Tensor) -> None:
     """Have an original changed as the rows of this rank were; all ranks together."""
     name = id(edited.untyped_storage())
-    pair = _pairs.get(name)
+    pair = PAIRS.get(name)
     local = None if pair is None else pair.local()
     if pair is not None and local is not None and not pair.write_back(local):
-        del _pairs[name]
+        del PAIRS[name]
 
 
 def leaf_of(local: Tensor) -> Tensor | None:
     """The original that accumulates the gradient of these very rows, if there is one."""
-    pair = _pairs.get(id(local.untyped_storage())) if _pairs and local.grad_fn else None
+    pair = PAIRS.get(id(local.untyped_storage())) if PAIRS and local.grad_fn else None
     original = None if pair is None or pair.local() is not local else pair.original()
     return original if original is not None and original.is_leaf else None
 

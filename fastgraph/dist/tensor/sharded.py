@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,15 +25,15 @@ from fastgraph.dist.tensor.exchange import take
 from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.memo import cached, cached_with_all, count_edit, edits_of
 from fastgraph.dist.tensor.table import (
-    METADATA,
+    KNOWN,
     OF_WRAPPER,
     Arguments,
+    Dispatch,
     NoRuleError,
     Options,
     counts_edits,
-    find,
+    dispatch_of,
     is_in_place,
-    name_of,
 )
 from fastgraph.graphs.memo import REMEMBERING
 
@@ -86,23 +86,19 @@ class ShardedTensor(Tensor):
         if func in OF_WRAPPER:  # as most calls of a layer are, and no edit changes the answer
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        kwargs = dict(kwargs or {})
-        for first in ("input", "self"):  # torch takes either by name
-            if not args and first in kwargs:
-                args = (kwargs.pop(first),)
-        for numpys, torchs in (("axis", "dim"), ("keepdims", "keepdim")):
-            if numpys in kwargs and torchs not in kwargs:
-                kwargs[torchs] = kwargs.pop(numpys)
+        args, kwargs = _usual_names(args, kwargs) if kwargs else (args, {})
         out = kwargs.pop("out", None)
         if out is not None:
             return _copied_into(out, func(*args, **kwargs))
-        name = name_of(func)
-        originals.follow()
-        if name not in METADATA:
-            originals.confirm(x.local for x in leaves(args, kwargs) if is_sharded(x))
-        check_sources(args, kwargs)
+        dispatch = KNOWN.get(func) or dispatch_of(func)
+        values = leaves(args, kwargs)
+        if originals.PAIRS:
+            originals.follow()
+            if dispatch.reads_values:
+                originals.confirm(x.local for x in values if is_sharded(x))
+        check_sources(values)
         before = version(args[0]) if args else None
-        result = _by_rule(func, name, args, kwargs)
+        result = _by_rule(func, dispatch, args, kwargs)
         if before is not None and version(args[0]) != before:
             _edited(args[0])
             _write_through(args[0])
@@ -168,7 +164,7 @@ class CopiedView(Tensor):
     ) -> Any:
         """Do the operation on an ordinary tensor."""
         kwargs = kwargs or {}
-        check_sources(args, kwargs)
+        check_sources(leaves(args, kwargs))
         if any(issubclass(t, ShardedTensor) for t in types):
             plain = lambda x: x.as_subclass(Tensor) if type(x) is CopiedView else x  # noqa: E731
             with torch._C.DisableTorchFunctionSubclass():
@@ -205,7 +201,7 @@ def whole(x: Any) -> Any:
     """
     if not is_sharded(x):
         return x
-    check_sources((x,), {})
+    check_sources([x])
     originals.follow()
     originals.confirm([x.local])
     return collectives.gather(x.local, x.rows, x.axis)
@@ -222,15 +218,17 @@ def tree_map(function: Callable[[Any], Any], value: Any) -> Any:
     return function(value)
 
 
-def leaves(*values: Any) -> Iterator[Any]:
+def leaves(*values: Any) -> list[Any]:
     """The elements of lists, tuples and dictionaries, in their order."""
+    found = []
     for value in values:
         if isinstance(value, (list, tuple)):
-            yield from leaves(*value)
+            found += leaves(*value)
         elif type(value) is dict:
-            yield from leaves(*value.values())
+            found += leaves(*value.values())
         else:
-            yield value
+            found.append(value)
+    return found
 
 
 def version(x: Any) -> int | None:
@@ -241,6 +239,8 @@ def version(x: Any) -> int | None:
         uncounted = edits_of(x)
     if not isinstance(x, Tensor):
         return None
+    if type(x) is Tensor:
+        return None if x.is_inference() else x._version + uncounted
     with torch._C.DisableTorchFunctionSubclass():
         return None if x.is_inference() else x._version + uncounted
 
@@ -249,7 +249,8 @@ def _edited(x: Any) -> None:
     """All that shares the memory of a sharded tensor knows of an edit."""
     if is_sharded(x):
         count_edit(x.local)
-        originals.write_back(x.local)
+        if originals.PAIRS:
+            originals.write_back(x.local)
 
 
 def _cached(name: str, compute: Callable[..., Any], *given: Any) -> Any:
@@ -278,7 +279,8 @@ def enter(x: Any) -> Any:
 
     Uses of a parameter share one sum of gradients for each backward pass.
     """
-    DIGESTS.compare(x)
+    if DIGESTS.steps:
+        DIGESTS.compare(x)
     if not collectives.records_gradient(x):
         return x
     if not x.is_leaf:
@@ -406,14 +408,25 @@ def wrapped(out: Any, rows: Layout, axis: int) -> Any:
     return tree_map(wrap, out)
 
 
-def _by_rule(func: Any, name: str, args: Arguments, kwargs: Options) -> Any:
-    found = find(name)
-    if found is not None:
+def _usual_names(args: Arguments, kwargs: Options) -> tuple[Arguments, Options]:
+    """Arguments under the names that torch has first, of those that it takes."""
+    kwargs = dict(kwargs)
+    for first in ("input", "self"):  # torch takes either by name
+        if not args and first in kwargs:
+            args = (kwargs.pop(first),)
+    for numpys, torchs in (("axis", "dim"), ("keepdims", "keepdim")):
+        if numpys in kwargs and torchs not in kwargs:
+            kwargs[torchs] = kwargs.pop(numpys)
+    return args, kwargs
+
+
+def _by_rule(func: Any, dispatch: Dispatch, args: Arguments, kwargs: Options) -> Any:
+    if dispatch.rule is not None:
         try:
-            return found(func, args, kwargs)
+            return dispatch.rule(func, args, kwargs)
         except NoRuleError:
             pass
-    return on_the_whole(func, name, args, kwargs)
+    return on_the_whole(func, dispatch.name, args, kwargs)
 
 
 def on_the_whole(func: Any, name: str, args: Arguments, kwargs: Options) -> Any:
@@ -476,13 +489,16 @@ def copied_view(x: Tensor, source: Source) -> CopiedView:
     return view
 
 
-def check_sources(args: Arguments, kwargs: Options) -> None:
+def check_sources(values: Iterable[Any]) -> None:
     """Copies of rows are still what a view would be.
+
+    Args:
+        values: all that an operation is given.
 
     Raises:
         RuntimeError: a tensor was edited after some of its rows were copied.
     """
-    for x in leaves(args, kwargs):
+    for x in values:
         if isinstance(x, (ShardedTensor, CopiedView)):
             source = getattr(x, "source", None)
             if source is not None and version(source.parent) != source.version:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,6 +26,24 @@ METADATA: set[str] = set()
 
 OF_WRAPPER: set[Any] = set()
 """Functions of a tensor's shape, dtype and the like, which a wrapper without memory has."""
+
+
+class Dispatch(NamedTuple):
+    """How calls of a function are done.
+
+    Attributes:
+        name: see :func:`name_of`.
+        rule: that does its calls, if there is one.
+        reads_values: true unless it is of shapes, dtypes and layouts alone.
+    """
+
+    name: str
+    rule: Rule | None
+    reads_values: bool
+
+
+KNOWN: dict[Any, Dispatch] = {}
+"""Functions that were looked up by :func:`dispatch_of` since a rule was registered last."""
 
 _rules: dict[str, Rule] = {}
 _in_place: dict[str, Rule] = {}
@@ -56,6 +74,7 @@ def rule(names: str, *, in_place: bool = False, of_values: bool = True) -> Calla
             if name in _rules:
                 there = _rules[name]
                 raise ValueError(f"{name} has a rule: {there.__module__}.{there.__qualname__}")
+        KNOWN.clear()
         if not of_values:
             METADATA.update(names.split())
         for name in names.split():
@@ -70,6 +89,13 @@ def rule(names: str, *, in_place: bool = False, of_values: bool = True) -> Calla
 def find(name: str) -> Rule | None:
     """The rule for an operation, if there is one."""
     return _rules.get(name) or _in_place.get(name)
+
+
+def dispatch_of(function: Any) -> Dispatch:
+    """What the table has for a function, which :data:`KNOWN` has from now on."""
+    name = name_of(function)
+    found = KNOWN[function] = Dispatch(name, find(name), name not in METADATA)
+    return found
 
 
 def name_of(function: Any) -> str:

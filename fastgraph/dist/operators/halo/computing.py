@@ -26,7 +26,6 @@ from fastgraph.dist.operators.halo.exchange import Piece, Results, computed
 from fastgraph.dist.operators.halo.graph import Neighbourhoods, neighbourhoods
 from fastgraph.dist.operators.precision import PRECISION
 from fastgraph.dist.operators.protocol import OPERATIONS, Mode, Relation
-from fastgraph.dist.operators.rank_graph import part_of
 from fastgraph.dist.tensor.collectives import sum_of_ranks
 from fastgraph.dist.tensor.sharded import ShardedTensor
 from fastgraph.edge_programs.program import Program
@@ -68,7 +67,7 @@ class Halo(Mode):
     ) -> ShardedTensor:
         """Sums with the normalisation of graph convolutions."""
         graph = neighbourhoods(*relation)
-        local, normalised = graph.normalised(weight, loop_weight, part_of(x).dtype)
+        local, normalised = graph.normalised(weight, loop_weight, x.dtype)
         csr = local.by_destination
 
         def compute(piece: Piece) -> Results:

@@ -117,7 +117,8 @@ class _First:
             pair = applied(_SomeValues, x, *self._halves.positions)
         else:
             make = lambda: applied(_SomeValues, x, *self._halves.positions)  # noqa: E731
-            pair = cached(x, ("values of halves", self._halves), make)
+            # Given values are rows of a sharded tensor, others nobody else has.
+            pair = cached(x, ("values of halves", self._halves), make, is_part=True)
         self.rest.append(pair[1])
         return pair[0]
 

@@ -27,7 +27,7 @@ from fastgraph.dist.tensor.collectives import with_halo
 from fastgraph.dist.tensor.exchange import Plan
 from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.memo import cached
-from fastgraph.dist.tensor.sharded import aligned, enter, is_sharded
+from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, enter, is_sharded
 from fastgraph.graphs.edges import Edges, named_by_itself
 from fastgraph.graphs.graph import Csr, Graph
 from fastgraph.graphs.normalisation import WeightedGraph, normalised_graph
@@ -100,7 +100,12 @@ class Neighbourhoods(RankGraph):
                 with_others=lambda scale: with_halo(scale, self.plan),
             )
 
-        found: WeightedGraph = self.with_weight(weight, ("normalised", loop_weight, dtype), make)
+        key = ("normalised", loop_weight, dtype)
+        found: WeightedGraph
+        if weight is None:
+            found = self._derived.get(key, make)
+        else:
+            found = self.with_weight(weight, key, make)
         return found
 
 
@@ -126,17 +131,21 @@ def neighbourhoods(
         IndexError: on all ranks, if ``index`` points outside the nodes.
         NoRuleError: ``index`` is sharded in another way.
     """
-    local, rows = local_edges(index)
 
-    def make() -> Neighbourhoods:
+    def make(local: Tensor, rows: Layout | None) -> Neighbourhoods:
         sizes = sources.n, destinations.n
         ends = placed_edges(
             local, rows, sizes, transpose, lambda pair: destinations.held(pair[1]).owner
         )
         return Neighbourhoods(ends, sources, destinations, self_loops)
 
-    key = ("neighbourhoods", rows, sources, destinations, transpose, self_loops)
-    found: Neighbourhoods = cached(local, key, make, is_part=rows is not None)
+    key = ("neighbourhoods", sources, destinations, transpose, self_loops)
+    found: Neighbourhoods
+    if isinstance(index, ShardedTensor):  # of which nothing has to be looked at again
+        found = index.cached(key, lambda: make(*local_edges(index)))
+    else:
+        given = local_edges(index)
+        found = cached(given[0], key, lambda: make(*given))
     return found
 
 
