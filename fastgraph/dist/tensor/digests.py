@@ -2,7 +2,8 @@
 
 A program that draws from a generator without a seed, or from the order of a set, is another one on
 each rank, and its results are those of none. So in the first steps of a training ranks compare 64
-bits of whatever meets sharded tensors, and of what optimizers have changed.
+bits of whatever meets sharded tensors, and of what optimizers have changed. What a script decides
+later, as by the time, shows at steps whose number is a power of two, and at its end.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import pickle
 import random
 import sys
+import weakref
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.board import ADVICE, BOARD
 from fastgraph.dist.ranks.world import (
     BEGINNING,
     WORLD,
@@ -43,17 +46,18 @@ class Digests:
     """The comparisons that are left.
 
     Attributes:
-        steps: of optimizers.
+        steps: of optimizers, that were taken.
         comparisons: of tensors, for programs that take no step.
     """
 
     def __init__(self) -> None:
         self.steps = self.comparisons = 0
         self._is_of_script = False
+        self._last: weakref.ref[torch.optim.Optimizer] | None = None
 
     def begin(self) -> None:
         """Compare from now on, on all ranks."""
-        self.steps, self.comparisons = _STEPS, _COMPARISONS
+        self.steps, self.comparisons = 0, _COMPARISONS
 
     def watch_script(self) -> None:
         """Compare random states and what optimizers have changed, too.
@@ -67,14 +71,39 @@ class Digests:
 
     def end(self) -> None:
         """Compare no more, on all ranks."""
-        self.steps = 0
+        self.comparisons = 0
+
+    def end_of_script(self) -> None:
+        """Compare what was asked for, and the parameters of the optimizer that stepped last.
+
+        Raises:
+            RanksDivergedError: on all ranks, if one has done something else.
+        """
+        if WORLD.size == 1:
+            return
+        optimizer = None if self._last is None else self._last()
+        parameters = -1
+        if optimizer is not None:
+            with torch._C.DisableTorchFunctionSubclass():
+                parameters = sum(map(_digest, _parameters(optimizer))) % 2**62
+        facts = BOARD.meet(parameters)
+        numbers, *digests = map(list, zip(*facts, strict=True)) if facts else ([0], [0], [0])
+        if len({*zip(numbers, digests[0], strict=True)}) > 1:
+            raise RanksDivergedError(
+                f"ranks have asked for different collectives, {numbers} of them: {ADVICE}"
+            )
+        of_parameters = set(digests[1])
+        if len(of_parameters) > 1 and -1 not in of_parameters and self.comparisons > 0:
+            assert optimizer is not None  # as on all ranks
+            _compare_parameters(optimizer)
 
     @property
     def is_on(self) -> bool:
         """True while ranks compare; all of them stop together."""
-        if self.comparisons <= 0 or self.steps <= 0 or WORLD.size == 1:
+        if self.comparisons <= 0 or WORLD.size == 1 or WORLD.is_alone or WORLD.is_forked:
             return False
-        return not (WORLD.is_alone or WORLD.is_forked)
+        number = self.steps + 1
+        return self.steps < _STEPS or (self._is_of_script and number & (number - 1) == 0)
 
     def compare(self, x: Any, name: str = "") -> None:
         """Compare a replicated tensor or some integers; all ranks together.
@@ -96,26 +125,35 @@ class Digests:
             _compare(tensor, lambda: name or _name_of(x))
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not self.is_on:
-            return
-        self.steps -= 1
-        _compare_random_states()
-        groups = [group["params"] for group in optimizer.param_groups]
-        tensors = [p.detach() for group in groups for p in group if type(p) is nn.Parameter]
-        kind = type(optimizer).__name__
-        with torch._C.DisableTorchFunctionSubclass():
-            total = sum(map(_digest, tensors)) % 2**62
-            (same_number, same_values) = _are_same([len(tensors), total])
-            if not same_number:
-                raise RanksDivergedError(f"{kind} has other numbers of parameters on some ranks")
-            if not same_values:
-                for position, x in enumerate(tensors):
-                    _compare(x, functools.partial("parameter {} of {}".format, position, kind))
+        self._last = weakref.ref(optimizer)
+        if self.is_on:
+            _compare_random_states()
+            _compare_parameters(optimizer)
+        self.steps += 1
 
 
 DIGESTS = Digests()
 
 BEGINNING.append(DIGESTS.begin)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The parameters that all ranks have whole."""
+    groups = [group["params"] for group in optimizer.param_groups]
+    return [p.detach() for group in groups for p in group if type(p) is nn.Parameter]
+
+
+def _compare_parameters(optimizer: torch.optim.Optimizer) -> None:
+    kind = type(optimizer).__name__
+    with torch._C.DisableTorchFunctionSubclass():
+        tensors = _parameters(optimizer)
+        total = sum(map(_digest, tensors)) % 2**62
+        (same_number, same_values) = _are_same([len(tensors), total])
+        if not same_number:
+            raise RanksDivergedError(f"{kind} has other numbers of parameters on some ranks")
+        if not same_values:
+            for position, x in enumerate(tensors):
+                _compare(x, functools.partial("parameter {} of {}".format, position, kind))
 
 
 def _compare(x: Tensor, name: Callable[[], str]) -> None:
