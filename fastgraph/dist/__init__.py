@@ -26,6 +26,7 @@ from fastgraph.dist.files.shards import Shards, load_shards, write_shards
 from fastgraph.dist.graphs.partition import PartitionError, partition
 from fastgraph.dist.operators import registration as registration
 from fastgraph.dist.operators.precision import ReducedPrecision, reduce_precision
+from fastgraph.dist.ranks import ending as ending
 from fastgraph.dist.ranks.counts import COUNTS, Counts
 from fastgraph.dist.ranks.phases import Phases
 from fastgraph.dist.ranks.world import CollectiveError, RanksDivergedError, init

@@ -6,6 +6,7 @@ Every rank must issue the same collectives in the same order. Nothing else in th
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
+from fastgraph.dist.ranks.board import BOARD, Asked
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.phases import RECORDER
 from fastgraph.dist.ranks.world import WORLD, CollectiveError, RanksDivergedError, line_of_program
@@ -60,7 +62,7 @@ def all_reduce(x: Tensor) -> Tensor:
     out = out.contiguous()
     if WORLD.size > 1:
         sent = out.nbytes * 2 * (WORLD.size - 1) // WORLD.size
-        _issue("all_reduce", x.shape, x.dtype, sent, lambda: dist.all_reduce(out))
+        _issue("all_reduce", x.shape, x.dtype, sent, lambda: dist.all_reduce(out, async_op=True))
     return out
 
 
@@ -87,7 +89,8 @@ def _sum_of_parts(parts: Tensor, shape: Sequence[int]) -> Tensor:
     received = torch.empty_like(parts)
     sent = parts[1:].nbytes
     given, taken = as_bytes(parts), as_bytes(received)
-    _issue("all_reduce", shape, parts.dtype, sent, lambda: dist.all_to_all_single(taken, given))
+    exchange = lambda: dist.all_to_all_single(taken, given, async_op=True)  # noqa: E731
+    _issue("all_reduce", shape, parts.dtype, sent, exchange)
     total = received[0] + received[1]
     for part in received[2:]:
         total += part
@@ -123,7 +126,7 @@ def all_gather(x: Tensor, counts: Sequence[int]) -> Tensor:
             (sum(counts), *x.shape[1:]),
             x.dtype,
             sent,
-            lambda: _gather_parts(taken, given),
+            lambda: _gather_parts(taken, given, async_op=True),
         )
     starts = range(0, WORLD.size * longest, longest) if longest else [0] * WORLD.size
     return torch.cat([received[s : s + c] for s, c in zip(starts, counts, strict=True)])
@@ -171,6 +174,7 @@ class Exchange:
     def __init__(self, given: Tensor, received: Tensor) -> None:
         self._given, self._received = given, received
         self._work: Any = None
+        self._asked = Asked(0, "")
         self._recorded: list[tuple[int, float]] | None = None
         self._position = 0
 
@@ -186,7 +190,7 @@ class Exchange:
             )
 
         sent = x.shape[1:].numel() * x.element_size() * (sum(sends) - sends[rank])
-        _issue("all_to_all", x.shape[1:], x.dtype, sent, collective)
+        self._asked = _issue("all_to_all", x.shape[1:], x.dtype, sent, collective)
         self._recorded = RECORDER.collectives
         if self._recorded is not None:
             self._position = len(self._recorded) - 1
@@ -197,11 +201,11 @@ class Exchange:
             return self._received
         started = time.perf_counter()
         try:
-            self._work.wait()
+            BOARD.finish(self._work, self._asked)
+        except (RanksDivergedError, CollectiveError):
+            raise
         except RuntimeError as error:
-            raise _unfinished("all_to_all", self._given.shape[1:], self._given.dtype, error) from (
-                error
-            )
+            raise _unfinished(self._asked, error) from error
         self._work = None
         if self._recorded is not None:  # what the rank did meanwhile counts as computing
             sent, seconds = self._recorded[self._position]
@@ -213,10 +217,8 @@ class Exchange:
 def table_of(row: Tensor) -> Tensor:
     """The rows of all ranks, ``[ranks, len(row)]``; for what ranks check, and not counted."""
     found = row.new_empty(WORLD.size * len(row))
-    try:
-        _gather_parts(found, row)
-    except RuntimeError as error:
-        raise _unfinished("all_gather", row.shape, row.dtype, error) from error
+    asked = BOARD.ask("all_gather", row.shape, row.dtype)
+    _finish(lambda: _gather_parts(found, row, async_op=True), asked)
     return found.view(WORLD.size, -1)
 
 
@@ -234,24 +236,51 @@ def agree(value: bool) -> bool:
 def barrier() -> None:
     """Wait for all ranks."""
     if WORLD.size > 1:
-        _issue("barrier", (), None, 0, dist.barrier)
+        _issue("barrier", (), None, 0, lambda: dist.barrier(async_op=True))
 
 
 def broadcast(value: Any) -> Any:
     """The object of rank 0."""
     if WORLD.size == 1:
         return value
-    box = [value]
-    _issue("broadcast", (), None, 0, lambda: dist.broadcast_object_list(box, 0))
-    return box[0]
+    is_mine = WORLD.rank == 0
+    data = _pickled(value) if is_mine else torch.empty(0, dtype=torch.uint8)
+    size = torch.tensor([len(data)])
+
+    def content() -> Any:
+        nonlocal data
+        if not is_mine:
+            data = data.new_empty(int(size))
+        return dist.broadcast(data, 0, async_op=True)
+
+    sizes = lambda: dist.broadcast(size, 0, async_op=True)  # noqa: E731
+    _issue("broadcast", (), None, 0, sizes, content)
+    return value if is_mine else pickle.loads(data.numpy().tobytes())
 
 
 def gather_objects(value: Any) -> list[Any]:
     """The objects of all ranks, in their order."""
-    found: list[Any] = [value] * WORLD.size
+    found: list[Any] = [value]
     if WORLD.size > 1:
-        _issue("gather_objects", (), None, 0, lambda: dist.all_gather_object(found, value))
+        found.clear()
+        _issue("gather_objects", (), None, 0, lambda: found.extend(_gathered(value)))
     return found
+
+
+def _gathered(value: Any) -> list[Any]:
+    data = _pickled(value)
+    sizes = torch.empty(WORLD.size, dtype=torch.int64)
+    asked = BOARD.ask("objects", (), None)
+    _finish(lambda: _gather_parts(sizes, torch.tensor([len(data)]), async_op=True), asked)
+    longest = int(sizes.max())
+    given, taken = pad(data, (0, longest - len(data))), data.new_empty(WORLD.size * longest)
+    _finish(lambda: _gather_parts(taken, given, async_op=True), asked)
+    parts = zip(taken.view(WORLD.size, -1), sizes.tolist(), strict=True)
+    return [pickle.loads(part[:size].numpy().tobytes()) for part, size in parts]
+
+
+def _pickled(value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
 
 
 def as_bytes(x: Tensor) -> Tensor:
@@ -268,8 +297,9 @@ def _issue(
     shape: Sequence[int],
     dtype: torch.dtype | None,
     sent: int,
-    collective: Callable[[], object],
-) -> None:
+    *steps: Callable[[], Any],
+) -> Asked:
+    """Begin each step of a collective and wait for it, if it gives what can be waited for."""
     if WORLD.is_alone:
         raise RanksDivergedError(
             f"rank {WORLD.rank} of {WORLD.size}: {kind} of {list(shape)} {dtype} at "
@@ -283,30 +313,37 @@ def _issue(
     COUNTS.calls[kind] += 1
     COUNTS.sent[kind] += sent
     started = time.perf_counter()
-    try:
-        if WORLD.check:
-            _compare(f"{kind} of {list(shape)} {dtype} at {line_of_program()}")
-        collective()
-    except RanksDivergedError:
-        raise
-    except RuntimeError as error:
-        raise _unfinished(kind, shape, dtype, error) from error
+    asked = BOARD.ask(kind, shape, dtype)
+    if WORLD.check:
+        _compare(f"{asked.what} at {line_of_program()}")
+    for step in steps:
+        _finish(step, asked)
     if RECORDER.collectives is not None:
         RECORDER.collectives.append((sent, time.perf_counter() - started))
+    return asked
 
 
-def _unfinished(
-    kind: str, shape: Sequence[int], dtype: torch.dtype | None, error: RuntimeError
-) -> CollectiveError:
+def _finish(step: Callable[[], Any], asked: Asked) -> None:
+    try:
+        work = step()
+        if work is not None:
+            BOARD.finish(work, asked)
+    except (RanksDivergedError, CollectiveError):
+        raise
+    except RuntimeError as error:
+        raise _unfinished(asked, error) from error
+
+
+def _unfinished(asked: Asked, error: RuntimeError) -> CollectiveError:
+    gone = BOARD.gone()
     return CollectiveError(
-        f"rank {WORLD.rank} of {WORLD.size}: {kind} of {list(shape)} {dtype}, called at "
-        f"{line_of_program()}, did not end: {error}"
+        f"rank {WORLD.rank} of {WORLD.size}: {asked.what}, called at {line_of_program()}, did not "
+        f"end: {f'{gone}; ' if gone else ''}{error}"
     )
 
 
 def _compare(fingerprint: str) -> None:
-    found: list[Any] = [None] * WORLD.size
-    dist.all_gather_object(found, fingerprint)
+    found = _gathered(fingerprint)
     if len(set(found)) > 1:
         listed = "\n".join(f"  rank {rank}: {print_}" for rank, print_ in enumerate(found))
         raise RanksDivergedError(f"ranks ask for different collectives:\n{listed}")

@@ -11,12 +11,14 @@ import torch
 
 import fastgraph.dist
 from fastgraph.dgl import fix_import
+from fastgraph.dist.ranks import ending
 from fastgraph.dist.ranks.world import join
 
 
 def main(folder: Path, timeout: float, rank: int, world_size: int) -> None:
     """Join the others by a file, do the call, leave its result in a file."""
     torch.set_num_threads(1)
+    ending.watched()
     join(
         "gloo",
         init_method=f"file://{folder}/store",
@@ -28,7 +30,11 @@ def main(folder: Path, timeout: float, rank: int, world_size: int) -> None:
     fix_import()  # as in the process that has sent models and graphs of DGL
     path, function, arguments = pickle.loads((folder / "call").read_bytes())
     sys.path[:] = path
-    result = function(*arguments)
+    try:
+        result = function(*arguments)
+    except BaseException as error:
+        ending.fail(error)
+        raise
     (folder / f"result-{rank}").write_bytes(pickle.dumps(result))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import faulthandler
 import functools
 import importlib
 import io
@@ -24,12 +25,13 @@ import torch
 from fastgraph import enabling
 from fastgraph.dist.balance.automatic import Automatic, reduce_as_measured
 from fastgraph.dist.balance.first_epochs import FirstEpochs
-from fastgraph.dist.graphs import dgl
+from fastgraph.dist.graphs import dgl, pyg_functions
 from fastgraph.dist.graphs.partition import METHODS
 from fastgraph.dist.graphs.pyg import shard_as_known
 from fastgraph.dist.operators.modes import MODES, current_name
 from fastgraph.dist.ranks import transport, world
 from fastgraph.dist.ranks.agreement import check_alike, first_rank_first
+from fastgraph.dist.ranks.board import BOARD
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.running import hashing
@@ -175,6 +177,7 @@ def main(words: Sequence[str] | None = None) -> None:
         parser().error("--max-restarts needs --nproc-per-node")
     hashing.start_again_with_common_hashes()
     _say_how_to_restart()
+    faulthandler.enable()  # gloo ends the process where ranks have sent each other other sizes
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # sharded tensors are on the CPU
     timeout = timedelta(seconds=options.timeout)
     world.init(timeout=timeout, random=options.random, check=options.check)
@@ -192,7 +195,20 @@ def main(words: Sequence[str] | None = None) -> None:
     if WORLD.rank != 0:
         _keep_apart(options.rank_logs, started)
     atexit.register(_say_gathers)
-    runpy.run_path(str(options.script), run_name="__main__")
+    _run(options.script)
+
+
+def _run(script: Path) -> None:
+    """Run the script; ranks whose scripts have ended compare what they have done."""
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            BOARD.end()  # threads of the script may last, and others wait meanwhile
+        else:
+            DIGESTS.end_of_script()
+        raise
+    DIGESTS.end_of_script()
 
 
 def _keep_apart(logs: Path | None, started: float) -> None:
@@ -285,6 +301,7 @@ def shard_datasets(shard: Callable[[Any], Any], min_nodes: int) -> None:
     """
     from torch_geometric.data import Data, Dataset, HeteroData
 
+    pyg_functions.install()  # before the script imports some of them by name
     get = Dataset.__getitem__
 
     def fits(data: Any) -> bool:

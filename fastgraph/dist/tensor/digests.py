@@ -6,7 +6,8 @@ bits of whatever meets sharded tensors, and of what optimizers have changed.
 
 Each comparison waits for the other ranks, so they end where training has gone through two steps. A
 rank may take steps that others do not, of a model of its own. So each rank counts its steps, and
-sends what is left with each comparison: as long as one has steps left, all compare.
+sends what is left with each comparison: as long as one has steps left, all compare. What a script
+decides later, as by the time, shows at steps whose number is a power of two, and at its end.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import functools
 import pickle
 import random
 import sys
+import weakref
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +26,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.board import ADVICE, BOARD
 from fastgraph.dist.ranks.world import (
     BEGINNING,
     WORLD,
@@ -54,14 +57,15 @@ class Digests:
 
     def __init__(self) -> None:
         self.steps = self.comparisons = 0
-        self._steps_here = 0
+        self._steps_here = self._taken = 0
         self._has_compared = False  # since the last step
         self._is_watching = self._is_of_script = False
+        self._last: weakref.ref[torch.optim.Optimizer] | None = None
 
     def begin(self) -> None:
         """Compare from now on, on all ranks; a single one has nothing to compare with."""
         self.steps = self._steps_here = _STEPS if WORLD.size > 1 else 0
-        self.comparisons, self._has_compared = _COMPARISONS, False
+        self.comparisons, self._has_compared, self._taken = _COMPARISONS, False, 0
         if not self._is_watching:
             register_optimizer_step_post_hook(self._after_step)
             self._is_watching = True
@@ -76,7 +80,31 @@ class Digests:
 
     def end(self) -> None:
         """Compare no more, on all ranks."""
-        self.steps = 0
+        self.steps = self.comparisons = 0
+
+    def end_of_script(self) -> None:
+        """Compare what was asked for, and the parameters of the optimizer that stepped last.
+
+        Raises:
+            RanksDivergedError: on all ranks, if one has done something else.
+        """
+        if WORLD.size == 1:
+            return
+        optimizer = None if self._last is None else self._last()
+        parameters = -1
+        if optimizer is not None:
+            with torch._C.DisableTorchFunctionSubclass():
+                parameters = _total(_parameters(optimizer))
+        facts = BOARD.meet(parameters)
+        numbers, *digests = map(list, zip(*facts, strict=True)) if facts else ([0], [0], [0])
+        if len({*zip(numbers, digests[0], strict=True)}) > 1:
+            raise RanksDivergedError(
+                f"ranks have asked for different collectives, {numbers} of them: {ADVICE}"
+            )
+        of_parameters = set(digests[1])
+        if len(of_parameters) > 1 and -1 not in of_parameters and self.comparisons > 0:
+            assert optimizer is not None  # as on all ranks
+            self._compare_parameters(optimizer)
 
     @property
     def is_on(self) -> bool:
@@ -106,22 +134,26 @@ class Digests:
             self.end()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not self.is_on:
+        if WORLD.is_alone or WORLD.is_forked:
             return
-        if self._has_compared or self._is_of_script:  # else a step of what met no rows
-            self._steps_here -= 1
-            self._has_compared = False
-        if self._is_of_script:
-            self._compare_parameters(optimizer)
+        self._last = weakref.ref(optimizer)
+        self._taken += 1
+        if self.is_on:
+            if self._has_compared or self._is_of_script:  # else a step of what met no rows
+                self._steps_here -= 1
+                self._has_compared = False
+            if self._is_of_script:
+                self._compare_parameters(optimizer)
+        # Each rank of a script takes the same steps, or its end tells.
+        if self._is_of_script and self.comparisons > 0 and _is_later_one(self._taken + 1):
+            self.steps = self._steps_here = 1
 
     def _compare_parameters(self, optimizer: torch.optim.Optimizer) -> None:
         self._compare_random_states()
-        groups = [group["params"] for group in optimizer.param_groups]
-        tensors = [p.detach() for group in groups for p in group if type(p) is nn.Parameter]
+        tensors = _parameters(optimizer)
         kind = type(optimizer).__name__
         with torch._C.DisableTorchFunctionSubclass():
-            total = sum(map(_digest, tensors)) % 2**62
-            (same_number, same_values) = self._are_same([len(tensors), total])
+            (same_number, same_values) = self._are_same([len(tensors), _total(tensors)])
             if not same_number:
                 raise RanksDivergedError(f"{kind} has other numbers of parameters on some ranks")
             if not same_values:
@@ -164,6 +196,21 @@ class Digests:
 DIGESTS = Digests()
 
 BEGINNING.append(DIGESTS.begin)
+
+
+def _is_later_one(step: int) -> bool:
+    """True for the steps after the first ones in which scripts compare."""
+    return WORLD.size > 1 and step > _STEPS and step & (step - 1) == 0
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The parameters that all ranks have whole."""
+    groups = [group["params"] for group in optimizer.param_groups]
+    return [p.detach() for group in groups for p in group if type(p) is nn.Parameter]
+
+
+def _total(tensors: list[Tensor]) -> int:
+    return sum(map(_digest, tensors)) % 2**62
 
 
 def _is_rounded(x: Tensor) -> bool:

@@ -147,6 +147,20 @@ simple(
 )
 
 
+@probe("losses of rows")
+def _(d: Data) -> Tensor:
+    x, sign = h(d), (d.y % 2 * 2 - 1).to(d.x.dtype)
+    found = [
+        F.margin_ranking_loss(x[:, 0], d.x[:, 1], sign, margin=0.3),
+        F.hinge_embedding_loss(x[:, 1].abs(), sign, reduction="sum"),
+        F.triplet_margin_loss(x, d.x, x * d.x, margin=2.0, swap=True),
+        F.triplet_margin_loss(x, d.x, torch.zeros(N, D), reduction="none").square().sum(),
+        F.cosine_embedding_loss(x, d.x, target=sign, margin=0.1),
+        F.cosine_embedding_loss(x, torch.ones(N, D), sign, reduction="none").sum(),
+    ]
+    return torch.stack(found)
+
+
 simple(
     "losses of classes",
     lambda d: (

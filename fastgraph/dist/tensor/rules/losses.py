@@ -46,6 +46,27 @@ def elementwise(func: Any, args: Arguments, kwargs: Options) -> Any:
     return each.sum() if reduction == "sum" else each.mean()
 
 
+@rule("margin_ranking_loss hinge_embedding_loss triplet_margin_loss cosine_embedding_loss")
+def by_rows(func: Any, args: Arguments, kwargs: Options) -> Any:
+    """Losses that compare rows with each other, one by one."""
+    options = dict(kwargs)
+    reduction = options.pop("reduction", "mean")
+    if any(options.pop(o, None) is not None for o in ("reduce", "size_average")):
+        raise NoRuleError
+    tensors = [x for x in (*args, *options.values()) if isinstance(x, Tensor)]
+    lead: Any = next(x for x in tensors if is_sharded(x))
+    if reduction not in _REDUCTIONS or len(args) > 3 or lead.axis != 0:
+        raise NoRuleError
+    if any(not x.dim() or x.shape[0] != lead.rows.n for x in tensors):
+        raise NoRuleError
+    local = [aligned(x, lead.rows, 0) for x in args]
+    named = {name: aligned(x, lead.rows, 0) for name, x in options.items()}
+    each = ShardedTensor(func(*local, **named, reduction="none"), lead.rows, 0)
+    if reduction == "none":
+        return each
+    return each.sum() if reduction == "sum" else each.mean()
+
+
 @rule("cross_entropy nll_loss")
 def of_classes(func: Any, args: Arguments, kwargs: Options) -> Any:
     """Losses of classes, whose mean is over the weights of the targets that count."""

@@ -1,0 +1,210 @@
+"""A board where ranks that wait, have failed or have ended say so, beside all collectives.
+
+A collective that another rank will never join does not end before the time-out. So a rank that
+has waited for some seconds looks at what the others have said, and each that waits says for what.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from fastgraph.dist.ranks.world import (
+    DEFAULT_TIMEOUT,
+    WORLD,
+    CollectiveError,
+    RanksDivergedError,
+    line_of_program,
+)
+
+_PATIENCE = timedelta(seconds=3)
+"""For which a rank waits before it looks at the board."""
+
+_SECONDS_BETWEEN_LOOKS = 0.02
+
+ADVICE = (
+    "the script has done something else on a rank, as by the time, a file of its own or a "
+    "generator without a seed"
+)
+
+_FAILED, _ENDED, _WAITS = "failed", "ended", "waits"
+
+
+class Asked(NamedTuple):
+    """A collective that this rank has asked for.
+
+    Attributes:
+        number: how many it had asked for before.
+        what: its kind, shape and dtype, which all ranks have alike.
+    """
+
+    number: int
+    what: str
+
+
+class Board:
+    """What ranks have said; nothing where there is no store of a process group.
+
+    Attributes:
+        number: of collectives that this rank has asked for.
+        digest: of all of them, in their order.
+    """
+
+    def __init__(self) -> None:
+        self.number = self.digest = 0
+        self._has_ended = False
+
+    def ask(self, kind: str, shape: Sequence[int], dtype: torch.dtype | None) -> Asked:
+        """Count a collective."""
+        asked = Asked(self.number, f"{kind} of {list(shape)} {dtype}")
+        self.number += 1
+        self.digest = zlib.crc32(asked.what.encode(), self.digest)
+        return asked
+
+    def finish(self, work: Any, asked: Asked) -> None:
+        """Wait for a collective that was begun.
+
+        Raises:
+            RanksDivergedError: another rank, which has asked for as many before, waits for another,
+                or its script has come to its end.
+            CollectiveError: another rank has failed.
+            RuntimeError: torch's own, as after a time-out.
+        """
+        while True:
+            try:
+                work.wait(_PATIENCE)
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+            else:
+                return
+            self._say(f"{_WAITS}\n{asked.number}\n{asked.what}\n{line_of_program()}")
+            self._look(asked)
+
+    def fail(self, error: BaseException) -> None:
+        """Say that this rank has failed."""
+        self._say(f"{_FAILED}\n{type(error).__name__}: {error}")
+
+    def end(self) -> None:
+        """Say that the script of this rank has come to its end."""
+        if not self._has_ended:
+            self._say(f"{_ENDED}\n{self.number}")
+            self._has_ended = True
+
+    def meet(self, *further: int) -> list[list[int]]:
+        """Say that the script has come to its end, and wait until those of all ranks have.
+
+        Args:
+            further: facts of this rank.
+
+        Returns:
+            For each rank its number and digest of collectives and these; nothing if they cannot be
+            known.
+
+        Raises:
+            RanksDivergedError: another rank waits for this one.
+            CollectiveError: another rank has failed.
+        """
+        self._has_ended = True
+        facts = [self.number, self.digest, *further]
+        self._say("\n".join([_ENDED, *map(str, facts)]))
+        found = {WORLD.rank: facts}
+        deadline = time.monotonic() + DEFAULT_TIMEOUT.total_seconds()
+        while len(found) < WORLD.size:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            others = self._others()
+            if others is None or time.monotonic() > deadline:
+                return []
+            for rank, state, rest in others:
+                if state == _ENDED and len(rest) != len(facts):
+                    return []
+                if state == _ENDED:
+                    found[rank] = [int(fact) for fact in rest]
+                elif state == _FAILED:
+                    raise CollectiveError(self.gone())
+                elif state == _WAITS and int(rest[0]) >= self.number:
+                    raise RanksDivergedError(
+                        f"the script has come to its end on rank {WORLD.rank}, and rank {rank} "
+                        f"waits for {rest[1]} at {rest[2]}: {ADVICE}"
+                    )
+        _leave_together()
+        return [found[rank] for rank in range(WORLD.size)]
+
+    def gone(self) -> str:
+        """The ranks that have said that they failed or ended, and why; or nothing."""
+        said = []
+        for rank, state, rest in self._others() or []:
+            if state == _FAILED:
+                said.append(f"rank {rank} has failed: {rest[0]}")
+            elif state == _ENDED:
+                said.append(f"rank {rank} has come to the end of its script")
+        return ", ".join(said)
+
+    def _look(self, asked: Asked) -> None:
+        for rank, state, rest in self._others() or []:
+            mine = f"rank {WORLD.rank} of {WORLD.size} waits for {asked.what}"
+            if state == _FAILED:
+                raise CollectiveError(f"{mine} at {line_of_program()}, but {self.gone()}")
+            if state == _ENDED and int(rest[0]) <= asked.number:
+                raise RanksDivergedError(
+                    f"{mine} at {line_of_program()}, but {self.gone()}: {ADVICE}"
+                )
+            if state == _WAITS and int(rest[0]) == asked.number and rest[1] != asked.what:
+                raise RanksDivergedError(
+                    "ranks ask for different collectives:\n"
+                    f"  rank {WORLD.rank}: {asked.what} at {line_of_program()}\n"
+                    f"  rank {rank}: {rest[1]} at {rest[2]}\n{ADVICE}"
+                )
+
+    def _others(self) -> list[tuple[int, str, list[str]]] | None:
+        """The ranks that have said something, of which kind it is, and the rest of it.
+
+        ``None`` where the store is gone.
+        """
+        store, found = _store(), []
+        if store is None:
+            return None
+        for rank in range(WORLD.size):
+            try:
+                if rank == WORLD.rank or not store.check([str(rank)]):
+                    continue
+                state, *rest = store.get(str(rank)).decode().split("\n", 3)
+            except (RuntimeError, ConnectionError):  # with the rank that had the store
+                return None
+            found.append((rank, state, rest))
+        return found
+
+    def _say(self, text: str) -> None:
+        store = _store()
+        if store is not None:
+            try:
+                store.set(str(WORLD.rank), text)
+            except (RuntimeError, ConnectionError):
+                return  # with the rank that had the store, which the others know of
+
+
+BOARD = Board()
+
+
+def _leave_together() -> None:
+    """Have rank 0, which may hold the store, go on when the others have read it."""
+    store, deadline = _store(), time.monotonic() + _PATIENCE.total_seconds()
+    if WORLD.rank != 0:
+        store.set(f"has read {WORLD.rank}", "")
+        return
+    keys = [f"has read {rank}" for rank in range(1, WORLD.size)]
+    while not store.check(keys) and time.monotonic() < deadline:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+
+def _store() -> Any:
+    if WORLD.size == 1 or not dist.is_initialized():
+        return None
+    c10d: Any = dist.distributed_c10d
+    return c10d.PrefixStore("fastgraph", c10d._get_default_store())

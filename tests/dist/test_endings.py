@@ -1,0 +1,117 @@
+"""A rank that ends alone ends all of them, and its error is the one that is shown."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastgraph.dist.ranks.spawning import RankError
+from tests import forks
+
+# Far below the half hour for which ranks would wait for each other.
+SECONDS = 200
+
+SCRIPT = """
+import os
+import signal
+import sys
+import threading
+import time
+
+import torch
+from torch_geometric.data import Data
+from torch_geometric.nn import GCNConv
+
+torch.manual_seed(0)
+edges = torch.randint(0, 40, (2, 160))
+data = Data(x=torch.randn(40, 6), edge_index=edges)
+conv = GCNConv(6, 3)
+optimizer = torch.optim.SGD(conv.parameters(), lr=0.1)
+for epoch in range(40):
+    if epoch == 7 and os.environ["RANK"] == "1":
+        {action}
+    loss = conv(data.x, data.edge_index).square().sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print(loss.item())
+"""
+
+
+def ended(folder: Path, world_size: int, action: str) -> str:
+    """What ranks have said that end by an error."""
+    (folder / "script.py").write_text(SCRIPT.format(action=action))
+    start = ["--nproc-per-node", str(world_size), "--min-nodes", "10", "--partition", "even"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fastgraph.dist", *start, "script.py"], cwd=folder,
+        env=dict(os.environ), capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    return done.stderr
+
+
+ALONE = {
+    "an error": ("raise KeyError('alone')", "KeyError: 'alone'"),
+    "an error beside a thread that goes on": (
+        "threading.Thread(target=time.sleep, args=(1000,)).start(); raise KeyError('alone')",
+        "KeyError: 'alone'",
+    ),
+    "a signal": ("os.kill(os.getpid(), signal.SIGKILL)", "Signal 9"),
+    "an exit code": ("sys.exit(7)", "exitcode  : 7"),
+}
+
+
+@pytest.mark.usefixtures("forking_interpreter")
+@pytest.mark.parametrize("how", ALONE)
+def test_the_first_error_is_shown(tmp_path: Path, world_size: int, how: str) -> None:
+    action, error = ALONE[how]
+    said = ended(tmp_path, world_size, action)
+    _, first = said.split("Root Cause (first observed failure)")
+    assert re.search(r"rank +: 1 ", first) and error in first, said
+
+
+DIVERGING = {
+    "the end": ("break", "RanksDivergedError: .*come to (its end on rank 1|the end of its script)"),
+    "another collective": (
+        "data.x.max(0)[0].sum().item(); data.x.mean(0)",
+        # Where sizes differ gloo ends the process.
+        "RanksDivergedError|CollectiveError|Fatal Python error: Aborted",
+    ),
+    "another learning rate": (
+        "optimizer.param_groups[0]['lr'] = 0.05",
+        "RanksDivergedError: parameter 0 of SGD of shape .* is not the same on all ranks",
+    ),
+}
+
+
+@pytest.mark.usefixtures("forking_interpreter")
+@pytest.mark.parametrize("how", DIVERGING)
+def test_a_decision_of_one_rank_is_an_error(tmp_path: Path, world_size: int, how: str) -> None:
+    """As one by the time, in the middle of a training."""
+    action, error = DIVERGING[how]
+    said = ended(tmp_path, world_size, action)
+    assert re.search(error, said, re.DOTALL), said
+
+
+def fail(how: str) -> None:
+    import fastgraph.dist as fgd
+    from fastgraph.dist.ranks import transport
+
+    if fgd.init().rank == 1:
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise KeyError("alone")
+    transport.barrier()
+
+
+@pytest.mark.parametrize(("how", "code"), [("killed", -9), ("raised", 1)])
+def test_a_function_on_ranks(world_size: int, how: str, code: int) -> None:
+    with pytest.raises(RankError, match=f"rank 1 ended with {code}:") as failed:
+        forks.on_ranks(fail, world_size, how, diverges=True)
+    assert how == "killed" or "KeyError: 'alone'" in str(failed.value)
