@@ -79,7 +79,8 @@ UNROUTED = {
         ("SortPooling", "SetTransformerEncoder", "SetTransformerDecoder"), _POOLING
     ),
 }
-"""By module, classes that aggregate, have no route and pass no messages, and why."""
+"""By module, classes that aggregate and pass no messages, and why they run upstream's code where
+no function that they call has a route."""
 
 GLOBAL_POOLING = {
     "sum": ("global_add_pool", _POOLING),

@@ -109,8 +109,8 @@ class OutOfRange(Refusal):
 
     __slots__ = ("detail",)
 
-    def __init__(self, detail: str) -> None:
-        super().__init__("edge_index points outside the nodes")
+    def __init__(self, detail: str, reason: str = "edge_index points outside the nodes") -> None:
+        super().__init__(reason)
         self.detail = detail
 
 
@@ -194,7 +194,7 @@ def caller_index_of(index: Tensor) -> Tensor | None:
     edited in between.
     """
     renumbered = _THREAD.renumbered
-    if renumbered is None or renumbered.graph.by_destination.col is not index:
+    if renumbered is None or all(name is not index for name in renumbered.graph.names):
         return None
     caller_index = renumbered.caller_index
     # An inference tensor cannot be saved, and torch does not count its edits.
@@ -266,7 +266,9 @@ class Grouped:
         rows = graph.by_destination
         names = rows.col
         if rows.edge_id is not None:
-            names = torch.stack([rows.col, rows.edge_id])
+            names = rows.col.expand(2, -1)
+            if rows.col is not rows.edge_id:
+                names = torch.stack([rows.col, rows.edge_id])
             self.graph.by_destination = rows._replace(col=names[0], edge_id=names[1])
         _name(self.graph, names)
         self.edges = Edges(names, rows.ptr)
@@ -309,15 +311,8 @@ def edges_from_themselves(graph: Graph) -> Edges:
     Args:
         graph: with edges in any order.
     """
-
-    def build() -> Grouped:
-        rows = graph.by_destination
-        numbers = rows.edge_id
-        if numbers is None:
-            numbers = torch.arange(graph.num_edges, dtype=rows.col.dtype, device=rows.col.device)
-        return Grouped.of(numbers, rows.ptr, rows.edge_id, graph.num_edges, graph.num_dst)
-
-    return beside(graph, "edges_from_themselves", build).edges
+    found = beside(graph, "edges_from_themselves", lambda: Grouped(graph.from_each_edge()))
+    return found.edges
 
 
 def renumbered_graph(index: Tensor, num_src: int, num_dst: int, self_loops: int) -> Graph:

@@ -187,6 +187,24 @@ class Graph:
         graph._by_source, graph._beside = None, {}
         return graph
 
+    def from_each_edge(self, destinations: Tensor | None = None) -> Graph:
+        """Edges to the same destinations, each from a source of its own: that of its number.
+
+        Args:
+            destinations: int32 ``[E]``, those of the edges by number, where they are known.
+        """
+        rows, size = self.by_destination, self.num_edges
+        numbers, by_source = rows.edge_id, None
+        with normal_mode():
+            if numbers is None:
+                numbers = torch.arange(size, dtype=rows.col.dtype, device=rows.col.device)
+            if destinations is not None:
+                by_source = Csr(torch.arange(size + 1, device=rows.col.device), destinations, None)
+        graph = copy.copy(self)
+        graph.by_destination, graph.num_src = rows._replace(col=numbers), size
+        graph._by_source, graph._inverse_degrees, graph._beside = by_source, {}, {}
+        return graph
+
     def __getstate__(self) -> dict[str, object]:
         """Without its names and what is beside it: a copy, maybe elsewhere, is another graph."""
         return {**vars(self), "names": (), "_beside": {}}

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fastgraph.backends import reference
+from fastgraph.graphs.edges import caller_index_of
 from fastgraph.graphs.graph import Graph
 from fastgraph.ops.library import Gradient, define, needs_torch_operations
 from fastgraph.ops.topology import check_index, check_values, flatten, topology, unflatten
@@ -127,11 +128,11 @@ def _backward_fake(
 
 def _save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
     _, index, ptr, *ctx.options = arguments
-    ctx.save_for_backward(result, index, ptr)
+    ctx.save_for_backward(result, index, ptr, caller_index_of(index))
 
 
 def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    out, index, ptr = ctx.saved_tensors
+    out, index, ptr, _ = ctx.saved_tensors
     if needs_torch_operations(grad):
         graph = _graph(out, index, ptr, *ctx.options)
         of_heads = (out.shape[0], out.shape[1:].numel())

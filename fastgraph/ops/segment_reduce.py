@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
+from fastgraph.graphs.edges import caller_index_of
 from fastgraph.graphs.graph import Graph, beside
 from fastgraph.ops.library import Gradient, define, is_defined_by, needs_torch_operations
 from fastgraph.ops.topology import (
@@ -180,7 +181,8 @@ def _save(ctx: Any, arguments: Sequence[Any], result: tuple[Tensor, Tensor]) -> 
     out, record = result
     ctx.mark_non_differentiable(record)
     ctx.shapes = x.shape, out.shape
-    ctx.save_for_backward(*_compared(x, out, record, ctx.ties), index, ptr, weight, record)
+    compared = _compared(x, out, record, ctx.ties)
+    ctx.save_for_backward(*compared, index, ptr, weight, record, caller_index_of(index))
 
 
 def _compared(
@@ -205,7 +207,7 @@ def _compared(
 
 
 def _backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
-    x, out, index, ptr, weight, record = ctx.saved_tensors
+    x, out, index, ptr, weight, record, _ = ctx.saved_tensors
     if x is None:  # kernels take their shapes, and `grad` may be a batch
         x, out = (record.new_empty(shape, dtype=grad.dtype) for shape in ctx.shapes)
     if ctx.ties == "none":

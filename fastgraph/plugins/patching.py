@@ -27,8 +27,11 @@ class Patches:
 
         Anything else is returned as it is.
         """
-        function = getattr(value, "__func__", value)
-        return self._upstream.get(id(function), (None, value))[1]
+        while True:
+            function = getattr(value, "__func__", value)
+            if id(function) not in self._upstream:
+                return value
+            value = self._upstream[id(function)][1]  # maybe a replacement, too
 
     def restore(self) -> None:
         """Put every original back, the last replaced first."""

@@ -31,6 +31,8 @@ def fastgraph_routes() -> list[Route]:
         _route("propagate", "propagate"),
         _route("gcn_norm", "gcn_norm"),
         _route("scripting", "scripting"),
+        _route("scatter, segment and softmax", "groups"),
+        _route("spmm", "spmm"),
         _route("unrouted", "unrouted"),
         *(_route(name, file) for name, file, _ in layers if file is not None),
     ]

@@ -43,7 +43,7 @@ from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
 from fastgraph.routing.programs import is_by_identity, remember
 from fastgraph.routing.sizes import PROGRAM, TOO_SMALL, is_too_small, of_many
-from fastgraph.routing.status import count_program
+from fastgraph.routing.status import count_program, counted_as_whole
 from fastgraph.upstream import label_of
 
 Computation = Callable[[], Tensor]
@@ -458,7 +458,8 @@ def _read(
     reductions: tuple[Reduction, ...],
 ) -> tuple[Reading, Traced | Refusal, Guard]:
     reading = Reading(MethodType(form.message, _stand_in(module)))
-    with known_softmax():
+    # Functions that have routes of their own are part of the message, and not counted.
+    with known_softmax(), counted_as_whole(module):
         traced = trace(reading, arguments, reductions)
     return reading, traced, reading.guard(module)
 

@@ -1,4 +1,4 @@
-"""Counting what aggregates in PyG outside message passing, without a route."""
+"""Counting what aggregates in PyG outside message passing, by the functions that it calls."""
 
 from __future__ import annotations
 

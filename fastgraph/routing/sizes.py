@@ -7,6 +7,7 @@ tensors, nor what is remembered of them, lest a result depend on the calls befor
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -163,6 +164,59 @@ _LEAST_VALUES = {
 }
 """The values of all messages together from which on no edge program was slower than upstream: by
 whether they are wide, and whether as much is read for each edge, which upstream does, too."""
+
+
+FEWEST_CHANNELS_OF_SUMS = 3
+"""Of groups of rows. With fewer, upstream's loop over the rows is as fast as any."""
+
+_WIDE_ROWS = 16
+"""The channels from which on upstream sorts rows first, and reduces whole vectors."""
+
+_NEVER = sys.maxsize
+_LEAST_NUMBERS = {
+    # (operation, true for training): up to 2 channels, up to 15, and more
+    ("sum", False): (_NEVER, _NEVER, 1 << 25),
+    ("sum", True): (_NEVER, _NEVER, 1 << 25),
+    ("extremum", False): (_NEVER, 1 << 16, 1 << 23),
+    ("extremum", True): (1 << 19, 1 << 15, 1 << 16),
+    ("softmax", False): (_NEVER, 1 << 15, 1 << 17),
+    ("softmax", True): (_NEVER, 1 << 15, 1 << 17),
+}
+"""The numbers in all rows from which on no reduction of groups was slower than upstream's."""
+
+
+def is_too_little_of_groups(operation: str, x: Tensor) -> bool:
+    """True if reducing groups of these rows would take longer than upstream's code.
+
+    That is for an index that is new at each call. Never where the setting ``min_edges`` says what
+    is too small. Not to be asked while code is compiled.
+
+    Args:
+        operation: ``"sum"``, ``"extremum"`` or ``"softmax"``.
+        x: ``[rows, *channels]``.
+    """
+    channels = x.shape[1:].numel()
+    width = 0 if channels <= _NARROW else 1 if channels < _WIDE_ROWS else 2
+    least = _LEAST_NUMBERS[operation, x.requires_grad and is_grad_enabled()][width]
+    return x.numel() < least and current().min_edges is None
+
+
+_PRODUCT = Least(inference=1_000_000, training=9000)
+
+
+def is_too_small_product(num_entries: int, x: Tensor) -> bool:
+    """True if the product of a sparse matrix would take longer than upstream's.
+
+    Never where the setting ``min_edges`` says what is too small. Not to be asked while code is
+    compiled.
+
+    Args:
+        num_entries: of the matrix.
+        x: the dense factor.
+    """
+    is_training = x.requires_grad and is_grad_enabled()
+    bound = _PRODUCT.training if is_training else _PRODUCT.inference
+    return num_entries < bound and current().min_edges is None
 
 
 def of_many(*_: object) -> None:

@@ -165,6 +165,21 @@ def calls_counted() -> list[object]:
     return _thread.counted
 
 
+@contextmanager
+def counted_as_whole(call: object) -> Iterator[None]:
+    """Count nothing of what runs in here but the calls of other layers.
+
+    Args:
+        call: the module or function that runs.
+    """
+    under_way = _thread.counted
+    under_way.append(call)
+    try:
+        yield
+    finally:
+        under_way.pop()
+
+
 def is_counted(module: object) -> bool:
     """True if the innermost call that was counted as a whole is one of this module."""
     counted = _thread.counted

@@ -1,6 +1,7 @@
-"""Code without a route that passes no messages: it runs as it is, and is counted.
+"""Code without a route of its own that passes no messages: it runs as it is, and is counted.
 
-Nothing would tell otherwise that a model aggregates there, too.
+Nothing would tell otherwise that a model aggregates there, too. Functions that it calls may have
+routes (:mod:`fastgraph.routing.parts`).
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Any
 import torch
 
 from fastgraph.plugins.patching import Patches
-from fastgraph.routing.status import calls_counted, count_refused
+from fastgraph.routing.parts import Parts
+from fastgraph.routing.status import calls_counted
 from fastgraph.routing.switch import SWITCH
 from fastgraph.upstream import UNROUTED, label_of
 
 Seen = Callable[[tuple[Any, ...], dict[str, Any]], tuple[str, str]]
-"""From positional and keyword arguments, the name under which a call is counted and the reason."""
+"""From positional and keyword arguments, the name under which a call is counted, and the reason why
+it runs upstream's code where nothing in it has a route."""
 
 
 def count_calls(patches: Patches, owner: Any, name: str, seen: Seen) -> None:
@@ -39,15 +42,10 @@ def count_calls(patches: Patches, owner: Any, name: str, seen: Seen) -> None:
     def counted(*args: Any, **kwargs: Any) -> Any:
         if is_compiling() or not SWITCH.active:
             return upstream(*args, **kwargs)
-        under_way = calls_counted()
-        if under_way:
+        if calls_counted():
             return upstream(*args, **kwargs)
-        count_refused(*seen(args, kwargs))
-        under_way.append(counted)
-        try:
+        with Parts(*seen(args, kwargs)):
             return upstream(*args, **kwargs)
-        finally:
-            under_way.pop()
 
     patches.replace(owner, name, counted)
 

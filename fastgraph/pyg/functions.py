@@ -1,0 +1,74 @@
+"""Functions of PyG that have routes, replaced in all modules that have imported them.
+
+Within layers, whose calls are routed or left to upstream as a whole, they run as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from fastgraph.graphs.memo import is_recording
+from fastgraph.plugins.patching import Patches
+from fastgraph.plugins.refusal import Refusal
+from fastgraph.routing.dispatch import Computation, run_upstream
+from fastgraph.routing.parts import is_part_of_another, report
+from fastgraph.routing.status import calls_counted
+from fastgraph.routing.switch import SWITCH
+
+Function = Callable[..., Any]
+
+Planned = Computation | Refusal | None
+"""The computation of a call, why it is left to upstream, or ``None`` where it has no operator."""
+
+
+def routed(upstream: Function, plan: Callable[..., Planned]) -> Function:
+    """A function that computes what ``plan`` of its arguments returns, or runs upstream's.
+
+    Args:
+        upstream: a function of PyG. Compiled code calls it, and what looks at each operation.
+        plan: takes the same arguments.
+    """
+    name = plan.__qualname__ = upstream.__name__  # which wrong calls are reported with
+    is_tracing = torch._C._is_tracing  # of TorchScript, to which sizes are tensors
+
+    @functools.wraps(upstream)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if not SWITCH.active or is_recording() or is_tracing() or is_part_of_another():
+            return upstream(*args, **kwargs)
+        planned = plan(*args, **kwargs)
+        if planned is None:
+            return upstream(*args, **kwargs)
+        if not isinstance(planned, Refusal):
+            report(name, None)
+            return planned()
+        report(name, planned)
+        under_way = calls_counted()
+        under_way.append(upstream)  # which calls others of these functions
+        try:
+            return run_upstream(planned, upstream, *args, **kwargs)
+        finally:
+            under_way.pop()
+
+    function._fastgraph_upstream = upstream  # type: ignore[attr-defined]
+    return function
+
+
+def replace_functions(patches: Patches, functions: Iterable[tuple[Function, Function]]) -> None:
+    """Replace functions in all modules that have them by their own names.
+
+    Args:
+        patches: by which they are replaced.
+        functions: each of upstream's, and the one that takes its place.
+    """
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType):
+            own = vars(module)
+            for upstream, function in functions:
+                if own.get(upstream.__name__) is upstream:
+                    patches.replace(module, upstream.__name__, function)
