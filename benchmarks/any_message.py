@@ -49,11 +49,13 @@ def layers(channels: int) -> dict[str, Callable[[], Any]]:
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--graph", default="tolokers", show_default=True)
 @click.option("--channels", default=64, show_default=True)
-@click.option("--only", default="", help="The layers whose name begins so.")
+@click.option("--only", multiple=True, default=[""], help="The layers whose names begin so.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--name", default="any-message", show_default=True, help="Of the results.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
-def main(graph: str, channels: int, only: str, rounds: int, name: str, out: Path) -> None:
+def main(
+    graph: str, channels: int, only: tuple[str, ...], rounds: int, name: str, out: Path
+) -> None:
     import torch
 
     from measure.graphs import load
