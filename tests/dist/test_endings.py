@@ -7,9 +7,13 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from fastgraph.dist.ranks.spawning import RankError
 from tests import forks
@@ -97,6 +101,52 @@ def test_a_decision_of_one_rank_is_an_error(tmp_path: Path, world_size: int, how
     action, error = DIVERGING[how]
     said = ended(tmp_path, world_size, action)
     assert re.search(error, said, re.DOTALL), said
+
+
+def wait_for_a_slow_rank() -> list[list[float]]:
+    """Each collective, while the last rank comes late and others look at the board meanwhile."""
+    import fastgraph.dist as fgd
+    from fastgraph.dist.ranks import board, transport
+
+    rank, size = (world := fgd.init()).rank, world.size
+    board._PATIENCE = timedelta(seconds=0.05)
+    x = torch.arange(3.0) + 10 * rank
+    everyone = [1] * size
+
+    def exchanged() -> torch.Tensor:
+        return transport.all_to_all(x[:size, None], everyone, everyone)
+
+    found = []
+    for collective in (
+        lambda: transport.all_reduce(x),
+        lambda: transport.all_gather(x[:1], everyone),
+        exchanged,
+        lambda: torch.tensor(transport.broadcast([float(rank), 7.0])),
+        lambda: torch.tensor(transport.gather_objects(float(rank))),
+        lambda: transport.table_of(torch.tensor([rank])),
+        lambda: torch.tensor(float(transport.agree(rank < size))),
+        transport.barrier,
+    ):
+        if rank == size - 1:
+            time.sleep(0.4)
+        out = collective()
+        found.append(out.flatten().tolist() if isinstance(out, torch.Tensor) else [])
+    return found
+
+
+def test_a_slow_rank_is_waited_for(world_size: int, once_on_ranks: Any) -> None:
+    ranks = range(world_size)
+    for rank, found in enumerate(once_on_ranks(wait_for_a_slow_rank, world_size)):
+        assert found == [
+            [float(sum(k + 10 * r for r in ranks)) for k in range(3)],
+            [10.0 * r for r in ranks],
+            [10.0 * r + rank for r in ranks],
+            [0.0, 7.0],
+            [float(r) for r in ranks],
+            [float(r) for r in ranks],
+            [1.0],
+            [],
+        ]
 
 
 def fail(how: str) -> None:
