@@ -49,7 +49,7 @@ print(loss.item())
 
 
 def ended(folder: Path, world_size: int, action: str) -> str:
-    """What ranks have said that end by an error."""
+    """The errors of ranks that end by one."""
     (folder / "script.py").write_text(SCRIPT.format(action=action))
     start = ["--nproc-per-node", str(world_size), "--min-nodes", "10", "--partition", "even"]
     done = subprocess.run(

@@ -49,7 +49,7 @@ class Asked(NamedTuple):
 
 
 class Board:
-    """What ranks have said; nothing where there is no store of a process group.
+    """The messages of ranks; none where there is no store of a process group.
 
     Attributes:
         number: of collectives that this rank has asked for.

@@ -181,7 +181,7 @@ def halo_sum(x: Tensor, plan: Plan) -> Tensor:
 
 
 def returned(x: Tensor, plan: Plan) -> Tensor:
-    """What ranks have for the rows of others, ``[sum(plan.sends), ...]``, at their owners.
+    """Values that ranks have for the rows of others, at their owners: ``[sum(plan.sends), ...]``.
 
     Backward: each rank gets the gradients of what it has sent.
     """
