@@ -175,7 +175,8 @@ def _step_alone(alone: Contestant | None) -> Any:
 def predicted(layer: str, data: Data, channels: int) -> int:
     """Bytes that this rank sends in a step: rows of each layer, and gradients of those of others.
 
-    By the plan for the sources of all edges, and the shapes of the model.
+    By the plan for the sources of all edges, and the shapes of the model. In later steps than the
+    second, a first layer that aggregates the features of the graph has kept the result.
     """
     found = plan(data.edge_index.local[0], data.x.rows)
     there, back = sum(found.sends), sum(found.receives)

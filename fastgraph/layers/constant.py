@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +24,14 @@ from fastgraph.machine import native
 from fastgraph.machine.memory import new_rows
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class _Aggregated(Protocol):
+    def __call__(self, aggregation: Aggregation, *, is_private: bool) -> Tensor: ...
+
+
+ELSEWHERE: dict[type, _Aggregated] = {}
+"""Replacements of :func:`aggregated` for subclasses of tensors that have no memory of their own."""
 
 _LEAST_GATHERED = 1 << 18
 """Values. Fewer are gathered in the time in which it is found out that this was done before."""
@@ -67,6 +76,9 @@ def aggregated(aggregation: Aggregation, *, is_private: bool) -> Tensor:
     """
     if not may_be_constant(aggregation, is_private=is_private):
         return aggregation.compute()
+    by_subclass = ELSEWHERE.get(type(aggregation.x))
+    if by_subclass is not None:
+        return by_subclass(aggregation, is_private=is_private)
     edges = aggregation.edges
     given = (aggregation.x, edges.index, edges.ptr, aggregation.weight)
     tensors = [tensor for tensor in given if tensor is not None]
@@ -107,7 +119,7 @@ def may_be_constant(aggregation: Aggregation, *, is_private: bool) -> bool:
     tensors = (x, index, weight)
     return (
         x.device.type == "cpu"
-        and all(tensor is None or type(tensor) in _PLAIN for tensor in tensors)
+        and all(t is None or type(t) in _PLAIN or type(t) in ELSEWHERE for t in tensors)
         and not (weight is not None and weight.requires_grad)
         and not is_recording()
         and not torch.is_autocast_enabled("cpu")
