@@ -106,10 +106,10 @@ def test_a_decision_of_one_rank_is_an_error(tmp_path: Path, world_size: int, how
 def wait_for_a_slow_rank() -> list[list[float]]:
     """Each collective, while the last rank comes late and others look at the board meanwhile."""
     import fastgraph.dist as fgd
-    from fastgraph.dist.ranks import board, transport
+    from fastgraph.dist.ranks import transport
 
     rank, size = (world := fgd.init()).rank, world.size
-    board._PATIENCE = timedelta(seconds=0.05)
+    transport._PATIENCE = timedelta(seconds=0.05)
     x = torch.arange(3.0) + 10 * rank
     everyone = [1] * size
 

@@ -31,7 +31,7 @@ CONVS: dict[str, Any] = usual.CONVS
 ALL: dict[str, Any] = {**CONVS, **others.AGGREGATIONS, **others.POOLING, **others.MODELS}
 
 # Upstream multiplies by matrices in float32, whatever is given.
-SINGLE = ("ASAPooling", "ClusterPooling")
+SINGLE = ("ASAPooling", "ClusterPooling", "SGFormer")
 
 # The features of self-loops are means that upstream's code computes, whose gradients it gets wrong
 # for numbers of 32 bits.

@@ -7,12 +7,8 @@ has waited for some seconds looks at what the others have said, and each that wa
 from __future__ import annotations
 
 import time
-import zlib
-from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 
 from fastgraph.dist.ranks.world import (
@@ -23,8 +19,8 @@ from fastgraph.dist.ranks.world import (
     line_of_program,
 )
 
-_PATIENCE = timedelta(seconds=3)
-"""For which a rank waits before it looks at the board."""
+_SECONDS_OF_THE_LAST = 3.0
+"""For which rank 0, which may hold the store, waits at its end until the others have read it."""
 
 _SECONDS_BETWEEN_LOOKS = 0.02
 
@@ -60,32 +56,29 @@ class Board:
         self.number = self.digest = 0
         self._has_ended = False
 
-    def ask(self, kind: str, shape: Sequence[int], dtype: torch.dtype | None) -> Asked:
-        """Count a collective."""
-        asked = Asked(self.number, f"{kind} of {list(shape)} {dtype}")
-        self.number += 1
-        self.digest = zlib.crc32(asked.what.encode(), self.digest)
-        return asked
-
-    def finish(self, work: Any, asked: Asked) -> None:
-        """Wait for a collective that was begun.
+    def look(self, asked: Asked) -> None:
+        """Say what this rank has waited for, and see what the others have said.
 
         Raises:
             RanksDivergedError: another rank, which has asked for as many before, waits for another,
                 or its script has come to its end.
             CollectiveError: another rank has failed.
-            RuntimeError: torch's own, as after a time-out.
         """
-        while True:
-            try:
-                work.wait(_PATIENCE)
-            except RuntimeError:
-                if work.is_completed():
-                    raise
-            else:
-                return
-            self._say(f"{_WAITS}\n{asked.number}\n{asked.what}\n{line_of_program()}")
-            self._look(asked)
+        self._say(f"{_WAITS}\n{asked.number}\n{asked.what}\n{line_of_program()}")
+        for rank, state, rest in self._others() or []:
+            mine = f"rank {WORLD.rank} of {WORLD.size} waits for {asked.what}"
+            if state == _FAILED:
+                raise CollectiveError(f"{mine} at {line_of_program()}, but {self.gone()}")
+            if state == _ENDED and int(rest[0]) <= asked.number:
+                raise RanksDivergedError(
+                    f"{mine} at {line_of_program()}, but {self.gone()}: {ADVICE}"
+                )
+            if state == _WAITS and int(rest[0]) == asked.number and rest[1] != asked.what:
+                raise RanksDivergedError(
+                    "ranks ask for different collectives:\n"
+                    f"  rank {WORLD.rank}: {asked.what} at {line_of_program()}\n"
+                    f"  rank {rank}: {rest[1]} at {rest[2]}\n{ADVICE}"
+                )
 
     def fail(self, error: BaseException) -> None:
         """Say that this rank has failed."""
@@ -146,22 +139,6 @@ class Board:
                 said.append(f"rank {rank} has come to the end of its script")
         return ", ".join(said)
 
-    def _look(self, asked: Asked) -> None:
-        for rank, state, rest in self._others() or []:
-            mine = f"rank {WORLD.rank} of {WORLD.size} waits for {asked.what}"
-            if state == _FAILED:
-                raise CollectiveError(f"{mine} at {line_of_program()}, but {self.gone()}")
-            if state == _ENDED and int(rest[0]) <= asked.number:
-                raise RanksDivergedError(
-                    f"{mine} at {line_of_program()}, but {self.gone()}: {ADVICE}"
-                )
-            if state == _WAITS and int(rest[0]) == asked.number and rest[1] != asked.what:
-                raise RanksDivergedError(
-                    "ranks ask for different collectives:\n"
-                    f"  rank {WORLD.rank}: {asked.what} at {line_of_program()}\n"
-                    f"  rank {rank}: {rest[1]} at {rest[2]}\n{ADVICE}"
-                )
-
     def _others(self) -> list[tuple[int, str, list[str]]] | None:
         """The ranks that have said something, of which kind it is, and the rest of it.
 
@@ -194,7 +171,7 @@ BOARD = Board()
 
 def _leave_together() -> None:
     """Have rank 0, which may hold the store, go on when the others have read it."""
-    store, deadline = _store(), time.monotonic() + _PATIENCE.total_seconds()
+    store, deadline = _store(), time.monotonic() + _SECONDS_OF_THE_LAST
     if WORLD.rank != 0:
         store.set(f"has read {WORLD.rank}", "")
         return

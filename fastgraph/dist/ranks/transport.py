@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import pickle
 import time
+import zlib
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +27,9 @@ _AT_ONCE = 2**20
 """Bytes for all ranks, up to which a rank sends the whole of a tensor to each: messages that leave
 together take less than those of a ring, which follow one another.
 """
+
+_PATIENCE = timedelta(seconds=3)
+"""For which a rank waits before it looks at the board, again and again."""
 
 # torch 2.13 has given the function another name.
 _gather_parts = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -201,7 +206,7 @@ class Exchange:
             return self._received
         started = time.perf_counter()
         try:
-            BOARD.finish(self._work, self._asked)
+            _wait(self._work, self._asked)
         except (RanksDivergedError, CollectiveError):
             raise
         except RuntimeError as error:
@@ -217,7 +222,7 @@ class Exchange:
 def table_of(row: Tensor) -> Tensor:
     """The rows of all ranks, ``[ranks, len(row)]``; for what ranks check, and not counted."""
     found = row.new_empty(WORLD.size * len(row))
-    asked = BOARD.ask("all_gather", row.shape, row.dtype)
+    asked = _ask("all_gather", row.shape, row.dtype)
     _finish(lambda: _gather_parts(found, row, async_op=True), asked)
     return found.view(WORLD.size, -1)
 
@@ -270,7 +275,7 @@ def gather_objects(value: Any) -> list[Any]:
 def _gathered(value: Any) -> list[Any]:
     data = _pickled(value)
     sizes = torch.empty(WORLD.size, dtype=torch.int64)
-    asked = BOARD.ask("objects", (), None)
+    asked = _ask("objects", (), None)
     _finish(lambda: _gather_parts(sizes, torch.tensor([len(data)]), async_op=True), asked)
     longest = int(sizes.max())
     given, taken = pad(data, (0, longest - len(data))), data.new_empty(WORLD.size * longest)
@@ -313,7 +318,7 @@ def _issue(
     COUNTS.calls[kind] += 1
     COUNTS.sent[kind] += sent
     started = time.perf_counter()
-    asked = BOARD.ask(kind, shape, dtype)
+    asked = _ask(kind, shape, dtype)
     if WORLD.check:
         _compare(f"{asked.what} at {line_of_program()}")
     for step in steps:
@@ -323,11 +328,37 @@ def _issue(
     return asked
 
 
+def _ask(kind: str, shape: Sequence[int], dtype: torch.dtype | None) -> Asked:
+    """Count a collective, of which all ranks ask for the same."""
+    asked = Asked(BOARD.number, f"{kind} of {list(shape)} {dtype}")
+    BOARD.number += 1
+    BOARD.digest = zlib.crc32(asked.what.encode(), BOARD.digest)
+    return asked
+
+
+def _wait(work: Any, asked: Asked) -> None:
+    """Wait for a collective that was begun.
+
+    Raises:
+        RanksDivergedError, CollectiveError: from the board, which is looked at now and then.
+        RuntimeError: torch's own, as after a time-out.
+    """
+    while True:
+        try:
+            work.wait(_PATIENCE)
+        except RuntimeError:
+            if work.is_completed():
+                raise
+        else:
+            return
+        BOARD.look(asked)
+
+
 def _finish(step: Callable[[], Any], asked: Asked) -> None:
     try:
         work = step()
         if work is not None:
-            BOARD.finish(work, asked)
+            _wait(work, asked)
     except (RanksDivergedError, CollectiveError):
         raise
     except RuntimeError as error:
