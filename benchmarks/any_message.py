@@ -22,8 +22,13 @@ from rich.progress import track
 from measure.output import RESULTS, publish
 
 
-def layers(channels: int) -> dict[str, Callable[[], Any]]:
-    """The layers by name; those named with edges take as many channels of each edge."""
+def layers(channels: int, degrees: Any) -> dict[str, Callable[[], Any]]:
+    """The layers by name; those named with edges take as many channels of each edge.
+
+    Args:
+        channels: of the features and of each result.
+        degrees: the number of nodes of each in-degree, from 0 on.
+    """
     from torch.nn import Linear
     from torch_geometric import nn
 
@@ -43,6 +48,16 @@ def layers(channels: int) -> dict[str, Callable[[], Any]]:
         "GENConv softmax": lambda: nn.GENConv(c, c, learn_t=True),
         "GENConv softmax, edges": lambda: nn.GENConv(c, c),
         "GENConv powermean": lambda: nn.GENConv(c, c, aggr="powermean", p=2.0),
+        "SAGEConv mean and max": lambda: nn.SAGEConv(c, c, aggr=["mean", "max"]),
+        "SAGEConv std": lambda: nn.SAGEConv(c, c, aggr="std"),
+        "PNAConv": lambda: nn.PNAConv(
+            c,
+            c,
+            ["mean", "min", "max", "std"],
+            ["identity", "amplification", "attenuation"],
+            degrees,
+        ),
+        "FAConv": lambda: nn.FAConv(c),
     }
 
 
@@ -64,7 +79,10 @@ def main(
     torch.set_num_threads(1)
     data = load(graph)
     console = Console(stderr=True)
-    made = {layer: make for layer, make in layers(channels).items() if layer.startswith(only)}
+    degrees = torch.bincount(torch.bincount(data.edge_index[1], minlength=data.num_nodes))
+    made = {
+        layer: make for layer, make in layers(channels, degrees).items() if layer.startswith(only)
+    }
     found = [
         measure(data, layer, make, channels, rounds)
         for layer, make in track(made.items(), console=console)
@@ -95,6 +113,7 @@ def measure(
     torch.manual_seed(0)
     module = make()
     x = torch.randn(data.num_nodes, channels, requires_grad=True)
+    nodes = [x, x] if layer == "FAConv" else [x]  # which also takes the first layer's features
     edges = [torch.randn(data.num_edges, channels)] if "edges" in layer else []
     seconds: dict[str, dict[str, list[float]]] = {
         side: {"forward": [], "backward": []} for side in ("plain", "ours")
@@ -105,7 +124,7 @@ def measure(
         for side, times in seconds.items():
             fastgraph.enable() if side == "ours" else fastgraph.disable()
             start = time.process_time()
-            out = module(x, data.edge_index, *edges)
+            out = module(*nodes, data.edge_index, *edges)
             middle = time.process_time()
             # Parameters of a layer need not all be used.
             grads = torch.autograd.grad(out.sum(), leaves, allow_unused=True)

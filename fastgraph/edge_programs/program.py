@@ -240,6 +240,14 @@ class Program:
         count = len(self.operands)
         return self.operands[value].name if value < count else f"t{value - count}"
 
+    def operands_of(self, value: int) -> frozenset[str]:
+        """The names of the operands that a value is made of."""
+        count = len(self.operands)
+        if value < count:
+            return frozenset((self.operands[value].name,))
+        arguments = self.instructions[value - count].arguments
+        return frozenset().union(*map(self.operands_of, arguments))
+
     def output_shape(self, output: Output, num_rows: int, num_edges: int) -> tuple[int, ...]:
         """The shape of an output over so many rows and edges."""
         width = self.width(output.value)

@@ -12,6 +12,7 @@ import dis
 import enum
 import functools
 import gc
+import itertools
 import sys
 import types
 import warnings
@@ -297,10 +298,12 @@ class Reading:
     Attributes:
         message: the method of a layer.
         reason: why its reading cannot be followed, if that is so.
+        left: the attributes of its layer that the message sets and does not read.
     """
 
     message: types.MethodType
     reason: str | None = None
+    left: set[str] = field(default_factory=set)
     _codes: dict[int, types.CodeType] = field(default_factory=dict)
     _names: set[str] = field(default_factory=set)
     _globals: list[tuple[dict[str, Any], str, tuple[str, ...]]] = field(default_factory=list)
@@ -341,10 +344,13 @@ class Reading:
             package = str(frame.f_globals.get("__name__")).partition(".")[0]
             if package == _OWN:
                 return
-            self._names.update(code.co_names)
-            self._names.update(_strings_in(code.co_consts))
             if code in _ACTIONS:
                 self._refuse(_ACTIONS[code])
+            if code is self.message.__code__:
+                self.left = _only_set(code)
+            names = set(code.co_names)
+            self._names |= names if code is not self.message.__code__ else names - self.left
+            self._names.update(_strings_in(code.co_consts))
             if package not in _TRUSTED:
                 self._read(code, frame.f_globals)
 
@@ -369,7 +375,8 @@ class Reading:
             operation, name = instruction.opname, instruction.argval
             if operation in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 self._refuse(f"it sets the global variable {name}")
-            if operation in ("STORE_ATTR", "DELETE_ATTR"):
+            is_left = code is self.message.__code__ and name in self.left
+            if operation in ("STORE_ATTR", "DELETE_ATTR") and not is_left:
                 self._refuse(f"it sets the attribute {name}")
             if operation in ("STORE_DEREF", "DELETE_DEREF") and name in code.co_freevars:
                 self._refuse(f"it sets the variable {name} of another function")
@@ -438,7 +445,7 @@ class Reading:
         if (package in _TRUSTED and package != "torch_geometric") or owner is object:
             return
         own = owner.__dict__
-        for name in sorted(self._names & own.keys()):
+        for name in sorted((self._names | self.left) & own.keys()):
             value = own[name]
             functions = list(functions_in(value))
             if functions:
@@ -540,6 +547,25 @@ class Reading:
 
     def _doubt(self, reason: str) -> None:
         self.reason = self.reason or reason
+
+
+def _only_set(code: types.CodeType) -> set[str]:
+    """The attributes of its first argument that a method sets and does not name otherwise."""
+    instructions = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]
+    itself = code.co_varnames[:1]
+    if any(i.opname in ("STORE_FAST", "DELETE_FAST") and i.argval in itself for i in instructions):
+        return set()
+    found: set[str] = set()
+    others: set[str] = set()
+    for before, instruction in itertools.pairwise(instructions):
+        if instruction.opcode not in dis.hasname:
+            continue
+        # Several variables are loaded by one instruction, from Python 3.13 on.
+        loaded = before.argval if isinstance(before.argval, tuple) else (before.argval,)
+        is_own = before.opname.startswith("LOAD_FAST") and loaded[-1:] == itself
+        is_set = instruction.opname == "STORE_ATTR" and not instruction.is_jump_target
+        (found if is_set and is_own else others).add(instruction.argval)
+    return found - others
 
 
 def unread(function: Callable[..., Any], *arguments: object) -> Any:

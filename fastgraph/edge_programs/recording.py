@@ -12,7 +12,7 @@ import functools
 import math
 import re
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from operator import add
 from typing import Any, NoReturn
@@ -22,6 +22,19 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from fastgraph.edge_programs.builder import Builder, Value
+from fastgraph.edge_programs.calls import (
+    ALONG_CHANNELS,
+    DROPOUTS,
+    EXPANSIONS,
+    LOOKS,
+    MULTIPLES,
+    PRODUCTS,
+    RESHAPES,
+    SUMS,
+    Call,
+    factors,
+    repeats_ones,
+)
 from fastgraph.edge_programs.elementwise import ELEMENTWISE
 from fastgraph.edge_programs.operations import REDUCTIONS
 from fastgraph.edge_programs.program import PLACES, Place
@@ -138,6 +151,14 @@ class Recorder(TorchDispatchMode):
         self._step_of[name] = number
         return self.builder.operand(name, v.place, math.prod(v.channels))
 
+    def is_part_of_argument(self, v: Recorded) -> bool:
+        """True for a tensor of edges that shares its memory with one that the message takes."""
+        step = v.step if v.place == "edge" else None
+        while step is not None and (made := self.steps[step]).function is not None:
+            is_view = made.function._schema.returns[0].alias_info is not None
+            step = made.args[0].step if is_view else None
+        return step is not None
+
     def steps_of(self, operands: Iterable[str]) -> dict[str, int]:
         """The steps that operands are, by their names."""
         return {name: self._step_of[name] for name in operands}
@@ -153,13 +174,13 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> object:
         try:
-            return self._record(_Call(func, args, kwargs or {}))
+            return self._record(Call(func, args, kwargs or {}))
         except Refused as refused:
             self.refuse(str(refused))
 
-    def _record(self, call: _Call) -> object:
+    def _record(self, call: Call) -> object:
         func, given = call.func, call.given
-        if call.operation in _DROPOUTS and (not given["train"] or given["p"] == 0):
+        if call.operation in DROPOUTS and (not given["train"] or given["p"] == 0):
             return given["input"]
         if call.operation is aten.batch_norm and given["training"]:
             raise Refused("it takes statistics of the batch")
@@ -179,7 +200,7 @@ class Recorder(TorchDispatchMode):
                 raise Refused(self._closed[id(tensor)][1])
             if self.known(tensor) is None:
                 raise Refused("it takes a tensor that is no argument, parameter or buffer")
-        if call.operation in _LOOKS or torch.Tag.data_dependent_output in func.tags:
+        if call.operation in LOOKS or torch.Tag.data_dependent_output in func.tags:
             raise Refused("it depends on the values of tensors, for example in a branch")
         if torch.Tag.dynamic_output_shape in func.tags:
             raise Refused(f"its shapes depend on the values of tensors ({func})")
@@ -201,51 +222,51 @@ class Recorder(TorchDispatchMode):
         self._know(found, self._result(call, tuple(found.shape[has_rows:]), has_rows))
         return found
 
-    def _result(self, call: _Call, channels: tuple[int, ...], has_rows: bool) -> Recorded:
+    def _result(self, call: Call, channels: tuple[int, ...], has_rows: bool) -> Recorded:
         operation, given = call.operation, call.given
         tensors = [a for a in torch.utils._pytree.tree_leaves(given) if isinstance(a, Tensor)]
         if any(self._of(tensor).scores is not None for tensor in tensors):
             return self._weighted(call, channels)
         if operation in ELEMENTWISE:
             return self._elementwise(call, self._values(call), channels)
-        if operation in _RESHAPES:
+        if operation in RESHAPES:
             return self._reshape(self._of(given["self"]), channels)
-        if operation in _EXPANSIONS or (operation is aten.repeat and _repeats_ones(given)):
+        if operation in EXPANSIONS or (operation is aten.repeat and repeats_ones(given)):
             return self._expand(self._of(given["self"]), channels, has_rows)
         if operation in (aten.sum, aten.mean) and "dim" in given and given["dtype"] is None:
             return self._sum(call, self._of(given["self"]), channels)
-        if operation in _PRODUCTS:
+        if operation in PRODUCTS:
             return self._product(call, channels)
         if operation is aten.cat:
             return self._cat(call, channels)
         if operation is aten.stack:
             return self._stack(call, channels)
-        if operation in _ALONG_CHANNELS:
+        if operation in ALONG_CHANNELS:
             return self._along_channels(call, channels)
         if operation is aten.t and not has_rows:
             return self._called(call, "parameter", channels)
         raise Refused(f"{call.func} is not known to be row-wise")
 
-    def _weighted(self, call: _Call, channels: tuple[int, ...]) -> Recorded:
+    def _weighted(self, call: Call, channels: tuple[int, ...]) -> Recorded:
         """A result with a softmax over neighbours for a factor, that of what it is made of."""
         operation = call.operation
-        if operation in (*_MULTIPLES, *_SUMS):
+        if operation in (*MULTIPLES, *SUMS):
             values = self._values(call)
-        elif operation in (*_RESHAPES, *_EXPANSIONS, aten.sum, aten.mean):
+        elif operation in (*RESHAPES, *EXPANSIONS, aten.sum, aten.mean):
             values = [self._of(call.given["self"])]
         else:
             raise Refused(_WEIGHED)
         weighted = [v for v in values if isinstance(v, Recorded) and v.scores is not None]
-        if len(weighted) != (len(values) if operation in _SUMS else 1):
+        if len(weighted) != (len(values) if operation in SUMS else 1):
             raise Refused(_WEIGHED)
         is_divisor = operation is aten.div and weighted[0] is not values[0]
         scores = weighted[0].scores
         if scores is None or is_divisor or any(v.scores != scores for v in weighted):
             raise Refused(_WEIGHED)
         bare = [replace(v, scores=None) if isinstance(v, Recorded) else v for v in values]
-        if operation in _RESHAPES:
+        if operation in RESHAPES:
             found = self._reshape(bare[0], channels)
-        elif operation in _EXPANSIONS:
+        elif operation in EXPANSIONS:
             found = self._expand(bare[0], channels, has_rows=True)
         elif operation in (aten.sum, aten.mean):
             found = self._sum(call, bare[0], channels)
@@ -255,7 +276,7 @@ class Recorder(TorchDispatchMode):
             raise Refused("it sums over channels that softmaxes over neighbours weigh differently")
         return Recorded(None, channels, None, self.value(found), scores=scores)
 
-    def _values(self, call: _Call) -> list[Any]:
+    def _values(self, call: Call) -> list[Any]:
         """The values that an element-wise operation takes: numbers, or what is known of them."""
         rule, given = ELEMENTWISE[call.operation], call.given
         unknown = rule.unknown(given)
@@ -267,7 +288,7 @@ class Recorder(TorchDispatchMode):
         ]
 
     def _elementwise(
-        self, call: _Call, values: Sequence[Any], channels: tuple[int, ...]
+        self, call: Call, values: Sequence[Any], channels: tuple[int, ...]
     ) -> Recorded:
         rule, given = ELEMENTWISE[call.operation], call.given
         taken = [v for v in values if isinstance(v, Recorded)]
@@ -329,7 +350,7 @@ class Recorder(TorchDispatchMode):
         rows = (-1,) if v.has_rows else ()
         return self._step(function, (Ref(_number(v)), [*rows, *channels]))
 
-    def _sum(self, call: _Call, v: Recorded, channels: tuple[int, ...]) -> Recorded:
+    def _sum(self, call: Call, v: Recorded, channels: tuple[int, ...]) -> Recorded:
         first = int(v.has_rows)
         rank = len(v.channels) + first
         dims = {dim % rank for dim in call.given["dim"] or range(rank)}
@@ -345,10 +366,10 @@ class Recorder(TorchDispatchMode):
             value = value / math.prod(size for is_summed, size in summed if is_summed)
         return Recorded(v.place, channels, None, value)
 
-    def _product(self, call: _Call, channels: tuple[int, ...]) -> Recorded:
+    def _product(self, call: Call, channels: tuple[int, ...]) -> Recorded:
         """A product with a matrix of parameters, split by the rows of what it takes."""
         tensor, weight, bias = (
-            self._of(t) if isinstance(t, Tensor) else None for t in _factors(call)
+            self._of(t) if isinstance(t, Tensor) else None for t in factors(call)
         )
         assert tensor is not None and weight is not None
         if weight.has_rows or (bias is not None and bias.has_rows):
@@ -402,7 +423,7 @@ class Recorder(TorchDispatchMode):
             offset += part.channels[-1]
         return found
 
-    def _cat(self, call: _Call, channels: tuple[int, ...]) -> Recorded:
+    def _cat(self, call: Call, channels: tuple[int, ...]) -> Recorded:
         parts = tuple(self._of(tensor) for tensor in call.given["tensors"])
         if any(part.has_rows != parts[0].has_rows for part in parts):
             raise Refused("it concatenates values of edges and parameters")
@@ -415,7 +436,7 @@ class Recorder(TorchDispatchMode):
             raise Refused("it concatenates values of different rows")
         return Recorded(None, channels, parts=parts)
 
-    def _stack(self, call: _Call, channels: tuple[int, ...]) -> Recorded:
+    def _stack(self, call: Call, channels: tuple[int, ...]) -> Recorded:
         """Values in a new dimension, of sums those of their terms."""
         taken = [self._of(tensor) for tensor in call.given["tensors"]]
         dim = call.given["dim"] % (len(channels) + taken[0].has_rows)
@@ -438,7 +459,7 @@ class Recorder(TorchDispatchMode):
         value = functools.reduce(add, (self.value(piece) * c for c, piece in terms))
         return Recorded(None, channels, None, value, tuple(terms))
 
-    def _along_channels(self, call: _Call, channels: tuple[int, ...]) -> Recorded:
+    def _along_channels(self, call: Call, channels: tuple[int, ...]) -> Recorded:
         """An operation along dimensions of channels, which no instruction of programs is."""
         v, dim = self._of(call.given["self"]), call.given["dim"]
         dims = [dim] if isinstance(dim, int) else dim
@@ -454,7 +475,7 @@ class Recorder(TorchDispatchMode):
             raise Refused(f"{call.func} of values of different rows is no instruction")
         return self._called(call, v.place, channels)
 
-    def _selected(self, call: _Call, v: Recorded) -> Recorded:
+    def _selected(self, call: Call, v: Recorded) -> Recorded:
         """The channels at an index of each part of a concatenation, which goes along others."""
         dim, index = call.given["dim"] % (len(v.channels) + 1), call.given["index"]
         channels = (*v.channels[: dim - 1], *v.channels[dim:])
@@ -464,7 +485,7 @@ class Recorder(TorchDispatchMode):
             raise Refused(f"{call.func} of values of different rows is no instruction")
         return Recorded(v.place, channels, self._step(call.func, (Ref(v.step), dim, index)))
 
-    def _called(self, call: _Call, place: Place | None, channels: tuple[int, ...]) -> Recorded:
+    def _called(self, call: Call, place: Place | None, channels: tuple[int, ...]) -> Recorded:
         """The same call as a step."""
 
         def referred(argument: Any) -> Any:
@@ -499,26 +520,6 @@ def active_recorder() -> Recorder | None:
     return mode if isinstance(mode, Recorder) else None
 
 
-class _Call:
-    """A call of an operator, with all its arguments by name."""
-
-    def __init__(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        self.func, self.args, self.kwargs = func, args, kwargs
-        self.operation = func.overloadpacket
-        self.given = {
-            a.name: args[k] if k < len(args) else kwargs.get(a.name, a.default_value)
-            for k, a in enumerate(func._schema.arguments)
-        }
-
-
-def _repeats_ones(given: Mapping[str, Any]) -> bool:
-    """True if a tensor is repeated only along dimensions of size 1."""
-    shape, repeats = given["self"].shape, given["repeats"]
-    return len(shape) == len(repeats) and all(
-        count == 1 or size == 1 for size, count in zip(shape, repeats, strict=True)
-    )
-
-
 def _number(v: Recorded) -> int:
     if v.step is None:
         raise Refused("it computes parameters from comparisons")
@@ -543,16 +544,8 @@ def _common_place(values: Sequence[Recorded]) -> Place | None:
     return "parameter" if not places else places.pop() if len(places) == 1 else None
 
 
-def _factors(call: _Call) -> tuple[Any, Any, Any]:
-    """The values, the matrix and the bias of a product."""
-    given = call.given
-    if call.operation is aten.linear:
-        return given["input"], given["weight"], given["bias"]
-    return given["self"], given["other" if call.operation is aten.matmul else "mat2"], None
-
-
 def _terms(
-    call: _Call, values: Sequence[Any], channels: tuple[int, ...]
+    call: Call, values: Sequence[Any], channels: tuple[int, ...]
 ) -> tuple[tuple[float, Recorded], ...]:
     """The terms of a sum, a difference or a multiple; none of anything else."""
 
@@ -576,20 +569,3 @@ def _terms(
 
 
 _WEIGHED = "its softmax over neighbours is no factor of its message"
-
-# Operators that give numbers of Python, which branches take.
-_LOOKS = (aten.item, aten.is_nonzero, aten._local_scalar_dense, aten.equal, aten.allclose)
-_DROPOUTS = (aten.dropout, aten.alpha_dropout, aten.feature_dropout, aten.feature_alpha_dropout)
-
-# Operators that keep the order of numbers, which are row-wise where they keep the rows.
-_RESHAPES = (
-    *(aten.view, aten.reshape, aten.flatten, aten.unflatten, aten.unsqueeze, aten.squeeze),
-    *(aten.clone, aten.contiguous, aten.alias, aten.to, aten._to_copy),
-    *(aten.view_as, aten.reshape_as),
-)
-_EXPANSIONS = (aten.expand, aten.expand_as, aten.broadcast_to)
-_MULTIPLES, _SUMS = (aten.mul, aten.div, aten.neg), (aten.add, aten.sub)
-_PRODUCTS = (aten.linear, aten.matmul, aten.mm)
-_ALONG_CHANNELS = (
-    *(aten.softmax, aten.amax, aten.amin, aten.linalg_vector_norm, aten.select, aten.slice),
-)

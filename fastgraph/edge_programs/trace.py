@@ -6,6 +6,7 @@ numbers. So a program is one only if it computes what the function does, gradien
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -90,17 +91,42 @@ class Index:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """An attribute of a layer in which its message leaves values of edges.
+
+    Attributes:
+        module: the names of modules on the way from the layer to what has the attribute.
+        name: of the attribute.
+        channels: the shape of its values for an edge.
+        operands: the names of those that the values are made of.
+    """
+
+    module: tuple[str, ...]
+    name: str
+    channels: tuple[int, ...]
+    operands: frozenset[str]
+
+    def owner(self, layer: Any) -> Any:
+        """The module of a layer that has the attribute."""
+        return functools.reduce(lambda module, name: module._modules[name], self.module, layer)
+
+    def __str__(self) -> str:
+        return ".".join((*self.module, self.name))
+
+
+@dataclass(frozen=True)
 class Traced:
     """A message as an edge program.
 
     Attributes:
-        program: has an output for each reduction. The sum of a message that has a softmax over
-            neighbours for a factor is one that this weighs.
+        program: has an output for each reduction, and then one of edges for each kept attribute.
+            The sum of a message that has a softmax over neighbours for a factor is one that this
+            weighs.
         reductions: of the message.
         channels: the shape of a message.
         steps: are computed before the program.
         step_of: the step that is an operand, by the operand's name.
-        kept: attributes in which the layer's message leaves values of edges. They are not computed.
+        kept: attributes in which the layer's message leaves values of edges.
     """
 
     program: Program
@@ -108,7 +134,7 @@ class Traced:
     channels: tuple[int, ...]
     steps: tuple[Step, ...]
     step_of: Mapping[str, int]
-    kept: tuple[str, ...]
+    kept: tuple[Kept, ...]
 
     def operands(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The operands of the program.
@@ -266,15 +292,28 @@ def _record(
         if recorder.changed is not None:
             raise Refused(f"it changes {recorder.changed}")
         recorded = _of_edges(recorder, out, dtype)
+        left = changes(lambda v: isinstance(v, Tensor) and recorder.known(v) is not None)
         program = recorder.builder.program(
             *(
                 _output(recorder, dtype, reduction, taken)
                 for reduction, taken in zip(reductions, values, strict=True)
-            )
+            ),
+            *(("edge", _left(recorder, dtype, path, v)) for path, v in left.items()),
         )
-        kept = changes(lambda v: isinstance(v, Tensor) and recorder.known(v) is not None)
+        outputs = program.outputs[len(reductions) :]
+        if len(set(outputs)) < len(outputs):  # an edit of one may be one of the other
+            raise Refused(f"it leaves the same values of edges in {' and '.join(left)}")
+        kept = tuple(
+            Kept(
+                tuple(path.split(".")[:-1]),
+                path.rpartition(".")[2],
+                tuple(tensor.shape[1:]),
+                program.operands_of(output.value),
+            )
+            for (path, tensor), output in zip(left.items(), outputs, strict=True)
+        )
         steps, step_of = _needed(recorder.steps, recorder.steps_of(program.names))
-        del given, out, values
+        del given, out, values, left
         state.clear()
         references = recorder.close()
     if any(reference() is not None for reference in references):
@@ -292,6 +331,21 @@ def _output(
     if reduction.name != "sum" or others:
         raise Refused("what its softmax over neighbours weighs is not summed")
     return (SOFTMAX, recorder.value(replace(recorded[0], scores=None)), scores)
+
+
+def _left(recorder: Recorder, dtype: torch.dtype, path: str, tensor: Tensor) -> Value:
+    """The value of edges that a message leaves in an attribute.
+
+    Raises:
+        Refused: it is no new value of edges.
+    """
+    recorded = recorder.known(tensor)
+    assert recorded is not None
+    if recorded.scores is not None:
+        raise Refused(f"it leaves a softmax over neighbours in {path}")
+    if not recorded.has_rows or tensor.dtype != dtype or recorder.is_part_of_argument(recorded):
+        raise Refused(f"it leaves a tensor in {path} that is no new one of edges")
+    return recorder.value(recorded)
 
 
 def _of_edges(recorder: Recorder, tensor: object, dtype: torch.dtype) -> Recorded:
@@ -346,8 +400,8 @@ def _unchanged(layer: nn.Module | None) -> Iterator[Callable[[Callable[[object],
     """Restore all attributes of a layer and of its modules at the end.
 
     Yields:
-        A function that gives the names of attributes that were set to what a predicate accepts.
-        It raises ``Refused`` if anything else changed.
+        A function that gives the attributes that were set to what a predicate accepts, by their
+        names. It raises ``Refused`` if anything else changed.
     """
     modules = dict(layer.named_modules()) if layer is not None else {}
     before = {name: dict(module.__dict__) for name, module in modules.items()}
@@ -358,11 +412,11 @@ def _unchanged(layer: nn.Module | None) -> Iterator[Callable[[Callable[[object],
         if isinstance(value, (dict, list, set))
     ]
 
-    def changes(is_accepted: Callable[[object], bool]) -> tuple[str, ...]:
+    def changes(is_accepted: Callable[[object], bool]) -> dict[str, Any]:
         for name, value, content in inside:
             if not _is_same(value, content):
                 raise Refused(f"it changes {name.removeprefix('.')}")
-        found = []
+        found = {}
         for name, module in modules.items():
             now, then = module.__dict__, before[name]
             for key in now.keys() | then.keys():
@@ -371,8 +425,8 @@ def _unchanged(layer: nn.Module | None) -> Iterator[Callable[[Callable[[object],
                 path = f"{name}.{key}".removeprefix(".")
                 if key not in now or not is_accepted(now[key]):
                     raise Refused(f"it changes {path}")
-                found.append(path)
-        return tuple(sorted(found))
+                found[path] = now[key]
+        return dict(sorted(found.items()))
 
     try:
         yield changes
@@ -443,6 +497,7 @@ def _probe(
             state,
             lambda message: (message, [r.of(message, state) for r in traced.reductions]),
         )
+        values += [(kept.owner(call.layer).__dict__[kept.name],) for kept in traced.kept]
         own |= state
         ours = _reduced(traced, own, Edges(gathered, row, _PROBED_NODES), values)
     if message.shape != (_PROBED_EDGES, *traced.channels) or message.dtype != torch.float64:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,14 +85,27 @@ class Prepared:
             num_out=num_out,
             transpose=transpose,
         )
-        shape = (num_out, *self.traced.channels)
+        reductions, shape = self.traced.reductions, (num_out, *self.traced.channels)
+        if self.traced.kept:
+            self._leave(layer, operands, outputs[len(reductions) :])
         results = {
             reduction: _result(output, out, shape)
-            for reduction, output, out in zip(
-                self.traced.reductions, self.traced.program.outputs, outputs, strict=True
+            for reduction, output, out in zip(  # not of what is kept
+                reductions, self.traced.program.outputs, outputs, strict=False
             )
         }
         return aggregated(layer.aggr_module, results, index[int(not transpose)], layer.node_dim)
+
+    def _leave(
+        self, layer: MessagePassing, operands: Mapping[str, Tensor], outputs: Sequence[Tensor]
+    ) -> None:
+        """Set the attributes that the message sets."""
+        for kept, out in zip(self.traced.kept, outputs, strict=True):
+            shape = (out.shape[0], *kept.channels)
+            tensor = out if out.shape == shape else _unsafe_view(out, shape)
+            if out.requires_grad and not any(operands[n].requires_grad for n in kept.operands):
+                tensor = tensor.detach()
+            kept.owner(layer).__dict__[kept.name] = tensor
 
     def _keep(self, given: dict[str, Tensor]) -> None:
         """Replace what its owner may edit before the backward pass by copies."""
@@ -117,6 +130,9 @@ class Prepared:
             for name, step in self.traced.step_of.items()
             if self.traced.steps[step].function is not None
         ]
+        count = len(self.traced.reductions)
+        for kept, output in zip(self.traced.kept, program.outputs[count:], strict=True):
+            lines += [f"left in {kept}: {program.name(output.value)}"]
         if made:
             lines += ["computed before it, by torch, for each node, edge or parameter:", *made]
         kept = _derived(program).operands & set(program.names)

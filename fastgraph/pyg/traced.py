@@ -321,7 +321,7 @@ def _collect(
 
 
 def _special(name: str, index_dtype: torch.dtype) -> object:
-    """What stands for an argument that is of the graph."""
+    """The stand-in for an argument that is of the graph."""
     if name == "ptr":
         return _Value(name, None)
     place: Place = "gathered" if name[-2:] == "_j" else "row"
@@ -444,8 +444,11 @@ def _traced(
             reading, traced, guard = _read(module, form, arguments, reductions)
     if reading.reason is not None:
         traced = Refusal(f"its message is no edge program: {reading.reason}")
-    elif isinstance(traced, Traced) and traced.kept:
-        traced = Refusal(f"its message leaves values of edges in {', '.join(traced.kept)}")
+    elif isinstance(traced, Traced):
+        # Others are set to what is no value of edges, or only under a condition.
+        others = reading.left - set(map(str, traced.kept))
+        if others:
+            traced = Refusal(f"its message is no edge program: it sets the attribute {min(others)}")
     if isinstance(traced, Refusal):
         return _Known(guard, traced)
     return _Known(guard, Prepared.of(traced, module))
