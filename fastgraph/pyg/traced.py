@@ -17,11 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import attrgetter
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import WITH_TORCH_SCATTER
@@ -44,6 +44,7 @@ from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, 
 from fastgraph.routing.programs import is_by_identity, remember
 from fastgraph.routing.sizes import PROGRAM, TOO_SMALL, is_too_small, of_many
 from fastgraph.routing.status import count_program, counted_as_whole
+from fastgraph.settings import current
 from fastgraph.upstream import label_of
 
 Computation = Callable[[], Tensor]
@@ -158,6 +159,44 @@ _TRACES: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 _LOCK = threading.RLock()
 
 
+class _Small(NamedTuple):
+    """A call that had too little to compute.
+
+    Attributes:
+        num_edges: of it.
+        recorded: true if gradients were recorded.
+        shapes: of its arguments, without the numbers of rows.
+    """
+
+    num_edges: int
+    recorded: bool
+    shapes: tuple[object, ...]
+
+    def covers(self, edge_index: Any, arguments: Mapping[str, Any]) -> bool:
+        """True if another call of the layer has no more to compute, which need not be planned."""
+        return (
+            type(edge_index) is Tensor
+            and edge_index.is_cpu
+            and edge_index.dim() == 2
+            and edge_index.shape[1] <= self.num_edges
+            and is_grad_enabled() == self.recorded
+            and current().min_edges is None
+            and _shapes(arguments) == self.shapes
+        )
+
+
+def _shapes(arguments: Mapping[str, Any]) -> tuple[object, ...]:
+    return tuple(
+        (type(part), part.shape[1:] if isinstance(part, Tensor) else None)
+        for value in arguments.values()
+        for part in (value if isinstance(value, tuple) else (value,))
+    )
+
+
+_TOO_LITTLE: WeakKeyDictionary[nn.Module, _Small] = WeakKeyDictionary()
+"""Of layers that were left to upstream for that, the last such call."""
+
+
 def plan(module: MessagePassing, edge_index: object, arguments: Any) -> Computation | Refusal:
     """The computation that ``module.propagate(edge_index, **arguments)`` asks for, and counts.
 
@@ -184,6 +223,8 @@ def _plan(
     if isinstance(reductions, Refusal):
         return reductions
     if is_too_small(PROGRAM, edge_index, of_many):
+        return TOO_SMALL
+    if module in _TOO_LITTLE and _TOO_LITTLE[module].covers(edge_index, arguments):
         return TOO_SMALL
     refusal = execution_mode() or _mode()
     refusal = refusal or operand("edge_index", edge_index)
@@ -230,6 +271,7 @@ def _plan(
     # nothing is known of them.
     is_sharded = is_defined_by(edge_index, *tensors.values())
     if edge_index.is_cpu and not is_sharded and outcome.work.is_too_little(num_edges):
+        _TOO_LITTLE[module] = _Small(num_edges, is_grad_enabled(), _shapes(arguments))
         return TOO_SMALL
     if module.node_dim not in (0, -1 - len(outcome.traced.channels)):
         return Refusal(f"its messages do not have their edges in dimension {module.node_dim}")

@@ -36,7 +36,7 @@ WEIGHTED_SUM = Least(inference=6500, training=3000)  # upstream multiplies in a 
 EXTREMUM = Least(inference=10_000, training=1500)
 GCN = Least(inference=1500, training=2000)
 ATTENTION = Least(inference=2000, training=4000)
-PROGRAM = Least(inference=10_000, training=10_000)
+PROGRAM = Least(inference=3000, training=3000)  # and values of messages, see `Work`
 NARROW_ATTENTION_WITH_EDGES = Least(inference=10_000, training=14_000)
 
 
@@ -147,23 +147,34 @@ class Work(NamedTuple):
         Never where the setting ``min_edges`` says what is too small. Not to be asked while code is
         compiled.
         """
-        least = _LEAST_VALUES[self.width >= _PROGRAM_WIDTH, self.has_wide_edges]
-        if self.width < _WIDE:
-            least *= _NARROW_EDGES
-        return num_edges * self.width < least and current().min_edges is None
+        values = num_edges * self.width
+        if self.width < _FEW:
+            return values < _LEAST_OF_FEW and current().min_edges is None
+        if not self.has_wide_edges:
+            least = _LEAST_VALUES if self.width >= _WIDE else _LEAST_NARROW_VALUES
+        else:
+            wanted = is_grad_enabled()
+            least = _LEAST_WITH_EDGES.training if wanted else _LEAST_WITH_EDGES.inference
+            if self.width < _WIDE:
+                least = max(least, _LEAST_NARROW_VALUES)
+        return values < least and current().min_edges is None
 
 
-_PROGRAM_WIDTH = 32
-"""The channels from which on an edge program gains more by each."""
+_LEAST_VALUES = 800_000
+"""The values of all messages together from which on no edge program was slower than upstream."""
 
-_LEAST_VALUES = {
-    (True, False): 1_000_000,
-    (False, False): 3_200_000,
-    (True, True): 6_500_000,
-    (False, True): 13_000_000,
-}
-"""The values of all messages together from which on no edge program was slower than upstream: by
-whether they are wide, and whether as much is read for each edge, which upstream does, too."""
+_LEAST_NARROW_VALUES = 2_500_000
+"""The same for messages of four to seven channels."""
+
+_FEW = 4
+"""Messages of fewer channels gain little: the edges themselves are what is read."""
+
+_LEAST_OF_FEW = 50_000_000
+"""The same for those, which was not measured closely."""
+
+_LEAST_WITH_EDGES = Least(inference=1_500_000, training=5_000_000)
+"""The same where as much is read for each edge, which upstream does, too; a gradient of it is as
+much once more."""
 
 
 FEWEST_CHANNELS_OF_SUMS = 3

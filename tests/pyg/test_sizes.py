@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -24,17 +25,21 @@ from torch_geometric.nn import (
 )
 
 import fastgraph
-from fastgraph.pyg import propagate
+from fastgraph.pyg import propagate, traced
 from fastgraph.routing import status
 from fastgraph.routing.sizes import (
     ATTENTION,
     EXTREMUM,
     GCN,
     NARROW_ATTENTION_WITH_EDGES,
+    PROGRAM,
     SUM,
     TOO_SMALL,
     WEIGHTED_SUM,
     Least,
+    Work,
+    is_too_small,
+    of_many,
 )
 
 CHANNELS = 8
@@ -206,3 +211,65 @@ def test_compiled_code_does_not_ask_for_the_size(layer: str) -> None:
             torch.testing.assert_close(compiled(x, index), expected)
     assert len(compiled_graphs) == 1
     assert any("fastgraph" in str(node.target) for node in compiled_graphs[0].graph.nodes)
+
+
+class Message(MessagePassing):
+    """Its message is an edge program."""
+
+    def forward(self, x: Tensor, edge_index: Tensor, rows: Tensor | None = None) -> Tensor:
+        return self.propagate(edge_index, x=x, rows=rows)
+
+    def message(self, x_j: Tensor, rows: Tensor | None) -> Tensor:
+        return x_j.relu() if rows is None else x_j.relu() + rows
+
+
+@pytest.mark.parametrize(
+    ("channels", "has_rows", "training", "least"),
+    [
+        (8, False, True, 100_000),
+        (64, False, False, 12_500),
+        (512, False, True, PROGRAM.training),
+        (4, False, True, 625_000),
+        (64, True, False, 23_438),
+        (64, True, True, 78_125),
+        (4, True, False, 625_000),
+        (1, False, False, 50_000_000),
+    ],
+)
+def test_values_of_messages_decide_for_edge_programs(
+    channels: int, has_rows: bool, training: bool, least: int
+) -> None:
+    work = Work(channels, has_rows)
+    with torch.set_grad_enabled(training), fastgraph.enabled():
+        bound = max(least, PROGRAM.training)
+        assert is_too_small(PROGRAM, edges(bound - 1), of_many) or work.is_too_little(bound - 1)
+        assert not is_too_small(PROGRAM, edges(bound), of_many)
+        assert not work.is_too_little(bound)
+        with fastgraph.enabled(min_edges=0):
+            assert not work.is_too_little(1)
+
+
+def test_what_had_too_little_to_compute_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[int] = []
+    collect = traced._collect
+
+    def counted(*args: Any) -> Any:
+        planned.append(args[3])
+        return collect(*args)
+
+    monkeypatch.setattr(traced, "_collect", counted)
+    layer, x = Message(), torch.randn(20, CHANNELS)
+    with fastgraph.enabled():
+        for count in (5000, 5000, 4000):
+            layer(x, edges(count))
+        assert planned == [5000]
+        layer(x, edges(6000))
+        layer(x.repeat(1, 2), edges(6000))  # other channels
+        layer(x.repeat(1, 2), edges(6000), torch.randn(6000, 2 * CHANNELS))
+        with torch.no_grad():
+            layer(x.repeat(1, 2), edges(6000))
+        assert planned == [5000, 6000, 6000, 6000, 6000]
+        assert counts() == [(0, 7, {TOO_SMALL.reason: 7})]
+        with fastgraph.enabled(min_edges=0):
+            layer(x.repeat(1, 2), edges(10))
+    assert fastgraph.status().row("Message").routed == 1

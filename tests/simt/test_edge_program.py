@@ -122,7 +122,7 @@ def test_every_operation(name: str, dtype: torch.dtype) -> None:
 
 
 def test_functions_of_sums_gradients_and_slopes() -> None:
-    """What lowering makes one instruction of."""
+    """Several instructions that lowering makes one of."""
     text = (
         "x = gathered 6\ny = row 6\nt0 = add x y\nt1 = sigmoid t0\nsum t1\n"
         "t2 = constant 0.0\nt3 = le x t2\nt4 = where t3 t2 y\nsum t4\n"

@@ -35,7 +35,7 @@ class _Seen:
 
 
 class _Content:
-    """What a tensor holds, until that is edited or freed.
+    """The content of a tensor, until that is edited or freed.
 
     Attributes:
         kept: what was aggregated of it twice, each until its edges are edited or freed; ``None``

@@ -92,7 +92,7 @@ def find(name: str) -> Rule | None:
 
 
 def dispatch_of(function: Any) -> Dispatch:
-    """What the table has for a function, which :data:`KNOWN` has from now on."""
+    """The entry of a function in the table, which :data:`KNOWN` has from now on."""
     name = name_of(function)
     found = KNOWN[function] = Dispatch(name, find(name), name not in METADATA)
     return found
