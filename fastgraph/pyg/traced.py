@@ -214,33 +214,20 @@ def _plan(
     module: MessagePassing, edge_index: Any, arguments: Mapping[str, Any]
 ) -> Computation | Refusal:
     form = form_of(module)
-    if form.refusal is not None:
-        return form.refusal
-    refusal = state_refusal(module)
+    refusal = form.refusal or state_refusal(module)
     if refusal is not None:
         return refusal
     reductions = reductions_of(module.aggr_module)
     if isinstance(reductions, Refusal):
         return reductions
-    if is_too_small(PROGRAM, edge_index, of_many):
-        return TOO_SMALL
-    if module in _TOO_LITTLE and _TOO_LITTLE[module].covers(edge_index, arguments):
-        return TOO_SMALL
-    refusal = execution_mode() or _mode()
-    refusal = refusal or operand("edge_index", edge_index)
-    if refusal is not None:
-        return refusal
-    if (
-        edge_index.layout is not torch.strided
-        or edge_index.dim() != 2
-        or edge_index.shape[0] != 2
-        or edge_index.dtype not in (torch.int64, torch.int32)
+    if is_too_small(PROGRAM, edge_index, of_many) or (
+        module in _TOO_LITTLE and _TOO_LITTLE[module].covers(edge_index, arguments)
     ):
-        return Refusal("its message is traced for a plain edge_index only")
-    num_edges = edge_index.shape[1]
-    refusal = too_few_edges(num_edges)
+        return TOO_SMALL
+    refusal = execution_mode() or _mode() or _index_refusal(edge_index)
     if refusal is not None:
         return refusal
+    num_edges = edge_index.shape[1]
     passed = arguments.keys() - {"size"}
     if form.passed is not None and passed != form.passed:
         return Refusal("propagate was called with other arguments than it takes")
@@ -248,22 +235,9 @@ def _plan(
     if isinstance(collected, Refusal):
         return collected
     num_in, num_out, tensors, described = collected
-    for name, tensor in tensors.items():
-        refusal = operand(name, tensor)
-        if refusal is None and tensor.device != edge_index.device:
-            refusal = Refusal("edge_index is not on the device of the features")
-        if refusal is not None:
-            return refusal
-    dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
-    if dtype is None or dtype in (torch.bfloat16, torch.float16):
-        return Refusal(f"its message takes tensors of dtype {dtype}")
-    refusal = REGISTRY.refusal("edge_program", device_type(edge_index), dtype)
+    refusal = _operands_refusal(edge_index, tensors, reductions)
     if refusal is not None:
         return refusal
-    if torch.is_autocast_enabled(edge_index.device.type):
-        return Refusal("its message is traced without autocast")
-    if edge_index.is_cuda and WITH_TORCH_SCATTER and not _EXTREMA.isdisjoint(reductions):
-        return Refusal("torch_scatter gives the gradient of an extremum on a GPU to one edge")
     outcome = _outcome(module, form, described, reductions, edge_index.device)
     if isinstance(outcome, Refusal):
         return outcome
@@ -305,6 +279,44 @@ def _mode() -> Refusal | None:
         return Refusal("a mode of torch looks at all operations")
     if _has_any_global_hook():
         return Refusal("a hook of all modules is set")
+    return None
+
+
+def _index_refusal(edge_index: Any) -> Refusal | None:
+    """Why a graph, of whatever form, is left to upstream."""
+    refusal = operand("edge_index", edge_index)
+    if refusal is not None:
+        return refusal
+    if (
+        edge_index.layout is not torch.strided
+        or edge_index.dim() != 2
+        or edge_index.shape[0] != 2
+        or edge_index.dtype not in (torch.int64, torch.int32)
+    ):
+        return Refusal("its message is traced for a plain edge_index only")
+    return too_few_edges(edge_index.shape[1])
+
+
+def _operands_refusal(
+    edge_index: Tensor, tensors: Mapping[str, Tensor], reductions: tuple[Reduction, ...]
+) -> Refusal | None:
+    """Why tensors that a message takes are left to upstream."""
+    for name, tensor in tensors.items():
+        refusal = operand(name, tensor)
+        if refusal is None and tensor.device != edge_index.device:
+            refusal = Refusal("edge_index is not on the device of the features")
+        if refusal is not None:
+            return refusal
+    dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
+    if dtype is None or dtype in (torch.bfloat16, torch.float16):
+        return Refusal(f"its message takes tensors of dtype {dtype}")
+    refusal = REGISTRY.refusal("edge_program", device_type(edge_index), dtype)
+    if refusal is not None:
+        return refusal
+    if torch.is_autocast_enabled(edge_index.device.type):
+        return Refusal("its message is traced without autocast")
+    if edge_index.is_cuda and WITH_TORCH_SCATTER and not _EXTREMA.isdisjoint(reductions):
+        return Refusal("torch_scatter gives the gradient of an extremum on a GPU to one edge")
     return None
 
 
