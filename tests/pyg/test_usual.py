@@ -30,7 +30,7 @@ CHANNELS, NODES, TARGETS = 8, 30, 20
 CONVS: dict[str, Any] = usual.CONVS
 ALL: dict[str, Any] = {**CONVS, **others.AGGREGATIONS, **others.POOLING, **others.MODELS}
 
-# Upstream multiplies by matrices in float32, whatever is given.
+# Upstream multiplies by tensors that are float32, whatever is given.
 SINGLE = ("ASAPooling", "ClusterPooling", "SGFormer")
 
 # The features of self-loops are means that upstream's code computes, whose gradients it gets wrong

@@ -1,0 +1,134 @@
+"""The report of ``any_message.py``: a table of each graph, means and floors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from measure.report import Floor, floor_lines, geometric_mean, machine_lines, table
+
+Cell = dict[str, Any]
+
+_MIB = 2**20
+
+
+def _median(cell: Cell, side: str, way: str) -> float:
+    return float(cell["times"][side][way]["median"])
+
+
+def times_as_fast(cell: Cell, way: str) -> float:
+    """How many times as fast as upstream a pass is."""
+    return _median(cell, "plain", way) / _median(cell, "ours", way)
+
+
+def both_passes(cell: Cell) -> float:
+    """How many times as fast as upstream both passes together are."""
+    plain, ours = (
+        _median(cell, side, "forward") + _median(cell, side, "backward")
+        for side in ("plain", "ours")
+    )
+    return plain / ours
+
+
+def times_below(cell: Cell) -> float:
+    """How many times lower the peak memory of both passes is; a page at least counts as used."""
+    plain, ours = (max(cell["memory"][side], 4096) for side in ("plain", "ours"))
+    return float(plain / ours)
+
+
+def floors(cells: Sequence[Cell]) -> list[Floor]:
+    """The floors for messages that are computed by edge programs."""
+    alone = [cell for cell in cells if cell["part"] == "propagate"]
+    what = "message passing alone, geometric mean"
+    return [
+        _floor(f"{what} of both passes", alone, both_passes, 8),
+        _floor(f"{what} of peak memory", alone, times_below, 10),
+    ]
+
+
+def _floor(
+    what: str, cells: Sequence[Cell], value: Callable[[Cell], float], required: float
+) -> Floor:
+    if not cells:
+        return Floor(what, f">= {required:g}x", "not measured", None)
+    mean = _mean(cells, value)
+    return Floor(what, f">= {required:g}x", f"{mean:.2f}x", mean >= required)
+
+
+def _mean(cells: Iterable[Cell], value: Callable[[Cell], float]) -> float:
+    return geometric_mean([value(cell) for cell in cells])
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The whole report."""
+    cells: list[Cell] = results["cells"]
+    lines = [
+        "# Any message, on several graphs",
+        "",
+        f"`{results['command']}`",
+        "",
+        "float32, medians of processor time on one thread, upstream and ours in turns, on a graph "
+        "that is known; memory: the peak of both passes above what was resident before. The "
+        "difference is the largest one of outputs and gradients, over the norm of upstream's. "
+        "Message passing alone: the calls of `propagate`, for layers whose messages are edge "
+        "programs.",
+        "",
+        "## Floors",
+        "",
+        *floor_lines(floors(cells)),
+        "## Geometric means",
+        "",
+        *_means(cells),
+    ]
+    for graph, channels, part in _groups(cells):
+        group = [c for c in cells if _group(c) == (graph, channels, part)]
+        title = "whole layers" if part == "layer" else "message passing alone"
+        lines += [
+            f"## {graph}, {channels} channels, {title}",
+            "",
+            f"{group[0]['nodes']:,} nodes and {group[0]['edges']:,} edges.",
+            "",
+            *_table(group),
+        ]
+    return "\n".join([*lines, *machine_lines(results["machine"])])
+
+
+def _group(cell: Cell) -> tuple[str, int, str]:
+    return cell["graph"], cell["channels"], cell["part"]
+
+
+def _groups(cells: Iterable[Cell]) -> list[tuple[str, int, str]]:
+    return list(dict.fromkeys(map(_group, cells)))
+
+
+def _means(cells: Sequence[Cell]) -> list[str]:
+    rows = []
+    for graph, channels, part in _groups(cells):
+        group = [c for c in cells if _group(c) == (graph, channels, part) and c["programs"]]
+        if not group:
+            continue
+        ways = (
+            lambda c: times_as_fast(c, "forward"),
+            lambda c: times_as_fast(c, "backward"),
+            both_passes,
+            times_below,
+        )
+        means = (f"{_mean(group, way):.2f}x" for way in ways)
+        rows.append([f"{graph}, {channels} channels, {part}", str(len(group)), *means])
+    head = ["of edge programs", "cells", "forward", "backward", "both", "memory"]
+    return table(head, rows)
+
+
+def _table(cells: Iterable[Cell]) -> list[str]:
+    head = ["configuration"]
+    for way in ("forward", "backward"):
+        head += [f"{way}, plain, ms", "ours, ms", "times as fast"]
+    rows = []
+    for cell in cells:
+        row = [cell["configuration"]]
+        for way in ("forward", "backward"):
+            row += [f"{_median(cell, side, way):.3g}" for side in ("plain", "ours")]
+            row.append(f"{times_as_fast(cell, way):.1f}x")
+        row += [f"{cell['memory'][side] / _MIB:.1f}" for side in ("plain", "ours")]
+        rows.append([*row, f"{times_below(cell):.1f}x", f"{cell['difference']:.1e}"])
+    return table([*head, "memory, plain, MiB", "ours, MiB", "times below", "difference"], rows)
