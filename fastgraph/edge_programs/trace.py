@@ -91,7 +91,7 @@ class Index:
 
 
 @dataclass(frozen=True)
-class Kept:
+class LeftValues:
     """An attribute of a layer in which its message leaves values of edges.
 
     Attributes:
@@ -134,7 +134,7 @@ class Traced:
     channels: tuple[int, ...]
     steps: tuple[Step, ...]
     step_of: Mapping[str, int]
-    kept: tuple[Kept, ...]
+    kept: tuple[LeftValues, ...]
 
     def operands(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The operands of the program.
@@ -304,7 +304,7 @@ def _record(
         if len(set(outputs)) < len(outputs):  # an edit of one may be one of the other
             raise Refused(f"it leaves the same values of edges in {' and '.join(left)}")
         kept = tuple(
-            Kept(
+            LeftValues(
                 tuple(path.split(".")[:-1]),
                 path.rpartition(".")[2],
                 tuple(tensor.shape[1:]),

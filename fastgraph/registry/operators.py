@@ -23,7 +23,7 @@ class Signature(NamedTuple):
     keywords: tuple[str, ...] = ()
 
 
-class Operand(NamedTuple):
+class OperandShape(NamedTuple):
     """A tensor that an operator takes.
 
     Attributes:
@@ -53,7 +53,7 @@ class Attention:
     """
 
     name: str
-    operands: tuple[Operand, ...]
+    operands: tuple[OperandShape, ...]
     option: str
     schema: str
     out: tuple[Size, ...] = ("destinations", "heads", "channels")
@@ -80,7 +80,7 @@ class Attention:
         return tuple(i for i, operand in enumerate(self.operands) if operand.optional)
 
     @cached_property
-    def checked(self) -> tuple[tuple[Operand, int], ...]:
+    def checked(self) -> tuple[tuple[OperandShape, int], ...]:
         """Operands and their positions, those with sums of sizes behind what these are sums of."""
         found = [(operand, position) for position, operand in enumerate(self.operands)]
         return tuple(sorted(found, key=lambda item: any(" + " in str(s) for s in item[0].shape)))
@@ -140,11 +140,11 @@ class Attention:
 GATV2 = Attention(
     "gatv2",
     (
-        Operand("x_src", ("sources", "heads", "channels")),
-        Operand("x_dst", ("destinations", "heads", "channels")),
-        Operand("att", (1, "heads", "channels")),
-        Operand("edge", ("edges", "edge_dim"), optional=True),
-        Operand("weight_edge", ("heads", "edge_dim", "channels"), optional=True),
+        OperandShape("x_src", ("sources", "heads", "channels")),
+        OperandShape("x_dst", ("destinations", "heads", "channels")),
+        OperandShape("att", (1, "heads", "channels")),
+        OperandShape("edge", ("edges", "edge_dim"), optional=True),
+        OperandShape("weight_edge", ("heads", "edge_dim", "channels"), optional=True),
     ),
     option="slope",
     schema="float negative_slope",
@@ -152,17 +152,17 @@ GATV2 = Attention(
 GAT = Attention(
     "gat",
     (
-        Operand("x", ("sources", "heads", "channels")),
-        Operand("score_src", ("sources", "heads")),
-        Operand("score_dst", ("destinations", "heads")),
-        Operand("score_edge", ("edges", "heads"), optional=True),
+        OperandShape("x", ("sources", "heads", "channels")),
+        OperandShape("score_src", ("sources", "heads")),
+        OperandShape("score_dst", ("destinations", "heads")),
+        OperandShape("score_edge", ("edges", "heads"), optional=True),
     ),
     option="slope",
     schema="float negative_slope",
 )
 GAT_WITH_SCORES = Attention(
     "gat_with_scores",
-    (GAT.operands[0], Operand("att", (2, "heads", "channels")), GAT.operands[3]),
+    (GAT.operands[0], OperandShape("att", (2, "heads", "channels")), GAT.operands[3]),
     option=GAT.option,
     schema=GAT.schema,
     made=tuple(operand.shape for operand in GAT.operands[1:3]),
@@ -171,10 +171,10 @@ GAT_WITH_SCORES = Attention(
 ATTENTION = Attention(
     "attention",
     (
-        Operand("query", ("destinations", "heads", "channels + edge_dim")),
-        Operand("key", ("sources", "heads", "channels")),
-        Operand("value", ("sources", "heads", "channels")),
-        Operand("edge", ("edges", "edge_dim"), optional=True),
+        OperandShape("query", ("destinations", "heads", "channels + edge_dim")),
+        OperandShape("key", ("sources", "heads", "channels")),
+        OperandShape("value", ("sources", "heads", "channels")),
+        OperandShape("edge", ("edges", "edge_dim"), optional=True),
     ),
     option="scale",
     schema="float scale",
