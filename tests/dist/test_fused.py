@@ -207,7 +207,8 @@ CASES = {
     "Transformer, pair": Case(lambda: gnn.TransformerConv((5, 4), C, H), pair),
     "SAGE, matrix": Case(lambda: gnn.SAGEConv(D, C), of_matrix, 0, "x is a ShardedTensor"),
     "GAT, matrix": Case(gat(add_self_loops=False), of_matrix, 0, "beside a sparse"),
-    "Super GAT": Case(lambda: gnn.SuperGATConv(D, C).eval(), plain, 0, "no edge program"),
+    "Super GAT": Case(lambda: gnn.SuperGATConv(D, C).eval(), plain),
+    "FeaSt": Case(lambda: gnn.FeaStConv(D, C), plain, 0, "no edge program"),
 }
 
 # What meets every layout: each operator and kind of edges once. With --exhaustive all do.
@@ -220,7 +221,7 @@ IN_ALL_LAYOUTS = {
     *("GAT, dropout", "GAT, dropout, features", "GAT, pair", "GAT, reversed"),
     *("GATv2", "GATv2, features", "GATv2, dropout", "GATv2, replicated features"),
     *("Transformer", "Transformer, features", "Transformer, weights", "Transformer, dropout"),
-    *("SAGE, matrix", "Super GAT"),
+    *("SAGE, matrix", "Super GAT", "FeaSt"),
 }
 
 # Cases that make new tensors of edges for each call, which have to be planned each time.
@@ -231,6 +232,7 @@ PLANNED_EACH_TIME = {
     "GCN, replicated edges",
     "GAT, some edges",
     "GAT, replicated edges",
+    "Super GAT",
     "Cheb",
     "Cluster",
 }
