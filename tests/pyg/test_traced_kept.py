@@ -265,6 +265,9 @@ class OfEdges(Scaled):
     def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x, e=e)
 
+    def message(self, x_j: Tensor, e: Tensor) -> Tensor:
+        return x_j * e
+
 
 @pytest.mark.parametrize("function", LEFT, ids=lambda function: function.__name__)
 def test_what_is_left_to_upstream(function: Any) -> None:
