@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
+from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
 
 import fastgraph
@@ -261,18 +262,21 @@ LEFT = {
 }
 
 
-class OfEdges(Scaled):
+class OfEdges(MessagePassing):
+    """No layer with a `propagate` that PyG has made: it finds no source of the classes below."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="sum")
+        self.act = torch.nn.ReLU()
+        self.weight = torch.nn.Parameter(torch.randn(CHANNELS))
+
     def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
         return self.propagate(edge_index, x=x, e=e)
-
-    def message(self, x_j: Tensor, e: Tensor) -> Tensor:
-        return x_j * e
 
 
 @pytest.mark.parametrize("function", LEFT, ids=lambda function: function.__name__)
 def test_what_is_left_to_upstream(function: Any) -> None:
     message = types.FunctionType(function.__code__, globals(), "message")
-    OfEdges()  # PyG finds no source of the class below, which has this one's `propagate` then
     layer = type("Own", (OfEdges,), {"message": message})().double()
     reason = refused(layer, x64(), EDGES, x64(EDGES.shape[1], CHANNELS))
     assert reason == f"its message is no edge program: {LEFT[function]}"
