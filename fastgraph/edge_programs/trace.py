@@ -196,6 +196,9 @@ def trace(
     call = _Called(message)
     if any(is_lazy(tensor) for tensor in call.state().values()):
         return Refusal("its layer has parameters without a shape")
+    both = sorted(described.keys() & call.state().keys())
+    if both:
+        return Refusal(f"its message takes {both[0]}, as a parameter of its layer is called")
     try:
         first = _record(call, arguments, _SIZES[0], dtype, reductions)
         for num_edges in _SIZES[1:]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -578,6 +579,15 @@ def test_equal_messages_are_one_program() -> None:
         trace(pyg.CGConv(8, 3).double().message, MESSAGES["CGConv"].arguments) for _ in range(2)
     )
     assert first == second
+
+
+def test_an_argument_that_is_called_as_a_parameter_is_refused() -> None:
+    layer = nn.Module()
+    layer.factor = nn.Parameter(torch.randn(8, dtype=torch.float64))
+    layer.message = types.MethodType(lambda self, x_j, factor: x_j * factor, layer)
+    refusal = trace(layer.message, {"x_j": X_J, "factor": of("parameter", 8)})
+    assert isinstance(refusal, Refusal)
+    assert "takes factor, as a parameter of its layer is called" in refusal.reason
 
 
 def test_a_layer_without_its_shapes_is_refused() -> None:
