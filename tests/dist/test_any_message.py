@@ -20,9 +20,11 @@ from tests.dist.test_fused import (
     REVERSED,
     Case,
     Found,
+    assert_as_expected,
     bipartite,
     compared,
     featured,
+    in_layouts,
     mlp,
     of_replicated_edges,
     of_replicated_features,
@@ -307,24 +309,7 @@ def found(
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        pytest.param(
-            *(name, layout),
-            marks=() if name in cases_in(layout, exhaustive=False) else pytest.mark.exhaustive,
-        )
-        for layout in LAYOUTS
-        for name in CASES
-    ],
-)
+@in_layouts(LAYOUTS, CASES, cases_in)
 def test_programs_of_layers(found: list[dict[str, Found]], name: str, layout: str) -> None:
-    case = CASES[name]
-    for rank, of_rank in enumerate(found):
-        result = of_rank[f"{name}, {layout}"]
-        assert not result.error, f"rank {rank}: {result.error}"
-        assert result.routed == case.routed, f"rank {rank}: {result.reasons}"
-        assert case.reason in result.reasons
-        if case.routed:
-            assert not result.gathers
-            assert bool(result.planned_again) == (name in PLANNED_EACH_TIME)
+    results = [of_rank[f"{name}, {layout}"] for of_rank in found]
+    assert_as_expected(results, CASES[name], is_planned_again=name in PLANNED_EACH_TIME)

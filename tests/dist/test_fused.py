@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import pytest
@@ -463,27 +463,38 @@ def found(
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        pytest.param(
-            *(name, layout),
-            marks=() if name in cases_in(layout, exhaustive=False) else pytest.mark.exhaustive,
-        )
-        for layout in PARTITIONS
-        for name in CASES
-    ],
-)
-def test_layers_are_fused(found: list[dict[str, Found]], name: str, layout: str) -> None:
-    case = CASES[name]
-    for rank, of_rank in enumerate(found):
-        result = of_rank[f"{name}, {layout}"]
+def in_layouts(
+    layouts: Iterable[str], cases: Iterable[str], cases_in: Callable[..., dict[str, Case]]
+) -> pytest.MarkDecorator:
+    """All cases in all layouts, of which a usual run takes some."""
+    return pytest.mark.parametrize(
+        ("name", "layout"),
+        [
+            pytest.param(
+                *(name, layout),
+                marks=() if name in cases_in(layout, exhaustive=False) else pytest.mark.exhaustive,
+            )
+            for layout in layouts
+            for name in cases
+        ],
+    )
+
+
+def assert_as_expected(results: Iterable[Found], case: Case, *, is_planned_again: bool) -> None:
+    """All ranks have what one process has, by the route that a case says."""
+    for rank, result in enumerate(results):
         assert not result.error, f"rank {rank}: {result.error}"
         assert result.routed == case.routed, f"rank {rank}: {result.reasons}"
         assert case.reason in result.reasons
         if case.routed:
             assert not result.gathers
-            assert bool(result.planned_again) == (name in PLANNED_EACH_TIME)
+            assert bool(result.planned_again) == is_planned_again
+
+
+@in_layouts(PARTITIONS, CASES, cases_in)
+def test_layers_are_fused(found: list[dict[str, Found]], name: str, layout: str) -> None:
+    results = [of_rank[f"{name}, {layout}"] for of_rank in found]
+    assert_as_expected(results, CASES[name], is_planned_again=name in PLANNED_EACH_TIME)
 
 
 @pytest.mark.parametrize(
