@@ -511,6 +511,8 @@ def test_layers_are_fused(found: list[dict[str, Found]], name: str, layout: str)
 def test_what_is_computed_meanwhile(
     found: list[dict[str, Found]], name: str, layout: str, expected: str
 ) -> None:
+    if layout == "one is empty" and len(found) == 2:
+        pytest.skip("the other rank has all rows, and no halo")
     for of_rank in found:
         assert list(of_rank[f"{name}, {layout}"].halo) == [expected]
 
