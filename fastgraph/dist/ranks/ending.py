@@ -89,7 +89,7 @@ def _record(error: Exception) -> None:
     """Leave the error for ``torchrun``, which shows that of the rank that failed first."""
     try:
         raise error
-    except Exception:
+    except type(error):  # from whose traceback it is written
         get_error_handler().record_exception(error)
 
 

@@ -205,12 +205,7 @@ class Exchange:
         if self._work is None:
             return self._received
         started = time.perf_counter()
-        try:
-            _wait(self._work, self._asked)
-        except (RanksDivergedError, CollectiveError):
-            raise
-        except RuntimeError as error:
-            raise _unfinished(self._asked, error) from error
+        _wait(self._work, self._asked)
         self._work = None
         if self._recorded is not None:  # what the rank did meanwhile counts as computing
             sent, seconds = self._recorded[self._position]
@@ -340,15 +335,15 @@ def _wait(work: Any, asked: Asked) -> None:
     """Wait for a collective that was begun.
 
     Raises:
-        RanksDivergedError, CollectiveError: from the board, which is looked at now and then.
-        RuntimeError: torch's own, as after a time-out.
+        RanksDivergedError: from the board, which is looked at now and then.
+        CollectiveError: from the board, or the collective did not end, as after a time-out.
     """
     while True:
         try:
             work.wait(_PATIENCE)
-        except RuntimeError:
+        except RuntimeError as error:
             if work.is_completed():
-                raise
+                raise _unfinished(asked, error) from error
         else:
             return
         BOARD.look(asked)

@@ -96,12 +96,12 @@ class Digests:
             with torch._C.DisableTorchFunctionSubclass():
                 parameters = _total(_parameters(optimizer))
         facts = BOARD.meet(parameters)
-        numbers, *digests = map(list, zip(*facts, strict=True)) if facts else ([0], [0], [0])
-        if len({*zip(numbers, digests[0], strict=True)}) > 1:
+        if len({(number, digest) for number, digest, _ in facts}) > 1:
+            numbers = [number for number, *_ in facts]
             raise RanksDivergedError(
                 f"ranks have asked for different collectives, {numbers} of them: {ADVICE}"
             )
-        of_parameters = set(digests[1])
+        of_parameters = {parameters for *_, parameters in facts}
         if len(of_parameters) > 1 and -1 not in of_parameters and self.comparisons > 0:
             assert optimizer is not None  # as on all ranks
             self._compare_parameters(optimizer)

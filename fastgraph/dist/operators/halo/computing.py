@@ -57,7 +57,7 @@ class Halo(Mode):
 
         def compute(piece: Piece) -> Results:
             local = piece.of_sources(x), piece.edges.index, piece.edges.ptr, piece.of_edges(weight)
-            return Results(_run(SPMM, *local, piece.num_rows, reduce, False))
+            return Results(PRECISION.run(SPMM, *local, piece.num_rows, reduce, False))
 
         found = computed(graph, graph.local, edges, [x], compute, sums=reduce == "sum")
         return ShardedTensor(found.out, graph.destinations, 0)
@@ -73,7 +73,7 @@ class Halo(Mode):
         def compute(piece: Piece) -> Results:
             edges, weights = piece.edges, piece.of_edges(normalised)
             operands = piece.of_sources(x), edges.index, edges.ptr, weights
-            return Results(_run(SPMM, *operands, piece.num_rows, "sum", False))
+            return Results(PRECISION.run(SPMM, *operands, piece.num_rows, "sum", False))
 
         edges = Edges(csr.col, csr.ptr)
         found = computed(graph, local, lambda: edges, [x], compute, sums=True)
@@ -86,7 +86,7 @@ class Halo(Mode):
         graph = neighbourhoods(*relation)
         edges, rows = graph.edges_of(numbered=weight is not None), graph.destinations
         local = graph.of_sources(x), edges.index, edges.ptr, graph.of_edges(weight)
-        out, record = _run(SEGMENT_REDUCE, *local, rows.mine, reduce, False, ties)
+        out, record = PRECISION.run(SEGMENT_REDUCE, *local, rows.mine, reduce, False, ties)
         if ties != "none":
             record = ShardedTensor(record, rows, 0)
         return ShardedTensor(out, rows, 0), record
@@ -111,7 +111,9 @@ class Halo(Mode):
             how, given = attention, _of_piece(piece, places, inputs)
             if call.dropout > 0:
                 how, given = attention.given_scores(given, piece.num_rows)
-            found = _run(local_attention, call, how, given, piece.edges, piece.num_rows, kept, own)
+            found = PRECISION.run(
+                local_attention, call, how, given, piece.edges, piece.num_rows, kept, own
+            )
             return Results(*found)
 
         # Values of edges are copied for halves, and features of theirs may be wider than nodes'.
@@ -130,7 +132,7 @@ class Halo(Mode):
         graph = neighbourhoods(*relation)
         edges = graph.edges_of(numbered=True)
         local = graph.of_destinations(y), graph.of_sources(x), edges.index, edges.ptr
-        return ShardedTensor(_run(SDDMM, *local, heads, reduce, False), graph.edges, 0)
+        return ShardedTensor(PRECISION.run(SDDMM, *local, heads, reduce, False), graph.edges, 0)
 
     def program(
         self, relation: Relation, operands: Sequence[Tensor], program: Program
@@ -148,7 +150,7 @@ class Halo(Mode):
         edges = graph.edges_of(numbered=of_edges)
         sizes = graph.sources.mine + len(graph.plan.halo), graph.destinations.mine
         given = local, edges.index, edges.ptr, str(program), *sizes, False
-        found = _run(EDGE_PROGRAM, *given)
+        found = PRECISION.run(EDGE_PROGRAM, *given)
         rows = {"edge": graph.edges, "total": None}
         return [
             sum_of_ranks(tensor) if layout is None else ShardedTensor(tensor, layout, 0)
@@ -162,12 +164,7 @@ class Halo(Mode):
         edges = graph.edges_of(numbered=True)
         sizes = graph.destinations.mine, graph.sources.mine + len(graph.plan.halo)
         local = graph.of_edges(score), edges.index, edges.ptr
-        return ShardedTensor(_run(EDGE_SOFTMAX, *local, *sizes, False), graph.edges, 0)
-
-
-def _run(operator: Callable[..., Any], *arguments: Any) -> Any:
-    """The results of an operator, in the precision of this rank."""
-    return PRECISION.run(operator, *arguments) if PRECISION.is_reduced else operator(*arguments)
+        return ShardedTensor(PRECISION.run(EDGE_SOFTMAX, *local, *sizes, False), graph.edges, 0)
 
 
 def _local(graph: Neighbourhoods, places: Sequence[str], inputs: Sequence[Any]) -> list[Any]:

@@ -29,9 +29,8 @@ _REDUCTIONS = ("none", "mean", "sum")
 )
 def elementwise(func: Any, args: Arguments, kwargs: Options) -> Any:
     """Losses of one element at a time."""
-    options = dict(kwargs)
-    reduction = options.pop("reduction", "mean")
-    if len(args) > 2 or any(options.pop(o, None) is not None for o in ("reduce", "size_average")):
+    options, reduction = _options(kwargs)
+    if len(args) > 2:
         raise NoRuleError
     target: Any = args[1] if len(args) > 1 else options.get("target")
     if reduction not in (*_REDUCTIONS, "batchmean") or args[0].shape != target.shape:
@@ -39,20 +38,13 @@ def elementwise(func: Any, args: Arguments, kwargs: Options) -> Any:
     if reduction == "batchmean" and name_of(func) != "kl_div":
         raise NoRuleError
     each = pointwise(func, args, {**options, "reduction": "none"})
-    if reduction == "none":
-        return each
-    if reduction == "batchmean":
-        return each.sum() / each.shape[0]
-    return each.sum() if reduction == "sum" else each.mean()
+    return each.sum() / each.shape[0] if reduction == "batchmean" else _reduced(each, reduction)
 
 
 @rule("margin_ranking_loss hinge_embedding_loss triplet_margin_loss cosine_embedding_loss")
 def by_rows(func: Any, args: Arguments, kwargs: Options) -> Any:
     """Losses that compare rows with each other, one by one."""
-    options = dict(kwargs)
-    reduction = options.pop("reduction", "mean")
-    if any(options.pop(o, None) is not None for o in ("reduce", "size_average")):
-        raise NoRuleError
+    options, reduction = _options(kwargs)
     tensors = [x for x in (*args, *options.values()) if isinstance(x, Tensor)]
     lead: Any = next(x for x in tensors if is_sharded(x))
     if reduction not in _REDUCTIONS or len(args) > 3 or lead.axis != 0:
@@ -62,6 +54,18 @@ def by_rows(func: Any, args: Arguments, kwargs: Options) -> Any:
     local = [aligned(x, lead.rows, 0) for x in args]
     named = {name: aligned(x, lead.rows, 0) for name, x in options.items()}
     each = ShardedTensor(func(*local, **named, reduction="none"), lead.rows, 0)
+    return _reduced(each, reduction)
+
+
+def _options(kwargs: Options) -> tuple[Options, Any]:
+    """The options of a loss, and apart from them how it is reduced, in today's way alone."""
+    options = dict(kwargs)
+    if any(options.pop(name, None) is not None for name in ("reduce", "size_average")):
+        raise NoRuleError
+    return options, options.pop("reduction", "mean")
+
+
+def _reduced(each: Any, reduction: str) -> Any:
     if reduction == "none":
         return each
     return each.sum() if reduction == "sum" else each.mean()
