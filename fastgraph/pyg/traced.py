@@ -213,6 +213,9 @@ def plan(module: MessagePassing, edge_index: object, arguments: Any) -> Computat
 def _plan(
     module: MessagePassing, edge_index: Any, arguments: Mapping[str, Any]
 ) -> Computation | Refusal:
+    small = _TOO_LITTLE.get(module) if is_by_identity(type(module)) else None
+    if small is not None and small.covers(edge_index, arguments):
+        return TOO_SMALL  # whatever else there is against it
     form = form_of(module)
     refusal = form.refusal or state_refusal(module)
     if refusal is not None:
@@ -220,9 +223,7 @@ def _plan(
     reductions = reductions_of(module.aggr_module)
     if isinstance(reductions, Refusal):
         return reductions
-    if is_too_small(PROGRAM, edge_index, of_many) or (
-        module in _TOO_LITTLE and _TOO_LITTLE[module].covers(edge_index, arguments)
-    ):
+    if is_too_small(PROGRAM, edge_index, of_many):
         return TOO_SMALL
     refusal = execution_mode() or _mode() or _index_refusal(edge_index)
     if refusal is not None:
