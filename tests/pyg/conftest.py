@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 from torch_geometric.nn import GraphConv, SAGEConv
+
+from fastgraph.pyg import traced
 
 # PyG renders a class's `propagate` from its first instance in the process. Whether it can use
 # `message_and_aggregate` is decided there, so a first instance with an unusual aggregation would
 # change what later tests compare with.
 SAGEConv(1, 1)
 GraphConv(1, 1)
+
+
+@pytest.fixture
+def nothing_known() -> None:
+    """Nothing is known of the layers of other tests, whose messages were traced."""
+    traced._KNOWN.clear()

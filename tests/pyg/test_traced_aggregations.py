@@ -20,21 +20,26 @@ from torch_geometric.nn.aggr import (
 
 import fastgraph
 from fastgraph.backends import edge_programs
-from fastgraph.pyg import traced
 from tests.ab import Arguments, arguments
 from tests.graphs import Case, all_cases, hub_edges, quantised
 from tests.outcomes import differences
-from tests.pyg.traced_layers import CHANNELS, EDGES, NODES, Scaled, refused, routed, x64
+from tests.pyg.traced_layers import (
+    CHANNELS,
+    EDGES,
+    NODES,
+    Scaled,
+    refused,
+    routed,
+    second_derivative,
+    x64,
+)
 
-pytestmark = pytest.mark.filterwarnings("ignore::fastgraph.FallbackWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::fastgraph.FallbackWarning"),
+    pytest.mark.usefixtures("nothing_known"),
+]
 
 ALL = ["sum", "mean", "max", "min", "var", "std"]
-
-
-@pytest.fixture(autouse=True)
-def nothing_known() -> None:
-    """Nothing is known of the layers of other tests."""
-    traced._KNOWN.clear()
 
 
 def multi(aggrs: list[Any], mode: str, **options: Any) -> MultiAggregation:
@@ -184,15 +189,12 @@ def test_second_derivatives() -> None:
     layer = Scaled(list(ALL), act=nn.Tanh()).double()
     x = quantised(NODES + 1, CHANNELS).add(0.25).requires_grad_()  # one without edges
 
-    def second() -> Tensor:
-        loss = layer(x, EDGES).square().sum() + x.square().sum()
-        (first,) = torch.autograd.grad(loss, x, create_graph=True)
-        (out,) = torch.autograd.grad(first.square().sum(), x)
-        return out
+    def loss() -> Tensor:
+        return layer(x, EDGES).square().sum() + x.square().sum()
 
-    expected = second()
+    expected = second_derivative(loss, x)
     with fastgraph.enabled(min_edges=0):
-        found = second()
+        found = second_derivative(loss, x)
     assert fastgraph.status().row("Scaled").programs == 1
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-8)
 

@@ -13,19 +13,25 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
 
 import fastgraph
-from fastgraph.pyg import traced
 from tests.ab import Arguments, arguments
 from tests.graphs import Case, quantised, random_edges, square_cases
 from tests.outcomes import differences
-from tests.pyg.traced_layers import CHANNELS, EDGES, NODES, Scaled, refused, routed, traces, x64
+from tests.pyg.traced_layers import (
+    CHANNELS,
+    EDGES,
+    NODES,
+    Scaled,
+    refused,
+    routed,
+    second_derivative,
+    traces,
+    x64,
+)
 
-pytestmark = pytest.mark.filterwarnings("ignore::fastgraph.FallbackWarning")
-
-
-@pytest.fixture(autouse=True)
-def nothing_known() -> None:
-    """Nothing is known of the layers of other tests."""
-    traced._KNOWN.clear()
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::fastgraph.FallbackWarning"),
+    pytest.mark.usefixtures("nothing_known"),
+]
 
 
 class Leaving(Scaled):
@@ -158,16 +164,14 @@ def test_second_derivatives() -> None:
     torch.manual_seed(0)
     layer, x = Giving().double(), x64().requires_grad_()
 
-    def second() -> Tensor:
+    def loss() -> Tensor:
         out, weights = layer(x, EDGES)
-        loss = out.square().sum() + weights.square().sum()
-        (first,) = torch.autograd.grad(loss, x, create_graph=True)
-        (found,) = torch.autograd.grad(first.square().sum(), x)
-        return found
+        return out.square().sum() + weights.square().sum()
 
-    expected = second()
+    expected = second_derivative(loss, x)
     with fastgraph.enabled(min_edges=0):
-        torch.testing.assert_close(second(), expected, rtol=1e-10, atol=1e-10)
+        found = second_derivative(loss, x)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     assert fastgraph.status().row("Giving").programs == 1
 
 

@@ -19,7 +19,6 @@ from torch_geometric.nn.aggr import PowerMeanAggregation, SoftmaxAggregation
 from torch_geometric.utils import softmax
 
 import fastgraph
-from fastgraph.pyg import traced
 from fastgraph.pyg.softmax import known_softmax
 from tests.ab import Arguments, arguments, assert_same
 from tests.graphs import Case, all_cases, hub_edges, quantised, random_edges
@@ -31,18 +30,16 @@ from tests.pyg.traced_layers import (
     Scaled,
     refused,
     routed,
+    second_derivative,
     traces,
     with_message,
     x64,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::fastgraph.FallbackWarning")
-
-
-@pytest.fixture(autouse=True)
-def nothing_known() -> None:
-    """Nothing is known of the layers of other tests."""
-    traced._KNOWN.clear()
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::fastgraph.FallbackWarning"),
+    pytest.mark.usefixtures("nothing_known"),
+]
 
 
 HEADS = 2
@@ -268,14 +265,12 @@ def test_second_derivatives(make: Callable[[], nn.Module]) -> None:
     layer = make().double()
     x = quantised(NODES + 1, CHANNELS).add(0.25).requires_grad_()  # one without edges
 
-    def second() -> Tensor:
-        (first,) = torch.autograd.grad(layer(x, EDGES).square().sum(), x, create_graph=True)
-        (out,) = torch.autograd.grad(first.square().sum(), x)
-        return out
+    def loss() -> Tensor:
+        return layer(x, EDGES).square().sum()
 
-    expected = second()
+    expected = second_derivative(loss, x)
     with fastgraph.enabled(min_edges=0):
-        found = second()
+        found = second_derivative(loss, x)
     assert fastgraph.status().rows[0].programs == 1
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -70,6 +71,13 @@ def refused(layer: nn.Module, *args: Any, **kwargs: Any) -> str:
         assert torch.equal(found, expected)
     (reason,) = row.reasons
     return reason
+
+
+def second_derivative(loss: Callable[[], Tensor], x: Tensor) -> Tensor:
+    """The gradient of the squares of a gradient."""
+    (first,) = torch.autograd.grad(loss(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), x)
+    return second
 
 
 def traces(layer: nn.Module) -> int:
