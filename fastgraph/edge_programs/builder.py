@@ -6,7 +6,15 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fastgraph.edge_programs.operations import CONSTANT, DOT, FOLD, ROUND, SPREAD
+from fastgraph.edge_programs.operations import (
+    CONSTANT,
+    DOT,
+    FOLD,
+    ROUND,
+    SPREAD,
+    SUM_TILES,
+    TILE,
+)
 from fastgraph.edge_programs.program import (
     Instruction,
     Operand,
@@ -141,6 +149,22 @@ class Builder:
         if a.width == b.width == heads:
             return a * b
         return self._value(Instruction(DOT, (a.number, b.number), heads))
+
+    def tile(self, value: Value, width: int) -> Value:
+        """The channels that all heads have in common, for each of them."""
+        if value.width == 1:
+            return self.spread(value, width)
+        if value.width == width:
+            return value
+        return self._value(Instruction(TILE, (value.number,), width))
+
+    def sum_tiles(self, value: Value, width: int) -> Value:
+        """The sum over heads of each of so many channels."""
+        if width == 1:
+            return self.fold(value, 1)
+        if value.width == width:
+            return value
+        return self._value(Instruction(SUM_TILES, (value.number,), width))
 
     def gelu(self, x: Value) -> Value:
         """The error function's gelu."""

@@ -23,6 +23,8 @@ from fastgraph.edge_programs.operations import (
     SOFTMAX_SCALE,
     SPREAD,
     STD,
+    SUM_TILES,
+    TILE,
     VAR,
 )
 from fastgraph.edge_programs.program import Instruction, Operand, Output, Program
@@ -90,6 +92,10 @@ def _value(
         return spread(arguments[0], width)
     if operation == FOLD:
         return _fold(arguments[0], width)
+    if operation == TILE:
+        return arguments[0].repeat(1, width // arguments[0].shape[1])
+    if operation == SUM_TILES:
+        return arguments[0].unflatten(1, (-1, width)).sum(1)
     widest = max(argument.shape[1] for argument in arguments)
     wide = [spread(argument, widest) for argument in arguments]
     if operation == DOT:

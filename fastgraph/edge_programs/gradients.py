@@ -25,6 +25,8 @@ from fastgraph.edge_programs.operations import (
     SOFTMAX_MAX,
     SOFTMAX_SCALE,
     SPREAD,
+    SUM_TILES,
+    TILE,
 )
 from fastgraph.edge_programs.program import MIRRORED, Instruction, Output, Place, Program
 
@@ -214,6 +216,12 @@ class _Adjoint:
             parts = [gradient]
         elif operation == SPREAD:  # a narrow gradient stands for the channels of each head alike
             parts = [builder.spread(gradient, result.width)]
+        elif operation in (TILE, SUM_TILES):
+            (argument,) = arguments
+            resized = builder.sum_tiles if operation == TILE else builder.tile
+            part = resized(builder.spread(gradient, result.width), argument.width)
+            self.add(instruction.arguments[0], part)
+            return
         elif operation == DOT:
             # Of both factors, whichever is the narrow one.
             parts = [gradient * arguments[1], gradient * arguments[0]]

@@ -26,6 +26,8 @@ from fastgraph.edge_programs.operations import (
     SOFTMAX_MAX,
     SOFTMAX_SCALE,
     SPREAD,
+    SUM_TILES,
+    TILE,
 )
 from fastgraph.edge_programs.program import PLACES, Output, Program
 
@@ -33,7 +35,7 @@ GATE, SLOPE = "gate", "slope"
 """The second of two values, or 0 where the first is not above it: the gradient of ``relu``; and 1,
 or the second where the first is not above 0: the slope of ``leaky_relu``."""
 
-OPERATIONS = (*ELEMENTWISE, ROUND, SPREAD, FOLD, DOT, GATE, SLOPE)
+OPERATIONS = (*ELEMENTWISE, ROUND, SPREAD, TILE, FOLD, SUM_TILES, DOT, GATE, SLOPE)
 """The order in which ``csrc/include/fastgraph/edge_code.h`` numbers operations."""
 
 REDUCTIONS = ("sum", "mean", "max", "min", "edge", "total", SOFTMAX)
@@ -50,8 +52,9 @@ class Code(NamedTuple):
         slots: int32 ``[slots, 2]``, kind and width of each. Operands come first.
         constants: float64 ``[slots]``, the numbers in constant ones.
         instructions: int32 ``[instructions, 5]``: operation, slot of the result, and of three
-            arguments. All have the width of the result, but for ``spread``, ``fold`` and ``dot``.
-            An element-wise function of one value takes the sum of two if there is a second.
+            arguments. All have the width of the result, but for those of ``spread``, ``tile``,
+            ``fold``, ``sum_tiles`` and ``dot``. An element-wise function of one value takes the sum
+            of two if there is a second.
         reductions: int32 ``[reductions, 7]``: kind; slots of the value, of a factor of the same or
             a narrower width, and of one that a row has; the numbers of the output and of two
             records, the first of ties. Of a softmax: slots of the value, of the scores and of their

@@ -89,6 +89,9 @@ CONSTANT, SPREAD, FOLD, DOT = "constant", "spread", "fold", "dot"
 """A number; each value repeated for the channels of its head; the sum of each head's channels; and
 the sum of each head's products of two values."""
 
+TILE, SUM_TILES = "tile", "sum_tiles"
+"""All channels repeated for each head; and the sum over heads of each of their channels."""
+
 EXTREMA = {"max": "max_ties", "min": "min_ties"}
 """Reductions whose gradient needs a record, and the reduction that is the record."""
 

@@ -10,7 +10,8 @@ whose arguments stand before them; outputs reduce values over the edges of a row
 
 Every value has a width, its number of channels. Where an instruction takes values of several widths
 the narrow ones hold a number for each head: a width must divide every wider one, and value ``k`` of
-a narrow one stands for as many consecutive channels of a wide one as there are for each.
+a narrow one stands for as many consecutive channels of a wide one as there are for each. Channels
+that all heads have in common are repeated by ``tile``, and ``sum_tiles`` sums over heads.
 
 ``softmax x s`` sums ``x``, weighted by the softmax of the scores ``s`` over the edges of a row: a
 score for each channel, or one for each head.
@@ -36,6 +37,8 @@ from fastgraph.edge_programs.operations import (
     SOFTMAX,
     SOFTMAX_MAX,
     SPREAD,
+    SUM_TILES,
+    TILE,
 )
 
 Place = Literal["row", "gathered", "edge", "parameter"]
@@ -54,6 +57,9 @@ MIRRORED: dict[Place, Place] = {
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _TEMPORARY = re.compile(r"t\d+")
 _RESERVED = (*REDUCTIONS, *PLACES)
+
+_RESIZING = (SPREAD, TILE, FOLD, SUM_TILES, DOT)
+"""Instructions whose results have another width than their arguments."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,8 @@ class Instruction:
     """A value made of earlier ones.
 
     Attributes:
-        operation: an element-wise one or ``round``, ``constant``, ``spread``, ``fold`` or ``dot``.
+        operation: an element-wise one or ``round``, ``constant``, ``spread``, ``fold``, ``dot``,
+            ``tile`` or ``sum_tiles``.
         arguments: numbers of values.
         width: of the result; of an element-wise instruction the largest of its arguments.
         constant: the number, of a ``constant``.
@@ -197,7 +204,7 @@ class Program:
         name = f"{self.name(number)} = {operation}"
         if operation in ELEMENTWISE:
             arity = ELEMENTWISE[operation].arity
-        elif operation in (CONSTANT, ROUND, SPREAD, FOLD, DOT):
+        elif operation in (CONSTANT, ROUND, *_RESIZING):
             arity = {CONSTANT: 0, DOT: 2}.get(operation, 1)
         else:
             raise ValueError(f"{name} is no operation of edge programs")
@@ -209,9 +216,9 @@ class Program:
         widest = common_width(name, widths)
         if operation == CONSTANT:
             fits, expected = width == 1, "a width of 1"
-        elif operation == SPREAD:
+        elif operation in (SPREAD, TILE):
             fits, expected = width >= 1 and width % widest == 0, f"a multiple of width {widest}"
-        elif operation in (FOLD, DOT):
+        elif operation in _RESIZING:
             fits, expected = width >= 1 and widest % width == 0, f"a divisor of width {widest}"
         else:
             fits, expected = width == widest, f"the width {widest} of its arguments"
@@ -265,7 +272,7 @@ class Program:
             words = [instruction.operation, *map(self.name, instruction.arguments)]
             if instruction.operation == CONSTANT:
                 words.append(repr(instruction.constant))
-            elif instruction.operation in (SPREAD, FOLD, DOT):
+            elif instruction.operation in _RESIZING:
                 words.append(str(instruction.width))
             lines.append(f"{self.name(number)} = {' '.join(words)}")
         lines += [" ".join((o.reduction, *map(self.name, o.values))) for o in self.outputs]
@@ -315,7 +322,7 @@ def parse(text: str) -> Program:
                 case [name, "=", "constant", constant]:
                     instructions.append(Instruction("constant", (), 1, float(constant)))
                     widths.append(1)
-                case [name, "=", ("spread" | "fold" | "dot") as operation, *words, size]:
+                case [name, "=", operation, *words, size] if operation in _RESIZING:
                     arguments = tuple(map(number, words))
                     instructions.append(Instruction(operation, arguments, int(size)))
                     widths.append(int(size))

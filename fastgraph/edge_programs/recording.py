@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
+from fastgraph.edge_programs.broadcasting import broadcast, is_consecutive
+from fastgraph.edge_programs.broadcasting import summed as sum_over
 from fastgraph.edge_programs.builder import Builder, Value
 from fastgraph.edge_programs.calls import (
     ALONG_CHANNELS,
@@ -260,20 +262,24 @@ class Recorder(TorchDispatchMode):
         if len(weighted) != (len(values) if operation in SUMS else 1):
             raise Refused(_WEIGHED)
         is_divisor = operation is aten.div and weighted[0] is not values[0]
-        scores = weighted[0].scores
+        scores, own = weighted[0].scores, weighted[0].channels
         if scores is None or is_divisor or any(v.scores != scores for v in weighted):
             raise Refused(_WEIGHED)
+        is_sum = operation in (aten.sum, aten.mean)
+        narrow, wide = (_kept(call, own), own) if is_sum else (own, channels)
+        if scores.width > 1 and operation not in RESHAPES and not is_consecutive(narrow, wide):
+            raise Refused(_WEIGHED_APART)
         bare = [replace(v, scores=None) if isinstance(v, Recorded) else v for v in values]
         if operation in RESHAPES:
             found = self._reshape(bare[0], channels)
         elif operation in EXPANSIONS:
             found = self._expand(bare[0], channels, has_rows=True)
-        elif operation in (aten.sum, aten.mean):
+        elif is_sum:
             found = self._sum(call, bare[0], channels)
         else:
             found = self._elementwise(call, bare, channels)
         if math.prod(channels) % scores.width:
-            raise Refused("it sums over channels that softmaxes over neighbours weigh differently")
+            raise Refused(_WEIGHED_APART)
         return Recorded(None, channels, None, self.value(found), scores=scores)
 
     def _values(self, call: Call) -> list[Any]:
@@ -312,7 +318,7 @@ class Recorder(TorchDispatchMode):
     def _wide(self, v: Recorded, channels: tuple[int, ...]) -> Value | None:
         """A value with a number for each of consecutive channels, if it is broadcast so or a step.
 
-        A step that other dimensions than the last ones broadcast is expanded before the program.
+        A step that dimensions between others broadcast is expanded before the program.
         """
         own = v.channels
         if len(own) > len(channels):
@@ -320,11 +326,11 @@ class Recorder(TorchDispatchMode):
                 raise Refused("it works across edges")
             own = own[1:]
         own = (1,) * (len(channels) - len(own)) + own
-        same = [a == b for a, b in zip(own, channels, strict=True)]
-        if all(same) or all(size == 1 for size in own[same.index(False) :]):
-            return self.value(v)
-        if v.step is None:
-            return None
+        # A parameter is there once, however wide it is.
+        if v.has_rows or v.step is None or is_consecutive(own, channels):
+            found = broadcast(self.value(v), own, channels)
+            if found is not None or v.step is None:
+                return found
         return self.value(self._expand(self._reshape(v, own), channels, v.has_rows))
 
     def _reshape(self, v: Recorded, channels: tuple[int, ...]) -> Recorded:
@@ -356,15 +362,16 @@ class Recorder(TorchDispatchMode):
         dims = {dim % rank for dim in call.given["dim"] or range(rank)}
         if first and 0 in dims:
             raise Refused(f"it works across edges ({call.func})")
-        if v.step is not None:
-            return self._called(call, v.place, channels)
-        summed = [(k + first in dims, size) for k, size in enumerate(v.channels) if size > 1]
-        if summed != sorted(summed, key=lambda s: s[0]):
-            raise Refused("it sums over heads")
-        value = self.builder.fold(self.value(v), math.prod(channels))
-        if call.operation is aten.mean:
-            value = value / math.prod(size for is_summed, size in summed if is_summed)
-        return Recorded(v.place, channels, None, value)
+        step = None if v.step is None else self._called(call, v.place, channels).step
+        if step is not None and v.value is None:
+            return Recorded(v.place, channels, step)
+        summed = {dim - first for dim in dims}
+        value = sum_over(self.value(v), v.channels, summed)
+        if value is None and step is None:
+            raise Refused("it sums over heads between other dimensions")
+        if value is not None and call.operation is aten.mean:
+            value = value / math.prod(v.channels[k] for k in summed)
+        return Recorded(v.place, channels, step, value)
 
     def _product(self, call: Call, channels: tuple[int, ...]) -> Recorded:
         """A product with a matrix of parameters, split by the rows of what it takes."""
@@ -568,4 +575,11 @@ def _terms(
     return ()
 
 
+def _kept(call: Call, own: tuple[int, ...]) -> tuple[int, ...]:
+    """The channels of values of edges that a sum keeps, and 1 for those that it sums over."""
+    dims = {dim % (len(own) + 1) - 1 for dim in call.given["dim"] or range(len(own) + 1)}
+    return tuple(1 if k in dims else size for k, size in enumerate(own))
+
+
 _WEIGHED = "its softmax over neighbours is no factor of its message"
+_WEIGHED_APART = "it sums over channels that softmaxes over neighbours weigh differently"

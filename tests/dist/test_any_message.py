@@ -230,6 +230,7 @@ CASES = {
     "AGNN": Case(lambda: gnn.AGNNConv(add_self_loops=False), plain),
     "General, attention": Case(lambda: gnn.GeneralConv(D, C, attention=True, heads=2), plain),
     "own, attending": Case(own(attending, node_dim=0), edited_result),
+    "GMM": Case(lambda: gnn.GMMConv(D, C, dim=3, kernel_size=2), featured),
     "FiLM": Case(lambda: gnn.FiLMConv(D, C), plain),
     "LE": Case(lambda: gnn.LEConv(D, C), weighted),
     "General": Case(lambda: gnn.GeneralConv(D, C, in_edge_channels=3), featured),

@@ -463,6 +463,8 @@ EDGE_PROGRAMS = (
     "x = gathered 3\nr = row 3\nt0 = add x r\nt1 = relu t0\nmax t1\nmax_ties t1\nmin x",
     "x = gathered 35\nr = row 35\np = parameter 1\nt0 = mul r x\nt1 = dot x r 7\nt2 = mul t0 p\n"
     "sum t2\ntotal t1\nedge t1",
+    "x = gathered 35\nr = row 5\nt0 = tile r 35\nt1 = mul t0 x\nt2 = sum_tiles t1 7\n"
+    "sum t2\nmax t1",
     "x = gathered 40\ns = edge 4\nsoftmax x s\nsoftmax_max s\nsoftmax_scale s\nsoftmax x x",
 )
 

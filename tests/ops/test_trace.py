@@ -69,6 +69,12 @@ def of_heads(x_j: Tensor, w: Tensor, a: Tensor, bias: Tensor) -> Tensor:
     return (x_j * w.view(-1, 2, 1) * a).mean(-1).unsqueeze(-1).expand(-1, 2, 4) + bias
 
 
+def over_heads(x_i: Tensor, x_j: Tensor, w: Tensor) -> Tensor:
+    """A mean over heads of what some of them have in common."""
+    heads = x_i.sigmoid() * (x_j * w).expand(-1, 4, 2)
+    return (heads.view(-1, 4, 1, 2) * w.unsqueeze(1)).mean(1).squeeze(1) + heads.sum(1)
+
+
 def two(a: int, b: int) -> nn.Module:
     return nn.Sequential(nn.Linear(a, b), nn.ReLU(), nn.Linear(b, b))
 
@@ -200,6 +206,16 @@ MESSAGES = {
             "edge_attr": of("edge", 3),
         },
         {"row": 1, "gathered": 1, "edge": 1},
+    ),
+    "sums over heads": Message(
+        lambda: over_heads,
+        {"x_i": of("row", 4, 1), "x_j": of("gathered", 1, 2), "w": of("edge", 1, 2)},
+        {"row": 1, "gathered": 1, "edge": 1},
+    ),
+    "GMMConv": Message(
+        lambda: pyg.GMMConv(8, 5, dim=3, kernel_size=4),
+        {"x_j": of("gathered", 20), "edge_attr": of("edge", 3)},
+        {"gathered": 1, "edge": 1, "parameter": 2},
     ),
     "a linear map of heads": Message(
         lambda: lambda x_i, x_j, w: torch.cat([x_i, x_j], -1) @ w,
@@ -467,9 +483,9 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, object], str]] = {
     "a norm of edges": (lambda x_i, x_j: (x_i - x_j).norm(dim=-1), NODES, "no instruction"),
     "a norm over edges": (lambda x_j: x_j / x_j.norm(dim=0), {"x_j": X_J}, "across edges"),
     "a sum over heads": (
-        lambda x_i, x_j: (x_i * x_j).view(-1, 2, 4).sum(1),
+        lambda x_i, x_j: (x_i * x_j).view(-1, 2, 2, 2).sum(2),
         NODES,
-        "sums over heads",
+        "sums over heads between other dimensions",
     ),
     "no tensor": (lambda x_j: (x_j, x_j), {"x_j": X_J}, "no tensor of edges"),
     "a tensor of no edge": (

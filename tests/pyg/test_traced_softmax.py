@@ -421,13 +421,13 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
     ),
     "a sum over heads": (
         lambda self, x_i, x_j, index: (weights(self, x_i, x_j, index) * x_j).sum(1),
-        "it sums over heads",
+        "it sums over channels that softmaxes over neighbours weigh differently",
     ),
     "weights of channels for all heads": (
         lambda self, x_i, x_j, index: (
             softmax((x_i * x_j).sum(1, keepdim=True).exp() * x_i[:, :1], index) * x_j
         ),
-        "over heads",
+        "it sums over channels that softmaxes over neighbours weigh differently",
     ),
     "a softmax of a softmax": (
         lambda self, x_i, x_j, index: softmax(weights(self, x_i, x_j, index), index) * x_j,

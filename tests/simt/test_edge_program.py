@@ -34,11 +34,12 @@ SEVERAL = (
     "x = gathered {0}\ny = row {0}\nw = edge {1}\np = parameter {0}\n"
     "t0 = sub x y\nt1 = dot t0 p {1}\nt2 = fold x {1}\nt3 = mul w t0\nt4 = mul y t3\n"
     "t5 = add t1 w\nt6 = mul t2 t5\nt7 = mul y x\nt8 = mul p t7\n"
+    "t9 = sum_tiles x {1}\nt10 = mul t9 w\nt11 = tile t10 {0}\nt12 = mul t11 y\n"
 )
 """Values in all places; factors of rows, of heads and of channels."""
 ALL = (
     f"{SEVERAL}{REDUCED}\n{SOFTMAX}\nsum t4\nmean t3\ntotal t6\nsum t8\nedge t6\nmax y\nsum y\n"
-    "total y\nsoftmax_max t5"
+    "total y\nsoftmax_max t5\nsum t12\nedge t10"
 )
 
 

@@ -62,15 +62,13 @@ void check_instructions(const EdgeCode& code) {
       check_slot(code, argument, kName, i);
       const EdgeSlot in = code.slots[argument];
       if (in.often() > out.often()) refuse(kName, i, "not be computed less often than it changes");
-      const bool is_sum = instruction.operation == EdgeOperation::kFold ||
-                          instruction.operation == EdgeOperation::kDot;
-      const bool is_spread = instruction.operation == EdgeOperation::kSpread;
-      const bool fits = is_sum      ? in.width % out.width == 0
-                        : is_spread ? out.width % in.width == 0
-                                    : in.width == out.width;
+      const bool widens = instruction.widens(), narrows = instruction.narrows();
+      const bool fits = narrows  ? in.width % out.width == 0
+                        : widens ? out.width % in.width == 0
+                                 : in.width == out.width;
       const bool is_equal = in.width == code.slots[instruction.argument[0]].width;
       if (!fits || !is_equal) refuse(kName, i, "have arguments of widths that fit its result");
-      const bool overwrites = (is_sum || is_spread) && argument == instruction.out;
+      const bool overwrites = (narrows || widens) && argument == instruction.out;
       if (overwrites) refuse(kName, i, "not write its argument");
     }
   }

@@ -287,6 +287,37 @@ class EdgeRegisters {
     }
   }
 
+  // All channels for each head.
+  void tile(const EdgeInstruction& i, int64_t edges) {
+    const int64_t count = width(i.argument[0]), all = width(i.out);
+    for (int64_t g = 0; g < edges; ++g) {
+      const A* const from = at(i.argument[0], g);
+      A* const to = own(i.out) + g * all;
+      for (int64_t first = 0; first < all; first += count) {
+        std::memcpy(to + first, from, count * sizeof(A));
+      }
+    }
+  }
+
+  // The sum of all heads, channel by channel.
+  void sum_tiles(const EdgeInstruction& i, int64_t edges) {
+    const int64_t count = width(i.out), all = width(i.argument[0]);
+    for (int64_t g = 0; g < edges; ++g) {
+      const A* const from = at(i.argument[0], g);
+      A* const to = own(i.out) + g * count;
+      for_each_part<N, 4>(0, count, [&](auto chunk, int64_t c) {
+        using C = decltype(chunk);
+        constexpr int kLane = C::kLanes;
+        Vector<A, kLane> sum[C::kCount];
+        for (int q = 0; q < C::kCount; ++q) sum[q] = load<kLane>(from + c + q * kLane);
+        for (int64_t first = count; first < all; first += count) {
+          for (int q = 0; q < C::kCount; ++q) sum[q] += load<kLane>(from + first + c + q * kLane);
+        }
+        for (int q = 0; q < C::kCount; ++q) store<kLane>(to + c + q * kLane, sum[q]);
+      });
+    }
+  }
+
   // For each head and edge the sum of f(in...) over the channels. f takes vectors of any length.
   template <typename F, typename... In>
   FASTGRAPH_INLINE void sum_heads(int32_t out, int64_t width, int64_t edges, const F& f,
@@ -378,6 +409,8 @@ class EdgeRegisters {
         });
       case Op::kRound: return map(i, edges, [](V x) { return round_to<T, N>(x); });
       case Op::kSpread: return spread(i, edges);
+      case Op::kTile: return tile(i, edges);
+      case Op::kSumTiles: return sum_tiles(i, edges);
       case Op::kFold:
         return sum_heads(
             i.out, width(i.argument[0]), edges, [](auto a) { return a; }, rows(i.argument[0]));

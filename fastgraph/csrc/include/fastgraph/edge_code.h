@@ -70,11 +70,13 @@ enum class EdgeOperation : int32_t {
   kLeakyRelu,
   kElu,
   kRound,
-  kSpread,  // each value for the channels of its head
-  kFold,    // the sum of each head's channels
-  kDot,     // the sum of each head's products
-  kGate,    // the second, or 0 where the first is not above it: the gradient of relu
-  kSlope,   // 1, or the second where the first is not above 0: the slope of leaky relu
+  kSpread,    // each value for the channels of its head
+  kTile,      // all values for each head
+  kFold,      // the sum of each head's channels
+  kSumTiles,  // the sum of all heads, channel by channel
+  kDot,       // the sum of each head's products
+  kGate,      // the second, or 0 where the first is not above it: the gradient of relu
+  kSlope,     // 1, or the second where the first is not above 0: the slope of leaky relu
 };
 constexpr int32_t kNumEdgeOperations = static_cast<int32_t>(EdgeOperation::kSlope) + 1;
 
@@ -90,8 +92,17 @@ struct EdgeInstruction {
     if (operation == Op::kWhere || operation == Op::kClamp) return 3;
     if (operation >= Op::kNeg && operation <= Op::kRelu) return argument[1] < 0 ? 1 : 2;
     const bool is_unary =
-        operation == Op::kRound || operation == Op::kSpread || operation == Op::kFold;
+        operation == Op::kRound || widens() || operation == Op::kFold || operation == Op::kSumTiles;
     return is_unary ? 1 : 2;
+  }
+
+  // Whether the result is wider than the argument, or narrower; else both are as wide.
+  bool widens() const {
+    return operation == EdgeOperation::kSpread || operation == EdgeOperation::kTile;
+  }
+  bool narrows() const {
+    return operation == EdgeOperation::kFold || operation == EdgeOperation::kSumTiles ||
+           operation == EdgeOperation::kDot;
   }
 };
 

@@ -211,21 +211,56 @@ class EdgeValues {
     });
   }
 
-  // Each value for the channels of its head.
-  __device__ void spread(const EdgeStep& step, int edges) const {
-    const int packs = packs_of<A>(step.width), of_head = step.width / step.in_width;
+  // For each channel of the result the value source(channel) of the argument.
+  template <typename Source>
+  __device__ __forceinline__ void widen(const EdgeStep& step, int edges,
+                                        const Source& source) const {
+    const int packs = packs_of<A>(step.width);
     const int32_t in_row = step.moves & 1 ? stride(step.in_width) : 0;
     const LaneShare share(step.shift);
     __syncwarp();
     for (int c = share.pack; c < packs; c += share.packs_apart) {
-      int head[kValues];
+      int channel[kValues];
 #pragma unroll
-      for (int i = 0; i < kValues; ++i) head[i] = min(c * kValues + i, step.width - 1) / of_head;
+      for (int i = 0; i < kValues; ++i) channel[i] = source(min(c * kValues + i, step.width - 1));
       for (int g = share.edge; g < edges; g += share.edges_apart) {
         const A* const from = at(step.argument[0] + g * in_row);
         P pack;
 #pragma unroll
-        for (int i = 0; i < kValues; ++i) pack.values[i] = from[head[i]];
+        for (int i = 0; i < kValues; ++i) pack.values[i] = from[channel[i]];
+        put(at(step.out + (g * packs + c) * kValues), pack);
+      }
+    }
+    __syncwarp();
+  }
+
+  // Each value for the channels of its head.
+  __device__ void spread(const EdgeStep& step, int edges) const {
+    const int of_head = step.width / step.in_width;
+    widen(step, edges, [=](int channel) { return channel / of_head; });
+  }
+
+  // All values for each head.
+  __device__ void tile(const EdgeStep& step, int edges) const {
+    widen(step, edges, [=](int channel) { return channel % step.in_width; });
+  }
+
+  // The sum of all heads, channel by channel.
+  __device__ void sum_tiles(const EdgeStep& step, int edges) const {
+    const int packs = packs_of<A>(step.width);
+    const int32_t in_row = step.moves & 1 ? stride(step.in_width) : 0;
+    const LaneShare share(step.shift);
+    __syncwarp();
+    for (int c = share.pack; c < packs; c += share.packs_apart) {
+      for (int g = share.edge; g < edges; g += share.edges_apart) {
+        const A* const from = at(step.argument[0] + g * in_row);
+        P pack;
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) {
+          const int channel = min(c * kValues + i, step.width - 1);
+          pack.values[i] = 0;
+          for (int k = channel; k < step.in_width; k += step.width) pack.values[i] += from[k];
+        }
         put(at(step.out + (g * packs + c) * kValues), pack);
       }
     }
@@ -309,6 +344,8 @@ class EdgeValues {
       case Op::kElu: return of([](A x, A alpha) { return x > 0 ? x : alpha * std::expm1(x); });
       case Op::kRound: return of([](A x) { return rounded<T>(x); });
       case Op::kSpread: return spread(step, edges);
+      case Op::kTile: return tile(step, edges);
+      case Op::kSumTiles: return sum_tiles(step, edges);
       case Op::kFold: return sum_heads(step, edges, [](A a) { return a; });
       case Op::kDot: return sum_heads(step, edges, [](A a, A b) { return a * b; });
       case Op::kGate: return of([](A x, A gradient) { return x <= 0 ? A{0} : gradient; });
