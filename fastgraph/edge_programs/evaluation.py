@@ -95,7 +95,8 @@ def _value(
     if operation == TILE:
         return arguments[0].repeat(1, width // arguments[0].shape[1])
     if operation == SUM_TILES:
-        return arguments[0].unflatten(1, (-1, width)).sum(1)
+        value = arguments[0]
+        return value.reshape(value.shape[0], value.shape[1] // width, width).sum(1)
     widest = max(argument.shape[1] for argument in arguments)
     wide = [spread(argument, widest) for argument in arguments]
     if operation == DOT:

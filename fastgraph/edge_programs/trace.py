@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -24,6 +23,7 @@ from fastgraph.edge_programs.operations import SOFTMAX
 from fastgraph.edge_programs.program import Output, Place, Program
 from fastgraph.edge_programs.recorded import Recorded, Ref, Refused, Step
 from fastgraph.edge_programs.recording import Recorder
+from fastgraph.edge_programs.unchanged import unchanged
 from fastgraph.plugins.refusal import Refusal
 
 _SIZES = (10_007, 2, 1_000_000_007)
@@ -60,7 +60,8 @@ class Reduction:
         name: one of :data:`fastgraph.edge_programs.operations.REDUCTIONS`.
         values: what it reduces, given the message; ``None`` for the message itself. It is traced
             with the message, and must be equal only to what computes the same.
-        parameter: the name of a parameter of the layer that ``values`` takes besides, if any.
+        parameter: the name of what ``values`` takes besides, if anything: a parameter of the layer,
+            or a tensor that the message does not take.
     """
 
     name: str
@@ -71,7 +72,7 @@ class Reduction:
         return self.name if self.values is None else f"{self.name} of {self.values.__name__}"
 
     def of(self, message: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """The values that it reduces, given parameters by their names."""
+        """The values that it reduces, given what it may take besides by its name."""
         if self.values is None:
             return (message,)
         return self.values(message, *(() if self.parameter is None else (state[self.parameter],)))
@@ -174,6 +175,7 @@ def trace(
     message: Callable[..., Tensor],
     arguments: Mapping[str, object],
     reductions: Sequence[Reduction] = (Reduction("sum"),),
+    besides: Mapping[str, Argument] | None = None,
 ) -> Traced | Refusal:
     """The edge program of a message.
 
@@ -183,12 +185,14 @@ def trace(
             for what is of the graph, a :class:`~fastgraph.edge_programs.node_counts.NodeCount` for
             a number of nodes, and any other value as it is.
         reductions: of the message, in the order of the program's outputs.
+        besides: tensors of edges that reductions take and the message does not, by name.
 
     Returns:
         The program with what comes before it, or why there is none: the message is random, changes
         something, looks at values, works across edges, or does what no instruction does.
     """
-    described = {n: a for n, a in arguments.items() if isinstance(a, Argument)}
+    besides = besides or {}
+    described = {n: a for n, a in arguments.items() if isinstance(a, Argument)} | dict(besides)
     dtypes = {a.dtype for a in described.values() if a.dtype.is_floating_point}
     if len(dtypes) != 1:
         return Refusal(f"its message takes tensors of {len(dtypes)} floating-point dtypes")
@@ -200,13 +204,13 @@ def trace(
     if both:
         return Refusal(f"its message takes {both[0]}, as a parameter of its layer is called")
     try:
-        first = _record(call, arguments, _SIZES[0], dtype, reductions)
+        first = _record(call, arguments, _SIZES[0], dtype, reductions, besides)
         for num_edges in _SIZES[1:]:
-            if _record(call, arguments, num_edges, dtype, reductions) != first:
+            if _record(call, arguments, num_edges, dtype, reductions, besides) != first:
                 raise Refused("it depends on the number of edges, or is another one every time")
         with torch.inference_mode(False), torch.enable_grad():
             for is_positive in (True, False):
-                _probe(call, arguments, first, is_positive)
+                _probe(call, arguments, first, is_positive, besides)
     except _Raised as raised:
         if issubclass(raised.kind, TypeError) and any(map(is_count, arguments.values())):
             # From operators of torch, which take numbers alone.
@@ -274,15 +278,17 @@ def _record(
     num_edges: int,
     dtype: torch.dtype,
     reductions: Sequence[Reduction],
+    besides: Mapping[str, Argument],
 ) -> Traced:
-    with torch.inference_mode(), _unchanged(call.layer) as changes:
+    with torch.inference_mode(), unchanged(call.layer) as changes:
         recorder = Recorder(num_edges, dtype)
         given = {name: _stand_in(recorder, name, a, num_edges) for name, a in arguments.items()}
         state = {name: recorder.state(name, tensor) for name, tensor in call.state().items()}
+        taken_besides = {name: _given(recorder, name, a) for name, a in besides.items()} | state
 
         def reduced(message: Tensor) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
             recorder.is_after_message = True
-            return message, [reduction.of(message, state) for reduction in reductions]
+            return message, [reduction.of(message, taken_besides) for reduction in reductions]
 
         try:
             with recorder:
@@ -318,6 +324,7 @@ def _record(
         steps, step_of = _needed(recorder.steps, recorder.steps_of(program.names))
         del given, out, values, left
         state.clear()
+        taken_besides.clear()
         references = recorder.close()
     if any(reference() is not None for reference in references):
         raise Refused("it keeps values of edges outside its layer")
@@ -358,10 +365,14 @@ def _of_edges(recorder: Recorder, tensor: object, dtype: torch.dtype) -> Recorde
     return recorded
 
 
+def _given(recorder: Recorder, name: str, a: Argument) -> Tensor:
+    return recorder.given(name, a.place, a.channels, a.dtype)
+
+
 def _stand_in(recorder: Recorder, name: str, a: object, num_edges: int) -> object:
     """A message's argument on tensors without data."""
     if isinstance(a, Argument):
-        return recorder.given(name, a.place, a.channels, a.dtype)
+        return _given(recorder, name, a)
     if isinstance(a, Index):
         reason = f"it takes {name}, which is of the graph"
         if a.place == "row":
@@ -398,65 +409,12 @@ def _needed(
     return made, {name: place[number] for name, number in step_of.items()}
 
 
-@contextmanager
-def _unchanged(layer: nn.Module | None) -> Iterator[Callable[[Callable[[object], bool]], Any]]:
-    """Restore all attributes of a layer and of its modules at the end.
-
-    Yields:
-        A function that gives the attributes that were set to what a predicate accepts, by their
-        names. It raises ``Refused`` if anything else changed.
-    """
-    modules = dict(layer.named_modules()) if layer is not None else {}
-    before = {name: dict(module.__dict__) for name, module in modules.items()}
-    inside = [
-        (f"{name}.{key}", value, value.copy())
-        for name, attributes in before.items()
-        for key, value in attributes.items()
-        if isinstance(value, (dict, list, set))
-    ]
-
-    def changes(is_accepted: Callable[[object], bool]) -> dict[str, Any]:
-        for name, value, content in inside:
-            if not _is_same(value, content):
-                raise Refused(f"it changes {name.removeprefix('.')}")
-        found = {}
-        for name, module in modules.items():
-            now, then = module.__dict__, before[name]
-            for key in now.keys() | then.keys():
-                if key in now and key in then and now[key] is then[key]:
-                    continue
-                path = f"{name}.{key}".removeprefix(".")
-                if key not in now or not is_accepted(now[key]):
-                    raise Refused(f"it changes {path}")
-                found[path] = now[key]
-        return dict(sorted(found.items()))
-
-    try:
-        yield changes
-    finally:
-        for name, module in modules.items():
-            module.__dict__.clear()
-            module.__dict__.update(before[name])
-        for _, value, content in inside:
-            if not _is_same(value, content):
-                value.clear()
-                (value.extend if isinstance(value, list) else value.update)(content)
-
-
-def _is_same(value: Any, content: Any) -> bool:
-    """True if two containers hold the same objects in the same order."""
-    if len(value) != len(content):
-        return False
-    if isinstance(value, dict):
-        pairs = zip(value.items(), content.items(), strict=True)
-        return all(k is m and v is w for (k, v), (m, w) in pairs)
-    if isinstance(value, set):
-        return bool(value == content)
-    return all(v is w for v, w in zip(value, content, strict=True))
-
-
 def _probe(
-    call: _Called, arguments: Mapping[str, object], traced: Traced, is_positive: bool
+    call: _Called,
+    arguments: Mapping[str, object],
+    traced: Traced,
+    is_positive: bool,
+    besides: Mapping[str, Argument],
 ) -> None:
     """Compare a program with its message on random numbers in float64, gradients included.
 
@@ -481,12 +439,14 @@ def _probe(
     index = {"row": row, "gathered": gathered}
     own: dict[str, Tensor] = {}
     given = dict(arguments)
-    for name, a in arguments.items():
+    for name, a in (*arguments.items(), *besides.items()):
         if isinstance(a, Argument):
             rows = {"row": _PROBED_NODES, "gathered": _PROBED_NODES}.get(a.place, _PROBED_EDGES)
             shape = a.channels if a.place == "parameter" else (rows, *a.channels)
             own[name] = numbers(shape, a.dtype)
-            given[name] = own[name][index[a.place]] if a.place in index else own[name]
+            taken = own[name][index[a.place]] if a.place in index else own[name]
+            if name in arguments:
+                given[name] = taken
         elif isinstance(a, Index):
             given[name] = index[a.place]  # Some of torch's gradients are wrong for int32.
         elif is_count(a):
@@ -494,11 +454,11 @@ def _probe(
     state = {name: numbers(tensor.shape, tensor.dtype) for name, tensor in call.state().items()}
     for name, tensor in call.state().items():
         state[name]._is_param = isinstance(tensor, nn.Parameter)
-    with _unchanged(call.layer):
+    with unchanged(call.layer):
         message, values = call.run(
             given,
             state,
-            lambda message: (message, [r.of(message, state) for r in traced.reductions]),
+            lambda message: (message, [r.of(message, own | state) for r in traced.reductions]),
         )
         values += [(kept.owner(call.layer).__dict__[kept.name],) for kept in traced.kept]
         own |= state

@@ -18,7 +18,7 @@ from fastgraph.edge_programs.program import Output, Program
 from fastgraph.edge_programs.recorded import Ref
 from fastgraph.edge_programs.trace import Traced
 from fastgraph.ops.edge_program import with_records
-from fastgraph.pyg.aggregations import aggregated
+from fastgraph.pyg.own_aggregates import Aggregate
 from fastgraph.routing.sizes import Work
 
 _unsafe_view = torch.ops.aten._unsafe_view.default
@@ -34,15 +34,17 @@ class Prepared:
             its callers may edit theirs.
         state: parameters and buffers of the layer, by where they are in it.
         work: how much there is to compute for an edge.
+        aggregate: what comes behind it.
     """
 
     traced: Traced
     private: frozenset[str]
     state: tuple[tuple[str, tuple[str, ...], str], ...]
     work: Work
+    aggregate: Aggregate
 
     @classmethod
-    def of(cls, traced: Traced, layer: nn.Module) -> Prepared:
+    def of(cls, traced: Traced, layer: nn.Module, aggregate: Aggregate) -> Prepared:
         """The program with what its steps need."""
         needed = {s.args[0] for s in traced.steps if s.function is None}
         state = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
@@ -54,7 +56,7 @@ class Prepared:
         width = math.prod(traced.channels)
         of_edges = (o.width for o in traced.program.operands if o.place == "edge")
         work = Work(width, any(2 * own >= width > 1 for own in of_edges))
-        return cls(traced, _private(traced), tuple(found), work)
+        return cls(traced, _private(traced), tuple(found), work, aggregate)
 
     def compute(
         self,
@@ -94,7 +96,7 @@ class Prepared:
                 reductions, self.traced.program.outputs, outputs, strict=False
             )
         }
-        return aggregated(layer.aggr_module, results, index[int(not transpose)], layer.node_dim)
+        return self.aggregate.combined(layer, results, index[int(not transpose)])
 
     def _leave(
         self, layer: MessagePassing, operands: Mapping[str, Tensor], outputs: Sequence[Tensor]

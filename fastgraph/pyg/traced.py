@@ -35,7 +35,7 @@ from fastgraph.machine.randomness import kept_random_states
 from fastgraph.ops.library import is_defined_by
 from fastgraph.plugins.backend import device_type
 from fastgraph.plugins.refusal import Refusal
-from fastgraph.pyg.aggregations import reductions_of
+from fastgraph.pyg.own_aggregates import Aggregate, known_aggregate
 from fastgraph.pyg.prepared import Prepared
 from fastgraph.pyg.softmax import known_softmax
 from fastgraph.pyg.state import state_refusal
@@ -64,9 +64,9 @@ _SIZES = ("size_i", "size_j", "dim_size")
 _NEVER = ("edge_index", "adj_t", "size")
 _SPECIAL = frozenset((*_ENDS, *_SIZES, *_NEVER, "ptr"))
 
-_OVERRIDABLE = ("aggregate", "_index_select", "_check_input", "_set_size", "_lift", "_collect")
+_OVERRIDABLE = ("_index_select", "_check_input", "_set_size", "_lift", "_collect")
 
-_METHODS = attrgetter("message", "update", "propagate", *_OVERRIDABLE)
+_METHODS = attrgetter("message", "update", "propagate", "aggregate", *_OVERRIDABLE)
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ class _Form:
     Attributes:
         message: the function that is traced.
         update: the function that runs afterwards.
+        aggregate: what is known of the function between them, if it is.
         methods: those that the form is made of, which a class may get anew.
         taken: the arguments of ``message``, with their defaults.
         updated: the arguments of ``update``, with their defaults.
@@ -85,6 +86,7 @@ class _Form:
 
     message: Any
     update: Any
+    aggregate: Aggregate | None
     methods: tuple[Any, ...]
     taken: tuple[tuple[str, Any], ...]
     updated: tuple[tuple[str, Any], ...]
@@ -117,6 +119,7 @@ def _make_form(module: MessagePassing, cls: type[MessagePassing]) -> _Form:
     return _Form(
         cls.message,
         cls.update,
+        known_aggregate(cls),
         _METHODS(cls),
         taken,
         () if cls.update is MessagePassing.update else updated,
@@ -128,6 +131,8 @@ def _make_form(module: MessagePassing, cls: type[MessagePassing]) -> _Form:
 def _class_refusal(
     cls: type[MessagePassing], taken: list[str], updated: list[str]
 ) -> Refusal | None:
+    if known_aggregate(cls) is None:
+        return Refusal("aggregate is overridden")
     for name in _OVERRIDABLE:
         if getattr(cls, name) is not getattr(MessagePassing, name):
             return Refusal(f"{name} is overridden")
@@ -220,7 +225,9 @@ def _plan(
     refusal = form.refusal or state_refusal(module)
     if refusal is not None:
         return refusal
-    reductions = reductions_of(module.aggr_module)
+    aggregate = form.aggregate
+    assert aggregate is not None
+    reductions = aggregate.reductions(module)
     if isinstance(reductions, Refusal):
         return reductions
     if is_too_small(PROGRAM, edge_index, of_many):
@@ -236,10 +243,15 @@ def _plan(
     if isinstance(collected, Refusal):
         return collected
     num_in, num_out, tensors, described = collected
+    besides = _besides(aggregate, reductions, arguments, num_edges)
+    if isinstance(besides, Refusal):
+        return besides
+    tensors |= besides
     refusal = _operands_refusal(edge_index, tensors, reductions)
     if refusal is not None:
         return refusal
-    outcome = _outcome(module, form, described, reductions, edge_index.device)
+    described_besides = tuple((n, _place(n, t, num_edges, False)) for n, t in besides.items())
+    outcome = _outcome(module, form, (described, described_besides), reductions, edge_index.device)
     if isinstance(outcome, Refusal):
         return outcome
     # Upstream's operations on sharded tensors cost as much more as the operator does. On a GPU
@@ -321,7 +333,25 @@ def _operands_refusal(
     return None
 
 
-_Collected = tuple[int, int, dict[str, Tensor], tuple[tuple[str, object], ...]]
+def _besides(
+    aggregate: Aggregate,
+    reductions: tuple[Reduction, ...],
+    arguments: Mapping[str, Any],
+    num_edges: int,
+) -> dict[str, Tensor] | Refusal:
+    """The tensors of edges that reductions take and the message does not."""
+    found = {}
+    for name in aggregate.takes:
+        if any(reduction.parameter == name for reduction in reductions):
+            tensor = arguments.get(name)
+            if not isinstance(tensor, Tensor) or tensor.shape[:1] != (num_edges,):
+                return Refusal(f"{name} does not have one value for each edge")
+            found[name] = tensor
+    return found
+
+
+_Described = tuple[tuple[str, object], ...]
+_Collected = tuple[int, int, dict[str, Tensor], _Described]
 
 
 def _collect(
@@ -439,7 +469,7 @@ def _place(name: str, tensor: Tensor, num_edges: int, is_lifted: bool) -> Argume
 def _outcome(
     module: MessagePassing,
     form: _Form,
-    described: tuple[tuple[str, object], ...],
+    described: tuple[_Described, tuple[tuple[str, Argument], ...]],
     reductions: tuple[Reduction, ...],
     device: torch.device,
 ) -> Prepared | Refusal:
@@ -457,7 +487,7 @@ def _outcome(
         if count >= _MOST_TRACES:
             return Refusal("its message or its layer is another one at every call")
         _TRACES[module] = count + 1
-        found = _beside_profiler(_traced, module, form, dict(described), reductions, device)
+        found = _beside_profiler(_traced, module, form, described, reductions, device)
         states = _KNOWN.setdefault(key, [])
         states.insert(0, found)
         del states[_MOST_STATES:]
@@ -481,7 +511,7 @@ def _beside_profiler(function: Callable[..., _Known], *arguments: object) -> _Kn
 def _traced(
     module: MessagePassing,
     form: _Form,
-    described: Mapping[str, object],
+    described: tuple[_Described, tuple[tuple[str, Argument], ...]],
     reductions: tuple[Reduction, ...],
     device: torch.device,
 ) -> _Known:
@@ -491,12 +521,13 @@ def _traced(
             refusal = Refusal(f"{name} is not a dense tensor on the device of the features")
         if refusal is not None:
             return _Known(Reading(MethodType(form.message, module)).guard(module), refusal)
-    arguments = {name: a.value if isinstance(a, _Value) else a for name, a in described.items()}
+    own, besides = described
+    arguments = {name: a.value if isinstance(a, _Value) else a for name, a in own}
     with kept_random_states():  # what a message draws; it is refused afterwards
-        reading, traced, guard = _read(module, form, arguments, reductions)
+        reading, traced, guard = _read(module, form, arguments, reductions, dict(besides))
         if isinstance(traced, Traced) and reading.reason is not None:
             # Code that torch ran for the first time may have named what the message does not read.
-            reading, traced, guard = _read(module, form, arguments, reductions)
+            reading, traced, guard = _read(module, form, arguments, reductions, dict(besides))
     if reading.reason is not None:
         traced = Refusal(f"its message is no edge program: {reading.reason}")
     elif isinstance(traced, Traced):
@@ -506,7 +537,8 @@ def _traced(
             traced = Refusal(f"its message is no edge program: it sets the attribute {min(others)}")
     if isinstance(traced, Refusal):
         return _Known(guard, traced)
-    return _Known(guard, Prepared.of(traced, module))
+    assert form.aggregate is not None
+    return _Known(guard, Prepared.of(traced, module, form.aggregate))
 
 
 def _read(
@@ -514,11 +546,12 @@ def _read(
     form: _Form,
     arguments: Mapping[str, object],
     reductions: tuple[Reduction, ...],
+    besides: Mapping[str, Argument],
 ) -> tuple[Reading, Traced | Refusal, Guard]:
     reading = Reading(MethodType(form.message, _stand_in(module)))
     # Functions that have routes of their own are part of the message, and not counted.
     with known_softmax(), counted_as_whole(module):
-        traced = trace(reading, arguments, reductions)
+        traced = trace(reading, arguments, reductions, besides)
     return reading, traced, reading.guard(module)
 
 

@@ -1,0 +1,106 @@
+"""The aggregates of layers as outputs of one edge program, by the identity of their functions.
+
+That of most layers is the one that they inherit, whose aggregation is a module. Some of PyG's have
+one of their own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.conv import MessagePassing
+
+from fastgraph.edge_programs.operations import STD
+from fastgraph.edge_programs.trace import Reduction
+from fastgraph.plugins.refusal import Refusal
+from fastgraph.pyg.aggregations import aggregated, reductions_of, squares
+
+Results = Mapping[Reduction, Tensor]
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """A function ``aggregate`` of layers.
+
+    Attributes:
+        reductions: of the message, for a layer, or why there are none.
+        combined: the result of the function, given a layer, the results of its reductions and the
+            aggregating node of each edge.
+        takes: names of tensors of edges that reductions take and messages do not, among the
+            arguments of ``propagate``.
+    """
+
+    reductions: Callable[[Any], tuple[Reduction, ...] | Refusal]
+    combined: Callable[[Any, Results, Tensor], Tensor]
+    takes: tuple[str, ...] = ()
+
+
+def weighted(message: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    """A message times a weight of each edge.
+
+    Raises:
+        ValueError: it has no single dimension of channels.
+    """
+    if message.dim() != 2:
+        raise ValueError
+    return (message * weight.view(-1, 1),)
+
+
+def _of_modules(layer: Any) -> tuple[Reduction, ...] | Refusal:
+    return reductions_of(layer.aggr_module)
+
+
+def _by_modules(layer: Any, results: Results, index: Tensor) -> Tensor:
+    return aggregated(layer.aggr_module, results, index, layer.node_dim)
+
+
+_SYMMETRIC = Reduction("sum", weighted, "symnorm_weight")
+_MEAN, _MEAN_OF_SQUARES = Reduction("mean"), Reduction("mean", squares)
+_OF_EG_CONV: Mapping[str, tuple[Reduction, ...]] = {
+    "symnorm": (_SYMMETRIC,),
+    "var": (_MEAN, _MEAN_OF_SQUARES),
+    "std": (_MEAN, _MEAN_OF_SQUARES),
+    **{name: (Reduction(name),) for name in ("sum", "mean", "max", "min")},
+}
+
+
+def _of_eg_conv(layer: Any) -> tuple[Reduction, ...] | Refusal:
+    unknown = [name for name in layer.aggregators if name not in _OF_EG_CONV]
+    if unknown or not layer.aggregators:
+        return Refusal(f"its aggregators are {layer.aggregators}")
+    found = [reduction for name in layer.aggregators for reduction in _OF_EG_CONV[name]]
+    return tuple(dict.fromkeys(found))
+
+
+def _by_eg_conv(layer: Any, results: Results, _: Tensor) -> Tensor:
+    outs = []
+    for name in layer.aggregators:
+        out, *square = [results[reduction] for reduction in _OF_EG_CONV[name]]
+        if square:
+            out = square[0] - out * out
+        # Not 0 below the bound, as in StdAggregation.
+        outs.append(out.clamp(min=1e-5).sqrt() if name == STD else out)
+    return torch.stack(outs, dim=1) if len(outs) > 1 else outs[0]
+
+
+def _defined(module: str, name: str) -> Any:
+    """The function that a class of PyG has; ``None`` where this PyG has none."""
+    cls = getattr(importlib.import_module(f"torch_geometric.nn.conv.{module}"), name, None)
+    return None if cls is None else vars(cls).get("aggregate")
+
+
+_KNOWN: dict[Any, Aggregate] = {
+    MessagePassing.aggregate: Aggregate(_of_modules, _by_modules),
+    _defined("eg_conv", "EGConv"): Aggregate(_of_eg_conv, _by_eg_conv, ("symnorm_weight",)),
+}
+_KNOWN.pop(None, None)
+
+
+def known_aggregate(cls: type) -> Aggregate | None:
+    """What is known of the ``aggregate`` of a class, if it is."""
+    return _KNOWN.get(cls.aggregate)  # type: ignore[attr-defined]
