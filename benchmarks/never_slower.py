@@ -4,13 +4,17 @@
     FASTGRAPH_DATA=... PYTHONPATH=. .venv-dgl-2.1.0/bin/python benchmarks/never_slower.py \
         --library dgl
 
-Upstream and ours take turns in one process, and processor time counts. Cells go to the record, a
-line each, as soon as they are known, and a run leaves out those that are there. What the record
-holds is written beside it as ``.json`` and ``.md``.
+Upstream and ours take turns in one process, and processor time counts; how long, is in
+``measure/turns.py``. Cells go to the record, a line each, as soon as they are known, and a run
+leaves out those that are there. What the record holds is written beside it as ``.json`` and
+``.md``, with the cells that were not measured.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
+import itertools
 import os
 import shlex
 import sys
@@ -48,7 +52,7 @@ def _names(value: str | None, known: tuple[str, ...], option: str) -> tuple[str,
 @click.option("--budget", type=float, help="Seconds after which no cell is begun.")
 @click.option("--record", type=click.Path(path_type=Path), help="Default: of today, in results.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True)
-@click.option("--quick", is_flag=True, help="Few samples.")
+@click.option("--quick", is_flag=True, help="Few rounds, short turns.")
 @click.option("--again", is_flag=True, help="Measure what the record has below 0.95 once more.")
 def main(
     library: str,
@@ -76,41 +80,63 @@ def main(
 
     import fastgraph
     from fastgraph.routing.switch import SWITCH
-    from measure.machine import machine_facts
+    from measure.machine import limit_memory, machine_facts
     from measure.modes import INDICES, MODES
-    from measure.ratios import Cell, Row, write
+    from measure.ratios import Cell, Row, Table
     from measure.shapes import SHAPES
     from measure.turns import Effort
 
     torch.set_num_threads(threads)
-    known = tuple(name for name in classes.LAYERS if name not in classes.UNAVAILABLE)
+    with fastgraph.enabled():
+        known = classes.names()
     chosen = [
         Cell(library, graph, layer, width, kind, mode)
         for graph in _names(graphs, GRAPHS, "--graphs")
         for layer in _names(layers, known, "--layers")
         for width in map(int, channels.split(","))
-        for kind in _names(index, INDICES, "--index")
         for mode in _names(modes, MODES, "--modes")
+        for kind in _names(index, INDICES, "--index")
     ]
     kept = Record(record or RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-never-slower.jsonl")
     kept.mend()
     rows = {row.cell: row for row in map(Row.from_json, kept.lines("row"))}
+    empty = {Cell(*line) for line in kept.lines("empty")}
+    failed = {Cell(*line): reason for *line, reason in kept.lines("failed")}
     lost = {cell for cell, row in rows.items() if again and row.ratio < 0.95}
-    left = [cell for cell in chosen if cell not in rows or cell in lost]
+    known_cells = rows.keys() | empty | failed.keys()
+    left = [cell for cell in chosen if cell not in known_cells or cell in lost]
     console = Console(stderr=True)
     end = time.monotonic() + (budget or float("inf"))
-    effort = Effort(turn=0.004, samples=3) if quick else Effort()
+    effort = Effort(turn=0.004, rounds=4) if quick else Effort()
+    limit_memory()
+    machine = machine_facts(threads)
+    kept.add("commit", machine["commit"])
+    machine["commit"] = ", ".join(dict.fromkeys(kept.lines("commit")))
     with fastgraph.enabled():
-        for row in _measured(left, classes.Case, SHAPES, effort, SWITCH.upstream, end):
-            rows[row.cell] = row
-            kept.add("row", row.to_json())
-            if row.ratio < 0.95:
-                console.print(f"{row.ratio:.2f}", *row.cell[1:3], row.cell.call)
+        for found in _measured(left, classes.Case, SHAPES, effort, SWITCH.suspended, end):
+            if isinstance(found, Row):
+                rows[found.cell] = found
+                kept.add("row", found.to_json())
+                if found.ratio < 0.95:
+                    console.print(f"{found.ratio:.2f}", *found.cell[1:3], found.cell.call)
+                continue
+            cell, reason = found
+            if reason is None:
+                empty.add(cell)
+                kept.add("empty", list(cell))
+            else:
+                failed[cell] = reason
+                kept.add("failed", [*cell, reason])
+                console.print(f"{reason}:", *cell[1:3], cell.call)
     facts = {
         "command": shlex.join(["python", "benchmarks/never_slower.py", *sys.argv[1:]]),
-        "machine": machine_facts(threads),
+        "machine": machine,
     }
-    path = write(kept.stem, facts, list(rows.values()), GRAPHS)
+    left = [cell for cell in chosen if cell not in rows.keys() | empty | failed.keys()]
+    order = {cell: number for number, cell in enumerate(chosen)}
+    measured = sorted(rows.values(), key=lambda row: order.get(row.cell, len(order)))
+    table = Table(facts, GRAPHS, measured, sorted(empty), list(failed.items()), left)
+    path = table.write(kept.stem)
     console.print(f"{len(rows)} of {len(chosen)} cells, written to {path}")
 
 
@@ -122,24 +148,40 @@ def _measured(
     upstream: Callable[[], AbstractContextManager[object]],
     end: float,
 ) -> Iterator[Any]:
-    """The rows of cells, one after the other, until the time is up."""
+    """The rows of cells, until the time is up; a cell and a reason where there is none.
+
+    The reason is ``None`` where the mode asks for nothing.
+    """
     from measure.modes import beside
     from measure.ratios import Row
     from measure.routing import calls_routed
 
-    graph = data = at = case = None
-    for cell in cells:
+    make_graph = functools.cache(lambda name: shapes[name]())
+    at = case = None
+    for (*layer, mode), group in itertools.groupby(
+        cells, lambda c: (c.graph, c.layer, c.channels, c.mode)
+    ):
         if time.monotonic() > end:
             return
-        if cell.graph != graph:
-            graph, data = cell.graph, shapes[cell.graph]()
-        if (cell.graph, cell.layer, cell.channels) != at:
-            at = cell.graph, cell.layer, cell.channels
-            case = make(cell.layer, data, cell.channels)
+        indices = {cell.index: cell for cell in group}
         before = calls_routed()
-        found = beside(case, cell.mode, cell.index, effort, upstream)
-        if found is not None:
-            yield Row.of(cell, found, calls_routed() > before)
+        try:
+            if layer != at:
+                case = None  # so that two are never there at once
+                at, case = layer, make(layer[1], make_graph(layer[0]), layer[2])
+                gc.unfreeze()
+                gc.collect()
+                gc.freeze()  # what is there by now need not be looked at between cells
+            found = beside(case, mode, list(indices), effort, upstream)
+        except (RuntimeError, MemoryError, ValueError, AssertionError) as error:
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:120]}"
+            yield from ((cell, reason) for cell in indices.values())
+            continue
+        if found is None:
+            yield from ((cell, None) for cell in indices.values())
+            continue
+        routed = calls_routed() > before
+        yield from (Row.of(indices[index], row, routed) for index, row in found.items())
 
 
 if __name__ == "__main__":

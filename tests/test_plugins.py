@@ -12,6 +12,7 @@ import torch
 
 from fastgraph.backends.building import BY_TORCH, TorchBuilder
 from fastgraph.plugins.backend import FALLBACK_PRIORITY
+from fastgraph.plugins.patching import Patches
 from fastgraph.registry.operators import SIGNATURES
 from fastgraph.registry.registry import Registry
 from fastgraph.registry.signatures import check_signature
@@ -218,3 +219,25 @@ def test_selection_errors_name_the_reason() -> None:
     found.select("fast")
     with pytest.raises(NotImplementedError, match="'fast' has no kernel 'sddmm'"):
         found.kernel("sddmm", "cpu", torch.float32)
+
+
+def test_suspended_patches_come_back_as_they_were() -> None:
+    class Base:
+        def first(self) -> str:
+            return "base"
+
+    class Derived(Base):
+        def second(self) -> str:
+            return "upstream"
+
+    patches = Patches()
+    for text in ("ours", "ours again"):
+        patches.replace(Derived, "first", lambda self, text=text: text)
+        patches.replace(Derived, "second", lambda self, text=text: text)
+    replaced = dict(vars(Derived))
+    with patches.suspended():
+        assert Derived().first() == "base" and Derived().second() == "upstream"
+        assert "first" not in vars(Derived)
+    assert dict(vars(Derived)) == replaced and Derived().first() == "ours again"
+    patches.restore()
+    assert Derived().first() == "base" and Derived().second() == "upstream"

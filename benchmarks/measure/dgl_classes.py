@@ -60,8 +60,10 @@ _ARGUMENTS: dict[str, Callable[[GraphData, Tensor], tuple[Any, ...]]] = {
     "RelGraphConv": lambda data, x: (torch.arange(data.num_edges) % 2,),
 }
 
-UNAVAILABLE: set[str] = set()
-"""Layers for which this machine lacks a package."""
+
+def names() -> tuple[str, ...]:
+    """The layers that can be measured on this machine."""
+    return tuple(LAYERS)
 
 
 def _with_self_loops(data: GraphData) -> GraphData:
@@ -80,6 +82,8 @@ class Case:
         data: the graph.
         channels: in and out.
     """
+
+    upstream_keeps_graphs = True
 
     def __init__(self, layer: str, data: GraphData, channels: int) -> None:
         torch.manual_seed(0)

@@ -54,6 +54,15 @@ class Given:
         self.leaves[name] = made = self._values(shape, name)
         return made
 
+    def change(self, x: Tensor, edges: Tensor) -> None:
+        """Take other features of nodes, and other edges of the same graph."""
+        if x is not self.__dict__.get("x"):
+            self.__dict__["x"] = x
+            self.__dict__.pop("x_by_kind", None)
+        if edges is not self.edges:
+            self.edges = edges
+            self.__dict__.pop("relations", None)
+
     @cached_property
     def x(self) -> Any:
         """Features of nodes, ``[N, C]``; of a bipartite graph a pair."""

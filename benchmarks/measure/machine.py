@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -35,6 +36,16 @@ def machine_facts(threads: int) -> dict[str, str]:
         "commit": _first_line("git", "describe", "--always", "--dirty"),
         "threads": str(threads),
     }
+
+
+def limit_memory(share: float = 0.8) -> None:
+    """Let this process have so much of the memory that is free now.
+
+    What needs more ends in an error of its own, not in that of other programs.
+    """
+    used = psutil.Process().memory_info().data
+    limit = used + int(share * psutil.virtual_memory().available)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
 def _family(cpu: dict[str, object]) -> str:

@@ -84,7 +84,7 @@ class Bench:
             The cell; ``None`` where it is left out, not routed as a whole, or lacks a package.
         """
         config = configurations()[name]
-        programs = _programs(name)
+        programs = computed_by_programs(name)
         if programs is None or (not programs and (of_programs or part == "propagate")):
             return None
         if self._data is None:
@@ -138,7 +138,7 @@ def _side(name: str) -> Iterator[None]:
 
 
 @functools.cache
-def _programs(name: str) -> bool | None:
+def computed_by_programs(name: str) -> bool | None:
     """True if a configuration is computed by edge programs alone, ``None`` if not all is routed."""
     config = configurations()[name]
     given = Given(at_random("example", 30, 200), 16)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from measure.routing import ordering_after
-from measure.turns import Beside, Effort, Side, measure
+from measure.turns import Beside, Effort, Side, measure_all
 
 MODES = ("all", "x", "parameters", "first", "inference")
 """Gradients of everything; of ``x`` or of parameters alone, of a graph that has both; of the
@@ -21,10 +21,15 @@ INDICES = ("reused", "fresh")
 
 
 class Case(Protocol):
-    """A layer on a graph."""
+    """A layer on a graph.
+
+    Attributes:
+        upstream_keeps_graphs: true if upstream remembers what it has made of a graph.
+    """
 
     module: nn.Module
     x: Tensor
+    upstream_keeps_graphs: bool
 
     def fresh(self) -> Any:
         """The graph, as if it were seen for the first time."""
@@ -83,25 +88,36 @@ class Steps:
 def beside(
     case: Case,
     mode: str,
-    index: str,
+    indices: Sequence[str],
     effort: Effort,
     upstream: Callable[[], AbstractContextManager[object]],
-) -> Beside | None:
+) -> dict[str, Beside] | None:
     """Upstream's steps beside ours, which is enabled; ``None`` where the mode asks for nothing.
+
+    Where upstream keeps nothing of a graph, one measurement of it serves all kinds of graphs.
 
     Args:
         case: what is computed.
         mode: one of :data:`MODES`.
-        index: one of :data:`INDICES`.
+        indices: some of :data:`INDICES`.
         effort: how long.
         upstream: puts upstream's own code in place.
     """
-    is_fresh = index == "fresh"
-    plain, ours = (Steps(case, mode, is_fresh=is_fresh) for _ in range(2))
-    if plain.is_empty:
+    if Steps(case, mode, is_fresh=False).is_empty:
         return None
-    # Rows of a graph are put in order once, after some uses.
-    with nullcontext() if is_fresh else ordering_after(0):
-        ours.step()
-        ours.step()
-    return measure(Side(plain.step, plain.prepare, upstream), Side(ours.step, ours.prepare), effort)
+    if case.upstream_keeps_graphs and len(indices) > 1:
+        found = [beside(case, mode, [index], effort, upstream) for index in indices]
+        return {index: row for rows in found if rows for index, row in rows.items()}
+    ours = {index: Steps(case, mode, is_fresh=index == "fresh") for index in indices}
+    for index, steps in ours.items():
+        # Rows of a graph are put in order once, after some uses.
+        with nullcontext() if index == "fresh" else ordering_after(0):
+            steps.step()
+            steps.step()
+    plain = Steps(case, mode, is_fresh=case.upstream_keeps_graphs and "fresh" in indices)
+    rows = measure_all(
+        Side(plain.step, plain.prepare, upstream),
+        [Side(steps.step, steps.prepare) for steps in ours.values()],
+        effort,
+    )
+    return dict(zip(ours, rows, strict=True))

@@ -11,8 +11,10 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
-from measure.given import EDGE_FEATURES, heads_of
+from measure.given import EDGE_FEATURES, Given, heads_of
 from measure.graphs import GraphData
+from measure.message_cells import computed_by_programs
+from measure.pyg_usual import CONVS
 
 Call = Callable[[nn.Module, Tensor, Tensor, Tensor], Any]
 """A module, features of nodes, ``edge_index`` and features of edges."""
@@ -89,22 +91,35 @@ UNAVAILABLE = set() if importlib.util.find_spec("torch_sparse") else {"PANConv"}
 """Layers for which this machine lacks a package."""
 
 
+def names() -> tuple[str, ...]:
+    """The layers that can be measured on this machine, those whose messages are traced last."""
+    traced = (name for name in CONVS if computed_by_programs(name))
+    return (*(name for name in LAYERS if name not in UNAVAILABLE), *traced)
+
+
 class Case:
     """A layer on a graph.
 
     Args:
-        layer: its name.
+        layer: its name, one of :data:`LAYERS` or of a usual configuration.
         data: the graph.
         channels: in and out.
     """
 
+    upstream_keeps_graphs = False
+
     def __init__(self, layer: str, data: GraphData, channels: int) -> None:
         torch.manual_seed(0)
-        self.module = LAYERS[layer].build(channels)
-        self.x = torch.randn(data.num_nodes, channels)
-        self._call = LAYERS[layer].call
         self._edges = data.edge_index
-        self._features = torch.randn(data.num_edges, EDGE_FEATURES)
+        self._given = given = Given(data, channels)
+        if layer in LAYERS:
+            self.module = LAYERS[layer].build(channels)
+            self._call: Any = LAYERS[layer].call
+            self._features: Tensor | None = given.features
+        else:
+            self.module = CONVS[layer].build(given)
+            self._call, self._features = CONVS[layer].call, None
+        self.x = given.x
 
     def fresh(self) -> Tensor:
         """The graph, as if it were seen for the first time."""
@@ -112,5 +127,9 @@ class Case:
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
         """The output of the layer."""
-        out: Tensor = self._call(self.module, x, edges, self._features)
-        return out
+        if self._features is not None:
+            out = self._call(self.module, x, edges, self._features)
+        else:
+            self._given.change(x, edges)
+            out = self._call(self.module, self._given)
+        return torch.cat(list(out.values())) if isinstance(out, dict) else out

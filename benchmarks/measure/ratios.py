@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from measure.report import geometric_mean, table
-from measure.turns import LOWEST, Beside
+from measure.turns import AHEAD, BEHIND, LOWEST, Beside
 
 
 class Cell(NamedTuple):
@@ -35,6 +35,7 @@ class Row(NamedTuple):
         cell: what was measured.
         plain: microseconds of a step of upstream's.
         ours: microseconds of a step of ours.
+        rounds: how often both were timed.
         again: true if it was measured again.
         routed: true if a route was taken in ours.
     """
@@ -42,6 +43,7 @@ class Row(NamedTuple):
     cell: Cell
     plain: float
     ours: float
+    rounds: int
     again: bool
     routed: bool
 
@@ -49,18 +51,19 @@ class Row(NamedTuple):
     def of(cls, cell: Cell, found: Beside, routed: bool) -> Row:
         """From seconds."""
         plain, ours = (float(f"{1e6 * seconds:.4g}") for seconds in (found.plain, found.ours))
-        return cls(cell, plain, ours, found.again, routed)
+        return cls(cell, plain, ours, found.rounds, found.again, routed)
 
     @classmethod
     def from_json(cls, line: Sequence[Any]) -> Row:
         """The row that :meth:`to_json` wrote."""
         size = len(Cell._fields)
-        plain, ours, again, routed = line[size:]
-        return cls(Cell(*line[:size]), plain, ours, bool(again), bool(routed))
+        plain, ours, rounds, again, routed = line[size:]
+        return cls(Cell(*line[:size]), plain, ours, rounds, bool(again), bool(routed))
 
     def to_json(self) -> list[Any]:
         """A list, since there are thousands."""
-        return [*self.cell, self.plain, self.ours, int(self.again), int(self.routed)]
+        numbers = self.rounds, int(self.again), int(self.routed)
+        return [*self.cell, self.plain, self.ours, *numbers]
 
     @property
     def ratio(self) -> float:
@@ -68,56 +71,113 @@ class Row(NamedTuple):
         return self.plain / self.ours
 
 
-def write(stem: Path, facts: dict[str, Any], rows: Sequence[Row], graphs: Sequence[str]) -> Path:
-    """Write ``<stem>.json``, a row in a line, and ``<stem>.md``; return the latter's path."""
-    results = {**facts, "columns": [*Cell._fields, "plain us", "ours us", "again", "routed"]}
-    results["rows"] = [row.to_json() for row in rows]
-    text = json.dumps(results, separators=(",", ":")).replace("],[", "],\n[")
-    Path(f"{stem}.json").write_text(text + "\n")
-    path = Path(f"{stem}.md")
-    path.write_text("\n".join(markdown(facts, rows, graphs)).rstrip() + "\n")
-    return path
+class Table(NamedTuple):
+    """All cells that were asked for.
 
+    Attributes:
+        facts: the command and the machine.
+        graphs: names of graphs, in the order of columns.
+        rows: the cells that were measured.
+        empty: those of layers without parameters that would be the gradients of parameters.
+        failed: those that could not be measured, and why.
+        left: those that were not measured yet.
+    """
 
-def markdown(facts: dict[str, Any], rows: Sequence[Row], graphs: Sequence[str]) -> list[str]:
-    """The report: the worst cell of each layer and graph, all losses, and means."""
-    losses = sorted((row for row in rows if row.ratio < LOWEST), key=lambda row: row.ratio)
-    lines = [
-        "# Never slower",
-        "",
-        f"`{facts['command']}`; processor time of upstream over that of ours, medians of turns. "
-        f"Cells below {LOWEST} were measured again, with more turns.",
-        "",
-        *(f"- {name}: {value}" for name, value in facts["machine"].items()),
-        "",
-        f"{len(rows):,} cells, {len(losses):,} of them below {LOWEST}.",
-        "",
-    ]
-    if not rows:
+    facts: dict[str, Any]
+    graphs: Sequence[str]
+    rows: Sequence[Row]
+    empty: Sequence[Cell] = ()
+    failed: Sequence[tuple[Cell, str]] = ()
+    left: Sequence[Cell] = ()
+
+    def write(self, stem: Path) -> Path:
+        """Write ``<stem>.json``, a row in a line, and ``<stem>.md``; return the latter's path."""
+        columns = [*Cell._fields, "plain us", "ours us", "rounds", "again", "routed"]
+        results = {**self.facts, "columns": columns, "rows": [row.to_json() for row in self.rows]}
+        results["empty"] = [list(cell) for cell in self.empty]
+        results["failed"] = [[*cell, reason] for cell, reason in self.failed]
+        results["left"] = [list(cell) for cell in self.left]
+        text = json.dumps(results, separators=(",", ":")).replace("],[", "],\n[")
+        Path(f"{stem}.json").write_text(text + "\n")
+        path = Path(f"{stem}.md")
+        path.write_text("\n".join(self.markdown()).rstrip() + "\n")
+        return path
+
+    def markdown(self) -> list[str]:
+        """The report: the worst cell of each layer and graph, all losses, and means."""
+        rows = self.rows
+        losses = sorted((row for row in rows if row.ratio < LOWEST), key=lambda row: row.ratio)
+        lines = [
+            "# Never slower",
+            "",
+            f"`{self.facts['command']}`; processor time of upstream over that of ours, the "
+            "quietest turn of each.",
+            "",
+            *(f"- {name}: {value}" for name, value in self.facts["machine"].items()),
+            "",
+            f"{len(rows):,} cells, {len(losses):,} of them below {LOWEST}; "
+            f"{len(self.left) + len(self.failed):,} were not measured, and {len(self.empty):,} "
+            "would be the gradients of parameters of layers without any.",
+            "",
+        ]
+        if rows:
+            lines += [
+                "## The worst cell of each layer",
+                "",
+                "Channels, index and mode stand where it is below 1.",
+                "",
+                *_by_graph(rows, self.graphs, _worst),
+                f"## Cells below {LOWEST}",
+                "",
+                *table(
+                    ["layer", "graph", "call", "upstream, us", "ours, us", "ratio", "rounds"],
+                    ([*_loss(row)] for row in losses),
+                ),
+                "## Geometric means",
+                "",
+                *_means(rows, self.graphs),
+                "## How cells were judged",
+                "",
+                "Both sides take turns. A cell is settled when all rounds say that ours is ahead "
+                f"by {AHEAD[0]}, two rounds by {AHEAD[1]}, three and more by {AHEAD[2]}, or when "
+                f"three say that it is below {BEHIND}. A cell below {LOWEST} is measured again, "
+                "with twice as many rounds, and only that counts.",
+                "",
+                *_judged(rows),
+            ]
+        if self.left or self.failed:
+            lines += ["## Not measured", "", *self._not_measured()]
         return lines
-    lines += [
-        "## The worst cell of each layer",
-        "",
-        "Channels, index and mode stand where it is below 1.",
-        "",
-        *_by_graph(rows, graphs, _worst),
-        f"## Cells below {LOWEST}",
-        "",
-        *table(
-            ["layer", "graph", "call", "upstream, us", "ours, us", "ratio"],
-            ([*_loss(row)] for row in losses),
-        ),
-        "## Geometric means",
-        "",
-        *_means(rows, graphs),
-    ]
-    return lines
+
+    def _not_measured(self) -> list[str]:
+        reasons = [(cell, "not begun") for cell in self.left] + list(self.failed)
+        found: Counter[tuple[str, ...]] = Counter(
+            (f"{cell.library} {cell.layer}", cell.graph, str(cell.channels), reason)
+            for cell, reason in reasons
+        )
+        lines = ([*key[:3], str(count), key[3]] for key, count in found.items())
+        return table(["layer", "graph", "channels", "cells", "why"], lines)
+
+
+def _judged(rows: Sequence[Row]) -> list[str]:
+    most = max((row.rounds for row in rows if not row.again), default=0)
+
+    def kind(row: Row) -> str:
+        if row.again:
+            return f"again, as it seemed below {LOWEST}"
+        if row.rounds == most:
+            return f"all {most} rounds"
+        return f"settled after {row.rounds} round" + ("s" if row.rounds > 1 else "")
+
+    kinds = Counter(map(kind, rows))
+    return table(["judged", "cells"], ([name, f"{kinds[name]:,}"] for name in sorted(kinds)))
 
 
 def _loss(row: Row) -> list[str]:
     cell = row.cell
     layer = f"{cell.library} {cell.layer}" + ("" if row.routed else " (not routed)")
-    return [layer, cell.graph, cell.call, f"{row.plain:g}", f"{row.ours:g}", f"{row.ratio:.2f}"]
+    numbers = f"{row.plain:g}", f"{row.ours:g}", f"{row.ratio:.2f}"
+    return [layer, cell.graph, cell.call, *numbers, str(row.rounds)]
 
 
 def _worst(rows: Sequence[Row]) -> str:

@@ -1,26 +1,33 @@
-"""Two ways to compute the same, in turns: processor time, and which of them takes less.
+"""Several ways to compute the same, in turns: processor time, and which of them takes less.
 
-Wall time would be that of whatever else the machine does. Samples are few where the answer is
-clear, and many where it is close.
+Wall time would be that of whatever else the machine does. Other programs take processor time, too,
+by the caches and memory that they share, but never give any: so the quietest turn of each side
+counts. Rounds are few where all of them say the same, and many where it is close.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 
-CLEAR = 1.5
-"""A ratio beyond which few samples are enough."""
+AHEAD = (3.0, 1.6, 1.25)
+"""The least ratio of all rounds so far that ends a measurement, after one round, two, or more."""
+
+BEHIND = 0.8
+"""The greatest ratio of three rounds and more that ends a measurement."""
 
 LOWEST = 0.95
 """A ratio below this is a loss. It is measured again before it counts."""
 
-_AGAIN = 4
-"""Times as many samples, for that."""
+_AGAIN = 2
+"""Times as many rounds, for that."""
+
+_LONG = 5
+"""Times the length of a turn, a step needs no second one to tell that."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +36,13 @@ class Effort:
 
     Args:
         turn: seconds of a turn, unless one step takes longer.
-        samples: turns of each side, where the ratio is not clear.
+        rounds: turns of each side, where the ratio is not clear.
         steps: the most in one turn.
     """
 
     turn: float = 0.01
-    samples: int = 4
-    steps: int = 40
+    rounds: int = 8
+    steps: int = 80
 
 
 @dataclass
@@ -74,13 +81,15 @@ class Beside:
     """How long both took.
 
     Attributes:
-        plain: seconds of a step of upstream's.
+        plain: seconds of a step of upstream's, in its quietest turn.
         ours: seconds of a step of ours.
+        rounds: how often both were timed.
         again: true if it was measured again, since it looked like a loss.
     """
 
     plain: float
     ours: float
+    rounds: int
     again: bool = False
 
     @property
@@ -90,17 +99,25 @@ class Beside:
 
 
 def measure(plain: Side, ours: Side, effort: Effort) -> Beside:
-    """Time both in turns, more often where ours seems to lose."""
+    """Time both in turns, more often where it is close, and again where ours seems to lose."""
+    return measure_all(plain, [ours], effort)[0]
+
+
+def measure_all(plain: Side, others: Sequence[Side], effort: Effort) -> list[Beside]:
+    """The same of several sides beside one, which takes its turn once in each round for all."""
     gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        steps = [_steps(side, effort) for side in (plain, ours)]
-        found = _sampled(plain, ours, steps, effort.samples, 2)
-        if found.ratio < LOWEST:
-            plain.seconds, ours.seconds = [], []
-            again = _sampled(plain, ours, steps, _AGAIN * effort.samples, effort.samples)
-            found = Beside(again.plain, again.ours, again=True)
+        sides = {id(side): _steps(side, effort) for side in (plain, *others)}
+        found = _sampled(plain, others, sides, effort.rounds)
+        lost = [k for k, beside in enumerate(found) if beside.ratio < LOWEST]
+        if lost:
+            for side in (plain, *(others[k] for k in lost)):
+                side.seconds = []
+            again = _sampled(plain, [others[k] for k in lost], sides, _AGAIN * effort.rounds)
+            for k, beside in zip(lost, again, strict=True):
+                found[k] = Beside(beside.plain, beside.ours, beside.rounds, again=True)
         return found
     finally:
         if was_enabled:
@@ -108,20 +125,35 @@ def measure(plain: Side, ours: Side, effort: Effort) -> Beside:
 
 
 def _steps(side: Side, effort: Effort) -> int:
-    """Steps of a turn, after two that warm up: the first may build what others find."""
-    side.turn(1, warm_up=False)
+    """Steps of a turn, after those that warm up: the first may build what others find."""
+    if side.turn(1, warm_up=False) > _LONG * effort.turn:
+        return 1
     return max(1, min(effort.steps, int(effort.turn / max(side.turn(1, warm_up=False), 1e-9))))
 
 
-def _sampled(plain: Side, ours: Side, steps: list[int], most: int, least: int) -> Beside:
-    for number in range(1, most + 1):
-        for side, count in zip((plain, ours), steps, strict=True):
+def _sampled(
+    plain: Side, others: Sequence[Side], steps: dict[int, int], rounds: int
+) -> list[Beside]:
+    open_sides = list(others)
+    while open_sides:
+        for side in (plain, *open_sides):
+            count = steps[id(side)]
             side.seconds.append(side.turn(count, warm_up=count > 1))
-        if number >= least and _is_clear(plain.seconds, ours.seconds):
-            break
-    return Beside(median(plain.seconds), median(ours.seconds))
+        open_sides = [
+            side
+            for side in open_sides
+            if len(side.seconds) < rounds and not _is_settled(plain.seconds, side.seconds)
+        ]
+    return [
+        Beside(min(plain.seconds[: len(side.seconds)]), min(side.seconds), len(side.seconds))
+        for side in others
+    ]
 
 
-def _is_clear(plain: list[float], ours: list[float]) -> bool:
-    """True if all samples say that ours is much faster, or that it loses."""
-    return min(plain) > CLEAR * max(ours) or max(plain) < LOWEST * min(ours)
+def _is_settled(plain: Sequence[float], ours: Sequence[float]) -> bool:
+    """True if all rounds say that ours is far ahead, or that it loses."""
+    ratios = [a / b for a, b in zip(plain, ours, strict=True)]
+    count = len(ratios)
+    return min(ratios) >= AHEAD[min(count, len(AHEAD)) - 1] or (
+        count >= len(AHEAD) and max(ratios) <= BEHIND
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 _MISSING = object()
@@ -35,10 +37,24 @@ class Patches:
 
     def restore(self) -> None:
         """Put every original back, the last replaced first."""
-        while self._originals:
-            owner, name, original = self._originals.pop()
+        self._put_back()
+        self._originals.clear()
+        self._upstream.clear()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Put every original back for a moment, and the same replacements in place afterwards."""
+        replaced = [(owner, name, vars(owner)[name]) for owner, name, _ in self._originals]
+        self._put_back()
+        try:
+            yield
+        finally:
+            for owner, name, value in replaced:
+                setattr(owner, name, value)
+
+    def _put_back(self) -> None:
+        for owner, name, original in reversed(self._originals):
             if original is _MISSING:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
-        self._upstream.clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,31 +40,36 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def test_two_samples_are_enough_where_ours_is_far_ahead(clock: Clock) -> None:
-    plain, ours = clock.side(4.0), clock.side(1.0)
-    found = clock.turns.measure(plain, ours, clock.turns.Effort(samples=4))
-    assert found == clock.turns.Beside(4.0, 1.0, again=False)
-    assert len(plain.seconds) == len(ours.seconds) == 2
+@pytest.mark.parametrize(
+    ("ratio", "rounds"), [(4.0, 1), (2.0, 2), (1.3, 3), (1.1, 4), (0.9, 8), (0.5, 3)]
+)
+def test_rounds_are_few_where_all_say_the_same(clock: Clock, ratio: float, rounds: int) -> None:
+    plain, ours = clock.side(ratio), clock.side(1.0)
+    found = clock.turns.measure(plain, ours, clock.turns.Effort(rounds=4))
+    assert found.ratio == pytest.approx(ratio)
+    assert (found.rounds, found.again) == (rounds, ratio < 0.95)
+    assert len(plain.seconds) == len(ours.seconds) == rounds
 
 
-def test_all_samples_are_taken_where_it_is_close(clock: Clock) -> None:
-    plain, ours = clock.side(1.1), clock.side(1.0)
-    found = clock.turns.measure(plain, ours, clock.turns.Effort(samples=4))
-    assert len(plain.seconds) == 4 and not found.again and found.ratio == pytest.approx(1.1)
+def test_the_quietest_turns_count(clock: Clock) -> None:
+    # One step that is long warms up, a turn that is disturbed follows.
+    plain, ours = clock.side(1.1), clock.side(1.0, 9.0, 1.0)
+    found = clock.turns.measure(plain, ours, clock.turns.Effort(rounds=4))
+    assert found.ratio == pytest.approx(1.1) and found.rounds == 4 and not found.again
 
 
 def test_a_loss_is_measured_again_and_only_that_counts(clock: Clock) -> None:
-    # Two steps warm up; the four samples after them look bad, those of the second time do not.
-    plain, ours = clock.side(1.0), clock.side(*6 * [2.0], 1.0)
-    found = clock.turns.measure(plain, ours, clock.turns.Effort(samples=4))
-    assert found == clock.turns.Beside(1.0, 1.0, again=True)
-    assert len(ours.seconds) == 16
+    # One step warms up; the four rounds after it look bad, those of the second time do not.
+    plain, ours = clock.side(1.0), clock.side(*5 * [1.2], 1.0)
+    found = clock.turns.measure(plain, ours, clock.turns.Effort(rounds=4))
+    assert found == clock.turns.Beside(1.0, 1.0, 8, again=True)
 
 
-def test_a_clear_loss_is_confirmed_by_as_many_samples_as_any_cell_has(clock: Clock) -> None:
-    plain, ours = clock.side(1.0), clock.side(2.0)
-    found = clock.turns.measure(plain, ours, clock.turns.Effort(samples=4))
-    assert found == clock.turns.Beside(1.0, 2.0, again=True) and len(ours.seconds) == 4
+def test_several_sides_share_the_turns_of_one_until_each_is_settled(clock: Clock) -> None:
+    plain, ahead, close = clock.side(4.0), clock.side(1.0), clock.side(3.9)
+    found = clock.turns.measure_all(plain, [ahead, close], clock.turns.Effort(rounds=4))
+    assert [(beside.rounds, beside.again) for beside in found] == [(1, False), (4, False)]
+    assert len(plain.seconds) == 4 and len(ahead.seconds) == 1
 
 
 def test_quick_steps_are_many_in_a_turn_and_what_comes_before_is_not_timed(clock: Clock) -> None:
@@ -81,6 +88,21 @@ def test_quick_steps_are_many_in_a_turn_and_what_comes_before_is_not_timed(clock
 def test_every_class_with_a_route_is_measured() -> None:
     classes = measure("pyg_classes")
     assert {name.split()[0] for name in classes.LAYERS} == set(PyG().routed_layers())
+
+
+def test_so_is_every_configuration_whose_message_is_traced() -> None:
+    classes = measure("pyg_classes")
+    names = classes.names()
+    assert len(set(names)) == len(names) and "NNConv" not in names
+    assert {"CGConv, edges", "GINEConv", "PNAConv", "HGTConv", "RGCNConv"} <= set(names)
+    data = measure("shapes").at_random("some", 12, 40)
+    for name in ("HGTConv", "RGCNConv", "CGConv, edges", "GCNConv weighted"):
+        case = classes.Case(name, data, 8)
+        first = case.forward(case.x, case.fresh())
+        assert torch.equal(case.forward(case.x, case.fresh()), first)
+        halved = torch.zeros_like(case.x, requires_grad=True)
+        out = case.forward(halved, case.fresh())
+        assert not torch.equal(out, first) and torch.autograd.grad(out.sum(), halved)
 
 
 def test_shapes_are_what_they_are_called() -> None:
@@ -106,6 +128,8 @@ def test_shapes_are_what_they_are_called() -> None:
 
 class Summed:
     """A case whose every gradient is known."""
+
+    upstream_keeps_graphs = False
 
     def __init__(self) -> None:
         self.module = nn.Linear(2, 2, bias=False)
@@ -153,19 +177,53 @@ def test_each_step_has_a_graph_of_its_own_where_they_are_fresh() -> None:
     assert not steps.is_empty
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_kinds_of_graphs_share_upstream_where_it_keeps_none(
+    keeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, modes, turns = Summed(), measure("modes"), measure("turns")
+    case.upstream_keeps_graphs = keeps
+    measured = []
+
+    def measure_all(plain: Any, others: list[Any], effort: Any) -> list[Any]:
+        before = case.graphs
+        plain.prepare()
+        measured.append((len(others), case.graphs - before))
+        return [turns.Beside(1.0, 1.0, 1) for _ in others]
+
+    monkeypatch.setattr(modes, "measure_all", measure_all)
+    found = modes.beside(case, "all", ["reused", "fresh"], None, contextlib.nullcontext)
+    assert list(found) == ["reused", "fresh"]
+    assert measured == ([(1, 0), (1, 1)] if keeps else [(2, 0)])
+
+
 def test_rows_come_back_and_losses_are_reported(tmp_path: Path) -> None:
     ratios, output = measure("ratios"), measure("output")
     cell = ratios.Cell("pyg", "tiny", "GCNConv", 8, "fresh", "x")
-    lost = ratios.Row(cell, 100.0, 200.0, True, False)
-    won = ratios.Row(cell._replace(mode="all", graph="mesh"), 300.0, 100.0, False, True)
+    lost = ratios.Row(cell, 100.0, 200.0, 16, True, False)
+    won = ratios.Row(cell._replace(mode="all", graph="mesh"), 300.0, 100.0, 1, False, True)
     record = output.Record(tmp_path / "record.jsonl")
     for row in (lost, won):
         record.add("row", row.to_json())
     rows = [ratios.Row.from_json(line) for line in record.lines("row")]
     assert rows == [lost, won]
     facts = {"command": "never_slower", "machine": {"CPU": "some"}}
-    text = ratios.write(record.stem, facts, rows, ("tiny", "mesh")).read_text()
-    assert "2 cells, 1 of them below 0.95" in text
+    table = ratios.Table(
+        facts,
+        ("tiny", "mesh"),
+        rows,
+        empty=[cell._replace(layer="LGConv", mode="first")],
+        failed=[(cell._replace(channels=256), "no memory")],
+        left=[cell._replace(layer="GATConv"), cell._replace(layer="GATConv", mode="all")],
+    )
+    text = table.write(record.stem).read_text()
+    assert "2 cells, 1 of them below 0.95; 3 were not measured, and 1 would be" in text
     assert "| pyg GCNConv | **0.50** (8, fresh, x) | 3.00 |" in text
-    assert "| pyg GCNConv (not routed) | tiny | 8 channels, fresh, x | 100 | 200 | 0.50 |" in text
+    assert (
+        "| pyg GCNConv (not routed) | tiny | 8 channels, fresh, x | 100 | 200 | 0.50 | 16" in text
+    )
     assert "| pyg, fresh, x | 0.50 |  |" in text and "| pyg, fresh, all |  | 3.00 |" in text
+    assert "| pyg GATConv | tiny | 8 | 2 | not begun |" in text
+    assert "| pyg GCNConv | tiny | 256 | 1 | no memory |" in text
+    assert "| again, as it seemed below 0.95 | 1 |" in text
+    assert len(json.loads(record.stem.with_suffix(".json").read_text())["left"]) == 2
