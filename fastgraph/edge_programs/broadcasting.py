@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable
 
 from fastgraph.edge_programs.builder import Value
+from fastgraph.edge_programs.calls import Call
 
 Channels = tuple[int, ...]
 
@@ -58,3 +59,9 @@ def summed(value: Value, own: Channels, dims: Iterable[int]) -> Value | None:
     if is_summed == sorted(is_summed, reverse=True):
         return value.builder.sum_tiles(value, width)
     return None
+
+
+def kept_channels(call: Call, own: Channels) -> Channels:
+    """The channels of values of edges that a sum keeps, and 1 for those that it sums over."""
+    dims = {dim % (len(own) + 1) - 1 for dim in call.given["dim"] or range(len(own) + 1)}
+    return tuple(1 if k in dims else size for k, size in enumerate(own))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastgraph.edge_programs.builder import Value
-from fastgraph.edge_programs.program import Place
+from fastgraph.edge_programs.relations import Owner
 
 
 class Refused(BaseException):
@@ -46,15 +46,17 @@ class Recorded:
         value: in the program, if it is there. It has all channels.
         terms: steps of which it is the sum, with coefficients; all have its channels.
         parts: the values that it concatenates along its last dimension of channels.
+        table: the step of a parameter, if it has the rows of that which the edges' types choose.
         scores: of each edge, by whose softmax over neighbours its value is still to be multiplied.
     """
 
-    place: Place | None
+    place: Owner | None
     channels: tuple[int, ...]
     step: int | None = None
     value: Value | None = None
     terms: tuple[tuple[float, Recorded], ...] = ()
     parts: tuple[Recorded, ...] = ()
+    table: int | None = None
     scores: Value | None = None
 
     @property

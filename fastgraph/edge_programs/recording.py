@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from fastgraph.edge_programs.broadcasting import broadcast, is_consecutive
+from fastgraph.edge_programs.broadcasting import broadcast, is_consecutive, kept_channels
 from fastgraph.edge_programs.broadcasting import summed as sum_over
 from fastgraph.edge_programs.builder import Builder, Value
 from fastgraph.edge_programs.calls import (
@@ -41,6 +41,15 @@ from fastgraph.edge_programs.elementwise import ELEMENTWISE
 from fastgraph.edge_programs.operations import REDUCTIONS
 from fastgraph.edge_programs.program import PLACES, Place
 from fastgraph.edge_programs.recorded import Recorded, Ref, Refused, Step
+from fastgraph.edge_programs.relations import (
+    BY_TYPE,
+    EdgeTypes,
+    Owner,
+    choice,
+    operand_place,
+    product_by_type,
+)
+from fastgraph.edge_programs.terms import cancels, number_of, terms_of
 
 aten = torch.ops.aten
 
@@ -72,6 +81,10 @@ class Recorder(TorchDispatchMode):
         self._closed: dict[int, tuple[Tensor, str]] = {}
         self._rows: set[int] = set()
         self._step_of: dict[str, int] = {}
+        self.owner_of: dict[str, Owner] = {}
+        """Of operands, by their names."""
+        self.types: EdgeTypes | None = None
+        """The types of edges that choose something."""
 
     def given(
         self, name: str, place: Place, channels: tuple[int, ...], dtype: torch.dtype
@@ -150,8 +163,8 @@ class Recorder(TorchDispatchMode):
         name = step.args[0] if step.function is None else ""
         if not re.fullmatch(r"[a-su-z_][a-z0-9_]*", name) or name in (*PLACES, *REDUCTIONS):
             name = f"t_{number}"
-        self._step_of[name] = number
-        return self.builder.operand(name, v.place, math.prod(v.channels))
+        self._step_of[name], self.owner_of[name] = number, v.place
+        return self.builder.operand(name, operand_place(v.place), math.prod(v.channels))
 
     def is_part_of_argument(self, v: Recorded) -> bool:
         """True for a tensor of edges that shares its memory with one that the message takes."""
@@ -186,9 +199,14 @@ class Recorder(TorchDispatchMode):
             return given["input"]
         if call.operation is aten.batch_norm and given["training"]:
             raise Refused("it takes statistics of the batch")
+        if call.operation is aten.lift_fresh:  # as torch.tensor does, which gives no argument
+            made = given["self"]
+            return self.closed(tuple(made.shape), made.dtype, _NO_ARGUMENT)
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise Refused(f"it draws random numbers ({func})")
         tensors = [a for a in torch.utils._pytree.tree_leaves(given) if isinstance(a, Tensor)]
+        if call.operation is aten.detach_ and id(tensors[0]) in self._closed:
+            return tensors[0]
         if func._schema.is_mutable:
             if tensors and (name := self._state.get(id(tensors[0]))):
                 self.changed = self.changed or name
@@ -201,16 +219,20 @@ class Recorder(TorchDispatchMode):
             if id(tensor) in self._closed:
                 raise Refused(self._closed[id(tensor)][1])
             if self.known(tensor) is None:
-                raise Refused("it takes a tensor that is no argument, parameter or buffer")
+                raise Refused(_NO_ARGUMENT)
         if call.operation in LOOKS or torch.Tag.data_dependent_output in func.tags:
             raise Refused("it depends on the values of tensors, for example in a branch")
-        if torch.Tag.dynamic_output_shape in func.tags:
+        chosen = self._chosen(call)
+        if torch.Tag.dynamic_output_shape in func.tags and chosen is None:
             raise Refused(f"its shapes depend on the values of tensors ({func})")
         if not tensors:
             raise Refused(f"it makes a tensor ({func})")
         found = func(*call.args, **call.kwargs)
         if not isinstance(found, Tensor) or found.device.type != "meta":
             raise Refused(f"{func} is not known to be row-wise")
+        if chosen is not None:
+            self._know(found, chosen)
+            return found
         for tensor in (*tensors, found):
             if tensor.dtype not in (self._dtype, torch.bool):
                 raise Refused(f"it computes with {tensor.dtype}, not with {self._dtype}")
@@ -223,6 +245,23 @@ class Recorder(TorchDispatchMode):
             raise Refused(f"it works across edges ({func})")
         self._know(found, self._result(call, tuple(found.shape[has_rows:]), has_rows))
         return found
+
+    def _chosen(self, call: Call) -> Recorded | None:
+        """The rows of a parameter that the edges' types choose."""
+        given = choice(call)
+        if given is None or given[0].dtype != self._dtype or given[1].dtype is not torch.int64:
+            return None
+        table, numbers = map(self._of, given)
+        made = None if numbers.step is None else self.steps[numbers.step]
+        is_argument = numbers.place == "edge" and not numbers.channels
+        if table.has_rows or table.step is None or not is_argument or made is None:
+            return None
+        types = EdgeTypes(made.args[0], table.channels[0])
+        if self.types not in (None, types):
+            raise Refused("it takes several types of edges, or different numbers of them")
+        self.types = types
+        step = self._step(aten.index_select.default, (Ref(table.step), 0, Ref(number_of(numbers))))
+        return Recorded("edge", table.channels[1:], step, table=table.step)
 
     def _result(self, call: Call, channels: tuple[int, ...], has_rows: bool) -> Recorded:
         operation, given = call.operation, call.given
@@ -239,6 +278,8 @@ class Recorder(TorchDispatchMode):
             return self._sum(call, self._of(given["self"]), channels)
         if operation in PRODUCTS:
             return self._product(call, channels)
+        if operation is aten.bmm:
+            return self._product_by_type(call, channels)
         if operation is aten.cat:
             return self._cat(call, channels)
         if operation is aten.stack:
@@ -266,7 +307,7 @@ class Recorder(TorchDispatchMode):
         if scores is None or is_divisor or any(v.scores != scores for v in weighted):
             raise Refused(_WEIGHED)
         is_sum = operation in (aten.sum, aten.mean)
-        narrow, wide = (_kept(call, own), own) if is_sum else (own, channels)
+        narrow, wide = (kept_channels(call, own), own) if is_sum else (own, channels)
         if scores.width > 1 and operation not in RESHAPES and not is_consecutive(narrow, wide):
             raise Refused(_WEIGHED_APART)
         bare = [replace(v, scores=None) if isinstance(v, Recorded) else v for v in values]
@@ -312,7 +353,7 @@ class Recorder(TorchDispatchMode):
                 raise Refused("it broadcasts over heads")
             return Recorded(place, channels, step)
         value = rule.make(self.builder, *wide, *(given[name] for name in rule.numbers))
-        terms = () if is_step else _terms(call, values, channels)
+        terms = () if is_step else terms_of(call, values, channels)
         return Recorded(place, channels, step, value, terms)
 
     def _wide(self, v: Recorded, channels: tuple[int, ...]) -> Value | None:
@@ -354,7 +395,7 @@ class Recorder(TorchDispatchMode):
     def _shaped(self, function: Any, v: Recorded, channels: tuple[int, ...]) -> int:
         """A step that gives another shape to any number of rows."""
         rows = (-1,) if v.has_rows else ()
-        return self._step(function, (Ref(_number(v)), [*rows, *channels]))
+        return self._step(function, (Ref(number_of(v)), [*rows, *channels]))
 
     def _sum(self, call: Call, v: Recorded, channels: tuple[int, ...]) -> Recorded:
         first = int(v.has_rows)
@@ -379,6 +420,8 @@ class Recorder(TorchDispatchMode):
             self._of(t) if isinstance(t, Tensor) else None for t in factors(call)
         )
         assert tensor is not None and weight is not None
+        if weight.has_rows and bias is None:
+            return self._product_by_type(call, channels)
         if weight.has_rows or (bias is not None and bias.has_rows):
             raise Refused("it has a product with a matrix of each edge")
         if tensor.step is not None:
@@ -388,17 +431,17 @@ class Recorder(TorchDispatchMode):
         # A slice of the matrix itself, whose gradient ranks sum with those of other parameters.
         is_linear = call.operation is aten.linear
         multiply = aten.linear.default if is_linear else aten.matmul.default
-        products: dict[Place, int] = {}
+        products: dict[Owner, int] = {}
         pieces = self._pieces(tensor)
-        if _cancels(pieces):
+        if cancels(pieces):
             raise Refused("it has a product with a difference, of which two products lose digits")
         for coefficient, piece, offset in pieces:
             assert piece.place is not None
-            size, part = piece.channels[-1], _number(weight)
+            size, part = piece.channels[-1], number_of(weight)
             if size != tensor.channels[-1]:
                 bounds = int(is_linear), offset, offset + size
                 part = self._step(aten.slice.Tensor, (Ref(part), *bounds))
-            made = self._step(multiply, (Ref(_number(piece)), Ref(part)))
+            made = self._step(multiply, (Ref(number_of(piece)), Ref(part)))
             if coefficient != 1:
                 made = self._step(aten.mul.Tensor, (Ref(made), coefficient))
             if piece.place in products:
@@ -406,7 +449,7 @@ class Recorder(TorchDispatchMode):
             products[piece.place] = made
         if bias is not None:
             place = next(iter(products))
-            both = (Ref(products[place]), Ref(_number(bias)))
+            both = (Ref(products[place]), Ref(number_of(bias)))
             products[place] = self._step(aten.add.Tensor, both)
         found = [Recorded(place, channels, step) for place, step in products.items()]
         if len(found) == 1:
@@ -415,6 +458,17 @@ class Recorder(TorchDispatchMode):
         for other in found[1:]:
             value = value + self.value(other)
         return Recorded(None, channels, None, value, tuple((1.0, piece) for piece in found))
+
+    def _product_by_type(self, call: Call, channels: tuple[int, ...]) -> Recorded:
+        """A product of nodes' values with the matrix that the type of each edge chooses."""
+        tensor, matrix, _ = factors(call)
+        v, table = self._of(tensor), self._of(matrix).table
+        owner = None if v.place is None else BY_TYPE.get(v.place)
+        if table is None or owner is None or v.step is None or v.channels[:-1] != (1,):
+            raise Refused("it has a product with a matrix of each edge")
+        pairs = self._step(None, (owner,))
+        step = self._step(product_by_type, (Ref(v.step), Ref(table), Ref(pairs)))
+        return Recorded(owner, channels, step)
 
     def _pieces(self, v: Recorded) -> list[tuple[float, Recorded, int]]:
         """The steps that a linear map applies to: coefficient, step and first channel of each."""
@@ -460,7 +514,7 @@ class Recorder(TorchDispatchMode):
             raise Refused("it concatenates values of different rows")
         terms: list[tuple[float, Recorded]] = []
         for coefficient, piece in sums[0]:
-            pieces = [Ref(_number(s[len(terms)][1])) for s in sums]
+            pieces = [Ref(number_of(s[len(terms)][1])) for s in sums]
             step = self._step(call.func, (pieces, dim))
             terms.append((coefficient, Recorded(piece.place, channels, step)))
         value = functools.reduce(add, (self.value(piece) * c for c, piece in terms))
@@ -492,12 +546,12 @@ class Recorder(TorchDispatchMode):
             raise Refused(f"{call.func} of values of different rows is no instruction")
         return Recorded(v.place, channels, self._step(call.func, (Ref(v.step), dim, index)))
 
-    def _called(self, call: Call, place: Place | None, channels: tuple[int, ...]) -> Recorded:
+    def _called(self, call: Call, place: Owner | None, channels: tuple[int, ...]) -> Recorded:
         """The same call as a step."""
 
         def referred(argument: Any) -> Any:
             if isinstance(argument, Tensor):
-                return Ref(_number(self._of(argument)))
+                return Ref(number_of(self._of(argument)))
             if isinstance(argument, (list, tuple)):
                 return [referred(a) for a in argument]
             return argument
@@ -527,59 +581,12 @@ def active_recorder() -> Recorder | None:
     return mode if isinstance(mode, Recorder) else None
 
 
-def _number(v: Recorded) -> int:
-    if v.step is None:
-        raise Refused("it computes parameters from comparisons")
-    return v.step
-
-
-def _cancels(pieces: Sequence[tuple[float, Recorded, int]]) -> bool:
-    """True if there is a difference of which neither value is alone elsewhere, with its digits."""
-    together: dict[int, list[tuple[float, int]]] = {}
-    for coefficient, piece, offset in pieces:
-        together.setdefault(offset, []).append((coefficient, _number(piece)))
-    alone = {terms[0][1] for terms in together.values() if len(terms) == 1}
-    return any(
-        min(terms)[0] < 0 < max(terms)[0] and alone.isdisjoint(step for _, step in terms)
-        for terms in together.values()
-    )
-
-
-def _common_place(values: Sequence[Recorded]) -> Place | None:
+def _common_place(values: Sequence[Recorded]) -> Owner | None:
     """The place of what is made of some values; ``None`` for several."""
     places = {v.place for v in values if v.has_rows}
     return "parameter" if not places else places.pop() if len(places) == 1 else None
 
 
-def _terms(
-    call: Call, values: Sequence[Any], channels: tuple[int, ...]
-) -> tuple[tuple[float, Recorded], ...]:
-    """The terms of a sum, a difference or a multiple; none of anything else."""
-
-    def scaled(v: object, factor: float) -> tuple[tuple[float, Recorded], ...]:
-        if not isinstance(v, Recorded) or v.channels != channels:
-            return ()
-        terms = v.terms if v.step is None else ((1.0, v),)
-        return tuple((factor * coefficient, piece) for coefficient, piece in terms)
-
-    if call.operation in (aten.add, aten.sub):
-        alpha = call.given["alpha"] if call.operation is aten.add else -call.given["alpha"]
-        first, second = scaled(values[0], 1), scaled(values[1], alpha)
-        return first + second if first and second else ()
-    if call.operation is aten.neg:
-        return scaled(values[0], -1)
-    if call.operation is aten.mul and isinstance(values[1], (int, float)):
-        return scaled(values[0], values[1])
-    if call.operation is aten.div and isinstance(values[1], (int, float)):
-        return scaled(values[0], 1 / values[1])
-    return ()
-
-
-def _kept(call: Call, own: tuple[int, ...]) -> tuple[int, ...]:
-    """The channels of values of edges that a sum keeps, and 1 for those that it sums over."""
-    dims = {dim % (len(own) + 1) - 1 for dim in call.given["dim"] or range(len(own) + 1)}
-    return tuple(1 if k in dims else size for k, size in enumerate(own))
-
-
+_NO_ARGUMENT = "it takes a tensor that is no argument, parameter or buffer"
 _WEIGHED = "its softmax over neighbours is no factor of its message"
 _WEIGHED_APART = "it sums over channels that softmaxes over neighbours weigh differently"

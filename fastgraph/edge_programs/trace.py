@@ -10,6 +10,7 @@ import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from fastgraph.edge_programs.operations import SOFTMAX
 from fastgraph.edge_programs.program import Output, Place, Program
 from fastgraph.edge_programs.recorded import Recorded, Ref, Refused, Step
 from fastgraph.edge_programs.recording import Recorder
+from fastgraph.edge_programs.relations import BY_TYPE, ByType, EdgeTypes, Owner, pairs_of
 from fastgraph.edge_programs.unchanged import unchanged
 from fastgraph.plugins.refusal import Refusal
 
@@ -100,12 +102,14 @@ class LeftValues:
         name: of the attribute.
         channels: the shape of its values for an edge.
         operands: the names of those that the values are made of.
+        is_softmax: true if they are the softmax over neighbours of what the program gives.
     """
 
     module: tuple[str, ...]
     name: str
     channels: tuple[int, ...]
     operands: frozenset[str]
+    is_softmax: bool
 
     def owner(self, layer: Any) -> Any:
         """The module of a layer that has the attribute."""
@@ -128,6 +132,8 @@ class Traced:
         steps: are computed before the program.
         step_of: the step that is an operand, by the operand's name.
         kept: attributes in which the layer's message leaves values of edges.
+        owner_of: the places that operands belong to, by their names.
+        types: of edges, if the message takes some.
     """
 
     program: Program
@@ -136,14 +142,22 @@ class Traced:
     steps: tuple[Step, ...]
     step_of: Mapping[str, int]
     kept: tuple[LeftValues, ...]
+    owner_of: Mapping[str, Owner]
+    types: EdgeTypes | None
 
-    def operands(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    @cached_property
+    def pairs(self) -> frozenset[ByType]:
+        """The places whose nodes have values for each type."""
+        return frozenset(by for by in BY_TYPE.values() if by in self.owner_of.values())
+
+    def operands(self, given: Mapping[str, Any]) -> dict[str, Tensor]:
         """The operands of the program.
 
         Args:
             given: a tensor for each tensor that the message takes and for each parameter and
                 buffer of its layer, by name: ``[nodes, *channels]`` for those in the places ``row``
-                and ``gathered``. Those that no step takes may be missing.
+                and ``gathered``. Those that no step takes may be missing. Besides
+                :class:`~fastgraph.edge_programs.relations.Pairs` by the names in ``pairs``.
 
         Returns:
             By name, of the nodes, of the edges or of the program.
@@ -164,6 +178,12 @@ class Traced:
                 kwargs = {name: taken(argument) for name, argument in step.kwargs}
                 found.append(step.function(*map(taken, step.args), **kwargs))
         operands = {name: found[step] for name, step in self.step_of.items()}
+        for name, owner in self.owner_of.items():
+            if owner == "gathered" and "gathered by type" in self.pairs:
+                pairs = given["gathered by type"]
+                operands[name] = operands[name].index_select(0, pairs.nodes)
+            elif owner == "row by type":
+                operands[name] = operands[name].index_select(0, given[owner].of_edge)
         for name, tensor in operands.items():
             if tensor.dtype is torch.bool:  # a mask, which is 0 or 1 in a program
                 dtype = next(t.dtype for t in given.values() if t.is_floating_point())
@@ -318,6 +338,7 @@ def _record(
                 path.rpartition(".")[2],
                 tuple(tensor.shape[1:]),
                 program.operands_of(output.value),
+                _has_scores(recorder, tensor),
             )
             for (path, tensor), output in zip(left.items(), outputs, strict=True)
         )
@@ -328,7 +349,17 @@ def _record(
         references = recorder.close()
     if any(reference() is not None for reference in references):
         raise Refused("it keeps values of edges outside its layer")
-    return Traced(program, tuple(reductions), recorded.channels, steps, step_of, kept)
+    owner_of = {name: recorder.owner_of[name] for name in program.names}
+    return Traced(
+        program,
+        tuple(reductions),
+        recorded.channels,
+        steps,
+        step_of,
+        kept,
+        owner_of,
+        recorder.types,
+    )
 
 
 def _output(
@@ -352,10 +383,19 @@ def _left(recorder: Recorder, dtype: torch.dtype, path: str, tensor: Tensor) -> 
     recorded = recorder.known(tensor)
     assert recorded is not None
     if recorded.scores is not None:
-        raise Refused(f"it leaves a softmax over neighbours in {path}")
+        scores = recorded.scores
+        ones = recorder.builder.spread(recorder.builder.constant(1.0), scores.width)
+        if recorded.value != ones or tensor.shape[1:].numel() != scores.width:
+            raise Refused(f"it leaves a multiple of a softmax over neighbours in {path}")
+        return scores
     if not recorded.has_rows or tensor.dtype != dtype or recorder.is_part_of_argument(recorded):
         raise Refused(f"it leaves a tensor in {path} that is no new one of edges")
     return recorder.value(recorded)
+
+
+def _has_scores(recorder: Recorder, tensor: Tensor) -> bool:
+    recorded = recorder.known(tensor)
+    return recorded is not None and recorded.scores is not None
 
 
 def _of_edges(recorder: Recorder, tensor: object, dtype: torch.dtype) -> Recorded:
@@ -444,6 +484,8 @@ def _probe(
             rows = {"row": _PROBED_NODES, "gathered": _PROBED_NODES}.get(a.place, _PROBED_EDGES)
             shape = a.channels if a.place == "parameter" else (rows, *a.channels)
             own[name] = numbers(shape, a.dtype)
+            if traced.types is not None and name == traced.types.name:
+                own[name] = torch.randint(traced.types.count, shape, generator=generator)
             taken = own[name][index[a.place]] if a.place in index else own[name]
             if name in arguments:
                 given[name] = taken
@@ -462,7 +504,15 @@ def _probe(
         )
         values += [(kept.owner(call.layer).__dict__[kept.name],) for kept in traced.kept]
         own |= state
-        ours = _reduced(traced, own, Edges(gathered, row, _PROBED_NODES), values)
+        with_pairs: dict[str, Any] = dict(own)
+        if traced.types is not None:
+            types = own[traced.types.name]
+            for owner in traced.pairs:
+                nodes = index[owner.split()[0]]
+                with_pairs[owner] = pairs_of(nodes, types, _PROBED_NODES, traced.types.count)
+        pairs = with_pairs.get("gathered by type")
+        edges = Edges(gathered if pairs is None else pairs.of_edge, row, _PROBED_NODES)
+        ours = _reduced(traced, with_pairs, edges, values)
     if message.shape != (_PROBED_EDGES, *traced.channels) or message.dtype != torch.float64:
         raise Refused("its result has another shape or dtype on other edges")
     if is_positive and not message.isfinite().any():
@@ -481,7 +531,7 @@ def _probe(
 
 def _reduced(
     traced: Traced,
-    given: Mapping[str, Tensor],
+    given: Mapping[str, Any],
     edges: Edges,
     expected: Sequence[tuple[Tensor, ...]],
 ) -> list[Tensor]:
@@ -495,8 +545,13 @@ def _reduced(
     ]
     values = iter(evaluate(program, matrices, edges, torch.float64))
     found = []
-    for output, tensors in zip(traced.program.outputs, expected, strict=True):
+    softmaxes = [False] * len(traced.reductions) + [kept.is_softmax for kept in traced.kept]
+    for output, tensors, is_softmax in zip(
+        traced.program.outputs, expected, softmaxes, strict=True
+    ):
         own = [next(values) for _ in output.values]
+        if is_softmax:
+            own = [softmax_weights(own[0], edges)]
         if len(own) > len(tensors):  # the message itself has the softmax for a factor
             value, score = own
             own = [value * spread(softmax_weights(score, edges), value.shape[1])]

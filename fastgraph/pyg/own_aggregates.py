@@ -17,8 +17,11 @@ from torch_geometric.nn.conv import MessagePassing
 
 from fastgraph.edge_programs.operations import STD
 from fastgraph.edge_programs.trace import Reduction
+from fastgraph.graphs.edges import OutOfRange
+from fastgraph.ops.library import is_defined_by
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.aggregations import aggregated, reductions_of, squares
+from fastgraph.pyg.typed_edges import shares
 
 Results = Mapping[Reduction, Tensor]
 
@@ -31,13 +34,16 @@ class Aggregate:
         reductions: of the message, for a layer, or why there are none.
         combined: the result of the function, given a layer, the results of its reductions and the
             aggregating node of each edge.
-        takes: names of tensors of edges that reductions take and messages do not, among the
-            arguments of ``propagate``.
+        besides: tensors of edges that reductions take and messages do not, by name, given a layer,
+            the arguments of ``propagate``, the aggregating node of each edge and the number of
+            these nodes.
     """
 
     reductions: Callable[[Any], tuple[Reduction, ...] | Refusal]
     combined: Callable[[Any, Results, Tensor], Tensor]
-    takes: tuple[str, ...] = ()
+    besides: Callable[[Any, Mapping[str, Any], Tensor, int], dict[str, Tensor] | Refusal] = (
+        lambda *_: {}
+    )
 
 
 def weighted(message: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
@@ -77,6 +83,17 @@ def _of_eg_conv(layer: Any) -> tuple[Reduction, ...] | Refusal:
     return tuple(dict.fromkeys(found))
 
 
+def _beside_eg_conv(
+    layer: Any, arguments: Mapping[str, Any], row: Tensor, _: int
+) -> dict[str, Tensor] | Refusal:
+    if "symnorm" not in layer.aggregators:
+        return {}
+    weight = arguments.get("symnorm_weight")
+    if not isinstance(weight, Tensor) or weight.shape != row.shape:
+        return Refusal("symnorm_weight does not have one value for each edge")
+    return {"symnorm_weight": weight}
+
+
 def _by_eg_conv(layer: Any, results: Results, _: Tensor) -> Tensor:
     outs = []
     for name in layer.aggregators:
@@ -88,6 +105,33 @@ def _by_eg_conv(layer: Any, results: Results, _: Tensor) -> Tensor:
     return torch.stack(outs, dim=1) if len(outs) > 1 else outs[0]
 
 
+_SHARED = Reduction("sum", weighted, "share")
+
+
+def _of_fast_rgcn_conv(layer: Any) -> tuple[Reduction, ...] | Refusal:
+    if layer.aggr not in ("mean", "add", "sum"):
+        return Refusal(f"aggregation {layer.aggr!r}")
+    return (_SHARED if layer.aggr == "mean" else Reduction("sum"),)
+
+
+def _by_fast_rgcn_conv(layer: Any, results: Results, _: Tensor) -> Tensor:
+    return results[_SHARED if layer.aggr == "mean" else Reduction("sum")]
+
+
+def _beside_fast_rgcn_conv(
+    layer: Any, arguments: Mapping[str, Any], row: Tensor, num_rows: int
+) -> dict[str, Tensor] | Refusal:
+    if layer.aggr != "mean":
+        return {}
+    x, types = arguments.get("x"), arguments.get("edge_type")
+    if not isinstance(x, Tensor) or type(types) is not Tensor or types.shape != row.shape:
+        return Refusal("edge_type does not have one type for each edge")
+    if types.dtype is not torch.int64 or is_defined_by(x, row):
+        return Refusal("means by types of edges have no rule for such types")
+    found = shares(row, types, num_rows, layer.num_relations, x.dtype)
+    return found if isinstance(found, OutOfRange) else {"share": found}
+
+
 def _defined(module: str, name: str) -> Any:
     """The function that a class of PyG has; ``None`` where this PyG has none."""
     cls = getattr(importlib.import_module(f"torch_geometric.nn.conv.{module}"), name, None)
@@ -96,7 +140,10 @@ def _defined(module: str, name: str) -> Any:
 
 _KNOWN: dict[Any, Aggregate] = {
     MessagePassing.aggregate: Aggregate(_of_modules, _by_modules),
-    _defined("eg_conv", "EGConv"): Aggregate(_of_eg_conv, _by_eg_conv, ("symnorm_weight",)),
+    _defined("eg_conv", "EGConv"): Aggregate(_of_eg_conv, _by_eg_conv, _beside_eg_conv),
+    _defined("rgcn_conv", "FastRGCNConv"): Aggregate(
+        _of_fast_rgcn_conv, _by_fast_rgcn_conv, _beside_fast_rgcn_conv
+    ),
 }
 _KNOWN.pop(None, None)
 

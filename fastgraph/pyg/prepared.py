@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from fastgraph.edge_programs.recorded import Ref
 from fastgraph.edge_programs.trace import Traced
 from fastgraph.ops.edge_program import with_records
 from fastgraph.pyg.own_aggregates import Aggregate
+from fastgraph.pyg.typed_edges import TypedEdges
 from fastgraph.routing.sizes import Work
 
 _unsafe_view = torch.ops.aten._unsafe_view.default
@@ -66,9 +68,22 @@ class Prepared:
         num_in: int,
         num_out: int,
         transpose: bool,
+        typed: TypedEdges | None = None,
     ) -> Tensor:
-        """The aggregated messages."""
-        given = dict(arguments)
+        """The aggregated messages.
+
+        Args:
+            layer: whose messages they are.
+            arguments: of its message, by name.
+            index: the caller's ``edge_index``.
+            num_in: the number of gathered nodes.
+            num_out: the number of aggregating nodes.
+            transpose: reverse every edge.
+            typed: the same edges for a message that takes their types.
+        """
+        given: dict[str, Any] = dict(arguments)
+        if typed is not None:
+            given |= {str(place): pairs for place, pairs in typed.pairs.items()}
         for name, path, own in self.state:
             module: Any = layer
             for part in path:
@@ -78,18 +93,28 @@ class Prepared:
             )
         if self.private and torch.is_grad_enabled():
             self._keep(given)
+        edges, num_gathered, is_reversed = index, num_in, transpose
+        if typed is not None and typed.edges is not None and typed.num_gathered is not None:
+            edges, num_gathered, is_reversed = typed.edges, typed.num_gathered, False
         operands = self.traced.operands(given)
         outputs = ops.edge_program(
             self.traced.program,
             operands,
-            index,
-            num_in=num_in,
+            edges,
+            num_in=num_gathered,
             num_out=num_out,
-            transpose=transpose,
+            transpose=is_reversed,
         )
         reductions, shape = self.traced.reductions, (num_out, *self.traced.channels)
         if self.traced.kept:
-            self._leave(layer, operands, outputs[len(reductions) :])
+            softmax = functools.partial(
+                ops.edge_softmax,
+                index=edges,
+                num_in=num_gathered,
+                num_out=num_out,
+                transpose=is_reversed,
+            )
+            self._leave(layer, operands, outputs[len(reductions) :], softmax)
         results = {
             reduction: _result(output, out, shape)
             for reduction, output, out in zip(  # not of what is kept
@@ -99,19 +124,24 @@ class Prepared:
         return self.aggregate.combined(layer, results, index[int(not transpose)])
 
     def _leave(
-        self, layer: MessagePassing, operands: Mapping[str, Tensor], outputs: Sequence[Tensor]
+        self,
+        layer: MessagePassing,
+        operands: Mapping[str, Tensor],
+        outputs: Sequence[Tensor],
+        softmax: Callable[[Tensor], Tensor],
     ) -> None:
         """Set the attributes that the message sets."""
-        for kept, out in zip(self.traced.kept, outputs, strict=True):
+        for kept, given in zip(self.traced.kept, outputs, strict=True):
+            out = softmax(given) if kept.is_softmax else given
             shape = (out.shape[0], *kept.channels)
             tensor = out if out.shape == shape else _unsafe_view(out, shape)
             if out.requires_grad and not any(operands[n].requires_grad for n in kept.operands):
                 tensor = tensor.detach()
             kept.owner(layer).__dict__[kept.name] = tensor
 
-    def _keep(self, given: dict[str, Tensor]) -> None:
+    def _keep(self, given: dict[str, Any]) -> None:
         """Replace what its owner may edit before the backward pass by copies."""
-        if not any(tensor.requires_grad for tensor in given.values()):
+        if not any(isinstance(t, Tensor) and t.requires_grad for t in given.values()):
             return
         copies: dict[int, Tensor] = {}
         for name in self.private:
@@ -134,7 +164,8 @@ class Prepared:
         ]
         count = len(self.traced.reductions)
         for kept, output in zip(self.traced.kept, program.outputs[count:], strict=True):
-            lines += [f"left in {kept}: {program.name(output.value)}"]
+            name = program.name(output.value)
+            lines += [f"left in {kept}: {f'the softmax of {name}' if kept.is_softmax else name}"]
         if made:
             lines += ["computed before it, by torch, for each node, edge or parameter:", *made]
         kept = _derived(program).operands & set(program.names)
@@ -167,7 +198,9 @@ def _expression(traced: Traced, number: int) -> str:
         return repr(argument)
 
     given = [*map(shown, step.args), *(f"{name}={shown(a)}" for name, a in step.kwargs)]
-    return f"{step.function._schema.name.partition('::')[2]}({', '.join(given)})"
+    is_of_torch = isinstance(step.function, torch._ops.OpOverload)
+    name = step.function._schema.name.partition("::")[2] if is_of_torch else step.function.__name__
+    return f"{name}({', '.join(given)})"
 
 
 def _derived(program: Program) -> Any:

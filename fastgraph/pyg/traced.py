@@ -39,6 +39,7 @@ from fastgraph.pyg.own_aggregates import Aggregate, known_aggregate
 from fastgraph.pyg.prepared import Prepared
 from fastgraph.pyg.softmax import known_softmax
 from fastgraph.pyg.state import state_refusal
+from fastgraph.pyg.typed_edges import typed_edges
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
 from fastgraph.routing.programs import is_by_identity, remember
@@ -243,7 +244,9 @@ def _plan(
     if isinstance(collected, Refusal):
         return collected
     num_in, num_out, tensors, described = collected
-    besides = _besides(aggregate, reductions, arguments, num_edges)
+    transpose = module.flow == "target_to_source"
+    row = edge_index[int(not transpose)]
+    besides = aggregate.besides(module, arguments, row, num_out)
     if isinstance(besides, Refusal):
         return besides
     tensors |= besides
@@ -262,17 +265,26 @@ def _plan(
         return TOO_SMALL
     if module.node_dim not in (0, -1 - len(outcome.traced.channels)):
         return Refusal(f"its messages do not have their edges in dimension {module.node_dim}")
-    transpose = module.flow == "target_to_source"
     ends = (num_out, num_in) if transpose else (num_in, num_out)
     refusal = too_large(*ends, num_edges)
     if refusal is not None:
         return refusal
-    run = outcome.compute
+    run, index, types = outcome.compute, edge_index, outcome.traced.types
+    if types is not None:
+        if is_sharded:
+            return Refusal("its message computes by types of edges, which have no rule on ranks")
+        edges = num_in, num_out, transpose, types.count, outcome.traced.pairs
+        typed = typed_edges(edge_index, tensors[types.name], *edges)
+        if isinstance(typed, OutOfRange):
+            return typed
+        run = functools.partial(run, typed=typed)
+        if typed.edges is not None and typed.num_gathered is not None:
+            index, ends = typed.edges, (typed.num_gathered, num_out)
     if not is_sharded:
-        graph = unless_out_of_range(graph_of, edge_index, None, *ends)
+        graph = unless_out_of_range(graph_of, index, None, *ends)
         if isinstance(graph, OutOfRange):
             return graph
-        run = functools.partial(KnownGraph(graph, edge_index).while_computing, run)
+        run = functools.partial(KnownGraph(graph, index).while_computing, run)
 
     def compute() -> Tensor:
         remember(module, outcome)
@@ -331,23 +343,6 @@ def _operands_refusal(
     if edge_index.is_cuda and WITH_TORCH_SCATTER and not _EXTREMA.isdisjoint(reductions):
         return Refusal("torch_scatter gives the gradient of an extremum on a GPU to one edge")
     return None
-
-
-def _besides(
-    aggregate: Aggregate,
-    reductions: tuple[Reduction, ...],
-    arguments: Mapping[str, Any],
-    num_edges: int,
-) -> dict[str, Tensor] | Refusal:
-    """The tensors of edges that reductions take and the message does not."""
-    found = {}
-    for name in aggregate.takes:
-        if any(reduction.parameter == name for reduction in reductions):
-            tensor = arguments.get(name)
-            if not isinstance(tensor, Tensor) or tensor.shape[:1] != (num_edges,):
-                return Refusal(f"{name} does not have one value for each edge")
-            found[name] = tensor
-    return found
 
 
 _Described = tuple[tuple[str, object], ...]
