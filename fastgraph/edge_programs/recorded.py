@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from fastgraph.edge_programs.builder import Value
-from fastgraph.edge_programs.relations import Owner
+from fastgraph.edge_programs.owners import Owner
 
 
 class Refused(BaseException):
@@ -36,6 +39,21 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Mapped:
+    """A value that a matrix is still to map.
+
+    Attributes:
+        value: in the program.
+        matrix: the step that is the matrix.
+        matrix_size: the numbers of the matrix of an edge that it stands for.
+    """
+
+    value: Value
+    matrix: int
+    matrix_size: int
+
+
+@dataclass(frozen=True)
 class Recorded:
     """The knowledge of a tensor.
 
@@ -47,6 +65,7 @@ class Recorded:
         terms: steps of which it is the sum, with coefficients; all have its channels.
         parts: the values that it concatenates along its last dimension of channels.
         table: the step of a parameter, if it has the rows of that which the edges' types choose.
+        maps: values of edges of whose products with matrices it is the sum.
         scores: of each edge, by whose softmax over neighbours its value is still to be multiplied.
     """
 
@@ -57,9 +76,38 @@ class Recorded:
     terms: tuple[tuple[float, Recorded], ...] = ()
     parts: tuple[Recorded, ...] = ()
     table: int | None = None
+    maps: tuple[Mapped, ...] = ()
     scores: Value | None = None
 
     @property
     def has_rows(self) -> bool:
         """True unless it belongs to the program alone."""
         return self.place != "parameter"
+
+
+def needed_steps(
+    steps: Sequence[Step], step_of: Mapping[str, int]
+) -> tuple[tuple[Step, ...], dict[str, int]]:
+    """The steps that operands need, numbered anew."""
+    needed = set(step_of.values())
+    for number in range(len(steps) - 1, -1, -1):
+        if number in needed:
+            arguments = (steps[number].args, [argument for _, argument in steps[number].kwargs])
+            leaves = torch.utils._pytree.tree_leaves(arguments)
+            needed |= {leaf.step for leaf in leaves if isinstance(leaf, Ref)}
+    place = {number: k for k, number in enumerate(sorted(needed))}
+
+    def moved(argument: Any) -> Any:
+        if isinstance(argument, Ref):
+            return Ref(place[argument.step])
+        return [moved(a) for a in argument] if isinstance(argument, list) else argument
+
+    made = tuple(
+        replace(
+            step,
+            args=tuple(map(moved, step.args)),
+            kwargs=tuple((name, moved(argument)) for name, argument in step.kwargs),
+        )
+        for step in (steps[number] for number in place)
+    )
+    return made, {name: place[number] for name, number in step_of.items()}

@@ -38,18 +38,13 @@ from fastgraph.edge_programs.calls import (
     repeats_ones,
 )
 from fastgraph.edge_programs.elementwise import ELEMENTWISE
+from fastgraph.edge_programs.mapped import MatrixOfEdge
 from fastgraph.edge_programs.operations import REDUCTIONS
+from fastgraph.edge_programs.owners import BY_TYPE, Owner, operand_place
 from fastgraph.edge_programs.program import PLACES, Place
 from fastgraph.edge_programs.recorded import Recorded, Ref, Refused, Step
-from fastgraph.edge_programs.relations import (
-    BY_TYPE,
-    EdgeTypes,
-    Owner,
-    choice,
-    operand_place,
-    product_by_type,
-)
-from fastgraph.edge_programs.terms import cancels, number_of, terms_of
+from fastgraph.edge_programs.relations import Choice, EdgeTypes, chosen, product_by_type
+from fastgraph.edge_programs.terms import cancels, common_owner, number_of, terms_of
 
 aten = torch.ops.aten
 
@@ -153,6 +148,8 @@ class Recorder(TorchDispatchMode):
         """A value in the program, for which a step becomes an operand."""
         if v.scores is not None:
             raise Refused(_WEIGHED)
+        if v.maps:
+            raise Refused(_MATRICES)
         if v.value is not None:
             return v.value
         if v.step is None or v.place is None:
@@ -222,16 +219,16 @@ class Recorder(TorchDispatchMode):
                 raise Refused(_NO_ARGUMENT)
         if call.operation in LOOKS or torch.Tag.data_dependent_output in func.tags:
             raise Refused("it depends on the values of tensors, for example in a branch")
-        chosen = self._chosen(call)
-        if torch.Tag.dynamic_output_shape in func.tags and chosen is None:
+        choice = chosen(call, self._of, self.steps, self._dtype)
+        if torch.Tag.dynamic_output_shape in func.tags and choice is None:
             raise Refused(f"its shapes depend on the values of tensors ({func})")
         if not tensors:
             raise Refused(f"it makes a tensor ({func})")
         found = func(*call.args, **call.kwargs)
         if not isinstance(found, Tensor) or found.device.type != "meta":
             raise Refused(f"{func} is not known to be row-wise")
-        if chosen is not None:
-            self._know(found, chosen)
+        if choice is not None:
+            self._know(found, self._chosen(choice, tuple(found.shape[1:])))
             return found
         for tensor in (*tensors, found):
             if tensor.dtype not in (self._dtype, torch.bool):
@@ -246,22 +243,13 @@ class Recorder(TorchDispatchMode):
         self._know(found, self._result(call, tuple(found.shape[has_rows:]), has_rows))
         return found
 
-    def _chosen(self, call: Call) -> Recorded | None:
-        """The rows of a parameter that the edges' types choose."""
-        given = choice(call)
-        if given is None or given[0].dtype != self._dtype or given[1].dtype is not torch.int64:
-            return None
-        table, numbers = map(self._of, given)
-        made = None if numbers.step is None else self.steps[numbers.step]
-        is_argument = numbers.place == "edge" and not numbers.channels
-        if table.has_rows or table.step is None or not is_argument or made is None:
-            return None
-        types = EdgeTypes(made.args[0], table.channels[0])
-        if self.types not in (None, types):
+    def _chosen(self, choice: Choice, channels: tuple[int, ...]) -> Recorded:
+        """Rows of a parameter, one for each edge."""
+        if self.types not in (None, choice.types):
             raise Refused("it takes several types of edges, or different numbers of them")
-        self.types = types
-        step = self._step(aten.index_select.default, (Ref(table.step), 0, Ref(number_of(numbers))))
-        return Recorded("edge", table.channels[1:], step, table=table.step)
+        self.types = choice.types
+        step = self._step(aten.index_select.default, choice.args)
+        return Recorded("edge", channels, step, table=choice.table)
 
     def _result(self, call: Call, channels: tuple[int, ...], has_rows: bool) -> Recorded:
         operation, given = call.operation, call.given
@@ -279,7 +267,7 @@ class Recorder(TorchDispatchMode):
         if operation in PRODUCTS:
             return self._product(call, channels)
         if operation is aten.bmm:
-            return self._product_by_type(call, channels)
+            return self._product_of_edges(call, channels)
         if operation is aten.cat:
             return self._cat(call, channels)
         if operation is aten.stack:
@@ -341,7 +329,7 @@ class Recorder(TorchDispatchMode):
         taken = [v for v in values if isinstance(v, Recorded)]
         if any(v.has_rows and len(v.channels) != len(channels) for v in taken):
             raise Refused(f"it works across edges ({call.func})")
-        place = _common_place(taken)
+        place = common_owner(taken)
         is_step = place is not None and not rule.is_mask and all(v.step is not None for v in taken)
         if is_step and (place == "parameter" or not (place == "edge" or self.is_after_message)):
             return self._called(call, place, channels)
@@ -379,6 +367,8 @@ class Recorder(TorchDispatchMode):
             return v
         if v.parts:
             raise Refused("it concatenates values of different rows")
+        if v.maps and channels[-1:] == v.channels[-1:]:
+            return replace(v, channels=channels)
         step = None if v.step is None else self._shaped(aten.reshape.default, v, channels)
         return Recorded(v.place, channels, step, v.value)
 
@@ -421,9 +411,9 @@ class Recorder(TorchDispatchMode):
         )
         assert tensor is not None and weight is not None
         if weight.has_rows and bias is None:
-            return self._product_by_type(call, channels)
+            return self._product_of_edges(call, channels)
         if weight.has_rows or (bias is not None and bias.has_rows):
-            raise Refused("it has a product with a matrix of each edge")
+            raise Refused(_MATRICES)
         if tensor.step is not None:
             return self._called(call, tensor.place, channels)
         if len(weight.channels) != 2:
@@ -459,13 +449,19 @@ class Recorder(TorchDispatchMode):
             value = value + self.value(other)
         return Recorded(None, channels, None, value, tuple((1.0, piece) for piece in found))
 
-    def _product_by_type(self, call: Call, channels: tuple[int, ...]) -> Recorded:
-        """A product of nodes' values with the matrix that the type of each edge chooses."""
+    def _product_of_edges(self, call: Call, channels: tuple[int, ...]) -> Recorded:
+        """A product with a matrix of each edge: of its type, or a linear map of its values."""
         tensor, matrix, _ = factors(call)
         v, table = self._of(tensor), self._of(matrix).table
         owner = None if v.place is None else BY_TYPE.get(v.place)
-        if table is None or owner is None or v.step is None or v.channels[:-1] != (1,):
-            raise Refused("it has a product with a matrix of each edge")
+        if v.channels[:-1] != (1,):
+            raise Refused(_MATRICES)
+        made = MatrixOfEdge.of(self._of(matrix), self.steps, self._shape_of)
+        if made is not None:
+            hidden = self.value(Recorded("edge", (made.num_hidden,), made.hidden))
+            return Recorded(None, channels, maps=made.product(self.value(v), hidden, self._step))
+        if table is None or owner is None or v.step is None:
+            raise Refused(_MATRICES)
         pairs = self._step(None, (owner,))
         step = self._step(product_by_type, (Ref(v.step), Ref(table), Ref(pairs)))
         return Recorded(owner, channels, step)
@@ -490,7 +486,7 @@ class Recorder(TorchDispatchMode):
             raise Refused("it concatenates values of edges and parameters")
         if parts[0].has_rows and call.given["dim"] % (len(channels) + 1) == 0:
             raise Refused(f"it works across edges ({call.func})")
-        place = _common_place(parts)
+        place = common_owner(parts)
         if place is not None and all(part.step is not None for part in parts):
             return self._called(call, place, channels)
         if not parts[0].has_rows or call.given["dim"] % (len(channels) + 1) != len(channels):
@@ -505,7 +501,7 @@ class Recorder(TorchDispatchMode):
             raise Refused(f"it works across edges ({call.func})")
         if len(taken) == 1:
             return self._reshape(taken[0], channels)
-        place = _common_place(taken)
+        place = common_owner(taken)
         if place is not None and all(v.step is not None for v in taken):
             return self._called(call, place, channels)
         sums = [v.terms if v.step is None else ((1.0, v),) for v in taken]
@@ -568,6 +564,10 @@ class Recorder(TorchDispatchMode):
             self.steps.append(made)
         return self.steps.index(made)
 
+    def _shape_of(self, step: int) -> tuple[int, ...]:
+        """The channels of the values that a step computes."""
+        return next(v.channels for _, v in self._known.values() if v.step == step)
+
     def _know(self, tensor: Tensor, recorded: Recorded) -> None:
         self._known[id(tensor)] = (tensor, recorded)
 
@@ -581,12 +581,7 @@ def active_recorder() -> Recorder | None:
     return mode if isinstance(mode, Recorder) else None
 
 
-def _common_place(values: Sequence[Recorded]) -> Owner | None:
-    """The place of what is made of some values; ``None`` for several."""
-    places = {v.place for v in values if v.has_rows}
-    return "parameter" if not places else places.pop() if len(places) == 1 else None
-
-
+_MATRICES = "it has a product with a matrix of each edge"
 _NO_ARGUMENT = "it takes a tensor that is no argument, parameter or buffer"
 _WEIGHED = "its softmax over neighbours is no factor of its message"
 _WEIGHED_APART = "it sums over channels that softmaxes over neighbours weigh differently"

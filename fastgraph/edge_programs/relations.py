@@ -8,26 +8,15 @@ by type is an operand of edges.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastgraph.edge_programs.calls import Call, aten
-from fastgraph.edge_programs.program import Place
-
-ByType = Literal["row by type", "gathered by type"]
-Owner = Place | ByType
-"""The places of operands, and pairs of a node in one of them and a type."""
-
-BY_TYPE: dict[Owner, ByType] = {"row": "row by type", "gathered": "gathered by type"}
-_PLACE_OF: dict[Owner, Place] = {"row by type": "edge", "gathered by type": "gathered"}
-
-
-def operand_place(owner: Owner) -> Place:
-    """The place of the operand of a program that values of an owner become."""
-    return _PLACE_OF.get(owner, owner)  # type: ignore[arg-type]
+from fastgraph.edge_programs.recorded import Recorded, Ref, Step
 
 
 @dataclass(frozen=True)
@@ -124,3 +113,42 @@ def choice(call: Call) -> tuple[Tensor, Tensor] | None:
     ):
         return given["weight"], given["indices"]
     return None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The rows of a parameter that the edges' types choose.
+
+    Attributes:
+        types: of edges.
+        table: the step of the parameter.
+        args: of a step that has a row for each edge.
+    """
+
+    types: EdgeTypes
+    table: int
+    args: tuple[Any, ...]
+
+
+def chosen(
+    call: Call, known: Callable[[Tensor], Recorded], steps: Sequence[Step], dtype: torch.dtype
+) -> Choice | None:
+    """The rows that an operator chooses by an argument of a message; ``None`` for any other.
+
+    Args:
+        call: of the operator.
+        known: gives the knowledge of a tensor.
+        steps: all of them.
+        dtype: of values.
+    """
+    given = choice(call)
+    if given is None or given[0].dtype != dtype or given[1].dtype is not torch.int64:
+        return None
+    table, numbers = map(known, given)
+    if table.has_rows or table.step is None or numbers.step is None:
+        return None
+    made = steps[numbers.step]
+    if numbers.place != "edge" or numbers.channels or made.function is not None:
+        return None
+    types = EdgeTypes(made.args[0], table.channels[0])
+    return Choice(types, table.step, (Ref(table.step), 0, Ref(numbers.step)))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastgraph.edge_programs.calls import Call, aten
+from fastgraph.edge_programs.owners import Owner
 from fastgraph.edge_programs.recorded import Recorded, Refused
 
 
@@ -54,3 +55,9 @@ def cancels(pieces: Sequence[tuple[float, Recorded, int]]) -> bool:
         min(terms)[0] < 0 < max(terms)[0] and alone.isdisjoint(step for _, step in terms)
         for terms in together.values()
     )
+
+
+def common_owner(values: Sequence[Recorded]) -> Owner | None:
+    """The place of what is made of some values; ``None`` for several."""
+    places = {v.place for v in values if v.has_rows}
+    return "parameter" if not places else places.pop() if len(places) == 1 else None

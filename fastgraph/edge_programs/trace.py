@@ -19,12 +19,14 @@ from torch.nn.parameter import is_lazy
 
 from fastgraph.edge_programs.builder import Value
 from fastgraph.edge_programs.evaluation import Edges, evaluate, softmax_weights, spread
+from fastgraph.edge_programs.mapped import LINEAR, mapped
 from fastgraph.edge_programs.node_counts import is_count
 from fastgraph.edge_programs.operations import SOFTMAX
+from fastgraph.edge_programs.owners import BY_TYPE, ByType, Owner
 from fastgraph.edge_programs.program import Output, Place, Program
-from fastgraph.edge_programs.recorded import Recorded, Ref, Refused, Step
+from fastgraph.edge_programs.recorded import Recorded, Ref, Refused, Step, needed_steps
 from fastgraph.edge_programs.recording import Recorder
-from fastgraph.edge_programs.relations import BY_TYPE, ByType, EdgeTypes, Owner, pairs_of
+from fastgraph.edge_programs.relations import EdgeTypes, pairs_of
 from fastgraph.edge_programs.unchanged import unchanged
 from fastgraph.plugins.refusal import Refusal
 
@@ -124,9 +126,9 @@ class Traced:
     """A message as an edge program.
 
     Attributes:
-        program: has an output for each reduction, and then one of edges for each kept attribute.
-            The sum of a message that has a softmax over neighbours for a factor is one that this
-            weighs.
+        program: has an output for each reduction, or for each of several maps of it, and then one
+            of edges for each kept attribute. The sum of a message that has a softmax over
+            neighbours for a factor is one that this weighs.
         reductions: of the message.
         channels: the shape of a message.
         steps: are computed before the program.
@@ -134,6 +136,8 @@ class Traced:
         kept: attributes in which the layer's message leaves values of edges.
         owner_of: the places that operands belong to, by their names.
         types: of edges, if the message takes some.
+        maps: the names of steps, of matrices that map the outputs of each reduction.
+        matrix_size: the numbers of the matrix that upstream stores for an edge instead.
     """
 
     program: Program
@@ -144,6 +148,24 @@ class Traced:
     kept: tuple[LeftValues, ...]
     owner_of: Mapping[str, Owner]
     types: EdgeTypes | None
+    maps: tuple[str, ...]
+    matrix_size: int
+
+    @cached_property
+    def mapped_size(self) -> int:
+        """The numbers of a node that maps take."""
+        outputs = self.program.outputs[: len(self.maps)]
+        return sum(self.program.width(output.value) for output in outputs)
+
+    @cached_property
+    def per_reduction(self) -> int:
+        """The number of outputs that each reduction has."""
+        return max(len(self.maps), 1)
+
+    @cached_property
+    def num_reduced(self) -> int:
+        """The number of outputs of all reductions; others are left in attributes."""
+        return len(self.reductions) * self.per_reduction
 
     @cached_property
     def pairs(self) -> frozenset[ByType]:
@@ -160,7 +182,7 @@ class Traced:
                 :class:`~fastgraph.edge_programs.relations.Pairs` by the names in ``pairs``.
 
         Returns:
-            By name, of the nodes, of the edges or of the program.
+            By name, of the nodes, of the edges or of the program; and the matrices of maps.
         """
         found: list[Any] = []
 
@@ -324,12 +346,13 @@ def _record(
         left = changes(lambda v: isinstance(v, Tensor) and recorder.known(v) is not None)
         program = recorder.builder.program(
             *(
-                _output(recorder, dtype, reduction, taken)
+                output
                 for reduction, taken in zip(reductions, values, strict=True)
+                for output in _outputs(recorder, dtype, reduction, taken)
             ),
             *(("edge", _left(recorder, dtype, path, v)) for path, v in left.items()),
         )
-        outputs = program.outputs[len(reductions) :]
+        outputs = program.outputs[len(reductions) * max(len(recorded.maps), 1) :]
         if len(set(outputs)) < len(outputs):  # an edit of one may be one of the other
             raise Refused(f"it leaves the same values of edges in {' and '.join(left)}")
         kept = tuple(
@@ -342,7 +365,8 @@ def _record(
             )
             for (path, tensor), output in zip(left.items(), outputs, strict=True)
         )
-        steps, step_of = _needed(recorder.steps, recorder.steps_of(program.names))
+        maps = {f"map {k}": one.matrix for k, one in enumerate(recorded.maps)}
+        steps, step_of = needed_steps(recorder.steps, recorder.steps_of(program.names) | maps)
         del given, out, values, left
         state.clear()
         taken_besides.clear()
@@ -359,19 +383,23 @@ def _record(
         kept,
         owner_of,
         recorder.types,
+        tuple(maps),
+        max((one.matrix_size for one in recorded.maps), default=0),
     )
 
 
-def _output(
+def _outputs(
     recorder: Recorder, dtype: torch.dtype, reduction: Reduction, taken: Sequence[Tensor]
-) -> tuple[str, *tuple[Value, ...]]:
+) -> list[tuple[str, *tuple[Value, ...]]]:
     recorded = [_of_edges(recorder, v, dtype) for v in taken]
+    if recorded[0].maps and reduction.name in LINEAR and len(recorded) == 1:
+        return [(reduction.name, one.value) for one in recorded[0].maps]
     (scores, *others) = [v.scores for v in recorded]
     if scores is None:
-        return (reduction.name, *map(recorder.value, recorded))
+        return [(reduction.name, *map(recorder.value, recorded))]
     if reduction.name != "sum" or others:
         raise Refused("what its softmax over neighbours weighs is not summed")
-    return (SOFTMAX, recorder.value(replace(recorded[0], scores=None)), scores)
+    return [(SOFTMAX, recorder.value(replace(recorded[0], scores=None)), scores)]
 
 
 def _left(recorder: Recorder, dtype: torch.dtype, path: str, tensor: Tensor) -> Value:
@@ -419,34 +447,6 @@ def _stand_in(recorder: Recorder, name: str, a: object, num_edges: int) -> objec
             return recorder.rows(a.dtype, reason)
         return recorder.closed((num_edges,), a.dtype, reason)
     return a
-
-
-def _needed(
-    steps: Sequence[Step], step_of: Mapping[str, int]
-) -> tuple[tuple[Step, ...], dict[str, int]]:
-    """The steps that operands need, numbered anew."""
-    needed = set(step_of.values())
-    for number in range(len(steps) - 1, -1, -1):
-        if number in needed:
-            arguments = (steps[number].args, [argument for _, argument in steps[number].kwargs])
-            leaves = torch.utils._pytree.tree_leaves(arguments)
-            needed |= {leaf.step for leaf in leaves if isinstance(leaf, Ref)}
-    place = {number: k for k, number in enumerate(sorted(needed))}
-
-    def moved(argument: Any) -> Any:
-        if isinstance(argument, Ref):
-            return Ref(place[argument.step])
-        return [moved(a) for a in argument] if isinstance(argument, list) else argument
-
-    made = tuple(
-        replace(
-            step,
-            args=tuple(map(moved, step.args)),
-            kwargs=tuple((name, moved(argument)) for name, argument in step.kwargs),
-        )
-        for step in (steps[number] for number in place)
-    )
-    return made, {name: place[number] for name, number in step_of.items()}
 
 
 def _probe(
@@ -546,10 +546,15 @@ def _reduced(
     values = iter(evaluate(program, matrices, edges, torch.float64))
     found = []
     softmaxes = [False] * len(traced.reductions) + [kept.is_softmax for kept in traced.kept]
-    for output, tensors, is_softmax in zip(
-        traced.program.outputs, expected, softmaxes, strict=True
+    groups = [traced.program.outputs[k] for k in range(0, traced.num_reduced, traced.per_reduction)]
+    groups += traced.program.outputs[traced.num_reduced :]
+    maps = [operands[name] for name in traced.maps]
+    for number, (output, tensors, is_softmax) in enumerate(
+        zip(groups, expected, softmaxes, strict=True)
     ):
         own = [next(values) for _ in output.values]
+        if maps and number < len(traced.reductions):
+            own = [mapped([*own, *itertools.islice(values, len(maps) - 1)], maps)]
         if is_softmax:
             own = [softmax_weights(own[0], edges)]
         if len(own) > len(tensors):  # the message itself has the softmax for a factor

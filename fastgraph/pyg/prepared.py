@@ -14,6 +14,7 @@ from torch_geometric.nn.conv import MessagePassing
 
 from fastgraph import ops
 from fastgraph.edge_programs.gradients import derive
+from fastgraph.edge_programs.mapped import mapped
 from fastgraph.edge_programs.operations import EXTREMA, SOFTMAX
 from fastgraph.edge_programs.program import Output, Program
 from fastgraph.edge_programs.recorded import Ref
@@ -55,7 +56,7 @@ class Prepared:
             if name in needed:
                 *path, own = name.split(".")
                 found.append((name, tuple(path), own))
-        width = math.prod(traced.channels)
+        width = max(math.prod(traced.channels), traced.mapped_size)
         of_edges = (o.width for o in traced.program.operands if o.place == "edge")
         work = Work(width, any(2 * own >= width > 1 for own in of_edges))
         return cls(traced, _private(traced), tuple(found), work, aggregate)
@@ -97,6 +98,7 @@ class Prepared:
         if typed is not None and typed.edges is not None and typed.num_gathered is not None:
             edges, num_gathered, is_reversed = typed.edges, typed.num_gathered, False
         operands = self.traced.operands(given)
+        matrices = [operands.pop(name) for name in self.traced.maps]
         outputs = ops.edge_program(
             self.traced.program,
             operands,
@@ -105,7 +107,7 @@ class Prepared:
             num_out=num_out,
             transpose=is_reversed,
         )
-        reductions, shape = self.traced.reductions, (num_out, *self.traced.channels)
+        shape = (num_out, *self.traced.channels)
         if self.traced.kept:
             softmax = functools.partial(
                 ops.edge_softmax,
@@ -114,13 +116,22 @@ class Prepared:
                 num_out=num_out,
                 transpose=is_reversed,
             )
-            self._leave(layer, operands, outputs[len(reductions) :], softmax)
-        results = {
-            reduction: _result(output, out, shape)
-            for reduction, output, out in zip(  # not of what is kept
-                reductions, self.traced.program.outputs, outputs, strict=False
-            )
-        }
+            self._leave(layer, operands, outputs[self.traced.num_reduced :], softmax)
+        reduced = outputs[: self.traced.num_reduced]
+        if matrices:
+            count = self.traced.per_reduction
+            each = [reduced[k : k + count] for k in range(0, len(reduced), count)]
+            results = {
+                reduction: mapped(sums, matrices).view(shape)
+                for reduction, sums in zip(self.traced.reductions, each, strict=True)
+            }
+        else:
+            results = {
+                reduction: _result(output, out, shape)
+                for reduction, output, out in zip(  # not of what is kept
+                    self.traced.reductions, self.traced.program.outputs, reduced, strict=False
+                )
+            }
         return self.aggregate.combined(layer, results, index[int(not transpose)])
 
     def _leave(
@@ -160,12 +171,15 @@ class Prepared:
         made = [
             f"  {name} = {_expression(self.traced, step)}"
             for name, step in self.traced.step_of.items()
-            if self.traced.steps[step].function is not None
+            if self.traced.steps[step].function is not None and name not in self.traced.maps
         ]
-        count = len(self.traced.reductions)
+        count = self.traced.num_reduced
         for kept, output in zip(self.traced.kept, program.outputs[count:], strict=True):
             name = program.name(output.value)
             lines += [f"left in {kept}: {f'the softmax of {name}' if kept.is_softmax else name}"]
+        for number, name in enumerate(self.traced.maps):
+            matrix = _expression(self.traced, self.traced.step_of[name])
+            lines += [f"mapped behind it, output {number}: by {matrix}"]
         if made:
             lines += ["computed before it, by torch, for each node, edge or parameter:", *made]
         kept = _derived(program).operands & set(program.names)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastgraph.edge_programs.relations import ByType, Pairs, pairs_of
+from fastgraph.edge_programs.owners import ByType
+from fastgraph.edge_programs.relations import Pairs, pairs_of
 from fastgraph.graphs.edges import OutOfRange, unless_out_of_range
 from fastgraph.graphs.memo import remembered
 

@@ -76,6 +76,28 @@ def test_attention_of_fa_conv(gives: bool | None, cached: bool) -> None:
     assert layer._alpha is None
 
 
+class Attending(Giving):
+    """A layer that returns the softmax over neighbours by which its message is weighted."""
+
+    def message(self, x_i: Tensor, x_j: Tensor, index: Tensor) -> Tensor:
+        weights = softmax((x_i * x_j).view(-1, 2, 2).sum(-1), index)
+        self.weights = weights
+        return (weights.unsqueeze(-1) * x_j.view(-1, 2, 2)).view(-1, 4)
+
+
+@pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
+def test_softmaxes_that_a_user_gives(flow: str) -> None:
+    torch.manual_seed(0)
+    calls = {
+        case.name: arguments(quantised(case.num_src, CHANNELS), case.edge_index)
+        for case in square_cases()
+        if case.name not in ("int32", "hub")
+    }
+    assert differences(Attending(flow=flow).double(), calls) == {}
+    (row,) = fastgraph.status().rows
+    assert row.programs == len(calls)
+
+
 def test_weights_of_edges_that_a_user_gives() -> None:
     torch.manual_seed(0)
     layer = pyg.FAConv(CHANNELS, normalize=False).double()
@@ -220,7 +242,7 @@ def viewed(self: Any, x_j: Tensor, e: Tensor) -> Tensor:
 
 
 def weights(self: Any, x_j: Tensor, e: Tensor, index: Tensor) -> Tensor:
-    kept = softmax(e, index)
+    kept = softmax(e, index) * 2
     self.kept = kept
     return x_j * kept
 
@@ -258,7 +280,7 @@ LEFT = {
     under_a_condition: "it sets the attribute kept",
     twice: "it leaves the same values of edges in kept and other",
     viewed: "it leaves the same values of edges in kept and other",
-    weights: "it leaves a softmax over neighbours in kept",
+    weights: "it leaves a multiple of a softmax over neighbours in kept",
     read: "it sets the attribute kept",
     of_another: "it sets the attribute kept",
     of_other_code: "it sets the attribute kept",
