@@ -21,7 +21,7 @@ from fastgraph.graphs.edges import OutOfRange
 from fastgraph.ops.library import is_defined_by
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.aggregations import aggregated, reductions_of, squares
-from fastgraph.pyg.typed_edges import shares
+from fastgraph.pyg.typed_edges import BY_TYPES, shares
 
 Results = Mapping[Reduction, Tensor]
 
@@ -35,8 +35,7 @@ class Aggregate:
         combined: the result of the function, given a layer, the results of its reductions and the
             aggregating node of each edge.
         besides: tensors of edges that reductions take and messages do not, by name, given a layer,
-            the arguments of ``propagate``, the aggregating node of each edge and the number of
-            these nodes.
+            the arguments of ``propagate``, its ``edge_index`` and the number of aggregating nodes.
     """
 
     reductions: Callable[[Any], tuple[Reduction, ...] | Refusal]
@@ -84,12 +83,12 @@ def _of_eg_conv(layer: Any) -> tuple[Reduction, ...] | Refusal:
 
 
 def _beside_eg_conv(
-    layer: Any, arguments: Mapping[str, Any], row: Tensor, _: int
+    layer: Any, arguments: Mapping[str, Any], edge_index: Tensor, _: int
 ) -> dict[str, Tensor] | Refusal:
     if "symnorm" not in layer.aggregators:
         return {}
     weight = arguments.get("symnorm_weight")
-    if not isinstance(weight, Tensor) or weight.shape != row.shape:
+    if not isinstance(weight, Tensor) or weight.shape != edge_index.shape[1:]:
         return Refusal("symnorm_weight does not have one value for each edge")
     return {"symnorm_weight": weight}
 
@@ -119,15 +118,18 @@ def _by_fast_rgcn_conv(layer: Any, results: Results, _: Tensor) -> Tensor:
 
 
 def _beside_fast_rgcn_conv(
-    layer: Any, arguments: Mapping[str, Any], row: Tensor, num_rows: int
+    layer: Any, arguments: Mapping[str, Any], edge_index: Tensor, num_rows: int
 ) -> dict[str, Tensor] | Refusal:
     if layer.aggr != "mean":
         return {}
     x, types = arguments.get("x"), arguments.get("edge_type")
-    if not isinstance(x, Tensor) or type(types) is not Tensor or types.shape != row.shape:
+    if not isinstance(x, Tensor) or not isinstance(types, Tensor):
         return Refusal("edge_type does not have one type for each edge")
-    if types.dtype is not torch.int64 or is_defined_by(x, row):
-        return Refusal("means by types of edges have no rule for such types")
+    if is_defined_by(x, types, edge_index):
+        return BY_TYPES
+    if types.dtype is not torch.int64 or types.shape != edge_index.shape[1:]:
+        return Refusal("edge_type does not have one type for each edge")
+    row = edge_index[int(layer.flow != "target_to_source")]
     found = shares(row, types, num_rows, layer.num_relations, x.dtype)
     return found if isinstance(found, OutOfRange) else {"share": found}
 

@@ -39,7 +39,7 @@ from fastgraph.pyg.own_aggregates import Aggregate, known_aggregate
 from fastgraph.pyg.prepared import Prepared
 from fastgraph.pyg.softmax import known_softmax
 from fastgraph.pyg.state import state_refusal
-from fastgraph.pyg.typed_edges import typed_edges
+from fastgraph.pyg.typed_edges import BY_TYPES, typed_edges
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
 from fastgraph.routing.programs import is_by_identity, remember
@@ -245,8 +245,7 @@ def _plan(
         return collected
     num_in, num_out, tensors, described = collected
     transpose = module.flow == "target_to_source"
-    row = edge_index[int(not transpose)]
-    besides = aggregate.besides(module, arguments, row, num_out)
+    besides = aggregate.besides(module, arguments, edge_index, num_out)
     if isinstance(besides, Refusal):
         return besides
     tensors |= besides
@@ -274,7 +273,7 @@ def _plan(
     run, index, types = outcome.compute, edge_index, outcome.traced.types
     if types is not None:
         if is_sharded:
-            return Refusal("its message computes by types of edges, which have no rule on ranks")
+            return BY_TYPES
         edges = num_in, num_out, transpose, types.count, outcome.traced.pairs
         typed = typed_edges(edge_index, tensors[types.name], *edges)
         if isinstance(typed, OutOfRange):

@@ -11,6 +11,9 @@ from fastgraph.edge_programs.owners import ByType
 from fastgraph.edge_programs.relations import Pairs, pairs_of
 from fastgraph.graphs.edges import OutOfRange, unless_out_of_range
 from fastgraph.graphs.memo import remembered
+from fastgraph.plugins.refusal import Refusal
+
+BY_TYPES = Refusal("it computes by types of edges, which has no rule on several ranks")
 
 
 class TypedEdges(NamedTuple):

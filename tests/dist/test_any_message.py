@@ -206,8 +206,30 @@ def profiled_on_one_rank(layer: Any, d: Any) -> Tensor:
         sys.setprofile(None)
 
 
+def edge_network(channels: int = D) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, channels * C))
+
+
+def with_kinds(layer: Any, d: Any) -> Tensor:
+    return layer(d.x, d.edge_index, (d.edge_attr[:, 0] > 0).long())
+
+
+def leaving(self: Any, x_i: Tensor, x_j: Tensor, index: Tensor) -> Tensor:
+    weights = softmax((x_i * x_j).view(-1, 2, 4).sum(-1), index)
+    self.weights = weights
+    return (weights.unsqueeze(-1) * x_j.view(-1, 2, 4)).view(-1, 8)
+
+
+def leaving_weights(layer: Any, d: Any) -> Tensor:
+    """What is left by the message is of all edges, as it is on one process."""
+    layer.weights = None
+    out = layer(d.x, d.edge_index)
+    return out + layer.weights.square().sum()
+
+
 DEGREES = torch.ones(20, dtype=torch.long)
 
+BY_KINDS = "it computes by types of edges, which has no rule on several ranks"
 PRODUCT = "a product of a matrix with values of each edge"
 
 CASES = {
@@ -230,6 +252,12 @@ CASES = {
     "AGNN": Case(lambda: gnn.AGNNConv(add_self_loops=False), plain),
     "General, attention": Case(lambda: gnn.GeneralConv(D, C, attention=True, heads=2), plain),
     "own, attending": Case(own(attending, node_dim=0), edited_result),
+    "NN": Case(lambda: gnn.NNConv(D, C, edge_network()), featured),
+    "NN, pair": Case(lambda: gnn.NNConv((4, 4), C, edge_network(4), aggr="mean"), edges_of_pair),
+    "EG": Case(lambda: gnn.EGConv(D, 4, ["symnorm", "max", "std"], num_heads=2), plain),
+    "FastRGCN": Case(lambda: gnn.FastRGCNConv(D, C, 2), with_kinds, 0, BY_KINDS),
+    "RGAT": Case(lambda: gnn.RGATConv(D, C, 2), with_kinds, 0, BY_KINDS),
+    "own, leaving attention": Case(own(leaving), leaving_weights),
     "GMM": Case(lambda: gnn.GMMConv(D, C, dim=3, kernel_size=2), featured),
     "FiLM": Case(lambda: gnn.FiLMConv(D, C), plain),
     "LE": Case(lambda: gnn.LEConv(D, C), weighted),
