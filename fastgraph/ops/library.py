@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.function import FunctionCtx
+from torch.autograd.graph import Node
 
 from fastgraph.graphs.memo import called_by_dispatcher, called_from_eager_code
 from fastgraph.graphs.witness import spoil_stale_results
@@ -23,6 +25,20 @@ _TAGS = (
     # CUDA graph would not do again.
     torch.Tag.cudagraph_unsafe,
 )
+
+
+class Context(FunctionCtx):
+    """What a function with a gradient keeps from its forward pass; subclasses say what else.
+
+    Attributes:
+        saved_tensors: those that were saved; asking again for them computes a checkpoint again.
+        needs_input_grad: for each argument, whether its gradient is wanted.
+        next_functions: for each argument, the autograd node that made it, and which of its results.
+    """
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    next_functions: tuple[tuple[Node | None, int], ...]
 
 
 DEFINING: set[type] = set()

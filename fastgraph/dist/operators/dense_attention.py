@@ -6,8 +6,6 @@ a rank, on keys and values in the order of ranks: a sum over all nodes has no or
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,28 +17,29 @@ from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.rules.random import dropout_factor
 from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, enter, is_sharded, whole
-from fastgraph.dist.tensor.table import REQUIRED, Arguments, NoRuleError, Options, bound, rule
+from fastgraph.dist.tensor.table import Function, NoRuleError, rule, unpacked
 
 
 @rule("scaled_dot_product_attention")
-def scaled_dot_product(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+@unpacked
+def scaled_dot_product(
+    func: Function,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> ShardedTensor:
     """``[heads, nodes, channels]`` or ``[batch, heads, nodes, channels]``, sharded by nodes."""
-    query, key, value, mask, dropout, is_causal, scale, is_grouped = bound(
-        args,
-        kwargs,
-        query=REQUIRED,
-        key=REQUIRED,
-        value=REQUIRED,
-        attn_mask=None,
-        dropout_p=0.0,
-        is_causal=False,
-        scale=None,
-        enable_gqa=False,
-    )
-    tensors = query, key, value
-    if mask is not None or is_causal or is_grouped:
+    if attn_mask is not None or is_causal or enable_gqa:
         raise NoRuleError
-    if any(not is_sharded(x) or x.dim() not in (3, 4) or x.axis != x.dim() - 2 for x in tensors):
+    if not (is_sharded(query) and is_sharded(key) and is_sharded(value)):
+        raise NoRuleError
+    tensors = query, key, value
+    if any(x.dim() not in (3, 4) or x.axis != x.dim() - 2 for x in tensors):
         raise NoRuleError
     if len({x.dim() for x in tensors}) > 1 or len({x.shape[:-2] for x in tensors}) > 1:
         raise NoRuleError
@@ -49,53 +48,77 @@ def scaled_dot_product(func: Any, args: Arguments, kwargs: Options) -> ShardedTe
     local = [query.local, key.local, aligned(value, rows, value.axis)]
     batched = [x if x.dim() == 4 else x.unsqueeze(0) for x in local]
     by_rows = [x.permute(2, 1, 0, 3) for x in batched]
-    out = _attend(by_rows, targets, rows, None, dropout, scale).permute(2, 1, 0, 3)
+    out = _attend(by_rows, targets, rows, None, dropout_p, scale).permute(2, 1, 0, 3)
     return ShardedTensor(out if query.dim() == 4 else out.squeeze(0), targets, query.axis)
 
 
 @rule("multi_head_attention_forward")
-def multi_head(func: Any, args: Arguments, kwargs: Options) -> tuple[ShardedTensor, None]:
+@unpacked
+def multi_head(
+    func: Function,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[ShardedTensor, None]:
     """``torch.nn.MultiheadAttention``, ``[nodes, channels]`` or ``[nodes, batch, channels]``."""
-    (
-        query, key, value, _, num_heads, in_weight, in_bias, bias_k, bias_v, zero, dropout,
-        out_weight, out_bias, training, padding, need_weights, mask, is_separate, *separate,
-        static_k, static_v, _, is_causal,
-    ) = bound(
-        args, kwargs, query=REQUIRED, key=REQUIRED, value=REQUIRED, embed_dim_to_check=REQUIRED,
-        num_heads=REQUIRED, in_proj_weight=REQUIRED, in_proj_bias=REQUIRED, bias_k=REQUIRED,
-        bias_v=REQUIRED, add_zero_attn=REQUIRED, dropout_p=REQUIRED, out_proj_weight=REQUIRED,
-        out_proj_bias=REQUIRED, training=True, key_padding_mask=None, need_weights=True,
-        attn_mask=None, use_separate_proj_weight=False, q_proj_weight=None, k_proj_weight=None,
-        v_proj_weight=None, static_k=None, static_v=None, average_attn_weights=True,
-        is_causal=False,
-    )  # fmt: skip
-    further = (bias_k, bias_v, static_k, static_v, mask, *separate)
-    if need_weights or zero or is_separate or is_causal or any(x is not None for x in further):
+    separate = (q_proj_weight, k_proj_weight, v_proj_weight)
+    further = (bias_k, bias_v, static_k, static_v, attn_mask, *separate)
+    if need_weights or add_zero_attn or use_separate_proj_weight or is_causal:
         raise NoRuleError
-    tensors = query, key, value
-    if any(not is_sharded(x) or x.axis != 0 or x.dim() not in (2, 3) for x in tensors):
+    if any(x is not None for x in further):
+        raise NoRuleError
+    if not (is_sharded(query) and is_sharded(key) and is_sharded(value)):
+        raise NoRuleError
+    if any(x.axis != 0 or x.dim() not in (2, 3) for x in (query, key, value)):
         raise NoRuleError
     if key.shape != value.shape or query.shape[1:] != key.shape[1:]:
         raise NoRuleError  # upstream's own message
     _check_heads(num_heads)
     targets, rows = query.rows, key.rows
     if query is key and key is value:
-        projected = list(F.linear(query.local, enter(in_weight), enter(in_bias)).chunk(3, -1))
+        projected = list(
+            F.linear(query.local, enter(in_proj_weight), enter(in_proj_bias)).chunk(3, -1)
+        )
     else:
         local = query.local, key.local, aligned(value, rows, 0)
-        weights = enter(in_weight).chunk(3)
-        biases = [None] * 3 if in_bias is None else enter(in_bias).chunk(3)
+        weights = enter(in_proj_weight).chunk(3)
+        biases = [None] * 3 if in_proj_bias is None else enter(in_proj_bias).chunk(3)
         projected = [F.linear(*each) for each in zip(local, weights, biases, strict=True)]
     # [nodes, heads, batch, channels of a head]
     batch = query.shape[1] if query.dim() == 3 else 1
     channels = query.shape[-1] // num_heads
     by_rows = [x.reshape(len(x), batch, num_heads, channels) for x in projected]
     by_rows = [x.transpose(1, 2) for x in by_rows]
+    padding = key_padding_mask
     if padding is not None and padding.dim() == 1:
         padding = padding.unsqueeze(0)
-    out = _attend(by_rows, targets, rows, padding, dropout if training else 0.0, None)
+    out = _attend(by_rows, targets, rows, padding, dropout_p if training else 0.0, None)
     out = out.transpose(1, 2).reshape(targets.mine, *query.shape[1:])
-    return ShardedTensor(F.linear(out, enter(out_weight), enter(out_bias)), targets, 0), None
+    return ShardedTensor(
+        F.linear(out, enter(out_proj_weight), enter(out_proj_bias)), targets, 0
+    ), None
 
 
 def _check_heads(num_heads: int) -> None:

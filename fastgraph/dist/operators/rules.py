@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from fastgraph.dist.operators.protocol import Mode, Operation, Relation
 from fastgraph.dist.operators.rank_graph import local_rows
 from fastgraph.dist.tensor.layout import Layout, usual
 from fastgraph.dist.tensor.sharded import ShardedTensor, on_the_whole
-from fastgraph.dist.tensor.table import Arguments, NoRuleError, Options, rule
+from fastgraph.dist.tensor.table import Arguments, Function, NoRuleError, Options, rule, unpacked
 from fastgraph.edge_programs.program import parse
 from fastgraph.ops.head_scores import HEAD_SCORES
 from fastgraph.ops.heads import Call, dropout_seed
@@ -54,9 +53,18 @@ def _mode(
 
 
 @rule("fastgraph::spmm")
-def weighted_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+@unpacked
+def weighted_sum(
+    func: Function,
+    x: Tensor,
+    index: Tensor,
+    ptr: Tensor | None,
+    weight: Tensor | None,
+    num_out: int,
+    reduce: str,
+    transpose: bool,
+) -> ShardedTensor:
     """Sums and means over neighbourhoods."""
-    x, index, ptr, weight, num_out, reduce, transpose = args
     if reduce not in ("sum", "mean"):
         raise NoRuleError
     sources = _rows(x)
@@ -66,9 +74,19 @@ def weighted_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
 
 
 @rule("fastgraph::segment_reduce")
-def extremum(func: Any, args: Arguments, kwargs: Options) -> tuple[ShardedTensor, Tensor]:
+@unpacked
+def extremum(
+    func: Function,
+    x: Tensor,
+    index: Tensor,
+    ptr: Tensor | None,
+    weight: Tensor | None,
+    num_out: int,
+    reduce: str,
+    transpose: bool,
+    ties: str,
+) -> tuple[ShardedTensor, Tensor]:
     """Maxima and minima over neighbourhoods."""
-    x, index, ptr, weight, num_out, reduce, transpose, ties = args
     sources = _rows(x)
     relation = _relation(index, ptr, sources, _among(sources, num_out), transpose)
     operation = Operation("extremum", reduce, ties)
@@ -77,9 +95,17 @@ def extremum(func: Any, args: Arguments, kwargs: Options) -> tuple[ShardedTensor
 
 
 @rule("fastgraph::gcn")
-def normalised_sum(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+@unpacked
+def normalised_sum(
+    func: Function,
+    x: Tensor,
+    index: Tensor,
+    weight: Tensor | None,
+    loop_weight: float,
+    transpose: bool,
+    adjoint: bool,
+) -> ShardedTensor:
     """Sums with the normalisation of graph convolutions."""
-    x, index, weight, loop_weight, transpose, adjoint = args
     if adjoint:
         raise NoRuleError
     rows = _rows(x)
@@ -102,16 +128,15 @@ def _register(attention: FusedAttention) -> None:
     """
     name = f"fastgraph::{attention.spec.name}"
 
-    def call(func: Any, args: Arguments, kwargs: Options) -> Any:
+    def call(func: Function, args: Arguments, kwargs: Options) -> object:
         found = Call.of(args)
         try:
             results = _attended(attention, found)
         except NoRuleError:
             if found.dropout == 0 or found.seed is not None:
                 raise
-            *before, seed = args[:-5]
-            seed = dropout_seed(found.dropout, seed)
-            return on_the_whole(func, name, (*before, seed, *args[-5:]), kwargs)
+            seed = dropout_seed(found.dropout, found.seed)
+            return on_the_whole(func, name, (*args[:-6], seed, *args[-5:]), kwargs)
         # Nobody asks for the scores that an operator makes, which are its last result.
         return results if attention.by_scores is None else (*results, None)
 
@@ -142,17 +167,26 @@ for _attention in FUSED_ATTENTIONS.values():
 
 
 @rule("fastgraph::head_scores")
-def head_scores(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+@unpacked
+def head_scores(func: Function, x: Tensor, att: Tensor) -> ShardedTensor:
     """Each rank scores its own nodes."""
-    x, att = args
     rows = _rows(x)
     return ShardedTensor(HEAD_SCORES(local_rows(x, rows), shared(att)), rows, 1)
 
 
 @rule("fastgraph::sddmm")
-def products(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+@unpacked
+def products(
+    func: Function,
+    y: Tensor,
+    x: Tensor,
+    index: Tensor,
+    ptr: Tensor | None,
+    heads: int,
+    reduce: str,
+    transpose: bool,
+) -> ShardedTensor:
     """Dot products of the ends of edges."""
-    y, x, index, ptr, heads, reduce, transpose = args
     sources = _rows(x)
     relation = _relation(index, ptr, sources, _rows_or(y, sources), transpose)
     mode = _mode(Operation("products", reduce), relation)
@@ -160,9 +194,18 @@ def products(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
 
 
 @rule("fastgraph::edge_program")
-def program(func: Any, args: Arguments, kwargs: Options) -> list[Tensor]:
+@unpacked
+def program(
+    func: Function,
+    operands: Sequence[Tensor],
+    index: Tensor,
+    ptr: Tensor | None,
+    text: str,
+    num_in: int,
+    num_out: int,
+    transpose: bool,
+) -> list[Tensor]:
     """Messages of any kind, reduced over neighbourhoods."""
-    operands, index, ptr, text, num_in, num_out, transpose = args
     made = parse(text)
     of_place = dict(zip((operand.place for operand in made.operands), operands, strict=True))
     sources = _rows(of_place["gathered"]) if "gathered" in of_place else usual(num_in)
@@ -174,9 +217,17 @@ def program(func: Any, args: Arguments, kwargs: Options) -> list[Tensor]:
 
 
 @rule("fastgraph::edge_softmax")
-def edge_softmax(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+@unpacked
+def edge_softmax(
+    func: Function,
+    score: Tensor,
+    index: Tensor,
+    ptr: Tensor | None,
+    num_out: int,
+    num_in: int,
+    transpose: bool,
+) -> ShardedTensor:
     """The softmax of scores over neighbourhoods."""
-    score, index, ptr, num_out, num_in, transpose = args
     sources = usual(num_in)
     relation = _relation(index, ptr, sources, _among(sources, num_out), transpose)
     return _mode(Operation("softmax"), relation).softmax(relation, score)

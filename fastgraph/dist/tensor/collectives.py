@@ -6,7 +6,7 @@ held by rows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch.autograd import Function
 
 from fastgraph.dist.ranks import gradients, transport
 from fastgraph.machine.memory import new_rows
-from fastgraph.ops.library import needs_torch_operations
+from fastgraph.ops.library import Context, needs_torch_operations
 
 if TYPE_CHECKING:
     from fastgraph.dist.tensor.exchange import Plan
@@ -24,19 +24,52 @@ if TYPE_CHECKING:
 _CONTIGUOUS = torch.contiguous_format
 
 
-def applied(function: type[Function], *arguments: Any) -> Any:
-    """``function.apply``, without what torch does before it for transforms of ``torch.func``."""
-    return super(Function, function).apply(*arguments)  # type: ignore[misc]
+Given = ParamSpec("Given")
+Result = TypeVar("Result", covariant=True)
+
+
+class Differentiable(Protocol[Given, Result]):
+    """What ``torch.autograd.Function`` asks of its subclasses; each has a context of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        """The result."""
+
+
+def applied(
+    function: type[Differentiable[Given, Result]], *args: Given.args, **kwargs: Given.kwargs
+) -> Result:
+    """``function.apply``, without what torch does before it for transforms of ``torch.func``.
+
+    Args:
+        function: a subclass of ``torch.autograd.Function``.
+        args: of its ``forward``, behind the context.
+        kwargs: none, as torch takes arguments by position alone.
+    """
+    return super(Function, function).apply(*args, **kwargs)  # type: ignore[misc, no-any-return]
+
+
+class _OfLayout(Context):
+    rows: Layout
+    axis: int
+
+
+class _OfPlan(Context):
+    plan: Plan
+
+
+class _OfEntered(Context):
+    x: Tensor | None  # whose gradient may wait for those of its other uses
 
 
 class _Enter(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: _OfEntered, x: Tensor) -> Tensor:
         ctx.x = x if x.is_leaf or gradients.may_wait(x) else None
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: _OfEntered, grad: Tensor) -> Tensor | None:
         if ctx.x is not None and gradients.waits(ctx.x, ctx.next_functions[0][0], grad):
             return None
         return applied(_Sum, grad, gradients.is_small(grad))
@@ -44,19 +77,19 @@ class _Enter(Function):
 
 class _Sum(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, in_order: bool) -> Tensor:
+    def forward(ctx: Context, x: Tensor, in_order: bool) -> Tensor:
         if x.layout == torch.sparse_coo:
             return transport.sum_of_sparse(x)
         return transport.all_reduce_in_order(x) if in_order else transport.all_reduce(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
         return enter(grad), None
 
 
 class _Gather(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Layout, axis: int) -> Tensor:
+    def forward(ctx: _OfLayout, x: Tensor, rows: Layout, axis: int) -> Tensor:
         ctx.rows, ctx.axis = rows, axis
         parts = transport.all_gather(x.movedim(axis, 0), rows.counts)
         # Never a view, which autograd would not let anyone write to.
@@ -64,69 +97,69 @@ class _Gather(Function):
         return found if axis == 0 else found.movedim(0, axis).clone(memory_format=_CONTIGUOUS)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: _OfLayout, grad: Tensor) -> tuple[Tensor, None, None]:
         return split(grad, ctx.rows, ctx.axis), None, None
 
 
 class _Split(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Layout, axis: int) -> Tensor:
+    def forward(ctx: _OfLayout, x: Tensor, rows: Layout, axis: int) -> Tensor:
         ctx.rows, ctx.axis = rows, axis
         return x.index_select(axis, rows.position)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: _OfLayout, grad: Tensor) -> tuple[Tensor, None, None]:
         return gather(grad, ctx.rows, ctx.axis), None, None
 
 
 class _Halo(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
+    def forward(ctx: _OfPlan, x: Tensor, plan: Plan) -> Tensor:
         ctx.plan = plan
         return transport.all_to_all(x.index_select(0, plan.given), plan.sends, plan.receives)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: _OfPlan, grad: Tensor) -> tuple[Tensor, None]:
         return halo_sum(grad, ctx.plan), None
 
 
 class _HaloSum(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
+    def forward(ctx: _OfPlan, x: Tensor, plan: Plan) -> Tensor:
         ctx.plan = plan
         returned = transport.all_to_all(x, plan.receives, plan.sends)
         return x.new_zeros((plan.mine, *x.shape[1:])).index_add_(0, plan.given, returned)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: _OfPlan, grad: Tensor) -> tuple[Tensor, None]:
         return halo(grad, ctx.plan), None
 
 
 class _Returned(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
+    def forward(ctx: _OfPlan, x: Tensor, plan: Plan) -> Tensor:
         ctx.plan = plan
         return transport.all_to_all(x, plan.receives, plan.sends)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: _OfPlan, grad: Tensor) -> tuple[Tensor, None]:
         return applied(_Sent, grad, ctx.plan), None
 
 
 class _Sent(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
+    def forward(ctx: _OfPlan, x: Tensor, plan: Plan) -> Tensor:
         ctx.plan = plan
         return transport.all_to_all(x, plan.sends, plan.receives)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: _OfPlan, grad: Tensor) -> tuple[Tensor, None]:
         return applied(_Returned, grad, ctx.plan), None
 
 
 class _WithHalo(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, plan: Plan) -> Tensor:
+    def forward(ctx: _OfPlan, x: Tensor, plan: Plan) -> Tensor:
         ctx.plan = plan
         out = new_rows(x, (plan.mine + sum(plan.receives), *x.shape[1:]))
         out[: plan.mine] = x
@@ -135,7 +168,7 @@ class _WithHalo(Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: _OfPlan, grad: Tensor) -> tuple[Tensor, None]:
         plan = ctx.plan
         if needs_torch_operations(grad):
             return grad[: plan.mine] + halo_sum(grad[plan.mine :], plan), None
@@ -149,22 +182,22 @@ def enter(x: Tensor) -> Tensor:
 
     Backward: the sum of the ranks' gradients.
     """
-    return applied(_Enter, x)  # type: ignore[no-any-return]
+    return applied(_Enter, x)
 
 
 def sum_of_ranks(x: Tensor) -> Tensor:
     """The sum of what each rank has, replicated. Backward: the gradient as it is."""
-    return applied(_Sum, x, False)  # type: ignore[no-any-return]
+    return applied(_Sum, x, False)
 
 
 def gather(x: Tensor, rows: Layout, axis: int) -> Tensor:
     """All rows of all ranks in global order, replicated, in new memory. Backward: a split."""
-    return applied(_Gather, x, rows, axis)  # type: ignore[no-any-return]
+    return applied(_Gather, x, rows, axis)
 
 
 def split(x: Tensor, rows: Layout, axis: int) -> Tensor:
     """The rows of a replicated tensor that this rank holds. Backward: a gather."""
-    return applied(_Split, x, rows, axis)  # type: ignore[no-any-return]
+    return applied(_Split, x, rows, axis)
 
 
 def halo(x: Tensor, plan: Plan) -> Tensor:
@@ -172,12 +205,12 @@ def halo(x: Tensor, plan: Plan) -> Tensor:
 
     Backward: each rank adds up what others have for its rows.
     """
-    return applied(_Halo, x.contiguous(), plan)  # type: ignore[no-any-return]
+    return applied(_Halo, x.contiguous(), plan)
 
 
 def halo_sum(x: Tensor, plan: Plan) -> Tensor:
     """The transpose of :func:`halo`: values for rows of others, added up by their owners."""
-    return applied(_HaloSum, x.contiguous(), plan)  # type: ignore[no-any-return]
+    return applied(_HaloSum, x.contiguous(), plan)
 
 
 def returned(x: Tensor, plan: Plan) -> Tensor:
@@ -185,7 +218,7 @@ def returned(x: Tensor, plan: Plan) -> Tensor:
 
     Backward: each rank gets the gradients of what it has sent.
     """
-    return applied(_Returned, x.contiguous(), plan)  # type: ignore[no-any-return]
+    return applied(_Returned, x.contiguous(), plan)
 
 
 def with_halo(x: Tensor, plan: Plan) -> Tensor:
@@ -197,6 +230,6 @@ def with_halo(x: Tensor, plan: Plan) -> Tensor:
     return applied(_WithHalo, x, plan) if plan.remote else x
 
 
-def records_gradient(x: object) -> bool:
+def records_gradient(x: object) -> TypeGuard[Tensor]:
     """True if what is done with a value now will be differentiated."""
     return isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled()

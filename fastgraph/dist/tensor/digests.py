@@ -19,7 +19,6 @@ import sys
 import weakref
 import zlib
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +110,7 @@ class Digests:
         """True while ranks compare; all of them stop together."""
         return self.steps > 0 and not (WORLD.is_alone or WORLD.is_forked)
 
-    def compare(self, x: Any, name: str = "") -> None:
+    def compare(self, x: object, name: str = "") -> None:
         """Compare a replicated tensor or some integers; all ranks together.
 
         Args:
@@ -133,7 +132,7 @@ class Digests:
         if self.comparisons <= 0:
             self.end()
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if WORLD.is_alone or WORLD.is_forked:
             return
         self._last = weakref.ref(optimizer)
@@ -237,7 +236,7 @@ def _digest(x: Tensor) -> int:
     return int((content ^ (kind << 31)) & (2**62 - 1))
 
 
-def _name_of(x: Any) -> str:
+def _name_of(x: object) -> str:
     """The name of a tensor in the function of the program that is running."""
     frame = frame_of_program()
     for scope in (frame.f_locals, frame.f_globals):

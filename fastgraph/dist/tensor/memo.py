@@ -17,7 +17,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,8 +30,8 @@ _LIMIT = 256
 Value = TypeVar("Value")
 
 
-class _Entry(NamedTuple):
-    value: Any
+class _Entry(NamedTuple, Generic[Value]):
+    value: Value
     state: tuple[int, int] | None = None
     witness: Witness | None = None
 
@@ -42,21 +42,25 @@ class _Entry(NamedTuple):
         return tensor is None or self.witness is None or self.witness.confirms([flat(tensor)])
 
 
+_AnyEntry = _Entry[Any]  # of the type that the function has which is given with its key
+
+
 class Recent:
     """The values of one owner that were used last, by key."""
 
     def __init__(self, limit: int = _LIMIT) -> None:
         self._limit = limit
-        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
+        self._entries: OrderedDict[Hashable, _AnyEntry] = OrderedDict()
 
-    def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
         """The value of a key, made if it is not there, of an owner that does not change."""
         found = self.find(key)
-        return self.add(key, _Entry(made(make))) if found is None else found.value
+        value: Value = self.add(key, _Entry(made(make))) if found is None else found.value
+        return value
 
     def find(
         self, key: Hashable, tensor: Tensor | None = None, state: tuple[int, int] | None = None
-    ) -> _Entry | None:
+    ) -> _AnyEntry | None:
         """The entry of a key that still holds; ``tensor`` and ``state`` are of the owner."""
         entry = self._entries.get(key)
         if entry is None or not entry.holds(tensor, state):
@@ -64,7 +68,7 @@ class Recent:
         self._entries.move_to_end(key)
         return entry
 
-    def add(self, key: Hashable, entry: _Entry) -> Any:
+    def add(self, key: Hashable, entry: _Entry[Value]) -> Value:
         """Keep an entry, and return its value."""
         self._entries[key] = entry
         self._entries.move_to_end(key)
@@ -83,10 +87,10 @@ class Recent:
             del self._entries[key]
 
 
-_of_objects: weakref.WeakKeyDictionary[Any, Recent] = weakref.WeakKeyDictionary()
+_of_objects: weakref.WeakKeyDictionary[object, Recent] = weakref.WeakKeyDictionary()
 
 
-def derived(owner: Any, key: Hashable, make: Callable[[], Any]) -> Any:
+def derived(owner: object, key: Hashable, make: Callable[[], Value]) -> Value:
     """The result of ``make``, cached with an object that does not change, until that is freed."""
     values = _of_objects.get(owner)
     if values is None:
@@ -114,8 +118,8 @@ _storages: dict[int, _OfStorage] = {}
 
 
 def cached(
-    tensor: Tensor, key: tuple[Hashable, ...], make: Callable[[], Any], *, is_part: bool = False
-) -> Any:
+    tensor: Tensor, key: tuple[Hashable, ...], make: Callable[[], Value], *, is_part: bool = False
+) -> Value:
     """The result of ``make``, cached with a tensor until that is edited or freed.
 
     Views of one storage have values of their own, by offset, shape and strides.
@@ -132,15 +136,17 @@ def cached(
     key = (*key, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
     state = tensor._version, values.edits or 0
     entry = values.find(key, tensor, state)
+    value: Value
     if entry is not None:
-        return entry.value
+        value = entry.value
+        return value
     value = made(make)
     return values.add(key, _Entry(value, state, None if is_part else fingerprint(tensor)))
 
 
 def cached_with_all(
-    tensors: Sequence[tuple[Tensor, bool]], key: tuple[Hashable, ...], make: Callable[[], Any]
-) -> Any:
+    tensors: Sequence[tuple[Tensor, bool]], key: tuple[Hashable, ...], make: Callable[[], Value]
+) -> Value:
     """:func:`cached` with several tensors, each with ``is_part``.
 
     Each keeps an object that stands for its content, and the last one the result by these.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from torch import Tensor
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.memo import count_edit, fingerprint, flat, watch_edits
+
+if TYPE_CHECKING:
+    from fastgraph.dist.tensor.sharded import ShardedTensor
 
 State = tuple[int, int, torch.Size, torch.dtype]
 
@@ -94,7 +97,7 @@ PAIRS: dict[int, _Pair] = {}
 """By the object that stands for the storage of the rows."""
 
 
-def tie(original: Tensor, sharded: Any) -> None:
+def tie(original: Tensor, sharded: ShardedTensor) -> None:
     """Have a replicated tensor and a sharded one that was made of it be edited together."""
     if original.is_inference():
         return

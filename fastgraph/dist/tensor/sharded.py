@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
@@ -23,12 +23,13 @@ from fastgraph.dist.tensor import collectives, originals
 from fastgraph.dist.tensor.digests import DIGESTS
 from fastgraph.dist.tensor.exchange import take
 from fastgraph.dist.tensor.layout import Layout
-from fastgraph.dist.tensor.memo import cached, cached_with_all, count_edit, edits_of
+from fastgraph.dist.tensor.memo import Value, cached, cached_with_all, count_edit, edits_of
 from fastgraph.dist.tensor.table import (
     KNOWN,
     OF_WRAPPER,
     Arguments,
     Dispatch,
+    Function,
     NoRuleError,
     Options,
     counts_edits,
@@ -36,6 +37,12 @@ from fastgraph.dist.tensor.table import (
     is_in_place,
 )
 from fastgraph.graphs.memo import REMEMBERING
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+Types = Collection[type]
+Index = Any  # what torch takes between brackets: numbers, slices, tensors, lists and arrays, tuples
 
 # In-place by name, but not of values.
 _LEAVES_VALUES = frozenset({"requires_grad_", "retain_grad", "__set__", "rename_"})
@@ -80,8 +87,8 @@ class ShardedTensor(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: Arguments = (), kwargs: Options | None = None
-    ) -> Any:
+        cls, func: Function, types: Types, args: Arguments = (), kwargs: Options | None = None
+    ) -> object:
         """Do an operation by its rule, or on the whole."""
         if func in OF_WRAPPER:  # as most calls of a layer are, and no edit changes the answer
             with torch._C.DisableTorchFunctionSubclass():
@@ -106,15 +113,15 @@ class ShardedTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch declares it without a class
-        cls, func: Any, types: Any, args: Arguments = (), kwargs: Options | None = None
-    ) -> Any:
+        cls, func: Function, types: Types, args: Arguments = (), kwargs: Options | None = None
+    ) -> object:
         """Refuse what bypasses Python, and would work on no data at all."""
         raise NotImplementedError(
             f"{func} got a sharded tensor from code that does not look for tensor subclasses; "
             "give it fastgraph.dist.whole(tensor)"
         )
 
-    def cached(self, key: tuple[Hashable, ...], make: Callable[[], Any]) -> Any:
+    def cached(self, key: tuple[Hashable, ...], make: Callable[[], Value]) -> Value:
         """The result of ``make``, cached until this is edited or freed, which must not keep it."""
         return cached(self.local, (*key, self.rows, self.axis), make, is_part=True)
 
@@ -142,7 +149,7 @@ class Source:
     """
 
     parent: ShardedTensor
-    key: Any
+    key: Index
     version: int | None
 
 
@@ -156,22 +163,21 @@ class CopiedView(Tensor):
     What is written to it is written to the sharded tensor, too.
     """
 
-    source: Source | None
+    source: Source | None = None
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: Arguments = (), kwargs: Options | None = None
-    ) -> Any:
+        cls, func: Function, types: Types, args: Arguments = (), kwargs: Options | None = None
+    ) -> object:
         """Do the operation on an ordinary tensor."""
         kwargs = kwargs or {}
         check_sources(leaves(args, kwargs))
         if any(issubclass(t, ShardedTensor) for t in types):
-            plain = lambda x: x.as_subclass(Tensor) if type(x) is CopiedView else x  # noqa: E731
             with torch._C.DisableTorchFunctionSubclass():
-                args, kwargs = tree_map(plain, args), tree_map(plain, kwargs)
+                args, kwargs = tree_map(_plain, args), tree_map(_plain, kwargs)
             return func(*args, **kwargs)
         if func in _OF_PLAIN:
-            args = (args[0].as_subclass(Tensor), *args[1:])
+            args = (_plain(args[0]), *args[1:])
         touched = [x for x in leaves(args, kwargs) if type(x) is CopiedView]
         versions = [version(x) for x in touched]
         with torch._C.DisableTorchFunctionSubclass():
@@ -182,7 +188,12 @@ class CopiedView(Tensor):
         return result
 
 
-def is_sharded(x: object) -> bool:
+def _plain(x: object) -> object:
+    """An ordinary tensor for a copied view; anything else as it is."""
+    return x.as_subclass(Tensor) if isinstance(x, CopiedView) else x
+
+
+def is_sharded(x: object) -> TypeIs[ShardedTensor]:
     """True if a value is a sharded tensor.
 
     Args:
@@ -191,7 +202,11 @@ def is_sharded(x: object) -> bool:
     return type(x) is ShardedTensor
 
 
-def whole(x: Any) -> Any:
+@overload
+def whole(x: Tensor) -> Tensor: ...
+@overload
+def whole(x: object) -> object: ...
+def whole(x: object) -> object:
     """A sharded tensor as an ordinary one with all rows, which every rank gets.
 
     All ranks must call it.
@@ -207,7 +222,13 @@ def whole(x: Any) -> Any:
     return collectives.gather(x.local, x.rows, x.axis)
 
 
-def tree_map(function: Callable[[Any], Any], value: Any) -> Any:
+@overload
+def tree_map(function: Callable[[object], object], value: Arguments) -> Arguments: ...
+@overload
+def tree_map(function: Callable[[object], object], value: Options) -> Options: ...
+@overload
+def tree_map(function: Callable[[object], object], value: object) -> object: ...
+def tree_map(function: Callable[[object], object], value: object) -> object:
     """Replace what lists, tuples, named tuples and dictionaries hold."""
     if isinstance(value, (list, tuple)):
         items = [tree_map(function, item) for item in value]
@@ -218,9 +239,9 @@ def tree_map(function: Callable[[Any], Any], value: Any) -> Any:
     return function(value)
 
 
-def leaves(*values: Any) -> list[Any]:
+def leaves(*values: object) -> list[object]:
     """The elements of lists, tuples and dictionaries, in their order."""
-    found = []
+    found: list[object] = []
     for value in values:
         if isinstance(value, (list, tuple)):
             found += leaves(*value)
@@ -231,7 +252,7 @@ def leaves(*values: Any) -> list[Any]:
     return found
 
 
-def version(x: Any) -> int | None:
+def version(x: object) -> int | None:
     """A number that grows with each edit of a tensor; ``None`` for what does not count them."""
     uncounted = 0
     if is_sharded(x):
@@ -245,7 +266,7 @@ def version(x: Any) -> int | None:
         return None if x.is_inference() else x._version + uncounted
 
 
-def _edited(x: Any) -> None:
+def _edited(x: object) -> None:
     """All that shares the memory of a sharded tensor knows of an edit."""
     if is_sharded(x):
         count_edit(x.local)
@@ -253,9 +274,9 @@ def _edited(x: Any) -> None:
             originals.write_back(x.local)
 
 
-def _cached(name: str, compute: Callable[..., Any], *given: Any) -> Any:
+def _cached(name: str, compute: Callable[..., Value], *given: Hashable) -> Value:
     """:func:`fastgraph.graphs.memo.remembered` with sharded tensors among those that are given."""
-    key: list[Any] = [name]
+    key: list[Hashable] = [name]
     tensors: list[tuple[Tensor, bool]] = []
     for value in given:
         if is_sharded(value):
@@ -274,7 +295,11 @@ REMEMBERING[ShardedTensor] = _cached
 _entered = WeakTensorKeyDictionary()
 
 
-def enter(x: Any) -> Any:
+@overload
+def enter(x: Tensor) -> Tensor: ...
+@overload
+def enter(x: Tensor | Value) -> Tensor | Value: ...
+def enter(x: object) -> object:
     """A replicated operand of an operation on rows, so that its gradient will be whole.
 
     Uses of a parameter share one sum of gradients for each backward pass.
@@ -310,7 +335,11 @@ def _forget(leaf: Tensor | None) -> None:
         _entered.pop(leaf, None)
 
 
-def aligned(x: Any, rows: Layout, axis: int) -> Any:
+@overload
+def aligned(x: Tensor, rows: Layout, axis: int) -> Tensor: ...
+@overload
+def aligned(x: Tensor | Value, rows: Layout, axis: int) -> Tensor | Value: ...
+def aligned(x: object, rows: Layout, axis: int) -> object:
     """A local operand for a result that is sharded along a dimension.
 
     Args:
@@ -397,10 +426,14 @@ def taken(x: Tensor, rows: Layout, axis: int, *, is_tied: bool, name: str = "") 
     return found
 
 
-def wrapped(out: Any, rows: Layout, axis: int) -> Any:
+@overload
+def wrapped(out: Tensor, rows: Layout, axis: int) -> ShardedTensor: ...
+@overload
+def wrapped(out: object, rows: Layout, axis: int) -> object: ...
+def wrapped(out: object, rows: Layout, axis: int) -> object:
     """Results with local rows as sharded tensors; a negative axis counts from the right."""
 
-    def wrap(x: Any) -> Any:
+    def wrap(x: object) -> object:
         if not isinstance(x, Tensor):
             return x
         return ShardedTensor(x, rows, axis if axis >= 0 else x.dim() + axis)
@@ -420,7 +453,7 @@ def _usual_names(args: Arguments, kwargs: Options) -> tuple[Arguments, Options]:
     return args, kwargs
 
 
-def _by_rule(func: Any, dispatch: Dispatch, args: Arguments, kwargs: Options) -> Any:
+def _by_rule(func: Function, dispatch: Dispatch, args: Arguments, kwargs: Options) -> object:
     if dispatch.rule is not None:
         try:
             return dispatch.rule(func, args, kwargs)
@@ -429,12 +462,12 @@ def _by_rule(func: Any, dispatch: Dispatch, args: Arguments, kwargs: Options) ->
     return on_the_whole(func, dispatch.name, args, kwargs)
 
 
-def on_the_whole(func: Any, name: str, args: Arguments, kwargs: Options) -> Any:
+def on_the_whole(func: Function, name: str, args: Arguments, kwargs: Options) -> object:
     """Do an operation on gathered tensors; what it writes to them goes back to the rows."""
     COUNTS.gathers[name] += 1
     found: dict[int, tuple[ShardedTensor, Tensor]] = {}
 
-    def gathered(x: Any) -> Any:
+    def gathered(x: object) -> object:
         if not is_sharded(x):
             return x
         if id(x) not in found:
@@ -455,7 +488,7 @@ def on_the_whole(func: Any, name: str, args: Arguments, kwargs: Options) -> Any:
                 _edited(tensor)
             written.add(id(copy))
 
-    def returned(x: Any) -> Any:
+    def returned(x: object) -> object:
         if type(x) is not Tensor:
             return x
         for tensor, copy in found.values():
@@ -468,11 +501,11 @@ def on_the_whole(func: Any, name: str, args: Arguments, kwargs: Options) -> Any:
     return tree_map(returned, result)
 
 
-def _state(copy: Tensor, *, is_counted: bool) -> Any:
+def _state(copy: Tensor, *, is_counted: bool) -> int | Tensor:
     return copy._version if is_counted and not copy.is_inference() else copy.detach().clone()
 
 
-def _is_edited(copy: Tensor, state: Any) -> bool:
+def _is_edited(copy: Tensor, state: int | Tensor) -> bool:
     if isinstance(state, Tensor):
         return copy.shape != state.shape or not torch.equal(copy, state)
     return bool(copy._version != state)
@@ -489,7 +522,7 @@ def copied_view(x: Tensor, source: Source) -> CopiedView:
     return view
 
 
-def check_sources(values: Iterable[Any]) -> None:
+def check_sources(values: Iterable[object]) -> None:
     """Copies of rows are still what a view would be.
 
     Args:
@@ -499,21 +532,20 @@ def check_sources(values: Iterable[Any]) -> None:
         RuntimeError: a tensor was edited after some of its rows were copied.
     """
     for x in values:
-        if isinstance(x, (ShardedTensor, CopiedView)):
-            source = getattr(x, "source", None)
-            if source is not None and version(source.parent) != source.version:
-                raise RuntimeError(
-                    "a tensor with rows of a sharded tensor is used after the sharded tensor was "
-                    "changed: upstream it would be a view and change, too, here it is a copy; "
-                    "take the rows again"
-                )
+        source = x.source if isinstance(x, (ShardedTensor, CopiedView)) else None
+        if source is not None and version(source.parent) != source.version:
+            raise RuntimeError(
+                "a tensor with rows of a sharded tensor is used after the sharded tensor was "
+                "changed: upstream it would be a view and change, too, here it is a copy; "
+                "take the rows again"
+            )
 
 
-def _write_through(x: Any) -> None:
+def _write_through(x: object) -> None:
     """Have the tensor that a copy was taken from changed like the copy."""
-    source = getattr(x, "source", None)
-    if source is None:
+    if not isinstance(x, (ShardedTensor, CopiedView)) or x.source is None:
         return
+    source = x.source
     if source.key is None:
         raise NotImplementedError(
             "an in-place change of rows of a sharded tensor that were gathered would be lost; "
@@ -525,12 +557,13 @@ def _write_through(x: Any) -> None:
     x.source = source
 
 
-def _copied_into(out: Any, result: Any) -> Any:
+def _copied_into(out: object, result: object) -> object:
     """Results as those of ``out=``."""
-    if isinstance(out, (list, tuple)):
+    if isinstance(out, (list, tuple)) and isinstance(result, (list, tuple)):
         for target, value in zip(out, result, strict=True):
             _copied_into(target, value)
         return out
+    assert isinstance(out, Tensor) and isinstance(result, Tensor)
     if out.shape != result.shape:
         if is_sharded(out):
             raise NotImplementedError("out= would give a sharded tensor another shape")

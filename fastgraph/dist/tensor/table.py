@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-Arguments = tuple[Any, ...]
-Options = dict[str, Any]
-Rule = Callable[[Any, Arguments, Options], Any]
+Arguments = tuple[object, ...]
+Options = dict[str, object]
+Function = Callable[..., Any]  # of a name: torch has no signatures that a type checker could read
+"""A function of torch or of another library, or a class of functions with gradients."""
+
+Result = TypeVar("Result")
+Rule = Callable[[Function, Arguments, Options], object]
 """Does a call: takes the function, its arguments and its keyword arguments."""
 
 
@@ -24,7 +30,7 @@ class NoRuleError(Exception):
 METADATA: set[str] = set()
 """The names of operations that do not look at the values of a tensor."""
 
-OF_WRAPPER: set[Any] = set()
+OF_WRAPPER: set[Function] = set()
 """Functions of a tensor's shape, dtype and the like, which a wrapper without memory has."""
 
 
@@ -42,7 +48,7 @@ class Dispatch(NamedTuple):
     reads_values: bool
 
 
-KNOWN: dict[Any, Dispatch] = {}
+KNOWN: dict[Function, Dispatch] = {}
 """Functions that were looked up by :func:`dispatch_of` since a rule was registered last."""
 
 _rules: dict[str, Rule] = {}
@@ -91,14 +97,14 @@ def find(name: str) -> Rule | None:
     return _rules.get(name) or _in_place.get(name)
 
 
-def dispatch_of(function: Any) -> Dispatch:
+def dispatch_of(function: Function) -> Dispatch:
     """The entry of a function in the table, which :data:`KNOWN` has from now on."""
     name = name_of(function)
     found = KNOWN[function] = Dispatch(name, find(name), name not in METADATA)
     return found
 
 
-def name_of(function: Any) -> str:
+def name_of(function: Function) -> str:
     """The name of an operation: that of the schema for torch's operators.
 
     Functions of other libraries get a name that no rule has.
@@ -116,7 +122,7 @@ def name_of(function: Any) -> str:
     return name
 
 
-def counts_edits(function: Any) -> bool:
+def counts_edits(function: Function) -> bool:
     """True if torch counts what a function edits: its own functions, but for fused optimizers."""
     name = name_of(function)
     return not (name.startswith("_fused_") or "." in name or "::" in name)
@@ -129,27 +135,47 @@ def is_in_place(name: str) -> bool:
     return name.endswith("_")
 
 
-REQUIRED = object()
+def unpacked(
+    rule: Callable[..., Result],
+) -> Callable[[Function, Arguments, Options], Result]:
+    """A rule from one that takes a call's arguments as parameters, behind the function.
+
+    Their order, names and defaults are those of the operation. A call with other arguments, or one
+    too few, raises :class:`NoRuleError`: it may be of another version of the operation.
+    """
+    _, *parameters = inspect.signature(rule).parameters.values()
+    named = [p for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    defaults = {parameter.name: parameter.default for parameter in named}
+    takes_rest = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+    takes_options = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+    def by_parameters(func: Function, args: Arguments, kwargs: Options) -> Result:
+        rest: Arguments = ()
+        options: Options = {}
+        if takes_rest:
+            args, rest = args[: len(defaults)], args[len(defaults) :]
+        if takes_options and kwargs:
+            options = {name: value for name, value in kwargs.items() if name not in defaults}
+            kwargs = {name: value for name, value in kwargs.items() if name in defaults}
+        return rule(func, *_bound(args, kwargs, defaults), *rest, **options)
+
+    return functools.wraps(rule)(by_parameters)
 
 
-def bound(args: Arguments, kwargs: Options, **parameters: Any) -> list[Any]:
-    """The values of a call's parameters, in their order; of a rule that knows just these.
-
-    Args:
-        args: positional arguments.
-        kwargs: keyword arguments.
-        parameters: names, with defaults or :data:`REQUIRED`.
+def _bound(args: Arguments, kwargs: Options, defaults: Mapping[str, object]) -> Iterable[object]:
+    """The values of a call's parameters, in their order.
 
     Raises:
         NoRuleError: the call has other arguments, or lacks one.
     """
-    if len(args) > len(parameters) or not kwargs.keys() <= parameters.keys():
+    if not kwargs and len(args) == len(defaults):
+        return args
+    if len(args) > len(defaults) or not kwargs.keys() <= defaults.keys():
         raise NoRuleError
-    values = dict(parameters)
-    values.update(zip(parameters, args, strict=False))
-    if values.keys() & kwargs.keys() & set(list(parameters)[: len(args)]):
+    by_position = dict(zip(defaults, args, strict=False))
+    if by_position.keys() & kwargs.keys():
         raise NoRuleError
-    values.update(kwargs)
-    if any(value is REQUIRED for value in values.values()):
+    values = {**defaults, **by_position, **kwargs}
+    if any(value is inspect.Parameter.empty for value in values.values()):
         raise NoRuleError
-    return list(values.values())
+    return values.values()

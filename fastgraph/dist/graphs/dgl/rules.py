@@ -7,11 +7,9 @@ gathered, combined, and reduced at the destinations, by torch's operations on sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
-from dgl.base import is_all
 from torch import Tensor
 
 from fastgraph import ops
@@ -23,7 +21,7 @@ from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.layout import usual
 from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded, placed
-from fastgraph.dist.tensor.table import Arguments, NoRuleError, Options, rule
+from fastgraph.dist.tensor.table import Function, NoRuleError, rule, unpacked
 from fastgraph.plugins.backend import FLOATING
 
 _MODULE = "dgl.backend.pytorch.sparse"
@@ -35,36 +33,33 @@ def _relation_of(gidx: object) -> ShardedStructure:
     return gidx.relation(0)
 
 
-def _combined(op: str, lhs: Any, rhs: Any) -> Tensor:
-    """DGL's functions of two operands, which have as many dimensions; it negates to subtract."""
-    if op == "copy_lhs":
-        return lhs  # type: ignore[no-any-return]
-    if op == "copy_rhs":
-        return rhs  # type: ignore[no-any-return]
-    if op == "add":
-        return lhs + rhs  # type: ignore[no-any-return]
-    if op == "mul":
-        return lhs * rhs  # type: ignore[no-any-return]
-    if op == "dot":
-        return (lhs * rhs).sum(-1, keepdim=True)  # type: ignore[no-any-return]
-    raise NoRuleError
+_COMBINED: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": torch.add,
+    "mul": torch.mul,
+    "dot": lambda lhs, rhs: (lhs * rhs).sum(-1, keepdim=True),
+}
+"""DGL's functions of two operands, which have as many dimensions; it negates to subtract."""
 
 
 @rule(f"{_MODULE}.GSpMM")
-def reduced(func: Any, args: Arguments, kwargs: Options) -> Tensor:
+@unpacked
+def reduced(
+    func: Function, gidx: object, op: str, reduce: str, lhs: Tensor | None, rhs: Tensor | None
+) -> Tensor:
     """The messages of edges, reduced at their destinations."""
-    gidx, op, reduce, lhs, rhs = args
     return _reduced(_relation_of(gidx), op, reduce, lhs, rhs)
 
 
 @rule(f"{_MODULE}.GSpMM_hetero")
-def reduced_over_relations(func: Any, args: Arguments, kwargs: Options) -> tuple[Any, ...]:
+@unpacked
+def reduced_over_relations(
+    func: Function, gidx: object, op: str, reduce: str, num_lhs: int, *features: Tensor | None
+) -> tuple[Tensor | None, ...]:
     """The same for several relations, whose sums are added up."""
-    gidx, op, reduce, num_lhs, *features = args
     if not isinstance(gidx, ShardedIndex) or reduce != "sum":
         raise NoRuleError
     lhs, rhs = features[:num_lhs], features[num_lhs:]
-    sums: list[Any] = [None] * gidx.number_of_ntypes()
+    sums: list[Tensor | None] = [None] * gidx.number_of_ntypes()
     for etype in range(gidx.number_of_etypes()):
         source, destination = gidx.ends(etype)
         found = _reduced(gidx.relation(etype), op, reduce, lhs[source], rhs[etype])
@@ -73,15 +68,15 @@ def reduced_over_relations(func: Any, args: Arguments, kwargs: Options) -> tuple
     return tuple(sums)
 
 
-def _reduced(relation: ShardedStructure, op: str, reduce: str, lhs: Any, rhs: Any) -> Tensor:
+def _reduced(
+    relation: ShardedStructure, op: str, reduce: str, lhs: Tensor | None, rhs: Tensor | None
+) -> Tensor:
     given = [x for x in (lhs, rhs) if isinstance(x, Tensor)]
     # A record of where maxima were is for kernels; without any edge DGL has something of its own.
     is_operators = relation.edge_index.shape[1] and all(x.dtype in FLOATING for x in given)
     if reduce != "sum" and not is_operators:
         raise NoRuleError
-    of_sources = None if op == "copy_rhs" else _at_edges(lhs, "u", relation)
-    of_edges = None if op == "copy_lhs" else _at_edges(rhs, "e", relation)
-    messages = _combined(op, of_sources, of_edges)
+    messages = _on_edges(relation, op, lhs, rhs, ("u", "e"))
     if reduce == "sum":
         shape = (relation.num_dst, *messages.shape[1:])
         zeros = torch.zeros((), dtype=messages.dtype).expand(shape)
@@ -93,25 +88,40 @@ def _reduced(relation: ShardedStructure, op: str, reduce: str, lhs: Any, rhs: An
     return extremum(relation.num_dst, grouped, messages, reduce)
 
 
-def _of_edges(x: Any, relation: ShardedStructure) -> Tensor:
+def _of_edges(x: Tensor | None, relation: ShardedStructure) -> Tensor:
     """Features of edges as sharded ones."""
     if x is None or x.dim() == 0 or len(x) != relation.edge_index.shape[1]:
         raise NoRuleError  # DGL's own message
-    found: Tensor = x if is_sharded(x) else placed(x, relation.edge_index.rows, 0)
-    return found
+    return x if is_sharded(x) else placed(x, relation.edge_index.rows, 0)
 
 
 @rule(f"{_MODULE}.GSDDMM")
-def on_edges(func: Any, args: Arguments, kwargs: Options) -> Tensor:
+@unpacked
+def on_edges(
+    func: Function,
+    gidx: object,
+    op: str,
+    lhs: Tensor | None,
+    rhs: Tensor | None,
+    lhs_target: str = "u",
+    rhs_target: str = "v",
+) -> Tensor:
     """A function of features at the ends of each edge, or of the edge."""
-    gidx, op, lhs, rhs, *targets = args
-    return _on_edges(_relation_of(gidx), op, lhs, rhs, targets or ("u", "v"))
+    return _on_edges(_relation_of(gidx), op, lhs, rhs, (lhs_target, rhs_target))
 
 
 @rule(f"{_MODULE}.GSDDMM_hetero")
-def on_edges_of_relations(func: Any, args: Arguments, kwargs: Options) -> tuple[Tensor, ...]:
+@unpacked
+def on_edges_of_relations(
+    func: Function,
+    gidx: object,
+    op: str,
+    num_lhs: int,
+    lhs_target: str,
+    rhs_target: str,
+    *features: Tensor | None,
+) -> tuple[Tensor, ...]:
     """The same for several relations."""
-    gidx, op, num_lhs, lhs_target, rhs_target, *features = args
     if not isinstance(gidx, ShardedIndex):
         raise NoRuleError
     found = []
@@ -125,15 +135,24 @@ def on_edges_of_relations(func: Any, args: Arguments, kwargs: Options) -> tuple[
 
 
 def _on_edges(
-    relation: ShardedStructure, op: str, lhs: Any, rhs: Any, targets: Sequence[str]
+    relation: ShardedStructure,
+    op: str,
+    lhs: Tensor | None,
+    rhs: Tensor | None,
+    targets: tuple[str, str],
 ) -> Tensor:
-    lhs_target, rhs_target = targets
-    left = None if op == "copy_rhs" else _at_edges(lhs, lhs_target, relation)
-    right = None if op == "copy_lhs" else _at_edges(rhs, rhs_target, relation)
-    return _combined(op, left, right)
+    """A function of two operands, each at its end of the edges (``targets``), or a copy of one."""
+    of_lhs, of_rhs = targets
+    if op == "copy_lhs":
+        return _at_edges(lhs, of_lhs, relation)
+    if op == "copy_rhs":
+        return _at_edges(rhs, of_rhs, relation)
+    if op not in _COMBINED:
+        raise NoRuleError
+    return _COMBINED[op](_at_edges(lhs, of_lhs, relation), _at_edges(rhs, of_rhs, relation))
 
 
-def _at_edges(x: Any, target: str, relation: ShardedStructure) -> Tensor:
+def _at_edges(x: Tensor | None, target: str, relation: ShardedStructure) -> Tensor:
     if target in ("e", "edge"):
         return _of_edges(x, relation)
     of_sources = target in ("u", "src")
@@ -141,28 +160,29 @@ def _at_edges(x: Any, target: str, relation: ShardedStructure) -> Tensor:
     if x is None or x.dim() == 0 or len(x) != num_nodes:
         raise NoRuleError  # DGL's own message
     ends = relation.source_rows if of_sources else relation.destination_rows
-    found: Tensor = x.index_select(0, ends)
-    return found
+    return x.index_select(0, ends)
 
 
 @rule(f"{_MODULE}.EdgeSoftmax")
-def softmax(func: Any, args: Arguments, kwargs: Options) -> Tensor:
+@unpacked
+def softmax(
+    func: Function, gidx: object, score: Tensor, eids: Tensor | str, norm_by: str
+) -> Tensor:
     """The softmax over the edges of each destination, or source."""
-    gidx, score, eids, norm_by = args
     relation = _relation_of(gidx)
     if score.dtype not in FLOATING:
         raise NoRuleError
     by_source = norm_by == "src"
     sizes = relation.num_src, relation.num_dst
     num_in, num_out = reversed(sizes) if by_source else sizes
-    index = relation.edge_index if is_all(eids) else relation.edge_index[:, eids]
+    index = relation.edge_index[:, eids] if isinstance(eids, Tensor) else relation.edge_index
     return ops.edge_softmax(score, index, num_out=num_out, num_in=num_in, transpose=by_source)
 
 
 @rule(f"{_MODULE}.SegmentReduce")
-def by_segment(func: Any, args: Arguments, kwargs: Options) -> Tensor:
+@unpacked
+def by_segment(func: Function, op: str, x: Tensor, offsets: Tensor) -> Tensor:
     """The rows of each segment, as of the nodes of each graph in a batch, reduced; replicated."""
-    op, x, offsets = args
     if not isinstance(x, ShardedTensor) or x.axis != 0 or is_sharded(offsets):
         raise NoRuleError
     if op not in ("sum", "max", "min") or (op != "sum" and x.dtype not in FLOATING):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import operator
+from types import EllipsisType
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from fastgraph.dist.tensor.layout import Layout, usual
 from fastgraph.dist.tensor.memo import cached
 from fastgraph.dist.tensor.sharded import (
     CopiedView,
+    Index,
     ShardedTensor,
     Source,
     aligned,
@@ -25,18 +28,14 @@ from fastgraph.dist.tensor.sharded import (
     placed,
     version,
 )
-from fastgraph.dist.tensor.table import (
-    REQUIRED,
-    Arguments,
-    NoRuleError,
-    Options,
-    bound,
-    is_in_place,
-    name_of,
-    rule,
-)
+from fastgraph.dist.tensor.table import Function, NoRuleError, is_in_place, name_of, rule, unpacked
 
+_ALL = (slice(None),)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+Entry = int | slice | Tensor | EllipsisType | None
+"""What an index has for one dimension, once numbers and lists of all kinds are made alike."""
 
 
 class _Key(NamedTuple):
@@ -49,17 +48,17 @@ class _Key(NamedTuple):
         is_basic: whether upstream gives a view for ``local``.
     """
 
-    local: tuple[Any, ...]
-    rows: Any
+    local: tuple[Entry, ...]
+    rows: Entry
     axis: int
     is_basic: bool
 
 
-def _is_all(entry: Any) -> bool:
+def _is_all(entry: object) -> bool:
     return isinstance(entry, slice) and entry == slice(None)
 
 
-def _as_entry(entry: Any) -> Any:
+def _as_entry(entry: Index) -> Entry:
     if isinstance(entry, CopiedView):
         entry = entry.as_subclass(Tensor)
     if isinstance(entry, (list, range)) or type(entry).__name__ == "ndarray":
@@ -74,13 +73,14 @@ def _as_entry(entry: Any) -> Any:
         return int(entry) if entry.dim() == 0 else entry
     if not (entry is None or entry is Ellipsis or isinstance(entry, slice)):
         try:
-            return entry.__index__()
-        except AttributeError:
+            return operator.index(entry)
+        except TypeError:
             raise NoRuleError from None
-    return entry
+    found: Entry = entry
+    return found
 
 
-def _key_of(x: ShardedTensor, index: Any) -> _Key:
+def _key_of(x: ShardedTensor, index: Index) -> _Key:
     entries = [_as_entry(e) for e in (index if isinstance(index, tuple) else (index,))]
     used = sum(e is not None and e is not Ellipsis for e in entries)
     if used > x.local.dim() or sum(e is Ellipsis for e in entries) > 1:
@@ -88,7 +88,7 @@ def _key_of(x: ShardedTensor, index: Any) -> _Key:
     at = next((i for i, e in enumerate(entries) if e is Ellipsis), len(entries))
     entries[at : at + 1] = [slice(None)] * (x.local.dim() - used)
     dim = axis = place = 0
-    rows: Any = slice(None)
+    rows: Entry = slice(None)
     other_tensors = 0
     for i, entry in enumerate(entries):
         if entry is None:
@@ -115,7 +115,7 @@ class _Choice(NamedTuple):
     rows: Layout
 
 
-def _chosen(x: ShardedTensor, entry: Any) -> _Choice:
+def _chosen(x: ShardedTensor, entry: Entry) -> _Choice:
     """The rows of a slice, a mask or replicated positions; each stays with its owner."""
     rows = x.rows
     if isinstance(entry, slice):
@@ -145,8 +145,7 @@ def _chosen(x: ShardedTensor, entry: Any) -> _Choice:
         found = rows.at(positions)
         return _Choice(rows.held(positions[found.key]).row, found)
 
-    chosen: _Choice = cached(entry, ("chosen", rows), make)
-    return chosen
+    return cached(entry, ("chosen", rows), make)
 
 
 def _true(mask: ShardedTensor) -> _Choice:
@@ -155,19 +154,18 @@ def _true(mask: ShardedTensor) -> _Choice:
         found = Layout(mask.rows.key[local], mask.rows.bound)
         return _Choice(local, mask.rows if found.n == mask.rows.n else found)
 
-    chosen: _Choice = mask.cached(("true",), make)
-    return chosen
+    return mask.cached(("true",), make)
 
 
 @rule("__getitem__")
-def getitem(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def getitem(func: Function, x: Tensor, index: Index) -> Tensor:
     """``x[index]``."""
-    x, index = args
     if is_sharded(index) and index.dim() > 1 and index.dtype in _INTEGERS and x.dim():
         return x[index.reshape(-1)].reshape(*index.shape, *x.shape[1:])
     if not is_sharded(x):
         return _of_replicated(x, index)
-    if _is_mask_of_batch(x, index):
+    if _is_mask_of_batch(index, x):
         return x.squeeze(0)[index.squeeze(0)]
     key = _key_of(x, index)
     trivial = all(_is_all(e) for e in key.local)
@@ -188,7 +186,7 @@ def getitem(func: Any, args: Arguments, kwargs: Options) -> Any:
     return ShardedTensor(local, chosen.rows, y.axis, source)
 
 
-def _is_mask_of_batch(x: ShardedTensor, index: Any) -> bool:
+def _is_mask_of_batch(index: object, x: ShardedTensor) -> TypeGuard[Tensor]:
     """True if a mask is for a batch of one set of rows, as ``to_dense_batch`` of PyG makes both."""
     return (
         isinstance(index, Tensor)
@@ -215,19 +213,19 @@ def _one_row(x: ShardedTensor, index: int) -> Tensor:
     return sum_of_ranks(row).to(x.dtype)
 
 
-def _of_replicated(x: Tensor, index: Any) -> Any:
+def _of_replicated(x: Tensor, index: Index) -> Tensor:
     """Rows of a replicated tensor at sharded positions, or by a sharded mask."""
     entries = index if isinstance(index, tuple) else (index,)
-    at = [i for i, entry in enumerate(entries) if is_sharded(entry)]
-    if len(at) != 1 or entries[at[0]].dim() != 1:
+    at = [(i, entry) for i, entry in enumerate(entries) if is_sharded(entry)]
+    if len(at) != 1 or at[0][1].dim() != 1:
         raise NoRuleError
-    dim, entry = at[0], entries[at[0]]
+    dim, entry = at[0]
     if not all(_is_all(e) for i, e in enumerate(entries) if i != dim) or dim >= x.dim():
         raise NoRuleError
     if entry.dtype == torch.bool:
         if x.shape[dim] != entry.rows.n:
             raise NoRuleError
-        return placed(x, entry.rows, dim)[index]
+        return placed(x, entry.rows, dim)[tuple(entries)]
     if entry.dtype not in _INTEGERS:
         raise NoRuleError
     return _rows_of_replicated(x, dim, entry)
@@ -255,13 +253,13 @@ def plan_of_range(index: ShardedTensor, n: int) -> None:
 
 
 @rule("__setitem__")
-def setitem(func: Any, args: Arguments, kwargs: Options) -> None:
+@unpacked
+def setitem(func: Function, x: Tensor, index: Index, value: Tensor | float) -> None:
     """``x[index] = value``."""
-    x, index, value = args
     if not is_sharded(x):
         _set_replicated(x, index, value)
         return
-    if _is_mask_of_elements(x, index) and not (isinstance(value, Tensor) and value.dim()):
+    if _is_mask_of_elements(index, x) and not (isinstance(value, Tensor) and value.dim()):
         x.local[aligned(index, x.rows, x.axis)] = enter(value)
         return
     key = _key_of(x, index)
@@ -289,10 +287,11 @@ def setitem(func: Any, args: Arguments, kwargs: Options) -> None:
     else:
         chosen = _chosen(ShardedTensor(view, x.rows, key.axis), entry)
     local = aligned(value, chosen.rows, key.axis - view.dim())
-    view[(*(slice(None),) * key.axis, chosen.local)] = local
+    at: tuple[slice | Tensor, ...] = (*_ALL * key.axis, chosen.local)
+    view[at] = local
 
 
-def _is_mask_of_elements(x: ShardedTensor, index: Any) -> bool:
+def _is_mask_of_elements(index: object, x: ShardedTensor) -> TypeGuard[Tensor]:
     """True if a mask has the sharded dimension and others."""
     return (
         isinstance(index, Tensor)
@@ -302,7 +301,7 @@ def _is_mask_of_elements(x: ShardedTensor, index: Any) -> bool:
     )
 
 
-def _set_replicated(x: Tensor, index: Any, value: Any) -> None:
+def _set_replicated(x: Tensor, index: Index, value: Tensor | float) -> None:
     """Assign one number to all rows of a replicated tensor at the positions of any rank."""
     if not (is_sharded(index) and index.dim() == 1 and index.dtype in _INTEGERS) or not x.dim():
         raise NoRuleError
@@ -314,7 +313,7 @@ def _set_replicated(x: Tensor, index: Any, value: Any) -> None:
     x[transport.all_reduce(named) > 0] = value
 
 
-def _set_row(view: Tensor, rows: Layout, axis: int, index: int, value: Any) -> None:
+def _set_row(view: Tensor, rows: Layout, axis: int, index: int, value: Tensor | float) -> None:
     if is_sharded(value):
         raise NoRuleError
     DIGESTS.compare(index)
@@ -332,37 +331,37 @@ def _set_row(view: Tensor, rows: Layout, axis: int, index: int, value: Any) -> N
         value = value.expand(shape).unsqueeze(axis)
         if not mine:
             value = value.narrow(axis, 0, 0)
-    at: Any = (*(slice(None),) * axis, local)
+    at: tuple[slice | Tensor, ...] = (*_ALL * axis, local)
     view[at] = value
 
 
 @rule("index_select")
-def index_select(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def index_select(func: Function, x: Tensor, dim: int, index: Tensor) -> ShardedTensor:
     """``index_select``: the rows at given positions."""
-    x, dim, index = bound(args, kwargs, input=REQUIRED, dim=REQUIRED, index=REQUIRED)
     if not isinstance(dim, int) or not -x.dim() <= dim < x.dim() or index.dim() > 1:
         raise NoRuleError
     dim %= x.dim()
     if index.dtype not in _INTEGERS or index.dim() == 0:
         raise NoRuleError
-    if is_sharded(x) and x.axis != dim:
-        if is_sharded(index):
-            raise NoRuleError
-        return ShardedTensor(x.local.index_select(dim, index), x.rows, x.axis)
     if is_sharded(index):
-        if is_sharded(x):
-            return ShardedTensor(take(x.local, dim, index.local, x.rows), index.rows, dim)
-        return _rows_of_replicated(x, dim, index)
+        if not is_sharded(x):
+            return _rows_of_replicated(x, dim, index)
+        if x.axis != dim:
+            raise NoRuleError
+        return ShardedTensor(take(x.local, dim, index.local, x.rows), index.rows, dim)
+    if not is_sharded(x):
+        raise NoRuleError
+    if x.axis != dim:
+        return ShardedTensor(x.local.index_select(dim, index), x.rows, x.axis)
     chosen = _chosen(x, index)
     return ShardedTensor(x.local.index_select(dim, chosen.local), chosen.rows, dim)
 
 
 @rule("index_copy", in_place=True)
-def index_copy(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def index_copy(func: Function, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """Assign to the rows at given positions."""
-    x, dim, index, source = bound(
-        args, kwargs, input=REQUIRED, dim=REQUIRED, index=REQUIRED, source=REQUIRED
-    )
     in_place = is_in_place(name_of(func))
     if not x.dim() or dim not in (0, -x.dim()) or source.dim() != x.dim():
         raise NoRuleError
@@ -376,29 +375,31 @@ def index_copy(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 
 @rule("masked_select")
-def masked_select(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def masked_select(func: Function, x: Tensor, mask: Tensor) -> Tensor:
     """``masked_select`` by a mask, both with one dimension."""
-    x, mask = bound(args, kwargs, input=REQUIRED, mask=REQUIRED)
     if x.dim() != 1 or mask.dim() != 1 or not is_sharded(x):
         raise NoRuleError
     return x[mask]
 
 
 @rule("embedding")
-def embedding(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+@unpacked
+def embedding(
+    func: Function, index: Tensor, table: Tensor, *rest: object, **options: object
+) -> ShardedTensor:
     """``embedding``: the rows of a replicated table."""
-    index, table = args[:2]
     if is_sharded(table) or not is_sharded(index):
         raise NoRuleError
     plan_of_range(index, table.shape[0])
-    local = func(index.local, enter(table), *args[2:], **kwargs)
+    local = func(index.local, enter(table), *rest, **options)
     return ShardedTensor(local, index.rows, index.axis)
 
 
 @rule("one_hot")
-def one_hot(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+@unpacked
+def one_hot(func: Function, x: ShardedTensor, num_classes: int = -1) -> ShardedTensor:
     """``one_hot``: classes as unit vectors."""
-    x, num_classes = bound(args, kwargs, input=REQUIRED, num_classes=-1)
     largest = int(x.max()) if x.numel() else -1
     if x.numel() and (int(x.min()) < 0 or 0 <= num_classes <= largest):
         raise NoRuleError  # upstream's own message
@@ -409,12 +410,13 @@ def one_hot(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
 
 
 @rule("nonzero")
-def nonzero(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def nonzero(func: Function, x: Tensor, as_tuple: bool = False) -> Tensor | tuple[Tensor]:
     """``nonzero``: the positions of the nonzero elements of a vector."""
-    (x,) = bound(args, {k: v for k, v in kwargs.items() if k != "as_tuple"}, input=REQUIRED)
     if x.dim() != 1:
         raise NoRuleError
     mask = x if x.dtype == torch.bool else x != 0
+    assert is_sharded(mask)
     chosen = _true(mask)
     positions = ShardedTensor(mask.rows.position[chosen.local], chosen.rows, 0)
-    return (positions,) if kwargs.get("as_tuple") else positions.unsqueeze(1)
+    return (positions,) if as_tuple else positions.unsqueeze(1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from types import GetSetDescriptorType, MethodWrapperType
 
 import torch
 from torch import Tensor
@@ -18,7 +19,16 @@ from fastgraph.dist.tensor.sharded import (
     tree_map,
     whole,
 )
-from fastgraph.dist.tensor.table import OF_WRAPPER, Arguments, NoRuleError, Options, name_of, rule
+from fastgraph.dist.tensor.table import (
+    OF_WRAPPER,
+    Arguments,
+    Function,
+    NoRuleError,
+    Options,
+    name_of,
+    rule,
+    unpacked,
+)
 
 _OF_AUTOGRAD = {
     "requires_grad", "grad_fn", "is_leaf", "_version", "output_nr", "retains_grad", "name",
@@ -39,21 +49,29 @@ OF_WRAPPER.update(getattr(Tensor, name) for name in _OF_THE_WHOLE.split() if has
 OF_WRAPPER.update(getattr(Tensor, name).__get__ for name in _ATTRIBUTES)
 
 
+def _attribute(func: Function) -> str:
+    """The name of the attribute of a tensor that a function gets, sets or deletes."""
+    descriptor = func.__self__ if isinstance(func, MethodWrapperType) else None
+    assert isinstance(descriptor, GetSetDescriptorType)
+    return descriptor.__name__
+
+
 @rule(_OF_THE_WHOLE, of_values=False)
-def of_the_whole(func: Any, args: Arguments, kwargs: Options) -> Any:
+def of_the_whole(func: Function, args: Arguments, kwargs: Options) -> object:
     """Shape, dtype and the like, which the tensor itself has."""
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
 
 
 @rule("stride is_contiguous storage_offset", of_values=False)
-def of_memory(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def of_memory(func: Function, x: Tensor, *rest: object, **options: object) -> object:
     """The result of ``func`` for a contiguous tensor of this shape."""
-    return func(torch.empty(args[0].shape, device="meta"), *args[1:], **kwargs)
+    return func(torch.empty(x.shape, device="meta"), *rest, **options)
 
 
 @rule("data_ptr untyped_storage storage _typed_storage resize_ set_ share_memory_ __dlpack__")
-def memory(func: Any, args: Arguments, kwargs: Options) -> Any:
+def memory(func: Function, args: Arguments, kwargs: Options) -> object:
     """Refuse access to memory: no rank holds that of the whole tensor."""
     raise NotImplementedError(
         f"a sharded tensor has no {name_of(func)}: its rows are in the memory of several "
@@ -62,9 +80,10 @@ def memory(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 
 @rule("__get__", of_values=False)
-def get(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def get(func: Function, x: ShardedTensor, *rest: object, **options: object) -> object:
     """Get an attribute."""
-    x, name = args[0], func.__self__.__name__
+    name = _attribute(func)
     leaf = leaf_of(x.local) if name in ("grad", "is_leaf") else None
     if leaf is not None:
         if name == "is_leaf":
@@ -88,10 +107,10 @@ def get(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 
 @rule("__set__")
-def assign(func: Any, args: Arguments, kwargs: Options) -> None:
+@unpacked
+def assign(func: Function, x: Tensor, given: Tensor | None) -> None:
     """Set an attribute."""
-    x, value = args
-    name = func.__self__.__name__
+    value, name = given, _attribute(func)
     if not is_sharded(x):  # a replicated tensor is given sharded data or gradients
         raise NoRuleError
     leaf = leaf_of(x.local) if name == "grad" else None
@@ -102,19 +121,20 @@ def assign(func: Any, args: Arguments, kwargs: Options) -> None:
         value = value.aligned(x.rows) if value.shape == x.shape else None
     elif isinstance(value, Tensor):
         value = value.index_select(x.axis, x.rows.position) if value.shape == x.shape else None
-    if value is None and args[1] is not None:
+    if value is None and given is not None:
         raise NotImplementedError(f"{name} of a sharded tensor must have its shape")
     setattr(x.local, name, value)
 
 
 @rule("__delete__")
-def delete(func: Any, args: Arguments, kwargs: Options) -> None:
+@unpacked
+def delete(func: Function, x: ShardedTensor) -> None:
     """Delete an attribute."""
-    delattr(args[0].local, func.__self__.__name__)
+    delattr(x.local, _attribute(func))
 
 
 @rule("backward")
-def backward(func: Any, args: Arguments, kwargs: Options) -> Any:
+def backward(func: Function, args: Arguments, kwargs: Options) -> object:
     """``backward``: it starts from the rows of each rank."""
     if func is torch.autograd.backward:
         options = dict(zip(_OF_BACKWARD, args, strict=False)) | kwargs
@@ -133,15 +153,15 @@ _OF_BACKWARD = (
 )
 
 
-def _local(x: Any) -> Any:
+def _local(x: object) -> object:
     return x.local if is_sharded(x) else x
 
 
-def _sequence(x: Any) -> list[Any]:
+def _sequence(x: object) -> list[object]:
     return list(x) if isinstance(x, (list, tuple)) else [x]
 
 
-def _gradients(outputs: Any, given: Any) -> list[Any]:
+def _gradients(outputs: object, given: object) -> list[object]:
     """A gradient for each output that autograd starts from, held by the same rows.
 
     Raises:
@@ -152,7 +172,7 @@ def _gradients(outputs: Any, given: Any) -> list[Any]:
     return [_of_output(x, g) for x, g in zip(tensors, gradients, strict=True)]
 
 
-def _of_output(x: Any, grad: Any) -> Any:
+def _of_output(x: object, grad: object) -> object:
     if grad is None:
         if is_sharded(x) and x.requires_grad:
             if x.numel() != 1:
@@ -161,6 +181,7 @@ def _of_output(x: Any, grad: Any) -> Any:
         return None
     if not (is_sharded(x) or is_sharded(grad)):
         return grad
+    assert isinstance(x, Tensor) and isinstance(grad, Tensor)
     if grad.shape != x.shape:
         raise RuntimeError(
             f"Mismatch in shape: grad_output has a shape of {grad.shape} and output has a shape "
@@ -169,7 +190,7 @@ def _of_output(x: Any, grad: Any) -> Any:
     return like_rows(grad, x) if is_sharded(x) else whole(grad)
 
 
-def like_rows(value: Any, x: ShardedTensor) -> Tensor:
+def like_rows(value: Tensor, x: ShardedTensor) -> Tensor:
     """The local rows of a tensor, laid out like another tensor of the same shape."""
     if is_sharded(value):
         if value.axis == x.axis:
@@ -180,19 +201,22 @@ def like_rows(value: Any, x: ShardedTensor) -> Tensor:
 
 
 @rule("retain_grad")
-def retain_grad(func: Any, args: Arguments, kwargs: Options) -> None:
+@unpacked
+def retain_grad(func: Function, x: ShardedTensor) -> None:
     """``retain_grad``: keep the gradient of a tensor that is no leaf."""
-    args[0].local.retain_grad()
+    x.local.retain_grad()
 
 
 @rule("register_hook register_post_accumulate_grad_hook")
-def register_hook(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def register_hook(
+    func: Function, x: ShardedTensor, hook: Callable[[Tensor], Tensor | None]
+) -> object:
     """A hook sees sharded tensors."""
-    x, hook = args
     if name_of(func) != "register_hook":
         return x.local.register_post_accumulate_grad_hook(lambda _: hook(x))
 
-    def local_hook(grad: Tensor) -> Any:
+    def local_hook(grad: Tensor) -> Tensor | None:
         result = hook(ShardedTensor(grad, x.rows, x.axis))
         return like_rows(result, x) if isinstance(result, Tensor) else result
 
@@ -200,7 +224,7 @@ def register_hook(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 
 @rule("grad")
-def grad(func: Any, args: Arguments, kwargs: Options) -> Any:
+def grad(func: Function, args: Arguments, kwargs: Options) -> object:
     """``torch.autograd.grad``."""
     options = dict(zip(_OF_GRAD, args, strict=False)) | kwargs
     inputs = _sequence(options["inputs"])
@@ -222,12 +246,13 @@ _OF_GRAD = (
 
 
 @rule("__repr__ __str__")
-def show(func: Any, args: Arguments, kwargs: Options) -> str:
+@unpacked
+def show(func: Function, x: ShardedTensor, *rest: object, **options: object) -> str:
     """The text of the whole tensor, which all ranks must ask for."""
-    x = args[0]
     text = str(on_the_whole(_text, "repr", (x,), {}))
     if x.local.requires_grad:
-        kind = "requires_grad=True" if x.local.is_leaf else f"grad_fn=<{x.local.grad_fn.name()}>"
+        node = x.local.grad_fn
+        kind = "requires_grad=True" if node is None else f"grad_fn=<{node.name()}>"
         text = f"{text.removesuffix(')')}, {kind})"
     return text
 
@@ -237,40 +262,44 @@ def _text(x: Tensor) -> str:
 
 
 @rule("__deepcopy__")
-def deepcopy(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+@unpacked
+def deepcopy(func: Function, x: ShardedTensor, *memo: dict[int, object]) -> ShardedTensor:
     """A copy with its own rows."""
-    x = args[0]
     local = x.local.detach().clone().requires_grad_(x.local.requires_grad)
     copy = ShardedTensor(local, x.rows, x.axis)
-    if len(args) > 1:
-        args[1][id(x)] = copy
+    if memo:
+        memo[0][id(x)] = copy
     return copy
 
 
 @rule("numpy __array__")
-def as_array(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def as_array(func: Function, x: ShardedTensor, *rest: object, **options: object) -> object:
     """``numpy``: the whole as an array, read-only because writes would not reach the tensor."""
-    x = args[0]
-    array = on_the_whole(lambda y: func(y, *args[1:], **kwargs), name_of(func), (x,), {})
-    array.flags.writeable = False
-    return array
+
+    def read_only(y: Tensor) -> object:
+        array = func(y, *rest, **options)
+        array.flags.writeable = False
+        return array
+
+    return on_the_whole(read_only, name_of(func), (x,), {})
 
 
 @rule("tolist item __bool__ __int__ __float__ __index__ __complex__ __contains__")
-def value(func: Any, args: Arguments, kwargs: Options) -> Any:
+def value(func: Function, args: Arguments, kwargs: Options) -> object:
     """Values for Python: those of a tensor with a single row come from its owner."""
     return on_the_whole(func, name_of(func), args, kwargs)
 
 
 @rule("__reduce_ex__ __reduce__")
-def pickle(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def pickle(func: Function, x: ShardedTensor, *protocol: int) -> object:
     """Files hold whole tensors, which any number of ranks can read."""
-    x = args[0]
     whole = gather(x.local.detach(), x.rows, x.axis).requires_grad_(x.local.requires_grad)
-    return whole.__reduce_ex__(*args[1:])
+    return whole.__reduce_ex__(*protocol)
 
 
-def permuted(func: Any, x: ShardedTensor) -> ShardedTensor:
+def permuted(func: Callable[[Tensor], Tensor], x: ShardedTensor) -> ShardedTensor:
     """The result of a function that reorders dimensions."""
     sizes = [2 + dim for dim in range(x.local.dim())]
     axis = list(func(torch.empty(sizes, device="meta")).shape).index(2 + x.axis)
@@ -278,6 +307,7 @@ def permuted(func: Any, x: ShardedTensor) -> ShardedTensor:
 
 
 @rule("permute transpose t movedim moveaxis swapaxes swapdims adjoint")
-def permute(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+@unpacked
+def permute(func: Function, x: ShardedTensor, *rest: object, **options: object) -> ShardedTensor:
     """Other orders of the dimensions."""
-    return permuted(lambda x: func(x, *args[1:], **kwargs), args[0])
+    return permuted(lambda tensor: func(tensor, *rest, **options), x)

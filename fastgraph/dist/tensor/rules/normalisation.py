@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fastgraph.dist.tensor.sharded import ShardedTensor, enter, is_sharded
-from fastgraph.dist.tensor.table import REQUIRED, Arguments, NoRuleError, Options, bound, rule
+from fastgraph.dist.tensor.table import Function, NoRuleError, rule, unpacked
 
 
 @rule("batch_norm")
-def batch_norm(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def batch_norm(
+    func: Function,
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
     """``torch.nn.functional.batch_norm``; all ranks update the running statistics alike."""
-    x, running_mean, running_var, weight, bias, training, momentum, eps = bound(
-        args,
-        kwargs,
-        input=REQUIRED,
-        running_mean=None,
-        running_var=None,
-        weight=None,
-        bias=None,
-        training=False,
-        momentum=0.1,
-        eps=1e-5,
-    )
     if not is_sharded(x) or x.axis != 0 or x.dim() < 2:
         raise NoRuleError
     if not training:
@@ -44,55 +43,54 @@ def batch_norm(func: Any, args: Arguments, kwargs: Options) -> Any:
     mean = x.mean(dims)
     centred = x - mean.view(shape)
     variance = centred.square().mean(dims)
-    if running_mean is not None:
+    if running_mean is not None and running_var is not None:
         with torch.no_grad():
             unbiased = variance * (count / (count - 1))
             running_mean.lerp_(mean.to(running_mean.dtype), momentum)
             running_var.lerp_(unbiased.to(running_var.dtype), momentum)
-    out: Any = centred * (variance + eps).rsqrt().view(shape)
+    out = centred * (variance + eps).rsqrt().view(shape)
     out = out if weight is None else out * weight.view(shape)
     return out if bias is None else out + bias.view(shape)
 
 
 @rule("instance_norm")
-def instance_norm(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def instance_norm(
+    func: Function,
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
     """``torch.nn.functional.instance_norm``, ``[instances, channels, ...]``."""
-    x, running_mean, running_var, weight, bias, of_input, momentum, eps = bound(
-        args,
-        kwargs,
-        input=REQUIRED,
-        running_mean=None,
-        running_var=None,
-        weight=None,
-        bias=None,
-        use_input_stats=True,
-        momentum=0.1,
-        eps=1e-5,
-    )
     if not is_sharded(x) or x.axis == 1 or x.dim() < 3:
         raise NoRuleError
     dims = list(range(2, x.dim()))
     count = math.prod(x.shape[dim] for dim in dims)
-    if not of_input or count <= 1:
+    if not use_input_stats or count <= 1:
         raise NoRuleError  # upstream's own message, or that of a batch norm
     mean = x.mean(dims, keepdim=True)
     centred = x - mean
     variance = centred.square().mean(dims, keepdim=True)
-    if running_mean is not None:
+    if running_mean is not None and running_var is not None:
         with torch.no_grad():
             own = mean.flatten(1).mean(0), (variance * (count / (count - 1))).flatten(1).mean(0)
             for running, found in zip((running_mean, running_var), own, strict=True):
                 running.lerp_(found.to(running.dtype), momentum)
     shape = [-1 if dim == 1 else 1 for dim in range(x.dim())]
-    out: Any = centred * (variance + eps).rsqrt()
+    out = centred * (variance + eps).rsqrt()
     out = out if weight is None else out * weight.view(shape)
     return out if bias is None else out + bias.view(shape)
 
 
 @rule("prelu")
-def prelu(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def prelu(func: Function, x: Tensor, weight: Tensor) -> Tensor:
     """Leaky units with replicated slopes, one for all channels or one for each."""
-    x, weight = bound(args, kwargs, input=REQUIRED, weight=REQUIRED)
     if not is_sharded(x) or is_sharded(weight) or (x.axis == 1 and weight.numel() > 1):
         raise NoRuleError
     return ShardedTensor(func(x.local, enter(weight)), x.rows, x.axis)

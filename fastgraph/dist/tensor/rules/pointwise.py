@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,7 +17,16 @@ from fastgraph.dist.tensor.sharded import (
     tree_map,
     wrapped,
 )
-from fastgraph.dist.tensor.table import Arguments, NoRuleError, Options, is_in_place, name_of, rule
+from fastgraph.dist.tensor.table import (
+    Arguments,
+    Function,
+    NoRuleError,
+    Options,
+    is_in_place,
+    name_of,
+    rule,
+    unpacked,
+)
 
 # Tagged as such by torch, but with variants that are not: they have rules of their own.
 _NOT_ONLY = {"equal", "max", "min", "where", "dropout", "rrelu", "rrelu_", "bernoulli"}
@@ -60,57 +69,60 @@ def names() -> str:
 
 
 @rule(names())
-def pointwise(func: Any, args: Arguments, kwargs: Options) -> Any:
+def pointwise(func: Function, args: Arguments, kwargs: Options) -> object:
     """Compute the local rows; other operands are broadcast, or split like them."""
-    in_place = is_in_place(name_of(func))
-    if in_place and not is_sharded(args[0]):
-        raise NoRuleError
     _check_on_cpu(*leaves(args, kwargs))
-    lead = args[0] if in_place else leading(args, kwargs)
+    edited = args[0] if is_in_place(name_of(func)) else None
+    if edited is not None and not is_sharded(edited):
+        raise NoRuleError
+    lead = leading(args, kwargs) if edited is None else edited
     rows, axis = lead.rows, lead.axis - lead.local.dim()
-    if not in_place and rows.n == 1:
+    if edited is None and rows.n == 1:
         _check_single(args, kwargs, axis)
     local = local_operands(rows, axis)
     out = func(*tree_map(local, args), **tree_map(local, kwargs))
-    return args[0] if in_place else wrapped(out, rows, axis)
+    return wrapped(out, rows, axis) if edited is None else edited
 
 
 @rule("contiguous")
-def contiguous(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def contiguous(func: Function, x: ShardedTensor, *rest: object, **options: object) -> ShardedTensor:
     """The tensor itself, or a copy: the same on all ranks."""
-    x = args[0]
-    local = alike(x, func(x.local, *args[1:], **kwargs))
+    local = alike(x, func(x.local, *rest, **options))
     return x if local is x.local else ShardedTensor(local, x.rows, x.axis)
 
 
+_to: Function = Tensor.to  # in any of its forms
+
+
 @rule("to type type_as cpu")
-def converted(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def converted(func: Function, x: ShardedTensor, *rest: object, **options: object) -> object:
     """Convert to another dtype, or to that of another tensor of any shape."""
-    x, other = args[0], args[1] if len(args) > 1 else kwargs.get("other")
+    other = rest[0] if rest else options.get("other")
     if isinstance(other, Tensor):
         _check_on_cpu(other.device)
-        rest = {key: value for key, value in kwargs.items() if key != "other"}
-        return x.to(other.dtype, *args[2:], **rest)
+        further = {key: value for key, value in options.items() if key != "other"}
+        return _to(x, other.dtype, *rest[1:], **further)
     if name_of(func) == "cpu":
         return x
-    if name_of(func) == "type" and other is None and not kwargs:
+    if name_of(func) == "type" and other is None and not options:
         return func(x.local)
-    return pointwise(func, args, kwargs)
+    return pointwise(func, (x, *rest), options)
 
 
-def _check_on_cpu(*values: Any) -> None:
+def _check_on_cpu(*values: object) -> None:
     if any(isinstance(x, torch.device) and x.type != "cpu" for x in values):
         raise NotImplementedError("sharded tensors are on the CPU; they cannot go to a GPU yet")
 
 
-def leading(*values: Any) -> ShardedTensor:
+def leading(*values: object) -> ShardedTensor:
     """The sharded operand with most dimensions, whose layout is that of the result."""
     tensors = [x for x in leaves(*values) if is_sharded(x)]
-    lead: ShardedTensor = max(tensors, key=lambda x: x.local.dim())
-    return lead
+    return max(tensors, key=lambda x: x.local.dim())
 
 
-def local_operands(rows: Layout, axis: int) -> Any:
+def local_operands(rows: Layout, axis: int) -> Callable[[object], object]:
     """A function that returns the local operand for a value."""
     return lambda x: aligned(x, rows, axis)
 
@@ -123,7 +135,7 @@ def _check_single(args: Arguments, kwargs: Options, axis: int) -> None:
 
 
 @rule("where")
-def where(func: Any, args: Arguments, kwargs: Options) -> Any:
+def where(func: Function, args: Arguments, kwargs: Options) -> object:
     """A choice between operands; the indices of a single one are another operation."""
     if len(args) + len(kwargs) != 3:
         raise NoRuleError
@@ -131,14 +143,16 @@ def where(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 
 @rule("equal")
-def equal(func: Any, args: Arguments, kwargs: Options) -> bool:
+@unpacked
+def equal(func: Function, x: Tensor, other: Tensor) -> bool:
     """True if all elements are equal; all ranks get the same answer."""
-    if len(args) != 2 or args[0].shape != args[1].shape:
+    if x.shape != other.shape:
         raise NoRuleError
-    return bool((args[0] == args[1]).all())
+    return bool((x == other).all())
 
 
 @rule("allclose")
-def allclose(func: Any, args: Arguments, kwargs: Options) -> bool:
+def allclose(func: Function, args: Arguments, kwargs: Options) -> bool:
     """True if all elements are close; all ranks get the same answer."""
-    return bool(torch.isclose(*args, **kwargs).all())
+    close: Function = torch.isclose  # which takes the same arguments
+    return bool(close(*args, **kwargs).all())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,23 +15,14 @@ from fastgraph.dist.tensor.exchange import take
 from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.memo import cached_with_all
 from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, enter, is_sharded
-from fastgraph.dist.tensor.table import (
-    REQUIRED,
-    Arguments,
-    NoRuleError,
-    Options,
-    bound,
-    is_in_place,
-    name_of,
-    rule,
-)
+from fastgraph.dist.tensor.table import Function, NoRuleError, is_in_place, name_of, rule, unpacked
 from fastgraph.layers.linear import linear as in_memory_of_results
 
 
 @rule("linear")
-def linear(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+@unpacked
+def linear(func: Function, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> ShardedTensor:
     """``linear``: local rows times replicated weights."""
-    x, weight, bias = bound(args, kwargs, input=REQUIRED, weight=REQUIRED, bias=None)
     sharded = is_sharded(weight) or is_sharded(bias)
     if sharded or not is_sharded(x) or x.axis == x.local.dim() - 1:
         raise NoRuleError
@@ -41,51 +32,60 @@ def linear(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
 
 
 @rule("matmul mm bmm mv dot __matmul__ __rmatmul__")
-def matmul(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def matmul(func: Function, x: Tensor, other: object) -> Tensor:
     """``matmul``; if the inner dimension is sharded, products are summed over ranks."""
-    a: Any
-    b: Any
-    a, b = bound(args, kwargs, input=REQUIRED, other=REQUIRED)
-    if not all(isinstance(x, Tensor) for x in (a, b)):
+    if not isinstance(other, Tensor):
         raise NoRuleError
+    a, b = x, other
     if func.__name__ == "__rmatmul__":
         a, b = b, a
     if a.layout != torch.strided or b.layout != torch.strided:
-        return sparse_product(func, (a, b), {})
+        return _sparse_product(a, b)
     if not a.dim() or not b.dim():
         raise NoRuleError
-    # The position of the sharded dimension from the right, and what the other must have there.
-    at_a, at_b = _offset(a), _offset(b)
-    inner_b = -2 if b.dim() > 1 else -1
-    if a.shape[-1] != b.shape[inner_b]:
+    inner = -2 if b.dim() > 1 else -1
+    if a.shape[-1] != b.shape[inner]:
         raise NoRuleError  # upstream's own message
-    if at_a is not None and at_b is not None:
-        if at_a == -1 and at_b == inner_b:
-            return sum_of_ranks(torch.matmul(a.local, b.aligned(a.rows)))
-        if at_a == at_b and at_a <= -3:
-            return _sharded(torch.matmul(a.local, b.aligned(a.rows)), a.rows, at_a)
+    if is_sharded(a):
+        return _of_two_sharded(a, b, inner) if is_sharded(b) else _of_sharded_first(a, b, inner)
+    if not is_sharded(b):
         raise NoRuleError
-    if at_a is not None:
-        if at_a == -1:
-            DIGESTS.compare(b)
-            own = split(b, a.rows, b.dim() + inner_b)
-            return sum_of_ranks(torch.matmul(a.local, own))
-        other = enter(b) if at_a == -2 else aligned(b, a.rows, at_a)
-        if at_a <= -3 and -b.dim() <= at_a and b.shape[at_a] == 1 != a.rows.n:
-            other = enter(b)
-        return _sharded(torch.matmul(a.local, other), a.rows, at_a if b.dim() > 1 else at_a + 1)
-    if at_b is None:
-        raise NoRuleError
-    if at_b == inner_b:
+    at = _from_the_right(b)
+    if at == inner:
         DIGESTS.compare(a)
         return sum_of_ranks(torch.matmul(split(a, b.rows, a.dim() - 1), b.local))
-    if at_b == -1:
+    if at == -1:
         return _sharded(torch.matmul(enter(a), b.local), b.rows, -1)
-    return _sharded(torch.matmul(aligned(a, b.rows, at_b), b.local), b.rows, at_b)
+    return _sharded(torch.matmul(aligned(a, b.rows, at), b.local), b.rows, at)
 
 
-def _offset(x: Tensor) -> int | None:
-    return x.axis - x.local.dim() if isinstance(x, ShardedTensor) else None
+def _of_two_sharded(a: ShardedTensor, b: ShardedTensor, inner: int) -> Tensor:
+    """Both are sharded along the inner dimension, the second's ``inner``, or along a batch's."""
+    at = _from_the_right(a)
+    if at == -1 and _from_the_right(b) == inner:
+        return sum_of_ranks(torch.matmul(a.local, b.aligned(a.rows)))
+    if at == _from_the_right(b) and at <= -3:
+        return _sharded(torch.matmul(a.local, b.aligned(a.rows)), a.rows, at)
+    raise NoRuleError
+
+
+def _of_sharded_first(a: ShardedTensor, b: Tensor, inner: int) -> Tensor:
+    """Rows, columns or a batch's dimension of the first are sharded; the second is replicated."""
+    at = _from_the_right(a)
+    if at == -1:
+        DIGESTS.compare(b)
+        own = split(b, a.rows, b.dim() + inner)
+        return sum_of_ranks(torch.matmul(a.local, own))
+    other = enter(b) if at == -2 else aligned(b, a.rows, at)
+    if at <= -3 and -b.dim() <= at and b.shape[at] == 1 != a.rows.n:
+        other = enter(b)
+    return _sharded(torch.matmul(a.local, other), a.rows, at if b.dim() > 1 else at + 1)
+
+
+def _from_the_right(x: ShardedTensor) -> int:
+    """The position of the sharded dimension, counted from the last one, which is -1."""
+    return x.axis - x.local.dim()
 
 
 def _sharded(local: Tensor, rows: Layout, axis: int) -> ShardedTensor:
@@ -95,11 +95,11 @@ def _sharded(local: Tensor, rows: Layout, axis: int) -> ShardedTensor:
 
 
 @rule("addmm addmv baddbmm", in_place=True)
-def addmm(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def addmm(
+    func: Function, x: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1
+) -> Tensor:
     """``addmm`` and its like: a product plus another tensor."""
-    x, a, b, beta, alpha = bound(
-        args, kwargs, input=REQUIRED, a=REQUIRED, b=REQUIRED, beta=1, alpha=1
-    )
     product = torch.matmul(a, b)
     product = product if alpha == 1 else alpha * product
     if is_in_place(name_of(func)):
@@ -110,11 +110,12 @@ def addmm(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 
 @rule("bilinear")
-def bilinear(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+@unpacked
+def bilinear(
+    func: Function, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> ShardedTensor:
     """Products of two rows and replicated weights."""
-    a, b, weight, bias = bound(
-        args, kwargs, input1=REQUIRED, input2=REQUIRED, weight=REQUIRED, bias=None
-    )
+    a, b = input1, input2
     lead = a if is_sharded(a) else b
     if is_sharded(weight) or is_sharded(bias) or not is_sharded(lead) or a.dim() != b.dim():
         raise NoRuleError
@@ -126,13 +127,12 @@ def bilinear(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
 
 
 @rule("einsum")
-def einsum(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def einsum(func: Function, equation: str, *given: Tensor | Sequence[Tensor]) -> Tensor:
     """``einsum``: sums of products, by the names of dimensions."""
-    equation, operands = args[0], args[1:]
-    if not isinstance(equation, str) or kwargs:
-        raise NoRuleError
-    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
-        operands = tuple(operands[0])
+    operands: list[Tensor] = []
+    for x in given:
+        operands += [x] if isinstance(x, Tensor) else x
     left, arrow, result = equation.replace(" ", "").partition("->")
     names = left.split(",")
     if not arrow or len(names) != len(operands):
@@ -155,7 +155,9 @@ def einsum(func: Any, args: Arguments, kwargs: Options) -> Any:
     return sum_of_ranks(out)
 
 
-def _spelled_out(names: list[str], result: str, operands: Arguments) -> tuple[list[str], str]:
+def _spelled_out(
+    names: list[str], result: str, operands: Sequence[Tensor]
+) -> tuple[list[str], str]:
     """The names of dimensions with letters in the place of ``...``, which stand for as many."""
     counts = {
         x.dim() - len(n) + 3 for x, n in zip(operands, names, strict=True) if n.count("...") == 1
@@ -177,8 +179,7 @@ def _own_rows(matrix: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:
         DIGESTS.compare(part, "a part of a sparse matrix")
     given = [(part, False) for part in (*index, values)]
     make = lambda: _part(matrix, rows)  # noqa: E731
-    found: tuple[Tensor, Tensor] = cached_with_all(given, ("own rows", rows, matrix.layout), make)
-    return found
+    return cached_with_all(given, ("own rows", rows, matrix.layout), make)
 
 
 def _components(matrix: Tensor) -> list[Tensor]:
@@ -203,11 +204,13 @@ def _part(matrix: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:
 
 
 @rule("_sparse_mm spmm sparse_mm")
-def sparse_product(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def sparse_product(func: Function, matrix: Tensor, x: Tensor) -> ShardedTensor:
     """A replicated sparse matrix of nodes times sharded rows."""
-    if len(args) != 2 or kwargs:
-        raise NoRuleError
-    matrix, x = args
+    return _sparse_product(matrix, x)
+
+
+def _sparse_product(matrix: Tensor, x: Tensor) -> ShardedTensor:
     if is_sharded(matrix) or not is_sharded(x) or x.axis != 0 or x.dim() != 2:
         raise NoRuleError
     if matrix.requires_grad or matrix.layout == torch.strided or matrix.dim() != 2:

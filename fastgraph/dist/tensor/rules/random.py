@@ -10,8 +10,7 @@ rank draws what one process would draw, and keeps its rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -21,14 +20,14 @@ from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded, leaves
 from fastgraph.dist.tensor.table import (
-    REQUIRED,
     Arguments,
+    Function,
     NoRuleError,
     Options,
-    bound,
     is_in_place,
     name_of,
     rule,
+    unpacked,
 )
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -79,13 +78,13 @@ def uniform(x: ShardedTensor, stream: int = 0) -> Tensor:
 
 
 def _exact(
-    func: Any,
+    func: Callable[..., Tensor],
     shape: Sequence[int],
     dtype: torch.dtype,
     at: Positions,
-    *args: Any,
+    *args: object,
     order: Sequence[int] | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Tensor:
     """Some elements of what one process would draw, whose dimensions have this order in memory."""
     empty = torch.empty_permuted(tuple(shape), tuple(order or range(len(shape))), dtype=dtype)
@@ -136,11 +135,11 @@ def dropout_factor(
 
 
 @rule("dropout dropout_")
-def dropout(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def dropout(
+    func: Function, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
     """Dropout: elements are set to 0 or scaled."""
-    x, p, training, inplace = bound(
-        args, kwargs, input=REQUIRED, p=0.5, training=True, inplace=False
-    )
     if not is_sharded(x) or not 0 <= p <= 1 or not x.is_floating_point():
         raise NoRuleError
     if not training:
@@ -152,7 +151,7 @@ def dropout(func: Any, args: Arguments, kwargs: Options) -> Any:
     return ShardedTensor(x.local * factor, x.rows, x.axis)
 
 
-def _drawn(func: Any, x: ShardedTensor, args: Arguments, kwargs: Options) -> Tensor:
+def _drawn(func: Function, x: ShardedTensor, args: Arguments, kwargs: Options) -> Tensor:
     if any(is_sharded(value) for value in leaves(args, kwargs)):
         raise NoRuleError
     if kwargs.get("generator") is not None:
@@ -165,17 +164,23 @@ def _drawn(func: Any, x: ShardedTensor, args: Arguments, kwargs: Options) -> Ten
         if args or kwargs.keys() - {"dtype", "device", "requires_grad"}:
             raise NoRuleError
         numbers = uniform(x) if name == "rand_like" else _normal(x)
-        local: Tensor = numbers.to(kwargs.get("dtype") or x.dtype)
-        return local.requires_grad_(kwargs.get("requires_grad", False))
-    if name == "uniform_":
-        low, high = bound(args, kwargs, low=0.0, high=1.0)
-        filled: Tensor = low + (high - low) * uniform(x)
-        return filled.to(x.dtype)
-    if name == "normal_":
-        mean, std = bound(args, kwargs, mean=0.0, std=1.0)
-        filled = mean + std * _normal(x)
-        return filled.to(x.dtype)
-    raise NoRuleError
+        dtype = kwargs.get("dtype")
+        local = numbers.to(dtype if isinstance(dtype, torch.dtype) else x.dtype)
+        return local.requires_grad_(bool(kwargs.get("requires_grad", False)))
+    own = _uniform_between if name == "uniform_" else _normal_around
+    return own(func, (x, *args), kwargs).to(x.dtype)
+
+
+@unpacked
+def _uniform_between(
+    func: Function, x: ShardedTensor, low: float = 0.0, high: float = 1.0
+) -> Tensor:
+    return low + (high - low) * uniform(x)
+
+
+@unpacked
+def _normal_around(func: Function, x: ShardedTensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    return mean + std * _normal(x)
 
 
 def _normal(x: ShardedTensor) -> Tensor:
@@ -185,26 +190,26 @@ def _normal(x: ShardedTensor) -> Tensor:
 
 
 @rule("rand_like randn_like")
-def like(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def like(func: Function, x: ShardedTensor, *rest: object, **options: object) -> ShardedTensor:
     """A new tensor of random numbers."""
-    x = args[0]
-    return ShardedTensor(_drawn(func, x, args[1:], kwargs), x.rows, x.axis)
+    return ShardedTensor(_drawn(func, x, rest, options), x.rows, x.axis)
 
 
 @rule("uniform_ normal_")
-def fill(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def fill(func: Function, x: Tensor, *rest: object, **options: object) -> Tensor:
     """Fill a tensor with random numbers in place."""
-    x = args[0]
     if not is_sharded(x):
         raise NoRuleError
-    x.local.copy_(_drawn(func, x, args[1:], kwargs))
+    x.local.copy_(_drawn(func, x, rest, options))
     return x
 
 
 @rule("bernoulli")
-def bernoulli(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def bernoulli(func: Function, x: Tensor) -> Tensor:
     """``bernoulli``: 1 with the probability that each element gives, else 0."""
-    (x,) = bound(args, kwargs, input=REQUIRED)
     if WORLD.random == "exact" or not is_sharded(x):
         raise NoRuleError
     return ShardedTensor((uniform(x) < x.local).to(x.dtype), x.rows, x.axis)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, enter, is_sharded
-from fastgraph.dist.tensor.table import Arguments, NoRuleError, Options, name_of, rule
+from fastgraph.dist.tensor.table import (
+    Arguments,
+    Function,
+    NoRuleError,
+    Options,
+    name_of,
+    rule,
+    unpacked,
+)
 
 
 @rule("gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell")
-def cell(func: Any, args: Arguments, kwargs: Options) -> Any:
+def cell(func: Function, args: Arguments, kwargs: Options) -> object:
     """One step for each row, by replicated weights."""
     x, state, *weights = args
     states = state if isinstance(state, (list, tuple)) else [state]
@@ -29,12 +37,23 @@ def cell(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 
 @rule("gru lstm rnn_tanh rnn_relu")
-def layers(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def layers(
+    func: Function,
+    x: Tensor,
+    state: Tensor | Sequence[Tensor],
+    weights: Sequence[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    training: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
     """Layers over sequences of one length, of which each row has one."""
     # Packed sequences have a tensor of the sizes of batches in the place of the state.
-    if kwargs or len(args) != 9 or not isinstance(args[2], (list, tuple)):
+    if not isinstance(weights, (list, tuple)):
         raise NoRuleError
-    x, state, weights, has_biases, num_layers, dropout, training, bidirectional, batch_first = args
     if not is_sharded(x) or x.dim() != 3 or x.axis != (0 if batch_first else 1):
         raise NoRuleError
     if dropout and training and num_layers > 1:  # masks would be those of parts of the rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,19 +12,21 @@ from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.collectives import records_gradient, sum_of_ranks
 from fastgraph.dist.tensor.rules.pointwise import pointwise
-from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, is_sharded, wrapped
+from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, is_sharded
 from fastgraph.dist.tensor.table import (
-    REQUIRED,
     Arguments,
+    Function,
     NoRuleError,
     Options,
-    bound,
     name_of,
     rule,
+    unpacked,
 )
 
+Dims = int | Sequence[int] | None
 
-def _dims(x: ShardedTensor, dim: Any) -> list[int]:
+
+def _dims(x: Tensor, dim: Dims) -> list[int]:
     """The reduced dimensions, of which one is sharded, in ascending order."""
     if dim is None or (isinstance(dim, (list, tuple)) and not dim):
         return list(range(x.dim()))
@@ -40,25 +42,25 @@ def _count(x: ShardedTensor, dims: list[int]) -> int:
     return math.prod(x.shape[d] for d in dims)
 
 
-def _local_result(
-    func: Any, x: ShardedTensor, dims: list[int], args: Arguments, kw: Options
-) -> Any:
-    """A reduction over other dimensions than the sharded one: each rank reduces its own rows."""
-    out = func(x.local, *args, **kw)
-    first = out[0] if isinstance(out, tuple) else out
-    kept = first.dim() == x.local.dim()
-    return wrapped(out, x.rows, x.axis if kept else x.axis - sum(d < x.axis for d in dims))
+def _sharded(local: Tensor, x: ShardedTensor, dims: list[int]) -> ShardedTensor:
+    """What a reduction over other dimensions than the sharded one has made of local rows."""
+    kept = local.dim() == x.local.dim()
+    return ShardedTensor(local, x.rows, x.axis if kept else x.axis - sum(d < x.axis for d in dims))
 
 
 @rule("sum nansum mean")
-def total(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def total(
+    func: Function,
+    x: ShardedTensor,
+    dim: Dims = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
     """Sums and means."""
-    x, dim, keepdim, dtype = bound(
-        args, kwargs, input=REQUIRED, dim=None, keepdim=False, dtype=None
-    )
     dims, mean = _dims(x, dim), name_of(func) == "mean"
     if x.axis not in dims:
-        return _local_result(func, x, dims, args[1:], kwargs)
+        return _sharded(func(x.local, dim, keepdim, dtype=dtype), x, dims)
     floating = (x.dtype if dtype is None else dtype).is_floating_point or x.is_complex()
     if mean and not floating:
         raise NoRuleError  # upstream's own message
@@ -68,21 +70,21 @@ def total(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 
 @rule("count_nonzero")
-def count_nonzero(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def count_nonzero(func: Function, x: ShardedTensor, dim: Dims = None) -> Tensor:
     """``count_nonzero``: the number of elements that are not zero."""
-    x, dim = bound(args, kwargs, input=REQUIRED, dim=None)
     return (x != 0).sum(_dims(x, dim))
 
 
 @rule("any all")
-def any_all(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def any_all(func: Function, x: ShardedTensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """True where any or all elements are true."""
-    x, dim, keepdim = bound(args, kwargs, input=REQUIRED, dim=None, keepdim=False)
     dims = _dims(x, dim)
     if x.dtype == torch.uint8 or x.dim() == 0:
         raise NoRuleError
     if x.axis not in dims:
-        return _local_result(func, x, dims, args[1:], kwargs)
+        return _sharded(func(x.local, dim, keepdim), x, dims)
     found = x.local.bool()
     wants_all = name_of(func) == "all"
     found = (~found if wants_all else found).any(dims, keepdim=keepdim)
@@ -91,63 +93,84 @@ def any_all(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 
 @rule("bincount")
-def bincount(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def bincount(
+    func: Function, x: Tensor, weights: Tensor | None = None, minlength: int = 0
+) -> Tensor:
     """The number of times that each integer occurs, or the sums of weights; replicated."""
-    x, weights, minlength = bound(args, kwargs, input=REQUIRED, weights=None, minlength=0)
     if x.dim() != 1 or x.is_floating_point() or x.dtype == torch.bool or not x.numel():
         raise NoRuleError
     if int(x.min()) < 0 or minlength < 0 or (weights is not None and weights.shape != x.shape):
         raise NoRuleError  # upstream's own message
     lead = x if is_sharded(x) else weights
+    if not is_sharded(lead):
+        raise NoRuleError
     length = max(minlength, int(x.max()) + 1)
-    of_rows = None if weights is None else aligned(weights, lead.rows, 0)
+    of_rows = aligned(weights, lead.rows, 0)
     return sum_of_ranks(func(aligned(x, lead.rows, 0), of_rows, length))
 
 
 @rule("max min")
-def extremum(func: Any, args: Arguments, kwargs: Options) -> Any:
+def extremum(func: Function, args: Arguments, kwargs: Options) -> object:
     """The largest or smallest of all elements, of rows with its index, or of two tensors."""
-    other = args[1] if len(args) > 1 else kwargs.get("other")
+    x, other = args[0], args[1] if len(args) > 1 else kwargs.get("other")
     if isinstance(other, Tensor):
         return pointwise(func, args, kwargs)
-    if len(args) == 1 and not kwargs:
-        return getattr(args[0], f"a{name_of(func)}")()
-    x, dim, _ = bound(args, kwargs, input=REQUIRED, dim=REQUIRED, keepdim=False)
+    if len(args) == 1 and not kwargs and isinstance(x, Tensor):
+        return _extremum_of_all(x, name_of(func))
+    return _extremum_along(func, args, kwargs)
+
+
+def _extremum_of_all(x: Tensor, name: str) -> Tensor:
+    return x.amax() if name == "max" else x.amin()
+
+
+@unpacked
+def _extremum_along(
+    func: Function, x: ShardedTensor, dim: Dims, keepdim: bool = False
+) -> tuple[Tensor, ...]:
     dims = _dims(x, dim)
     if x.axis in dims:
-        return _with_position(func, x, args, kwargs)
-    return _local_result(func, x, dims, args[1:], kwargs)
+        return _with_position(func, x, dim, keepdim)
+    found: tuple[Tensor, ...] = func(x.local, dim, keepdim)
+    return type(found)([_sharded(part, x, dims) for part in found])
 
 
-def _with_position(func: Any, x: ShardedTensor, args: Arguments, kwargs: Options) -> Any:
+def _with_position(
+    func: Function, x: ShardedTensor, dim: Dims, keepdim: bool
+) -> tuple[Tensor, ...]:
     """The extremum of a vector of integers, and the first position where it is found."""
     if x.local.dim() != 1 or x.is_floating_point() or x.dtype == torch.bool or not x.rows.n:
         raise NoRuleError  # which of several rows, upstream does not say
-    best = getattr(x, f"a{name_of(func)}")()
+    best = _extremum_of_all(x, name_of(func))
     position = torch.where(x.local == best, x.rows.position, x.rows.n)
     first = ShardedTensor(position, x.rows, 0).amin()
-    found = func(torch.empty(1, dtype=x.dtype), *args[1:], **kwargs)
-    shape = found.values.shape
-    return type(found)((best.view(shape), first.view(shape)))
+    found: tuple[Tensor, ...] = func(torch.empty(1, dtype=x.dtype), dim, keepdim)
+    shapes = [value.shape for value in found]
+    return type(found)([best.view(shapes[0]), first.view(shapes[1])])
 
 
 @rule("argmax argmin")
-def position_of_extremum(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def position_of_extremum(
+    func: Function, x: ShardedTensor, dim: Dims = None, keepdim: bool = False
+) -> Tensor:
     """``argmax`` and ``argmin``: the index of the extremum of each row."""
-    x, dim, _ = bound(args, kwargs, input=REQUIRED, dim=None, keepdim=False)
     dims = _dims(x, dim)
     if dim is None or x.axis in dims:
         raise NoRuleError
-    return _local_result(func, x, dims, args[1:], kwargs)
+    return _sharded(func(x.local, dim, keepdim), x, dims)
 
 
 @rule("amax amin")
-def extreme_value(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def extreme_value(
+    func: Function, x: ShardedTensor, dim: Dims = None, keepdim: bool = False
+) -> Tensor:
     """The largest or smallest value; the gradient is shared among ties, as upstream's is."""
-    x, dim, keepdim = bound(args, kwargs, input=REQUIRED, dim=None, keepdim=False)
     dims = _dims(x, dim)
     if x.axis not in dims:
-        return _local_result(func, x, dims, args[1:], kwargs)
+        return _sharded(func(x.local, dim, keepdim), x, dims)
     if x.dtype == torch.bool or x.is_complex() or not x.numel():
         raise NoRuleError
     reduce = torch.amax if name_of(func) == "amax" else torch.amin
@@ -175,23 +198,33 @@ def _neutral(dtype: torch.dtype, name: str) -> float | int:
 
 
 @rule("var std")
-def variance(func: Any, args: Arguments, kwargs: Options) -> Any:
+def variance(func: Function, args: Arguments, kwargs: Options) -> Tensor:
     """Variances, in two passes."""
     if len(args) > 1 and isinstance(args[1], bool):  # var(unbiased)
-        args, kwargs = (args[0], None, args[1], *args[2:]), kwargs
-    x, dim, unbiased, keepdim, correction = bound(
-        args, kwargs, input=REQUIRED, dim=None, unbiased=True, keepdim=False, correction=None
-    )
-    dims = _dims(x, dim)
+        args = (args[0], None, *args[1:])
+    return _variance(func, args, kwargs)
+
+
+@unpacked
+def _variance(
+    func: Function,
+    x: ShardedTensor,
+    dim: Dims = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    correction: float | None = None,
+) -> Tensor:
+    dims, is_root = _dims(x, dim), name_of(func) == "std"
     if not x.is_floating_point():
         raise NoRuleError
-    if x.axis not in dims:
-        return _local_result(func, x, dims, args[1:], kwargs)
     less = int(unbiased) if correction is None else correction
+    if x.axis not in dims:
+        reduce = torch.std if is_root else torch.var
+        return _sharded(reduce(x.local, dims, correction=less, keepdim=keepdim), x, dims)
     degrees = max(_count(x, dims) - less, 0)
     squares = (x - x.mean(dims, keepdim=True)).square().sum(dims, keepdim=keepdim)
     result = squares / degrees
-    return result if name_of(func) == "var" else _root(result)
+    return _root(result) if is_root else result
 
 
 def _root(x: Tensor) -> Tensor:
@@ -201,38 +234,37 @@ def _root(x: Tensor) -> Tensor:
 
 
 @rule("norm linalg_vector_norm linalg_norm")
-def norm(func: Any, args: Arguments, kwargs: Options) -> Any:
+def norm(func: Function, args: Arguments, kwargs: Options) -> Tensor:
     """Euclidean norms."""
-    x, p, dim, keepdim, dtype = bound(
-        args,
-        {"p" if key == "ord" else key: value for key, value in kwargs.items()},
-        input=REQUIRED,
-        p=2,
-        dim=None,
-        keepdim=False,
-        dtype=None,
-    )
-    matrix = (
-        name_of(func) == "linalg_norm"
-        and p is not None
-        and (dim is None or not isinstance(dim, int))
-    )
-    if p not in (2, None, "fro") or dtype is not None or not x.is_floating_point() or matrix:
+    return _norm(func, args, {"p" if k == "ord" else k: value for k, value in kwargs.items()})
+
+
+@unpacked
+def _norm(
+    func: Function,
+    x: ShardedTensor,
+    p: float | str | None = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    of_matrix = name_of(func) == "linalg_norm" and p is not None and not isinstance(dim, int)
+    if p not in (2, None, "fro") or dtype is not None or not x.is_floating_point() or of_matrix:
         raise NoRuleError
     dims = _dims(x, dim)
     if x.axis not in dims:
-        return _local_result(func, x, dims, args[1:], kwargs)
+        return _sharded(func(x.local, p, dim, keepdim), x, dims)
     return _root(x.square().sum(dims, keepdim=keepdim))
 
 
 @rule("logsumexp")
-def logsumexp(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def logsumexp(func: Function, x: ShardedTensor, dim: Dims, keepdim: bool = False) -> Tensor:
     """Logarithms of sums of exponentials."""
-    x, dim, keepdim = bound(args, kwargs, input=REQUIRED, dim=REQUIRED, keepdim=False)
     dims = _dims(x, dim)
     if x.axis not in dims:
-        return _local_result(func, x, dims, args[1:], kwargs)
-    if not x.is_floating_point() or not is_sharded(x):
+        return _sharded(func(x.local, dim, keepdim), x, dims)
+    if not x.is_floating_point():
         raise NoRuleError
     largest = x.detach().amax(dims, keepdim=True)
     largest = torch.where(largest.isfinite(), largest, 0.0)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fastgraph.dist.tensor.collectives import applied
+import torch
+from torch import Tensor
+
 from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded
-from fastgraph.dist.tensor.table import Arguments, NoRuleError, Options, rule
+from fastgraph.dist.tensor.table import Function, NoRuleError, rule, unpacked
 
 _PYG = "torch_geometric.nn.models.rev_gnn.InvertibleFunction"
 _DGL = "dgl.nn.pytorch.conv.grouprevres.InvertibleCheckpoint"
@@ -21,58 +22,64 @@ class _Place(NamedTuple):
     axis: int
 
 
-def _place(x: Any) -> _Place | None:
+def _place(x: object) -> _Place | None:
     return _Place(x.rows, x.axis) if is_sharded(x) else None
 
 
-def _local(x: Any, place: _Place | None) -> Any:
+def _local(x: object, place: _Place | None) -> object:
     if not is_sharded(x):
         return x
     return x.local if place is None else x.aligned(place.rows)
 
 
-def _sharded(x: Any, place: _Place | None) -> Any:
-    return x if place is None else ShardedTensor(x, place.rows, place.axis)
+def _sharded(x: object, place: _Place | None) -> object:
+    if place is None:
+        return x
+    assert isinstance(x, Tensor)
+    return ShardedTensor(x, place.rows, place.axis)
 
 
 @rule(f"{_PYG} {_DGL}")
-def by_rows(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def by_rows(
+    func: type[torch.autograd.Function], function: Function, inverse: Function, *rest: object
+) -> object:
     """Reversible layers: upstream's own function on local rows, and the layer on sharded tensors.
 
     It frees the storage of inputs. Its backward pass computes these from outputs, and then the
     layer once more, with random numbers that it draws anew.
     """
-    function, inverse, *rest = args
     is_pyg = func.__name__ == "InvertibleFunction"
-    passes = [rest.pop(0)] if is_pyg else []  # how often the backward pass may run
-    num_inputs, *given = rest
+    num_passes = rest[:1] if is_pyg else ()  # how often the backward pass may run
+    num_inputs, *given = rest[len(num_passes) :]
+    assert isinstance(num_inputs, int)
     inputs, weights = given[:num_inputs], given[num_inputs:]
-    if kwargs or not any(map(is_sharded, inputs)) or any(map(is_sharded, weights)):
+    if not any(map(is_sharded, inputs)) or any(map(is_sharded, weights)):
         raise NoRuleError
     first = 0 if is_pyg else 1  # DGL's comes after the graph
     of_inputs = [_place(x) for x in inputs]
     of_outputs: list[_Place | None] = []
 
-    def forward(*local: Any) -> Any:
+    def forward(*local: object) -> object:
         found = function(*map(_sharded, local, of_inputs))
         outputs = _several(found)
         of_outputs[:] = [_place(x) for x in outputs]
         return _like(found, [_local(x, None) for x in outputs])
 
-    def backward(*local: Any) -> Any:
+    def backward(*local: object) -> object:
         places = [*of_inputs[:first], *of_outputs, *of_inputs[first + 1 :]]
         found = inverse(*map(_sharded, local, places))
         return _like(found, list(map(_local, _several(found), of_inputs[first:])))
 
     local = [_local(x, None) for x in inputs]
-    out = applied(func, forward, backward, *passes, num_inputs, *local, *weights)
+    out = func.apply(forward, backward, *num_passes, num_inputs, *local, *weights)
     return _like(out, list(map(_sharded, _several(out), of_outputs)))
 
 
-def _several(found: Any) -> Sequence[Any]:
+def _several(found: object) -> tuple[object, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
-def _like(found: Any, values: list[Any]) -> Any:
+def _like(found: object, values: list[object]) -> object:
     """Values as a tuple, if something was one."""
     return tuple(values) if isinstance(found, tuple) else values[0]

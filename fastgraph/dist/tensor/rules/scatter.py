@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,14 +15,14 @@ from fastgraph.dist.tensor.layout import Layout, known, usual
 from fastgraph.dist.tensor.rules.indexing import plan_of_range
 from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, is_sharded, placed
 from fastgraph.dist.tensor.table import (
-    REQUIRED,
     Arguments,
+    Function,
     NoRuleError,
     Options,
-    bound,
     is_in_place,
     name_of,
     rule,
+    unpacked,
 )
 
 
@@ -50,34 +50,55 @@ class _Call(NamedTuple):
     options: Options
 
 
-def _parsed(func: Any, args: Arguments, kwargs: Options) -> _Call:
-    name = name_of(func).removesuffix("_")
-    factor, options, reduce = 1, {}, "sum"
-    if name == "index_add":
-        x, dim, index, source, factor = bound(
-            args, kwargs, input=REQUIRED, dim=REQUIRED, index=REQUIRED, source=REQUIRED, alpha=1
-        )
-    elif name == "scatter_add":
-        x, dim, index, source = bound(
-            args, kwargs, input=REQUIRED, dim=REQUIRED, index=REQUIRED, src=REQUIRED
-        )
-    else:
-        x, dim, index, source, reduce, include = bound(
-            args,
-            kwargs,
-            input=REQUIRED,
-            dim=REQUIRED,
-            index=REQUIRED,
-            src=REQUIRED,
-            reduce=REQUIRED,
-            include_self=True,
-        )
-        options = {"reduce": reduce, "include_self": include}
+@unpacked
+def _index_add(
+    func: Function, x: Tensor, dim: int, index: Tensor, source: object, alpha: float = 1
+) -> _Call:
+    return _checked(x, dim, index, source, factor=alpha)
+
+
+@unpacked
+def _scatter_add(func: Function, x: Tensor, dim: int, index: Tensor, src: object) -> _Call:
+    return _checked(x, dim, index, src, broadcast=True)
+
+
+@unpacked
+def _scatter_reduce(
+    func: Function,
+    x: Tensor,
+    dim: int,
+    index: Tensor,
+    src: object,
+    reduce: str,
+    include_self: bool = True,
+) -> _Call:
+    options: Options = {"reduce": reduce, "include_self": include_self}
+    return _checked(x, dim, index, src, broadcast=True, reduce=reduce, options=options)
+
+
+_CALLS = {
+    "index_add": _index_add,
+    "scatter_add": _scatter_add,
+    "scatter_reduce": _scatter_reduce,
+}
+
+
+def _checked(
+    x: Tensor,
+    dim: int,
+    index: Tensor,
+    source: object,
+    *,
+    broadcast: bool = False,
+    reduce: str = "sum",
+    factor: float = 1,
+    options: Options | None = None,
+) -> _Call:
     if not isinstance(source, Tensor) or not -x.dim() <= dim < x.dim():
         raise NoRuleError
-    if source.dim() != x.dim() or (name != "index_add" and index.dim() != x.dim()):
+    if source.dim() != x.dim() or (broadcast and index.dim() != x.dim()):
         raise NoRuleError
-    if name != "index_add" and index.shape != source.shape:
+    if broadcast and index.shape != source.shape:
         raise NoRuleError
     dim %= x.dim()
     expected = [*x.shape[:dim], source.shape[dim], *x.shape[dim + 1 :]]
@@ -88,7 +109,7 @@ def _parsed(func: Any, args: Arguments, kwargs: Options) -> _Call:
         raise NoRuleError
     vector = _vector(_laid_out(x, dim, index, source), dim)
     local = aligned(source, vector.rows, dim)
-    return _Call(x, dim, vector, local, name != "index_add", reduce, factor, options)
+    return _Call(x, dim, vector, local, broadcast, reduce, factor, options or {})
 
 
 def _laid_out(x: Tensor, dim: int, index: Tensor, source: Tensor) -> ShardedTensor:
@@ -130,9 +151,9 @@ def _vector(index: ShardedTensor, dim: int) -> ShardedTensor:
 
 
 @rule("scatter_add index_add scatter_reduce", in_place=True)
-def scatter(func: Any, args: Arguments, kwargs: Options) -> Any:
+def scatter(func: Function, args: Arguments, kwargs: Options) -> Tensor:
     """Sums, extrema and products over all ranks; means where all rows are of one rank."""
-    call = _parsed(func, args, kwargs)
+    call = _CALLS[name_of(func).removesuffix("_")](func, args, kwargs)
     if call.index.dtype != torch.int64 and call.broadcast:
         raise NoRuleError
     in_place = is_in_place(name_of(func))
@@ -161,23 +182,24 @@ def scatter(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 
 @rule("scatter", in_place=True)
-def assign(func: Any, args: Arguments, kwargs: Options) -> Any:
+def assign(func: Function, args: Arguments, kwargs: Options) -> Tensor:
     """Values put into columns, or other dimensions than the sharded one: each rank has its rows."""
-    given = {**dict(zip(("input", "dim", "index", "src"), args, strict=False)), **kwargs}
-    if "value" in given:
-        given["src"] = given.pop("value")
-    if len(args) > 4 or given.keys() != {"input", "dim", "index", "src"}:
-        raise NoRuleError  # with a reduction
-    x, dim, index, source = given["input"], given["dim"], given["index"], given["src"]
+    return _assigned(func, args, {"src" if k == "value" else k: v for k, v in kwargs.items()})
+
+
+@unpacked
+def _assigned(
+    func: Function, x: Tensor, dim: int, index: Tensor, src: Tensor | float
+) -> ShardedTensor:
     if not is_sharded(x) or index.dim() != x.dim() or not -x.dim() <= dim < x.dim():
         raise NoRuleError
     axis = x.axis
     if dim % x.dim() == axis or index.shape[axis] != x.rows.n:
         raise NoRuleError
-    if isinstance(source, Tensor) and (source.dim() != x.dim() or source.shape[axis] != x.rows.n):
+    if isinstance(src, Tensor) and (src.dim() != x.dim() or src.shape[axis] != x.rows.n):
         raise NoRuleError
     places = aligned(index, x.rows, axis)
-    out = func(x.local, dim, places, aligned(source, x.rows, axis))
+    out = func(x.local, dim, places, aligned(src, x.rows, axis))
     return x if is_in_place(name_of(func)) else ShardedTensor(out, x.rows, axis)
 
 
@@ -244,11 +266,11 @@ def _products(values: Tensor, place: Tensor, size: int) -> Tensor:
 _EXTREMA = ("amax", "amin")
 
 
-def _replaced(call: _Call, out: Any, in_place: bool) -> Any:
+def _replaced(call: _Call, out: Tensor, in_place: bool) -> Tensor:
     return call.x.copy_(out) if in_place else out
 
 
-def _extremum(call: _Call, found: Plan | None) -> Any:
+def _extremum(call: _Call, found: Plan | None) -> Tensor:
     """The largest or smallest values, of which ties share the gradient, as upstream's do.
 
     Args:
@@ -282,12 +304,12 @@ def _extremum(call: _Call, found: Plan | None) -> Any:
     )
 
 
-def _change(x: Any) -> Any:
+def _change(x: Tensor) -> Tensor:
     """Zeros with the gradient of a tensor; without one where it is infinite."""
     return torch.where(x.isfinite(), x - x.detach(), 0.0)
 
 
-def _best(call: _Call, found: Plan | None) -> Any:
+def _best(call: _Call, found: Plan | None) -> Tensor:
     """The extremum of the values for each row; any number where there are none."""
     values = call.source.detach()
     neutral = float("-inf") if call.reduce == "amax" else float("inf")
@@ -301,7 +323,8 @@ def _best(call: _Call, found: Plan | None) -> Any:
         n = call.x.shape[0]
         index = torch.where(call.index.local < 0, call.index.local + n, call.index.local)
         own = reduced(n, index, values)
-        return getattr(transport.all_gather(own[None], [1] * WORLD.size), call.reduce)(0)
+        of_all = transport.all_gather(own[None], [1] * WORLD.size)
+        return of_all.amax(0) if call.reduce == "amax" else of_all.amin(0)
     own = reduced(found.mine + sum(found.receives), found.place, values)
     sent = transport.all_to_all(own[found.mine :], found.receives, found.sends)
     places = torch.cat([torch.arange(found.mine), found.given])
@@ -311,25 +334,25 @@ def _best(call: _Call, found: Plan | None) -> Any:
 
 
 @rule("new_zeros new_ones new_full new_empty")
-def new(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def new(func: Function, x: ShardedTensor, *rest: object, **options: object) -> Tensor:
     """New tensors with one row for each node or edge are sharded like these."""
-    x, rest = args[0], args[1:]
-    options = dict(kwargs)
-    size = options.pop("size", None)
-    filled = ()
+    given = options.pop("size", None)
+    filled: Arguments = ()
     if name_of(func) == "new_full":
-        filled = rest[-1:] if size is None and "fill_value" not in options else rest
+        filled = rest[-1:] if given is None and "fill_value" not in options else rest
         rest = rest[: len(rest) - len(filled)]
-    if size is None:
-        size = rest[0] if len(rest) == 1 and isinstance(rest[0], (list, tuple)) else rest
-    if not all(isinstance(s, int) for s in size):
+    if given is None:
+        given = rest[0] if len(rest) == 1 and isinstance(rest[0], (list, tuple)) else rest
+    if not isinstance(given, (list, tuple)) or not all(isinstance(n, int) for n in given):
         raise NoRuleError
-    size = list(size)
+    size = list(given)
     for axis, n in enumerate(size):
         rows = x.rows if n == x.rows.n else known(n)
         if rows is not None and n > 1:
             size[axis] = rows.mine
             return ShardedTensor(func(x.local, size, *filled, **options), rows, axis)
-    if name_of(func) == "new_empty":  # ranks compare replicated tensors, also what nobody has set
-        return x.local.new_zeros(size, **options)
-    return func(x.local, size, *filled, **options)
+    # Ranks compare replicated tensors, also what nobody has set.
+    make: Function = Tensor.new_zeros if name_of(func) == "new_empty" else func
+    replicated: Tensor = make(x.local, size, *filled, **options)
+    return replicated

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -23,17 +22,17 @@ from fastgraph.dist.tensor.sharded import (
     wrapped,
 )
 from fastgraph.dist.tensor.table import (
-    REQUIRED,
     Arguments,
+    Function,
     NoRuleError,
     Options,
-    bound,
     name_of,
     rule,
+    unpacked,
 )
 
 
-def _sizes(args: Sequence[Any]) -> list[int]:
+def _sizes(args: Sequence[object]) -> list[int]:
     """Sizes that were given one by one or as a sequence."""
     sizes = args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args
     if not all(isinstance(size, int) for size in sizes):
@@ -42,7 +41,7 @@ def _sizes(args: Sequence[Any]) -> list[int]:
 
 
 @rule("view reshape _unsafe_view flatten unflatten view_as reshape_as")
-def reshape(func: Any, args: Arguments, kwargs: Options) -> Any:
+def reshape(func: Function, args: Arguments, kwargs: Options) -> ShardedTensor:
     """Dimensions before the sharded one stay; it may be joined with those behind it, or split.
 
     It may be joined with all of those before it, too.
@@ -55,7 +54,7 @@ def reshape(func: Any, args: Arguments, kwargs: Options) -> Any:
             raise NoRuleError
         new = _sizes(args[1:] or (kwargs["shape"],))
     elif name in ("view_as", "reshape_as"):
-        new = list(bound(args, kwargs, input=REQUIRED, other=REQUIRED)[1].shape)
+        new = _shape_of_other(func, args, kwargs)
     else:
         new = list(func(torch.empty(x.shape, device="meta"), *args[1:], **kwargs).shape)
     if -1 in new:
@@ -74,6 +73,11 @@ def reshape(func: Any, args: Arguments, kwargs: Options) -> Any:
             local_shape = [rows.mine if i == axis else size for i, size in enumerate(new)]
             return ShardedTensor(alike(x, x.local.reshape(local_shape)), rows, axis)
     return _with_leading(x, new)
+
+
+@unpacked
+def _shape_of_other(func: Function, x: Tensor, other: Tensor) -> list[int]:
+    return list(other.shape)
 
 
 def _with_leading(x: ShardedTensor, new: list[int]) -> ShardedTensor:
@@ -108,17 +112,19 @@ def _reshaped(x: ShardedTensor, size: int, axis: int) -> Layout | None:
 
 
 @rule("unsqueeze")
-def unsqueeze(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+@unpacked
+def unsqueeze(func: Function, x: ShardedTensor, dim: int) -> ShardedTensor:
     """``unsqueeze``: add a dimension."""
-    x, dim = bound(args, kwargs, input=REQUIRED, dim=REQUIRED)
     at = dim + x.local.dim() + 1 if dim < 0 else dim
     return ShardedTensor(x.local.unsqueeze(dim), x.rows, x.axis + (at <= x.axis))
 
 
 @rule("squeeze")
-def squeeze(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+@unpacked
+def squeeze(
+    func: Function, x: ShardedTensor, dim: int | Sequence[int] | None = None
+) -> ShardedTensor:
     """``squeeze``: drop dimensions of size 1, but for the sharded one, whatever its local size."""
-    x, dim = bound(args, kwargs, input=REQUIRED, dim=None)
     wanted = range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
     if any(not -x.dim() <= d < x.dim() for d in wanted):
         raise NoRuleError
@@ -130,16 +136,17 @@ def squeeze(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
 
 
 @rule("expand expand_as repeat tile broadcast_to")
-def expand(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def expand(func: Function, x: Tensor, *rest: object) -> ShardedTensor:
     """``expand`` and ``repeat`` of other dimensions than the sharded one."""
-    x, name = args[0], name_of(func)
-    if kwargs:
-        raise NoRuleError
-    if name == "expand_as" and is_sharded(args[1]):
-        like = args[1]
+    name = name_of(func)
+    like = rest[0] if name == "expand_as" else None
+    if is_sharded(like):
         local = aligned(x, like.rows, like.axis - like.local.dim())
         return ShardedTensor(local.expand(like.local.shape), like.rows, like.axis)
-    sizes = list(args[1].shape) if name == "expand_as" else _sizes(args[1:])
+    if not is_sharded(x):
+        raise NoRuleError
+    sizes = list(like.shape) if isinstance(like, Tensor) else _sizes(rest)
     if name == "tile":
         sizes, name = [1] * (x.local.dim() - len(sizes)) + sizes, "repeat"
     axis = x.axis + len(sizes) - x.local.dim()
@@ -153,9 +160,9 @@ def expand(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 
 @rule("stack")
-def stack(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def stack(func: Function, tensors: Sequence[Tensor], dim: int = 0) -> ShardedTensor:
     """``stack``: each rank stacks its rows."""
-    tensors, dim = bound(args, kwargs, tensors=REQUIRED, dim=0)
     lead = next(x for x in tensors if is_sharded(x))
     if any(x.shape != lead.shape for x in tensors):
         raise NoRuleError
@@ -165,12 +172,12 @@ def stack(func: Any, args: Arguments, kwargs: Options) -> Any:
 
 
 @rule("cat concat concatenate")
-def cat(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def cat(func: Function, tensors: Sequence[Tensor], dim: int = 0) -> ShardedTensor:
     """Rows one after the other stay where they are; along other dimensions each rank does its own.
 
     Replicated rows are laid out like nodes or edges if they are as many.
     """
-    tensors, dim = bound(args, kwargs, tensors=REQUIRED, dim=0)
     lead = next(x for x in tensors if is_sharded(x))
     # torch leaves out empty vectors, whatever the others' dimensions.
     tensors = [x for x in tensors if not (x.dim() == 1 and x.shape[0] == 0) or lead.dim() == 1]
@@ -204,7 +211,7 @@ _PIECES = ("chunk", "split", "split_with_sizes", "tensor_split")
 
 
 @rule(" ".join(_ALONG))
-def along(func: Any, args: Arguments, kwargs: Options) -> Any:
+def along(func: Function, args: Arguments, kwargs: Options) -> object:
     """Operations along one dimension are each rank's own, unless it is the sharded one."""
     name = name_of(func)
     lead = next(x for x in args if is_sharded(x))
@@ -221,9 +228,9 @@ def along(func: Any, args: Arguments, kwargs: Options) -> Any:
         if name in ("softmax", "log_softmax") and kwargs.get("dtype") is None and len(args) < 3:
             return _softmax(lead, axis, name == "log_softmax")
         if name == "cumsum":
-            return _cumsum(*bound(args, kwargs, input=REQUIRED, dim=REQUIRED, dtype=None))
+            return _cumsum(func, args, kwargs)
         if name in ("gather", "take_along_dim") and num_dims == 1:
-            return _of_a_vector(name, args, kwargs)
+            return (_gathered if name == "gather" else _taken)(func, args, kwargs)
         if name in _PIECES and args[0] is lead and not any(map(is_sharded, args[1:])):
             return _pieces(func, lead, args, kwargs)
         raise NoRuleError
@@ -238,12 +245,18 @@ def along(func: Any, args: Arguments, kwargs: Options) -> Any:
     return wrapped(out, lead.rows, axis - (first.dim() < num_dims and dims[0] % num_dims < axis))
 
 
-def _of_a_vector(name: str, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def _gathered(func: Function, x: Tensor, dim: int, index: Tensor) -> Tensor:
+    return _of_a_vector(x, index)
+
+
+@unpacked
+def _taken(func: Function, x: Tensor, indices: Tensor, dim: int) -> Tensor:
+    return _of_a_vector(x, indices)
+
+
+def _of_a_vector(x: Tensor, index: Tensor) -> Tensor:
     """Entries of a vector at the positions of another, which are not negative."""
-    if name == "gather":
-        x, _, index = bound(args, kwargs, input=REQUIRED, dim=REQUIRED, index=REQUIRED)
-    else:
-        x, index, _ = bound(args, kwargs, input=REQUIRED, indices=REQUIRED, dim=REQUIRED)
     if x.dim() != 1 or index.dim() != 1 or index.dtype != torch.int64:
         raise NoRuleError
     if index.numel() and bool((index < 0).any()):
@@ -251,7 +264,9 @@ def _of_a_vector(name: str, args: Arguments, kwargs: Options) -> Any:
     return x[index]
 
 
-def _pieces(func: Any, x: ShardedTensor, args: Arguments, kwargs: Options) -> tuple[Any, ...]:
+def _pieces(
+    func: Function, x: ShardedTensor, args: Arguments, kwargs: Options
+) -> tuple[Tensor, ...]:
     """``split``, ``chunk`` and their like: slices of consecutive rows."""
     whole = torch.empty(x.shape, device="meta")
     sizes = [piece.shape[x.axis] for piece in func(whole, *args[1:], **kwargs)]
@@ -262,14 +277,17 @@ def _pieces(func: Any, x: ShardedTensor, args: Arguments, kwargs: Options) -> tu
     )
 
 
-def _softmax(x: ShardedTensor, dim: int, log: bool) -> Any:
-    shifted: Any = x - x.detach().amax(dim, keepdim=True)
+def _softmax(x: ShardedTensor, dim: int, log: bool) -> Tensor:
+    shifted = x - x.detach().amax(dim, keepdim=True)
     exponentials = shifted.exp()
     total = exponentials.sum(dim, keepdim=True)
     return shifted - total.log() if log else exponentials / total
 
 
-def _cumsum(x: ShardedTensor, dim: int, dtype: torch.dtype | None) -> ShardedTensor:
+@unpacked
+def _cumsum(
+    func: Function, x: ShardedTensor, dim: int, dtype: torch.dtype | None = None
+) -> ShardedTensor:
     """Each rank adds up consecutive rows, from the sum of those of the ranks before it."""
     rows = x.rows.in_order()
     local = x.aligned(rows)
@@ -282,48 +300,55 @@ def _cumsum(x: ShardedTensor, dim: int, dtype: torch.dtype | None) -> ShardedTen
 
 
 @rule("cumsum_")
-def cumsum_in_place(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def cumsum_in_place(
+    func: Function, x: Tensor, dim: int, dtype: torch.dtype | None = None
+) -> Tensor:
     """``cumsum_``, which keeps the dtype of what it overwrites."""
-    x, dim, dtype = bound(args, kwargs, input=REQUIRED, dim=REQUIRED, dtype=None)
     if not is_sharded(x) or (dtype is not None and dtype != x.dtype):
         raise NoRuleError
     return x.copy_(x.cumsum(dim, dtype=x.dtype))
 
 
 @rule("__iter__")
-def iterate(func: Any, args: Arguments, kwargs: Options) -> Any:
+@unpacked
+def iterate(func: Function, x: ShardedTensor) -> Iterator[Tensor]:
     """The parts along the first dimension."""
-    x = args[0]
     if x.axis == 0:
         raise NoRuleError
-    return iter(wrapped(x.local.unbind(0), x.rows, x.axis - 1))
+    return (ShardedTensor(part, x.rows, x.axis - 1) for part in x.local.unbind(0))
 
 
 @rule("layer_norm rms_norm group_norm")
-def normalise_features(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+@unpacked
+def normalise_features(
+    func: Function, x: Tensor, *rest: object, **options: object
+) -> ShardedTensor:
     """Normalisation over the last dimensions."""
-    x = args[0]
+    shape = rest[0] if rest else options.get("normalized_shape")
     if name_of(func) == "group_norm":
         normalised = x.dim() - 1
     else:
-        normalised = len(args[1] if len(args) > 1 else kwargs["normalized_shape"])
+        normalised = len(shape) if isinstance(shape, (list, tuple)) else x.dim()
     if not is_sharded(x) or x.axis >= x.dim() - normalised:
         raise NoRuleError
-    rest = [_entered(v) for v in args[1:]]
-    options = {key: _entered(v) for key, v in kwargs.items()}
-    return ShardedTensor(func(x.local, *rest, **options), x.rows, x.axis)
+    local = [_entered(v) for v in rest]
+    named = {key: _entered(v) for key, v in options.items()}
+    return ShardedTensor(func(x.local, *local, **named), x.rows, x.axis)
 
 
-def _entered(x: Any) -> Any:
+def _entered(x: object) -> object:
     if is_sharded(x):
         raise NoRuleError
     return enter(x)
 
 
 @rule("pad")
-def pad(func: Any, args: Arguments, kwargs: Options) -> ShardedTensor:
+@unpacked
+def pad(
+    func: Function, x: ShardedTensor, sizes: Sequence[int], *rest: object, **options: object
+) -> ShardedTensor:
     """``pad``: add columns."""
-    x, sizes = args[:2]
     if len(sizes) // 2 > x.local.dim() - 1 - x.axis:
         raise NoRuleError
-    return ShardedTensor(func(x.local, *args[1:], **kwargs), x.rows, x.axis)
+    return ShardedTensor(func(x.local, sizes, *rest, **options), x.rows, x.axis)
