@@ -17,6 +17,7 @@ from fastgraph.graphs.edges import caller_index_of
 from fastgraph.graphs.graph import Graph
 from fastgraph.machine import capture
 from fastgraph.ops.library import (
+    Context,
     Gradient,
     define,
     is_defined_by,
@@ -317,7 +318,7 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
 
 
 def save_with_edges(
-    ctx: Any, index: Tensor, inputs: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
+    ctx: Context, index: Tensor, inputs: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
 ) -> None:
     """Save ``tensors`` for the backward pass, and behind them the caller's ``edge_index``.
 
@@ -360,12 +361,18 @@ def check_self_loops(num_nodes: int, **given: object) -> None:
             raise ValueError(f"self_loops cannot be combined with {name}")
 
 
-def save_addend(ctx: Any, addend: Tensor | None) -> None:
+class OfAddend(Context):
+    """Of a function whose output something is added to."""
+
+    addend_shape: torch.Size | None
+
+
+def save_addend(ctx: OfAddend, addend: Tensor | None) -> None:
     """Store on ``ctx`` what :func:`addend_gradient` needs."""
     ctx.addend_shape = None if addend is None else addend.shape
 
 
-def addend_gradient(ctx: Any, grad: Tensor | None) -> Tensor | None:
+def addend_gradient(ctx: OfAddend, grad: Tensor | None) -> Tensor | None:
     """The gradient of the addend, given that of the output, ``None`` if that was not used."""
     return grad if grad is None or ctx.addend_shape == grad.shape else grad.sum(0, keepdim=True)
 

@@ -27,18 +27,21 @@ _TAGS = (
 )
 
 
-class Context(FunctionCtx):
+class Context(FunctionCtx, Node):
     """What a function with a gradient keeps from its forward pass; subclasses say what else.
+
+    In the backward pass it is the function's node of autograd.
 
     Attributes:
         saved_tensors: those that were saved; asking again for them computes a checkpoint again.
         needs_input_grad: for each argument, whether its gradient is wanted.
-        next_functions: for each argument, the autograd node that made it, and which of its results.
     """
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
-    next_functions: tuple[tuple[Node | None, int], ...]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Save tensors; torch's own has no type for ``None``, which it takes."""
 
 
 DEFINING: set[type] = set()
@@ -170,7 +173,7 @@ def _on_one_device(names: Sequence[str], fake: Callable[..., Any]) -> Callable[.
     return call
 
 
-def wanted_gradients(ctx: Any) -> Sequence[bool]:
+def wanted_gradients(ctx: Context) -> Sequence[bool]:
     """For each argument of an autograd function, true if its gradient is asked for now.
 
     ``ctx.needs_input_grad`` says what the forward pass saw. ``torch.autograd.grad(out, x)`` and
@@ -182,7 +185,7 @@ def wanted_gradients(ctx: Any) -> Sequence[bool]:
     Returns:
         As many as ``ctx.needs_input_grad`` has, at least one of them true if that has one.
     """
-    needed: tuple[bool, ...] = ctx.needs_input_grad
+    needed = ctx.needs_input_grad
     # A function runs because a gradient is wanted. Compilers ask for those that they need.
     if needed.count(True) < 2 or torch.compiler.is_compiling():
         return needed
@@ -198,7 +201,7 @@ def wanted_gradients(ctx: Any) -> Sequence[bool]:
     return wanted if True in wanted else needed  # it is called by something else than the engine
 
 
-def _will_run(node: Any) -> bool:
+def _will_run(node: Node) -> bool:
     """True if the backward pass that is in progress needs an autograd node, or none is.
 
     That is false for the node that it begins with, as torch does not count it.

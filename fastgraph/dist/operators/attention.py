@@ -26,6 +26,9 @@ from fastgraph.ops.heads import Call
 from fastgraph.ops.spmm import SPMM
 from fastgraph.registry import operators
 
+Operand = Tensor | None
+Convert = Callable[[Tensor], Operand]
+
 
 class FusedAttention(NamedTuple):
     """An operator of attention.
@@ -58,8 +61,8 @@ class FusedAttention(NamedTuple):
         return any(place == "edges" and x is not None for place, x in pairs)
 
     def given_scores(
-        self, inputs: list[Any], num_destinations: int
-    ) -> tuple[FusedAttention, list[Any]]:
+        self, inputs: list[Operand], num_destinations: int
+    ) -> tuple[FusedAttention, list[Operand]]:
         """The operator that is given the scores of nodes, and its operands.
 
         Args:
@@ -114,7 +117,7 @@ def dropout_of_weights(call: Call, graph: RankGraph) -> Tensor | None:
 def local_attention(
     call: Call,
     attention: FusedAttention,
-    inputs: Sequence[Any],
+    inputs: Sequence[Operand],
     edges: Edges,
     num_destinations: int,
     factor: Tensor | None,
@@ -147,17 +150,17 @@ def local_attention(
 
 
 def each(
-    of_places: Mapping[str, Callable[[Tensor], Any]],
-    other: Callable[[Tensor], Any],
+    of_places: Mapping[str, Convert],
+    other: Convert,
     places: Sequence[str],
-    inputs: Sequence[Any],
-) -> list[Any]:
+    inputs: Sequence[Operand],
+) -> list[Operand]:
     """The operands that are given, each converted by the function for its place, or by another."""
     pairs = zip(places, inputs, strict=True)
     return [None if x is None else of_places.get(place, other)(x) for place, x in pairs]
 
 
-def shared(x: Tensor) -> Any:
+def shared(x: Tensor) -> Tensor:
     """An operand that is the same for all nodes and edges.
 
     Raises:
@@ -168,7 +171,7 @@ def shared(x: Tensor) -> Any:
     return enter(x)
 
 
-def _for_weights(inputs: Sequence[Any], attention: FusedAttention) -> Sequence[Any]:
+def _for_weights(inputs: Sequence[Operand], attention: FusedAttention) -> Sequence[Operand]:
     """Operands that give the same weights, and the smallest output that an operator can have.
 
     Others than GAT's score the features that they add up.
@@ -176,4 +179,5 @@ def _for_weights(inputs: Sequence[Any], attention: FusedAttention) -> Sequence[A
     if attention is not _GAT:
         return inputs
     x, *scores = inputs
+    assert x is not None
     return [x.new_zeros((*x.shape[:2], 1)), *scores]

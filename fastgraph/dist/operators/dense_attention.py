@@ -17,13 +17,13 @@ from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.rules.random import dropout_factor
 from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, enter, is_sharded, whole
-from fastgraph.dist.tensor.table import Function, NoRuleError, rule, unpacked
+from fastgraph.dist.tensor.table import NoRuleError, TorchFunction, rule, unpacked
 
 
 @rule("scaled_dot_product_attention")
 @unpacked
 def scaled_dot_product(
-    func: Function,
+    func: TorchFunction,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -55,7 +55,7 @@ def scaled_dot_product(
 @rule("multi_head_attention_forward")
 @unpacked
 def multi_head(
-    func: Function,
+    func: TorchFunction,
     query: Tensor,
     key: Tensor,
     value: Tensor,

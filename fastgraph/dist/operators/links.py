@@ -12,7 +12,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -57,6 +56,7 @@ def of_ranks() -> Cluster:
         if cluster is None:
             measured = measure()
             cluster = transport.broadcast(_keep(found, measured) if WORLD.rank == 0 else None)
+        assert cluster is not None  # that of the first rank
         KNOWN[WORLD.size] = cluster._replace(memory=memory_of_a_rank(found))
     return KNOWN[WORLD.size]
 
@@ -144,7 +144,7 @@ def _seconds_of_work() -> tuple[float, float]:
     return attention / size, of_sum / size
 
 
-def _median(call: Callable[[], Any], in_a_row: int) -> float:
+def _median(call: Callable[[], object], in_a_row: int) -> float:
     """Seconds of one of some calls in a row, which ranks start together, after a first one."""
     call()
     seconds = []

@@ -172,7 +172,9 @@ def layer_of(
     made: Sequence[Sequence[Size]] = (),
 ) -> Layer:
     """A call of fused attention on sharded tensors; see :mod:`fastgraph.dist.operators.cost`."""
-    return cost.attention_layer(shapes, list(map(part_of, inputs)), num_heads, made)
+    return cost.attention_layer(
+        shapes, [None if x is None else part_of(x) for x in inputs], num_heads, made
+    )
 
 
 def layer_of_sum(x: Tensor, *, is_extremum: bool) -> Layer:

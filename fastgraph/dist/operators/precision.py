@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,9 +23,12 @@ from fastgraph.dist.tensor.collectives import applied, records_gradient
 from fastgraph.dist.tensor.memo import cached
 from fastgraph.machine import native
 from fastgraph.machine.memory import new_rows
+from fastgraph.ops.library import Context
 
 if TYPE_CHECKING:
     from fastgraph.dist.balance.balance import Balance
+
+Result = TypeVar("Result")
 
 FULL, REDUCED = torch.float32, torch.bfloat16
 
@@ -52,7 +55,7 @@ class Precision:
 
     is_reduced = False
 
-    def run(self, operator: Callable[..., Any], *arguments: Any) -> Any:
+    def run(self, operator: Callable[..., Result], *arguments: object) -> Result:
         """The results of an operator, or of a function that calls several of them.
 
         Args:
@@ -70,21 +73,23 @@ class Precision:
             COUNTS.precision[f"{dtype}, as the operands are"] += 1
             return operator(*arguments)
         COUNTS.precision[str(REDUCED)] += 1
-        found = operator(*(_lowered(x) for x in arguments))
-        return _raised(found) if isinstance(found, Tensor) else tuple(map(_raised, found))
+        found = operator(*map(_lowered, arguments))
+        raised: Any = _raised(found) if isinstance(found, Tensor) else _each_raised(found)
+        result: Result = raised  # as many as there were
+        return result
 
 
 PRECISION = Precision()
 
 
-def _tensors(arguments: Sequence[Any]) -> list[Tensor]:
+def _tensors(arguments: Sequence[object]) -> list[Tensor]:
     found = []
     for x in arguments:
         found += [x] if isinstance(x, Tensor) else _tensors(x) if type(x) is list else []
     return found
 
 
-def _lowered(x: Any) -> Any:
+def _lowered(x: object) -> object:
     if type(x) is list:
         return [_lowered(one) for one in x]
     if not isinstance(x, Tensor) or x.dtype != FULL:
@@ -94,20 +99,29 @@ def _lowered(x: Any) -> Any:
     return cached(x, ("in bfloat16",), lambda: applied(_Cast, x, REDUCED))
 
 
-def _raised(x: Any) -> Any:
+def _each_raised(found: object) -> tuple[object, ...]:
+    assert isinstance(found, (list, tuple))
+    return tuple(map(_raised, found))
+
+
+def _raised(x: object) -> object:
     return applied(_Cast, x, FULL) if isinstance(x, Tensor) and x.dtype == REDUCED else x
+
+
+class _OfDtype(Context):
+    dtype: torch.dtype
 
 
 class _Cast(Function):
     """A tensor in another dtype, in memory as that of other large results."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: _OfDtype, x: Tensor, dtype: torch.dtype) -> Tensor:
         ctx.dtype = x.dtype
         return new_rows(x, x.shape, dtype).copy_(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: _OfDtype, grad: Tensor) -> tuple[Tensor, None]:
         return applied(_Cast, grad, ctx.dtype), None
 
 
@@ -167,7 +181,8 @@ def reduce_precision(
         )
     if not all(rank in range(WORLD.size) for rank in wanted):
         raise ValueError(f"ranks must be numbers from 0 to {WORLD.size - 1}, got {wanted}")
-    refused = {rank: found[rank][1] for rank in wanted if found[rank][1] is not None}
+    reasons = [(rank, found[rank][1]) for rank in wanted]
+    refused = {rank: why_not for rank, why_not in reasons if why_not is not None}
     chosen = tuple(rank for rank in wanted if rank not in refused)
     PRECISION.is_reduced = WORLD.rank in chosen
     return ReducedPrecision(chosen, refused)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.digests import DIGESTS
 from fastgraph.dist.tensor.layout import Layout, layout_of
-from fastgraph.dist.tensor.memo import Recent, cached
+from fastgraph.dist.tensor.memo import Recent, Value, cached
 from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, is_sharded
 from fastgraph.dist.tensor.table import NoRuleError
 from fastgraph.graphs.edges import Edges, named
@@ -85,16 +85,15 @@ class RankGraph:
             numbered: whether something is given or returned for each edge.
         """
         make = functools.partial(named, self.local, numbered=numbered)
-        edges: Edges = self._derived.get(("edges", numbered), make)[0]
-        return edges
+        return self._derived.get(("edges", numbered), make)[0]
 
     def of_edges(self, x: Tensor | None) -> Tensor | None:
         """The values of the local edges."""
         return None if x is None else local_rows(x, self.edges)
 
     def with_weight(
-        self, weight: Tensor | None, key: tuple[Hashable, ...], make: Callable[[], Any]
-    ) -> Any:
+        self, weight: Tensor | None, key: tuple[Hashable, ...], make: Callable[[], Value]
+    ) -> Value:
         """The value of ``make()``, cached for this graph and these weights of edges."""
         if weight is None:
             return self._derived.get(key, make)
@@ -103,7 +102,7 @@ class RankGraph:
         return cached(weight, (*key, self), make)
 
 
-def part_of(x: Any) -> Any:
+def part_of(x: Tensor) -> Tensor:
     """The local rows of a sharded tensor, to inspect without rules; else the value itself."""
     return x.local if isinstance(x, ShardedTensor) else x
 
@@ -112,7 +111,7 @@ def local_rows(x: Tensor, rows: Layout) -> Tensor:
     """The local rows of a tensor that has as many as a layout, or a single one for all of them."""
     if not is_sharded(x) and x.shape[0] not in (1, rows.n):
         raise NoRuleError
-    local: Tensor = aligned(x, rows, 0)
+    local = aligned(x, rows, 0)
     # A single row of all there are is held by one rank.
     if not is_sharded(x) and rows.n == 1 and not rows.mine:
         local = local[:0]

@@ -14,7 +14,14 @@ from fastgraph.dist.operators.protocol import Mode, Operation, Relation
 from fastgraph.dist.operators.rank_graph import local_rows
 from fastgraph.dist.tensor.layout import Layout, usual
 from fastgraph.dist.tensor.sharded import ShardedTensor, on_the_whole
-from fastgraph.dist.tensor.table import Arguments, Function, NoRuleError, Options, rule, unpacked
+from fastgraph.dist.tensor.table import (
+    Arguments,
+    NoRuleError,
+    Options,
+    TorchFunction,
+    rule,
+    unpacked,
+)
 from fastgraph.edge_programs.program import parse
 from fastgraph.ops.head_scores import HEAD_SCORES
 from fastgraph.ops.heads import Call, dropout_seed
@@ -55,7 +62,7 @@ def _mode(
 @rule("fastgraph::spmm")
 @unpacked
 def weighted_sum(
-    func: Function,
+    func: TorchFunction,
     x: Tensor,
     index: Tensor,
     ptr: Tensor | None,
@@ -76,7 +83,7 @@ def weighted_sum(
 @rule("fastgraph::segment_reduce")
 @unpacked
 def extremum(
-    func: Function,
+    func: TorchFunction,
     x: Tensor,
     index: Tensor,
     ptr: Tensor | None,
@@ -97,7 +104,7 @@ def extremum(
 @rule("fastgraph::gcn")
 @unpacked
 def normalised_sum(
-    func: Function,
+    func: TorchFunction,
     x: Tensor,
     index: Tensor,
     weight: Tensor | None,
@@ -128,7 +135,7 @@ def _register(attention: FusedAttention) -> None:
     """
     name = f"fastgraph::{attention.spec.name}"
 
-    def call(func: Function, args: Arguments, kwargs: Options) -> object:
+    def call(func: TorchFunction, args: Arguments, kwargs: Options) -> object:
         found = Call.of(args)
         try:
             results = _attended(attention, found)
@@ -168,7 +175,7 @@ for _attention in FUSED_ATTENTIONS.values():
 
 @rule("fastgraph::head_scores")
 @unpacked
-def head_scores(func: Function, x: Tensor, att: Tensor) -> ShardedTensor:
+def head_scores(func: TorchFunction, x: Tensor, att: Tensor) -> ShardedTensor:
     """Each rank scores its own nodes."""
     rows = _rows(x)
     return ShardedTensor(HEAD_SCORES(local_rows(x, rows), shared(att)), rows, 1)
@@ -177,7 +184,7 @@ def head_scores(func: Function, x: Tensor, att: Tensor) -> ShardedTensor:
 @rule("fastgraph::sddmm")
 @unpacked
 def products(
-    func: Function,
+    func: TorchFunction,
     y: Tensor,
     x: Tensor,
     index: Tensor,
@@ -196,7 +203,7 @@ def products(
 @rule("fastgraph::edge_program")
 @unpacked
 def program(
-    func: Function,
+    func: TorchFunction,
     operands: Sequence[Tensor],
     index: Tensor,
     ptr: Tensor | None,
@@ -219,7 +226,7 @@ def program(
 @rule("fastgraph::edge_softmax")
 @unpacked
 def edge_softmax(
-    func: Function,
+    func: TorchFunction,
     score: Tensor,
     index: Tensor,
     ptr: Tensor | None,

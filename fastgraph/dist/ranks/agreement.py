@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from importlib import metadata
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastgraph import settings
 from fastgraph.dist.ranks import transport
@@ -23,9 +23,9 @@ Errors = tuple[type[Exception], ...]
 
 def on_first_rank(action: Callable[[], Value], errors: Errors = (OSError, ValueError)) -> Value:
     """The value of an action on rank 0, on all ranks; or its error, if it is one of these."""
-    outcome: Any = _outcome(action, errors) if WORLD.rank == 0 else None
-    (value,) = _given([transport.broadcast(outcome)])
-    return value  # type: ignore[no-any-return]
+    outcomes = [_outcome(action, errors)] if WORLD.rank == 0 else []
+    (value,) = _given(transport.broadcast(outcomes))
+    return value
 
 
 def on_all_ranks(
@@ -45,12 +45,10 @@ def first_rank_first(action: Callable[[], object]) -> None:
     raises on rank 0 is raised on all ranks. All go on with its random numbers, of which the others,
     which load what it has made, may have drawn fewer.
     """
-    outcome: Any = None
-    if WORLD.rank == 0:
-        outcome = _outcome(lambda: _alone(action), (Exception,))
-    error: Exception | None = transport.broadcast(_sendable(outcome))
+    outcome = _outcome(lambda: _alone(action), (Exception,)) if WORLD.rank == 0 else None
+    error = transport.broadcast(_sendable(outcome))
     if error is not None:
-        raise outcome if WORLD.rank == 0 else error
+        raise outcome or error
     if WORLD.rank != 0:
         _alone(action)
     if WORLD.size > 1:
@@ -77,7 +75,7 @@ def check_alike() -> None:
                 )
 
 
-def _facts() -> dict[str, Any]:
+def _facts() -> dict[str, list[str]]:
     """The facts of this rank that decide which layers are routed."""
     chosen = settings.current()
     routed = REGISTRY.routed("cpu") if SWITCH.active else []
@@ -122,8 +120,10 @@ def _outcome(action: Callable[[], Value], errors: Errors) -> Value | Exception:
         return error
 
 
-def _given(outcomes: list[Any]) -> list[Any]:
+def _given(outcomes: list[Value | Exception]) -> list[Value]:
+    values = []
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise outcome
-    return outcomes
+        values.append(outcome)
+    return values

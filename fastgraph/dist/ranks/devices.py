@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -89,7 +89,7 @@ def devices(*, bandwidth: bool = True) -> list[Device]:
     return [highest(one) for one in found]
 
 
-def _hardware(device: Device) -> tuple[Any, ...]:
+def _hardware(device: Device) -> tuple[str, str, str, int]:
     return device.kind, device.name, device.host, device.threads
 
 
@@ -117,7 +117,15 @@ def cpu(bandwidth: bool = True) -> Device:
     )
 
 
-def cuda(properties: Any, host: str = "") -> Device:
+class Properties(Protocol):
+    """The facts of a GPU that every version of torch has."""
+
+    name: str
+    multi_processor_count: int
+    total_memory: int
+
+
+def cuda(properties: Properties, host: str = "") -> Device:
     """A GPU, by what ``torch.cuda.get_device_properties`` gives.
 
     Its bandwidth is that of the data sheet: two transfers of the bus in each clock of the memory.

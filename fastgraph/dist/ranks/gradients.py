@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Variable
+from torch.autograd.graph import Node
 
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD
@@ -40,6 +41,8 @@ _MOVES = frozenset(
 Their backward pass needs no tensor but the gradient, so that it can run twice: without the gradient
 in the pass at whose end that gradient is summed, then with it.
 """
+
+Leaf = Any  # the node of a leaf, AccumulateGrad, which torch has no type for
 
 
 class _Pass:
@@ -80,7 +83,7 @@ def may_wait(x: Tensor) -> bool:
     return node.name() in _MOVES and all(leaf.name() == _LEAF for leaf in _following(node))
 
 
-def waits(x: Tensor, node: Any, grad: Tensor) -> bool:
+def waits(x: Tensor, node: Node, grad: Tensor) -> bool:
     """True if a gradient has been left for the end of the backward pass that is running.
 
     Args:
@@ -115,19 +118,21 @@ def bundles(sizes: Sequence[int]) -> Iterator[slice]:
         yield slice(first, len(sizes))
 
 
-def _can_wait(x: Tensor, node: Any, grad: Tensor) -> bool:
+def _can_wait(x: Tensor, node: Node, grad: Tensor) -> bool:
     if WORLD.size == 1 or torch.is_grad_enabled():  # as with create_graph=True
         return False
     if not is_small(grad) or _is_watched(x):
         return False
     leaves = [node] if x.is_leaf else _following(node)
-    return all(
-        leaf.variable.requires_grad and not _is_watched(leaf.variable) and _accumulates(leaf)
-        for leaf in leaves
-    )
+    return all(_can_have_its_gradient_later(leaf) for leaf in leaves)
 
 
-def _following(node: Any) -> list[Any]:
+def _can_have_its_gradient_later(leaf: Leaf) -> bool:
+    x: Tensor = leaf.variable
+    return x.requires_grad and not _is_watched(x) and _accumulates(leaf)
+
+
+def _following(node: Node) -> list[Node]:
     """The nodes of autograd that a node gives its gradients to."""
     return [following for following, _ in node.next_functions if following is not None]
 
@@ -137,7 +142,7 @@ def _is_watched(x: Tensor) -> bool:
     return bool(x._backward_hooks or x._post_accumulate_grad_hooks or x.retains_grad)
 
 
-def _accumulates(leaf: Any) -> bool:
+def _accumulates(leaf: Node) -> bool:
     """True if the backward pass adds to the gradient of a leaf, given by its node.
 
     ``torch.autograd.grad`` gives it to its caller instead.

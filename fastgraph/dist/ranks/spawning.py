@@ -10,7 +10,10 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TypeVar
+
+Value = TypeVar("Value")
 
 _SECONDS_BETWEEN_LOOKS = 0.05
 
@@ -20,12 +23,12 @@ class RankError(RuntimeError):
 
 
 def run_on_ranks(
-    function: Callable[..., Any],
+    function: Callable[..., Value],
     world_size: int,
-    *arguments: Any,
+    *arguments: object,
     timeout: float = 600.0,
     prefixes: Sequence[Sequence[str]] | None = None,
-) -> list[Any]:
+) -> list[Value]:
     """The values that a function returns on new processes, which are the ranks of one world.
 
     Each has one thread, and calls :func:`fastgraph.dist.init` before the function.
@@ -76,13 +79,14 @@ def run_on_ranks(
         ]
 
 
-def pickler() -> Any:
+def pickler() -> ModuleType:
     """The module that pickles functions: ``cloudpickle`` if it is installed, else ``pickle``."""
     try:
         import cloudpickle
     except ModuleNotFoundError:
         return pickle
-    return cloudpickle
+    found: ModuleType = cloudpickle
+    return found
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, deadline: float) -> None:

@@ -11,7 +11,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,11 @@ _PATIENCE = timedelta(seconds=3)
 
 # torch 2.13 has given the function another name.
 _gather_parts = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+Value = TypeVar("Value")
+Step = Callable[[], dist.Work | None]
+"""Begins a collective, and gives what can be waited for unless it has waited itself."""
 
 
 class Group(NamedTuple):
@@ -178,7 +183,7 @@ class Exchange:
 
     def __init__(self, given: Tensor, received: Tensor) -> None:
         self._given, self._received = given, received
-        self._work: Any = None
+        self._work: dist.Work | None = None
         self._asked = Asked(0, "")
         self._recorded: list[tuple[int, float]] | None = None
         self._position = 0
@@ -239,7 +244,7 @@ def barrier() -> None:
         _issue("barrier", (), None, 0, lambda: dist.barrier(async_op=True))
 
 
-def broadcast(value: Any) -> Any:
+def broadcast(value: Value) -> Value:
     """The object of rank 0."""
     if WORLD.size == 1:
         return value
@@ -247,27 +252,28 @@ def broadcast(value: Any) -> Any:
     data = _pickled(value) if is_mine else torch.empty(0, dtype=torch.uint8)
     size = torch.tensor([len(data)])
 
-    def content() -> Any:
+    def content() -> dist.Work | None:
         nonlocal data
         if not is_mine:
             data = data.new_empty(int(size))
-        return dist.broadcast(data, 0, async_op=True)
+        work: dist.Work | None = dist.broadcast(data, 0, async_op=True)
+        return work
 
     sizes = lambda: dist.broadcast(size, 0, async_op=True)  # noqa: E731
     _issue("broadcast", (), None, 0, sizes, content)
     return value if is_mine else pickle.loads(data.numpy().tobytes())
 
 
-def gather_objects(value: Any) -> list[Any]:
+def gather_objects(value: Value) -> list[Value]:
     """The objects of all ranks, in their order."""
-    found: list[Any] = [value]
+    found = [value]
     if WORLD.size > 1:
         found.clear()
         _issue("gather_objects", (), None, 0, lambda: found.extend(_gathered(value)))
     return found
 
 
-def _gathered(value: Any) -> list[Any]:
+def _gathered(value: Value) -> list[Value]:
     data = _pickled(value)
     sizes = torch.empty(WORLD.size, dtype=torch.int64)
     asked = _ask("objects", (), None)
@@ -279,7 +285,7 @@ def _gathered(value: Any) -> list[Any]:
     return [pickle.loads(part[:size].numpy().tobytes()) for part, size in parts]
 
 
-def _pickled(value: Any) -> Tensor:
+def _pickled(value: object) -> Tensor:
     return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
 
 
@@ -297,7 +303,7 @@ def _issue(
     shape: Sequence[int],
     dtype: torch.dtype | None,
     sent: int,
-    *steps: Callable[[], Any],
+    *steps: Step,
 ) -> Asked:
     """Begin each step of a collective and wait for it, if it gives what can be waited for."""
     if WORLD.is_alone:
@@ -331,7 +337,7 @@ def _ask(kind: str, shape: Sequence[int], dtype: torch.dtype | None) -> Asked:
     return asked
 
 
-def _wait(work: Any, asked: Asked) -> None:
+def _wait(work: dist.Work, asked: Asked) -> None:
     """Wait for a collective that was begun.
 
     Raises:
@@ -349,7 +355,7 @@ def _wait(work: Any, asked: Asked) -> None:
         BOARD.look(asked)
 
 
-def _finish(step: Callable[[], Any], asked: Asked) -> None:
+def _finish(step: Step, asked: Asked) -> None:
     try:
         work = step()
         if work is not None:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -128,7 +127,14 @@ def init(
     return WORLD
 
 
-def join(backend: str, **options: Any) -> None:
+def join(
+    backend: str,
+    *,
+    timeout: timedelta | None = None,
+    init_method: str | None = None,
+    rank: int = -1,
+    world_size: int = -1,
+) -> None:
     """``torch.distributed.init_process_group``, and leave the group when the process ends.
 
     Threads of a group free the tensors of its last collectives. If that happens while the
@@ -136,7 +142,9 @@ def join(backend: str, **options: Any) -> None:
     """
     # Defaults of its functions are the group that exists when it is imported, and would keep that.
     importlib.import_module("torch.distributed.nn.functional")
-    dist.init_process_group(backend, **options)
+    dist.init_process_group(
+        backend, init_method=init_method, timeout=timeout, rank=rank, world_size=world_size
+    )
     atexit.register(_leave)
 
 
@@ -150,16 +158,14 @@ def share_random_states() -> None:
     if WORLD.size == 1:
         return
     numpy = sys.modules.get("numpy")
-    states: list[Any] = [
-        torch.get_rng_state(),
-        random.getstate(),
-        None if numpy is None else numpy.random.get_state(),
-    ]
+    of_numpy = None if numpy is None else numpy.random.get_state()
+    states = [(torch.get_rng_state(), random.getstate(), of_numpy)]
     dist.broadcast_object_list(states, 0)
-    torch.set_rng_state(states[0])
-    random.setstate(states[1])
-    if numpy is not None and states[2] is not None:
-        numpy.random.set_state(states[2])
+    of_torch, of_random, of_numpy = states[0]
+    torch.set_rng_state(of_torch)
+    random.setstate(of_random)
+    if numpy is not None and of_numpy is not None:
+        numpy.random.set_state(of_numpy)
 
 
 def frame_of_program() -> FrameType:

@@ -70,7 +70,8 @@ class _Enter(Function):
 
     @staticmethod
     def backward(ctx: _OfEntered, grad: Tensor) -> Tensor | None:
-        if ctx.x is not None and gradients.waits(ctx.x, ctx.next_functions[0][0], grad):
+        node, _ = ctx.next_functions[0]
+        if ctx.x is not None and node is not None and gradients.waits(ctx.x, node, grad):
             return None
         return applied(_Sum, grad, gradients.is_small(grad))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.autograd import Function
@@ -13,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.tensor.sharded import is_sharded, leaves, tree_map, whole
-from fastgraph.dist.tensor.table import NoRuleError, find
+from fastgraph.dist.tensor.table import Arguments, NoRuleError, Options, find
 from fastgraph.plugins.patching import Patches
 
 _FACTORIES = (
@@ -24,6 +23,8 @@ _FACTORIES = (
     "asarray",
     "tensor",
 )
+
+Device = torch.device | str | int | None
 
 PATCHES = Patches()
 
@@ -41,21 +42,21 @@ def install() -> None:
         PATCHES.replace(torch, "compile", _uncompiled(torch.compile))
 
 
-def _gathered(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _gathered(name: str, args: Arguments, kwargs: Options) -> tuple[Arguments, Options]:
     if any(is_sharded(x) for x in leaves(args, kwargs)):
         COUNTS.gathers[name] += 1
         return tree_map(whole, args), tree_map(whole, kwargs)
     return args, kwargs
 
 
-def _apply(upstream: Callable[..., Any]) -> Callable[..., Any]:
+def _apply(upstream: Callable[..., object]) -> Callable[..., object]:
     """``Function.apply``, whose backward pass would not reach the rows of a sharded tensor.
 
     Functions of other libraries may have rules, under their own name.
     """
 
     @functools.wraps(upstream)
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(cls: type[Function], *args: object, **kwargs: object) -> object:
         by_rule = find(f"{cls.__module__}.{cls.__name__}")
         if by_rule is not None:
             try:
@@ -69,20 +70,20 @@ def _apply(upstream: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
-def _on_the_whole(upstream: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _on_the_whole(upstream: Callable[..., object], name: str) -> Callable[..., object]:
     @functools.wraps(upstream)
-    def factory(*args: Any, **kwargs: Any) -> Any:
+    def factory(*args: object, **kwargs: object) -> object:
         args, kwargs = _gathered(name, args, kwargs)
         return upstream(*args, **kwargs)
 
     return factory
 
 
-def _as_tensor(upstream: Callable[..., Any]) -> Callable[..., Any]:
+def _as_tensor(upstream: Callable[..., object]) -> Callable[..., object]:
     """``torch.as_tensor``, which leaves tensors as they are."""
 
     @functools.wraps(upstream)
-    def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
+    def as_tensor(data: object, dtype: torch.dtype | None = None, device: Device = None) -> object:
         if not is_sharded(data):
             args, _ = _gathered("as_tensor", (data,), {})
             return upstream(*args, dtype=dtype, device=device)
@@ -91,11 +92,11 @@ def _as_tensor(upstream: Callable[..., Any]) -> Callable[..., Any]:
     return as_tensor
 
 
-def _uncompiled(upstream: Callable[..., Any]) -> Callable[..., Any]:
+def _uncompiled(upstream: Callable[..., object]) -> Callable[..., object]:
     """``torch.compile``: compilers cannot see what ranks exchange, so code runs as it is."""
 
     @functools.wraps(upstream)
-    def compile_(model: Any = None, **options: Any) -> Any:
+    def compile_(model: object = None, **options: object) -> object:
         COUNTS.gathers["torch.compile (not compiled)"] += 1
         return model if model is not None else lambda function: function
 

@@ -29,9 +29,9 @@ from fastgraph.dist.tensor.table import (
     OF_WRAPPER,
     Arguments,
     Dispatch,
-    Function,
     NoRuleError,
     Options,
+    TorchFunction,
     counts_edits,
     dispatch_of,
     is_in_place,
@@ -87,7 +87,7 @@ class ShardedTensor(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Function, types: Types, args: Arguments = (), kwargs: Options | None = None
+        cls, func: TorchFunction, types: Types, args: Arguments = (), kwargs: Options | None = None
     ) -> object:
         """Do an operation by its rule, or on the whole."""
         if func in OF_WRAPPER:  # as most calls of a layer are, and no edit changes the answer
@@ -113,7 +113,7 @@ class ShardedTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch declares it without a class
-        cls, func: Function, types: Types, args: Arguments = (), kwargs: Options | None = None
+        cls, func: TorchFunction, types: Types, args: Arguments = (), kwargs: Options | None = None
     ) -> object:
         """Refuse what bypasses Python, and would work on no data at all."""
         raise NotImplementedError(
@@ -167,7 +167,7 @@ class CopiedView(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Function, types: Types, args: Arguments = (), kwargs: Options | None = None
+        cls, func: TorchFunction, types: Types, args: Arguments = (), kwargs: Options | None = None
     ) -> object:
         """Do the operation on an ordinary tensor."""
         kwargs = kwargs or {}
@@ -453,7 +453,7 @@ def _usual_names(args: Arguments, kwargs: Options) -> tuple[Arguments, Options]:
     return args, kwargs
 
 
-def _by_rule(func: Function, dispatch: Dispatch, args: Arguments, kwargs: Options) -> object:
+def _by_rule(func: TorchFunction, dispatch: Dispatch, args: Arguments, kwargs: Options) -> object:
     if dispatch.rule is not None:
         try:
             return dispatch.rule(func, args, kwargs)
@@ -462,7 +462,7 @@ def _by_rule(func: Function, dispatch: Dispatch, args: Arguments, kwargs: Option
     return on_the_whole(func, dispatch.name, args, kwargs)
 
 
-def on_the_whole(func: Function, name: str, args: Arguments, kwargs: Options) -> object:
+def on_the_whole(func: TorchFunction, name: str, args: Arguments, kwargs: Options) -> object:
     """Do an operation on gathered tensors; what it writes to them goes back to the rows."""
     COUNTS.gathers[name] += 1
     found: dict[int, tuple[ShardedTensor, Tensor]] = {}

@@ -11,11 +11,11 @@ import torch
 
 Arguments = tuple[object, ...]
 Options = dict[str, object]
-Function = Callable[..., Any]  # of a name: torch has no signatures that a type checker could read
+TorchFunction = Callable[..., Any]  # of which torch says no types
 """A function of torch or of another library, or a class of functions with gradients."""
 
 Result = TypeVar("Result")
-Rule = Callable[[Function, Arguments, Options], object]
+Rule = Callable[[TorchFunction, Arguments, Options], object]
 """Does a call: takes the function, its arguments and its keyword arguments."""
 
 
@@ -30,7 +30,7 @@ class NoRuleError(Exception):
 METADATA: set[str] = set()
 """The names of operations that do not look at the values of a tensor."""
 
-OF_WRAPPER: set[Function] = set()
+OF_WRAPPER: set[TorchFunction] = set()
 """Functions of a tensor's shape, dtype and the like, which a wrapper without memory has."""
 
 
@@ -48,7 +48,7 @@ class Dispatch(NamedTuple):
     reads_values: bool
 
 
-KNOWN: dict[Function, Dispatch] = {}
+KNOWN: dict[TorchFunction, Dispatch] = {}
 """Functions that were looked up by :func:`dispatch_of` since a rule was registered last."""
 
 _rules: dict[str, Rule] = {}
@@ -97,14 +97,14 @@ def find(name: str) -> Rule | None:
     return _rules.get(name) or _in_place.get(name)
 
 
-def dispatch_of(function: Function) -> Dispatch:
+def dispatch_of(function: TorchFunction) -> Dispatch:
     """The entry of a function in the table, which :data:`KNOWN` has from now on."""
     name = name_of(function)
     found = KNOWN[function] = Dispatch(name, find(name), name not in METADATA)
     return found
 
 
-def name_of(function: Function) -> str:
+def name_of(function: TorchFunction) -> str:
     """The name of an operation: that of the schema for torch's operators.
 
     Functions of other libraries get a name that no rule has.
@@ -122,7 +122,7 @@ def name_of(function: Function) -> str:
     return name
 
 
-def counts_edits(function: Function) -> bool:
+def counts_edits(function: TorchFunction) -> bool:
     """True if torch counts what a function edits: its own functions, but for fused optimizers."""
     name = name_of(function)
     return not (name.startswith("_fused_") or "." in name or "::" in name)
@@ -137,7 +137,7 @@ def is_in_place(name: str) -> bool:
 
 def unpacked(
     rule: Callable[..., Result],
-) -> Callable[[Function, Arguments, Options], Result]:
+) -> Callable[[TorchFunction, Arguments, Options], Result]:
     """A rule from one that takes a call's arguments as parameters, behind the function.
 
     Their order, names and defaults are those of the operation. A call with other arguments, or one
@@ -149,7 +149,7 @@ def unpacked(
     takes_rest = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
     takes_options = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
-    def by_parameters(func: Function, args: Arguments, kwargs: Options) -> Result:
+    def by_parameters(func: TorchFunction, args: Arguments, kwargs: Options) -> Result:
         rest: Arguments = ()
         options: Options = {}
         if takes_rest:

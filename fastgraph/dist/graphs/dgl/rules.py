@@ -21,7 +21,7 @@ from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.layout import usual
 from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded, placed
-from fastgraph.dist.tensor.table import Function, NoRuleError, rule, unpacked
+from fastgraph.dist.tensor.table import NoRuleError, TorchFunction, rule, unpacked
 from fastgraph.plugins.backend import FLOATING
 
 _MODULE = "dgl.backend.pytorch.sparse"
@@ -44,7 +44,7 @@ _COMBINED: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 @rule(f"{_MODULE}.GSpMM")
 @unpacked
 def reduced(
-    func: Function, gidx: object, op: str, reduce: str, lhs: Tensor | None, rhs: Tensor | None
+    func: TorchFunction, gidx: object, op: str, reduce: str, lhs: Tensor | None, rhs: Tensor | None
 ) -> Tensor:
     """The messages of edges, reduced at their destinations."""
     return _reduced(_relation_of(gidx), op, reduce, lhs, rhs)
@@ -53,7 +53,7 @@ def reduced(
 @rule(f"{_MODULE}.GSpMM_hetero")
 @unpacked
 def reduced_over_relations(
-    func: Function, gidx: object, op: str, reduce: str, num_lhs: int, *features: Tensor | None
+    func: TorchFunction, gidx: object, op: str, reduce: str, num_lhs: int, *features: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     """The same for several relations, whose sums are added up."""
     if not isinstance(gidx, ShardedIndex) or reduce != "sum":
@@ -98,7 +98,7 @@ def _of_edges(x: Tensor | None, relation: ShardedStructure) -> Tensor:
 @rule(f"{_MODULE}.GSDDMM")
 @unpacked
 def on_edges(
-    func: Function,
+    func: TorchFunction,
     gidx: object,
     op: str,
     lhs: Tensor | None,
@@ -113,7 +113,7 @@ def on_edges(
 @rule(f"{_MODULE}.GSDDMM_hetero")
 @unpacked
 def on_edges_of_relations(
-    func: Function,
+    func: TorchFunction,
     gidx: object,
     op: str,
     num_lhs: int,
@@ -166,7 +166,7 @@ def _at_edges(x: Tensor | None, target: str, relation: ShardedStructure) -> Tens
 @rule(f"{_MODULE}.EdgeSoftmax")
 @unpacked
 def softmax(
-    func: Function, gidx: object, score: Tensor, eids: Tensor | str, norm_by: str
+    func: TorchFunction, gidx: object, score: Tensor, eids: Tensor | str, norm_by: str
 ) -> Tensor:
     """The softmax over the edges of each destination, or source."""
     relation = _relation_of(gidx)
@@ -181,7 +181,7 @@ def softmax(
 
 @rule(f"{_MODULE}.SegmentReduce")
 @unpacked
-def by_segment(func: Function, op: str, x: Tensor, offsets: Tensor) -> Tensor:
+def by_segment(func: TorchFunction, op: str, x: Tensor, offsets: Tensor) -> Tensor:
     """The rows of each segment, as of the nodes of each graph in a batch, reduced; replicated."""
     if not isinstance(x, ShardedTensor) or x.axis != 0 or is_sharded(offsets):
         raise NoRuleError

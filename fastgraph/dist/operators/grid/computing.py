@@ -8,16 +8,15 @@ softmax. Backward the same exchanges go the other way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from fastgraph.backends.reference import num_shares
 from fastgraph.dist.operators.attention import (
+    Convert,
     FusedAttention,
+    Operand,
     dropout_of_weights,
     each,
     local_attention,
@@ -32,9 +31,11 @@ from fastgraph.dist.operators.protocol import OPERATIONS, Mode, Operation, Relat
 from fastgraph.dist.operators.rank_graph import local_rows
 from fastgraph.dist.ranks.mesh import GRID, Mesh, holder, usual_mesh
 from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.collectives import applied
 from fastgraph.dist.tensor.sharded import ShardedTensor
 from fastgraph.layers.sums import add_to
 from fastgraph.ops.heads import Call
+from fastgraph.ops.library import Context
 from fastgraph.ops.merge import joined_statistics
 from fastgraph.ops.segment_reduce import SEGMENT_REDUCE
 from fastgraph.ops.spmm import SDDMM, SPMM
@@ -118,8 +119,12 @@ class Grid(Mode):
             (parts,) = block.parts([out])
             return ShardedTensor(_most_extreme(block, parts, reduce), rows, 0), record
         parts, records = block.parts([out, record])
-        out, record = _Extremum.apply(  # type: ignore[no-untyped-call]
-            block, parts, records, reduce
+        out, record = applied(
+            _Extremum,
+            block,
+            parts,
+            records,
+            reduce,
         )
         return ShardedTensor(out, rows, 0), ShardedTensor(record, rows, 0)
 
@@ -171,7 +176,7 @@ class _Extremum(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, block: Block, parts: Tensor, records: Tensor, reduce: str
+        ctx: Context, block: Block, parts: Tensor, records: Tensor, reduce: str
     ) -> tuple[Tensor, Tensor]:
         out = _most_extreme(block, parts, reduce)
         attains = (parts == out) & _has_edges(block, parts)
@@ -188,7 +193,7 @@ class _Extremum(Function):
         return out, record
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
+    def backward(ctx: Context, grad: Tensor, _: Tensor | None) -> tuple[None, Tensor, None, None]:
         (share,) = ctx.saved_tensors
         return None, grad * share, None, None
 
@@ -209,12 +214,12 @@ def _has_edges(block: Block, parts: Tensor) -> Tensor:
 
 def _operands(
     block: Block, call: Call, attention: FusedAttention
-) -> tuple[FusedAttention, list[Any]]:
+) -> tuple[FusedAttention, list[Operand]]:
     """The operands for a block, in a collective for each kind of nodes.
 
     Nodes that an operator scores itself are scored where they are, and their scores are operands.
     """
-    of_places: dict[str, Callable[[Tensor], Any]] = {
+    of_places: dict[str, Convert] = {
         "sources": lambda x: local_rows(x, block.sources),
         "destinations": lambda x: local_rows(x, block.destinations),
         "edges": block.of_edges,
@@ -224,7 +229,8 @@ def _operands(
     places = attention.spec.places
     of_groups = {"sources": block.from_sources, "destinations": block.from_destinations}
     for kind, everywhere in of_groups.items():
-        at = [i for i, place in enumerate(places) if place == kind]
-        for i, x in zip(at, everywhere([inputs[i] for i in at]), strict=True):
+        of_kind = [x if place == kind else None for place, x in zip(places, inputs, strict=True)]
+        at = [i for i, x in enumerate(of_kind) if x is not None]
+        for i, x in zip(at, everywhere([x for x in of_kind if x is not None]), strict=True):
             inputs[i] = x
     return attention, inputs

@@ -13,8 +13,7 @@ another one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -25,9 +24,10 @@ from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.ranks.transport import Group
 from fastgraph.dist.ranks.world import WORLD
+from fastgraph.dist.tensor.collectives import applied
 from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.memo import Recent
-from fastgraph.ops.library import wanted_gradients
+from fastgraph.ops.library import Context, wanted_gradients
 
 _AXES = ("destinations", "sources")
 _known = Recent()
@@ -94,7 +94,7 @@ def to_owners(tensors: Sequence[Tensor], rows: Layout, group: Group) -> list[Ten
     """
     if group.size == 1:
         return [x.unsqueeze(0) for x in tensors]
-    return list(_ToOwners.apply(rows, group, *tensors))  # type: ignore[no-untyped-call]
+    return list(applied(_ToOwners, rows, group, *tensors))
 
 
 def from_owners(tensors: Sequence[Tensor], rows: Layout, group: Group) -> list[Tensor]:
@@ -104,12 +104,20 @@ def from_owners(tensors: Sequence[Tensor], rows: Layout, group: Group) -> list[T
     """
     if group.size == 1:
         return [x.squeeze(0) for x in tensors]
-    return list(_FromOwners.apply(rows, group, *tensors))  # type: ignore[no-untyped-call]
+    return list(applied(_FromOwners, rows, group, *tensors))
+
+
+Send = Callable[[Sequence[Tensor], Layout, Group], list[Tensor]]
+
+
+class _OfGroup(Context):
+    rows: Layout
+    group: Group
 
 
 class _ToOwners(Function):
     @staticmethod
-    def forward(ctx: Any, rows: Layout, group: Group, *tensors: Tensor) -> Any:
+    def forward(ctx: _OfGroup, rows: Layout, group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
         of_group = counts(rows, group)
         receives = [rows.mine] * group.size
         received = _exchanged(tensors, of_group, receives, group)
@@ -117,24 +125,24 @@ class _ToOwners(Function):
         return _marked(ctx, rows, group, [x.view(*shape, *x.shape[1:]) for x in received])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: _OfGroup, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return None, None, *_wanted(ctx, grads, from_owners)
 
 
 class _FromOwners(Function):
     @staticmethod
-    def forward(ctx: Any, rows: Layout, group: Group, *tensors: Tensor) -> Any:
+    def forward(ctx: _OfGroup, rows: Layout, group: Group, *tensors: Tensor) -> tuple[Tensor, ...]:
         of_group = counts(rows, group)
         sends = [rows.mine] * group.size
         flat = [x.reshape(sum(sends), *x.shape[2:]) for x in tensors]
         return _marked(ctx, rows, group, _exchanged(flat, sends, of_group, group))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: _OfGroup, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return None, None, *_wanted(ctx, grads, to_owners)
 
 
-def _marked(ctx: Any, rows: Layout, group: Group, found: list[Tensor]) -> tuple[Tensor, ...]:
+def _marked(ctx: _OfGroup, rows: Layout, group: Group, found: list[Tensor]) -> tuple[Tensor, ...]:
     """Results, of which those have no gradient whose operands have none."""
     ctx.rows, ctx.group = rows, group
     needed = ctx.needs_input_grad[2:]
@@ -142,7 +150,7 @@ def _marked(ctx: Any, rows: Layout, group: Group, found: list[Tensor]) -> tuple[
     return tuple(found)
 
 
-def _wanted(ctx: Any, grads: Sequence[Tensor], send: Any) -> list[Tensor | None]:
+def _wanted(ctx: _OfGroup, grads: Sequence[Tensor], send: Send) -> list[Tensor | None]:
     """The gradients that somebody waits for; all ranks wait for the same ones."""
     wanted = [i for i, needed in enumerate(wanted_gradients(ctx)[2:]) if needed]
     found: list[Tensor | None] = [None] * len(grads)

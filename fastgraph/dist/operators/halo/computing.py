@@ -7,13 +7,14 @@ An operator is called for all edges of a rank, or for two halves of them while t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from fastgraph.dist.operators.attention import (
+    Convert,
     FusedAttention,
+    Operand,
     dropout_of_weights,
     each,
     local_attention,
@@ -139,7 +140,7 @@ class Halo(Mode):
     ) -> list[Tensor]:
         """The outputs of an edge program; all in-edges of a row are on one rank."""
         graph = neighbourhoods(*relation)
-        of_places: dict[str, Callable[[Tensor], Any]] = {
+        of_places: dict[str, Convert] = {
             "row": graph.of_destinations,
             "gathered": graph.of_sources,
             "edge": graph.of_edges,
@@ -167,9 +168,11 @@ class Halo(Mode):
         return ShardedTensor(PRECISION.run(EDGE_SOFTMAX, *local, *sizes, False), graph.edges, 0)
 
 
-def _local(graph: Neighbourhoods, places: Sequence[str], inputs: Sequence[Any]) -> list[Any]:
+def _local(
+    graph: Neighbourhoods, places: Sequence[str], inputs: Sequence[Operand]
+) -> list[Operand]:
     """The operands of this rank; those of sources are taken by pieces, which exchange them."""
-    of_places: dict[str, Callable[[Tensor], Any]] = {
+    of_places: dict[str, Convert] = {
         "sources": lambda x: x,
         "destinations": graph.of_destinations,
         "edges": graph.of_edges,
@@ -177,9 +180,9 @@ def _local(graph: Neighbourhoods, places: Sequence[str], inputs: Sequence[Any]) 
     return each(of_places, shared, places, inputs)
 
 
-def _of_piece(piece: Piece, places: Sequence[str], inputs: Sequence[Any]) -> list[Any]:
+def _of_piece(piece: Piece, places: Sequence[str], inputs: Sequence[Operand]) -> list[Operand]:
     """The operands of a piece, given those of this rank."""
-    of_places: dict[str, Callable[[Tensor], Any]] = {
+    of_places: dict[str, Convert] = {
         "sources": piece.of_sources,
         "destinations": piece.of_destinations,
         "edges": piece.of_edges,

@@ -9,7 +9,7 @@ arranged for that, as autograd goes back through what was done last first.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,8 +26,8 @@ from fastgraph.dist.tensor.sharded import aligned, is_sharded
 from fastgraph.graphs.edges import Edges
 from fastgraph.graphs.graph import Csr, Graph
 from fastgraph.machine.memory import new_rows
-from fastgraph.ops.heads import addend_gradient, save_addend
-from fastgraph.ops.library import needs_torch_operations, wanted_gradients
+from fastgraph.ops.heads import OfAddend, addend_gradient, save_addend
+from fastgraph.ops.library import Context, needs_torch_operations, wanted_gradients
 
 LEAST_BYTES = 1 << 18
 """That a rank receives for an operator on average. Two calls take longer than one does, by less
@@ -265,6 +265,22 @@ class _Travel:
         return grad.index_add_(0, self._plan.given, returned)
 
 
+class _OfTravel(Context):
+    travel: _Travel
+
+
+class _OfRows(Context):
+    rows: Tensor
+
+
+class _OfPositions(Context):
+    positions: tuple[Tensor, Tensor]
+
+
+class _OfJoined(OfAddend):
+    rows: Tensor
+
+
 class _Sent(Function):
     """A tensor, and the memory for some of its rows and the halo.
 
@@ -272,12 +288,12 @@ class _Sent(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, travel: _Travel) -> tuple[Tensor, Tensor]:
+    def forward(ctx: _OfTravel, x: Tensor, travel: _Travel) -> tuple[Tensor, Tensor]:
         ctx.travel = travel
         return x.view_as(x), travel.begin(x.contiguous())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, of_gathered: Tensor) -> Any:
+    def backward(ctx: _OfTravel, grad: Tensor, of_gathered: Tensor) -> tuple[Tensor, None]:
         return ctx.travel.end_back(grad, of_gathered), None
 
 
@@ -285,13 +301,13 @@ class _Arrived(Function):
     """Wait for the halo; backward, begin to send its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, gathered: Tensor, travel: _Travel) -> Tensor:
+    def forward(ctx: _OfTravel, gathered: Tensor, travel: _Travel) -> Tensor:
         ctx.travel = travel
         travel.end()
         return gathered.view_as(gathered)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: _OfTravel, grad: Tensor) -> tuple[Tensor, None]:
         if not needs_torch_operations(grad):
             ctx.travel.begin_back(grad)
         return grad, None
@@ -301,12 +317,12 @@ class _SomeRows(Function):
     """A tensor and some of its rows; its gradient is added up as that of :class:`_Sent`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: _OfRows, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         ctx.rows = rows
         return x.view_as(x), x.index_select(0, rows)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, of_rows: Tensor) -> Any:
+    def backward(ctx: _OfRows, grad: Tensor, of_rows: Tensor) -> tuple[Tensor, None]:
         if needs_torch_operations(grad, of_rows):
             return grad.index_add(0, ctx.rows, of_rows), None
         return grad.index_add_(0, ctx.rows, of_rows), None
@@ -316,12 +332,14 @@ class _SomeValues(Function):
     """The values of both halves of edges."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: _OfPositions, x: Tensor, first: Tensor, second: Tensor
+    ) -> tuple[Tensor, Tensor]:
         ctx.positions = first, second
         return x.index_select(0, first), x.index_select(0, second)
 
     @staticmethod
-    def backward(ctx: Any, first: Tensor, second: Tensor) -> Any:
+    def backward(ctx: _OfPositions, first: Tensor, second: Tensor) -> tuple[Tensor, None, None]:
         grad = first.new_empty(len(first) + len(second), *first.shape[1:])
         for positions, part in zip(ctx.positions, (first, second), strict=True):
             grad.index_copy_(0, positions, part)
@@ -333,7 +351,7 @@ class _Joined(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, first: Tensor, second: Tensor, addend: Tensor | None, halves: Halves
+        ctx: _OfJoined, first: Tensor, second: Tensor, addend: Tensor | None, halves: Halves
     ) -> Tensor:
         ctx.rows = halves.rows
         save_addend(ctx, addend)
@@ -342,7 +360,7 @@ class _Joined(Function):
         return join(0, halves.rows, second)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
+    def backward(ctx: _OfJoined, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
         _, wants_second, wants_addend, _ = wanted_gradients(ctx)
         of_second = grad.index_select(0, ctx.rows) if wants_second else None
         of_addend = addend_gradient(ctx, grad) if wants_addend else None

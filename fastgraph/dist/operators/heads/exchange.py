@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +21,10 @@ from torch.autograd import Function
 from fastgraph.dist.operators.heads.cost import head_ranges, sends_in_turns
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD
-from fastgraph.dist.tensor.collectives import records_gradient
+from fastgraph.dist.tensor.collectives import applied, records_gradient
 from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.memo import Recent, cached
-from fastgraph.ops.library import wanted_gradients
+from fastgraph.ops.library import Context, wanted_gradients
 from fastgraph.ops.topology import unflatten
 
 _layouts = Recent()
@@ -42,8 +41,7 @@ def layout_of_heads(num_heads: int) -> Layout:
         mine = torch.tensor(of_ranks[WORLD.rank], dtype=torch.int64)
         return Layout(mine, num_heads, [len(heads) for heads in of_ranks])
 
-    found: Layout = _layouts.get((num_heads, WORLD.size, WORLD.rank), make)
-    return found
+    return _layouts.get((num_heads, WORLD.size, WORLD.rank), make)
 
 
 def to_heads(tensors: Sequence[Tensor], rows: Sequence[Layout], heads: Layout) -> list[Tensor]:
@@ -58,12 +56,12 @@ def to_heads(tensors: Sequence[Tensor], rows: Sequence[Layout], heads: Layout) -
         ``[n, heads of this rank, ...]`` each. This rank sends all but what it keeps: the bytes of
         ``tensors`` times the share of heads that others have.
     """
-    return list(_ToHeads.apply(rows, heads, *tensors))  # type: ignore[no-untyped-call]
+    return list(applied(_ToHeads, rows, heads, *tensors))
 
 
 def to_rows(tensors: Sequence[Tensor], rows: Sequence[Layout], heads: Layout) -> list[Tensor]:
     """Shards of heads as shards of rows; the transpose of :func:`to_heads`."""
-    return list(_ToRows.apply(rows, heads, *tensors))  # type: ignore[no-untyped-call]
+    return list(applied(_ToRows, rows, heads, *tensors))
 
 
 def everywhere(x: Tensor, rows: Layout) -> Tensor:
@@ -73,58 +71,73 @@ def everywhere(x: Tensor, rows: Layout) -> Tensor:
     all have for its rows, unlike a gather, after which all ranks have the same gradient.
     """
     if records_gradient(x):
-        return _Everywhere.apply(x, rows)  # type: ignore[no-any-return,no-untyped-call]
+        return applied(_Everywhere, x, rows)
     make = lambda: transport.all_gather(x, rows.counts)  # noqa: E731
-    found: Tensor = cached(x, ("everywhere", rows), make, is_part=True)
-    return found
+    return cached(x, ("everywhere", rows), make, is_part=True)
+
+
+Send = Callable[[Sequence[Tensor], Sequence[Layout], Layout], list[Tensor]]
+
+
+class _OfHeads(Context):
+    rows: Sequence[Layout]
+    heads: Layout
+
+
+class _OfLayout(Context):
+    rows: Layout
 
 
 class _ToHeads(Function):
     @staticmethod
-    def forward(ctx: Any, rows: Sequence[Layout], heads: Layout, *tensors: Tensor) -> Any:
+    def forward(
+        ctx: _OfHeads, rows: Sequence[Layout], heads: Layout, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.rows, ctx.heads = rows, heads
         return tuple(_in_turns(_sent_by_rows, tensors, rows, heads))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: _OfHeads, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return None, None, *_wanted(ctx, grads, to_rows)
 
 
 class _ToRows(Function):
     @staticmethod
-    def forward(ctx: Any, rows: Sequence[Layout], heads: Layout, *tensors: Tensor) -> Any:
+    def forward(
+        ctx: _OfHeads, rows: Sequence[Layout], heads: Layout, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.rows, ctx.heads = rows, heads
         return tuple(_in_turns(_sent_by_heads, tensors, rows, heads))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: _OfHeads, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return None, None, *_wanted(ctx, grads, to_heads)
 
 
 class _Everywhere(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Layout) -> Tensor:
+    def forward(ctx: _OfLayout, x: Tensor, rows: Layout) -> Tensor:
         ctx.rows = rows
         return transport.all_gather(x, rows.counts)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return _SumAtOwners.apply(grad, ctx.rows), None  # type: ignore[no-untyped-call]
+    def backward(ctx: _OfLayout, grad: Tensor) -> tuple[Tensor, None]:
+        return applied(_SumAtOwners, grad, ctx.rows), None
 
 
 class _SumAtOwners(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Layout) -> Tensor:
+    def forward(ctx: _OfLayout, x: Tensor, rows: Layout) -> Tensor:
         ctx.rows = rows
         parts = transport.all_to_all(x, rows.counts, [rows.mine] * WORLD.size)
         return parts.view(WORLD.size, rows.mine, *x.shape[1:]).sum(0)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return _Everywhere.apply(grad, ctx.rows), None  # type: ignore[no-untyped-call]
+    def backward(ctx: _OfLayout, grad: Tensor) -> tuple[Tensor, None]:
+        return applied(_Everywhere, grad, ctx.rows), None
 
 
-def _wanted(ctx: Any, grads: Sequence[Tensor], send: Any) -> list[Tensor | None]:
+def _wanted(ctx: _OfHeads, grads: Sequence[Tensor], send: Send) -> list[Tensor | None]:
     """The gradients that somebody waits for; all ranks wait for the same ones."""
     wanted = [i for i, needed in enumerate(wanted_gradients(ctx)[2:]) if needed]
     found: list[Tensor | None] = [None] * len(grads)

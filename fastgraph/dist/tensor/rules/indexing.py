@@ -28,7 +28,14 @@ from fastgraph.dist.tensor.sharded import (
     placed,
     version,
 )
-from fastgraph.dist.tensor.table import Function, NoRuleError, is_in_place, name_of, rule, unpacked
+from fastgraph.dist.tensor.table import (
+    NoRuleError,
+    TorchFunction,
+    is_in_place,
+    name_of,
+    rule,
+    unpacked,
+)
 
 _ALL = (slice(None),)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
@@ -159,7 +166,7 @@ def _true(mask: ShardedTensor) -> _Choice:
 
 @rule("__getitem__")
 @unpacked
-def getitem(func: Function, x: Tensor, index: Index) -> Tensor:
+def getitem(func: TorchFunction, x: Tensor, index: Index) -> Tensor:
     """``x[index]``."""
     if is_sharded(index) and index.dim() > 1 and index.dtype in _INTEGERS and x.dim():
         return x[index.reshape(-1)].reshape(*index.shape, *x.shape[1:])
@@ -254,7 +261,7 @@ def plan_of_range(index: ShardedTensor, n: int) -> None:
 
 @rule("__setitem__")
 @unpacked
-def setitem(func: Function, x: Tensor, index: Index, value: Tensor | float) -> None:
+def setitem(func: TorchFunction, x: Tensor, index: Index, value: Tensor | float) -> None:
     """``x[index] = value``."""
     if not is_sharded(x):
         _set_replicated(x, index, value)
@@ -337,7 +344,7 @@ def _set_row(view: Tensor, rows: Layout, axis: int, index: int, value: Tensor | 
 
 @rule("index_select")
 @unpacked
-def index_select(func: Function, x: Tensor, dim: int, index: Tensor) -> ShardedTensor:
+def index_select(func: TorchFunction, x: Tensor, dim: int, index: Tensor) -> ShardedTensor:
     """``index_select``: the rows at given positions."""
     if not isinstance(dim, int) or not -x.dim() <= dim < x.dim() or index.dim() > 1:
         raise NoRuleError
@@ -360,7 +367,7 @@ def index_select(func: Function, x: Tensor, dim: int, index: Tensor) -> ShardedT
 
 @rule("index_copy", in_place=True)
 @unpacked
-def index_copy(func: Function, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+def index_copy(func: TorchFunction, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """Assign to the rows at given positions."""
     in_place = is_in_place(name_of(func))
     if not x.dim() or dim not in (0, -x.dim()) or source.dim() != x.dim():
@@ -376,7 +383,7 @@ def index_copy(func: Function, x: Tensor, dim: int, index: Tensor, source: Tenso
 
 @rule("masked_select")
 @unpacked
-def masked_select(func: Function, x: Tensor, mask: Tensor) -> Tensor:
+def masked_select(func: TorchFunction, x: Tensor, mask: Tensor) -> Tensor:
     """``masked_select`` by a mask, both with one dimension."""
     if x.dim() != 1 or mask.dim() != 1 or not is_sharded(x):
         raise NoRuleError
@@ -386,7 +393,7 @@ def masked_select(func: Function, x: Tensor, mask: Tensor) -> Tensor:
 @rule("embedding")
 @unpacked
 def embedding(
-    func: Function, index: Tensor, table: Tensor, *rest: object, **options: object
+    func: TorchFunction, index: Tensor, table: Tensor, *rest: object, **options: object
 ) -> ShardedTensor:
     """``embedding``: the rows of a replicated table."""
     if is_sharded(table) or not is_sharded(index):
@@ -398,7 +405,7 @@ def embedding(
 
 @rule("one_hot")
 @unpacked
-def one_hot(func: Function, x: ShardedTensor, num_classes: int = -1) -> ShardedTensor:
+def one_hot(func: TorchFunction, x: ShardedTensor, num_classes: int = -1) -> ShardedTensor:
     """``one_hot``: classes as unit vectors."""
     largest = int(x.max()) if x.numel() else -1
     if x.numel() and (int(x.min()) < 0 or 0 <= num_classes <= largest):
@@ -411,7 +418,7 @@ def one_hot(func: Function, x: ShardedTensor, num_classes: int = -1) -> ShardedT
 
 @rule("nonzero")
 @unpacked
-def nonzero(func: Function, x: Tensor, as_tuple: bool = False) -> Tensor | tuple[Tensor]:
+def nonzero(func: TorchFunction, x: Tensor, as_tuple: bool = False) -> Tensor | tuple[Tensor]:
     """``nonzero``: the positions of the nonzero elements of a vector."""
     if x.dim() != 1:
         raise NoRuleError

@@ -12,9 +12,9 @@ from fastgraph.dist.tensor.rules.pointwise import pointwise
 from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, enter, is_sharded
 from fastgraph.dist.tensor.table import (
     Arguments,
-    Function,
     NoRuleError,
     Options,
+    TorchFunction,
     name_of,
     rule,
     unpacked,
@@ -28,7 +28,7 @@ _REDUCTIONS = ("none", "mean", "sum")
     huber_loss kl_div poisson_nll_loss soft_margin_loss"""
 )
 @unpacked
-def elementwise(func: Function, x: Tensor, target: Tensor, **options: object) -> Tensor:
+def elementwise(func: TorchFunction, x: Tensor, target: Tensor, **options: object) -> Tensor:
     """Losses of one element at a time."""
     others, reduction = _options(options)
     if reduction not in (*_REDUCTIONS, "batchmean") or x.shape != target.shape:
@@ -41,7 +41,7 @@ def elementwise(func: Function, x: Tensor, target: Tensor, **options: object) ->
 
 
 @rule("margin_ranking_loss hinge_embedding_loss triplet_margin_loss cosine_embedding_loss")
-def by_rows(func: Function, args: Arguments, kwargs: Options) -> Tensor:
+def by_rows(func: TorchFunction, args: Arguments, kwargs: Options) -> Tensor:
     """Losses that compare rows with each other, one by one."""
     options, reduction = _options(kwargs)
     tensors = [x for x in (*args, *options.values()) if isinstance(x, Tensor)]
@@ -73,7 +73,7 @@ def _reduced(each: Tensor, reduction: object) -> Tensor:
 @rule("cross_entropy")
 @unpacked
 def cross_entropy(
-    func: Function,
+    func: TorchFunction,
     x: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
@@ -93,7 +93,7 @@ def cross_entropy(
 @rule("nll_loss")
 @unpacked
 def nll_loss(
-    func: Function,
+    func: TorchFunction,
     x: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
@@ -109,7 +109,12 @@ def nll_loss(
 
 
 def _of_classes(
-    loss_of: Function, x: Tensor, y: Tensor, weight: Tensor | None, ignored: int, reduction: str
+    loss_of: TorchFunction,
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None,
+    ignored: int,
+    reduction: str,
 ) -> Tensor:
     """Losses of classes, whose mean is over the weights of the targets that count."""
     lead = x if is_sharded(x) else y

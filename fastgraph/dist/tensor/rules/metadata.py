@@ -22,9 +22,9 @@ from fastgraph.dist.tensor.sharded import (
 from fastgraph.dist.tensor.table import (
     OF_WRAPPER,
     Arguments,
-    Function,
     NoRuleError,
     Options,
+    TorchFunction,
     name_of,
     rule,
     unpacked,
@@ -49,7 +49,7 @@ OF_WRAPPER.update(getattr(Tensor, name) for name in _OF_THE_WHOLE.split() if has
 OF_WRAPPER.update(getattr(Tensor, name).__get__ for name in _ATTRIBUTES)
 
 
-def _attribute(func: Function) -> str:
+def _attribute(func: TorchFunction) -> str:
     """The name of the attribute of a tensor that a function gets, sets or deletes."""
     descriptor = func.__self__ if isinstance(func, MethodWrapperType) else None
     assert isinstance(descriptor, GetSetDescriptorType)
@@ -57,7 +57,7 @@ def _attribute(func: Function) -> str:
 
 
 @rule(_OF_THE_WHOLE, of_values=False)
-def of_the_whole(func: Function, args: Arguments, kwargs: Options) -> object:
+def of_the_whole(func: TorchFunction, args: Arguments, kwargs: Options) -> object:
     """Shape, dtype and the like, which the tensor itself has."""
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
@@ -65,13 +65,13 @@ def of_the_whole(func: Function, args: Arguments, kwargs: Options) -> object:
 
 @rule("stride is_contiguous storage_offset", of_values=False)
 @unpacked
-def of_memory(func: Function, x: Tensor, *rest: object, **options: object) -> object:
+def of_memory(func: TorchFunction, x: Tensor, *rest: object, **options: object) -> object:
     """The result of ``func`` for a contiguous tensor of this shape."""
     return func(torch.empty(x.shape, device="meta"), *rest, **options)
 
 
 @rule("data_ptr untyped_storage storage _typed_storage resize_ set_ share_memory_ __dlpack__")
-def memory(func: Function, args: Arguments, kwargs: Options) -> object:
+def memory(func: TorchFunction, args: Arguments, kwargs: Options) -> object:
     """Refuse access to memory: no rank holds that of the whole tensor."""
     raise NotImplementedError(
         f"a sharded tensor has no {name_of(func)}: its rows are in the memory of several "
@@ -81,7 +81,7 @@ def memory(func: Function, args: Arguments, kwargs: Options) -> object:
 
 @rule("__get__", of_values=False)
 @unpacked
-def get(func: Function, x: ShardedTensor, *rest: object, **options: object) -> object:
+def get(func: TorchFunction, x: ShardedTensor, *rest: object, **options: object) -> object:
     """Get an attribute."""
     name = _attribute(func)
     leaf = leaf_of(x.local) if name in ("grad", "is_leaf") else None
@@ -108,7 +108,7 @@ def get(func: Function, x: ShardedTensor, *rest: object, **options: object) -> o
 
 @rule("__set__")
 @unpacked
-def assign(func: Function, x: Tensor, given: Tensor | None) -> None:
+def assign(func: TorchFunction, x: Tensor, given: Tensor | None) -> None:
     """Set an attribute."""
     value, name = given, _attribute(func)
     if not is_sharded(x):  # a replicated tensor is given sharded data or gradients
@@ -128,13 +128,13 @@ def assign(func: Function, x: Tensor, given: Tensor | None) -> None:
 
 @rule("__delete__")
 @unpacked
-def delete(func: Function, x: ShardedTensor) -> None:
+def delete(func: TorchFunction, x: ShardedTensor) -> None:
     """Delete an attribute."""
     delattr(x.local, _attribute(func))
 
 
 @rule("backward")
-def backward(func: Function, args: Arguments, kwargs: Options) -> object:
+def backward(func: TorchFunction, args: Arguments, kwargs: Options) -> object:
     """``backward``: it starts from the rows of each rank."""
     if func is torch.autograd.backward:
         options = dict(zip(_OF_BACKWARD, args, strict=False)) | kwargs
@@ -202,7 +202,7 @@ def like_rows(value: Tensor, x: ShardedTensor) -> Tensor:
 
 @rule("retain_grad")
 @unpacked
-def retain_grad(func: Function, x: ShardedTensor) -> None:
+def retain_grad(func: TorchFunction, x: ShardedTensor) -> None:
     """``retain_grad``: keep the gradient of a tensor that is no leaf."""
     x.local.retain_grad()
 
@@ -210,7 +210,7 @@ def retain_grad(func: Function, x: ShardedTensor) -> None:
 @rule("register_hook register_post_accumulate_grad_hook")
 @unpacked
 def register_hook(
-    func: Function, x: ShardedTensor, hook: Callable[[Tensor], Tensor | None]
+    func: TorchFunction, x: ShardedTensor, hook: Callable[[Tensor], Tensor | None]
 ) -> object:
     """A hook sees sharded tensors."""
     if name_of(func) != "register_hook":
@@ -224,7 +224,7 @@ def register_hook(
 
 
 @rule("grad")
-def grad(func: Function, args: Arguments, kwargs: Options) -> object:
+def grad(func: TorchFunction, args: Arguments, kwargs: Options) -> object:
     """``torch.autograd.grad``."""
     options = dict(zip(_OF_GRAD, args, strict=False)) | kwargs
     inputs = _sequence(options["inputs"])
@@ -247,7 +247,7 @@ _OF_GRAD = (
 
 @rule("__repr__ __str__")
 @unpacked
-def show(func: Function, x: ShardedTensor, *rest: object, **options: object) -> str:
+def show(func: TorchFunction, x: ShardedTensor, *rest: object, **options: object) -> str:
     """The text of the whole tensor, which all ranks must ask for."""
     text = str(on_the_whole(_text, "repr", (x,), {}))
     if x.local.requires_grad:
@@ -263,7 +263,7 @@ def _text(x: Tensor) -> str:
 
 @rule("__deepcopy__")
 @unpacked
-def deepcopy(func: Function, x: ShardedTensor, *memo: dict[int, object]) -> ShardedTensor:
+def deepcopy(func: TorchFunction, x: ShardedTensor, *memo: dict[int, object]) -> ShardedTensor:
     """A copy with its own rows."""
     local = x.local.detach().clone().requires_grad_(x.local.requires_grad)
     copy = ShardedTensor(local, x.rows, x.axis)
@@ -274,7 +274,7 @@ def deepcopy(func: Function, x: ShardedTensor, *memo: dict[int, object]) -> Shar
 
 @rule("numpy __array__")
 @unpacked
-def as_array(func: Function, x: ShardedTensor, *rest: object, **options: object) -> object:
+def as_array(func: TorchFunction, x: ShardedTensor, *rest: object, **options: object) -> object:
     """``numpy``: the whole as an array, read-only because writes would not reach the tensor."""
 
     def read_only(y: Tensor) -> object:
@@ -286,14 +286,14 @@ def as_array(func: Function, x: ShardedTensor, *rest: object, **options: object)
 
 
 @rule("tolist item __bool__ __int__ __float__ __index__ __complex__ __contains__")
-def value(func: Function, args: Arguments, kwargs: Options) -> object:
+def value(func: TorchFunction, args: Arguments, kwargs: Options) -> object:
     """Values for Python: those of a tensor with a single row come from its owner."""
     return on_the_whole(func, name_of(func), args, kwargs)
 
 
 @rule("__reduce_ex__ __reduce__")
 @unpacked
-def pickle(func: Function, x: ShardedTensor, *protocol: int) -> object:
+def pickle(func: TorchFunction, x: ShardedTensor, *protocol: int) -> object:
     """Files hold whole tensors, which any number of ranks can read."""
     whole = gather(x.local.detach(), x.rows, x.axis).requires_grad_(x.local.requires_grad)
     return whole.__reduce_ex__(*protocol)
@@ -308,6 +308,8 @@ def permuted(func: Callable[[Tensor], Tensor], x: ShardedTensor) -> ShardedTenso
 
 @rule("permute transpose t movedim moveaxis swapaxes swapdims adjoint")
 @unpacked
-def permute(func: Function, x: ShardedTensor, *rest: object, **options: object) -> ShardedTensor:
+def permute(
+    func: TorchFunction, x: ShardedTensor, *rest: object, **options: object
+) -> ShardedTensor:
     """Other orders of the dimensions."""
     return permuted(lambda tensor: func(tensor, *rest, **options), x)

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastgraph.dist.tensor.sharded import ShardedTensor, enter, is_sharded
-from fastgraph.dist.tensor.table import Function, NoRuleError, rule, unpacked
+from fastgraph.dist.tensor.table import NoRuleError, TorchFunction, rule, unpacked
 
 
 @rule("batch_norm")
 @unpacked
 def batch_norm(
-    func: Function,
+    func: TorchFunction,
     x: Tensor,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
@@ -56,7 +56,7 @@ def batch_norm(
 @rule("instance_norm")
 @unpacked
 def instance_norm(
-    func: Function,
+    func: TorchFunction,
     x: Tensor,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
@@ -89,7 +89,7 @@ def instance_norm(
 
 @rule("prelu")
 @unpacked
-def prelu(func: Function, x: Tensor, weight: Tensor) -> Tensor:
+def prelu(func: TorchFunction, x: Tensor, weight: Tensor) -> Tensor:
     """Leaky units with replicated slopes, one for all channels or one for each."""
     if not is_sharded(x) or is_sharded(weight) or (x.axis == 1 and weight.numel() > 1):
         raise NoRuleError

@@ -19,9 +19,9 @@ from fastgraph.dist.tensor.sharded import (
 )
 from fastgraph.dist.tensor.table import (
     Arguments,
-    Function,
     NoRuleError,
     Options,
+    TorchFunction,
     is_in_place,
     name_of,
     rule,
@@ -69,7 +69,7 @@ def names() -> str:
 
 
 @rule(names())
-def pointwise(func: Function, args: Arguments, kwargs: Options) -> object:
+def pointwise(func: TorchFunction, args: Arguments, kwargs: Options) -> object:
     """Compute the local rows; other operands are broadcast, or split like them."""
     _check_on_cpu(*leaves(args, kwargs))
     edited = args[0] if is_in_place(name_of(func)) else None
@@ -86,18 +86,20 @@ def pointwise(func: Function, args: Arguments, kwargs: Options) -> object:
 
 @rule("contiguous")
 @unpacked
-def contiguous(func: Function, x: ShardedTensor, *rest: object, **options: object) -> ShardedTensor:
+def contiguous(
+    func: TorchFunction, x: ShardedTensor, *rest: object, **options: object
+) -> ShardedTensor:
     """The tensor itself, or a copy: the same on all ranks."""
     local = alike(x, func(x.local, *rest, **options))
     return x if local is x.local else ShardedTensor(local, x.rows, x.axis)
 
 
-_to: Function = Tensor.to  # in any of its forms
+_to: TorchFunction = Tensor.to  # in any of its forms
 
 
 @rule("to type type_as cpu")
 @unpacked
-def converted(func: Function, x: ShardedTensor, *rest: object, **options: object) -> object:
+def converted(func: TorchFunction, x: ShardedTensor, *rest: object, **options: object) -> object:
     """Convert to another dtype, or to that of another tensor of any shape."""
     other = rest[0] if rest else options.get("other")
     if isinstance(other, Tensor):
@@ -135,7 +137,7 @@ def _check_single(args: Arguments, kwargs: Options, axis: int) -> None:
 
 
 @rule("where")
-def where(func: Function, args: Arguments, kwargs: Options) -> object:
+def where(func: TorchFunction, args: Arguments, kwargs: Options) -> object:
     """A choice between operands; the indices of a single one are another operation."""
     if len(args) + len(kwargs) != 3:
         raise NoRuleError
@@ -144,7 +146,7 @@ def where(func: Function, args: Arguments, kwargs: Options) -> object:
 
 @rule("equal")
 @unpacked
-def equal(func: Function, x: Tensor, other: Tensor) -> bool:
+def equal(func: TorchFunction, x: Tensor, other: Tensor) -> bool:
     """True if all elements are equal; all ranks get the same answer."""
     if x.shape != other.shape:
         raise NoRuleError
@@ -152,7 +154,7 @@ def equal(func: Function, x: Tensor, other: Tensor) -> bool:
 
 
 @rule("allclose")
-def allclose(func: Function, args: Arguments, kwargs: Options) -> bool:
+def allclose(func: TorchFunction, args: Arguments, kwargs: Options) -> bool:
     """True if all elements are close; all ranks get the same answer."""
-    close: Function = torch.isclose  # which takes the same arguments
+    close: TorchFunction = torch.isclose  # which takes the same arguments
     return bool(close(*args, **kwargs).all())

@@ -15,13 +15,22 @@ from fastgraph.dist.tensor.exchange import take
 from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.memo import cached_with_all
 from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, enter, is_sharded
-from fastgraph.dist.tensor.table import Function, NoRuleError, is_in_place, name_of, rule, unpacked
+from fastgraph.dist.tensor.table import (
+    NoRuleError,
+    TorchFunction,
+    is_in_place,
+    name_of,
+    rule,
+    unpacked,
+)
 from fastgraph.layers.linear import linear as in_memory_of_results
 
 
 @rule("linear")
 @unpacked
-def linear(func: Function, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> ShardedTensor:
+def linear(
+    func: TorchFunction, x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> ShardedTensor:
     """``linear``: local rows times replicated weights."""
     sharded = is_sharded(weight) or is_sharded(bias)
     if sharded or not is_sharded(x) or x.axis == x.local.dim() - 1:
@@ -33,7 +42,7 @@ def linear(func: Function, x: Tensor, weight: Tensor, bias: Tensor | None = None
 
 @rule("matmul mm bmm mv dot __matmul__ __rmatmul__")
 @unpacked
-def matmul(func: Function, x: Tensor, other: object) -> Tensor:
+def matmul(func: TorchFunction, x: Tensor, other: object) -> Tensor:
     """``matmul``; if the inner dimension is sharded, products are summed over ranks."""
     if not isinstance(other, Tensor):
         raise NoRuleError
@@ -97,7 +106,7 @@ def _sharded(local: Tensor, rows: Layout, axis: int) -> ShardedTensor:
 @rule("addmm addmv baddbmm", in_place=True)
 @unpacked
 def addmm(
-    func: Function, x: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1
+    func: TorchFunction, x: Tensor, a: Tensor, b: Tensor, beta: float = 1, alpha: float = 1
 ) -> Tensor:
     """``addmm`` and its like: a product plus another tensor."""
     product = torch.matmul(a, b)
@@ -112,7 +121,7 @@ def addmm(
 @rule("bilinear")
 @unpacked
 def bilinear(
-    func: Function, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
+    func: TorchFunction, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> ShardedTensor:
     """Products of two rows and replicated weights."""
     a, b = input1, input2
@@ -128,7 +137,7 @@ def bilinear(
 
 @rule("einsum")
 @unpacked
-def einsum(func: Function, equation: str, *given: Tensor | Sequence[Tensor]) -> Tensor:
+def einsum(func: TorchFunction, equation: str, *given: Tensor | Sequence[Tensor]) -> Tensor:
     """``einsum``: sums of products, by the names of dimensions."""
     operands: list[Tensor] = []
     for x in given:
@@ -205,7 +214,7 @@ def _part(matrix: Tensor, rows: Layout) -> tuple[Tensor, Tensor]:
 
 @rule("_sparse_mm spmm sparse_mm")
 @unpacked
-def sparse_product(func: Function, matrix: Tensor, x: Tensor) -> ShardedTensor:
+def sparse_product(func: TorchFunction, matrix: Tensor, x: Tensor) -> ShardedTensor:
     """A replicated sparse matrix of nodes times sharded rows."""
     return _sparse_product(matrix, x)
 

@@ -21,9 +21,9 @@ from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded, leaves
 from fastgraph.dist.tensor.table import (
     Arguments,
-    Function,
     NoRuleError,
     Options,
+    TorchFunction,
     is_in_place,
     name_of,
     rule,
@@ -137,7 +137,7 @@ def dropout_factor(
 @rule("dropout dropout_")
 @unpacked
 def dropout(
-    func: Function, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    func: TorchFunction, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Tensor:
     """Dropout: elements are set to 0 or scaled."""
     if not is_sharded(x) or not 0 <= p <= 1 or not x.is_floating_point():
@@ -151,7 +151,7 @@ def dropout(
     return ShardedTensor(x.local * factor, x.rows, x.axis)
 
 
-def _drawn(func: Function, x: ShardedTensor, args: Arguments, kwargs: Options) -> Tensor:
+def _drawn(func: TorchFunction, x: ShardedTensor, args: Arguments, kwargs: Options) -> Tensor:
     if any(is_sharded(value) for value in leaves(args, kwargs)):
         raise NoRuleError
     if kwargs.get("generator") is not None:
@@ -173,13 +173,15 @@ def _drawn(func: Function, x: ShardedTensor, args: Arguments, kwargs: Options) -
 
 @unpacked
 def _uniform_between(
-    func: Function, x: ShardedTensor, low: float = 0.0, high: float = 1.0
+    func: TorchFunction, x: ShardedTensor, low: float = 0.0, high: float = 1.0
 ) -> Tensor:
     return low + (high - low) * uniform(x)
 
 
 @unpacked
-def _normal_around(func: Function, x: ShardedTensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+def _normal_around(
+    func: TorchFunction, x: ShardedTensor, mean: float = 0.0, std: float = 1.0
+) -> Tensor:
     return mean + std * _normal(x)
 
 
@@ -191,14 +193,14 @@ def _normal(x: ShardedTensor) -> Tensor:
 
 @rule("rand_like randn_like")
 @unpacked
-def like(func: Function, x: ShardedTensor, *rest: object, **options: object) -> ShardedTensor:
+def like(func: TorchFunction, x: ShardedTensor, *rest: object, **options: object) -> ShardedTensor:
     """A new tensor of random numbers."""
     return ShardedTensor(_drawn(func, x, rest, options), x.rows, x.axis)
 
 
 @rule("uniform_ normal_")
 @unpacked
-def fill(func: Function, x: Tensor, *rest: object, **options: object) -> Tensor:
+def fill(func: TorchFunction, x: Tensor, *rest: object, **options: object) -> Tensor:
     """Fill a tensor with random numbers in place."""
     if not is_sharded(x):
         raise NoRuleError
@@ -208,7 +210,7 @@ def fill(func: Function, x: Tensor, *rest: object, **options: object) -> Tensor:
 
 @rule("bernoulli")
 @unpacked
-def bernoulli(func: Function, x: Tensor) -> Tensor:
+def bernoulli(func: TorchFunction, x: Tensor) -> Tensor:
     """``bernoulli``: 1 with the probability that each element gives, else 0."""
     if WORLD.random == "exact" or not is_sharded(x):
         raise NoRuleError

@@ -9,9 +9,9 @@ from torch import Tensor
 from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, enter, is_sharded
 from fastgraph.dist.tensor.table import (
     Arguments,
-    Function,
     NoRuleError,
     Options,
+    TorchFunction,
     name_of,
     rule,
     unpacked,
@@ -19,7 +19,7 @@ from fastgraph.dist.tensor.table import (
 
 
 @rule("gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell")
-def cell(func: Function, args: Arguments, kwargs: Options) -> object:
+def cell(func: TorchFunction, args: Arguments, kwargs: Options) -> object:
     """One step for each row, by replicated weights."""
     x, state, *weights = args
     states = state if isinstance(state, (list, tuple)) else [state]
@@ -39,7 +39,7 @@ def cell(func: Function, args: Arguments, kwargs: Options) -> object:
 @rule("gru lstm rnn_tanh rnn_relu")
 @unpacked
 def layers(
-    func: Function,
+    func: TorchFunction,
     x: Tensor,
     state: Tensor | Sequence[Tensor],
     weights: Sequence[Tensor],

@@ -15,9 +15,9 @@ from fastgraph.dist.tensor.rules.pointwise import pointwise
 from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, is_sharded
 from fastgraph.dist.tensor.table import (
     Arguments,
-    Function,
     NoRuleError,
     Options,
+    TorchFunction,
     name_of,
     rule,
     unpacked,
@@ -51,7 +51,7 @@ def _sharded(local: Tensor, x: ShardedTensor, dims: list[int]) -> ShardedTensor:
 @rule("sum nansum mean")
 @unpacked
 def total(
-    func: Function,
+    func: TorchFunction,
     x: ShardedTensor,
     dim: Dims = None,
     keepdim: bool = False,
@@ -71,14 +71,16 @@ def total(
 
 @rule("count_nonzero")
 @unpacked
-def count_nonzero(func: Function, x: ShardedTensor, dim: Dims = None) -> Tensor:
+def count_nonzero(func: TorchFunction, x: ShardedTensor, dim: Dims = None) -> Tensor:
     """``count_nonzero``: the number of elements that are not zero."""
     return (x != 0).sum(_dims(x, dim))
 
 
 @rule("any all")
 @unpacked
-def any_all(func: Function, x: ShardedTensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
+def any_all(
+    func: TorchFunction, x: ShardedTensor, dim: Dims = None, keepdim: bool = False
+) -> Tensor:
     """True where any or all elements are true."""
     dims = _dims(x, dim)
     if x.dtype == torch.uint8 or x.dim() == 0:
@@ -95,7 +97,7 @@ def any_all(func: Function, x: ShardedTensor, dim: Dims = None, keepdim: bool = 
 @rule("bincount")
 @unpacked
 def bincount(
-    func: Function, x: Tensor, weights: Tensor | None = None, minlength: int = 0
+    func: TorchFunction, x: Tensor, weights: Tensor | None = None, minlength: int = 0
 ) -> Tensor:
     """The number of times that each integer occurs, or the sums of weights; replicated."""
     if x.dim() != 1 or x.is_floating_point() or x.dtype == torch.bool or not x.numel():
@@ -111,7 +113,7 @@ def bincount(
 
 
 @rule("max min")
-def extremum(func: Function, args: Arguments, kwargs: Options) -> object:
+def extremum(func: TorchFunction, args: Arguments, kwargs: Options) -> object:
     """The largest or smallest of all elements, of rows with its index, or of two tensors."""
     x, other = args[0], args[1] if len(args) > 1 else kwargs.get("other")
     if isinstance(other, Tensor):
@@ -127,7 +129,7 @@ def _extremum_of_all(x: Tensor, name: str) -> Tensor:
 
 @unpacked
 def _extremum_along(
-    func: Function, x: ShardedTensor, dim: Dims, keepdim: bool = False
+    func: TorchFunction, x: ShardedTensor, dim: Dims, keepdim: bool = False
 ) -> tuple[Tensor, ...]:
     dims = _dims(x, dim)
     if x.axis in dims:
@@ -137,7 +139,7 @@ def _extremum_along(
 
 
 def _with_position(
-    func: Function, x: ShardedTensor, dim: Dims, keepdim: bool
+    func: TorchFunction, x: ShardedTensor, dim: Dims, keepdim: bool
 ) -> tuple[Tensor, ...]:
     """The extremum of a vector of integers, and the first position where it is found."""
     if x.local.dim() != 1 or x.is_floating_point() or x.dtype == torch.bool or not x.rows.n:
@@ -153,7 +155,7 @@ def _with_position(
 @rule("argmax argmin")
 @unpacked
 def position_of_extremum(
-    func: Function, x: ShardedTensor, dim: Dims = None, keepdim: bool = False
+    func: TorchFunction, x: ShardedTensor, dim: Dims = None, keepdim: bool = False
 ) -> Tensor:
     """``argmax`` and ``argmin``: the index of the extremum of each row."""
     dims = _dims(x, dim)
@@ -165,7 +167,7 @@ def position_of_extremum(
 @rule("amax amin")
 @unpacked
 def extreme_value(
-    func: Function, x: ShardedTensor, dim: Dims = None, keepdim: bool = False
+    func: TorchFunction, x: ShardedTensor, dim: Dims = None, keepdim: bool = False
 ) -> Tensor:
     """The largest or smallest value; the gradient is shared among ties, as upstream's is."""
     dims = _dims(x, dim)
@@ -198,7 +200,7 @@ def _neutral(dtype: torch.dtype, name: str) -> float | int:
 
 
 @rule("var std")
-def variance(func: Function, args: Arguments, kwargs: Options) -> Tensor:
+def variance(func: TorchFunction, args: Arguments, kwargs: Options) -> Tensor:
     """Variances, in two passes."""
     if len(args) > 1 and isinstance(args[1], bool):  # var(unbiased)
         args = (args[0], None, *args[1:])
@@ -207,7 +209,7 @@ def variance(func: Function, args: Arguments, kwargs: Options) -> Tensor:
 
 @unpacked
 def _variance(
-    func: Function,
+    func: TorchFunction,
     x: ShardedTensor,
     dim: Dims = None,
     unbiased: bool = True,
@@ -234,14 +236,14 @@ def _root(x: Tensor) -> Tensor:
 
 
 @rule("norm linalg_vector_norm linalg_norm")
-def norm(func: Function, args: Arguments, kwargs: Options) -> Tensor:
+def norm(func: TorchFunction, args: Arguments, kwargs: Options) -> Tensor:
     """Euclidean norms."""
     return _norm(func, args, {"p" if k == "ord" else k: value for k, value in kwargs.items()})
 
 
 @unpacked
 def _norm(
-    func: Function,
+    func: TorchFunction,
     x: ShardedTensor,
     p: float | str | None = 2,
     dim: Dims = None,
@@ -259,7 +261,7 @@ def _norm(
 
 @rule("logsumexp")
 @unpacked
-def logsumexp(func: Function, x: ShardedTensor, dim: Dims, keepdim: bool = False) -> Tensor:
+def logsumexp(func: TorchFunction, x: ShardedTensor, dim: Dims, keepdim: bool = False) -> Tensor:
     """Logarithms of sums of exponentials."""
     dims = _dims(x, dim)
     if x.axis not in dims:

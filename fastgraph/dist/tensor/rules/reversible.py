@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastgraph.dist.tensor.layout import Layout
 from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded
-from fastgraph.dist.tensor.table import Function, NoRuleError, rule, unpacked
+from fastgraph.dist.tensor.table import NoRuleError, TorchFunction, rule, unpacked
 
 _PYG = "torch_geometric.nn.models.rev_gnn.InvertibleFunction"
 _DGL = "dgl.nn.pytorch.conv.grouprevres.InvertibleCheckpoint"
@@ -42,7 +42,10 @@ def _sharded(x: object, place: _Place | None) -> object:
 @rule(f"{_PYG} {_DGL}")
 @unpacked
 def by_rows(
-    func: type[torch.autograd.Function], function: Function, inverse: Function, *rest: object
+    func: type[torch.autograd.Function],
+    function: TorchFunction,
+    inverse: TorchFunction,
+    *rest: object,
 ) -> object:
     """Reversible layers: upstream's own function on local rows, and the layer on sharded tensors.
 

@@ -16,9 +16,9 @@ from fastgraph.dist.tensor.rules.indexing import plan_of_range
 from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, is_sharded, placed
 from fastgraph.dist.tensor.table import (
     Arguments,
-    Function,
     NoRuleError,
     Options,
+    TorchFunction,
     is_in_place,
     name_of,
     rule,
@@ -52,19 +52,19 @@ class _Call(NamedTuple):
 
 @unpacked
 def _index_add(
-    func: Function, x: Tensor, dim: int, index: Tensor, source: object, alpha: float = 1
+    func: TorchFunction, x: Tensor, dim: int, index: Tensor, source: object, alpha: float = 1
 ) -> _Call:
     return _checked(x, dim, index, source, factor=alpha)
 
 
 @unpacked
-def _scatter_add(func: Function, x: Tensor, dim: int, index: Tensor, src: object) -> _Call:
+def _scatter_add(func: TorchFunction, x: Tensor, dim: int, index: Tensor, src: object) -> _Call:
     return _checked(x, dim, index, src, broadcast=True)
 
 
 @unpacked
 def _scatter_reduce(
-    func: Function,
+    func: TorchFunction,
     x: Tensor,
     dim: int,
     index: Tensor,
@@ -151,7 +151,7 @@ def _vector(index: ShardedTensor, dim: int) -> ShardedTensor:
 
 
 @rule("scatter_add index_add scatter_reduce", in_place=True)
-def scatter(func: Function, args: Arguments, kwargs: Options) -> Tensor:
+def scatter(func: TorchFunction, args: Arguments, kwargs: Options) -> Tensor:
     """Sums, extrema and products over all ranks; means where all rows are of one rank."""
     call = _CALLS[name_of(func).removesuffix("_")](func, args, kwargs)
     if call.index.dtype != torch.int64 and call.broadcast:
@@ -182,14 +182,14 @@ def scatter(func: Function, args: Arguments, kwargs: Options) -> Tensor:
 
 
 @rule("scatter", in_place=True)
-def assign(func: Function, args: Arguments, kwargs: Options) -> Tensor:
+def assign(func: TorchFunction, args: Arguments, kwargs: Options) -> Tensor:
     """Values put into columns, or other dimensions than the sharded one: each rank has its rows."""
     return _assigned(func, args, {"src" if k == "value" else k: v for k, v in kwargs.items()})
 
 
 @unpacked
 def _assigned(
-    func: Function, x: Tensor, dim: int, index: Tensor, src: Tensor | float
+    func: TorchFunction, x: Tensor, dim: int, index: Tensor, src: Tensor | float
 ) -> ShardedTensor:
     if not is_sharded(x) or index.dim() != x.dim() or not -x.dim() <= dim < x.dim():
         raise NoRuleError
@@ -335,7 +335,7 @@ def _best(call: _Call, found: Plan | None) -> Tensor:
 
 @rule("new_zeros new_ones new_full new_empty")
 @unpacked
-def new(func: Function, x: ShardedTensor, *rest: object, **options: object) -> Tensor:
+def new(func: TorchFunction, x: ShardedTensor, *rest: object, **options: object) -> Tensor:
     """New tensors with one row for each node or edge are sharded like these."""
     given = options.pop("size", None)
     filled: Arguments = ()
@@ -353,6 +353,6 @@ def new(func: Function, x: ShardedTensor, *rest: object, **options: object) -> T
             size[axis] = rows.mine
             return ShardedTensor(func(x.local, size, *filled, **options), rows, axis)
     # Ranks compare replicated tensors, also what nobody has set.
-    make: Function = Tensor.new_zeros if name_of(func) == "new_empty" else func
+    make: TorchFunction = Tensor.new_zeros if name_of(func) == "new_empty" else func
     replicated: Tensor = make(x.local, size, *filled, **options)
     return replicated

@@ -23,9 +23,9 @@ from fastgraph.dist.tensor.sharded import (
 )
 from fastgraph.dist.tensor.table import (
     Arguments,
-    Function,
     NoRuleError,
     Options,
+    TorchFunction,
     name_of,
     rule,
     unpacked,
@@ -41,7 +41,7 @@ def _sizes(args: Sequence[object]) -> list[int]:
 
 
 @rule("view reshape _unsafe_view flatten unflatten view_as reshape_as")
-def reshape(func: Function, args: Arguments, kwargs: Options) -> ShardedTensor:
+def reshape(func: TorchFunction, args: Arguments, kwargs: Options) -> ShardedTensor:
     """Dimensions before the sharded one stay; it may be joined with those behind it, or split.
 
     It may be joined with all of those before it, too.
@@ -76,7 +76,7 @@ def reshape(func: Function, args: Arguments, kwargs: Options) -> ShardedTensor:
 
 
 @unpacked
-def _shape_of_other(func: Function, x: Tensor, other: Tensor) -> list[int]:
+def _shape_of_other(func: TorchFunction, x: Tensor, other: Tensor) -> list[int]:
     return list(other.shape)
 
 
@@ -113,7 +113,7 @@ def _reshaped(x: ShardedTensor, size: int, axis: int) -> Layout | None:
 
 @rule("unsqueeze")
 @unpacked
-def unsqueeze(func: Function, x: ShardedTensor, dim: int) -> ShardedTensor:
+def unsqueeze(func: TorchFunction, x: ShardedTensor, dim: int) -> ShardedTensor:
     """``unsqueeze``: add a dimension."""
     at = dim + x.local.dim() + 1 if dim < 0 else dim
     return ShardedTensor(x.local.unsqueeze(dim), x.rows, x.axis + (at <= x.axis))
@@ -122,7 +122,7 @@ def unsqueeze(func: Function, x: ShardedTensor, dim: int) -> ShardedTensor:
 @rule("squeeze")
 @unpacked
 def squeeze(
-    func: Function, x: ShardedTensor, dim: int | Sequence[int] | None = None
+    func: TorchFunction, x: ShardedTensor, dim: int | Sequence[int] | None = None
 ) -> ShardedTensor:
     """``squeeze``: drop dimensions of size 1, but for the sharded one, whatever its local size."""
     wanted = range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
@@ -137,7 +137,7 @@ def squeeze(
 
 @rule("expand expand_as repeat tile broadcast_to")
 @unpacked
-def expand(func: Function, x: Tensor, *rest: object) -> ShardedTensor:
+def expand(func: TorchFunction, x: Tensor, *rest: object) -> ShardedTensor:
     """``expand`` and ``repeat`` of other dimensions than the sharded one."""
     name = name_of(func)
     like = rest[0] if name == "expand_as" else None
@@ -161,7 +161,7 @@ def expand(func: Function, x: Tensor, *rest: object) -> ShardedTensor:
 
 @rule("stack")
 @unpacked
-def stack(func: Function, tensors: Sequence[Tensor], dim: int = 0) -> ShardedTensor:
+def stack(func: TorchFunction, tensors: Sequence[Tensor], dim: int = 0) -> ShardedTensor:
     """``stack``: each rank stacks its rows."""
     lead = next(x for x in tensors if is_sharded(x))
     if any(x.shape != lead.shape for x in tensors):
@@ -173,7 +173,7 @@ def stack(func: Function, tensors: Sequence[Tensor], dim: int = 0) -> ShardedTen
 
 @rule("cat concat concatenate")
 @unpacked
-def cat(func: Function, tensors: Sequence[Tensor], dim: int = 0) -> ShardedTensor:
+def cat(func: TorchFunction, tensors: Sequence[Tensor], dim: int = 0) -> ShardedTensor:
     """Rows one after the other stay where they are; along other dimensions each rank does its own.
 
     Replicated rows are laid out like nodes or edges if they are as many.
@@ -211,7 +211,7 @@ _PIECES = ("chunk", "split", "split_with_sizes", "tensor_split")
 
 
 @rule(" ".join(_ALONG))
-def along(func: Function, args: Arguments, kwargs: Options) -> object:
+def along(func: TorchFunction, args: Arguments, kwargs: Options) -> object:
     """Operations along one dimension are each rank's own, unless it is the sharded one."""
     name = name_of(func)
     lead = next(x for x in args if is_sharded(x))
@@ -246,12 +246,12 @@ def along(func: Function, args: Arguments, kwargs: Options) -> object:
 
 
 @unpacked
-def _gathered(func: Function, x: Tensor, dim: int, index: Tensor) -> Tensor:
+def _gathered(func: TorchFunction, x: Tensor, dim: int, index: Tensor) -> Tensor:
     return _of_a_vector(x, index)
 
 
 @unpacked
-def _taken(func: Function, x: Tensor, indices: Tensor, dim: int) -> Tensor:
+def _taken(func: TorchFunction, x: Tensor, indices: Tensor, dim: int) -> Tensor:
     return _of_a_vector(x, indices)
 
 
@@ -265,7 +265,7 @@ def _of_a_vector(x: Tensor, index: Tensor) -> Tensor:
 
 
 def _pieces(
-    func: Function, x: ShardedTensor, args: Arguments, kwargs: Options
+    func: TorchFunction, x: ShardedTensor, args: Arguments, kwargs: Options
 ) -> tuple[Tensor, ...]:
     """``split``, ``chunk`` and their like: slices of consecutive rows."""
     whole = torch.empty(x.shape, device="meta")
@@ -286,7 +286,7 @@ def _softmax(x: ShardedTensor, dim: int, log: bool) -> Tensor:
 
 @unpacked
 def _cumsum(
-    func: Function, x: ShardedTensor, dim: int, dtype: torch.dtype | None = None
+    func: TorchFunction, x: ShardedTensor, dim: int, dtype: torch.dtype | None = None
 ) -> ShardedTensor:
     """Each rank adds up consecutive rows, from the sum of those of the ranks before it."""
     rows = x.rows.in_order()
@@ -302,7 +302,7 @@ def _cumsum(
 @rule("cumsum_")
 @unpacked
 def cumsum_in_place(
-    func: Function, x: Tensor, dim: int, dtype: torch.dtype | None = None
+    func: TorchFunction, x: Tensor, dim: int, dtype: torch.dtype | None = None
 ) -> Tensor:
     """``cumsum_``, which keeps the dtype of what it overwrites."""
     if not is_sharded(x) or (dtype is not None and dtype != x.dtype):
@@ -312,7 +312,7 @@ def cumsum_in_place(
 
 @rule("__iter__")
 @unpacked
-def iterate(func: Function, x: ShardedTensor) -> Iterator[Tensor]:
+def iterate(func: TorchFunction, x: ShardedTensor) -> Iterator[Tensor]:
     """The parts along the first dimension."""
     if x.axis == 0:
         raise NoRuleError
@@ -322,7 +322,7 @@ def iterate(func: Function, x: ShardedTensor) -> Iterator[Tensor]:
 @rule("layer_norm rms_norm group_norm")
 @unpacked
 def normalise_features(
-    func: Function, x: Tensor, *rest: object, **options: object
+    func: TorchFunction, x: Tensor, *rest: object, **options: object
 ) -> ShardedTensor:
     """Normalisation over the last dimensions."""
     shape = rest[0] if rest else options.get("normalized_shape")
@@ -346,7 +346,7 @@ def _entered(x: object) -> object:
 @rule("pad")
 @unpacked
 def pad(
-    func: Function, x: ShardedTensor, sizes: Sequence[int], *rest: object, **options: object
+    func: TorchFunction, x: ShardedTensor, sizes: Sequence[int], *rest: object, **options: object
 ) -> ShardedTensor:
     """``pad``: add columns."""
     if len(sizes) // 2 > x.local.dim() - 1 - x.axis:
