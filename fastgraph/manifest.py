@@ -13,12 +13,21 @@ import os
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 NAME = "manifest.json"
+
+Json = Any  # as it is in a file: whoever reads it says what it must be
+
+
+class Seal(TypedDict):
+    """The facts of a file by which a change of it is noticed."""
+
+    bytes: int
+    sha256: str
 
 
 class FileFormatError(ValueError):
@@ -42,8 +51,8 @@ class Manifest(NamedTuple):
     """
 
     folder: Path
-    content: dict[str, Any]
-    files: dict[str, dict[str, Any]]
+    content: dict[str, Json]
+    files: dict[str, Seal]
 
 
 def check_safetensors(what: str) -> None:
@@ -61,7 +70,7 @@ def check_safetensors(what: str) -> None:
         )
 
 
-def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> Seal:
     """Write tensors by safetensors, to permanent storage.
 
     Returns:
@@ -78,14 +87,14 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return seal(file)
 
 
-def seal(file: Path) -> dict[str, Any]:
+def seal(file: Path) -> Seal:
     """The size and SHA-256 of a file."""
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return {"bytes": file.stat().st_size, "sha256": digest}
 
 
-def write(folder: Path, form: Format, content: Any, files: Mapping[str, Mapping[str, Any]]) -> None:
+def write(folder: Path, form: Format, content: Json, files: Mapping[str, Seal]) -> None:
     """Write the manifest of a folder whose files are complete, to permanent storage.
 
     Args:
@@ -183,6 +192,6 @@ def sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

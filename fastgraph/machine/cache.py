@@ -43,7 +43,10 @@ def locked(kind: str, identity: str) -> Iterator[None]:
         yield
 
 
-def read(kind: str, identity: str) -> Any:
+Json = Any  # as it is in a file, which may be of another version: None where there is none
+
+
+def read(kind: str, identity: str) -> Json:
     """The cached content, or ``None`` where there is nothing, or nothing that can be used."""
     try:
         found = json.loads(path_of(kind, identity).read_bytes())
@@ -53,7 +56,7 @@ def read(kind: str, identity: str) -> Any:
         return None
 
 
-def write(kind: str, identity: str, content: Any) -> None:
+def write(kind: str, identity: str, content: object) -> None:
     """Keep content, where that is possible; readers see all of it, or what was there before."""
     path = path_of(kind, identity)
     try:
@@ -68,5 +71,5 @@ def write(kind: str, identity: str, content: Any) -> None:
         _LOGGER.info("nothing can be kept as %s: %s", path, error)
 
 
-def _digest(identity: str, content: Any) -> str:
+def _digest(identity: str, content: object) -> str:
     return hashlib.sha256(json.dumps([identity, content], sort_keys=True).encode()).hexdigest()

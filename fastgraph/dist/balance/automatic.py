@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 from fastgraph.dist.balance.balance import Balance, by_speed
 from fastgraph.dist.balance.first_epochs import say
 from fastgraph.dist.balance.rebalancing import by_work, highest_shares, partition_anew
 from fastgraph.dist.balance.shares import capped, within_memory
+from fastgraph.dist.graphs.protocols import AnyGraph
 from fastgraph.dist.graphs.relayout import Placement, obstacle
 from fastgraph.dist.operators.precision import reduce_precision
 from fastgraph.dist.ranks import transport
@@ -48,7 +48,7 @@ class Automatic:
         source = "a run before" if len(known) == WORLD.size else "the devices"
         say(f"shares of the work by {source}: {_percentages(self.weights)}")
 
-    def shares(self, data: Any) -> list[float]:
+    def shares(self, data: AnyGraph) -> list[float]:
         """The share of each rank of a graph, as far as there is memory for it.
 
         Raises:
@@ -104,7 +104,7 @@ def _imbalance(balance: Balance) -> str:
     return f"the slowest rank computes {balance.imbalance:.2f}x as long as the mean"
 
 
-def _speed(measurements: Any) -> float | None:
+def _speed(measurements: object) -> float | None:
     """The speed that was kept, if it is one."""
     speed = measurements.get("speed") if isinstance(measurements, dict) else None
     return float(speed) if isinstance(speed, (int, float)) and 0 < speed < float("inf") else None

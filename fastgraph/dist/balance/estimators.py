@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,7 +27,18 @@ except ModuleNotFoundError as error:
         "models of performance need scikit-learn: pip install 'fastgraph[dist]'", name="sklearn"
     ) from error
 
-Array = Any  # of numpy
+Array = np.ndarray[Any, np.dtype[Any]]  # of any shape, of numbers
+
+
+class Regressor(Protocol):
+    """As scikit-learn has it, which says no types."""
+
+    def fit(self, features: Array, seconds: Array) -> Regressor:
+        """Learn from samples."""
+
+    def predict(self, features: Array) -> Array:
+        """Seconds."""
+
 
 SIZES = ("rows", "columns", "entries")
 """Sizes that work is proportional to: dense products, reads of columns, sums of entries."""
@@ -62,7 +73,8 @@ class Proportional(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def predict(self, features: Array) -> Array:
         """Seconds."""
-        return np.maximum(self._sizes(features) @ self.linear_.coef_, _LEAST_SECONDS)
+        found: Array = np.maximum(self._sizes(features) @ self.linear_.coef_, _LEAST_SECONDS)
+        return found
 
     def _sizes(self, features: Array) -> Array:
         ones = np.ones((len(features), 1))
@@ -92,19 +104,21 @@ class Corrected(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return found
 
 
-def _of_logarithms(regressor: Any) -> Any:
+def _of_logarithms(regressor: Regressor) -> Regressor:
     """A regressor of features whose sizes matter by their ratios; some are below 0."""
-    return make_pipeline(FunctionTransformer(np.arcsinh), StandardScaler(), regressor)
+    made: Regressor = make_pipeline(FunctionTransformer(np.arcsinh), StandardScaler(), regressor)
+    return made
 
 
-def _of_ratios(regressor: Any) -> Any:
+def _of_ratios(regressor: Regressor) -> Regressor:
     """The same, of seconds by their ratios."""
-    return TransformedTargetRegressor(
+    made: Regressor = TransformedTargetRegressor(
         _of_logarithms(regressor), func=np.log, inverse_func=np.exp, check_inverse=False
     )
+    return made
 
 
-def candidates(names: Sequence[str]) -> dict[str, Any]:
+def candidates(names: Sequence[str]) -> dict[str, Regressor]:
     """All regressors, for features of these names."""
     columns = [list(names).index(size) for size in SIZES]
     return {
@@ -164,19 +178,23 @@ def choose(names: Sequence[str], features: Array, seconds: Array, groups: Array)
     return Chosen(name, error, {n: f[0] for n, f in found.items()}, fitted.predict)
 
 
-def _fitted(candidate: Any, features: Array, seconds: Array) -> Any:
+def _fitted(candidate: Regressor, features: Array, seconds: Array) -> Regressor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of features that are the same in all samples
-        return clone(candidate).fit(features, seconds)
+        fitted: Regressor = clone(candidate).fit(features, seconds)
+    return fitted
 
 
-def _error(candidate: Any, features: Array, seconds: Array, train: Array, test: Array) -> Array:
+def _error(
+    candidate: Regressor, features: Array, seconds: Array, train: Array, test: Array
+) -> Array:
     fitted = _fitted(candidate, features[train], seconds[train])
     predicted = fitted.predict(features[test])
-    return np.abs(predicted - seconds[test]) / seconds[test]
+    found: Array = np.abs(predicted - seconds[test]) / seconds[test]
+    return found
 
 
-def _cost(fitted: Any, features: Array) -> float:
+def _cost(fitted: Regressor, features: Array) -> float:
     """Seconds for a prediction."""
     times = []
     for _ in range(3):
@@ -188,4 +206,5 @@ def _cost(fitted: Any, features: Array) -> float:
 
 def multiples(sizes: Array, values: Array) -> Array:
     """Multiples of sizes that are nearest to values, none below 0."""
-    return LinearRegression(fit_intercept=False, positive=True).fit(sizes, values).coef_
+    found: Array = LinearRegression(fit_intercept=False, positive=True).fit(sizes, values).coef_
+    return found

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fastgraph.dist.balance.balance import Balance, Measurement
+from fastgraph.dist.graphs.protocols import AnyGraph
 from fastgraph.dist.graphs.relayout import Placement
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.phases import RECORDER
@@ -41,7 +41,7 @@ class FirstEpochs:
         self._optimizer: Optimizer | None = None
         self._is_watching = False
 
-    def watch(self, data: Any) -> None:
+    def watch(self, data: AnyGraph) -> None:
         """Measure a graph that was sharded; the largest one, if there are several."""
         if WORLD.size == 1 or self._optimizer is not None or not self._actions:
             return
@@ -54,7 +54,7 @@ class FirstEpochs:
             self._is_watching = True
             register_optimizer_step_post_hook(self._after_step)
 
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _after_step(self, optimizer: Optimizer, *_: object) -> None:
         if not self._actions:
             return
         if self._optimizer is None:

@@ -13,7 +13,7 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,10 @@ from fastgraph.comparison.memory import resident, restart_peak
 from fastgraph.dist.balance.balance import Balance, Measurement
 from fastgraph.dist.balance.features import describe
 from fastgraph.dist.graphs.partition import PartitionError, partition
+from fastgraph.dist.graphs.protocols import PygGraph
 from fastgraph.dist.graphs.pyg import check_can_be_sharded, joint_edges, num_nodes, shard
 from fastgraph.dist.graphs.relayout import Placement
-from fastgraph.dist.graphs.usual import usual_forward, usual_loss
+from fastgraph.dist.graphs.usual import Forward, Loss, usual_forward, usual_loss
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.agreement import on_first_rank
 from fastgraph.dist.ranks.devices import devices, identities, scores
@@ -55,7 +56,27 @@ _MOST_EPOCHS = 50
 
 _KIND = "performance"
 
-Sample = dict[str, Any]
+Sample = TypedDict(
+    "Sample",
+    {
+        "features": dict[str, float],
+        "seconds": float,
+        "exchange": float,
+        "collectives": float,
+        "sent": float,
+        "most sent": float,
+        "peak": int | None,
+        "sample": NotRequired[str],
+        "ratio": NotRequired[float],
+        "graph": NotRequired[str],
+    },
+)
+"""An epoch of a rank on a part of a graph, as it is kept in the cache.
+
+``features`` are those of the part (:func:`describe`); ``seconds`` and ``exchange`` of computing and
+exchanging; ``collectives``, bytes ``sent``, and the ``most sent`` by a rank; the ``peak`` of memory
+in bytes, where it is counted; then which ``sample`` it was, its ``ratio``, and of which ``graph``.
+"""
 
 
 @dataclass(frozen=True)
@@ -196,8 +217,8 @@ def measure_performance(
     model: nn.Module,
     data: Data | HeteroData,
     *,
-    forward: Callable[[Any, Any], Any] | None = None,
-    loss: Callable[[Any, Any], Tensor] | None = None,
+    forward: Forward | None = None,
+    loss: Loss | None = None,
     ratios: Sequence[float] = RATIOS,
     reuse: bool = True,
 ) -> Performance:
@@ -243,17 +264,19 @@ def measure_performance(
     number = names[: WORLD.rank].count(names[WORLD.rank])
     identity = f"{_signature(model, data, forward, loss)} on {names[WORLD.rank]}, {number}"
     graph = _graph_signature(edges, sum(sizes))
-    before = (cache.read(_KIND, identity) or []) if reuse else []
+    before: list[Sample] = (cache.read(_KIND, identity) or []) if reuse else []
     wanted = len(ratios) * 2
     has_all = sum(one.get("graph") == graph for one in before) >= wanted
     if not transport.agree(has_all):
         before = [one for one in before if one.get("graph") != graph]
         sampler = _Sampler(data, sizes, edges, scores(found))
         train = _Training(model, forward or usual_forward, loss or usual_loss)
-        before += [{**one, "graph": graph} for one in sampler.samples(train, ratios)]
+        before += sampler.samples(train, ratios, graph)
         cache.write(_KIND, identity, before)
     # What belongs to one sample has one name on all ranks.
-    own = [{**one, "sample": f"{one['graph']} {one['sample']}"} for one in before]
+    own = copy.deepcopy(before)
+    for one in own:
+        one["sample"] = f"{one['graph']} {one['sample']}"
     return Performance(transport.gather_objects(own), names)
 
 
@@ -261,7 +284,7 @@ def _needs_scikit_learn() -> None:
     from fastgraph.dist.balance import estimators  # noqa: F401
 
 
-def _signature(model: nn.Module, data: Any, forward: Any, loss: Any) -> str:
+def _signature(model: nn.Module, data: PygGraph, forward: Forward | None, loss: Loss | None) -> str:
     """A text that names what the time of a model depends on besides graph and device."""
     shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
     widths = [
@@ -285,10 +308,10 @@ class _Training:
     """Epochs of a copy of a model."""
 
     model: nn.Module
-    forward: Callable[[Any, Any], Any]
-    loss: Callable[[Any, Any], Tensor]
+    forward: Forward
+    loss: Loss
 
-    def steps(self, data: Any) -> Callable[[], None]:
+    def steps(self, data: PygGraph) -> Callable[[], None]:
         model = copy.deepcopy(self.model).train()
 
         def step() -> None:
@@ -301,7 +324,9 @@ class _Training:
 class _Sampler:
     """Samples of a graph: ranges of the parts of a partition into many, which are neighbours."""
 
-    def __init__(self, data: Any, sizes: list[int], edges: Tensor, by_score: list[float]) -> None:
+    def __init__(
+        self, data: PygGraph, sizes: list[int], edges: Tensor, by_score: list[float]
+    ) -> None:
         self._data, self._sizes, self._edges, self._by_score = data, sizes, edges, by_score
         self._num_blocks = max(_BLOCKS, _BLOCKS_OF_RANK * WORLD.size)
         if sum(sizes) < _NODES_OF_BLOCK * self._num_blocks:
@@ -313,8 +338,8 @@ class _Sampler:
         make = lambda: partition(edges, sum(sizes), self._num_blocks)  # noqa: E731
         self._block = on_first_rank(make, errors)
 
-    def samples(self, train: _Training, ratios: Sequence[float]) -> list[Sample]:
-        """The samples that this rank has measured."""
+    def samples(self, train: _Training, ratios: Sequence[float], graph: str) -> list[Sample]:
+        """The samples that this rank has measured, of a graph with this name."""
         draw = random.Random(0)  # the same on all ranks, and no number of the program's
         equal = [1 / WORLD.size] * WORLD.size
         found: list[Sample] = []
@@ -326,7 +351,8 @@ class _Sampler:
                 rank_of = _shared_out(count, shares)
                 with only_here():
                     one = self._measured(train, first, rank_of)
-                found.append({**one, "sample": f"{len(found)}", "ratio": ratio})
+                one["sample"], one["ratio"], one["graph"] = f"{len(found)}", ratio, graph
+                found.append(one)
         torch.set_rng_state(state)
         return found
 
@@ -376,9 +402,9 @@ def _shared_out(count: int, shares: Sequence[float]) -> list[int]:
     return ranks
 
 
-def _subgraph(data: Any, inside: Tensor, sizes: list[int]) -> Any:
+def _subgraph(data: PygGraph, inside: Tensor, sizes: list[int]) -> PygGraph:
     masks = inside.split(sizes)
     if len(data.node_stores) == 1 and data.node_stores[0]._key is None:
         return data.subgraph(masks[0])
-    types = [store._key for store in data.node_stores]
+    types = [store._key or "" for store in data.node_stores]  # as HeteroData has them
     return data.subgraph(dict(zip(types, masks, strict=True)))

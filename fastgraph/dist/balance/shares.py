@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
@@ -12,6 +11,7 @@ from fastgraph.dist.balance.balance import PREDICTED
 from fastgraph.dist.balance.performance import Estimate, Performance, measure_performance
 from fastgraph.dist.graphs.dgl import is_dgl_graph
 from fastgraph.dist.graphs.partition import METHODS, PartitionError, partition
+from fastgraph.dist.graphs.protocols import AnyGraph
 from fastgraph.dist.graphs.pyg import (
     Graph,
     by_row,
@@ -158,7 +158,7 @@ def solve(
     shares: Sequence[float],
     *,
     method: str = "metis",
-    memory: Any = None,
+    memory: Callable[[float], list[float]] | None = None,
 ) -> tuple[Tensor, Estimate]:
     """The partition for which ranks are predicted to take equally long.
 
@@ -267,7 +267,7 @@ def _free(found: Sequence[Device], used: Sequence[tuple[int, int]], needed: floa
     return shares
 
 
-def _bytes_of(data: Any) -> float:
+def _bytes_of(data: AnyGraph) -> float:
     """Bytes of the tensors that are sharded."""
     if is_dgl_graph(data):
         from fastgraph.dist.graphs.dgl.graphs import features
@@ -278,9 +278,9 @@ def _bytes_of(data: Any) -> float:
     check_can_be_sharded(data)
     for store, size in zip(data.node_stores, num_nodes(data), strict=True):
         total += sum(store[key].nbytes for key in by_row(store, store.is_node_attr, size))
-    for store in data.edge_stores:
-        index = store.get("edge_index")
+    for edges in data.edge_stores:
+        index = edges.get("edge_index")
         if isinstance(index, Tensor):
-            names = by_row(store, store.is_edge_attr, index.shape[1])
-            total += sum(store[key].nbytes for key in names)
+            names = by_row(edges, edges.is_edge_attr, index.shape[1])
+            total += sum(edges[key].nbytes for key in names)
     return float(total)

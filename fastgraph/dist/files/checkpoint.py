@@ -12,27 +12,51 @@ import re
 import shutil
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fastgraph import manifest
-from fastgraph.dist.files.nesting import NamedTensors, Spec, decoded, encoded
+from fastgraph.dist.files.nesting import NamedTensors, Spec, Value, decoded, encoded
 from fastgraph.dist.ranks.agreement import on_all_ranks, on_first_rank
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor import hooks
 from fastgraph.dist.tensor.layout import Layout, usual
 from fastgraph.dist.tensor.sharded import ShardedTensor, leaves
-from fastgraph.manifest import FileFormatError, Format, Manifest, check_safetensors
+from fastgraph.manifest import FileFormatError, Format, Json, Manifest, Seal, check_safetensors
 
 FORMAT = Format("checkpoint of fastgraph.dist", 1)
 
 _UNFINISHED = ".unfinished"
+
+
+class _Parameters(OrderedDict[str, Tensor]):
+    """A ``state_dict()`` of a module, of which torch keeps the versions of modules beside."""
+
+    _metadata: OrderedDict[str, Mapping[str, int]]
+
+
+class _State(NamedTuple):
+    """The content of a checkpoint, of tensors or in their place of what says where they are.
+
+    Attributes:
+        model: its ``state_dict()``.
+        versions: of its modules.
+        optimizer: its ``state_dict()``, if one is kept.
+        random: the states of generators of random numbers, by library.
+        extra: of the program.
+    """
+
+    model: Mapping[str, Value]
+    versions: Mapping[str, Mapping[str, int]] | None
+    optimizer: Mapping[str, Value] | None
+    random: Mapping[str, Value]
+    extra: Value
 
 
 class CheckpointError(RuntimeError):
@@ -44,7 +68,7 @@ def save(
     model: nn.Module,
     optimizer: Optimizer | None = None,
     *,
-    extra: Any = None,
+    extra: object = None,
     keep: int = 1,
 ) -> Path:
     """Keep the state of a training in files, from which :func:`load` goes on.
@@ -80,20 +104,20 @@ def save(
     _check(model, optimizer)
     kept = NamedTensors()
     state = model.state_dict()
-    parts = {
-        "model": state,
-        "versions": getattr(state, "_metadata", None),
-        "optimizer": optimizer.state_dict() if optimizer else None,
-        "random": _random_states(),
-        "extra": extra,
-    }
-    content = {name: encoded(part, name, kept) for name, part in parts.items()}
+    parts = _State(
+        model=state,
+        versions=getattr(state, "_metadata", None),
+        optimizer=optimizer.state_dict() if optimizer else None,
+        random=_random_states(),
+        extra=extra,
+    )
+    content = {name: encoded(part, name, kept) for name, part in parts._asdict().items()}
     folder = Path(path)
     unfinished = None
     try:
         unfinished = on_first_rank(lambda: _begin(folder))
         storage.write(kept.tensors, unfinished)
-        files: dict[str, Any] = {}
+        files: dict[str, Seal] = {}
         for sealed in on_all_ranks(lambda: _sealed(unfinished)):
             files |= sealed
         complete = on_first_rank(lambda: _finish(unfinished, content, files))
@@ -113,7 +137,7 @@ def load(
     optimizer: Optimizer | None = None,
     *,
     missing_ok: bool = False,
-) -> Any:
+) -> Value:
     """Go on from the newest checkpoint of a folder.
 
     All ranks must call it; there may be more or fewer than those that have saved. Parameters and
@@ -148,21 +172,21 @@ def load(
     names = sorted(found.files)
     on_all_ranks(lambda: manifest.verify(found, names[WORLD.rank :: WORLD.size]))
     specs = _decoded(found, lambda spec: spec)
-    if optimizer is not None and specs["optimizer"] is None:
-        raise ValueError(f"optimizer must be None, as {found.folder} has the state of none")
     if optimizer is not None:
-        _check_groups(optimizer, specs["optimizer"])
+        if specs.optimizer is None:
+            raise ValueError(f"optimizer must be None, as {found.folder} has the state of none")
+        _check_groups(optimizer, specs.optimizer)
     wanted = [spec for spec in leaves(specs) if isinstance(spec, Spec)]
     tensors = storage.read(wanted, _layouts(specs, model, optimizer), found.folder)
     state = _decoded(found, lambda spec: tensors[spec.name])
-    parameters: Any = OrderedDict(state["model"])
-    if state["versions"] is not None:
-        parameters._metadata = OrderedDict(state["versions"])
+    parameters = _Parameters(state.model)
+    if state.versions is not None:
+        parameters._metadata = OrderedDict(state.versions)
     model.load_state_dict(parameters)
-    if optimizer is not None:
-        optimizer.load_state_dict(state["optimizer"])
-    _set_random_states(state["random"])
-    return state["extra"]
+    if optimizer is not None and state.optimizer is not None:
+        optimizer.load_state_dict(dict(state.optimizer))
+    _set_random_states(state.random)
+    return state.extra
 
 
 def _check(model: object, optimizer: object) -> None:
@@ -178,7 +202,7 @@ def _check(model: object, optimizer: object) -> None:
         raise RuntimeError("call fastgraph.dist.init() before keeping or loading a checkpoint")
 
 
-def _check_groups(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+def _check_groups(optimizer: Optimizer, saved: Mapping[str, Value]) -> None:
     """The optimizer has the groups of the one that was saved, which torch would check too late.
 
     Raises:
@@ -213,13 +237,13 @@ def _begin(folder: Path) -> Path:
     return unfinished
 
 
-def _sealed(folder: Path) -> dict[str, dict[str, Any]]:
+def _sealed(folder: Path) -> dict[str, Seal]:
     """The checksums of this rank's share of the files."""
     files = sorted(folder.iterdir())[WORLD.rank :: WORLD.size]
     return {file.name: manifest.seal(file) for file in files}
 
 
-def _finish(unfinished: Path, content: dict[str, Any], files: dict[str, Any]) -> Path:
+def _finish(unfinished: Path, content: dict[str, Json], files: dict[str, Seal]) -> Path:
     manifest.write(unfinished, FORMAT, content, files)
     complete = unfinished.with_suffix("")
     unfinished.rename(complete)
@@ -258,7 +282,7 @@ def _newest(path: Path) -> Manifest | None:
     return found
 
 
-def _random_states() -> dict[str, Any]:
+def _random_states() -> dict[str, object]:
     states = {"torch": torch.get_rng_state(), "python": random.getstate()}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -267,7 +291,7 @@ def _random_states() -> dict[str, Any]:
     return states
 
 
-def _set_random_states(states: dict[str, Any]) -> None:
+def _set_random_states(states: Mapping[str, Value]) -> None:
     torch.set_rng_state(states["torch"])
     random.setstate(states["python"])
     if "numpy" in states and "numpy" in sys.modules:
@@ -275,32 +299,32 @@ def _set_random_states(states: dict[str, Any]) -> None:
         sys.modules["numpy"].random.set_state((name, words.numpy().astype("uint32"), *rest))
 
 
-def _decoded(found: Manifest, tensor: Callable[[Spec], Any]) -> dict[str, Any]:
+def _decoded(found: Manifest, tensor: Callable[[Spec], object]) -> _State:
     try:
-        return {key: decoded(value, tensor) for key, value in found.content.items()}
+        return _State(**{key: decoded(value, tensor) for key, value in found.content.items()})
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         file = found.folder / manifest.NAME
         raise FileFormatError(f"{file}: expected the content of a checkpoint: {error!r}") from error
 
 
 def _layouts(
-    specs: dict[str, Any], model: nn.Module, optimizer: Any
+    specs: _State, model: nn.Module, optimizer: Optimizer | None
 ) -> dict[str, tuple[Layout, int]]:
     """How to shard what is read, by name: as the parameters of the model are now."""
     found: dict[str, tuple[Layout, int]] = {}
 
-    def like(spec: Any, x: Any) -> None:
+    def like(spec: object, x: Tensor) -> None:
         if isinstance(spec, Spec) and isinstance(x, ShardedTensor) and spec.shape == x.shape:
             found[spec.name] = x.rows, x.axis
 
     for key, current in model.state_dict().items():
-        like(specs["model"].get(key), current)
-    if optimizer is not None:
+        like(specs.model.get(key), current)
+    if optimizer is not None and specs.optimizer is not None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         for index, parameter in enumerate(parameters):
-            for spec in leaves(specs["optimizer"]["state"].get(index, {})):
+            for spec in leaves(specs.optimizer["state"].get(index, {})):
                 like(spec, parameter)
-    for spec in leaves(specs["extra"]):
+    for spec in leaves(specs.extra):
         if isinstance(spec, Spec) and spec.axis is not None and WORLD.is_ready:
             hooks.install()
             found[spec.name] = usual(spec.shape[spec.axis]), spec.axis

@@ -7,23 +7,23 @@ names are taken.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from dgl import graph_index
-from dgl.frame import Frame
+from dgl.frame import Frame as DglFrame
 from dgl.heterograph import DGLGraph
 from torch import Tensor
 
-from fastgraph.dist.files.stores import Contents, Store, name_of_type
+from fastgraph.dist.files.stores import Contents, Key, Store, name_of_type
 from fastgraph.dist.graphs.dgl.index import ShardedIndex
 from fastgraph.dist.graphs.dgl.structure import ShardedStructure
+from fastgraph.dist.graphs.protocols import Attribute, DglGraph, Frame
 from fastgraph.dist.tensor.layout import Layout
 
 _ENDS = "edge_index"
 
 
-def contents(graph: Any, parts: Sequence[Tensor]) -> Contents:
+def contents(graph: DglGraph, parts: Sequence[Tensor]) -> Contents:
     """The parts of a ``DGLGraph``, as files hold them.
 
     Args:
@@ -54,12 +54,15 @@ def contents(graph: Any, parts: Sequence[Tensor]) -> Contents:
 
 
 def graph_of(
-    kind: str, stores: Sequence[tuple[Any, dict[str, Any]]], layouts: Mapping[str, Layout]
-) -> Any:
+    kind: str, stores: Sequence[tuple[Key, dict[str, Attribute]]], layouts: Mapping[str, Layout]
+) -> DglGraph:
     """A graph of what one was made of; see :func:`fastgraph.dist.files.stores.graph_of`."""
-    ntypes = [key for key, _ in stores if isinstance(key, str)]
+    of_nodes = [(key, values) for key, values in stores if isinstance(key, str)]
+    of_edges = [
+        (key, values) for key, values in stores if not (key is None or isinstance(key, str))
+    ]
+    ntypes = [ntype for ntype, _ in of_nodes]
     sizes = [layouts[_nodes(ntype)].n for ntype in ntypes]
-    of_edges = stores[len(ntypes) :]
     relations = of_edges[: len(of_edges) // 2]
     structures, ends = [], torch.empty(2, len(relations), dtype=torch.int64)
     for etype, ((source, _, destination), values) in enumerate(relations):
@@ -68,14 +71,15 @@ def graph_of(
         structures.append(ShardedStructure(values[_ENDS], *(sizes[ntype] for ntype in pair)))
     metagraph = graph_index.from_coo(len(ntypes), *ends, True)
     rows = [*sizes, *(layouts[_edges(relation)].n for relation, _ in relations)]
-    frames = [*stores[: len(ntypes)], *of_edges[len(relations) :]]
-    made = [Frame(values, num_rows=n) for (_, values), n in zip(frames, rows, strict=True)]
+    columns = [values for _, values in (*of_nodes, *of_edges[len(relations) :])]
+    made = [DglFrame(values, num_rows=n) for values, n in zip(columns, rows, strict=True)]
     index = ShardedIndex(metagraph, sizes, structures)
     etypes = [etype for (_, etype, _), _ in relations]
-    return DGLGraph(index, ntypes, etypes, made[: len(ntypes)], made[len(ntypes) :])
+    graph: DglGraph = DGLGraph(index, ntypes, etypes, made[: len(ntypes)], made[len(ntypes) :])
+    return graph
 
 
-def _of_frame(key: Any, name: str, frame: Any) -> Store:
+def _of_frame(key: Key, name: str, frame: Frame) -> Store:
     values = {column: frame[column] for column in frame.keys()}  # noqa: SIM118
     return Store(key, name, values, dict.fromkeys(values, (0, name)))
 

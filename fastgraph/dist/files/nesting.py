@@ -7,7 +7,7 @@ for a tensor, which is kept elsewhere under that name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,9 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded
+from fastgraph.manifest import Json
+
+Value = Any  # what a JSON stands for, which may be nested: its reader says which type it has
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class NamedTensors:
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self._names: dict[Any, str] = {}
+        self._names: dict[Hashable, str] = {}
         self._starts: set[int] = set()
 
     def add(self, x: Tensor, name: str) -> str:
@@ -88,7 +91,7 @@ _DEPTH = 64
 """Of values within values. Python's own limit of calls, which is json's, depends on the caller."""
 
 
-def encoded(value: Any, name: str, kept: NamedTensors, depth: int = 0) -> Any:
+def encoded(value: object, name: str, kept: NamedTensors, depth: int = 0) -> Json:
     """A value as JSON.
 
     Args:
@@ -127,13 +130,13 @@ def encoded(value: Any, name: str, kept: NamedTensors, depth: int = 0) -> Any:
     )
 
 
-def described(x: Tensor, name: str, axis: int | None) -> dict[str, Any]:
+def described(x: Tensor, name: str, axis: int | None) -> dict[str, Json]:
     """The JSON entry for a tensor that is kept under a name; ``axis`` as in :class:`Spec`."""
     dtype = str(x.dtype).removeprefix("torch.")
     return {"tensor": name, "shape": list(x.shape), "dtype": dtype, "axis": axis}
 
 
-def decoded(value: Any, tensor: Callable[[Spec], Any]) -> Any:
+def decoded(value: Json, tensor: Callable[[Spec], object]) -> Value:
     """The value of a JSON, with what a function gives for each tensor.
 
     Raises:

@@ -11,7 +11,8 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from fastgraph.dist.files.nesting import (
 from fastgraph.dist.files.stores import Contents, Store
 from fastgraph.dist.graphs import dgl, pyg, pyg_functions
 from fastgraph.dist.graphs.partition import partition
+from fastgraph.dist.graphs.protocols import AnyGraph
 from fastgraph.dist.graphs.pyg import Graph
 from fastgraph.dist.operators.modes import checked_mode
 from fastgraph.dist.ranks.agreement import on_all_ranks, on_first_rank
@@ -37,7 +39,7 @@ from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor import hooks
 from fastgraph.dist.tensor.layout import Layout, know, known
 from fastgraph.dist.tensor.sharded import ShardedTensor
-from fastgraph.manifest import FileFormatError, Format, Manifest, check_safetensors
+from fastgraph.manifest import FileFormatError, Format, Json, Manifest, check_safetensors
 
 if TYPE_CHECKING:
     from dgl import DGLGraph
@@ -225,7 +227,7 @@ def load_shards(
         )
     names = [_file(WORLD.rank), *([_REPLICATED] if WORLD.rank == 0 else [])]
     on_all_ranks(lambda: manifest.verify(found, names, checksums=checksums))
-    opened: list[Any] = []
+    opened: list[AnyGraph] = []
     on_all_ranks(lambda: opened.append(_assembled(found, mode, mesh)))
     return opened[0]
 
@@ -247,8 +249,8 @@ class _Parts:
         self._tensors: dict[str, tuple[Tensor, int, str]] = {}
         self._stores = [[store.key, self._encoded(store)] for store in contents.stores]
 
-    def _encoded(self, store: Store) -> Any:
-        values: dict[str, Any] = {}
+    def _encoded(self, store: Store) -> dict[str, Json]:
+        values: dict[str, Json] = {}
         for key, value in store.values.items():
             full = f"{store.label}.{key}"
             if key in store.rows:
@@ -260,7 +262,7 @@ class _Parts:
                 values[key] = encoded(value, full, self.replicated)
         return values
 
-    def content(self) -> dict[str, Any]:
+    def content(self) -> dict[str, Json]:
         """The entries of the manifest that describe the shards."""
         rows = {
             name: torch.bincount(owner, minlength=self._num_parts).tolist()
@@ -287,7 +289,7 @@ class _Parts:
         return {**tensors, **{f"rows of {name}": x for name, x in positions.items()}}
 
 
-def _assembled(found: Manifest, mode: str, mesh: Mesh | None) -> Any:
+def _assembled(found: Manifest, mode: str, mesh: Mesh | None) -> AnyGraph:
     from safetensors import SafetensorError
 
     try:
@@ -298,7 +300,7 @@ def _assembled(found: Manifest, mode: str, mesh: Mesh | None) -> Any:
         ) from error
 
 
-def _graph(content: dict[str, Any], folder: Path, mode: str, mesh: Mesh | None) -> Any:
+def _graph(content: dict[str, Json], folder: Path, mode: str, mesh: Mesh | None) -> AnyGraph:
     from safetensors import safe_open
 
     kind = content.get("kind") or ("HeteroData" if content["hetero"] else "Data")  # of version 1
@@ -324,10 +326,11 @@ def _graph(content: dict[str, Any], folder: Path, mode: str, mesh: Mesh | None) 
         (key, {name: decoded(value, tensor) for name, value in values.items()})
         for key, values in content["stores"]
     ]
-    return of_stores.graph_of(kind, found, layouts)
+    graph: AnyGraph = of_stores.graph_of(kind, found, layouts)
+    return graph
 
 
-def _rooms(is_dgl: bool) -> tuple[Any, Any]:
+def _rooms(is_dgl: bool) -> tuple[ModuleType, ModuleType]:
     """The modules that read a framework's graphs and that take them apart for files."""
     if not is_dgl:
         return pyg, stores

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +62,7 @@ def read(
     Raises:
         FileFormatError: on all ranks, where files have other tensors.
     """
-    stored: dict[str, Any] = {}
+    stored: dict[str, Tensor] = {}
     for spec in specs:
         shape = list(spec.shape)
         if spec.name in layouts:
@@ -114,8 +113,7 @@ def _even(n: int) -> Layout:
         counts = [stop - start for start, stop in pairwise(cuts)]
         return Layout(torch.arange(cuts[WORLD.rank], cuts[WORLD.rank + 1]), n, counts)
 
-    found: Layout = _evens.get((n, WORLD.size), make)
-    return found
+    return _evens.get((n, WORLD.size), make)
 
 
 def _part(local: Tensor, shape: torch.Size, axis: int) -> Tensor:

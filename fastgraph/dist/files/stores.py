@@ -5,14 +5,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
+from fastgraph.dist.graphs.protocols import (
+    Attribute,
+    EdgeStore,
+    NodeStore,
+    PygGraph,
+    TypeOfNodes,
+)
 from fastgraph.dist.graphs.pyg import by_row
 from fastgraph.dist.tensor.layout import Layout
+
+Key = str | Sequence[str] | None  # of nodes, of edges, or of a whole graph, as JSON has it
 
 
 @dataclass
@@ -26,9 +34,9 @@ class Store:
         rows: of those that ranks share out, the dimension and whose rows these are.
     """
 
-    key: Any
+    key: Key
     label: str
-    values: dict[str, Any]
+    values: dict[str, Attribute]
     rows: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
@@ -47,7 +55,7 @@ class Contents:
     owners: dict[str, Tensor]
 
 
-def contents(data: Any, parts: Sequence[Tensor]) -> Contents:
+def contents(data: PygGraph, parts: Sequence[Tensor]) -> Contents:
     """The parts of a ``Data`` or ``HeteroData``, as files hold them.
 
     Args:
@@ -56,33 +64,34 @@ def contents(data: Any, parts: Sequence[Tensor]) -> Contents:
     """
     from torch_geometric.data import HeteroData
 
-    owners, of_nodes = {}, {}
-    belonging: dict[int, list[tuple[Any, str]]] = {}
+    owners: dict[str, Tensor] = {}
+    of_nodes: dict[TypeOfNodes, Tensor] = {}
+    belonging: dict[int, list[tuple[Callable[[str], bool], str]]] = {}
     for store, owner in zip(data.node_stores, parts, strict=True):
         of_nodes[store._key] = owner
         name = f"nodes of {_label(store)}"
         owners[name] = owner
         belonging.setdefault(id(store), []).append((store.is_node_attr, name))
-    for store in data.edge_stores:
-        index = store.get("edge_index")
+    for edges in data.edge_stores:
+        index = edges.get("edge_index")
         if type(index) is Tensor:
-            name = f"edges of {_label(store)}"
-            owners[name] = of_nodes[store._key[2] if store._key else None][index[1]]
-            belonging.setdefault(id(store), []).append((store.is_edge_attr, name))
+            name = f"edges of {_label(edges)}"
+            owners[name] = of_nodes[edges._key[2] if edges._key else None][index[1]]
+            belonging.setdefault(id(edges), []).append((edges.is_edge_attr, name))
     stores = []
-    for store in data.stores:
+    for one in data.stores:
         rows: dict[str, tuple[int, str]] = {}
-        for belongs, name in belonging.get(id(store), []):
-            for key, axis in by_row(store, belongs, len(owners[name])).items():
+        for belongs, name in belonging.get(id(one), []):
+            for key, axis in by_row(one, belongs, len(owners[name])).items():
                 rows.setdefault(key, (axis, name))
-        stores.append(Store(store._key, _label(store), dict(store.items()), rows))
+        stores.append(Store(one._key, _label(one), dict(one.items()), rows))
     kind = "HeteroData" if isinstance(data, HeteroData) else "Data"
     return Contents(kind, stores, owners)
 
 
 def graph_of(
-    kind: str, stores: Sequence[tuple[Any, dict[str, Any]]], layouts: Mapping[str, Layout]
-) -> Any:
+    kind: str, stores: Sequence[tuple[Key, dict[str, Attribute]]], layouts: Mapping[str, Layout]
+) -> PygGraph:
     """A graph of what one was made of.
 
     Args:
@@ -92,7 +101,7 @@ def graph_of(
     """
     from torch_geometric.data import Data, HeteroData
 
-    data = {"Data": Data, "HeteroData": HeteroData}[kind]()
+    data: PygGraph = {"Data": Data, "HeteroData": HeteroData}[kind]()
     for key, values in stores:
         store = data if key is None else data[key if isinstance(key, str) else tuple(key)]
         for name, value in values.items():
@@ -105,5 +114,5 @@ def name_of_type(key: str | Sequence[str]) -> str:
     return f"type {key!r}" if isinstance(key, str) else f"type {list(key)!r}"
 
 
-def _label(store: Any) -> str:
+def _label(store: NodeStore | EdgeStore) -> str:
     return "graph" if store._key is None else name_of_type(store._key)

@@ -102,8 +102,8 @@ class _Recorder(Watcher):
         return found[0], graph.num_edges
 
     def module_called(
-        self, call: Callable[..., Any], module: nn.Module, *args: Any, **options: Any
-    ) -> Any:
+        self, call: Callable[..., object], module: nn.Module, *args: object, **options: object
+    ) -> object:
         """See :meth:`Watcher.module_called`; what the outermost keeps for backward is counted."""
         if self.modules:
             return super().module_called(call, module, *args, **options)

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from fastgraph.dist.operators.modes import AUTO, BY_NAME, HALO
 from fastgraph.dist.ranks.gradients import SMALL, bundles
 from fastgraph.dist.ranks.mesh import Mesh, meshes
 from fastgraph.machine import cache
+from fastgraph.machine.cache import Json
 
 _KIND = "rows"
 
@@ -279,11 +280,11 @@ def larger_distribution(known: Mapping[int, Distribution], ranks: int) -> Distri
     return Distribution(even, aggregating, [edges] * ranks, [halo] * ranks, [halo] * ranks, blocks)
 
 
-def _to_json(rows: Distribution) -> dict[str, Any]:
+def _to_json(rows: Distribution) -> dict[str, object]:
     blocks = [[*mesh, edges] for mesh, edges in rows.blocks.items()]
     return {**rows._asdict(), "blocks": blocks}
 
 
-def _from_json(kept: dict[str, Any]) -> Distribution:
+def _from_json(kept: Json) -> Distribution:
     blocks = {(height, width): edges for height, width, edges in kept["blocks"]}
     return Distribution(**{**kept, "blocks": blocks})

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
 from fastgraph.dist.graphs import dgl, pyg_functions
 from fastgraph.dist.graphs.owners import agreed_parts, owner_of_edges
+from fastgraph.dist.graphs.protocols import EdgeStore, PygGraph, PygStore, TypeOfNodes
 from fastgraph.dist.operators.modes import checked_mode
 from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.ranks.world import WORLD
@@ -50,7 +51,7 @@ def shard(
     if dgl.is_dgl_graph(data):
         from fastgraph.dist.graphs.dgl import graphs as of_dgl
 
-        found: Any = of_dgl.shard(
+        return of_dgl.shard(
             data,
             weights=weights,
             method=method,
@@ -59,14 +60,20 @@ def shard(
             mesh=mesh,
             is_tied=is_tied,
         )
-        return found
     check_can_be_sharded(data)
     sizes = num_nodes(data)
     parts = agreed_parts(lambda: joint_edges(data, sizes), sizes, weights, method, parts)
     return _sharded(data, list(parts.split(sizes)), mode, mesh, is_tied)
 
 
-def shard_as_known(data: Graph, **options: Any) -> Graph:
+def shard_as_known(
+    data: Graph,
+    *,
+    weights: Sequence[float] | None = None,
+    method: str = "metis",
+    mode: str = "auto",
+    mesh: Mesh | None = None,
+) -> Graph:
     """:func:`shard`, by the partition of a graph of as many nodes if there was one.
 
     Splits of one graph have their nodes in common.
@@ -78,11 +85,10 @@ def shard_as_known(data: Graph, **options: Any) -> Graph:
     else:
         sizes = num_nodes(data)
     rows = [known(n) for n in sizes]
-    if all(r is not None for r in rows):
-        parts = torch.cat([r.owner for r in rows if r is not None])
-        kept = {key: options[key] for key in ("mode", "mesh") if key in options}
-        options = {"parts": parts, **kept}
-    return shard(data, is_tied=True, **options)
+    owners = [r.owner for r in rows if r is not None]
+    if len(owners) == len(rows):
+        return shard(data, parts=torch.cat(owners), mode=mode, mesh=mesh, is_tied=True)
+    return shard(data, weights=weights, method=method, mode=mode, mesh=mesh, is_tied=True)
 
 
 def check_is_graph(data: object) -> None:
@@ -101,7 +107,7 @@ def check_is_graph(data: object) -> None:
         )
 
 
-def check_can_be_sharded(data: Any) -> None:
+def check_can_be_sharded(data: PygGraph) -> None:
     """The tensors of a graph are on the CPU, and not sharded.
 
     Raises:
@@ -115,33 +121,34 @@ def check_can_be_sharded(data: Any) -> None:
                 raise ValueError(f"{key} is sharded already")
 
 
-def num_nodes(data: Any) -> list[int]:
+def num_nodes(data: PygGraph) -> list[int]:
     """The numbers of nodes of all types.
 
     Raises:
         ValueError: one is not known.
     """
-    sizes = [store.num_nodes for store in data.node_stores]
-    if any(size is None for size in sizes):
+    sizes = [size for store in data.node_stores if (size := store.num_nodes) is not None]
+    if len(sizes) < len(data.node_stores):
         raise ValueError("data must know its number of nodes, got None: set data.num_nodes")
     return sizes
 
 
-def joint_edges(data: Any, sizes: list[int]) -> Tensor:
+def joint_edges(data: PygGraph, sizes: list[int]) -> Tensor:
     """The edges of all types between the nodes of all types, numbered one type after the other."""
-    starts, offset = {}, 0
+    starts: dict[TypeOfNodes, int] = {}
+    offset = 0
     for store, size in zip(data.node_stores, sizes, strict=True):
         starts[store._key], offset = offset, offset + size
     found = [torch.empty(2, 0, dtype=torch.int64)]
-    for store in data.edge_stores:
-        index = _ends(store)
+    for edges in data.edge_stores:
+        index = _ends(edges)
         if index is not None:
-            source, _, target = store._key or (None, None, None)
+            source, _, target = edges._key or (None, None, None)
             found.append(index + torch.tensor([[starts[source]], [starts[target]]]))
     return torch.cat(found, 1)
 
 
-def _ends(store: Any) -> Tensor | None:
+def _ends(store: EdgeStore) -> Tensor | None:
     """The edges of a store as ``edge_index``, which may be in a sparse matrix instead."""
     index: Tensor | None = store.get("edge_index")
     matrix = store.get("adj_t")
@@ -157,7 +164,7 @@ def _sharded(
     data: Graph, parts: list[Tensor], mode: str, mesh: Mesh | None, is_tied: bool
 ) -> Graph:
     out = copy.copy(data)
-    owners = {}
+    owners: dict[TypeOfNodes, Tensor] = {}
     for store, owner in zip(out.node_stores, parts, strict=True):
         owners[store._key] = owner
         rows = layout_of(owner, mode, mesh)
@@ -175,12 +182,14 @@ def _sharded(
     return out
 
 
-def _shard_store(store: Any, belongs: Any, rows: Layout, is_tied: bool) -> None:
+def _shard_store(
+    store: PygStore, belongs: Callable[[str], bool], rows: Layout, is_tied: bool
+) -> None:
     for key, axis in by_row(store, belongs, rows.n).items():
         store[key] = taken(store[key], rows, axis, is_tied=is_tied, name=key)
 
 
-def by_row(store: Any, belongs: Any, n: int) -> dict[str, int]:
+def by_row(store: PygStore, belongs: Callable[[str], bool], n: int) -> dict[str, int]:
     """The tensors of a store with a row for each of ``n`` nodes or edges, and their dimension.
 
     Args:

@@ -14,7 +14,7 @@ import functools
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded, placed
 
 _PYG = "torch_geometric"
 _AWAITED: set[str] = set()
+
+Pair = tuple[Tensor, Tensor | None]
 
 
 def install() -> None:
@@ -47,7 +49,7 @@ def _after_import(_: ModuleType) -> None:
     PATCHES.replace(QuantileAggregation, "forward", _quantiles(QuantileAggregation.forward))
 
 
-def _replace(upstream: Callable[..., Any], replacement: Callable[..., Any]) -> None:
+def _replace(upstream: object, replacement: object) -> None:
     """Replace a function in all modules of PyG that have it."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == _PYG:
@@ -70,7 +72,7 @@ class _Groups(NamedTuple):
     most: int
 
 
-def _groups(index: Any, num_groups: int | None, rows: Layout) -> _Groups | None:
+def _groups(index: object, num_groups: int | None, rows: Layout) -> _Groups | None:
     """The groups that an index says, if no rank has rows of a group of another.
 
     Args:
@@ -93,17 +95,16 @@ def _groups(index: Any, num_groups: int | None, rows: Layout) -> _Groups | None:
         of_rank = torch.bincount(found.place, minlength=1).amax()
         return _Groups(layout, found.place, int(transport.table_of(of_rank.view(1)).amax()))
 
-    groups: _Groups | None = index.cached(("groups", layout), make)
-    return groups
+    return index.cached(("groups", layout), make)
 
 
-def _one_hot(upstream: Callable[..., Any]) -> Callable[..., Any]:
+def _one_hot(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Classes as unit vectors, which each rank makes of its own rows."""
 
     @functools.wraps(upstream)
     def one_hot(
-        index: Any, num_classes: int | None = None, dtype: torch.dtype | None = torch.float
-    ) -> Any:
+        index: Tensor, num_classes: int | None = None, dtype: torch.dtype | None = torch.float
+    ) -> Tensor:
         if not is_sharded(index) or index.dim() != 1 or not index.numel():
             return upstream(index, num_classes, dtype)
         largest = int(index.max())
@@ -115,13 +116,13 @@ def _one_hot(upstream: Callable[..., Any]) -> Callable[..., Any]:
     return one_hot
 
 
-def _dropout_edge(upstream: Callable[..., Any]) -> Callable[..., Any]:
+def _dropout_edge(upstream: Callable[..., Pair]) -> Callable[..., Pair]:
     """Edges that are kept or dropped in pairs: upstream changes a mask that all ranks have."""
 
     @functools.wraps(upstream)
     def dropout_edge(
-        edge_index: Any, p: float = 0.5, force_undirected: bool = False, training: bool = True
-    ) -> Any:
+        edge_index: Tensor, p: float = 0.5, force_undirected: bool = False, training: bool = True
+    ) -> Pair:
         is_drawn = training and force_undirected and 0 < p <= 1
         if not is_drawn or not is_sharded(edge_index) or edge_index.axis != 1:
             return upstream(edge_index, p, force_undirected, training)
@@ -135,17 +136,17 @@ def _dropout_edge(upstream: Callable[..., Any]) -> Callable[..., Any]:
     return dropout_edge
 
 
-def _to_dense_batch(upstream: Callable[..., Any]) -> Callable[..., Any]:
+def _to_dense_batch(upstream: Callable[..., Pair]) -> Callable[..., Pair]:
     """Rows by groups, ``[groups, rows of the largest, ...]``, and which of these there are."""
 
     @functools.wraps(upstream)
     def to_dense_batch(
-        x: Any,
-        batch: Any = None,
-        fill_value: Any = 0.0,
+        x: Tensor,
+        batch: Tensor | None = None,
+        fill_value: float = 0.0,
         max_num_nodes: int | None = None,
         batch_size: int | None = None,
-    ) -> Any:
+    ) -> Pair:
         if is_sharded(x) and x.axis == 0 and batch is not None:
             if _is_one_set(batch, batch_size, max_num_nodes, x.rows.n):
                 return upstream(x)
@@ -167,23 +168,23 @@ def _is_one_set(batch: Tensor, size: int | None, most: int | None, n: int) -> bo
     return int(batch.max()) == 0 and int(batch.min()) == 0
 
 
-def _quantiles(upstream: Callable[..., Any]) -> Callable[..., Any]:
+def _quantiles(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``QuantileAggregation.forward``: each rank sorts the rows of its own groups."""
 
     @functools.wraps(upstream)
     def forward(
-        self: Any,
-        x: Any,
-        index: Any = None,
-        ptr: Any = None,
+        self: object,
+        x: Tensor,
+        index: Tensor | None = None,
+        ptr: Tensor | None = None,
         dim_size: int | None = None,
         dim: int = -2,
-    ) -> Any:
+    ) -> Tensor:
         axis = dim % x.dim()
         groups = None
         if is_sharded(x) and x.axis == axis:
             groups = _groups(index, dim_size, x.rows)
-        if groups is None:
+        if groups is None or not is_sharded(x):
             return upstream(self, x, index, ptr, dim_size, dim)
         rows, place, _ = groups
         # Upstream needs rows before a group without any, and a rank may have none: another group of

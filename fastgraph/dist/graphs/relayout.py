@@ -11,19 +11,23 @@ import gc
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastgraph.dist.graphs.dgl import is_dgl_graph
 from fastgraph.dist.graphs.owners import owner_of_edges
+from fastgraph.dist.graphs.protocols import AnyGraph, NodeStore
 from fastgraph.dist.graphs.pyg import num_nodes
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor import memo
 from fastgraph.dist.tensor.layout import Layout, know, known, layout_of
 from fastgraph.dist.tensor.sharded import NUMBERS, CopiedView, ShardedTensor, is_sharded, version
+
+Memory = tuple[int, int, torch.Size, tuple[int, ...]]
+"""Part of a storage: which storage, offset, shape and strides."""
 
 
 @dataclass
@@ -43,7 +47,7 @@ class Placement:
     fixed: str = ""
 
     @classmethod
-    def of(cls, data: Any) -> Placement:
+    def of(cls, data: AnyGraph) -> Placement:
         """That of a graph which :func:`fastgraph.dist.shard` has given.
 
         Raises:
@@ -58,7 +62,7 @@ class Placement:
         return found
 
     @classmethod
-    def find(cls, data: Any) -> Placement | None:
+    def find(cls, data: AnyGraph) -> Placement | None:
         """The same, or ``None`` for a graph without sharded edges, as of a sparse matrix."""
         if is_dgl_graph(data):
             from fastgraph.dist.graphs.dgl.graphs import holders
@@ -113,12 +117,11 @@ class Placement:
         return torch.cat(found, 1)
 
 
-def _of_nodes(store: Any, size: int) -> Layout | None:
+def _of_nodes(store: NodeStore, size: int) -> Layout | None:
     """The layout of the nodes of a store, if it has a tensor with a row for each."""
     for key, value in store.items():
         if is_sharded(value) and value.rows.n == size and store.is_node_attr(key):
-            rows: Layout = value.rows
-            return rows
+            return value.rows
     return None
 
 
@@ -222,14 +225,15 @@ def _exchange(before: Sequence[Layout], after: Sequence[Layout]) -> Moved:
     # What only some ranks still hold is garbage there.
     first, *others = transport.gather_objects(described)
     agreed = [number for number in first if all(o.get(number) == first[number] for o in others)]
-    numbers = [number for number in sorted(agreed) if first[number][0]]
-    moved: dict[Any, Tensor] = {}
+    numbers = [number for number in sorted(agreed) if first[number].can_move]
+    moved: dict[Memory, Tensor] = {}
     versions = {number: version(concerned[number]) for number in numbers}
     with torch.no_grad():
         for number in numbers:
             x = concerned[number]
-            rows = after[first[number][1]]
-            _move(x, rows, moved)
+            layout = first[number].layout
+            assert layout is not None  # as of all that are concerned
+            _move(x, after[layout], moved)
     _keep_copies({id(concerned[number]): versions[number] for number in numbers})
     return Moved(len(numbers), len(agreed) - len(numbers))
 
@@ -246,19 +250,38 @@ def _which(rows: Layout, layouts: Sequence[Layout]) -> int | None:
     return None
 
 
-def _described(x: ShardedTensor, views: list[ShardedTensor], before: Sequence[Layout]) -> Any:
-    """The facts that ranks must agree on before a tensor is moved: if it can be, and what it is."""
+class _Facts(NamedTuple):
+    """The facts that ranks must agree on before a tensor is moved.
+
+    Attributes:
+        can_move: true if its memory can be exchanged.
+        layout: the position of its layout among those that change.
+        views: the numbers of all tensors with its memory.
+        shape, dtype, axis, requires_grad: its own.
+        has_grad: true if there is a gradient.
+    """
+
+    can_move: bool
+    layout: int | None
+    views: list[int]
+    shape: tuple[int, ...]
+    dtype: str
+    axis: int
+    requires_grad: bool
+    has_grad: bool
+
+
+def _described(x: ShardedTensor, views: list[ShardedTensor], before: Sequence[Layout]) -> _Facts:
     local, grad = x.local, x.local.grad if x.local.is_leaf else None
-    can = all(_is_movable(one) and _view(one) == _view(x) for one in views)
-    return (
-        can,
-        _which(x.rows, before),
-        [one.number for one in views],
-        tuple(x.shape),
-        str(local.dtype),
-        x.axis,
-        local.requires_grad,
-        grad is not None,
+    return _Facts(
+        can_move=all(_is_movable(one) and _view(one) == _view(x) for one in views),
+        layout=_which(x.rows, before),
+        views=[one.number for one in views],
+        shape=tuple(x.shape),
+        dtype=str(local.dtype),
+        axis=x.axis,
+        requires_grad=local.requires_grad,
+        has_grad=grad is not None,
     )
 
 
@@ -268,18 +291,17 @@ def _is_movable(x: ShardedTensor) -> bool:
     return local.grad_fn is None and not hooks
 
 
-def _view(x: ShardedTensor) -> Any:
+def _view(x: ShardedTensor) -> tuple[Memory, int, int]:
     """A key of a tensor: equal for two that are the same view of the same memory."""
     return _memory(x.local), x.axis, id(x.rows)
 
 
-def _memory(local: Tensor) -> Any:
-    """Which part of which memory a tensor is."""
+def _memory(local: Tensor) -> Memory:
     storage = local.untyped_storage()._cdata  # which tells those of empty tensors apart, too
-    return storage, local.storage_offset(), local.shape, local.stride()
+    return storage, int(local.storage_offset()), local.shape, local.stride()
 
 
-def _move(x: ShardedTensor, rows: Layout, moved: dict[Any, Tensor]) -> None:
+def _move(x: ShardedTensor, rows: Layout, moved: dict[Memory, Tensor]) -> None:
     old = x.local
     local = _relaid_rows(old, x, rows, moved)
     if old.requires_grad:
@@ -290,7 +312,9 @@ def _move(x: ShardedTensor, rows: Layout, moved: dict[Any, Tensor]) -> None:
     x.local, x.rows = local, rows
 
 
-def _relaid_rows(local: Tensor, x: ShardedTensor, rows: Layout, moved: dict[Any, Tensor]) -> Tensor:
+def _relaid_rows(
+    local: Tensor, x: ShardedTensor, rows: Layout, moved: dict[Memory, Tensor]
+) -> Tensor:
     """Rows under another layout; tensors that share memory share it again.
 
     Memory that is asked for was there before anything was moved, so that none has got its place.
@@ -311,8 +335,8 @@ def _refuse(grad: Tensor) -> Tensor:
 def _keep_copies(versions: dict[int, int | None]) -> None:
     """Copies of rows know the edits of the tensors that they come from."""
     for x in gc.get_objects():
-        if type(x) in (ShardedTensor, CopiedView):
-            source = getattr(x, "source", None)
+        if type(x) is ShardedTensor or type(x) is CopiedView:  # and ask no proxy for its class
+            source = x.source
             if source is None or not is_sharded(source.parent):
                 continue
             if source.version == versions.get(id(source.parent), object()):

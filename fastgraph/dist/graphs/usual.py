@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastgraph.dist.graphs.dgl import is_dgl_graph
+from fastgraph.dist.graphs.protocols import AnyGraph, Attribute
+
+Output = Any  # of a model, whatever its loss takes
+Forward = Callable[[nn.Module, Any], Output]  # and a graph of PyG or DGL
+Loss = Callable[[Output, Any], Tensor]  # and the graph
 
 
-def usual_forward(model: nn.Module, data: Any) -> Any:
+def usual_forward(model: nn.Module, data: AnyGraph) -> Output:
     """A call with features and edges."""
     if is_dgl_graph(data):
         return model(data, attribute(data, *FEATURES))
@@ -23,7 +29,7 @@ FEATURES, LABELS = ("feat", "x"), ("label", "y")
 """Under which they are looked for in the frames of a graph of DGL; in PyG it is the last one."""
 
 
-def attribute(data: Any, *names: str) -> Any:
+def attribute(data: AnyGraph, *names: str) -> Attribute:
     """The first of these attributes that nodes have; ``None`` for several types of nodes."""
     if is_dgl_graph(data):
         of_nodes = data.ndata if len(data.ntypes) == 1 else {}
@@ -32,7 +38,7 @@ def attribute(data: Any, *names: str) -> Any:
     return data.get(names[-1]) if is_one else None
 
 
-def usual_loss(out: Any, data: Any) -> Tensor:
+def usual_loss(out: Tensor, data: AnyGraph) -> Tensor:
     """Cross entropy or mean squared error, of the nodes to train on."""
     target, mask = attribute(data, *LABELS), attribute(data, "train_mask")
     if mask is not None:

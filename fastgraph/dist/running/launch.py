@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import IO, TYPE_CHECKING, TypeGuard
 
 import torch
 
@@ -27,6 +27,7 @@ from fastgraph.dist.balance.automatic import Automatic, reduce_as_measured
 from fastgraph.dist.balance.first_epochs import FirstEpochs
 from fastgraph.dist.graphs import dgl, pyg_functions
 from fastgraph.dist.graphs.partition import METHODS
+from fastgraph.dist.graphs.protocols import AnyGraph, PygGraph
 from fastgraph.dist.graphs.pyg import shard_as_known
 from fastgraph.dist.operators.modes import MODES, current_name
 from fastgraph.dist.ranks import transport, world
@@ -39,6 +40,9 @@ from fastgraph.dist.running.script_files import ScriptFiles
 from fastgraph.dist.tensor.digests import DIGESTS
 from fastgraph.dist.tensor.hooks import PATCHES
 from fastgraph.interpreter import FIRST_ENTRY
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data, Dataset
 
 # With a store that restarted ranks share with those before, most restarts with gloo fail.
 STORE_OF_ITS_OWN = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -225,9 +229,8 @@ def _keep_apart(logs: Path | None, started: float) -> None:
     ScriptFiles(folder / "files", started).install(PATCHES)
 
 
-def _sharding(options: argparse.Namespace) -> Callable[[Any], Any]:
+def _sharding(options: argparse.Namespace) -> Callable[[AnyGraph], AnyGraph]:
     """How graphs are sharded."""
-    known = {"method": options.partition, "mode": options.mode, "mesh": options.mesh}
     automatic, actions = None, []
     if options.weights == "auto":
         program = f"{options.script.read_text()} {options.arguments}"
@@ -237,9 +240,15 @@ def _sharding(options: argparse.Namespace) -> Callable[[Any], Any]:
         actions.append(reduce_as_measured)
     first_epochs = FirstEpochs(actions)
 
-    def shard(data: Any) -> Any:
+    def shard(data: AnyGraph) -> AnyGraph:
         weights = options.weights if automatic is None else automatic.shares(data)
-        found = shard_as_known(data, weights=weights, **known)
+        found: AnyGraph = shard_as_known(
+            data,
+            weights=weights,
+            method=options.partition,
+            mode=options.mode,
+            mesh=options.mesh,
+        )
         first_epochs.watch(found)
         return found
 
@@ -293,7 +302,7 @@ def _say_gathers() -> None:
         print(f"fastgraph.dist gathered whole tensors for: {names}", file=sys.stderr)
 
 
-def shard_datasets(shard: Callable[[Any], Any], min_nodes: int) -> None:
+def shard_datasets(shard: Callable[[AnyGraph], AnyGraph], min_nodes: int) -> None:
     """Have graphs sharded where programs get them.
 
     These are the single graph of a dataset, and a ``Data`` that the program itself makes. Datasets
@@ -304,33 +313,37 @@ def shard_datasets(shard: Callable[[Any], Any], min_nodes: int) -> None:
     pyg_functions.install()  # before the script imports some of them by name
     get = Dataset.__getitem__
 
-    def fits(data: Any) -> bool:
+    def fits(data: object) -> TypeGuard[PygGraph]:
         if WORLD.is_alone or not isinstance(data, (Data, HeteroData)) or "batch" in data:
             return False
         large = (data.num_nodes or 0) >= min_nodes and bool(data.num_edges)
         return large and _is_plain(data)
 
-    def sharded(value: Any) -> Any:
+    def sharded(value: object) -> object:
         if isinstance(value, tuple):
             return tuple(map(sharded, value))
         return shard(value) if fits(value) else value
 
     @functools.wraps(get)
-    def getitem(self: Any, index: Any) -> Any:
+    def getitem(self: Dataset, index: object) -> object:
         value = get(self, index)
         return sharded(value) if len(self) == 1 and not isinstance(value, Dataset) else value
 
     PATCHES.replace(Dataset, "__getitem__", getitem)
     for name in ("_download", "_process"):
         PATCHES.replace(Dataset, name, _by_one_rank(getattr(Dataset, name)))
-    PATCHES.replace(Data, "__init__", _sharding_own(Data.__init__, sharded))
+    PATCHES.replace(
+        Data,
+        "__init__",
+        _sharding_own(Data.__init__, lambda data: shard(data) if fits(data) else data),
+    )
 
 
-def _by_one_rank(upstream: Callable[[Any], None]) -> Callable[[Any], None]:
+def _by_one_rank(upstream: Callable[[Dataset], None]) -> Callable[[Dataset], None]:
     """A step that makes the files of a dataset: rank 0 takes it, and the others find its files."""
 
     @functools.wraps(upstream)
-    def step(self: Any) -> None:
+    def step(self: Dataset) -> None:
         if WORLD.is_alone:  # a dataset that is made of another one
             return upstream(self)
 
@@ -347,11 +360,13 @@ def _by_one_rank(upstream: Callable[[Any], None]) -> Callable[[Any], None]:
     return step
 
 
-def _sharding_own(upstream: Callable[..., None], sharded: Callable[[Any], Any]) -> Any:
+def _sharding_own(
+    upstream: Callable[..., None], sharded: Callable[[Data], Data]
+) -> Callable[..., None]:
     """``Data.__init__``, after which a graph that the program makes itself is sharded."""
 
     @functools.wraps(upstream)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Data, *args: object, **kwargs: object) -> None:
         upstream(self, *args, **kwargs)
         caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
         if caller not in ("torch_geometric", "copy", "fastgraph", "torch"):
@@ -363,7 +378,7 @@ def _sharding_own(upstream: Callable[..., None], sharded: Callable[[Any], Any]) 
     return init
 
 
-def _is_plain(data: Any) -> bool:
+def _is_plain(data: PygGraph) -> bool:
     """True if no tensor of a graph is sharded already, as of one that the program itself made."""
     values = (value for store in data.stores for value in store.values())
     return all(type(value) is torch.Tensor for value in values if isinstance(value, torch.Tensor))
@@ -371,10 +386,12 @@ def _is_plain(data: Any) -> bool:
 
 def let_one_rank_write() -> None:
     """``torch.save``: all ranks take part in gathering, and the first one writes."""
-    save = torch.save
+    save: Callable[..., None] = torch.save
 
     @functools.wraps(save)
-    def save_once(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+    def save_once(
+        obj: object, f: str | os.PathLike[str] | IO[bytes], *args: object, **kwargs: object
+    ) -> None:
         if WORLD.is_alone:
             return save(obj, f, *args, **kwargs)
         is_file = isinstance(f, (str, os.PathLike))

@@ -28,10 +28,10 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Protocol
 
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.plugins.patching import Patches
@@ -47,6 +47,23 @@ _STANDARD_TOOLS = ("tempfile", "multiprocessing", "concurrent", "importlib", "su
 _SYSTEM = ("/dev/", "/proc/", "/sys/")
 
 _TEMPORARY = re.compile(rf"{tempfile.gettempprefix()}[a-z0-9_]{{8}}(/|$)")
+
+
+Location = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+File = Location | int
+"""What Python takes for a file: its path, or the number under which it is open."""
+
+Entry = os.DirEntry[str]
+
+
+class Scan(Protocol):
+    """The entries of a folder, to go through once."""
+
+    def __enter__(self) -> Iterator[Entry]: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def __iter__(self) -> Iterator[Entry]: ...
 
 
 class ScriptFiles:
@@ -90,11 +107,11 @@ class ScriptFiles:
         if numpy is not None:  # has kept the function that opens files
             patches.replace(numpy, "savetxt", self._writing(numpy.savetxt))
 
-    def _opening(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def _opening(self, upstream: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(upstream)
-        def opening(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        def opening(file: File, mode: str = "r", *args: object, **kwargs: object) -> object:
             copy = self._copy_of(file)
-            if copy is None:
+            if copy is None or isinstance(file, int):
                 return upstream(file, mode, *args, **kwargs)
             if set("wax+").isdisjoint(mode):
                 return upstream(self._found(file, copy), mode, *args, **kwargs)
@@ -109,7 +126,7 @@ class ScriptFiles:
         """A function that opens the file that is its first argument by itself."""
 
         @functools.wraps(upstream)
-        def write(file: Any, *args: Any, **kwargs: Any) -> None:
+        def write(file: Location, *args: object, **kwargs: object) -> None:
             copy = self._copy_of(file)
             if copy is not None:
                 self._prepare(file, copy, begins_empty=True)
@@ -117,7 +134,7 @@ class ScriptFiles:
 
         return write
 
-    def _prepare(self, file: Any, copy: Path, *, begins_empty: bool) -> None:
+    def _prepare(self, file: Location, copy: Path, *, begins_empty: bool) -> None:
         """Make the folder of a copy, which begins with what there is of the file."""
         copy.parent.mkdir(parents=True, exist_ok=True)
         is_known = copy in self._removed or copy.exists()
@@ -125,27 +142,29 @@ class ScriptFiles:
             shutil.copyfile(file, copy)
         self._removed.discard(copy)
 
-    def _finding(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def _finding(self, upstream: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(upstream)
-        def find(path: Any, *args: Any, **kwargs: Any) -> Any:
+        def find(path: File, *args: object, **kwargs: object) -> object:
             copy = None if kwargs.get("dir_fd") is not None else self._copy_of(path)
             found = path if copy is None else self._found(path, copy)
             return upstream(found, *args, **kwargs)
 
         return find
 
-    def _listing(self, upstream: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    def _listing(
+        self, upstream: Callable[..., Sequence[str | bytes]]
+    ) -> Callable[..., Sequence[str | bytes]]:
         @functools.wraps(upstream)
-        def listdir(path: Any = ".") -> list[Any]:
+        def listdir(path: File = ".") -> Sequence[str | bytes]:
             if self._folder_of(path) is None:
                 return upstream(path)
             return [entry.name for entry in os.scandir(path)]
 
         return listdir
 
-    def _scanning(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def _scanning(self, upstream: Callable[..., Scan]) -> Callable[..., Scan]:
         @functools.wraps(upstream)
-        def scandir(path: Any = ".") -> Any:
+        def scandir(path: File = ".") -> Scan:
             folder = self._folder_of(path)
             if folder is None:
                 return upstream(path)
@@ -158,14 +177,14 @@ class ScriptFiles:
 
         return scandir
 
-    def _folder_of(self, path: Any) -> Path | None:
+    def _folder_of(self, path: File) -> Path | None:
         """This rank's copy of a folder, if there is something in it that is the rank's own."""
         copy = None if isinstance(path, bytes) else self._copy_of(path)
         return None if copy is None or not copy.is_dir() else copy
 
     def _removing(self, upstream: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(upstream)
-        def remove(path: Any, *args: Any, **kwargs: Any) -> None:
+        def remove(path: File, *args: object, **kwargs: object) -> None:
             copy = None if kwargs.get("dir_fd") is not None else self._copy_of(path)
             if copy is None or not _is_of_script(sys._getframe(1)):
                 return upstream(path, *args, **kwargs)
@@ -179,7 +198,7 @@ class ScriptFiles:
 
     def _renaming(self, upstream: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(upstream)
-        def rename(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
+        def rename(src: File, dst: File, *args: object, **kwargs: object) -> None:
             source, target = self._copy_of(src), self._copy_of(dst)
             if source is None or target is None or not _is_of_script(sys._getframe(1)):
                 return upstream(src, dst, *args, **kwargs)
@@ -193,7 +212,7 @@ class ScriptFiles:
 
     def _making(self, upstream: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(upstream)
-        def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
+        def mkdir(path: Location, *args: object, **kwargs: object) -> None:
             copy = None if kwargs.get("dir_fd") is not None else self._copy_of(path)
             if copy is None or not _is_of_script(sys._getframe(1)):
                 return upstream(path, *args, **kwargs)
@@ -205,14 +224,14 @@ class ScriptFiles:
 
         return mkdir
 
-    def _was_there(self, path: Any) -> bool:
+    def _was_there(self, path: Location) -> bool:
         """True if there was such a file before the program; rank 0 may have made it just now."""
         try:
             return os.stat(path).st_ctime < self._started
         except FileNotFoundError:
             return False
 
-    def _copy_of(self, file: Any) -> Path | None:
+    def _copy_of(self, file: File) -> Path | None:
         """The place of this rank's copy of a file, or ``None`` for files that are a rank's own."""
         if WORLD.is_alone or not isinstance(file, (str, bytes, os.PathLike)):
             return None
@@ -226,21 +245,21 @@ class ScriptFiles:
                 return None
         return self._folder / path.lstrip(os.sep)
 
-    def _found(self, file: Any, copy: Path) -> Any:
+    def _found(self, file: File, copy: Path) -> File:
         """The copy, if the script has written or removed the file, and else the file itself."""
         return copy if copy in self._removed or copy.exists() else file
 
 
-class _Entries(Iterator[Any]):
+class _Entries(Iterator[Entry]):
     """Entries of a folder as ``os.scandir`` gives them."""
 
-    def __init__(self, entries: Iterable[Any]) -> None:
+    def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries = iter(entries)
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Entry:
         return next(self._entries)
 
-    def __enter__(self) -> Iterator[Any]:
+    def __enter__(self) -> Iterator[Entry]:
         return self
 
     def __exit__(self, *_: object) -> None:

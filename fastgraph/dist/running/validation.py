@@ -7,9 +7,9 @@ import hashlib
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,17 @@ from fastgraph import enabling
 from fastgraph.comparison.errors import largest_difference
 from fastgraph.comparison.values import named_tensors, to_double
 from fastgraph.dist.graphs.dgl import is_dgl_graph
+from fastgraph.dist.graphs.protocols import AnyGraph
 from fastgraph.dist.graphs.pyg import check_is_graph, shard
-from fastgraph.dist.graphs.usual import FEATURES, LABELS, attribute, usual_forward, usual_loss
+from fastgraph.dist.graphs.usual import (
+    FEATURES,
+    LABELS,
+    Forward,
+    Loss,
+    attribute,
+    usual_forward,
+    usual_loss,
+)
 from fastgraph.dist.operators.modes import checked_mode
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.mesh import Mesh
@@ -56,9 +65,9 @@ class _Task:
     """The task of all ranks."""
 
     model: nn.Module
-    data: Any
-    forward: Callable[[Any, Any], Any]
-    loss: Callable[[Any, Any], Tensor]
+    data: AnyGraph
+    forward: Forward
+    loss: Loss
     steps: int
     learning_rate: float
     weights: Sequence[float] | None
@@ -84,8 +93,8 @@ def validate(
     *,
     world_size: int = 2,
     steps: int = 3,
-    loss: Callable[[Any, Any], Tensor] | None = None,
-    forward: Callable[[Any, Any], Any] | None = None,
+    loss: Loss | None = None,
+    forward: Forward | None = None,
     learning_rate: float = 0.01,
     weights: Sequence[float] | None = None,
     method: str = "metis",
@@ -156,7 +165,7 @@ def validate(
     return _compared(task, found, tolerance)
 
 
-def _check_can_be_sent(name: str, value: Any) -> None:
+def _check_can_be_sent(name: str, value: object) -> None:
     try:
         pickler().dumps(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -187,7 +196,7 @@ def _train_both(task: _Task) -> _Found:
     return _Found(expected, kept, digests, places.lines, sent)
 
 
-def _double(data: Any) -> Any:
+def _double(data: AnyGraph) -> AnyGraph:
     if not is_dgl_graph(data):
         return data.apply(to_double)
     from fastgraph.dist.graphs.dgl.graphs import mapped
@@ -199,13 +208,13 @@ def _bytes(x: Tensor) -> bytes:
     return x.contiguous().view(-1).view(torch.uint8).numpy().tobytes() if x.numel() else b""
 
 
-def _train(task: _Task, data: Any) -> _Record:
+def _train(task: _Task, data: AnyGraph) -> _Record:
     model = copy.deepcopy(task.model).double().train()
     torch.manual_seed(_SEED)
     optimizer = torch.optim.SGD(model.parameters(), lr=task.learning_rate)
     record: _Record = {}
 
-    def keep(kind: str, step: int, tensors: Mapping[str, Any]) -> None:
+    def keep(kind: str, step: int, tensors: Mapping[str, Tensor | None]) -> None:
         for name, x in tensors.items():
             if x is not None and x.layout == torch.strided:
                 record[_Key(kind, name, step)] = whole(x.detach()).clone()

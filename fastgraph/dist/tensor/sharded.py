@@ -202,6 +202,12 @@ def is_sharded(x: object) -> TypeIs[ShardedTensor]:
     return type(x) is ShardedTensor
 
 
+def as_sharded(x: Tensor) -> ShardedTensor:
+    """The same tensor: the result of an operation on a sharded one whose rule keeps it sharded."""
+    assert is_sharded(x)
+    return x
+
+
 @overload
 def whole(x: Tensor) -> Tensor: ...
 @overload

@@ -12,9 +12,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from wrapt import register_post_import_hook
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from fastgraph.dist.graphs.protocols import DglGraph
 
 _AWAITED: set[str] = set()
 
@@ -33,7 +38,7 @@ def _after_import(_: ModuleType) -> None:
         patches.install()
 
 
-def shard_graphs(shard: Callable[[Any], Any], min_nodes: int, seed: int) -> None:
+def shard_graphs(shard: Callable[[DglGraph], object], min_nodes: int, seed: int) -> None:
     """Have graphs sharded where a script gets them, once it has imported DGL.
 
     Arguments as for :func:`fastgraph.dist.graphs.dgl.launching.shard_graphs`.
@@ -49,7 +54,7 @@ def shard_graphs(shard: Callable[[Any], Any], min_nodes: int, seed: int) -> None
     register_post_import_hook(after_import, "dgl")
 
 
-def is_dgl_graph(value: object) -> bool:
+def is_dgl_graph(value: object) -> TypeIs[DglGraph]:
     """True if a value is a ``DGLGraph``."""
     dgl = sys.modules.get("dgl")
     return dgl is not None and isinstance(value, dgl.DGLGraph)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Protocol, TypeGuard
 
 import torch
 from dgl.heterograph import DGLGraph
@@ -14,13 +14,20 @@ from torch import Tensor
 from fastgraph.dist.graphs.dgl.index import ShardedIndex
 from fastgraph.dist.graphs.dgl.structure import ShardedStructure
 from fastgraph.dist.graphs.owners import agreed_parts, owner_of_edges
+from fastgraph.dist.graphs.protocols import DglGraph, Frame
 from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.tensor.layout import Layout, know, known, layout_of, usual
 from fastgraph.dist.tensor.sharded import ShardedTensor, is_sharded, taken, whole
 
 
+class ShardedGraph(DglGraph, Protocol):
+    """A graph with sharded edges."""
+
+    _graph: ShardedIndex
+
+
 def shard(
-    graph: Any,
+    graph: DglGraph,
     *,
     weights: Sequence[float] | None = None,
     method: str = "metis",
@@ -28,7 +35,7 @@ def shard(
     mode: str = "auto",
     mesh: Mesh | None = None,
     is_tied: bool = False,
-) -> Any:
+) -> DglGraph:
     """See :func:`fastgraph.dist.graphs.pyg.shard`."""
     check_can_be_sharded(graph)
     sizes = num_nodes(graph)
@@ -39,7 +46,7 @@ def shard(
     return _laid_out(graph, of_nodes, is_tied)
 
 
-def sharded_as_usual(graph: Any) -> Any:
+def sharded_as_usual(graph: DglGraph) -> DglGraph:
     """A graph that was made of a sharded one, and whose edges are whole, as a sharded one.
 
     Features that are sharded stay where they are.
@@ -47,13 +54,13 @@ def sharded_as_usual(graph: Any) -> Any:
     return _laid_out(graph, [usual(graph.num_nodes(ntype)) for ntype in graph.ntypes], True)
 
 
-def is_sharded_graph(value: object) -> bool:
+def is_sharded_graph(value: object) -> TypeGuard[ShardedGraph]:
     """True if a value is a ``DGLGraph`` with sharded edges."""
     return isinstance(value, DGLGraph) and isinstance(value._graph, ShardedIndex)
 
 
 def holders(
-    graph: Any,
+    graph: DglGraph,
 ) -> tuple[list[Layout], list[ShardedTensor], list[tuple[int, int]]] | None:
     """Who holds the nodes and edges of a graph; ``None`` if its edges are not sharded.
 
@@ -71,16 +78,16 @@ def holders(
     )
 
 
-def whole_graph(graph: Any) -> Any:
+def whole_graph(graph: DglGraph) -> DglGraph:
     """A sharded graph with its own edges and features on every rank; others as they are."""
     if not is_sharded_graph(graph):
         return graph
-    found = mapped(graph, whole)
-    found._graph = graph._graph.whole()
+    found, index = mapped(graph, whole), graph._graph
+    found._graph = index.whole()
     return found
 
 
-def _laid_out(graph: Any, of_nodes: Sequence[Layout], is_tied: bool) -> Any:
+def _laid_out(graph: DglGraph, of_nodes: Sequence[Layout], is_tied: bool) -> DglGraph:
     sizes = [rows.n for rows in of_nodes]
     relations, of_edges = [], []
     for etype in range(len(graph.canonical_etypes)):
@@ -103,7 +110,7 @@ def _laid_out(graph: Any, of_nodes: Sequence[Layout], is_tied: bool) -> Any:
     return found
 
 
-def mapped(graph: Any, replace: Callable[[Tensor], Tensor]) -> Any:
+def mapped(graph: DglGraph, replace: Callable[[Tensor], Tensor]) -> DglGraph:
     """A copy with other features."""
     found = graph.local_var()
     for frame in (*found._node_frames, *found._edge_frames):
@@ -112,7 +119,7 @@ def mapped(graph: Any, replace: Callable[[Tensor], Tensor]) -> Any:
     return found
 
 
-def check_can_be_sharded(graph: Any) -> None:
+def check_can_be_sharded(graph: DglGraph) -> None:
     """A graph is a whole one on the CPU, and not sharded.
 
     Raises:
@@ -126,18 +133,18 @@ def check_can_be_sharded(graph: Any) -> None:
         raise ValueError(f"the graph must be on the CPU to be sharded, got {graph.device}")
 
 
-def num_nodes(graph: Any) -> list[int]:
+def num_nodes(graph: DglGraph) -> list[int]:
     """The numbers of nodes of all kinds."""
     return [graph.num_nodes(ntype) for ntype in graph.ntypes]
 
 
-def features(graph: Any) -> list[Tensor]:
+def features(graph: DglGraph) -> list[Tensor]:
     """All that frames hold."""
     frames = (*graph._node_frames, *graph._edge_frames)
     return [frame[key] for frame in frames for key in frame.keys()]  # noqa: SIM118
 
 
-def joint_edges(graph: Any, sizes: list[int]) -> Tensor:
+def joint_edges(graph: DglGraph, sizes: list[int]) -> Tensor:
     """The edges of all relations between nodes of all kinds, numbered one kind after the other."""
     starts = [sum(sizes[:ntype]) for ntype in range(len(sizes))]
     found = [torch.empty(2, 0, dtype=torch.int64)]
@@ -148,7 +155,7 @@ def joint_edges(graph: Any, sizes: list[int]) -> Tensor:
     return torch.cat(found, 1)
 
 
-def _sharded(frame: Any, rows: Layout, is_tied: bool) -> Any:
+def _sharded(frame: Frame, rows: Layout, is_tied: bool) -> Frame:
     found = frame.clone()
     for key in list(found.keys()):
         x = found[key]

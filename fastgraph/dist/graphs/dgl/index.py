@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +21,13 @@ from dgl.heterograph_index import HeteroGraphIndex
 from torch import Tensor
 
 from fastgraph.dist.graphs.dgl.structure import ShardedStructure
+from fastgraph.dist.graphs.protocols import GraphIndex, Metagraph
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.tensor.layout import usual
-from fastgraph.dist.tensor.sharded import is_sharded, placed, whole
+from fastgraph.dist.tensor.sharded import as_sharded, is_sharded, placed, whole
+
+Context = Any  # a device, of DGL's own class
+Subgraph = Any  # of DGL's own class, or what has its attributes
 
 _IDS = {torch.int32: "int32", torch.int64: "int64"}
 _WITHIN = ("dgl._ffi", "fastgraph", "functools")
@@ -39,19 +43,19 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
     """
 
     def __init__(
-        self, metagraph: Any, sizes: Sequence[int], relations: Sequence[ShardedStructure]
+        self, metagraph: Metagraph, sizes: Sequence[int], relations: Sequence[ShardedStructure]
     ) -> None:
         self.metagraph = metagraph
         self._sizes, self._relations = list(sizes), list(relations)
         self._of_relations: dict[int, ShardedIndex] = {}
-        self._whole: Any = None
+        self._whole: GraphIndex | None = None
 
-    def asobject(self) -> Any:
+    def asobject(self) -> GraphIndex:
         """DGL's own index object of the whole graph, which DGL asks for before it calls C++."""
         COUNTS.gathers[_caller()] += 1
         return self.whole()
 
-    def whole(self) -> Any:
+    def whole(self) -> GraphIndex:
         """DGL's own index object of the whole graph."""
         if self._whole is None:
             graphs = []
@@ -72,20 +76,20 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
             )
         return self._whole
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Callable[..., Any]:
         """A method of DGL's own index object, where this class defines none, bound to this one."""
         if name.startswith("_"):
             raise AttributeError(name)
         return functools.partial(getattr(HeteroGraphIndex, name), self)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[[GraphIndex], GraphIndex], tuple[GraphIndex]]:
         """Files hold whole graphs."""
         return _itself, (self.whole(),)
 
     def __copy__(self) -> ShardedIndex:
         return self
 
-    def __deepcopy__(self, memo: Any) -> ShardedIndex:
+    def __deepcopy__(self, memo: object) -> ShardedIndex:
         return self
 
     def ends(self, etype: int) -> tuple[int, int]:
@@ -103,7 +107,7 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
         return _IDS[self._relations[0].edge_index.dtype] if self._relations else "int64"
 
     @property
-    def ctx(self) -> Any:
+    def ctx(self) -> Context:
         """The device."""
         return ndarray.cpu(0)
 
@@ -151,7 +155,7 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
             return self
         return self._with([r.edge_index.to(dtype) for r in self._relations])
 
-    def copy_to(self, ctx: Any) -> ShardedIndex:
+    def copy_to(self, ctx: Context) -> ShardedIndex:
         """On a device, which must be the CPU."""
         if ctx != self.ctx:
             raise NotImplementedError(
@@ -159,7 +163,7 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
             )
         return self
 
-    def formats(self, formats: Any = None) -> Any:
+    def formats(self, formats: object = None) -> ShardedIndex | dict[str, list[str]]:
         """The sparse formats there are; a restriction to some changes nothing."""
         return {"created": ["coo"], "not created": ["csr", "csc"]} if formats is None else self
 
@@ -198,7 +202,7 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
 
     def find_edges(self, etype: int, eid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Sources and destinations of some edges."""
-        index: Any = self.relation(etype).edge_index[:, eid]
+        index = self.relation(etype).edge_index[:, eid]
         return index[0], index[1], eid
 
     def in_degrees(self, etype: int, v: Tensor) -> Tensor:
@@ -209,7 +213,7 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
         """The out-degrees of some nodes."""
         return _of_nodes(self.relation(etype).reversed.in_degrees, v)
 
-    def edge_subgraph(self, induced_edges: Sequence[Tensor], preserve_nodes: bool) -> Any:
+    def edge_subgraph(self, induced_edges: Sequence[Tensor], preserve_nodes: bool) -> Subgraph:
         """The graph of some edges, and all nodes."""
         if not preserve_nodes:
             return HeteroGraphIndex.edge_subgraph(self, list(map(whole, induced_edges)), False)
@@ -219,16 +223,16 @@ class ShardedIndex(ObjectGeneric):  # type: ignore[misc]  # DGL has no types
         ]
         return SimpleNamespace(graph=self._with(edges), induced_edges=list(induced_edges))
 
-    def _with(self, edges: Sequence[Any]) -> ShardedIndex:
+    def _with(self, edges: Sequence[Tensor]) -> ShardedIndex:
         """With other edges among the same nodes."""
         relations = [
-            ShardedStructure(edge_index, relation.num_src, relation.num_dst)
+            ShardedStructure(as_sharded(edge_index), relation.num_src, relation.num_dst)
             for edge_index, relation in zip(edges, self._relations, strict=True)
         ]
         return ShardedIndex(self.metagraph, self._sizes, relations)
 
 
-def _itself(value: Any) -> Any:
+def _itself(value: GraphIndex) -> GraphIndex:
     return value
 
 
@@ -264,13 +268,15 @@ def of_sharded_edges(
         source: int32 or int64 ``[E]``, where edges start.
         destination: the same, where they lead to; one of both at least is sharded.
     """
-    index: Any = torch.stack([source, destination])
+    index = as_sharded(torch.stack([source, destination]))
     metagraph = graph_index.from_edge_list([(0, num_ntypes - 1)], True)
     sizes = [num_src] if num_ntypes == 1 else [num_src, num_dst]
     return ShardedIndex(metagraph, sizes, [ShardedStructure(index, num_src, num_dst)])
 
 
-def of_relations(metagraph: Any, graphs: Sequence[Any], sizes: Sequence[int]) -> ShardedIndex:
+def of_relations(
+    metagraph: Metagraph, graphs: Sequence[GraphIndex], sizes: Sequence[int]
+) -> ShardedIndex:
     """The index object of several relations, of which one at least is sharded."""
     relations = []
     for etype, graph in enumerate(graphs):

@@ -6,18 +6,31 @@ import functools
 import pickle
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol, TypeGuard
 
 import dgl
 from dgl.data.dgl_dataset import DGLDataset
 
 from fastgraph.dist.graphs.dgl.graphs import is_sharded_graph
 from fastgraph.dist.graphs.dgl.patches import PATCHES
+from fastgraph.dist.graphs.protocols import DglGraph
 from fastgraph.dist.ranks import transport
 from fastgraph.dist.ranks.agreement import first_rank_first, on_first_rank
 from fastgraph.dist.ranks.spawning import pickler
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.sharded import tree_map
+
+
+class Dataset(Protocol):
+    """A ``DGLDataset``."""
+
+    _force_reload: bool
+
+    def has_cache(self) -> bool:
+        """True if its files are there."""
+
+    def __len__(self) -> int: ...
+
 
 _MAKERS = (
     "graph",
@@ -31,7 +44,7 @@ _MAKERS = (
 )
 
 
-def shard_graphs(shard: Callable[[Any], Any], min_nodes: int, seed: int) -> None:
+def shard_graphs(shard: Callable[[DglGraph], object], min_nodes: int, seed: int) -> None:
     """Have graphs sharded that a script makes, and the single one of a dataset.
 
     Args:
@@ -78,25 +91,25 @@ _SEEDS = _Seeds()
 class _Sharding:
     """A hook that shards graphs that are large enough, unless a dataset is being made."""
 
-    def __init__(self, shard: Callable[[Any], Any], min_nodes: int) -> None:
+    def __init__(self, shard: Callable[[DglGraph], object], min_nodes: int) -> None:
         self._shard, self._min_nodes = shard, min_nodes
         self._classes: set[type] = set()
 
-    def _sharded(self, value: Any) -> Any:
+    def _sharded(self, value: object) -> object:
         return tree_map(lambda x: self._shard(x) if self._fits(x) else x, value)
 
-    def _fits(self, value: Any) -> bool:
+    def _fits(self, value: object) -> TypeGuard[DglGraph]:
         if WORLD.is_alone or not isinstance(value, dgl.DGLGraph):
             return False
         if is_sharded_graph(value) or value.is_block or value.batch_size != 1:
             return False
         return value.num_nodes() >= self._min_nodes and bool(value.num_edges())
 
-    def of_own(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def of_own(self, upstream: Callable[..., object]) -> Callable[..., object]:
         """A function that makes graphs, as the script calls it."""
 
         @functools.wraps(upstream)
-        def make(*args: Any, **kwargs: Any) -> Any:
+        def make(*args: object, **kwargs: object) -> object:
             found = upstream(*args, **kwargs)
             caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
             return found if caller in ("dgl", "fastgraph") else self._sharded(found)
@@ -107,7 +120,7 @@ class _Sharding:
         """``DGLDataset._load``, after which the single graph of a dataset is sharded."""
 
         @functools.wraps(upstream)
-        def load(dataset: Any) -> None:
+        def load(dataset: Dataset) -> None:
             """The files of a dataset are made by one rank, on which the others wait."""
             if WORLD.is_alone:  # a dataset that is made of another one
                 upstream(dataset)
@@ -124,16 +137,16 @@ class _Sharding:
 
         return load
 
-    def _of_item(self, upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def _of_item(self, upstream: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(upstream)
-        def getitem(dataset: Any, index: Any) -> Any:
+        def getitem(dataset: Dataset, index: object) -> object:
             value = upstream(dataset, index)
             return self._sharded(value) if len(dataset) == 1 else value
 
         return getitem
 
 
-def _make_once(upstream: Callable[..., None], dataset: Any) -> None:
+def _make_once(upstream: Callable[..., None], dataset: Dataset) -> None:
     """Have the first rank make a dataset, and the others have what it has then.
 
     What files give may differ: DGL writes masks as bytes, and a dataset may forget what it did not
@@ -155,7 +168,7 @@ def _make_once(upstream: Callable[..., None], dataset: Any) -> None:
         vars(dataset).update(pickle.loads(made))
 
 
-def _pickled(values: dict[str, Any]) -> bytes | None:
+def _pickled(values: dict[str, object]) -> bytes | None:
     """The bytes of some values; ``None`` if one of them is bound to this process."""
     try:
         found: bytes = pickler().dumps(values)

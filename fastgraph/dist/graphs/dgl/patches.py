@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import Protocol, SupportsInt
 
 import dgl
 import torch
@@ -15,6 +16,7 @@ from dgl.dataloading import DataLoader
 from dgl.heterograph import DGLGraph
 from dgl.nn.pytorch.linear import TypedLinear
 from dgl.transforms import functional
+from dgl.udf import NodeBatch
 from torch import Tensor
 
 from fastgraph.dgl.relations import TYPED_LINEAR
@@ -23,6 +25,7 @@ from fastgraph.dist.graphs.dgl import reducing
 from fastgraph.dist.graphs.dgl import rules as rules
 from fastgraph.dist.graphs.dgl.graphs import is_sharded_graph, sharded_as_usual, whole_graph
 from fastgraph.dist.graphs.dgl.index import ShardedIndex, of_relations, of_sharded_edges
+from fastgraph.dist.graphs.protocols import DglGraph, Frame, GraphIndex, Metagraph
 from fastgraph.dist.ranks.counts import COUNTS
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.layout import usual
@@ -40,6 +43,21 @@ from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 
 PATCHES = Patches()
+
+
+class Sizes(Protocol):
+    """Some integers of DGL's own class."""
+
+    def tonumpy(self) -> Iterable[SupportsInt]:
+        """As an array."""
+
+
+class Typed(Protocol):
+    """A ``TypedLinear``."""
+
+    def get_weight(self) -> Tensor:
+        """Its matrices, one for each type."""
+
 
 _METHODS = (
     "subgraph",
@@ -79,7 +97,7 @@ def install() -> None:
             PATCHES.replace(DGLGraph, name, _sharded_again(getattr(DGLGraph, name)))
 
 
-def _keep_sharded(module: Any, name: str) -> None:
+def _keep_sharded(module: ModuleType, name: str) -> None:
     """Replace a function of DGL in all modules that offer it."""
     upstream = getattr(module, name)
     if not inspect.isfunction(upstream):
@@ -90,11 +108,11 @@ def _keep_sharded(module: Any, name: str) -> None:
             PATCHES.replace(owner, name, replacement)
 
 
-def _sharded_again(upstream: Callable[..., Any]) -> Callable[..., Any]:
+def _sharded_again(upstream: Callable[..., object]) -> Callable[..., object]:
     """A function that makes graphs out of graphs, perhaps by the C++ library from whole ones."""
 
     @functools.wraps(upstream)
-    def transform(*args: Any, **kwargs: Any) -> Any:
+    def transform(*args: object, **kwargs: object) -> object:
         result = upstream(*args, **kwargs)
         if any(is_sharded_graph(value) for value in leaves(args, kwargs)):
             return tree_map(_as_sharded, result)
@@ -103,15 +121,18 @@ def _sharded_again(upstream: Callable[..., Any]) -> Callable[..., Any]:
     return transform
 
 
-def _as_sharded(value: Any) -> Any:
-    is_whole = isinstance(value, DGLGraph) and not is_sharded_graph(value) and not value.is_block
-    return sharded_as_usual(value) if is_whole else value
+def _as_sharded(value: object) -> object:
+    if not isinstance(value, DGLGraph) or is_sharded_graph(value) or value.is_block:
+        return value
+    return sharded_as_usual(value)
 
 
 def _loader(upstream: Callable[..., None]) -> Callable[..., None]:
     """``DataLoader.__init__``: every rank samples all mini-batches of the whole graph."""
 
-    def init(self: Any, graph: Any, indices: Any, *args: Any, **kwargs: Any) -> None:
+    def init(
+        self: object, graph: DglGraph, indices: object, *args: object, **kwargs: object
+    ) -> None:
         if is_sharded_graph(graph) or any(is_sharded(x) for x in leaves(indices)):
             if WORLD.size > 1 and torch.get_num_threads() > 1:
                 raise RuntimeError(
@@ -131,12 +152,18 @@ def _structure_of(gidx: ShardedIndex) -> Structure | Refusal:
     return gidx.relation(0)
 
 
-def _of_edges(upstream: Callable[..., Any]) -> Callable[..., Any]:
+def _of_edges(upstream: Callable[..., object]) -> Callable[..., object]:
     """``create_unitgraph_from_coo``, to which all graphs of edges come."""
 
     def create(
-        num_ntypes: int, num_src: int, num_dst: int, row: Any, col: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+        num_ntypes: int,
+        num_src: int,
+        num_dst: int,
+        row: Tensor,
+        col: Tensor,
+        *args: object,
+        **kwargs: object,
+    ) -> object:
         if is_sharded(row) or is_sharded(col):
             return of_sharded_edges(int(num_ntypes), int(num_src), int(num_dst), row, col)
         return upstream(num_ntypes, num_src, num_dst, row, col, *args, **kwargs)
@@ -144,22 +171,24 @@ def _of_edges(upstream: Callable[..., Any]) -> Callable[..., Any]:
     return create
 
 
-def _of_relations(upstream: Callable[..., Any]) -> Callable[..., Any]:
+def _of_relations(upstream: Callable[..., object]) -> Callable[..., object]:
     """``create_heterograph_from_relations``."""
 
-    def create(metagraph: Any, rel_graphs: Any, num_nodes_per_type: Any) -> Any:
+    def create(
+        metagraph: Metagraph, rel_graphs: Sequence[GraphIndex], num_nodes_per_type: Sizes | None
+    ) -> object:
         if not any(isinstance(graph, ShardedIndex) for graph in rel_graphs):
             return upstream(metagraph, rel_graphs, num_nodes_per_type)
         if num_nodes_per_type is None:
             sizes = _sizes(metagraph, rel_graphs)
         else:
-            sizes = num_nodes_per_type.tonumpy().tolist()
+            sizes = list(map(int, num_nodes_per_type.tonumpy()))
         return of_relations(metagraph, rel_graphs, sizes)
 
     return create
 
 
-def _sizes(metagraph: Any, graphs: Any) -> list[int]:
+def _sizes(metagraph: Metagraph, graphs: Sequence[GraphIndex]) -> list[int]:
     """The numbers of nodes of all kinds, each of which some relation has."""
     found: dict[int, int] = {}
     for etype, graph in enumerate(graphs):
@@ -173,13 +202,13 @@ def _init(upstream: Callable[..., None]) -> Callable[..., None]:
     """``DGLGraph.__init__``, which asks for an index object of its own class."""
 
     def init(
-        self: Any,
-        gidx: Any = [],  # noqa: B006  # as upstream's
-        ntypes: Any = ["_N"],  # noqa: B006
-        etypes: Any = ["_E"],  # noqa: B006
-        node_frames: Any = None,
-        edge_frames: Any = None,
-        **kwargs: Any,
+        self: DGLGraph,
+        gidx: object = [],  # as upstream's
+        ntypes: Sequence[str] = ["_N"],
+        etypes: Sequence[str] = ["_E"],
+        node_frames: Sequence[Frame] | None = None,
+        edge_frames: Sequence[Frame] | None = None,
+        **kwargs: object,
     ) -> None:
         if isinstance(gidx, ShardedIndex):
             self._init(gidx, ntypes, etypes, node_frames, edge_frames)
@@ -190,7 +219,7 @@ def _init(upstream: Callable[..., None]) -> Callable[..., None]:
 
 
 def _set_nodes(upstream: Callable[..., None]) -> Callable[..., None]:
-    def set_n_repr(self: Any, ntid: int, u: Any, data: Any) -> None:
+    def set_n_repr(self: DglGraph, ntid: int, u: object, data: object) -> None:
         if isinstance(self._graph, ShardedIndex) and is_all(u):
             data = _placed(data, self._graph.num_nodes(ntid))
         upstream(self, ntid, u, data)
@@ -199,7 +228,7 @@ def _set_nodes(upstream: Callable[..., None]) -> Callable[..., None]:
 
 
 def _set_edges(upstream: Callable[..., None]) -> Callable[..., None]:
-    def set_e_repr(self: Any, etid: int, edges: Any, data: Any) -> None:
+    def set_e_repr(self: DglGraph, etid: int, edges: object, data: object) -> None:
         if isinstance(self._graph, ShardedIndex) and is_all(edges):
             data = _placed(data, self._graph.num_edges(etid))
         upstream(self, etid, edges, data)
@@ -207,9 +236,9 @@ def _set_edges(upstream: Callable[..., None]) -> Callable[..., None]:
     return set_e_repr
 
 
-def _placed(data: Any, n: int) -> Any:
+def _placed(data: object, n: int) -> object:
     """Replicated features for a frame, as sharded ones."""
-    if not hasattr(data, "items"):
+    if not isinstance(data, Mapping):
         return data  # an error of DGL's
     return {
         key: taken(value, usual(n), 0, is_tied=True, name=key)
@@ -219,10 +248,17 @@ def _placed(data: Any, n: int) -> Any:
     }
 
 
-def _own_reduction(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    def invoke(graph: Any, func: Any, msgdata: Any, *, orig_nid: Any = None) -> Any:
-        reduce = reducing.reduced if is_sharded_graph(graph) else upstream
-        return reduce(graph, func, msgdata, orig_nid=orig_nid)
+def _own_reduction(upstream: Callable[..., object]) -> Callable[..., object]:
+    def invoke(
+        graph: DglGraph,
+        func: Callable[[NodeBatch], Mapping[str, Tensor]],
+        msgdata: Mapping[str, Tensor],
+        *,
+        orig_nid: Tensor | None = None,
+    ) -> object:
+        if is_sharded_graph(graph):
+            return reducing.reduced(graph, func, msgdata, orig_nid=orig_nid)
+        return upstream(graph, func, msgdata, orig_nid=orig_nid)
 
     return invoke
 
@@ -230,7 +266,7 @@ def _own_reduction(upstream: Callable[..., Any]) -> Callable[..., Any]:
 def _by_kind(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """``TypedLinear.forward``, by which each rank multiplies its own rows."""
 
-    def forward(self: Any, x: Any, x_type: Any, sorted_by_type: bool = False) -> Tensor:
+    def forward(self: Typed, x: Tensor, x_type: Tensor, sorted_by_type: bool = False) -> Tensor:
         lead = next((value for value in (x, x_type) if is_sharded(value)), None)
         if lead is None or lead.axis != 0 or x.shape[0] != x_type.shape[0]:
             return upstream(self, x, x_type, sorted_by_type)
@@ -245,12 +281,13 @@ def _by_kind(upstream: Callable[..., Tensor]) -> Callable[..., Tensor]:
 class _WithEntered:
     """A module whose matrices each rank is about to use on its own rows."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Typed) -> None:
         self._module = module
 
-    def get_weight(self) -> Any:
+    def get_weight(self) -> Tensor:
         """Its matrices."""
         return enter(self._module.get_weight())
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
+    def __getattr__(self, name: str) -> object:
+        found: object = getattr(self._module, name)
+        return found

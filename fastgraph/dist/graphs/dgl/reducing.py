@@ -6,15 +6,17 @@ and so does this, with the nodes that each rank has.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
-from dgl.frame import Frame
+from dgl import frame as frames
 from dgl.udf import NodeBatch
 from torch import Tensor
 
+from fastgraph.dist.graphs.dgl.graphs import ShardedGraph
 from fastgraph.dist.graphs.dgl.structure import ShardedStructure
+from fastgraph.dist.graphs.protocols import Frame
 from fastgraph.dist.operators.halo.graph import neighbourhoods
 from fastgraph.dist.ranks.agreement import on_all_ranks
 from fastgraph.dist.tensor.layout import Layout, usual
@@ -35,7 +37,13 @@ class _Bucket(NamedTuple):
     edges: ShardedTensor
 
 
-def reduced(graph: Any, function: Callable[[Any], Any], messages: Any, *, orig_nid: Any) -> Any:
+def reduced(
+    graph: ShardedGraph,
+    function: Callable[[NodeBatch], Mapping[str, Tensor]],
+    messages: Mapping[str, Tensor],
+    *,
+    orig_nid: Tensor | None,
+) -> Frame:
     """``dgl.core.invoke_udf_reduce``: a frame of what a function makes of messages.
 
     Args:
@@ -47,7 +55,7 @@ def reduced(graph: Any, function: Callable[[Any], Any], messages: Any, *, orig_n
     kind = graph.dsttypes[0]
     frame = graph._node_frames[graph.get_ntype_id_from_dst(kind)]
     relation = graph._graph.relation(0)
-    results: list[Any] = []
+    results: list[Mapping[str, Tensor]] = []
     buckets = _buckets(relation)
     for degree, members, edges in buckets.each:
         mail = {}
@@ -57,7 +65,7 @@ def reduced(graph: Any, function: Callable[[Any], Any], messages: Any, *, orig_n
         shown = members if orig_nid is None else orig_nid.index_select(0, members)
         batch = NodeBatch(graph, shown, kind, frame.subframe(members), msgs=mail)
         results.append(function(batch))
-    found = Frame(num_rows=relation.num_dst)
+    found: Frame = frames.Frame(num_rows=relation.num_dst)
     found._initializers = frame._initializers
     found._default_initializer = frame._default_initializer
     for key in results[0] if results else ():
@@ -66,7 +74,7 @@ def reduced(graph: Any, function: Callable[[Any], Any], messages: Any, *, orig_n
     return found
 
 
-def _initial(frame: Any, key: str, values: Tensor) -> Tensor:
+def _initial(frame: Frame, key: str, values: Tensor) -> Tensor:
     """The values of zero in-degree nodes."""
     n = frame.num_rows
     shape = (n, *values.shape[1:])
@@ -74,7 +82,7 @@ def _initial(frame: Any, key: str, values: Tensor) -> Tensor:
     if initializer is None:
         zeros = torch.zeros((), dtype=values.dtype).expand(shape)
         return placed(zeros, usual(n), 0)
-    initial: Tensor = initializer(shape, values.dtype, values.device, slice(0, n))
+    initial = initializer(shape, values.dtype, values.device, slice(0, n))
     return placed(initial, usual(n), 0)
 
 
@@ -95,8 +103,7 @@ def _buckets(relation: ShardedStructure) -> _Buckets:
     edges = relation.edge_index
     rows = usual(relation.num_src), usual(relation.num_dst)
     make = lambda: _made(edges, *rows)  # noqa: E731
-    found: _Buckets = edges.cached(("buckets", *rows), make)
-    return found
+    return edges.cached(("buckets", *rows), make)
 
 
 def _made(edge_index: ShardedTensor, sources: Layout, rows: Layout) -> _Buckets:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from fastgraph.dgl.structure import Structure
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.dist.tensor.layout import Layout, usual
 from fastgraph.dist.tensor.memo import made
-from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, enter, placed
+from fastgraph.dist.tensor.sharded import ShardedTensor, aligned, as_sharded, enter, placed
 from fastgraph.graphs.edges import Edges
 from fastgraph.graphs.memo import remembered
 from fastgraph.plugins.backend import accumulator
@@ -51,7 +51,7 @@ class _Relation(NamedTuple):
 class _once(cached_property[Value]):  # noqa: N801  # a decorator
     """A property that is computed once, and serves training wherever that is."""
 
-    def __init__(self, compute: Callable[[Any], Value]) -> None:
+    def __init__(self, compute: Callable[[ShardedStructure], Value]) -> None:
         super().__init__(lambda structure: made(lambda: compute(structure)))
 
 
@@ -136,7 +136,7 @@ class ShardedStructure(Structure):
 
     @_once
     def _incidence_backwards(self) -> Edges:
-        return Edges(_from_the_last(self._incidence.index))
+        return Edges(_from_the_last(as_sharded(self._incidence.index)))
 
     @_once
     def lonely(self) -> Tensor | None:
@@ -152,11 +152,11 @@ class ShardedStructure(Structure):
         return placed(zeros, usual(self.num_dst), 0).index_add(0, self.destination_rows, ones)
 
 
-def _stacked(sources: Tensor, destinations: Tensor) -> Any:
-    return torch.stack([sources, destinations])
+def _stacked(sources: Tensor, destinations: Tensor) -> ShardedTensor:
+    return as_sharded(torch.stack([sources, destinations]))
 
 
-def _from_the_last(index: Any) -> ShardedTensor:
+def _from_the_last(index: ShardedTensor) -> ShardedTensor:
     """Columns in the opposite order, on the ranks on which they are."""
     rows = index.rows
     opposite = Layout((rows.bound - 1 - rows.key).flip(0), rows.bound, rows.counts)
@@ -167,8 +167,7 @@ def _from_the_last(index: Any) -> ShardedTensor:
 def _(relation: _Relation, norm: str, dtype: torch.dtype) -> Tensor:
     structure = relation.structure
     make = lambda: _by_degree(structure, norm, dtype)  # noqa: E731
-    found: Tensor = structure.edge_index.cached(("by degree", norm, dtype), make)
-    return found
+    return structure.edge_index.cached(("by degree", norm, dtype), make)
 
 
 def _by_degree(structure: ShardedStructure, norm: str, dtype: torch.dtype) -> Tensor:
@@ -219,7 +218,7 @@ class ShardedPairs(Pairs):
 
     def project(self, x: Tensor, weight: Tensor) -> Tensor:
         """See :class:`Pairs`."""
-        rows: Any = x.index_select(0, self._source)
+        rows = as_sharded(x.index_select(0, self._source))
         local = projected(rows.local, enter(weight), self._sizes)
         return ShardedTensor(local, rows.rows, 0)
 
