@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +28,8 @@ from fastgraph.edge_programs.program import Operand, Output, Program, parse
 from fastgraph.graphs.edges import caller_index_of
 from fastgraph.graphs.graph import Graph
 from fastgraph.ops.library import (
+    Arguments,
+    Context,
     Gradient,
     define,
     is_transformed,
@@ -222,7 +223,14 @@ def _fake(
     ]
 
 
-def _save(ctx: Any, arguments: Sequence[Any], result: Sequence[Tensor]) -> None:
+class _OfProgram(Context):
+    program: Program
+    num_in: int
+    num_out: int
+    transpose: bool
+
+
+def _save(ctx: _OfProgram, arguments: Arguments, result: Sequence[Tensor]) -> None:
     operands, index, ptr, text, ctx.num_in, ctx.num_out, ctx.transpose = arguments
     program = ctx.program = parse(text)
     outputs = list(zip(program.outputs, result, strict=True))
@@ -248,9 +256,9 @@ def _differentiable(program: Program) -> frozenset[int]:
     return frozenset(k for k, output in enumerate(program.outputs) if output.has_gradient)
 
 
-def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: _OfProgram, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     index, ptr, _, *saved = ctx.saved_tensors
-    program: Program = ctx.program
+    program = ctx.program
     count = len(program.operands)
     operands, results = saved[:count], saved[count:]
     wanted = wanted_gradients(ctx)[:count]
@@ -278,10 +286,15 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 def _share(
-    ctx: Any, k: int, grad: Tensor, index: Tensor, ptr: Tensor | None, results: Sequence[Tensor]
+    ctx: _OfProgram,
+    k: int,
+    grad: Tensor,
+    index: Tensor,
+    ptr: Tensor | None,
+    results: Sequence[Tensor],
 ) -> Tensor:
     """The gradient of an output as its program takes it: of one edge of a mean, or of a tie."""
-    outputs: Sequence[Output] = ctx.program.outputs
+    outputs = ctx.program.outputs
     reduction, value = outputs[k].reduction, outputs[k].value
     if reduction == "mean":
         graph = topology(index, ptr, ctx.num_in, ctx.num_out, ctx.transpose)

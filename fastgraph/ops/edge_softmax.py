@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +9,7 @@ from torch import Tensor
 from fastgraph.backends import reference
 from fastgraph.graphs.edges import caller_index_of
 from fastgraph.graphs.graph import Graph
-from fastgraph.ops.library import Gradient, define, needs_torch_operations
+from fastgraph.ops.library import Arguments, Context, Gradient, define, needs_torch_operations
 from fastgraph.ops.topology import check_index, check_values, flatten, topology, unflatten
 from fastgraph.plugins.backend import device_type
 from fastgraph.registry.registry import REGISTRY
@@ -126,12 +125,16 @@ def _backward_fake(
     return out.new_empty(out.shape)
 
 
-def _save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
+class _OfSoftmax(Context):
+    options: list[Any]  # num_out, num_in and transpose
+
+
+def _save(ctx: _OfSoftmax, arguments: Arguments, result: Tensor) -> None:
     _, index, ptr, *ctx.options = arguments
     ctx.save_for_backward(result, index, ptr, caller_index_of(index))
 
 
-def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _gradient(ctx: _OfSoftmax, grad: Tensor) -> tuple[Tensor | None, ...]:
     out, index, ptr, _ = ctx.saved_tensors
     if needs_torch_operations(grad):
         graph = _graph(out, index, ptr, *ctx.options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from fastgraph.ops.gat import GAT, GAT_BACKWARD
 from fastgraph.ops.head_scores import HEAD_SCORES, score_gradients
 from fastgraph.ops.heads import (
     NO_GRADIENTS,
+    OfAddend,
     addend_gradient,
     check_heads,
     check_self_loops,
@@ -22,7 +22,13 @@ from fastgraph.ops.heads import (
     save_with_edges,
     seed_number,
 )
-from fastgraph.ops.library import Gradient, define, needs_torch_operations, wanted_gradients
+from fastgraph.ops.library import (
+    Arguments,
+    Gradient,
+    define,
+    needs_torch_operations,
+    wanted_gradients,
+)
 from fastgraph.ops.topology import topology
 
 
@@ -105,7 +111,11 @@ def _of_all(grad_src: Tensor, grad_dst: Tensor) -> Tensor:
     return both
 
 
-def _save(ctx: Any, given: Sequence[Any], result: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+class _OfScored(OfAddend):
+    options: list[Any]  # from self_loops to dropout
+
+
+def _save(ctx: _OfScored, given: Arguments, result: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
     x, att, score_edge, addend, index, ptr, seed, *options, weights = given
     _, stats, alpha, scores = result
     ctx.options = options
@@ -116,7 +126,7 @@ def _save(ctx: Any, given: Sequence[Any], result: tuple[Tensor, Tensor, Tensor, 
 
 
 def _gradient(
-    ctx: Any,
+    ctx: _OfScored,
     grad: Tensor | None,
     grad_stats: Tensor | None,
     grad_alpha: Tensor | None,
@@ -132,7 +142,7 @@ def _gradient(
     grads = (grad, grad_alpha, logsum_gradient(grad_stats, stats))
     wants_scores = wants_x or wants_att
     wanted = (wants_x, wants_scores, wants_scores, wants_edge)
-    found: Any = None
+    found: Any  # the gradients of GAT, of which those are tensors that are wanted
     grad_x = grad_att = None
     if needs_torch_operations(*grads):
         self_loops, transpose, *rest = ctx.options

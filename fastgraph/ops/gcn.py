@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from torch import Tensor
 
 from fastgraph.graphs.memo import is_recording, remembered
 from fastgraph.graphs.normalisation import WeightedGraph, normalised_graph
-from fastgraph.ops.library import Gradient, define, is_defined_by
+from fastgraph.ops.library import Arguments, Context, Gradient, define, is_defined_by
 from fastgraph.ops.spmm import spmm
 from fastgraph.ops.topology import check_operands, flatten, unflatten
 from fastgraph.plugins.backend import device_type
@@ -99,12 +96,18 @@ def _gcn_fake(x: Tensor, index: Tensor, weight: Tensor | None, *_: object) -> Te
     return x.new_empty(x.shape)
 
 
-def _save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
+class _OfGcn(Context):
+    loop_weight: float
+    transpose: bool
+    adjoint: bool
+
+
+def _save(ctx: _OfGcn, arguments: Arguments, result: Tensor) -> None:
     _, index, weight, ctx.loop_weight, ctx.transpose, ctx.adjoint = arguments
     ctx.save_for_backward(index, weight)
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: _OfGcn, grad: Tensor) -> tuple[Tensor | None, ...]:
     grad_x = GCN(grad, *ctx.saved_tensors, ctx.loop_weight, ctx.transpose, not ctx.adjoint)
     return grad_x, None, None, None, None, None
 

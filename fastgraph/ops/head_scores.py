@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
 from fastgraph.ops.heads import check_heads
-from fastgraph.ops.library import Gradient, define, needs_torch_operations, wanted_gradients
+from fastgraph.ops.library import (
+    Arguments,
+    Context,
+    Gradient,
+    define,
+    needs_torch_operations,
+    wanted_gradients,
+)
 from fastgraph.plugins.backend import device_type
 from fastgraph.registry.registry import REGISTRY
 
@@ -72,11 +78,11 @@ def _backward_fake(
     return x.new_empty(x.shape if wants_x else 0), att.new_empty(att.shape if wants_att else 0)
 
 
-def _save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
+def _save(ctx: Context, arguments: Arguments, result: Tensor) -> None:
     ctx.save_for_backward(*arguments)
 
 
-def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+def _gradient(ctx: Context, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
     x, att = ctx.saved_tensors
     return score_gradients(x, att, grad, None, wanted_gradients(ctx)[:2])
 

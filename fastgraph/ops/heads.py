@@ -17,8 +17,10 @@ from fastgraph.graphs.edges import caller_index_of
 from fastgraph.graphs.graph import Graph
 from fastgraph.machine import capture
 from fastgraph.ops.library import (
+    Arguments,
     Context,
     Gradient,
+    Operator,
     define,
     is_defined_by,
     needs_torch_operations,
@@ -30,6 +32,8 @@ from fastgraph.registry.operators import Attention, Size
 from fastgraph.registry.registry import REGISTRY
 
 SEED_LIMIT = 2**63 - 1
+
+Shape = list[Any]  # of integers, of which a compiler may know no more than a symbol
 
 # Of index, ptr, seed, self_loops, transpose, the operator's own option, dropout and weights.
 NO_GRADIENTS = (None,) * 8
@@ -60,7 +64,7 @@ class Call(NamedTuple):
     weights: bool
 
     @classmethod
-    def of(cls, arguments: Sequence[Any]) -> Call:
+    def of(cls, arguments: Arguments) -> Call:
         """The arguments as torch passes them."""
         return cls(list(arguments[:-9]), *arguments[-9:])
 
@@ -83,7 +87,7 @@ class BackwardCall(NamedTuple):
     wanted: Sequence[bool]
 
     @classmethod
-    def of(cls, arguments: Sequence[Any]) -> BackwardCall:
+    def of(cls, arguments: Arguments) -> BackwardCall:
         """The arguments as torch passes them."""
         return cls(list(arguments[:-9]), *arguments[-9:])
 
@@ -196,7 +200,18 @@ def _sum(sizes: dict[str, int], size: str) -> int:
     return sizes[first] + sizes.get(second, 0)
 
 
-def define_attention(operator: Attention) -> tuple[Any, Any]:
+class OfAddend(Context):
+    """Of a function whose output something is added to."""
+
+    addend_shape: torch.Size | None
+
+
+class _OfAttention(OfAddend):
+    options: tuple[int, bool, float, float]  # self_loops, transpose, the operator's own, dropout
+    shape: torch.Size
+
+
+def define_attention(operator: Attention) -> tuple[Operator, Operator]:
     """Declare an attention operator and its backward.
 
     Returns:
@@ -211,7 +226,7 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
     tail = f"SymInt self_loops, bool transpose, {operator.schema}, float dropout"
     backward_reference = getattr(reference, f"{name}_backward")
 
-    def prepare(call: Call | BackwardCall) -> tuple[Graph, list[Any]]:
+    def prepare(call: Call | BackwardCall) -> tuple[Graph, Shape]:
         """The graph, and the shape of the output."""
         sizes, like = check_inputs(operator, call.inputs, call.index.shape[-1]), call.inputs[0]
         check_index(call.index, call.ptr, like)
@@ -219,10 +234,10 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
         graph = topology(call.index, call.ptr, num_in, num_out, call.transpose, call.self_loops)
         return graph, out_shape(sizes)
 
-    def out_shape(sizes: dict[str, int]) -> list[Any]:
+    def out_shape(sizes: dict[str, int]) -> Shape:
         return [_known(sizes, size) for size in operator.out]
 
-    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(*arguments: object) -> tuple[Tensor, Tensor, Tensor]:
         call = Call.of(arguments)
         like = call.inputs[0]
         if call.seed is not None and capture.is_capturing(like):
@@ -236,7 +251,7 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
         options = (call.transpose, call.option, call.dropout, seed_number(call.seed), call.weights)
         return kernel(graph, *inputs, *options, addend=addend)  # type: ignore[no-any-return]
 
-    def fake(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def fake(*arguments: object) -> tuple[Tensor, Tensor, Tensor]:
         call = Call.of(arguments)
         like, num_edges = call.inputs[0], call.index.shape[-1]
         shape = out_shape(check_inputs(operator, call.inputs, num_edges))
@@ -246,7 +261,7 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
         return like.new_empty(shape), stats, alpha
 
     def backward(
-        grad: Tensor, grad_alpha: Tensor | None, grad_logsum: Tensor | None, *arguments: Any
+        grad: Tensor, grad_alpha: Tensor | None, grad_logsum: Tensor | None, *arguments: object
     ) -> list[Tensor]:
         call = BackwardCall.of(arguments)
         like = call.inputs[0]
@@ -260,7 +275,7 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
         return [grad.new_empty(0) if t is None or not w else g for t, g, w in wanted]
 
     def backward_fake(
-        grad: Tensor, grad_alpha: Tensor | None, grad_logsum: Tensor | None, *arguments: Any
+        grad: Tensor, grad_alpha: Tensor | None, grad_logsum: Tensor | None, *arguments: object
     ) -> list[Tensor]:
         call = BackwardCall.of(arguments)
         wanted = zip(call.inputs, call.wanted, strict=True)
@@ -268,7 +283,9 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
             t.new_empty(t.shape) if t is not None and w else grad.new_empty(0) for t, w in wanted
         ]
 
-    def save(ctx: Any, arguments: Sequence[Any], result: tuple[Tensor, Tensor, Tensor]) -> None:
+    def save(
+        ctx: _OfAttention, arguments: Arguments, result: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
         call = Call.of(arguments)
         ctx.options = (call.self_loops, call.transpose, call.option, call.dropout)
         ctx.shape = result[0].shape
@@ -279,7 +296,7 @@ def define_attention(operator: Attention) -> tuple[Any, Any]:
         save_with_edges(ctx, call.index, call.inputs, tensors)
 
     def gradient(
-        ctx: Any, grad: Tensor | None, grad_stats: Tensor | None, grad_alpha: Tensor | None
+        ctx: _OfAttention, grad: Tensor | None, grad_stats: Tensor | None, grad_alpha: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         *wanted, wants_addend = wanted_gradients(ctx)[: len(operator.operands) + 1]
         grad_addend = addend_gradient(ctx, grad) if wants_addend else None
@@ -359,12 +376,6 @@ def check_self_loops(num_nodes: int, **given: object) -> None:
     for name, value in given.items():
         if value is not None and value is not False:
             raise ValueError(f"self_loops cannot be combined with {name}")
-
-
-class OfAddend(Context):
-    """Of a function whose output something is added to."""
-
-    addend_shape: torch.Size | None
 
 
 def save_addend(ctx: OfAddend, addend: Tensor | None) -> None:

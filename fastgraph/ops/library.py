@@ -17,6 +17,9 @@ from torch.autograd.graph import Node
 from fastgraph.graphs.memo import called_by_dispatcher, called_from_eager_code
 from fastgraph.graphs.witness import spoil_stale_results
 
+Overload = torch._ops.OpOverload
+Keys = torch._C.DispatchKeySet
+
 LIBRARY = torch.library.Library("fastgraph", "DEF")
 
 _TAGS = (
@@ -28,7 +31,7 @@ _TAGS = (
 
 
 class Context(FunctionCtx, Node):
-    """What a function with a gradient keeps from its forward pass; subclasses say what else.
+    """The state of a function with a gradient between its passes; subclasses say what they keep.
 
     In the backward pass it is the function's node of autograd.
 
@@ -37,7 +40,7 @@ class Context(FunctionCtx, Node):
         needs_input_grad: for each argument, whether its gradient is wanted.
     """
 
-    saved_tensors: tuple[Tensor, ...]
+    saved_tensors: tuple[Any, ...]  # tensors, and None where that was saved
     needs_input_grad: tuple[bool, ...]
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
@@ -53,6 +56,10 @@ def is_defined_by(*tensors: Tensor | None) -> bool:
     return any(type(tensor) in DEFINING for tensor in tensors)
 
 
+Arguments = Sequence[Any]  # of an operator, whose schema says their types
+Operator = Callable[..., Any]  # with a schema, which says what it takes and gives
+
+
 class Gradient(NamedTuple):
     """The derivative of an operator.
 
@@ -64,16 +71,16 @@ class Gradient(NamedTuple):
     """
 
     differentiable: tuple[int, ...]
-    save: Callable[[Any, Sequence[Any], Any], None]
-    backward: Callable[..., tuple[Any, ...]]
+    save: Callable[[Any, Arguments, Any], None]  # each with a context of its own
+    backward: Callable[..., tuple[Tensor | None, ...]]
 
 
 def define(
     schema: str,
-    implementation: Callable[..., Any],
-    fake: Callable[..., Any],
+    implementation: Operator,
+    fake: Operator,
     gradient: Gradient | None = None,
-) -> Callable[..., Any]:
+) -> Operator:
     """Declare an operator with its implementation for all devices and its shape rule.
 
     Args:
@@ -110,7 +117,7 @@ def define(
     fitting: set[tuple[type, ...]] = set()
     dispatched = called_from_eager_code(operator)
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any) -> object:
         if torch.compiler.is_compiling():
             return operator(*arguments)
         # What types have fitted once is known, as looking at each takes longer.
@@ -122,7 +129,7 @@ def define(
         # The dispatcher's two turns, each through Python, are a good part of what a call on a small
         # graph costs.
         values = [arguments[i] for i in valued]
-        tensors: Sequence[Any] = arguments
+        tensors: Arguments = arguments
         if is_of_list:
             listed = arguments[0]
             if not all(isinstance(tensor, Tensor) for tensor in listed):
@@ -136,7 +143,7 @@ def define(
     return call
 
 
-def _spoiled_if_stale(name: str, implementation: Callable[..., Any]) -> Callable[..., Any]:
+def _spoiled_if_stale(name: str, implementation: Operator) -> Operator:
     @functools.wraps(implementation)
     def call(*arguments: Any) -> Any:
         result = implementation(*arguments)
@@ -146,7 +153,7 @@ def _spoiled_if_stale(name: str, implementation: Callable[..., Any]) -> Callable
     return call
 
 
-def _on_one_device(names: Sequence[str], fake: Callable[..., Any]) -> Callable[..., Any]:
+def _on_one_device(names: Sequence[str], fake: Operator) -> Operator:
     """A shape rule for tensors on one device; seeds are on the CPU.
 
     torch takes the shape rule for the implementation as soon as one tensor is on ``meta``, and the
@@ -234,9 +241,7 @@ def _is_batch(tensor: Tensor) -> bool:
     return functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
-def _define_gradient(
-    operator: Any, implementation: Callable[..., Any], gradient: Gradient
-) -> Callable[..., Any]:
+def _define_gradient(operator: Overload, implementation: Operator, gradient: Gradient) -> Operator:
     """Do what ``torch.library.register_autograd`` does, without handling defaults at every call.
 
     On a graph of Cora's size that cost is visible.
@@ -245,7 +250,7 @@ def _define_gradient(
         The operator for calls in which the dispatcher would do nothing else.
     """
 
-    def below_autograd(keys: Any, arguments: Sequence[Any]) -> Any:
+    def below_autograd(keys: Keys | None, arguments: Arguments) -> object:
         if keys is None:  # it is not the dispatcher that calls
             return implementation(*arguments)
         with torch._C._AutoDispatchBelowAutograd():
@@ -254,13 +259,13 @@ def _define_gradient(
     is_of_list = _begins_with_a_list(operator)
     num_others = len(operator._schema.arguments) - 1
 
-    def flat(arguments: Sequence[Any]) -> Sequence[Any]:
+    def flat(arguments: Arguments) -> Arguments:
         """The arguments as autograd sees tensors: none of them in a list."""
         return (*arguments[0], *arguments[1:]) if is_of_list else arguments
 
     class Function(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Any:
+        def forward(ctx: Context, *inputs: Any) -> object:
             *arguments, keys = inputs
             if is_of_list:
                 count = len(arguments) - num_others
@@ -273,16 +278,16 @@ def _define_gradient(
             return result
 
         @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
+        def backward(ctx: Context, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
             if all(g is None for g in gradients):
                 return (None,) * len(ctx.needs_input_grad)
             return *gradient.backward(ctx, *gradients), None
 
-    apply: Callable[..., Any] = Function.apply
+    apply: Callable[..., object] = Function.apply
     # Without what torch does before it for transforms of torch.func.
-    plain_apply: Callable[..., Any] = super(torch.autograd.Function, Function).apply
+    plain_apply: Callable[..., object] = super(torch.autograd.Function, Function).apply
 
-    def is_differentiated(arguments: Sequence[Any]) -> bool:
+    def is_differentiated(arguments: Arguments) -> bool:
         if forward_ad._current_level >= 0:  # gets an error there, where it would get zeros below
             return True
         if torch.is_grad_enabled():
@@ -295,12 +300,12 @@ def _define_gradient(
                     return True
         return False
 
-    def autograd(keys: Any, *arguments: Any) -> Any:
+    def autograd(keys: Keys, *arguments: object) -> object:
         if is_differentiated(arguments):
             return apply(*flat(arguments), keys)
         return below_autograd(keys, arguments)
 
-    def direct(*arguments: Any) -> Any:
+    def direct(*arguments: object) -> object:
         if is_differentiated(arguments):
             return plain_apply(*flat(arguments), None)
         return implementation(*arguments)
@@ -309,13 +314,13 @@ def _define_gradient(
     return direct
 
 
-def _begins_with_a_list(operator: Any) -> bool:
+def _begins_with_a_list(operator: Overload) -> bool:
     """True if the first argument of an operator is a list of tensors."""
     return str(operator._schema.arguments[0].type) == "List[Tensor]"
 
 
 # What arguments must be lest the dispatcher complain, or convert them.
-_TYPES: dict[str, Any] = {
+_TYPES: dict[str, type | tuple[type, ...]] = {
     "Tensor": Tensor,
     "Optional[Tensor]": (Tensor, NoneType),
     "int": int,
@@ -342,7 +347,7 @@ _TOPOLOGY = ("index", "ptr")
 """Arguments whose values torch never puts off: it negates lazily, but no integers."""
 
 
-def is_ordinary(arguments: Sequence[Any], valued: Sequence[Any]) -> bool:
+def is_ordinary(arguments: Arguments, valued: Arguments) -> bool:
     """True if tensors among the arguments mean to torch what they mean to a kernel, and no more.
 
     False for subclasses and lazy views, and while a mode or a transform is active.

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
 from fastgraph.graphs.edges import caller_index_of
 from fastgraph.graphs.graph import Graph, beside
-from fastgraph.ops.library import Gradient, define, is_defined_by, needs_torch_operations
+from fastgraph.ops.library import (
+    Arguments,
+    Context,
+    Gradient,
+    define,
+    is_defined_by,
+    needs_torch_operations,
+)
 from fastgraph.ops.topology import (
     check_choice,
     check_features,
@@ -176,7 +180,13 @@ def _segment_reduce_backward_fake(grad: Tensor, x: Tensor, *_: object) -> Tensor
     return x.new_empty(x.shape)
 
 
-def _save(ctx: Any, arguments: Sequence[Any], result: tuple[Tensor, Tensor]) -> None:
+class _OfExtremum(Context):
+    shapes: tuple[torch.Size, torch.Size]  # of the features and the extrema
+    transpose: bool
+    ties: str
+
+
+def _save(ctx: _OfExtremum, arguments: Arguments, result: tuple[Tensor, Tensor]) -> None:
     x, index, ptr, weight, _, _, ctx.transpose, ctx.ties = arguments
     out, record = result
     ctx.mark_non_differentiable(record)
@@ -206,7 +216,7 @@ def _compared(
     return x.clone(), out
 
 
-def _backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: _OfExtremum, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
     x, out, index, ptr, weight, record, _ = ctx.saved_tensors
     if x is None:  # kernels take their shapes, and `grad` may be a batch
         x, out = (record.new_empty(shape, dtype=grad.dtype) for shape in ctx.shapes)

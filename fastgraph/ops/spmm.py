@@ -7,13 +7,10 @@ order run through the same kernels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from torch import Tensor
+from torch import Size, Tensor
 
 from fastgraph.graphs.edges import caller_index_of
-from fastgraph.ops.library import Gradient, define, wanted_gradients
+from fastgraph.ops.library import Arguments, Context, Gradient, define, wanted_gradients
 from fastgraph.ops.topology import (
     check_choice,
     check_features,
@@ -139,7 +136,14 @@ def _sddmm_fake(
     return x.new_empty(index.shape[-1], heads)
 
 
-def _spmm_save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
+class _OfSum(Context):
+    reduce: str
+    transpose: bool
+    num_in: int
+    weight_shape: Size | None
+
+
+def _spmm_save(ctx: _OfSum, arguments: Arguments, result: Tensor) -> None:
     x, index, ptr, weight, _, ctx.reduce, ctx.transpose = arguments
     ctx.num_in = x.shape[0]
     ctx.weight_shape = None if weight is None else weight.shape
@@ -151,27 +155,35 @@ def _spmm_save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
     ctx.save_for_backward(*needed, caller_index_of(index))
 
 
-def _spmm_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _spmm_backward(ctx: _OfSum, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, index, ptr, weight, _ = ctx.saved_tensors
     grad_x = grad_weight = None
     wanted = wanted_gradients(ctx)
     if wanted[0]:
         grad_x = SPMM(grad, index, ptr, weight, ctx.num_in, _ADJOINT[ctx.reduce], not ctx.transpose)
     if wanted[3]:
+        assert ctx.weight_shape is not None
         heads = 1 if len(ctx.weight_shape) == 1 else ctx.weight_shape[1]
         grad_weight = SDDMM(grad, x, index, ptr, heads, ctx.reduce, ctx.transpose)
         grad_weight = grad_weight.view(ctx.weight_shape)
     return grad_x, None, None, grad_weight, None, None, None
 
 
-def _sddmm_save(ctx: Any, arguments: Sequence[Any], result: Tensor) -> None:
+class _OfProducts(Context):
+    reduce: str
+    transpose: bool
+    num_in: int
+    num_out: int
+
+
+def _sddmm_save(ctx: _OfProducts, arguments: Arguments, result: Tensor) -> None:
     grad, x, index, ptr, _, ctx.reduce, ctx.transpose = arguments
     ctx.num_out, ctx.num_in = grad.shape[0], x.shape[0]
     needed = grad if x.requires_grad else None, x if grad.requires_grad else None, index, ptr
     ctx.save_for_backward(*needed)
 
 
-def _sddmm_backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+def _sddmm_backward(ctx: _OfProducts, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     grad, x, index, ptr = ctx.saved_tensors
     grad_grad = grad_x = None
     wants_grad, wants_x, *_ = wanted_gradients(ctx)

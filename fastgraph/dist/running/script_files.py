@@ -51,7 +51,7 @@ _TEMPORARY = re.compile(rf"{tempfile.gettempprefix()}[a-z0-9_]{{8}}(/|$)")
 
 Location = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 File = Location | int
-"""What Python takes for a file: its path, or the number under which it is open."""
+"""A file as Python takes it: its path, or the number under which it is open."""
 
 Entry = os.DirEntry[str]
 

@@ -29,7 +29,7 @@ Result = TypeVar("Result", covariant=True)
 
 
 class Differentiable(Protocol[Given, Result]):
-    """What ``torch.autograd.Function`` asks of its subclasses; each has a context of its own."""
+    """A subclass of ``torch.autograd.Function``; each has a context of its own."""
 
     @staticmethod
     def forward(ctx: Any, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:

@@ -1,4 +1,4 @@
-"""Replicated tensors and random states, of which all ranks must have the same.
+"""Comparisons of replicated tensors and random states, which must be the same on all ranks.
 
 A program that draws from a generator without a seed, or from the order of a set, is another one on
 each rank, and its results are those of none. So in the first steps of a training ranks compare 64

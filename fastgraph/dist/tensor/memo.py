@@ -1,4 +1,4 @@
-"""The cache of this package: values that are made once for an owner, and die with it.
+"""The cache of ``fastgraph.dist``: values that are made once for an owner, and die with it.
 
 An owner is a tensor, or an object that does not change, as layouts and graphs are. All ranks hit or
 miss together, since making a value may ask for collectives. So nothing decides that a rank knows

@@ -1,6 +1,6 @@
-"""Tensors of a program that a graph has taken.
+"""Pairs of a program's replicated tensor and the sharded one made of it, edited together.
 
-On one process they would be the tensors of the graph. So an edit of one of both is one of the
+On one process the graph holds the program's own tensor. So an edit of one of the two is one of the
 other, and a sharded tensor has the gradient of its original. All ranks have the same original, and
 see the same edits: those that torch counts at the next operation, others by its content, at the
 next operation on its rows. All of it is read, features of a graph once for each layer that takes

@@ -1,4 +1,4 @@
-"""Patches of DGL by which graphs with sharded edges are sharded graphs."""
+"""Patches of DGL that let a ``DGLGraph`` have sharded edges and features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A block of the adjacency matrix, as a graph for the operators, and what it meets of others.
+"""A block of the adjacency matrix, as a graph for operators, and the rows that it needs of others.
 
 Its sources are the nodes of the ranks of this rank's column of the grid, its destinations those of
 its row, one rank after the other, see :mod:`fastgraph.dist.operators.grid.exchange`. An operator

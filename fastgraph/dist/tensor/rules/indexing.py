@@ -42,7 +42,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 Entry = int | slice | Tensor | EllipsisType | None
-"""What an index has for one dimension, once numbers and lists of all kinds are made alike."""
+"""The entry of an index for one dimension, once numbers and lists of all kinds are made alike."""
 
 
 class _Key(NamedTuple):

@@ -43,7 +43,7 @@ def _count(x: ShardedTensor, dims: list[int]) -> int:
 
 
 def _sharded(local: Tensor, x: ShardedTensor, dims: list[int]) -> ShardedTensor:
-    """What a reduction over other dimensions than the sharded one has made of local rows."""
+    """The result of a reduction of local rows over other dimensions than the sharded one."""
     kept = local.dim() == x.local.dim()
     return ShardedTensor(local, x.rows, x.axis if kept else x.axis - sum(d < x.axis for d in dims))
 

@@ -1,4 +1,4 @@
-"""Layers that are computed without what their backward pass would keep."""
+"""Rules for reversible layers, whose backward pass computes inputs from outputs again."""
 
 from __future__ import annotations
 
