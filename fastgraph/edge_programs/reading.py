@@ -236,7 +236,7 @@ class _Module:
     path: tuple[str, ...]
     kind: type
     children: tuple[str, ...]
-    tensors: tuple[tuple[str, str, Any], ...]
+    tensors: tuple[tuple[int, str, Any], ...]
     attributes: tuple[_Named, ...]
     absent: frozenset[str]
     is_hooked: bool
@@ -248,30 +248,36 @@ class _Module:
             module = module._modules.get(name)
             if module is None:
                 return False
+        # Without generators: this is asked at every call, of every module.
         attributes = module.__dict__
-        return (
-            type(module) is self.kind
-            and (not self.path or any(map(attributes.__getitem__, _HOOKS)) == self.is_hooked)
-            and tuple(attributes["_modules"]) == self.children
-            and sum(len(attributes[store]) for store in _STORES) == len(self.tensors)
-            and all(
-                _described(attributes[store].get(name, _MISSING)) == described
-                for store, name, described in self.tensors
-            )
-            and attributes.keys().isdisjoint(self.absent)
-            and all(a.is_same(attributes.get(a.name, _MISSING)) for a in self.attributes)
-        )
+        stored = attributes["_parameters"], attributes["_buffers"]
+        if (
+            type(module) is not self.kind
+            or tuple(attributes["_modules"]) != self.children
+            or len(stored[0]) + len(stored[1]) != len(self.tensors)
+            or not attributes.keys().isdisjoint(self.absent)
+        ):
+            return False
+        if self.path and any(map(attributes.__getitem__, _HOOKS)) != self.is_hooked:
+            return False
+        for store, name, described in self.tensors:
+            if _described(stored[store].get(name, _MISSING)) != described:
+                return False
+        for named in self.attributes:
+            value = attributes.get(named.name, _MISSING)
+            if value is not named.value and not named.is_same(value):
+                return False
+        return True
 
 
 _STORES = ("_parameters", "_buffers")
 
 
 def _described(tensor: Any) -> Any:
-    if tensor is None or tensor is _MISSING:
-        return tensor
-    if type(tensor) not in (Tensor, nn.Parameter):
-        return type(tensor)
-    return tensor.shape, tensor.dtype, tensor.device, tensor.layout
+    kind = type(tensor)
+    if kind is nn.Parameter or kind is Tensor:
+        return tensor.shape, tensor.dtype, tensor.device, tensor.layout
+    return tensor if tensor is None or tensor is _MISSING else kind
 
 
 @dataclass(frozen=True)
@@ -431,8 +437,8 @@ class Reading:
                 type(module),
                 tuple(module._modules),
                 tuple(
-                    (store, name, _described(tensor))
-                    for store in _STORES
+                    (number, name, _described(tensor))
+                    for number, store in enumerate(_STORES)
                     for name, tensor in attributes[store].items()
                 ),
                 tuple(self._known(_ATTRIBUTES, attributes, read, path, met)),

@@ -36,10 +36,14 @@ def routed(upstream: Function, plan: Callable[..., Planned]) -> Function:
     """
     name = plan.__qualname__ = upstream.__name__  # which wrong calls are reported with
     is_tracing = torch._C._is_tracing  # of TorchScript, to which sizes are tensors
+    is_seen_by_dynamo = torch.compiler.is_dynamo_compiling
 
     @functools.wraps(upstream)
     def function(*args: Any, **kwargs: Any) -> Any:
-        if not SWITCH.active or is_recording() or is_tracing() or is_part_of_another():
+        # First of all what holds in a layer that is left to upstream, which loses this time.
+        if is_seen_by_dynamo() or is_part_of_another():
+            return upstream(*args, **kwargs)
+        if not SWITCH.active or is_recording() or is_tracing():
             return upstream(*args, **kwargs)
         planned = plan(*args, **kwargs)
         if planned is None:

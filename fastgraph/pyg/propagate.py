@@ -41,6 +41,7 @@ from fastgraph.routing.sizes import (
     TOO_SMALL,
     WEIGHTED_SUM,
     Least,
+    is_tiny,
     is_too_small,
 )
 from fastgraph.routing.status import calls_counted, count_too_small, is_counted
@@ -129,7 +130,9 @@ def _unwrapped(method: Any) -> Any:
 def _routed(
     cls: type[MessagePassing], upstream: Callable[..., Tensor], *, generated: bool
 ) -> Callable[..., Tensor]:
-    label, has_route = label_of(cls), generated and known_message(cls) is not None
+    label = label_of(cls)
+    is_small = _smallness(cls) if generated else None
+    is_known = known_message(cls) is not None
     is_compiling = torch.compiler.is_compiling
 
     # `wraps` keeps upstream's `__module__`, by which the template knows its own work.
@@ -138,15 +141,15 @@ def _routed(
         if not SWITCH.active:  # an instance kept the wrapper beyond `disable()`
             return upstream(self, edge_index, *args, **kwargs)
         if not is_compiling():
-            if is_counted(self):  # its whole call was left to upstream
+            counted = calls_counted()
+            if counted and counted[-1] is self:  # its whole call was left to upstream
                 return upstream(self, edge_index, *args, **kwargs)
             # Without a route there is another reason.
-            if has_route and is_too_small(
-                least_edges(self, kwargs.get("edge_weight")), edge_index, kwargs.get, "x"
+            if is_small is not None and (
+                (is_known and is_tiny(edge_index)) or is_small(self, edge_index, kwargs)
             ):
                 count_too_small(label if type(self) is cls else label_of(type(self)))
-                counted = calls_counted()  # as `_left` does, without the time of its calls
-                counted.append(upstream)
+                counted.append(upstream)  # as `_left` does, without the time of its calls
                 try:
                     return upstream(self, edge_index, *args, **kwargs)
                 finally:
@@ -162,6 +165,23 @@ def _routed(
 
     propagate._fastgraph_upstream = upstream  # type: ignore[attr-defined]
     return propagate
+
+
+def _smallness(
+    cls: type[MessagePassing],
+) -> Callable[[MessagePassing, Any, dict[str, Any]], bool]:
+    """The function of a layer, its graph and arguments that is true if there is too little.
+
+    It is asked of every call, and before all else.
+    """
+    if known_message(cls) is None:
+        return traced.is_small
+
+    def is_small(module: MessagePassing, edge_index: Any, arguments: dict[str, Any]) -> bool:
+        least = least_edges(module, arguments.get("edge_weight"))
+        return is_too_small(least, edge_index, arguments.get, "x")
+
+    return is_small
 
 
 def _left(
@@ -298,7 +318,12 @@ def _planned(
 ) -> Aggregation | traced.Computation | Refusal:
     if args:
         return Refusal("propagate was called with positional arguments")
-    if known_message(type(module)) is None or type(module.aggr_module) not in REDUCTIONS:
+    if known_message(type(module)) is None:
+        return traced.plan(module, edge_index, kwargs)
+    if type(module.aggr_module) not in REDUCTIONS:
+        is_compiling = torch.compiler.is_compiling()
+        if not is_compiling and traced.is_small(module, edge_index, kwargs):
+            return TOO_SMALL
         return traced.plan(module, edge_index, kwargs)
     planned = plan_propagate(module, edge_index, kwargs.get("size"), kwargs)
     return planned if isinstance(planned, Refusal) else planned.look_up()

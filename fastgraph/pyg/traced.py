@@ -42,7 +42,7 @@ from fastgraph.pyg.state import state_refusal
 from fastgraph.pyg.typed_edges import BY_TYPES, typed_edges
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
-from fastgraph.routing.programs import is_by_identity, remember
+from fastgraph.routing.programs import is_by_identity, last_outcome, remember
 from fastgraph.routing.sizes import PROGRAM, TOO_SMALL, is_too_small, of_many
 from fastgraph.routing.status import count_program, counted_as_whole
 from fastgraph.settings import current
@@ -182,25 +182,39 @@ class _Small(NamedTuple):
         """True if another call of the layer has no more to compute, which need not be planned."""
         return (
             type(edge_index) is Tensor
-            and edge_index.is_cpu
-            and edge_index.dim() == 2
-            and edge_index.shape[1] <= self.num_edges
+            and edge_index.numel() <= 2 * self.num_edges
             and is_grad_enabled() == self.recorded
             and current().min_edges is None
+            and edge_index.is_cpu
             and _shapes(arguments) == self.shapes
         )
 
 
 def _shapes(arguments: Mapping[str, Any]) -> tuple[object, ...]:
-    return tuple(
-        (type(part), part.shape[1:] if isinstance(part, Tensor) else None)
-        for value in arguments.values()
-        for part in (value if isinstance(value, tuple) else (value,))
-    )
+    found: list[object] = []
+    for value in arguments.values():
+        for part in value if type(value) is tuple else (value,):
+            found.append(type(part))
+            if isinstance(part, Tensor):
+                found.append(part.shape[1:])
+    return tuple(found)
 
 
 _TOO_LITTLE: WeakKeyDictionary[nn.Module, _Small] = WeakKeyDictionary()
 """Of layers that were left to upstream for that, the last such call."""
+
+
+def is_small(module: MessagePassing, edge_index: object, arguments: Mapping[str, Any]) -> bool:
+    """True if a call has too little to compute, and so had the layer's last one.
+
+    Then nothing else is looked at. Not to be asked while code is compiled.
+    """
+    if last_outcome(module) is not TOO_SMALL:
+        return False  # there may be other reasons, which are to be told
+    if is_too_small(PROGRAM, edge_index, of_many):
+        return True
+    small = _TOO_LITTLE.get(module)
+    return small is not None and small.covers(edge_index, arguments)
 
 
 def plan(module: MessagePassing, edge_index: object, arguments: Any) -> Computation | Refusal:
@@ -219,9 +233,6 @@ def plan(module: MessagePassing, edge_index: object, arguments: Any) -> Computat
 def _plan(
     module: MessagePassing, edge_index: Any, arguments: Mapping[str, Any]
 ) -> Computation | Refusal:
-    small = _TOO_LITTLE.get(module) if is_by_identity(type(module)) else None
-    if small is not None and small.covers(edge_index, arguments):
-        return TOO_SMALL  # whatever else there is against it
     form = form_of(module)
     refusal = form.refusal or state_refusal(module)
     if refusal is not None:

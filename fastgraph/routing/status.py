@@ -128,6 +128,7 @@ FURTHER_TABLES: list[Callable[[], list[Table]]] = []
 
 STATUS = Status()
 _warned: set[str] = set()
+_TOO_SMALL = TOO_SMALL.reason
 
 # Two threads may be refused for the same reason. A child made by os.fork() while another thread
 # holds the lock would wait for it forever; a signal's handler may count while its own thread does.
@@ -223,7 +224,7 @@ def count_too_small(layer: str) -> None:
     recorder = _thread.recorders[-1]  # without the lock, as in `count_routed`
     row = recorder._rows.get(layer) or recorder.named(layer)
     row.fell_back += 1
-    row.reasons[TOO_SMALL.reason] += 1
+    row.reasons[_TOO_SMALL] += 1
 
 
 _LIBRARIES = ("fastgraph", "torch", *PACKAGES)

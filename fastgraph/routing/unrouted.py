@@ -36,13 +36,17 @@ def count_calls(patches: Patches, owner: Any, name: str, seen: Seen) -> None:
         seen: what is counted.
     """
     upstream: Callable[..., Any] = getattr(owner, name)
-    is_compiling = torch.compiler.is_compiling
+    is_compiling, is_seen_by_dynamo = (
+        torch.compiler.is_compiling,
+        torch.compiler.is_dynamo_compiling,
+    )
 
     @functools.wraps(upstream)
     def counted(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not SWITCH.active:
+        # First of all what holds for a layer that is left to upstream, which loses this time.
+        if is_seen_by_dynamo() or calls_counted():
             return upstream(*args, **kwargs)
-        if calls_counted():
+        if is_compiling() or not SWITCH.active:
             return upstream(*args, **kwargs)
         with Parts(*seen(args, kwargs)):
             return upstream(*args, **kwargs)

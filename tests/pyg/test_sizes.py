@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -11,16 +13,19 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import (
+    CGConv,
     GATConv,
     GATv2Conv,
     GCNConv,
     GINConv,
     GraphConv,
+    LEConv,
     LGConv,
     MessagePassing,
     PNAConv,
     SAGEConv,
     SGConv,
+    SimpleConv,
     TransformerConv,
 )
 
@@ -162,6 +167,66 @@ def test_layers_that_normalise_before_they_propagate() -> None:
     with fastgraph.enabled():
         assert torch.equal(conv(x, index), expected)
     assert counts() == [(0, 2, {TOO_SMALL.reason: 2})]
+
+
+_CALLED: dict[str, Callable[[], MessagePassing]] = {
+    "SimpleConv": SimpleConv,
+    "CGConv": lambda: CGConv(CHANNELS),
+    "LEConv": lambda: LEConv(CHANNELS, CHANNELS),
+}
+
+
+@pytest.mark.parametrize("layer", _CALLED)
+def test_a_small_call_reaches_upstream_by_few_functions(layer: str) -> None:
+    conv, x, index = _CALLED[layer](), torch.randn(20, CHANNELS), edges(40)
+
+    def functions_called() -> int:
+        called: list[str] = []
+
+        def seen(frame: FrameType, event: str, _: object) -> None:
+            if event == "call":
+                called.append(frame.f_code.co_name)
+
+        conv(x, index)  # what is decided once
+        sys.setprofile(seen)
+        try:
+            conv(x, index)
+        finally:
+            sys.setprofile(None)
+        return len(called)
+
+    plain = functions_called()
+    with fastgraph.enabled():
+        ours = functions_called()
+    assert counts() == [(0, 2, {TOO_SMALL.reason: 2})]
+    assert ours - plain <= 18
+
+
+def test_a_layer_with_too_little_to_compute_is_not_planned_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    conv, x, index = CGConv(CHANNELS), torch.randn(20, CHANNELS), edges(4000)
+    wide = torch.randn(20, CHANNELS, dtype=torch.float64)
+    expected, planned, upstream = conv(x, index), [], traced.plan
+
+    def plan(*arguments: Any) -> Any:
+        planned.append(arguments[0])
+        return upstream(*arguments)
+
+    monkeypatch.setattr(traced, "plan", plan)
+    with fastgraph.enabled():
+        for graph in (index, index, index[:, :3500]):
+            conv(x, graph)
+        assert torch.equal(conv(x, index), expected) and len(planned) == 1
+        with torch.no_grad():
+            conv(x, index)
+        conv(x, torch.cat([index, index], 1))  # more edges than at any call before
+        assert len(planned) == 3
+        with pytest.raises(RuntimeError):
+            conv(wide, index)  # an error of upstream's, whatever was decided
+        conv.to(wide.dtype)(wide, torch.cat([index, index], 1))
+        assert len(planned) == 3
+    assert counts() == [(0, 8, {TOO_SMALL.reason: 8})]
 
 
 def test_other_reasons_are_told_whatever_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
