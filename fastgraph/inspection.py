@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -42,11 +44,12 @@ def _same_values(module: torch.nn.Module) -> dict[int, Any]:
     }
 
 
-def explain(module: torch.nn.Module) -> str:
+def explain(module: torch.nn.Module | Callable[..., Any]) -> str:
     """The edge programs of layers whose messages are traced, after a call of them, as text.
 
     Args:
-        module: a layer, or a module that has some.
+        module: a layer, or a module that has some; or a function that was passed to DGL's message
+            passing, with what became of the last call of it.
 
     Returns:
         For each layer the program that computed its last call: its operands and instructions, the
@@ -55,19 +58,25 @@ def explain(module: torch.nn.Module) -> str:
         Layers that have a route of their own are not traced: see :func:`fastgraph.status`.
 
     Raises:
-        TypeError: not a ``torch.nn.Module``.
+        TypeError: neither a ``torch.nn.Module`` nor a function.
     """
-    check_type(module)
     found = []
-    for name, layer in module.named_modules():
-        outcome = last_outcome(layer)
-        if outcome is not None:
-            title = f"{name} ({type(layer).__name__})" if name else type(layer).__name__
-            if isinstance(outcome, Refusal):
-                found.append(f"{title}: left to upstream: {outcome}")
-            else:
-                found.append(f"{title}: {outcome.explain()}")
-    name = type(module).__name__
+    if isinstance(module, (FunctionType, MethodType)):
+        name = module.__name__
+        outcomes = [(name, last_outcome(module.__code__))]
+    else:
+        check_type(module)
+        assert isinstance(module, torch.nn.Module)
+        name = type(module).__name__
+        outcomes = [
+            (f"{path} ({type(layer).__name__})" if path else name, last_outcome(layer))
+            for path, layer in module.named_modules()
+        ]
+    for title, outcome in outcomes:
+        if isinstance(outcome, Refusal):
+            found.append(f"{title}: left to upstream: {outcome}")
+        elif outcome is not None:
+            found.append(f"{title}: {outcome.explain()}")
     return "\n".join(found) or (
         f"{name}: no message was traced; fastgraph.status() says which layers were routed"
     )

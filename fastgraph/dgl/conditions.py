@@ -65,7 +65,11 @@ def call_refusal(
 
 
 def last_wins(x: Tensor) -> bool:
-    """True if the last of several extrema gets the gradient in DGL: where LIBXSMM computes."""
-    if x.dtype == torch.float64 or not (x.requires_grad and torch.is_grad_enabled()):
-        return False
-    return x.is_cpu and bool(is_libxsmm_enabled())
+    """True if the last of several extrema gets the gradient in DGL, where one is recorded."""
+    is_recorded = x.requires_grad and torch.is_grad_enabled()
+    return is_recorded and lets_last_win(x.dtype, x.device)
+
+
+def lets_last_win(dtype: torch.dtype, device: torch.device) -> bool:
+    """True if LIBXSMM computes extrema, of which it gives the last."""
+    return dtype != torch.float64 and device.type == "cpu" and bool(is_libxsmm_enabled())

@@ -5,17 +5,23 @@ functions there, which are looked up when they are called. Replaced for what ope
 ``GSpMM`` (:mod:`fastgraph.dgl.gspmm`), ``GSDDMM`` (:mod:`fastgraph.dgl.gsddmm`), ``EdgeSoftmax``
 (:mod:`fastgraph.dgl.edge_softmax`) and ``SegmentReduce`` (:mod:`fastgraph.dgl.segment_reduce`). The
 other functions run as they are, and are counted.
+
+Above them are ``message_passing`` and ``invoke_edge_udf`` of ``dgl.core``, for functions of users
+(:mod:`fastgraph.dgl.traced`).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import dgl.backend.pytorch.sparse as upstream
 import torch
+from dgl import core
+from dgl.base import ALL, NID, is_all
 
-from fastgraph.dgl import edge_softmax, gsddmm, gspmm, segment_reduce
+from fastgraph.dgl import edge_softmax, gsddmm, gspmm, segment_reduce, traced
 from fastgraph.dgl.conditions import NoOperator
 from fastgraph.dgl.sizes import WEIGHTED_SUM, is_too_small
 from fastgraph.dgl.structure import SEVERAL_RELATIONS
@@ -23,13 +29,16 @@ from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation, refuse, take
 from fastgraph.routing.sizes import TOO_SMALL
-from fastgraph.routing.status import calls_counted, count_too_small
+from fastgraph.routing.status import calls_counted, count_program, count_too_small
 from fastgraph.routing.switch import SWITCH
 
 
 def _any(*_: Any) -> None:
     """DGL looks at its arguments itself."""
 
+
+_UPDATE, _APPLY = "dgl.update_all", "dgl.apply_edges"
+"""The names under which calls with functions of users are counted."""
 
 _OTHERS: dict[str, tuple[str, Callable[..., None]]] = {
     "GSpMM_hetero": ("dgl.gspmm", _any),
@@ -63,6 +72,53 @@ def install(patches: Patches) -> None:
     for function, (name, check) in _OTHERS.items():
         found = getattr(upstream, function)
         patches.replace(upstream, function, _Replacement(found, _counting(found, name, check)))
+    patches.replace(core, "message_passing", _of_users(core.message_passing))
+    patches.replace(core, "invoke_edge_udf", _of_edges(core.invoke_edge_udf))
+
+
+def _of_users(message_passing: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(message_passing)
+    def routed(g: Any, mfunc: Any, rfunc: Any, afunc: Any) -> Any:
+        if not SWITCH.active or (core.is_builtin(mfunc) and core.is_builtin(rfunc)):
+            return message_passing(g, mfunc, rfunc, afunc)
+        found = _found(traced.plan(g, mfunc, rfunc), _UPDATE)
+        if found is None:
+            return message_passing(g, mfunc, rfunc, afunc)
+        return found if afunc is None else _applied(g, afunc, found)
+
+    return routed
+
+
+def _of_edges(invoke: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(invoke)
+    def routed(graph: Any, eid: Any, etype: Any, func: Any, **others: Any) -> Any:
+        # Message passing names the numbers of edges; `apply_edges` does not.
+        if not SWITCH.active or others or not is_all(eid) or len(graph.canonical_etypes) > 1:
+            return invoke(graph, eid, etype, func, **others)
+        found = _found(traced.plan_edges(graph, func), _APPLY)
+        return invoke(graph, eid, etype, func) if found is None else found
+
+    return routed
+
+
+def _found(planned: traced.Computation | Refusal, name: str) -> dict[str, Any] | None:
+    """The results of a call that is routed; ``None`` for one that is left to upstream."""
+    if not isinstance(planned, Refusal):
+        count_program(name)
+        return planned()
+    if planned is TOO_SMALL:
+        count_too_small(name)
+    else:
+        refuse(None, planned, has_route=False, name=name)
+    return None
+
+
+def _applied(g: Any, function: Any, found: dict[str, Any]) -> Any:
+    """The values of a function of nodes that have new features, as upstream calls it."""
+    for name, features in g.dstdata.items():
+        found.setdefault(name, features)
+    numbers = g.dstdata.get(NID, None)
+    return core.invoke_node_udf(g, ALL, g.dsttypes[0], function, ndata=found, orig_nid=numbers)
 
 
 def _routed(

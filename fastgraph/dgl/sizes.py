@@ -8,15 +8,15 @@ before. See :mod:`fastgraph.routing.sizes`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from dgl.heterograph import DGLGraph
 from dgl.heterograph_index import HeteroGraphIndex
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch.nn import Parameter
 
-from fastgraph.routing.sizes import Least, are_too_few
+from fastgraph.routing.sizes import Least, Work, are_too_few
 
 # Of message passing, for wide features. DGL adds up features of sources as fast as kernels do, so
 # that only more than a graph's edges can make up for these.
@@ -48,6 +48,40 @@ For fewer, DGL's loops are as fast on any graph, and need not confirm that its e
 """
 
 _PLAIN = (Tensor, Parameter)
+
+
+class ProgramWork(NamedTuple):
+    """The size of an edge program of functions of users.
+
+    Attributes:
+        width: the channels of a message, or of features that DGL would gather, if these are wider.
+        has_wide_edges: true if there are as many channels of each edge in memory.
+        reduces: true if a function of users reduces messages, which DGL calls for each in-degree.
+        has_winners: true if one edge has the gradient of an extremum.
+    """
+
+    width: int
+    has_wide_edges: bool
+    reduces: bool
+    has_winners: bool
+
+    def is_too_little(self, num_edges: int) -> bool:
+        """True if a call on so many edges of a new graph would take longer than DGL's.
+
+        See :meth:`fastgraph.routing.sizes.Work.is_too_little`.
+        """
+        if self.reduces:
+            num_edges *= _TIMES_OF_REDUCTIONS
+        if self.has_winners and is_grad_enabled():
+            num_edges //= _PASSES_OF_WINNERS
+        return Work(self.width, self.has_wide_edges).is_too_little(num_edges)
+
+
+_TIMES_OF_REDUCTIONS = 2
+"""How many times as much DGL does where a function of users reduces messages of any graph."""
+
+_PASSES_OF_WINNERS = 5
+"""How many times as much is to be done for extrema of which one edge has the gradient."""
 
 
 def is_too_small(least: Least, gidx: Any, features: object, channels: int = WIDE) -> bool:

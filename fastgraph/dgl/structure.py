@@ -76,6 +76,10 @@ class Structure:
         """Why a tensor cannot be handed to an operator together with these edges."""
         return plain_tensor(name, value)
 
+    def degrees(self) -> Tensor:
+        """The in-degree of each destination, ``[num_dst]``."""
+        return self.ptr.diff()
+
     def plain(self) -> Relation:
         """For operators to which edges are nothing but their ends."""
         return self._grouped(numbered=False)

@@ -12,7 +12,6 @@ import dis
 import enum
 import functools
 import gc
-import itertools
 import sys
 import types
 import warnings
@@ -23,13 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fastgraph.edge_programs.codes import codes_in, only_set, strings_in
 from fastgraph.edge_programs.recorded import Refused
+from fastgraph.upstream import PACKAGES
 
 _OWN = "fastgraph"
 
 _TRUSTED = frozenset(
     (
-        *("torch", "torch_geometric", "abc", "collections", "contextlib", "copy", "dataclasses"),
+        *("torch", *PACKAGES, "abc", "collections", "contextlib", "copy", "dataclasses"),
         *(
             "enum",
             "functools",
@@ -114,7 +115,7 @@ def frozen(value: Any, *, is_attribute: bool = False) -> Any:
     if kind in _PLAIN:
         # 0.0 and -0.0 are equal, but not the same.
         return (kind, value) if value else (kind, repr(value))
-    if isinstance(value, _FIXED) or _is_library_function(value):
+    if isinstance(value, _FIXED) or _is_library_function(value) or _is_ufunc(value):
         return value
     if isinstance(value, types.ModuleType) and _is_trusted(value.__name__):
         return value
@@ -128,6 +129,11 @@ def frozen(value: Any, *, is_attribute: bool = False) -> Any:
     if is_attribute and kind in (list, set):
         return (kind, *map(frozen, value))
     raise UnknownError(f"a {kind.__name__}")
+
+
+def _is_ufunc(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ufunc)
 
 
 _FIXED = (
@@ -163,14 +169,6 @@ def functions_in(value: Any) -> Iterator[types.FunctionType]:
     elif isinstance(value, (tuple, list, set, dict)):
         for part in value.values() if isinstance(value, dict) else value:
             yield from functions_in(part)
-
-
-def _strings_in(constants: Iterable[Any]) -> Iterator[str]:
-    for constant in constants:
-        if isinstance(constant, str):
-            yield constant
-        elif isinstance(constant, tuple):
-            yield from _strings_in(constant)
 
 
 def classes_in(value: Any) -> Iterator[type]:
@@ -241,7 +239,7 @@ class _Module:
     absent: frozenset[str]
     is_hooked: bool
 
-    def holds(self, layer: nn.Module) -> bool:
+    def holds(self, layer: nn.Module | None) -> bool:
         """True if the layer has this module, in this state."""
         module: Any = layer
         for name in self.path:
@@ -292,7 +290,7 @@ class Guard:
     modules: tuple[_Module, ...]
     named: tuple[_Named, ...]
 
-    def holds(self, layer: nn.Module) -> bool:
+    def holds(self, layer: nn.Module | None) -> bool:
         """True if tracing the message of a layer would see the same."""
         return all(m.holds(layer) for m in self.modules) and all(n.holds() for n in self.named)
 
@@ -302,12 +300,19 @@ class Reading:
     """A message whose code is seen as it runs.
 
     Attributes:
-        message: the method of a layer.
+        function: the message, a method of its layer or a function.
+        layer: the module whose state it reads, if there is one.
+        is_method: true if the layer is the first argument.
+        has_variables: false if whoever calls it compares its defaults and the variables of
+            functions around it.
         reason: why its reading cannot be followed, if that is so.
-        left: the attributes of its layer that the message sets and does not read.
+        left: the attributes of its layer that a method sets and does not read.
     """
 
-    message: types.MethodType
+    function: types.FunctionType
+    layer: nn.Module | None
+    is_method: bool = True
+    has_variables: bool = True
     reason: str | None = None
     left: set[str] = field(default_factory=set)
     _codes: dict[int, types.CodeType] = field(default_factory=dict)
@@ -319,9 +324,9 @@ class Reading:
     @property
     def __self__(self) -> object:
         """The layer."""
-        return self.message.__self__
+        return self.layer
 
-    def __call__(self, **arguments: object) -> Any:
+    def __call__(self, *arguments: object, **named: object) -> Any:
         """The message.
 
         Raises:
@@ -332,7 +337,9 @@ class Reading:
         gc.disable()
         sys.setprofile(self._seen)
         try:
-            return self.message(**arguments)
+            if self.is_method:
+                return self.function(self.layer, *arguments, **named)
+            return self.function(*arguments, **named)
         finally:
             sys.setprofile(None)
             if is_collecting:
@@ -352,11 +359,12 @@ class Reading:
                 return
             if code in _ACTIONS:
                 self._refuse(_ACTIONS[code])
-            if code is self.message.__code__:
-                self.left = _only_set(code)
+            is_own = code is self.function.__code__
+            if is_own and self.is_method:
+                self.left = only_set(code)
             names = set(code.co_names)
-            self._names |= names if code is not self.message.__code__ else names - self.left
-            self._names.update(_strings_in(code.co_consts))
+            self._names |= names - self.left if is_own else names
+            self._names.update(strings_in(code.co_consts))
             if package not in _TRUSTED:
                 self._read(code, frame.f_globals)
 
@@ -381,7 +389,7 @@ class Reading:
             operation, name = instruction.opname, instruction.argval
             if operation in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 self._refuse(f"it sets the global variable {name}")
-            is_left = code is self.message.__code__ and name in self.left
+            is_left = code is self.function.__code__ and name in self.left
             if operation in ("STORE_ATTR", "DELETE_ATTR") and not is_left:
                 self._refuse(f"it sets the attribute {name}")
             if operation in ("STORE_DEREF", "DELETE_DEREF") and name in code.co_freevars:
@@ -396,17 +404,17 @@ class Reading:
                     chain.append(follower.argval)
                 self._globals.append((variables, name, tuple(chain)))
 
-    def guard(self, layer: nn.Module) -> Guard:
+    def guard(self, layer: nn.Module | None) -> Guard:
         """The state of a layer and of everything else that was read.
 
         What may change unnoticed becomes the reason of the reading.
 
         Args:
-            layer: whose message was traced.
+            layer: whose message was traced, if there is one.
         """
-        met: list[Any] = [self.message.__func__]
+        met: list[Any] = [self.function]
         named: list[_Named] = []
-        modules = tuple(self._modules(layer, met, named))
+        modules = () if layer is None else tuple(self._modules(layer, met, named))
         for variables, name, chain in self._globals:
             self._follow(variables, name, chain, met, named)
         self._read_functions(met, named)
@@ -448,14 +456,14 @@ class Reading:
 
     def _of_class(self, kind: type, owner: type, met: list[Any], named: list[_Named]) -> None:
         package = owner.__module__.partition(".")[0]
-        if (package in _TRUSTED and package != "torch_geometric") or owner is object:
+        if (package in _TRUSTED and package not in PACKAGES) or owner is object:
             return
         own = owner.__dict__
         for name in sorted((self._names | self.left) & own.keys()):
             value = own[name]
             functions = list(functions_in(value))
             if functions:
-                # Of PyG's functions only those that ran matter, as others come and go with routes.
+                # Of a library's functions only those that ran matter: others come with routes.
                 if package in _TRUSTED and not any(
                     id(f.__code__) in self._codes for f in functions
                 ):
@@ -508,7 +516,7 @@ class Reading:
     def _read_functions(self, met: list[Any], named: list[_Named]) -> None:
         """The defaults of functions, and the variables that they take from those around them."""
         executed = {id(code) for code in self._users}
-        made = {id(c) for code in self._codes.values() for c in _codes_in(code)}
+        made = {id(c) for code in self._codes.values() for c in codes_in(code)}
         for function in met:  # which grows
             if id(function.__code__) not in executed:
                 continue
@@ -517,10 +525,15 @@ class Reading:
                 text = f"{function.__name__}.{name}"
                 self._doubt(f"it reads {text}, of a function, which may change unnoticed")
             defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+            names = function.__code__.co_freevars
+            cells = dict(zip(names, function.__closure__ or (), strict=True))
+            if function is self.function and not self.has_variables:
+                for value in (*defaults, *(cell.cell_contents for cell in cells.values())):
+                    named += self._met_in(value, met)
+                continue
             for default in defaults:
                 list(self._known({}, {"": default}, [""], function.__name__, met))
-            names = function.__code__.co_freevars
-            for name, cell in zip(names, function.__closure__ or (), strict=True):
+            for name, cell in cells.items():
                 named += self._known(cell, {name: cell.cell_contents}, [name], "", met)
         for code in self._users:
             if id(code) not in made:
@@ -536,14 +549,7 @@ class Reading:
     ) -> Iterator[_Named]:
         """Those of some names whose values are seen to change."""
         for name in names:
-            met.extend(functions_in(values[name]))
-            for kind in classes_in(values[name]):
-                if kind not in self._classes:
-                    self._classes.add(kind)
-                    found: list[_Named] = []
-                    for owner in kind.__mro__:
-                        self._of_class(kind, owner, met, found)
-                    yield from found
+            yield from self._met_in(values[name], met)
             try:
                 yield _Named.of(holder, name, values[name])
             except UnknownError as unknown:
@@ -551,27 +557,19 @@ class Reading:
                 self._doubt(f"it reads {text}, {unknown} that may change unnoticed")
                 yield _Named(holder, name, _CHANGING, _UNKNOWN)
 
+    def _met_in(self, value: Any, met: list[Any]) -> list[_Named]:
+        """The attributes of classes of users in a value, whose functions are met, too."""
+        met.extend(functions_in(value))
+        found: list[_Named] = []
+        for kind in classes_in(value):
+            if kind not in self._classes:
+                self._classes.add(kind)
+                for owner in kind.__mro__:
+                    self._of_class(kind, owner, met, found)
+        return found
+
     def _doubt(self, reason: str) -> None:
         self.reason = self.reason or reason
-
-
-def _only_set(code: types.CodeType) -> set[str]:
-    """The attributes of its first argument that a method sets and does not name otherwise."""
-    instructions = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]
-    itself = code.co_varnames[:1]
-    if any(i.opname in ("STORE_FAST", "DELETE_FAST") and i.argval in itself for i in instructions):
-        return set()
-    found: set[str] = set()
-    others: set[str] = set()
-    for before, instruction in itertools.pairwise(instructions):
-        if instruction.opcode not in dis.hasname:
-            continue
-        # Several variables are loaded by one instruction, from Python 3.13 on.
-        loaded = before.argval if isinstance(before.argval, tuple) else (before.argval,)
-        is_own = before.opname.startswith("LOAD_FAST") and loaded[-1:] == itself
-        is_set = instruction.opname == "STORE_ATTR" and not instruction.is_jump_target
-        (found if is_set and is_own else others).add(instruction.argval)
-    return found - others
 
 
 def unread(function: Callable[..., Any], *arguments: object) -> Any:
@@ -589,10 +587,3 @@ def unread(function: Callable[..., Any], *arguments: object) -> Any:
 def is_reading() -> bool:
     """True in a message that is seen as it runs."""
     return isinstance(getattr(sys.getprofile(), "__self__", None), Reading)
-
-
-def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield constant
-            yield from _codes_in(constant)

@@ -6,11 +6,9 @@ numbers. So a program is one only if it computes what the function does, gradien
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -22,11 +20,20 @@ from fastgraph.edge_programs.evaluation import Edges, evaluate, softmax_weights,
 from fastgraph.edge_programs.mapped import LINEAR, mapped
 from fastgraph.edge_programs.node_counts import is_count
 from fastgraph.edge_programs.operations import SOFTMAX
-from fastgraph.edge_programs.owners import BY_TYPE, ByType, Owner
-from fastgraph.edge_programs.program import Output, Place, Program
-from fastgraph.edge_programs.recorded import Recorded, Ref, Refused, Step, needed_steps
+from fastgraph.edge_programs.program import Output
+from fastgraph.edge_programs.recorded import Recorded, Refused, needed_steps
 from fastgraph.edge_programs.recording import Recorder
-from fastgraph.edge_programs.relations import EdgeTypes, pairs_of
+from fastgraph.edge_programs.relations import pairs_of
+from fastgraph.edge_programs.traced import (
+    Argument,
+    Index,
+    LeftValues,
+    Reduce,
+    Reduced,
+    Reduction,
+    Traced,
+    reduce_by,
+)
 from fastgraph.edge_programs.unchanged import unchanged
 from fastgraph.plugins.refusal import Refusal
 
@@ -38,185 +45,15 @@ They are far apart, so that a message that is another one for many edges or for 
 
 _Made = TypeVar("_Made")
 
+_SUM = (Reduction("sum"),)
+
 _PROBED_EDGES, _PROBED_NODES = 64, 24
 
 
-@dataclass(frozen=True)
-class Argument:
-    """A tensor that a message takes.
-
-    Attributes:
-        place: what it has a row for.
-        channels: its shape without rows.
-        dtype: its own.
-    """
-
-    place: Place
-    channels: tuple[int, ...] = ()
-    dtype: torch.dtype = torch.float32
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """An output of a program.
-
-    Attributes:
-        name: one of :data:`fastgraph.edge_programs.operations.REDUCTIONS`.
-        values: what it reduces, given the message; ``None`` for the message itself. It is traced
-            with the message, and must be equal only to what computes the same.
-        parameter: the name of what ``values`` takes besides, if anything: a parameter of the layer,
-            or a tensor that the message does not take.
-    """
-
-    name: str
-    values: Callable[..., tuple[Tensor, ...]] | None = None
-    parameter: str | None = None
-
-    def __str__(self) -> str:
-        return self.name if self.values is None else f"{self.name} of {self.values.__name__}"
-
-    def of(self, message: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """The values that it reduces, given what it may take besides by its name."""
-        if self.values is None:
-            return (message,)
-        return self.values(message, *(() if self.parameter is None else (state[self.parameter],)))
-
-
-@dataclass(frozen=True)
-class Index:
-    """The number of a node at one end of each edge, as a message takes it.
-
-    Attributes:
-        place: ``row`` for aggregating nodes, or ``gathered``.
-        dtype: its own.
-    """
-
-    place: Place
-    dtype: torch.dtype = torch.int64
-
-
-@dataclass(frozen=True)
-class LeftValues:
-    """An attribute of a layer in which its message leaves values of edges.
-
-    Attributes:
-        module: the names of modules on the way from the layer to what has the attribute.
-        name: of the attribute.
-        channels: the shape of its values for an edge.
-        operands: the names of those that the values are made of.
-        is_softmax: true if they are the softmax over neighbours of what the program gives.
-    """
-
-    module: tuple[str, ...]
-    name: str
-    channels: tuple[int, ...]
-    operands: frozenset[str]
-    is_softmax: bool
-
-    def owner(self, layer: Any) -> Any:
-        """The module of a layer that has the attribute."""
-        return functools.reduce(lambda module, name: module._modules[name], self.module, layer)
-
-    def __str__(self) -> str:
-        return ".".join((*self.module, self.name))
-
-
-@dataclass(frozen=True)
-class Traced:
-    """A message as an edge program.
-
-    Attributes:
-        program: has an output for each reduction, or for each of several maps of it, and then one
-            of edges for each kept attribute. The sum of a message that has a softmax over
-            neighbours for a factor is one that this weighs.
-        reductions: of the message.
-        channels: the shape of a message.
-        steps: are computed before the program.
-        step_of: the step that is an operand, by the operand's name.
-        kept: attributes in which the layer's message leaves values of edges.
-        owner_of: the places that operands belong to, by their names.
-        types: of edges, if the message takes some.
-        maps: the names of steps, of matrices that map the outputs of each reduction.
-        matrix_size: the numbers of the matrix that upstream stores for an edge instead.
-    """
-
-    program: Program
-    reductions: tuple[Reduction, ...]
-    channels: tuple[int, ...]
-    steps: tuple[Step, ...]
-    step_of: Mapping[str, int]
-    kept: tuple[LeftValues, ...]
-    owner_of: Mapping[str, Owner]
-    types: EdgeTypes | None
-    maps: tuple[str, ...]
-    matrix_size: int
-
-    @cached_property
-    def mapped_size(self) -> int:
-        """The numbers of a node that maps take."""
-        outputs = self.program.outputs[: len(self.maps)]
-        return sum(self.program.width(output.value) for output in outputs)
-
-    @cached_property
-    def per_reduction(self) -> int:
-        """The number of outputs that each reduction has."""
-        return max(len(self.maps), 1)
-
-    @cached_property
-    def num_reduced(self) -> int:
-        """The number of outputs of all reductions; others are left in attributes."""
-        return len(self.reductions) * self.per_reduction
-
-    @cached_property
-    def pairs(self) -> frozenset[ByType]:
-        """The places whose nodes have values for each type."""
-        return frozenset(by for by in BY_TYPE.values() if by in self.owner_of.values())
-
-    def operands(self, given: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The operands of the program.
-
-        Args:
-            given: a tensor for each tensor that the message takes and for each parameter and
-                buffer of its layer, by name: ``[nodes, *channels]`` for those in the places ``row``
-                and ``gathered``. Those that no step takes may be missing. Besides
-                :class:`~fastgraph.edge_programs.relations.Pairs` by the names in ``pairs``.
-
-        Returns:
-            By name, of the nodes, of the edges or of the program; and the matrices of maps.
-        """
-        found: list[Any] = []
-
-        def taken(argument: Any) -> Any:
-            if isinstance(argument, Ref):
-                return found[argument.step]
-            if isinstance(argument, list):
-                return [taken(a) for a in argument]
-            return argument
-
-        for step in self.steps:
-            if step.function is None:
-                found.append(given[step.args[0]])
-            else:
-                kwargs = {name: taken(argument) for name, argument in step.kwargs}
-                found.append(step.function(*map(taken, step.args), **kwargs))
-        operands = {name: found[step] for name, step in self.step_of.items()}
-        for name, owner in self.owner_of.items():
-            if owner == "gathered" and "gathered by type" in self.pairs:
-                pairs = given["gathered by type"]
-                operands[name] = operands[name].index_select(0, pairs.nodes)
-            elif owner == "row by type":
-                operands[name] = operands[name].index_select(0, given[owner].of_edge)
-        for name, tensor in operands.items():
-            if tensor.dtype is torch.bool:  # a mask, which is 0 or 1 in a program
-                dtype = next(t.dtype for t in given.values() if t.is_floating_point())
-                operands[name] = tensor.to(dtype)
-        return operands
-
-
 def trace(
-    message: Callable[..., Tensor],
+    message: Callable[..., Any],
     arguments: Mapping[str, object],
-    reductions: Sequence[Reduction] = (Reduction("sum"),),
+    reductions: Sequence[Reduction] | Reduce = _SUM,
     besides: Mapping[str, Argument] | None = None,
 ) -> Traced | Refusal:
     """The edge program of a message.
@@ -226,7 +63,8 @@ def trace(
         arguments: an :class:`Argument` for each tensor that it takes, by name, an :class:`Index`
             for what is of the graph, a :class:`~fastgraph.edge_programs.node_counts.NodeCount` for
             a number of nodes, and any other value as it is.
-        reductions: of the message, in the order of the program's outputs.
+        reductions: of the message, in the order of the program's outputs, or the function that
+            reduces it.
         besides: tensors of edges that reductions take and the message does not, by name.
 
     Returns:
@@ -240,19 +78,20 @@ def trace(
         return Refusal(f"its message takes tensors of {len(dtypes)} floating-point dtypes")
     (dtype,) = dtypes
     call = _Called(message)
+    reduce = reductions if callable(reductions) else reduce_by(reductions)
     if any(is_lazy(tensor) for tensor in call.state().values()):
         return Refusal("its layer has parameters without a shape")
     both = sorted(described.keys() & call.state().keys())
     if both:
         return Refusal(f"its message takes {both[0]}, as a parameter of its layer is called")
     try:
-        first = _record(call, arguments, _SIZES[0], dtype, reductions, besides)
+        first = _record(call, arguments, _SIZES[0], dtype, reduce, besides)
         for num_edges in _SIZES[1:]:
-            if _record(call, arguments, num_edges, dtype, reductions, besides) != first:
+            if _record(call, arguments, num_edges, dtype, reduce, besides) != first:
                 raise Refused("it depends on the number of edges, or is another one every time")
         with torch.inference_mode(False), torch.enable_grad():
             for is_positive in (True, False):
-                _probe(call, arguments, first, is_positive, besides)
+                _probe(call, arguments, first, reduce, is_positive, besides)
     except _Raised as raised:
         if issubclass(raised.kind, TypeError) and any(map(is_count, arguments.values())):
             # From operators of torch, which take numbers alone.
@@ -278,13 +117,13 @@ class _Raised(Refused):
 class _Called(nn.Module):
     """A module whose state is that of a message's layer, and whose call is that of the message."""
 
-    def __init__(self, message: Callable[..., Tensor]) -> None:
+    def __init__(self, message: Callable[..., Any]) -> None:
         super().__init__()
         self._message = message
         layer = getattr(message, "__self__", None)
         self.layer = layer if isinstance(layer, nn.Module) else None
 
-    def forward(self, given: Mapping[str, object], then: Callable[[Tensor], Any]) -> Any:
+    def forward(self, given: Mapping[str, object], then: Callable[[Any], Any]) -> Any:
         return then(self._message(**given))
 
     def state(self) -> dict[str, Tensor]:
@@ -297,7 +136,7 @@ class _Called(nn.Module):
         self,
         given: Mapping[str, object],
         state: Mapping[str, Tensor],
-        then: Callable[[Tensor], _Made],
+        then: Callable[[Any], _Made],
     ) -> _Made:
         """The value made of the message with another state, which leaves no trace in the layer.
 
@@ -319,7 +158,7 @@ def _record(
     arguments: Mapping[str, object],
     num_edges: int,
     dtype: torch.dtype,
-    reductions: Sequence[Reduction],
+    reduce: Reduce,
     besides: Mapping[str, Argument],
 ) -> Traced:
     with torch.inference_mode(), unchanged(call.layer) as changes:
@@ -328,13 +167,13 @@ def _record(
         state = {name: recorder.state(name, tensor) for name, tensor in call.state().items()}
         taken_besides = {name: _given(recorder, name, a) for name, a in besides.items()} | state
 
-        def reduced(message: Tensor) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+        def then(message: Any) -> Reduced:
             recorder.is_after_message = True
-            return message, [reduction.of(message, taken_besides) for reduction in reductions]
+            return reduce(message, taken_besides)
 
         try:
             with recorder:
-                out, values = call.run(given, state, reduced)
+                reduced = call.run(given, state, then)
         except Refused:
             if recorder.reason is None:
                 raise
@@ -342,17 +181,19 @@ def _record(
             raise Refused(recorder.reason)
         if recorder.changed is not None:
             raise Refused(f"it changes {recorder.changed}")
-        recorded = _of_edges(recorder, out, dtype)
+        maps_of = [_of_edges(recorder, tensors[0], dtype).maps for tensors in reduced.values]
+        if len({tuple(one.matrix for one in maps) for maps in maps_of}) > 1:
+            raise Refused("matrices of edges map some of its values alone")
         left = changes(lambda v: isinstance(v, Tensor) and recorder.known(v) is not None)
         program = recorder.builder.program(
             *(
                 output
-                for reduction, taken in zip(reductions, values, strict=True)
+                for reduction, taken in reduced.outputs
                 for output in _outputs(recorder, dtype, reduction, taken)
             ),
             *(("edge", _left(recorder, dtype, path, v)) for path, v in left.items()),
         )
-        outputs = program.outputs[len(reductions) * max(len(recorded.maps), 1) :]
+        outputs = program.outputs[len(reduced.outputs) * max(len(maps_of[0]), 1) :]
         if len(set(outputs)) < len(outputs):  # an edit of one may be one of the other
             raise Refused(f"it leaves the same values of edges in {' and '.join(left)}")
         kept = tuple(
@@ -365,9 +206,13 @@ def _record(
             )
             for (path, tensor), output in zip(left.items(), outputs, strict=True)
         )
-        maps = {f"map {k}": one.matrix for k, one in enumerate(recorded.maps)}
+        maps = {f"map {k}": one.matrix for k, one in enumerate(maps_of[0])}
         steps, step_of = needed_steps(recorder.steps, recorder.steps_of(program.names) | maps)
-        del given, out, values, left
+        reductions = tuple(reduction for reduction, _ in reduced.outputs)
+        shapes = tuple(tuple(tensors[0].shape[1:]) for tensors in reduced.values)
+        after = reduced.after
+        matrix_size = max((one.matrix_size for one in maps_of[0]), default=0)
+        del given, reduced, left
         state.clear()
         taken_besides.clear()
         references = recorder.close()
@@ -376,15 +221,16 @@ def _record(
     owner_of = {name: recorder.owner_of[name] for name in program.names}
     return Traced(
         program,
-        tuple(reductions),
-        recorded.channels,
+        reductions,
+        shapes,
         steps,
         step_of,
         kept,
         owner_of,
         recorder.types,
         tuple(maps),
-        max((one.matrix_size for one in recorded.maps), default=0),
+        matrix_size,
+        after,
     )
 
 
@@ -453,6 +299,7 @@ def _probe(
     call: _Called,
     arguments: Mapping[str, object],
     traced: Traced,
+    reduce: Reduce,
     is_positive: bool,
     besides: Mapping[str, Argument],
 ) -> None:
@@ -497,11 +344,13 @@ def _probe(
     for name, tensor in call.state().items():
         state[name]._is_param = isinstance(tensor, nn.Parameter)
     with unchanged(call.layer):
-        message, values = call.run(
-            given,
-            state,
-            lambda message: (message, [r.of(message, own | state) for r in traced.reductions]),
-        )
+        values = call.run(given, state, lambda message: reduce(message, own | state)).values
+        for tensors, channels in zip(values, traced.shapes, strict=True):
+            is_same = tensors[0].shape == (_PROBED_EDGES, *channels)
+            if not is_same or tensors[0].dtype != torch.float64:
+                raise Refused("its result has another shape or dtype on other edges")
+            if is_positive and not tensors[0].isfinite().any():
+                raise Refused("it has no finite values for positive ones")
         values += [(kept.owner(call.layer).__dict__[kept.name],) for kept in traced.kept]
         own |= state
         with_pairs: dict[str, Any] = dict(own)
@@ -513,10 +362,6 @@ def _probe(
         pairs = with_pairs.get("gathered by type")
         edges = Edges(gathered if pairs is None else pairs.of_edge, row, _PROBED_NODES)
         ours = _reduced(traced, with_pairs, edges, values)
-    if message.shape != (_PROBED_EDGES, *traced.channels) or message.dtype != torch.float64:
-        raise Refused("its result has another shape or dtype on other edges")
-    if is_positive and not message.isfinite().any():
-        raise Refused("it has no finite values for positive ones")
     leaves = [tensor for tensor in own.values() if tensor.requires_grad]
     for found, expected in zip(ours, itertools.chain(*values), strict=True):
         out = found.reshape(expected.shape)

@@ -23,7 +23,7 @@ from torch_geometric.nn.aggr.fused import FusedAggregation
 
 from fastgraph.edge_programs.moments import spread_of
 from fastgraph.edge_programs.operations import STD, VAR
-from fastgraph.edge_programs.trace import Reduction
+from fastgraph.edge_programs.traced import Reduction
 from fastgraph.layers.modules import KnownModules
 from fastgraph.plugins.refusal import Refusal
 

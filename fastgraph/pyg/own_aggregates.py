@@ -16,12 +16,12 @@ from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 
 from fastgraph.edge_programs.operations import STD
-from fastgraph.edge_programs.trace import Reduction
+from fastgraph.edge_programs.traced import Reduction
 from fastgraph.graphs.edges import OutOfRange
+from fastgraph.layers.typed_edges import BY_TYPES, shares
 from fastgraph.ops.library import is_defined_by
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.aggregations import aggregated, reductions_of, squares
-from fastgraph.pyg.typed_edges import BY_TYPES, shares
 
 Results = Mapping[Reduction, Tensor]
 

@@ -6,42 +6,44 @@ later call a guard compares both with what was traced (:mod:`fastgraph.edge_prog
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
-import sys
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import attrgetter
-from types import MethodType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
-from torch.nn.modules.module import _has_any_global_hook
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import WITH_TORCH_SCATTER
 
 from fastgraph.edge_programs.node_counts import NUM_GATHERED, NUM_ROWS
 from fastgraph.edge_programs.program import Place
-from fastgraph.edge_programs.reading import Guard, Reading, UnknownError, frozen, is_reading
-from fastgraph.edge_programs.trace import Argument, Index, Reduction, Traced, trace
+from fastgraph.edge_programs.reading import Reading, UnknownError, frozen
+from fastgraph.edge_programs.trace import trace
+from fastgraph.edge_programs.traced import Argument, Index, Reduction, Traced
 from fastgraph.graphs.edges import KnownGraph, OutOfRange, graph_of, too_large, unless_out_of_range
-from fastgraph.machine.randomness import kept_random_states
+from fastgraph.layers.prepared import Prepared
+from fastgraph.layers.tracing import (
+    Known,
+    Outcomes,
+    mode_refusal,
+    nodes_of,
+    read_message,
+    stand_in,
+    state_refusal_of,
+)
+from fastgraph.layers.typed_edges import BY_TYPES, typed_edges
 from fastgraph.ops.library import is_defined_by
 from fastgraph.plugins.backend import device_type
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.own_aggregates import Aggregate, known_aggregate
-from fastgraph.pyg.prepared import Prepared
 from fastgraph.pyg.softmax import known_softmax
 from fastgraph.pyg.state import state_refusal
-from fastgraph.pyg.typed_edges import BY_TYPES, typed_edges
 from fastgraph.registry.registry import REGISTRY
-from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
+from fastgraph.routing.conditions import execution_mode, operand, too_few_edges
 from fastgraph.routing.programs import is_by_identity, last_outcome, remember
 from fastgraph.routing.sizes import PROGRAM, TOO_SMALL, is_too_small, of_many
 from fastgraph.routing.status import count_program, counted_as_whole
@@ -51,12 +53,6 @@ from fastgraph.upstream import label_of
 Computation = Callable[[], Tensor]
 
 _COMPILED = Refusal("compiled code traces no message")
-
-_MOST_TRACES = 16
-"""Of one layer. A layer that is another one at every call gains nothing from them."""
-
-_MOST_KNOWN, _MOST_STATES = 256, 32
-"""Descriptions of arguments whose outcomes are kept, and states of layers for each of them."""
 
 _EXTREMA = frozenset((Reduction("max"), Reduction("min")))
 
@@ -152,17 +148,8 @@ def _class_refusal(
     return None
 
 
-@dataclass(frozen=True)
-class _Known:
-    """The outcome of tracing, and the state in which it holds."""
-
-    guard: Guard
-    outcome: Prepared | Refusal
-
-
-_KNOWN: OrderedDict[object, list[_Known]] = OrderedDict()
-_TRACES: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
-_LOCK = threading.RLock()
+KNOWN = Outcomes()
+"""Of the messages of layers."""
 
 
 class _Small(NamedTuple):
@@ -244,7 +231,7 @@ def _plan(
         return reductions
     if is_too_small(PROGRAM, edge_index, of_many):
         return TOO_SMALL
-    refusal = execution_mode() or _mode() or _index_refusal(edge_index)
+    refusal = execution_mode() or mode_refusal() or _index_refusal(edge_index)
     if refusal is not None:
         return refusal
     num_edges = edge_index.shape[1]
@@ -275,7 +262,7 @@ def _plan(
         return TOO_SMALL
     if num_out * outcome.traced.mapped_size > num_edges * outcome.traced.matrix_size > 0:
         return Refusal("its sums of nodes would take more memory than its matrices of edges")
-    if module.node_dim not in (0, -1 - len(outcome.traced.channels)):
+    if module.node_dim not in (0, -1 - len(outcome.traced.shapes[0])):
         return Refusal(f"its messages do not have their edges in dimension {module.node_dim}")
     ends = (num_out, num_in) if transpose else (num_in, num_out)
     refusal = too_large(*ends, num_edges)
@@ -301,22 +288,15 @@ def _plan(
     def compute() -> Tensor:
         remember(module, outcome)
         count_program(label_of(type(module)))
-        out = run(module, tensors, edge_index, num_in, num_out, transpose)
+        results = run(module, tensors, edge_index, num_in, num_out, transpose)
+        named = dict(zip(reductions, results, strict=True))
+        out = aggregate.combined(module, named, edge_index[int(not transpose)])
         if form.updated or form.update is not MessagePassing.update:
             own = {name: arguments.get(name, default) for name, default in form.updated}
             out = module.update(out, **own)
         return out
 
     return compute
-
-
-def _mode() -> Refusal | None:
-    """Upstream's own code must run where others look at each of its operations."""
-    if torch._C._len_torch_dispatch_stack() > 0:
-        return Refusal("a mode of torch looks at all operations")
-    if _has_any_global_hook():
-        return Refusal("a hook of all modules is set")
-    return None
 
 
 def _index_refusal(edge_index: Any) -> Refusal | None:
@@ -482,37 +462,11 @@ def _outcome(
 ) -> Prepared | Refusal:
     """The outcome of tracing the message, now or before."""
     key = (type(module), form.message, reductions, described, device)
-    for known in _KNOWN.get(key, ()):
-        if known.guard.holds(module):
-            return known.outcome
-    if is_reading():
-        return Refusal("it is part of a message that is traced")
-    if any(isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
-        return Refusal("its layer has scripted modules")
-    with _LOCK:
-        count = _TRACES.get(module, 0)
-        if count >= _MOST_TRACES:
-            return Refusal("its message or its layer is another one at every call")
-        _TRACES[module] = count + 1
-        found = _beside_profiler(_traced, module, form, described, reductions, device)
-        states = _KNOWN.setdefault(key, [])
-        states.insert(0, found)
-        del states[_MOST_STATES:]
-        _KNOWN.move_to_end(key)
-        if len(_KNOWN) > _MOST_KNOWN:
-            _KNOWN.popitem(last=False)
-    return found.outcome
-
-
-def _beside_profiler(function: Callable[..., _Known], *arguments: object) -> _Known:
-    """The result of a function, in another thread if this one has a profiler: it needs its place.
-
-    Of several ranks one alone may have one, and all must trace what one of them traces.
-    """
-    if sys.getprofile() is None:
-        return function(*arguments)
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(function, *arguments).result()
+    known = KNOWN.get(key, module)
+    if known is not None:
+        return known.outcome
+    given = module, form, described, reductions, device
+    return KNOWN.made(key, module, functools.partial(_traced, *given))
 
 
 def _traced(
@@ -521,57 +475,20 @@ def _traced(
     described: tuple[_Described, tuple[tuple[str, Argument], ...]],
     reductions: tuple[Reduction, ...],
     device: torch.device,
-) -> _Known:
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        refusal = plain_tensor(name, tensor)
-        if refusal is None and not (tensor.device == device and tensor.layout is torch.strided):
-            refusal = Refusal(f"{name} is not a dense tensor on the device of the features")
-        if refusal is not None:
-            return _Known(Reading(MethodType(form.message, module)).guard(module), refusal)
+) -> Known:
+    refusal = state_refusal_of(module, device)
+    if refusal is not None:
+        return Known(Reading(form.message, module).guard(module), refusal)
     own, besides = described
     arguments = {name: a.value if isinstance(a, _Value) else a for name, a in own}
-    with kept_random_states():  # what a message draws; it is refused afterwards
-        reading, traced, guard = _read(module, form, arguments, reductions, dict(besides))
-        if isinstance(traced, Traced) and reading.reason is not None:
-            # Code that torch ran for the first time may have named what the message does not read.
-            reading, traced, guard = _read(module, form, arguments, reductions, dict(besides))
-    if reading.reason is not None:
-        traced = Refusal(f"its message is no edge program: {reading.reason}")
-    elif isinstance(traced, Traced):
-        # Others are set to what is no value of edges, or only under a condition.
-        others = reading.left - set(map(str, traced.kept))
-        if others:
-            traced = Refusal(f"its message is no edge program: it sets the attribute {min(others)}")
+
+    def read() -> tuple[list[Reading], Traced | Refusal]:
+        reading = Reading(form.message, stand_in(module))
+        # Functions that have routes of their own are part of the message, and not counted.
+        with known_softmax(), counted_as_whole(module):
+            return [reading], trace(reading, arguments, reductions, dict(besides))
+
+    (guard,), traced = read_message(read, module)
     if isinstance(traced, Refusal):
-        return _Known(guard, traced)
-    assert form.aggregate is not None
-    return _Known(guard, Prepared.of(traced, module, form.aggregate))
-
-
-def _read(
-    module: MessagePassing,
-    form: _Form,
-    arguments: Mapping[str, object],
-    reductions: tuple[Reduction, ...],
-    besides: Mapping[str, Argument],
-) -> tuple[Reading, Traced | Refusal, Guard]:
-    reading = Reading(MethodType(form.message, _stand_in(module)))
-    # Functions that have routes of their own are part of the message, and not counted.
-    with known_softmax(), counted_as_whole(module):
-        traced = trace(reading, arguments, reductions, besides)
-    return reading, traced, reading.guard(module)
-
-
-def _stand_in(module: nn.Module) -> Any:
-    """A copy of a layer and its modules, with the same tensors and the same attributes.
-
-    Tracing puts other tensors in its place, which no other thread is to see.
-    """
-    made = object.__new__(type(module))
-    made.__dict__.update(module.__dict__)
-    for store in ("_parameters", "_buffers", "_modules"):
-        made.__dict__[store] = copy.copy(module.__dict__[store])
-    for name, child in module._modules.items():
-        if child is not None:
-            made.__dict__["_modules"][name] = _stand_in(child)
-    return made
+        return Known(guard, traced)
+    return Known(guard, Prepared.of(traced, module, nodes_of(arguments)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import CodeType
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -18,18 +19,25 @@ class Explained(Protocol):
         ...
 
 
-_LAST: WeakKeyDictionary[nn.Module, Explained | Refusal] = WeakKeyDictionary()
+_LAST: WeakKeyDictionary[nn.Module | CodeType, Explained | Refusal] = WeakKeyDictionary()
 
 
-def remember(layer: nn.Module, outcome: Explained | Refusal) -> None:
-    """Keep the outcome of a call of a layer for as long as the layer lives."""
-    if is_by_identity(type(layer)):
-        _LAST[layer] = outcome
+def remember(owner: nn.Module | CodeType, outcome: Explained | Refusal) -> None:
+    """Keep the outcome of a call for as long as its owner lives.
+
+    Args:
+        owner: the layer, or the code of a function that is the message.
+        outcome: of it.
+    """
+    if isinstance(owner, CodeType) or is_by_identity(type(owner)):
+        _LAST[owner] = outcome
 
 
-def last_outcome(layer: nn.Module) -> Explained | Refusal | None:
-    """The outcome of the last call of a layer; ``None`` where its message was not looked at."""
-    return _LAST.get(layer) if is_by_identity(type(layer)) else None
+def last_outcome(owner: nn.Module | CodeType) -> Explained | Refusal | None:
+    """The outcome of the last call; ``None`` where no message was looked at."""
+    if isinstance(owner, CodeType) or is_by_identity(type(owner)):
+        return _LAST.get(owner)
+    return None
 
 
 def is_by_identity(cls: type) -> bool:

@@ -103,6 +103,32 @@ class OfBuiltIns(nn.Module):
             return g.ndata["out"].flatten(1)
 
 
+class OfUsers(nn.Module):
+    """Message passing by functions of its own, as in DGL's tutorial of GAT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.attend = nn.Linear(D, C), nn.Linear(2 * C, 1)
+
+    def score(self, edges: Any) -> dict[str, Tensor]:
+        both = torch.cat([edges.src["z"], edges.dst["z"]], dim=1)
+        return {"e": nn.functional.leaky_relu(self.attend(both))}
+
+    def message(self, edges: Any) -> dict[str, Tensor]:
+        return {"z": edges.src["z"] * edges.data["w"].view(-1, 1), "e": edges.data["e"]}
+
+    def reduce(self, nodes: Any) -> dict[str, Tensor]:
+        alpha = nn.functional.softmax(nodes.mailbox["e"], dim=1)
+        return {"out": nn.functional.elu((alpha * nodes.mailbox["z"]).sum(1) + 1)}
+
+    def forward(self, g: Any, x: Tensor) -> Tensor:
+        with g.local_scope():
+            g.ndata["z"] = self.project(x)
+            g.apply_edges(self.score)
+            g.update_all(self.message, self.reduce)
+            return g.ndata["out"]
+
+
 class Dropping(nn.Module):
     """A block of a reversible layer, which draws again in its backward pass."""
 
@@ -167,6 +193,7 @@ LAYERS = {
     "GINEConv": Case(
         lambda: dnn.GINEConv(nn.Linear(D, C)),
         lambda layer, g: layer(g, g.ndata["x"], g.edata["e"].repeat(1, 3)[:, :D]),
+        "dgl.update_all",
     ),
     "SGConv": Case(lambda: dnn.SGConv(D, C, 2, **LONELY), plain, "dgl.gspmm"),
     "TAGConv": Case(lambda: dnn.TAGConv(D, C, 2), plain, "dgl.gspmm"),
@@ -186,7 +213,13 @@ LAYERS = {
     "EdgeWeightNorm": Case(
         lambda: dnn.EdgeWeightNorm("both"), lambda layer, g: layer(g, g.edata["w"])
     ),
+    "PNAConv, several": Case(
+        lambda: dnn.PNAConv(D, C, ["mean", "std"], ["identity", "attenuation"], 2.5),
+        plain,
+        "dgl.update_all",
+    ),
     "built-in functions": Case(OfBuiltIns, plain, "dgl.gspmm"),
+    "functions of users": Case(OfUsers, plain, "dgl.update_all"),
 }
 
 

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from fastgraph import ops
 from fastgraph.edge_programs.node_counts import NUM_ROWS
 from fastgraph.edge_programs.program import Place
-from fastgraph.edge_programs.trace import Argument, Index, Reduction, Traced, trace
+from fastgraph.edge_programs.trace import trace
+from fastgraph.edge_programs.traced import Argument, Index, Reduction, Traced
 from fastgraph.plugins.refusal import Refusal
 from tests.graphs import quantised, random_edges
 

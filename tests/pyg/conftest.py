@@ -17,4 +17,4 @@ GraphConv(1, 1)
 @pytest.fixture
 def nothing_known() -> None:
     """Nothing is known of the layers of other tests, whose messages were traced."""
-    traced._KNOWN.clear()
+    traced.KNOWN.clear()

@@ -18,6 +18,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor, nn
 
 import fastgraph
+from fastgraph.layers import tracing
 from fastgraph.pyg import traced
 from tests.ab import Arguments, arguments
 from tests.graphs import Case, all_cases, hub_edges, quantised, random_edges
@@ -387,7 +388,7 @@ def test_inference_mode_and_no_grad() -> None:
     layer, x = Scaled().double(), x64()
     expected = layer(x, EDGES).detach()
     for mode in (torch.no_grad, torch.inference_mode):
-        traced._KNOWN.clear()
+        traced.KNOWN.clear()
         with fastgraph.enabled(min_edges=0), mode():
             torch.testing.assert_close(layer(x, EDGES), expected)
         with fastgraph.enabled(min_edges=0):
@@ -399,12 +400,12 @@ def test_inference_mode_and_no_grad() -> None:
 def test_few_states_are_kept() -> None:
     x = x64()
     with fastgraph.enabled(min_edges=0):
-        for k in range(traced._MOST_STATES + 2):
+        for k in range(tracing.MOST_STATES + 2):
             layer = Scaled().double()
             layer.scale = k + 0.5
             layer(x, EDGES)
-    (states,) = traced._KNOWN.values()
-    assert len(states) == traced._MOST_STATES
+    (states,) = traced.KNOWN.states()
+    assert len(states) == tracing.MOST_STATES
     routed(layer, x)
     assert traces(layer) == 1
 
@@ -412,11 +413,11 @@ def test_few_states_are_kept() -> None:
 def test_a_layer_that_is_another_one_at_every_call() -> None:
     layer, x = Scaled().double(), x64()
     with fastgraph.enabled(min_edges=0):
-        for k in range(traced._MOST_TRACES + 2):
+        for k in range(tracing.MOST_TRACES + 2):
             layer.scale = k + 0.5
             layer(x, EDGES)
     row = fastgraph.status().row("Scaled")
-    assert (row.routed, row.fell_back) == (traced._MOST_TRACES, 2)
+    assert (row.routed, row.fell_back) == (tracing.MOST_TRACES, 2)
     assert dict(row.reasons) == {"its message or its layer is another one at every call": 2}
 
 
@@ -438,7 +439,7 @@ def test_other_arguments_are_upstreams_error() -> None:
 
 def test_one_layer_in_many_threads_is_traced_beside_itself() -> None:
     layer = Scaled().double()
-    stand_in = traced._stand_in(layer)
+    stand_in = tracing.stand_in(layer)
     stand_in.lin.weight = nn.Parameter(x64(3))
     stand_in.scale = 9
     assert layer.lin.weight.shape == (CHANNELS, 2 * CHANNELS)

@@ -81,7 +81,7 @@ def second_derivative(loss: Callable[[], Tensor], x: Tensor) -> Tensor:
 
 
 def traces(layer: nn.Module) -> int:
-    return traced._TRACES.get(layer, 0)
+    return traced.KNOWN.count(layer)
 
 
 def x64(*shape: int) -> Tensor:

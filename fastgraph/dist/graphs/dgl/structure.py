@@ -108,6 +108,10 @@ class ShardedStructure(Structure):
         """Why a tensor cannot be handed to an operator together with these edges."""
         return operand(name, value)
 
+    def degrees(self) -> Tensor:
+        """The in-degree of each destination, ``[num_dst]``, of the dtype of edges."""
+        return self.in_degrees
+
     def plain(self) -> _Relation:
         """The edges: numbers cost nothing."""
         return self.numbered()

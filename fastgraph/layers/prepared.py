@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn.conv import MessagePassing
 
 from fastgraph import ops
 from fastgraph.edge_programs.gradients import derive
@@ -18,10 +17,10 @@ from fastgraph.edge_programs.mapped import mapped
 from fastgraph.edge_programs.operations import EXTREMA, SOFTMAX
 from fastgraph.edge_programs.program import Output, Program
 from fastgraph.edge_programs.recorded import Ref
-from fastgraph.edge_programs.trace import Traced
+from fastgraph.edge_programs.traced import Traced
+from fastgraph.edge_programs.winners import RANK, with_winners
+from fastgraph.layers.typed_edges import TypedEdges
 from fastgraph.ops.edge_program import with_records
-from fastgraph.pyg.own_aggregates import Aggregate
-from fastgraph.pyg.typed_edges import TypedEdges
 from fastgraph.routing.sizes import Work
 
 _unsafe_view = torch.ops.aten._unsafe_view.default
@@ -37,50 +36,67 @@ class Prepared:
             its callers may edit theirs.
         state: parameters and buffers of the layer, by where they are in it.
         work: how much there is to compute for an edge.
-        aggregate: what comes behind it.
+        winning: the outputs, extrema, whose gradient one edge has.
     """
 
     traced: Traced
     private: frozenset[str]
     state: tuple[tuple[str, tuple[str, ...], str], ...]
     work: Work
-    aggregate: Aggregate
+    winning: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, traced: Traced, layer: nn.Module, aggregate: Aggregate) -> Prepared:
-        """The program with what its steps need."""
+    def of(
+        cls,
+        traced: Traced,
+        layer: nn.Module | None,
+        of_nodes: Collection[str],
+        winning: frozenset[int] = frozenset(),
+    ) -> Prepared:
+        """The program with what its steps need.
+
+        Args:
+            traced: the program.
+            layer: whose message it is, if there is one.
+            of_nodes: the arguments that have a row for each node.
+            winning: see above.
+        """
         needed = {s.args[0] for s in traced.steps if s.function is None}
-        state = {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
         found = []
-        for name in state:
+        for name in state_of(layer):
             if name in needed:
                 *path, own = name.split(".")
                 found.append((name, tuple(path), own))
-        width = max(math.prod(traced.channels), traced.mapped_size)
+        width = max(*map(math.prod, traced.shapes), traced.mapped_size)
         of_edges = (o.width for o in traced.program.operands if o.place == "edge")
         work = Work(width, any(2 * own >= width > 1 for own in of_edges))
-        return cls(traced, _private(traced), tuple(found), work, aggregate)
+        return cls(traced, _private(traced, of_nodes), tuple(found), work, winning)
 
     def compute(
         self,
-        layer: MessagePassing,
+        layer: Any,
         arguments: Mapping[str, Tensor],
         index: Tensor,
         num_in: int,
         num_out: int,
         transpose: bool,
+        ptr: Tensor | None = None,
         typed: TypedEdges | None = None,
-    ) -> Tensor:
-        """The aggregated messages.
+        ranks: Callable[[torch.dtype], Tensor] | None = None,
+    ) -> list[Tensor]:
+        """The reduced messages, one for each reduction; the layer has what its message leaves.
 
         Args:
-            layer: whose messages they are.
+            layer: whose messages they are, if there is one.
             arguments: of its message, by name.
-            index: the caller's ``edge_index``.
+            index: the edges, as :func:`fastgraph.ops.edge_program` takes them.
             num_in: the number of gathered nodes.
             num_out: the number of aggregating nodes.
             transpose: reverse every edge.
+            ptr: offsets of the groups in ``index``, if there are any.
             typed: the same edges for a message that takes their types.
+            ranks: gives a number of each edge ``[E]`` of a dtype: of those with equal extrema that
+                with the least wins. It must be there if some outputs are ``winning``.
         """
         given: dict[str, Any] = dict(arguments)
         if typed is not None:
@@ -99,15 +115,25 @@ class Prepared:
             edges, num_gathered, is_reversed = typed.edges, typed.num_gathered, False
         operands = self.traced.operands(given)
         matrices = [operands.pop(name) for name in self.traced.maps]
-        outputs = ops.edge_program(
-            self.traced.program,
-            operands,
-            edges,
+        run = functools.partial(
+            _run,
+            index=edges,
+            ptr=ptr,
             num_in=num_gathered,
             num_out=num_out,
             transpose=is_reversed,
         )
-        shape = (num_out, *self.traced.channels)
+        is_recorded = torch.is_grad_enabled() and any(t.requires_grad for t in operands.values())
+        if self.winning and is_recorded:
+            assert ranks is not None
+            made = with_winners(self.traced.program, self.winning)
+            taken = {**operands, RANK: ranks(next(iter(operands.values())).dtype)}
+            with torch.no_grad():
+                taken |= zip(made.names, run(made.extrema, taken), strict=True)
+                taken |= zip(made.names, run(made.ranks, taken), strict=True)
+            outputs = run(made.program, taken)
+        else:
+            outputs = run(self.traced.program, operands)
         if self.traced.kept:
             softmax = functools.partial(
                 ops.edge_softmax,
@@ -121,22 +147,20 @@ class Prepared:
         if matrices:
             count = self.traced.per_reduction
             each = [reduced[k : k + count] for k in range(0, len(reduced), count)]
-            results = {
-                reduction: mapped(sums, matrices).view(shape)
-                for reduction, sums in zip(self.traced.reductions, each, strict=True)
-            }
-        else:
-            results = {
-                reduction: _result(output, out, shape)
-                for reduction, output, out in zip(  # not of what is kept
-                    self.traced.reductions, self.traced.program.outputs, reduced, strict=False
-                )
-            }
-        return self.aggregate.combined(layer, results, index[int(not transpose)])
+            return [
+                mapped(sums, matrices).view(num_out, *shape)
+                for sums, shape in zip(each, self.traced.shapes, strict=True)
+            ]
+        return [
+            _result(output, out, (out.shape[0], *shape))
+            for output, out, shape in zip(  # not of what is kept
+                self.traced.program.outputs, reduced, self.traced.shapes, strict=False
+            )
+        ]
 
     def _leave(
         self,
-        layer: MessagePassing,
+        layer: Any,
         operands: Mapping[str, Tensor],
         outputs: Sequence[Tensor],
         softmax: Callable[[Tensor], Tensor],
@@ -171,7 +195,8 @@ class Prepared:
         made = [
             f"  {name} = {_expression(self.traced, step)}"
             for name, step in self.traced.step_of.items()
-            if self.traced.steps[step].function is not None and name not in self.traced.maps
+            if (made := self.traced.steps[step]).function is not None or made.args[0] != name
+            if name not in self.traced.maps
         ]
         count = self.traced.num_reduced
         for kept, output in zip(self.traced.kept, program.outputs[count:], strict=True):
@@ -186,6 +211,10 @@ class Prepared:
         stored = ", ".join(sorted(kept)) or "nothing"
         lines += [f"kept for the gradients of all operands: {stored}"]
         return "\n".join(lines)
+
+
+def _run(program: Program, operands: Mapping[str, Tensor], **edges: Any) -> tuple[Tensor, ...]:
+    return ops.edge_program(program, {name: operands[name] for name in program.names}, **edges)
 
 
 def _result(output: Output, out: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -223,7 +252,14 @@ def _derived(program: Program) -> Any:
     return derive(run, frozenset(run.names), outputs)
 
 
-def _private(traced: Traced) -> frozenset[str]:
+def state_of(layer: nn.Module | None) -> dict[str, Tensor]:
+    """The parameters and buffers of a layer, by their names in it."""
+    if layer is None:
+        return {}
+    return {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
+
+
+def _private(traced: Traced, of_nodes: Collection[str]) -> frozenset[str]:
     """The arguments of nodes that a step or the program keeps for a gradient, as they are."""
     kept = _derived(traced.program).operands
     sources: dict[int, str] = {}  # of steps that are an argument, reshaped or not
@@ -242,4 +278,4 @@ def _private(traced: Traced) -> frozenset[str]:
     found |= {
         sources[step] for name, step in traced.step_of.items() if name in kept and step in sources
     }
-    return frozenset(name for name in found if name[-2:] in ("_i", "_j"))
+    return frozenset(found.intersection(of_nodes))

@@ -1,0 +1,96 @@
+"""Values of nodes that are made of the results of an edge program, written down as expressions."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A value of each node after the program.
+
+    Attributes:
+        name: of a function of torch, or what kind of value it is.
+        args: its arguments: expressions, numbers, lists of them; or the name of a value.
+        kwargs: its other arguments.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+
+
+OUTPUT, DATA, STATE, DEGREE = "output", "data", "state", "degree"
+"""Expressions that are given: the number of an output, the name of features of nodes, the name of a
+parameter, and the in-degree, of float64."""
+
+
+_BINARY = {
+    **{"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv},
+    "pow": operator.pow,
+}
+
+
+def apply(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """The value of a function of torch by its name; the first argument may be a number."""
+    function = _BINARY.get(name) if len(args) == 2 and not kwargs else None
+    function = function or getattr(torch, name, None) or getattr(F, name)
+    found: Tensor = function(*args, **kwargs)
+    return found
+
+
+@dataclass(frozen=True)
+class Given:
+    """The values that expressions are made of."""
+
+    results: Sequence[Tensor]
+    layer: Any
+    tensors: Mapping[str, Tensor]
+    degrees: Callable[[], Tensor]
+
+    def value(self, made: Any) -> Any:
+        """The value of an expression, or a number as it is."""
+        if isinstance(made, tuple):
+            return tuple(map(self.value, made))
+        if not isinstance(made, Expression):
+            return made
+        if made.name == OUTPUT:
+            return self.results[made.args[0]]
+        if made.name == DATA:
+            return self.tensors[made.args[0]]
+        if made.name == STATE:
+            return self._state(made.args[0])
+        if made.name == DEGREE:
+            return self.degrees()
+        args = self.value(made.args)
+        kwargs = {name: self.value(value) for name, value in made.kwargs}
+        if made.name == "reshape":  # of degrees, as those of others
+            return args[0].reshape(args[1]).to(self.results[0].dtype)
+        return apply(made.name, args, kwargs)
+
+    def _state(self, name: str) -> Tensor:
+        if name in self.tensors:
+            return self.tensors[name]
+        *path, own = name.split(".")
+        module = functools.reduce(lambda m, part: m._modules[part], path, self.layer)
+        found: Tensor = module._parameters.get(own)
+        return module._buffers[own] if found is None else found
+
+
+def leaves(made: object, name: str) -> set[str]:
+    """The names of given values of one kind in expressions."""
+    if isinstance(made, Expression):
+        if made.name == name:
+            return {str(made.args[0])}
+        return leaves((made.args, made.kwargs), name)
+    if isinstance(made, tuple):
+        return set().union(*(leaves(part, name) for part in made))
+    return set()

@@ -1,0 +1,223 @@
+"""Message passing by functions that users wrote: it is computed by an edge program.
+
+See :mod:`fastgraph.dgl.tracing` for how one is made of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from dgl.function.base import BuiltinFunction
+from dgl.heterograph_index import HeteroGraphIndex
+from dgl.init import zero_initializer
+from torch import Tensor
+
+from fastgraph.dgl.conditions import call_refusal
+from fastgraph.dgl.expressions import DATA, OUTPUT, STATE, Expression, Given, leaves
+from fastgraph.dgl.functions import Pair, pair_of
+from fastgraph.dgl.ranks import ranks
+from fastgraph.dgl.sizes import ProgramWork
+from fastgraph.dgl.structure import Structure, structure_of
+from fastgraph.dgl.tracing import COPIES, KINDS, REDUCTIONS, Call, traced
+from fastgraph.layers.prepared import Prepared
+from fastgraph.layers.tracing import Outcomes, mode_refusal
+from fastgraph.plugins.backend import device_type
+from fastgraph.plugins.refusal import Refusal
+from fastgraph.registry.registry import REGISTRY
+from fastgraph.routing.programs import remember
+from fastgraph.routing.sizes import PROGRAM, TOO_SMALL, are_too_few
+
+Computation = Callable[[], dict[str, Tensor]]
+
+KNOWN = Outcomes()
+"""Of the functions of users."""
+
+
+def plan(graph: Any, message: Any, reduce: Any) -> Computation | Refusal:
+    """The computation of a call of ``message_passing``, or why it is left to upstream.
+
+    At least one of its functions must be one of users.
+
+    Args:
+        graph: with one relation.
+        message: a function of DGL's or of users.
+        reduce: the same.
+    """
+    return _planned(graph, (message, reduce), is_of_edges=False)
+
+
+def plan_edges(graph: Any, function: Any) -> Computation | Refusal:
+    """The computation of a call of ``apply_edges``, or why it is left to upstream.
+
+    Args:
+        graph: with one relation.
+        function: of users.
+    """
+    return _planned(graph, (function, None), is_of_edges=True)
+
+
+def _planned(graph: Any, functions: tuple[Any, Any], *, is_of_edges: bool) -> Computation | Refusal:
+    if torch.compiler.is_compiling():
+        return Refusal("within torch.compile, which does not look into DGL's graphs")
+    gidx = graph._graph
+    num_edges = gidx.number_of_edges(0)
+    # Upstream's operations on sharded tensors cost as much more as the operator does. On a GPU
+    # nothing is known of them.
+    has_bounds = type(gidx) is HeteroGraphIndex and graph.device.type == "cpu"
+    if has_bounds and are_too_few(PROGRAM, num_edges):
+        return TOO_SMALL
+    own = [f if isinstance(f, BuiltinFunction) else None for f in functions]
+    pair = pair_of(*(f if o is None else None for o, f in zip(own, functions, strict=True)))
+    if isinstance(pair, Refusal):
+        return pair
+    src, dst = gidx.metagraph.find_edge(0)
+    frames = graph._node_frames[src], graph._node_frames[dst], graph._edge_frames[0]
+    named = dict(zip(KINDS, frames, strict=True))
+    call = Call(pair, own[0], own[1], named, num_edges, is_of_edges)
+    planned = _plan(graph, call, has_bounds)
+    if isinstance(planned, Refusal) and planned is not TOO_SMALL:
+        _remember(pair, planned)
+    return planned
+
+
+def _remember(pair: Pair, outcome: Any) -> None:
+    for function in pair.functions:
+        remember(function.function.__code__, outcome)
+    if pair.layer is not None:
+        remember(pair.layer, outcome)
+
+
+def _plan(graph: Any, call: Call, has_bounds: bool) -> Computation | Refusal:
+    if call.num_edges == 0:
+        return Refusal("a graph without edges")
+    refusal = mode_refusal() or _reduction_refusal(call)
+    if refusal is not None:
+        return refusal
+    structure = structure_of(graph._graph)
+    if isinstance(structure, Refusal):
+        return structure
+    device = structure.index.device
+    key = (*call.key(), device)
+    known = KNOWN.get(key, call)
+    if known is None:
+        layer = call.pair.layer
+        owner = call.pair.functions[0].function.__code__ if layer is None else layer
+        outcome = KNOWN.made(key, owner, functools.partial(traced, call, device))
+    else:
+        outcome = known.outcome
+    if isinstance(outcome, Refusal):
+        return outcome
+    tensors = _tensors(call, outcome)
+    if has_bounds and _work(call, outcome, tensors).is_too_little(call.num_edges):
+        return TOO_SMALL
+    if outcome.winning and type(graph._graph) is not HeteroGraphIndex and torch.is_grad_enabled():
+        return Refusal("an extremum of which one edge has the gradient, on a sharded graph")
+    refusal = _tensors_refusal(structure, tensors)
+    if refusal is not None:
+        return refusal
+    return functools.partial(_compute, call, outcome, structure, tensors)
+
+
+def _reduction_refusal(call: Call) -> Refusal | None:
+    if call.message is not None and call.message.name not in COPIES:
+        return Refusal(f"messages by {call.message.name} that a function of users reduces")
+    if call.is_of_edges:
+        return None
+    if call.reduce is not None:
+        if call.reduce.name in REDUCTIONS:
+            return None
+        return Refusal(f"messages of users reduced by {call.reduce.name}")
+    frame = call.frames["dst"]
+    if frame._initializers or frame._default_initializer not in (None, zero_initializer):
+        return Refusal("nodes without edges that are initialised by a function of users")
+    return None
+
+
+def _tensors(call: Call, outcome: Prepared) -> dict[str, Tensor]:
+    """The tensors that steps and expressions take, by the names of arguments."""
+    steps, after = outcome.traced.steps, outcome.traced.after
+    needed = {step.args[0] for step in steps if step.function is None}
+    needed |= leaves(after, DATA) | leaves(after, STATE)
+    found = {name: tensor for name, tensor in call.around.items() if name in needed}
+    for kind, frame in call.frames.items():
+        for name in frame._columns:
+            if f"{kind}_{name}" in needed:
+                found[f"{kind}_{name}"] = frame[name]
+    return found
+
+
+def _work(call: Call, outcome: Prepared, tensors: Mapping[str, Tensor]) -> ProgramWork:
+    width = outcome.work.width
+    has_wide_edges = outcome.work.has_wide_edges or (call.is_of_edges and width > 1)
+    for name, tensor in tensors.items():
+        if name[:4] in ("src_", "dst_") and tensor.dim() > 1:
+            channels = tensor.shape[1:].numel()
+            if channels >= 2 * width:
+                width, has_wide_edges = channels, False
+    reduces = call.reduce is None and not call.is_of_edges
+    return ProgramWork(width, has_wide_edges, reduces, bool(outcome.winning))
+
+
+def _tensors_refusal(structure: Structure, tensors: Mapping[str, Tensor]) -> Refusal | None:
+    for name, tensor in tensors.items():
+        refusal = structure.refusal(name, tensor)
+        if refusal is None and tensor.layout is not torch.strided:
+            refusal = Refusal(f"{name} is not a dense tensor")
+        if refusal is not None:
+            return refusal
+    like = next((t for t in tensors.values() if t.is_floating_point()), None)
+    if like is None or like.dtype in (torch.bfloat16, torch.float16):
+        dtype = None if like is None else like.dtype
+        return Refusal(f"its message takes tensors of dtype {dtype}")
+    if any(t.device != like.device for t in tensors.values()):
+        return Refusal("features and variables on different devices")
+    return call_refusal(structure, like) or REGISTRY.refusal(
+        "edge_program", device_type(like), like.dtype
+    )
+
+
+def _compute(
+    call: Call, outcome: Prepared, structure: Structure, tensors: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    _remember(call.pair, outcome)
+    program, layer = outcome.traced.program, call.pair.layer
+    is_numbered = any(operand.place == "edge" for operand in program.operands)
+    is_numbered = is_numbered or call.is_of_edges or bool(outcome.winning)
+    relation = structure.numbered() if is_numbered else structure.plain()
+    reduce = call.reduce
+    results = outcome.compute(
+        layer,
+        tensors,
+        relation.edges.index,
+        structure.num_src,
+        structure.num_dst,
+        False,
+        relation.edges.ptr,
+        ranks=functools.partial(ranks, structure, reduce is None),
+    )
+    after: Any = outcome.traced.after
+    if call.is_of_edges:
+        return {name: results[made.args[0]] for name, made in after}
+    lonely = relation.lonely
+    if reduce is not None:
+        (out,) = results
+        if reduce.name in ("max", "min") and lonely is not None:
+            least = float("-inf" if reduce.name == "max" else "inf")  # callers make zeros of it
+            out = out.masked_fill(_column(lonely, out), least)
+        return {reduce.out_field: out}
+    given = Given(results, layer, tensors, lambda: structure.degrees().to(torch.float64))
+    return {name: _zero(given.value(made), made, lonely) for name, made in after}
+
+
+def _zero(value: Tensor, made: Expression, lonely: Tensor | None) -> Tensor:
+    """The value of nodes that have messages, and zeros: nothing is reduced for the others."""
+    if lonely is None or made.name == OUTPUT:
+        return value
+    return value.masked_fill(_column(lonely, value), 0.0)
+
+
+def _column(lonely: Tensor, like: Tensor) -> Tensor:
+    return lonely.view(-1, *(1,) * (like.dim() - 1))
