@@ -146,18 +146,17 @@ def unpacked(
     _, *parameters = inspect.signature(rule).parameters.values()
     named = [p for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     defaults = {parameter.name: parameter.default for parameter in named}
+    count = len(defaults)
     takes_rest = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
     takes_options = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
     def by_parameters(func: TorchFunction, args: Arguments, kwargs: Options) -> Result:
-        rest: Arguments = ()
-        options: Options = {}
-        if takes_rest:
-            args, rest = args[: len(defaults)], args[len(defaults) :]
-        if takes_options and kwargs:
-            options = {name: value for name, value in kwargs.items() if name not in defaults}
-            kwargs = {name: value for name, value in kwargs.items() if name in defaults}
-        return rule(func, *_bound(args, kwargs, defaults), *rest, **options)
+        if not kwargs and (len(args) == count or (takes_rest and len(args) > count)):
+            return rule(func, *args)
+        rest = args[count:] if takes_rest else ()
+        options = {k: v for k, v in kwargs.items() if k not in defaults} if takes_options else {}
+        given = {k: v for k, v in kwargs.items() if k not in options}
+        return rule(func, *_bound(args[: len(args) - len(rest)], given, defaults), *rest, **options)
 
     return functools.wraps(rule)(by_parameters)
 
@@ -168,8 +167,6 @@ def _bound(args: Arguments, kwargs: Options, defaults: Mapping[str, object]) -> 
     Raises:
         NoRuleError: the call has other arguments, or lacks one.
     """
-    if not kwargs and len(args) == len(defaults):
-        return args
     if len(args) > len(defaults) or not kwargs.keys() <= defaults.keys():
         raise NoRuleError
     by_position = dict(zip(defaults, args, strict=False))
