@@ -111,7 +111,7 @@ class Table(NamedTuple):
             "# Never slower",
             "",
             f"`{self.facts['command']}`; processor time of upstream over that of ours, the "
-            "quietest turn of each.",
+            "lower quartile of the steps of each.",
             "",
             *(f"- {name}: {value}" for name, value in self.facts["machine"].items()),
             "",

@@ -48,12 +48,12 @@ def test_rounds_are_few_where_all_say_the_same(clock: Clock, ratio: float, round
     found = clock.turns.measure(plain, ours, clock.turns.Effort(rounds=4))
     assert found.ratio == pytest.approx(ratio)
     assert (found.rounds, found.again) == (rounds, ratio < 0.95)
-    assert len(plain.seconds) == len(ours.seconds) == rounds
+    assert len(plain.turns) == len(ours.turns) == rounds
 
 
-def test_the_quietest_turns_count(clock: Clock) -> None:
-    # One step that is long warms up, a turn that is disturbed follows.
-    plain, ours = clock.side(1.1), clock.side(1.0, 9.0, 1.0)
+def test_steps_that_were_disturbed_do_not_count(clock: Clock) -> None:
+    # One step that is long warms up, two that are disturbed follow.
+    plain, ours = clock.side(1.1), clock.side(1.0, 9.0, 9.0, 1.0)
     found = clock.turns.measure(plain, ours, clock.turns.Effort(rounds=4))
     assert found.ratio == pytest.approx(1.1) and found.rounds == 4 and not found.again
 
@@ -62,14 +62,20 @@ def test_a_loss_is_measured_again_and_only_that_counts(clock: Clock) -> None:
     # One step warms up; the four rounds after it look bad, those of the second time do not.
     plain, ours = clock.side(1.0), clock.side(*5 * [1.2], 1.0)
     found = clock.turns.measure(plain, ours, clock.turns.Effort(rounds=4))
-    assert found == clock.turns.Beside(1.0, 1.0, 8, again=True)
+    assert (found.rounds, found.again) == (8, True) and found.ratio == pytest.approx(1.0)
+
+
+def test_the_lower_quartile_is_that_of_all_turns(clock: Clock) -> None:
+    side = clock.side(1.0)
+    side.turns = [[4.0, 3.0], [2.0, 5.0, 9.0, 1.0], [0.5]]
+    assert side.seconds(2) == 2.0 and side.seconds(3) == 1.0
 
 
 def test_several_sides_share_the_turns_of_one_until_each_is_settled(clock: Clock) -> None:
     plain, ahead, close = clock.side(4.0), clock.side(1.0), clock.side(3.9)
     found = clock.turns.measure_all(plain, [ahead, close], clock.turns.Effort(rounds=4))
     assert [(beside.rounds, beside.again) for beside in found] == [(1, False), (4, False)]
-    assert len(plain.seconds) == 4 and len(ahead.seconds) == 1
+    assert len(plain.turns) == 4 and len(ahead.turns) == 1
 
 
 def test_quick_steps_are_many_in_a_turn_and_what_comes_before_is_not_timed(clock: Clock) -> None:
@@ -81,7 +87,7 @@ def test_quick_steps_are_many_in_a_turn_and_what_comes_before_is_not_timed(clock
         clock.now += 100
 
     side.prepare = prepare
-    assert side.turn(3, warm_up=True) == 0.25
+    assert side.turn(3, warm_up=True) == [0.25, 0.25, 0.25]
     assert len(prepared) == 4
 
 
