@@ -16,15 +16,24 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import (
     APPNP,
+    AGNNConv,
+    CGConv,
+    EdgeConv,
+    FiLMConv,
     GATConv,
     GATv2Conv,
     GCNConv,
+    GENConv,
+    GeneralConv,
     GINConv,
     GraphConv,
+    LEConv,
     LGConv,
     Linear,
+    ResGatedGraphConv,
     SAGEConv,
     SimpleConv,
+    SuperGATConv,
     TransformerConv,
 )
 
@@ -233,6 +242,17 @@ RESIDUAL = [
     GATv2Conv(4, 4, add_self_loops=False),
     GCNConv(4, 4, add_self_loops=False),
     GCNConv(4, 4, normalize=False),
+    CGConv(4),
+    ResGatedGraphConv(4, 4),
+    FiLMConv(4, 4),
+    LEConv(4, 4),
+    GENConv(4, 4),
+    GENConv(4, 4, aggr="max"),
+    GeneralConv(4, 4),
+    EdgeConv(torch.nn.Linear(8, 4)),
+    AGNNConv(),
+    SuperGATConv(4, 4),
+    SAGEConv(4, 4, aggr=["mean", "max"]),
 ]
 
 
