@@ -29,7 +29,7 @@ from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation, refuse, take
 from fastgraph.routing.sizes import TOO_SMALL
-from fastgraph.routing.status import calls_counted, count_program, count_too_small
+from fastgraph.routing.status import THREAD, count_program, count_too_small
 from fastgraph.routing.switch import SWITCH
 
 
@@ -149,7 +149,7 @@ def _is_part(refusal: Refusal, arguments: tuple[Any, ...]) -> bool:
 
     Functions that are left to upstream call others in their backward passes.
     """
-    if calls_counted():
+    if THREAD.counted:
         return True
     if not isinstance(refusal, NoOperator) or torch._C._current_graph_task_id() == -1:
         return False

@@ -17,8 +17,8 @@ from fastgraph.graphs.memo import is_recording
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation, run_upstream
-from fastgraph.routing.parts import is_part_of_another, report
-from fastgraph.routing.status import calls_counted
+from fastgraph.routing.parts import Parts, report
+from fastgraph.routing.status import THREAD
 from fastgraph.routing.switch import SWITCH
 
 Function = Callable[..., Any]
@@ -40,8 +40,12 @@ def routed(upstream: Function, plan: Callable[..., Planned]) -> Function:
 
     @functools.wraps(upstream)
     def function(*args: Any, **kwargs: Any) -> Any:
-        # First of all what holds in a layer that is left to upstream, which loses this time.
-        if is_seen_by_dynamo() or is_part_of_another():
+        # First of all what holds in calls that are left to upstream, which lose this time. They are
+        # counted already, with all that runs in them.
+        if is_seen_by_dynamo():
+            return upstream(*args, **kwargs)
+        under_way = THREAD.counted
+        if under_way and type(under_way[-1]) is not Parts:
             return upstream(*args, **kwargs)
         if not SWITCH.active or is_recording() or is_tracing():
             return upstream(*args, **kwargs)
@@ -52,7 +56,6 @@ def routed(upstream: Function, plan: Callable[..., Planned]) -> Function:
             report(name, None)
             return planned()
         report(name, planned)
-        under_way = calls_counted()
         under_way.append(upstream)  # which calls others of these functions
         try:
             return run_upstream(planned, upstream, *args, **kwargs)

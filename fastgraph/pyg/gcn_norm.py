@@ -23,6 +23,7 @@ from fastgraph.graphs.memo import MEMO, REMEMBERING, is_recording, remembered, t
 from fastgraph.plugins.patching import Patches
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor
 from fastgraph.routing.sizes import WEIGHTED_SUM, is_too_small, of_many
+from fastgraph.routing.status import THREAD
 from fastgraph.routing.switch import SWITCH
 
 UPSTREAM = gcn_conv.gcn_norm
@@ -75,7 +76,11 @@ def gcn_norm(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: Any
     """Upstream's result, the same tensors for as long as the arguments live unchanged."""
     # Where remembering takes longer than computing; compilers ask neither.
     if not torch.compiler.is_compiling() and is_too_small(WEIGHTED_SUM, edge_index, of_many):
-        return UPSTREAM(edge_index, edge_weight, *args, **kwargs)
+        THREAD.counted.append(UPSTREAM)  # so that functions in it do not look for a route
+        try:
+            return UPSTREAM(edge_index, edge_weight, *args, **kwargs)
+        finally:
+            THREAD.counted.pop()
     parts = _parts_to_remember_by(edge_index, edge_weight)
     if parts is None and _is_subclass(edge_index, edge_weight):
         return _of_subclass(edge_index, edge_weight, args, kwargs)

@@ -44,7 +44,7 @@ from fastgraph.routing.sizes import (
     is_tiny,
     is_too_small,
 )
-from fastgraph.routing.status import calls_counted, count_too_small, is_counted
+from fastgraph.routing.status import THREAD, count_too_small, is_counted
 from fastgraph.routing.switch import SWITCH
 from fastgraph.upstream import label_of
 
@@ -133,15 +133,15 @@ def _routed(
     label = label_of(cls)
     is_small = _smallness(cls) if generated else None
     is_known = known_message(cls) is not None
-    is_compiling = torch.compiler.is_compiling
+    is_seen_by_dynamo = torch.compiler.is_dynamo_compiling
 
     # `wraps` keeps upstream's `__module__`, by which the template knows its own work.
     @functools.wraps(upstream)
     def propagate(self: MessagePassing, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
         if not SWITCH.active:  # an instance kept the wrapper beyond `disable()`
             return upstream(self, edge_index, *args, **kwargs)
-        if not is_compiling():
-            counted = calls_counted()
+        if not is_seen_by_dynamo():
+            counted = THREAD.counted
             if counted and counted[-1] is self:  # its whole call was left to upstream
                 return upstream(self, edge_index, *args, **kwargs)
             # Without a route there is another reason.
@@ -195,7 +195,7 @@ def _left(
     if torch.compiler.is_compiling():
         out: Tensor = run_upstream(refusal, upstream, module, *args, **kw)
         return out
-    counted = calls_counted()
+    counted = THREAD.counted
     counted.append(upstream)  # not the module, calls of which in here are counted one by one
     try:
         out = run_upstream(refusal, upstream, module, *args, **kw)

@@ -17,8 +17,8 @@ from fastgraph.graphs.edges import OutOfRange
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.status import (
+    THREAD,
     RouteRefusedError,
-    calls_counted,
     count_refused,
     count_routed,
     count_too_small,
@@ -115,7 +115,7 @@ def replace_method(
         if not SWITCH.active:  # an instance kept this function beyond `disable()`
             return upstream(self, *args, **kwargs)
         if is_small is not None and is_small(self, args, kwargs):
-            counted = calls_counted()
+            counted = THREAD.counted
             if not counted or counted[-1] is not self:
                 count_too_small(label if type(self) is cls else label_of(type(self)))
             counted.append(self)
@@ -147,7 +147,7 @@ def _run_counted(
     """Upstream's own code for a call that has been counted as a whole, and refused."""
     if type(refusal) is OutOfRange:
         upstream = functools.partial(run_upstream, refusal, upstream)
-    counted = calls_counted()
+    counted = THREAD.counted
     counted.append(module)
     try:
         return upstream(module, *args, **kwargs)

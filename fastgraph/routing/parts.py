@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.sizes import TOO_SMALL
-from fastgraph.routing.status import calls_counted, count_refused, count_routed, count_too_small
+from fastgraph.routing.status import THREAD, count_refused, count_routed, count_too_small
 
 
 class Parts:
@@ -29,22 +29,16 @@ class Parts:
         self.refusal: Refusal | None = None
 
     def __enter__(self) -> None:
-        calls_counted().append(self)
+        THREAD.counted.append(self)
 
     def __exit__(self, *_: object) -> None:
-        calls_counted().pop()
+        THREAD.counted.pop()
         if self.refusal is not None and not (self.routed and self.refusal is TOO_SMALL):
             _count_left(self._name, self.refusal)
         elif self.routed:
             count_routed(self._name)
         else:
             count_refused(self._name, self._reason)
-
-
-def is_part_of_another() -> bool:
-    """True if the innermost call under way was counted already, with all that runs in it."""
-    under_way = calls_counted()
-    return bool(under_way) and type(under_way[-1]) is not Parts
 
 
 def report(name: str, refusal: Refusal | None) -> None:
@@ -54,7 +48,7 @@ def report(name: str, refusal: Refusal | None) -> None:
         name: of the function, under which it counts where it is no part.
         refusal: why it runs upstream's code; ``None`` if it does not.
     """
-    under_way = calls_counted()
+    under_way = THREAD.counted
     parts = under_way[-1] if under_way else None
     if not isinstance(parts, Parts):
         count_routed(name) if refusal is None else _count_left(name, refusal)

@@ -139,31 +139,32 @@ os.register_at_fork(
 
 
 class _Thread(threading.local):
-    """Where a thread counts, and the calls under way in it that are counted as a whole."""
+    """Where a thread counts, and the calls under way in it that are counted as a whole.
+
+    Attributes:
+        recorders: those to count in, the last of them.
+        counted: the modules and functions that are called, the innermost last.
+    """
 
     def __init__(self) -> None:
         self.recorders = [STATUS]
         self.counted: list[object] = []
 
 
-_thread = _Thread()
+THREAD = _Thread()
+"""Of the thread that asks. A tiny call asks often, and would lose by a function around it."""
 
 
 @contextmanager
 def recording() -> Iterator[Status]:
     """Count this thread's calls in a status of their own, without warnings."""
     recorder = Status()
-    recorders = _thread.recorders
+    recorders = THREAD.recorders
     recorders.append(recorder)
     try:
         yield recorder
     finally:
         recorders.pop()
-
-
-def calls_counted() -> list[object]:
-    """The modules whose calls, under way in this thread, were counted as a whole."""
-    return _thread.counted
 
 
 @contextmanager
@@ -173,7 +174,7 @@ def counted_as_whole(call: object) -> Iterator[None]:
     Args:
         call: the module or function that runs.
     """
-    under_way = _thread.counted
+    under_way = THREAD.counted
     under_way.append(call)
     try:
         yield
@@ -183,7 +184,7 @@ def counted_as_whole(call: object) -> Iterator[None]:
 
 def is_counted(module: object) -> bool:
     """True if the innermost call that was counted as a whole is one of this module."""
-    counted = _thread.counted
+    counted = THREAD.counted
     return bool(counted) and counted[-1] is module
 
 
@@ -191,19 +192,19 @@ def count_routed(layer: str) -> None:
     """Count a call that runs our kernels."""
     # Without the lock, which would take longer: python lets other threads run at calls and jumps
     # only, and between reading and writing this attribute there are none.
-    _thread.recorders[-1].named(layer).routed += 1
+    THREAD.recorders[-1].named(layer).routed += 1
 
 
 def count_program(layer: str) -> None:
     """Count a routed call that runs an edge program."""
-    row = _thread.recorders[-1].named(layer)  # without the lock, as in `count_routed`
+    row = THREAD.recorders[-1].named(layer)  # without the lock, as in `count_routed`
     row.routed += 1
     row.programs += 1
 
 
 def count_refused(layer: str, reason: str) -> None:
     """Count a call that runs upstream's code, and say so once for each reason."""
-    recorders = _thread.recorders
+    recorders = THREAD.recorders
     with _lock:
         row = recorders[-1].named(layer)
         row.fell_back += 1
@@ -221,7 +222,7 @@ def count_refused(layer: str, reason: str) -> None:
 
 def count_too_small(layer: str) -> None:
     """Count a call that upstream's code computes faster, which nobody need be warned of."""
-    recorder = _thread.recorders[-1]  # without the lock, as in `count_routed`
+    recorder = THREAD.recorders[-1]  # without the lock, as in `count_routed`
     row = recorder._rows.get(layer) or recorder.named(layer)
     row.fell_back += 1
     row.reasons[_TOO_SMALL] += 1

@@ -15,7 +15,7 @@ import torch
 
 from fastgraph.plugins.patching import Patches
 from fastgraph.routing.parts import Parts
-from fastgraph.routing.status import calls_counted
+from fastgraph.routing.status import THREAD
 from fastgraph.routing.switch import SWITCH
 from fastgraph.upstream import UNROUTED, label_of
 
@@ -44,7 +44,7 @@ def count_calls(patches: Patches, owner: Any, name: str, seen: Seen) -> None:
     @functools.wraps(upstream)
     def counted(*args: Any, **kwargs: Any) -> Any:
         # First of all what holds for a layer that is left to upstream, which loses this time.
-        if is_seen_by_dynamo() or calls_counted():
+        if is_seen_by_dynamo() or THREAD.counted:
             return upstream(*args, **kwargs)
         if is_compiling() or not SWITCH.active:
             return upstream(*args, **kwargs)
