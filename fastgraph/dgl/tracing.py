@@ -329,7 +329,11 @@ def _of_edges(messages: Mapping[str, Any]) -> Reduced:
     recorder = active_recorder()
     for name, tensor in messages.items():
         known = recorder.known(tensor) if recorder is not None else None
-        if known is not None and recorder is not None and recorder.is_part_of_argument(known):
+        if (
+            known is not None
+            and recorder is not None
+            and is_part_of_argument(recorder.steps, known)
+        ):
             refuse(f"it gives features of edges as they are ({name})")
     if len({id(tensor) for tensor in messages.values()}) < len(messages) or not messages:
         refuse("it gives one value of edges several times, or none")

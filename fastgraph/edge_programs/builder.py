@@ -116,6 +116,9 @@ class Builder:
 
     def round(self, value: Value) -> Value:
         """The value as the dtype of operands has it."""
+        made = self._definitions[value.number]
+        if isinstance(made, Operand) or made.operation == ROUND:
+            return value
         return self._value(Instruction(ROUND, (value.number,), value.width))
 
     def spread(self, value: Value, width: int) -> Value:

@@ -85,6 +85,15 @@ class Recorded:
         return self.place != "parameter"
 
 
+def is_part_of_argument(steps: Sequence[Step], v: Recorded) -> bool:
+    """True for a tensor of edges that shares its memory with one that the message takes."""
+    step = v.step if v.place == "edge" else None
+    while step is not None and (made := steps[step]).function is not None:
+        is_view = made.function._schema.returns[0].alias_info is not None
+        step = made.args[0].step if is_view else None
+    return step is not None
+
+
 def needed_steps(
     steps: Sequence[Step], step_of: Mapping[str, int]
 ) -> tuple[tuple[Step, ...], dict[str, int]]:

@@ -12,7 +12,7 @@ import functools
 import math
 import re
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from operator import add
 from typing import Any, NoReturn
@@ -26,7 +26,9 @@ from fastgraph.edge_programs.broadcasting import summed as sum_over
 from fastgraph.edge_programs.builder import Builder, Value
 from fastgraph.edge_programs.calls import (
     ALONG_CHANNELS,
+    CONVERSIONS,
     DROPOUTS,
+    EXACT,
     EXPANSIONS,
     LOOKS,
     MULTIPLES,
@@ -37,14 +39,17 @@ from fastgraph.edge_programs.calls import (
     factors,
     repeats_ones,
 )
+from fastgraph.edge_programs.dtypes import DTYPES, StandIn, without_data
 from fastgraph.edge_programs.elementwise import ELEMENTWISE
 from fastgraph.edge_programs.mapped import MatrixOfEdge
 from fastgraph.edge_programs.operations import REDUCTIONS
 from fastgraph.edge_programs.owners import BY_TYPE, Owner, operand_place
+from fastgraph.edge_programs.precision import Precision
 from fastgraph.edge_programs.program import PLACES, Place
+from fastgraph.edge_programs.reading import unread
 from fastgraph.edge_programs.recorded import Recorded, Ref, Refused, Step
 from fastgraph.edge_programs.relations import Choice, EdgeTypes, chosen, product_by_type
-from fastgraph.edge_programs.terms import cancels, common_owner, number_of, terms_of
+from fastgraph.edge_programs.terms import cancels, common_owner, number_of, pieces_of, terms_of
 
 aten = torch.ops.aten
 
@@ -54,13 +59,21 @@ class Recorder(TorchDispatchMode):
 
     Args:
         num_edges: the rows of values of edges: another number than all numbers of channels.
-        dtype: of all values.
+        dtypes: of the tensors that the message takes.
+        autocast: the dtype of the autocast on the CPU under which the message runs, if any.
+        rounds: true if values of half types are rounded after each operation, as upstream's are.
 
     Raises:
         Refused: from an operation that is not known to be row-wise.
     """
 
-    def __init__(self, num_edges: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        num_edges: int,
+        dtypes: Iterable[torch.dtype],
+        autocast: torch.dtype | None = None,
+        rounds: bool = False,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.builder = Builder()
         self.steps: list[Step] = []
@@ -70,7 +83,9 @@ class Recorder(TorchDispatchMode):
         """A parameter or buffer that was changed in place."""
         self.is_after_message = False
         """True once the message is there: what is made of it is computed in the program."""
-        self._num_edges, self._dtype = num_edges, dtype
+        self.precision = Precision(self._step, dtypes, autocast, rounds)
+        self.num_edges = num_edges
+        self._seen: Callable[[Tensor], Tensor] = StandIn if autocast else lambda tensor: tensor
         self._known: dict[int, tuple[Tensor, Recorded]] = {}
         self._state: dict[int, str] = {}
         self._closed: dict[int, tuple[Tensor, str]] = {}
@@ -85,8 +100,8 @@ class Recorder(TorchDispatchMode):
         self, name: str, place: Place, channels: tuple[int, ...], dtype: torch.dtype
     ) -> Tensor:
         """A tensor that stands for an argument."""
-        rows = () if place == "parameter" else (self._num_edges,)
-        tensor = torch.empty((*rows, *channels), dtype=dtype, device="meta")
+        rows = () if place == "parameter" else (self.num_edges,)
+        tensor = self._seen(torch.empty((*rows, *channels), dtype=dtype, device="meta"))
         self._know(tensor, Recorded(place, channels, self._step(None, (name,))))
         return tensor
 
@@ -99,13 +114,13 @@ class Recorder(TorchDispatchMode):
 
     def closed(self, shape: tuple[int, ...], dtype: torch.dtype, reason: str) -> Tensor:
         """A tensor of which every use is refused."""
-        tensor = torch.empty(shape, dtype=dtype, device="meta")
+        tensor = self._seen(torch.empty(shape, dtype=dtype, device="meta"))
         self._closed[id(tensor)] = (tensor, reason)
         return tensor
 
     def rows(self, dtype: torch.dtype, reason: str) -> Tensor:
         """A closed tensor that stands for the aggregating node of each edge."""
-        tensor = self.closed((self._num_edges,), dtype, reason)
+        tensor = self.closed((self.num_edges,), dtype, reason)
         self._rows.add(id(tensor))
         return tensor
 
@@ -118,7 +133,7 @@ class Recorder(TorchDispatchMode):
         if id(index) not in self._rows:
             self.refuse("it has a softmax over others than the edges of a node")
         v = self.known(scores)
-        if v is None or not v.has_rows or scores.dtype != self._dtype:
+        if v is None or not v.has_rows or scores.dtype not in DTYPES:
             self.refuse("it has a softmax over neighbours of what is no value of edges")
         if v.scores is not None:
             self.refuse("it has a softmax over neighbours of another")
@@ -162,14 +177,6 @@ class Recorder(TorchDispatchMode):
             name = f"t_{number}"
         self._step_of[name], self.owner_of[name] = number, v.place
         return self.builder.operand(name, operand_place(v.place), math.prod(v.channels))
-
-    def is_part_of_argument(self, v: Recorded) -> bool:
-        """True for a tensor of edges that shares its memory with one that the message takes."""
-        step = v.step if v.place == "edge" else None
-        while step is not None and (made := self.steps[step]).function is not None:
-            is_view = made.function._schema.returns[0].alias_info is not None
-            step = made.args[0].step if is_view else None
-        return step is not None
 
     def steps_of(self, operands: Iterable[str]) -> dict[str, int]:
         """The steps that operands are, by their names."""
@@ -219,28 +226,39 @@ class Recorder(TorchDispatchMode):
                 raise Refused(_NO_ARGUMENT)
         if call.operation in LOOKS or torch.Tag.data_dependent_output in func.tags:
             raise Refused("it depends on the values of tensors, for example in a branch")
-        choice = chosen(call, self._of, self.steps, self._dtype)
+        choice = chosen(call, self._of, self.steps)
         if torch.Tag.dynamic_output_shape in func.tags and choice is None:
             raise Refused(f"its shapes depend on the values of tensors ({func})")
         if not tensors:
             raise Refused(f"it makes a tensor ({func})")
-        found = func(*call.args, **call.kwargs)
+        if func.namespace != "aten":
+            raise Refused(f"{func} is not known to be row-wise")
+        args, kwargs = without_data(call.args), without_data(call.kwargs)
+        found = unread(functools.partial(func, *args, **kwargs))  # what torch runs is no message
         if not isinstance(found, Tensor) or found.device.type != "meta":
             raise Refused(f"{func} is not known to be row-wise")
+        found = self._seen(found)
         if choice is not None:
             self._know(found, self._chosen(choice, tuple(found.shape[1:])))
             return found
         for tensor in (*tensors, found):
-            if tensor.dtype not in (self._dtype, torch.bool):
-                raise Refused(f"it computes with {tensor.dtype}, not with {self._dtype}")
+            if tensor.dtype not in (*DTYPES, torch.bool):
+                raise Refused(f"it computes with {tensor.dtype}")
         rule = ELEMENTWISE.get(call.operation)
         is_mask = rule.is_mask if rule else tensors[0].dtype is torch.bool
         if found.dtype is torch.bool and not is_mask:  # as the sum of two masks, which is no 2
             raise Refused(f"it makes a mask ({func})")
         has_rows = any(self._of(tensor).has_rows for tensor in tensors)
-        if has_rows and (found.dim() == 0 or found.shape[0] != self._num_edges):
+        if has_rows and (found.dim() == 0 or found.shape[0] != self.num_edges):
             raise Refused(f"it works across edges ({func})")
-        self._know(found, self._result(call, tuple(found.shape[has_rows:]), has_rows))
+        is_conversion = call.operation in CONVERSIONS
+        if is_conversion:
+            result = self.precision.convert(self._of(tensors[0]), tensors[0].dtype, found.dtype)
+        if not is_conversion or found.dtype == tensors[0].dtype:
+            result = self._result(call, tuple(found.shape[has_rows:]), has_rows)
+        if is_conversion or call.operation not in EXACT:
+            result = self.precision.rounded(result, found.dtype)
+        self._know(found, result)
         return found
 
     def _chosen(self, choice: Choice, channels: tuple[int, ...]) -> Recorded:
@@ -274,7 +292,7 @@ class Recorder(TorchDispatchMode):
             return self._stack(call, channels)
         if operation in ALONG_CHANNELS:
             return self._along_channels(call, channels)
-        if operation is aten.t and not has_rows:
+        if not has_rows:  # whatever it is, it can be done before
             return self._called(call, "parameter", channels)
         raise Refused(f"{call.func} is not known to be row-wise")
 
@@ -421,17 +439,20 @@ class Recorder(TorchDispatchMode):
         # A slice of the matrix itself, whose gradient ranks sum with those of other parameters.
         is_linear = call.operation is aten.linear
         multiply = aten.linear.default if is_linear else aten.matmul.default
+        # Upstream rounds their sum alone, so what is summed has more digits than a half type.
+        dtype = factors(call)[0].dtype
+        wide = self.precision.widening(dtype)
         products: dict[Owner, int] = {}
-        pieces = self._pieces(tensor)
+        pieces = pieces_of(tensor)
         if cancels(pieces):
             raise Refused("it has a product with a difference, of which two products lose digits")
         for coefficient, piece, offset in pieces:
             assert piece.place is not None
-            size, part = piece.channels[-1], number_of(weight)
+            size, part = piece.channels[-1], wide(number_of(weight))
             if size != tensor.channels[-1]:
                 bounds = int(is_linear), offset, offset + size
                 part = self._step(aten.slice.Tensor, (Ref(part), *bounds))
-            made = self._step(multiply, (Ref(number_of(piece)), Ref(part)))
+            made = self._step(multiply, (Ref(wide(number_of(piece))), Ref(part)))
             if coefficient != 1:
                 made = self._step(aten.mul.Tensor, (Ref(made), coefficient))
             if piece.place in products:
@@ -439,11 +460,12 @@ class Recorder(TorchDispatchMode):
             products[piece.place] = made
         if bias is not None:
             place = next(iter(products))
-            both = (Ref(products[place]), Ref(number_of(bias)))
+            both = (Ref(products[place]), Ref(wide(number_of(bias))))
             products[place] = self._step(aten.add.Tensor, both)
+        self.precision.keep_wide(products.values(), dtype)
         found = [Recorded(place, channels, step) for place, step in products.items()]
         if len(found) == 1:
-            return found[0]
+            return self.precision.narrowed(found[0], dtype)
         value = self.value(found[0])
         for other in found[1:]:
             value = value + self.value(other)
@@ -465,20 +487,6 @@ class Recorder(TorchDispatchMode):
         pairs = self._step(None, (owner,))
         step = self._step(product_by_type, (Ref(v.step), Ref(table), Ref(pairs)))
         return Recorded(owner, channels, step)
-
-    def _pieces(self, v: Recorded) -> list[tuple[float, Recorded, int]]:
-        """The steps that a linear map applies to: coefficient, step and first channel of each."""
-        if v.step is not None:
-            return [(1.0, v, 0)]
-        if not v.parts:
-            if not v.terms:
-                raise Refused("it has a product of a matrix with values of each edge")
-            return [(coefficient, piece, 0) for coefficient, piece in v.terms]
-        found, offset = [], 0
-        for part in v.parts:
-            found += [(c, piece, offset + first) for c, piece, first in self._pieces(part)]
-            offset += part.channels[-1]
-        return found
 
     def _cat(self, call: Call, channels: tuple[int, ...]) -> Recorded:
         parts = tuple(self._of(tensor) for tensor in call.given["tensors"])

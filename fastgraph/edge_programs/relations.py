@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.edge_programs.calls import Call, aten
+from fastgraph.edge_programs.dtypes import DTYPES
 from fastgraph.edge_programs.recorded import Recorded, Ref, Step
 
 
@@ -130,19 +131,16 @@ class Choice:
     args: tuple[Any, ...]
 
 
-def chosen(
-    call: Call, known: Callable[[Tensor], Recorded], steps: Sequence[Step], dtype: torch.dtype
-) -> Choice | None:
+def chosen(call: Call, known: Callable[[Tensor], Recorded], steps: Sequence[Step]) -> Choice | None:
     """The rows that an operator chooses by an argument of a message; ``None`` for any other.
 
     Args:
         call: of the operator.
         known: gives the knowledge of a tensor.
         steps: all of them.
-        dtype: of values.
     """
     given = choice(call)
-    if given is None or given[0].dtype != dtype or given[1].dtype is not torch.int64:
+    if given is None or given[0].dtype not in DTYPES or given[1].dtype is not torch.int64:
         return None
     table, numbers = map(known, given)
     if table.has_rows or table.step is None or numbers.step is None:

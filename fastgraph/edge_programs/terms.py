@@ -34,6 +34,21 @@ def terms_of(
     return ()
 
 
+def pieces_of(v: Recorded) -> list[tuple[float, Recorded, int]]:
+    """The steps that a linear map applies to: coefficient, step and first channel of each."""
+    if v.step is not None:
+        return [(1.0, v, 0)]
+    if not v.parts:
+        if not v.terms:
+            raise Refused("it has a product of a matrix with values of each edge")
+        return [(coefficient, piece, 0) for coefficient, piece in v.terms]
+    found, offset = [], 0
+    for part in v.parts:
+        found += [(c, piece, offset + first) for c, piece, first in pieces_of(part)]
+        offset += part.channels[-1]
+    return found
+
+
 def number_of(v: Recorded) -> int:
     """The number of the step that a value is.
 

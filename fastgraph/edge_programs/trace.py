@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fastgraph.edge_programs.builder import Value
+from fastgraph.edge_programs.called import Called, Raised
+from fastgraph.edge_programs.dtypes import DTYPES, autocasting, in_double, widest
 from fastgraph.edge_programs.evaluation import Edges, evaluate, softmax_weights, spread
 from fastgraph.edge_programs.mapped import LINEAR, mapped
 from fastgraph.edge_programs.node_counts import is_count
-from fastgraph.edge_programs.operations import SOFTMAX
+from fastgraph.edge_programs.operations import EXTREMA, SOFTMAX
 from fastgraph.edge_programs.program import Output
-from fastgraph.edge_programs.recorded import Recorded, Refused, needed_steps
+from fastgraph.edge_programs.recorded import Recorded, Refused, is_part_of_argument, needed_steps
 from fastgraph.edge_programs.recording import Recorder
-from fastgraph.edge_programs.relations import pairs_of
+from fastgraph.edge_programs.relations import Pairs, pairs_of
 from fastgraph.edge_programs.traced import (
     Argument,
     Index,
@@ -43,8 +46,6 @@ _SIZES = (10_007, 2, 1_000_000_007)
 They are far apart, so that a message that is another one for many edges or for few is seen.
 """
 
-_Made = TypeVar("_Made")
-
 _SUM = (Reduction("sum"),)
 
 _PROBED_EDGES, _PROBED_NODES = 64, 24
@@ -55,6 +56,7 @@ def trace(
     arguments: Mapping[str, object],
     reductions: Sequence[Reduction] | Reduce = _SUM,
     besides: Mapping[str, Argument] | None = None,
+    autocast: torch.dtype | None = None,
 ) -> Traced | Refusal:
     """The edge program of a message.
 
@@ -66,6 +68,7 @@ def trace(
         reductions: of the message, in the order of the program's outputs, or the function that
             reduces it.
         besides: tensors of edges that reductions take and the message does not, by name.
+        autocast: the dtype of the autocast on the CPU under which it runs, if any.
 
     Returns:
         The program with what comes before it, or why there is none: the message is random, changes
@@ -74,25 +77,29 @@ def trace(
     besides = besides or {}
     described = {n: a for n, a in arguments.items() if isinstance(a, Argument)} | dict(besides)
     dtypes = {a.dtype for a in described.values() if a.dtype.is_floating_point}
-    if len(dtypes) != 1:
-        return Refusal(f"its message takes tensors of {len(dtypes)} floating-point dtypes")
-    (dtype,) = dtypes
-    call = _Called(message)
+    if not dtypes:
+        return Refusal("its message takes no tensors of a floating-point dtype")
+    call = Called(message)
     reduce = reductions if callable(reductions) else reduce_by(reductions)
+    rounds = not callable(reductions) and any(r.name in EXTREMA for r in reductions)
     if any(is_lazy(tensor) for tensor in call.state().values()):
         return Refusal("its layer has parameters without a shape")
     both = sorted(described.keys() & call.state().keys())
     if both:
         return Refusal(f"its message takes {both[0]}, as a parameter of its layer is called")
     try:
-        first = _record(call, arguments, _SIZES[0], dtype, reduce, besides)
-        for num_edges in _SIZES[1:]:
-            if _record(call, arguments, num_edges, dtype, reduce, besides) != first:
+        with autocasting(autocast):
+            first, *others = (
+                _record(call, arguments, Recorder(size, dtypes, autocast, rounds), reduce, besides)
+                for size in _SIZES
+            )
+            if any(other != first for other in others):
                 raise Refused("it depends on the number of edges, or is another one every time")
-        with torch.inference_mode(False), torch.enable_grad():
-            for is_positive in (True, False):
-                _probe(call, arguments, first, reduce, is_positive, besides)
-    except _Raised as raised:
+            with torch.inference_mode(False), torch.enable_grad():
+                for is_positive in (True, False):
+                    with in_double() if first.converts else nullcontext():
+                        _probe(call, arguments, first, reduce, is_positive, besides)
+    except Raised as raised:
         if issubclass(raised.kind, TypeError) and any(map(is_count, arguments.values())):
             # From operators of torch, which take numbers alone.
             return Refusal("its message is no edge program: it takes the number of nodes")
@@ -102,67 +109,15 @@ def trace(
     return first
 
 
-class _Raised(Refused):
-    """A message that raises while it is traced.
-
-    Attributes:
-        kind: the class of what it raises.
-    """
-
-    def __init__(self, kind: type[Exception]) -> None:
-        super().__init__(f"it raises {kind.__name__} when it is traced")
-        self.kind = kind
-
-
-class _Called(nn.Module):
-    """A module whose state is that of a message's layer, and whose call is that of the message."""
-
-    def __init__(self, message: Callable[..., Any]) -> None:
-        super().__init__()
-        self._message = message
-        layer = getattr(message, "__self__", None)
-        self.layer = layer if isinstance(layer, nn.Module) else None
-
-    def forward(self, given: Mapping[str, object], then: Callable[[Any], Any]) -> Any:
-        return then(self._message(**given))
-
-    def state(self) -> dict[str, Tensor]:
-        """The parameters and buffers of the layer, by their names in it."""
-        if self.layer is None:
-            return {}
-        return {**dict(self.layer.named_parameters()), **dict(self.layer.named_buffers())}
-
-    def run(
-        self,
-        given: Mapping[str, object],
-        state: Mapping[str, Tensor],
-        then: Callable[[Any], _Made],
-    ) -> _Made:
-        """The value made of the message with another state, which leaves no trace in the layer.
-
-        Raises:
-            Refused: it raises.
-        """
-        named = {f"layer.{name}": tensor for name, tensor in state.items()}
-        try:
-            out: _Made = torch.func.functional_call(self, named, (given, then))
-        # Any code of users runs here on tensors that have no data, which any of it may not bear.
-        # Nothing has been computed yet: upstream shows the error, if it is one.
-        except Exception as error:
-            raise _Raised(type(error)) from None
-        return out
-
-
 def _record(
-    call: _Called,
+    call: Called,
     arguments: Mapping[str, object],
-    num_edges: int,
-    dtype: torch.dtype,
+    recorder: Recorder,
     reduce: Reduce,
     besides: Mapping[str, Argument],
 ) -> Traced:
+    num_edges = recorder.num_edges
     with torch.inference_mode(), unchanged(call.layer) as changes:
-        recorder = Recorder(num_edges, dtype)
         given = {name: _stand_in(recorder, name, a, num_edges) for name, a in arguments.items()}
         state = {name: recorder.state(name, tensor) for name, tensor in call.state().items()}
         taken_besides = {name: _given(recorder, name, a) for name, a in besides.items()} | state
@@ -181,7 +136,7 @@ def _record(
             raise Refused(recorder.reason)
         if recorder.changed is not None:
             raise Refused(f"it changes {recorder.changed}")
-        maps_of = [_of_edges(recorder, tensors[0], dtype).maps for tensors in reduced.values]
+        maps_of = [_of_edges(recorder, tensors[0]).maps for tensors in reduced.values]
         if len({tuple(one.matrix for one in maps) for maps in maps_of}) > 1:
             raise Refused("matrices of edges map some of its values alone")
         left = changes(lambda v: isinstance(v, Tensor) and recorder.known(v) is not None)
@@ -189,9 +144,9 @@ def _record(
             *(
                 output
                 for reduction, taken in reduced.outputs
-                for output in _outputs(recorder, dtype, reduction, taken)
+                for output in _outputs(recorder, reduction, taken)
             ),
-            *(("edge", _left(recorder, dtype, path, v)) for path, v in left.items()),
+            *(("edge", _left(recorder, path, v)) for path, v in left.items()),
         )
         outputs = program.outputs[len(reduced.outputs) * max(len(maps_of[0]), 1) :]
         if len(set(outputs)) < len(outputs):  # an edit of one may be one of the other
@@ -212,14 +167,16 @@ def _record(
         shapes = tuple(tuple(tensors[0].shape[1:]) for tensors in reduced.values)
         after = reduced.after
         matrix_size = max((one.matrix_size for one in maps_of[0]), default=0)
-        del given, reduced, left
+        results = (*reduced.values, *((tensor,) for tensor in left.values()))
+        of_results = tuple(widest(*(tensor.dtype for tensor in taken)) for taken in results)
+        del given, reduced, left, results
         state.clear()
         taken_besides.clear()
         references = recorder.close()
     if any(reference() is not None for reference in references):
         raise Refused("it keeps values of edges outside its layer")
     owner_of = {name: recorder.owner_of[name] for name in program.names}
-    return Traced(
+    traced = Traced(
         program,
         reductions,
         shapes,
@@ -230,14 +187,33 @@ def _record(
         recorder.types,
         tuple(maps),
         matrix_size,
+        of_results,
+        recorder.precision.is_autocast,
+        recorder.precision.converts,
         after,
     )
+    operands = traced.unconverted(_without_data(call, {**arguments, **besides}, traced)).values()
+    return replace(traced, dtype=widest(*of_results, *(t.dtype for t in operands)))
+
+
+def _without_data(call: Called, arguments: Mapping[str, object], traced: Traced) -> dict[str, Any]:
+    """The tensors that the steps of a message take, of two rows, without data."""
+    found: dict[str, Any] = {name: tensor.to("meta") for name, tensor in call.state().items()}
+    for name, a in arguments.items():
+        if isinstance(a, Argument):
+            rows = () if a.place == "parameter" else (2,)
+            found[name] = torch.empty((*rows, *a.channels), dtype=a.dtype, device="meta")
+    if traced.types is not None:
+        two = torch.empty(2, dtype=torch.int64, device="meta")
+        counts = (2, *(0,) * (traced.types.count - 1))
+        found |= dict.fromkeys(traced.pairs, Pairs(two, counts, two))
+    return found
 
 
 def _outputs(
-    recorder: Recorder, dtype: torch.dtype, reduction: Reduction, taken: Sequence[Tensor]
+    recorder: Recorder, reduction: Reduction, taken: Sequence[Tensor]
 ) -> list[tuple[str, *tuple[Value, ...]]]:
-    recorded = [_of_edges(recorder, v, dtype) for v in taken]
+    recorded = [_of_edges(recorder, v) for v in taken]
     if recorded[0].maps and reduction.name in LINEAR and len(recorded) == 1:
         return [(reduction.name, one.value) for one in recorded[0].maps]
     (scores, *others) = [v.scores for v in recorded]
@@ -248,7 +224,7 @@ def _outputs(
     return [(SOFTMAX, recorder.value(replace(recorded[0], scores=None)), scores)]
 
 
-def _left(recorder: Recorder, dtype: torch.dtype, path: str, tensor: Tensor) -> Value:
+def _left(recorder: Recorder, path: str, tensor: Tensor) -> Value:
     """The value of edges that a message leaves in an attribute.
 
     Raises:
@@ -262,7 +238,8 @@ def _left(recorder: Recorder, dtype: torch.dtype, path: str, tensor: Tensor) -> 
         if recorded.value != ones or tensor.shape[1:].numel() != scores.width:
             raise Refused(f"it leaves a multiple of a softmax over neighbours in {path}")
         return scores
-    if not recorded.has_rows or tensor.dtype != dtype or recorder.is_part_of_argument(recorded):
+    is_of_edges = recorded.has_rows and tensor.dtype in DTYPES
+    if not is_of_edges or is_part_of_argument(recorder.steps, recorded):
         raise Refused(f"it leaves a tensor in {path} that is no new one of edges")
     return recorder.value(recorded)
 
@@ -272,9 +249,9 @@ def _has_scores(recorder: Recorder, tensor: Tensor) -> bool:
     return recorded is not None and recorded.scores is not None
 
 
-def _of_edges(recorder: Recorder, tensor: object, dtype: torch.dtype) -> Recorded:
+def _of_edges(recorder: Recorder, tensor: object) -> Recorded:
     recorded = recorder.known(tensor) if isinstance(tensor, Tensor) else None
-    if recorded is None or not recorded.has_rows or tensor.dtype != dtype:  # type: ignore[attr-defined]
+    if recorded is None or not recorded.has_rows or tensor.dtype not in DTYPES:  # type: ignore[attr-defined]
         raise Refused("it gives no tensor of edges")
     return recorded
 
@@ -296,7 +273,7 @@ def _stand_in(recorder: Recorder, name: str, a: object, num_edges: int) -> objec
 
 
 def _probe(
-    call: _Called,
+    call: Called,
     arguments: Mapping[str, object],
     traced: Traced,
     reduce: Reduce,
@@ -361,7 +338,7 @@ def _probe(
                 with_pairs[owner] = pairs_of(nodes, types, _PROBED_NODES, traced.types.count)
         pairs = with_pairs.get("gathered by type")
         edges = Edges(gathered if pairs is None else pairs.of_edge, row, _PROBED_NODES)
-        ours = _reduced(traced, with_pairs, edges, values)
+        ours = _reduced(replace(traced, dtype=torch.float64), with_pairs, edges, values)
     leaves = [tensor for tensor in own.values() if tensor.requires_grad]
     for found, expected in zip(ours, itertools.chain(*values), strict=True):
         out = found.reshape(expected.shape)

@@ -145,7 +145,11 @@ class Traced:
         types: of edges, if the message takes some.
         maps: the names of steps, of matrices that map the outputs of each reduction.
         matrix_size: the numbers of the matrix that upstream stores for an edge instead.
+        dtypes: of what upstream has for each reduction and then for each kept attribute.
+        is_autocast: true if its steps have the conversions of autocast.
+        converts: true if it converts values to other dtypes.
         after: what is made of the results.
+        dtype: of all operands of the program, the widest of theirs and of its results.
     """
 
     program: Program
@@ -158,7 +162,11 @@ class Traced:
     types: EdgeTypes | None
     maps: tuple[str, ...]
     matrix_size: int
+    dtypes: tuple[torch.dtype, ...]
+    is_autocast: bool
+    converts: bool
     after: object = None
+    dtype: torch.dtype = torch.float64
 
     @cached_property
     def mapped_size(self) -> int:
@@ -191,8 +199,23 @@ class Traced:
                 :class:`~fastgraph.edge_programs.relations.Pairs` by the names in ``pairs``.
 
         Returns:
-            By name, of the nodes, of the edges or of the program; and the matrices of maps.
+            By name, of the nodes, of the edges or of the program; and the matrices of maps. All
+            have the program's dtype.
         """
+        if not self.is_autocast:
+            found = self.unconverted(given)
+        else:
+            torch.set_autocast_enabled("cpu", False)  # whose conversions are steps
+            try:
+                found = self.unconverted(given)
+            finally:
+                torch.set_autocast_enabled("cpu", True)
+        # Narrower values keep theirs, and a mask is 0 or 1.
+        dtype = self.dtype
+        return {n: t if t.dtype is dtype else t.to(dtype) for n, t in found.items()}
+
+    def unconverted(self, given: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The same in the dtypes that steps have."""
         found: list[Any] = []
 
         def taken(argument: Any) -> Any:
@@ -215,8 +238,4 @@ class Traced:
                 operands[name] = operands[name].index_select(0, pairs.nodes)
             elif owner == "row by type":
                 operands[name] = operands[name].index_select(0, given[owner].of_edge)
-        for name, tensor in operands.items():
-            if tensor.dtype is torch.bool:  # a mask, which is 0 or 1 in a program
-                dtype = next(t.dtype for t in given.values() if t.is_floating_point())
-                operands[name] = tensor.to(dtype)
         return operands

@@ -148,13 +148,19 @@ class Prepared:
             count = self.traced.per_reduction
             each = [reduced[k : k + count] for k in range(0, len(reduced), count)]
             return [
-                mapped(sums, matrices).view(num_out, *shape)
-                for sums, shape in zip(each, self.traced.shapes, strict=True)
+                mapped(sums, matrices).view(num_out, *shape).to(dtype)
+                for sums, shape, dtype in zip(  # not of what is kept
+                    each, self.traced.shapes, self.traced.dtypes, strict=False
+                )
             ]
         return [
-            _result(output, out, (out.shape[0], *shape))
-            for output, out, shape in zip(  # not of what is kept
-                self.traced.program.outputs, reduced, self.traced.shapes, strict=False
+            _result(output, out, (out.shape[0], *shape), dtype)
+            for output, out, shape, dtype in zip(
+                self.traced.program.outputs,
+                reduced,
+                self.traced.shapes,
+                self.traced.dtypes,
+                strict=False,
             )
         ]
 
@@ -166,13 +172,14 @@ class Prepared:
         softmax: Callable[[Tensor], Tensor],
     ) -> None:
         """Set the attributes that the message sets."""
-        for kept, given in zip(self.traced.kept, outputs, strict=True):
+        dtypes = self.traced.dtypes[len(self.traced.reductions) :]
+        for kept, given, dtype in zip(self.traced.kept, outputs, dtypes, strict=True):
             out = softmax(given) if kept.is_softmax else given
             shape = (out.shape[0], *kept.channels)
             tensor = out if out.shape == shape else _unsafe_view(out, shape)
             if out.requires_grad and not any(operands[n].requires_grad for n in kept.operands):
                 tensor = tensor.detach()
-            kept.owner(layer).__dict__[kept.name] = tensor
+            kept.owner(layer).__dict__[kept.name] = tensor.to(dtype)
 
     def _keep(self, given: dict[str, Any]) -> None:
         """Replace what its owner may edit before the backward pass by copies."""
@@ -217,8 +224,10 @@ def _run(program: Program, operands: Mapping[str, Tensor], **edges: Any) -> tupl
     return ops.edge_program(program, {name: operands[name] for name in program.names}, **edges)
 
 
-def _result(output: Output, out: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _result(output: Output, out: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """An output as upstream's callers know it, who may edit that of a softmax."""
+    if out.dtype is not dtype:
+        return out.to(dtype).view(shape)
     if output.reduction == SOFTMAX and out.requires_grad:
         out = out.clone()  # the gradient needs the other one
     if out.shape == shape:
@@ -270,6 +279,8 @@ def _private(traced: Traced, of_nodes: Collection[str]) -> frozenset[str]:
             continue
         taken = [a.step for a in torch.utils._pytree.tree_leaves(list(step.args)) if type(a) is Ref]
         taken += [a.step for _, a in step.kwargs if type(a) is Ref]
+        if step.function is torch.ops.aten._to_copy.default:
+            continue
         if step.function in (torch.ops.aten.reshape.default, torch.ops.aten.expand.default):
             if taken[0] in sources:
                 sources[number] = sources[taken[0]]

@@ -254,6 +254,9 @@ def _plan(
     outcome = _outcome(module, form, (described, described_besides), reductions, edge_index.device)
     if isinstance(outcome, Refusal):
         return outcome
+    refusal = REGISTRY.refusal("edge_program", device_type(edge_index), outcome.traced.dtype)
+    if refusal is not None:
+        return refusal
     # Upstream's operations on sharded tensors cost as much more as the operator does. On a GPU
     # nothing is known of them.
     is_sharded = is_defined_by(edge_index, *tensors.values())
@@ -325,13 +328,13 @@ def _operands_refusal(
         if refusal is not None:
             return refusal
     dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), None)
-    if dtype is None or dtype in (torch.bfloat16, torch.float16):
-        return Refusal(f"its message takes tensors of dtype {dtype}")
+    if dtype is None:
+        return Refusal("its message takes no tensors of a floating-point dtype")
     refusal = REGISTRY.refusal("edge_program", device_type(edge_index), dtype)
     if refusal is not None:
         return refusal
-    if torch.is_autocast_enabled(edge_index.device.type):
-        return Refusal("its message is traced without autocast")
+    if not edge_index.is_cpu and torch.is_autocast_enabled(edge_index.device.type):
+        return Refusal("its message is traced without autocast, or with that on the CPU")
     if edge_index.is_cuda and WITH_TORCH_SCATTER and not _EXTREMA.isdisjoint(reductions):
         return Refusal("torch_scatter gives the gradient of an extremum on a GPU to one edge")
     return None
@@ -461,11 +464,14 @@ def _outcome(
     device: torch.device,
 ) -> Prepared | Refusal:
     """The outcome of tracing the message, now or before."""
-    key = (type(module), form.message, reductions, described, device)
+    # The cache of autocast changes no value. The default dtype is that of a mask times a number.
+    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    dtypes = autocast, torch.get_default_dtype()
+    key = (type(module), form.message, reductions, described, device, dtypes)
     known = KNOWN.get(key, module)
     if known is not None:
         return known.outcome
-    given = module, form, described, reductions, device
+    given = module, form, described, reductions, device, autocast
     return KNOWN.made(key, module, functools.partial(_traced, *given))
 
 
@@ -475,6 +481,7 @@ def _traced(
     described: tuple[_Described, tuple[tuple[str, Argument], ...]],
     reductions: tuple[Reduction, ...],
     device: torch.device,
+    autocast: torch.dtype | None,
 ) -> Known:
     refusal = state_refusal_of(module, device)
     if refusal is not None:
@@ -486,7 +493,7 @@ def _traced(
         reading = Reading(form.message, stand_in(module))
         # Functions that have routes of their own are part of the message, and not counted.
         with known_softmax(), counted_as_whole(module):
-            return [reading], trace(reading, arguments, reductions, dict(besides))
+            return [reading], trace(reading, arguments, reductions, dict(besides), autocast)
 
     (guard,), traced = read_message(read, module)
     if isinstance(traced, Refusal):

@@ -495,10 +495,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], dict[str, object], str]] = {
         "no tensor",
     ),
     "an error": (lambda x_j: x_j.missing, {"x_j": X_J}, "raises AttributeError"),
-    "two dtypes": (
-        lambda x_i, x_j: x_i * x_j,
-        {"x_i": X_I, "x_j": Argument("gathered", (8,), torch.float32)},
-        "2 floating-point dtypes",
+    "integers alone": (
+        lambda x_j: x_j,
+        {"x_j": Argument("gathered", (8,), torch.int64)},
+        "no tensors of a floating-point dtype",
     ),
 }
 

@@ -249,10 +249,6 @@ def test_states_of_layers_that_are_left_to_upstream() -> None:
         x64(2, NODES, CHANNELS),
         EDGES,
     )
-    half = Scaled().bfloat16()
-    assert "torch.bfloat16" in refused(half, x.bfloat16(), EDGES)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert "autocast" in refused(Scaled(), x.float(), EDGES)
     adj = torch.sparse_coo_tensor(EDGES.flip(0), torch.ones(40), (NODES, NODES)).coalesce()
     assert "a plain edge_index only" in refused(Scaled().double(), x, adj)
 
