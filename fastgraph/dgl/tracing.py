@@ -21,6 +21,7 @@ from fastgraph.dgl.functions import Pair
 from fastgraph.dgl.mailbox import Ledger, Mail, OfNodes, winner
 from fastgraph.edge_programs.evaluation import Edges
 from fastgraph.edge_programs.reading import Guard, Reading
+from fastgraph.edge_programs.recorded import is_part_of_argument
 from fastgraph.edge_programs.recording import active_recorder
 from fastgraph.edge_programs.trace import trace
 from fastgraph.edge_programs.traced import Argument, Index, Reduced, Reduction, Traced
@@ -329,11 +330,7 @@ def _of_edges(messages: Mapping[str, Any]) -> Reduced:
     recorder = active_recorder()
     for name, tensor in messages.items():
         known = recorder.known(tensor) if recorder is not None else None
-        if (
-            known is not None
-            and recorder is not None
-            and is_part_of_argument(recorder.steps, known)
-        ):
+        if recorder and known and is_part_of_argument(recorder.steps, known):
             refuse(f"it gives features of edges as they are ({name})")
     if len({id(tensor) for tensor in messages.values()}) < len(messages) or not messages:
         refuse("it gives one value of edges several times, or none")

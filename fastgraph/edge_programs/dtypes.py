@@ -15,7 +15,7 @@ from fastgraph.edge_programs.reading import unread
 
 aten = torch.ops.aten
 
-HALVES = (torch.bfloat16, torch.float16)
+HALVES = frozenset((torch.bfloat16, torch.float16))
 DTYPES = (*HALVES, torch.float32, torch.float64)
 """Those that a message may compute with."""
 

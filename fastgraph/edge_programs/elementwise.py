@@ -25,6 +25,7 @@ class Rule:
         numbers: of those that must be numbers or ``None``.
         fixed: others, and the only value that they may have.
         is_mask: True if it compares.
+        is_filled: True if ``value`` must be a number of the dtype of ``self``.
     """
 
     make: Callable[..., Value]
@@ -32,11 +33,14 @@ class Rule:
     numbers: tuple[str, ...] = ()
     fixed: Mapping[str, object] = field(default_factory=dict)
     is_mask: bool = False
+    is_filled: bool = False
 
     def unknown(self, given: Mapping[str, object]) -> str | None:
         """The name of an argument that the rule does not know; ``None`` if it knows all."""
         for name, argument in given.items():
             is_number = isinstance(argument, (int, float)) and not isinstance(argument, bool)
+            if self.is_filled and name == "value" and not _fits(argument, given["self"]):
+                return name
             if (
                 (name in self.values and (is_number or isinstance(argument, Tensor)))
                 or (name in self.numbers and (is_number or argument is None))
@@ -45,6 +49,12 @@ class Rule:
                 continue
             return name
         return None
+
+
+def _fits(number: Any, tensor: Any) -> bool:
+    """False for a finite number that is beyond the dtype of a tensor."""
+    is_finite = isinstance(number, (int, float)) and math.isfinite(number)
+    return not is_finite or abs(number) <= torch.finfo(tensor.dtype).max
 
 
 def _plain(operation: str, *values: str) -> Rule:
@@ -99,7 +109,10 @@ ELEMENTWISE: dict[Any, Rule] = {
     aten.ge: _comparison("le", is_swapped=True),
     aten.where: _plain("where", "condition", *_BOTH),
     aten.masked_fill: Rule(
-        lambda b, x, mask, y: b.apply("where", mask, y, x), ("self", "mask"), ("value",)
+        lambda b, x, mask, y: b.apply("where", mask, y, x),
+        ("self", "mask"),
+        ("value",),
+        is_filled=True,
     ),
     aten.clamp: Rule(_clamp, numbers=("min", "max")),
     aten.relu6: Rule(lambda b, x: _hardtanh(b, x, 0, 6)),

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fastgraph.edge_programs import torch_settings
 from fastgraph.edge_programs.codes import codes_in, only_set, strings_in
 from fastgraph.edge_programs.recorded import Refused
 from fastgraph.upstream import PACKAGES
@@ -62,12 +63,12 @@ _BY_NAME = {
     for function in (getattr, hasattr, setattr, delattr, vars, globals, locals, eval, exec)
 }
 _OUTPUT = {id(function) for function in (print, open, input, breakpoint, warnings.warn)}
-_SETTINGS = {id(torch.get_default_dtype), id(torch.get_num_threads)}
+_SETTING = "looks at a setting of torch"
 
 _REFUSED = (
     (_BY_NAME, "looks names up"),
     (_OUTPUT, "writes or reads files"),
-    (_SETTINGS, "looks at a setting of torch"),
+    (torch_settings.BUILTINS, _SETTING),
     ({id(id), id(hash)}, "takes its layer for another one"),
 )
 
@@ -359,6 +360,9 @@ class Reading:
                 return
             if code in _ACTIONS:
                 self._refuse(_ACTIONS[code])
+            caller = frame.f_back
+            if code in torch_settings.CODES and not (caller and self._is_of_library(caller)):
+                self._refuse(f"it {_SETTING} ({code.co_name})")
             is_own = code is self.function.__code__
             if is_own and self.is_method:
                 self.left = only_set(code)

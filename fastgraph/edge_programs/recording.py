@@ -282,6 +282,8 @@ class Recorder(TorchDispatchMode):
             return self._expand(self._of(given["self"]), channels, has_rows)
         if operation in (aten.sum, aten.mean) and "dim" in given and given["dtype"] is None:
             return self._sum(call, self._of(given["self"]), channels)
+        if operation in (*PRODUCTS, aten.bmm) and len({t.dtype for t in tensors}) > 1:
+            raise Refused("it has a product of different dtypes")  # an error of upstream
         if operation in PRODUCTS:
             return self._product(call, channels)
         if operation is aten.bmm:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fastgraph import ops
+from fastgraph.edge_programs.dtypes import HALVES
 from fastgraph.edge_programs.gradients import derive
 from fastgraph.edge_programs.mapped import mapped
 from fastgraph.edge_programs.operations import EXTREMA, SOFTMAX
@@ -69,7 +70,11 @@ class Prepared:
                 found.append((name, tuple(path), own))
         width = max(*map(math.prod, traced.shapes), traced.mapped_size)
         of_edges = (o.width for o in traced.program.operands if o.place == "edge")
-        work = Work(width, any(2 * own >= width > 1 for own in of_edges))
+        has_wide_edges = any(2 * own >= width > 1 for own in of_edges)
+        is_half = not HALVES.isdisjoint((traced.dtype, *traced.dtypes))
+        is_half = is_half or (traced.is_autocast and traced.converts)
+        widens_edges = is_half and has_wide_edges and traced.dtype not in HALVES
+        work = Work(width, has_wide_edges, is_half, widens_edges)
         return cls(traced, _private(traced, of_nodes), tuple(found), work, winning)
 
     def compute(

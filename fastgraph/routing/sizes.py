@@ -154,10 +154,14 @@ class Work(NamedTuple):
     Attributes:
         width: the channels of a message.
         has_wide_edges: true if there are as many channels of each edge in memory.
+        is_half: true if upstream computes in a half type, some of it at least.
+        widens_edges: true if what is in memory of each edge is float32 then.
     """
 
     width: int
     has_wide_edges: bool
+    is_half: bool = False
+    widens_edges: bool = False
 
     def is_too_little(self, num_edges: int) -> bool:
         """True if a call on so many edges of a new graph would take longer than upstream's.
@@ -175,6 +179,11 @@ class Work(NamedTuple):
             least = _LEAST_WITH_EDGES.training if wanted else _LEAST_WITH_EDGES.inference
             if self.width < _WIDE:
                 least = max(least, _LEAST_NARROW_VALUES)
+        if self.is_half:
+            wanted = is_grad_enabled()
+            least = max(least, _LEAST_OF_HALVES.training if wanted else _LEAST_OF_HALVES.inference)
+        if self.widens_edges:
+            return current().min_edges is None
         return values < least and current().min_edges is None
 
 
@@ -193,6 +202,11 @@ _LEAST_OF_FEW = 50_000_000
 _LEAST_WITH_EDGES = Least(inference=1_500_000, training=5_000_000)
 """The same where as much is read for each edge, which upstream does, too; a gradient of it is as
 much once more."""
+
+
+_LEAST_OF_HALVES = Least(inference=2_000_000, training=10_000_000)
+"""The same in half types and under autocast, where upstream reads and writes half as much. Linear
+maps of features of edges that are added to those of nodes are never faster than upstream's."""
 
 
 FEWEST_CHANNELS_OF_SUMS = 3
