@@ -76,16 +76,16 @@ class MatrixOfEdge:
             hidden: those of :attr:`hidden`.
             step: makes one.
         """
-        width, size = self.num_hidden * self.rows, self.rows * self.columns
+        width = self.num_hidden * self.rows
         weight = step(
             aten.reshape.default, (Ref(self.weight), [self.rows, self.columns, self.num_hidden])
         )
         by_hidden = step(aten.permute.default, (Ref(weight), [2, 0, 1]))
         matrix = step(aten.reshape.default, (Ref(by_hidden), [width, self.columns]))
-        found = [Mapped(hidden * x.builder.tile(x, width), matrix, size)]
+        found = [Mapped(hidden * x.builder.tile(x, width), matrix)]
         if self.bias is not None:
             bias = step(aten.reshape.default, (Ref(self.bias), [self.rows, self.columns]))
-            found.append(Mapped(x, bias, size))
+            found.append(Mapped(x, bias))
         return tuple(found)
 
 

@@ -45,12 +45,10 @@ class Mapped:
     Attributes:
         value: in the program.
         matrix: the step that is the matrix.
-        matrix_size: the numbers of the matrix of an edge that it stands for.
     """
 
     value: Value
     matrix: int
-    matrix_size: int
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,8 @@ class Recorder(TorchDispatchMode):
         """Of operands, by their names."""
         self.types: EdgeTypes | None = None
         """The types of edges that choose something."""
+        self.matrix_size = 0
+        """The numbers of the largest matrix of an edge that something is multiplied by."""
 
     def given(
         self, name: str, place: Place, channels: tuple[int, ...], dtype: torch.dtype
@@ -480,6 +482,7 @@ class Recorder(TorchDispatchMode):
         owner = None if v.place is None else BY_TYPE.get(v.place)
         if v.channels[:-1] != (1,):
             raise Refused(_MATRICES)
+        self.matrix_size = max(self.matrix_size, math.prod(self._of(matrix).channels))
         made = MatrixOfEdge.of(self._of(matrix), self.steps, self._shape_of)
         if made is not None:
             hidden = self.value(Recorded("edge", (made.num_hidden,), made.hidden))

@@ -166,7 +166,7 @@ def _record(
         reductions = tuple(reduction for reduction, _ in reduced.outputs)
         shapes = tuple(tuple(tensors[0].shape[1:]) for tensors in reduced.values)
         after = reduced.after
-        matrix_size = max((one.matrix_size for one in maps_of[0]), default=0)
+        matrix_size = recorder.matrix_size
         results = (*reduced.values, *((tensor,) for tensor in left.values()))
         of_results = tuple(widest(*(tensor.dtype for tensor in taken)) for taken in results)
         del given, reduced, left, results

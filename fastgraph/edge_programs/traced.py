@@ -144,7 +144,7 @@ class Traced:
         owner_of: the places that operands belong to, by their names.
         types: of edges, if the message takes some.
         maps: the names of steps, of matrices that map the outputs of each reduction.
-        matrix_size: the numbers of the matrix that upstream stores for an edge instead.
+        matrix_size: the numbers of the matrix that upstream stores for an edge, if it does.
         dtypes: of what upstream has for each reduction and then for each kept attribute.
         is_autocast: true if its steps have the conversions of autocast.
         converts: true if it converts values to other dtypes.

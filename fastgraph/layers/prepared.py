@@ -68,7 +68,7 @@ class Prepared:
             if name in needed:
                 *path, own = name.split(".")
                 found.append((name, tuple(path), own))
-        width = max(*map(math.prod, traced.shapes), traced.mapped_size)
+        width = max(*map(math.prod, traced.shapes), traced.matrix_size)
         of_edges = (o.width for o in traced.program.operands if o.place == "edge")
         has_wide_edges = any(2 * own >= width > 1 for own in of_edges)
         is_half = not HALVES.isdisjoint((traced.dtype, *traced.dtypes))

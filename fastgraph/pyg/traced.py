@@ -263,7 +263,7 @@ def _plan(
     if edge_index.is_cpu and not is_sharded and outcome.work.is_too_little(num_edges):
         _TOO_LITTLE[module] = _Small(num_edges, is_grad_enabled(), _shapes(arguments))
         return TOO_SMALL
-    if num_out * outcome.traced.mapped_size > num_edges * outcome.traced.matrix_size > 0:
+    if num_out * outcome.traced.mapped_size > num_edges * outcome.traced.matrix_size:
         return Refusal("its sums of nodes would take more memory than its matrices of edges")
     if module.node_dim not in (0, -1 - len(outcome.traced.shapes[0])):
         return Refusal(f"its messages do not have their edges in dimension {module.node_dim}")

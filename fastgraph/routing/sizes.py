@@ -152,7 +152,8 @@ class Work(NamedTuple):
     """The size of an edge program.
 
     Attributes:
-        width: the channels of a message.
+        width: the channels of a message, or the numbers of the matrix of an edge that upstream
+            stores for it.
         has_wide_edges: true if there are as many channels of each edge in memory.
         is_half: true if upstream computes in a half type, some of it at least.
         widens_edges: true if what is in memory of each edge is float32 then.
