@@ -1,7 +1,7 @@
 """Tables of layers: which are routed in their usual configuration, by what, and how fast.
 
 Each is called once, on a small graph, and ``fastgraph.status()`` is asked; speed and memory are
-those of a result that was measured before.
+those of results that were measured before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
-RESULT = ROOT / "benchmarks" / "results" / "2026-11-27-any-message-graphs.json"
+RESULTS = tuple(
+    ROOT / "benchmarks" / "results" / f"2026-11-27-any-message-{name}.json"
+    for name in ("graphs", "relations")
+)
 
 GRAPH, CHANNELS = "tolokers", 64
 """Those of which figures are shown; small graphs have as many channels."""
@@ -123,7 +126,7 @@ def table(kind: str) -> str | None:
     rows = found(kind)
     if rows is None:
         return None
-    figures = _figures()
+    figures = {} if kind == "dgl" else _figures()  # classes of both have one name
     lines = ["| configuration | computed by | forward | backward | memory |"]
     lines.append("| --- | --- | ---: | ---: | ---: |")
     for row in rows:
@@ -143,9 +146,8 @@ def _computed_by(row: Found) -> str:
 
 
 def _figures() -> dict[str, tuple[str, str, str]]:
-    if not RESULT.exists():
-        return {}
-    cells = json.loads(RESULT.read_text())["cells"]
+    there = [result for result in RESULTS if result.exists()]
+    cells = [cell for result in there for cell in json.loads(result.read_text())["cells"]]
     return {
         cell["configuration"]: (
             *(f"{ratio(cell, way):.3g}x" for way in ("forward", "backward")),

@@ -95,8 +95,7 @@ class Recorder(TorchDispatchMode):
         """Of operands, by their names."""
         self.types: EdgeTypes | None = None
         """The types of edges that choose something."""
-        self.matrix_size = 0
-        """The numbers of the largest matrix of an edge that something is multiplied by."""
+        self.matrix_size = 0  # of the largest matrix of an edge that something is multiplied by
 
     def given(
         self, name: str, place: Place, channels: tuple[int, ...], dtype: torch.dtype
