@@ -19,6 +19,7 @@ from torch import Tensor, is_grad_enabled, nn
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import WITH_TORCH_SCATTER
 
+from fastgraph.edge_programs.dtypes import HALVES
 from fastgraph.edge_programs.node_counts import NUM_GATHERED, NUM_ROWS
 from fastgraph.edge_programs.program import Place
 from fastgraph.edge_programs.reading import Reading, UnknownError, frozen
@@ -260,6 +261,8 @@ def _plan(
     # Upstream's operations on sharded tensors cost as much more as the operator does. On a GPU
     # nothing is known of them.
     is_sharded = is_defined_by(edge_index, *tensors.values())
+    if is_sharded and (outcome.work.is_half or any(t.dtype in HALVES for t in tensors.values())):
+        return Refusal("its message is of a half type, or runs under autocast, on several ranks")
     if edge_index.is_cpu and not is_sharded and outcome.work.is_too_little(num_edges):
         _TOO_LITTLE[module] = _Small(num_edges, is_grad_enabled(), _shapes(arguments))
         return TOO_SMALL

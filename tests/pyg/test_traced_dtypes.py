@@ -404,3 +404,12 @@ def test_edges_of_types_and_of_matrices(dtype: torch.dtype) -> None:
             assert ours.dtype is upstream.dtype
             error, allowed = ((t.double() - exact).norm() for t in (ours, upstream))
             assert error <= 2 * allowed + torch.finfo(dtype).eps / 2 * exact.norm()
+
+
+def test_compiled_code_has_no_program_of_another_state() -> None:
+    layer, x = Scaled().double(), x64()
+    compiled = torch.compile(layer, backend="eager")
+    with fastgraph.enabled(min_edges=0):
+        for layer.scale in (0.5, 2.0):
+            torch.testing.assert_close(compiled(x, EDGES), layer(x, EDGES))
+    assert fastgraph.status().row("Scaled").routed == 2  # those that are not compiled
