@@ -337,7 +337,7 @@ def _operands_refusal(
     if refusal is not None:
         return refusal
     if not edge_index.is_cpu and torch.is_autocast_enabled(edge_index.device.type):
-        return Refusal("its message is traced without autocast, or with that on the CPU")
+        return Refusal("its message is traced without autocast on a GPU")
     if edge_index.is_cuda and WITH_TORCH_SCATTER and not _EXTREMA.isdisjoint(reductions):
         return Refusal("torch_scatter gives the gradient of an extremum on a GPU to one edge")
     return None
@@ -468,7 +468,8 @@ def _outcome(
 ) -> Prepared | Refusal:
     """The outcome of tracing the message, now or before."""
     # The cache of autocast changes no value. The default dtype is that of a mask times a number.
-    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    is_autocast = device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    autocast = torch.get_autocast_dtype("cpu") if is_autocast else None
     dtypes = autocast, torch.get_default_dtype()
     key = (type(module), form.message, reductions, described, device, dtypes)
     known = KNOWN.get(key, module)
