@@ -547,7 +547,7 @@ REFUSED_LAYERS = {
     ),
     "FeaStConv": (lambda: pyg.FeaStConv(8, 4, 2), NODES, "two products lose digits"),
     "NNConv": (
-        lambda: pyg.NNConv(8, 4, nn.Linear(3, 32)),
+        lambda: pyg.NNConv(8, 4, nn.Sequential(nn.Linear(3, 32), nn.ReLU())),
         {"x_j": X_J, "edge_attr": of("edge", 3)},
         "a matrix of each edge",
     ),
