@@ -151,12 +151,13 @@ class Table(NamedTuple):
 
     def _not_measured(self) -> list[str]:
         reasons = [(cell, "not begun") for cell in self.left] + list(self.failed)
-        found: Counter[tuple[str, ...]] = Counter(
-            (f"{cell.library} {cell.layer}", cell.graph, str(cell.channels), reason)
-            for cell, reason in reasons
+        found: dict[tuple[str, ...], list[str]] = defaultdict(list)
+        for cell, reason in reasons:
+            found[cell.graph, str(cell.channels), reason].append(f"{cell.library} {cell.layer}")
+        return table(
+            ["graph", "channels", "why", "cells", "of"],
+            ([*key, str(len(of)), ", ".join(dict.fromkeys(of))] for key, of in found.items()),
         )
-        lines = ([*key[:3], str(count), key[3]] for key, count in found.items())
-        return table(["layer", "graph", "channels", "cells", "why"], lines)
 
 
 def _judged(rows: Sequence[Row]) -> list[str]:

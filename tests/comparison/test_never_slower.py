@@ -99,7 +99,7 @@ def test_every_class_with_a_route_is_measured() -> None:
 def test_so_is_every_configuration_whose_message_is_traced() -> None:
     classes = measure("pyg_classes")
     names = classes.names()
-    assert len(set(names)) == len(names) and "NNConv" not in names
+    assert len(set(names)) == len(names) and "MeshCNNConv" not in names
     assert {"CGConv, edges", "GINEConv", "PNAConv", "HGTConv", "RGCNConv"} <= set(names)
     data = measure("shapes").at_random("some", 12, 40)
     for name in ("HGTConv", "RGCNConv", "CGConv, edges", "GCNConv weighted"):
@@ -229,7 +229,7 @@ def test_rows_come_back_and_losses_are_reported(tmp_path: Path) -> None:
         "| pyg GCNConv (not routed) | tiny | 8 channels, fresh, x | 100 | 200 | 0.50 | 16" in text
     )
     assert "| pyg, fresh, x | 0.50 |  |" in text and "| pyg, fresh, all |  | 3.00 |" in text
-    assert "| pyg GATConv | tiny | 8 | 2 | not begun |" in text
-    assert "| pyg GCNConv | tiny | 256 | 1 | no memory |" in text
+    assert "| tiny | 8 | not begun | 2 | pyg GATConv |" in text
+    assert "| tiny | 256 | no memory | 1 | pyg GCNConv |" in text
     assert "| again, as it seemed below 0.95 | 1 |" in text
     assert len(json.loads(record.stem.with_suffix(".json").read_text())["left"]) == 2
