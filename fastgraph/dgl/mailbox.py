@@ -152,10 +152,17 @@ def _refuse_use(*_: object) -> Any:
 
 for _dunder in (
     *("__bool__", "__int__", "__float__", "__index__", "__len__", "__iter__", "__contains__"),
-    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__getitem__", "__setitem__"),
+    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__setitem__"),
     *("__iadd__", "__isub__", "__imul__", "__itruediv__", "__matmul__", "__format__"),
 ):
     setattr(_Symbol, _dunder, _refuse_use)
+
+
+def _refuse_items(*_: object) -> Any:
+    refuse("its reduction takes a part of what it computes with")
+
+
+setattr(_Symbol, "__getitem__", _refuse_items)  # noqa: B010  # as the others
 
 
 class Mail(_Symbol):

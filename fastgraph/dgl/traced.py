@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
+from dgl.frame import Column
 from dgl.function.base import BuiltinFunction
 from dgl.heterograph_index import HeteroGraphIndex
 from dgl.init import zero_initializer
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastgraph.dgl.conditions import call_refusal
 from fastgraph.dgl.expressions import DATA, OUTPUT, STATE, Expression, Given, leaves
@@ -27,8 +29,9 @@ from fastgraph.layers.tracing import Outcomes, mode_refusal
 from fastgraph.plugins.backend import device_type
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.registry.registry import REGISTRY
-from fastgraph.routing.programs import remember
+from fastgraph.routing.programs import is_by_identity, remember
 from fastgraph.routing.sizes import PROGRAM, TOO_SMALL, are_too_few
+from fastgraph.settings import current
 
 Computation = Callable[[], dict[str, Tensor]]
 
@@ -64,23 +67,104 @@ def _planned(graph: Any, functions: tuple[Any, Any], *, is_of_edges: bool) -> Co
         return Refusal("within torch.compile, which does not look into DGL's graphs")
     gidx = graph._graph
     num_edges = gidx.number_of_edges(0)
+    src, dst = gidx.metagraph.find_edge(0)
+    frames = graph._node_frames[src], graph._node_frames[dst], graph._edge_frames[0]
     # Upstream's operations on sharded tensors cost as much more as the operator does. On a GPU
     # nothing is known of them.
-    has_bounds = type(gidx) is HeteroGraphIndex and graph.device.type == "cpu"
-    if has_bounds and are_too_few(PROGRAM, num_edges):
-        return TOO_SMALL
+    has_bounds = type(gidx) is HeteroGraphIndex and _are_on_cpu(graph, frames)
+    if has_bounds:
+        small = _TOO_LITTLE.get(_owner(functions))
+        is_known = small is not None and small.covers(num_edges, functions, frames, is_of_edges)
+        if is_known or are_too_few(PROGRAM, num_edges):
+            return TOO_SMALL
     own = [f if isinstance(f, BuiltinFunction) else None for f in functions]
     pair = pair_of(*(f if o is None else None for o, f in zip(own, functions, strict=True)))
     if isinstance(pair, Refusal):
         return pair
-    src, dst = gidx.metagraph.find_edge(0)
-    frames = graph._node_frames[src], graph._node_frames[dst], graph._edge_frames[0]
     named = dict(zip(KINDS, frames, strict=True))
     call = Call(pair, own[0], own[1], named, num_edges, is_of_edges)
     planned = _plan(graph, call, has_bounds)
-    if isinstance(planned, Refusal) and planned is not TOO_SMALL:
+    if planned is TOO_SMALL:
+        _TOO_LITTLE[_owner(functions)] = _Small.of(num_edges, functions, frames, is_of_edges)
+    elif isinstance(planned, Refusal):
         _remember(pair, planned)
     return planned
+
+
+def _are_on_cpu(graph: Any, frames: tuple[Any, ...]) -> bool:
+    """True if a graph is on the CPU, as its features are; the graph itself takes longer to say."""
+    for frame in frames:
+        for column in frame._columns.values():
+            return isinstance(column.storage, Tensor) and column.storage.is_cpu
+    return bool(graph.device.type == "cpu")
+
+
+class _Small(NamedTuple):
+    """A call that had too little to compute.
+
+    Attributes:
+        num_edges: of it.
+        recorded: true if gradients were recorded.
+        kind: its functions, and what it computes of them.
+        shapes: of all features, without the numbers of rows.
+    """
+
+    num_edges: int
+    recorded: bool
+    kind: tuple[object, ...]
+    shapes: tuple[object, ...]
+
+    @classmethod
+    def of(
+        cls, num_edges: int, functions: tuple[Any, Any], frames: tuple[Any, ...], is_of_edges: bool
+    ) -> _Small:
+        """That of a call."""
+        kind = is_of_edges, *map(_kind, functions)
+        return cls(num_edges, torch.is_grad_enabled(), kind, _shapes(frames))
+
+    def covers(
+        self, num_edges: int, functions: tuple[Any, Any], frames: tuple[Any, ...], is_of_edges: bool
+    ) -> bool:
+        """True if another call has no more to compute, which need not be planned."""
+        return (
+            num_edges <= self.num_edges
+            and torch.is_grad_enabled() == self.recorded
+            and current().min_edges is None
+            and (is_of_edges, *map(_kind, functions)) == self.kind
+            and _shapes(frames) == self.shapes
+        )
+
+
+def _kind(function: Any) -> object:
+    """A function of users by its code, and one of DGL's by its name."""
+    return getattr(function, "__code__", None) or getattr(function, "name", type(function))
+
+
+def _shapes(frames: tuple[Any, ...]) -> tuple[object, ...]:
+    return tuple(
+        (name, column.shape, column.dtype) if type(column) is Column else (name, None, None)
+        for frame in frames
+        for name, column in frame._columns.items()
+    )
+
+
+def _owner(functions: tuple[Any, Any]) -> Any:
+    """The object beside which something is kept: a layer, a function's code, or neither."""
+    function = functions[1] if isinstance(functions[0], BuiltinFunction) else functions[0]
+    layer = getattr(function, "__self__", function)
+    if isinstance(layer, nn.Module) and is_by_identity(type(layer)):
+        return layer
+    return getattr(function, "__code__", _NOBODY)
+
+
+class _Nobody:
+    """What has no code."""
+
+
+_NOBODY = _Nobody()
+
+_TOO_LITTLE: WeakKeyDictionary[Any, _Small] = WeakKeyDictionary()
+"""Of layers and functions that were left to upstream for that, the last such call."""
 
 
 def _remember(pair: Pair, outcome: Any) -> None:

@@ -106,7 +106,7 @@ def _by_degree(nodes: Any) -> dict[str, Tensor]:
 
 
 REDUCTIONS: dict[str, tuple[Function, str]] = {
-    "the first": (lambda nodes: {"out": _second(nodes)}, "depends on values"),
+    "the first": (lambda nodes: {"out": _second(nodes)}, "takes a part"),
     "by degree": (_by_degree, "depends on values"),
     "a product": (lambda nodes: {"out": nodes.mailbox["m"].prod(1)}, "prod"),
     "a median": (lambda nodes: {"out": torch.median(nodes.mailbox["m"], 1)[0]}, "median"),
