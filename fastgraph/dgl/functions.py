@@ -66,7 +66,7 @@ class UserFunction:
 
 
 def user_function(given: Any) -> UserFunction | Refusal:
-    """What a user passes to DGL, or why nothing is known of it."""
+    """A function that a user passes to DGL, or why nothing is known of it."""
     if isinstance(given, nn.Module):
         if any(map(vars(given).__getitem__, _HOOKS)) or "forward" in vars(given):
             return Refusal("a module as a function that has hooks, or whose forward is replaced")

@@ -65,7 +65,7 @@ class _Extremum(tuple[Any, ...]):
 
 
 class Ledger:
-    """What a function that reduces messages computes with them.
+    """The results that a function which reduces messages computes with them.
 
     Args:
         edges: of the messages, where these are numbers; ``None`` while they are recorded.

@@ -158,7 +158,7 @@ def _owner(functions: tuple[Any, Any]) -> Any:
 
 
 class _Nobody:
-    """What has no code."""
+    """No code at all."""
 
 
 _NOBODY = _Nobody()

@@ -48,7 +48,7 @@ class Known:
 
 
 class Outcomes:
-    """What came of tracing messages, by keys that describe what was traced."""
+    """Outcomes of tracing messages, by keys that describe what was traced."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[object, list[Known]] = OrderedDict()

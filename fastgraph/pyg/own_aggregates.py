@@ -151,5 +151,5 @@ _KNOWN.pop(None, None)
 
 
 def known_aggregate(cls: type) -> Aggregate | None:
-    """What is known of the ``aggregate`` of a class, if it is."""
+    """The description of a class's ``aggregate``, or ``None`` where that is no one of PyG's."""
     return _KNOWN.get(cls.aggregate)  # type: ignore[attr-defined]

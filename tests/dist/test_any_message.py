@@ -221,7 +221,7 @@ def leaving(self: Any, x_i: Tensor, x_j: Tensor, index: Tensor) -> Tensor:
 
 
 def leaving_weights(layer: Any, d: Any) -> Tensor:
-    """What is left by the message is of all edges, as it is on one process."""
+    """Values that the message leaves are of all edges, as on one process."""
     layer.weights = None
     out = layer(d.x, d.edge_index)
     return out + layer.weights.square().sum()

@@ -118,7 +118,7 @@ def test_what_follows_such_a_product_is_left_to_upstream() -> None:
 
 
 def test_few_edges_of_many_nodes_are_left_to_upstream() -> None:
-    """What a node has for each hidden value would be more than the matrices of its edges."""
+    """Sums of nodes by hidden value would be larger than the matrices of their edges."""
     edges = random_edges(NODES, NODES, 6)
     layer = pyg.NNConv(CHANNELS, OUT, nn.Linear(30, CHANNELS * OUT)).double()
     assert refused(layer, x64(), edges, x64(6, 30)) == (
