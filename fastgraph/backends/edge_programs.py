@@ -8,12 +8,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastgraph.backends import reference
 from fastgraph.backends.kernels import GroupedRows
 from fastgraph.edge_programs.lowering import lower
+from fastgraph.edge_programs.operations import OUTER
 from fastgraph.edge_programs.program import Program
 from fastgraph.graphs.graph import Csr, Graph
 from fastgraph.machine.memory import new_rows
 from fastgraph.plugins.backend import Kernel
+
+
+def without_products(kernel: Kernel) -> Kernel:
+    """A kernel of ``edge_program`` that leaves products of each edge to torch's operations."""
+
+    def edge_program(
+        graph: Graph, operands: Sequence[Tensor], program: Program, transpose: bool
+    ) -> list[Tensor]:
+        run = reference.edge_program if program.has_products else kernel
+        found: list[Tensor] = run(graph, operands, program, transpose)
+        return found
+
+    return edge_program
 
 
 def edge_program_kernel(library: Callable[[], Any], rows: GroupedRows) -> Kernel:
@@ -39,9 +54,10 @@ def edge_program_kernel(library: Callable[[], Any], rows: GroupedRows) -> Kernel
             )
             for output in program.outputs
         ]
-        code = lower(program, rounds=like.dtype.itemsize < 4)
+        code, transposes = lowered = lower(program, rounds=like.dtype.itemsize < 4)
+        given = lowered.operands(operands) if transposes else list(operands)
         edges = rows_of(graph, operands, program, transpose)
-        library().edge_program(*edges.arguments, num_in, *code, list(operands), out)
+        library().edge_program(*edges.arguments, num_in, *code, given, out)
         return out
 
     def rows_of(graph: Graph, operands: Sequence[Tensor], program: Program, transpose: bool) -> Csr:
@@ -52,7 +68,7 @@ def edge_program_kernel(library: Callable[[], Any], rows: GroupedRows) -> Kernel
         ]
         # An order of rows is of use where something is gathered; in bits, a sum over all edges
         # depends on it.
-        has_total = any(output.reduction == "total" for output in program.outputs)
+        has_total = any(output.reduction in ("total", OUTER) for output in program.outputs)
         ascending = has_total or not gathered
         widest = max(gathered or operands, key=lambda tensor: tensor.shape[-1])
         return rows(graph, widest, transpose=transpose, ascending=ascending)

@@ -10,6 +10,8 @@ from fastgraph.edge_programs.operations import (
     CONSTANT,
     DOT,
     FOLD,
+    PRODUCT,
+    PRODUCT_T,
     ROUND,
     SPREAD,
     SUM_TILES,
@@ -169,6 +171,15 @@ class Builder:
             return value
         return self._value(Instruction(SUM_TILES, (value.number,), width))
 
+    def product(self, x: Value, matrix: Value, width: int, *, is_transposed: bool = False) -> Value:
+        """The product with a matrix ``[x.width, width]``, or the transpose of one the other way."""
+        if width == 1:
+            return self.dot(x, matrix, 1)
+        if x.width == 1:
+            return x * matrix
+        operation = PRODUCT_T if is_transposed else PRODUCT
+        return self._value(Instruction(operation, (x.number, matrix.number), width))
+
     def gelu(self, x: Value) -> Value:
         """The error function's gelu."""
         return x * 0.5 * (self.apply("erf", x * math.sqrt(0.5)) + 1.0)
@@ -177,7 +188,8 @@ class Builder:
         """The program with these outputs, and what they need.
 
         Args:
-            outputs: the reduction and the value of each; of a softmax the scores, too.
+            outputs: the reduction and the value of each; of a softmax the scores, too, and of outer
+                products the second factor.
         """
         needed = {value.number for _, *values in outputs for value in values}
         for number in range(len(self._definitions) - 1, -1, -1):

@@ -17,6 +17,9 @@ from fastgraph.edge_programs.operations import (
     DOT,
     ELEMENTWISE,
     FOLD,
+    OUTER,
+    PRODUCT,
+    PRODUCT_T,
     ROUND,
     SOFTMAX,
     SOFTMAX_MAX,
@@ -57,14 +60,18 @@ def evaluate(
         accumulator: the dtype in which values are computed.
 
     Returns:
-        For each output ``[rows, width]``, of ``edge`` ``[E, width]`` and of ``total`` ``[width]``,
-        of the operands' dtype; records of ties int32.
+        For each output ``[rows, width]``, of ``edge`` ``[E, width]``, of ``total`` ``[width]`` and
+        of ``outer`` ``[width * other width]``, of the operands' dtype; records of ties int32.
     """
     dtype = operands[0].dtype
     values: list[Tensor] = []
     for operand, tensor in zip(program.operands, operands, strict=True):
         values.append(_of_edges(operand, tensor.to(accumulator), edges))
     for instruction in program.instructions:
+        if instruction.operation in (PRODUCT, PRODUCT_T):
+            value, matrix = instruction.arguments
+            values.append(_product(instruction, values[value], operands[matrix].to(accumulator)))
+            continue
         arguments = [values[a] for a in instruction.arguments]
         values.append(_value(instruction, arguments, values[0], dtype))
     return [_reduced(output, values, edges, dtype) for output in program.outputs]
@@ -104,6 +111,12 @@ def _value(
     return ELEMENTWISE[operation].evaluate(*wide)
 
 
+def _product(instruction: Instruction, value: Tensor, matrix: Tensor) -> Tensor:
+    if instruction.operation == PRODUCT:
+        return value @ matrix.view(value.shape[1], instruction.width)
+    return value @ matrix.view(instruction.width, value.shape[1]).t()
+
+
 def spread(value: Tensor, width: int) -> Tensor:
     """A value ``[E, heads]`` of each head as one of each channel, ``[E, width]``."""
     if value.shape[1] == width:
@@ -121,6 +134,8 @@ def _reduced(output: Output, values: Sequence[Tensor], edges: Edges, dtype: torc
     if reduction in (SOFTMAX, SOFTMAX_MAX, SOFTMAX_SCALE):
         score = value if output.score < 0 else values[output.score]
         return _softmax(reduction, value, score, edges, dtype)
+    if reduction == OUTER:
+        return (value.t() @ values[output.score]).flatten().to(dtype)
     if reduction == "edge":
         return value.to(dtype)
     if reduction == "total":

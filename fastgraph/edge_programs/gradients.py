@@ -20,6 +20,9 @@ from fastgraph.edge_programs.operations import (
     DOT,
     EXTREMA,
     FOLD,
+    OUTER,
+    PRODUCT,
+    PRODUCT_T,
     ROUND,
     SOFTMAX,
     SOFTMAX_MAX,
@@ -30,7 +33,7 @@ from fastgraph.edge_programs.operations import (
 )
 from fastgraph.edge_programs.program import MIRRORED, Instruction, Output, Place, Program
 
-_PLACE_OF_OUTPUT: Mapping[str, Place] = {"edge": "edge", "total": "parameter"}
+_PLACE_OF_OUTPUT: Mapping[str, Place] = {"edge": "edge", "total": "parameter", OUTER: "parameter"}
 
 
 class Pass(NamedTuple):
@@ -38,7 +41,8 @@ class Pass(NamedTuple):
 
     Attributes:
         program: has an output for each gradient.
-        names: of the operands that these are the gradients of, in order.
+        names: of the operands that these are the gradients of, in order. Gradients of the same
+            operand are to be added.
         is_reversed: whether its rows are the gathered nodes.
     """
 
@@ -94,6 +98,13 @@ def derive(program: Program, wanted: frozenset[str], given: frozenset[int]) -> G
         output = program.outputs[k]
         value = values[output.value]
         place = _PLACE_OF_OUTPUT.get(output.reduction, "row")
+        if output.reduction == OUTER:
+            other = values[output.score]
+            matrix = builder.operand(grads[k], place, value.width * other.width)
+            by_other = builder.product(other, matrix, value.width, is_transposed=True)
+            adjoint.add(output.value, by_other)
+            adjoint.add(output.score, builder.product(value, matrix, other.width))
+            continue
         gradient = builder.operand(grads[k], place, value.width)
         if output.reduction in (SOFTMAX, SOFTMAX_SCALE):
             score = values[output.value if output.score < 0 else output.score]
@@ -117,27 +128,35 @@ def derive(program: Program, wanted: frozenset[str], given: frozenset[int]) -> G
             gradient = gradient * builder.apply("eq", builder.round(value), attained)
         adjoint.add(output.value, gradient)
     adjoint.run()
-    by_row: list[tuple[str, str, Value]] = []
-    by_gathered: list[tuple[str, str, Value]] = []
-    of_edges: list[tuple[str, str, Value]] = []
+    # Of each gradient the operand, the reduction and what it takes.
+    by_row: list[_Taken] = []
+    by_gathered: list[_Taken] = []
+    over_all: list[_Taken] = []
+    of_edges: list[_Taken] = []
     for number, operand in enumerate(program.operands):
         found = adjoint.of(number)
+        if operand.name in wanted:
+            over_all += ((operand.name, (OUTER, *pair)) for pair in adjoint.outer_products(number))
         if operand.name not in wanted or found is None:
             continue
         found = builder.spread(found, operand.width)
         if operand.place == "edge":
-            of_edges.append((operand.name, "edge", found))
+            of_edges.append((operand.name, ("edge", found)))
         elif operand.place == "gathered":
-            by_gathered.append((operand.name, "sum", found))
+            by_gathered.append((operand.name, ("sum", found)))
+        elif operand.place == "parameter":
+            over_all.append((operand.name, ("total", found)))
         else:
-            reduction = "total" if operand.place == "parameter" else "sum"
-            by_row.append((operand.name, reduction, found))
+            by_row.append((operand.name, ("sum", found)))
+    # Either pass has all edges: products are not computed in both for sums over all edges alone.
+    has_products = any(reduction == OUTER for _, (reduction, *_) in over_all)
+    (by_gathered if has_products and by_gathered and not by_row else by_row).extend(over_all)
     # Values of edges are the same in either pass: no pass for them alone.
     (by_gathered if by_gathered and not by_row else by_row).extend(of_edges)
     passes = []
     for outputs, is_reversed in ((by_row, False), (by_gathered, True)):
         if outputs:
-            made = builder.program(*((reduction, value) for _, reduction, value in outputs))
+            made = builder.program(*(taken for _, taken in outputs))
             made = reversed_program(made) if is_reversed else made
             passes.append(Pass(made, tuple(name for name, *_ in outputs), is_reversed))
     return Gradients(tuple(passes), grads, results, products)
@@ -174,6 +193,9 @@ def _fresh(name: str, program: Program) -> str:
     return name
 
 
+_Taken = tuple[str, tuple[str, *tuple[Value, ...]]]
+
+
 class _Adjoint:
     """The gradients of values: sums over what they are used for."""
 
@@ -182,12 +204,17 @@ class _Adjoint:
     ) -> None:
         self._builder, self._program, self._values = builder, program, values
         self._found: dict[int, Value] = {}
+        self._outer: dict[int, list[tuple[Value, Value]]] = {}
         self._matters = [operand.name in wanted for operand in program.operands]
         for instruction in program.instructions:
             self._matters.append(any(self._matters[a] for a in instruction.arguments))
 
     def of(self, number: int) -> Value | None:
         return self._found.get(number)
+
+    def outer_products(self, number: int) -> list[tuple[Value, Value]]:
+        """The pairs of values whose outer products are parts of the gradient of a matrix."""
+        return self._outer.get(number, [])
 
     def add(self, number: int, gradient: Value) -> None:
         """Add a part, of which the channels that one narrow value stands for are added up."""
@@ -225,10 +252,24 @@ class _Adjoint:
         elif operation == DOT:
             # Of both factors, whichever is the narrow one.
             parts = [gradient * arguments[1], gradient * arguments[0]]
+        elif operation in (PRODUCT, PRODUCT_T):
+            self._through_product(instruction, builder.spread(gradient, result.width))
+            return
         else:
             parts = _RULES[operation](builder, result, gradient, *arguments)
         for number, part in zip(instruction.arguments, parts, strict=False):
             self.add(number, self._whole(part, number, result))
+
+    def _through_product(self, instruction: Instruction, gradient: Value) -> None:
+        number, matrix = instruction.arguments
+        value, is_transposed = self._values[number], instruction.operation == PRODUCT_T
+        back = self._builder.product(
+            gradient, self._values[matrix], value.width, is_transposed=not is_transposed
+        )
+        self.add(number, back)
+        if self._matters[matrix]:
+            pair = (gradient, value) if is_transposed else (value, gradient)
+            self._outer.setdefault(matrix, []).append(pair)
 
     def _whole(self, part: Value, number: int, result: Value) -> Value:
         """A part of the gradient of a narrow argument, one for each channel of a wide result."""

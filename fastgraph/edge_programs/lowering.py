@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -21,6 +21,9 @@ from fastgraph.edge_programs.operations import (
     ELEMENTWISE,
     EXTREMA,
     FOLD,
+    OUTER,
+    PRODUCT,
+    PRODUCT_T,
     ROUND,
     SOFTMAX,
     SOFTMAX_MAX,
@@ -35,10 +38,10 @@ GATE, SLOPE = "gate", "slope"
 """The second of two values, or 0 where the first is not above it: the gradient of ``relu``; and 1,
 or the second where the first is not above 0: the slope of ``leaky_relu``."""
 
-OPERATIONS = (*ELEMENTWISE, ROUND, SPREAD, TILE, FOLD, SUM_TILES, DOT, GATE, SLOPE)
+OPERATIONS = (*ELEMENTWISE, ROUND, SPREAD, TILE, FOLD, SUM_TILES, DOT, GATE, SLOPE, PRODUCT)
 """The order in which ``csrc/include/fastgraph/edge_code.h`` numbers operations."""
 
-REDUCTIONS = ("sum", "mean", "max", "min", "edge", "total", SOFTMAX)
+REDUCTIONS = ("sum", "mean", "max", "min", "edge", "total", SOFTMAX, OUTER)
 """The same of reductions; records are part of what they belong to."""
 
 # Kinds of slots: an operand in each of the places, then what is computed, by how often.
@@ -49,22 +52,51 @@ class Code(NamedTuple):
     """A program for native functions; -1 stands for nothing.
 
     Attributes:
-        slots: int32 ``[slots, 2]``, kind and width of each. Operands come first.
+        slots: int32 ``[slots, 2]``, kind and width of each. Operands come first, and behind them
+            those that are the transposes of some.
         constants: float64 ``[slots]``, the numbers in constant ones.
         instructions: int32 ``[instructions, 5]``: operation, slot of the result, and of three
             arguments. All have the width of the result, but for those of ``spread``, ``tile``,
-            ``fold``, ``sum_tiles`` and ``dot``. An element-wise function of one value takes the sum
-            of two if there is a second.
+            ``fold``, ``sum_tiles``, ``dot`` and ``product``. An element-wise function of one value
+            takes the sum of two if there is a second.
         reductions: int32 ``[reductions, 7]``: kind; slots of the value, of a factor of the same or
             a narrower width, and of one that a row has; the numbers of the output and of two
             records, the first of ties. Of a softmax: slots of the value, of the scores and of their
-            exponentials; the records are the largest scores and the scales.
+            exponentials; the records are the largest scores and the scales. Of outer products the
+            factor is the second value.
     """
 
     slots: Tensor
     constants: Tensor
     instructions: Tensor
     reductions: Tensor
+
+
+class Transpose(NamedTuple):
+    """A matrix that kernels take besides: the transpose of an operand.
+
+    Attributes:
+        operand: the number of the operand.
+        rows: of the matrix that it is.
+    """
+
+    operand: int
+    rows: int
+
+    def of(self, operands: Sequence[Tensor]) -> Tensor:
+        """The matrix of a program's operands, with all its numbers in one dimension."""
+        return operands[self.operand].view(self.rows, -1).t().reshape(-1)
+
+
+class Lowered(NamedTuple):
+    """A program as native functions take it, and what they take besides its operands."""
+
+    code: Code
+    transposes: tuple[Transpose, ...]
+
+    def operands(self, given: Sequence[Tensor]) -> list[Tensor]:
+        """The operands of native functions, of those of the program."""
+        return [*given, *(transpose.of(given) for transpose in self.transposes)]
 
 
 class _Node(NamedTuple):
@@ -89,9 +121,10 @@ class _Reduction(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def lower(program: Program, *, rounds: bool) -> Code:
+def lower(program: Program, *, rounds: bool) -> Lowered:
     """A program as native functions take it; ``rounds`` if the dtype is narrower than sums."""
-    return _Lowering(program, rounds).code()
+    lowering = _Lowering(program, rounds)
+    return Lowered(lowering.code(), tuple(lowering.transposes))
 
 
 class _Lowering:
@@ -104,6 +137,15 @@ class _Lowering:
         for operand in program.operands:
             node = _Node(operand.name, (), operand.width, 0.0)
             self._number(node, {"parameter": 0, "row": 1}.get(operand.place, 2))
+        self.transposes: dict[Transpose, int] = {}
+        for instruction in program.instructions:
+            if instruction.operation == PRODUCT_T:
+                transpose = Transpose(instruction.arguments[1], instruction.width)
+                width = program.width(transpose.operand)
+                node = _Node(f"{program.name(transpose.operand)} {transpose.rows}", (), width, 0.0)
+                self.transposes[transpose] = self._number(node, 0)
+        # The nodes that are given, by operands or by what is made of them before.
+        self._num_given = len(self._nodes)
         # The node of each value of the program.
         self._of_value: list[int] = []
         self._of_value = list(range(len(program.operands)))
@@ -113,14 +155,16 @@ class _Lowering:
             if instruction.operation == ROUND and not rounds:
                 self._of_value += arguments
                 continue
+            operation = instruction.operation
+            if operation == PRODUCT_T:
+                operation = PRODUCT
+                arguments[1] = self.transposes[Transpose(instruction.arguments[1], width)]
             if instruction.operation == DOT:
                 widest = max(self._nodes[a].width for a in arguments)
                 arguments = [self._spread(a, widest) for a in arguments]
             elif instruction.operation in ELEMENTWISE:
                 arguments = [self._spread(a, width) for a in arguments]
-            self._of_value.append(
-                self._node(instruction.operation, arguments, width, instruction.constant)
-            )
+            self._of_value.append(self._node(operation, arguments, width, instruction.constant))
         self._reductions = list(self._reduced())
 
     def code(self) -> Code:
@@ -128,8 +172,10 @@ class _Lowering:
         self._fuse()
         needed = self._needed()
         last = self._last_uses(needed)
-        count = len(self._program.operands)
+        count = self._num_given
         slots = [(PLACES.index(o.place), o.width) for o in self._program.operands]
+        parameter = PLACES.index("parameter")
+        slots += [(parameter, self._nodes[number].width) for number in self.transposes.values()]
         constants = [0.0] * count
         slot_of = {number: number for number in range(count)}
         free: dict[int, list[int]] = {}
@@ -214,6 +260,9 @@ class _Lowering:
             elif kind in EXTREMA:
                 found = extrema.setdefault((kind, output.value), ([], []))
                 found[output.reduction in records].append(number)
+            elif kind == OUTER:
+                first, second = (self._of_value[v] for v in output.values)
+                yield _Reduction(kind, first, second, -1, number)
             elif kind == "edge":
                 yield _Reduction(kind, self._of_value[output.value], -1, -1, number)
             else:
@@ -320,7 +369,7 @@ class _Lowering:
 
     def _needed(self) -> list[int]:
         """The nodes that reductions need, each behind its arguments, and all operands."""
-        needed = set(range(len(self._program.operands)))
+        needed = set(range(self._num_given))
         waiting = [n for r in self._reductions for n in r[1:4] if n >= 0]
         while waiting:
             number = waiting.pop()

@@ -92,6 +92,14 @@ the sum of each head's products of two values."""
 TILE, SUM_TILES = "tile", "sum_tiles"
 """All channels repeated for each head; and the sum over heads of each of their channels."""
 
+PRODUCT, PRODUCT_T = "product", "product_t"
+"""The product of a value, a row of K numbers, with a matrix ``[K, M]`` of parameters; and with the
+transpose of one ``[M, K]``."""
+
+OUTER = "outer"
+"""A reduction of two values: the sum over all edges of their outer products, ``[K, M]``, which is
+the gradient of a matrix."""
+
 EXTREMA = {"max": "max_ties", "min": "min_ties"}
 """Reductions whose gradient needs a record, and the reduction that is the record."""
 
@@ -115,7 +123,8 @@ REDUCTIONS = (
     SOFTMAX,
     SOFTMAX_MAX,
     SOFTMAX_SCALE,
+    OUTER,
 )
-"""Over the edges of each row, but for ``edge``, the value of each edge, and ``total``, the sum over
-all edges. ``max_ties`` is the number of shares, int32, into which the gradient of a maximum is
-split."""
+"""Over the edges of each row, but for ``edge``, the value of each edge, and ``total`` and
+``outer``, sums over all edges. ``max_ties`` is the number of shares, int32, into which the gradient
+of a maximum is split."""

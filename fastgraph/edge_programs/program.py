@@ -15,6 +15,10 @@ that all heads have in common are repeated by ``tile``, and ``sum_tiles`` sums o
 
 ``softmax x s`` sums ``x``, weighted by the softmax of the scores ``s`` over the edges of a row: a
 score for each channel, or one for each head.
+
+``product x w M`` multiplies a value of width K with a matrix ``[K, M]``, which is a parameter of
+width K * M, ``product_t x w M`` with the transpose of a matrix ``[M, K]``; ``outer x y`` sums the
+outer products ``[K, M]`` of two values over all edges.
 """
 
 from __future__ import annotations
@@ -32,6 +36,9 @@ from fastgraph.edge_programs.operations import (
     ELEMENTWISE,
     EXTREMA,
     FOLD,
+    OUTER,
+    PRODUCT,
+    PRODUCT_T,
     REDUCTIONS,
     ROUND,
     SOFTMAX,
@@ -101,7 +108,7 @@ class Instruction:
 
     Attributes:
         operation: an element-wise one or ``round``, ``constant``, ``spread``, ``fold``, ``dot``,
-            ``tile`` or ``sum_tiles``.
+            ``tile``, ``sum_tiles``, ``product`` or ``product_t``.
         arguments: numbers of values.
         width: of the result; of an element-wise instruction the largest of its arguments.
         constant: the number, of a ``constant``.
@@ -120,7 +127,8 @@ class Output:
     Attributes:
         reduction: one of :data:`fastgraph.edge_programs.operations.REDUCTIONS`.
         value: the number of the value.
-        score: that of the scores, of a softmax; -1 for others.
+        score: that of the scores, of a softmax, or of the second factor of outer products; -1 for
+            others.
     """
 
     reduction: str
@@ -176,12 +184,19 @@ class Program:
                 )
             if not 0 <= output.value < self.num_values:
                 raise ValueError(f"{output.reduction} must reduce a value, got {output.value}")
-            self._check_score(output)
+            if output.reduction == OUTER:
+                self._check_factor(output)
+            else:
+                self._check_score(output)
         used = {v for o in self.outputs for v in o.values}
         used = used.union(*(i.arguments for i in self.instructions))
         idle = [o.name for number, o in enumerate(self.operands) if number not in used]
         if idle:
             raise ValueError(f"every operand must be used, got {idle} that are not")
+
+    def _check_factor(self, output: Output) -> None:
+        if not 0 <= output.score < self.num_values:
+            raise ValueError(f"outer must have two values, got {output.score}")
 
     def _check_score(self, output: Output) -> None:
         if output.reduction != SOFTMAX:
@@ -202,6 +217,9 @@ class Program:
             instruction.width,
         )
         name = f"{self.name(number)} = {operation}"
+        if operation in (PRODUCT, PRODUCT_T):
+            self._check_product(name, number, instruction)
+            return
         if operation in ELEMENTWISE:
             arity = ELEMENTWISE[operation].arity
         elif operation in (CONSTANT, ROUND, *_RESIZING):
@@ -225,6 +243,22 @@ class Program:
         if not fits:
             raise ValueError(f"{name} must have {expected}, got {width}")
 
+    def _check_product(self, name: str, number: int, instruction: Instruction) -> None:
+        if len(instruction.arguments) != 2:
+            raise ValueError(f"{name} must have 2 arguments, got {len(instruction.arguments)}")
+        value, matrix = instruction.arguments
+        if not 0 <= value < number:
+            raise ValueError(f"{name} must take values that stand before it")
+        is_parameter = 0 <= matrix < len(self.operands)
+        if not is_parameter or self.operands[matrix].place != "parameter":
+            raise ValueError(f"{name} must take a matrix that is a parameter")
+        expected = self.width(value) * instruction.width
+        if instruction.width < 1 or self.width(matrix) != expected:
+            raise ValueError(
+                f"{name} must have a matrix of {self.width(value)} times {instruction.width} "
+                f"numbers, got {self.width(matrix)}"
+            )
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Of the operands."""
@@ -234,6 +268,13 @@ class Program:
     def num_values(self) -> int:
         """Operands and instructions together."""
         return len(self.operands) + len(self.instructions)
+
+    @cached_property
+    def has_products(self) -> bool:
+        """True if it multiplies values of each edge by matrices, or sums their outer products."""
+        return any(i.operation in (PRODUCT, PRODUCT_T) for i in self.instructions) or any(
+            output.reduction == OUTER for output in self.outputs
+        )
 
     def width(self, value: int) -> int:
         """The width of a value."""
@@ -258,6 +299,8 @@ class Program:
     def output_shape(self, output: Output, num_rows: int, num_edges: int) -> tuple[int, ...]:
         """The shape of an output over so many rows and edges."""
         width = self.width(output.value)
+        if output.reduction == OUTER:
+            return (width * self.width(output.score),)
         if output.reduction == "total":
             return (width,)
         return (num_edges if output.reduction == "edge" else num_rows, width)
@@ -272,7 +315,7 @@ class Program:
             words = [instruction.operation, *map(self.name, instruction.arguments)]
             if instruction.operation == CONSTANT:
                 words.append(repr(instruction.constant))
-            elif instruction.operation in _RESIZING:
+            elif instruction.operation in (*_RESIZING, PRODUCT, PRODUCT_T):
                 words.append(str(instruction.width))
             lines.append(f"{self.name(number)} = {' '.join(words)}")
         lines += [" ".join((o.reduction, *map(self.name, o.values))) for o in self.outputs]
@@ -322,7 +365,11 @@ def parse(text: str) -> Program:
                 case [name, "=", "constant", constant]:
                     instructions.append(Instruction("constant", (), 1, float(constant)))
                     widths.append(1)
-                case [name, "=", operation, *words, size] if operation in _RESIZING:
+                case [name, "=", operation, *words, size] if operation in (
+                    *_RESIZING,
+                    PRODUCT,
+                    PRODUCT_T,
+                ):
                     arguments = tuple(map(number, words))
                     instructions.append(Instruction(operation, arguments, int(size)))
                     widths.append(int(size))
@@ -331,8 +378,8 @@ def parse(text: str) -> Program:
                     width = max((widths[a] for a in arguments), default=1)
                     instructions.append(Instruction(operation, arguments, width))
                     widths.append(width)
-                case ["softmax", name, score]:
-                    outputs.append(Output(SOFTMAX, number(name), number(score)))
+                case [("softmax" | "outer") as reduction, name, score]:
+                    outputs.append(Output(reduction, number(name), number(score)))
                     continue
                 case [reduction, name]:
                     outputs.append(Output(reduction, number(name)))

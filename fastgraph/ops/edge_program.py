@@ -83,7 +83,8 @@ def edge_program(
 
     Returns:
         For each output of the program ``[num_out, width]``, zeros for nodes without edges; of
-        ``edge`` ``[E, width]``, and of ``total`` ``[width]``.
+        ``edge`` ``[E, width]``, of ``total`` ``[width]``, and of ``outer`` the product of both
+        widths.
 
     Raises:
         ValueError: the program is wrong, or an argument has the wrong shape, dtype, device or
@@ -281,7 +282,8 @@ def _backward(ctx: _OfProgram, *grads: Tensor | None) -> tuple[Tensor | None, ..
         sizes = (ctx.num_out, ctx.num_in) if made.is_reversed else (ctx.num_in, ctx.num_out)
         given_edges = (index, ptr, str(made.program), *sizes, made.is_reversed != ctx.transpose)
         run = _in_torch if is_transformed(*taken) else EDGE_PROGRAM
-        found |= zip(made.names, run(taken, *given_edges), strict=True)
+        for name, tensor in zip(made.names, run(taken, *given_edges), strict=True):
+            found[name] = found[name] + tensor if name in found else tensor
     return (*(found.get(name) for name in program.names), *(None,) * 6)
 
 

@@ -495,9 +495,10 @@ def edge_program(lib: Library, draw: Draw) -> Prepared:
             else:
                 assert_near(found, expected, 64.0, output.reduction)
 
-    code = lower(program, rounds=dtype.itemsize < 4)
+    code, transposes = lower(program, rounds=dtype.itemsize < 4)
     call = graph.arguments | {"num_cols": graph.num_cols, **code._asdict()}
-    return call | {"operands": operands, "outputs": out}, check
+    given = [*operands, *(transpose.of(operands) for transpose in transposes)]
+    return call | {"operands": given, "outputs": out}, check
 
 
 def head_scores(lib: Library, draw: Draw) -> Prepared:

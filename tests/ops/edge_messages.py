@@ -75,6 +75,20 @@ class Message:
         value = self.builder.apply(operation, *(b.value for b in both))
         return Both(value, TORCH[operation](*tensors))
 
+    def product(self, x: Both, width: int, *, is_transposed: bool = False) -> Both:
+        """The product of a value with a matrix, which is a new operand."""
+        depth = x.value.width
+        matrix = self.operand("parameter", depth * width)
+        tensor = list(self.operands.values())[-1]
+        own = tensor.view(width, depth).t() if is_transposed else tensor.view(depth, width)
+        value = self.builder.product(x.value, matrix.value, width, is_transposed=is_transposed)
+        return Both(value, x.tensor @ own)
+
+    def outer(self, x: Both, y: Both) -> None:
+        """Add the sum of outer products of two values."""
+        self.outputs.append(("outer", x.value, y.value))
+        self.expected.append((x.tensor.t() @ y.tensor).flatten())
+
     def weigh(self, both: Both, score: Both) -> None:
         """Add the sum of values weighted by the softmax of scores."""
         self.outputs.append(("softmax", both.value, score.value))

@@ -16,7 +16,7 @@ from tests.graphs import random_edges
 
 def operations(program: Program) -> list[str]:
     """Of a lowered program, in order."""
-    return [OPERATIONS[row[0]] for row in lower(program, rounds=False).instructions.tolist()]
+    return [OPERATIONS[row[0]] for row in lower(program, rounds=False).code.instructions.tolist()]
 
 
 GATED = "k = row 8\nq = gathered 8\nv = gathered 8\nt0 = add k q\nt1 = {} t0\nt2 = mul t1 v\nsum t2"

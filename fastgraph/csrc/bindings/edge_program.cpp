@@ -46,6 +46,25 @@ void check_slot(const EdgeCode& code, int32_t slot, const char* name, int64_t nu
   }
 }
 
+void check_product(const EdgeCode& code, int64_t number) {
+  constexpr const char* kName = "instruction";
+  const EdgeInstruction& product = code.instructions[number];
+  check_slot(code, product.argument[0], kName, number);
+  check_slot(code, product.argument[1], kName, number);
+  const EdgeSlot out = code.slots[product.out], value = code.slots[product.argument[0]];
+  const EdgeSlot matrix = code.slots[product.argument[1]];
+  if (matrix.kind != EdgeSlotKind::kParameter) refuse(kName, number, "take a matrix that is given");
+  if (value.often() > out.often()) {
+    refuse(kName, number, "not be computed less often than it changes");
+  }
+  if (int64_t{value.width} * out.width != matrix.width) {
+    refuse(kName, number, "have a matrix that fits its value and its result");
+  }
+  if (product.out == product.argument[0] || product.out == product.argument[1]) {
+    refuse(kName, number, "not write its argument");
+  }
+}
+
 void check_instructions(const EdgeCode& code) {
   constexpr const char* kName = "instruction";
   for (int64_t i = 0; i < code.num_instructions; ++i) {
@@ -57,6 +76,10 @@ void check_instructions(const EdgeCode& code) {
     check_slot(code, instruction.out, kName, i);
     const EdgeSlot out = code.slots[instruction.out];
     if (out.kind < EdgeSlotKind::kOfProgram) refuse(kName, i, "not write an operand or a number");
+    if (instruction.operation == EdgeOperation::kProduct) {
+      check_product(code, i);
+      continue;
+    }
     for (int k = 0; k < instruction.arity(); ++k) {
       const int32_t argument = instruction.argument[k];
       check_slot(code, argument, kName, i);
@@ -96,6 +119,20 @@ void check_softmax(const EdgeCode& code, int64_t number, int64_t num_outputs) {
   }
 }
 
+void check_outer(const EdgeCode& code, int64_t number, int64_t num_outputs) {
+  constexpr const char* kName = "reduction";
+  const EdgeReduction& reduction = code.reductions[number];
+  check_slot(code, reduction.factor, kName, number);
+  const int64_t width = code.slots[reduction.value].width;
+  if (width * code.slots[reduction.factor].width > kMostChannels) {
+    refuse(kName, number, "have a result that is not too large");
+  }
+  if (reduction.row_factor >= 0) refuse(kName, number, "have no factor of rows");
+  if (reduction.out < 0 || reduction.out >= num_outputs || reduction.record != -1) {
+    refuse(kName, number, "name outputs in [0, " + std::to_string(num_outputs) + ")");
+  }
+}
+
 void check_reductions(const EdgeCode& code, int64_t num_outputs) {
   constexpr const char* kName = "reduction";
   for (int64_t r = 0; r < code.num_reductions; ++r) {
@@ -109,6 +146,10 @@ void check_reductions(const EdgeCode& code, int64_t num_outputs) {
     const bool is_sum = !reduction.is_extremum() && reduction.kind != EdgeReductionKind::kEdge;
     if (reduction.is_softmax()) {
       check_softmax(code, r, num_outputs);
+      continue;
+    }
+    if (reduction.is_outer()) {
+      check_outer(code, r, num_outputs);
       continue;
     }
     if (!is_sum && (reduction.factor >= 0 || reduction.row_factor >= 0)) {
@@ -224,7 +265,10 @@ void bind_edge_program(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_
       }
       if (reduction.out < 0) continue;
       const Tensor out = outputs[reduction.out];
-      if (reduction.kind == EdgeReductionKind::kTotal) {
+      if (reduction.is_outer()) {
+        const int64_t other = code.slots[reduction.factor].width;
+        results[reduction.out] = checked<T>(out, {width * other}, "outputs");
+      } else if (reduction.kind == EdgeReductionKind::kTotal) {
         results[reduction.out] = checked<T>(out, {width}, "outputs");
       } else {
         const bool is_of_edges = reduction.kind == EdgeReductionKind::kEdge;

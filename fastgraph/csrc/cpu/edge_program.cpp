@@ -17,6 +17,9 @@
 namespace fastgraph {
 namespace {
 
+// Of tasks, where there are sums of outer products.
+constexpr int64_t kMostGroups = 64;
+
 template <typename T>
 class EdgeProgram {
  public:
@@ -33,17 +36,23 @@ class EdgeProgram {
         layout_(code, sizeof(A), is_half<T>),
         schedule_(make_schedule(graph)),
         num_tasks_(static_cast<int64_t>(schedule_.tasks.size())),
+        num_groups_(groups(code, num_tasks_)),
         piece_entries_(schedule_.num_pieces) {
     for (int64_t r = 0; r < code.num_reductions; ++r) {
       const EdgeReduction& reduction = code.reductions[r];
       const int64_t width = width_of(reduction);
       const bool is_of_edges = reduction.kind == EdgeReductionKind::kEdge;
       const int64_t rows = is_of_edges ? graph.num_entries : graph.num_rows;
-      const bool has_rows = reduction.kind != EdgeReductionKind::kTotal;
+      const bool is_outer = reduction.is_outer();
+      const bool has_rows = reduction.kind != EdgeReductionKind::kTotal && !is_outer;
       T* const out = static_cast<T*>(reduction.out < 0 ? nullptr : outputs[reduction.out]);
       results_.emplace_back(Matrix<T>{out, out && has_rows ? rows : 0, width});
       begin_.push_back(sums_size_);
-      total_begin_.push_back(totals_size_);
+      total_begin_.push_back(is_outer ? outer_size_ : totals_size_);
+      if (is_outer) {
+        outer_size_ += width * code.slots[reduction.factor].width;
+        continue;
+      }
       if (!is_of_edges) sums_size_ += state_size(reduction);
       if (!has_rows) totals_size_ += width;
     }
@@ -51,6 +60,7 @@ class EdgeProgram {
     partial_ = scratch<A>(schedule_.num_pieces * sums_size_);
     const auto num_cut = static_cast<int64_t>(schedule_.cut_rows.size());
     totals_ = scratch<A>((num_tasks_ + num_cut) * totals_size_);
+    outer_ = scratch<A>(num_groups_ * outer_size_);
   }
 
   void run() {
@@ -58,12 +68,17 @@ class EdgeProgram {
     for (int64_t s = 0; s < code_.num_slots; ++s) {
       if (code_.slots[s].often() == 2) work += code_.slots[s].width;
     }
-    for_each_task(num_tasks_, (graph_.num_entries + graph_.num_rows) * work,
-                  [&](int64_t i) { run(i); });
+    for_each_task(num_groups_, (graph_.num_entries + graph_.num_rows) * work,
+                  [&](int64_t group) { run_group(group); });
     const auto num_cut = static_cast<int64_t>(schedule_.cut_rows.size());
     for_each_task(num_cut, schedule_.num_pieces * sums_size_, [&](int64_t i) { merge(i); });
     for (int64_t r = 0; r < code_.num_reductions; ++r) {
       const EdgeReduction& reduction = code_.reductions[r];
+      if (reduction.is_outer()) {
+        sum_slots<T>(outer_.get() + total_begin_[r], num_groups_, outer_size_,
+                     width_of(reduction) * heads_of(reduction),
+                     static_cast<T*>(outputs_[reduction.out]));
+      }
       if (reduction.kind != EdgeReductionKind::kTotal) continue;
       sum_slots<T>(totals_.get() + total_begin_[r], num_tasks_ + num_cut, totals_size_,
                    width_of(reduction), static_cast<T*>(outputs_[reduction.out]));
@@ -75,6 +90,11 @@ class EdgeProgram {
     return code_.slots[reduction.value].width;
   }
 
+  // Whether a row has anything of a reduction until all of its edges are known.
+  static bool has_state(const EdgeReduction& reduction) {
+    return reduction.kind != EdgeReductionKind::kEdge && !reduction.is_outer();
+  }
+
   // How many numbers a row has for a reduction until all of its edges are known.
   int64_t state_size(const EdgeReduction& reduction) const {
     const int64_t width = width_of(reduction);
@@ -82,13 +102,33 @@ class EdgeProgram {
     return (reduction.is_extremum() ? 2 : 1) * width;
   }
 
+  // The width of scores, or of the second value of outer products.
   int64_t heads_of(const EdgeReduction& softmax) const { return code_.slots[softmax.factor].width; }
 
   RunningSoftmax<A> softmax(const EdgeReduction& reduction, A* own) const {
     return {own, width_of(reduction), heads_of(reduction)};
   }
 
-  void run(int64_t number) {
+  // Tasks that add to the same sums of outer products, one after the other. Of few such sums all
+  // are in memory at once.
+  static int64_t groups(const EdgeCode& code, int64_t num_tasks) {
+    return code.has_outer() ? std::min(num_tasks, kMostGroups) : num_tasks;
+  }
+
+  void run_group(int64_t group) {
+    std::vector<OuterSum<A>> outer;
+    for (int64_t r = 0; r < code_.num_reductions; ++r) {
+      const EdgeReduction& reduction = code_.reductions[r];
+      if (!reduction.is_outer()) continue;
+      outer.emplace_back(width_of(reduction), heads_of(reduction),
+                         outer_.get() + group * outer_size_ + total_begin_[r]);
+    }
+    const int64_t end = (group + 1) * num_tasks_ / num_groups_;
+    for (int64_t i = group * num_tasks_ / num_groups_; i < end; ++i) run(i, outer.data());
+    for (auto& sum : outer) sum.finish();
+  }
+
+  void run(int64_t number, OuterSum<A>* outer) {
     const Task& task = schedule_.tasks[number];
     Registers registers(graph_, code_, layout_, operands_);
     const auto sums = scratch<A>(sums_size_);
@@ -108,7 +148,7 @@ class EdgeProgram {
         const int64_t edges = std::min(layout_.block, entries.end - e);
         registers.put_edges(e, edges, task.entry_end);
         registers.run_block(edges);
-        reduce(registers, e, edges, sums.get());
+        reduce(registers, e, edges, sums.get(), outer);
       }
       if (task.whole()) {
         finish(registers, row, count, sums.get(), totals);
@@ -123,7 +163,7 @@ class EdgeProgram {
   void begin(A* sums) const {
     for (int64_t r = 0; r < code_.num_reductions; ++r) {
       const EdgeReduction& reduction = code_.reductions[r];
-      if (reduction.kind == EdgeReductionKind::kEdge) continue;
+      if (!has_state(reduction)) continue;
       const int64_t width = width_of(reduction);
       A* const own = sums + begin_[r];
       if (reduction.is_softmax()) {
@@ -137,7 +177,8 @@ class EdgeProgram {
     }
   }
 
-  void reduce(Registers& registers, int64_t first, int64_t edges, A* sums) const {
+  void reduce(Registers& registers, int64_t first, int64_t edges, A* sums,
+              OuterSum<A>* outer) const {
     for (int64_t r = 0; r < code_.num_reductions; ++r) {
       const EdgeReduction& reduction = code_.reductions[r];
       A* const own = sums + begin_[r];
@@ -157,6 +198,8 @@ class EdgeProgram {
         registers.exponentials(reduction.factor, running.largest, exponentials, edges);
         running.add(registers.rows(exponentials), edges);
         add(registers, reduction.value, exponentials, edges, own);
+      } else if (reduction.is_outer()) {
+        outer++->add(registers.rows(reduction.value), registers.rows(reduction.factor), edges);
       } else {
         add(registers, reduction.value, reduction.factor, edges, own);
       }
@@ -309,7 +352,8 @@ class EdgeProgram {
       const A* const scale =
           reduction.row_factor < 0 ? nullptr : registers.at(reduction.row_factor, 0);
       switch (reduction.kind) {
-        case EdgeReductionKind::kEdge: break;
+        case EdgeReductionKind::kEdge:
+        case EdgeReductionKind::kOuter: break;
         case EdgeReductionKind::kTotal:
           for (int64_t c = 0; c < width; ++c) {
             totals[total_begin_[r] + c] += scale ? scale[c] * own[c] : own[c];
@@ -379,10 +423,7 @@ class EdgeProgram {
   void clear(int64_t row) const {
     for (int64_t r = 0; r < code_.num_reductions; ++r) {
       const EdgeReduction& reduction = code_.reductions[r];
-      if (reduction.kind == EdgeReductionKind::kEdge ||
-          reduction.kind == EdgeReductionKind::kTotal) {
-        continue;
-      }
+      if (!has_state(reduction) || reduction.kind == EdgeReductionKind::kTotal) continue;
       const int64_t width = width_of(reduction);
       if (T* const out = row_of<T>(reduction.out, row, width)) std::fill_n(out, width, T{});
       if (reduction.is_softmax()) {
@@ -419,7 +460,7 @@ class EdgeProgram {
   void combine(A* sums, A* later) const {
     for (int64_t r = 0; r < code_.num_reductions; ++r) {
       const EdgeReduction& reduction = code_.reductions[r];
-      if (reduction.kind == EdgeReductionKind::kEdge) continue;
+      if (!has_state(reduction)) continue;
       const int64_t width = width_of(reduction);
       A* const own = sums + begin_[r];
       A* const other = later + begin_[r];
@@ -449,13 +490,14 @@ class EdgeProgram {
   void* const* outputs_;
   const EdgeLayout layout_;
   const Schedule schedule_;
-  const int64_t num_tasks_;
+  const int64_t num_tasks_, num_groups_;
   std::vector<int64_t> piece_entries_;
   std::vector<Result<T>> results_;
   std::vector<int64_t> begin_, total_begin_;  // of each reduction, in sums and in totals
-  int64_t sums_size_ = 0, totals_size_ = 0;
+  int64_t sums_size_ = 0, totals_size_ = 0, outer_size_ = 0;
   Scratch<A> partial_;  // the sums of each piece of a cut row
   Scratch<A> totals_;   // of each task, and of each row that was cut
+  Scratch<A> outer_;    // sums of outer products, of each group of tasks
 };
 
 }  // namespace

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "cpu/edge_products.h"
 #include "cpu/running_softmax.h"
 #include "fastgraph/chunks.h"
 #include "fastgraph/edge_code.h"
@@ -23,6 +25,10 @@ constexpr int64_t kMostEdges = 16;
 constexpr int64_t kLeastEdges = 4;
 constexpr int64_t kRegisterBytes = 1 << 14;
 
+// The same where edges are multiplied by matrices, of which each row serves all edges of a block:
+// into its second cache.
+constexpr int64_t kMultipliedBytes = 1 << 16;
+
 // Values of fewer channels stand next to each other for all edges of a block, so that instructions
 // go over them in whole vectors.
 constexpr int64_t kNarrow = 32;
@@ -38,7 +44,8 @@ struct EdgeLayout {
     for (int64_t s = 0; s < code.num_slots; ++s) {
       if (code.slots[s].kind == EdgeSlotKind::kOfEdge) bytes += code.slots[s].width * item_bytes;
     }
-    block = std::clamp(kRegisterBytes / bytes, kLeastEdges, kMostEdges);
+    const int64_t most = code.multiplies() ? kMultipliedBytes : kRegisterBytes;
+    block = std::clamp(most / bytes, kLeastEdges, kMostEdges);
     for (int64_t s = 0; s < code.num_slots; ++s) {
       const EdgeSlot slot = code.slots[s];
       const bool is_read_in_place = slot.is_operand() && slot.width >= kNarrow && !is_half;
@@ -102,6 +109,7 @@ class EdgeRegisters {
     }
     num_gathered_ = static_cast<int64_t>(of(EdgeSlotKind::kGathered).size());
     num_ahead_ = static_cast<int64_t>(ahead_.size());
+    for (int64_t i = 0; i < code.num_instructions; ++i) add_product(code.instructions[i]);
     run(0, 1);
     for (const auto kind :
          {EdgeSlotKind::kParameter, EdgeSlotKind::kConstant, EdgeSlotKind::kOfProgram}) {
@@ -356,6 +364,21 @@ class EdgeRegisters {
     }
   }
 
+  // The product that an instruction is; nothing for others.
+  void add_product(const EdgeInstruction& i) {
+    if (i.operation != EdgeOperation::kProduct) return;
+    products_.resize(code_.num_instructions);
+    const int64_t depth = width(i.argument[0]);
+    products_[&i - code_.instructions].emplace(at(i.argument[1], 0), depth, width(i.out));
+  }
+
+  void multiply(const EdgeInstruction& i, int64_t edges) {
+    for (int64_t g = 0; g < edges; ++g) expect(g);
+    have_expected();
+    auto& product = *products_[&i - code_.instructions];
+    product.template run<kMostEdges>(rows(i.argument[0]), edges, own(i.out));
+  }
+
   void run(const EdgeInstruction& i, int64_t edges) {
     const V zero{}, one = splat<A, N>(1);
     const auto truth = [&](I mask) { return mask ? one : zero; };
@@ -420,6 +443,7 @@ class EdgeRegisters {
             rows(i.argument[0]), rows(i.argument[1]));
       case Op::kGate: return map(i, edges, [&](V x, V g) { return x <= zero ? zero : g; });
       case Op::kSlope: return map(i, edges, [&](V x, V slope) { return x > zero ? one : slope; });
+      case Op::kProduct: return multiply(i, edges);
     }
   }
 
@@ -439,6 +463,7 @@ class EdgeRegisters {
   Scratch<A> memory_;
   Scratch<const A*> at_;
   std::vector<int32_t> of_kind_[8];
+  std::vector<std::optional<Product<A>>> products_;  // of each instruction
 };
 
 }  // namespace fastgraph

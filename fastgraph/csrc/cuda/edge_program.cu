@@ -169,6 +169,7 @@ cudaError_t run_all(Queue& queue, EdgeRun<T>& run, const EdgeLayout<T>& layout) 
 template <typename T>
 cudaError_t edge_program(Queue& queue, const CutCsr& graph, const EdgeCode& code,
                          const T* const* operands, void* const* outputs) {
+  if (code.multiplies()) return cudaErrorInvalidValue;  // which torch's operations compute
   const EdgeLayout<T> layout(code, operands, outputs);
   if (!layout.has_room) return cudaErrorInvalidValue;
   EdgeRun<T> run{};

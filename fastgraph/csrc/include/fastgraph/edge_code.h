@@ -2,6 +2,7 @@
 // fastgraph/edge_programs/lowering.py writes them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace fastgraph {
@@ -77,8 +78,9 @@ enum class EdgeOperation : int32_t {
   kDot,       // the sum of each head's products
   kGate,      // the second, or 0 where the first is not above it: the gradient of relu
   kSlope,     // 1, or the second where the first is not above 0: the slope of leaky relu
+  kProduct,   // of a row of numbers with a matrix that has a row for each of them
 };
-constexpr int32_t kNumEdgeOperations = static_cast<int32_t>(EdgeOperation::kSlope) + 1;
+constexpr int32_t kNumEdgeOperations = static_cast<int32_t>(EdgeOperation::kProduct) + 1;
 
 struct EdgeInstruction {
   EdgeOperation operation;
@@ -106,12 +108,13 @@ struct EdgeInstruction {
   }
 };
 
-enum class EdgeReductionKind : int32_t { kSum, kMean, kMax, kMin, kEdge, kTotal, kSoftmax };
-constexpr int32_t kNumEdgeReductions = static_cast<int32_t>(EdgeReductionKind::kSoftmax) + 1;
+enum class EdgeReductionKind : int32_t { kSum, kMean, kMax, kMin, kEdge, kTotal, kSoftmax, kOuter };
+constexpr int32_t kNumEdgeReductions = static_cast<int32_t>(EdgeReductionKind::kOuter) + 1;
 
 // Of value * factor over edges, times row_factor; -1 stands for nothing. A factor may be narrower.
 // A softmax weighs values by the exponentials of scores, which are the factor, as narrow; in place
-// of the row factor it has the slot where exponentials go.
+// of the row factor it has the slot where exponentials go. Outer products are those of the value
+// and the factor, summed over all edges.
 struct EdgeReduction {
   EdgeReductionKind kind;
   int32_t value;
@@ -121,6 +124,7 @@ struct EdgeReduction {
   int32_t record;  // of an extremum: that of the number of shares, int32; of a softmax: of maxima
   int32_t scale;   // of a softmax: that of 1 over the sums of exponentials
 
+  bool is_outer() const { return kind == EdgeReductionKind::kOuter; }
   bool is_softmax() const { return kind == EdgeReductionKind::kSoftmax; }
   bool is_extremum() const {
     return kind == EdgeReductionKind::kMax || kind == EdgeReductionKind::kMin;
@@ -136,6 +140,17 @@ struct EdgeCode {
   int64_t num_instructions;
   const EdgeReduction* reductions;
   int64_t num_reductions;
+
+  // Whether it multiplies values of edges by matrices, or sums their outer products.
+  bool multiplies() const {
+    return std::any_of(instructions, instructions + num_instructions,
+                       [](const auto& i) { return i.operation == EdgeOperation::kProduct; }) ||
+           has_outer();
+  }
+  bool has_outer() const {
+    return std::any_of(reductions, reductions + num_reductions,
+                       [](const auto& r) { return r.is_outer(); });
+  }
 };
 
 }  // namespace fastgraph

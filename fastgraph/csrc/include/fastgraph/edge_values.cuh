@@ -350,6 +350,7 @@ class EdgeValues {
       case Op::kDot: return sum_heads(step, edges, [](A a, A b) { return a * b; });
       case Op::kGate: return of([](A x, A gradient) { return x <= 0 ? A{0} : gradient; });
       case Op::kSlope: return of([](A x, A slope) { return x > 0 ? A{1} : slope; });
+      case Op::kProduct: return;  // refused before
     }
   }
 

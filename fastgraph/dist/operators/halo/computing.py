@@ -29,6 +29,7 @@ from fastgraph.dist.operators.precision import PRECISION
 from fastgraph.dist.operators.protocol import OPERATIONS, Mode, Relation
 from fastgraph.dist.tensor.collectives import sum_of_ranks
 from fastgraph.dist.tensor.sharded import ShardedTensor
+from fastgraph.edge_programs.operations import OUTER
 from fastgraph.edge_programs.program import Program
 from fastgraph.graphs.edges import Edges
 from fastgraph.ops.edge_program import EDGE_PROGRAM
@@ -152,7 +153,7 @@ class Halo(Mode):
         sizes = graph.sources.mine + len(graph.plan.halo), graph.destinations.mine
         given = local, edges.index, edges.ptr, str(program), *sizes, False
         found = PRECISION.run(EDGE_PROGRAM, *given)
-        rows = {"edge": graph.edges, "total": None}
+        rows = {"edge": graph.edges, "total": None, OUTER: None}
         return [
             sum_of_ranks(tensor) if layout is None else ShardedTensor(tensor, layout, 0)
             for output, tensor in zip(program.outputs, found, strict=True)
