@@ -39,17 +39,18 @@ from fastgraph.edge_programs.calls import (
     factors,
     repeats_ones,
 )
-from fastgraph.edge_programs.dtypes import DTYPES, StandIn, without_data
+from fastgraph.edge_programs.dtypes import DTYPES, HALVES, StandIn, without_data
 from fastgraph.edge_programs.elementwise import ELEMENTWISE
 from fastgraph.edge_programs.mapped import MatrixOfEdge
 from fastgraph.edge_programs.operations import REDUCTIONS
 from fastgraph.edge_programs.owners import BY_TYPE, Owner, operand_place
 from fastgraph.edge_programs.precision import Precision
+from fastgraph.edge_programs.products import products_of_edges, split
 from fastgraph.edge_programs.program import PLACES, Place
 from fastgraph.edge_programs.reading import unread
 from fastgraph.edge_programs.recorded import Recorded, Ref, Refused, Step
 from fastgraph.edge_programs.relations import Choice, EdgeTypes, chosen, product_by_type
-from fastgraph.edge_programs.terms import cancels, common_owner, number_of, pieces_of, terms_of
+from fastgraph.edge_programs.terms import common_owner, number_of, selected, terms_of
 
 aten = torch.ops.aten
 
@@ -62,6 +63,7 @@ class Recorder(TorchDispatchMode):
         dtypes: of the tensors that the message takes.
         autocast: the dtype of the autocast on the CPU under which the message runs, if any.
         rounds: true if values of half types are rounded after each operation, as upstream's are.
+        has_products: true if a program may multiply values of edges by matrices.
 
     Raises:
         Refused: from an operation that is not known to be row-wise.
@@ -73,6 +75,7 @@ class Recorder(TorchDispatchMode):
         dtypes: Iterable[torch.dtype],
         autocast: torch.dtype | None = None,
         rounds: bool = False,
+        has_products: bool = True,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.builder = Builder()
@@ -86,6 +89,7 @@ class Recorder(TorchDispatchMode):
         self.precision = Precision(self._step, dtypes, autocast, rounds)
         self.num_edges = num_edges
         self._seen: Callable[[Tensor], Tensor] = StandIn if autocast else lambda tensor: tensor
+        self._has_products = has_products and autocast is None
         self._known: dict[int, tuple[Tensor, Recorded]] = {}
         self._state: dict[int, str] = {}
         self._closed: dict[int, tuple[Tensor, str]] = {}
@@ -164,10 +168,10 @@ class Recorder(TorchDispatchMode):
         """A value in the program, for which a step becomes an operand."""
         if v.scores is not None:
             raise Refused(_WEIGHED)
-        if v.maps:
-            raise Refused(_MATRICES)
         if v.value is not None:
             return v.value
+        if v.maps:
+            raise Refused(_MATRICES)
         if v.step is None or v.place is None:
             raise Refused("it concatenates values of different rows")
         number = v.step
@@ -445,33 +449,38 @@ class Recorder(TorchDispatchMode):
         # Upstream rounds their sum alone, so what is summed has more digits than a half type.
         dtype = factors(call)[0].dtype
         wide = self.precision.widening(dtype)
+
+        def matrix(size: int, offset: int) -> int:
+            """The part of the matrix for some channels."""
+            bounds = int(is_linear), offset, offset + size
+            whole, is_whole = wide(number_of(weight)), size == tensor.channels[-1]
+            return whole if is_whole else self._step(aten.slice.Tensor, (Ref(whole), *bounds))
+
+        pieces, whole = split(tensor, has_products=self._has_products and dtype not in HALVES)
         products: dict[Owner, int] = {}
-        pieces = pieces_of(tensor)
-        if cancels(pieces):
-            raise Refused("it has a product with a difference, of which two products lose digits")
         for coefficient, piece, offset in pieces:
             assert piece.place is not None
-            size, part = piece.channels[-1], wide(number_of(weight))
-            if size != tensor.channels[-1]:
-                bounds = int(is_linear), offset, offset + size
-                part = self._step(aten.slice.Tensor, (Ref(part), *bounds))
+            part = matrix(piece.channels[-1], offset)
             made = self._step(multiply, (Ref(wide(number_of(piece))), Ref(part)))
             if coefficient != 1:
                 made = self._step(aten.mul.Tensor, (Ref(made), coefficient))
             if piece.place in products:
                 made = self._step(aten.add.Tensor, (Ref(products[piece.place]), Ref(made)))
             products[piece.place] = made
-        if bias is not None:
+        if bias is not None and products:
             place = next(iter(products))
             both = (Ref(products[place]), Ref(wide(number_of(bias))))
             products[place] = self._step(aten.add.Tensor, both)
         self.precision.keep_wide(products.values(), dtype)
         found = [Recorded(place, channels, step) for place, step in products.items()]
-        if len(found) == 1:
+        if len(found) == 1 and not whole:
             return self.precision.narrowed(found[0], dtype)
-        value = self.value(found[0])
-        for other in found[1:]:
-            value = value + self.value(other)
+        values = [self.value(v) for v in found]
+        if whole:
+            taken = [(self.value(v), matrix(v.channels[0], offset)) for v, offset in whole]
+            made_by = channels, self.value, self._step, is_linear
+            return products_of_edges(taken, values, None if found else bias, *made_by)
+        value = functools.reduce(add, values)
         return Recorded(None, channels, None, value, tuple((1.0, piece) for piece in found))
 
     def _product_of_edges(self, call: Call, channels: tuple[int, ...]) -> Recorded:
@@ -539,20 +548,10 @@ class Recorder(TorchDispatchMode):
             and v.parts
             and dims[0] % (len(v.channels) + 1) < len(v.channels)
         ):
-            return self._selected(call, v)
+            return selected(call, v, self._step)
         if v.step is None:
             raise Refused(f"{call.func} of values of different rows is no instruction")
         return self._called(call, v.place, channels)
-
-    def _selected(self, call: Call, v: Recorded) -> Recorded:
-        """The channels at an index of each part of a concatenation, which goes along others."""
-        dim, index = call.given["dim"] % (len(v.channels) + 1), call.given["index"]
-        channels = (*v.channels[: dim - 1], *v.channels[dim:])
-        if v.parts:
-            return Recorded(None, channels, parts=tuple(self._selected(call, p) for p in v.parts))
-        if v.step is None:
-            raise Refused(f"{call.func} of values of different rows is no instruction")
-        return Recorded(v.place, channels, self._step(call.func, (Ref(v.step), dim, index)))
 
     def _called(self, call: Call, place: Owner | None, channels: tuple[int, ...]) -> Recorded:
         """The same call as a step."""

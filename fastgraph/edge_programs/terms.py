@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastgraph.edge_programs.calls import Call, aten
 from fastgraph.edge_programs.owners import Owner
-from fastgraph.edge_programs.recorded import Recorded, Refused
+from fastgraph.edge_programs.recorded import Recorded, Ref, Refused
 
 
 def terms_of(
@@ -34,21 +34,6 @@ def terms_of(
     return ()
 
 
-def pieces_of(v: Recorded) -> list[tuple[float, Recorded, int]]:
-    """The steps that a linear map applies to: coefficient, step and first channel of each."""
-    if v.step is not None:
-        return [(1.0, v, 0)]
-    if not v.parts:
-        if not v.terms:
-            raise Refused("it has a product of a matrix with values of each edge")
-        return [(coefficient, piece, 0) for coefficient, piece in v.terms]
-    found, offset = [], 0
-    for part in v.parts:
-        found += [(c, piece, offset + first) for c, piece, first in pieces_of(part)]
-        offset += part.channels[-1]
-    return found
-
-
 def number_of(v: Recorded) -> int:
     """The number of the step that a value is.
 
@@ -60,19 +45,35 @@ def number_of(v: Recorded) -> int:
     return v.step
 
 
-def cancels(pieces: Sequence[tuple[float, Recorded, int]]) -> bool:
-    """True if there is a difference of which neither value is alone elsewhere, with its digits."""
+def cancelling(pieces: Sequence[tuple[float, Recorded, int]]) -> set[int]:
+    """The channels of differences of which neither value is alone elsewhere, with its digits.
+
+    Args:
+        pieces: coefficient, step and first channel of each.
+    """
     together: dict[int, list[tuple[float, int]]] = {}
     for coefficient, piece, offset in pieces:
         together.setdefault(offset, []).append((coefficient, number_of(piece)))
     alone = {terms[0][1] for terms in together.values() if len(terms) == 1}
-    return any(
-        min(terms)[0] < 0 < max(terms)[0] and alone.isdisjoint(step for _, step in terms)
-        for terms in together.values()
-    )
+    return {
+        offset
+        for offset, terms in together.items()
+        if min(terms)[0] < 0 < max(terms)[0] and alone.isdisjoint(step for _, step in terms)
+    }
 
 
 def common_owner(values: Sequence[Recorded]) -> Owner | None:
     """The place of what is made of some values; ``None`` for several."""
     places = {v.place for v in values if v.has_rows}
     return "parameter" if not places else places.pop() if len(places) == 1 else None
+
+
+def selected(call: Call, v: Recorded, make_step: Callable[[Any, tuple[Any, ...]], int]) -> Recorded:
+    """The channels at an index of each part of a concatenation, which goes along others."""
+    dim, index = call.given["dim"] % (len(v.channels) + 1), call.given["index"]
+    channels = (*v.channels[: dim - 1], *v.channels[dim:])
+    if v.parts:
+        return Recorded(None, channels, parts=tuple(selected(call, p, make_step) for p in v.parts))
+    if v.step is None:
+        raise Refused(f"{call.func} of values of different rows is no instruction")
+    return Recorded(v.place, channels, make_step(call.func, (Ref(v.step), dim, index)))

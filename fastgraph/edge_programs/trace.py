@@ -24,7 +24,13 @@ from fastgraph.edge_programs.mapped import LINEAR, mapped
 from fastgraph.edge_programs.node_counts import is_count
 from fastgraph.edge_programs.operations import EXTREMA, SOFTMAX
 from fastgraph.edge_programs.program import Output
-from fastgraph.edge_programs.recorded import Recorded, Refused, is_part_of_argument, needed_steps
+from fastgraph.edge_programs.recorded import (
+    Mapped,
+    Recorded,
+    Refused,
+    is_part_of_argument,
+    needed_steps,
+)
 from fastgraph.edge_programs.recording import Recorder
 from fastgraph.edge_programs.relations import Pairs, pairs_of
 from fastgraph.edge_programs.traced import (
@@ -57,6 +63,8 @@ def trace(
     reductions: Sequence[Reduction] | Reduce = _SUM,
     besides: Mapping[str, Argument] | None = None,
     autocast: torch.dtype | None = None,
+    *,
+    has_products: bool = True,
 ) -> Traced | Refusal:
     """The edge program of a message.
 
@@ -69,6 +77,7 @@ def trace(
             reduces it.
         besides: tensors of edges that reductions take and the message does not, by name.
         autocast: the dtype of the autocast on the CPU under which it runs, if any.
+        has_products: true if the program may multiply values of each edge by matrices.
 
     Returns:
         The program with what comes before it, or why there is none: the message is random, changes
@@ -90,7 +99,13 @@ def trace(
     try:
         with autocasting(autocast):
             first, *others = (
-                _record(call, arguments, Recorder(size, dtypes, autocast, rounds), reduce, besides)
+                _record(
+                    call,
+                    arguments,
+                    Recorder(size, dtypes, autocast, rounds, has_products=has_products),
+                    reduce,
+                    besides,
+                )
                 for size in _SIZES
             )
             if any(other != first for other in others):
@@ -136,15 +151,16 @@ def _record(
             raise Refused(recorder.reason)
         if recorder.changed is not None:
             raise Refused(f"it changes {recorder.changed}")
-        maps_of = [_of_edges(recorder, tensors[0]).maps for tensors in reduced.values]
-        if len({tuple(one.matrix for one in maps) for maps in maps_of}) > 1:
-            raise Refused("matrices of edges map some of its values alone")
+        maps_of = _maps_of(
+            [_of_edges(recorder, tensors[0]) for tensors in reduced.values],
+            [reduction for reduction, _ in reduced.outputs],
+        )
         left = changes(lambda v: isinstance(v, Tensor) and recorder.known(v) is not None)
         program = recorder.builder.program(
             *(
                 output
                 for reduction, taken in reduced.outputs
-                for output in _outputs(recorder, reduction, taken)
+                for output in _outputs(recorder, reduction, taken, bool(maps_of[0]))
             ),
             *(("edge", _left(recorder, path, v)) for path, v in left.items()),
         )
@@ -210,11 +226,29 @@ def _without_data(call: Called, arguments: Mapping[str, object], traced: Traced)
     return found
 
 
+def _maps_of(
+    values: Sequence[Recorded], reductions: Sequence[Reduction]
+) -> list[tuple[Mapped, ...]]:
+    """The maps behind a program for each value that it reduces, which are the same.
+
+    Those of a value that edges have, too, only where each reduction may be mapped.
+
+    Raises:
+        Refused: they differ.
+    """
+    are_linear = all(r.name in LINEAR and r.values is None for r in reductions)
+    needed = [v.maps if v.value is None else () for v in values]
+    for maps_of in ([v.maps for v in values] if are_linear else needed, needed):
+        if len({tuple(one.matrix for one in maps) for maps in maps_of}) < 2:
+            return maps_of
+    raise Refused("matrices of edges map some of its values alone")
+
+
 def _outputs(
-    recorder: Recorder, reduction: Reduction, taken: Sequence[Tensor]
+    recorder: Recorder, reduction: Reduction, taken: Sequence[Tensor], is_mapped: bool
 ) -> list[tuple[str, *tuple[Value, ...]]]:
     recorded = [_of_edges(recorder, v) for v in taken]
-    if recorded[0].maps and reduction.name in LINEAR and len(recorded) == 1:
+    if is_mapped and recorded[0].maps and reduction.name in LINEAR and len(recorded) == 1:
         return [(reduction.name, one.value) for one in recorded[0].maps]
     (scores, *others) = [v.scores for v in recorded]
     if scores is None:

@@ -15,14 +15,14 @@ from fastgraph import ops
 from fastgraph.edge_programs.dtypes import HALVES
 from fastgraph.edge_programs.gradients import derive
 from fastgraph.edge_programs.mapped import mapped
-from fastgraph.edge_programs.operations import EXTREMA, SOFTMAX
+from fastgraph.edge_programs.operations import EXTREMA, PRODUCT, PRODUCT_T, SOFTMAX
 from fastgraph.edge_programs.program import Output, Program
 from fastgraph.edge_programs.recorded import Ref
 from fastgraph.edge_programs.traced import Traced
 from fastgraph.edge_programs.winners import RANK, with_winners
 from fastgraph.layers.typed_edges import TypedEdges
 from fastgraph.ops.edge_program import with_records
-from fastgraph.routing.sizes import Work
+from fastgraph.routing.sizes import NARROW_PRODUCT, Work
 
 _unsafe_view = torch.ops.aten._unsafe_view.default
 
@@ -74,7 +74,8 @@ class Prepared:
         is_half = not HALVES.isdisjoint((traced.dtype, *traced.dtypes))
         is_half = is_half or (traced.is_autocast and traced.converts)
         widens_edges = is_half and has_wide_edges and traced.dtype not in HALVES
-        work = Work(width, has_wide_edges, is_half, widens_edges)
+        has_narrow_products = _has_narrow_products(traced.program)
+        work = Work(width, has_wide_edges, is_half, widens_edges, has_narrow_products)
         return cls(traced, _private(traced, of_nodes), tuple(found), work, winning)
 
     def compute(
@@ -239,6 +240,14 @@ def _result(output: Output, out: Tensor, shape: tuple[int, ...], dtype: torch.dt
         return out
     # Edits of an extremum are an error, as upstream; a view tells of them.
     return out.view(shape) if output.reduction in EXTREMA else _unsafe_view(out, shape)
+
+
+def _has_narrow_products(program: Program) -> bool:
+    return any(
+        max(program.width(made.arguments[0]), made.width) <= NARROW_PRODUCT
+        for made in program.instructions
+        if made.operation in (PRODUCT, PRODUCT_T)
+    )
 
 
 def _expression(traced: Traced, number: int) -> str:

@@ -266,7 +266,7 @@ def _plan(
     if edge_index.is_cpu and not is_sharded and outcome.work.is_too_little(num_edges):
         _TOO_LITTLE[module] = _Small(num_edges, is_grad_enabled(), _shapes(arguments))
         return TOO_SMALL
-    if num_out * outcome.traced.mapped_size > num_edges * outcome.traced.matrix_size:
+    if num_out * outcome.traced.mapped_size > num_edges * outcome.traced.matrix_size > 0:
         return Refusal("its sums of nodes would take more memory than its matrices of edges")
     if module.node_dim not in (0, -1 - len(outcome.traced.shapes[0])):
         return Refusal(f"its messages do not have their edges in dimension {module.node_dim}")
@@ -497,7 +497,15 @@ def _traced(
         reading = Reading(form.message, stand_in(module))
         # Functions that have routes of their own are part of the message, and not counted.
         with known_softmax(), counted_as_whole(module):
-            return [reading], trace(reading, arguments, reductions, dict(besides), autocast)
+            traced = trace(
+                reading,
+                arguments,
+                reductions,
+                dict(besides),
+                autocast,
+                has_products=device.type == "cpu",  # as kernels have them
+            )
+            return [reading], traced
 
     (guard,), traced = read_message(read, module)
     if isinstance(traced, Refusal):

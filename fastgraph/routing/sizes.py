@@ -157,12 +157,15 @@ class Work(NamedTuple):
         has_wide_edges: true if there are as many channels of each edge in memory.
         is_half: true if upstream computes in a half type, some of it at least.
         widens_edges: true if what is in memory of each edge is float32 then.
+        has_narrow_products: true if it multiplies values of each edge by a matrix that has few
+            rows and few columns.
     """
 
     width: int
     has_wide_edges: bool
     is_half: bool = False
     widens_edges: bool = False
+    has_narrow_products: bool = False
 
     def is_too_little(self, num_edges: int) -> bool:
         """True if a call on so many edges of a new graph would take longer than upstream's.
@@ -170,6 +173,8 @@ class Work(NamedTuple):
         Never where the setting ``min_edges`` says what is too small. Not to be asked while code is
         compiled.
         """
+        if self.has_narrow_products and is_grad_enabled() and current().min_edges is None:
+            return True  # their gradients compute such products again
         values = num_edges * self.width
         if self.width < _FEW:
             return values < _LEAST_OF_FEW and current().min_edges is None
@@ -187,6 +192,10 @@ class Work(NamedTuple):
             return current().min_edges is None
         return values < least and current().min_edges is None
 
+
+NARROW_PRODUCT = 15
+"""Up to so many rows and columns products of each edge take as long as upstream's, which are those
+of large matrices, and their gradients longer."""
 
 _LEAST_VALUES = 800_000
 """The values of all messages together from which on no edge program was slower than upstream."""

@@ -212,7 +212,7 @@ def test_differences_keep_their_digits_far_from_zero() -> None:
         found = layer(None, places, EDGES)
     exact = layer.double()(None, places.double(), EDGES)
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
-    assert "two products lose digits" in next(iter(fastgraph.status().row("PointNetConv").reasons))
+    assert fastgraph.status().row("PointNetConv").routed == 1
 
 
 def test_messages_without_edges_in_the_dimension_of_nodes_are_upstreams_error() -> None:
