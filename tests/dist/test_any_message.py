@@ -192,6 +192,10 @@ def summed_together(layer: Any, d: Any) -> Tensor:
     return plain(layer, d)
 
 
+def two_maps() -> nn.Module:
+    return nn.Sequential(nn.Linear(2 * D, C), nn.ReLU(), nn.Linear(C, C))
+
+
 def one_linear_map() -> nn.Module:
     return nn.Sequential(nn.Linear(2 * D, C))
 
@@ -230,8 +234,6 @@ def leaving_weights(layer: Any, d: Any) -> Tensor:
 DEGREES = torch.ones(20, dtype=torch.long)
 
 BY_KINDS = "it computes by types of edges, which has no rule on several ranks"
-PRODUCT = "a product of a matrix with values of each edge"
-
 CASES = {
     "ResGated": Case(lambda: gnn.ResGatedGraphConv(D, C), plain),
     "ResGated, features": Case(lambda: gnn.ResGatedGraphConv(D, C, edge_dim=3), featured),
@@ -286,10 +288,8 @@ CASES = {
         lambda: gnn.PNAConv(D, D, ["mean", "var"], ["identity"], DEGREES, edge_dim=3, towers=2),
         featured,
     ),
-    "EdgeConv, two layers": Case(
-        lambda: gnn.EdgeConv(nn.Sequential(nn.Linear(2 * D, C), nn.ReLU(), nn.Linear(C, C))),
-        *(plain, 0, PRODUCT),
-    ),
+    "EdgeConv, two layers": Case(lambda: gnn.EdgeConv(two_maps()), plain),
+    "EdgeConv, two layers, mean": Case(lambda: gnn.EdgeConv(two_maps(), aggr="mean"), plain),
     "own, random": Case(own(dropped), plain, 0, "draws random numbers"),
 }
 

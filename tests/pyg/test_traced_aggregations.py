@@ -138,6 +138,7 @@ LAYERS |= {
     "PNAConv, towers": lambda: pna(["mean", "max"], towers=3),
     "PNAConv, divided": lambda: pna(["mean", "std"], towers=2, divide_input=True),
     "PNAConv, two layers afterwards": lambda: pna(["max"], post_layers=2),
+    "PNAConv, two layers before": lambda: pna(["mean", "max"], pre_layers=2),
     "PNAConv, edges": lambda: pna(["mean", "min", "max", "std"], edge_dim=3),
     "PNAConv, towers with edges": lambda: pna(["mean", "std"], edge_dim=3, towers=2),
     "scaled": lambda: Scaled(DegreeScalerAggregation(StdAggregation(), SCALERS, DEGREES)),
@@ -267,8 +268,8 @@ def test_what_is_left_to_upstream() -> None:
     assert refused(Scaled([Own(), "max"]).double(), x, EDGES) == "aggregation Own"
     scaled = DegreeScalerAggregation(["max", "median"], SCALERS, DEGREES)
     assert refused(Scaled(scaled).double(), x, EDGES) == "aggregation MedianAggregation"
-    deep = pna(["mean", "max"], pre_layers=2).double()
-    assert "a product of a matrix with values of each edge" in refused(deep, x, EDGES)
+    deep = pna(["mean", "max"], pre_layers=2, towers=2).double()
+    assert "it concatenates values of different rows" in refused(deep, x, EDGES)
 
 
 def hooked(aggregation: MultiAggregation) -> Any:
