@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -153,43 +153,24 @@ KNOWN = Outcomes()
 """Of the messages of layers."""
 
 
-class _Small(NamedTuple):
-    """A call that had too little to compute.
-
-    Attributes:
-        num_edges: of it.
-        recorded: true if gradients were recorded.
-        shapes: of its arguments, without the numbers of rows.
-    """
-
-    num_edges: int
-    recorded: bool
-    shapes: tuple[object, ...]
-
-    def covers(self, edge_index: Any, arguments: Mapping[str, Any]) -> bool:
-        """True if another call of the layer has no more to compute, which need not be planned."""
-        return (
-            type(edge_index) is Tensor
-            and edge_index.numel() <= 2 * self.num_edges
-            and is_grad_enabled() == self.recorded
-            and current().min_edges is None
-            and edge_index.is_cpu
-            and _shapes(arguments) == self.shapes
-        )
-
-
-def _shapes(arguments: Mapping[str, Any]) -> tuple[object, ...]:
-    found: list[object] = []
+def _kind_of(arguments: Mapping[str, Any]) -> tuple[object, ...]:
+    """A key that calls share which have as much to compute for an edge."""
+    found: list[object] = [is_grad_enabled()]
     for value in arguments.values():
         for part in value if type(value) is tuple else (value,):
             found.append(type(part))
             if isinstance(part, Tensor):
-                found.append(part.shape[1:])
+                found += part.shape[1:], part.dtype
     return tuple(found)
 
 
-_TOO_LITTLE: WeakKeyDictionary[nn.Module, _Small] = WeakKeyDictionary()
-"""Of layers that were left to upstream for that, the last such call."""
+_TOO_LITTLE: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], int]] = WeakKeyDictionary()
+"""Of layers, the kinds of calls that had too little to compute, and the most edges of each.
+
+A layer may make several at each call: of either kind of nodes, or of each relation.
+"""
+
+_MOST_KINDS = 16
 
 
 def is_small(module: MessagePassing, edge_index: object, arguments: Mapping[str, Any]) -> bool:
@@ -201,8 +182,14 @@ def is_small(module: MessagePassing, edge_index: object, arguments: Mapping[str,
         return False  # there may be other reasons, which are to be told
     if is_too_small(PROGRAM, edge_index, of_many):
         return True
-    small = _TOO_LITTLE.get(module)
-    return small is not None and small.covers(edge_index, arguments)
+    known = _TOO_LITTLE.get(module)
+    return (
+        known is not None
+        and type(edge_index) is Tensor
+        and current().min_edges is None
+        and edge_index.is_cpu
+        and edge_index.numel() <= 2 * known.get(_kind_of(arguments), 0)
+    )
 
 
 def plan(module: MessagePassing, edge_index: object, arguments: Any) -> Computation | Refusal:
@@ -264,7 +251,10 @@ def _plan(
     if is_sharded and (outcome.work.is_half or any(t.dtype in HALVES for t in tensors.values())):
         return Refusal("its message is of a half type, or runs under autocast, on several ranks")
     if edge_index.is_cpu and not is_sharded and outcome.work.is_too_little(num_edges):
-        _TOO_LITTLE[module] = _Small(num_edges, is_grad_enabled(), _shapes(arguments))
+        known, kind = _TOO_LITTLE.setdefault(module, {}), _kind_of(arguments)
+        if len(known) >= _MOST_KINDS:
+            known.clear()
+        known[kind] = max(num_edges, known.get(kind, 0))
         return TOO_SMALL
     if num_out * outcome.traced.mapped_size > num_edges * outcome.traced.matrix_size > 0:
         return Refusal("its sums of nodes would take more memory than its matrices of edges")

@@ -19,10 +19,12 @@ from torch_geometric.nn import (
     GCNConv,
     GINConv,
     GraphConv,
+    HypergraphConv,
     LEConv,
     LGConv,
     MessagePassing,
     PNAConv,
+    RGCNConv,
     SAGEConv,
     SGConv,
     SimpleConv,
@@ -206,7 +208,6 @@ def test_a_layer_with_too_little_to_compute_is_not_planned_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     conv, x, index = CGConv(CHANNELS), torch.randn(20, CHANNELS), edges(4000)
-    wide = torch.randn(20, CHANNELS, dtype=torch.float64)
     expected, planned, upstream = conv(x, index), [], traced.plan
 
     def plan(*arguments: Any) -> Any:
@@ -222,11 +223,36 @@ def test_a_layer_with_too_little_to_compute_is_not_planned_again(
             conv(x, index)
         conv(x, torch.cat([index, index], 1))  # more edges than at any call before
         assert len(planned) == 3
-        with pytest.raises(RuntimeError):
-            conv(wide, index)  # an error of upstream's, whatever was decided
-        conv.to(wide.dtype)(wide, torch.cat([index, index], 1))
+        conv(x, index)
         assert len(planned) == 3
-    assert counts() == [(0, 8, {TOO_SMALL.reason: 8})]
+        for _ in range(2):
+            conv.double()(x.double(), index)  # another dtype may have another bound
+        assert len(planned) == 4
+    assert counts() == [(0, 9, {TOO_SMALL.reason: 9})]
+
+
+@pytest.mark.parametrize("name", ["of two kinds of nodes", "of relations"])
+def test_nor_is_one_that_passes_messages_twice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, index = torch.randn(20, CHANNELS), edges(8000)
+    kinds = (torch.arange(8000) % 5 > 0).long()  # the second relation has more edges
+    conv: Any = HypergraphConv(CHANNELS, CHANNELS)
+    if name == "of relations":
+        conv = RGCNConv(CHANNELS, CHANNELS, 2)
+    given = (x, index, kinds) if name == "of relations" else (x, index)
+    planned, upstream = [], traced.plan
+
+    def plan(*arguments: Any) -> Any:
+        planned.append(arguments[0])
+        return upstream(*arguments)
+
+    monkeypatch.setattr(traced, "plan", plan)
+    with fastgraph.enabled():
+        for _ in range(3):
+            conv(*given)
+            with torch.no_grad():
+                conv(*given)
+    assert len(planned) <= 4
+    assert counts()[0][0] == 0
 
 
 def test_other_reasons_are_told_whatever_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
