@@ -226,8 +226,9 @@ def matrix_of_each_edge(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
 )
 def test_what_is_left_to_upstream(function: Any, reason: str) -> None:
     function.__name__ = "message"
-    layer = type("Left", (Own,), {"message": function})("sum")
-    layer.forward = lambda x, edge_index: layer.propagate(edge_index, x=x, pos=x)
+    layer = type("Left", (Shared,), {"message": function})("sum")
+    layer.lin = nn.Linear(3, 5)
+    layer.forward = lambda x, edge_index: layer.propagate(edge_index, x=x)
     assert reason in refused(layer, torch.randn(NODES, C), EDGES)
 
 
