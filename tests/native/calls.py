@@ -466,6 +466,8 @@ EDGE_PROGRAMS = (
     "x = gathered 35\nr = row 5\nt0 = tile r 35\nt1 = mul t0 x\nt2 = sum_tiles t1 7\n"
     "sum t2\nmax t1",
     "x = gathered 40\ns = edge 4\nsoftmax x s\nsoftmax_max s\nsoftmax_scale s\nsoftmax x x",
+    "x = gathered 19\nr = row 19\nw = parameter 133\nt0 = sub x r\nt1 = product t0 w 7\n"
+    "t2 = relu t1\nt3 = product_t t2 w 19\nmax t1\nmean t3\nouter t0 r",
 )
 
 
