@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,21 @@ class Given:
     tensors: Mapping[str, Tensor]
     degrees: Callable[[], Tensor]
 
+    def of_rows(self, rows: Tensor, features: Iterable[str]) -> Given:
+        """The values of some nodes, that expressions of these are made of.
+
+        Args:
+            rows: the nodes.
+            features: the names of those tensors that are of nodes.
+        """
+        own = {name: self.tensors[name].index_select(0, rows) for name in features}
+        return Given(
+            [result.index_select(0, rows) for result in self.results],
+            self.layer,
+            {**self.tensors, **own},
+            lambda: self.degrees().index_select(0, rows),
+        )
+
     def value(self, made: Any) -> Any:
         """The value of an expression, or a number as it is."""
         if isinstance(made, tuple):
@@ -94,3 +109,33 @@ def leaves(made: object, name: str) -> set[str]:
     if isinstance(made, tuple):
         return set().union(*(leaves(part, name) for part in made))
     return set()
+
+
+def copied(made: Sequence[tuple[str, Expression]]) -> frozenset[str]:
+    """The names of expressions whose values are to be copied, as their owners may edit them.
+
+    They are, or are views of, features of nodes or results that other expressions take, too.
+
+    Args:
+        made: expressions with their names.
+    """
+    outputs = [output for _, expression in made for output in _outputs(expression)]
+    bases = ((name, _base(expression)) for name, expression in made)
+    return frozenset(
+        name
+        for name, base in bases
+        if base.name == DATA or (base.name == OUTPUT and outputs.count(base.args[0]) > 1)
+    )
+
+
+def _base(made: Expression) -> Expression:
+    while made.name in ("unsqueeze", "squeeze"):
+        made = made.args[0]
+    return made
+
+
+def _outputs(made: object) -> list[int]:
+    """The numbers of the outputs that an expression takes, each as often as it takes it."""
+    if isinstance(made, Expression):
+        return [made.args[0]] if made.name == OUTPUT else _outputs((made.args, made.kwargs))
+    return [k for part in made for k in _outputs(part)] if isinstance(made, tuple) else []

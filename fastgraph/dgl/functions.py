@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
-from fastgraph.edge_programs.reading import Reading, UnknownError, frozen
+from fastgraph.edge_programs.frozen import UnknownError, frozen
+from fastgraph.edge_programs.reading import Reading
 from fastgraph.layers.tracing import stand_in
 from fastgraph.plugins.refusal import Refusal
 
@@ -70,6 +72,8 @@ def user_function(given: Any) -> UserFunction | Refusal:
     if isinstance(given, nn.Module):
         if any(map(vars(given).__getitem__, _HOOKS)) or "forward" in vars(given):
             return Refusal("a module as a function that has hooks, or whose forward is replaced")
+        if type(given).__call__ is not nn.Module.__call__ or isinstance(given, ScriptModule):
+            return Refusal("a module as a function whose call is not that of its forward")
         given = types.MethodType(type(given).forward, given)
     layer, is_method = None, False
     function = given

@@ -38,6 +38,10 @@ _MAPS = (
     *("neg", "abs", "sign", "sqrt", "exp", "expm1", "log", "log1p", "sigmoid", "tanh", "relu"),
     *("leaky_relu", "elu", "silu", "gelu", "softplus", "maximum", "minimum", "clamp"),
 )
+_OF_TWO = (
+    *("add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "pow"),
+    *("maximum", "minimum"),
+)
 _OPERATORS = {
     **{"__add__": "add", "__sub__": "sub", "__mul__": "mul", "__truediv__": "div"},
     **{"__pow__": "pow", "__neg__": "neg", "__abs__": "abs"},
@@ -109,6 +113,11 @@ class _Symbol:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The class that ``isinstance`` sees."""
+        return Tensor
+
     @classmethod
     def __torch_function__(
         cls, function: Any, _: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -153,7 +162,7 @@ def _refuse_use(*_: object) -> Any:
 for _dunder in (
     *("__bool__", "__int__", "__float__", "__index__", "__len__", "__iter__", "__contains__"),
     *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__setitem__"),
-    *("__iadd__", "__isub__", "__imul__", "__itruediv__", "__matmul__", "__format__"),
+    *("__iadd__", "__isub__", "__imul__", "__itruediv__", "__matmul__", "__format__", "__hash__"),
 ):
     setattr(_Symbol, _dunder, _refuse_use)
 
@@ -194,6 +203,16 @@ class OfNodes(_Symbol):
         super().__init__(ledger)
         self.expression, self.rank = expression, rank
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """A tensor, or the in-degree, which is a number."""
+        return Tensor if self.rank else int
+
+
+def _is_tensor(value: object) -> bool:
+    """True for a tensor itself; what stands for one says that it is one, too."""
+    return issubclass(type(value), Tensor)
+
 
 def _computed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The value of a function of torch of some symbols."""
@@ -202,7 +221,9 @@ def _computed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         refuse("its reduction works in place")
     if given.pop("dtype", None) is not None or given.pop("_stacklevel", 3) != 3:
         refuse("its reduction asks for another dtype")
-    values = [*(args[0] if name == "cat" else args), *given.values()]
+    if any(isinstance(value, _Symbol) for value in given.values()):
+        refuse(f"its reduction names an argument of {name}")
+    values = args[0] if name == "cat" else args
     if any(isinstance(value, Mail) for value in values):
         return _of_mail(name, args, given)
     return _of_nodes(name, args, given)
@@ -211,7 +232,7 @@ def _computed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _of_mail(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name == "cat":
         refuse("its reduction concatenates messages")
-    mail = next(value for value in (*args, *kwargs.values()) if isinstance(value, Mail))
+    mail = next(value for value in args if isinstance(value, Mail))
     if name == "size":
         return _size(mail, *args[1:], **kwargs)
     if name == "dim":
@@ -230,10 +251,10 @@ def _size(mail: Mail, dim: Any = None) -> Any:
 def _map(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     """An operation of each message by itself."""
     ranks = {a.edges.dim() for a in args if isinstance(a, Mail)}
-    others = [a for a in args if isinstance(a, Tensor)]
+    others = [a for a in args if _is_tensor(a)]
     if len(ranks) > 1 or (name != "linear" and any(a.dim() >= max(ranks) for a in others)):
         refuse("its reduction broadcasts over the messages of a node")
-    if any(isinstance(a, OfNodes) for a in (*args, *kwargs.values())):
+    if any(isinstance(a, OfNodes) for a in args):
         refuse("its reduction computes with messages and values of nodes together")
     own = [a.edges if isinstance(a, Mail) else a for a in args]
     return apply(name, own, kwargs)
@@ -267,14 +288,16 @@ def _along(name: str, mail: Mail, dim: Any = None, keepdim: bool = False) -> Any
 
 def _of_nodes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OfNodes:
     """An operation of each node by itself, after the program."""
-    taken = args[0] if name == "cat" else [*args, *kwargs.values()]
+    taken = args[0] if name == "cat" else args
     symbols = [value for value in taken if isinstance(value, OfNodes)]
     ledger, ranks = symbols[0].ledger, {s.rank for s in symbols if s.rank}
     rank = max(ranks, default=0)
     if name in _MAPS:
-        tensors = [value for value in taken if isinstance(value, Tensor)]
+        tensors = [value for value in taken if _is_tensor(value)]
         if len(ranks) > 1 or any(t.dim() >= max(rank, 1) for t in tensors):
             refuse("its reduction broadcasts over nodes")
+        if name not in _OF_TWO and (len(symbols) > 1 or args[0] is not symbols[0]):
+            refuse(f"its reduction computes {name} with a value of nodes for a setting")
         args = tuple(_of_rank(a, rank) for a in args)
     elif rank == 0 or kwargs.keys() - {"dim", "weight", "bias"}:
         refuse(f"its reduction computes {name}")
@@ -296,7 +319,7 @@ def _of_nodes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OfNod
 
 def _of_rank(value: Any, rank: int) -> Any:
     """A number of each node with as many dimensions as others have."""
-    if not isinstance(value, OfNodes) or value.rank or rank < 2:
+    if not isinstance(value, OfNodes) or value.rank or rank == 0:
         return value
     shaped = Expression("reshape", (value.expression, (-1, *(1,) * (rank - 1))))
     return OfNodes(value.ledger, shaped, rank)
@@ -313,7 +336,7 @@ def _expression(
 def _argument(ledger: Ledger, name: str, value: Any) -> Any:
     if isinstance(value, OfNodes):
         return value.expression
-    if isinstance(value, Tensor):
+    if _is_tensor(value):
         return ledger.state(value)
     if isinstance(value, (list, tuple)):
         return tuple(_argument(ledger, name, part) for part in value)

@@ -6,7 +6,7 @@ See :mod:`fastgraph.dgl.tracing` for how one is made of them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -18,7 +18,7 @@ from dgl.init import zero_initializer
 from torch import Tensor, nn
 
 from fastgraph.dgl.conditions import call_refusal
-from fastgraph.dgl.expressions import DATA, OUTPUT, STATE, Expression, Given, leaves
+from fastgraph.dgl.expressions import DATA, OUTPUT, STATE, Expression, Given, copied, leaves
 from fastgraph.dgl.functions import Pair, pair_of
 from fastgraph.dgl.ranks import ranks
 from fastgraph.dgl.sizes import ProgramWork
@@ -293,14 +293,31 @@ def _compute(
             out = out.masked_fill(_column(lonely, out), least)
         return {reduce.out_field: out}
     given = Given(results, layer, tensors, lambda: structure.degrees().to(torch.float64))
-    return {name: _zero(given.value(made), made, lonely) for name, made in after}
+    return _of_nodes(after, given, lonely)
 
 
-def _zero(value: Tensor, made: Expression, lonely: Tensor | None) -> Tensor:
-    """The value of nodes that have messages, and zeros: nothing is reduced for the others."""
-    if lonely is None or made.name == OUTPUT:
-        return value
-    return value.masked_fill(_column(lonely, value), 0.0)
+def _of_nodes(
+    after: Sequence[tuple[str, Expression]], given: Given, lonely: Tensor | None
+) -> dict[str, Tensor]:
+    """The values of expressions, and zeros for nodes without messages: for them nothing is reduced.
+
+    Not even computed, as gradients of what is not finite there would be none.
+    """
+    values: dict[str, Tensor] = {}
+    edited = copied(after)
+    some = given
+    if lonely is not None and any(made.name != OUTPUT for _, made in after):
+        (rows,) = lonely.logical_not().nonzero(as_tuple=True)
+        some = given.of_rows(rows, leaves(tuple(made for _, made in after), DATA))
+    for name, made in after:
+        if made.name == OUTPUT or some is given:
+            value = given.value(made)
+            values[name] = value.clone() if name in edited else value
+        else:
+            value = some.value(made)
+            zeros = value.new_zeros((len(given.results[0]), *value.shape[1:]))
+            values[name] = zeros.index_copy(0, rows, value)
+    return values
 
 
 def _column(lonely: Tensor, like: Tensor) -> Tensor:

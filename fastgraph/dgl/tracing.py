@@ -143,6 +143,8 @@ def traced(call: Call, device: torch.device) -> Known:
     layer = call.pair.layer
     codes = tuple(f.function.__code__ for f in call.pair.functions)
     refusal = state_refusal_of(layer, device)
+    if any(0 in a.channels for a in call.described().values()):
+        refusal = Refusal("a variable around its functions is a tensor without values")
     if refusal is not None:
         guards = tuple(f.reading(layer).guard(layer) for f in call.pair.functions)
         return Known(_State(guards, codes, ()), refusal)
@@ -198,11 +200,8 @@ class _Tracing:
     ) -> None:
         self._call, self._asked, self._has_products = call, asked, has_products
         self.asks_for_others = False
-        self._others = {
-            place: a if isinstance(a, str) else f"of {a.dtype}"
-            for place, a in columns.items()
-            if a is not None and (isinstance(a, str) or _is_other(a, dtype))
-        }
+        reasons = {place: _reason_of(a, dtype) for place, a in columns.items()}
+        self._others = {place: reason for place, reason in reasons.items() if reason is not None}
         self._arguments: dict[str, object] = {
             f"{kind}_{name}": a
             for (kind, name), a in columns.items()
@@ -234,13 +233,18 @@ class _Tracing:
 
         def asked(name: str) -> None:
             self._asked.add((kind, name))
-            self.asks_for_others |= name in others
+            self.asks_for_others |= others.get(name, "").startswith("of ")
 
         return Features(text, own, others, asked)
 
 
-def _is_other(a: Argument, dtype: torch.dtype) -> bool:
-    return a.dtype.is_floating_point and a.dtype != dtype
+def _reason_of(a: Argument | str | None, dtype: torch.dtype) -> str | None:
+    """Why a function may not take features when it takes others of a dtype, if it may not."""
+    if a is None or isinstance(a, str):
+        return a
+    if 0 in a.channels:
+        return "which have no channels"
+    return f"of {a.dtype}" if a.dtype.is_floating_point and a.dtype != dtype else None
 
 
 @dataclass
@@ -318,6 +322,8 @@ class _Functions:
         mailbox = Features("nodes.mailbox", mail, {}, lambda _: None)
         number = len(self.readings) - 1
         out = self._read(number, "reduce", given, NodeFeatures(data, mailbox))
+        if self.readings[number].names("type"):
+            refuse("its reduction looks at the type of what it computes with")
         if not isinstance(out, dict) or not out:
             refuse("its reduction gives no dictionary")
         for value in out.values():

@@ -24,34 +24,19 @@ from torch import Tensor, nn
 
 from fastgraph.edge_programs import torch_settings
 from fastgraph.edge_programs.codes import codes_in, only_set, strings_in
+from fastgraph.edge_programs.frozen import (
+    MISSING,
+    PLAIN,
+    TRUSTED,
+    UnknownError,
+    changing_global,
+    frozen,
+    is_trusted,
+)
 from fastgraph.edge_programs.recorded import Refused
 from fastgraph.upstream import PACKAGES
 
 _OWN = "fastgraph"
-
-_TRUSTED = frozenset(
-    (
-        *("torch", *PACKAGES, "abc", "collections", "contextlib", "copy", "dataclasses"),
-        *(
-            "enum",
-            "functools",
-            "inspect",
-            "itertools",
-            "math",
-            "numbers",
-            "operator",
-            "re",
-            "types",
-        ),
-        *("typing", "typing_extensions", "warnings", "weakref"),
-    )
-)
-"""Packages whose globals do not change."""
-
-_PLAIN = (
-    *(type(None), bool, int, float, complex, str, bytes, type(...)),
-    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
-)
 
 _OF_MODULES = frozenset(nn.Module().__dict__) - {"training"}
 """Attributes by which torch implements modules: their content is looked at by itself."""
@@ -94,67 +79,7 @@ _ACTIONS = {
     _APPLY.__code__: "it has a gradient of its own",
 }
 
-_MISSING, _CHANGING, _UNKNOWN, _ATTRIBUTES = object(), object(), object(), object()
-
-
-class UnknownError(Exception):
-    """A value of which nobody can tell whether it has changed."""
-
-
-def frozen(value: Any, *, is_attribute: bool = False) -> Any:
-    """An object that is equal to that of another value only if both are the same to a message.
-
-    Args:
-        value: of any kind.
-        is_attribute: true if it is one of a module, whose lists, dictionaries and sets tracing
-            watches. Others may be changed by a message.
-
-    Raises:
-        UnknownError: the value may change without being replaced.
-    """
-    kind = type(value)
-    if kind in _PLAIN:
-        # 0.0 and -0.0 are equal, but not the same.
-        return (kind, value) if value else (kind, repr(value))
-    if isinstance(value, _FIXED) or _is_library_function(value) or _is_ufunc(value):
-        return value
-    if isinstance(value, types.ModuleType) and _is_trusted(value.__name__):
-        return value
-    if kind is tuple:
-        return (kind, *map(frozen, value))
-    if kind is functools.partial:
-        named = ((name, frozen(v)) for name, v in value.keywords.items())
-        return (kind, frozen(value.func), frozen(value.args), *named)
-    if is_attribute and kind is dict:
-        return (kind, *((frozen(key), frozen(v)) for key, v in value.items()))
-    if is_attribute and kind in (list, set):
-        return (kind, *map(frozen, value))
-    raise UnknownError(f"a {kind.__name__}")
-
-
-def _is_ufunc(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ufunc)
-
-
-_FIXED = (
-    *(type, types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType),
-    *(enum.Enum, torch._ops.OpOverload),
-)
-
-
-_BUILTINS = ("builtins", "_operator", "_functools")
-
-
-def _is_library_function(value: Any) -> bool:
-    if not isinstance(value, types.BuiltinFunctionType):
-        return False
-    owner = value.__self__
-    if owner is None:
-        return True
-    if isinstance(owner, types.ModuleType):
-        return _is_trusted(owner.__name__) or owner.__name__ in _BUILTINS
-    return isinstance(owner, type) and _is_trusted(owner.__module__)
+_CHANGING, _UNKNOWN, _ATTRIBUTES = object(), object(), object()
 
 
 def functions_in(value: Any) -> Iterator[types.FunctionType]:
@@ -175,15 +100,11 @@ def functions_in(value: Any) -> Iterator[types.FunctionType]:
 def classes_in(value: Any) -> Iterator[type]:
     """The classes of users in a value that :func:`frozen` takes."""
     if isinstance(value, type):
-        if not issubclass(value, (enum.Enum, nn.Module)) and not _is_trusted(value.__module__):
+        if not issubclass(value, (enum.Enum, nn.Module)) and not is_trusted(value.__module__):
             yield value
     elif isinstance(value, (tuple, list, set, dict)):
         for part in value.values() if isinstance(value, dict) else value:
             yield from classes_in(part)
-
-
-def _is_trusted(module: str | None) -> bool:
-    return (module or "").partition(".")[0] in _TRUSTED
 
 
 @dataclass(frozen=True)
@@ -205,17 +126,17 @@ class _Named:
     @classmethod
     def of(cls, holder: Any, name: str, value: Any) -> _Named:
         """The name with its present value."""
-        is_fixed = type(value) in _PLAIN or isinstance(value, (type, types.FunctionType))
+        is_fixed = type(value) in PLAIN or isinstance(value, (type, types.FunctionType))
         found = frozen(value, is_attribute=holder is _ATTRIBUTES)
         return cls(holder, name, value if is_fixed else _CHANGING, found)
 
     def holds(self) -> bool:
         """True if the value is what it was."""
         if isinstance(self.holder, type):
-            return self.is_same(getattr(self.holder, self.name, _MISSING))
+            return self.is_same(getattr(self.holder, self.name, MISSING))
         if isinstance(self.holder, types.CellType):
             return self.is_same(self.holder.cell_contents)
-        return self.is_same(self.holder.get(self.name, _MISSING))
+        return self.is_same(self.holder.get(self.name, MISSING))
 
     def is_same(self, value: Any) -> bool:
         """True if a value is what this was."""
@@ -225,7 +146,7 @@ class _Named:
             found = frozen(value, is_attribute=self.holder is _ATTRIBUTES)
             return bool(found == self.frozen)
         except UnknownError:
-            return self.frozen is _UNKNOWN and value is not _MISSING
+            return self.frozen is _UNKNOWN and value is not MISSING
 
 
 @dataclass(frozen=True)
@@ -260,10 +181,10 @@ class _Module:
         if self.path and any(map(attributes.__getitem__, _HOOKS)) != self.is_hooked:
             return False
         for store, name, described in self.tensors:
-            if _described(stored[store].get(name, _MISSING)) != described:
+            if _described(stored[store].get(name, MISSING)) != described:
                 return False
         for named in self.attributes:
-            value = attributes.get(named.name, _MISSING)
+            value = attributes.get(named.name, MISSING)
             if value is not named.value and not named.is_same(value):
                 return False
         return True
@@ -276,7 +197,7 @@ def _described(tensor: Any) -> Any:
     kind = type(tensor)
     if kind is nn.Parameter or kind is Tensor:
         return tensor.shape, tensor.dtype, tensor.device, tensor.layout
-    return tensor if tensor is None or tensor is _MISSING else kind
+    return tensor if tensor is None or tensor is MISSING else kind
 
 
 @dataclass(frozen=True)
@@ -307,6 +228,7 @@ class Reading:
         has_variables: false if whoever calls it compares its defaults and the variables of
             functions around it.
         reason: why its reading cannot be followed, if that is so.
+        is_refused_early: true if the reason is a value that code names and has not changed yet.
         left: the attributes of its layer that a method sets and does not read.
     """
 
@@ -315,6 +237,7 @@ class Reading:
     is_method: bool = True
     has_variables: bool = True
     reason: str | None = None
+    is_refused_early: bool = False
     left: set[str] = field(default_factory=set)
     _codes: dict[int, types.CodeType] = field(default_factory=dict)
     _names: set[str] = field(default_factory=set)
@@ -369,13 +292,13 @@ class Reading:
             names = set(code.co_names)
             self._names |= names - self.left if is_own else names
             self._names.update(strings_in(code.co_consts))
-            if package not in _TRUSTED:
+            if package not in TRUSTED:
                 self._read(code, frame.f_globals)
 
     @staticmethod
     def _is_of_library(frame: types.FrameType) -> bool:
         name = str(frame.f_globals.get("__name__"))
-        return name.partition(".")[0] in (_OWN, *_TRUSTED)
+        return name.partition(".")[0] in (_OWN, *TRUSTED)
 
     def _refuse(self, reason: str) -> None:
         self.reason = self.reason or reason
@@ -398,7 +321,7 @@ class Reading:
                 self._refuse(f"it sets the attribute {name}")
             if operation in ("STORE_DEREF", "DELETE_DEREF") and name in code.co_freevars:
                 self._refuse(f"it sets the variable {name} of another function")
-            if operation == "IMPORT_NAME" and not _is_trusted(name):
+            if operation == "IMPORT_NAME" and not is_trusted(name):
                 self._refuse(f"it imports {name}")
             if operation in ("LOAD_GLOBAL", "LOAD_NAME"):
                 chain = []
@@ -407,6 +330,14 @@ class Reading:
                         break
                     chain.append(follower.argval)
                 self._globals.append((variables, name, tuple(chain)))
+                changing = changing_global(variables, name, chain)
+                if changing is not None:  # before the code runs, which may change it
+                    self.is_refused_early = True
+                    self._refuse(changing)
+
+    def names(self, name: str) -> bool:
+        """True if code that was read names a global variable or a builtin."""
+        return any(name == known for _, known, _ in self._globals)
 
     def guard(self, layer: nn.Module | None) -> Guard:
         """The state of a layer and of everything else that was read.
@@ -460,7 +391,7 @@ class Reading:
 
     def _of_class(self, kind: type, owner: type, met: list[Any], named: list[_Named]) -> None:
         package = owner.__module__.partition(".")[0]
-        if (package in _TRUSTED and package not in PACKAGES) or owner is object:
+        if (package in TRUSTED and package not in PACKAGES) or owner is object:
             return
         own = owner.__dict__
         for name in sorted((self._names | self.left) & own.keys()):
@@ -468,13 +399,11 @@ class Reading:
             functions = list(functions_in(value))
             if functions:
                 # Of a library's functions only those that ran matter: others come with routes.
-                if package in _TRUSTED and not any(
-                    id(f.__code__) in self._codes for f in functions
-                ):
+                if package in TRUSTED and not any(id(f.__code__) in self._codes for f in functions):
                     continue
                 met.extend(functions)
-                named.append(_Named(kind, name, getattr(kind, name), _MISSING))
-            elif package not in _TRUSTED and not name.startswith("__"):
+                named.append(_Named(kind, name, getattr(kind, name), MISSING))
+            elif package not in TRUSTED and not name.startswith("__"):
                 value = getattr(kind, name)
                 named += self._known(kind, {name: value}, [name], owner.__name__, met)
 
@@ -488,33 +417,33 @@ class Reading:
     ) -> None:
         """The values of a global variable and of attributes of it."""
         text = name
-        value = variables.get(name, _MISSING)
-        if value is _MISSING:  # a builtin, or an error
-            named.append(_Named(variables, name, _MISSING, _MISSING))
+        value = variables.get(name, MISSING)
+        if value is MISSING:  # a builtin, or an error
+            named.append(_Named(variables, name, MISSING, MISSING))
             return
         while True:
-            if isinstance(value, types.ModuleType) and not _is_trusted(value.__name__):
+            if isinstance(value, types.ModuleType) and not is_trusted(value.__name__):
                 if not chain:
                     self._doubt(f"it takes the module {text} as a value")
                     return
-                named.append(_Named(variables, name, value, _MISSING))
+                named.append(_Named(variables, name, value, MISSING))
             else:
                 path = text.rpartition(".")[0]
                 named += self._known(variables, variables, [name], path, met)
                 is_class = isinstance(value, type) and not issubclass(value, enum.Enum)
-                if not is_class or _is_trusted(value.__module__) or not chain:
+                if not is_class or is_trusted(value.__module__) or not chain:
                     return
             name, *rest = chain
             chain, text = tuple(rest), f"{text}.{name}"
             owners = value.__mro__ if isinstance(value, type) else (value,)
             owner = next((o for o in owners if name in vars(o)), None)
-            if owner is None or (owner is not value and _is_trusted(owner.__module__)):
+            if owner is None or (owner is not value and is_trusted(owner.__module__)):
                 return
             variables = vars(owner)
             value = variables[name]
             if isinstance(value, staticmethod):
                 met.extend(functions_in(value))
-                named.append(_Named(variables, name, value, _MISSING))
+                named.append(_Named(variables, name, value, MISSING))
                 return
 
     def _read_functions(self, met: list[Any], named: list[_Named]) -> None:

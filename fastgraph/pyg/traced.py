@@ -20,9 +20,10 @@ from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import WITH_TORCH_SCATTER
 
 from fastgraph.edge_programs.dtypes import HALVES
+from fastgraph.edge_programs.frozen import UnknownError, frozen
 from fastgraph.edge_programs.node_counts import NUM_GATHERED, NUM_ROWS
 from fastgraph.edge_programs.program import Place
-from fastgraph.edge_programs.reading import Reading, UnknownError, frozen
+from fastgraph.edge_programs.reading import Reading
 from fastgraph.edge_programs.trace import trace
 from fastgraph.edge_programs.traced import Argument, Index, Reduction, Traced
 from fastgraph.graphs.edges import KnownGraph, OutOfRange, graph_of, too_large, unless_out_of_range
