@@ -24,6 +24,7 @@ from fastgraph.dgl.ranks import ranks
 from fastgraph.dgl.sizes import ProgramWork
 from fastgraph.dgl.structure import Structure, structure_of
 from fastgraph.dgl.tracing import COPIES, KINDS, REDUCTIONS, Call, traced
+from fastgraph.edge_programs.operations import EXTREMA
 from fastgraph.layers.prepared import Prepared
 from fastgraph.layers.tracing import Outcomes, mode_refusal
 from fastgraph.plugins.backend import device_type
@@ -67,16 +68,18 @@ def _planned(graph: Any, functions: tuple[Any, Any], *, is_of_edges: bool) -> Co
         return Refusal("within torch.compile, which does not look into DGL's graphs")
     gidx = graph._graph
     num_edges = gidx.number_of_edges(0)
-    src, dst = gidx.metagraph.find_edge(0)
-    frames = graph._node_frames[src], graph._node_frames[dst], graph._edge_frames[0]
     # Upstream's operations on sharded tensors cost as much more as the operator does. On a GPU
     # nothing is known of them.
-    has_bounds = type(gidx) is HeteroGraphIndex and _are_on_cpu(graph, frames)
+    has_bounds = type(gidx) is HeteroGraphIndex and _is_on_cpu(graph)
+    if has_bounds and are_too_few(PROGRAM, num_edges):
+        return TOO_SMALL
+    nodes, edges = graph._node_frames, graph._edge_frames
     if has_bounds:
         small = _TOO_LITTLE.get(_owner(functions))
-        is_known = small is not None and small.covers(num_edges, functions, frames, is_of_edges)
-        if is_known or are_too_few(PROGRAM, num_edges):
+        if small is not None and small.covers(num_edges, functions, (*nodes, *edges), is_of_edges):
             return TOO_SMALL
+    src, dst = gidx.metagraph.find_edge(0)
+    frames = nodes[src], nodes[dst], edges[0]
     own = [f if isinstance(f, BuiltinFunction) else None for f in functions]
     pair = pair_of(*(f if o is None else None for o, f in zip(own, functions, strict=True)))
     if isinstance(pair, Refusal):
@@ -85,17 +88,19 @@ def _planned(graph: Any, functions: tuple[Any, Any], *, is_of_edges: bool) -> Co
     call = Call(pair, own[0], own[1], named, num_edges, is_of_edges)
     planned = _plan(graph, call, has_bounds)
     if planned is TOO_SMALL:
-        _TOO_LITTLE[_owner(functions)] = _Small.of(num_edges, functions, frames, is_of_edges)
+        every = (*nodes, *edges)
+        _TOO_LITTLE[_owner(functions)] = _Small.of(num_edges, functions, every, is_of_edges)
     elif isinstance(planned, Refusal):
         _remember(pair, planned)
     return planned
 
 
-def _are_on_cpu(graph: Any, frames: tuple[Any, ...]) -> bool:
-    """True if a graph is on the CPU, as its features are; the graph itself takes longer to say."""
-    for frame in frames:
-        for column in frame._columns.values():
-            return isinstance(column.storage, Tensor) and column.storage.is_cpu
+def _is_on_cpu(graph: Any) -> bool:
+    """True for a graph on the CPU, as its features are; the graph itself takes longer to say."""
+    for frames in (graph._node_frames, graph._edge_frames):
+        for frame in frames:
+            for column in frame._columns.values():
+                return isinstance(column.storage, Tensor) and column.storage.is_cpu
     return bool(graph.device.type == "cpu")
 
 
@@ -116,14 +121,14 @@ class _Small(NamedTuple):
 
     @classmethod
     def of(
-        cls, num_edges: int, functions: tuple[Any, Any], frames: tuple[Any, ...], is_of_edges: bool
+        cls, num_edges: int, functions: tuple[Any, Any], frames: Sequence[Any], is_of_edges: bool
     ) -> _Small:
         """That of a call."""
         kind = is_of_edges, *map(_kind, functions)
         return cls(num_edges, torch.is_grad_enabled(), kind, _shapes(frames))
 
     def covers(
-        self, num_edges: int, functions: tuple[Any, Any], frames: tuple[Any, ...], is_of_edges: bool
+        self, num_edges: int, functions: tuple[Any, Any], frames: Sequence[Any], is_of_edges: bool
     ) -> bool:
         """True if another call has no more to compute, which need not be planned."""
         return (
@@ -140,12 +145,15 @@ def _kind(function: Any) -> object:
     return getattr(function, "__code__", None) or getattr(function, "name", type(function))
 
 
-def _shapes(frames: tuple[Any, ...]) -> tuple[object, ...]:
-    return tuple(
-        (name, column.shape, column.dtype) if type(column) is Column else (name, None, None)
-        for frame in frames
-        for name, column in frame._columns.items()
-    )
+def _shapes(frames: Sequence[Any]) -> tuple[object, ...]:
+    # Without generators: this is asked at every call that is left to upstream.
+    found: list[object] = []
+    for frame in frames:
+        columns = frame._columns
+        found.append(tuple(columns))
+        for column in columns.values():
+            found += (column.scheme,) if type(column) is Column else (None,)
+    return tuple(found)
 
 
 def _owner(functions: tuple[Any, Any]) -> Any:
@@ -293,15 +301,23 @@ def _compute(
             out = out.masked_fill(_column(lonely, out), least)
         return {reduce.out_field: out}
     given = Given(results, layer, tensors, lambda: structure.degrees().to(torch.float64))
-    return _of_nodes(after, given, lonely)
+    reductions = outcome.traced.reductions
+    kept = {k for k, r in enumerate(reductions) if r.name in EXTREMA and k not in outcome.winning}
+    return _of_nodes(after, given, kept, lonely)
 
 
 def _of_nodes(
-    after: Sequence[tuple[str, Expression]], given: Given, lonely: Tensor | None
+    after: Sequence[tuple[str, Expression]], given: Given, kept: set[int], lonely: Tensor | None
 ) -> dict[str, Tensor]:
     """The values of expressions, and zeros for nodes without messages: for them nothing is reduced.
 
     Not even computed, as gradients of what is not finite there would be none.
+
+    Args:
+        after: the expressions, with the names of their values, which their owner may edit.
+        given: the values that they take.
+        kept: the numbers of results that gradients need.
+        lonely: true for nodes without messages, if there are any.
     """
     values: dict[str, Tensor] = {}
     edited = copied(after)
@@ -312,7 +328,10 @@ def _of_nodes(
     for name, made in after:
         if made.name == OUTPUT or some is given:
             value = given.value(made)
-            values[name] = value.clone() if name in edited else value
+            # Gradients of functions may need their values, too, as those of exp.
+            is_kept = made.name != OUTPUT or made.args[0] in kept
+            is_edited = name in edited or (is_kept and value.requires_grad)
+            values[name] = value.clone() if is_edited else value
         else:
             value = some.value(made)
             zeros = value.new_zeros((len(given.results[0]), *value.shape[1:]))
