@@ -114,6 +114,38 @@ def test_results_may_be_edited(name: str, has_lonely: bool) -> None:
     torch.testing.assert_close(found, expected)
 
 
+KEPT: dict[str, Callable[[Tensor], Tensor]] = {
+    "exp": lambda m: m.sum(1).exp(),
+    "sigmoid": lambda m: torch.sigmoid(m.mean(1)),
+    "relu": lambda m: m.sum(1).relu(),
+    "extrema": lambda m: m.amax(1),
+    "one extremum": lambda m: m.max(1)[0],
+    "attention": lambda m: (m.softmax(1) * m).sum(1),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("has_lonely", [False, True])
+def test_results_may_be_edited_before_their_gradients(name: str, has_lonely: bool) -> None:
+    """Of functions, too, whose derivatives are made of their values."""
+    kept = KEPT[name]
+    g = square_graph() if has_lonely else dgl.add_self_loop(square_graph())
+
+    def call() -> Tensor:
+        x = torch.linspace(-1, 1, 80, dtype=torch.float64).view(20, 4).requires_grad_()
+        with g.local_scope():
+            g.ndata["h"] = x
+            g.update_all(fn.copy_u("h", "m"), lambda nodes: {"out": kept(nodes.mailbox["m"])})
+            loss = g.ndata["out"].sum()
+            with torch.no_grad():
+                g.ndata["out"].mul_(3)
+        return torch.autograd.grad(loss, x)[0]
+
+    expected, found, row = both(call)
+    assert row.programs == 1
+    torch.testing.assert_close(found, expected)
+
+
 LOOKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "one of several degrees": (
         lambda n: n.mailbox["m"].sum(1) if n.mailbox["m"].size(1) in {3, 5} else n.data["h"] * 1,
