@@ -207,10 +207,19 @@ def _plan(graph: Any, call: Call, has_bounds: bool) -> Computation | Refusal:
         return TOO_SMALL
     if outcome.winning and type(graph._graph) is not HeteroGraphIndex and torch.is_grad_enabled():
         return Refusal("an extremum of which one edge has the gradient, on a sharded graph")
+    if _split(outcome) and torch.is_grad_enabled():
+        # Programs split gradients as PyG, where zeros that its output begins with take a share.
+        return Refusal("amax or amin of messages while gradients are recorded")
     refusal = _tensors_refusal(structure, tensors)
     if refusal is not None:
         return refusal
     return functools.partial(_compute, call, outcome, structure, tensors)
+
+
+def _split(outcome: Prepared) -> bool:
+    """True if a program has extrema whose gradient all edges share that attain them."""
+    reductions = enumerate(outcome.traced.reductions)
+    return any(r.name in EXTREMA and k not in outcome.winning for k, r in reductions)
 
 
 def _reduction_refusal(call: Call) -> Refusal | None:
@@ -301,13 +310,11 @@ def _compute(
             out = out.masked_fill(_column(lonely, out), least)
         return {reduce.out_field: out}
     given = Given(results, layer, tensors, lambda: structure.degrees().to(torch.float64))
-    reductions = outcome.traced.reductions
-    kept = {k for k, r in enumerate(reductions) if r.name in EXTREMA and k not in outcome.winning}
-    return _of_nodes(after, given, kept, lonely)
+    return _of_nodes(after, given, lonely)
 
 
 def _of_nodes(
-    after: Sequence[tuple[str, Expression]], given: Given, kept: set[int], lonely: Tensor | None
+    after: Sequence[tuple[str, Expression]], given: Given, lonely: Tensor | None
 ) -> dict[str, Tensor]:
     """The values of expressions, and zeros for nodes without messages: for them nothing is reduced.
 
@@ -316,7 +323,6 @@ def _of_nodes(
     Args:
         after: the expressions, with the names of their values, which their owner may edit.
         given: the values that they take.
-        kept: the numbers of results that gradients need.
         lonely: true for nodes without messages, if there are any.
     """
     values: dict[str, Tensor] = {}
@@ -329,8 +335,7 @@ def _of_nodes(
         if made.name == OUTPUT or some is given:
             value = given.value(made)
             # Gradients of functions may need their values, too, as those of exp.
-            is_kept = made.name != OUTPUT or made.args[0] in kept
-            is_edited = name in edited or (is_kept and value.requires_grad)
+            is_edited = name in edited or (made.name != OUTPUT and value.requires_grad)
             values[name] = value.clone() if is_edited else value
         else:
             value = some.value(made)

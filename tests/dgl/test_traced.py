@@ -39,7 +39,6 @@ REDUCED = {
     "user's sum": ("gated", "summed"),
     "user's attention": ("scored", "attended"),
     "user's extrema": ("tied", "extrema"),
-    "user's split extrema": ("tied", "split_extrema"),
     "user's combination": ("gated", "combined"),
     "user's data": ("gated", "with_data"),
     "copied": ("", "extrema"),

@@ -118,7 +118,6 @@ KEPT: dict[str, Callable[[Tensor], Tensor]] = {
     "exp": lambda m: m.sum(1).exp(),
     "sigmoid": lambda m: torch.sigmoid(m.mean(1)),
     "relu": lambda m: m.sum(1).relu(),
-    "extrema": lambda m: m.amax(1),
     "one extremum": lambda m: m.max(1)[0],
     "attention": lambda m: (m.softmax(1) * m).sum(1),
 }
@@ -142,6 +141,32 @@ def test_results_may_be_edited_before_their_gradients(name: str, has_lonely: boo
         return torch.autograd.grad(loss, x)[0]
 
     expected, found, row = both(call)
+    assert row.programs == 1
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["amax", "amin"])
+def test_shared_extrema(name: str) -> None:
+    """All edges that attain them share their gradient, and nothing else does, even for zeros."""
+    g = square_graph()
+    x = (torch.arange(80.0) % 3 - 1).view(20, 4).requires_grad_()
+
+    get = torch.amax if name == "amax" else torch.amin
+
+    def reduce(nodes: Any) -> dict[str, Tensor]:
+        return {"out": get(nodes.mailbox["m"], 1)}
+
+    def reduced_by(x: Tensor) -> Tensor:
+        with g.local_scope():
+            g.ndata["h"] = x
+            g.update_all(fn.copy_u("h", "m"), reduce)
+            return g.ndata["out"]
+
+    assert "amax or amin" in reason_of(
+        lambda: torch.autograd.grad((reduced_by(x) * torch.arange(4.0)).sum(), x)[0]
+    )
+    with torch.no_grad():
+        expected, found, row = both(lambda: reduced_by(x))
     assert row.programs == 1
     torch.testing.assert_close(found, expected)
 

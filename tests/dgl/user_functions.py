@@ -77,10 +77,6 @@ class Functions(nn.Module):
         m = nodes.mailbox["m"]
         return {"out": m.max(1)[0], "more": torch.min(m, dim=1).values}
 
-    def split_extrema(self, nodes: Any) -> dict[str, Tensor]:
-        m = nodes.mailbox["m"]
-        return {"out": m.amax(dim=1), "more": torch.amin(m, 1)}
-
     def combined(self, nodes: Any) -> dict[str, Tensor]:
         m = nodes.mailbox["m"]
         mean, square = m.mean(dim=1), (m * m).mean(dim=1)
