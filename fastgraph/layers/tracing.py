@@ -24,6 +24,8 @@ from fastgraph.machine.randomness import kept_random_states
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.conditions import plain_tensor
 
+_saving_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
 MOST_TRACES = 16
 """Of one layer. A layer that is another one at every call gains nothing from them."""
 
@@ -81,7 +83,7 @@ class Outcomes:
             if count >= MOST_TRACES:
                 return Refusal("its message or its layer is another one at every call")
             self._traces[owner] = count + 1
-            found = _beside_profiler(make)
+            found = _beside_others(make)
             states = self._known.setdefault(key, [])
             states.insert(0, found)
             del states[MOST_STATES:]
@@ -103,12 +105,14 @@ class Outcomes:
         self._known.clear()
 
 
-def _beside_profiler(make: Callable[[], Known]) -> Known:
-    """The result of a function, in another thread if this one has a profiler: it needs its place.
+def _beside_others(make: Callable[[], Known]) -> Known:
+    """The result of a function, in another thread if others look at what this one does.
 
-    Of several ranks one alone may have one, and all must trace what one of them traces.
+    A profiler has the place that tracing needs. Hooks of saved tensors, as of a checkpoint, would
+    count and keep those of tracing, and their code would be read as the message's. Of several ranks
+    one alone may have some, and all must trace what one of them traces.
     """
-    if sys.getprofile() is None:
+    if sys.getprofile() is None and _saving_hooks(True) is None:
         return make()
     with ThreadPoolExecutor(max_workers=1) as pool:
         return pool.submit(make).result()

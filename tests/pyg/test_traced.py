@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import fastgraph
 from fastgraph.layers import tracing
@@ -275,6 +276,19 @@ def test_a_profiler_keeps_its_place() -> None:
     finally:
         sys.setprofile(None)
     assert "routed" in called and traces(layer) == 1
+
+
+@pytest.mark.parametrize("aggr", ["sum", "max", "std"])
+def test_hooks_of_saved_tensors_see_nothing_of_tracing(aggr: str) -> None:
+    """A checkpoint must save as much when it computes again."""
+    layer, x = Scaled(aggr).double(), x64().requires_grad_()
+    leaves = [x, *layer.parameters()]
+    expected = torch.autograd.grad(layer(x, EDGES).sin().sum(), leaves)
+    with fastgraph.enabled(min_edges=0):
+        out = checkpoint(layer, x, EDGES, use_reentrant=False)
+        found = torch.autograd.grad(out.sin().sum(), leaves)
+    torch.testing.assert_close(found, expected)
+    assert fastgraph.status().row("Scaled").routed == 2 and traces(layer) == 1
 
 
 class Nesting(Scaled):
