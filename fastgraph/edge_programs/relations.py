@@ -52,6 +52,21 @@ class Pairs(NamedTuple):
         return self.nodes.nbytes + self.of_edge.nbytes
 
 
+def check_numbers(name: str, numbers: Tensor, count: int) -> None:
+    """Look for numbers of edges that mean nothing.
+
+    Args:
+        name: of what they number.
+        numbers: integers ``[E]``.
+        count: of what there is.
+
+    Raises:
+        IndexError: one is not below it, or is negative.
+    """
+    if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
+        raise IndexError(f"edges have another {name} than 0 to {count - 1}")
+
+
 def pairs_of(nodes: Tensor, types: Tensor, num_nodes: int, num_types: int) -> Pairs:
     """The pairs that edges have.
 
@@ -64,9 +79,8 @@ def pairs_of(nodes: Tensor, types: Tensor, num_nodes: int, num_types: int) -> Pa
     Raises:
         IndexError: a node or a type is no such number.
     """
-    for name, numbers, count in (("node", nodes, num_nodes), ("type", types, num_types)):
-        if numbers.numel() and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
-            raise IndexError(f"edges have another {name} than 0 to {count - 1}")
+    check_numbers("node", nodes, num_nodes)
+    check_numbers("type", types, num_types)
     key = types * num_nodes + nodes
     size = num_nodes * num_types
     if size <= 8 * key.numel():  # then no sorting is needed

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.edge_programs.owners import ByType
-from fastgraph.edge_programs.relations import Pairs, pairs_of
+from fastgraph.edge_programs.relations import Pairs, check_numbers, pairs_of
 from fastgraph.graphs.edges import OutOfRange, unless_out_of_range
 from fastgraph.graphs.memo import remembered
 from fastgraph.plugins.refusal import Refusal
@@ -61,7 +61,8 @@ def typed_edges(
         places: of the nodes whose pairs are wanted.
 
     Returns:
-        The edges, or the reason to refuse if a node or a type is out of range.
+        The edges, or the reason to refuse if a type is out of range, or a node that has pairs:
+        upstream takes negative types for those from the end.
     """
     ends = num_in, num_out, transpose, num_types, tuple(sorted(places))
     return unless_out_of_range(
@@ -78,6 +79,7 @@ def _typed_edges(
     num_types: int,
     places: tuple[ByType, ...],
 ) -> TypedEdges:
+    check_numbers("type", types, num_types)
     gathered, row = edge_index.flip(0) if transpose else edge_index
     ends = {"gathered by type": (gathered, num_in), "row by type": (row, num_out)}
     pairs = {by: pairs_of(ends[by][0], types, ends[by][1], num_types) for by in places}

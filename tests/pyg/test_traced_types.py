@@ -147,6 +147,27 @@ def test_types_that_are_none(name: str, wrong: int) -> None:
     assert fastgraph.status().rows[0].routed == 0
 
 
+class OfRows(OfTypes):
+    """A user's layer that computes nothing for pairs of nodes and types."""
+
+    def message(self, x_j: Tensor, kinds: Tensor) -> Tensor:
+        return x_j[:, 1:] * self.weight[kinds][:, 0]
+
+
+@pytest.mark.parametrize("wrong", [-1, RELATIONS])
+def test_rows_of_types_that_are_none(wrong: int) -> None:
+    layer, kinds = OfRows("sum").double(), kinds_of(EDGES)
+    call = arguments(x64(), EDGES, kinds)
+    with fastgraph.enabled(min_edges=0):
+        layer(*call[0])
+        assert fastgraph.status().rows[0].routed == 1
+        kinds[3] = wrong
+        ours = outcome(layer, call)
+    upstream = outcome(layer, call)
+    assert ours[:2] == upstream[:2] and difference(upstream, ours) is None
+    assert fastgraph.status().rows[0].routed == 1
+
+
 def of_computed_types(self: Any, x_j: Tensor, kinds: Tensor) -> Tensor:
     return x_j * self.rows(kinds * 1)[:, :1]
 
