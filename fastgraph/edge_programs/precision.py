@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastgraph.edge_programs.calls import aten
 from fastgraph.edge_programs.dtypes import HALVES, is_narrower
@@ -59,6 +61,19 @@ class Precision:
         terms = tuple((c, self.convert(piece, before, dtype)) for c, piece in v.terms)
         parts = tuple(self.convert(part, before, dtype) for part in v.parts)
         return replace(v, step=step, table=table, terms=terms, parts=parts)
+
+    def promoted(self, tensors: Sequence[Any], values: Sequence[Any]) -> Sequence[Any]:
+        """Values that are summed or concatenated, in one dtype: a linear map takes no others.
+
+        Args:
+            tensors: that they are the knowledge of. Numbers stay.
+            values: as many.
+        """
+        dtypes = {a.dtype for a in tensors if isinstance(a, Tensor)}
+        if len(dtypes) < 2:
+            return values
+        dtype = functools.reduce(torch.promote_types, dtypes)
+        return [self.convert(v, a.dtype, dtype) for v, a in zip(values, tensors, strict=True)]
 
     def rounded(self, v: Recorded, dtype: torch.dtype) -> Recorded:
         """A value of a half type as upstream has it, if it matters which ones are equal."""

@@ -366,7 +366,7 @@ class Recorder(TorchDispatchMode):
                 raise Refused("it broadcasts over heads")
             return Recorded(place, channels, step)
         value = rule.make(self.builder, *wide, *(given[name] for name in rule.numbers))
-        terms = () if is_step else terms_of(call, values, channels)
+        terms = () if is_step else terms_of(call, values, channels, self.precision.promoted)
         return Recorded(place, channels, step, value, terms)
 
     def _wide(self, v: Recorded, channels: tuple[int, ...]) -> Value | None:
@@ -512,6 +512,7 @@ class Recorder(TorchDispatchMode):
             return self._called(call, place, channels)
         if not parts[0].has_rows or call.given["dim"] % (len(channels) + 1) != len(channels):
             raise Refused("it concatenates values of different rows")
+        parts = tuple(self.precision.promoted(call.given["tensors"], parts))
         return Recorded(None, channels, parts=parts)
 
     def _stack(self, call: Call, channels: tuple[int, ...]) -> Recorded:

@@ -11,9 +11,19 @@ from fastgraph.edge_programs.recorded import Recorded, Ref, Refused
 
 
 def terms_of(
-    call: Call, values: Sequence[Any], channels: tuple[int, ...]
+    call: Call,
+    values: Sequence[Any],
+    channels: tuple[int, ...],
+    promoted: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]],
 ) -> tuple[tuple[float, Recorded], ...]:
-    """The terms of a sum, a difference or a multiple; none of anything else."""
+    """The terms of a sum, a difference or a multiple; none of anything else.
+
+    Args:
+        call: of the operation.
+        values: that it takes.
+        channels: of the result.
+        promoted: gives values in the dtype of the sum of some tensors, given both.
+    """
 
     def scaled(v: object, factor: float) -> tuple[tuple[float, Recorded], ...]:
         if not isinstance(v, Recorded) or v.channels != channels:
@@ -23,8 +33,10 @@ def terms_of(
 
     if call.operation in (aten.add, aten.sub):
         alpha = call.given["alpha"] if call.operation is aten.add else -call.given["alpha"]
-        first, second = scaled(values[0], 1), scaled(values[1], alpha)
-        return first + second if first and second else ()
+        if not (scaled(values[0], 1) and scaled(values[1], alpha)):
+            return ()
+        first, second = promoted((call.given["self"], call.given["other"]), values)
+        return scaled(first, 1) + scaled(second, alpha)
     if call.operation is aten.neg:
         return scaled(values[0], -1)
     if call.operation is aten.mul and isinstance(values[1], (int, float)):

@@ -256,6 +256,44 @@ def test_equal_values_of_a_half_type_share_the_gradient_as_upstream() -> None:
     assert torch.equal(found, expected) and (found[:2] == 0.5).all()
 
 
+def of_a_concatenation(self: Any, x_i: Tensor, x_j: Tensor, weight: Any, index: Tensor) -> Tensor:
+    return self.lin(torch.cat([x_i, weight], dim=-1)) * x_j
+
+
+def of_a_sum(self: Any, x_i: Tensor, x_j: Tensor, weight: Any, index: Tensor) -> Tensor:
+    return F.linear(2 * x_j - weight, self.lin.weight[:, :WIDTH]).sigmoid()
+
+
+def of_both(self: Any, x_i: Tensor, x_j: Tensor, weight: Any, index: Tensor) -> Tensor:
+    return self.lin(torch.cat([weight + x_i, (x_i > x_j) * weight], dim=-1))
+
+
+@pytest.mark.parametrize("is_wide", [True, False])
+@pytest.mark.parametrize("message", [of_a_concatenation, of_a_sum, of_both])
+def test_linear_maps_of_values_of_several_dtypes(message: Any, is_wide: bool) -> None:
+    """Sums and concatenations take the widest dtype, which their parts must have, too."""
+    torch.manual_seed(0)
+    layer, x = Own(message).double(), torch.randn(ROWS, WIDTH)
+    weight = torch.randn(GRAPH.shape[1], WIDTH).double()
+    if not is_wide:
+        x, weight = x.double(), weight.float()
+    leaves = [x.requires_grad_(), weight.requires_grad_(), *layer.lin.parameters()]
+
+    def results() -> list[Tensor]:
+        out = layer(x, GRAPH, weight)
+        return [out, *torch.autograd.grad(out.sin().sum(), leaves, materialize_grads=True)]
+
+    expected = results()
+    with fastgraph.enabled(min_edges=0):
+        found = results()
+        assert fastgraph.status().row("Own").routed == 1
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype is theirs.dtype
+        # In float32 they are sums over up to 250 edges, in another order.
+        bound = 1e-11 if theirs.dtype is torch.float64 else 1e-6
+        assert (ours - theirs).abs().max() <= bound * theirs.abs().max()
+
+
 @pytest.mark.parametrize("use_reentrant", [True, False])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_checkpoints(use_reentrant: bool, autocast: torch.dtype | None) -> None:
