@@ -60,17 +60,23 @@ def number_of(v: Recorded) -> int:
 def cancelling(pieces: Sequence[tuple[float, Recorded, int]]) -> set[int]:
     """The channels of differences of which neither value is alone elsewhere, with its digits.
 
+    As large as in the difference, at least: a larger multiple of this loses more digits.
+
     Args:
         pieces: coefficient, step and first channel of each.
     """
     together: dict[int, list[tuple[float, int]]] = {}
     for coefficient, piece, offset in pieces:
         together.setdefault(offset, []).append((coefficient, number_of(piece)))
-    alone = {terms[0][1] for terms in together.values() if len(terms) == 1}
+    alone: dict[int, float] = {}
+    for (coefficient, step), *others in together.values():
+        if not others:
+            alone[step] = max(abs(coefficient), alone.get(step, 0.0))
     return {
         offset
         for offset, terms in together.items()
-        if min(terms)[0] < 0 < max(terms)[0] and alone.isdisjoint(step for _, step in terms)
+        if min(terms)[0] < 0 < max(terms)[0]
+        and not any(abs(coefficient) <= alone.get(step, 0.0) for coefficient, step in terms)
     }
 
 

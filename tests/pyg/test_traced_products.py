@@ -242,3 +242,29 @@ def test_kernels_without_products_are_not_asked_for_them() -> None:
         outcome = trace(layer.message, arguments, has_products=False)
         assert isinstance(outcome, Refusal)
         assert reason in outcome.reason
+
+
+class Magnified(MessagePassing):
+    """A map of nodes beside a larger multiple of differences, where both have many digits."""
+
+    def __init__(self) -> None:
+        super().__init__(aggr="max")
+        self.lin = nn.Linear(2 * CHANNELS, 5)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return self.lin(torch.cat([x_i, 1000 * (x_j - x_i)], dim=-1))
+
+
+def test_a_larger_multiple_of_a_difference_keeps_its_digits() -> None:
+    torch.manual_seed(0)
+    layer, x = Magnified(), torch.randn(NODES, CHANNELS) + 10_000
+    upstream = layer(x, EDGES)
+    with fastgraph.enabled(min_edges=0):
+        ours = layer(x, EDGES)
+    assert fastgraph.status().row("Magnified").routed == 1
+    exact = layer.double()(x.double(), EDGES)
+    error, allowed = ((out - exact).abs().max() for out in (ours, upstream))
+    assert error <= 4 * allowed
