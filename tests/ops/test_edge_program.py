@@ -237,6 +237,7 @@ FUNCTIONS: dict[str, tuple[float, float]] = {
     "tanh": (-12, 12),
     "softplus": (-80, 30),
     "sqrt": (0, 1e30),
+    "erf": (-5, 5),
 }
 
 

@@ -415,7 +415,7 @@ class EdgeRegisters {
       case Op::kLog1p: return map(i, edges, [](V x) { return logarithm_plus_1<A, N>(x); });
       case Op::kSin: return map_lanes(i, edges, [](A x) { return std::sin(x); });
       case Op::kCos: return map_lanes(i, edges, [](A x) { return std::cos(x); });
-      case Op::kErf: return map_lanes(i, edges, [](A x) { return std::erf(x); });
+      case Op::kErf: return map(i, edges, [](V x) { return error_function<A, N>(x); });
       case Op::kSigmoid: return map(i, edges, [](V x) { return logistic<A, N>(x); });
       case Op::kTanh: return map(i, edges, [](V x) { return hyperbolic_tangent<A, N>(x); });
       case Op::kSoftplus:
