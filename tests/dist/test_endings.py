@@ -10,12 +10,15 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
+from fastgraph.dist.ranks import transport
+from fastgraph.dist.ranks.board import Asked
 from fastgraph.dist.ranks.spawning import RankError
+from fastgraph.dist.ranks.world import CollectiveError
 from tests import forks
 
 # Far below the half hour for which ranks would wait for each other.
@@ -106,7 +109,6 @@ def test_a_decision_of_one_rank_is_an_error(tmp_path: Path, world_size: int, how
 def wait_for_a_slow_rank() -> list[list[float]]:
     """Each collective, while the last rank comes late and others look at the board meanwhile."""
     import fastgraph.dist as fgd
-    from fastgraph.dist.ranks import transport
 
     rank, size = (world := fgd.init()).rank, world.size
     transport._PATIENCE = timedelta(seconds=0.05)
@@ -149,9 +151,32 @@ def test_a_slow_rank_is_waited_for(world_size: int, once_on_ranks: Any) -> None:
         ]
 
 
+class _EndsWithThePatience:
+    """A collective that ends between a wait that was too short and the question if it has ended."""
+
+    def __init__(self, error: str | None) -> None:
+        self._error, self._waits = error, 0
+
+    def is_completed(self) -> bool:
+        return self._waits > 0
+
+    def wait(self, _: timedelta) -> None:
+        self._waits += 1
+        if self._waits == 1:
+            raise RuntimeError("Operation timed out!")
+        if self._error is not None:
+            raise RuntimeError(self._error)
+
+
+def test_a_collective_that_ends_with_the_patience_has_ended() -> None:
+    asked = Asked(0, "barrier of [] None")
+    transport._wait(cast(Any, _EndsWithThePatience(None)), asked)
+    with pytest.raises(CollectiveError, match="connection closed"):
+        transport._wait(cast(Any, _EndsWithThePatience("connection closed")), asked)
+
+
 def fail(how: str) -> None:
     import fastgraph.dist as fgd
-    from fastgraph.dist.ranks import transport
 
     if fgd.init().rank == 1:
         if how == "killed":

@@ -345,14 +345,17 @@ def _wait(work: dist.Work, asked: Asked) -> None:
         CollectiveError: from the board, or the collective did not end, as after a time-out.
     """
     while True:
+        was_completed = work.is_completed()
         try:
             work.wait(_PATIENCE)
         except RuntimeError as error:
-            if work.is_completed():
+            # What ended during the wait may have ended well, just after the patience did.
+            if was_completed:
                 raise _unfinished(asked, error) from error
         else:
             return
-        BOARD.look(asked)
+        if not work.is_completed():
+            BOARD.look(asked)
 
 
 def _finish(step: Step, asked: Asked) -> None:
