@@ -80,6 +80,10 @@ class Structure:
         """The in-degree of each destination, ``[num_dst]``."""
         return self.ptr.diff()
 
+    def receivers(self) -> Tensor:
+        """The destinations that have edges, int64, in ascending order."""
+        return self.remembered("receivers", _receivers)
+
     def plain(self) -> Relation:
         """For operators to which edges are nothing but their ends."""
         return self._grouped(numbered=False)
@@ -124,6 +128,10 @@ class Structure:
         if is_recording():
             return compute(*given)
         return recalled((self._identity, name, len(tensors), *options), compute, given, tensors)
+
+
+def _receivers(index: Tensor, ptr: Tensor, edge_ids: None) -> Tensor:
+    return ptr.diff().nonzero().squeeze(1)
 
 
 _LEAST_ASCENDING = 20_000

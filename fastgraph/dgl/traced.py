@@ -310,11 +310,11 @@ def _compute(
             out = out.masked_fill(_column(lonely, out), least)
         return {reduce.out_field: out}
     given = Given(results, layer, tensors, lambda: structure.degrees().to(torch.float64))
-    return _of_nodes(after, given, lonely)
+    return _of_nodes(after, given, None if lonely is None else structure.receivers)
 
 
 def _of_nodes(
-    after: Sequence[tuple[str, Expression]], given: Given, lonely: Tensor | None
+    after: Sequence[tuple[str, Expression]], given: Given, receivers: Callable[[], Tensor] | None
 ) -> dict[str, Tensor]:
     """The values of expressions, and zeros for nodes without messages: for them nothing is reduced.
 
@@ -323,13 +323,13 @@ def _of_nodes(
     Args:
         after: the expressions, with the names of their values, which their owner may edit.
         given: the values that they take.
-        lonely: true for nodes without messages, if there are any.
+        receivers: gives the nodes that have messages, int64; ``None`` where all have some.
     """
     values: dict[str, Tensor] = {}
     edited = copied(after)
     some = given
-    if lonely is not None and any(made.name != OUTPUT for _, made in after):
-        (rows,) = lonely.logical_not().nonzero(as_tuple=True)
+    if receivers is not None and any(made.name != OUTPUT for _, made in after):
+        rows = receivers()
         some = given.of_rows(rows, leaves(tuple(made for _, made in after), DATA))
     for name, made in after:
         if made.name == OUTPUT or some is given:

@@ -112,6 +112,10 @@ class ShardedStructure(Structure):
         """The in-degree of each destination, ``[num_dst]``, of the dtype of edges."""
         return self.in_degrees
 
+    def receivers(self) -> Tensor:
+        """The destinations that have edges, int64, with which plans are cached."""
+        return self._receivers
+
     def plain(self) -> _Relation:
         """The edges: numbers cost nothing."""
         return self.numbered()
@@ -147,6 +151,11 @@ class ShardedStructure(Structure):
         """The zero in-degree destinations, bool ``[num_dst]``; ``None`` where there are none."""
         is_lonely = self.in_degrees == 0
         return is_lonely if bool(is_lonely.any()) else None
+
+    @_once
+    def _receivers(self) -> Tensor:
+        (rows,) = (self.in_degrees != 0).nonzero(as_tuple=True)
+        return rows
 
     @_once
     def in_degrees(self) -> Tensor:
