@@ -219,3 +219,18 @@ def ordinary(*shape: int, seed: int = 0) -> Tensor:
     """Random numbers in float64."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def assert_bits_of_threads(message: Message, threads: int) -> None:
+    """Assert that results and all gradients have the same bits as of one thread."""
+    leaves = list(message.used.values())
+
+    def results() -> list[Tensor]:
+        out = message.run()
+        return [*out, *torch.autograd.grad(objective(out, 0), leaves)]
+
+    torch.set_num_threads(1)
+    expected = results()
+    torch.set_num_threads(threads)
+    for ours, theirs in zip(results(), expected, strict=True):
+        assert torch.equal(ours, theirs)

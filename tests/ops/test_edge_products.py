@@ -13,7 +13,13 @@ from fastgraph.edge_programs.gradients import derive
 from fastgraph.edge_programs.program import parse
 from fastgraph.registry.registry import REGISTRY
 from tests.graphs import Case, all_cases, hub_edges, quantised, random_edges
-from tests.ops.edge_messages import Both, Message, close, objective, ordinary
+from tests.ops.edge_messages import (
+    Both,
+    Message,
+    assert_bits_of_threads,
+    close,
+    ordinary,
+)
 from tests.wanted import gradients_of
 
 
@@ -150,17 +156,7 @@ def test_bits_for_any_number_of_threads(
     y = two_maps(message, (20, 33, 16), is_transposed=True)
     for reduction in ("sum", "max"):
         message.reduce(reduction, y)
-    leaves = list(message.used.values())
-
-    def results() -> list[Tensor]:
-        out = message.run()
-        return [*out, *torch.autograd.grad(objective(out, 0), leaves)]
-
-    torch.set_num_threads(1)
-    expected = results()
-    torch.set_num_threads(threads)
-    for ours, theirs in zip(results(), expected, strict=True):
-        assert torch.equal(ours, theirs)
+    assert_bits_of_threads(message, threads)
 
 
 def test_an_edge_has_the_same_bits_in_every_block() -> None:

@@ -12,7 +12,7 @@ from fastgraph import ops
 from fastgraph.edge_programs.program import parse
 from fastgraph.registry.registry import REGISTRY
 from tests.graphs import Case, all_cases, hub_edges, quantised, random_edges
-from tests.ops.edge_messages import Message, close, objective, ordinary
+from tests.ops.edge_messages import Message, assert_bits_of_threads, close, ordinary
 from tests.wanted import gradients_of
 
 
@@ -120,17 +120,7 @@ def test_bits_for_any_number_of_threads(threads: int, restore_threads: None) -> 
     message = Message(Case("hub", hub_edges(400, 50_000), 400, 400), values=ordinary)
     by_channels(message, 40)
     by_heads(message, 40, 4)
-    leaves = list(message.used.values())
-
-    def results() -> list[Tensor]:
-        out = message.run()
-        return [*out, *torch.autograd.grad(objective(out, 0), leaves)]
-
-    torch.set_num_threads(1)
-    first = results()
-    torch.set_num_threads(threads)
-    for ours, theirs in zip(results(), first, strict=True):
-        assert torch.equal(ours, theirs)
+    assert_bits_of_threads(message, threads)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
