@@ -54,10 +54,10 @@ def edge_program_kernel(library: Callable[[], Any], rows: GroupedRows) -> Kernel
             )
             for output in program.outputs
         ]
-        code, transposes = lowered = lower(program, rounds=like.dtype.itemsize < 4)
-        given = lowered.operands(operands) if transposes else list(operands)
+        lowered = lower(program, rounds=like.dtype.itemsize < 4)
+        given = lowered.operands(operands)
         edges = rows_of(graph, operands, program, transpose)
-        library().edge_program(*edges.arguments, num_in, *code, given, out)
+        library().edge_program(*edges.arguments, num_in, *lowered.code, given, out)
         return out
 
     def rows_of(graph: Graph, operands: Sequence[Tensor], program: Program, transpose: bool) -> Csr:

@@ -497,10 +497,9 @@ def edge_program(lib: Library, draw: Draw) -> Prepared:
             else:
                 assert_near(found, expected, 64.0, output.reduction)
 
-    code, transposes = lower(program, rounds=dtype.itemsize < 4)
-    call = graph.arguments | {"num_cols": graph.num_cols, **code._asdict()}
-    given = [*operands, *(transpose.of(operands) for transpose in transposes)]
-    return call | {"operands": given, "outputs": out}, check
+    lowered = lower(program, rounds=dtype.itemsize < 4)
+    call = graph.arguments | {"num_cols": graph.num_cols, **lowered.code._asdict()}
+    return call | {"operands": lowered.operands(operands), "outputs": out}, check
 
 
 def head_scores(lib: Library, draw: Draw) -> Prepared:
