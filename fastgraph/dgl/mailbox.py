@@ -24,23 +24,19 @@ from fastgraph.edge_programs.evaluation import Edges, softmax_weights
 from fastgraph.edge_programs.recording import active_recorder
 from fastgraph.edge_programs.traced import Reduction
 
-WINNER = "winner"
-"""The name of the values of a reduction whose gradient the first of equal extrema has."""
-
 
 def winner(message: Tensor) -> tuple[Tensor, ...]:
     """The message itself: its extremum gives its gradient to one edge."""
     return (message,)
 
 
-_MAPS = (
-    *("add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "pow", "square"),
-    *("neg", "abs", "sign", "sqrt", "exp", "expm1", "log", "log1p", "sigmoid", "tanh", "relu"),
-    *("leaky_relu", "elu", "silu", "gelu", "softplus", "maximum", "minimum", "clamp"),
-)
 _OF_TWO = (
     *("add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "pow"),
     *("maximum", "minimum"),
+)
+_MAPS = (
+    *(*_OF_TWO, "square", "neg", "abs", "sign", "sqrt", "exp", "expm1", "log", "log1p"),
+    *("sigmoid", "tanh", "relu", "leaky_relu", "elu", "silu", "gelu", "softplus", "clamp"),
 )
 _OPERATORS = {
     **{"__add__": "add", "__sub__": "sub", "__mul__": "mul", "__truediv__": "div"},
