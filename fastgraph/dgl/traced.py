@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import torch
 from dgl.frame import Column
@@ -32,7 +31,7 @@ from fastgraph.plugins.refusal import Refusal
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.programs import is_by_identity, remember
 from fastgraph.routing.sizes import PROGRAM, TOO_SMALL, are_too_few
-from fastgraph.settings import current
+from fastgraph.routing.small_calls import Kind, SmallCalls
 
 Computation = Callable[[], dict[str, Tensor]]
 
@@ -74,10 +73,9 @@ def _planned(graph: Any, functions: tuple[Any, Any], *, is_of_edges: bool) -> Co
     if has_bounds and are_too_few(PROGRAM, num_edges):
         return TOO_SMALL
     nodes, edges = graph._node_frames, graph._edge_frames
-    if has_bounds:
-        small = _TOO_LITTLE.get(_owner(functions))
-        if small is not None and small.covers(num_edges, functions, (*nodes, *edges), is_of_edges):
-            return TOO_SMALL
+    owner, kind = _owner(functions), (functions, (*nodes, *edges), is_of_edges)
+    if has_bounds and _TOO_LITTLE.cover(owner, num_edges, _kind_of, *kind):
+        return TOO_SMALL
     src, dst = gidx.metagraph.find_edge(0)
     frames = nodes[src], nodes[dst], edges[0]
     own = [f if isinstance(f, BuiltinFunction) else None for f in functions]
@@ -88,8 +86,7 @@ def _planned(graph: Any, functions: tuple[Any, Any], *, is_of_edges: bool) -> Co
     call = Call(pair, own[0], own[1], named, num_edges, is_of_edges)
     planned = _plan(graph, call, has_bounds)
     if planned is TOO_SMALL:
-        every = (*nodes, *edges)
-        _TOO_LITTLE[_owner(functions)] = _Small.of(num_edges, functions, every, is_of_edges)
+        _TOO_LITTLE.add(owner, num_edges, _kind_of(*kind))
     elif isinstance(planned, Refusal):
         _remember(pair, planned)
     return planned
@@ -104,56 +101,24 @@ def _is_on_cpu(graph: Any) -> bool:
     return bool(graph.device.type == "cpu")
 
 
-class _Small(NamedTuple):
-    """A call that had too little to compute.
-
-    Attributes:
-        num_edges: of it.
-        recorded: true if gradients were recorded.
-        kind: its functions, and what it computes of them.
-        shapes: of all features, without the numbers of rows.
-    """
-
-    num_edges: int
-    recorded: bool
-    kind: tuple[object, ...]
-    shapes: tuple[object, ...]
-
-    @classmethod
-    def of(
-        cls, num_edges: int, functions: tuple[Any, Any], frames: Sequence[Any], is_of_edges: bool
-    ) -> _Small:
-        """That of a call."""
-        kind = is_of_edges, *map(_kind, functions)
-        return cls(num_edges, torch.is_grad_enabled(), kind, _shapes(frames))
-
-    def covers(
-        self, num_edges: int, functions: tuple[Any, Any], frames: Sequence[Any], is_of_edges: bool
-    ) -> bool:
-        """True if another call has no more to compute, which need not be planned."""
-        return (
-            num_edges <= self.num_edges
-            and torch.is_grad_enabled() == self.recorded
-            and current().min_edges is None
-            and (is_of_edges, *map(_kind, functions)) == self.kind
-            and _shapes(frames) == self.shapes
-        )
-
-
-def _kind(function: Any) -> object:
-    """A function of users by its code, and one of DGL's by its name."""
-    return getattr(function, "__code__", None) or getattr(function, "name", type(function))
-
-
-def _shapes(frames: Sequence[Any]) -> tuple[object, ...]:
+def _kind_of(functions: tuple[Any, Any], frames: Sequence[Any], is_of_edges: bool) -> Kind:
     # Without generators: this is asked at every call that is left to upstream.
-    found: list[object] = []
+    found: list[object] = [is_of_edges, *map(_kind, functions)]
     for frame in frames:
         columns = frame._columns
         found.append(tuple(columns))
         for column in columns.values():
             found += (column.scheme,) if type(column) is Column else (None,)
     return tuple(found)
+
+
+def _kind(function: Any) -> object:
+    """A function of users by its code, and one of DGL's by its name.
+
+    The code by its identity: what is kept beside it must not keep it alive.
+    """
+    code = getattr(function, "__code__", None)
+    return id(code) if code is not None else getattr(function, "name", type(function))
 
 
 def _owner(functions: tuple[Any, Any]) -> Any:
@@ -171,8 +136,8 @@ class _Nobody:
 
 _NOBODY = _Nobody()
 
-_TOO_LITTLE: WeakKeyDictionary[Any, _Small] = WeakKeyDictionary()
-"""Of layers and functions that were left to upstream for that, the last such call."""
+_TOO_LITTLE = SmallCalls()
+"""Of layers, and of the code of functions."""
 
 
 def _remember(pair: Pair, outcome: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, is_grad_enabled, nn
+from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import WITH_TORCH_SCATTER
 
@@ -48,8 +48,8 @@ from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, too_few_edges
 from fastgraph.routing.programs import is_by_identity, last_outcome, remember
 from fastgraph.routing.sizes import PROGRAM, TOO_SMALL, is_too_small, of_many
+from fastgraph.routing.small_calls import Kind, SmallCalls
 from fastgraph.routing.status import count_program, counted_as_whole
-from fastgraph.settings import current
 from fastgraph.upstream import label_of
 
 Computation = Callable[[], Tensor]
@@ -154,9 +154,8 @@ KNOWN = Outcomes()
 """Of the messages of layers."""
 
 
-def _kind_of(arguments: Mapping[str, Any]) -> tuple[object, ...]:
-    """A key that calls share which have as much to compute for an edge."""
-    found: list[object] = [is_grad_enabled()]
+def _kind_of(arguments: Mapping[str, Any]) -> Kind:
+    found: list[object] = []
     for value in arguments.values():
         for part in value if type(value) is tuple else (value,):
             found.append(type(part))
@@ -165,13 +164,7 @@ def _kind_of(arguments: Mapping[str, Any]) -> tuple[object, ...]:
     return tuple(found)
 
 
-_TOO_LITTLE: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], int]] = WeakKeyDictionary()
-"""Of layers, the kinds of calls that had too little to compute, and the most edges of each.
-
-A layer may make several at each call: of either kind of nodes, or of each relation.
-"""
-
-_MOST_KINDS = 16
+_TOO_LITTLE = SmallCalls()
 
 
 def is_small(module: MessagePassing, edge_index: object, arguments: Mapping[str, Any]) -> bool:
@@ -183,13 +176,10 @@ def is_small(module: MessagePassing, edge_index: object, arguments: Mapping[str,
         return False  # there may be other reasons, which are to be told
     if is_too_small(PROGRAM, edge_index, of_many):
         return True
-    known = _TOO_LITTLE.get(module)
     return (
-        known is not None
-        and type(edge_index) is Tensor
-        and current().min_edges is None
+        type(edge_index) is Tensor
         and edge_index.is_cpu
-        and edge_index.numel() <= 2 * known.get(_kind_of(arguments), 0)
+        and _TOO_LITTLE.cover(module, edge_index.numel() // 2, _kind_of, arguments)
     )
 
 
@@ -252,10 +242,7 @@ def _plan(
     if is_sharded and (outcome.work.is_half or any(t.dtype in HALVES for t in tensors.values())):
         return Refusal("its message is of a half type, or runs under autocast, on several ranks")
     if edge_index.is_cpu and not is_sharded and outcome.work.is_too_little(num_edges):
-        known, kind = _TOO_LITTLE.setdefault(module, {}), _kind_of(arguments)
-        if len(known) >= _MOST_KINDS:
-            known.clear()
-        known[kind] = max(num_edges, known.get(kind, 0))
+        _TOO_LITTLE.add(module, num_edges, _kind_of(arguments))
         return TOO_SMALL
     if num_out * outcome.traced.mapped_size > num_edges * outcome.traced.matrix_size > 0:
         return Refusal("its sums of nodes would take more memory than its matrices of edges")

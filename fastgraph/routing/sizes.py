@@ -30,6 +30,10 @@ class Least(NamedTuple):
     inference: int
     training: int
 
+    def bound(self) -> int:
+        """That of training while gradients are recorded, else that of inference."""
+        return self.training if is_grad_enabled() else self.inference
+
 
 SUM = Least(inference=10_000, training=6500)
 WEIGHTED_SUM = Least(inference=6500, training=3000)  # upstream multiplies in a pass of its own
@@ -112,7 +116,7 @@ def is_too_small(
     if len(shape) != 2:
         return False
     rows, num_edges = shape
-    bound = least.training if is_grad_enabled() else least.inference
+    bound = least.bound()
     if num_edges >= bound and (
         num_edges >= _NARROW_EDGES * bound or not _is_narrow(width(*arguments), num_edges, bound)
     ):
@@ -144,8 +148,7 @@ def are_too_few(least: Least, num_edges: int) -> bool:
         least: how many edges there must be.
         num_edges: how many there are.
     """
-    bound = least.training if is_grad_enabled() else least.inference
-    return num_edges < bound and current().min_edges is None
+    return num_edges < least.bound() and current().min_edges is None
 
 
 class Work(NamedTuple):
@@ -173,24 +176,21 @@ class Work(NamedTuple):
         Never where the setting ``min_edges`` says what is too small. Not to be asked while code is
         compiled.
         """
-        if self.has_narrow_products and is_grad_enabled() and current().min_edges is None:
-            return True  # their gradients compute such products again
+        if current().min_edges is not None:
+            return False
         values = num_edges * self.width
+        if self.has_narrow_products and is_grad_enabled():
+            return True  # their gradients compute such products again
         if self.width < _FEW:
-            return values < _LEAST_OF_FEW and current().min_edges is None
-        if not self.has_wide_edges:
-            least = _LEAST_VALUES if self.width >= _WIDE else _LEAST_NARROW_VALUES
-        else:
-            wanted = is_grad_enabled()
-            least = _LEAST_WITH_EDGES.training if wanted else _LEAST_WITH_EDGES.inference
-            if self.width < _WIDE:
-                least = max(least, _LEAST_NARROW_VALUES)
-        if self.is_half:
-            wanted = is_grad_enabled()
-            least = max(least, _LEAST_OF_HALVES.training if wanted else _LEAST_OF_HALVES.inference)
+            return values < _LEAST_OF_FEW
         if self.widens_edges:
-            return current().min_edges is None
-        return values < least and current().min_edges is None
+            return True
+        least = _LEAST_VALUES if self.width >= _WIDE else _LEAST_NARROW_VALUES
+        if self.has_wide_edges:
+            least = max(least, _LEAST_WITH_EDGES.bound())
+        if self.is_half:
+            least = max(least, _LEAST_OF_HALVES.bound())
+        return values < least
 
 
 NARROW_PRODUCT = 15

@@ -17,6 +17,7 @@ from tests.dgl.user_functions import APPLY, UPDATE, Functions, both, reason_of, 
 
 import dgl.function as fn  # isort: skip
 from dgl.init import zero_initializer  # isort: skip
+from fastgraph.dgl import traced  # isort: skip
 
 Function = Callable[[Any], Any]
 
@@ -258,3 +259,28 @@ def test_calls_that_are_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
         row = fastgraph.status().row(UPDATE)
         assert (row.routed, row.fell_back) == (int(is_routed), int(not is_routed)), num_edges
         assert is_routed or "too few edges" in next(iter(row.reasons))
+
+
+def test_calls_that_are_too_small_are_planned_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One function may be called with features of several shapes by turns, as of relations."""
+    monkeypatch.delenv("FASTGRAPH_MIN_EDGES")
+    ends = torch.arange(3_100)
+    g = dgl.graph((ends * 7 % 20, ends % 20), num_nodes=20)
+    planned: list[Any] = []
+    plan = traced._plan
+
+    def planning(*given: Any) -> Any:
+        planned.append(given)
+        return plan(*given)
+
+    monkeypatch.setattr(traced, "_plan", planning)
+
+    def message(edges: Any) -> dict[str, torch.Tensor]:
+        return {"m": edges.src["h"].sin() + edges.dst["h"]}
+
+    for _ in range(3):
+        for channels in (16, 8):
+            g.ndata["h"] = torch.randn(20, channels)
+            with fastgraph.enabled():
+                updated(g, message, fn.sum("m", "out"))
+    assert len(planned) == 2
