@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from fastgraph.backends.cpu import CpuBackend
 from fastgraph.backends.cuda import CudaBackend
+from fastgraph.backends.generated import generated_on_gpus
 from fastgraph.backends.reference import ReferenceBackend
 from fastgraph.backends.scatter import ScatterBackend
 from fastgraph.backends.sparse import SparseBackend
@@ -15,4 +16,10 @@ from fastgraph.plugins.hookspecs import hookimpl
 
 @hookimpl
 def fastgraph_backends() -> Sequence[Backend]:
-    return [CpuBackend(), CudaBackend(), ScatterBackend(), SparseBackend(), ReferenceBackend()]
+    return [
+        CpuBackend(),
+        CudaBackend(generated=generated_on_gpus()),
+        ScatterBackend(),
+        SparseBackend(),
+        ReferenceBackend(),
+    ]

@@ -11,6 +11,7 @@ from torch import Tensor
 from fastgraph.backends import reference
 from fastgraph.backends.cusparse import ALGORITHMS, CuSparseSpmm
 from fastgraph.backends.edge_programs import edge_program_kernel, without_products
+from fastgraph.backends.generated import GeneratedKernels
 from fastgraph.backends.kernels import native_kernels, sddmm_by_head, spmm_by_head
 from fastgraph.backends.tasks import Tasks
 from fastgraph.backends.tiles import TilesAttention, TilesSpmm
@@ -26,6 +27,7 @@ class CudaBackend:
         library: gives the native library; asked at each call.
         device_type: of the tensors that its functions take.
         seconds: how long a call takes on the device, once it was warmed up.
+        generated: kernels of edge programs; without them all are interpreted.
     """
 
     name = "cuda"
@@ -36,6 +38,7 @@ class CudaBackend:
         library: Callable[[], Any] = native.cuda_library,
         device_type: str = "cuda",
         seconds: Callable[[Callable[[], Tensor]], float] = seconds_on_gpu,
+        generated: GeneratedKernels | None = None,
     ) -> None:
         self._library = library
         self._device_type = device_type
@@ -54,7 +57,7 @@ class CudaBackend:
             "spmm": spmm_by_head(sums.__call__),
             "attention": attention.__call__,
             "sddmm": sddmm_by_head(kernels["sddmm"]),
-            "edge_program": without_products(edge_program_kernel(library, tasks)),
+            "edge_program": without_products(edge_program_kernel(library, tasks, generated)),
             # Of edges alone: torch's operations store no more than their results do.
             "edge_softmax": reference.edge_softmax,
             "edge_softmax_backward": reference.edge_softmax_backward,

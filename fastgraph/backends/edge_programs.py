@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.backends import reference
+from fastgraph.backends.generated import GeneratedKernels
 from fastgraph.backends.kernels import GroupedRows
 from fastgraph.edge_programs.lowering import lower
 from fastgraph.edge_programs.operations import OUTER
@@ -31,12 +32,15 @@ def without_products(kernel: Kernel) -> Kernel:
     return edge_program
 
 
-def edge_program_kernel(library: Callable[[], Any], rows: GroupedRows) -> Kernel:
+def edge_program_kernel(
+    library: Callable[[], Any], rows: GroupedRows, generated: GeneratedKernels | None = None
+) -> Kernel:
     """The kernel of ``edge_program``.
 
     Args:
         library: gives the native library; asked at each call.
         rows: gives them as the library's kernels visit them.
+        generated: gives a kernel for some programs; the others are interpreted.
     """
 
     def edge_program(
@@ -57,7 +61,12 @@ def edge_program_kernel(library: Callable[[], Any], rows: GroupedRows) -> Kernel
         lowered = lower(program, rounds=like.dtype.itemsize < 4)
         given = lowered.operands(operands)
         edges = rows_of(graph, operands, program, transpose)
-        library().edge_program(*edges.arguments, num_in, *lowered.code, given, out)
+        kernel = None if generated is None else generated(lowered.code, like)
+        arguments = (*edges.arguments, num_in, *lowered.code, given, out)
+        if kernel is None:
+            library().edge_program(*arguments)
+        else:
+            library().generated_edge_program(*arguments, *kernel)
         return out
 
     def rows_of(graph: Graph, operands: Sequence[Tensor], program: Program, transpose: bool) -> Csr:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from fastgraph.backends.cuda import CudaBackend
+from fastgraph.backends.generated import GeneratedKernels
 from fastgraph.plugins.backend import Backend
 from fastgraph.plugins.hookspecs import hookimpl
 from tests.simt import library
@@ -31,13 +32,18 @@ class SimtBackend(CudaBackend):
 
     Args:
         emulator: gives the build to call.
+        generated: kernels of edge programs; without them all are interpreted.
     """
 
     name = "simt"
     priority = -100  # on request only
 
-    def __init__(self, emulator: Callable[[], library.Emulator] = emulator) -> None:
-        super().__init__(lambda: emulator().functions, "cpu", _seconds)
+    def __init__(
+        self,
+        emulator: Callable[[], library.Emulator] = emulator,
+        generated: GeneratedKernels | None = None,
+    ) -> None:
+        super().__init__(lambda: emulator().functions, "cpu", _seconds, generated)
 
     def unavailable(self) -> str | None:
         return library.why_unavailable()

@@ -20,6 +20,7 @@ namespace kernels = ::fastgraph::cuda;
 constexpr bool kReadable = true;
 #define FASTGRAPH_BACKWARD_AT_ONCE
 #define FASTGRAPH_EXTREMA_BY_SOURCE
+#define FASTGRAPH_GENERATED_KERNELS
 using Rows = cuda::CutCsr;
 constexpr bool kEdgesHaveHeads = false;
 constexpr int64_t kMostRowBytes = std::numeric_limits<int32_t>::max();

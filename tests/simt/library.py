@@ -24,9 +24,12 @@ import tvm_ffi
 from filelock import FileLock
 from torch import Tensor
 
+from fastgraph.edge_programs.source import NAME
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "tests" / "simt"
 BUILD = ROOT / "build" / "emulator"
+GENERATED = ROOT / "build" / "generated"
 CSRC = ROOT / "fastgraph" / "csrc"
 COMPILER = os.environ.get("CXX", "c++")
 # Such as ccache; it has no part in what is compiled.
@@ -65,7 +68,8 @@ UNDEFINED = (
 # by single instructions: as loads and stores they would be watched, too, and most of what is. That
 # is -fprofile-update, by a name with which ccache does not refuse to keep what is compiled.
 COUNTED = ("--coverage", "--profile-update=atomic")
-WATCHED = (UNDEFINED, "-fsanitize=thread", "-fno-tree-sra", *COUNTED)
+WATCHED_ALONE = ("-fsanitize=thread", "-fno-tree-sra")
+WATCHED = (UNDEFINED, *WATCHED_ALONE, *COUNTED)
 # Of attention's kernels, one of each kind for element types but float, unless all are asked for.
 LAYOUTS = () if os.environ.get("SIMT_EVERY_LAYOUT") else ("-DFASTGRAPH_FEW_LAYOUTS",)
 
@@ -95,7 +99,7 @@ def build() -> Path:
 def _build() -> Path:
     # Most of the time that kernels take is the emulator's.
     flags = dict.fromkeys(HOST, (UNDEFINED, "-O0")) | dict.fromkeys(KERNELS, (*WATCHED, *LAYOUTS))
-    flags |= dict.fromkeys(EMULATOR, ("-O3",))
+    flags |= dict.fromkeys(EMULATOR, ("-O3", "-fvisibility=default"))
     # What takes longest comes first, so that no core is left alone with it in the end.
     sources = sorted(flags, key=lambda source: source.stat().st_size, reverse=True)
     with ThreadPoolExecutor(os.cpu_count()) as compilers:
@@ -133,6 +137,31 @@ def _compile(source: Path, flags: Sequence[str]) -> Path:
     return found
 
 
+def load_generated(source: str) -> int:
+    """The address of a kernel that was generated for one edge program, and is watched, too."""
+    # The library's name stands for headers and the emulator.
+    digest = hashlib.sha256((build().name + source).encode()).hexdigest()[:16]
+    GENERATED.mkdir(parents=True, exist_ok=True)
+    path = GENERATED / f"{digest}.so"
+    with FileLock(path.with_suffix(".lock")):
+        if not path.exists():
+            _compile_generated(source, path)
+    address = ctypes.cast(ctypes.CDLL(str(path))[NAME], ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def _compile_generated(source: str, library: Path) -> None:
+    text, built = library.with_suffix(".cpp"), library.with_suffix(".o")
+    text.write_text(source)
+    flags = ("-fvisibility=default", UNDEFINED, *WATCHED_ALONE, "-w")
+    subprocess.run([*LAUNCHER, COMPILER, *COMMON, *flags, "-c", text, "-o", built], check=True)
+    # Instrumentation calls functions of the emulator, which is there already.
+    partial = library.with_suffix(f".{os.getpid()}")
+    subprocess.run([COMPILER, "-shared", built, "-o", partial], check=True)
+    partial.rename(library)
+
+
 class SimtError(RuntimeError):
     """A fault that the emulator has found in a kernel."""
 
@@ -146,7 +175,8 @@ class Emulator:
 
     def __init__(self, path: Path | str) -> None:
         self.functions: Any = tvm_ffi.load_module(str(path))
-        self._lib = ctypes.CDLL(str(path))
+        # With names that kernels which are generated later find.
+        self._lib = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         self._lib.simt_seed.argtypes = [ctypes.c_uint64]
         self._lib.simt_portable.argtypes = [ctypes.c_bool]
         self._lib.simt_planted.restype = ctypes.c_char_p

@@ -58,16 +58,19 @@ def tied(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return features(*shape, dtype, seed)
 
 
+def limits_of(dtype: torch.dtype) -> dict[str, float]:
+    """Rows have up to 301 edges here, whose sums the CPU has in another order."""
+    limit = 8 * unit_roundoff(dtype) + 301 * unit_roundoff(accumulator(dtype))
+    return {"rtol": limit, "atol": 4 * limit}
+
+
 def check(graph: Graph, text: str, values: Values, dtype: torch.dtype) -> None:
     program = parse(text)
     compare(graph, program, operands(graph, program, values, dtype))
 
 
 def compare(graph: Graph, program: Program, given: list[Tensor]) -> None:
-    """Rows have up to 301 edges here, whose sums the CPU has in another order."""
-    dtype = given[0].dtype
-    limit = 8 * unit_roundoff(dtype) + 301 * unit_roundoff(accumulator(dtype))
-    limits = {"rtol": limit, "atol": 4 * limit}
+    limits = limits_of(given[0].dtype)
     found = simt("edge_program", graph, given, program, False)
     expected = cpu("edge_program", graph, given, program, False)
     for output, ours, theirs in zip(program.outputs, found, expected, strict=True):

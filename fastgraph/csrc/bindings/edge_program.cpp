@@ -227,12 +227,17 @@ const T* checked_operand(const EdgeSlot slot, const Tensor& tensor, const Csr& g
   }
 }
 
-// One operand for each slot of one, and as many outputs as reductions have results.
-void bind_edge_program(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
-                       OptionalTensor order, int64_t num_cols, Tensor slots, Tensor constants,
-                       Tensor instructions, Tensor reductions, Tensors operands, Tensors outputs) {
+// One operand for each slot of one, and as many outputs as reductions have results. With the
+// address of a kernel that was generated for the program, and the blocks that share columns; 0 for
+// none.
+void run_edge_program(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
+                      OptionalTensor order, int64_t num_cols, Tensor slots, Tensor constants,
+                      Tensor instructions, Tensor reductions, Tensors operands, Tensors outputs,
+                      int64_t kernel, int64_t chunks) {
   const auto num_outputs = static_cast<int64_t>(outputs.size());
-  const EdgeCode code = checked_code(slots, constants, instructions, reductions, num_outputs);
+  EdgeCode code = checked_code(slots, constants, instructions, reductions, num_outputs);
+  code.kernel = reinterpret_cast<const void*>(kernel);
+  code.chunks = static_cast<unsigned>(chunks);
   const auto num_operands = static_cast<int64_t>(operands.size());
   int64_t expected = 0;
   while (expected < code.num_slots && code.slots[expected].is_operand()) ++expected;
@@ -280,7 +285,17 @@ void bind_edge_program(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_
   });
 }
 
+void bind_edge_program(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
+                       OptionalTensor order, int64_t num_cols, Tensor slots, Tensor constants,
+                       Tensor instructions, Tensor reductions, Tensors operands, Tensors outputs) {
+  run_edge_program(rowptr, col, edge_id, num_cut, order, num_cols, slots, constants, instructions,
+                   reductions, operands, outputs, 0, 1);
+}
+
 }  // namespace
 }  // namespace fastgraph
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(edge_program, fastgraph::bind_edge_program);
+#ifdef FASTGRAPH_GENERATED_KERNELS
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(generated_edge_program, fastgraph::run_edge_program);
+#endif

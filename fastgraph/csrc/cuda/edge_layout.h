@@ -64,12 +64,12 @@ class EdgeLayout {
   }
 
   // Warps for so many tasks, which take one after the other.
-  EdgeGrid grid(int64_t tasks) const {
+  EdgeGrid grid(int64_t tasks, bool is_generated) const {
     const int64_t own = bytes(memory_size_);
     int64_t warps = 1, most = std::clamp<int64_t>(kMostBytes / own, 1, kMostLarge);
-    if (!is_large) {
+    if (!is_large || is_generated) {
       warps = kBlockThreads / kWarp;
-      while (warps * own > kSharedBytes) warps /= 2;
+      while (!is_generated && warps * own > kSharedBytes) warps /= 2;
       most = kMostBlocks;
       for (const auto& result : results) {
         if (result.kind == EdgeReductionKind::kTotal) most = kMostWithTotals;

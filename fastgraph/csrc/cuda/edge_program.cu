@@ -8,9 +8,12 @@
 #include "cuda/kernels.h"
 #include "fastgraph/block_sums.cuh"
 #include "fastgraph/edge_warp.cuh"
+#include "generated/edge_kernel.h"
 
 namespace fastgraph::cuda {
 namespace {
+
+using generated::EdgeArguments;
 
 template <typename T, bool kLarge>
 __global__ void __launch_bounds__(kBlockThreads)
@@ -123,11 +126,52 @@ cudaError_t copy(Queue& queue, const std::vector<Record>& records, const Record*
   return error;
 }
 
+// Whether the kernel that was generated for a program can be used: it has room for all arguments,
+// and vectors of values can be read and written where these are.
+template <typename T>
+bool takes(const EdgeCode& code, const T* const* operands,
+           const std::vector<EdgeResult<T>>& results) {
+  const auto is_odd = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 != 0; };
+  int64_t count = 0;
+  for (; count < code.num_slots && code.slots[count].is_operand(); ++count) {
+    if (is_odd(operands[count])) return false;
+  }
+  const auto is_odd_result = [&](const EdgeResult<T>& result) { return is_odd(result.out); };
+  return count <= generated::kMostOperands && code.num_reductions <= generated::kMostReductions &&
+         std::none_of(results.begin(), results.end(), is_odd_result);
+}
+
+// What a generated kernel takes.
+template <typename T>
+EdgeArguments arguments_of(const EdgeRun<T>& run, const EdgeCode& code, const T* const* operands,
+                           const std::vector<EdgeResult<T>>& results) {
+  EdgeArguments arguments{};
+  arguments.col = run.graph.col;
+  arguments.edge_id = run.graph.edge_id;
+  arguments.tasks = reinterpret_cast<const int*>(run.graph.tasks);
+  arguments.num_tasks = run.graph.num_tasks;
+  arguments.partial = run.partial;
+  arguments.partial_size = run.partial_size;
+  for (int64_t s = 0; s < code.num_slots && code.slots[s].is_operand(); ++s) {
+    arguments.operands[s] = operands[s];
+  }
+  for (size_t r = 0; r < results.size(); ++r) {
+    arguments.partial_at[r] = results[r].partial;
+    arguments.out[r] = results[r].out;
+    arguments.record[r] = results[r].record;
+    arguments.scale[r] = results[r].scale;
+    arguments.warps[r] = results[r].warps;
+  }
+  return arguments;
+}
+
 template <typename T, bool kLarge>
-cudaError_t run_all(Queue& queue, EdgeRun<T>& run, const EdgeLayout<T>& layout) {
+cudaError_t run_all(Queue& queue, EdgeRun<T>& run, const EdgeLayout<T>& layout,
+                    const EdgeCode& code, const T* const* operands) {
   using A = Accumulator<T>;
   const int64_t tasks = run.graph.num_tasks;
-  const EdgeGrid grid = layout.grid(tasks);
+  const bool is_generated = code.kernel != nullptr && takes(code, operands, layout.results);
+  const EdgeGrid grid = layout.grid(tasks, is_generated);
   run.partial = queue.scratch<A>(run.graph.num_pieces * run.partial_size);
   std::vector<EdgeResult<T>> results = layout.results;
   for (EdgeResult<T>& result : results) {
@@ -135,7 +179,7 @@ cudaError_t run_all(Queue& queue, EdgeRun<T>& run, const EdgeLayout<T>& layout) 
     result.warps = queue.scratch<A>(grid.blocks * grid.warps * result.width);
   }
   if constexpr (kLarge) {
-    run.memory = queue.scratch<A>(grid.blocks * grid.warps * run.memory_size);
+    if (!is_generated) run.memory = queue.scratch<A>(grid.blocks * grid.warps * run.memory_size);
     cudaError_t error = copy(queue, layout.loads, &run.many_loads);
     if (error == cudaSuccess) error = copy(queue, layout.steps, &run.many_steps);
     if (error == cudaSuccess) error = copy(queue, results, &run.many_results);
@@ -146,9 +190,15 @@ cudaError_t run_all(Queue& queue, EdgeRun<T>& run, const EdgeLayout<T>& layout) 
     std::copy(results.begin(), results.end(), run.few_results);
   }
   const unsigned threads = grid.warps * kWarp;
-  const size_t shared = kLarge ? 0 : grid.warps * run.memory_size * sizeof(A);
-  cudaError_t error = launch({"edge_program_rows", grid.blocks, threads, shared, queue.stream()},
-                             edge_program_rows<T, kLarge>, run);
+  cudaError_t error = cudaSuccess;
+  if (is_generated) {
+    error = launch_loaded({"edge_kernel", {grid.blocks, code.chunks}, threads, 0, queue.stream()},
+                          code.kernel, arguments_of(run, code, operands, results));
+  } else {
+    const size_t shared = kLarge ? 0 : grid.warps * run.memory_size * sizeof(A);
+    error = launch({"edge_program_rows", grid.blocks, threads, shared, queue.stream()},
+                   edge_program_rows<T, kLarge>, run);
+  }
   int64_t merged = 0;
   for (const EdgeResult<T>& result : results) merged += result.is_merged() ? result.width : 0;
   if (error == cudaSuccess) {
@@ -175,8 +225,8 @@ cudaError_t edge_program(Queue& queue, const CutCsr& graph, const EdgeCode& code
   EdgeRun<T> run{};
   run.graph = graph;
   layout.describe(run);
-  return layout.is_large ? run_all<T, true>(queue, run, layout)
-                         : run_all<T, false>(queue, run, layout);
+  return layout.is_large ? run_all<T, true>(queue, run, layout, code, operands)
+                         : run_all<T, false>(queue, run, layout, code, operands);
 }
 
 FASTGRAPH_INSTANTIATE(edge_program)

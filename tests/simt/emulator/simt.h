@@ -39,6 +39,8 @@ struct alignas(16) double2 {
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorLaunchFailure = 719 };
 
+// Kernels that are generated later are linked against these.
+#pragma GCC visibility push(default)
 namespace simt {
 
 // Where in the kernel a thread waits; two threads that should meet must stand at the same place.
@@ -101,6 +103,7 @@ To bit_cast(From from) {
 }
 
 }  // namespace simt
+#pragma GCC visibility pop
 
 #define threadIdx (simt::here().thread)
 #define blockIdx (simt::here().block)

@@ -140,6 +140,10 @@ struct EdgeCode {
   int64_t num_instructions;
   const EdgeReduction* reductions;
   int64_t num_reductions;
+  // A kernel that was generated for this program alone, and blocks of it that share the columns of
+  // a row; null where there is none.
+  const void* kernel = nullptr;
+  unsigned chunks = 1;
 
   // Whether it multiplies values of edges by matrices, or sums their outer products.
   bool multiplies() const {

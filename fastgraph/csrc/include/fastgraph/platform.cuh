@@ -150,6 +150,18 @@ cudaError_t launch(const Launch& how, void (*kernel)(Parameters...), Arguments..
   return simt::run(how.name, how.grid, how.block, how.shared_bytes, body, &closure);
 #endif
 }
+
+// The same of a kernel that was loaded by itself, with one argument.
+template <typename Argument>
+cudaError_t launch_loaded(const Launch& how, const void* kernel, Argument argument) {
+#if !defined(FASTGRAPH_SIMT)
+  if (how.grid.x == 0 || how.grid.y == 0) return cudaSuccess;
+  void* arguments[] = {&argument};
+  return cudaLaunchKernel(kernel, how.grid, how.block, arguments, how.shared_bytes, how.stream);
+#else
+  return launch(how, reinterpret_cast<void (*)(Argument)>(const_cast<void*>(kernel)), argument);
+#endif
+}
 #endif
 
 }  // namespace fastgraph

@@ -1,0 +1,82 @@
+"""Kernels that are generated and compiled for one edge program each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastgraph.edge_programs.lowering import Code
+from fastgraph.edge_programs.source import NAME, cuda_source, prelude
+from fastgraph.machine import native, nvrtc
+from fastgraph.machine.capture import is_capturing
+
+Load = Callable[[str, torch.device], int]
+"""Compiles a source and gives the address of its kernel, for a device."""
+
+
+class GeneratedKernel(NamedTuple):
+    """A kernel as native functions take it.
+
+    Attributes:
+        address: of the kernel.
+        chunks: blocks of its grid that share the columns of a row.
+    """
+
+    address: int
+    chunks: int
+
+
+class GeneratedKernels:
+    """Those of all programs, each compiled at the first call of its program.
+
+    Args:
+        load: compiles and loads.
+        is_available: true if that can be done here; asked at calls.
+    """
+
+    def __init__(self, load: Load, is_available: Callable[[], bool] = lambda: True) -> None:
+        self._load = load
+        self._is_available = is_available
+        # With the code itself, whose identity is that of the key as long as it is there.
+        self._found: dict[
+            tuple[int, torch.dtype, torch.device], tuple[Code, GeneratedKernel | None]
+        ] = {}
+
+    def __call__(self, code: Code, like: Tensor) -> GeneratedKernel | None:
+        """The kernel of a program; ``None`` where the program has to be interpreted.
+
+        That is where it :func:`has no kernel <fastgraph.edge_programs.source.cuda_source>`, where
+        there is no compiler, and where it would have to run while a CUDA graph is captured.
+
+        Args:
+            code: the program.
+            like: one of its operands.
+        """
+        key = id(code), like.dtype, like.device
+        found = self._found.get(key)
+        if found is not None:
+            return found[1]
+        source = cuda_source(code, like.dtype) if self._is_available() else None
+        kernel = None
+        if source is not None:
+            if is_capturing(like):
+                return None
+            address = self._load(prelude() + source.text, like.device)
+            kernel = GeneratedKernel(address, source.chunks)
+        self._found[key] = code, kernel
+        return kernel
+
+
+def generated_on_gpus() -> GeneratedKernels:
+    """Kernels that NVRTC compiles."""
+
+    def load(source: str, device: torch.device) -> int:
+        with torch.cuda.device(device):
+            image = nvrtc.compile_source(source, torch.cuda.get_device_capability(device))
+            address: int = native.cuda_library().load_kernel(image, NAME)
+            return address
+
+    return GeneratedKernels(load, lambda: nvrtc.why_unavailable() is None)
