@@ -42,6 +42,7 @@ class CudaBackend:
     ) -> None:
         self._library = library
         self._device_type = device_type
+        self._generated = generated
         at_once = {"gatv2", "gat", "attention"}
         tasks = Tasks(library)
         kernels = native_kernels(library, tasks, at_once=at_once, leaves_out=False)
@@ -78,7 +79,8 @@ class CudaBackend:
     def _identity(self, name: str) -> str:
         """A kind of GPU, and everything between it and the kernels."""
         driver = self._library().driver_version()
-        return f"{name}; driver {driver}; kernels {native.cuda_digest()}"
+        found = f"{name}; driver {driver}; kernels {native.cuda_digest()}"
+        return found if self._generated is None else f"{found}; {self._generated.identity()}"
 
     def below(self, x: Tensor) -> str:
         """Everything below kernels on the GPU that a tensor is on, as text."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fastgraph.edge_programs import source
 from fastgraph.edge_programs.lowering import Code
-from fastgraph.edge_programs.source import NAME, cuda_source, prelude
 from fastgraph.machine import native, nvrtc
 from fastgraph.machine.capture import is_capturing
 
@@ -35,11 +37,18 @@ class GeneratedKernels:
     Args:
         load: compiles and loads.
         is_available: true if that can be done here; asked at calls.
+        compiler: names what compiles; asked at calls.
     """
 
-    def __init__(self, load: Load, is_available: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        load: Load,
+        is_available: Callable[[], bool] = lambda: True,
+        compiler: Callable[[], str] = lambda: "",
+    ) -> None:
         self._load = load
         self._is_available = is_available
+        self._compiler = compiler
         # With the code itself, whose identity is that of the key as long as it is there.
         self._found: dict[
             tuple[int, torch.dtype, torch.device], tuple[Code, GeneratedKernel | None]
@@ -59,24 +68,29 @@ class GeneratedKernels:
         found = self._found.get(key)
         if found is not None:
             return found[1]
-        source = cuda_source(code, like.dtype) if self._is_available() else None
+        written = source.cuda_source(code, like.dtype) if self._is_available() else None
         kernel = None
-        if source is not None:
+        if written is not None:
             if is_capturing(like):
                 return None
-            address = self._load(prelude() + source.text, like.device)
-            kernel = GeneratedKernel(address, source.chunks)
+            address = self._load(source.prelude() + written.text, like.device)
+            kernel = GeneratedKernel(address, written.chunks)
         self._found[key] = code, kernel
         return kernel
+
+    def identity(self) -> str:
+        """A name for all that decides about kernels: who writes them, and who compiles them."""
+        written = Path(source.__file__).read_bytes() + source.prelude().encode()
+        return f"{self._compiler()} of {hashlib.sha256(written).hexdigest()[:16]}"
 
 
 def generated_on_gpus() -> GeneratedKernels:
     """Kernels that NVRTC compiles."""
 
-    def load(source: str, device: torch.device) -> int:
+    def load(text: str, device: torch.device) -> int:
         with torch.cuda.device(device):
-            image = nvrtc.compile_source(source, torch.cuda.get_device_capability(device))
-            address: int = native.cuda_library().load_kernel(image, NAME)
+            image = nvrtc.compile_source(text, torch.cuda.get_device_capability(device))
+            address: int = native.cuda_library().load_kernel(image, source.NAME)
             return address
 
-    return GeneratedKernels(load, lambda: nvrtc.why_unavailable() is None)
+    return GeneratedKernels(load, lambda: nvrtc.why_unavailable() is None, nvrtc.identity)

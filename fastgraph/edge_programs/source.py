@@ -101,7 +101,7 @@ class Source(NamedTuple):
 
 @functools.cache
 def prelude() -> str:
-    """What the source of every kernel stands on."""
+    """The part that the sources of all kernels have in common."""
     folder = resources.files("fastgraph") / "csrc" / "generated"
     texts = [(folder / f"edge_kernel.{kind}").read_text() for kind in ("h", "cuh")]
     return "\n".join(text.replace("#pragma once", "") for text in texts)

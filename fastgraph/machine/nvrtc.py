@@ -37,6 +37,12 @@ def why_unavailable() -> str | None:
     return f"{name} was found neither beside torch nor by the system"
 
 
+@functools.cache
+def identity() -> str:
+    """The compiler, and how it is asked to compile; of none, the reason."""
+    return why_unavailable() or " ".join([_version(_nvrtc()), *_OPTIONS])
+
+
 def compile_source(source: str, capability: tuple[int, int]) -> bytes:
     """A cubin for GPUs of a compute capability, or PTX where this NVRTC does not know it.
 
@@ -50,12 +56,12 @@ def compile_source(source: str, capability: tuple[int, int]) -> bytes:
     nvrtc = _nvrtc()
     architecture, kind = _architecture(nvrtc, capability)
     options = [*_OPTIONS, f"--gpu-architecture={architecture}"]
-    identity = "\n".join([_version(nvrtc), *options, source])
-    kept = cache.read(_KIND, identity)
+    of_source = "\n".join([_version(nvrtc), *options, source])
+    kept = cache.read(_KIND, of_source)
     if isinstance(kept, str):
         return base64.b64decode(kept)
     image = _compile(nvrtc, source, options, kind)
-    cache.write(_KIND, identity, base64.b64encode(image).decode())
+    cache.write(_KIND, of_source, base64.b64encode(image).decode())
     return image
 
 
