@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastgraph.backends import reference
 from fastgraph.backends.cusparse import ALGORITHMS, CuSparseSpmm
-from fastgraph.backends.edge_programs import edge_program_kernel, without_products
+from fastgraph.backends.edge_programs import edge_program_kernel
 from fastgraph.backends.generated import GeneratedKernels
 from fastgraph.backends.kernels import native_kernels, sddmm_by_head, spmm_by_head
 from fastgraph.backends.tasks import Tasks
@@ -58,7 +58,7 @@ class CudaBackend:
             "spmm": spmm_by_head(sums.__call__),
             "attention": attention.__call__,
             "sddmm": sddmm_by_head(kernels["sddmm"]),
-            "edge_program": without_products(edge_program_kernel(library, tasks, generated)),
+            "edge_program": edge_program_kernel(library, tasks, generated),
             # Of edges alone: torch's operations store no more than their results do.
             "edge_softmax": reference.edge_softmax,
             "edge_softmax_backward": reference.edge_softmax_backward,

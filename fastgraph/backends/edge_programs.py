@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastgraph.backends import reference
 from fastgraph.backends.generated import GeneratedKernels
 from fastgraph.backends.kernels import GroupedRows
 from fastgraph.edge_programs.lowering import lower
@@ -17,19 +16,6 @@ from fastgraph.edge_programs.program import Program
 from fastgraph.graphs.graph import Csr, Graph
 from fastgraph.machine.memory import new_rows
 from fastgraph.plugins.backend import Kernel
-
-
-def without_products(kernel: Kernel) -> Kernel:
-    """A kernel of ``edge_program`` that leaves products of each edge to torch's operations."""
-
-    def edge_program(
-        graph: Graph, operands: Sequence[Tensor], program: Program, transpose: bool
-    ) -> list[Tensor]:
-        run = reference.edge_program if program.has_products else kernel
-        found: list[Tensor] = run(graph, operands, program, transpose)
-        return found
-
-    return edge_program
 
 
 def edge_program_kernel(

@@ -2,6 +2,7 @@
 // through the instructions. Nothing of the size of edges times channels is stored.
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "cuda/edge_layout.h"
@@ -15,7 +16,8 @@ namespace {
 
 using generated::EdgeArguments;
 
-template <typename T, bool kLarge>
+// Registers of products would be missing elsewhere.
+template <typename T, bool kLarge, bool kMultiplies>
 __global__ void __launch_bounds__(kBlockThreads)
     edge_program_rows(FASTGRAPH_GRID_CONSTANT const EdgeRun<T> run) {
   using A = Accumulator<T>;
@@ -24,7 +26,8 @@ __global__ void __launch_bounds__(kBlockThreads)
   const int64_t in_block = blockDim.x / kWarp, warps = in_block * gridDim.x;
   const int64_t warp = in_block * blockIdx.x + own;
   A* const memory = kLarge ? run.memory + warp * run.memory_size : shared + own * run.memory_size;
-  EdgeWarp<T, kLarge> edges(run, memory);
+  FASTGRAPH_SHARED(int, edges_of_warps, kBlockThreads / kWarp);
+  EdgeWarp<T, kLarge, kMultiplies> edges(run, memory, edges_of_warps);
   edges.begin();
   for (int64_t task = warp; task < run.graph.num_tasks; task += warps) {
     edges.run(span_of(run.graph, task));
@@ -54,7 +57,7 @@ __device__ void merge(const EdgeRun<T>& run, const EdgeResult<T>& result, const 
     });
     if (result.out != nullptr) result.out[place] = narrowed<T>(sum * (A{1} / total));
     if (column % of_head != 0) return;
-    return EdgeWarp<T, kLarge>::store_records(result, row.row, head, false, largest, total);
+    return EdgeWarp<T, kLarge, false>::store_records(result, row.row, head, false, largest, total);
   }
   if (result.is_extremum()) {
     Largest<A> best;
@@ -160,12 +163,19 @@ EdgeArguments arguments_of(const EdgeRun<T>& run, const EdgeCode& code, const T*
     arguments.out[r] = results[r].out;
     arguments.record[r] = results[r].record;
     arguments.scale[r] = results[r].scale;
-    arguments.warps[r] = results[r].warps;
+    arguments.warps[r] = results[r].sums;
   }
   return arguments;
 }
 
-template <typename T, bool kLarge>
+// What warps leave of a sum over all edges, or blocks of one of outer products.
+template <typename T>
+Matrix<Accumulator<T>> rows_of(EdgeGrid grid, const EdgeResult<T>& result) {
+  if (result.is_outer()) return {result.sums, grid.blocks, int64_t{result.width} * result.heads};
+  return {result.sums, int64_t{grid.blocks} * grid.warps, result.width};
+}
+
+template <typename T, bool kLarge, bool kMultiplies>
 cudaError_t run_all(Queue& queue, EdgeRun<T>& run, const EdgeLayout<T>& layout,
                     const EdgeCode& code, const T* const* operands) {
   using A = Accumulator<T>;
@@ -175,8 +185,9 @@ cudaError_t run_all(Queue& queue, EdgeRun<T>& run, const EdgeLayout<T>& layout,
   run.partial = queue.scratch<A>(run.graph.num_pieces * run.partial_size);
   std::vector<EdgeResult<T>> results = layout.results;
   for (EdgeResult<T>& result : results) {
-    if (result.kind != EdgeReductionKind::kTotal) continue;
-    result.warps = queue.scratch<A>(grid.blocks * grid.warps * result.width);
+    if (!result.is_summed()) continue;
+    const Matrix<A> sums = rows_of(grid, result);
+    result.sums = queue.scratch<A>(sums.rows * sums.width);
   }
   if constexpr (kLarge) {
     if (!is_generated) run.memory = queue.scratch<A>(grid.blocks * grid.warps * run.memory_size);
@@ -197,7 +208,7 @@ cudaError_t run_all(Queue& queue, EdgeRun<T>& run, const EdgeLayout<T>& layout,
   } else {
     const size_t shared = kLarge ? 0 : grid.warps * run.memory_size * sizeof(A);
     error = launch({"edge_program_rows", grid.blocks, threads, shared, queue.stream()},
-                   edge_program_rows<T, kLarge>, run);
+                   edge_program_rows<T, kLarge, kMultiplies>, run);
   }
   int64_t merged = 0;
   for (const EdgeResult<T>& result : results) merged += result.is_merged() ? result.width : 0;
@@ -207,9 +218,8 @@ cudaError_t run_all(Queue& queue, EdgeRun<T>& run, const EdgeLayout<T>& layout,
         edge_program_merge<T, kLarge>, run, merged);
   }
   for (const EdgeResult<T>& result : results) {
-    if (error != cudaSuccess || result.kind != EdgeReductionKind::kTotal) continue;
-    const Matrix<A> sums{result.warps, grid.blocks * grid.warps, result.width};
-    error = run_add_rows(queue, sums, result.out);
+    if (error != cudaSuccess || !result.is_summed()) continue;
+    error = run_add_rows(queue, rows_of(grid, result), result.out);
   }
   return error;
 }
@@ -219,14 +229,17 @@ cudaError_t run_all(Queue& queue, EdgeRun<T>& run, const EdgeLayout<T>& layout,
 template <typename T>
 cudaError_t edge_program(Queue& queue, const CutCsr& graph, const EdgeCode& code,
                          const T* const* operands, void* const* outputs) {
-  if (code.multiplies()) return cudaErrorInvalidValue;  // which torch's operations compute
   const EdgeLayout<T> layout(code, operands, outputs);
   if (!layout.has_room) return cudaErrorInvalidValue;
   EdgeRun<T> run{};
   run.graph = graph;
   layout.describe(run);
-  return layout.is_large ? run_all<T, true>(queue, run, layout, code, operands)
-                         : run_all<T, false>(queue, run, layout, code, operands);
+  const auto with = [&](auto multiplies) {
+    constexpr bool kMultiplies = decltype(multiplies)::value;
+    return layout.is_large ? run_all<T, true, kMultiplies>(queue, run, layout, code, operands)
+                           : run_all<T, false, kMultiplies>(queue, run, layout, code, operands);
+  };
+  return code.multiplies() ? with(std::true_type{}) : with(std::false_type{});
 }
 
 FASTGRAPH_INSTANTIATE(edge_program)

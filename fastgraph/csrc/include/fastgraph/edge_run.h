@@ -25,9 +25,9 @@ struct EdgeLoad {
 
 struct EdgeStep {
   int32_t out;
-  int32_t argument[3];
-  int32_t width;     // of the result
-  int32_t in_width;  // of the arguments
+  int32_t argument[3];  // the second of a product is the number of its matrix among the loads
+  int32_t width;        // of the result
+  int32_t in_width;     // of the arguments
   uint8_t operation;
   uint8_t arity;
   uint8_t moves;  // a bit for each argument that has a value for each edge
@@ -38,7 +38,7 @@ template <typename T>
 struct EdgeResult {
   EdgeReductionKind kind;
   int32_t width;
-  int32_t heads;  // of the factor, or of the scores
+  int32_t heads;  // of the factor, or of the scores: their width
   int32_t shift;
   int32_t value;
   int32_t factor;
@@ -53,15 +53,16 @@ struct EdgeResult {
   T* out;
   void* record;  // int32 of an extremum, T of a softmax
   T* scale;
-  Accumulator<T>* warps;  // of a total: a row for each warp
+  Accumulator<T>* sums;  // of a total: a row for each warp; of outer products: for each block
 
   FASTGRAPH_BOTH bool is_extremum() const {
     return kind == EdgeReductionKind::kMax || kind == EdgeReductionKind::kMin;
   }
   // Whether pieces of a row leave something that is put together.
-  FASTGRAPH_BOTH bool is_merged() const {
-    return kind != EdgeReductionKind::kEdge && kind != EdgeReductionKind::kTotal;
-  }
+  FASTGRAPH_BOTH bool is_merged() const { return kind != EdgeReductionKind::kEdge && !is_summed(); }
+  FASTGRAPH_BOTH bool is_outer() const { return kind == EdgeReductionKind::kOuter; }
+  // Whether it is of all edges.
+  FASTGRAPH_BOTH bool is_summed() const { return kind == EdgeReductionKind::kTotal || is_outer(); }
 };
 
 // Programs of this size are arguments of the kernel, where all threads of a warp read them at once;
@@ -78,10 +79,12 @@ struct EdgeRun {
   int32_t block;         // edges at once
   int32_t memory_size;   // of a warp
   int32_t partial_size;  // of a piece
-  int32_t loads_end[4];  // of parameters and numbers, of rows, of gathered nodes, of edges
+  // Of parameters and numbers, of rows, of gathered nodes, of edges; matrices are behind them.
+  int32_t loads_end[4];
   int32_t steps_end[3];  // of those for the program, for a row, for an edge
   int32_t num_results;
   bool takes_edges;  // by their numbers
+  bool has_outer;
   A* partial;
   // Of large programs.
   A* memory;  // of all warps

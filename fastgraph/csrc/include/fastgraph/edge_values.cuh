@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "fastgraph/edge_products.cuh"
 #include "fastgraph/edge_run.h"
 #include "fastgraph/lanes.cuh"
 #include "fastgraph/pieces.cuh"
@@ -52,7 +53,7 @@ __device__ A subtracted(A largest) {
   return largest == -INFINITY ? A{0} : largest;
 }
 
-template <typename T, bool kLarge>
+template <typename T, bool kLarge, bool kMultiplies>
 class EdgeValues {
  public:
   using A = Accumulator<T>;
@@ -303,6 +304,24 @@ class EdgeValues {
     __syncwarp();
   }
 
+  // The product with a matrix.
+  __device__ void multiply(const EdgeStep& step, int edges) const {
+    const EdgeLoad<T>* loads = run_.few_loads;
+    if constexpr (kLarge) loads = run_.many_loads;
+    const EdgeLoad<T>& matrix = loads[step.argument[1]];
+    const EdgeRows<A> x{at(step.argument[0]), step.moves & 1 ? stride(step.in_width) : 0, edges};
+    const auto by = [&](const auto& given) {
+      multiply_edges(x, given, at(step.out), stride(step.width));
+    };
+    __syncwarp();
+    if (matrix.packed) {
+      by(EdgeMatrix<T, true>{matrix.rows, step.in_width, step.width});
+    } else {
+      by(EdgeMatrix<T, false>{matrix.rows, step.in_width, step.width});
+    }
+    __syncwarp();
+  }
+
   __device__ void run(const EdgeStep& step, int edges) const {
     using Op = EdgeOperation;
     const auto of = [&](const auto& f) { map(step, edges, f); };
@@ -350,7 +369,9 @@ class EdgeValues {
       case Op::kDot: return sum_heads(step, edges, [](A a, A b) { return a * b; });
       case Op::kGate: return of([](A x, A gradient) { return x <= 0 ? A{0} : gradient; });
       case Op::kSlope: return of([](A x, A slope) { return x > 0 ? A{1} : slope; });
-      case Op::kProduct: return;  // refused before
+      case Op::kProduct:
+        if constexpr (kMultiplies) multiply(step, edges);
+        return;
     }
   }
 

@@ -36,22 +36,31 @@ __device__ int32_t shares(A value, int32_t count) {
   return count + (value == 0 ? 1 : 0);
 }
 
-template <typename T, bool kLarge>
+template <typename T, bool kLarge, bool kMultiplies>
 class EdgeWarp {
  public:
   using A = Accumulator<T>;
-  using Values = EdgeValues<T, kLarge>;
+  using Values = EdgeValues<T, kLarge, kMultiplies>;
   using P = typename Values::P;
   using Result = EdgeResult<T>;
   static constexpr int kValues = Values::kValues;
 
-  __device__ EdgeWarp(const EdgeRun<T>& run, A* memory)
-      : run_(run), values_(run, memory), lane_(static_cast<int>(threadIdx.x) % kWarp) {}
+  // `edges` has a number for each warp of the block.
+  __device__ EdgeWarp(const EdgeRun<T>& run, A* memory, int* edges)
+      : run_(run),
+        values_(run, memory),
+        lane_(static_cast<int>(threadIdx.x) % kWarp),
+        edges_(edges) {}
 
   // Before the first row.
   __device__ void begin() const {
     for_each_result([&](const Result& result) {
       if (result.kind == EdgeReductionKind::kTotal) fill(result.totals, result.width, 0);
+      if (!result.is_outer()) return;
+      const OuterSums<A> sums = sums_of(result);
+      for (int i = static_cast<int>(threadIdx.x); i < sums.size(); i += blockDim.x) {
+        sums.sums[i] = 0;
+      }
     });
   }
 
@@ -72,6 +81,7 @@ class EdgeWarp {
       }
       for_each_result([&](const Result& result) { reduce(result, own_edge, edges); });
       __syncwarp();
+      add_outer_products(edges);
       first += edges;
     }
     often_ = min(often_, 1);
@@ -81,18 +91,21 @@ class EdgeWarp {
 
   // Behind the last one: the sums over all of them.
   __device__ void end(int64_t warp) const {
+    while (add_outer_products(kNoMore)) continue;
     for_each_result([&](const Result& result) {
       if (result.kind != EdgeReductionKind::kTotal) return;
       for (int c = lane_; c < packs(result); c += kWarp) {
         const P own = values_.get(values_.at(result.totals + c * kValues));
         for_each_value(result.width, c, [&](int column, int i) {
-          result.warps[warp * result.width + column] = own.values[i];
+          result.sums[warp * result.width + column] = own.values[i];
         });
       }
     });
   }
 
  private:
+  static constexpr int kNoMore = -1;
+
   template <typename Body>
   __device__ __forceinline__ void for_each_result(const Body& body) const {
     for (int i = 0; i < run_.num_results; ++i) {
@@ -142,7 +155,7 @@ class EdgeWarp {
   // exponentials, and what sums are multiplied by.
   __device__ void begin(const Result& result) const {
     const int32_t all = result.state_copies * row(result);
-    if (result.kind == EdgeReductionKind::kEdge) return;
+    if (result.kind == EdgeReductionKind::kEdge || result.is_outer()) return;
     fill(result.state, all, result.is_extremum() ? -INFINITY : A{0});
     if (result.is_extremum()) fill(result.state + all, all, 0);
     if (result.kind == EdgeReductionKind::kSoftmax) {
@@ -167,6 +180,7 @@ class EdgeWarp {
       case EdgeReductionKind::kMax:
       case EdgeReductionKind::kMin: return extremum(result, edges);
       case EdgeReductionKind::kSoftmax: return softmax(result, edges);
+      case EdgeReductionKind::kOuter: return;  // of all warps together
       default:
         if (result.factor < 0) return add<Factor::kNone>(result, result.factor, false, edges);
         if (result.heads == result.width) {
@@ -174,6 +188,36 @@ class EdgeWarp {
         }
         return add<Factor::kOfHead>(result, result.factor, result.factor_moves, edges);
     }
+  }
+
+  // Those of a block.
+  __device__ OuterSums<A> sums_of(const Result& outer) const {
+    const int64_t size = static_cast<int64_t>(outer.width) * outer.heads;
+    return {outer.sums + blockIdx.x * size, outer.width, outer.heads};
+  }
+
+  // Sums of outer products are added to by all warps of a block together, once each of them has
+  // some edges or no more. Returns whether any of them had.
+  __device__ bool add_outer_products(int edges) const {
+    if (!kMultiplies || !run_.has_outer) return false;
+    const int own = static_cast<int>(threadIdx.x) / kWarp, warps = blockDim.x / kWarp;
+    if (lane_ == 0) edges_[own] = edges;
+    __syncthreads();
+    bool has_some = false;
+    for (int w = 0; w < warps; ++w) has_some = has_some || edges_[w] != kNoMore;
+    if (has_some) {
+      const A* const memory = values_.at(0) - static_cast<int64_t>(own) * run_.memory_size;
+      for_each_result([&](const Result& result) {
+        if (!result.is_outer()) return;
+        const int32_t apart = result.value_moves ? row(result) : 0;
+        const int32_t factor_apart = result.factor_moves ? values_.stride(result.heads) : 0;
+        const EdgePairs<A> pairs{memory, run_.memory_size, edges_,      warps, result.value,
+                                 apart,  result.factor,    factor_apart};
+        add_outer(pairs, sums_of(result));
+      });
+    }
+    __syncthreads();
+    return has_some;
   }
 
   // What the values of an edge are multiplied by: nothing, as many values, or one for each head.
@@ -316,7 +360,8 @@ class EdgeWarp {
   // The result of a row, or what a piece of it leaves.
   __device__ void finish(const Result& result, const Span& span) const {
     switch (result.kind) {
-      case EdgeReductionKind::kEdge: return;
+      case EdgeReductionKind::kEdge:
+      case EdgeReductionKind::kOuter: return;
       case EdgeReductionKind::kMax:
       case EdgeReductionKind::kMin: return finish_extremum(result, span);
       case EdgeReductionKind::kSoftmax: return finish_softmax(result, span);
@@ -468,6 +513,7 @@ class EdgeWarp {
   const EdgeRun<T>& run_;
   const Values values_;
   const int lane_;
+  int* const edges_;
   int often_ = 0;  // 0 before what is for the program is there, 1 before what is for a row is
 };
 

@@ -135,12 +135,21 @@ __device__ inline void mma_bf16(float (&c)[4], const uint32_t (&a)[4], const uin
 #endif
 }
 
+// Of shared memory: blocks that take more have to ask for it before.
+constexpr size_t kSharedWithoutAsking = size_t{48} << 10;
+
 // Starts a kernel; an empty grid is nothing to do. Errors of the kernel itself appear later, as
 // always with CUDA.
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch(const Launch& how, void (*kernel)(Parameters...), Arguments... arguments) {
   if (how.grid.x == 0 || how.grid.y == 0) return cudaSuccess;
 #if !defined(FASTGRAPH_SIMT)
+  if (how.shared_bytes > kSharedWithoutAsking) {
+    // A limit of the kernel's own, which stays.
+    const cudaError_t error = cudaFuncSetAttribute(
+        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(how.shared_bytes));
+    if (error != cudaSuccess) return error;
+  }
   kernel<<<how.grid, how.block, how.shared_bytes, how.stream>>>(
       static_cast<Parameters>(arguments)...);
   return cudaGetLastError();
