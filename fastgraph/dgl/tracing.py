@@ -158,7 +158,7 @@ def traced(call: Call, device: torch.device) -> Known:
     asked: set[tuple[str, str]] = set()
     # There is one as a rule; of several, functions may take those of one alone.
     for dtype in sorted(dtypes, key=str) or [torch.float32]:
-        tracing = _Tracing(call, columns, dtype, asked, has_products=device.type == "cpu")
+        tracing = _Tracing(call, columns, dtype, asked)
         guards_found, found = read_message(tracing.read, layer)
         if not tracing.asks_for_others:
             break
@@ -183,7 +183,6 @@ class _Tracing:
         columns: all features, described.
         dtype: of all values that they may take.
         asked: has the features that they ask for afterwards.
-        has_products: true if their program may multiply values of edges by matrices.
 
     Attributes:
         asks_for_others: true once they ask for features of another dtype.
@@ -195,10 +194,8 @@ class _Tracing:
         columns: Mapping[tuple[str, str], Argument | str | None],
         dtype: torch.dtype,
         asked: set[tuple[str, str]],
-        *,
-        has_products: bool,
     ) -> None:
-        self._call, self._asked, self._has_products = call, asked, has_products
+        self._call, self._asked = call, asked
         self.asks_for_others = False
         reasons = {place: _reason_of(a, dtype) for place, a in columns.items()}
         self._others = {place: reason for place, reason in reasons.items() if reason is not None}
@@ -215,9 +212,7 @@ class _Tracing:
         """The functions as they were read, and their program."""
         functions = _Functions(self._call, self)
         with counted_as_whole(functions):
-            found = trace(
-                functions, self._arguments, functions.reduce, has_products=self._has_products
-            )
+            found = trace(functions, self._arguments, functions.reduce)
         return functions.readings, found
 
     def features(self, kind: str, text: str, values: Mapping[str, Any]) -> Features:

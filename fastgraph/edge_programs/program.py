@@ -269,13 +269,6 @@ class Program:
         """Operands and instructions together."""
         return len(self.operands) + len(self.instructions)
 
-    @cached_property
-    def has_products(self) -> bool:
-        """True if it multiplies values of each edge by matrices, or sums their outer products."""
-        return any(i.operation in (PRODUCT, PRODUCT_T) for i in self.instructions) or any(
-            output.reduction == OUTER for output in self.outputs
-        )
-
     def width(self, value: int) -> int:
         """The width of a value."""
         count = len(self.operands)

@@ -63,7 +63,6 @@ class Recorder(TorchDispatchMode):
         dtypes: of the tensors that the message takes.
         autocast: the dtype of the autocast on the CPU under which the message runs, if any.
         rounds: true if values of half types are rounded after each operation, as upstream's are.
-        has_products: true if a program may multiply values of edges by matrices.
 
     Raises:
         Refused: from an operation that is not known to be row-wise.
@@ -75,7 +74,6 @@ class Recorder(TorchDispatchMode):
         dtypes: Iterable[torch.dtype],
         autocast: torch.dtype | None = None,
         rounds: bool = False,
-        has_products: bool = True,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.builder = Builder()
@@ -89,7 +87,7 @@ class Recorder(TorchDispatchMode):
         self.precision = Precision(self._step, dtypes, autocast, rounds)
         self.num_edges = num_edges
         self._seen: Callable[[Tensor], Tensor] = StandIn if autocast else lambda tensor: tensor
-        self._has_products = has_products and autocast is None
+        self._has_products = autocast is None
         self._known: dict[int, tuple[Tensor, Recorded]] = {}
         self._state: dict[int, str] = {}
         self._closed: dict[int, tuple[Tensor, str]] = {}

@@ -63,8 +63,6 @@ def trace(
     reductions: Sequence[Reduction] | Reduce = _SUM,
     besides: Mapping[str, Argument] | None = None,
     autocast: torch.dtype | None = None,
-    *,
-    has_products: bool = True,
 ) -> Traced | Refusal:
     """The edge program of a message.
 
@@ -77,7 +75,6 @@ def trace(
             reduces it.
         besides: tensors of edges that reductions take and the message does not, by name.
         autocast: the dtype of the autocast on the CPU under which it runs, if any.
-        has_products: true if the program may multiply values of each edge by matrices.
 
     Returns:
         The program with what comes before it, or why there is none: the message is random, changes
@@ -102,7 +99,7 @@ def trace(
                 _record(
                     call,
                     arguments,
-                    Recorder(size, dtypes, autocast, rounds, has_products=has_products),
+                    Recorder(size, dtypes, autocast, rounds),
                     reduce,
                     besides,
                 )

@@ -475,14 +475,7 @@ def _traced(
         reading = Reading(form.message, stand_in(module))
         # Functions that have routes of their own are part of the message, and not counted.
         with known_softmax(), counted_as_whole(module):
-            traced = trace(
-                reading,
-                arguments,
-                reductions,
-                dict(besides),
-                autocast,
-                has_products=device.type == "cpu",  # as kernels have them
-            )
+            traced = trace(reading, arguments, reductions, dict(besides), autocast)
             return [reading], traced
 
     (guard,), traced = read_message(read, module)

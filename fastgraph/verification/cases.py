@@ -180,7 +180,10 @@ def _softmaxes(values: _Values, graph: GraphCase, heads: int) -> Iterator[Case]:
 
 
 def _programs(values: _Values, graph: GraphCase, heads: int, channels: int) -> Iterator[Case]:
-    """Sums of weighted features; and several reductions of values of all kinds."""
+    """Sums of weighted features; several reductions of values of all kinds; and products of edges.
+
+    The last are of small integers, which all types have, so that maxima are known.
+    """
     width = heads * channels
     for transpose in (False, True):
         num_in, num_out = _ends(graph, transpose)
@@ -213,6 +216,21 @@ def _programs(values: _Values, graph: GraphCase, heads: int, channels: int) -> I
             ]
             what = where if is_plain else f"{where}, several reductions"
             yield Case("edge_program", what, graph, (tensors, program, transpose), {})
+        make, few = Builder(), heads + 2
+        ends = make.operand("x", "gathered", width) - make.operand("q", "row", width)
+        first, second = (make.operand(name, "parameter", width * few) for name in "ab")
+        hidden = make.apply("relu", make.product(ends, first, few))
+        mapped = make.product(hidden, second, width, is_transposed=True)
+        program = make.program(
+            ("max", mapped), ("mean", hidden), ("outer", ends, hidden), ("outer", hidden, mapped)
+        )
+        tensors = [
+            values.tied(num_in, width),
+            values.tied(num_out, width),
+            *(values.tied(few * width) for _ in range(2)),
+        ]
+        what = f"{where}, products of edges"
+        yield Case("edge_program", what, graph, (tensors, program, transpose), {})
 
 
 def _attention(

@@ -281,7 +281,7 @@ def computed(backend: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> Iterator[C
 
 
 LAYERS = ("GCN", "SAGE-max", "SAGE-mean", "GATv2", "GAT", "Transformer")
-PROGRAMS = ("ResGated", "GINE", "CG", "GEN-max")
+PROGRAMS = ("ResGated", "GINE", "CG", "GEN-max", "EdgeConv", "PointNet")
 
 
 @pytest.mark.parametrize("layer", PROGRAMS)

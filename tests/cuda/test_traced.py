@@ -14,6 +14,7 @@ import fastgraph
 from tests.ab import Arguments, assert_same
 from tests.graphs import Case, hub_edges, random_edges
 from tests.pyg.test_traced import CHANNELS, LAYERS
+from tests.pyg.test_traced_products import LAYERS as PRODUCTS
 from tests.pyg.traced_layers import NODES, Scaled
 
 RANDOM = Case("random", random_edges(NODES, NODES, 40), NODES, NODES)
@@ -66,6 +67,17 @@ def test_softmax_and_several_aggregations(case: Case, device: torch.device) -> N
     x = torch.randn(case.num_src, CHANNELS, device=device)
     for layer in (Attending(), Scaled(aggr=["sum", "max", "std"])):
         assert_same(layer.to(device), ((x, case.edge_index.to(device)), {}))
+
+
+@pytest.mark.parametrize("case", [RANDOM, HUB], ids=str)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_of_edges(name: str, case: Case, device: torch.device) -> None:
+    torch.manual_seed(0)
+    layer = PRODUCTS[name]("sum" if name == "own" else "max").to(device)
+    x, pos = (torch.randn(case.num_src, width, device=device) for width in (CHANNELS, 3))
+    takes_places = "pos" in type(layer).forward.__code__.co_varnames
+    given = (x, pos) if takes_places else (x,)
+    assert_same(layer, ((*given, case.edge_index.to(device)), {}))
 
 
 def test_a_layer_that_moves_is_traced_for_its_new_device(gpu: torch.device) -> None:

@@ -232,14 +232,16 @@ def test_what_is_left_to_upstream(function: Any, reason: str) -> None:
     assert reason in refused(layer, torch.randn(NODES, C), EDGES)
 
 
-def test_kernels_without_products_are_not_asked_for_them() -> None:
-    rows = {"x_i": Argument("row", (C,)), "x_j": Argument("gathered", (C,))}
-    ends = {"pos_i": Argument("row", (3,)), "pos_j": Argument("gathered", (3,))}
+def test_messages_of_half_types_have_no_products() -> None:
+    """Which would have to be rounded as upstream's are."""
+    half = torch.bfloat16
+    rows = {"x_i": Argument("row", (C,), half), "x_j": Argument("gathered", (C,), half)}
+    ends = {"pos_i": Argument("row", (3,), half), "pos_j": Argument("gathered", (3,), half)}
     for layer, arguments, reason in (
         (pyg.EdgeConv(mlp(2 * C, C, 5)), rows, "a product of a matrix with values of each edge"),
         (pyg.PointNetConv(mlp(3, 5)), {"x_j": None, **ends}, "of which two products lose digits"),
     ):
-        outcome = trace(layer.message, arguments, has_products=False)
+        outcome = trace(layer.to(half).message, arguments)
         assert isinstance(outcome, Refusal)
         assert reason in outcome.reason
 
