@@ -7,12 +7,22 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "fastgraph/lanes.cuh"
 #include "fastgraph/tiles.cuh"
 
 namespace fastgraph::cuda {
+
+// A pack in one store to memory of any kind; store_pack is for the GPU's alone.
+template <typename A>
+__device__ void put_pack(A* p, const Pack<A, kPack<A>>& pack) {
+  using V = std::conditional_t<std::is_same_v<A, float>, float4, double2>;
+  V vector;
+  memcpy(&vector, &pack, sizeof(V));
+  *reinterpret_cast<V*>(p) = vector;
+}
 
 // Rows of values of edges, in whole packs; the same one for all edges where they are 0 apart.
 template <typename A>
@@ -148,7 +158,7 @@ __device__ void multiply_tile(const EdgeRows<float>& x, const EdgeMatrix<T, kPac
       if (edge >= x.edges || own_column >= matrix.width) continue;
       P pack{{sums[n][0][i], sums[n][0][2 + i], sums[n][1][i], sums[n][1][2 + i]}};
       if (!is_finite(pack)) pack = multiply_row(x.row(edge), matrix, own_column);
-      store_pack(out + edge * out_apart + own_column, pack);
+      put_pack(out + edge * out_apart + own_column, pack);
     }
   }
 }
@@ -172,7 +182,7 @@ __device__ void multiply_edges(const EdgeRows<A>& x, const EdgeMatrix<T, kPacked
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     for (int i = lane; i < packs * x.edges; i += kWarp) {
       const int edge = i / packs, column = i % packs * kPack<A>;
-      store_pack(out + edge * out_apart + column, multiply_row(x.row(edge), matrix, column));
+      put_pack(out + edge * out_apart + column, multiply_row(x.row(edge), matrix, column));
     }
   }
 }

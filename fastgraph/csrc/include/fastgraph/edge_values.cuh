@@ -65,13 +65,7 @@ class EdgeValues {
   __device__ A* at(int32_t place) const { return memory_ + place; }
   __device__ P get(const A* p) const { return load_pack<kValues>(p); }
 
-  // The same as a pack, in one store.
-  __device__ void put(A* p, const P& pack) const {
-    using V = std::conditional_t<std::is_same_v<A, float>, float4, double2>;
-    V vector;
-    memcpy(&vector, &pack, sizeof(P));
-    *reinterpret_cast<V*>(p) = vector;
-  }
+  __device__ void put(A* p, const P& pack) const { put_pack(p, pack); }
 
   __device__ int32_t stride(int32_t width) const { return packs_of<A>(width) * kValues; }
 
