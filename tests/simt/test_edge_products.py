@@ -95,7 +95,7 @@ def test_infinities_reach_what_they_reach_on_the_cpu(infinite: str, name: str) -
 
 @pytest.mark.parametrize("position", range(6))
 def test_memory_that_is_not_aligned(position: int) -> None:
-    graph, program = graph_of("cut"), parse(maps(32, 16, 8))
+    graph, program = graph_of("random"), parse(maps(32, 16, 8))
     for dtype in (torch.float32, torch.bfloat16):
         given = operands(graph, program, tied, dtype)
         given[position] = misaligned(given[position])
