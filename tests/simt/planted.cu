@@ -158,6 +158,14 @@ __global__ void far_overrun(const float* in, float* out) {
 }
 
 template <bool kBug>
+__global__ void shared_address_for_the_gpus(const float* in, float* out) {
+  FASTGRAPH_SHARED(float, tile, kThreads);
+  const int t = threadIdx.x;
+  tile[t] = in[t];
+  __stwb(kBug ? tile + t : out + t, tile[t] + 1);
+}
+
+template <bool kBug>
 __global__ void sum_that_overflows(const float* in, float* out) {
   const int t = threadIdx.x, many = 0x7fffffff - kThreads + (kBug ? 2 : 1);
   volatile int sum = many + t;
@@ -194,7 +202,7 @@ const Case kCases[] = {
     CASE(warp_against_block),   CASE(plain_count),           CASE(same_output_of_blocks),
     CASE(unwritten_shared),     CASE(shared_overrun),        CASE(global_overrun),
     CASE(misaligned_load),      CASE(far_overrun),           CASE(sum_that_overflows),
-    CASE(shift_by_all_bits),    CASE(overrun_of_registers),
+    CASE(shift_by_all_bits),    CASE(overrun_of_registers),  CASE(shared_address_for_the_gpus),
 };
 #undef CASE
 

@@ -32,6 +32,7 @@ REPORTS = {
     "global_overrun": r"overrun: reads in\+256 of 256 bytes",
     "misaligned_load": r"misaligned access of 16 bytes: reads in\+8 of 256 bytes",
     "far_overrun": r"overrun: reads address outside of all buffers",
+    "shared_address_for_the_gpus": r"an address of shared memory .* at planted\.cu:\d+",
     "sum_that_overflows": r"integer overflow at planted\.cu:\d+",
     "shift_by_all_bits": r"shift by too much at planted\.cu:\d+",
     "overrun_of_registers": r"index out of a thread's own array at planted\.cu:\d+",

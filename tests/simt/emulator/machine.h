@@ -36,6 +36,15 @@ struct Fiber {
   int lane() const { return id % warpSize; }
 };
 
+struct Range {
+  const char* begin;
+  size_t bytes;
+
+  bool has(const void* p) const {
+    return p >= static_cast<const void*>(begin) && p < static_cast<const void*>(begin + bytes);
+  }
+};
+
 struct Machine {
   Fiber fibers[kMaxThreads];
   Fiber scheduler;
@@ -54,6 +63,8 @@ struct Machine {
   Body body = nullptr;
   void* closure = nullptr;
   void* dynamic_shared = nullptr;
+  size_t dynamic_bytes = 0;
+  std::vector<Range> shared_arrays;  // all that ever were
 };
 extern Machine machine;
 

@@ -284,13 +284,26 @@ void* shared_array(void** slot, size_t bytes, const char* name) {
   };
   static_assert(sizeof(Array) <= 16);
   auto* array = static_cast<Array*>(*slot);
-  if (array == nullptr) *slot = array = new Array{allocate(bytes, name), 0};
+  if (array == nullptr) {
+    *slot = array = new Array{allocate(bytes, name), 0};
+    machine.shared_arrays.push_back({static_cast<const char*>(array->data), bytes});
+  }
   if (array->serial != machine.serial) forget_contents(array->data, bytes);
   array->serial = machine.serial;
   return array->data;
 }
 
 void* dynamic_shared() { return machine.dynamic_shared; }
+
+void check_global(const void* address, Place place) {
+  const auto& arrays = machine.shared_arrays;
+  const Range dynamic{static_cast<const char*>(machine.dynamic_shared), machine.dynamic_bytes};
+  if (dynamic.has(address) || std::any_of(arrays.begin(), arrays.end(),
+                                          [=](const Range& array) { return array.has(address); })) {
+    fail(*machine.current,
+         "an address of shared memory in an instruction for the GPU's at " + text(place));
+  }
+}
 
 cudaError_t run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, Body body,
                 void* closure) {
@@ -311,6 +324,7 @@ cudaError_t run(const char* name, dim3 grid, dim3 block, size_t shared_bytes, Bo
   machine.random = (machine.seed + 1) * 0x9E3779B97F4A7C15u;
   machine.launch_begin = machine.serial + 1;
   if (shared_bytes > 0) machine.dynamic_shared = allocate(shared_bytes, "dynamic shared memory");
+  machine.dynamic_bytes = shared_bytes;
   std::vector<size_t> order(blocks);
   for (size_t i = 0; i < blocks; ++i) {
     order[i] = i;

@@ -67,6 +67,8 @@ int lane();
 // it. The declaration holds its address in `slot`.
 void* shared_array(void** slot, size_t bytes, const char* name);
 void* dynamic_shared();
+// Fails if an instruction that is for the GPU's memory alone is given an address of shared memory.
+void check_global(const void* address, Place place);
 
 float atomic_add(float* address, float value);
 
@@ -162,13 +164,15 @@ using std::max;
 using std::min;
 
 template <typename T>
-T __ldg(const T* address) {
+T __ldg(const T* address, SIMT_PLACE) {
+  simt::check_global(address, place);
   return *address;
 }
 
 // A store of a vector, in one.
 template <typename T>
-void __stwb(T* address, T value) {
+void __stwb(T* address, T value, SIMT_PLACE) {
+  simt::check_global(address, place);
   *address = value;
 }
 
