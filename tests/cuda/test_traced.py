@@ -15,6 +15,7 @@ from tests.ab import Arguments, assert_same
 from tests.graphs import Case, hub_edges, random_edges
 from tests.pyg.test_traced import CHANNELS, LAYERS
 from tests.pyg.test_traced_products import LAYERS as PRODUCTS
+from tests.pyg.test_traced_products import C
 from tests.pyg.traced_layers import NODES, Scaled
 
 RANDOM = Case("random", random_edges(NODES, NODES, 40), NODES, NODES)
@@ -74,7 +75,7 @@ def test_softmax_and_several_aggregations(case: Case, device: torch.device) -> N
 def test_products_of_edges(name: str, case: Case, device: torch.device) -> None:
     torch.manual_seed(0)
     layer = PRODUCTS[name]("sum" if name == "own" else "max").to(device)
-    x, pos = (torch.randn(case.num_src, width, device=device) for width in (CHANNELS, 3))
+    x, pos = (torch.randn(case.num_src, width, device=device) for width in (C, 3))
     takes_places = "pos" in type(layer).forward.__code__.co_varnames
     given = (x, pos) if takes_places else (x,)
     assert_same(layer, ((*given, case.edge_index.to(device)), {}))
