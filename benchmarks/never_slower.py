@@ -35,17 +35,27 @@ CHANNELS = (1, 8, 64, 256)
 
 
 def _names(value: str | None, known: tuple[str, ...], option: str) -> tuple[str, ...]:
-    names = tuple(value.split(",")) if value else known
+    return _known(tuple(value.split(",")) if value else (), known, option)
+
+
+def _known(names: tuple[str, ...], known: tuple[str, ...], option: str) -> tuple[str, ...]:
+    """The names that were given, or all that are known.
+
+    Raises:
+        click.BadParameter: naming one that is not.
+    """
     for name in names:
         if name not in known:
-            raise click.BadParameter(f"{option}: some of {', '.join(known)}, got {name!r}")
-    return names
+            raise click.BadParameter(f"{option}: some of {'; '.join(known)}; got {name!r}")
+    return names or known
 
 
 @click.command(help=__doc__.split("\n\n")[0])
 @click.option("--library", type=click.Choice(["pyg", "dgl"]), default="pyg", show_default=True)
 @click.option("--graphs", help=f"Separated by commas. Default: {','.join(GRAPHS)}.")
-@click.option("--layers", help="Separated by commas. Default: all.")
+@click.option(
+    "--layers", multiple=True, help="One, by its name; may be given several times. Default: all."
+)
 @click.option("--channels", default=",".join(map(str, CHANNELS)), show_default=True)
 @click.option("--modes", help="Separated by commas: all, x, parameters, first, inference.")
 @click.option("--index", help="Separated by commas: reused, fresh.")
@@ -57,7 +67,7 @@ def _names(value: str | None, known: tuple[str, ...], option: str) -> tuple[str,
 def main(
     library: str,
     graphs: str | None,
-    layers: str | None,
+    layers: tuple[str, ...],
     channels: str,
     modes: str | None,
     index: str | None,
@@ -92,7 +102,7 @@ def main(
     chosen = [
         Cell(library, graph, layer, width, kind, mode)
         for graph in _names(graphs, GRAPHS, "--graphs")
-        for layer in _names(layers, known, "--layers")
+        for layer in _known(layers, known, "--layers")
         for width in map(int, channels.split(","))
         for mode in _names(modes, MODES, "--modes")
         for kind in _names(index, INDICES, "--index")

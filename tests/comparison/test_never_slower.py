@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
 from fastgraph.pyg.framework import PyG
-from tests.cuda.benchmarks import measure
+from tests.cuda.benchmarks import FOLDER, measure
 
 
 class Clock:
@@ -233,3 +236,24 @@ def test_rows_come_back_and_losses_are_reported(tmp_path: Path) -> None:
     assert "| tiny | 256 | no memory | 1 | pyg GCNConv |" in text
     assert "| again, as it seemed below 0.95 | 1 |" in text
     assert len(json.loads(record.stem.with_suffix(".json").read_text())["left"]) == 2
+
+
+def test_layers_are_named_one_by_one_as_names_have_commas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restore_threads: None
+) -> None:
+    machine = measure("machine")
+    monkeypatch.setattr(machine, "limit_memory", lambda: None)
+    monkeypatch.setattr(machine, "machine_facts", lambda threads: {"commit": "some"})
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # so that it is what it was afterwards
+    main = runpy.run_path(str(FOLDER / "never_slower.py"))["main"]
+    record = tmp_path / "record.jsonl"
+    options = ["--graphs", "tiny", "--channels", "8,64", "--modes", "x", "--budget", "1e-9"]
+    names = ["GENConv, max", "GCNConv"]
+    chosen = [part for name in names for part in ("--layers", name)]
+    runner = CliRunner()
+    result = runner.invoke(main, [*options, *chosen, "--record", str(record)])
+    assert result.exit_code == 0, result.output
+    left = json.loads(record.with_suffix(".json").read_text())["left"]
+    assert {(cell[2], cell[3]) for cell in left} == set(itertools.product(names, (8, 64)))
+    result = runner.invoke(main, [*options, "--layers", "GCNConv,GATConv"])
+    assert result.exit_code == 2 and "got 'GCNConv,GATConv'" in result.output
