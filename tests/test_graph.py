@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -315,6 +315,57 @@ def plain_torch() -> Iterator[None]:
         yield
     finally:
         REGISTRY.select(None)
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_edges_without_their_numbers_are_where_they_are_with_them(is_native: bool) -> None:
+    with nullcontext() if is_native else plain_torch():
+        for case in all_cases():
+            given = case.edge_index, case.num_src, case.num_dst
+            for self_loops in {0, min(case.num_src, case.num_dst)}:
+                graph = Graph(*given, self_loops=self_loops)
+                plain = Graph(*given, self_loops=self_loops, numbered=False)
+                assert plain.by_destination.edge_id is None
+                for transpose in (False, True):
+                    expected = graph.grouped(transpose=transpose)
+                    for rows in (
+                        plain.grouped(transpose=transpose),
+                        plain.ends(transpose=transpose),
+                    ):
+                        assert torch.equal(rows.ptr, expected.ptr)
+                        assert torch.equal(rows.col, expected.col)
+
+
+def test_the_ends_of_edges_come_without_numbers_until_somebody_needs_these() -> None:
+    graph = Graph(random_edges(50, 40, 600), 50, 40)
+    assert graph.ends(transpose=False) is graph.by_destination
+    ends = graph.ends(transpose=True)
+    assert ends.edge_id is None and graph.ends(transpose=True) is ends
+    assert graph.renumbered().ends(transpose=True) is ends
+    assert graph.by_source.edge_id is not None
+    assert graph.ends(transpose=True) is graph.by_source
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_the_edges_of_each_node_from_the_last_to_the_first(is_native: bool) -> None:
+    with nullcontext() if is_native else plain_torch():
+        for case in all_cases():
+            graph = Graph(case.edge_index, case.num_src, case.num_dst)
+            graph.ends(transpose=True)
+            rows, backwards = graph.by_destination, graph.backwards()
+            reversed_rows = backwards.by_destination
+            lengths = rows.ptr.diff().tolist()
+            for one, other in zip(
+                rows.col.split(lengths), reversed_rows.col.split(lengths), strict=True
+            ):
+                assert torch.equal(one.flip(0), other)
+            assert torch.equal(reversed_rows.ptr, rows.ptr) and reversed_rows.edge_id is None
+            entries = torch.arange(graph.num_edges)
+            of_entry = torch.repeat_interleave(rows.ptr.diff())
+            by_source = backwards.by_source
+            edge = entries if by_source.edge_id is None else by_source.edge_id.long()
+            assert torch.equal(by_source.col.long(), of_entry[edge])
+            assert torch.equal(backwards.edge_list()[0], reversed_rows.col.long())
 
 
 def test_without_a_native_builder() -> None:

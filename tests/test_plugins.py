@@ -203,7 +203,8 @@ def test_a_builder_that_a_graph_could_not_call_is_refused() -> None:
         def transpose_csr(self, rows: Any) -> Any:  # type: ignore[override]
             return rows
 
-    expected = r"builder's 'transpose_csr' of backend 'b' must take \(rows, num_cols\).* too many"
+    taken = r"must take \(rows, num_cols, numbered\).* too many"
+    expected = rf"builder's 'transpose_csr' of backend 'b' {taken}"
     with pytest.raises(TypeError, match=expected):
         registry(Building("b", Wrong())).builder("cpu")
     with pytest.raises(TypeError, match="builder's 'build_csr' of backend 'b' is missing"):

@@ -29,6 +29,7 @@ class GroupedRows(Protocol):
         transpose: bool,
         attention: bool = False,
         ascending: bool = False,
+        numbered: bool = True,
     ) -> Csr: ...
 
 
@@ -136,7 +137,7 @@ class _Plain:
     def spmm(
         self, graph: Graph, x: Tensor, weight: Tensor | None, reduce: str, transpose: bool
     ) -> Tensor:
-        rows = self._device.rows(graph, x, transpose=transpose)
+        rows = self._device.rows(graph, x, transpose=transpose, numbered=weight is not None)
         row_scale, col_scale = scales(graph, reduce, transpose, x.dtype)
         out = new_rows(x, (graph.num_src if transpose else graph.num_dst, x.shape[1]))
         weight = None if weight is None else weight.contiguous()

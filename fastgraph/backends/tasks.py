@@ -69,6 +69,7 @@ class Tasks:
         transpose: bool,
         attention: bool = False,
         ascending: bool = False,
+        numbered: bool = True,
     ) -> Csr:
         """The same for whatever is gathered.
 

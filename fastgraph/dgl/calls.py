@@ -133,10 +133,8 @@ def edge_values_refusal(
     )
     if values.layout != torch.strided or values.dim() == 0 or not fits:
         return Refusal(f"{name} of shape {list(values.shape)}")
-    if len(values) != len(call.structure.index):
-        return Refusal(
-            f"{name} of {len(values)} edges for a graph with {len(call.structure.index)}"
-        )
+    if len(values) != call.structure.num_edges:
+        return Refusal(f"{name} of {len(values)} edges for a graph with {call.structure.num_edges}")
     if values.dtype != like.dtype or values.device != like.device:
         return Refusal(f"{name} with another dtype or device than features")
     return None

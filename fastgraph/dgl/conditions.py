@@ -55,13 +55,13 @@ def call_refusal(
     refusal = execution_mode()
     if refusal is not None:
         return refusal
-    device = structure.index.device
+    device = structure.device
     if features.device != device and not (can_move and device.type == "cpu"):
         return Refusal("features and graph on different devices")
     kind = device_type(features)
     if _has_autocast(kind) and torch.is_autocast_enabled(kind):
         return Refusal("under autocast, in which DGL's own functions take one dtype only")
-    return too_few_edges(structure.index.shape[0])
+    return too_few_edges(structure.num_edges)
 
 
 def last_wins(x: Tensor) -> bool:

@@ -14,7 +14,7 @@ def beside_features(structure: Structure, features: Tensor) -> Structure:
     Only from the CPU, for which alone DGL has wheels: between GPUs that is the caller's to decide.
     """
     device = features.device
-    if structure.index.device == device or structure.index.device.type != "cpu":
+    if structure.device == device or structure.device.type != "cpu":
         return structure
     return copied(structure, device)
 

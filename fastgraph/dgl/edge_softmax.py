@@ -46,7 +46,7 @@ def plan(gidx: Any, score: Any, eids: Any = ALL, norm_by: str = "dst") -> Comput
     refusal = structure.refusal("the scores of edges", score)
     if refusal is not None:
         return refusal
-    num_edges = len(structure.index)
+    num_edges = structure.num_edges
     if score.layout != torch.strided or score.dim() == 0 or len(score) != num_edges:
         return Refusal(f"scores of shape {list(score.shape)} for {num_edges} edges")
     transpose = is_reversed != (norm_by == "src")

@@ -106,7 +106,7 @@ def _products(
             ptr=edges.ptr,
             transpose=is_reversed,
         )
-        return out.view(len(structure.index), *x.shape[1:-1], 1)
+        return out.view(structure.num_edges, *x.shape[1:-1], 1)
 
     return compute
 

@@ -128,8 +128,8 @@ def _weight_refusal(structure: Structure, x: Tensor, weight: Any) -> Refusal | N
     if weight.dim() == 0 or not _is_of_heads(weight, x):
         sizes = f"{list(x.shape[1:])} and {list(weight.shape[1:])}"
         return NoOperator(f"products of features of shapes {sizes} have no operator")
-    if len(weight) != len(structure.index):
-        return Refusal(f"features of {len(weight)} edges for a graph with {len(structure.index)}")
+    if len(weight) != structure.num_edges:
+        return Refusal(f"features of {len(weight)} edges for a graph with {structure.num_edges}")
     if weight.dim() > x.dim() or weight.layout != torch.strided:
         return Refusal("features of edges in another form than those of nodes")
     if weight.dtype != x.dtype or weight.device != x.device:
@@ -145,7 +145,7 @@ def _is_of_heads(weight: Tensor, x: Tensor) -> bool:
 
 
 def _sum_of_edges(structure: Structure, is_reversed: bool, x: Tensor) -> Computation | Refusal:
-    refusal = features_refusal(structure, "spmm", x, len(structure.index))
+    refusal = features_refusal(structure, "spmm", x, structure.num_edges)
     if refusal is not None:
         return refusal
 
@@ -161,7 +161,7 @@ def _sum_of_edges(structure: Structure, is_reversed: bool, x: Tensor) -> Computa
 def _extremum(
     structure: Structure, x: Tensor, reduce: str, of_edges: bool
 ) -> Computation | Refusal:
-    num_edges = len(structure.index)
+    num_edges = structure.num_edges
     if num_edges == 0:
         # DGL's zeros lead to the first node in its backward pass.
         return NoOperator(f"{reduce} without any edge has no operator")

@@ -23,7 +23,7 @@ def ranks(structure: Structure, is_mailbox: bool, dtype: torch.dtype) -> Tensor:
     order = "CSC"
     if is_mailbox:
         order = "mailbox"
-    elif lets_last_win(dtype, structure.index.device):
+    elif lets_last_win(dtype, structure.device):
         order = "backwards"
     compute = functools.partial(_ranked, order=order, dtype=dtype)
     name = f"ranks, {order}, {dtype}"

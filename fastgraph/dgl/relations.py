@@ -90,9 +90,9 @@ def pairs_of(call: Accepted, etype: object, num_rels: int) -> Pairs | Refusal:
     if refusal is not None:
         return refusal
     assert isinstance(etype, Tensor)
-    if etype.dtype not in (torch.int32, torch.int64) or etype.shape != structure.index.shape:
+    if etype.dtype not in (torch.int32, torch.int64) or etype.shape != (structure.num_edges,):
         return Refusal(f"types of edges of shape {list(etype.shape)}, {etype.dtype}")
-    if etype.device != structure.index.device:
+    if etype.device != structure.device:
         return Refusal("types of edges on another device than features")
     if len(etype) == 0:
         return Refusal("a graph without edges")

@@ -47,7 +47,7 @@ def plan(
         return None
     call = accepted(module, "segment_reduce" if kind == "pool" else "spmm", graph, feat)
     # Without edges DGL computes something else, in float32.
-    if isinstance(call, Refusal) or len(call.structure.index) == 0:
+    if isinstance(call, Refusal) or call.structure.num_edges == 0:
         return None
     if (kind == "gcn" and not call.shared) or not _fits(module, call):
         return None

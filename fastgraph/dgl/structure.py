@@ -1,10 +1,10 @@
 """The graphs that DGL holds, as the index tensors that operators take.
 
-DGL passes an *index object* to its message passing, whose edges it has in up to three formats. Ours
-are made of the CSC, edges grouped by destination, which message passing in DGL itself uses. It is
-looked at without a copy, and kept as a view for as long as the index object lives: an edit of a
-DGL graph replaces that object by another. Where samplers leave COO, whose destinations ascend, it
-is used instead: making a CSC takes DGL longer than making a graph takes us.
+DGL passes an *index object* to its message passing, whose edges it has in up to three formats.
+Where it has the CSC, edges grouped by destination, ours are made of that. It is looked at without a
+copy, and kept as a view for as long as the index object lives: an edit of a DGL graph replaces that
+object by another. A new graph has its edges in COO alone, as a rule. These are grouped here, and
+DGL makes no CSC as long as it needs none itself: that would take it longer.
 
 Taking one relation of a graph, or reversing it, makes a new index object at every call, over the
 same edges. So index objects are told where they come from, when they are made.
@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
+from dgl.backend import zerocopy_from_dgl_ndarray
 from dgl.heterograph_index import HeteroGraphIndex
 from torch import Tensor
 
@@ -72,6 +73,16 @@ class Structure:
         self.num_src, self.num_dst = num_src, num_dst
         self._identity = object()
 
+    @property
+    def num_edges(self) -> int:
+        """The number of edges."""
+        return len(self.index)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the edges."""
+        return self.index.device
+
     def refusal(self, name: str, value: object) -> Refusal | None:
         """Why a tensor cannot be handed to an operator together with these edges."""
         return plain_tensor(name, value)
@@ -93,11 +104,14 @@ class Structure:
         return self._grouped(numbered=True)
 
     def _grouped(self, *, numbered: bool) -> Grouped:
-        return self.remembered("CSC", Grouped.of, self.num_src, self.num_dst, numbered=numbered)
+        sizes = self.num_src, self.num_dst
+        return self.remembered("CSC", Grouped.of, *sizes, numbered=numbered, held=_held)
 
     def backwards(self) -> Relation:
         """As :meth:`plain`, with the edges of each destination from the last to the first."""
-        return self.remembered("CSC backwards", _backwards, self.num_src, self.num_dst)
+        graph = self._grouped(numbered=False).graph
+        found: Grouped = beside(graph, "backwards", lambda: _backwards(graph))
+        return found
 
     def incidence(self, *, transpose: bool = False, backwards: bool = False) -> Relation:
         """With edges in the place of their sources: node ``i`` has the edges that lead to it.
@@ -112,7 +126,12 @@ class Structure:
         return found
 
     def remembered(
-        self, name: str, compute: Callable[..., Value], *options: object, numbered: bool = False
+        self,
+        name: str,
+        compute: Callable[..., Value],
+        *options: object,
+        numbered: bool = False,
+        held: Callable[[Value], Sequence[Tensor]] | None = None,
     ) -> Value:
         """``compute(index, ptr, edge_ids, *options)``, for as long as this lives unchanged.
 
@@ -121,46 +140,122 @@ class Structure:
             compute: as there.
             options: anything that can be hashed.
             numbered: whether ``edge_ids`` are not ``None``.
+            held: as for :func:`fastgraph.graphs.memo.recalled`.
         """
         edge_ids = self.edge_ids if numbered else None
         tensors = [self.index, self.ptr] if edge_ids is None else [self.index, self.ptr, edge_ids]
         given = (self.index, self.ptr, edge_ids, *options)
         if is_recording():
             return compute(*given)
-        return recalled((self._identity, name, len(tensors), *options), compute, given, tensors)
+        key = self._identity, name, len(tensors), *options
+        return recalled(key, compute, given, tensors, held)
+
+
+def _held(found: Grouped) -> list[Tensor]:
+    rows = found.graph.by_destination
+    return [tensor for tensor in (rows.col, rows.ptr, rows.edge_id) if tensor is not None]
 
 
 def _receivers(index: Tensor, ptr: Tensor, edge_ids: None) -> Tensor:
     return ptr.diff().nonzero().squeeze(1)
 
 
-_LEAST_ASCENDING = 20_000
-"""For fewer edges DGL makes a CSC in less time than it takes to look at its COO."""
-
-_LOOKED_AT = 64
-"""At how many destinations, to find that they do not ascend before all edges are sorted."""
+class _once(functools.cached_property[Value]):  # noqa: N801  # a decorator
+    """A property in the place of an attribute, computed once."""
 
 
-class _Ascending(Structure):
-    """Of edges that DGL has no CSC of, in the order of their destinations: in memory of our own.
+class _Ungrouped(Structure):
+    """Edges in the order of their numbers, which are grouped in memory of our own.
 
-    The graph is made once, as DGL would make its CSC, and goes with DGL's.
+    They are grouped once, in the order of DGL's CSC, and go with DGL's graph as that would. Numbers
+    of edges are kept only if somebody asks for them.
+
+    Args:
+        src: int32 or int64 ``[E]``, the source of each edge.
+        dst: likewise its destination.
+        num_src: number of source nodes.
+        num_dst: number of destination nodes.
+
+    Attributes:
+        views: the value of :data:`_VIEWS` when DGL was known to have no CSC.
     """
 
-    def __init__(self, graph: Graph) -> None:
-        rows = graph.by_destination
-        super().__init__(rows.col, rows.ptr, None, graph.num_src, graph.num_dst)
-        self._graph = Grouped(graph)
+    def __init__(self, src: Tensor, dst: Tensor, num_src: int, num_dst: int) -> None:
+        self._ends = src, dst
+        self.num_src, self.num_dst = num_src, num_dst
+        self.views = _VIEWS.given_out
+        self._plain: Grouped | None = None
+        self._numbered: Grouped | None = None
+
+    @property
+    def num_edges(self) -> int:
+        """The number of edges."""
+        return len(self._ends[0])
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the edges."""
+        return self._ends[0].device
+
+    @_once
+    def index(self) -> Tensor:
+        """The source of each edge, int32 ``[E]``, grouped by destination."""
+        return self._some().by_destination.col
+
+    @_once
+    def ptr(self) -> Tensor:
+        """Offsets of the groups, int64 ``[num_dst + 1]``."""
+        return self._some().by_destination.ptr
+
+    @_once
+    def edge_ids(self) -> Tensor | None:
+        """DGL's number of each edge; ``None`` where that is the order of ``index``."""
+        return self._grouped(numbered=True).graph.by_destination.edge_id
+
+    def _some(self) -> Graph:
+        return (self._numbered or self._grouped(numbered=False)).graph
 
     def _grouped(self, *, numbered: bool) -> Grouped:
-        return self._graph
+        found = self._numbered if numbered else self._plain
+        if found is not None:
+            return found
+        with normal_mode():  # what is made here must serve training as well
+            if not numbered and self._numbered is not None:
+                found = Grouped(self._numbered.graph.renumbered())
+            else:
+                found = Grouped(Graph(self._ends, self.num_src, self.num_dst, numbered=numbered))
+        if not numbered:
+            self._plain = found
+            return found
+        if found.graph.by_destination.edge_id is None:  # that is their order already
+            self._plain = found = self._plain or found
+        self._numbered = found
+        return found
+
+    def remembered(
+        self,
+        name: str,
+        compute: Callable[..., Value],
+        *options: object,
+        numbered: bool = False,
+        held: Callable[[Value], Sequence[Tensor]] | None = None,
+    ) -> Value:
+        """See :meth:`Structure.remembered`: beside the graph, which nobody else can edit."""
+        graph = self._grouped(numbered=numbered).graph
+        rows = graph.by_destination
+        if is_recording():
+            return compute(rows.col, rows.ptr, rows.edge_id, *options)
+
+        def start() -> Value:
+            with normal_mode():
+                return compute(rows.col, rows.ptr, rows.edge_id, *options)
+
+        return beside(graph, ("of DGL", name, *options), start)
 
 
-def _backwards(index: Tensor, ptr: Tensor, edge_ids: None, num_src: int, num_dst: int) -> Grouped:
-    first, last = ptr[:-1].long(), ptr[1:].long() - 1
-    mirrored = torch.repeat_interleave(first + last, ptr.diff().long(), output_size=len(index))
-    order = mirrored - torch.arange(len(index), device=index.device)
-    return Grouped.of(index[order], ptr, edge_ids, num_src, num_dst)
+def _backwards(graph: Graph) -> Grouped:
+    with normal_mode():  # what is remembered must serve training as well
+        return Grouped(graph.backwards())
 
 
 def _incidence(graph: Graph, transpose: bool, backwards: bool) -> Grouped:
@@ -169,8 +264,8 @@ def _incidence(graph: Graph, transpose: bool, backwards: bool) -> Grouped:
         numbers = rows.edge_id
         if numbers is None:
             numbers = torch.arange(graph.num_edges, dtype=torch.int32, device=rows.ptr.device)
-        make = _backwards if backwards else Grouped.of
-        return make(numbers, rows.ptr, None, graph.num_edges, len(rows.ptr) - 1)
+        found = Graph(numbers, graph.num_edges, len(rows.ptr) - 1, rows.ptr)
+        return Grouped(found.backwards() if backwards else found)
 
 
 class _Source:
@@ -190,11 +285,18 @@ class _Source:
 
     def structure(self) -> Structure | Refusal | None:
         """The edges, or why they cannot be taken; ``None`` where no index object is left."""
-        if self._structure is None and self.latest is not None:
+        found = self._structure
+        if type(found) is _Ungrouped and found.views != _VIEWS.given_out:
+            gidx = None if self.latest is None else self.latest()
+            if gidx is None or gidx.formats()["created"] == ["coo"]:
+                found.views = _VIEWS.given_out
+            else:
+                found = None  # somebody may have DGL's CSC, and edit it
+        if found is None and self.latest is not None:
             gidx = self.latest()
             if gidx is not None:
-                self._structure = _read(gidx)
-        return self._structure
+                self._structure = found = _read(gidx)
+        return found
 
 
 def _read(gidx: Any) -> Structure | Refusal:
@@ -204,22 +306,41 @@ def _read(gidx: Any) -> Structure | Refusal:
     if "csc" not in formats["created"] + formats["not created"]:
         return Refusal("a graph that is restricted to formats without CSC")
     with normal_mode():  # what is read must serve training as well
-        if formats["created"] == ["coo"] and gidx.number_of_edges(0) >= _LEAST_ASCENDING:
-            found = _read_ascending(gidx)
-            if found is not None:
-                return found
-        num_dst, num_src, ptr, index, edge_ids = gidx.adjacency_matrix_tensors(0, True, "csr")
+        if formats["created"] == ["coo"]:
+            # As they are pickled, without a copy: `edges` makes a number for each of them.
+            src, dst = map(zerocopy_from_dgl_ndarray, gidx.__getstate__().arrays)
+            if src.is_cpu or _may_ascend(dst):
+                ends = (0, 0) if gidx.number_of_ntypes() == 1 else gidx.metagraph.find_edge(0)
+                return _Ungrouped(src, dst, *map(gidx.num_nodes, ends))
+        num_dst, num_src, ptr, index, edge_ids = _READ_TENSORS(gidx, 0, True, "csr")
     has_ids = len(index) > 0 and len(edge_ids) == len(index)
     return Structure(index, ptr, edge_ids if has_ids else None, num_src, num_dst)
 
 
-def _read_ascending(gidx: Any) -> Structure | None:
-    src, dst, _ = gidx.edges(0, "eid")
+_LEAST_ASCENDING = 20_000
+"""For fewer edges DGL makes a CSC on a GPU in less time than it takes to look at its COO."""
+
+_LOOKED_AT = 64
+"""At how many destinations."""
+
+
+def _may_ascend(dst: Tensor) -> bool:
+    """True for edges on a GPU as samplers leave them, which are grouped in less time there."""
+    if len(dst) < _LEAST_ASCENDING:
+        return False
     some = dst[:: len(dst) // _LOOKED_AT + 1].tolist()
-    if some != sorted(some):
-        return None
-    graph = Graph((src, dst), *map(gidx.num_nodes, gidx.metagraph.find_edge(0)))
-    return _Ascending(graph) if graph.by_destination.edge_id is None else None
+    return bool(some == sorted(some))
+
+
+class _Views:
+    """How often DGL may have given out views of its formats, by which they can be edited."""
+
+    given_out = 0
+
+
+_VIEWS = _Views()
+
+_READ_TENSORS = HeteroGraphIndex.adjacency_matrix_tensors
 
 
 # By identity, because DGL's objects cannot be hashed; an entry goes with its index object.
@@ -281,6 +402,7 @@ def directed_structure_of(gidx: Any, *, may_turn: bool = True) -> tuple[Structur
 def install(patches: Patches) -> None:
     """Have index objects that DGL makes of others remember where they come from."""
     relation, reverse = HeteroGraphIndex.get_relation_graph, HeteroGraphIndex.reverse
+    _VIEWS.given_out += 1  # while nobody counted
 
     @functools.wraps(relation)
     def get_relation_graph(self: Any, etype: int) -> Any:
@@ -297,3 +419,15 @@ def install(patches: Patches) -> None:
 
     patches.replace(HeteroGraphIndex, "get_relation_graph", get_relation_graph)
     patches.replace(HeteroGraphIndex, "reverse", reversed_index)
+    for name in ("adjacency_matrix", "adjacency_matrix_tensors"):
+        found = getattr(HeteroGraphIndex, name)
+        patches.replace(HeteroGraphIndex, name, _giving_out(found))
+
+
+def _giving_out(method: Callable[..., Value]) -> Callable[..., Value]:
+    @functools.wraps(method)
+    def counted(*arguments: Any, **others: Any) -> Value:
+        _VIEWS.given_out += 1
+        return method(*arguments, **others)
+
+    return counted

@@ -156,7 +156,7 @@ def _plan(graph: Any, call: Call, has_bounds: bool) -> Computation | Refusal:
     structure = structure_of(graph._graph)
     if isinstance(structure, Refusal):
         return structure
-    device = structure.index.device
+    device = structure.device
     key = (*call.key(), device)
     known = KNOWN.get(key, call)
     if known is None:

@@ -324,7 +324,8 @@ def renumbered_graph(index: Tensor, num_src: int, num_dst: int, self_loops: int)
 
 
 def _make_renumbered(index: Tensor, num_src: int, num_dst: int, self_loops: int) -> Graph:
-    return named_by_itself(Graph(index, num_src, num_dst, self_loops=self_loops).renumbered())
+    graph = Graph(index, num_src, num_dst, self_loops=self_loops, numbered=False)
+    return named_by_itself(graph)
 
 
 def index_with_self_loops(index: Tensor, num_nodes: int) -> Tensor:

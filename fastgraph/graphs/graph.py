@@ -69,6 +69,8 @@ class Graph:
             and its features are found; default: in the order of ``index``.
         self_loops: replace the self-loops in ``index`` by one for each of so many nodes, which
             follow all other edges; not together with ``ptr``.
+        numbered: whether edges keep the numbers that they have in ``index``; without ``ptr``. If
+            not, as in :meth:`renumbered`, which takes less time.
 
     Raises:
         IndexError: an index lies outside its node range.
@@ -86,6 +88,7 @@ class Graph:
         *,
         edge_ids: Tensor | None = None,
         self_loops: int = 0,
+        numbered: bool = True,
     ) -> None:
         destinations: Tensor | None = None
         if ptr is not None:
@@ -118,9 +121,11 @@ class Graph:
                 assert ptr is not None
                 rows = build.check_csr(ptr, sources, *size)
             elif self_loops:
-                rows = build.build_csr_with_loops(destinations, sources, *size, self_loops)
+                rows = build.build_csr_with_loops(
+                    destinations, sources, *size, self_loops, numbered
+                )
             else:
-                rows = build.build_csr(destinations, sources, *size)
+                rows = build.build_csr(destinations, sources, *size, numbered)
             if edge_ids is not None:
                 rows = rows._replace(edge_id=_checked_ids(edge_ids, sources))
         self.num_edges = rows.col.numel()
@@ -129,6 +134,7 @@ class Graph:
         self.names: tuple[Tensor, ...] = ()
         """Tensors by which :func:`fastgraph.graphs.edges.graph_of` finds it, if there are any."""
         self._by_source: Csr | None = None
+        self._ends_by_source: Csr | None = None
         self._inverse_degrees: dict[tuple[bool, torch.dtype], Tensor] = {}
         self._beside: dict[Hashable, Any] = {}
 
@@ -139,8 +145,21 @@ class Graph:
             refuse_to_capture("the edges by source", self.by_destination.ptr)
             with normal_mode():
                 build = _builder(self.by_destination.ptr)
-                self._by_source = build.transpose_csr(self.by_destination, self.num_src)
+                self._by_source = build.transpose_csr(self.by_destination, self.num_src, True)
+                self._ends_by_source = None
         return self._by_source
+
+    def ends(self, *, transpose: bool) -> Csr:
+        """:meth:`grouped`, for a caller that does not look at ``edge_id``, which may be missing."""
+        if not transpose or self._by_source is not None:
+            return self.grouped(transpose=transpose)
+        if self._ends_by_source is None:
+            refuse_to_capture("the edges by source", self.by_destination.ptr)
+            with normal_mode():
+                build = _builder(self.by_destination.ptr)
+                found = build.transpose_csr(self.by_destination, self.num_src, False)
+                self._ends_by_source = found
+        return self._ends_by_source
 
     def grouped(self, *, transpose: bool) -> Csr:
         """Edges grouped by the node that aggregates.
@@ -187,6 +206,19 @@ class Graph:
         graph._by_source, graph._beside = None, {}
         return graph
 
+    def backwards(self) -> Graph:
+        """The same graph, the edges of each destination from the last to the first.
+
+        They are numbered in this order.
+        """
+        graph = copy.copy(self)
+        with normal_mode():
+            rows = self.by_destination
+            graph.by_destination = _builder(rows.ptr).reverse_rows(rows)
+        graph._by_source = graph._ends_by_source = None
+        graph.names, graph._beside = (), {}
+        return graph
+
     def from_each_edge(self, destinations: Tensor | None = None) -> Graph:
         """Edges to the same destinations, each from a source of its own: that of its number.
 
@@ -202,7 +234,8 @@ class Graph:
                 by_source = Csr(torch.arange(size + 1, device=rows.col.device), destinations, None)
         graph = copy.copy(self)
         graph.by_destination, graph.num_src = rows._replace(col=numbers), size
-        graph._by_source, graph._inverse_degrees, graph._beside = by_source, {}, {}
+        graph._by_source, graph._ends_by_source = by_source, None
+        graph._inverse_degrees, graph._beside = {}, {}
         return graph
 
     def __getstate__(self) -> dict[str, object]:

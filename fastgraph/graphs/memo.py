@@ -147,16 +147,31 @@ class Memo:
                 self._remove(key)
             raise
 
-    def put(self, key: tuple[object, ...], value: Any, *tensors: Tensor | None) -> None:
+    def put(
+        self,
+        key: tuple[object, ...],
+        value: Any,
+        *tensors: Tensor | None,
+        held: Sequence[Tensor] | None = None,
+    ) -> None:
         """Remember ``value`` (with an attribute ``nbytes``) until one of ``tensors`` is freed.
 
         The value must not hold the tensors themselves, which would keep them alive.
+
+        Args:
+            key: made of :func:`tensor_key` of the tensors, or says as much.
+            value: anything.
+            tensors: what it was made of.
+            held: indices that the value holds, one for each tensor, with the same numbers.
         """
         present = _present(tensors)
         storages = tuple(StorageWeakRef(tensor.untyped_storage()) for tensor in present)
         checks = _CALLS.from_compiled_code or settings.current().check_cache
         # Compiled code may put one tensor where another was, which is no error.
-        witness = witness_of(present, may_raise=not _CALLS.from_compiled_code) if checks else None
+        witness = None
+        if checks:
+            may_raise = not _CALLS.from_compiled_code
+            witness = witness_of(present, may_raise=may_raise, held=held)
         nbytes = value.nbytes + (0 if witness is None else witness.nbytes)
         device = max(tensor.get_device() for tensor in present)
         entry = _Entry(device, value, nbytes, storages, witness, next(self._uses))
@@ -307,6 +322,7 @@ def recalled(
     compute: Callable[..., Value],
     given: Sequence[object],
     tensors: Sequence[Tensor],
+    held: Callable[[Value], Sequence[Tensor]] | None = None,
 ) -> Value:
     """:func:`remembered` under a key that says already which tensors are meant.
 
@@ -315,10 +331,11 @@ def recalled(
         compute: as for :func:`remembered`.
         given: its arguments.
         tensors: those among them.
+        held: gives what the result holds of each of them, if all are indices.
     """
     known: Value | None = MEMO.get(key, *tensors)
     if known is None:
         with normal_mode():  # what is made here must still serve training
             known = compute(*given)
-        MEMO.put(key, known, *tensors)
+        MEMO.put(key, known, *tensors, held=None if held is None else held(known))
     return known

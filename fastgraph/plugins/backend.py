@@ -143,15 +143,24 @@ class Builder(Protocol):
     """Builds graphs on one type of devices.
 
     Indices are int32 or int64. Those that are wrong are refused with the errors that
-    :class:`fastgraph.Graph` promises.
+    :class:`fastgraph.Graph` promises. Where ``numbered`` is false, nobody looks at ``edge_id``, and
+    ``None`` will do.
     """
 
-    def build_csr(self, row: Tensor, col: Tensor, num_rows: int, num_cols: int) -> Csr:
+    def build_csr(
+        self, row: Tensor, col: Tensor, num_rows: int, num_cols: int, numbered: bool
+    ) -> Csr:
         """Entries ``(row[e], col[e])`` grouped by row, in the order in which they were given."""
         ...
 
     def build_csr_with_loops(
-        self, row: Tensor, col: Tensor, num_rows: int, num_cols: int, num_loops: int
+        self,
+        row: Tensor,
+        col: Tensor,
+        num_rows: int,
+        num_cols: int,
+        num_loops: int,
+        numbered: bool,
     ) -> Csr:
         """The same without the entries on the diagonal, and ``num_loops`` of those at the end."""
         ...
@@ -160,8 +169,12 @@ class Builder(Protocol):
         """Entries that are grouped already."""
         ...
 
-    def transpose_csr(self, rows: Csr, num_cols: int) -> Csr:
+    def transpose_csr(self, rows: Csr, num_cols: int, numbered: bool) -> Csr:
         """The entries of a ``Csr`` grouped by column, rows in ascending order."""
+        ...
+
+    def reverse_rows(self, rows: Csr) -> Csr:
+        """The entries of each row from the last to the first, numbered in this order."""
         ...
 
     def inverse_degree(self, ptr: Tensor, dtype: torch.dtype) -> Tensor:

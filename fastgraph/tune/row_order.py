@@ -66,6 +66,7 @@ class RowOrder:
         transpose: bool,
         attention: bool = False,
         ascending: bool = False,
+        numbered: bool = True,
     ) -> Csr:
         """The CSR matrix of a graph whose rows are the aggregating nodes, in the chosen order.
 
@@ -77,6 +78,7 @@ class RowOrder:
             transpose: as for :meth:`fastgraph.Graph.grouped`.
             attention: whether the kernel is one of attention, which gains less from an order.
             ascending: whether the kernel needs rows in ascending order.
+            numbered: whether the kernel looks at the numbers of edges.
         """
         if ascending:
             return graph.grouped(transpose=transpose)
@@ -93,7 +95,8 @@ class RowOrder:
             learnt.uses[transpose] += 1
             learnt.most_gathered = max(learnt.most_gathered, gathered.nbytes)
             if learnt.uses[transpose] <= USES_BEFORE_ORDERING:
-                return graph.grouped(transpose=transpose)
+                grouped = graph.grouped if numbered else graph.ends
+                return grouped(transpose=transpose)
             self._decide(graph, learnt, transpose)
             rows = learnt.ordered[transpose, attention]
         if rows.order is not None and 4 * gathered.nbytes < learnt.most_gathered:

@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,7 +54,10 @@ def test_a_graph_is_built_once(sorted_graphs: list[Graph]) -> None:
 
 
 @pytest.mark.parametrize("norm", ["none", "right", "both"])
-def test_a_call_reads_its_edges_once(norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_csc", [True, False])
+def test_a_call_reads_a_csc_of_dgls_once(
+    norm: str, has_csc: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read: list[int] = []
     confirms = Checksum.confirms
 
@@ -64,11 +68,14 @@ def test_a_call_reads_its_edges_once(norm: str, monkeypatch: pytest.MonkeyPatch)
     nodes = torch.arange(9)
     g, x = dgl.graph((nodes, (nodes + 1) % 9)), torch.randn(9, 4)  # in which none is lonely
     module = dglnn.GraphConv(4, 3, norm=norm)
+    if has_csc:
+        g.in_degrees()
     with fastgraph.enabled(strict=True):
         step(module, g, x)
+        step(module, g, x)  # makes a checksum
         monkeypatch.setattr(Checksum, "confirms", counted)
         step(module, g, x)
-    assert read == [2]
+    assert read == ([2] if has_csc else [])
 
 
 def test_what_inference_has_found_serves_training() -> None:
@@ -146,6 +153,8 @@ def test_graphs_go_when_dgls_do() -> None:
     with fastgraph.enabled(strict=True):
         relations = {("a", name, "a"): tuple(random_edges(9, 9, 40)) for name in "rs"}
         g, single = dgl.heterograph(relations), of_case(ORDINARY)
+        g.in_degrees(etype="r")  # makes a CSC
+        single.in_degrees()
         step(layer(), g["r"], torch.randn(9, 4))
         step(layer(), single, torch.randn(30, 4))
         dgl.ops.copy_u_sum(dgl.reverse(single), torch.randn(30, 4))
@@ -161,6 +170,26 @@ def test_graphs_go_when_dgls_do() -> None:
     assert len(structure._SOURCES) == before
 
 
+def test_so_do_those_of_which_dgl_has_no_csc(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: weakref.WeakSet[Graph] = weakref.WeakSet()
+    build = Graph.__init__
+
+    def recording(graph: Graph, *given: Any, **options: Any) -> None:
+        alive.add(graph)
+        build(graph, *given, **options)
+
+    monkeypatch.setattr(Graph, "__init__", recording)
+    with fastgraph.enabled(strict=True):
+        g, x = of_case(ORDINARY), torch.randn(30, 16, requires_grad=True)
+        step(layer(), g, torch.randn(30, 4))
+        dgl.ops.copy_u_max(g, x).nan_to_num(0, 0, 0).sum().backward()
+        dgl.ops.copy_e_sum(g, torch.randn(150, 128))
+    assert len(alive) > 1 and len(MEMO) == 0
+    del g
+    gc.collect()
+    assert not alive
+
+
 def test_new_graphs_in_old_places_are_new() -> None:
     module, x = layer(), torch.randn(8, 4)
     for seed in range(50):
@@ -170,13 +199,14 @@ def test_new_graphs_in_old_places_are_new() -> None:
             torch.testing.assert_close(module(g, x), expected)
 
 
+@pytest.mark.parametrize("order", ["ascending", "almost ascending", "any"])
 @pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
-def test_ascending_destinations_need_no_csc_of_dgls(
-    idtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(structure, "_LEAST_ASCENDING", 300)
+def test_edges_in_their_order_need_no_csc_of_dgls(idtype: torch.dtype, order: str) -> None:
     index = random_edges(30, 20, 300).to(idtype)
-    index = index[:, index[1].argsort(stable=True)]
+    if order != "any":
+        index = index[:, index[1].argsort(stable=True)]
+    if order == "almost ascending":
+        index[:, [1, 298]] = index[:, [298, 1]]
     x, w, edges = torch.randn(30, 8), torch.rand(300, 1), torch.randn(300, 128)
     g, ours = graph(index, 30, 20), graph(index, 30, 20)
     functions = (
@@ -192,23 +222,77 @@ def test_ascending_destinations_need_no_csc_of_dgls(
     assert len(MEMO) == 0
 
 
-def test_destinations_of_few_edges_are_not_looked_at() -> None:
-    index = random_edges(30, 20, 300)
-    g = graph(index[:, index[1].argsort(stable=True)], 30, 20)
-    with fastgraph.enabled(strict=True):
-        dgl.ops.copy_u_sum(g, torch.randn(30, 8))
-    assert "csc" in g.formats()["created"]
+@pytest.mark.parametrize("first", ["plain", "numbered"])
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize(("nodes", "edges"), [(1, 0), (9, 40), (700, 30), (3000, 90_000)])
+def test_edges_are_grouped_as_dgl_groups_them(
+    nodes: int, edges: int, threads: int, first: str, restore_threads: None
+) -> None:
+    torch.set_num_threads(threads)
+    g = graph(random_edges(nodes, nodes, edges), nodes)
+    found = structure.structure_of(g._graph)
+    assert isinstance(found, structure.Structure) and found.num_edges == edges
+    getattr(found, first)()
+    ptr, index, numbers = g.adj_tensors("csc")
+    assert torch.equal(found.ptr, ptr) and torch.equal(found.index.long(), index)
+    assert found.edge_ids is not None or torch.equal(numbers, torch.arange(edges))
+    if found.edge_ids is not None:
+        assert torch.equal(found.edge_ids.long(), numbers)
+    plain, numbered = found.plain(), found.numbered()
+    assert found.plain() is plain and found.numbered() is numbered
+    assert torch.equal(plain.edges.index.long(), index)
 
 
-def test_destinations_that_ascend_almost_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(structure, "_LEAST_ASCENDING", 300)
-    index = random_edges(30, 20, 300)
-    index = index[:, index[1].argsort(stable=True)]
-    index[:, [1, 298]] = index[:, [298, 1]]  # between those that are looked at
-    g, x, w = graph(index, 30, 20), torch.randn(30, 4), torch.rand(300, 1)
-    expected = dgl.ops.u_mul_e_sum(g, x, w)
+def test_numbers_of_edges_are_kept_once_somebody_asks(sorted_graphs: list[Graph]) -> None:
+    g, x = of_case(ORDINARY), torch.randn(30, 4)
     with fastgraph.enabled(strict=True):
-        torch.testing.assert_close(dgl.ops.u_mul_e_sum(graph(index, 30, 20), x, w), expected)
+        dgl.ops.u_mul_e_sum(g, x, torch.rand(150, 1))
+        dgl.ops.copy_u_sum(g, x)
+    assert len(sorted_graphs) == 1
+
+
+@pytest.mark.parametrize("is_created", [False, True])
+def test_a_csc_of_dgls_is_taken_where_there_is_one(is_created: bool) -> None:
+    g, x = of_case(ORDINARY), torch.randn(30, 4)
+    expected = dgl.ops.copy_u_sum(of_case(ORDINARY), x)
+    if is_created:
+        g.in_degrees()
+    with fastgraph.enabled(strict=True):
+        torch.testing.assert_close(dgl.ops.copy_u_sum(g, x), expected)
+    assert len(MEMO) == is_created
+    assert ("csc" in g.formats()["created"]) == is_created
+
+
+def test_views_of_other_graphs_leave_the_groups_as_they_are(sorted_graphs: list[Graph]) -> None:
+    g, other, x = of_case(ORDINARY), of_case(ORDINARY), torch.randn(30, 4)
+    with fastgraph.enabled(strict=True):
+        for _ in range(2):
+            dgl.ops.copy_u_sum(g, x)
+            other.adj_tensors("csc")
+    assert len(sorted_graphs) == 1 and g.formats()["created"] == ["coo"]
+
+
+def test_an_edit_of_a_csc_that_was_given_out_while_nobody_counted() -> None:
+    g, module, x = of_case(ORDINARY), layer(), torch.randn(30, 4)
+    with fastgraph.enabled(strict=True):
+        module(g, x)
+    _, index, _ = g.adj_tensors("csc")
+    index[:10] = 0
+    with fastgraph.enabled(strict=True):
+        ours = module(g, x)
+    by_csc = dgl.graph(("csc", g.adj_tensors("csc")), num_nodes=30)
+    torch.testing.assert_close(ours, module(by_csc, x))
+
+
+def test_an_edit_by_the_reversed_graph() -> None:
+    g, x = of_case(ORDINARY), torch.randn(30, 4)
+    with fastgraph.enabled(strict=True):
+        dgl.ops.copy_u_sum(g, x)
+        g.in_degrees()  # makes a CSC
+        _, index, _ = dgl.reverse(g).adj_tensors("csr")
+        index[:10] = 0
+        ours = dgl.ops.copy_u_sum(g, x)
+    torch.testing.assert_close(ours, dgl.ops.copy_u_sum(g, x))
 
 
 def test_edits_of_a_graph() -> None:
@@ -229,10 +313,15 @@ def test_edits_of_a_graph() -> None:
             torch.testing.assert_close((module(g, x), dgl.ops.u_mul_e_sum(g, x, w)), expected)
 
 
-def test_edits_of_the_memory_of_a_graph() -> None:
+@pytest.mark.parametrize("has_csc", [True, False])
+@pytest.mark.parametrize("uses", [1, 2, 3])
+def test_edits_of_the_memory_of_a_graph(uses: int, has_csc: bool) -> None:
     g, module, x = of_case(ORDINARY), layer(), torch.randn(30, 4)
+    if has_csc:
+        g.in_degrees()
     with fastgraph.enabled(strict=True):
-        module(g, x)
+        for _ in range(uses):
+            module(g, x)
         _, index, _ = g.adj_tensors("csc")
         index[:10] = 0
         ours = module(g, x)

@@ -61,7 +61,7 @@ def prefer_huge_pages(lib: Library, draw: Draw) -> Prepared:
 def build_csr(lib: Library, draw: Draw) -> Prepared:
     row, col, num_rows, num_cols = draw.edges()
     dtype = draw.index_dtype()
-    rowptr, index, edge_id = outputs(num_rows, row.numel())
+    rowptr, index, edge_id = outputs(num_rows, row.numel(), numbered=draw.one_of(True, False))
     call = {
         "row": draw.indices(row, dtype),
         "col": draw.indices(col, dtype),
@@ -78,7 +78,7 @@ def build_csr(lib: Library, draw: Draw) -> Prepared:
         count = torch.bincount(row, minlength=num_rows)
         assert_equal(rowptr, torch.cat([torch.zeros(1, dtype=torch.int64), count.cumsum(0)]))
         assert_equal(index, col[order])
-        if not in_order:
+        if not in_order and edge_id is not None:
             assert_equal(edge_id, order)
 
     return call, check
@@ -87,7 +87,8 @@ def build_csr(lib: Library, draw: Draw) -> Prepared:
 def build_csr_with_loops(lib: Library, draw: Draw) -> Prepared:
     row, col, num_rows, num_cols = draw.edges()
     dtype, num_loops = draw.index_dtype(), draw.number(0, min(num_rows, num_cols))
-    rowptr, index, edge_id = outputs(num_rows, row.numel() + num_loops)
+    is_numbered = draw.one_of(True, False)
+    rowptr, index, edge_id = outputs(num_rows, row.numel() + num_loops, numbered=is_numbered)
     call = {
         "row": draw.indices(row, dtype),
         "col": draw.indices(col, dtype),
@@ -107,7 +108,8 @@ def build_csr_with_loops(lib: Library, draw: Draw) -> Prepared:
         count = torch.bincount(all_rows, minlength=num_rows)
         assert_equal(rowptr, torch.cat([torch.zeros(1, dtype=torch.int64), count.cumsum(0)]))
         assert_equal(index[: order.numel()], all_cols[order])
-        assert_equal(edge_id[: order.numel()], order)
+        if edge_id is not None:
+            assert_equal(edge_id[: order.numel()], order)
 
     return call, check
 
@@ -132,8 +134,8 @@ def check_csr(lib: Library, draw: Draw) -> Prepared:
 
 
 def transpose_csr(lib: Library, draw: Draw) -> Prepared:
-    graph = built(lib, draw)
-    rowptr, index, edge_id = outputs(graph.num_cols, graph.num_edges)
+    graph, is_numbered = built(lib, draw), draw.one_of(True, False)
+    rowptr, index, edge_id = outputs(graph.num_cols, graph.num_edges, numbered=is_numbered)
     call = graph.ascending | {
         "num_cols": graph.num_cols,
         "rowptr_t": rowptr,
@@ -144,10 +146,22 @@ def transpose_csr(lib: Library, draw: Draw) -> Prepared:
     def check(_: Any) -> None:
         order = graph.index.argsort(stable=True)
         assert_equal(index, graph.row[graph.entry][order])
-        assert_equal(edge_id, graph.entry[order])
+        if edge_id is not None:
+            assert_equal(edge_id, graph.entry[order])
         assert_equal(rowptr.diff(), torch.bincount(graph.col, minlength=graph.num_cols))
 
     return call, check
+
+
+def reverse_rows(lib: Library, draw: Draw) -> Prepared:
+    graph = built(lib, draw)
+    col = torch.full_like(graph.index, -7)
+
+    def check(_: Any) -> None:
+        rows = graph.index.split(graph.rowptr.diff().tolist())
+        assert_equal(col, torch.cat([row.flip(0) for row in rows]) if rows else col)
+
+    return {"rowptr": graph.rowptr, "col": graph.index, "col_out": col}, check
 
 
 def inverse_degree(lib: Library, draw: Draw) -> Prepared:
@@ -543,6 +557,7 @@ CALLS = (
     build_csr_with_loops,
     check_csr,
     transpose_csr,
+    reverse_rows,
     inverse_degree,
     order_rows,
     count_reads,

@@ -169,12 +169,9 @@ class Draw:
         return True
 
 
-def outputs(num_rows: int, num_edges: int) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        torch.full((num_rows + 1,), -7),
-        torch.full((num_edges,), -7, dtype=torch.int32),
-        torch.full((num_edges,), -7, dtype=torch.int32),
-    )
+def outputs(num_rows: int, num_edges: int, *, numbered: bool = True) -> tuple[Tensor, Tensor, Any]:
+    index = torch.full((num_edges,), -7, dtype=torch.int32)
+    return torch.full((num_rows + 1,), -7), index, index.clone() if numbered else None
 
 
 def built(lib: Library, draw: Draw) -> Graph:

@@ -150,6 +150,7 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
             "col_t": col_t.clone(),
             "edge_id_t": torch.empty_like(col_t),
         },
+        "reverse_rows": {"rowptr": rowptr, "col": col, "col_out": col.clone()},
         "inverse_degree": {"rowptr": rowptr, "out": torch.empty(graph.num_rows)},
         "spmm": {
             **matrix,
@@ -200,6 +201,7 @@ FUNCTIONS = (
     "build_csr_with_loops",
     "check_csr",
     "transpose_csr",
+    "reverse_rows",
     "inverse_degree",
     "order_rows",
     "spmm",

@@ -6,6 +6,7 @@
 
 #include "bindings/checks.h"
 #include "cpu/degrees.h"
+#include "cpu/indices.h"
 #include "cpu/panels.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
@@ -36,7 +37,7 @@ void throw_bad_index(const BadIndex& bad, const MutableCsr& graph) {
 }
 
 bool bind_build_csr(Tensor row, Tensor col, int64_t num_rows, int64_t num_cols, Tensor rowptr,
-                    Tensor col_out, Tensor edge_id) {
+                    Tensor col_out, OptionalTensor edge_id) {
   check_ndim(row, 1, "row");
   const int64_t num_edges = row.size(0);
   MutableCsr graph =
@@ -56,7 +57,7 @@ bool bind_build_csr(Tensor row, Tensor col, int64_t num_rows, int64_t num_cols, 
 // The outputs have room for all edges and num_loops more; the number of edges that are kept.
 int64_t bind_build_csr_with_loops(Tensor row, Tensor col, int64_t num_rows, int64_t num_cols,
                                   int64_t num_loops, Tensor rowptr, Tensor col_out,
-                                  Tensor edge_id) {
+                                  OptionalTensor edge_id) {
   check_ndim(row, 1, "row");
   checked_size(num_loops, "num_loops");
   if (num_loops > std::min(num_rows, num_cols)) {
@@ -106,12 +107,30 @@ void bind_check_csr(Tensor ptr, Tensor index, int64_t num_rows, int64_t num_cols
 }
 
 void bind_transpose_csr(Tensor rowptr, Tensor col, OptionalTensor edge_id, int64_t num_cut,
-                        int64_t num_cols, Tensor rowptr_t, Tensor col_t, Tensor edge_id_t) {
+                        int64_t num_cols, Tensor rowptr_t, Tensor col_t, OptionalTensor edge_id_t) {
   const Csr graph = checked_csr(rowptr, col, edge_id, num_cut, {}, num_cols, kByRow);
   MutableCsr transpose = checked_output(rowptr_t, "rowptr_t", col_t, "col_t", num_cols,
                                         graph.num_rows, graph.num_entries);
   transpose.edge_id = checked<int32_t>(edge_id_t, {graph.num_entries}, "edge_id_t");
   with_memory([&] { transpose_csr(graph, transpose); });
+}
+
+bool bind_same_indices(Tensor a, Tensor b) {
+  check_ndim(a, 1, "a");
+  const int64_t size = a.size(0);
+  return dispatch_indices(a, "a", [&](auto of_a) {
+    return dispatch_indices(b, "b", [&](auto of_b) {
+      return same_indices(checked_indices<decltype(of_a)>(a, size, "a"),
+                          checked_indices<decltype(of_b)>(b, size, "b"));
+    });
+  });
+}
+
+void bind_reverse_rows(Tensor rowptr, Tensor col, Tensor col_out) {
+  check_ndim(rowptr, 1, "rowptr");
+  const Csr graph = checked_csr(rowptr, col, {}, 0, {}, 0, kByRow);
+  int32_t* reversed = checked<int32_t>(col_out, {graph.num_entries}, "col_out");
+  with_memory([&] { reverse_rows(graph, reversed); });
 }
 
 void bind_inverse_degree(Tensor rowptr, Tensor out) {
@@ -263,6 +282,8 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(build_csr, fastgraph::bind_build_csr);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(build_csr_with_loops, fastgraph::bind_build_csr_with_loops);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(check_csr, fastgraph::bind_check_csr);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(transpose_csr, fastgraph::bind_transpose_csr);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(reverse_rows, fastgraph::bind_reverse_rows);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(same_indices, fastgraph::bind_same_indices);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(inverse_degree, fastgraph::bind_inverse_degree);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(order_rows, fastgraph::bind_order_rows);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(count_reads, fastgraph::bind_count_reads);

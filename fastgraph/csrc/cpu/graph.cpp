@@ -4,6 +4,7 @@
 #include <numeric>
 #include <vector>
 
+#include "cpu/indices.h"
 #include "cpu/kernels.h"
 #include "fastgraph/memory.h"
 #include "fastgraph/parallel.h"
@@ -145,25 +146,30 @@ BuildResult build_csr(Indices<Index> row, Indices<Index> col, MutableCsr graph, 
     std::fill_n(counter, graph.num_rows, 0);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t r = row[i];
-      if (!in_range(r, graph.num_rows) || !in_range(col[i], graph.num_cols)) {
+      if (!in_range(r, graph.num_rows)) {
         valid.store(false, std::memory_order_relaxed);
         return;
       }
       ++counter[r];
     }
   });
+  if (valid.load()) {
+    sort.scan(graph.rowptr);
+    sort.for_each_chunk([&](int64_t, int64_t begin, int64_t end, int32_t* next) {
+      bool good = true;  // of columns, which nothing depends on before all are there
+      for (int64_t i = begin; i < end; ++i) {
+        const int32_t position = next[row[i]]++;
+        good &= in_range(col[i], graph.num_cols);
+        graph.col[position] = static_cast<int32_t>(col[i]);
+        if (graph.edge_id) graph.edge_id[position] = static_cast<int32_t>(i);
+      }
+      if (!good) valid.store(false, std::memory_order_relaxed);
+    });
+  }
   if (!valid.load()) {
     bad = find_bad_index(row, col, graph.num_rows, graph.num_cols);
     return BuildResult::kBadIndex;
   }
-  sort.scan(graph.rowptr);
-  sort.for_each_chunk([&](int64_t, int64_t begin, int64_t end, int32_t* next) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int32_t position = next[row[i]]++;
-      graph.col[position] = static_cast<int32_t>(col[i]);
-      graph.edge_id[position] = static_cast<int32_t>(i);
-    }
-  });
   return BuildResult::kPermuted;
 }
 
@@ -200,7 +206,7 @@ int64_t build_csr_with_loops(Indices<Index> row, Indices<Index> col, int64_t num
       if (row[i] == col[i]) continue;
       const int32_t position = next[row[i]]++;
       graph.col[position] = static_cast<int32_t>(col[i]);
-      graph.edge_id[position] = id++;
+      if (graph.edge_id) graph.edge_id[position] = id++;
     }
   });
   const int64_t num_kept = first_id.back();
@@ -208,7 +214,7 @@ int64_t build_csr_with_loops(Indices<Index> row, Indices<Index> col, int64_t num
     for (int64_t node = step * kStep; node < std::min((step + 1) * kStep, num_loops); ++node) {
       const int64_t position = graph.rowptr[node + 1] - 1;
       graph.col[position] = static_cast<int32_t>(node);
-      graph.edge_id[position] = static_cast<int32_t>(num_kept + node);
+      if (graph.edge_id) graph.edge_id[position] = static_cast<int32_t>(num_kept + node);
     }
   });
   return num_kept;
@@ -226,14 +232,18 @@ CsrDefect check_csr(Indices<Index> ptr, Indices<Index> index, MutableCsr graph) 
   }
   graph.rowptr[graph.num_rows] = index.size;
   std::atomic<bool> valid{true};
-  for_each_task(num_steps(index.size), index.size, [&](int64_t step) {
-    const int64_t begin = step * kStep, end = std::min(begin + kStep, index.size);
-    bool good = true;
-    for (int64_t i = begin; i < end; ++i) {
-      good &= in_range(index[i], graph.num_cols);
-      graph.col[i] = static_cast<int32_t>(index[i]);
-    }
-    if (!good) valid.store(false, std::memory_order_relaxed);
+  with_access(index, [&](auto at) {
+    for_each_task(num_steps(index.size), index.size, [&](int64_t step) {
+      const int64_t begin = step * kStep, end = std::min(begin + kStep, index.size);
+      const int64_t last = graph.num_cols - 1;
+      int64_t signs = 0;  // negative as soon as an index is, or what is left from it to the last
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t value = at(i);
+        signs |= value | (last - value);
+        graph.col[i] = static_cast<int32_t>(value);
+      }
+      if (signs < 0) valid.store(false, std::memory_order_relaxed);
+    });
   });
   if (!valid.load()) {
     for (int64_t i = 0; i < index.size; ++i) {
@@ -257,7 +267,18 @@ void transpose_csr(const Csr& graph, MutableCsr transpose) {
       while (rowptr[row + 1] <= e) ++row;
       const int32_t position = next[graph.col[e]]++;
       transpose.col[position] = static_cast<int32_t>(row);
-      transpose.edge_id[position] = static_cast<int32_t>(graph.edge(e));
+      if (transpose.edge_id) transpose.edge_id[position] = static_cast<int32_t>(graph.edge(e));
+    }
+  });
+}
+
+void reverse_rows(const Csr& graph, int32_t* col) {
+  const int64_t steps = num_steps(graph.num_rows);
+  for_each_task(steps, graph.num_entries + graph.num_rows, [&](int64_t step) {
+    const int64_t end = std::min((step + 1) * kStep, graph.num_rows);
+    for (int64_t row = step * kStep; row < end; ++row) {
+      const int64_t first = graph.rowptr[row], last = graph.rowptr[row + 1];
+      std::reverse_copy(graph.col + first, graph.col + last, col + first);
     }
   });
 }

@@ -22,7 +22,7 @@ struct BadIndex {
 enum class BuildResult { kSorted, kPermuted, kBadIndex };
 
 // Compressed rows of the edges (row[i], col[i]), edges of one row in their original order. Edges
-// that are sorted by row already are recognised; graph.edge_id is not written then.
+// that are sorted by row already are recognised; graph.edge_id is not written then. It may be null.
 template <typename Index>
 BuildResult build_csr(Indices<Index> row, Indices<Index> col, MutableCsr graph, BadIndex& bad);
 
@@ -44,7 +44,11 @@ template <typename Index>
 CsrDefect check_csr(Indices<Index> ptr, Indices<Index> index, MutableCsr graph);
 
 // The entries of `graph` by column, entries of one column in ascending order of their rows.
+// transpose.edge_id may be null.
 void transpose_csr(const Csr& graph, MutableCsr transpose);
+
+// The columns of each row from the last to the first.
+void reverse_rows(const Csr& graph, int32_t* col);
 
 // Which kernels read much less from memory for an order of rows.
 enum class RowOrder { kNone, kForSums, kForAll };
