@@ -5,7 +5,6 @@ Within layers, whose calls are routed or left to upstream as a whole, they run a
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
@@ -20,6 +19,7 @@ from fastgraph.routing.dispatch import Computation, run_upstream
 from fastgraph.routing.parts import Parts, report
 from fastgraph.routing.status import THREAD
 from fastgraph.routing.switch import SWITCH
+from fastgraph.routing.wrappers import wrapped
 
 Function = Callable[..., Any]
 
@@ -38,16 +38,8 @@ def routed(upstream: Function, plan: Callable[..., Planned]) -> Function:
     is_tracing = torch._C._is_tracing  # of TorchScript, to which sizes are tensors
     is_seen_by_dynamo = torch.compiler.is_dynamo_compiling
 
-    @functools.wraps(upstream)
     def function(*args: Any, **kwargs: Any) -> Any:
-        # First of all what holds in calls that are left to upstream, which lose this time. They are
-        # counted already, with all that runs in them.
-        if is_seen_by_dynamo():
-            return upstream(*args, **kwargs)
-        under_way = THREAD.counted
-        if under_way and type(under_way[-1]) is not Parts:
-            return upstream(*args, **kwargs)
-        if not SWITCH.active or is_recording() or is_tracing():
+        if is_seen_by_dynamo() or not SWITCH.active or is_recording() or is_tracing():
             return upstream(*args, **kwargs)
         planned = plan(*args, **kwargs)
         if planned is None:
@@ -56,14 +48,27 @@ def routed(upstream: Function, plan: Callable[..., Planned]) -> Function:
             report(name, None)
             return planned()
         report(name, planned)
+        under_way = THREAD.counted
         under_way.append(upstream)  # which calls others of these functions
         try:
             return run_upstream(planned, upstream, *args, **kwargs)
         finally:
             under_way.pop()
 
-    function._fastgraph_upstream = upstream  # type: ignore[attr-defined]
-    return function
+    def left() -> list[object] | None:
+        """The calls under way, if one of them is left to upstream, and counted with all of it."""
+        if is_seen_by_dynamo():
+            return None
+        under_way = THREAD.counted
+        if not under_way or type(under_way[-1]) is Parts:
+            return None
+        under_way.append(upstream)
+        return under_way
+
+    wrapper = wrapped(upstream, left, (), function)
+    assert wrapper is not None  # none of them takes any number of arguments
+    wrapper._fastgraph_upstream = upstream  # type: ignore[attr-defined]
+    return wrapper
 
 
 def replace_functions(patches: Patches, functions: Iterable[tuple[Function, Function]]) -> None:

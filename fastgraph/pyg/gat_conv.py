@@ -36,7 +36,12 @@ from fastgraph.routing.sizes import ATTENTION, on_edge_index
 def install(patches: Patches) -> None:
     """Replace ``GATConv.forward``."""
     replace_method(
-        patches, GATConv, "forward", plan, is_small=on_edge_index(ATTENTION, joint_width)
+        patches,
+        GATConv,
+        "forward",
+        plan,
+        is_small=on_edge_index(ATTENTION, joint_width),
+        has_edge_index=True,
     )
 
 

@@ -33,7 +33,12 @@ from fastgraph.routing.sizes import ATTENTION, on_edge_index
 def install(patches: Patches) -> None:
     """Replace ``GATv2Conv.forward``."""
     replace_method(
-        patches, GATv2Conv, "forward", plan, is_small=on_edge_index(ATTENTION, joint_width)
+        patches,
+        GATv2Conv,
+        "forward",
+        plan,
+        is_small=on_edge_index(ATTENTION, joint_width),
+        has_edge_index=True,
     )
 
 

@@ -34,7 +34,13 @@ from fastgraph.routing.sizes import GCN, on_edge_index
 def install(patches: Patches) -> None:
     """Replace ``GCNConv.forward``."""
     replace_method(
-        patches, GCNConv, "forward", plan, decided=False, is_small=on_edge_index(GCN, _width)
+        patches,
+        GCNConv,
+        "forward",
+        plan,
+        decided=False,
+        is_small=on_edge_index(GCN, _width),
+        has_edge_index=True,
     )
 
 

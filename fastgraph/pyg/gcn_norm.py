@@ -25,6 +25,7 @@ from fastgraph.routing.conditions import execution_mode, operand, plain_tensor
 from fastgraph.routing.sizes import WEIGHTED_SUM, is_too_small, of_many
 from fastgraph.routing.status import THREAD
 from fastgraph.routing.switch import SWITCH
+from fastgraph.routing.wrappers import wrapped
 
 UPSTREAM = gcn_conv.gcn_norm
 
@@ -71,16 +72,16 @@ def install(patches: Patches) -> None:
             patches.replace(module, "gcn_norm", gcn_norm)
 
 
-@functools.wraps(UPSTREAM)
-def gcn_norm(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Upstream's result, the same tensors for as long as the arguments live unchanged."""
-    # Where remembering takes longer than computing; compilers ask neither.
-    if not torch.compiler.is_compiling() and is_too_small(WEIGHTED_SUM, edge_index, of_many):
-        THREAD.counted.append(UPSTREAM)  # so that functions in it do not look for a route
-        try:
-            return UPSTREAM(edge_index, edge_weight, *args, **kwargs)
-        finally:
-            THREAD.counted.pop()
+def _left_if_small(edge_index: Any) -> list[object] | None:
+    """The calls under way, with this one, where remembering takes longer than computing."""
+    if torch.compiler.is_compiling() or not is_too_small(WEIGHTED_SUM, edge_index, of_many):
+        return None
+    counted = THREAD.counted
+    counted.append(UPSTREAM)  # so that functions in it do not look for a route
+    return counted
+
+
+def _remembered(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: Any) -> Any:
     parts = _parts_to_remember_by(edge_index, edge_weight)
     if parts is None and _is_subclass(edge_index, edge_weight):
         return _of_subclass(edge_index, edge_weight, args, kwargs)
@@ -111,6 +112,12 @@ def gcn_norm(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: Any
     if tensors:
         MEMO.put(key, _Normalised.of(kept, tensors), *inputs)
     return index, weight
+
+
+gcn_norm = (
+    wrapped(UPSTREAM, _left_if_small, ("edge_index",), _remembered) if IS_PYGS else None
+) or functools.wraps(UPSTREAM)(_remembered)
+"""Upstream's function; its result is the same tensors while the arguments live unchanged."""
 
 
 def _is_subclass(edge_index: Any, edge_weight: Any) -> bool:

@@ -21,7 +21,13 @@ from fastgraph.routing.sizes import Least, on_edge_index
 def install(patches: Patches) -> None:
     """Replace ``GraphConv.forward``."""
     replace_method(
-        patches, GraphConv, "forward", plan, decided=False, is_small=on_edge_index(_least)
+        patches,
+        GraphConv,
+        "forward",
+        plan,
+        decided=False,
+        is_small=on_edge_index(_least),
+        has_edge_index=True,
     )
 
 

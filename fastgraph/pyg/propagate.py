@@ -8,6 +8,7 @@ computes the aggregation with one operator or calls the function it wraps.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -35,6 +36,7 @@ from fastgraph.pyg.state import module_refusal
 from fastgraph.registry.registry import REGISTRY
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor, too_few_edges
 from fastgraph.routing.dispatch import refuse, run_upstream, take
+from fastgraph.routing.programs import last_outcome
 from fastgraph.routing.sizes import (
     EXTREMUM,
     SUM,
@@ -46,6 +48,7 @@ from fastgraph.routing.sizes import (
 )
 from fastgraph.routing.status import THREAD, count_too_small, is_counted
 from fastgraph.routing.switch import SWITCH
+from fastgraph.routing.wrappers import wrapped
 from fastgraph.upstream import label_of
 
 _OVERRIDDEN = Refusal("propagate is overridden")  # met at every call, made once
@@ -135,8 +138,6 @@ def _routed(
     is_known = known_message(cls) is not None
     is_seen_by_dynamo = torch.compiler.is_dynamo_compiling
 
-    # `wraps` keeps upstream's `__module__`, by which the template knows its own work.
-    @functools.wraps(upstream)
     def propagate(self: MessagePassing, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
         if not SWITCH.active:  # an instance kept the wrapper beyond `disable()`
             return upstream(self, edge_index, *args, **kwargs)
@@ -148,8 +149,7 @@ def _routed(
             if is_small is not None and (
                 (is_known and is_tiny(edge_index)) or is_small(self, edge_index, kwargs)
             ):
-                count_too_small(label if type(self) is cls else label_of(type(self)))
-                counted.append(upstream)  # as `_left` does, without the time of its calls
+                left(self)
                 try:
                     return upstream(self, edge_index, *args, **kwargs)
                 finally:
@@ -163,8 +163,37 @@ def _routed(
         take(self)
         return aggregated(planned, is_private=False)
 
-    propagate._fastgraph_upstream = upstream  # type: ignore[attr-defined]
-    return propagate
+    def left(module: MessagePassing) -> list[object]:
+        """The calls under way, with this one, as in `_left`; it has been counted."""
+        count_too_small(label if type(module) is cls else label_of(type(module)))
+        counted = THREAD.counted
+        counted.append(upstream)
+        return counted
+
+    def left_if_tiny(module: MessagePassing, edge_index: object) -> list[object] | None:
+        if is_seen_by_dynamo():
+            return None
+        counted = THREAD.counted
+        if counted and counted[-1] is module:
+            counted.append(upstream)
+            return counted
+        # What is traced may have another reason, until it was looked at.
+        if not is_tiny(edge_index) or not (is_known or last_outcome(module) is TOO_SMALL):
+            return None
+        return left(module) if SWITCH.active else None
+
+    def by_position(self: MessagePassing, edge_index: Any, *values: Any) -> Tensor:
+        return propagate(self, edge_index, **dict(zip(names, values, strict=True)))
+
+    wrapper: Any = None
+    if generated:
+        names = list(inspect.signature(upstream).parameters)[2:]
+        wrapper = wrapped(upstream, left_if_tiny, ("self", "edge_index"), by_position)
+    # `wraps` keeps upstream's `__module__`, by which the template knows its own work.
+    wrapper = wrapper or functools.wraps(upstream)(propagate)
+    wrapper._fastgraph_upstream = upstream
+    found: Callable[..., Tensor] = wrapper
+    return found
 
 
 def _smallness(

@@ -22,7 +22,13 @@ from fastgraph.routing.sizes import Least, on_edge_index
 def install(patches: Patches) -> None:
     """Replace ``SAGEConv.forward``."""
     replace_method(
-        patches, SAGEConv, "forward", plan, decided=False, is_small=on_edge_index(_least)
+        patches,
+        SAGEConv,
+        "forward",
+        plan,
+        decided=False,
+        is_small=on_edge_index(_least),
+        has_edge_index=True,
     )
 
 

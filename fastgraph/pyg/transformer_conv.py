@@ -54,7 +54,12 @@ _NARROW = 16
 def install(patches: Patches) -> None:
     """Replace ``TransformerConv.forward``."""
     replace_method(
-        patches, TransformerConv, "forward", plan, is_small=on_edge_index(_least, joint_width)
+        patches,
+        TransformerConv,
+        "forward",
+        plan,
+        is_small=on_edge_index(_least, joint_width),
+        has_edge_index=True,
     )
 
 

@@ -7,6 +7,7 @@ with a :class:`Refusal`, which leaves the call to upstream.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from fastgraph import settings
 from fastgraph.graphs.edges import OutOfRange
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
+from fastgraph.routing.sizes import is_tiny
 from fastgraph.routing.status import (
     THREAD,
     RouteRefusedError,
@@ -25,6 +27,7 @@ from fastgraph.routing.status import (
     is_counted,
 )
 from fastgraph.routing.switch import SWITCH
+from fastgraph.routing.wrappers import wrapped
 from fastgraph.upstream import label_of
 
 Computation = Callable[[], Any]
@@ -91,6 +94,7 @@ def replace_method(
     *,
     decided: bool = True,
     is_small: Callable[[Any, Any, Any], bool] | None = None,
+    has_edge_index: bool = False,
 ) -> None:
     """Replace ``cls.name``: run what ``plan(module, *args)`` returns, or upstream's own code.
 
@@ -104,21 +108,22 @@ def replace_method(
             calls, counts a part itself, by :func:`take` or :func:`refuse`.
         is_small: of the layer and its positional and keyword arguments, true if the graph is too
             small to gain (:mod:`fastgraph.routing.sizes`); default: no graph is.
+        has_edge_index: whether a parameter is called ``edge_index``, and a tiny one is left to
+            upstream before anything else is asked.
     """
     upstream: Callable[..., Any] = getattr(cls, name)
     plan.__qualname__ = upstream.__qualname__  # which wrong calls are reported with
     label = label_of(cls)
-    is_compiling = torch.compiler.is_compiling
+    is_compiling, is_seen_by_dynamo = (
+        torch.compiler.is_compiling,
+        torch.compiler.is_dynamo_compiling,
+    )
 
-    @functools.wraps(upstream)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not SWITCH.active:  # an instance kept this function beyond `disable()`
             return upstream(self, *args, **kwargs)
         if is_small is not None and is_small(self, args, kwargs):
-            counted = THREAD.counted
-            if not counted or counted[-1] is not self:
-                count_too_small(label if type(self) is cls else label_of(type(self)))
-            counted.append(self)
+            counted = left(self)
             try:
                 return upstream(self, *args, **kwargs)
             finally:
@@ -138,7 +143,29 @@ def replace_method(
             take(self, name=label if type(self) is cls else None)
         return planned()
 
-    patches.replace(cls, name, method)
+    def left(module: Any) -> list[object]:
+        """The calls under way, with this one, which has been counted."""
+        counted = THREAD.counted
+        if not counted or counted[-1] is not module:
+            count_too_small(label if type(module) is cls else label_of(type(module)))
+        counted.append(module)
+        return counted
+
+    def left_if_tiny(module: Any, edge_index: object) -> list[object] | None:
+        if is_seen_by_dynamo() or not is_tiny(edge_index) or not SWITCH.active:
+            return None
+        return left(module)
+
+    wrapper = None
+    if has_edge_index and _have_same_parameters(plan, upstream):
+        wrapper = wrapped(upstream, left_if_tiny, ("self", "edge_index"), method)
+    patches.replace(cls, name, wrapper or functools.wraps(upstream)(method))
+
+
+def _have_same_parameters(plan: Callable[..., Any], upstream: Callable[..., Any]) -> bool:
+    """True if a plan takes the arguments of a method by the same positions."""
+    taken, known = (list(inspect.signature(f).parameters)[1:] for f in (plan, upstream))
+    return taken == known
 
 
 def _run_counted(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from types import CodeType
-from typing import Protocol
-from weakref import WeakKeyDictionary
+from typing import Any, Protocol
+from weakref import ref
 
 from torch import nn
 
@@ -19,7 +20,11 @@ class Explained(Protocol):
         ...
 
 
-_LAST: WeakKeyDictionary[nn.Module | CodeType, Explained | Refusal] = WeakKeyDictionary()
+_LAST: dict[int, tuple[ref[nn.Module | CodeType], Explained | Refusal]] = {}
+"""By the owner's ``id``: an entry goes before its owner does, as the reference has it forgotten.
+
+A dictionary with weak keys takes ten times as long, of every call that is left to upstream.
+"""
 
 
 def remember(owner: nn.Module | CodeType, outcome: Explained | Refusal) -> None:
@@ -29,15 +34,21 @@ def remember(owner: nn.Module | CodeType, outcome: Explained | Refusal) -> None:
         owner: the layer, or the code of a function that is the message.
         outcome: of it.
     """
-    if isinstance(owner, CodeType) or is_by_identity(type(owner)):
-        _LAST[owner] = outcome
+    key = id(owner)
+    known = _LAST.get(key)
+    # Bound, because names of modules may be gone when the interpreter ends.
+    owned = ref(owner, functools.partial(_forget, _LAST, key)) if known is None else known[0]
+    _LAST[key] = owned, outcome
+
+
+def _forget(last: dict[int, Any], key: int, _: object) -> None:
+    last.pop(key, None)
 
 
 def last_outcome(owner: nn.Module | CodeType) -> Explained | Refusal | None:
     """The outcome of the last call; ``None`` where no message was looked at."""
-    if isinstance(owner, CodeType) or is_by_identity(type(owner)):
-        return _LAST.get(owner)
-    return None
+    known = _LAST.get(id(owner))
+    return None if known is None else known[1]
 
 
 def is_by_identity(cls: type) -> bool:

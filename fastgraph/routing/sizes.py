@@ -43,8 +43,8 @@ ATTENTION = Least(inference=2000, training=4000)
 PROGRAM = Least(inference=3000, training=3000)  # and values of messages, see `Work`
 NARROW_ATTENTION_WITH_EDGES = Least(inference=10_000, training=14_000)
 
-_TINY = 2 * 1500
-"""The ends of the fewest edges above."""
+_TINY = 1500
+"""The fewest edges above."""
 
 TOO_SMALL = Refusal("too few edges to gain from it; min_edges=0 routes it nevertheless")
 """Why a call gains nothing from its route, which ``strict`` does not take for an error."""
@@ -130,12 +130,12 @@ def is_tiny(edge_index: object) -> bool:
     It answers most of what :func:`is_too_small` is asked, in less time, and under the same
     conditions.
     """
-    if type(edge_index) is not Tensor or edge_index.numel() >= _TINY:
-        return False
-    if current().min_edges is not None or not edge_index.is_cpu:
+    if type(edge_index) is not Tensor:
         return False
     shape = edge_index.shape
-    return len(shape) == 2 and shape[0] == 2
+    if len(shape) != 2 or shape[1] >= _TINY or shape[0] != 2:
+        return False
+    return edge_index.is_cpu and current().min_edges is None
 
 
 def are_too_few(least: Least, num_edges: int) -> bool:

@@ -35,7 +35,16 @@ def count_calls(patches: Patches, owner: Any, name: str, seen: Seen) -> None:
         name: of the function in it.
         seen: what is counted.
     """
-    upstream: Callable[..., Any] = getattr(owner, name)
+    patches.replace(owner, name, counting(getattr(owner, name), seen))
+
+
+def counting(upstream: Callable[..., Any], seen: Seen) -> Callable[..., Any]:
+    """The function that :func:`count_calls` puts in the place of another.
+
+    Args:
+        upstream: the other.
+        seen: what is counted.
+    """
     is_compiling, is_seen_by_dynamo = (
         torch.compiler.is_compiling,
         torch.compiler.is_dynamo_compiling,
@@ -51,7 +60,7 @@ def count_calls(patches: Patches, owner: Any, name: str, seen: Seen) -> None:
         with Parts(*seen(args, kwargs)):
             return upstream(*args, **kwargs)
 
-    patches.replace(owner, name, counted)
+    return counted
 
 
 def count_modules(patches: Patches, module: str) -> None:

@@ -442,11 +442,16 @@ def test_pickle_deepcopy_and_state_dict() -> None:
     torch.testing.assert_close(pickle.loads(pickle.dumps(conv))(x, sparse), conv(x, sparse))
 
 
-def test_positional_arguments_are_left_to_upstream() -> None:
+def test_arguments_of_propagate_go_by_position_too() -> None:
     conv, x = SAGEConv(CHANNELS, 4), features()
     expected = conv.propagate(EDGES, (x, x))
+    with pytest.raises(TypeError) as upstream:
+        conv.propagate(EDGES)
     with fastgraph.enabled():
         torch.testing.assert_close(conv.propagate(EDGES, (x, x)), expected)
         torch.testing.assert_close(conv.propagate(EDGES, (x, x), (NODES, NODES)), expected)
+        with pytest.raises(TypeError) as ours:
+            conv.propagate(EDGES)
+    assert str(ours.value) == str(upstream.value)
     row = fastgraph.status().rows[0]
-    assert row.reasons == {"propagate was called with positional arguments": 2}
+    assert (row.routed, row.fell_back) == (2, 0)

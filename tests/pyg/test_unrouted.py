@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch_geometric.experimental import experimental_mode
 from torch_geometric.nn import (
     ASAPooling,
     EdgePooling,
@@ -150,3 +151,27 @@ def test_upstreams_own_functions_come_back() -> None:
         assert aggr.Aggregation.__call__ is not before[0]
     after = aggr.Aggregation.__call__, TopKPooling.forward, WLConv.forward, glob.scatter
     assert all(a is b for a, b in zip(before, after, strict=True))
+
+
+class Guessing(GINConv):
+    """It asks its aggregation for the number of nodes."""
+
+    def aggregate(
+        self, inputs: Tensor, index: Tensor, ptr: Tensor | None, dim_size: int | None
+    ) -> Tensor:
+        return self.aggr_module(inputs, index)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("option", ["disable_dynamic_shapes", None])
+def test_parts_of_calls_obey_experimental_modes(option: str | None) -> None:
+    layer = Guessing(nn.Linear(CHANNELS, CHANNELS))
+    x, full = torch.randn(NODES, CHANNELS), torch.arange(NODES).expand(2, -1)
+    expected = layer(x, full)
+    with fastgraph.enabled():
+        torch.testing.assert_close(layer(x, full), expected)
+        with experimental_mode(option), pytest.raises(ValueError, match="Dynamic shapes disabled"):
+            layer(x, full)
+        torch.testing.assert_close(layer(x, full), expected)
+        with pytest.raises(ValueError, match="Encountered invalid dimension '-2'"):
+            aggr.SumAggregation()(x[0], BATCH)
+    assert counts()["Guessing"] == (0, 3)
