@@ -12,6 +12,7 @@ DGL makes means out of sums.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -32,9 +33,9 @@ from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation
 from fastgraph.routing.sizes import TOO_SMALL
 
-_REDUCTIONS = ("sum", "max", "min")
-_ROUTED = [(op, reduce) for op in ("copy_lhs", "copy_rhs") for reduce in _REDUCTIONS]
-_ROUTED.append(("mul", "sum"))
+_ROUTED = frozenset(
+    [("mul", "sum"), *itertools.product(("copy_lhs", "copy_rhs"), ("sum", "max", "min"))]
+)
 """How features are combined, and how they are reduced, in calls that have a route."""
 
 # For fewer, DGL's loops over single numbers are as fast, or faster.

@@ -20,6 +20,7 @@ import dgl.backend.pytorch.sparse as upstream
 import torch
 from dgl import core
 from dgl.base import ALL, NID, is_all
+from dgl.function.base import BuiltinFunction
 
 from fastgraph.dgl import edge_softmax, gsddmm, gspmm, segment_reduce, traced
 from fastgraph.dgl.conditions import NoOperator
@@ -79,8 +80,16 @@ def install(patches: Patches) -> None:
 def _of_users(message_passing: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(message_passing)
     def routed(g: Any, mfunc: Any, rfunc: Any, afunc: Any) -> Any:
-        if not SWITCH.active or (core.is_builtin(mfunc) and core.is_builtin(rfunc)):
+        if isinstance(mfunc, BuiltinFunction) and isinstance(rfunc, BuiltinFunction):
             return message_passing(g, mfunc, rfunc, afunc)
+        if not SWITCH.active:
+            return message_passing(g, mfunc, rfunc, afunc)
+        if traced.is_tiny(g):
+            under_way = _left(_UPDATE)
+            try:
+                return message_passing(g, mfunc, rfunc, afunc)
+            finally:
+                under_way.pop()
         found = _found(traced.plan(g, mfunc, rfunc), _UPDATE)
         if found is None:
             return message_passing(g, mfunc, rfunc, afunc)
@@ -93,12 +102,30 @@ def _of_edges(invoke: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(invoke)
     def routed(graph: Any, eid: Any, etype: Any, func: Any, **others: Any) -> Any:
         # Message passing names the numbers of edges; `apply_edges` does not.
-        if not SWITCH.active or others or not is_all(eid) or len(graph.canonical_etypes) > 1:
+        if others or not SWITCH.active or not is_all(eid) or len(graph.canonical_etypes) > 1:
             return invoke(graph, eid, etype, func, **others)
+        if traced.is_tiny(graph):
+            under_way = _left(_APPLY)
+            try:
+                return invoke(graph, eid, etype, func)
+            finally:
+                under_way.pop()
         found = _found(traced.plan_edges(graph, func), _APPLY)
         return invoke(graph, eid, etype, func) if found is None else found
 
     return routed
+
+
+_TINY = object()
+"""Stands for a call that is too small for anything, and left to upstream with all that it calls."""
+
+
+def _left(name: str) -> list[object]:
+    """The calls under way, with one that is left to upstream as a whole and has been counted."""
+    count_too_small(name)
+    under_way = THREAD.counted
+    under_way.append(_TINY)
+    return under_way
 
 
 def _found(planned: traced.Computation | Refusal, name: str) -> dict[str, Any] | None:
@@ -125,23 +152,23 @@ def _routed(
     function: Any, name: str, plan: Callable[..., Computation | Refusal]
 ) -> Callable[..., Any]:
     def apply(*arguments: Any) -> Any:
+        under_way = THREAD.counted
+        if under_way and under_way[-1] is _TINY:
+            return function.apply(*arguments)
         if SWITCH.active:
             planned = plan(*arguments)
             if not isinstance(planned, Refusal):
                 take(None, name=name)
                 return planned()
-            if not _is_part(planned, arguments):
-                _count(planned, name)
+            if planned is TOO_SMALL:  # first of all, as such calls would notice
+                if not under_way:
+                    count_too_small(name)
+            elif not _is_part(planned, arguments):
+                has_route = not isinstance(planned, NoOperator)
+                refuse(None, planned, has_route=has_route, name=name)
         return function.apply(*arguments)
 
     return apply
-
-
-def _count(refusal: Refusal, name: str) -> None:
-    if refusal is TOO_SMALL:
-        count_too_small(name)
-    else:
-        refuse(None, refusal, has_route=not isinstance(refusal, NoOperator), name=name)
 
 
 def _is_part(refusal: Refusal, arguments: tuple[Any, ...]) -> bool:

@@ -47,7 +47,7 @@ WIDE_EXTREMUM = 64
 For fewer, DGL's loops are as fast on any graph, and need not confirm that its edges are the same.
 """
 
-_PLAIN = (Tensor, Parameter)
+_PLAIN: tuple[type, ...] = (Tensor, Parameter)
 
 
 class ProgramWork(NamedTuple):
@@ -96,11 +96,10 @@ def is_too_small(least: Least, gidx: Any, features: object, channels: int = WIDE
         features: of nodes or edges.
         channels: how many they have.
     """
-    if not isinstance(features, Tensor) or type(features) not in _PLAIN:
+    if type(features) not in _PLAIN or type(gidx) is not HeteroGraphIndex:
         return False
-    if type(gidx) is not HeteroGraphIndex or not features.is_cpu:
-        return False
-    if torch.compiler.is_compiling():
+    assert isinstance(features, Tensor)
+    if not features.is_cpu or torch.compiler.is_compiling():
         return False
     num_edges = gidx.number_of_edges(0)
     if least is EXTREMUM and channels < WIDE_EXTREMUM:

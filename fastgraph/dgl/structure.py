@@ -343,26 +343,19 @@ _VIEWS = _Views()
 _READ_TENSORS = HeteroGraphIndex.adjacency_matrix_tensors
 
 
-# By identity, because DGL's objects cannot be hashed; an entry goes with its index object.
-_SOURCES: dict[int, tuple[weakref.ref[Any], _Source]] = {}
+_NAME = "_fastgraph_source"
+"""The attribute of an index object that has its source. DGL copies and pickles none."""
 
 
 def _source_of(gidx: Any) -> _Source:
-    entry = _SOURCES.get(id(gidx))
-    return _join(gidx, _Source()) if entry is None else entry[1]
+    source: _Source | None = vars(gidx).get(_NAME)
+    return _join(gidx, _Source()) if source is None else source
 
 
 def _join(gidx: Any, source: _Source) -> _Source:
-    key = id(gidx)
     source.latest = weakref.ref(gidx)
-    # Bound, because names of modules may be gone when the interpreter ends.
-    forget = functools.partial(_forget, _SOURCES, key)
-    _SOURCES[key] = weakref.ref(gidx, forget), source
+    vars(gidx)[_NAME] = source
     return source
-
-
-def _forget(sources: dict[int, Any], key: int, _: object) -> None:
-    sources.pop(key, None)
 
 
 FOREIGN: dict[type, Callable[[Any], Structure | Refusal]] = {}
@@ -406,8 +399,10 @@ def install(patches: Patches) -> None:
 
     @functools.wraps(relation)
     def get_relation_graph(self: Any, etype: int) -> Any:
-        found = relation(self, etype)
-        _join(found, _source_of(self).relations.setdefault(int(etype), _Source()))
+        found, number = relation(self, etype), int(etype)
+        relations = _source_of(self).relations
+        source = relations.get(number)
+        _join(found, relations.setdefault(number, _Source()) if source is None else source)
         return found
 
     @functools.wraps(reverse)

@@ -62,6 +62,18 @@ def plan_edges(graph: Any, function: Any) -> Computation | Refusal:
     return _planned(graph, (function, None), is_of_edges=True)
 
 
+def is_tiny(graph: Any) -> bool:
+    """True if no message passing by functions of users on these edges gains, whatever they do.
+
+    Args:
+        graph: with one relation.
+    """
+    gidx = graph._graph
+    if type(gidx) is not HeteroGraphIndex or torch.compiler.is_compiling():
+        return False
+    return are_too_few(PROGRAM, gidx.number_of_edges(0)) and _is_on_cpu(graph)
+
+
 def _planned(graph: Any, functions: tuple[Any, Any], *, is_of_edges: bool) -> Computation | Refusal:
     if torch.compiler.is_compiling():
         return Refusal("within torch.compile, which does not look into DGL's graphs")
@@ -70,8 +82,6 @@ def _planned(graph: Any, functions: tuple[Any, Any], *, is_of_edges: bool) -> Co
     # Upstream's operations on sharded tensors cost as much more as the operator does. On a GPU
     # nothing is known of them.
     has_bounds = type(gidx) is HeteroGraphIndex and _is_on_cpu(graph)
-    if has_bounds and are_too_few(PROGRAM, num_edges):
-        return TOO_SMALL
     nodes, edges = graph._node_frames, graph._edge_frames
     owner, kind = _owner(functions), (functions, (*nodes, *edges), is_of_edges)
     if has_bounds and _TOO_LITTLE.cover(owner, num_edges, _kind_of, *kind):

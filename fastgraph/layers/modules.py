@@ -10,8 +10,6 @@ from torch.nn.modules.module import _has_any_global_hook
 from fastgraph.layers.linear import add_linear, linear, with_linear_of_first
 from fastgraph.layers.sums import add_to, first_rows
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
 
 def parameter_of(module: nn.Module, name: str) -> Any:
     """``module.<name>``, where a layer has a parameter, or ``None`` in its place.
@@ -20,6 +18,11 @@ def parameter_of(module: nn.Module, name: str) -> Any:
     """
     found = module._parameters.get(name, module)
     return getattr(module, name) if found is module else found  # reparametrised, for example
+
+
+def affine_map_of(module: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """The weight and the bias of a known dense layer."""
+    return parameter_of(module, "weight"), parameter_of(module, "bias")
 
 
 class KnownModules:
@@ -39,8 +42,11 @@ class KnownModules:
     def is_watched(self, module: Any) -> bool:
         """True if somebody would notice that a module is not called, or calls something else."""
         attributes = vars(module)
-        return (
-            any(map(attributes.__getitem__, _HOOKS))
+        return bool(
+            attributes["_forward_hooks"]
+            or attributes["_forward_pre_hooks"]
+            or attributes["_backward_hooks"]
+            or attributes["_backward_pre_hooks"]
             or "forward" in attributes
             or type(module).forward is not self._forwards[type(module)]
         )
@@ -69,14 +75,14 @@ class KnownLinear(KnownModules):
     def project(self, module: Any, x: Tensor) -> Tensor:
         """``module(x)``; the same in huge pages, if that makes no other difference."""
         if self.knows(module):
-            return linear(x, module.weight, module.bias)
+            return linear(x, *affine_map_of(module))
         result: Tensor = module(x)
         return result
 
     def project_first(self, module: Any, x: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
         """``x`` and ``module(x[:num_rows])``, for an ``x`` that is then used only once."""
         if num_rows < len(x) and self.knows(module):
-            return with_linear_of_first(x, num_rows, module.weight, module.bias)
+            return with_linear_of_first(x, num_rows, *affine_map_of(module))
         return x, self.project(module, first_rows(x, num_rows))
 
     def add_projection(self, out: Tensor, module: Any, x: Tensor) -> Tensor:

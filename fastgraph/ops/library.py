@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from operator import or_
+from operator import itemgetter, or_
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -114,6 +114,7 @@ def define(
     is_of_list = _begins_with_a_list(operator)
     if is_of_list:
         del valued[0]
+    values_of = _getter(valued)
     fitting: set[tuple[type, ...]] = set()
     dispatched = called_from_eager_code(operator)
 
@@ -128,19 +129,26 @@ def define(
             fitting.add(given)
         # The dispatcher's two turns, each through Python, are a good part of what a call on a small
         # graph costs.
-        values = [arguments[i] for i in valued]
+        values = values_of(arguments)
         tensors: Arguments = arguments
         if is_of_list:
             listed = arguments[0]
             if not all(isinstance(tensor, Tensor) for tensor in listed):
                 return dispatched(*arguments)
-            values += listed
+            values = (*values, *listed)
             tensors = (*listed, *arguments[1:])
         if _is_profiling() or not is_ordinary(tensors, values):
             return dispatched(*arguments)
         return direct(*arguments)
 
     return call
+
+
+def _getter(positions: Sequence[int]) -> Callable[[Arguments], Arguments]:
+    """A function of arguments that gives those at some positions."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda arguments: [arguments[position] for position in positions]
 
 
 def _spoiled_if_stale(name: str, implementation: Operator) -> Operator:
@@ -343,6 +351,14 @@ _ORDINARY = _AUTOGRAD | _bits(
 )
 
 
+_SPECIAL = ~_ORDINARY
+
+# Asked of every call, so that looking up their names would show.
+_has_torch_function = torch._C._has_torch_function
+_keys_of = torch._C._dispatch_keys
+_included = torch._C._dispatch_tls_local_include_set
+_excluded = torch._C._dispatch_tls_local_exclude_set
+
 _TOPOLOGY = ("index", "ptr")
 """Arguments whose values torch never puts off: it negates lazily, but no integers."""
 
@@ -356,14 +372,13 @@ def is_ordinary(arguments: Arguments, valued: Arguments) -> bool:
         arguments: of an operator.
         valued: those of them that may be lazy views.
     """
-    if torch._C._has_torch_function(arguments):
+    if _has_torch_function(arguments):
         return False
-    keys = torch._C._dispatch_tls_local_include_set().raw_repr()
+    keys = _included().raw_repr()
     for argument in valued:
         if argument is not None:
-            keys |= torch._C._dispatch_keys(argument).raw_repr()
-    excluded = torch._C._dispatch_tls_local_exclude_set().raw_repr()
-    return not keys & ~_ORDINARY and not excluded & _AUTOGRAD
+            keys |= _keys_of(argument).raw_repr()
+    return not keys & _SPECIAL and not _excluded().raw_repr() & _AUTOGRAD
 
 
 # A profiler lists the operators that the dispatcher calls.

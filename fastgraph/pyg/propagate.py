@@ -22,6 +22,7 @@ from fastgraph.graphs.edges import Edges
 from fastgraph.layers.aggregation import SUMS, Aggregation
 from fastgraph.layers.constant import aggregated
 from fastgraph.layers.linear import linear
+from fastgraph.layers.modules import affine_map_of
 from fastgraph.layers.narrowing import projects_first
 from fastgraph.layers.sums import add_to
 from fastgraph.plugins.backend import device_type
@@ -134,33 +135,36 @@ def _routed(
     cls: type[MessagePassing], upstream: Callable[..., Tensor], *, generated: bool
 ) -> Callable[..., Tensor]:
     label = label_of(cls)
-    is_small = _smallness(cls) if generated else None
+    is_small: Any = _smallness(cls) if generated else None
     is_known = known_message(cls) is not None
     is_seen_by_dynamo = torch.compiler.is_dynamo_compiling
 
     def propagate(self: MessagePassing, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if not SWITCH.active:  # an instance kept the wrapper beyond `disable()`
+        counted = None if is_seen_by_dynamo() else THREAD.counted
+        if counted and counted[-1] is self:  # its whole call was left to upstream
             return upstream(self, edge_index, *args, **kwargs)
-        if not is_seen_by_dynamo():
-            counted = THREAD.counted
-            if counted and counted[-1] is self:  # its whole call was left to upstream
-                return upstream(self, edge_index, *args, **kwargs)
-            # Without a route there is another reason.
-            if is_small is not None and (
-                (is_known and is_tiny(edge_index)) or is_small(self, edge_index, kwargs)
-            ):
-                left(self)
-                try:
-                    return upstream(self, edge_index, *args, **kwargs)
-                finally:
-                    counted.pop()
-        planned = _planned(self, edge_index, args, kwargs) if generated else _OVERRIDDEN
+        return run(self, edge_index, args, kwargs)
+
+    def run(
+        module: MessagePassing, edge_index: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Tensor:
+        if not SWITCH.active:  # an instance kept the wrapper beyond `disable()`
+            return upstream(module, edge_index, *args, **kwargs)
+        # Without a route there is another reason.
+        is_asked = is_small is not None and not is_seen_by_dynamo()
+        if is_asked and is_small(module, edge_index, kwargs):
+            counted = left(module)
+            try:
+                return upstream(module, edge_index, *args, **kwargs)
+            finally:
+                counted.pop()
+        planned = _planned(module, edge_index, args, kwargs) if generated else _OVERRIDDEN
         if isinstance(planned, Refusal):
-            _refuse(self, planned)
-            return _left(planned, upstream, self, edge_index, *args, **kwargs)
+            _refuse(module, planned)
+            return _left(planned, upstream, module, edge_index, *args, **kwargs)
         if not isinstance(planned, Aggregation):
             return planned()
-        take(self)
+        take(module)
         return aggregated(planned, is_private=False)
 
     def left(module: MessagePassing) -> list[object]:
@@ -183,7 +187,7 @@ def _routed(
         return left(module) if SWITCH.active else None
 
     def by_position(self: MessagePassing, edge_index: Any, *values: Any) -> Tensor:
-        return propagate(self, edge_index, **dict(zip(names, values, strict=True)))
+        return run(self, edge_index, (), dict(zip(names, values)))  # noqa: B905  # as many
 
     wrapper: Any = None
     if generated:
@@ -273,16 +277,17 @@ def aggregate_and_project(
         neighbours, owned = planned(module, edge_index, **arguments), False
     elif not LINEAR.knows(linear_module):
         neighbours, owned = aggregated(planned, is_private=False), planned.is_owned
-    elif projects_first(planned, linear_module.weight):
-        projected = linear(planned.x, linear_module.weight, None)
-        out = planned._replace(x=projected).compute()
-        bias = linear_module.bias
-        return (out if bias is None else add_to(out, bias)), True
     else:
-        neighbours, owned = aggregated(planned, is_private=True), False
+        weight, bias = affine_map_of(linear_module)
+        if projects_first(planned, weight):
+            projected = linear(planned.x, weight, None)
+            out = planned._replace(x=projected).compute()
+            return (out if bias is None else add_to(out, bias)), True
+        out = linear(aggregated(planned, is_private=True), weight, bias)
+        # torch's product of more dimensions is a view, and so would be what is added to it.
+        return out, out.dim() == 2
     out = project(linear_module, neighbours)
     if out is not neighbours:
-        # torch's product of more dimensions is a view, and so would be what is added to it.
         owned = out.dim() == 2 and LINEAR.knows(linear_module)
     return out, owned
 

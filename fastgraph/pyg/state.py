@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
+
 from torch_geometric.nn.conv import MessagePassing
 
 from fastgraph.plugins.refusal import Refusal
@@ -17,6 +19,8 @@ _HOOKS = (
     "_message_and_aggregate_forward_pre_hooks",
     "_message_and_aggregate_forward_hooks",
 )
+
+_hooks_of = itemgetter(*_HOOKS)
 
 _METHODS = ("message", "aggregate", "update", "message_and_aggregate", "collect")
 
@@ -45,7 +49,7 @@ def state_refusal(module: MessagePassing) -> Refusal | None:
     for name in _METHODS:
         if name in attributes:
             return Refusal(f"{name} is overridden on the instance")
-    if any(map(attributes.__getitem__, _HOOKS)):
+    if any(_hooks_of(attributes)):
         return Refusal("a message-passing hook is set")
     if module.explain:
         return Refusal("explaining")

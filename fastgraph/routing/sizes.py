@@ -84,8 +84,6 @@ def on_edge_index(
         if is_compiling():
             return False
         edge_index = args[1] if len(args) > 1 else kwargs.get("edge_index")
-        if is_tiny(edge_index):
-            return True
         bound = constant if least_of is None else least_of(module, args, kwargs)
         return is_too_small(bound, edge_index, width, module, args, kwargs)
 
@@ -148,7 +146,8 @@ def are_too_few(least: Least, num_edges: int) -> bool:
         least: how many edges there must be.
         num_edges: how many there are.
     """
-    return num_edges < least.bound() and current().min_edges is None
+    bound = least.training if is_grad_enabled() else least.inference
+    return num_edges < bound and current().min_edges is None
 
 
 class Work(NamedTuple):

@@ -146,10 +146,6 @@ def test_the_reverse_of_a_bipartite_graph() -> None:
 
 
 def test_graphs_go_when_dgls_do() -> None:
-    from fastgraph.dgl import structure
-
-    gc.collect()
-    before = len(structure._SOURCES)
     with fastgraph.enabled(strict=True):
         relations = {("a", name, "a"): tuple(random_edges(9, 9, 40)) for name in "rs"}
         g, single = dgl.heterograph(relations), of_case(ORDINARY)
@@ -158,16 +154,18 @@ def test_graphs_go_when_dgls_do() -> None:
         step(layer(), g["r"], torch.randn(9, 4))
         step(layer(), single, torch.randn(30, 4))
         dgl.ops.copy_u_sum(dgl.reverse(single), torch.randn(30, 4))
+    sources = [weakref.ref(structure._source_of(graph._graph)) for graph in (g, single)]
     assert len(MEMO) == 2
     del g
     gc.collect()
     MEMO.trim()
     assert len(MEMO) == 1
+    assert sources[0]() is None
     del single
     gc.collect()
     MEMO.trim()
     assert len(MEMO) == 0 and MEMO.nbytes == 0
-    assert len(structure._SOURCES) == before
+    assert sources[1]() is None
 
 
 def test_so_do_those_of_which_dgl_has_no_csc(monkeypatch: pytest.MonkeyPatch) -> None:

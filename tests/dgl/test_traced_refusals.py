@@ -261,6 +261,36 @@ def test_calls_that_are_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
         assert is_routed or "too few edges" in next(iter(row.reasons))
 
 
+@pytest.mark.parametrize("is_of_edges", [False, True])
+def test_nothing_within_a_tiny_call_is_planned(
+    is_of_edges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is counted as a whole, and what it calls of DGL's own is no matter."""
+    monkeypatch.delenv("FASTGRAPH_MIN_EDGES")
+    ends = torch.arange(40)
+    g = dgl.graph((ends * 7 % 20, ends % 20), num_nodes=20)
+    g.ndata["h"] = torch.randn(20, 8).requires_grad_()
+
+    def message(edges: Any) -> dict[str, Any]:
+        return {"m": edges.src["h"].sin() + edges.dst["h"]}
+
+    def call() -> Any:
+        if is_of_edges:
+            g.apply_edges(message)
+            return g.edata.pop("m")
+        return updated(g, message, fn.sum("m", "out"))
+
+    expected = call()
+    monkeypatch.setattr(traced, "_planned", None)
+    with fastgraph.enabled(strict=True):
+        found = call()
+        assert torch.equal(found, expected)
+        seen = [(row.layer, row.routed, row.fell_back) for row in fastgraph.status().rows]
+        assert seen == [(APPLY if is_of_edges else UPDATE, 0, 1)]
+        found.sum().backward()
+    assert g.ndata["h"].grad is not None
+
+
 def test_calls_that_are_too_small_are_planned_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """One function may be called with features of several shapes by turns, as of relations."""
     monkeypatch.delenv("FASTGRAPH_MIN_EDGES")
