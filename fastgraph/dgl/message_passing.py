@@ -30,7 +30,7 @@ from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation, refuse, take
 from fastgraph.routing.sizes import TOO_SMALL
-from fastgraph.routing.status import THREAD, count_program, count_too_small
+from fastgraph.routing.status import THREAD, count_program, count_too_small, leave
 from fastgraph.routing.switch import SWITCH
 
 
@@ -85,7 +85,7 @@ def _of_users(message_passing: Callable[..., Any]) -> Callable[..., Any]:
         if not SWITCH.active:
             return message_passing(g, mfunc, rfunc, afunc)
         if traced.is_tiny(g):
-            under_way = _left(_UPDATE)
+            under_way = leave(_UPDATE, _TINY)
             try:
                 return message_passing(g, mfunc, rfunc, afunc)
             finally:
@@ -105,7 +105,7 @@ def _of_edges(invoke: Callable[..., Any]) -> Callable[..., Any]:
         if others or not SWITCH.active or not is_all(eid) or len(graph.canonical_etypes) > 1:
             return invoke(graph, eid, etype, func, **others)
         if traced.is_tiny(graph):
-            under_way = _left(_APPLY)
+            under_way = leave(_APPLY, _TINY)
             try:
                 return invoke(graph, eid, etype, func)
             finally:
@@ -118,14 +118,6 @@ def _of_edges(invoke: Callable[..., Any]) -> Callable[..., Any]:
 
 _TINY = object()
 """Stands for a call that is too small for anything, and left to upstream with all that it calls."""
-
-
-def _left(name: str) -> list[object]:
-    """The calls under way, with one that is left to upstream as a whole and has been counted."""
-    count_too_small(name)
-    under_way = THREAD.counted
-    under_way.append(_TINY)
-    return under_way
 
 
 def _found(planned: traced.Computation | Refusal, name: str) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from torch_geometric.nn.conv import gcn_conv
 from fastgraph.graphs.memo import MEMO, REMEMBERING, is_recording, remembered, tensor_key
 from fastgraph.plugins.patching import Patches
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor
-from fastgraph.routing.sizes import WEIGHTED_SUM, is_too_small, of_many
+from fastgraph.routing.sizes import WEIGHTED_SUM, is_tiny, is_too_small, of_many
 from fastgraph.routing.status import THREAD
 from fastgraph.routing.switch import SWITCH
 from fastgraph.routing.wrappers import wrapped
@@ -74,7 +74,9 @@ def install(patches: Patches) -> None:
 
 def _left_if_small(edge_index: Any) -> list[object] | None:
     """The calls under way, with this one, where remembering takes longer than computing."""
-    if torch.compiler.is_compiling() or not is_too_small(WEIGHTED_SUM, edge_index, of_many):
+    if torch.compiler.is_compiling():
+        return None
+    if not (is_tiny(edge_index) or is_too_small(WEIGHTED_SUM, edge_index, of_many)):
         return None
     counted = THREAD.counted
     counted.append(UPSTREAM)  # so that functions in it do not look for a route

@@ -47,7 +47,7 @@ from fastgraph.routing.sizes import (
     is_tiny,
     is_too_small,
 )
-from fastgraph.routing.status import THREAD, count_too_small, is_counted
+from fastgraph.routing.status import THREAD, count_too_small, is_counted, leave
 from fastgraph.routing.switch import SWITCH
 from fastgraph.routing.wrappers import wrapped
 from fastgraph.upstream import label_of
@@ -153,7 +153,7 @@ def _routed(
         # Without a route there is another reason.
         is_asked = is_small is not None and not is_seen_by_dynamo()
         if is_asked and is_small(module, edge_index, kwargs):
-            counted = left(module)
+            counted = leave(label if type(module) is cls else label_of(type(module)), upstream)
             try:
                 return upstream(module, edge_index, *args, **kwargs)
             finally:
@@ -167,13 +167,6 @@ def _routed(
         take(module)
         return aggregated(planned, is_private=False)
 
-    def left(module: MessagePassing) -> list[object]:
-        """The calls under way, with this one, as in `_left`; it has been counted."""
-        count_too_small(label if type(module) is cls else label_of(type(module)))
-        counted = THREAD.counted
-        counted.append(upstream)
-        return counted
-
     def left_if_tiny(module: MessagePassing, edge_index: object) -> list[object] | None:
         if is_seen_by_dynamo():
             return None
@@ -184,7 +177,10 @@ def _routed(
         # What is traced may have another reason, until it was looked at.
         if not is_tiny(edge_index) or not (is_known or last_outcome(module) is TOO_SMALL):
             return None
-        return left(module) if SWITCH.active else None
+        if not SWITCH.active:
+            return None
+        # Not the module, calls of which in there are counted one by one.
+        return leave(label if type(module) is cls else label_of(type(module)), upstream)
 
     def by_position(self: MessagePassing, edge_index: Any, *values: Any) -> Tensor:
         return run(self, edge_index, (), dict(zip(names, values)))  # noqa: B905  # as many

@@ -23,8 +23,8 @@ from fastgraph.routing.status import (
     RouteRefusedError,
     count_refused,
     count_routed,
-    count_too_small,
     is_counted,
+    leave,
 )
 from fastgraph.routing.switch import SWITCH
 from fastgraph.routing.wrappers import wrapped
@@ -147,7 +147,7 @@ def replace_method(
         """The calls under way, with this one, which has been counted."""
         counted = THREAD.counted
         if not counted or counted[-1] is not module:
-            count_too_small(label if type(module) is cls else label_of(type(module)))
+            return leave(label if type(module) is cls else label_of(type(module)), module)
         counted.append(module)
         return counted
 

@@ -228,6 +228,26 @@ def count_too_small(layer: str) -> None:
     row.reasons[_TOO_SMALL] += 1
 
 
+def leave(layer: str, call: object) -> list[object]:
+    """:func:`count_too_small` of a call that is left to upstream with all that it calls.
+
+    Args:
+        layer: its name.
+        call: the module or function that runs.
+
+    Returns:
+        The calls under way in this thread, with this one, which is to be removed when it ends.
+    """
+    thread = THREAD
+    recorder = thread.recorders[-1]  # as `count_too_small`, without the time of its call
+    row = recorder._rows.get(layer) or recorder.named(layer)
+    row.fell_back += 1
+    row.reasons[_TOO_SMALL] += 1
+    counted = thread.counted
+    counted.append(call)
+    return counted
+
+
 _LIBRARIES = ("fastgraph", "torch", *PACKAGES)
 
 
