@@ -55,17 +55,14 @@ def routed(upstream: Function, plan: Callable[..., Planned]) -> Function:
         finally:
             under_way.pop()
 
-    def left() -> list[object] | None:
-        """The calls under way, if one of them is left to upstream, and counted with all of it."""
+    def is_left() -> bool:
+        """True within a call that was left to upstream and counted with all that it calls."""
         if is_seen_by_dynamo():
-            return None
+            return False
         under_way = THREAD.counted
-        if not under_way or type(under_way[-1]) is Parts:
-            return None
-        under_way.append(upstream)
-        return under_way
+        return bool(under_way) and type(under_way[-1]) is not Parts
 
-    wrapper = wrapped(upstream, left, (), function)
+    wrapper = wrapped(upstream, is_left, (), function, is_part=True)
     assert wrapper is not None  # none of them takes any number of arguments
     wrapper._fastgraph_upstream = upstream  # type: ignore[attr-defined]
     return wrapper

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from operator import itemgetter
-
 from torch_geometric.nn.conv import MessagePassing
 
 from fastgraph.plugins.refusal import Refusal
@@ -19,8 +17,6 @@ _HOOKS = (
     "_message_and_aggregate_forward_pre_hooks",
     "_message_and_aggregate_forward_hooks",
 )
-
-_hooks_of = itemgetter(*_HOOKS)
 
 _METHODS = ("message", "aggregate", "update", "message_and_aggregate", "collect")
 
@@ -49,7 +45,7 @@ def state_refusal(module: MessagePassing) -> Refusal | None:
     for name in _METHODS:
         if name in attributes:
             return Refusal(f"{name} is overridden on the instance")
-    if any(_hooks_of(attributes)):
+    if any(map(attributes.__getitem__, _HOOKS)):
         return Refusal("a message-passing hook is set")
     if module.explain:
         return Refusal("explaining")

@@ -12,12 +12,21 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-Left = Callable[..., list[Any] | None]
+Left = Callable[..., list[Any] | bool | None]
 """A function of some arguments of a call that leaves it to upstream, or does not.
 
 To leave it, it appends what is called to the calls under way and returns these
-(:data:`fastgraph.routing.status.THREAD`); else it returns ``None``. It is asked before all else, in
-code that is compiled, too.
+(:data:`fastgraph.routing.status.THREAD`); else it returns ``None``. Of what is called as a part of
+others only it returns true or false. It is asked before all else, in code that is compiled, too.
+"""
+
+_SOURCE_OF_PART = """
+def bind(_upstream, _left, _route):
+    def wrapper({parameters}):
+        if _left({asked}):
+            return _upstream({arguments})
+        return _route({arguments})
+    return wrapper
 """
 
 _SOURCE = """
@@ -39,7 +48,12 @@ _Kind = inspect.Parameter
 
 
 def wrapped(
-    upstream: Callable[..., Any], left: Left, asked: tuple[str, ...], route: Callable[..., Any]
+    upstream: Callable[..., Any],
+    left: Left,
+    asked: tuple[str, ...],
+    route: Callable[..., Any],
+    *,
+    is_part: bool = False,
 ) -> Callable[..., Any] | None:
     """A function with the parameters of ``upstream`` that calls it or ``route``.
 
@@ -49,6 +63,7 @@ def wrapped(
         asked: the parameters of ``upstream`` whose arguments ``left`` takes, by position.
         route: computes the other calls. It takes all arguments as ``upstream`` would, defaults
             included, by position but for those that have to be named.
+        is_part: whether ``left`` says true for a part of a call that was left to upstream.
 
     Returns:
         ``None`` where ``upstream`` takes any number of arguments, or none of these names.
@@ -69,7 +84,7 @@ def wrapped(
         passed.append(f"{name}={name}" if is_named else name)
         if kind is _Kind.POSITIONAL_ONLY and kinds[position + 1 :][:1] != [kind]:
             declared.append("/")
-    source = _SOURCE.format(
+    source = (_SOURCE_OF_PART if is_part else _SOURCE).format(
         parameters=", ".join(declared), asked=", ".join(asked), arguments=", ".join(passed)
     )
     made: dict[str, Any] = {"__name__": __name__}
