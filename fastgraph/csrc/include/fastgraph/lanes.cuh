@@ -7,6 +7,7 @@
 
 #include "fastgraph/platform.cuh"
 #include "fastgraph/types.h"
+#include "fastgraph/views.h"
 
 namespace fastgraph {
 
@@ -129,7 +130,7 @@ __device__ Accumulator<T> rounded(Accumulator<T> value) {
   return widened(narrowed<T>(value));
 }
 
-inline constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+FASTGRAPH_BOTH inline constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // As many as a grid takes in the directions y and z; blocks stride over the others.
 inline unsigned grid_size(int64_t count) {
