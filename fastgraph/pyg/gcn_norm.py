@@ -32,6 +32,8 @@ UPSTREAM = gcn_conv.gcn_norm
 IS_PYGS = inspect.isfunction(UPSTREAM) and UPSTREAM.__code__.co_filename == gcn_conv.__file__
 """True if nobody had replaced it before this module was imported."""
 
+_is_seen_by_dynamo = torch.compiler.is_dynamo_compiling
+
 _CALLERS = object()
 """Stands for the caller's own ``edge_index``, which a remembered result must not keep alive."""
 
@@ -74,9 +76,11 @@ def install(patches: Patches) -> None:
 
 def _left_if_small(edge_index: Any) -> list[object] | None:
     """The calls under way, with this one, where remembering takes longer than computing."""
-    if torch.compiler.is_compiling():
+    if _is_seen_by_dynamo():
         return None
-    if not (is_tiny(edge_index) or is_too_small(WEIGHTED_SUM, edge_index, of_many)):
+    if not is_tiny(edge_index) and (
+        torch.compiler.is_compiling() or not is_too_small(WEIGHTED_SUM, edge_index, of_many)
+    ):
         return None
     counted = THREAD.counted
     counted.append(UPSTREAM)  # so that functions in it do not look for a route
