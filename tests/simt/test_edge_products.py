@@ -9,6 +9,7 @@ from torch import Tensor
 from fastgraph.edge_programs.program import parse
 from fastgraph.graphs.graph import Graph
 from fastgraph.plugins.backend import FLOATING
+from tests.graphs import hub_edges
 from tests.native.cases import normal
 from tests.simt.compared import (
     CASES,
@@ -104,7 +105,7 @@ def test_memory_that_is_not_aligned(position: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_bits_do_not_depend_on_the_order_of_threads(dtype: torch.dtype) -> None:
-    graph, program = graph_of("hub"), parse(maps(33, 40))
+    graph, program = Graph(hub_edges(9, 400), 9, 9), parse(maps(12, 9))
     given = operands(graph, program, normal, dtype)
     assert_same_in_every_order("edge_program", graph, given, program, False)
 
@@ -151,11 +152,12 @@ def test_products_have_the_errors_of_float(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_outer_products_have_the_errors_of_float(dtype: torch.dtype) -> None:
-    graph = graph_of("hub")
+    index = hub_edges(9, 400)
+    graph = Graph(index, 9, 9)
     program = parse("x = gathered 40\ny = edge 9\nouter x y")
     given = operands(graph, program, normal, dtype)
     (found,) = simt("edge_program", graph, given, program, False)
-    x, y = given[0].double()[graph.edge_index[0]], given[1].double()
+    x, y = given[0].double()[index[0]], given[1].double()
     exact = (x.t() @ y).flatten()
     rounding = torch.finfo(dtype).eps * exact.abs()
     limit = rounding + 16 * torch.finfo(torch.float32).eps * (x.abs().t() @ y.abs()).flatten()
