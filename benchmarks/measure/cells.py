@@ -157,8 +157,10 @@ class Bench:
         """
         from fastgraph.backends.cpu import CpuBackend
         from fastgraph.backends.cuda import CudaBackend
+        from fastgraph.backends.generated import generated_on_gpus
 
-        counted = Counted(CudaBackend() if device.type == "cuda" else CpuBackend())
+        is_gpu = device.type == "cuda"
+        counted = Counted(CudaBackend(generated_on_gpus()) if is_gpu else CpuBackend())
         why_not = counted.unavailable()
         if why_not is not None:
             sys.exit(why_not)
