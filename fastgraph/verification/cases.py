@@ -221,8 +221,9 @@ def _programs(values: _Values, graph: GraphCase, heads: int, channels: int) -> I
         first, second = (make.operand(name, "parameter", width * few) for name in "ab")
         hidden = make.apply("relu", make.product(ends, first, few))
         mapped = make.product(hidden, second, width, is_transposed=True)
+        small = mapped * (1 / 64)  # so that no sum over edges is beyond float16
         program = make.program(
-            ("max", mapped), ("mean", hidden), ("outer", ends, hidden), ("outer", hidden, mapped)
+            ("max", mapped), ("mean", hidden), ("outer", ends, hidden), ("outer", hidden, small)
         )
         tensors = [
             values.tied(num_in, width),
