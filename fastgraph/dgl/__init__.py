@@ -39,6 +39,7 @@ def fastgraph_routes() -> list[Route]:
     layers = LAYERS["dgl.nn.pytorch.conv"]
     return [
         _route("graphs", "dgl", "structure"),
+        _route("degrees", "dgl", "degrees"),
         _route("message passing", "dgl", "message_passing"),
         _route("unrouted", "dgl.nn.pytorch", "unrouted"),
         *(_route(name, "dgl.nn.pytorch", file) for name, file, _ in layers if file is not None),

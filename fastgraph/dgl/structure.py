@@ -164,7 +164,7 @@ class _once(functools.cached_property[Value]):  # noqa: N801  # a decorator
     """A property in the place of an attribute, computed once."""
 
 
-class _Ungrouped(Structure):
+class Ungrouped(Structure):
     """Edges in the order of their numbers, which are grouped in memory of our own.
 
     They are grouped once, in the order of DGL's CSC, and go with DGL's graph as that would. Numbers
@@ -283,19 +283,22 @@ class _Source:
         self.latest: weakref.ref[Any] | None = None
         self._structure: Structure | Refusal | None = None
 
-    def structure(self) -> Structure | Refusal | None:
-        """The edges, or why they cannot be taken; ``None`` where no index object is left."""
+    def structure(self, gidx: Any = None) -> Structure | Refusal | None:
+        """The edges, or why they cannot be taken; ``None`` where no index object is left.
+
+        Args:
+            gidx: one of the index objects; default: the latest.
+        """
         found = self._structure
-        if type(found) is _Ungrouped and found.views != _VIEWS.given_out:
-            gidx = None if self.latest is None else self.latest()
-            if gidx is None or gidx.formats()["created"] == ["coo"]:
+        if gidx is None and self.latest is not None:
+            gidx = self.latest()
+        if type(found) is Ungrouped and found.views != _VIEWS.given_out:
+            if gidx is None or "csc" not in gidx.formats()["created"]:
                 found.views = _VIEWS.given_out
             else:
                 found = None  # somebody may have DGL's CSC, and edit it
-        if found is None and self.latest is not None:
-            gidx = self.latest()
-            if gidx is not None:
-                self._structure = found = _read(gidx)
+        if found is None and gidx is not None:
+            self._structure = found = _read(gidx)
         return found
 
 
@@ -306,12 +309,12 @@ def _read(gidx: Any) -> Structure | Refusal:
     if "csc" not in formats["created"] + formats["not created"]:
         return Refusal("a graph that is restricted to formats without CSC")
     with normal_mode():  # what is read must serve training as well
-        if formats["created"] == ["coo"]:
+        if "coo" in formats["created"] and "csc" not in formats["created"]:
             # As they are pickled, without a copy: `edges` makes a number for each of them.
             src, dst = map(zerocopy_from_dgl_ndarray, gidx.__getstate__().arrays)
             if src.is_cpu or _may_ascend(dst):
                 ends = (0, 0) if gidx.number_of_ntypes() == 1 else gidx.metagraph.find_edge(0)
-                return _Ungrouped(src, dst, *map(gidx.num_nodes, ends))
+                return Ungrouped(src, dst, *map(gidx.num_nodes, ends))
         num_dst, num_src, ptr, index, edge_ids = _READ_TENSORS(gidx, 0, True, "csr")
     has_ids = len(index) > 0 and len(edge_ids) == len(index)
     return Structure(index, ptr, edge_ids if has_ids else None, num_src, num_dst)
@@ -366,7 +369,7 @@ def structure_of(gidx: Any) -> Structure | Refusal:
     """The edges of an index object with one relation, or the reason why they cannot be taken."""
     if type(gidx) in FOREIGN:
         return FOREIGN[type(gidx)](gidx)
-    found = _source_of(gidx).structure()
+    found = _source_of(gidx).structure(gidx)
     assert found is not None  # it is alive
     return found
 
@@ -387,7 +390,7 @@ def directed_structure_of(gidx: Any, *, may_turn: bool = True) -> tuple[Structur
             turned = source.reversed.structure()
             if isinstance(turned, Structure):
                 return turned, True
-        found = source.structure()
+        found = source.structure(gidx)
     assert found is not None  # it is alive
     return found if isinstance(found, Refusal) else (found, False)
 
@@ -399,10 +402,11 @@ def install(patches: Patches) -> None:
 
     @functools.wraps(relation)
     def get_relation_graph(self: Any, etype: int) -> Any:
-        found, number = relation(self, etype), int(etype)
-        relations = _source_of(self).relations
-        source = relations.get(number)
-        _join(found, relations.setdefault(number, _Source()) if source is None else source)
+        found, source = relation(self, etype), _source_of(self)
+        if self.number_of_etypes() > 1:
+            number, relations = int(etype), source.relations
+            source = relations.get(number) or relations.setdefault(number, _Source())
+        _join(found, source)
         return found
 
     @functools.wraps(reverse)

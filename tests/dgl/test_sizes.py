@@ -136,6 +136,12 @@ def test_narrow_features_need_more_edges() -> None:
         assert counts("dgl.gspmm") == (1, 1, {TOO_SMALL.reason: 1})
 
 
+def test_sums_of_narrow_features_need_no_more_edges() -> None:
+    with fastgraph.enabled(strict=True):
+        dgl.ops.copy_u_sum(graph(sizes.SUM.training), torch.randn(20, 1))
+        assert counts("dgl.gspmm") == (1, 0, {})
+
+
 def test_extrema_of_narrow_features_are_left_to_upstream() -> None:
     g = graph(sizes.NARROW_TIMES * sizes.EXTREMUM.training)
     wide = torch.randn(20, sizes.WIDE_EXTREMUM)

@@ -110,6 +110,22 @@ def test_a_relation_is_found_by_its_graph(sorted_graphs: list[Graph]) -> None:
     torch.testing.assert_close(out, module(g["s"], x).detach())
 
 
+def test_the_only_relation_of_a_graph_is_the_graph(sorted_graphs: list[Graph]) -> None:
+    g, x = of_case(ORDINARY), torch.randn(30, 4)
+    copy_u, add = dgl.function.copy_u, dgl.function.sum
+    expected = dgl.ops.copy_u_sum(of_case(ORDINARY), x)
+    with fastgraph.enabled(strict=True):
+        found = []
+        for etype in (None, "_E"):
+            with g.local_scope():
+                g.ndata["x"] = x
+                g.update_all(copy_u("x", "m"), add("m", "y"), etype=etype)
+                found.append(g.ndata["y"])
+        found.append(dgl.ops.copy_u_sum(g, x))
+    torch.testing.assert_close(found, 3 * [expected])
+    assert len(sorted_graphs) == 1
+
+
 def test_reversing_a_graph_turns_round_what_is_there(sorted_graphs: list[Graph]) -> None:
     g, x, w = of_case(ORDINARY), torch.randn(30, 4), torch.rand(150, 1)
     back = dgl.reverse(g)
@@ -149,8 +165,8 @@ def test_graphs_go_when_dgls_do() -> None:
     with fastgraph.enabled(strict=True):
         relations = {("a", name, "a"): tuple(random_edges(9, 9, 40)) for name in "rs"}
         g, single = dgl.heterograph(relations), of_case(ORDINARY)
-        g.in_degrees(etype="r")  # makes a CSC
-        single.in_degrees()
+        g.create_formats_()
+        single.create_formats_()
         step(layer(), g["r"], torch.randn(9, 4))
         step(layer(), single, torch.randn(30, 4))
         dgl.ops.copy_u_sum(dgl.reverse(single), torch.randn(30, 4))
@@ -286,7 +302,7 @@ def test_an_edit_by_the_reversed_graph() -> None:
     g, x = of_case(ORDINARY), torch.randn(30, 4)
     with fastgraph.enabled(strict=True):
         dgl.ops.copy_u_sum(g, x)
-        g.in_degrees()  # makes a CSC
+        g.create_formats_()
         _, index, _ = dgl.reverse(g).adj_tensors("csr")
         index[:10] = 0
         ours = dgl.ops.copy_u_sum(g, x)

@@ -1,0 +1,80 @@
+"""In-degrees that DGL counts by a CSC, which message passing here needs none of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import fastgraph
+from tests.dgl.graphs import ORDINARY, dgl, graph, of_case
+from tests.graphs import random_edges
+
+dglnn = pytest.importorskip("dgl.nn.pytorch")
+
+
+def has_csc(g: Any) -> bool:
+    return "csc" in g.formats()["created"]
+
+
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("num_src", "num_dst", "edges"), [(30, 20, 90), (9, 40, 12), (3, 3, 0)])
+def test_they_are_those_of_dgl(num_src: int, num_dst: int, edges: int, idtype: torch.dtype) -> None:
+    index = random_edges(num_src, num_dst, edges).to(idtype)
+    expected = graph(index, num_src, num_dst).in_degrees()
+    g = graph(index, num_src, num_dst)
+    with fastgraph.enabled(strict=True):
+        found = g.in_degrees()
+    assert not has_csc(g)
+    assert found.dtype == expected.dtype == idtype and torch.equal(found, expected)
+    found.zero_()  # is the caller's
+    with fastgraph.enabled(strict=True):
+        assert torch.equal(g.in_degrees(), expected)
+
+
+def test_layers_that_ask_for_them_find_their_edges_grouped(
+    sorted_graphs: list[fastgraph.Graph],
+) -> None:
+    x = torch.randn(30, 40)
+    for layer in (dglnn.GCN2Conv(40, 1), dglnn.ChebConv(40, 40, 3)):
+        more = (x,) if isinstance(layer, dglnn.GCN2Conv) else ([2.0],)
+        expected = layer(of_case(ORDINARY), x, *more)
+        g = of_case(ORDINARY)
+        sorted_graphs.clear()
+        with fastgraph.enabled(strict=True):
+            torch.testing.assert_close(layer(g, x, *more), expected)
+        assert len(sorted_graphs) == 1 and not has_csc(g)
+
+
+def test_of_some_nodes_or_with_a_csc_or_on_small_graphs_dgl_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = of_case(ORDINARY).in_degrees()
+    with fastgraph.enabled(strict=True):
+        for nodes in ([3, 5], [5], list(range(29, -1, -1))):
+            g = of_case(ORDINARY)
+            assert g.in_degrees(nodes).tolist() == expected[nodes].tolist()
+            assert has_csc(g)
+        with torch.autocast("cpu", torch.bfloat16):
+            g = of_case(ORDINARY)
+            assert torch.equal(g.in_degrees(), expected) and has_csc(g)
+        index = g.adj_tensors("csc")[1]
+        assert torch.equal(g.in_degrees(), expected) and len(index) == g.num_edges()
+        with fastgraph.enabled(min_edges=151):
+            g = of_case(ORDINARY)
+            assert torch.equal(g.in_degrees(), expected) and has_csc(g)
+    monkeypatch.delenv("FASTGRAPH_MIN_EDGES")
+    with fastgraph.enabled(strict=True):
+        g = of_case(ORDINARY)
+        assert torch.equal(g.in_degrees(), expected) and has_csc(g)
+
+
+def test_of_several_relations() -> None:
+    edges = {("a", name, "a"): tuple(random_edges(9, 9, 40, seed=s)) for s, name in enumerate("rs")}
+    expected = [dgl.heterograph(edges).in_degrees(etype=name) for name in "rs"]
+    g = dgl.heterograph(edges)
+    with fastgraph.enabled(strict=True):
+        found = [g.in_degrees(etype=name) for name in "rs"]
+        single = g["s"].in_degrees()
+    assert all(map(torch.equal, found, expected)) and torch.equal(single, expected[1])
