@@ -164,6 +164,20 @@ def reverse_rows(lib: Library, draw: Draw) -> Prepared:
     return {"rowptr": graph.rowptr, "col": graph.index, "col_out": col}, check
 
 
+def same_indices(lib: Library, draw: Draw) -> Prepared:
+    values, _, num_rows, _ = draw.edges()
+    other = values.clone()
+    is_edited = bool(len(values)) and draw.one_of(True, False)
+    if is_edited:
+        other[draw.number(0, len(values) - 1)] = num_rows
+    a, b = (draw.indices(side, draw.index_dtype()) for side in (values, other))
+
+    def check(same: Any) -> None:
+        assert same == (not is_edited)
+
+    return {"a": a, "b": b}, check
+
+
 def inverse_degree(lib: Library, draw: Draw) -> Prepared:
     graph = built(lib, draw)
     out = torch.full((graph.num_rows,), -7, dtype=draw.one_of(torch.float32, torch.float64))
@@ -558,6 +572,7 @@ CALLS = (
     check_csr,
     transpose_csr,
     reverse_rows,
+    same_indices,
     inverse_degree,
     order_rows,
     count_reads,

@@ -151,6 +151,7 @@ def valid_calls(lib: Any) -> dict[str, dict[str, Any]]:
             "edge_id_t": torch.empty_like(col_t),
         },
         "reverse_rows": {"rowptr": rowptr, "col": col, "col_out": col.clone()},
+        "same_indices": {"a": col.long(), "b": col},
         "inverse_degree": {"rowptr": rowptr, "out": torch.empty(graph.num_rows)},
         "spmm": {
             **matrix,
@@ -202,6 +203,7 @@ FUNCTIONS = (
     "check_csr",
     "transpose_csr",
     "reverse_rows",
+    "same_indices",
     "inverse_degree",
     "order_rows",
     "spmm",
@@ -225,6 +227,7 @@ FUNCTIONS = (
 LEADING = {"row", "index", "col", "col_t", "rowptr", "rowptr_t", "x"}
 LEADING |= {"x_src", "x_dst", "score_dst", "query", "key"}
 LEADING_IN = {
+    ("same_indices", "a"),
     ("head_scores", "att"),
     ("head_scores_backward", "att"),
 }
@@ -235,6 +238,8 @@ STRIDED = {
     ("build_csr_with_loops", "col"),
     ("check_csr", "ptr"),
     ("check_csr", "index"),
+    ("same_indices", "a"),
+    ("same_indices", "b"),
     ("inverse_degree", "rowptr"),
 }
 
