@@ -4,12 +4,16 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "cpu/edge_registers.h"
+#include "cpu/edge_rows.h"
+#include "cpu/edge_sums.h"
 #include "cpu/kernels.h"
+#include "cpu/reused.h"
 #include "cpu/running_softmax.h"
-#include "fastgraph/nan_watch.h"
 #include "fastgraph/partial_sums.h"
 #include "fastgraph/result.h"
 #include "fastgraph/schedule.h"
@@ -25,6 +29,9 @@ class EdgeProgram {
  public:
   using A = Accumulator<T>;
   using Registers = EdgeRegisters<T>;
+  using Sums = EdgeSums<T>;
+  using Kept = typename Sums::Kept;
+  using Whole = typename Sums::Whole;
   static constexpr int N = kLanes<A>;
 
   EdgeProgram(const OrderedCsr& graph, const EdgeCode& code, const T* const* operands,
@@ -68,8 +75,12 @@ class EdgeProgram {
     for (int64_t s = 0; s < code_.num_slots; ++s) {
       if (code_.slots[s].often() == 2) work += code_.slots[s].width;
     }
-    for_each_task(num_groups_, (graph_.num_entries + graph_.num_rows) * work,
-                  [&](int64_t group) { run_group(group); });
+    Reused<Work> works;
+    for_each_task(num_groups_, (graph_.num_entries + graph_.num_rows) * work, [&](int64_t group) {
+      auto own = works.take([&] { return std::make_unique<Work>(*this); });
+      run_group(group, *own);
+      works.give(std::move(own));
+    });
     const auto num_cut = static_cast<int64_t>(schedule_.cut_rows.size());
     for_each_task(num_cut, schedule_.num_pieces * sums_size_, [&](int64_t i) { merge(i); });
     for (int64_t r = 0; r < code_.num_reductions; ++r) {
@@ -89,6 +100,17 @@ class EdgeProgram {
   int64_t width_of(const EdgeReduction& reduction) const {
     return code_.slots[reduction.value].width;
   }
+
+  // What a thread computes with.
+  struct Work {
+    explicit Work(const EdgeProgram& of)
+        : registers(of.graph_, of.code_, of.layout_, of.operands_),
+          sums(scratch<A>(kMostEdges * of.sums_size_)) {}
+
+    Registers registers;
+    Scratch<A> sums;  // of each row of a block
+    EdgeRows rows;
+  };
 
   // Whether a row has anything of a reduction until all of its edges are known.
   static bool has_state(const EdgeReduction& reduction) {
@@ -115,7 +137,7 @@ class EdgeProgram {
     return code.has_outer() ? std::min(num_tasks, kMostGroups) : num_tasks;
   }
 
-  void run_group(int64_t group) {
+  void run_group(int64_t group, Work& own) {
     std::vector<OuterSum<A>> outer;
     for (int64_t r = 0; r < code_.num_reductions; ++r) {
       const EdgeReduction& reduction = code_.reductions[r];
@@ -124,59 +146,96 @@ class EdgeProgram {
                          outer_.get() + group * outer_size_ + total_begin_[r]);
     }
     const int64_t end = (group + 1) * num_tasks_ / num_groups_;
-    for (int64_t i = group * num_tasks_ / num_groups_; i < end; ++i) run(i, outer.data());
+    for (int64_t i = group * num_tasks_ / num_groups_; i < end; ++i) run(i, own, outer.data());
     for (auto& sum : outer) sum.finish();
   }
 
-  void run(int64_t number, OuterSum<A>* outer) {
+  void run(int64_t number, Work& own, OuterSum<A>* outer) {
     const Task& task = schedule_.tasks[number];
-    Registers registers(graph_, code_, layout_, operands_);
-    const auto sums = scratch<A>(sums_size_);
     A* const totals = totals_.get() + number * totals_size_;
     std::fill_n(totals, totals_size_, A{});
-    for (int64_t place = task.place_begin; place < task.place_end; ++place) {
-      const int64_t row = graph_.row(place);
+    for (int64_t place = task.place_begin; place < task.place_end;) {
       const EntryRange entries = task.entries(graph_, place);
       if (entries.empty()) {
-        clear(row);
-        continue;
-      }
-      const int64_t count = entries.end - entries.begin;
-      registers.begin_row(row, std::min(layout_.block, count));
-      begin(sums.get());
-      for (int64_t e = entries.begin; e < entries.end; e += layout_.block) {
-        const int64_t edges = std::min(layout_.block, entries.end - e);
-        registers.put_edges(e, edges, task.entry_end);
-        registers.run_block(edges);
-        reduce(registers, e, edges, sums.get(), outer);
-      }
-      if (task.whole()) {
-        finish(registers, row, count, sums.get(), totals);
+        clear(graph_.row(place++));
+      } else if (!task.whole() || entries.end - entries.begin > layout_.block) {
+        run_long(task, place++, own, totals, outer);
       } else {
-        piece_entries_[task.piece] = count;
-        std::memcpy(partial_.get() + task.piece * sums_size_, sums.get(), sums_size_ * sizeof(A));
+        place = run_short(task, place, own, totals, outer);
       }
     }
+  }
+
+  // A row, or a piece of one, with more edges than a block.
+  void run_long(const Task& task, int64_t place, Work& own, A* totals, OuterSum<A>* outer) {
+    const int64_t row = graph_.row(place);
+    const EntryRange entries = task.entries(graph_, place);
+    const int64_t count = entries.end - entries.begin;
+    A* const sums = own.sums.get();
+    own.rows.clear();
+    own.rows.add(row, layout_.block);
+    own.registers.begin_rows(own.rows);
+    begin(sums);
+    for (int64_t e = entries.begin; e < entries.end; e += layout_.block) {
+      const int64_t edges = std::min(layout_.block, entries.end - e);
+      own.registers.put_edges(e, edges);
+      own.registers.run_block(edges);
+      reduce(own.registers, e, edges, sums, outer);
+    }
+    if (task.whole()) {
+      finish(own.registers, row, count, sums, totals);
+    } else {
+      piece_entries_[task.piece] = count;
+      std::memcpy(partial_.get() + task.piece * sums_size_, sums, sums_size_ * sizeof(A));
+    }
+  }
+
+  // The row at a place, and as many of those behind it as fit into a block. The place that comes
+  // next.
+  int64_t run_short(const Task& task, int64_t place, Work& own, A* totals, OuterSum<A>* outer) {
+    const int64_t first = graph_.rowptr[place];
+    own.rows.clear();
+    for (; place < task.place_end; ++place) {
+      const EntryRange entries = task.entries(graph_, place);
+      const int64_t edges = entries.end - entries.begin;
+      if (own.rows.edges + edges > layout_.block) break;
+      const int64_t row = graph_.row(place);
+      if (edges == 0) {
+        clear(row);
+      } else {
+        own.rows.add(row, edges);
+      }
+    }
+    for (int64_t next = place; next < std::min(place + own.rows.count, task.place_end); ++next) {
+      own.registers.expect_row(graph_.row(next));
+    }
+    own.registers.begin_rows(own.rows);
+    own.registers.put_edges(first, own.rows.edges);
+    own.registers.run_block(own.rows.edges);
+    reduce(own, first, totals, outer);
+    return place;
   }
 
   // What a row begins with.
   void begin(A* sums) const {
     for (int64_t r = 0; r < code_.num_reductions; ++r) {
-      const EdgeReduction& reduction = code_.reductions[r];
-      if (!has_state(reduction)) continue;
-      const int64_t width = width_of(reduction);
-      A* const own = sums + begin_[r];
-      if (reduction.is_softmax()) {
-        softmax(reduction, own).begin();
-      } else if (!reduction.is_extremum()) {
-        std::fill_n(own, width, A{});
-      } else {
-        std::fill_n(own, width, -std::numeric_limits<A>::infinity());
-        std::fill_n(own + width, width, A{});  // as bits, the number 0
-      }
+      if (has_state(code_.reductions[r])) begin(code_.reductions[r], sums + begin_[r]);
     }
   }
 
+  void begin(const EdgeReduction& reduction, A* own) const {
+    const int64_t width = width_of(reduction);
+    if (reduction.is_softmax()) {
+      softmax(reduction, own).begin();
+    } else if (!reduction.is_extremum()) {
+      std::fill_n(own, width, A{});
+    } else {
+      std::fill_n(own, width, -std::numeric_limits<A>::infinity());
+      std::fill_n(own + width, width, A{});  // as bits, the number 0
+    }
+  }
+
+  // Goes on with a long row.
   void reduce(Registers& registers, int64_t first, int64_t edges, A* sums,
               OuterSum<A>* outer) const {
     for (int64_t r = 0; r < code_.num_reductions; ++r) {
@@ -185,25 +244,84 @@ class EdgeProgram {
       if (reduction.kind == EdgeReductionKind::kEdge) {
         write(registers, reduction, results_[r], first, edges);
       } else if (reduction.is_extremum()) {
-        const A sign = reduction.kind == EdgeReductionKind::kMax ? A{1} : A{-1};
-        if (reduction.record < 0) {
-          extremum<false>(registers, reduction, sign, edges, own);
-        } else {
-          extremum<true>(registers, reduction, sign, edges, own);
-        }
+        Sums::extremum(registers, reduction, 0, edges, own);
       } else if (reduction.is_softmax()) {
-        const int32_t exponentials = reduction.row_factor;
         auto running = softmax(reduction, own);
         running.raise(registers.rows(reduction.factor), edges);
-        registers.exponentials(reduction.factor, running.largest, exponentials, edges);
-        running.add(registers.rows(exponentials), edges);
-        add(registers, reduction.value, exponentials, edges, own);
+        const A* largest[kMostEdges];
+        std::fill_n(largest, edges, running.largest);
+        registers.exponentials(reduction.factor, largest, reduction.row_factor, edges);
+        running.add(registers.rows(reduction.row_factor), edges);
+        Sums::add(registers, reduction.value, reduction.row_factor, 0, edges, Kept{own});
       } else if (reduction.is_outer()) {
         outer++->add(registers.rows(reduction.value), registers.rows(reduction.factor), edges);
       } else {
-        add(registers, reduction.value, reduction.factor, edges, own);
+        Sums::add(registers, reduction.value, reduction.factor, 0, edges, Kept{own});
       }
       registers.have_expected();
+    }
+  }
+
+  // The results of short rows.
+  void reduce(Work& own, int64_t first, A* totals, OuterSum<A>* outer) const {
+    Registers& registers = own.registers;
+    const EdgeRows& rows = own.rows;
+    for (int64_t r = 0; r < code_.num_reductions; ++r) {
+      const EdgeReduction& reduction = code_.reductions[r];
+      if (reduction.kind == EdgeReductionKind::kEdge) {
+        write(registers, reduction, results_[r], first, rows.edges);
+      } else if (reduction.is_outer()) {
+        outer++->add(registers.rows(reduction.value), registers.rows(reduction.factor), rows.edges);
+      } else if (reduction.is_softmax()) {
+        weigh(own, reduction, results_[r], own.sums.get() + begin_[r]);
+      } else {
+        for (int64_t i = 0; i < rows.count; ++i) reduce_row(own, r, i, totals);
+      }
+      registers.have_expected();
+    }
+  }
+
+  // The row at a place in a block.
+  void reduce_row(Work& own, int64_t r, int64_t place, A* totals) const {
+    const EdgeReduction& reduction = code_.reductions[r];
+    const int64_t row = own.rows.row[place], begin = own.rows.begin[place];
+    const int64_t edges = own.rows.begin[place + 1] - begin;
+    A* const sums = own.sums.get() + begin_[r];
+    if (reduction.kind == EdgeReductionKind::kSum || reduction.kind == EdgeReductionKind::kMean) {
+      Sums::add(own.registers, reduction.value, reduction.factor, begin, edges,
+                whole(own.registers, reduction, results_[r], begin, row, edges));
+      return;
+    }
+    this->begin(reduction, sums);
+    if (reduction.is_extremum()) {
+      Sums::extremum(own.registers, reduction, begin, edges, sums);
+      store_extremum(reduction, row, sums, width_of(reduction));
+    } else {
+      Sums::add(own.registers, reduction.value, reduction.factor, begin, edges, Kept{sums});
+      add_total(r, row_factor(own.registers, reduction, begin), sums, totals);
+    }
+  }
+
+  // Softmaxes of short rows.
+  void weigh(Work& own, const EdgeReduction& reduction, const Result<T>& result, A* sums) const {
+    Registers& registers = own.registers;
+    const EdgeRows& rows = own.rows;
+    const A* largest[kMostEdges];
+    const A* const* const scores = registers.rows(reduction.factor);
+    for (int64_t i = 0; i < rows.count; ++i) {
+      const int64_t begin = rows.begin[i], edges = rows.begin[i + 1] - begin;
+      auto state = softmax(reduction, sums + i * sums_size_);
+      state.begin(scores + begin, edges);
+      std::fill_n(largest + begin, edges, state.largest);
+    }
+    registers.exponentials(reduction.factor, largest, reduction.row_factor, rows.edges);
+    const A* const* const exponentials = registers.rows(reduction.row_factor);
+    for (int64_t i = 0; i < rows.count; ++i) {
+      const int64_t begin = rows.begin[i], edges = rows.begin[i + 1] - begin;
+      A* const state = sums + i * sums_size_;
+      softmax(reduction, state).add(exponentials + begin, edges);
+      Sums::add(registers, reduction.value, reduction.row_factor, begin, edges, Kept{state});
+      store_softmax(reduction, rows.row[i], softmax(reduction, state), result);
     }
   }
 
@@ -223,195 +341,88 @@ class EdgeProgram {
     }
   }
 
-  // What the values of an edge are multiplied by: nothing, as many values, or one for each head.
-  enum class Factor { kNone, kOfChannels, kOfHead };
-
-  // sums += value * factor, edge by edge.
-  static void add(const Registers& registers, int32_t value, int32_t factor, int64_t edges,
-                  A* sums) {
-    const int64_t width = registers.width(value);
-    const A* const* const values = registers.rows(value);
-    if (factor < 0) {
-      return add<Factor::kNone>(registers, values, nullptr, 0, 0, width, edges, sums);
-    }
-    const A* const* const factors = registers.rows(factor);
-    const int64_t heads = registers.width(factor);
-    if (heads == width) {
-      return add<Factor::kOfChannels>(registers, values, factors, 0, 0, width, edges, sums);
-    }
-    const int64_t of_head = width / heads;
-    for (int64_t h = 0; h < heads; ++h) {
-      const int64_t begin = h * of_head;
-      add<Factor::kOfHead>(registers, values, factors, h, begin, begin + of_head, edges, sums);
-    }
+  // Of a row that has so many edges, one of which is at a place of the block.
+  Whole whole(const Registers& registers, const EdgeReduction& reduction, const Result<T>& result,
+              int64_t place, int64_t row, int64_t edges) const {
+    const bool is_mean = reduction.kind == EdgeReductionKind::kMean;
+    return {result.row(row), row_factor(registers, reduction, place),
+            is_mean ? static_cast<A>(edges) : A{1}};
   }
 
-  // The same for the columns [begin, end), those of a head if its factor is one number.
-  template <Factor kFactor>
-  static void add(const Registers& registers, const A* const* values, const A* const* factors,
-                  int64_t head, int64_t begin, int64_t end, int64_t edges, A* sums) {
-    for_each_part<N, kVectorsOfChunk>(begin, end, [&](auto chunk, int64_t f) {
-      using C = decltype(chunk);
-      constexpr int kLane = C::kLanes;
-      Vector<A, kLane> sum[C::kCount];
-#pragma GCC unroll 16
-      for (int q = 0; q < C::kCount; ++q) sum[q] = load<kLane>(sums + f + q * kLane);
-      for (int64_t g = 0; g < edges; ++g) {
-        if (f == 0) registers.expect(g);
-        const A* value = values[g] + f;
-        // GCC would keep the sum of f and the place of each vector in registers, and run out of
-        // them.
-        asm("" : "+r"(value));
-        const A* const factor = kFactor == Factor::kNone ? nullptr : factors[g];
-        const A one = kFactor == Factor::kOfHead ? factor[head] : A{1};
-#pragma GCC unroll 16
-        for (int q = 0; q < C::kCount; ++q) {
-          const auto own = load<kLane>(value + q * kLane);
-          if constexpr (kFactor == Factor::kNone) {
-            sum[q] += own;
-          } else if constexpr (kFactor == Factor::kOfHead) {
-            sum[q] += one * own;
-          } else {
-            sum[q] += own * load<kLane>(factor + f + q * kLane);
-          }
-        }
-      }
-#pragma GCC unroll 16
-      for (int q = 0; q < C::kCount; ++q) store<kLane>(sums + f + q * kLane, sum[q]);
-    });
+  // What the sums of a row are multiplied by, one of whose edges is at a place of the block.
+  const A* row_factor(const Registers& registers, const EdgeReduction& reduction,
+                      int64_t place) const {
+    return reduction.row_factor < 0 ? nullptr : registers.at(reduction.row_factor, place);
   }
 
-  // The largest sign * value, and behind all of them how many edges attain it: none if it is NaN,
-  // as nothing equals that.
-  template <bool kTies>
-  void extremum(const Registers& registers, const EdgeReduction& reduction, A sign, int64_t edges,
-                A* sums) const {
-    const int64_t width = width_of(reduction);
-    const A* const* const values = registers.rows(reduction.value);
-    auto* const ties = reinterpret_cast<Bits<A>*>(sums + width);
-    for_each_part<N, 4>(0, width, [&](auto chunk, int64_t f) {
-      using C = decltype(chunk);
-      if (!extremum<C, kTies, false>(registers, values, sign, edges, f, sums, ties)) {
-        extremum<C, kTies, true>(registers, values, sign, edges, f, sums, ties);
-      }
-    });
-  }
-
-  // The same for the columns of C that begin at f. Unless kNans, nothing is written and false is
-  // returned if there may be a NaN.
-  template <typename C, bool kTies, bool kNans>
-  static bool extremum(const Registers& registers, const A* const* values, A sign, int64_t edges,
-                       int64_t f, A* sums, Bits<A>* ties) {
-    constexpr int kLane = C::kLanes;
-    Vector<A, kLane> best[C::kCount];
-    Vector<Bits<A>, kLane> count[C::kCount] = {};
-    NanWatch<A, kLane, C::kCount> watch;
-#pragma GCC unroll 16
-    for (int q = 0; q < C::kCount; ++q) {
-      best[q] = load<kLane>(sums + f + q * kLane);
-      if constexpr (kTies) count[q] = load_raw<kLane>(ties + f + q * kLane);
-    }
-    for (int64_t g = 0; g < edges; ++g) {
-      if (!kNans && f == 0) registers.expect(g);
-      const A* const value = values[g] + f;
-#pragma GCC unroll 16
-      for (int q = 0; q < C::kCount; ++q) {
-        const auto own = sign * round_to<T, kLane>(load<kLane>(value + q * kLane));
-        take<kTies, kNans, kLane>(own, splat<Bits<A>, kLane>(1), best[q], count[q]);
-        if constexpr (!kNans) watch.see(q, own);
-      }
-    }
-    if (!kNans && watch.noticed()) return false;
-#pragma GCC unroll 16
-    for (int q = 0; q < C::kCount; ++q) {
-      store<kLane>(sums + f + q * kLane, best[q]);
-      if constexpr (kTies) store_raw<kLane>(ties + f + q * kLane, count[q]);
-    }
-    return true;
-  }
-
-  // Goes on with a value that so many edges have. Unless kNans, it is a number.
-  template <bool kTies, bool kNans, int kLane, typename V, typename I>
-  static FASTGRAPH_INLINE void take(V value, I of_value, V& best, I& count) {
-    I is_new = value > best;
-    if constexpr (kNans) is_new |= value != value;
-    if constexpr (kTies) {
-      const I equal = value == best;
-      count = is_new ? of_value : count + (of_value & equal);
-      if constexpr (kNans) count &= ~(is_new & (value != value));
-    }
-    best = kNans ? (is_new ? value : best) : larger<A, kLane>(value, best);
-  }
-
-  // The results of a row, of so many edges.
+  // The results of a long row, of so many edges.
   void finish(const Registers& registers, int64_t row, int64_t count, A* sums, A* totals) const {
     for (int64_t r = 0; r < code_.num_reductions; ++r) {
       const EdgeReduction& reduction = code_.reductions[r];
-      const int64_t width = width_of(reduction);
       A* const own = sums + begin_[r];
-      const A* const scale =
-          reduction.row_factor < 0 ? nullptr : registers.at(reduction.row_factor, 0);
       switch (reduction.kind) {
         case EdgeReductionKind::kEdge:
         case EdgeReductionKind::kOuter: break;
         case EdgeReductionKind::kTotal:
-          for (int64_t c = 0; c < width; ++c) {
-            totals[total_begin_[r] + c] += scale ? scale[c] * own[c] : own[c];
-          }
+          add_total(r, row_factor(registers, reduction, 0), own, totals);
           break;
-        case EdgeReductionKind::kSum: store_sum(results_[r].row(row), own, scale, 1, width); break;
+        case EdgeReductionKind::kSum:
         case EdgeReductionKind::kMean:
-          store_sum(results_[r].row(row), own, scale, static_cast<A>(count), width);
+          Sums::store_sum(own, whole(registers, reduction, results_[r], 0, row, count),
+                          width_of(reduction));
           break;
-        case EdgeReductionKind::kMax: store_extremum(reduction, row, own, A{1}, width); break;
-        case EdgeReductionKind::kMin: store_extremum(reduction, row, own, A{-1}, width); break;
+        case EdgeReductionKind::kMax:
+        case EdgeReductionKind::kMin:
+          store_extremum(reduction, row, own, width_of(reduction));
+          break;
         case EdgeReductionKind::kSoftmax:
-          store_softmax(reduction, row, softmax(reduction, own));
-          if (reduction.out >= 0) store_sum(results_[r].row(row), own, nullptr, 1, width);
+          store_softmax(reduction, row, softmax(reduction, own), results_[r]);
           break;
       }
     }
   }
 
-  static void store_sum(const ResultRow<T>& out, const A* sums, const A* scale, A count,
-                        int64_t width) {
-    for_each_chunk<N, 1>(0, width, [&](auto chunk, int64_t f) {
-      using C = decltype(chunk);
-      for (int q = 0; q < C::kCount; ++q) {
-        const int64_t c = f + q * C::kLanes;
-        auto sum = load<C::kLanes>(sums + c);
-        if (scale != nullptr) sum *= load<C::kLanes>(scale + c);
-        if (count != 1) sum /= splat<A, C::kLanes>(count);
-        out.template store<C::kLanes>(c, sum);
-      }
+  void add_total(int64_t r, const A* scale, const A* sums, A* totals) const {
+    A* const total = totals + total_begin_[r];
+    for (int64_t c = 0; c < width_of(code_.reductions[r]); ++c) {
+      total[c] += scale ? scale[c] * sums[c] : sums[c];
+    }
+  }
+
+  void store_extremum(const EdgeReduction& reduction, int64_t row, const A* best,
+                      int64_t width) const {
+    const auto* const counts = reinterpret_cast<const Bits<A>*>(best + width);
+    const A sign = Sums::sign_of(reduction);
+    T* const out = row_of<T>(reduction.out, row, width);
+    int32_t* const ties = row_of<int32_t>(reduction.record, row, width);
+    for_each_part<N, 1>(0, width, [&](auto chunk, int64_t c) {
+      constexpr int kLane = decltype(chunk)::kLanes;
+      const auto found = load<kLane>(best + c);
+      if (out != nullptr) store<kLane>(out + c, sign * found);
+      if (ties == nullptr) return;
+      // Where an extremum is 0 the zeros that upstream's output begins with take a share.
+      const auto count = load_raw<kLane>(counts + c) - (found == Vector<A, kLane>{});
+      for (int k = 0; k < kLane; ++k) ties[c + k] = static_cast<int32_t>(count[k]);
     });
   }
 
-  void store_extremum(const EdgeReduction& reduction, int64_t row, const A* best, A sign,
-                      int64_t width) const {
-    const auto* const counts = reinterpret_cast<const Bits<A>*>(best + width);
-    T* const out = row_of<T>(reduction.out, row, width);
-    int32_t* const ties = row_of<int32_t>(reduction.record, row, width);
-    for (int64_t c = 0; c < width; ++c) {
-      if (out != nullptr) store_one(out + c, sign * best[c]);
-      // Where an extremum is 0 the zeros that upstream's output begins with take a share.
-      if (ties != nullptr) ties[c] = static_cast<int32_t>(counts[c] + (best[c] == 0));
-    }
-  }
-
   // The records of a softmax, and its sums divided by the exponentials'.
-  void store_softmax(const EdgeReduction& reduction, int64_t row, RunningSoftmax<A> own) const {
+  void store_softmax(const EdgeReduction& reduction, int64_t row, RunningSoftmax<A> own,
+                     const Result<T>& result) const {
     T* const largest = row_of<T>(reduction.record, row, own.heads);
     T* const scale = row_of<T>(reduction.scale, row, own.heads);
-    for (int64_t h = 0; h < own.heads; ++h) {
-      const A inverse = A{1} / own.totals[h];
-      for (int64_t c = 0; c < own.of_head; ++c) own.sums[h * own.of_head + c] *= inverse;
+    own.finish();
+    for_each_part<N, 1>(0, own.heads, [&](auto chunk, int64_t h) {
+      constexpr int kLane = decltype(chunk)::kLanes;
       // A gradient subtracts the number that is kept, which may have been rounded.
-      const A kept = round_to<T, 1>(Vector<A, 1>{own.largest[h]})[0];
-      if (largest != nullptr) store_one(largest + h, kept);
-      if (scale == nullptr) continue;
-      store_one(scale + h, is_half<T> ? inverse * std::exp(kept - own.largest[h]) : inverse);
-    }
+      const auto most = load<kLane>(own.largest + h), kept = round_to<T, kLane>(most);
+      auto inverse = load<kLane>(own.totals + h);
+      if (largest != nullptr) store<kLane>(largest + h, kept);
+      if (is_half<T>) inverse *= exponential<A, kLane>(kept - most);
+      if (scale != nullptr) store<kLane>(scale + h, inverse);
+    });
+    if (reduction.out < 0) return;
+    Sums::store_sum(own.sums, Whole{result.row(row), nullptr, A{1}}, width_of(reduction));
   }
 
   template <typename U>
@@ -443,7 +454,10 @@ class EdgeProgram {
   void merge(int64_t number) {
     const CutRow& cut = schedule_.cut_rows[number];
     Registers registers(graph_, code_, layout_, operands_);
-    registers.begin_row(cut.row, 1);
+    EdgeRows rows;
+    rows.clear();
+    rows.add(cut.row, 1);
+    registers.begin_rows(rows);
     A* const totals = totals_.get() + (num_tasks_ + number) * totals_size_;
     std::fill_n(totals, totals_size_, A{});
     const auto sums = scratch<A>(sums_size_);
@@ -477,7 +491,8 @@ class EdgeProgram {
         }
         Vector<A, 1> best{own[c]};
         Vector<Bits<A>, 1> count{ties[c]};
-        take<true, true, 1>(Vector<A, 1>{other[c]}, Vector<Bits<A>, 1>{of_other[c]}, best, count);
+        Sums::template take<true, true, 1>(Vector<A, 1>{other[c]}, Vector<Bits<A>, 1>{of_other[c]},
+                                           best, count);
         own[c] = best[0];
         ties[c] = count[0];
       }

@@ -7,7 +7,9 @@
 #include <optional>
 #include <vector>
 
+#include "cpu/edge_heads.h"
 #include "cpu/edge_products.h"
+#include "cpu/edge_rows.h"
 #include "cpu/running_softmax.h"
 #include "fastgraph/chunks.h"
 #include "fastgraph/edge_code.h"
@@ -19,9 +21,8 @@
 
 namespace fastgraph {
 
-// The most edges that registers hold, and how many bytes of them there should be: they and what is
+// The least edges that registers hold, and how many bytes of them there should be: they and what is
 // gathered for the next ones fit into a core's first cache.
-constexpr int64_t kMostEdges = 16;
 constexpr int64_t kLeastEdges = 4;
 constexpr int64_t kRegisterBytes = 1 << 14;
 
@@ -49,11 +50,15 @@ struct EdgeLayout {
     for (int64_t s = 0; s < code.num_slots; ++s) {
       const EdgeSlot slot = code.slots[s];
       const bool is_read_in_place = slot.is_operand() && slot.width >= kNarrow && !is_half;
-      const bool has_edges = slot.often() == 2 || slot.width < kNarrow;
       begin.push_back(size);
-      if (!is_read_in_place) size += round_up((has_edges ? block : 1) * slot.width);
+      if (!is_read_in_place) size += round_up((has_edges(slot) ? block : 1) * slot.width);
     }
+    size = round_up(size + 1);  // vectors may begin with the last value
   }
+
+  // Whether a slot has room for all edges of a block: for their values, or for those of as many
+  // rows.
+  static bool has_edges(const EdgeSlot& slot) { return slot.often() > 0 || slot.width < kNarrow; }
 
   // So that the last vector of a register is its own.
   static int64_t round_up(int64_t size) { return (size + 15) / 16 * 16; }
@@ -96,10 +101,7 @@ class EdgeRegisters {
     std::fill_n(memory_.get(), layout.size, A{});
     for (int32_t s = 0; s < code.num_slots; ++s) {
       const EdgeSlot slot = code.slots[s];
-      const bool has_edges = slot.often() == 2 || slot.width < kNarrow;
-      for (int64_t g = 0; g < layout.block; ++g) {
-        at_[s * kMostEdges + g] = own(s) + (has_edges ? g * slot.width : 0);
-      }
+      place(s, layout.block, EdgeLayout::has_edges(slot) ? slot.width : 0);
       if (slot.kind == EdgeSlotKind::kConstant) *own(s) = static_cast<A>(code.constants[s]);
       if (slot.kind == EdgeSlotKind::kParameter) put_all(s, operands[s]);
       of_kind_[static_cast<int>(slot.kind)].push_back(s);
@@ -113,7 +115,7 @@ class EdgeRegisters {
     run(0, 1);
     for (const auto kind :
          {EdgeSlotKind::kParameter, EdgeSlotKind::kConstant, EdgeSlotKind::kOfProgram}) {
-      for (const int32_t s : of(kind)) repeat(s, layout.block);
+      for (const int32_t s : of(kind)) repeat(s);
     }
   }
 
@@ -125,17 +127,29 @@ class EdgeRegisters {
 
   int64_t width(int32_t slot) const { return code_.slots[slot].width; }
 
-  // All that depends on a row, which has so many edges in a block.
-  void begin_row(int64_t row, int64_t edges) {
-    for (const int32_t s : of(EdgeSlotKind::kRow)) put_all(s, operands_[s] + row * width(s));
-    run(1, 1);
+  // All that depends on the rows of a block.
+  void begin_rows(const EdgeRows& rows) {
+    for (const int32_t s : of(EdgeSlotKind::kRow)) {
+      place(s, rows.count, width(s));
+      put_rows(s, rows.count, [&](int64_t r) { return rows.row[r]; });
+    }
+    for (const int32_t s : of(EdgeSlotKind::kOfRow)) place(s, rows.count, width(s));
+    run(1, rows.count);
+    if (rows.count == rows.edges) return;
     for (const auto kind : {EdgeSlotKind::kRow, EdgeSlotKind::kOfRow}) {
-      for (const int32_t s : of(kind)) repeat(s, edges);
+      for (const int32_t s : of(kind)) spread_rows(s, rows);
     }
   }
 
-  // Has the operands of some entries in the block. Those before `stop` that follow come next.
-  void put_edges(int64_t first, int64_t edges, int64_t stop) {
+  // Asks for what a row has.
+  FASTGRAPH_INLINE void expect_row(int64_t row) const {
+    for (const int32_t s : of(EdgeSlotKind::kRow)) {
+      prefetch_row(operands_[s] + row * width(s), width(s));
+    }
+  }
+
+  // Has the operands of some entries in the block. Those that follow come next.
+  void put_edges(int64_t first, int64_t edges) {
     const int32_t* const col = graph_.col + first;
     for (const int32_t s : of(EdgeSlotKind::kGathered)) {
       put_rows(s, edges, [=](int64_t g) -> int64_t { return col[g]; });
@@ -144,7 +158,7 @@ class EdgeRegisters {
       put_rows(s, edges, [&](int64_t g) { return graph_.edge(first + g); });
     }
     next_ = first + layout_.block;
-    num_next_ = stop - next_;
+    num_next_ = graph_.num_entries - next_;
   }
 
   // Asks for the operands of the entry that comes next in the place of an edge. Whatever goes over
@@ -163,20 +177,22 @@ class EdgeRegisters {
   // The instructions on the edges of a block.
   void run_block(int64_t edges) { run(2, edges); }
 
-  // out = exp(score - largest) for the edges of a block.
-  void exponentials(int32_t score, const A* largest, int32_t out, int64_t edges) {
+  // out = exp(score - largest) for the edges of a block, of each of which there are the largest
+  // scores of its row.
+  void exponentials(int32_t score, const A* const* largest, int32_t out, int64_t edges) {
     const int64_t heads = width(score);
     const auto f = [](V x, V most) { return exponential<A, N>(x - subtracted<A, N>(most)); };
     if (heads >= kNarrow) {
       for (int64_t g = 0; g < edges; ++g) {
-        for_each_vector(own(out) + g * heads, heads, f, at(score, g), largest);
+        for_each_vector(own(out) + g * heads, heads, f, at(score, g), largest[g]);
       }
       return;
     }
-    const int64_t count = (edges * heads + N - 1) / N * N;
+    const int64_t count = edges * heads, whole = (count + N - 1) / N * N;
     A of_each[kMostEdges * kNarrow];
-    for (int64_t i = 0; i < count; ++i) of_each[i] = i < heads ? largest[i] : of_each[i - heads];
-    for_each_vector(own(out), count, f, at(score, 0), of_each);
+    for (int64_t g = 0; g < edges; ++g) std::copy_n(largest[g], heads, of_each + g * heads);
+    std::fill(of_each + count, of_each + whole, A{});
+    for_each_vector(own(out), whole, f, at(score, 0), of_each);
   }
 
  private:
@@ -239,12 +255,35 @@ class EdgeRegisters {
     std::fill_n(&at_[slot * kMostEdges], layout_.block, at(slot, 0));
   }
 
-  // What is the same for all edges of a block, for so many of them, if it is narrow.
-  void repeat(int32_t slot, int64_t edges) {
+  // What is the same for all edges of a block, for all of them, if it is narrow.
+  void repeat(int32_t slot) {
     const int64_t count = width(slot);
     if (count >= kNarrow) return;
     A* const to = own(slot);
-    for (int64_t i = count; i < edges * count; ++i) to[i] = to[i - count];
+    for (int64_t i = count; i < layout_.block * count; ++i) to[i] = to[i - count];
+  }
+
+  // Has the values of some edges in the slot's own memory.
+  void place(int32_t slot, int64_t edges, int64_t width) {
+    const A** const at = &at_[slot * kMostEdges];
+    for (int64_t g = 0; g < edges; ++g) at[g] = own(slot) + g * width;
+  }
+
+  // What rows have, for their edges. No row is behind the place of an edge of it.
+  void spread_rows(int32_t slot, const EdgeRows& rows) {
+    const int64_t count = width(slot);
+    const A** const at = &at_[slot * kMostEdges];
+    A* const to = own(slot);
+    for (int64_t g = rows.edges - 1; g > 0; --g) {
+      const int64_t r = rows.of_edge[g];
+      if (count >= kNarrow) {
+        at[g] = at[r];
+      } else if (count == 1) {
+        to[g] = to[r];
+      } else if (r != g) {
+        std::memcpy(to + g * count, to + r * count, count * sizeof(A));
+      }
+    }
   }
 
   // Instructions whose results change so often.
@@ -288,10 +327,16 @@ class EdgeRegisters {
 
   void spread(const EdgeInstruction& i, int64_t edges) {
     const int64_t heads = width(i.argument[0]), of_head = width(i.out) / heads;
+    const bool has_several = has_several_heads<N>(of_head) && heads < kNarrow;
+    const auto of_lanes = heads_of_lanes<A, N>(of_head);
     for (int64_t g = 0; g < edges; ++g) {
       const A* const from = at(i.argument[0], g);
       A* const to = own(i.out) + g * width(i.out);
-      for (int64_t h = 0; h < heads; ++h) std::fill_n(to + h * of_head, of_head, from[h]);
+      int64_t h = 0;
+      for (; has_several && (h + N / of_head) <= heads; h += N / of_head) {
+        store<N>(to + h * of_head, of_heads<A, N>(from + h, of_lanes));
+      }
+      for (; h < heads; ++h) std::fill_n(to + h * of_head, of_head, from[h]);
     }
   }
 
@@ -330,37 +375,47 @@ class EdgeRegisters {
   template <typename F, typename... In>
   FASTGRAPH_INLINE void sum_heads(int32_t out, int64_t width, int64_t edges, const F& f,
                                   const In*... in) {
-    const int64_t heads = this->width(out), of_head = width / heads;
-    if (of_head % N != 0) {
-      for (int64_t g = 0; g < edges; ++g) {
-        for (int64_t h = 0; h < heads; ++h) {
-          A sum = 0;
-          for_each_part<N, 1>(h * of_head, (h + 1) * of_head, [&](auto chunk, int64_t c) {
-            constexpr int kLane = decltype(chunk)::kLanes;
-            sum += sum_of<A, kLane>(f(load<kLane>(in[g] + c)...));
-          });
-          own(out)[g * heads + h] = sum;
-        }
-      }
-      return;
+    const int64_t of_head = width / this->width(out);
+    if (of_head % N == 0) return sum_vectors<N>(out, of_head, edges, f, in...);
+    if constexpr (N > 8) {
+      if (of_head % 8 == 0) return sum_vectors<8>(out, of_head, edges, f, in...);
     }
-    // As many sums at once as a vector has lanes, of whichever edges.
-    const int64_t count = edges * heads;
+    if constexpr (N > 4) {
+      if (of_head % 4 == 0) return sum_vectors<4>(out, of_head, edges, f, in...);
+    }
+    for (int64_t g = 0; g < edges; ++g) {
+      for (int64_t h = 0; h * of_head < width; ++h) {
+        A sum = 0;
+        for_each_part<N, 1>(h * of_head, (h + 1) * of_head, [&](auto chunk, int64_t c) {
+          constexpr int kLane = decltype(chunk)::kLanes;
+          sum += sum_of<A, kLane>(f(load<kLane>(in[g] + c)...));
+        });
+        own(out)[g * this->width(out) + h] = sum;
+      }
+    }
+  }
+
+  // The same where heads are whole vectors: as many sums at once as a vector has lanes, of
+  // whichever edges.
+  template <int kLane, typename F, typename... In>
+  void sum_vectors(int32_t out, int64_t of_head, int64_t edges, const F& f, const In*... in) {
+    const int64_t heads = width(out), count = edges * heads;
     int64_t g = 0, h = 0;
-    for (int64_t first = 0; first < count; first += N) {
-      const int taken = static_cast<int>(std::min<int64_t>(N, count - first));
-      V sums[N];
+    for (int64_t first = 0; first < count; first += kLane) {
+      const int taken = static_cast<int>(std::min<int64_t>(kLane, count - first));
+      Vector<A, kLane> sums[kLane];
       for (int k = 0; k < taken; ++k) {
-        const int64_t begin = h * of_head;
-        sums[k] = f(load<N>(in[g] + begin)...);
-        for (int64_t c = begin + N; c < begin + of_head; c += N)
-          sums[k] += f(load<N>(in[g] + c)...);
+        const int64_t begin = h * of_head, end = begin + of_head;
+        sums[k] = f(load<kLane>(in[g] + begin)...);
+        for (int64_t c = begin + kLane; c < end; c += kLane) {
+          sums[k] += f(load<kLane>(in[g] + c)...);
+        }
         if (++h == heads) {
           h = 0;
           ++g;
         }
       }
-      store<N>(own(out) + first, sums_of<A, N>(sums, taken));
+      store<kLane>(own(out) + first, sums_of<A, kLane>(sums, taken));
     }
   }
 

@@ -43,6 +43,17 @@ struct RunningSoftmax {
     std::fill_n(totals, heads, A{});
   }
 
+  // Begins with the largest scores of some edges.
+  void begin(const A* const* scores, int64_t edges) {
+    begin();
+    for_each_part<N, 1>(0, heads, [&](auto chunk, int64_t h) {
+      constexpr int kLane = decltype(chunk)::kLanes;
+      auto most = load<kLane>(largest + h);
+      for (int64_t g = 0; g < edges; ++g) most = larger<A, kLane>(load<kLane>(scores[g] + h), most);
+      store<kLane>(largest + h, most);
+    });
+  }
+
   // Raises the largest scores to those of some edges. What has been summed up is then as if these
   // had been known before.
   void raise(const A* const* scores, int64_t edges) {
@@ -75,6 +86,20 @@ struct RunningSoftmax {
     later.raise(&largest, 1);
     for (int64_t h = 0; h < heads; ++h) totals[h] += later.totals[h];
     for (int64_t c = 0; c < heads * of_head; ++c) sums[c] += later.sums[c];
+  }
+
+  // Divides the sums by the totals, which become 1 over themselves.
+  void finish() {
+    for_each_part<N, 1>(0, heads, [&](auto chunk, int64_t h) {
+      constexpr int kLane = decltype(chunk)::kLanes;
+      const auto inverse = splat<A, kLane>(1) / load<kLane>(totals + h);
+      store<kLane>(totals + h, inverse);
+      if (of_head == 1) store<kLane>(sums + h, load<kLane>(sums + h) * inverse);
+    });
+    if (of_head == 1) return;
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t c = 0; c < of_head; ++c) sums[h * of_head + c] *= totals[h];
+    }
   }
 
   // Multiplies the sums of some heads from h on.
