@@ -43,14 +43,17 @@ class MatrixOfEdge:
 
     @classmethod
     def of(
-        cls, v: Recorded, steps: Sequence[Step], shape: Callable[[int], tuple[int, ...]]
+        cls,
+        v: Recorded,
+        steps: Sequence[Step],
+        known: Callable[[int], tuple[Tensor, Recorded] | None],
     ) -> MatrixOfEdge | None:
         """The matrix that a value of edges is; ``None`` for any other value.
 
         Args:
             v: the value.
             steps: all of them.
-            shape: gives that of a step's values, without rows.
+            known: gives the tensor that a step computes, and what is known of it.
         """
         if v.place != "edge" or v.step is None or len(v.channels) != 2:
             return None
@@ -60,7 +63,7 @@ class MatrixOfEdge:
         if made.function is not aten.linear.default or made.kwargs:
             return None
         hidden, weight, bias = (*made.args, None)[:3]
-        own = shape(hidden.step)
+        own = found[1].channels if (found := known(hidden.step)) is not None else ()
         if len(own) != 1 or (bias is not None and not isinstance(bias, Ref)):
             return None
         bias_step = None if bias is None else bias.step

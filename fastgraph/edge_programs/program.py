@@ -194,6 +194,17 @@ class Program:
         if idle:
             raise ValueError(f"every operand must be used, got {idle} that are not")
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Every call of a program looks up several things that are kept of it.
+        return hash((self.operands, self.instructions, self.outputs))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Program, (self.operands, self.instructions, self.outputs)  # others hash otherwise
+
     def _check_factor(self, output: Output) -> None:
         if not 0 <= output.score < self.num_values:
             raise ValueError(f"outer must have two values, got {output.score}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import torch
 
 from fastgraph.edge_programs.builder import Value
+from fastgraph.edge_programs.operations import REDUCTIONS
 from fastgraph.edge_programs.owners import Owner
+from fastgraph.edge_programs.program import PLACES
 
 
 class Refused(BaseException):
@@ -36,6 +39,14 @@ class Step:
     function: Any
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
+
+
+def operand_name(step: Step, number: int) -> str:
+    """The name of the operand that a step becomes: that of what is given, if it may be one."""
+    name = step.args[0] if step.function is None else ""
+    if not re.fullmatch(r"[a-su-z_][a-z0-9_]*", name) or name in (*PLACES, *REDUCTIONS):
+        return f"t_{number}"
+    return str(name)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -42,13 +41,13 @@ from fastgraph.edge_programs.calls import (
 from fastgraph.edge_programs.dtypes import DTYPES, HALVES, StandIn, without_data
 from fastgraph.edge_programs.elementwise import ELEMENTWISE
 from fastgraph.edge_programs.mapped import MatrixOfEdge
-from fastgraph.edge_programs.operations import REDUCTIONS
 from fastgraph.edge_programs.owners import BY_TYPE, Owner, operand_place
 from fastgraph.edge_programs.precision import Precision
 from fastgraph.edge_programs.products import products_of_edges, split
-from fastgraph.edge_programs.program import PLACES, Place
+from fastgraph.edge_programs.program import Place
+from fastgraph.edge_programs.projections import projected, unshaped
 from fastgraph.edge_programs.reading import unread
-from fastgraph.edge_programs.recorded import Recorded, Ref, Refused, Step
+from fastgraph.edge_programs.recorded import Recorded, Ref, Refused, Step, operand_name
 from fastgraph.edge_programs.relations import Choice, EdgeTypes, chosen, product_by_type
 from fastgraph.edge_programs.terms import common_owner, number_of, selected, terms_of
 
@@ -172,12 +171,12 @@ class Recorder(TorchDispatchMode):
             raise Refused(_MATRICES)
         if v.step is None or v.place is None:
             raise Refused("it concatenates values of different rows")
-        number = v.step
-        while (step := self.steps[number]).function is aten.reshape.default:
-            number = step.args[0].step  # An operand has its channels in one dimension anyway.
-        name = step.args[0] if step.function is None else ""
-        if not re.fullmatch(r"[a-su-z_][a-z0-9_]*", name) or name in (*PLACES, *REDUCTIONS):
-            name = f"t_{number}"
+        if v.place == "edge" and self._has_products:
+            found = projected(v, self.steps, self._known_as, self._step, self.value)
+            if found is not None:
+                return found
+        number = unshaped(v.step, self.steps)  # an operand has its channels in one dimension
+        name = operand_name(self.steps[number], number)
         self._step_of[name], self.owner_of[name] = number, v.place
         return self.builder.operand(name, operand_place(v.place), math.prod(v.channels))
 
@@ -489,7 +488,7 @@ class Recorder(TorchDispatchMode):
         if v.channels[:-1] != (1,):
             raise Refused(_MATRICES)
         self.matrix_size = max(self.matrix_size, math.prod(self._of(matrix).channels))
-        made = MatrixOfEdge.of(self._of(matrix), self.steps, self._shape_of)
+        made = MatrixOfEdge.of(self._of(matrix), self.steps, self._known_as)
         if made is not None:
             hidden = self.value(Recorded("edge", (made.num_hidden,), made.hidden))
             return Recorded(None, channels, maps=made.product(self.value(v), hidden, self._step))
@@ -574,9 +573,9 @@ class Recorder(TorchDispatchMode):
             self.steps.append(made)
         return self.steps.index(made)
 
-    def _shape_of(self, step: int) -> tuple[int, ...]:
-        """The channels of the values that a step computes."""
-        return next(v.channels for _, v in self._known.values() if v.step == step)
+    def _known_as(self, step: int) -> tuple[Tensor, Recorded] | None:
+        """The tensor that a step computes, and what is known of it, if it was there."""
+        return next((known for known in self._known.values() if known[1].step == step), None)
 
     def _know(self, tensor: Tensor, recorded: Recorded) -> None:
         self._known[id(tensor)] = (tensor, recorded)

@@ -234,24 +234,30 @@ class _OfProgram(Context):
 def _save(ctx: _OfProgram, arguments: Arguments, result: Sequence[Tensor]) -> None:
     operands, index, ptr, text, ctx.num_in, ctx.num_out, ctx.transpose = arguments
     program = ctx.program = parse(text)
-    outputs = list(zip(program.outputs, result, strict=True))
-    ctx.mark_non_differentiable(*(tensor for output, tensor in outputs if not output.has_gradient))
-    needed = frozenset(
-        name for name, t in zip(program.names, operands, strict=True) if t.requires_grad
-    )
-    derived = derive(program, needed, _differentiable(program))
+    outputs = zip(program.outputs, result, strict=True)
+    ctx.mark_non_differentiable(*[tensor for output, tensor in outputs if not output.has_gradient])
     # Only what a gradient needs: users may edit all else in place before the backward pass.
-    named = zip(program.names, operands, strict=True)
-    kept = [tensor if name in derived.operands else None for name, tensor in named]
-    is_kept = [output.is_record or output.reduction in _KEPT for output in program.outputs]
-    results = [tensor if keep else None for keep, tensor in zip(is_kept, result, strict=True)]
-    ctx.save_for_backward(index, ptr, caller_index_of(index), *kept, *results)
+    are_kept = _are_kept(program, tuple([tensor.requires_grad for tensor in operands]))
+    given = [*operands, *result]
+    kept = [tensor if keep else None for keep, tensor in zip(are_kept, given, strict=True)]
+    ctx.save_for_backward(index, ptr, caller_index_of(index), *kept)
+
+
+@functools.lru_cache(maxsize=1024)
+def _are_kept(program: Program, requires_grad: tuple[bool, ...]) -> tuple[bool, ...]:
+    """True for each operand and each result that a gradient needs."""
+    named = zip(program.names, requires_grad, strict=True)
+    needed = frozenset(name for name, requires in named if requires)
+    taken = derive(program, needed, _differentiable(program)).operands
+    results = (output.is_record or output.reduction in _KEPT for output in program.outputs)
+    return (*(name in taken for name in program.names), *results)
 
 
 _KEPT = (*EXTREMA, SOFTMAX, SOFTMAX_MAX, SOFTMAX_SCALE)
 """Reductions whose results their gradients need."""
 
 
+@functools.lru_cache(maxsize=1024)
 def _differentiable(program: Program) -> frozenset[int]:
     """The numbers of the outputs that have gradients."""
     return frozenset(k for k, output in enumerate(program.outputs) if output.has_gradient)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -99,10 +99,16 @@ _FORMS: WeakKeyDictionary[type, _Form] = WeakKeyDictionary()
 def form_of(module: MessagePassing) -> _Form:
     """The arguments that the methods of a layer's class take."""
     cls = type(module)
-    form = _FORMS.get(cls)
-    if form is None or form.methods != _METHODS(cls):
-        form = _FORMS[cls] = _make_form(module, cls)
+    form, methods = _FORMS.get(cls), _METHODS(cls)
+    if form is None or form.methods != methods:
+        if form is None or _of_upstream(form.methods) != _of_upstream(methods):
+            form = _make_form(module, cls)
+        form = _FORMS[cls] = replace(form, methods=methods)  # routes may have been put back anew
     return form
+
+
+def _of_upstream(methods: tuple[Any, ...]) -> list[Any]:
+    return [getattr(method, "_fastgraph_upstream", method) for method in methods]
 
 
 def _make_form(module: MessagePassing, cls: type[MessagePassing]) -> _Form:
