@@ -574,8 +574,9 @@ class Recorder(TorchDispatchMode):
         return self.steps.index(made)
 
     def _known_as(self, step: int) -> tuple[Tensor, Recorded] | None:
-        """The tensor that a step computes, and what is known of it, if it was there."""
-        return next((known for known in self._known.values() if known[1].step == step), None)
+        """What is known of a step, and the tensor that it computes or is a part of."""
+        of_parts = ((t, v) for t, whole in self._known.values() for v in (whole, *whole.parts))
+        return next((found for found in of_parts if found[1].step == step), None)
 
     def _know(self, tensor: Tensor, recorded: Recorded) -> None:
         self._known[id(tensor)] = (tensor, recorded)

@@ -1,0 +1,83 @@
+"""Rows of edge programs that share a block of edges: each is what it is by itself, in bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fastgraph import ops
+
+DEGREES = (1, 0, 2, 3, 0, 7, 15, 16, 1, 17, 0, 33, 2, 2, 40, 1, 4, 5, 0)
+"""Short rows of all lengths, rows of a whole block, longer ones, and empty ones between them."""
+
+NODES = 25
+
+ELEMENTWISE = """
+x = gathered {wide}
+r = row {wide}
+n = row {narrow}
+e = edge {narrow}
+w = edge {wide}
+p = parameter {narrow}
+t0 = mul n p
+t1 = sub e t0
+t2 = tanh r
+t3 = add x t2
+t4 = mul t3 w
+t5 = mul t1 t4
+t6 = mul r t5
+"""
+
+REDUCTIONS = {
+    "sums": "sum t5\nsum t6\nmean t4\nsum t1",
+    "extrema": "max t4\nmax_ties t4\nmin t5\nmin_ties t5\nmax t1",
+    "softmax": "softmax x t1\nsoftmax_max t1\nsoftmax_scale t1\nsoftmax t4 t5",
+    "products": "t7 = product w m {odd}\nsum t7\nmax t7\nedge t7",
+}
+
+
+def program_of(name: str, wide: int, narrow: int) -> str:
+    matrix = "m = parameter {size}\n" if name == "products" else ""
+    text = ELEMENTWISE.replace("t0 =", f"{matrix}t0 =", 1) + REDUCTIONS[name]
+    return text.format(wide=wide, narrow=narrow, odd=5, size=5 * wide)
+
+
+def results(text: str, degrees: list[int], first: int, wide: int, narrow: int) -> list[Tensor]:
+    """The outputs for rows of these degrees, of which the first is one of all rows."""
+    generator = torch.Generator().manual_seed(3)
+    all_rows, all_edges = len(DEGREES), sum(DEGREES)
+    begin, count = sum(DEGREES[:first]), sum(degrees)
+    ends = torch.randint(NODES, (all_edges,), generator=generator)[begin : begin + count]
+    ptr = torch.tensor([0, *degrees]).cumsum(0)
+
+    def numbers(rows: int, width: int, own: slice) -> Tensor:
+        return torch.randn(rows, width, generator=generator)[own]
+
+    rows, edges = slice(first, first + len(degrees)), slice(begin, begin + count)
+    operands = {
+        "x": numbers(NODES, wide, slice(None)),
+        "r": numbers(all_rows, wide, rows),
+        "n": numbers(all_rows, narrow, rows),
+        "e": numbers(all_edges, narrow, edges),
+        "w": numbers(all_edges, wide, edges),
+        "p": numbers(1, narrow, slice(None))[0],
+        "m": numbers(5, wide, slice(None)).reshape(-1),
+    }
+    taken = {name: tensor for name, tensor in operands.items() if f"{name} = " in text}
+    return list(ops.edge_program(text, taken, ends, ptr=ptr, num_in=NODES))
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow"), [(40, 1), (64, 8), (64, 16), (3, 3), (96, 2), (33, 11), (64, 64)], ids=str
+)
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_rows_are_what_they_are_alone(name: str, wide: int, narrow: int) -> None:
+    text = program_of(name, wide, narrow)
+    together = results(text, list(DEGREES), 0, wide, narrow)
+    for row, degree in enumerate(DEGREES):
+        begin = sum(DEGREES[:row])
+        for whole, alone in zip(together, results(text, [degree], row, wide, narrow), strict=True):
+            is_of_edges = whole.shape[0] == sum(DEGREES)
+            own = slice(begin, begin + degree) if is_of_edges else slice(row, row + 1)
+            assert torch.equal(whole[own], alone), (row, degree)
