@@ -15,6 +15,8 @@ from torch_geometric.nn import MessagePassing
 
 import fastgraph
 from fastgraph.comparison.memory import release_freed, resident, restart_peak
+from fastgraph.layers.prepared import Prepared
+from fastgraph.routing.programs import last_outcome
 from fastgraph.routing.status import recording
 from measure.given import Given, Usual, normal
 from measure.graphs import GraphData, load
@@ -99,6 +101,7 @@ class Bench:
             "configuration": name,
             "part": part,
             "programs": programs,
+            "products": has_products(name),
             "times": self._times(step),
             "memory": memory,
             "difference": difference,
@@ -151,6 +154,21 @@ def computed_by_programs(name: str) -> bool | None:
     if not status.rows or any(row.fell_back for row in status.rows):
         return None
     return all(row.programs == row.routed for row in status.rows)
+
+
+@functools.cache
+def has_products(name: str) -> bool:
+    """True if a program of a configuration multiplies values of each edge by matrices."""
+    config = configurations()[name]
+    given = Given(at_random("example", 30, 200), 16)
+    with fastgraph.enabled(min_edges=0):
+        layer = config.build(given)
+        config.call(layer, given)
+        outcomes = [last_outcome(module) for module in layer.modules()]
+    return any(
+        isinstance(outcome, Prepared) and outcome.traced.program.has_products
+        for outcome in outcomes
+    )
 
 
 def _made(config: Usual, data: GraphData, channels: int, *, alone: bool) -> Step:

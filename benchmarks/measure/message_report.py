@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -39,9 +40,12 @@ def times_below(cell: Cell) -> float:
 def floors(cells: Sequence[Cell]) -> list[Floor]:
     """The floors for messages that are computed by edge programs."""
     alone = [cell for cell in cells if cell["part"] == "propagate"]
+    products = [cell for cell in alone if cell["products"]]
+    others = [cell for cell in alone if not cell["products"]]
     what = "message passing alone, geometric mean"
     return [
-        _floor(f"{what} of both passes", alone, both_passes, 8),
+        _floor(f"{what} of both passes, elementwise messages", others, both_passes, 8),
+        _floor(f"{what} of both passes, products of each edge", products, both_passes, 4),
         _floor(f"{what} of peak memory", alone, times_below, 10),
     ]
 
@@ -103,8 +107,10 @@ def _groups(cells: Iterable[Cell]) -> list[tuple[str, int, str]]:
 
 def _means(cells: Sequence[Cell]) -> list[str]:
     rows = []
-    for graph, channels, part in _groups(cells):
+    kinds = {"elementwise": False, "products": True}
+    for (graph, channels, part), kind in itertools.product(_groups(cells), kinds):
         group = [c for c in cells if _group(c) == (graph, channels, part) and c["programs"]]
+        group = [cell for cell in group if cell["products"] is kinds[kind]]
         if not group:
             continue
         ways = (
@@ -114,7 +120,7 @@ def _means(cells: Sequence[Cell]) -> list[str]:
             times_below,
         )
         means = (f"{_mean(group, way):.2f}x" for way in ways)
-        rows.append([f"{graph}, {channels} channels, {part}", str(len(group)), *means])
+        rows.append([f"{graph}, {channels} channels, {part}, {kind}", str(len(group)), *means])
     head = ["of edge programs", "cells", "forward", "backward", "both", "memory"]
     return table(head, rows)
 
