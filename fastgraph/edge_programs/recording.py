@@ -62,6 +62,7 @@ class Recorder(TorchDispatchMode):
         dtypes: of the tensors that the message takes.
         autocast: the dtype of the autocast on the CPU under which the message runs, if any.
         rounds: true if values of half types are rounded after each operation, as upstream's are.
+        maps_few: true if few features of edges are mapped to many in the program, not before it.
 
     Raises:
         Refused: from an operation that is not known to be row-wise.
@@ -73,6 +74,8 @@ class Recorder(TorchDispatchMode):
         dtypes: Iterable[torch.dtype],
         autocast: torch.dtype | None = None,
         rounds: bool = False,
+        *,
+        maps_few: bool = True,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.builder = Builder()
@@ -87,6 +90,7 @@ class Recorder(TorchDispatchMode):
         self.num_edges = num_edges
         self._seen: Callable[[Tensor], Tensor] = StandIn if autocast else lambda tensor: tensor
         self._has_products = autocast is None
+        self._maps_few = maps_few and autocast is None
         self._known: dict[int, tuple[Tensor, Recorded]] = {}
         self._state: dict[int, str] = {}
         self._closed: dict[int, tuple[Tensor, str]] = {}
@@ -171,10 +175,9 @@ class Recorder(TorchDispatchMode):
             raise Refused(_MATRICES)
         if v.step is None or v.place is None:
             raise Refused("it concatenates values of different rows")
-        if v.place == "edge" and self._has_products:
-            found = projected(v, self.steps, self._known_as, self._step, self.value)
-            if found is not None:
-                return found
+        is_mapped = v.place == "edge" and self._maps_few
+        if is_mapped and (made := projected(v, self.steps, self._known_as, self._step, self.value)):
+            return made
         number = unshaped(v.step, self.steps)  # an operand has its channels in one dimension
         name = operand_name(self.steps[number], number)
         self._step_of[name], self.owner_of[name] = number, v.place

@@ -74,8 +74,10 @@ class Prepared:
         is_half = not HALVES.isdisjoint((traced.dtype, *traced.dtypes))
         is_half = is_half or (traced.is_autocast and traced.converts)
         widens_edges = is_half and has_wide_edges and traced.dtype not in HALVES
-        has_narrow_products = _has_narrow_products(traced.program)
-        work = Work(width, has_wide_edges, is_half, widens_edges, has_narrow_products)
+        sides = _products(traced.program)
+        has_narrow_products = any(max(two) <= NARROW_PRODUCT for two in sides)
+        largest = max(map(math.prod, sides), default=0)
+        work = Work(width, has_wide_edges, is_half, widens_edges, has_narrow_products, largest)
         return cls(traced, _private(traced, of_nodes), tuple(found), work, winning)
 
     def compute(
@@ -242,12 +244,13 @@ def _result(output: Output, out: Tensor, shape: tuple[int, ...], dtype: torch.dt
     return out.view(shape) if output.reduction in EXTREMA else _unsafe_view(out, shape)
 
 
-def _has_narrow_products(program: Program) -> bool:
-    return any(
-        max(program.width(made.arguments[0]), made.width) <= NARROW_PRODUCT
+def _products(program: Program) -> list[tuple[int, int]]:
+    """The sides of the matrices by which values of each edge are multiplied."""
+    return [
+        (program.width(made.arguments[0]), made.width)
         for made in program.instructions
         if made.operation in (PRODUCT, PRODUCT_T)
-    )
+    ]
 
 
 def _expression(traced: Traced, number: int) -> str:

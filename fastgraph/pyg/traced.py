@@ -242,13 +242,14 @@ def _plan(
     refusal = REGISTRY.refusal("edge_program", device_type(edge_index), outcome.traced.dtype)
     if refusal is not None:
         return refusal
-    # Upstream's operations on sharded tensors cost as much more as the operator does. On a GPU
-    # nothing is known of them.
+    # Upstream's operations on sharded tensors cost as much more as the operator does.
     is_sharded = is_defined_by(edge_index, *tensors.values())
     if is_sharded and (outcome.work.is_half or any(t.dtype in HALVES for t in tensors.values())):
         return Refusal("its message is of a half type, or runs under autocast, on several ranks")
-    if edge_index.is_cpu and not is_sharded and outcome.work.is_too_little(num_edges):
-        _TOO_LITTLE.add(module, num_edges, _kind_of(arguments))
+    on_gpu = not edge_index.is_cpu
+    if not is_sharded and outcome.work.is_too_little(num_edges, on_gpu=on_gpu):
+        if not on_gpu:
+            _TOO_LITTLE.add(module, num_edges, _kind_of(arguments))
         return TOO_SMALL
     if num_out * outcome.traced.mapped_size > num_edges * outcome.traced.matrix_size > 0:
         return Refusal("its sums of nodes would take more memory than its matrices of edges")
@@ -481,7 +482,8 @@ def _traced(
         reading = Reading(form.message, stand_in(module))
         # Functions that have routes of their own are part of the message, and not counted.
         with known_softmax(), counted_as_whole(module):
-            traced = trace(reading, arguments, reductions, dict(besides), autocast)
+            on_gpu = device.type == "cuda"
+            traced = trace(reading, arguments, reductions, dict(besides), autocast, on_gpu=on_gpu)
             return [reading], traced
 
     (guard,), traced = read_message(read, module)

@@ -340,6 +340,20 @@ def test_values_of_messages_decide_for_edge_programs(
             assert not work.is_too_little(1)
 
 
+@pytest.mark.parametrize(
+    ("product", "edges", "is_little"),
+    [(0, 1, False), (64 * 64, 1 << 19, False), (64 * 64, 1 << 18, True), (256 * 64, 1 << 22, True)],
+)
+def test_products_of_each_edge_are_few_and_small_on_gpus(
+    product: int, edges: int, is_little: bool
+) -> None:
+    work = Work(64, False, largest_product=product)
+    with fastgraph.enabled():
+        assert work.is_too_little(edges, on_gpu=True) == is_little
+        with fastgraph.enabled(min_edges=0):
+            assert not work.is_too_little(edges, on_gpu=True)
+
+
 def test_what_had_too_little_to_compute_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[int] = []
     collect = traced._collect

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 
 import fastgraph
+from fastgraph.edge_programs.trace import trace
+from fastgraph.edge_programs.traced import Argument, Traced
 from tests.graphs import Case, all_cases, quantised, random_edges
 from tests.pyg.traced_layers import second_derivative
 
@@ -53,6 +55,18 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "own": (Encoding, 1),  # the first has too few results to gain
 }
 """Layers, and the products that their programs have."""
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_on_gpus_features_are_mapped_before_the_program(on_gpu: bool) -> None:
+    arguments = {
+        "x_j": Argument("gathered", (C,)),
+        "edge_attr": Argument("edge", (FEATURES,)),
+    }
+    traced = trace(Encoding().message, arguments, on_gpu=on_gpu)
+    assert isinstance(traced, Traced)
+    found = [made.operation for made in traced.program.instructions]
+    assert ("product_t" in found) == (not on_gpu)
 
 
 def agree(layer: nn.Module, x: Tensor, edges: Tensor, features: Tensor) -> None:
