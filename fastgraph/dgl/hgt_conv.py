@@ -48,6 +48,8 @@ def plan(
     for name in ("relation_att", "relation_msg"):
         for linear in getattr(module, name):
             refusal = typed_linear_refusal(name, linear)
+            if refusal is None and linear.regularizer == "bdd":
+                refusal = Refusal(f"{name} has block-diagonal matrices")
             if refusal is not None:
                 return refusal
     pairs = pairs_of(call, etype, len(module.relation_pri[0]))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastgraph import ops
 from fastgraph.dgl.calls import Accepted, accepted, edge_values_refusal
-from fastgraph.dgl.relations import Pairs, pairs_of, typed_linear_refusal
+from fastgraph.dgl.relations import Pairs, matrices_of, pairs_of, typed_linear_refusal
 from fastgraph.dgl.sizes import RELATIONS, of_layer
 from fastgraph.layers.sums import add_to, first_rows
 from fastgraph.plugins.patching import Patches
@@ -60,8 +60,9 @@ def plan(
 def _forward(module: RelGraphConv, call: Accepted, pairs: Pairs, norm: Tensor | None) -> Tensor:
     x = call.inputs.src
     edges = pairs.grouped.edges
+    weight = matrices_of(module.linear_r)
     h = ops.spmm(
-        pairs.project(x, module.linear_r.get_weight()),
+        pairs.project(x.view(len(x), *weight.shape[1:-1]), weight).flatten(1),
         edges.index,
         None if norm is None else norm.reshape(-1),
         ptr=edges.ptr,

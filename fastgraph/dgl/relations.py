@@ -123,6 +123,17 @@ def typed_linear_refusal(name: str, module: Any) -> Refusal | None:
         return Refusal(f"{name} is a {type(module).__name__}")
     if TYPED_LINEAR.is_watched(module):
         return Refusal(f"{name} has hooks or is replaced")
-    if module.regularizer == "bdd":
-        return Refusal("block-diagonal matrices of relations")
     return None
+
+
+def matrices_of(module: TypedLinear) -> Tensor:
+    """The matrices of relations, or the blocks along their diagonals.
+
+    Returns:
+        ``[relations, in_channels, out_channels]``, or ``[relations, blocks, ...]`` with the
+        channels of a block.
+    """
+    weight: Tensor = module.get_weight()
+    if module.regularizer != "bdd":
+        return weight
+    return weight.view(len(weight), module.num_bases, module.submat_in, module.submat_out)

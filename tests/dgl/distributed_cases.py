@@ -183,6 +183,7 @@ LAYERS = {
     "RelGraphConv, blocks": Case(
         lambda: dnn.RelGraphConv(D, C, K, "bdd", 2),
         lambda layer, g: layer(g, g.ndata["x"], g.edata["kind"]),
+        "dgl.RelGraphConv",
     ),
     "HGTConv": Case(
         lambda: dnn.HGTConv(D, 4, H, 2, K),
