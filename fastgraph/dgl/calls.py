@@ -6,15 +6,18 @@ another device than the graph, take no part: a graph on the CPU goes with featur
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from dgl.heterograph import DGLGraph
 from torch import Tensor
 
+from fastgraph import ops
 from fastgraph.dgl.conditions import call_refusal
 from fastgraph.dgl.devices import beside_features
 from fastgraph.dgl.structure import Relation, Structure, structure_of
+from fastgraph.edge_programs.dtypes import HALVES
 from fastgraph.graphs.edges import Edges
 from fastgraph.layers.attention import Inputs
 from fastgraph.plugins.backend import device_type
@@ -52,6 +55,23 @@ class Accepted(NamedTuple):
     def edges(self, *, numbered: bool) -> Edges:
         """Those of :meth:`relation` as operators take them."""
         return self.relation(numbered=numbered).edges
+
+    def program(self, program: str, operands: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """The outputs of an edge program, those of edges in the order of DGL's numbers.
+
+        Args:
+            program: its text.
+            operands: as for :func:`fastgraph.ops.edge_program`.
+        """
+        edges, structure = self.edges(numbered=True), self.structure
+        return ops.edge_program(
+            program,
+            operands,
+            edges.index,
+            ptr=edges.ptr,
+            num_in=structure.num_src,
+            num_out=structure.num_dst,
+        )
 
 
 def accepted(module: Any, operator: str, graph: object, feat: object) -> Accepted | Refusal:
@@ -148,3 +168,22 @@ def one_for_each_edge(name: str, values: object, call: Accepted) -> Tensor | Ref
         return refusal
     assert isinstance(values, Tensor)
     return values.reshape(-1)
+
+
+def program_refusal(module: Any, call: Accepted) -> Refusal | None:
+    """Why the messages of a layer cannot be those of an edge program.
+
+    Args:
+        module: the layer, all of whose parameters make messages.
+        call: with which features and graph.
+    """
+    x = call.inputs.src
+    if call.structure.index.shape[0] == 0:
+        return Refusal("a graph without edges")
+    if x.dtype in HALVES or x.device != call.structure.index.device:
+        return Refusal(f"features of {x.dtype} on the {x.device.type}")
+    if any(p.dtype != x.dtype for p in module.parameters()):
+        return Refusal("parameters with another dtype than features")
+    if any(p.numel() == 0 for p in module.parameters()):
+        return Refusal("a parameter without values")
+    return None

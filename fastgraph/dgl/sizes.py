@@ -16,7 +16,8 @@ from dgl.heterograph_index import HeteroGraphIndex
 from torch import Tensor, is_grad_enabled
 from torch.nn import Parameter
 
-from fastgraph.routing.sizes import Least, Work, are_too_few
+from fastgraph.routing.sizes import PROGRAM, Least, Work, are_too_few
+from fastgraph.settings import current
 
 # Of message passing, for wide features. DGL adds up features of sources as fast as kernels do.
 SUM = Least(inference=100_000, training=40_000)
@@ -50,6 +51,8 @@ For fewer, DGL's loops are as fast on any graph, and need not confirm that its e
 """
 
 _PLAIN: tuple[type, ...] = (Tensor, Parameter)
+_FEATURES = ("feat", "x", "nfeats", "node_feats")
+"""The names of a layer's features of nodes."""
 
 
 class ProgramWork(NamedTuple):
@@ -60,12 +63,14 @@ class ProgramWork(NamedTuple):
         has_wide_edges: true if there are as many channels of each edge in memory.
         reduces: true if a function of users reduces messages, which DGL calls for each in-degree.
         has_winners: true if one edge has the gradient of an extremum.
+        gains_in_training: false where gradients take longer than DGL's.
     """
 
     width: int
-    has_wide_edges: bool
-    reduces: bool
-    has_winners: bool
+    has_wide_edges: bool = False
+    reduces: bool = False
+    has_winners: bool = False
+    gains_in_training: bool = True
 
     def is_too_little(self, num_edges: int) -> bool:
         """True if a call on so many edges of a new graph would take longer than DGL's.
@@ -76,7 +81,8 @@ class ProgramWork(NamedTuple):
             num_edges *= _TIMES_OF_REDUCTIONS
         if self.has_winners and is_grad_enabled():
             num_edges //= _PASSES_OF_WINNERS
-        return Work(self.width, self.has_wide_edges).is_too_little(num_edges)
+        is_slow = is_grad_enabled() and not self.gains_in_training and current().min_edges is None
+        return is_slow or Work(self.width, self.has_wide_edges).is_too_little(num_edges)
 
 
 _TIMES_OF_REDUCTIONS = 2
@@ -98,10 +104,7 @@ def is_too_small(least: Least, gidx: Any, features: object, channels: int = WIDE
         features: of nodes or edges.
         channels: how many they have.
     """
-    if type(features) not in _PLAIN or type(gidx) is not HeteroGraphIndex:
-        return False
-    assert isinstance(features, Tensor)
-    if not features.is_cpu or torch.compiler.is_compiling():
+    if not _is_plain(gidx, features):
         return False
     num_edges = gidx.number_of_edges(0)
     if least is EXTREMUM and channels < WIDE_EXTREMUM:
@@ -109,6 +112,23 @@ def is_too_small(least: Least, gidx: Any, features: object, channels: int = WIDE
     if channels < WIDE and least is not SUM:
         num_edges //= NARROW_TIMES
     return are_too_few(least, num_edges)
+
+
+def _is_plain(gidx: Any, features: Any) -> bool:
+    """True for a graph of DGL and features on the CPU, in code that is not compiled."""
+    if type(features) not in _PLAIN or type(gidx) is not HeteroGraphIndex:
+        return False
+    return bool(features.is_cpu) and not torch.compiler.is_compiling()
+
+
+def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[object, object]:
+    """The graph of a layer's call, and the features of its sources."""
+    graph = args[0] if args else next((kwargs[n] for n in ("graph", "g") if n in kwargs), None)
+    if len(args) > 1:
+        features = args[1]
+    else:
+        features = next((kwargs[name] for name in _FEATURES if name in kwargs), None)
+    return graph, features[0] if isinstance(features, tuple) and features else features
 
 
 def of_layer(
@@ -122,13 +142,31 @@ def of_layer(
     """
 
     def is_small(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        graph = args[0] if args else kwargs.get("graph", kwargs.get("g"))
+        graph, features = _arguments(args, kwargs)
         if not isinstance(graph, DGLGraph):
             return False
-        features = args[1] if len(args) > 1 else kwargs.get("feat", kwargs.get("x"))
-        if isinstance(features, tuple) and features:
-            features = features[0]
         width = WIDE if channels is None else channels(module)
         return is_too_small(least, graph._graph, features, width)
 
+    return is_small
+
+
+def of_program(
+    work_of: Callable[[Any], ProgramWork],
+) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]:
+    """True for calls of layers, as :func:`of_layer` has them, that gain nothing from a program.
+
+    Args:
+        work_of: of the layer gives how much there is to compute for each edge.
+    """
+
+    def is_small(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if is_too_few(module, args, kwargs):
+            return True
+        graph, features = _arguments(args, kwargs)
+        if not isinstance(graph, DGLGraph) or not _is_plain(graph._graph, features):
+            return False
+        return work_of(module).is_too_little(graph._graph.number_of_edges(0))
+
+    is_too_few = of_layer(PROGRAM)
     return is_small

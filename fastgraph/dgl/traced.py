@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from dgl.frame import Column
+from dgl.frame import Column, Frame
 from dgl.function.base import BuiltinFunction
 from dgl.heterograph_index import HeteroGraphIndex
 from dgl.init import zero_initializer
@@ -72,6 +72,31 @@ def is_tiny(graph: Any) -> bool:
     if type(gidx) is not HeteroGraphIndex or torch.compiler.is_compiling():
         return False
     return are_too_few(PROGRAM, gidx.number_of_edges(0)) and _is_on_cpu(graph)
+
+
+def plan_of_layer(
+    graph: Any, message: Any, reduce: Any, features: Mapping[str, Mapping[str, Tensor]]
+) -> Computation | Refusal:
+    """The computation of a whole layer's messages by a function that stands for DGL's code.
+
+    It looks at no bounds: whether a call is too small, its route has asked.
+
+    Args:
+        graph: with one relation.
+        message: a method of the layer, as users write them for edges.
+        reduce: the same for nodes, or a function of DGL's.
+        features: what the method takes, by the names of :data:`KINDS` and its own.
+    """
+    own = reduce if isinstance(reduce, BuiltinFunction) else None
+    pair = pair_of(message, None if own is not None else reduce)
+    if isinstance(pair, Refusal):
+        return pair
+    frames = {kind: Frame(dict(features[kind]) if kind in features else None) for kind in KINDS}
+    call = Call(pair, None, own, frames, graph._graph.number_of_edges(0))
+    planned = _plan(graph, call, has_bounds=False)
+    if isinstance(planned, Refusal):
+        _remember(pair, planned)
+    return planned
 
 
 def _planned(graph: Any, functions: tuple[Any, Any], *, is_of_edges: bool) -> Computation | Refusal:
@@ -178,6 +203,9 @@ def _plan(graph: Any, call: Call, has_bounds: bool) -> Computation | Refusal:
     if isinstance(outcome, Refusal):
         return outcome
     tensors = _tensors(call, outcome)
+    num_mapped = structure.num_dst * outcome.traced.mapped_size
+    if num_mapped > call.num_edges * outcome.traced.matrix_size > 0:
+        return Refusal("its sums of nodes would take more memory than its matrices of edges")
     if has_bounds and _work(call, outcome, tensors).is_too_little(call.num_edges):
         return TOO_SMALL
     if outcome.winning and type(graph._graph) is not HeteroGraphIndex and torch.is_grad_enabled():

@@ -193,6 +193,12 @@ class _Module:
 _STORES = ("_parameters", "_buffers")
 
 
+def _is_stateless(module: nn.Module) -> bool:
+    """True for a module of torch that has neither tensors nor other modules, as activations."""
+    stores = (module._parameters, module._buffers, module._modules)
+    return is_trusted(type(module).__module__) and not any(stores)
+
+
 def _described(tensor: Any) -> Any:
     kind = type(tensor)
     if kind is nn.Parameter or kind is Tensor:
@@ -363,7 +369,9 @@ class Reading:
             for many in (layer.named_parameters, layer.named_buffers)
             for _, t in many(remove_duplicate=False)
         ]
-        if len(set(map(id, tensors))) < len(tensors) or len({id(m) for _, m in found}) < len(found):
+        # One activation of torch may stand in many places.
+        own = [module for _, module in found if not _is_stateless(module)]
+        if len(set(map(id, tensors))) < len(tensors) or len(set(map(id, own))) < len(own):
             self._doubt("its layer has one module or parameter in several places")
         kinds = {type(module) for _, module in found}
         for kind in kinds:

@@ -112,8 +112,7 @@ def test_is_accelerated_and_compare() -> None:
     gat = dglnn.GATConv(4, 3, 2, attn_drop=0.5, allow_zero_in_degree=True)
     with fastgraph.enabled():
         assert fastgraph.is_accelerated(gat, g, x) == (True, [])
-        by_edges = dglnn.EGATConv(4, 4, 3, 3, 2)
-        accelerated, reasons = fastgraph.is_accelerated(by_edges, g, x, torch.randn(150, 4))
+        accelerated, reasons = fastgraph.is_accelerated(dglnn.SAGEConv(4, 3, "lstm"), g, x)
         assert not accelerated and reasons
     edge_gat = dglnn.EdgeGATConv(4, 2, 3, 2, attn_drop=0.5, allow_zero_in_degree=True)
     calls = (
