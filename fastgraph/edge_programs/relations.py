@@ -94,6 +94,10 @@ def pairs_of(nodes: Tensor, types: Tensor, num_nodes: int, num_types: int) -> Pa
     return Pairs(pairs % max(num_nodes, 1), tuple(counts.tolist()), of_edge)
 
 
+PRODUCTS: dict[type, Callable[[Tensor, Tensor, Pairs], Tensor]] = {}
+"""Replacements of :func:`product_by_type` for pairs in subclasses of tensors."""
+
+
 def product_by_type(x: Tensor, matrices: Tensor, pairs: Pairs) -> Tensor:
     """For each pair the product of its node's row with the matrix of its type.
 
@@ -105,6 +109,9 @@ def product_by_type(x: Tensor, matrices: Tensor, pairs: Pairs) -> Tensor:
     Returns:
         ``[pairs, 1, C]``.
     """
+    by_subclass = PRODUCTS.get(type(pairs.nodes))
+    if by_subclass is not None:
+        return by_subclass(x, matrices, pairs)
     rows = x.index_select(0, pairs.nodes).squeeze(1)
     products = [
         rows_of_type @ matrix

@@ -11,9 +11,6 @@ from fastgraph.edge_programs.owners import ByType
 from fastgraph.edge_programs.relations import Pairs, check_numbers, pairs_of
 from fastgraph.graphs.edges import OutOfRange, unless_out_of_range
 from fastgraph.graphs.memo import remembered
-from fastgraph.plugins.refusal import Refusal
-
-BY_TYPES = Refusal("it computes by types of edges, which has no rule on several ranks")
 
 
 class TypedEdges(NamedTuple):
@@ -40,34 +37,74 @@ class TypedEdges(NamedTuple):
         return None if self.edges is None else self.pairs["gathered by type"].nodes.shape[0]
 
 
-def typed_edges(
-    edge_index: Tensor,
-    types: Tensor,
-    num_in: int,
-    num_out: int,
-    transpose: bool,
-    num_types: int,
-    places: frozenset[ByType],
-) -> TypedEdges | OutOfRange:
-    """Edges with types, remembered as long as both tensors live unchanged.
+class TypesOfEdges:
+    """What follows from types of edges, remembered as long as both tensors live unchanged."""
 
-    Args:
-        edge_index: int64 or int32 ``[2, E]``.
-        types: int64 ``[E]``.
-        num_in: the number of gathered nodes.
-        num_out: the number of aggregating nodes.
-        transpose: reverse every edge.
-        num_types: as many types as there are.
-        places: of the nodes whose pairs are wanted.
+    def typed_edges(
+        self,
+        edge_index: Tensor,
+        types: Tensor,
+        num_in: int,
+        num_out: int,
+        transpose: bool,
+        num_types: int,
+        places: frozenset[ByType],
+    ) -> TypedEdges | OutOfRange:
+        """Edges with types.
 
-    Returns:
-        The edges, or the reason to refuse if a type is out of range, or a node that has pairs:
-        upstream takes negative types for those from the end.
-    """
-    ends = num_in, num_out, transpose, num_types, tuple(sorted(places))
-    return unless_out_of_range(
-        lambda: remembered("typed edges", _typed_edges, edge_index, types, *ends)
-    )
+        Args:
+            edge_index: int64 or int32 ``[2, E]``.
+            types: int64 ``[E]``.
+            num_in: the number of gathered nodes.
+            num_out: the number of aggregating nodes.
+            transpose: reverse every edge.
+            num_types: as many types as there are.
+            places: of the nodes whose pairs are wanted.
+
+        Returns:
+            The edges, or the reason to refuse if a type is out of range, or a node that has pairs:
+            upstream takes negative types for those from the end.
+        """
+        ends = num_in, num_out, transpose, num_types, tuple(sorted(places))
+        return unless_out_of_range(
+            lambda: remembered("typed edges", _typed_edges, edge_index, types, *ends)
+        )
+
+    def shares(
+        self,
+        edge_index: Tensor,
+        types: Tensor,
+        num_in: int,
+        num_out: int,
+        transpose: bool,
+        num_types: int,
+        dtype: torch.dtype,
+    ) -> Tensor | OutOfRange:
+        """For each edge 1 over the number of edges of its node that have its type, ``[E]``.
+
+        Args:
+            edge_index: as above, and so the others.
+            types: int64 ``[E]``.
+            num_in: the number of gathered nodes.
+            num_out: the number of aggregating nodes.
+            transpose: reverse every edge.
+            num_types: as many types as there are.
+            dtype: of the result.
+        """
+        given = edge_index, types, num_out, transpose, num_types, dtype
+        found = unless_out_of_range(lambda: remembered("shares of types", _shares, *given))
+        return found if isinstance(found, OutOfRange) else found.of_edge
+
+
+ELSEWHERE: dict[type, TypesOfEdges] = {}
+"""By subclasses of tensors, what takes the place of :class:`TypesOfEdges` for these."""
+
+_HERE = TypesOfEdges()
+
+
+def types_among(*tensors: Tensor) -> TypesOfEdges:
+    """The functions for a call with these tensors."""
+    return next((ELSEWHERE[type(t)] for t in tensors if type(t) in ELSEWHERE), _HERE)
 
 
 def _typed_edges(
@@ -97,27 +134,25 @@ class _Shares(NamedTuple):
         return self.of_edge.nbytes
 
 
-def shares(
-    row: Tensor, types: Tensor, num_rows: int, num_types: int, dtype: torch.dtype
-) -> Tensor | OutOfRange:
-    """For each edge 1 over the number of edges of its node that have its type.
-
-    Remembered as long as both tensors live unchanged.
-
-    Args:
-        row: int64 or int32 ``[E]``, the aggregating node of each edge.
-        types: int64 ``[E]``.
-        num_rows: as many as there are.
-        num_types: as many as there are.
-        dtype: of the result.
-    """
-    given = row, types, num_rows, num_types, dtype
-    found = unless_out_of_range(lambda: remembered("shares of types", _shares, *given))
-    return found if isinstance(found, OutOfRange) else found.of_edge
-
-
 def _shares(
-    row: Tensor, types: Tensor, num_rows: int, num_types: int, dtype: torch.dtype
+    edge_index: Tensor,
+    types: Tensor,
+    num_rows: int,
+    transpose: bool,
+    num_types: int,
+    dtype: torch.dtype,
 ) -> _Shares:
+    row = edge_index[int(not transpose)]
+    return _Shares(shares_of(row, types, num_rows, num_types, dtype))
+
+
+def shares_of(
+    row: Tensor, types: Tensor, num_rows: int, num_types: int, dtype: torch.dtype
+) -> Tensor:
+    """For each edge 1 over the number of edges of its row that have its type.
+
+    Raises:
+        IndexError: a row or a type is out of range.
+    """
     of_edge = pairs_of(row, types, num_rows, num_types).of_edge
-    return _Shares(torch.bincount(of_edge).to(dtype).reciprocal()[of_edge])
+    return torch.bincount(of_edge).to(dtype).reciprocal()[of_edge]

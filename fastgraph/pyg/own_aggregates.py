@@ -18,8 +18,7 @@ from torch_geometric.nn.conv import MessagePassing
 from fastgraph.edge_programs.operations import STD
 from fastgraph.edge_programs.traced import Reduction
 from fastgraph.graphs.edges import OutOfRange
-from fastgraph.layers.typed_edges import BY_TYPES, shares
-from fastgraph.ops.library import is_defined_by
+from fastgraph.layers.typed_edges import types_among
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.pyg.aggregations import aggregated, reductions_of, squares
 
@@ -125,12 +124,12 @@ def _beside_fast_rgcn_conv(
     x, types = arguments.get("x"), arguments.get("edge_type")
     if not isinstance(x, Tensor) or not isinstance(types, Tensor):
         return Refusal("edge_type does not have one type for each edge")
-    if is_defined_by(x, types, edge_index):
-        return BY_TYPES
     if types.dtype is not torch.int64 or types.shape != edge_index.shape[1:]:
         return Refusal("edge_type does not have one type for each edge")
-    row = edge_index[int(layer.flow != "target_to_source")]
-    found = shares(row, types, num_rows, layer.num_relations, x.dtype)
+    transpose = layer.flow == "target_to_source"
+    num_in = x.shape[0]  # the gathered ones alone are given
+    ends = num_in, num_rows, transpose, layer.num_relations, x.dtype
+    found = types_among(edge_index, types, x).shares(edge_index, types, *ends)
     return found if isinstance(found, OutOfRange) else {"share": found}
 
 

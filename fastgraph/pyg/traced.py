@@ -19,7 +19,6 @@ from torch import Tensor
 from torch_geometric.nn.conv import MessagePassing
 from torch_geometric.typing import WITH_TORCH_SCATTER
 
-from fastgraph.edge_programs.dtypes import HALVES
 from fastgraph.edge_programs.frozen import UnknownError, frozen
 from fastgraph.edge_programs.node_counts import NUM_GATHERED, NUM_ROWS
 from fastgraph.edge_programs.program import Place
@@ -37,7 +36,7 @@ from fastgraph.layers.tracing import (
     stand_in,
     state_refusal_of,
 )
-from fastgraph.layers.typed_edges import BY_TYPES, typed_edges
+from fastgraph.layers.typed_edges import types_among
 from fastgraph.ops.library import is_defined_by
 from fastgraph.plugins.backend import device_type
 from fastgraph.plugins.refusal import Refusal
@@ -244,8 +243,6 @@ def _plan(
         return refusal
     # Upstream's operations on sharded tensors cost as much more as the operator does.
     is_sharded = is_defined_by(edge_index, *tensors.values())
-    if is_sharded and (outcome.work.is_half or any(t.dtype in HALVES for t in tensors.values())):
-        return Refusal("its message is of a half type, or runs under autocast, on several ranks")
     on_gpu = not edge_index.is_cpu
     if not is_sharded and outcome.work.is_too_little(num_edges, on_gpu=on_gpu):
         if not on_gpu:
@@ -261,10 +258,9 @@ def _plan(
         return refusal
     run, index, types = outcome.compute, edge_index, outcome.traced.types
     if types is not None:
-        if is_sharded:
-            return BY_TYPES
         edges = num_in, num_out, transpose, types.count, outcome.traced.pairs
-        typed = typed_edges(edge_index, tensors[types.name], *edges)
+        found = types_among(edge_index, *tensors.values())
+        typed = found.typed_edges(edge_index, tensors[types.name], *edges)
         if isinstance(typed, OutOfRange):
             return typed
         run = functools.partial(run, typed=typed)

@@ -15,7 +15,14 @@ from torch_geometric.utils import softmax
 
 import fastgraph.dist as fgd
 from fastgraph.dist.ranks.world import WORLD
-from tests.dist.graphs import NUM_FEATURES, PARTITIONS, graph, one_has_a_single_node
+from tests.dist.graphs import (
+    NUM_EDGES,
+    NUM_FEATURES,
+    NUM_NODES,
+    PARTITIONS,
+    graph,
+    one_has_a_single_node,
+)
 from tests.dist.test_fused import (
     REVERSED,
     Case,
@@ -214,8 +221,63 @@ def edge_network(channels: int = D) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, channels * C))
 
 
+def kinds_of(edges: Any, count: int = 2) -> Tensor:
+    """Types of edges, the same tensor at each call."""
+    if "kinds" not in edges:
+        edges.kinds = (edges.edge_attr[:, 0].detach() * count).long()
+    found: Tensor = edges.kinds
+    return found
+
+
 def with_kinds(layer: Any, d: Any) -> Tensor:
-    return layer(d.x, d.edge_index, (d.edge_attr[:, 0] > 0).long())
+    return layer(d.x, d.edge_index, kinds_of(d))
+
+
+def kinds_of_pair(layer: Any, d: Any) -> Tensor:
+    edges = d["author", "paper"]
+    return layer((d["author"].x, d["paper"].x), edges.edge_index, kinds_of(edges, 3))
+
+
+def with_kinds_from_the_end(layer: Any, d: Any) -> Tensor:
+    """Upstream takes negative types for those; one rank alone may have some."""
+    return layer(d.x, d.edge_index, kinds_of(d) * (torch.arange(NUM_EDGES) < 5) * -1)
+
+
+def with_replicated_kinds(layer: Any, d: Any) -> Tensor:
+    return layer(d.x, d.edge_index, torch.arange(d.edge_index.shape[1]) % 2)
+
+
+def with_edited_kinds(layer: Any, d: Any) -> Tensor:
+    """The types are others at the second call."""
+    kinds = kinds_of(d).clone()
+    with torch.no_grad():
+        before = layer(d.x, d.edge_index, kinds)
+    kinds.mul_(-1).add_(1)
+    return before + layer(d.x, d.edge_index, kinds).sin()
+
+
+def with_table_of_kinds(layer: Any, d: Any) -> Tensor:
+    return layer(layer.table, d.edge_index, kinds_of(d))
+
+
+class OfTypes(Own):
+    """A layer with a matrix for each type of edges."""
+
+    def __init__(self, aggr: str = "sum", **options: Any) -> None:
+        super().__init__(aggr=aggr, **options)
+        self.matrices = nn.Parameter(torch.randn(2, D, D))
+        self.table = nn.Parameter(torch.randn(NUM_NODES, D))
+
+    def forward(self, x: Tensor, edge_index: Tensor, kinds: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, kinds=kinds)
+
+
+def of_types(self: Any, x_i: Tensor, x_j: Tensor, kinds: Tensor) -> Tensor:
+    return torch.bmm(x_j.unsqueeze(1), self.matrices[kinds]).squeeze(1) * x_i.sigmoid()
+
+
+def rows_of_types(self: Any, x_i: Tensor, x_j: Tensor, kinds: Tensor) -> Tensor:
+    return torch.bmm(x_i.unsqueeze(1), self.matrices[kinds]).squeeze(1) * x_j
 
 
 def leaving(self: Any, x_i: Tensor, x_j: Tensor, index: Tensor) -> Tensor:
@@ -233,7 +295,6 @@ def leaving_weights(layer: Any, d: Any) -> Tensor:
 
 DEGREES = torch.ones(20, dtype=torch.long)
 
-BY_KINDS = "it computes by types of edges, which has no rule on several ranks"
 CASES = {
     "ResGated": Case(lambda: gnn.ResGatedGraphConv(D, C), plain),
     "ResGated, features": Case(lambda: gnn.ResGatedGraphConv(D, C, edge_dim=3), featured),
@@ -257,8 +318,19 @@ CASES = {
     "NN": Case(lambda: gnn.NNConv(D, C, edge_network()), featured),
     "NN, pair": Case(lambda: gnn.NNConv((4, 4), C, edge_network(4), aggr="mean"), edges_of_pair),
     "EG": Case(lambda: gnn.EGConv(D, 4, ["symnorm", "max", "std"], num_heads=2), plain),
-    "FastRGCN": Case(lambda: gnn.FastRGCNConv(D, C, 2), with_kinds, 0, BY_KINDS),
-    "RGAT": Case(lambda: gnn.RGATConv(D, C, 2), with_kinds, 0, BY_KINDS),
+    "FastRGCN": Case(lambda: gnn.FastRGCNConv(D, C, 2), with_kinds),
+    "FastRGCN, sum": Case(lambda: gnn.FastRGCNConv(D, C, 2, aggr="sum"), with_kinds),
+    "FastRGCN, pair": Case(lambda: gnn.FastRGCNConv((5, 4), C, 3, num_bases=2), kinds_of_pair),
+    "RGAT": Case(lambda: gnn.RGATConv(D, C, 2), with_kinds),
+    "own, of types from the end": Case(
+        own(of_types, base=OfTypes), with_kinds_from_the_end, 0, "outside the nodes"
+    ),
+    "own, of types": Case(own(of_types, "max", base=OfTypes), with_kinds),
+    "own, of types, reversed": Case(own(of_types, base=OfTypes, flow=REVERSED), with_kinds),
+    "own, of rows by type": Case(own(rows_of_types, base=OfTypes), with_kinds),
+    "own, of types, replicated": Case(own(of_types, base=OfTypes), with_replicated_kinds),
+    "own, of types, edited": Case(own(of_types, base=OfTypes), with_edited_kinds, 2),
+    "own, of a table by type": Case(own(of_types, base=OfTypes), with_table_of_kinds),
     "own, leaving attention": Case(own(leaving), leaving_weights),
     "GMM": Case(lambda: gnn.GMMConv(D, C, dim=3, kernel_size=2), featured),
     "FiLM": Case(lambda: gnn.FiLMConv(D, C), plain),
@@ -300,6 +372,7 @@ IN_ALL_LAYOUTS = {
     *("CG, max", "own, gated", "own, gated, reversed", "own, edited between passes"),
     *("own, in heads", "own, of channels", "own, min with ties", "own, of edges alone"),
     *("own, with an update", "EdgeConv, two layers", "GEN, softmax", "own, attending"),
+    *("FastRGCN, pair", "own, of types", "own, of rows by type", "own, of types, replicated"),
 }
 
 LAYOUTS = {**PARTITIONS, "one has a single node": one_has_a_single_node}
@@ -309,6 +382,8 @@ PLANNED_EACH_TIME = {
     "ResGated, replicated edges",
     "ResGated, some edges",
     "ResGated, edited edges",
+    "own, of types, replicated",
+    "own, of types, edited",
 }
 
 

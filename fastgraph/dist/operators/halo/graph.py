@@ -45,6 +45,7 @@ class Neighbourhoods(RankGraph):
     Attributes:
         local: the edges, from local rows and halo to local rows.
         plan: the exchange of the halo.
+        index: int32 ``[2, edges]``, the sources among local rows and halo, and the local rows.
         excess: edges of the rank with most of them, less the mean of all ranks, with self-loops;
             the same on all ranks.
 
@@ -64,9 +65,9 @@ class Neighbourhoods(RankGraph):
         ends = ends.with_loops(nodes[nodes < self_loops], self_loops)
         self.sources, self.destinations = sources, destinations
         self.plan = Plan(ends.pair[0], sources)
-        self._index = torch.stack([self.plan.place, destinations.held(ends.pair[1]).row]).int()
+        self.index = torch.stack([self.plan.place, destinations.held(ends.pair[1]).row]).int()
         num_src = sources.mine + len(self.plan.halo)
-        super().__init__(ends, Graph(self._index, num_src, destinations.mine))
+        super().__init__(ends, Graph(self.index, num_src, destinations.mine))
 
     def of_sources(self, x: Tensor) -> Tensor:
         """The local rows and the halo of a tensor with a row for each source."""
@@ -90,7 +91,7 @@ class Neighbourhoods(RankGraph):
 
         def make() -> WeightedGraph:
             return normalised_graph(
-                self._index,
+                self.index,
                 self.of_edges(weight),
                 self.destinations.mine,
                 loop_weight,

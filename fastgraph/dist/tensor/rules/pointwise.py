@@ -35,7 +35,7 @@ _OTHERS = """
     relu elu leaky_relu gelu silu selu celu hardtanh relu6 mish softplus softsign log_sigmoid
     tanhshrink softshrink hardshrink threshold hardswish hardsigmoid tanh sigmoid
     masked_fill masked_fill_ clip clamp float double half bfloat16 long int short char byte bool
-    clone detach detach_ requires_grad_ zero_ fill_ copy_ zero fill zeros_like
+    _to_copy clone detach detach_ requires_grad_ zero_ fill_ copy_ zero fill zeros_like
     ones_like full_like empty_like isclose isreal alias square rsub true_divide absolute negative
     multiply subtract divide floor_divide floor_divide_ greater less greater_equal less_equal
     not_equal arccos arcsin arctan logical_xor fix multiply_ subtract_ divide_ true_divide_ eq_ ne_
