@@ -86,6 +86,12 @@ def joined(values: Any) -> Tensor:
     return torch.cat([value.flatten() for value in values])
 
 
+def with_features_of_loops(layer: Any, g: Any) -> Tensor:
+    """Of a graph in which all nodes have edges."""
+    looped = dgl.add_self_loop(g, fill_data=0.5)
+    return joined(layer(looped, looped.ndata["x"], looped.edata["e"]))
+
+
 class OfBuiltIns(nn.Module):
     """Message passing and what is done to single edges, by DGL's functions."""
 
@@ -139,6 +145,16 @@ class Dropping(nn.Module):
     def forward(self, g: Any, x: Tensor) -> Tensor:
         return self.conv(g, nn.functional.dropout(x.relu(), 0.3, self.training))
 
+
+OF_NEWER = {
+    f"GatedGCNConv, batch_norm={norm}": Case(
+        lambda norm=norm: dnn.GatedGCNConv(D, 3, C, batch_norm=norm),  # type: ignore[misc]
+        lambda layer, g: joined(layer(g, g.ndata["x"], g.edata["e"])),
+        "dgl.GatedGCNConv",
+    )
+    for norm in (False, True)
+    if hasattr(dnn, "GatedGCNConv")
+}
 
 LAYERS = {
     "GraphConv": Case(lambda: dnn.GraphConv(D, C, **LONELY), plain, "dgl.GraphConv"),
@@ -205,7 +221,14 @@ LAYERS = {
         lambda layer, g: layer(g, g.ndata["x"], g.ndata["x"] * 2),
         "dgl.gspmm",
     ),
-    "NNConv": Case(lambda: dnn.NNConv(D, C, nn.Linear(3, D * C)), featured),
+    "NNConv": Case(lambda: dnn.NNConv(D, C, nn.Linear(3, D * C)), featured, "dgl.NNConv"),
+    "CFConv": Case(lambda: dnn.CFConv(D, 3, C, C), featured, "dgl.CFConv"),
+    "EGNNConv": Case(
+        lambda: dnn.EGNNConv(D, C, C),
+        lambda layer, g: joined(layer(g, g.ndata["x"], g.ndata["x"][:, :3].detach())),
+        "dgl.EGNNConv",
+    ),
+    **OF_NEWER,
     "EdgeConv": Case(lambda: dnn.EdgeConv(D, C, **LONELY), plain),
     "GMMConv": Case(lambda: dnn.GMMConv(D, C, 3, 2, **LONELY), featured),
     "PNAConv": Case(
@@ -485,8 +508,14 @@ OTHERS: dict[str, Callable[[Any], Tensor]] = {
     "some rows": lambda g: joined([g.nodes[SOME].data["x"], g.edges[SOME].data["e"]]),
 }
 
+OF_NEW_GRAPHS = {
+    "EGATConv": Case(lambda: dnn.EGATConv(D, 3, C, C, H), with_features_of_loops, "dgl.EGATConv")
+}
+"""Layers whose calls make another graph, whose exchanges are planned at each."""
+
 CASES = {
     **LAYERS,
+    **OF_NEW_GRAPHS,
     **{name: Case(nn.Module, lambda _, g, run=run: run(g)) for name, run in OTHERS.items()},
     **{
         name: Case(nn.Module, lambda _, g, run=run: run(g), gathers=frozenset(gathers))
