@@ -111,6 +111,13 @@ def leaves(made: object, name: str) -> set[str]:
     return set()
 
 
+def takes(made: object, name: str) -> bool:
+    """True if expressions take a given value of one kind."""
+    if isinstance(made, Expression):
+        return made.name == name or takes((made.args, made.kwargs), name)
+    return isinstance(made, tuple) and any(takes(part, name) for part in made)
+
+
 def copied(made: Sequence[tuple[str, Expression]]) -> frozenset[str]:
     """The names of expressions whose values are to be copied, as their owners may edit them.
 

@@ -64,6 +64,7 @@ class ProgramWork(NamedTuple):
         reduces: true if a function of users reduces messages, which DGL calls for each in-degree.
         has_winners: true if one edge has the gradient of an extremum.
         gains_in_training: false where gradients take longer than DGL's.
+        is_half: as in :class:`fastgraph.routing.sizes.Work`.
     """
 
     width: int
@@ -71,6 +72,7 @@ class ProgramWork(NamedTuple):
     reduces: bool = False
     has_winners: bool = False
     gains_in_training: bool = True
+    is_half: bool = False
 
     def is_too_little(self, num_edges: int) -> bool:
         """True if a call on so many edges of a new graph would take longer than DGL's.
@@ -82,7 +84,8 @@ class ProgramWork(NamedTuple):
         if self.has_winners and is_grad_enabled():
             num_edges //= _PASSES_OF_WINNERS
         is_slow = is_grad_enabled() and not self.gains_in_training and current().min_edges is None
-        return is_slow or Work(self.width, self.has_wide_edges).is_too_little(num_edges)
+        work = Work(self.width, self.has_wide_edges, self.is_half)
+        return is_slow or work.is_too_little(num_edges)
 
 
 _TIMES_OF_REDUCTIONS = 2

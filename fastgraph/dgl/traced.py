@@ -17,7 +17,17 @@ from dgl.init import zero_initializer
 from torch import Tensor, nn
 
 from fastgraph.dgl.conditions import call_refusal
-from fastgraph.dgl.expressions import DATA, OUTPUT, STATE, Expression, Given, copied, leaves
+from fastgraph.dgl.expressions import (
+    DATA,
+    DEGREE,
+    OUTPUT,
+    STATE,
+    Expression,
+    Given,
+    copied,
+    leaves,
+    takes,
+)
 from fastgraph.dgl.functions import Pair, pair_of
 from fastgraph.dgl.ranks import ranks
 from fastgraph.dgl.sizes import ProgramWork
@@ -210,6 +220,10 @@ def _plan(graph: Any, call: Call, has_bounds: bool) -> Computation | Refusal:
         return TOO_SMALL
     if outcome.winning and type(graph._graph) is not HeteroGraphIndex and torch.is_grad_enabled():
         return Refusal("an extremum of which one edge has the gradient, on a sharded graph")
+    if outcome.work.is_half and torch.is_grad_enabled() and outcome.winning:
+        return Refusal("an extremum of a half type, of which one edge has the gradient")
+    if outcome.work.is_half and takes(outcome.traced.after, DEGREE):
+        return Refusal("its reduction computes with the in-degree, which half types would round")
     if _split(outcome) and torch.is_grad_enabled():
         # Programs split gradients as PyG, where zeros that its output begins with take a share.
         return Refusal("amax or amin of messages while gradients are recorded")
@@ -262,7 +276,9 @@ def _work(call: Call, outcome: Prepared, tensors: Mapping[str, Tensor]) -> Progr
             if channels >= 2 * width:
                 width, has_wide_edges = channels, False
     reduces = call.reduce is None and not call.is_of_edges
-    return ProgramWork(width, has_wide_edges, reduces, bool(outcome.winning))
+    return ProgramWork(
+        width, has_wide_edges, reduces, bool(outcome.winning), is_half=outcome.work.is_half
+    )
 
 
 def _tensors_refusal(structure: Structure, tensors: Mapping[str, Tensor]) -> Refusal | None:
@@ -273,9 +289,8 @@ def _tensors_refusal(structure: Structure, tensors: Mapping[str, Tensor]) -> Ref
         if refusal is not None:
             return refusal
     like = next((t for t in tensors.values() if t.is_floating_point()), None)
-    if like is None or like.dtype in (torch.bfloat16, torch.float16):
-        dtype = None if like is None else like.dtype
-        return Refusal(f"its message takes tensors of dtype {dtype}")
+    if like is None:
+        return Refusal("its message takes no tensors of a floating-point dtype")
     if any(t.device != like.device for t in tensors.values()):
         return Refusal("features and variables on different devices")
     return call_refusal(structure, like) or REGISTRY.refusal(
