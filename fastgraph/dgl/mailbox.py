@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from fastgraph.dgl.batches import refuse
 from fastgraph.dgl.expressions import DEGREE, OUTPUT, STATE, Expression, apply
+from fastgraph.edge_programs.dtypes import HALVES
 from fastgraph.edge_programs.evaluation import Edges, softmax_weights
 from fastgraph.edge_programs.recording import active_recorder
 from fastgraph.edge_programs.traced import Reduction
@@ -170,6 +171,9 @@ def _refuse_items(*_: object) -> Any:
 setattr(_Symbol, "__getitem__", _refuse_items)  # noqa: B010  # as the others
 
 
+_ALL = slice(None)
+
+
 class Mail(_Symbol):
     """Messages, ``[nodes, degree, *channels]``.
 
@@ -180,6 +184,14 @@ class Mail(_Symbol):
     def __init__(self, ledger: Ledger, edges: Tensor) -> None:
         super().__init__(ledger)
         self.edges = edges
+
+    def __getitem__(self, key: Any) -> Mail:
+        """Some channels of all messages."""
+        parts = key if isinstance(key, tuple) else (key,)
+        is_known = all(type(part) is int or isinstance(part, slice) for part in parts)
+        if not is_known or parts[:2] != (_ALL, _ALL):
+            _refuse_items()
+        return Mail(self.ledger, self.edges[(_ALL, *parts[2:])])
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -193,16 +205,32 @@ class OfNodes(_Symbol):
     Args:
         expression: how it is computed.
         rank: its dimensions; 0 for a number that is another one for each degree.
+        is_shared: true for one of all messages of a node, ``[nodes, 1, *channels]``.
     """
 
-    def __init__(self, ledger: Ledger, expression: Expression, rank: int) -> None:
+    def __init__(
+        self, ledger: Ledger, expression: Expression, rank: int, *, is_shared: bool = False
+    ) -> None:
         super().__init__(ledger)
-        self.expression, self.rank = expression, rank
+        self.expression, self.rank, self.is_shared = expression, rank, is_shared
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         """A tensor, or the in-degree, which is a number."""
         return Tensor if self.rank else int
+
+
+class Scaled(_Symbol):
+    """Messages that values of their node multiply or divide, which may follow a sum.
+
+    Args:
+        mail: the messages without these.
+        factors: the values, each one of all messages of a node, with the name of what it does.
+    """
+
+    def __init__(self, mail: Mail, factors: tuple[tuple[str, OfNodes], ...]) -> None:
+        super().__init__(mail.ledger)
+        self.mail, self.factors = mail, factors
 
 
 def _is_tensor(value: object) -> bool:
@@ -220,6 +248,8 @@ def _computed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if any(isinstance(value, _Symbol) for value in given.values()):
         refuse(f"its reduction names an argument of {name}")
     values = args[0] if name == "cat" else args
+    if any(isinstance(value, Scaled) for value in values) or _is_scaling(name, args, given):
+        return _of_scaled(name, args, given)
     if any(isinstance(value, Mail) for value in values):
         return _of_mail(name, args, given)
     return _of_nodes(name, args, given)
@@ -238,6 +268,60 @@ def _of_mail(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if args[0] is not mail:
         refuse(f"its reduction computes {name} of messages and other values")
     return _along(name, mail, *args[1:], **kwargs)
+
+
+_PRODUCTS, _QUOTIENTS = ("mul", "multiply"), ("div", "divide", "true_divide")
+
+
+def _is_scaling(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True if values of all messages of a node multiply or divide these."""
+    if name not in (*_PRODUCTS, *_QUOTIENTS) or len(args) != 2 or kwargs:
+        return False
+    first, second = args[::-1] if name in _PRODUCTS and isinstance(args[0], OfNodes) else args
+    is_of_node = isinstance(second, OfNodes) and second.is_shared
+    return is_of_node and isinstance(first, (Mail, Scaled))
+
+
+def _of_scaled(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operation of messages and values of their nodes, or of what that has made."""
+    if _is_scaling(name, args, kwargs):
+        messages, factor = args[::-1] if isinstance(args[0], OfNodes) else args
+        mail, factors = _parts(messages)
+        if factor.rank != mail.edges.dim() + 1:
+            refuse("its reduction broadcasts over the messages of a node")
+        if mail.edges.dtype in HALVES:
+            refuse(
+                "its reduction scales messages of a half type, whose sums may not have its range"
+            )
+        return Scaled(mail, (*factors, (name, factor)))
+    is_quotient = name in _QUOTIENTS and not isinstance(args[-1], Scaled)
+    if (name in _PRODUCTS or is_quotient) and len(args) == 2 and not kwargs:
+        (first, own), (second, others) = map(_parts, args)
+        return Scaled(_of_mail(name, (first, second), {}), (*own, *others))
+    scaled, *rest = args
+    if not isinstance(scaled, Scaled) or any(isinstance(value, _Symbol) for value in rest):
+        refuse(f"its reduction computes {name} of messages and values of nodes together")
+    if name == "unsqueeze":
+        mail = _along(name, scaled.mail, *rest, **kwargs)
+        return Scaled(
+            mail, tuple((n, _computed(name, (f, *rest), kwargs)) for n, f in scaled.factors)
+        )
+    dim, keepdim = _dimension(*rest, **kwargs)
+    if name not in _FOLDS or dim != 1:
+        refuse(f"its reduction computes {name} of messages and values of nodes together")
+    found = _along(name, scaled.mail, dim, keepdim=True)
+    for way, factor in scaled.factors:
+        found = _computed(way, (found, factor), {})
+    return found if keepdim else _computed("squeeze", (found, 1), {})
+
+
+def _parts(value: Any) -> tuple[Any, tuple[tuple[str, OfNodes], ...]]:
+    """Messages without the factors of their nodes, and these; a number has none."""
+    return (value.mail, value.factors) if isinstance(value, Scaled) else (value, ())
+
+
+def _dimension(dim: Any = None, keepdim: bool = False) -> tuple[Any, bool]:
+    return dim, keepdim
 
 
 def _size(mail: Mail, dim: Any = None) -> Any:
@@ -279,6 +363,7 @@ def _along(name: str, mail: Mail, dim: Any = None, keepdim: bool = False) -> Any
     found = mail.ledger.reduced(name, edges)
     if keepdim:
         found = _computed("unsqueeze", (found, 1), {})
+        found.is_shared = True
     return _Extremum((found, object())) if name in ("max", "min") else found
 
 
@@ -288,6 +373,7 @@ def _of_nodes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OfNod
     symbols = [value for value in taken if isinstance(value, OfNodes)]
     ledger, ranks = symbols[0].ledger, {s.rank for s in symbols if s.rank}
     rank = max(ranks, default=0)
+    is_shared = rank > 0 and all(s.is_shared for s in symbols if s.rank)
     if name in _MAPS:
         tensors = [value for value in taken if _is_tensor(value)]
         if len(ranks) > 1 or any(t.dim() >= max(rank, 1) for t in tensors):
@@ -307,10 +393,13 @@ def _of_nodes(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OfNod
         is_new = name == "unsqueeze"
         if type(dim) is not int or dim % (rank + is_new) == 0:
             refuse(f"its reduction computes {name} across nodes")
-        args, kwargs, rank = (args[0], dim % (rank + is_new)), {}, rank + (1 if is_new else -1)
+        dim %= rank + is_new
+        is_shared = is_shared and (is_new or dim > 1)
+        args, kwargs, rank = (args[0], dim), {}, rank + (1 if is_new else -1)
     elif name != "linear" or rank < 2:
         refuse(f"its reduction computes {name} of what it has reduced")
-    return OfNodes(ledger, _expression(ledger, name, args, kwargs), rank)
+    made = _expression(ledger, name, args, kwargs)
+    return OfNodes(ledger, made, rank, is_shared=is_shared and name in (*_MAPS, *_SHAPES))
 
 
 def _of_rank(value: Any, rank: int) -> Any:

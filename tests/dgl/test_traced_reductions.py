@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fastgraph
+from tests.ab import arguments
+from tests.ab import assert_same as compare_layers
 from tests.dgl.graphs import dgl
 from tests.dgl.user_functions import APPLY, UPDATE, both, reason_of, square_graph
 
@@ -74,6 +76,70 @@ def test_degrees(shape: tuple[int, ...], dtype: torch.dtype) -> None:
         return {"out": m.sum(1) / m.size(1), "out_too": m.mean(1) * m.shape[1] ** -0.5}
 
     assert_same(lambda: reduced(square_graph(), x, reduce))
+
+
+def normalised(m: Any) -> Any:
+    return m / (m.sum(dim=1, keepdim=True) + 1e-30)
+
+
+SCALED: dict[str, Callable[[Any], Any]] = {
+    "of a sum": lambda m: (normalised(m) * m).sum(1),
+    "from the left": lambda m: (m * m.max(1, keepdim=True)[0] * m).mean(dim=1),
+    "twice": lambda m: (normalised(m) * normalised(m.abs())).sum(1, keepdim=True).squeeze(1),
+    "numbers": lambda m: torch.sum(2 * normalised(m) * 0.5 / 3, dim=1),
+    "a channel": lambda m: (normalised(m[:, :, 1].abs()).unsqueeze(-1) * m).sum(1),
+    "some channels": lambda m: (m[:, :, 1:3] * m[:, :, :2]).sum(1),
+    "by messages": lambda m: (normalised(m) / m.square()).sum(1),
+    "its own sum": lambda m: torch.abs(normalised(m).sum(1) - normalised(m * 2).sum(1) * m.mean(1)),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_messages_that_their_node_scales(name: str) -> None:
+    x = torch.randn(20, 4, dtype=torch.float64, requires_grad=True)
+    reduce = SCALED[name]
+    assert_same(lambda: reduced(square_graph(), x, lambda n: {"out": reduce(n.mailbox["m"])}))
+
+
+UNSCALED: dict[str, Callable[[Any], Any]] = {
+    "a difference": lambda m: (m - m.mean(1, keepdim=True)).square().sum(1),
+    "a function": lambda m: torch.exp(normalised(m)).sum(1),
+    "an extremum": lambda m: normalised(m).max(1)[0],
+    "across nodes": lambda m: normalised(m).sum(0),
+    "a divisor": lambda m: (m / normalised(m)).sum(1),
+    "a single message": lambda m: m[:, 0],
+    "no part of channels": lambda m: m[:1, :].sum(1),
+}
+
+
+@pytest.mark.parametrize("name", UNSCALED)
+def test_other_uses_of_a_nodes_values_are_left_to_upstream(name: str) -> None:
+    x, reduce = torch.randn(20, 4, dtype=torch.float64), UNSCALED[name]
+    g = square_graph()
+
+    def call() -> Tensor:
+        with g.local_scope():
+            g.ndata["h"] = x
+            try:
+                g.update_all(
+                    lambda edges: {"m": edges.src["h"].exp()},
+                    lambda nodes: {"out": reduce(nodes.mailbox["m"])},
+                )
+            except (RuntimeError, IndexError):  # DGL's own, for what is no value of nodes
+                return torch.zeros(())
+            return g.ndata["out"]
+
+    assert "its reduction" in reason_of(call)
+
+
+@pytest.mark.parametrize("aggregators", [["dir1-av", "mean"], ["dir2-dx", "std", "dir3-av"]])
+@pytest.mark.parametrize("edge_size", [0, 2])
+def test_directional_aggregation(edge_size: int, aggregators: list[str]) -> None:
+    scalers = ["identity", "amplification"]
+    module = dgl.nn.DGNConv(4, 4, aggregators, scalers, 2.5, edge_feat_size=edge_size, num_towers=2)
+    g, e = square_graph(), torch.randn(120, 2) if edge_size else None
+    call = arguments(g, torch.randn(20, 4), e, torch.randn(20, 3))
+    compare_layers(module, call, layer=UPDATE, factor=4.0)
 
 
 @pytest.mark.parametrize("name", ["twice", "a view", "used", "features"])
