@@ -17,20 +17,18 @@ _PROGRAM = """
 u = gathered {made}
 v = row {made}
 f = edge {made}
+bias = parameter {made}
 att = parameter {made}
 x = gathered {summed}
 t0 = add u v
 t1 = add t0 f
+t2 = add t1 bias
 t3 = constant 0.01
-t4 = leaky_relu t1 t3
+t4 = leaky_relu t2 t3
 t5 = dot t4 att {heads}
 softmax x t5
 edge t4
 """
-_BIASED = _PROGRAM.replace("x = ", "bias = parameter {made}\nx = ").replace(
-    "t3 = constant 0.01\nt4 = leaky_relu t1 t3",
-    "t2 = add t1 bias\nt3 = constant 0.01\nt4 = leaky_relu t2 t3",
-)
 
 
 def install(patches: Patches) -> None:
@@ -67,19 +65,19 @@ def plan(
 
 def _forward(module: EGATConv, call: Accepted, efeats: Tensor) -> tuple[Tensor, Tensor]:
     source, destination = call.inputs
+    of_edges = module.fc_fij(efeats)
     given = {
         "u": module.fc_ni(source),
         "v": module.fc_nj(destination),
-        "f": module.fc_fij(efeats),
+        "f": of_edges,
+        "bias": module.attn.new_zeros(of_edges.shape[1]) if module.bias is None else module.bias,
         "att": module.attn,
         "x": module.fc_node_src(source),
     }
-    heads, program = module._num_heads, _PROGRAM
-    if module.bias is not None:
-        given["bias"], program = module.bias, _BIASED
-    sizes = {"made": given["f"].shape[1], "summed": given["x"].shape[1], "heads": heads}
-    out, of_edges = call.program(program.format(**sizes), given)
+    heads = module._num_heads
+    sizes = {"made": of_edges.shape[1], "summed": given["x"].shape[1], "heads": heads}
+    out, made = call.program(_PROGRAM.format(**sizes), given)
     return (
         out.view(-1, heads, module._out_node_feats),
-        of_edges.view(-1, heads, module._out_edge_feats),
+        made.view(-1, heads, module._out_edge_feats),
     )

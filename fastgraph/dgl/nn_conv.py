@@ -14,7 +14,7 @@ from dgl import function
 from dgl.nn.pytorch.conv import NNConv
 from torch import Tensor
 
-from fastgraph.dgl.calls import accepted, edge_values_refusal
+from fastgraph.dgl.calls import accepted, edge_values_refusal, program_refusal
 from fastgraph.dgl.sizes import ProgramWork, of_program
 from fastgraph.dgl.traced import plan_of_layer
 from fastgraph.layers.sums import first_rows
@@ -51,7 +51,7 @@ def plan(module: NNConv, graph: Any, feat: Any, efeat: Any) -> Computation | Ref
         return Refusal(
             f"features of {call.inputs.src.shape[1]} channels for {module._in_src_feats}"
         )
-    refusal = edge_values_refusal("efeat", efeat, call, (None,))
+    refusal = program_refusal(module, call) or edge_values_refusal("efeat", efeat, call, (None,))
     if refusal is not None:
         return refusal
     features = {"src": {"h": call.inputs.src}, "data": {"e": efeat}}
