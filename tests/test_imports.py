@@ -26,6 +26,7 @@ ROOMS = (
     ("ops",),
     ("routing",),
     ("layers",),
+    ("sparse",),
     ("pyg", "dgl"),
     ("enabling",),
     ("watching",),

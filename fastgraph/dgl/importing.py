@@ -1,15 +1,19 @@
-"""DGL's import on a torch for which its GraphBolt library was not built.
+"""DGL's import on a torch for which its GraphBolt library and that of its matrices were not built.
 
 From 2.1 on ``import dgl`` loads GraphBolt, DGL's newer loader of mini-batches, from a library that
 is compiled for one torch version each; for those after its release there is none, and the import
 fails. Graphs, layers and message passing do without it. So a finder puts a stand-in in place of
 ``dgl.graphbolt``, there and nowhere else, which names the missing library once it is used.
+
+``import dgl.sparse``, which ``graph.adj()`` does, too, fails for want of another such library. In
+its place the finder puts :mod:`fastgraph.sparse`, which does the same.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -18,6 +22,12 @@ from types import ModuleType
 from typing import NoReturn
 
 _NAME = "dgl.graphbolt"
+_SPARSE = "dgl.sparse"
+_SPARSE_MODULES = (
+    *("broadcast", "elementwise_op", "elementwise_op_sp", "matmul", "reduction"),
+    *("sddmm", "softmax", "sparse_matrix", "unary_op", "utils"),
+)
+"""Those of ``dgl.sparse``, from which programs import its names."""
 
 
 class GraphBolt(ModuleType):
@@ -42,13 +52,13 @@ class GraphBolt(ModuleType):
 
 
 class _Finder(Loader):
-    """Finds the stand-in, while somebody wants it and only where there is nothing to find else."""
+    """Finds the stand-ins, while somebody wants them and only where nothing else is to be found."""
 
     def __init__(self) -> None:
         self._asked: set[str] = set()
 
     def ask(self, who: str, wanted: bool) -> None:
-        """Have the stand-in put in place where it is needed, or not any more."""
+        """Have the stand-ins put in place where they are needed, or not any more."""
         if wanted:
             self._asked.add(who)
         else:
@@ -62,11 +72,13 @@ class _Finder(Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: object = None
     ) -> ModuleSpec | None:
-        """The stand-in, or ``None`` for every other module, and where the library exists.
+        """A stand-in, or ``None`` for every other module, and where the library exists.
 
         Raises:
-            ImportError: for a module within the stand-in.
+            ImportError: for a module within the stand-in of GraphBolt.
         """
+        if name == _SPARSE and path is not None and _lacks_sparse_library(path):
+            return ModuleSpec(name, self, is_package=True)
         parent, _, child = name.rpartition(".")
         stand_in = sys.modules.get(_NAME)
         if parent == _NAME and isinstance(stand_in, GraphBolt):
@@ -75,26 +87,34 @@ class _Finder(Loader):
             return None
         return ModuleSpec(name, self, is_package=True)  # or else its modules are not looked for
 
-    def create_module(self, spec: ModuleSpec) -> GraphBolt:
-        """A new stand-in."""
+    def create_module(self, spec: ModuleSpec) -> GraphBolt | None:
+        """A new stand-in, or a module that is replaced when it is executed."""
+        if spec.name == _SPARSE:
+            return None
         reason = why_incomplete()
         assert reason is not None  # as found above
         return GraphBolt(spec.name, reason)
 
     def exec_module(self, module: ModuleType) -> None:
-        """There is nothing to run."""
+        """Replace ``dgl.sparse`` and its modules; for GraphBolt there is nothing to run."""
+        if module.__name__ == _SPARSE:
+            ours = import_module("fastgraph.sparse")
+            sys.modules[_SPARSE] = ours
+            for name in _SPARSE_MODULES:
+                sys.modules[f"{_SPARSE}.{name}"] = _with_names_of(ours, f"{_SPARSE}.{name}")
 
 
 _FINDER = _Finder()
 
 
 def fix_import() -> None:
-    """Have ``import dgl`` succeed where DGL has no GraphBolt library for this torch.
+    """Have ``import dgl`` and ``dgl.sparse`` succeed where DGL lacks libraries for this torch.
 
     To be called before ``import dgl``, which it does not do. :func:`fastgraph.enable` and the
     runner call it, too. What the program then asks of ``dgl.graphbolt`` raises an ``ImportError``
-    that names the missing library. Where the library exists, or DGL has no GraphBolt yet (before
-    2.0), nothing changes.
+    that names the missing library. ``dgl.sparse``, its modules and ``graph.adj()`` work:
+    :mod:`fastgraph.sparse` is in its place. Where a library exists, or DGL has no GraphBolt yet
+    (before 2.0), nothing changes.
     """
     _FINDER.ask("program", True)
 
@@ -121,12 +141,36 @@ def why_incomplete() -> str | None:
 
 def _missing_library(folders: Sequence[str]) -> str | None:
     """The name of the library that DGL's import would look for in vain, if so."""
+    folder = _package_with(folders, "graphbolt")
+    if folder is None:
+        return None
+    name = f"libgraphbolt_pytorch_{_torch_version()}.so"
+    return None if (folder / "graphbolt" / name).exists() else name
+
+
+def _lacks_sparse_library(folders: Sequence[str]) -> bool:
+    """True if DGL's import of its own ``dgl.sparse`` would look for a library in vain."""
+    folder = _package_with(folders, "sparse")
+    if folder is None:
+        return False
+    name = f"libdgl_sparse_pytorch_{_torch_version()}.so"
+    return not (folder / "dgl_sparse" / name).exists()
+
+
+def _package_with(folders: Sequence[str], module: str) -> Path | None:
+    """The folder of a DGL that has this module, and its libraries beside it."""
     for folder in map(Path, folders):
         # A build of DGL's sources keeps its libraries elsewhere, and has what it was built for.
-        if (folder / "graphbolt").is_dir() and (folder / "libdgl.so").exists():
-            name = f"libgraphbolt_pytorch_{_torch_version()}.so"
-            return None if (folder / "graphbolt" / name).exists() else name
+        if (folder / module).is_dir() and (folder / "libdgl.so").exists():
+            return folder
     return None
+
+
+def _with_names_of(package: ModuleType, name: str) -> ModuleType:
+    """A module of this name with all public names of a package."""
+    module = ModuleType(name, package.__doc__)
+    vars(module).update({public: getattr(package, public) for public in package.__all__})
+    return module
 
 
 def _torch_version() -> str:

@@ -28,7 +28,7 @@ def groups_by_index(index: Tensor, num_groups: int) -> Grouped | OutOfRange:
         group.
     """
     try:
-        return remembered("groups", _by_index, index, num_groups)
+        return remembered("groups", grouped, index, num_groups)
     except IndexError:
         return OutOfRange(
             f"index leads to another group than 0 to {num_groups - 1}",
@@ -52,7 +52,12 @@ def groups_by_ptr(ptr: Tensor, num_rows: int) -> Grouped | Refusal:
         return _UNORDERED
 
 
-def _by_index(index: Tensor, num_groups: int) -> Grouped:
+def grouped(index: Tensor, num_groups: int) -> Grouped:
+    """The groups of rows, made anew; arguments as for :func:`groups_by_index`.
+
+    Raises:
+        IndexError: a row is of no group.
+    """
     # A group as its own source: what is copied of the index is needed for the gradient.
     graph = Graph((index, index), num_groups, num_groups)
     rows = graph.by_destination

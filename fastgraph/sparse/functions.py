@@ -1,0 +1,238 @@
+"""The functions of ``dgl.sparse`` on matrices, in its words."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import Tensor
+
+from fastgraph.sparse import products
+from fastgraph.sparse.sparse_matrix import Scalar, SparseMatrix
+
+
+def spmm(A: SparseMatrix, X: Tensor) -> Tensor:  # noqa: N803
+    """The product of a sparse and a dense matrix; the same as ``A @ X``.
+
+    Args:
+        A: ``[n, m]``, values ``[nnz]``, or ``[nnz, heads]`` for one matrix for each head.
+        X: ``[m]``, ``[m, k]``, or ``[m, k, heads]``, of the dtype of ``A``.
+
+    Returns:
+        ``[n]``, ``[n, k]``, or ``[n, k, heads]``; sums are accumulated in float32, or float64.
+
+    Raises:
+        AssertionError: an argument has the wrong type.
+        RuntimeError: shapes, dtypes or devices do not fit, or values are no floating-point numbers.
+    """
+    _check_type("A", A, SparseMatrix)
+    _check_type("X", X, Tensor)
+    return products.spmm(A.pattern, A.val, X)
+
+
+def bspmm(A: SparseMatrix, X: Tensor) -> Tensor:  # noqa: N803
+    """:func:`spmm` for matrices of heads."""
+    return spmm(A, X)
+
+
+def spspmm(A: SparseMatrix, B: SparseMatrix) -> SparseMatrix:  # noqa: N803
+    """The product of two sparse matrices; the same as ``A @ B``.
+
+    Args:
+        A: ``[n, m]``, values ``[nnz]``, without duplicates.
+        B: ``[m, p]``, likewise, of the dtype of ``A``.
+
+    Returns:
+        ``[n, p]``, with an entry wherever a product of two was added, though it may be 0.
+
+    Raises:
+        AssertionError: an argument has the wrong type.
+        RuntimeError: shapes, dtypes or devices do not fit, or there are heads or duplicates.
+    """
+    _check_type("A", A, SparseMatrix)
+    _check_type("B", B, SparseMatrix)
+    return SparseMatrix(*products.spspmm(A.pattern, A.val, B.pattern, B.val))
+
+
+def matmul(A: Tensor | SparseMatrix, B: Tensor | SparseMatrix) -> Tensor | SparseMatrix:  # noqa: N803
+    """:func:`spmm`, :func:`spspmm`, or the product of two dense matrices.
+
+    Raises:
+        AssertionError: an argument has the wrong type, or only the first is dense.
+        RuntimeError: as for these.
+    """
+    _check_type("A", A, (Tensor, SparseMatrix))
+    _check_type("B", B, (Tensor, SparseMatrix))
+    if isinstance(A, Tensor):
+        if not isinstance(B, Tensor):
+            raise AssertionError("B must be a Tensor where A is one, got SparseMatrix")
+        return torch.matmul(A, B)
+    return spmm(A, B) if isinstance(B, Tensor) else spspmm(A, B)
+
+
+def sddmm(A: SparseMatrix, X1: Tensor, X2: Tensor) -> SparseMatrix:  # noqa: N803
+    """``A * (X1 @ X2)``, computed only where ``A`` has entries.
+
+    Args:
+        A: ``[n, m]``, values ``[nnz]``, or ``[nnz, heads]`` for matrices of heads.
+        X1: ``[n, k]``, ``[n]``, or ``[n, k, heads]``.
+        X2: ``[k, m]``, ``[m]``, or ``[k, m, heads]``, of the dtype of ``X1``.
+
+    Returns:
+        Entries where ``A`` has them.
+
+    Raises:
+        AssertionError: an argument has the wrong type.
+        RuntimeError: shapes, dtypes or devices do not fit, or values are no floating-point numbers.
+    """
+    _check_type("A", A, SparseMatrix)
+    _check_type("X1", X1, Tensor)
+    _check_type("X2", X2, Tensor)
+    return SparseMatrix(A.pattern, products.sddmm(A.pattern, A.val, X1, X2))
+
+
+def bsddmm(A: SparseMatrix, X1: Tensor, X2: Tensor) -> SparseMatrix:  # noqa: N803
+    """:func:`sddmm` for matrices of heads."""
+    return sddmm(A, X1, X2)
+
+
+def softmax(input: SparseMatrix, dim: int = 1) -> SparseMatrix:
+    """:meth:`SparseMatrix.softmax`."""
+    return input.softmax(dim)
+
+
+def reduce(input: SparseMatrix, dim: int | None = None, rtype: str = "sum") -> Tensor:
+    """:meth:`SparseMatrix.reduce`."""
+    return input.reduce(dim, rtype)
+
+
+def sum(input: SparseMatrix, dim: int | None = None) -> Tensor:
+    """:meth:`SparseMatrix.reduce` by sums."""
+    return input.sum(dim)
+
+
+def smax(input: SparseMatrix, dim: int | None = None) -> Tensor:
+    """:meth:`SparseMatrix.reduce` by maxima."""
+    return input.smax(dim)
+
+
+def smin(input: SparseMatrix, dim: int | None = None) -> Tensor:
+    """:meth:`SparseMatrix.reduce` by minima."""
+    return input.smin(dim)
+
+
+def smean(input: SparseMatrix, dim: int | None = None) -> Tensor:
+    """:meth:`SparseMatrix.reduce` by means."""
+    return input.smean(dim)
+
+
+def sprod(input: SparseMatrix, dim: int | None = None) -> Tensor:
+    """:meth:`SparseMatrix.reduce` by products."""
+    return input.sprod(dim)
+
+
+def add(A: SparseMatrix, B: SparseMatrix) -> SparseMatrix:  # noqa: N803
+    """``A + B``, with an entry where one of both has one, in ascending order.
+
+    Raises:
+        TypeError: one of both is no sparse matrix.
+        RuntimeError: shapes, dtypes, devices or numbers of heads differ.
+    """
+    return A + B
+
+
+def sub(A: SparseMatrix, B: SparseMatrix) -> SparseMatrix:  # noqa: N803
+    """``A - B``; see :func:`add`."""
+    return A - B
+
+
+def mul(A: SparseMatrix | Scalar, B: SparseMatrix | Scalar) -> SparseMatrix:  # noqa: N803
+    """``A * B``: by a number, or entry by entry where both have one, in ascending order.
+
+    Raises:
+        TypeError: neither is a sparse matrix, or one is no number either.
+        RuntimeError: as for :func:`add`, or one of both has duplicates.
+    """
+    out: SparseMatrix = A * B  # type: ignore[assignment]  # of two numbers, as in DGL
+    return out
+
+
+def div(A: SparseMatrix, B: SparseMatrix | Scalar) -> SparseMatrix:  # noqa: N803
+    """``A / B``: by a number, or entry by entry of a matrix with entries in the same places.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        RuntimeError: as for :func:`mul`, or ``B`` has entries elsewhere.
+    """
+    return A / B
+
+
+def power(A: SparseMatrix, scalar: Scalar) -> SparseMatrix:  # noqa: N803
+    """The values of ``A`` to a power.
+
+    Raises:
+        TypeError: the exponent is no number.
+    """
+    return A**scalar
+
+
+def neg(A: SparseMatrix) -> SparseMatrix:  # noqa: N803
+    """``-A``."""
+    return A.neg()
+
+
+def inv(A: SparseMatrix) -> SparseMatrix:  # noqa: N803
+    """:meth:`SparseMatrix.inv`."""
+    return A.inv()
+
+
+def sp_broadcast_v(A: SparseMatrix, v: Tensor, op: str) -> SparseMatrix:  # noqa: N803
+    """Each value of ``A`` and the number of its row, or of its column.
+
+    Args:
+        A: ``[n, m]``, values ``[nnz]`` or ``[nnz, heads]``.
+        v: ``[n, 1]`` for one number for each row, ``[1, m]`` or ``[m]`` for each column.
+        op: a function of the module ``operator``: ``"add"``, ``"sub"``, ``"mul"`` or ``"truediv"``.
+
+    Raises:
+        AssertionError: ``v`` has another shape.
+    """
+    of_two = getattr(operator, op)
+    n, m = A.shape
+    shape = (1, *v.shape) if v.dim() == 1 else tuple(v.shape)
+    if shape not in ((1, m), (n, 1)):
+        raise AssertionError(
+            f"v must be [{n}, 1], [1, {m}] or [{m}] for A of shape {[n, m]}, "
+            f"got shape {list(v.shape)}"
+        )
+    groups = A.pattern.by_column if shape == (1, m) else A.pattern.by_row
+    of_entries = groups.gather(v.reshape(-1))
+    if A.val.dim() > 1:
+        of_entries = of_entries.unsqueeze(1)
+    return SparseMatrix(A.pattern, of_two(A.val, of_entries))
+
+
+def sp_add_v(A: SparseMatrix, v: Tensor) -> SparseMatrix:  # noqa: N803
+    """:func:`sp_broadcast_v` with ``+``."""
+    return sp_broadcast_v(A, v, "add")
+
+
+def sp_sub_v(A: SparseMatrix, v: Tensor) -> SparseMatrix:  # noqa: N803
+    """:func:`sp_broadcast_v` with ``-``."""
+    return sp_broadcast_v(A, v, "sub")
+
+
+def sp_mul_v(A: SparseMatrix, v: Tensor) -> SparseMatrix:  # noqa: N803
+    """:func:`sp_broadcast_v` with ``*``."""
+    return sp_broadcast_v(A, v, "mul")
+
+
+def sp_div_v(A: SparseMatrix, v: Tensor) -> SparseMatrix:  # noqa: N803
+    """:func:`sp_broadcast_v` with ``/``."""
+    return sp_broadcast_v(A, v, "truediv")
+
+
+def _check_type(name: str, value: object, types: type | tuple[type, ...]) -> None:
+    if not isinstance(value, types):
+        names = [t.__name__ for t in (types if isinstance(types, tuple) else (types,))]
+        raise AssertionError(f"{name} must be a {' or a '.join(names)}, got {type(value).__name__}")

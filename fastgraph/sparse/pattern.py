@@ -1,0 +1,358 @@
+"""The pattern of a sparse matrix: where its entries are, apart from their values."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import cached_property, wraps
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from fastgraph.graphs.edges import Edges, Grouped
+from fastgraph.graphs.graph import Graph, normal_mode
+from fastgraph.sparse.groups import Groups, one_group
+
+Shape = tuple[int, int]
+_Result = TypeVar("_Result")
+
+
+class Compressed(NamedTuple):
+    """Entries grouped by row (CSR), or by column (CSC).
+
+    Attributes:
+        ptr: ``[rows + 1]``, where the entries of each row begin and end.
+        indices: ``[nnz]``, the column of each entry.
+        value_indices: ``[nnz]``, the number of each entry, by which its value is found; ``None``
+            stands for the identity.
+    """
+
+    ptr: Tensor
+    indices: Tensor
+    value_indices: Tensor | None
+
+
+class Coalesced(NamedTuple):
+    """A pattern in ascending order without duplicates, and how it came about.
+
+    Attributes:
+        pattern: the result.
+        order: ``[nnz]``, the entries of the original in ascending order.
+        groups: which of these belong to one entry of the result; ``None`` if each does to its own.
+    """
+
+    pattern: Pattern
+    order: Tensor
+    groups: Groups | None
+
+    def values(self, val: Tensor) -> Tensor:
+        """The values of the result; those of duplicates are added."""
+        val = val.index_select(0, self.order)
+        return val if self.groups is None else self.groups.sum(val)
+
+
+def _view(make: Callable[[Any], _Result]) -> cached_property[_Result]:
+    """A property that is made when it is first asked for, and serves training and inference."""
+
+    @wraps(make)
+    def made(pattern: Any) -> _Result:
+        pattern.check_unedited()
+        with normal_mode(), torch.no_grad():
+            return make(pattern)
+
+    return cached_property(made)
+
+
+class Pattern:
+    """An immutable pattern, numbered: value ``e`` of a matrix is that of entry ``e``.
+
+    Views of it, by row, by column, or as operators take it, are made when they are first needed and
+    shared by all matrices with this pattern, and by their transposes. Made by
+    :func:`from_indices`, :func:`from_rows` and :func:`diagonal`.
+
+    Attributes:
+        shape: numbers of rows and columns.
+        nnz: number of entries, duplicates included.
+        is_diagonal: true if it was made as a diagonal; others are not looked at.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        given: Tensor | Compressed,
+        *,
+        is_diagonal: bool = False,
+        base: Pattern | None = None,
+    ) -> None:
+        self.shape = shape
+        self.is_diagonal = is_diagonal
+        self._given = given
+        self._base = base
+        tensors = (
+            (given,) if isinstance(given, Tensor) else tuple(t for t in given if t is not None)
+        )
+        self._versions = [(t, t._version) for t in tensors if not t.is_inference()]
+        self.nnz = tensors[0].shape[1] if isinstance(given, Tensor) else tensors[1].shape[0]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without views, and as no transpose of another."""
+        given = self.indices if self._base is not None else self._given
+        return {"shape": self.shape, "given": given, "is_diagonal": self.is_diagonal}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the indices are."""
+        return (self._given if isinstance(self._given, Tensor) else self._given.indices).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of indices: int64 or int32."""
+        return (self._given if isinstance(self._given, Tensor) else self._given.indices).dtype
+
+    def check_unedited(self) -> None:
+        """The tensors that the pattern was made of are what they were.
+
+        Raises:
+            RuntimeError: one of them was edited in place.
+        """
+        for tensor, version in self._versions:
+            if tensor._version != version:
+                raise RuntimeError(
+                    "the indices of a sparse matrix were edited in place after it was made of them"
+                )
+
+    def transposed(self) -> Pattern:
+        """Rows and columns exchanged; it shares all views with this one."""
+        if self._base is not None:
+            return self._base
+        shape = self.shape[1], self.shape[0]
+        return Pattern(shape, self._given, is_diagonal=self.is_diagonal, base=self)
+
+    @_view
+    def indices(self) -> Tensor:
+        """Rows and columns of all entries, ``[2, nnz]``."""
+        if self._base is not None:
+            return self._base.indices.flip(0)
+        if isinstance(self._given, Tensor):
+            return self._given
+        ptr, indices, value_indices = self._given
+        rows = torch.repeat_interleave(ptr.diff(), output_size=self.nnz).to(indices.dtype)
+        stacked = torch.stack([rows, indices])
+        if value_indices is None:
+            return stacked
+        return torch.empty_like(stacked).index_copy_(1, value_indices.long(), stacked)
+
+    @property
+    def row(self) -> Tensor:
+        """The row of each entry, ``[nnz]``."""
+        row: Tensor = self.indices[0]
+        return row
+
+    @property
+    def col(self) -> Tensor:
+        """The column of each entry, ``[nnz]``."""
+        col: Tensor = self.indices[1]
+        return col
+
+    @_view
+    def rows(self) -> Compressed:
+        """Entries by row, in ascending order of their numbers where nothing else was given."""
+        if self._base is not None:
+            return self._base.columns
+        if isinstance(self._given, Compressed):
+            return self._given
+        return self._as_given(self._grouped.graph, transpose=False)
+
+    @_view
+    def columns(self) -> Compressed:
+        """Entries by column."""
+        if self._base is not None:
+            return self._base.rows
+        return self._as_given(self._grouped.graph, transpose=True)
+
+    def grouped(self, dim: int) -> Compressed:
+        """Entries by row for dimension 0, by column for 1."""
+        return self.rows if dim == 0 else self.columns
+
+    def _as_given(self, graph: Graph, *, transpose: bool) -> Compressed:
+        csr = graph.grouped(transpose=transpose)
+        ids = csr.edge_id
+        # Copies: the caller may edit what kernels read.
+        return Compressed(
+            csr.ptr.to(self.dtype, copy=True),
+            csr.col.to(self.dtype, copy=True),
+            None if ids is None else ids.to(self.dtype, copy=True),
+        )
+
+    @_view
+    def _grouped(self) -> Grouped:
+        """The edges from columns to rows; of the base only."""
+        num_rows, num_cols = self.shape
+        if isinstance(self._given, Compressed):
+            ptr, indices, ids = self._given
+            return Grouped.of(indices.contiguous(), ptr.contiguous(), ids, num_cols, num_rows)
+        row, col = self._given
+        return Grouped(Graph((col.contiguous(), row.contiguous()), num_cols, num_rows))
+
+    @property
+    def edges(self) -> Edges:
+        """As operators take it, in which sources are columns and destinations are rows."""
+        self.check_unedited()
+        if self._base is not None:
+            return self._base.edges._replace(transpose=True)
+        return self._grouped.edges
+
+    @_view
+    def by_row(self) -> Groups:
+        """Entries as members of their rows."""
+        if self._base is not None:
+            return self._base.by_column
+        return Groups(self.row.contiguous(), self.shape[0])
+
+    @_view
+    def by_column(self) -> Groups:
+        """Entries as members of their columns."""
+        if self._base is not None:
+            return self._base.by_row
+        return Groups(self.col.contiguous(), self.shape[1])
+
+    @_view
+    def all_entries(self) -> Groups:
+        """Entries as one group."""
+        return one_group(self.nnz, self.device)
+
+    @_view
+    def has_duplicate(self) -> bool:
+        """True if two entries are in one place."""
+        if self._base is not None:
+            return self._base.has_duplicate
+        if self.is_diagonal or self.nnz < 2:
+            return False
+        by_column = self._grouped.graph.by_source  # rows ascend in it
+        is_equal = by_column.col[1:] == by_column.col[:-1]
+        starts = by_column.ptr[1:-1]
+        is_equal[starts[(starts > 0) & (starts < self.nnz)] - 1] = False
+        return bool(is_equal.any())
+
+    @_view
+    def places(self) -> Tensor:
+        """The place of each entry, ``row * columns + column``, int64 ``[nnz]``."""
+        return self.row.long() * self.shape[1] + self.col.long()
+
+    @_view
+    def ascending(self) -> tuple[Tensor, Tensor]:
+        """The places in ascending order, and the entries in this order, each int64 ``[nnz]``."""
+        places, order = torch.sort(self.places, stable=True)
+        return places, order
+
+    @_view
+    def coalesced(self) -> Coalesced:
+        """The pattern in ascending order, without duplicates."""
+        places, order = self.ascending
+        distinct, group = torch.unique_consecutive(places, return_inverse=True)
+        groups = Groups(group, len(distinct)) if len(distinct) < self.nnz else None
+        return Coalesced(from_places(distinct, self.shape, self.dtype), order, groups)
+
+
+def from_places(places: Tensor, shape: Shape, dtype: torch.dtype) -> Pattern:
+    """The pattern with an entry in each of these places, ``row * columns + column``, in order."""
+    columns = max(shape[1], 1)
+    indices = torch.stack([places // columns, places % columns])
+    return Pattern(shape, indices.to(dtype))
+
+
+def from_indices(indices: Tensor, shape: Shape | None) -> Pattern:
+    """The pattern of entries in any order, duplicates included.
+
+    Args:
+        indices: int64 or int32 ``[2, nnz]``, rows and columns; kept, not copied.
+        shape: default: just large enough.
+
+    Raises:
+        RuntimeError: wrong dtype or shape, or no entries and no shape.
+        IndexError: an index lies outside the shape.
+    """
+    _check_indices("indices", indices, 2)
+    if indices.shape[0] != 2:
+        raise RuntimeError(f"indices must be [2, nnz], got shape {list(indices.shape)}")
+    return Pattern(_checked_shape(shape, indices[0], indices[1]), indices)
+
+
+def from_rows(
+    ptr: Tensor, indices: Tensor, shape: Shape | None, value_indices: Tensor | None = None
+) -> Pattern:
+    """The pattern of entries that are grouped by row.
+
+    Args:
+        ptr: int64 or int32 ``[rows + 1]``, ascending, where rows begin and end.
+        indices: int64 or int32 ``[nnz]``, columns.
+        shape: default: just large enough.
+        value_indices: int64 or int32 ``[nnz]``, the number of each entry; default: as they are
+            given.
+
+    Raises:
+        RuntimeError: wrong dtype or shape, or no entries and no shape.
+        IndexError: an index lies outside the shape.
+    """
+    _check_indices("indptr", ptr, 1)
+    _check_indices("indices", indices, 1)
+    if ptr.device != indices.device:
+        raise RuntimeError(
+            f"indptr and indices must be on one device, got {ptr.device} and {indices.device}"
+        )
+    if ptr.numel() == 0:
+        raise RuntimeError("indptr must be [rows + 1], got no elements")
+    shape = _checked_shape(shape, None, indices, len(ptr) - 1)
+    if len(ptr) != shape[0] + 1:
+        raise RuntimeError(
+            f"indptr must have {shape[0] + 1} elements for shape {shape}, got {len(ptr)}"
+        )
+    if ptr[0] != 0 or ptr[-1] != len(indices) or (ptr.diff() < 0).any():
+        raise RuntimeError(
+            f"indptr must rise from 0 to the number of entries, {len(indices)}, without falling"
+        )
+    return Pattern(shape, Compressed(ptr, indices, value_indices))
+
+
+def diagonal(shape: Shape, device: torch.device) -> Pattern:
+    """The pattern of a diagonal matrix of this shape."""
+    with normal_mode():
+        numbers = torch.arange(min(shape), device=device)
+        return Pattern(shape, torch.stack([numbers, numbers]), is_diagonal=True)
+
+
+def _check_indices(name: str, indices: Tensor, dim: int) -> None:
+    if indices.dtype not in (torch.int64, torch.int32):
+        raise RuntimeError(f"{name} must be int64 or int32, got {indices.dtype}")
+    if indices.dim() != dim:
+        expected = "[2, nnz]" if dim == 2 else "one-dimensional"
+        raise RuntimeError(f"{name} must be {expected}, got shape {list(indices.shape)}")
+
+
+def _checked_shape(
+    shape: Shape | None, rows: Tensor | None, columns: Tensor, num_rows: int = 0
+) -> Shape:
+    """The shape that was given, or the smallest, after a look at all indices."""
+    if shape is None:
+        if columns.numel() == 0:
+            raise RuntimeError("shape must be given for a matrix without entries, got None")
+        highest = [num_rows if rows is None else int(rows.max()) + 1, int(columns.max()) + 1]
+        shape = highest[0], highest[1]
+    if len(shape) != 2:
+        raise RuntimeError(f"shape must have two sizes, got {tuple(shape)}")
+    shape = operator.index(shape[0]), operator.index(shape[1])
+    if min(shape) < 0:
+        raise RuntimeError(f"shape must have sizes >= 0, got {shape}")
+    for name, indices, size in (("row", rows, shape[0]), ("column", columns, shape[1])):
+        if indices is None or indices.numel() == 0:
+            continue
+        low, high = map(int, torch.aminmax(indices))
+        if low < 0 or high >= size:
+            raise IndexError(
+                f"indices hold {name} {low if low < 0 else high}, expected 0 <= {name} < {size}"
+            )
+    return shape

@@ -1,0 +1,415 @@
+"""``SparseMatrix``: a pattern and its values."""
+
+from __future__ import annotations
+
+from numbers import Number
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from fastgraph.sparse import elementwise, products, selection
+from fastgraph.sparse.groups import REDUCTIONS, Groups
+from fastgraph.sparse.pattern import Pattern, Shape, diagonal
+
+Scalar: TypeAlias = float | Tensor
+"""A number, or a tensor without dimensions."""
+
+
+def is_scalar(x: object) -> bool:
+    """True for a :data:`Scalar`."""
+    return isinstance(x, Number) or (isinstance(x, Tensor) and x.dim() == 0)
+
+
+class SparseMatrix:
+    """A sparse matrix, or one for each of several heads with entries in the same places.
+
+    Entries may be in any order and several in one place, where they are added by all that is linear
+    in them. Row ``i`` aggregates: in ``A @ X`` it sums what its entries' columns name. Matrices are
+    immutable; those that an operation makes share patterns, and what was sorted of them, with its
+    operands. Made by :func:`~fastgraph.sparse.spmatrix` and its like.
+    """
+
+    def __init__(self, pattern: Pattern, val: Tensor) -> None:
+        if val.dim() not in (1, 2):
+            raise AssertionError(f"val must be [nnz] or [nnz, heads], got shape {list(val.shape)}")
+        if val.shape[0] != pattern.nnz or val.device != pattern.device:
+            raise RuntimeError(
+                f"val must have a value for each of {pattern.nnz} entries on {pattern.device}, "
+                f"got shape {list(val.shape)} on {val.device}"
+            )
+        self._pattern = pattern
+        self._val = val
+
+    @property
+    def pattern(self) -> Pattern:
+        """Where the entries are; one object for all matrices that share it."""
+        return self._pattern
+
+    @property
+    def val(self) -> Tensor:
+        """The values, ``[nnz]`` or ``[nnz, heads]``: the tensor that was given."""
+        return self._val
+
+    @property
+    def shape(self) -> Shape:
+        """Numbers of rows and columns."""
+        return self._pattern.shape
+
+    @property
+    def nnz(self) -> int:
+        """Number of entries, duplicates included."""
+        return self._pattern.nnz
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the values."""
+        return self.val.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the values and indices are."""
+        return self._pattern.device
+
+    @property
+    def row(self) -> Tensor:
+        """The row of each entry, ``[nnz]``."""
+        return self._pattern.row
+
+    @property
+    def col(self) -> Tensor:
+        """The column of each entry, ``[nnz]``."""
+        return self._pattern.col
+
+    def coo(self) -> tuple[Tensor, Tensor]:
+        """Rows and columns of all entries."""
+        return self.row, self.col
+
+    def indices(self) -> Tensor:
+        """Rows and columns of all entries, ``[2, nnz]``."""
+        return self._pattern.indices
+
+    def csr(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The entries by row: ``indptr``, columns, and the number of each entry.
+
+        The last is ``None`` where entries are numbered in this order.
+        """
+        ptr, columns, numbers = self._pattern.rows
+        return ptr, columns, numbers
+
+    def csc(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The entries by column: ``indptr``, rows, and numbers as in :meth:`csr`."""
+        ptr, rows, numbers = self._pattern.columns
+        return ptr, rows, numbers
+
+    def to_dense(self) -> Tensor:
+        """The dense matrix, ``[n, m]`` or ``[n, m, heads]``; values in one place are added."""
+        zeros = self.val.new_zeros(*self.shape, *self.val.shape[1:])
+        row, col = self.row.long(), self.col.long()
+        return zeros.index_put((row, col), self.val, accumulate=True)
+
+    def transpose(self) -> SparseMatrix:
+        """The transposed matrix, with the same values in the same order."""
+        return SparseMatrix(self._pattern.transposed(), self.val)
+
+    def t(self) -> SparseMatrix:
+        """The transposed matrix."""
+        return self.transpose()
+
+    @property
+    def T(self) -> SparseMatrix:  # noqa: N802
+        """The transposed matrix."""
+        return self.transpose()
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> SparseMatrix:
+        """The matrix on another device, with values of another dtype; itself if both are given."""
+        device = self.device if device is None else torch.device(device)
+        dtype = self.dtype if dtype is None else dtype
+        val = self.val.to(device=device, dtype=dtype)
+        if val.device == self.device:
+            return self if dtype == self.dtype else self._like(val)
+        moved = Pattern(
+            self.shape, self.indices().to(device), is_diagonal=self._pattern.is_diagonal
+        )
+        return SparseMatrix(moved, val)
+
+    def cuda(self) -> SparseMatrix:
+        """The matrix on the current GPU."""
+        return self.to(device="cuda")
+
+    def cpu(self) -> SparseMatrix:
+        """The matrix in the host's memory."""
+        return self.to(device="cpu")
+
+    def coalesce(self) -> SparseMatrix:
+        """Entries in ascending order by row and column, those in one place added."""
+        coalesced = self._pattern.coalesced
+        return SparseMatrix(coalesced.pattern, coalesced.values(self.val))
+
+    def has_duplicate(self) -> bool:
+        """True if several entries are in one place."""
+        return self._pattern.has_duplicate
+
+    def is_diag(self) -> bool:
+        """True if the matrix was made as a diagonal; the places of others are not looked at."""
+        return self._pattern.is_diagonal
+
+    def index_select(self, dim: int, index: Tensor) -> SparseMatrix:
+        """Rows, for ``dim`` 0, or columns, for 1, by number.
+
+        Raises:
+            ValueError, TypeError, RuntimeError, IndexError: as for
+                :func:`fastgraph.sparse.selection.index_select`.
+        """
+        return self._selected(selection.index_select(self._pattern, dim, index))
+
+    def range_select(self, dim: int, index: slice) -> SparseMatrix:
+        """Consecutive rows, for ``dim`` 0, or columns, for 1.
+
+        Raises:
+            ValueError, TypeError, NotImplementedError, RuntimeError: as for
+                :func:`fastgraph.sparse.selection.range_select`.
+        """
+        return self._selected(selection.range_select(self._pattern, dim, index))
+
+    def sample(
+        self,
+        dim: int,
+        fanout: int,
+        ids: Tensor | None = None,
+        replace: bool = False,
+        bias: bool = False,
+    ) -> SparseMatrix:
+        """At most ``fanout`` entries of each of the rows (``dim`` 0) or columns (1) in ``ids``.
+
+        Args:
+            dim: of what ``ids`` holds numbers.
+            fanout: how many entries; -1 for all.
+            ids: int64 or int32; default: all.
+            replace: draw with replacement.
+            bias: draw in proportion to values ``[nnz]``.
+
+        Returns:
+            A matrix with as many rows, or columns, as there are ``ids``; its values have gradients.
+
+        Raises:
+            ValueError, TypeError, RuntimeError, IndexError: as for
+                :func:`fastgraph.sparse.selection.sample`.
+        """
+        return self._selected(
+            selection.sample(self._pattern, self.val, dim, fanout, ids, replace, bias)
+        )
+
+    def compact(
+        self, dim: int, leading_indices: Tensor | None = None
+    ) -> tuple[SparseMatrix, Tensor]:
+        """The matrix without empty rows (``dim`` 0) or columns (1), and the numbers of the others.
+
+        Args:
+            dim: what is renumbered.
+            leading_indices: those that are kept in any case, and come first in this order.
+
+        Raises:
+            ValueError, TypeError, RuntimeError, IndexError: as for
+                :func:`fastgraph.sparse.selection.compact`.
+        """
+        pattern, kept = selection.compact(self._pattern, dim, leading_indices)
+        return SparseMatrix(pattern, self.val), kept
+
+    def reduce(self, dim: int | None = None, rtype: str = "sum") -> Tensor:
+        """The reduction of the values: of each row for ``dim`` 1, of each column for 0, or of all.
+
+        Entries that the matrix does not have are no zeros: they are left out. A row without any
+        gives 0.
+
+        Args:
+            dim: default: all values.
+            rtype: ``"sum"``, ``"smax"``, ``"smin"``, ``"smean"`` or ``"sprod"``.
+
+        Returns:
+            ``[n]``, ``[m]`` or no dimension, followed by ``[heads]`` where values have them.
+
+        Raises:
+            ValueError: ``dim`` is neither of these.
+            RuntimeError: ``rtype`` is neither of these.
+            IndexError: an extremum of no values at all.
+        """
+        if rtype not in REDUCTIONS:
+            raise RuntimeError(f"rtype must be one of {[*REDUCTIONS]}, got {rtype!r}")
+        if dim is None:
+            return self._reduce_all(rtype)
+        if dim not in (0, 1):
+            raise ValueError(f"dim must be 0, 1 or None, got {dim}")
+        groups: Groups = self._pattern.by_row if dim == 1 else self._pattern.by_column
+        return groups.reduce(self.val, rtype)
+
+    def _reduce_all(self, rtype: str) -> Tensor:
+        if rtype == "smax":
+            return self.val.amax(0)
+        if rtype == "smin":
+            return self.val.amin(0)
+        if self.nnz == 0:  # a group without rows is 0, but a product of nothing is 1
+            if rtype == "sprod":
+                return self.val.prod(0)
+            return self.val.mean(0) if rtype == "smean" else self.val.sum(0)
+        return self._pattern.all_entries.reduce(self.val, rtype).squeeze(0)
+
+    def sum(self, dim: int | None = None) -> Tensor:
+        """:meth:`reduce` by sums."""
+        return self.reduce(dim, "sum")
+
+    def smax(self, dim: int | None = None) -> Tensor:
+        """:meth:`reduce` by maxima."""
+        return self.reduce(dim, "smax")
+
+    def smin(self, dim: int | None = None) -> Tensor:
+        """:meth:`reduce` by minima."""
+        return self.reduce(dim, "smin")
+
+    def smean(self, dim: int | None = None) -> Tensor:
+        """:meth:`reduce` by means."""
+        return self.reduce(dim, "smean")
+
+    def sprod(self, dim: int | None = None) -> Tensor:
+        """:meth:`reduce` by products."""
+        return self.reduce(dim, "sprod")
+
+    def softmax(self, dim: int = 1) -> SparseMatrix:
+        """The softmax of the values of each row for ``dim`` 1, of each column for 0.
+
+        Raises:
+            ValueError: ``dim`` is neither.
+            RuntimeError: values are not floating-point numbers.
+        """
+        return self._like(products.softmax(self._pattern, self.val, dim))
+
+    def neg(self) -> SparseMatrix:
+        """The matrix with values of the other sign."""
+        return self._like(-self.val)
+
+    def inv(self) -> SparseMatrix:
+        """The inverse of a square matrix that was made as a diagonal.
+
+        Raises:
+            AssertionError: it was not, or has heads.
+        """
+        if not self.is_diag() or self.shape[0] != self.shape[1] or self.val.dim() != 1:
+            raise AssertionError(
+                "A must be a square diagonal matrix with values [nnz] to be inverted, got shape "
+                f"{list(self.shape)} with values of shape {list(self.val.shape)}, "
+                f"{'' if self.is_diag() else 'not '}made as a diagonal"
+            )
+        return self._like(1.0 / self.val)
+
+    def __matmul__(self, other: Tensor | SparseMatrix) -> Tensor | SparseMatrix:
+        if isinstance(other, SparseMatrix):
+            return SparseMatrix(
+                *products.spspmm(self._pattern, self.val, other._pattern, other.val)
+            )
+        if isinstance(other, Tensor):
+            return products.spmm(self._pattern, self.val, other)
+        return NotImplemented
+
+    def __add__(self, other: SparseMatrix) -> SparseMatrix:
+        if not isinstance(other, SparseMatrix):
+            return NotImplemented
+        return SparseMatrix(*elementwise.add(self._pattern, self.val, other._pattern, other.val))
+
+    def __sub__(self, other: SparseMatrix) -> SparseMatrix:
+        if not isinstance(other, SparseMatrix):
+            return NotImplemented
+        return self + -other
+
+    def __mul__(self, other: SparseMatrix | Scalar) -> SparseMatrix:
+        if isinstance(other, SparseMatrix):
+            return SparseMatrix(
+                *elementwise.mul(self._pattern, self.val, other._pattern, other.val)
+            )
+        return self._like(self.val * other) if is_scalar(other) else NotImplemented
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: SparseMatrix | Scalar) -> SparseMatrix:
+        if isinstance(other, SparseMatrix):
+            return SparseMatrix(
+                *elementwise.div(self._pattern, self.val, other._pattern, other.val)
+            )
+        return self._like(self.val / other) if is_scalar(other) else NotImplemented
+
+    def __pow__(self, exponent: Scalar) -> SparseMatrix:
+        return self._like(self.val**exponent) if is_scalar(exponent) else NotImplemented
+
+    __neg__ = neg
+
+    def _like(self, val: Tensor) -> SparseMatrix:
+        return SparseMatrix(self._pattern, val)
+
+    def _selected(self, selected: selection.Selected) -> SparseMatrix:
+        return SparseMatrix(selected.pattern, selected.values(self.val))
+
+    def __repr__(self) -> str:
+        facts = f"shape={self.shape}, nnz={self.nnz}"
+        if self.val.dim() > 1:
+            facts += f", val_size={tuple(self.val.shape[1:])}"
+        lines = [f"indices={self.indices()}", f"values={self.val}"]
+        lines = [text.replace("\n", "\n" + " " * (text.index("=") + 1)) for text in lines]
+        body = ",\n".join([*lines, facts])
+        name = f"{type(self).__name__}("
+        return name + body.replace("\n", "\n" + " " * len(name)) + ")"
+
+    # These shadow the names of types, and so come last.
+
+    def double(self) -> SparseMatrix:
+        """The matrix with values in float64."""
+        return self.to(dtype=torch.float64)
+
+    def long(self) -> SparseMatrix:
+        """The matrix with values in int64."""
+        return self.to(dtype=torch.int64)
+
+    def float(self) -> SparseMatrix:
+        """The matrix with values in float32."""
+        return self.to(dtype=torch.float32)
+
+    def int(self) -> SparseMatrix:
+        """The matrix with values in int32."""
+        return self.to(dtype=torch.int32)
+
+
+def diag(val: Tensor, shape: Shape | None = None) -> SparseMatrix:
+    """A diagonal matrix.
+
+    Args:
+        val: ``[n]``, or ``[n, heads]`` for one matrix for each head.
+        shape: not square if so given; the smaller size is ``n``.
+
+    Raises:
+        AssertionError: ``val`` has another number of dimensions, or does not fit the shape.
+    """
+    if val.dim() not in (1, 2) or (shape is not None and len(val) != min(shape)):
+        raise AssertionError(
+            "val must be [n] or [n, heads], with n the smaller size of the shape, "
+            f"got shape {list(val.shape)} for a matrix of shape {shape}"
+        )
+    shape = (len(val), len(val)) if shape is None else (int(shape[0]), int(shape[1]))
+    return SparseMatrix(diagonal(shape, val.device), val)
+
+
+def identity(
+    shape: Shape,
+    d: int | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> SparseMatrix:
+    """A diagonal matrix of ones.
+
+    Args:
+        shape: numbers of rows and columns.
+        d: number of heads; default: values have none.
+        dtype: of the values.
+        device: of the matrix.
+    """
+    size = (min(shape),) if d is None else (min(shape), d)
+    return diag(torch.ones(size, dtype=dtype, device=device), shape)
