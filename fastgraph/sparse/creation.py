@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastgraph.sparse.pattern import Pattern, Shape, from_indices, from_rows
+from fastgraph.sparse.pattern import Pattern, Shape, from_compressed, from_indices
 from fastgraph.sparse.sparse_matrix import SparseMatrix
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def from_csr(
     Raises:
         AssertionError, RuntimeError, IndexError: as for :func:`spmatrix`.
     """
-    return _with_values(from_rows(indptr, indices, shape), val)
+    return _with_values(from_compressed(indptr, indices, shape, 0), val)
 
 
 def from_csc(
@@ -79,8 +79,7 @@ def from_csc(
     Raises:
         AssertionError, RuntimeError, IndexError: as for :func:`spmatrix`.
     """
-    reverse = None if shape is None else (shape[1], shape[0])
-    return _with_values(from_rows(indptr, indices, reverse).transposed(), val)
+    return _with_values(from_compressed(indptr, indices, shape, 1), val)
 
 
 def val_like(mat: SparseMatrix, val: Tensor) -> SparseMatrix:

@@ -69,7 +69,7 @@ class Pattern:
 
     Views of it, by row, by column, or as operators take it, are made when they are first needed and
     shared by all matrices with this pattern, and by their transposes. Made by
-    :func:`from_indices`, :func:`from_rows` and :func:`diagonal`.
+    :func:`from_indices`, :func:`from_compressed` and :func:`diagonal`.
 
     Attributes:
         shape: numbers of rows and columns.
@@ -279,20 +279,23 @@ def from_indices(indices: Tensor, shape: Shape | None) -> Pattern:
     _check_indices("indices", indices, 2)
     if indices.shape[0] != 2:
         raise RuntimeError(f"indices must be [2, nnz], got shape {list(indices.shape)}")
-    return Pattern(_checked_shape(shape, indices[0], indices[1]), indices)
+    if shape is None and indices.numel() > 0:
+        row, column = indices.amax(1).tolist()
+        shape = row + 1, column + 1
+    shape = _checked_shape(shape)
+    _check_range("row", indices[0], shape[0])
+    _check_range("column", indices[1], shape[1])
+    return Pattern(shape, indices)
 
 
-def from_rows(
-    ptr: Tensor, indices: Tensor, shape: Shape | None, value_indices: Tensor | None = None
-) -> Pattern:
-    """The pattern of entries that are grouped by row.
+def from_compressed(ptr: Tensor, indices: Tensor, shape: Shape | None, dim: int) -> Pattern:
+    """The pattern of entries that are grouped by row, for dimension 0, or by column, for 1.
 
     Args:
-        ptr: int64 or int32 ``[rows + 1]``, ascending, where rows begin and end.
-        indices: int64 or int32 ``[nnz]``, columns.
+        ptr: int64 or int32 ``[rows + 1]``, ascending, where rows, or columns, begin and end.
+        indices: int64 or int32 ``[nnz]``, columns, or rows.
         shape: default: just large enough.
-        value_indices: int64 or int32 ``[nnz]``, the number of each entry; default: as they are
-            given.
+        dim: of which dimension ``ptr`` is.
 
     Raises:
         RuntimeError: wrong dtype or shape, or no entries and no shape.
@@ -306,16 +309,21 @@ def from_rows(
         )
     if ptr.numel() == 0:
         raise RuntimeError("indptr must be [rows + 1], got no elements")
-    shape = _checked_shape(shape, None, indices, len(ptr) - 1)
-    if len(ptr) != shape[0] + 1:
+    if shape is None and indices.numel() > 0:
+        sizes = len(ptr) - 1, int(indices.max()) + 1
+        shape = sizes if dim == 0 else sizes[::-1]
+    shape = _checked_shape(shape)
+    _check_range("column" if dim == 0 else "row", indices, shape[1 - dim])
+    if len(ptr) != shape[dim] + 1:
         raise RuntimeError(
-            f"indptr must have {shape[0] + 1} elements for shape {shape}, got {len(ptr)}"
+            f"indptr must have {shape[dim] + 1} elements for shape {shape}, got {len(ptr)}"
         )
     if ptr[0] != 0 or ptr[-1] != len(indices) or (ptr.diff() < 0).any():
         raise RuntimeError(
             f"indptr must rise from 0 to the number of entries, {len(indices)}, without falling"
         )
-    return Pattern(shape, Compressed(ptr, indices, value_indices))
+    compressed = Compressed(ptr, indices, None)
+    return Pattern(shape, compressed) if dim == 0 else Pattern(shape[::-1], compressed).transposed()
 
 
 def diagonal(shape: Shape, device: torch.device) -> Pattern:
@@ -333,26 +341,22 @@ def _check_indices(name: str, indices: Tensor, dim: int) -> None:
         raise RuntimeError(f"{name} must be {expected}, got shape {list(indices.shape)}")
 
 
-def _checked_shape(
-    shape: Shape | None, rows: Tensor | None, columns: Tensor, num_rows: int = 0
-) -> Shape:
-    """The shape that was given, or the smallest, after a look at all indices."""
+def _checked_shape(shape: Shape | None) -> Shape:
     if shape is None:
-        if columns.numel() == 0:
-            raise RuntimeError("shape must be given for a matrix without entries, got None")
-        highest = [num_rows if rows is None else int(rows.max()) + 1, int(columns.max()) + 1]
-        shape = highest[0], highest[1]
+        raise RuntimeError("shape must be given for a matrix without entries, got None")
     if len(shape) != 2:
         raise RuntimeError(f"shape must have two sizes, got {tuple(shape)}")
     shape = operator.index(shape[0]), operator.index(shape[1])
     if min(shape) < 0:
         raise RuntimeError(f"shape must have sizes >= 0, got {shape}")
-    for name, indices, size in (("row", rows, shape[0]), ("column", columns, shape[1])):
-        if indices is None or indices.numel() == 0:
-            continue
-        low, high = map(int, torch.aminmax(indices))
-        if low < 0 or high >= size:
-            raise IndexError(
-                f"indices hold {name} {low if low < 0 else high}, expected 0 <= {name} < {size}"
-            )
     return shape
+
+
+def _check_range(name: str, indices: Tensor, size: int) -> None:
+    if indices.numel() == 0:
+        return
+    low, high = map(int, torch.aminmax(indices))
+    if low < 0 or high >= size:
+        raise IndexError(
+            f"indices hold {name} {low if low < 0 else high}, expected 0 <= {name} < {size}"
+        )

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from fastgraph.plugins.backend import FLOATING
 from fastgraph.sparse import elementwise, products, selection
 from fastgraph.sparse.groups import REDUCTIONS, Groups
 from fastgraph.sparse.pattern import Pattern, Shape, diagonal
@@ -250,7 +251,8 @@ class SparseMatrix:
             return self.val.amax(0)
         if rtype == "smin":
             return self.val.amin(0)
-        if self.nnz == 0:  # a group without rows is 0, but a product of nothing is 1
+        # A group without rows is 0, but a product of nothing is 1; sums of integers are int64.
+        if self.nnz == 0 or self.dtype not in FLOATING:
             if rtype == "sprod":
                 return self.val.prod(0)
             return self.val.mean(0) if rtype == "smean" else self.val.sum(0)
