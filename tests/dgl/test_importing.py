@@ -13,6 +13,7 @@ from tests.cli.commands import ROOT, fastgraph
 from tests.forks import python
 
 LIBRARY = f"libgraphbolt_pytorch_{torch.__version__.partition('+')[0]}.so"
+SPARSE = f"libdgl_sparse_pytorch_{torch.__version__.partition('+')[0]}.so"
 USE = "import dgl; print(dgl.graphbolt.__name__); dgl.graphbolt.ItemSet"
 
 
@@ -45,6 +46,74 @@ def test_it_succeeds_once_it_was_asked_for(project: Path, first: str) -> None:
         "ImportError: dgl.graphbolt.ItemSet cannot be used: this DGL has no GraphBolt library for "
         f"torch {LIBRARY[21:-3]} ({LIBRARY})"
     ) in ours.stderr
+
+
+USE_SPARSE = """
+import dgl
+print(dgl.adj().nnz)
+import dgl.sparse as s
+from dgl.sparse.matmul import matmul
+print(s.__name__, matmul is s.matmul, s is dgl.sparse)
+"""
+
+
+@pytest.fixture
+def with_matrices(project: Path) -> Path:
+    """The package with sparse matrices, of which a module is imported before the failure."""
+    package = project / "dgl"
+    (package / "__init__.py").write_text(
+        "def adj():\n    from .sparse import identity\n    return identity((3, 3))\n"
+    )
+    (package / "sparse").mkdir()
+    (package / "sparse" / "matmul.py").write_text("def matmul(): pass\n")
+    (package / "sparse" / "__init__.py").write_text(
+        f"""\
+import os
+from .matmul import *
+class identity:
+    nnz = "theirs"
+    def __init__(self, shape): pass
+library = os.path.join(os.path.dirname(__file__), "..", "dgl_sparse", {SPARSE!r})
+if not os.path.exists(library):
+    raise FileNotFoundError("Cannot find DGL C++ sparse library")
+"""
+    )
+    return project
+
+
+@pytest.mark.parametrize(
+    "first", ["import fastgraph; fastgraph.enable()", "import fastgraph.dgl as d; d.fix_import()"]
+)
+def test_its_sparse_matrices_are_ours(with_matrices: Path, first: str) -> None:
+    ours = python("-c", f"{first}\n{USE_SPARSE}", cwd=with_matrices)
+    assert (ours.stdout, ours.stderr) == ("3\nfastgraph.sparse True True\n", "")
+
+
+def test_they_are_so_after_an_import_that_failed(with_matrices: Path) -> None:
+    first = "import dgl\ntry: dgl.adj()\nexcept FileNotFoundError as error: print(error)\n"
+    code = f"{first}import fastgraph; fastgraph.enable()\n{USE_SPARSE}"
+    ours = python("-c", code, cwd=with_matrices)
+    expected = "Cannot find DGL C++ sparse library\n3\nfastgraph.sparse True True\n"
+    assert (ours.stdout, ours.stderr) == (expected, "")
+
+
+@pytest.mark.parametrize("first", ["import fastgraph, torch", "import torch, fastgraph.sparse"])
+def test_they_are_not_unasked(with_matrices: Path, first: str) -> None:
+    ours = python("-c", f"{first}\n{USE_SPARSE}", cwd=with_matrices)
+    assert "FileNotFoundError: Cannot find DGL C++ sparse library" in ours.stderr
+
+
+def test_they_are_dgls_where_its_library_exists(with_matrices: Path) -> None:
+    (with_matrices / "dgl" / "dgl_sparse").mkdir()
+    (with_matrices / "dgl" / "dgl_sparse" / SPARSE).touch()
+    ours = python("-c", f"import fastgraph; fastgraph.enable()\n{USE_SPARSE}", cwd=with_matrices)
+    assert (ours.stdout, ours.stderr) == ("theirs\ndgl.sparse True True\n", "")
+
+
+def test_they_are_dgls_in_a_build_of_the_sources(with_matrices: Path) -> None:
+    (with_matrices / "dgl" / "libdgl.so").unlink()
+    ours = python("-c", f"import fastgraph; fastgraph.enable()\n{USE_SPARSE}", cwd=with_matrices)
+    assert "FileNotFoundError: Cannot find DGL C++ sparse library" in ours.stderr
 
 
 @pytest.mark.parametrize("use", ["import dgl.graphbolt.impl", "from dgl.graphbolt import impl"])
