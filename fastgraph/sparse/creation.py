@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fastgraph.sparse.groups import Groups
 from fastgraph.sparse.pattern import Pattern, Shape, from_compressed, from_indices
 from fastgraph.sparse.sparse_matrix import SparseMatrix
 
@@ -109,9 +110,8 @@ def from_torch_sparse(torch_sparse_tensor: Tensor) -> SparseMatrix:
     for those of COO that is not coalesced, which torch does not give away.
 
     Raises:
-        AssertionError: another layout.
-        RuntimeError: batches, several dense dimensions, or COO that is not coalesced and requires a
-            gradient.
+        AssertionError: another layout, or several dense dimensions.
+        RuntimeError: batches, or COO that is not coalesced and requires a gradient.
     """
     matrix = torch_sparse_tensor
     if matrix.layout is torch.sparse_coo:
@@ -144,14 +144,14 @@ def to_torch_sparse_coo(spmat: SparseMatrix) -> Tensor:
 def to_torch_sparse_csr(spmat: SparseMatrix) -> Tensor:
     """Torch's matrix in CSR, as :func:`to_torch_sparse_coo`; torch takes no duplicates in it."""
     ptr, indices, numbers = spmat.csr()
-    val = spmat.val if numbers is None else spmat.val.index_select(0, numbers)
+    val = spmat.val if numbers is None else Groups(numbers, spmat.nnz).gather(spmat.val)
     return torch.sparse_csr_tensor(ptr, indices, val, _full_shape(spmat))
 
 
 def to_torch_sparse_csc(spmat: SparseMatrix) -> Tensor:
     """Torch's matrix in CSC, as :func:`to_torch_sparse_csr`."""
     ptr, indices, numbers = spmat.csc()
-    val = spmat.val if numbers is None else spmat.val.index_select(0, numbers)
+    val = spmat.val if numbers is None else Groups(numbers, spmat.nnz).gather(spmat.val)
     return torch.sparse_csc_tensor(ptr, indices, val, _full_shape(spmat))
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.graphs.graph import normal_mode
+from fastgraph.sparse.groups import Groups
 from fastgraph.sparse.pattern import Pattern, from_places
 from fastgraph.sparse.products import check_no_duplicates
 
@@ -47,7 +48,7 @@ def mul(a: Pattern, a_val: Tensor, b: Pattern, b_val: Tensor) -> tuple[Pattern, 
         is_common[is_common.clone()] = b_places[position[is_common]] == a_places[is_common]
         of_a, of_b = a_order[is_common], b_order[position[is_common]]
         pattern = from_places(a_places[is_common], a.shape, torch.promote_types(a.dtype, b.dtype))
-    return pattern, a_val.index_select(0, of_a) * b_val.index_select(0, of_b)
+    return pattern, Groups(of_a, a.nnz).gather(a_val) * Groups(of_b, b.nnz).gather(b_val)
 
 
 def div(a: Pattern, a_val: Tensor, b: Pattern, b_val: Tensor) -> tuple[Pattern, Tensor]:
@@ -68,7 +69,7 @@ def div(a: Pattern, a_val: Tensor, b: Pattern, b_val: Tensor) -> tuple[Pattern, 
         raise RuntimeError("B must have entries where A has them in div, got others")
     with normal_mode():
         of_b = torch.empty_like(b_order).index_copy_(0, a_order, b_order)
-    return a, a_val / b_val.index_select(0, of_b)
+    return a, a_val / Groups(of_b, b.nnz).gather(b_val)
 
 
 def _check(a: Pattern, a_val: Tensor, b: Pattern, b_val: Tensor) -> None:

@@ -78,7 +78,10 @@ class Groups:
         return self.reduce(x, "sum")
 
     def gather(self, x: Tensor) -> Tensor:
-        """The row of its group for each row, of ``[num_groups]`` or ``[num_groups, channels]``."""
+        """The row of its group for each row, of ``[num_groups]`` or ``[num_groups, channels]``.
+
+        Backward, torch's own ``index_select`` adds row by row, and on GPUs in any order.
+        """
         if x.requires_grad and torch.is_grad_enabled():
             out: Tensor = _Gather.apply(x, self)  # type: ignore[no-untyped-call]
             return out
@@ -95,7 +98,7 @@ class Groups:
         """Products in pairs, of which there are half as many each time."""
         rows = self._grouped.graph.by_destination
         dtype = torch.promote_types(x.dtype, torch.float32) if x.is_floating_point() else x.dtype
-        factors = x.index_select(0, rows.col).to(dtype)
+        factors = x[rows.col.long()].to(dtype)
         counts, ptr = rows.ptr.diff(), rows.ptr
         while factors.shape[0] > 0 and int(counts.max()) > 1:
             pairs = (counts + 1) // 2
@@ -106,7 +109,7 @@ class Groups:
             has_second = first + 1 < ptr[group + 1]
             one_behind = torch.cat([factors, factors.new_ones(1, *factors.shape[1:])])
             second = torch.where(has_second, first + 1, len(factors))
-            factors = factors.index_select(0, first) * one_behind.index_select(0, second)
+            factors = factors[first] * one_behind[second]
             counts, ptr = pairs, torch.cat([ends.new_zeros(1), ends])
         filled = counts.nonzero().squeeze(1)
         zeros = factors.new_zeros(self.num_groups, *x.shape[1:])

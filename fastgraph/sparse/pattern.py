@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from functools import cached_property, wraps
+from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -38,30 +38,39 @@ class Coalesced(NamedTuple):
 
     Attributes:
         pattern: the result.
-        order: ``[nnz]``, the entries of the original in ascending order.
+        order: the entries of the original in ascending order.
         groups: which of these belong to one entry of the result; ``None`` if each does to its own.
     """
 
     pattern: Pattern
-    order: Tensor
+    order: Groups
     groups: Groups | None
 
     def values(self, val: Tensor) -> Tensor:
         """The values of the result; those of duplicates are added."""
-        val = val.index_select(0, self.order)
+        val = self.order.gather(val)
         return val if self.groups is None else self.groups.sum(val)
 
 
-def _view(make: Callable[[Any], _Result]) -> cached_property[_Result]:
-    """A property that is made when it is first asked for, and serves training and inference."""
+def _once(make: Callable[[Any], _Result]) -> Callable[[Any], _Result]:
+    """The getter of a view that is made when it is first asked for.
+
+    It is made outside inference mode, so that it serves training, too, and an error once the
+    indices were edited.
+    """
+    name = make.__name__
 
     @wraps(make)
-    def made(pattern: Any) -> _Result:
+    def get(pattern: Pattern) -> _Result:
         pattern.check_unedited()
-        with normal_mode(), torch.no_grad():
-            return make(pattern)
+        views = pattern._views
+        if name not in views:
+            with normal_mode(), torch.no_grad():
+                views[name] = make(pattern)
+        view: _Result = views[name]
+        return view
 
-    return cached_property(made)
+    return get
 
 
 class Pattern:
@@ -89,6 +98,7 @@ class Pattern:
         self.is_diagonal = is_diagonal
         self._given = given
         self._base = base
+        self._views: dict[str, Any] = {}
         tensors = (
             (given,) if isinstance(given, Tensor) else tuple(t for t in given if t is not None)
         )
@@ -132,7 +142,8 @@ class Pattern:
         shape = self.shape[1], self.shape[0]
         return Pattern(shape, self._given, is_diagonal=self.is_diagonal, base=self)
 
-    @_view
+    @property
+    @_once
     def indices(self) -> Tensor:
         """Rows and columns of all entries, ``[2, nnz]``."""
         if self._base is not None:
@@ -158,7 +169,8 @@ class Pattern:
         col: Tensor = self.indices[1]
         return col
 
-    @_view
+    @property
+    @_once
     def rows(self) -> Compressed:
         """Entries by row, in ascending order of their numbers where nothing else was given."""
         if self._base is not None:
@@ -167,7 +179,8 @@ class Pattern:
             return self._given
         return self._as_given(self._grouped.graph, transpose=False)
 
-    @_view
+    @property
+    @_once
     def columns(self) -> Compressed:
         """Entries by column."""
         if self._base is not None:
@@ -188,7 +201,8 @@ class Pattern:
             None if ids is None else ids.to(self.dtype, copy=True),
         )
 
-    @_view
+    @property
+    @_once
     def _grouped(self) -> Grouped:
         """The edges from columns to rows; of the base only."""
         num_rows, num_cols = self.shape
@@ -201,31 +215,34 @@ class Pattern:
     @property
     def edges(self) -> Edges:
         """As operators take it, in which sources are columns and destinations are rows."""
-        self.check_unedited()
         if self._base is not None:
             return self._base.edges._replace(transpose=True)
         return self._grouped.edges
 
-    @_view
+    @property
+    @_once
     def by_row(self) -> Groups:
         """Entries as members of their rows."""
         if self._base is not None:
             return self._base.by_column
         return Groups(self.row.contiguous(), self.shape[0])
 
-    @_view
+    @property
+    @_once
     def by_column(self) -> Groups:
         """Entries as members of their columns."""
         if self._base is not None:
             return self._base.by_row
         return Groups(self.col.contiguous(), self.shape[1])
 
-    @_view
+    @property
+    @_once
     def all_entries(self) -> Groups:
         """Entries as one group."""
         return one_group(self.nnz, self.device)
 
-    @_view
+    @property
+    @_once
     def has_duplicate(self) -> bool:
         """True if two entries are in one place."""
         if self._base is not None:
@@ -238,24 +255,28 @@ class Pattern:
         is_equal[starts[(starts > 0) & (starts < self.nnz)] - 1] = False
         return bool(is_equal.any())
 
-    @_view
+    @property
+    @_once
     def places(self) -> Tensor:
         """The place of each entry, ``row * columns + column``, int64 ``[nnz]``."""
         return self.row.long() * self.shape[1] + self.col.long()
 
-    @_view
+    @property
+    @_once
     def ascending(self) -> tuple[Tensor, Tensor]:
         """The places in ascending order, and the entries in this order, each int64 ``[nnz]``."""
         places, order = torch.sort(self.places, stable=True)
         return places, order
 
-    @_view
+    @property
+    @_once
     def coalesced(self) -> Coalesced:
         """The pattern in ascending order, without duplicates."""
         places, order = self.ascending
         distinct, group = torch.unique_consecutive(places, return_inverse=True)
         groups = Groups(group, len(distinct)) if len(distinct) < self.nnz else None
-        return Coalesced(from_places(distinct, self.shape, self.dtype), order, groups)
+        pattern = from_places(distinct, self.shape, self.dtype)
+        return Coalesced(pattern, Groups(order, self.nnz), groups)
 
 
 def from_places(places: Tensor, shape: Shape, dtype: torch.dtype) -> Pattern:

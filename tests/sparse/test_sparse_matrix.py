@@ -180,10 +180,10 @@ def test_matrices_that_were_used_in_inference_mode_serve_training() -> None:
 def test_an_edit_of_its_indices_is_an_error(form: str) -> None:
     a = matrix("square", form)
     x = torch.ones(6, dtype=torch.float64)
-    a @ x
+    a @ x, a.sum(0), a.csr(), a.csc()
     given = {"coo": lambda: a.row, "csr": lambda: a.csr()[1], "csc": lambda: a.csc()[1]}[form]()
     given[0] = 3
-    for use in (lambda: a @ x, lambda: a.T @ x, lambda: a.coalesce()):
+    for use in (lambda: a @ x, lambda: a.T @ x, a.coalesce, a.coo, a.csr, lambda: a.sum(0)):
         with pytest.raises(RuntimeError, match="edited in place"):
             use()
 
