@@ -120,9 +120,12 @@ class _Gather(torch.autograd.Function):
     """A gather whose gradient is a sum over groups, as theirs is a gather."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, groups: Groups) -> Tensor:
-        ctx.groups = groups
+    def forward(x: Tensor, groups: Groups) -> Tensor:
         return x.index_select(0, groups.index)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Groups], output: Tensor) -> None:
+        ctx.groups = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:

@@ -337,3 +337,29 @@ def test_one_graph_serves_all_matrices_of_a_pattern() -> None:
     (b.T @ x).sum().backward()
     assert a.pattern._grouped.graph is graph and graph.by_source is before
     assert PLACES["square"][1].shape[1] == a.nnz
+
+
+def test_compiled_code_computes_the_same() -> None:
+    a = matrix("square")
+
+    def loss(val: Tensor, x: Tensor) -> Tensor:
+        b = fgs.val_like(a, val)
+        scores = fgs.softmax(fgs.sddmm(b, x, x.T))
+        return (scores @ x).pow(2).sum() + fgs.sp_mul_v(b, x[:, 0]).sum(1).sin().sum()
+
+    leaves = a.val.clone().requires_grad_(), randn(6, 3).requires_grad_()
+    expected = torch.autograd.grad(loss(*leaves), leaves)
+    compiled = torch.compile(loss, backend="aot_eager")
+    torch.testing.assert_close(torch.autograd.grad(compiled(*leaves), leaves), expected)
+
+
+def test_a_transform_of_torch_func_is_an_error_and_no_zero() -> None:
+    a = matrix("square")
+    for loss in (
+        lambda x: (a @ x).sum(),
+        lambda x: fgs.sddmm(a, x, x.T).val.sum(),
+        lambda x: fgs.sp_mul_v(a, x[:, 0]).val.sum(),
+        lambda x: fgs.softmax(fgs.val_like(a, x[:, 0][a.row])).val.sum(),
+    ):
+        with pytest.raises(RuntimeError):
+            torch.func.grad(loss)(randn(6, 3))
