@@ -27,6 +27,7 @@ ROOMS = (
     ("routing",),
     ("layers",),
     ("sparse",),
+    ("nn",),
     ("pyg", "dgl"),
     ("enabling",),
     ("watching",),
