@@ -11,6 +11,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import softmax
 
 import fastgraph
+from fastgraph.registry.registry import REGISTRY
 from tests.ab import Arguments, assert_same
 from tests.graphs import Case, hub_edges, random_edges
 from tests.pyg.test_traced import CHANNELS, LAYERS
@@ -81,7 +82,11 @@ def test_products_of_edges(name: str, case: Case, device: torch.device) -> None:
     assert_same(layer, ((*given, case.edge_index.to(device)), {}))
 
 
-def test_a_layer_that_moves_is_traced_for_its_new_device(gpu: torch.device) -> None:
+def test_a_layer_that_moves_is_traced_for_its_new_device(
+    gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FASTGRAPH_BACKEND")  # that of each device
+    REGISTRY.select(None)
     layer, x = Scaled(), torch.randn(NODES, CHANNELS)
     for device in (torch.device("cpu"), gpu, torch.device("cpu")):
         moved = layer.to(device), x.to(device), RANDOM.edge_index.to(device)
