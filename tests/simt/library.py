@@ -12,6 +12,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -50,12 +51,13 @@ HOST = (
 )
 TVM_FFI = Path(tvm_ffi.__file__).parent
 
+INCLUDED = (CSRC, CSRC / "include", HERE / "emulator", ROOT)
 COMMON = (
     # Lines for reports, and nothing on variables, which would take longer to compile.
     *("-std=c++17", "-O1", "-g1", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"),
     # Kernels look at memory as vectors, which nvcc does not mind.
     *("-Wno-psabi", "-fno-strict-aliasing", "-fvisibility=hidden", "-ffp-contract=off"),
-    *(f"-I{CSRC}", f"-I{CSRC / 'include'}", f"-I{HERE / 'emulator'}", f"-I{ROOT}"),
+    *(f"-I{folder}" for folder in INCLUDED),
     "-DFASTGRAPH_SIMT",
     *("-isystem", str(TVM_FFI / "include"), '-DFASTGRAPH_DEVICE="tests/simt/device.h"'),
 )
@@ -126,8 +128,8 @@ def _build() -> Path:
 def _compile(source: Path, flags: Sequence[str]) -> Path:
     command: list[str | Path] = [COMPILER, *COMMON, *flags, "-x", "c++", "-c", source]
     digest = hashlib.sha256(repr(command).encode())
-    headers = [*CSRC.rglob("*.h"), *CSRC.rglob("*.cuh"), *HERE.rglob("*.h")]
-    for path in (source, *sorted(headers)):
+    # Bindings include the last by a macro.
+    for path in sorted(_included(source) | _included(HERE / "device.h")):
         digest.update(path.read_bytes())
     found = BUILD / f"{source.stem}-{digest.hexdigest()[:16]}.o"
     if not found.exists():
@@ -160,6 +162,15 @@ def _compile_generated(source: str, library: Path) -> None:
     partial = library.with_suffix(f".{os.getpid()}")
     subprocess.run([COMPILER, "-shared", built, "-o", partial], check=True)
     partial.rename(library)
+
+
+@functools.cache
+def _included(path: Path) -> frozenset[Path]:
+    """A file with all that it includes in quotation marks, whatever it includes that by."""
+    names = re.findall(r'^#include "(.*)"', path.read_text(), re.MULTILINE)
+    places = [folder / name for name in names for folder in (path.parent, *INCLUDED)]
+    found = (_included(place.resolve()) for place in places if place.is_file())
+    return frozenset({path}).union(*found)
 
 
 class SimtError(RuntimeError):
