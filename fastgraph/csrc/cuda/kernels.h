@@ -8,11 +8,16 @@
 
 #include "cuda/queue.h"
 #include "fastgraph/attention_arguments.h"
-#include "fastgraph/edge_code.h"
 #include "fastgraph/tasks.h"
 #include "fastgraph/tiles.h"
 #include "fastgraph/types.h"
 #include "fastgraph/views.h"
+
+namespace fastgraph {
+
+struct EdgeCode;
+
+}  // namespace fastgraph
 
 namespace fastgraph::cuda {
 
