@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastgraph.edge_programs.builder import Value
 from fastgraph.edge_programs.calls import aten
-from fastgraph.edge_programs.recorded import Mapped, Recorded, Ref, Step
+from fastgraph.edge_programs.recorded import Known, Mapped, Recorded, Ref, Step, has_all_channels
 
 LINEAR = ("sum", "mean")
 """Reductions that a linear map may follow."""
@@ -46,7 +46,7 @@ class MatrixOfEdge:
         cls,
         v: Recorded,
         steps: Sequence[Step],
-        known: Callable[[int], tuple[Tensor, Recorded] | None],
+        known: Known,
     ) -> MatrixOfEdge | None:
         """The matrix that a value of edges is; ``None`` for any other value.
 
@@ -64,7 +64,7 @@ class MatrixOfEdge:
             return None
         hidden, weight, bias = (*made.args, None)[:3]
         own = found[1].channels if (found := known(hidden.step)) is not None else ()
-        if len(own) != 1 or (bias is not None and not isinstance(bias, Ref)):
+        if len(own) != 1 or not has_all_channels(bias, weight, known):
             return None
         bias_step = None if bias is None else bias.step
         return cls(hidden.step, weight.step, bias_step, *v.channels, own[0])

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fastgraph.edge_programs.builder import Value
 from fastgraph.edge_programs.calls import aten
-from fastgraph.edge_programs.recorded import Recorded, Ref, Step
+from fastgraph.edge_programs.recorded import Known, Recorded, Ref, Step, has_all_channels
 
 MOST_VALUES = 32
 """Of an edge. With more, products that each pass computes again take longer than reading them."""
@@ -26,7 +25,6 @@ LEAST_CHANNELS = 16
 """Of the result. With fewer, a product takes as long as it does for all edges at once."""
 
 MakeStep = Callable[[Any, tuple[Any, ...]], int]
-Known = Callable[[int], tuple[Tensor, Recorded] | None]
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ def _projection(
     found = known(x.step)
     if found is None or found[1].place != "edge" or math.prod(found[1].channels[:-1]) != 1:
         return None
-    if not (bias is None or isinstance(bias, Ref)):
+    if not has_all_channels(bias, weight, known):
         return None
     own = Projection(x.step, weight.step, None if bias is None else bias.step)
     inner = _projection(x.step, steps, known, make)

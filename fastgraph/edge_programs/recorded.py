@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fastgraph.edge_programs.builder import Value
 from fastgraph.edge_programs.operations import REDUCTIONS
@@ -92,6 +94,24 @@ class Recorded:
     def has_rows(self) -> bool:
         """True unless it belongs to the program alone."""
         return self.place != "parameter"
+
+
+Known = Callable[[int], tuple[Tensor, Recorded] | None]
+"""Gives the tensor that a step computes, and what is known of it."""
+
+
+def has_all_channels(bias: Ref | None, weight: Ref, known: Known) -> bool:
+    """True if a linear map has a matrix, and a bias, if any, with a number for each of its rows.
+
+    In torch the matrix may be one row without a dimension of its own, and the bias one number.
+    """
+    matrix = known(weight.step)
+    if matrix is None:  # a part of one, whose bias is added apart
+        return bias is None
+    added = None if bias is None else known(bias.step)
+    if len(matrix[1].channels) != 2 or (bias is not None and added is None):
+        return False
+    return added is None or math.prod(added[1].channels) == matrix[1].channels[0]
 
 
 def is_part_of_argument(steps: Sequence[Step], v: Recorded) -> bool:

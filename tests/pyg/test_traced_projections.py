@@ -106,6 +106,74 @@ def test_layers(name: str) -> None:
     assert f"edge {C}\n" not in shown
 
 
+class Odd(MessagePassing):
+    """A linear map, after another or not, of which one has no matrix or a bias of another shape."""
+
+    def __init__(self, *shapes: tuple[tuple[int, ...], tuple[int, ...] | None], aggr: str) -> None:
+        super().__init__(aggr=aggr)
+        self.weights = nn.ParameterList(torch.randn(shape) for shape, _ in shapes)
+        self.biases = nn.ParameterList(torch.randn(b) for _, b in shapes if b is not None)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        return self.propagate(edge_index, x=x, edge_attr=edge_attr)
+
+    def maps(self, values: Tensor) -> Tensor:
+        for k, weight in enumerate(self.weights):
+            bias = self.biases[k] if k < len(self.biases) else None
+            values = nn.functional.linear(values, weight, bias)
+            values = values.unsqueeze(-1) if weight.dim() == 1 else values
+        return values
+
+    def message(self, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        return x_j * self.maps(edge_attr)
+
+
+class OddMatrix(Odd):
+    """The same, where the result is a matrix of each edge."""
+
+    def message(self, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+        return torch.bmm(x_j.unsqueeze(1), self.maps(edge_attr).view(-1, C, 2)).squeeze(1)
+
+
+ONE, ROW, NUMBER = (1,), (1, C), ()
+ODD: dict[str, tuple[tuple[tuple[int, ...], tuple[int, ...] | None], ...]] = {
+    "one bias": (((C, FEATURES), ONE),),
+    "a number as bias": (((C, FEATURES), NUMBER),),
+    "a row as bias": (((C, FEATURES), ROW),),
+    "one bias, then a map": (((5, FEATURES), ONE), ((C, 5), ROW)),
+    "a map, then one bias": (((5, FEATURES), (5,)), ((C, 5), ONE)),
+    "a vector, then a map": (((FEATURES,), None), ((C, 1), None)),
+}
+"""The shapes of the weights and biases of maps that follow each other."""
+
+
+@pytest.mark.parametrize("aggr", ["sum", "max"])
+@pytest.mark.parametrize("name", ODD)
+def test_maps_that_no_module_has(name: str, aggr: str) -> None:
+    torch.manual_seed(0)
+    layer = Odd(*ODD[name], aggr=aggr).double()
+    agree(layer, torch.randn(NODES, C).double(), EDGES, torch.randn(60, FEATURES).double())
+
+
+@pytest.mark.parametrize("bias", [(2 * C,), (1, 2 * C)], ids=str)
+def test_matrices_of_edges_with_a_bias(bias: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    layer = OddMatrix(((2 * C, FEATURES), bias), aggr="sum").double()
+    agree(layer, torch.randn(NODES, C).double(), EDGES, torch.randn(60, FEATURES).double())
+
+
+@pytest.mark.parametrize("bias", [ONE, NUMBER], ids=str)
+def test_one_bias_of_matrices_of_edges_stays_with_upstream(bias: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    layer = OddMatrix(((2 * C, FEATURES), bias), aggr="sum")
+    x, features = torch.randn(NODES, C), torch.randn(60, FEATURES)
+    expected = layer(x, EDGES, features)
+    fastgraph.status().reset()
+    with fastgraph.enabled(min_edges=0):
+        torch.testing.assert_close(layer(x, EDGES, features), expected)
+    assert "a matrix of each edge" in str(fastgraph.status().row("OddMatrix").reasons)
+
+
 @pytest.mark.parametrize("case", all_cases(), ids=str)
 def test_graphs(case: Case) -> None:
     """Empty rows, hubs and duplicates; ties, as numbers and matrices have few values."""
