@@ -310,14 +310,14 @@ class _Writer:
             return 0
         return 1 if place.divisor % self._pack(place.base) == 0 and not place.modulus else 2
 
-    def _column(self, place: _Place, kind: int) -> str:
-        """The column of element ``i``, or the first of a pack."""
+    def _column(self, place: _Place, kind: int, element: str = "i") -> str:
+        """The column of an element, or the first of a pack."""
         self._bases.add(place.base)
         pack = self._pack(place.base)
         first, apart = f"first_{place.base}", self._lanes * pack
         if pack == 1 or kind == 1:
-            return f"({first} + i * {apart})"
-        return f"({first} + i / {pack} * {apart} + i % {pack})"
+            return f"({first} + {element} * {apart})"
+        return f"({first} + {element} / {pack} * {apart} + {element} % {pack})"
 
     def _channel(self, place: _Place, kind: int) -> str:
         channel = self._column(place, kind)
@@ -427,11 +427,15 @@ class _Writer:
         term = "{}" if value.operation == FOLD else "multiply_add({}, {}, sum)"
         term = term.format(*(held.at(2, 1).replace("[i]", "[k + j]") for held in taken))
         add = f"sum += {term};" if value.operation == FOLD else f"sum = {term};"
+        if value.width == 1 and not self._is_whole(width):
+            # What is computed of the zeros beyond the last channel may be anything.
+            add = f"if ({self._column(whole, 2, '(k + j)')} < {width}) {add}"
         size = 1 if value.width == 1 else count
         lines.append(f"A {name}[{size}];")
         body = [f"for (int k = 0; k < {count}; k += {at_once}) {{", "A sum = 0;"]
         body += ["#pragma unroll", f"for (int j = 0; j < {at_once}; ++j) {{ {add} }}"]
-        bits = min(lanes, self._lanes) // 2
+        # All lanes have the only sum, those too that none of its channels belong to.
+        bits = (self._lanes if value.width == 1 else min(lanes, self._lanes)) // 2
         while bits:
             body.append(f"sum += __shfl_xor_sync(kAllLanes, sum, {bits});")
             bits //= 2

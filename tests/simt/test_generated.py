@@ -82,6 +82,30 @@ def test_every_layout_of_heads(width: int, heads: int, dtype: torch.dtype) -> No
         check(graph_of(name), HEADS.format(width, heads), tied, dtype)
 
 
+@pytest.mark.parametrize("width", [3, 16, 17, 33, 64])
+def test_sums_over_all_channels_of_values_that_are_nowhere_0(width: int) -> None:
+    """Lanes beyond the last channel add nothing, whatever they computed of zeros."""
+    text = (
+        f"x = gathered {width}\ny = row {width}\nt0 = cos x\nt1 = fold t0 1\nt2 = exp y\n"
+        "t3 = dot t0 t2 1\nt4 = fold t2 1\nt5 = mul t1 x\nt6 = mul t3 t4\n"
+        "edge t1\nedge t3\nsum t5\nsum t6\nmax t6\nsoftmax x t1\ntotal t3"
+    )
+    for name in ("random", "cut"):
+        check(graph_of(name), text, tied, torch.float64)
+
+
+@pytest.mark.parametrize("narrow", [2, 3, 16, 20])
+def test_all_lanes_have_the_sum_of_fewer_channels(narrow: int) -> None:
+    text = (
+        f"x = gathered 128\nc = gathered {narrow}\nr = row {narrow}\nt0 = fold x 1\n"
+        "t1 = fold c 1\nt2 = dot c r 1\nt3 = fold r 1\nt4 = mul t1 x\nt5 = mul t2 t4\n"
+        "t6 = add t3 x\nmax t0\nsum t4\nedge t5\nmax t5\nmax_ties t5\nmean t6\n"
+        "softmax x t2"
+    )
+    for name in ("random", "cut"):
+        check(graph_of(name), text, tied, torch.float64)
+
+
 @pytest.mark.parametrize("text", [CHANNELS.format(8), HEADS.format(8, 2)], ids=["all", "heads"])
 def test_infinities_reach_what_they_reach_on_the_cpu(text: str) -> None:
     for name in ("random", "isolated"):
