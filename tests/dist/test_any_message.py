@@ -272,6 +272,43 @@ class OfTypes(Own):
         return self.propagate(edge_index, x=x, kinds=kinds)
 
 
+class WithMaps(OfEdges):
+    """A layer with maps of few features of edges to many channels."""
+
+    def __init__(self, aggr: str = "sum") -> None:
+        super().__init__(aggr)
+        self.maps = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2 * D))
+        self.other = nn.Linear(3, 2 * D, bias=False)
+
+
+def mapped(self: Any, x_i: Tensor, x_j: Tensor, edge_attr: Tensor) -> Tensor:
+    """Maps that follow each other, whose matrices are multiplied, and one beside them."""
+    factor = self.maps(edge_attr) + self.other(edge_attr).tanh()
+    return factor * torch.cat([x_j, x_j], -1) * x_i[:, :1]
+
+
+def rare_kinds(layer: Any, d: Any) -> Tensor:
+    """One edge alone has a type that ranks but one lack, and no edge has some of the types."""
+    if "rare" not in d:
+        first = d.edge_attr[:, 0].detach()
+        d.rare = (first == first.max()).long() * 3 + 2
+    return layer(d.x, d.edge_index, d.rare)
+
+
+class OfSevenTypes(OfTypes):
+    """The same with more types than edges have."""
+
+    def __init__(self, aggr: str = "sum") -> None:
+        super().__init__(aggr)
+        self.matrices = nn.Parameter(torch.randn(7, D, D))
+
+
+def of_both_by_type(self: Any, x_i: Tensor, x_j: Tensor, kinds: Tensor) -> Tensor:
+    matrix = self.matrices[kinds]
+    of_row = torch.bmm(x_i.unsqueeze(1), matrix).squeeze(1)
+    return torch.bmm(x_j.unsqueeze(1), matrix).squeeze(1) * of_row
+
+
 def of_types(self: Any, x_i: Tensor, x_j: Tensor, kinds: Tensor) -> Tensor:
     return torch.bmm(x_j.unsqueeze(1), self.matrices[kinds]).squeeze(1) * x_i.sigmoid()
 
@@ -329,6 +366,10 @@ CASES = {
     "own, of types, reversed": Case(own(of_types, base=OfTypes, flow=REVERSED), with_kinds),
     "own, of rows by type": Case(own(rows_of_types, base=OfTypes), with_kinds),
     "own, of types, replicated": Case(own(of_types, base=OfTypes), with_replicated_kinds),
+    "own, of rare types": Case(own(of_both_by_type, "mean", base=OfSevenTypes), rare_kinds),
+    "RGAT, rare types": Case(lambda: gnn.RGATConv(D, 4, 7, heads=2), rare_kinds),
+    "own, maps of features": Case(own(mapped, "max", base=WithMaps), featured),
+    "ResGated, maps of features": Case(lambda: gnn.ResGatedGraphConv(D, 16, edge_dim=3), featured),
     "own, of types, edited": Case(own(of_types, base=OfTypes), with_edited_kinds, 2),
     "own, of a table by type": Case(own(of_types, base=OfTypes), with_table_of_kinds),
     "own, leaving attention": Case(own(leaving), leaving_weights),
@@ -372,6 +413,7 @@ IN_ALL_LAYOUTS = {
     *("CG, max", "own, gated", "own, gated, reversed", "own, edited between passes"),
     *("own, in heads", "own, of channels", "own, min with ties", "own, of edges alone"),
     *("own, with an update", "EdgeConv, two layers", "GEN, softmax", "own, attending"),
+    *("own, of rare types", "own, maps of features"),
     *("FastRGCN, pair", "own, of types", "own, of rows by type", "own, of types, replicated"),
 }
 
