@@ -240,7 +240,7 @@ class _Adjoint:
         if operation in (CONSTANT, "eq", "ne", "lt", "le", "sign"):
             return
         if operation in (ROUND, FOLD):
-            parts = [gradient]
+            parts: list[Value | None] = [gradient]
         elif operation == SPREAD:  # a narrow gradient stands for the channels of each head alike
             parts = [builder.spread(gradient, result.width)]
         elif operation in (TILE, SUM_TILES):
@@ -257,8 +257,9 @@ class _Adjoint:
             return
         else:
             parts = _RULES[operation](builder, result, gradient, *arguments)
-        for number, part in zip(instruction.arguments, parts, strict=False):
-            self.add(number, self._whole(part, number, result))
+        for number, found in zip(instruction.arguments, parts, strict=False):
+            if found is not None:
+                self.add(number, self._whole(found, number, result))
 
     def _through_product(self, instruction: Instruction, gradient: Value) -> None:
         number, matrix = instruction.arguments
@@ -278,8 +279,9 @@ class _Adjoint:
         return part
 
 
-# For each differentiable operation the gradients of its first arguments; others are constants.
-Rule = Callable[..., list[Value]]
+# For each differentiable operation the gradients of its first arguments; others are constants, and
+# so is one that has none.
+Rule = Callable[..., list[Value | None]]
 
 
 def _choose(b: Builder, mask: Value, first: Value | float, second: Value | float) -> Value:
@@ -289,7 +291,7 @@ def _choose(b: Builder, mask: Value, first: Value | float, second: Value | float
 def _extremum(larger_first: bool) -> Rule:
     """Half of the gradient goes to each of two equal values, and all of it to both beside a NaN."""
 
-    def rule(b: Builder, y: Value, g: Value, first: Value, second: Value) -> list[Value]:
+    def rule(b: Builder, y: Value, g: Value, first: Value, second: Value) -> list[Value | None]:
         half = _choose(b, b.apply("eq", first, second), g * 0.5, g)
         loses = [b.apply("lt", first, second), b.apply("lt", second, first)]
         if not larger_first:
@@ -299,7 +301,7 @@ def _extremum(larger_first: bool) -> Rule:
     return rule
 
 
-def _pow(b: Builder, y: Value, g: Value, base: Value, exponent: Value) -> list[Value]:
+def _pow(b: Builder, y: Value, g: Value, base: Value, exponent: Value) -> list[Value | None]:
     slope = exponent * b.apply("pow", base, exponent - 1.0)
     of_base = g * _choose(b, b.apply("eq", exponent, 0.0), 0.0, slope)
     at_zero = b.apply("eq", base, 0.0) * b.apply("le", 0.0, exponent)
@@ -307,12 +309,12 @@ def _pow(b: Builder, y: Value, g: Value, base: Value, exponent: Value) -> list[V
     return [of_base, of_exponent]
 
 
-def _clamp(b: Builder, y: Value, g: Value, x: Value, low: Value, high: Value) -> list[Value]:
+def _clamp(b: Builder, y: Value, g: Value, x: Value, low: Value, high: Value) -> list[Value | None]:
     inside = b.apply("le", low, x) * b.apply("le", x, high)
     return [_choose(b, inside, g, 0.0)]
 
 
-def _elu(b: Builder, y: Value, g: Value, x: Value, alpha: Value) -> list[Value]:
+def _elu(b: Builder, y: Value, g: Value, x: Value, alpha: Value) -> list[Value | None]:
     # At 0 the gradient is alpha, and that of the gradient is 0, as torch has it.
     slope = _choose(b, b.apply("lt", 0.0, x), 1.0, alpha)
     return [g * _choose(b, b.apply("lt", x, 0.0), y + alpha, slope)]
@@ -327,7 +329,7 @@ _RULES: Mapping[str, Rule] = {
     "minimum": _extremum(larger_first=False),
     "pow": _pow,
     "where": lambda b, y, g, mask, *_: [
-        b.constant(0.0),
+        None,
         _choose(b, mask, g, 0.0),
         _choose(b, mask, 0.0, g),
     ],

@@ -65,6 +65,18 @@ def test_each_operation(
     message.check(twice=True)
 
 
+@pytest.mark.parametrize("place", ["row", "gathered", "edge", "parameter"])
+def test_masks_have_no_gradient(place: str) -> None:
+    """As what comparisons take has none: no program is made for a gradient that is zero."""
+    message = Message(Case("random", random_edges(9, 7, 40), 9, 7))
+    mask, x = message.operand(place, 4), message.operand("gathered", 4)
+    message.reduce("sum", message.apply("where", mask, x, message.apply("exp", x)))
+    message.check(twice=True)
+    first = message.operands[f"{place}_0"]
+    (out,) = message.run()
+    assert torch.autograd.grad(out.sum(), first, allow_unused=True) == (None,)
+
+
 REDUCED = ("sum", "mean", "max", "min", "edge", "total", "var")
 
 
