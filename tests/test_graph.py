@@ -18,7 +18,7 @@ import fastgraph
 from fastgraph import Graph, ops, settings
 from fastgraph.backends.building import BY_TORCH
 from fastgraph.backends.tasks import CHUNK, SMALL_CHUNK, chunk_of
-from fastgraph.graphs import memo
+from fastgraph.graphs import groups, memo
 from fastgraph.graphs.edges import Edges, Grouped, graph_of, renumbered_graph
 from fastgraph.graphs.graph import beside
 from fastgraph.graphs.memo import MEMO
@@ -366,6 +366,29 @@ def test_the_edges_of_each_node_from_the_last_to_the_first(is_native: bool) -> N
             edge = entries if by_source.edge_id is None else by_source.edge_id.long()
             assert torch.equal(by_source.col.long(), of_entry[edge])
             assert torch.equal(backwards.edge_list()[0], reversed_rows.col.long())
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_an_edit_of_the_given_tensors_leaves_a_graph_alone(
+    is_native: bool, is_sorted: bool
+) -> None:
+    edges = random_edges(9, 9, 40).int()
+    if is_sorted:
+        edges = edges[:, edges[1].argsort(stable=True)]
+    with nullcontext() if is_native else plain_torch():
+        for make in (
+            lambda given: Graph(given, 9, 9),
+            lambda given: Graph(given, 9, 9, numbered=False),
+            lambda given: Graph(tuple(given), 9, 9, self_loops=3),
+            lambda given: groups.grouped(given[1], 9).graph,
+        ):
+            given = edges.clone()
+            expected, graph = make(edges.clone()), make(given)
+            given.fill_(8)
+            for transpose in (False, True):
+                ours, theirs = (g.grouped(transpose=transpose) for g in (graph, expected))
+                assert torch.equal(ours.col, theirs.col) and torch.equal(ours.ptr, theirs.ptr)
 
 
 def test_without_a_native_builder() -> None:

@@ -102,7 +102,8 @@ class TorchBuilder:
         check_range(low_col, high_col, num_cols, 0)
         check_range(low_row, high_row, num_rows, 1)
         if is_sorted:
-            return Csr(ptr, col.int(), None, num_cut, num_pieces=num_pieces)
+            own = col.to(torch.int32, copy=True)  # the caller may edit theirs
+            return Csr(ptr, own, None, num_cut, num_pieces=num_pieces)
         edge_id = order.int() if numbered else None
         return Csr(ptr, col[order].int(), edge_id, num_cut, num_pieces=num_pieces)
 

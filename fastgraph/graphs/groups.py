@@ -61,7 +61,7 @@ def grouped(index: Tensor, num_groups: int) -> Grouped:
     # A group as its own source: what is copied of the index is needed for the gradient.
     graph = Graph((index, index), num_groups, num_groups)
     rows = graph.by_destination
-    destinations = rows.col if rows.edge_id is None else index.int()
+    destinations = rows.col if rows.edge_id is None else index.to(torch.int32, copy=True)
     return Grouped(graph.from_each_edge(destinations))
 
 
