@@ -80,7 +80,8 @@ class Groups:
     def gather(self, x: Tensor) -> Tensor:
         """The row of its group for each row, of ``[num_groups]`` or ``[num_groups, channels]``.
 
-        Backward, torch's own ``index_select`` adds row by row, and on GPUs in any order.
+        Backward, torch's own ``index_select`` adds row by row, and on GPUs in any order. As there,
+        it is an error if the index was edited in between.
         """
         if x.requires_grad and torch.is_grad_enabled():
             out: Tensor = _Gather.apply(x, self)  # type: ignore[no-untyped-call]
@@ -126,9 +127,12 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Groups], output: Tensor) -> None:
         ctx.groups = inputs[1]
+        if not ctx.groups.index.is_inference():  # edits of which nobody counts
+            ctx.save_for_backward(ctx.groups.index)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        _ = ctx.saved_tensors  # raises where it was edited
         return ctx.groups.sum(grads[0]), None
 
 

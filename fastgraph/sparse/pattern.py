@@ -66,9 +66,11 @@ def _once(make: Callable[[Any], _Result]) -> Callable[[Any], _Result]:
         views = pattern._views
         if name not in views:
             with normal_mode(), torch.no_grad():
-                views[name] = make(pattern)
-        view: _Result = views[name]
-        return view
+                view = make(pattern)
+            pattern._watch(view)
+            views[name] = view
+        found: _Result = views[name]
+        return found
 
     return get
 
@@ -99,11 +101,9 @@ class Pattern:
         self._given = given
         self._base = base
         self._views: dict[str, Any] = {}
-        tensors = (
-            (given,) if isinstance(given, Tensor) else tuple(t for t in given if t is not None)
-        )
-        self._versions = [(t, t._version) for t in tensors if not t.is_inference()]
-        self.nnz = tensors[0].shape[1] if isinstance(given, Tensor) else tensors[1].shape[0]
+        self._versions: list[tuple[Tensor, int]] = []
+        self._watch(given)
+        self.nnz = given.shape[1] if isinstance(given, Tensor) else given.indices.shape[0]
 
     def __getstate__(self) -> dict[str, Any]:
         """Without views, and as no transpose of another."""
@@ -123,8 +123,14 @@ class Pattern:
         """The dtype of indices: int64 or int32."""
         return (self._given if isinstance(self._given, Tensor) else self._given.indices).dtype
 
+    def _watch(self, view: object) -> None:
+        """Have :meth:`check_unedited` look at these indices, if they are some, from now on."""
+        parts = view if isinstance(view, Compressed) else (view,)
+        tensors = [part for part in parts if isinstance(part, Tensor)]
+        self._versions += [(t, t._version) for t in tensors if not t.is_inference()]
+
     def check_unedited(self) -> None:
-        """The tensors that the pattern was made of are what they were.
+        """The tensors that the pattern was made of, and that it gave out, are what they were.
 
         Raises:
             RuntimeError: one of them was edited in place.
@@ -132,7 +138,8 @@ class Pattern:
         for tensor, version in self._versions:
             if tensor._version != version:
                 raise RuntimeError(
-                    "the indices of a sparse matrix were edited in place after it was made of them"
+                    "the indices of a sparse matrix were edited in place after it was made of them "
+                    "or had given them out"
                 )
 
     def transposed(self) -> Pattern:
@@ -194,7 +201,7 @@ class Pattern:
     def _as_given(self, graph: Graph, *, transpose: bool) -> Compressed:
         csr = graph.grouped(transpose=transpose)
         ids = csr.edge_id
-        # Copies: the caller may edit what kernels read.
+        # Copies: the caller may edit what kernels read backward.
         return Compressed(
             csr.ptr.to(self.dtype, copy=True),
             csr.col.to(self.dtype, copy=True),

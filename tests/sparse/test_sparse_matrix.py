@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
@@ -188,15 +189,90 @@ def test_an_edit_of_its_indices_is_an_error(form: str) -> None:
             use()
 
 
-def test_views_that_were_made_are_copies() -> None:
-    """The caller may edit them."""
-    a = matrix("square")
-    x = torch.ones(6, dtype=torch.float64)
-    expected = a @ x
-    for view in (*a.csr(), *a.csc()):
-        if view is not None:
-            view.zero_()
-    assert torch.equal(a @ x, expected)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "view", [SparseMatrix.csr, SparseMatrix.csc, SparseMatrix.indices, SparseMatrix.coo]
+)
+def test_an_edit_of_what_it_gave_out_is_an_error_or_of_no_effect(
+    form: str, view: Callable[[SparseMatrix], Tensor | tuple[Tensor, ...]]
+) -> None:
+    x = torch.rand(6, dtype=torch.float64)
+    uses: list[Callable[[SparseMatrix], Tensor]] = [
+        lambda a: a @ x,
+        lambda a: a.T @ x,
+        lambda a: a.sum(1),
+        lambda a: fgs.sp_mul_v(a, x).val,
+        lambda a: fgs.sp_mul_v(a.T, x).val,
+        lambda a: a.index_select(0, torch.tensor([2, 0])).to_dense(),
+        lambda a: a.range_select(1, slice(1, 5)).to_dense(),
+        lambda a: a.coalesce().val,
+        SparseMatrix.to_dense,
+    ]
+    for is_used_before in (True, False):
+        a = matrix("square", form)
+        expected = [use(matrix("square", form)) for use in uses]
+        if is_used_before:  # what is made may share memory with what is given out
+            for use in uses:
+                use(a)
+        found = view(a)
+        (found if isinstance(found, Tensor) else found[1])[0] = 0
+        with pytest.raises(RuntimeError, match="edited in place"):
+            view(a)
+        for use, value in zip(uses, expected, strict=True):
+            with suppress(RuntimeError):
+                assert torch.equal(use(a), value)
+
+
+USES: dict[str, Callable[[SparseMatrix, Tensor], Tensor]] = {
+    "product": lambda a, x: a @ x,
+    "product of the transpose": lambda a, x: a.T @ x,
+    "sddmm": lambda a, x: fgs.sddmm(a, x, x.T).val,
+    "softmax": lambda a, x: a.softmax().val + a.softmax(0).val,
+    **{
+        f"{name} along {dim}": lambda a, x, name=name, dim=dim: a.reduce(dim, name)
+        for name in ("sum", "smean", "smax", "sprod")
+        for dim in (0, 1)
+    },
+    "a number of each column": lambda a, x: fgs.sp_mul_v(a, x[:, 0]).val,
+    "a number of each row": lambda a, x: fgs.sp_add_v(a, x[:, :1]).val,
+    "a diagonal": lambda a, x: (a.coalesce() @ fgs.diag(x[:, 0])).val,
+    "no entries of a diagonal": lambda a, x: (a.coalesce() + fgs.diag(x[:, 0])).val,
+    "rows": lambda a, x: a.index_select(0, torch.tensor([1, 1, 4])).val,
+    "columns": lambda a, x: a.range_select(1, slice(1, 4)).val,
+    "a sparse product": lambda a, x: (a.coalesce() @ a.T.coalesce()).val,
+    "the dense matrix": lambda a, x: a.to_dense(),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("form", ["coo", "csr", "csc"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_an_edit_before_the_backward_pass_changes_no_gradient(
+    form: str, dtype: torch.dtype, use: str
+) -> None:
+    """Gradients are those of the matrix that was used, or there are none."""
+
+    def gradients(edit: Callable[[Tensor], object]) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(0)
+        near, far = torch.tensor([[0, 0, 1, 2, 4, 5], [5, 2, 1, 2, 0, 1]], dtype=dtype)
+        val, x = torch.rand(6, requires_grad=True), torch.rand(6, 4, requires_grad=True)
+        if form == "coo":
+            indices = torch.stack([far, near])
+            a = fgs.spmatrix(indices, val, (6, 6))
+        else:
+            indices = far
+            ptr = torch.tensor([0, 2, 3, 4, 4, 5, 6], dtype=dtype)
+            a = (fgs.from_csr if form == "csr" else fgs.from_csc)(ptr, indices, val, (6, 6))
+        out = USES[use](a, x)
+        edit(indices)
+        found = torch.autograd.grad(out.square().sum(), (val, x), materialize_grads=True)
+        return found[0], found[1]
+
+    expected = gradients(lambda indices: None)
+    for edit in (Tensor.zero_, lambda indices: indices.copy_(indices.flip(-1))):
+        with suppress(RuntimeError):
+            found = gradients(edit)
+            assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
 
 
 def test_nothing_of_a_matrix_stays_behind() -> None:
