@@ -26,6 +26,7 @@ def spmatrix(
         shape: numbers of rows and columns; default: just large enough.
 
     Raises:
+        TypeError: an argument is no tensor.
         AssertionError: ``val`` has another number of dimensions.
         RuntimeError: an argument has the wrong shape, dtype or device.
         IndexError: an index lies outside the shape.
@@ -61,7 +62,7 @@ def from_csr(
         shape: as for :func:`spmatrix`.
 
     Raises:
-        AssertionError, RuntimeError, IndexError: as for :func:`spmatrix`.
+        TypeError, AssertionError, RuntimeError, IndexError: as for :func:`spmatrix`.
     """
     return _with_values(from_compressed(indptr, indices, shape, 0), val)
 
@@ -78,7 +79,7 @@ def from_csc(
         shape: as for :func:`spmatrix`.
 
     Raises:
-        AssertionError, RuntimeError, IndexError: as for :func:`spmatrix`.
+        TypeError, AssertionError, RuntimeError, IndexError: as for :func:`spmatrix`.
     """
     return _with_values(from_compressed(indptr, indices, shape, 1), val)
 
@@ -91,7 +92,8 @@ def val_like(mat: SparseMatrix, val: Tensor) -> SparseMatrix:
         val: ``[nnz]`` or ``[nnz, heads]``, in the order of ``mat.val``.
 
     Raises:
-        AssertionError: ``val`` has another number of dimensions.
+        TypeError: ``val`` is not a tensor.
+        AssertionError: it has another number of dimensions.
         RuntimeError: there is not one for each entry, on the same device.
     """
     return SparseMatrix(mat.pattern, val)
@@ -174,7 +176,7 @@ def from_edge_index(
             default: just large enough for all of them.
 
     Raises:
-        AssertionError, RuntimeError, IndexError: as for :func:`spmatrix`.
+        TypeError, AssertionError, RuntimeError, IndexError: as for :func:`spmatrix`.
     """
     known: tuple[int | None, int | None] = (None, None)
     if hasattr(edge_index, "as_tensor"):  # PyG's EdgeIndex

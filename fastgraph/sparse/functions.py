@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.sparse import products
+from fastgraph.sparse.pattern import check_tensor
 from fastgraph.sparse.sparse_matrix import Scalar, SparseMatrix
 
 
@@ -195,8 +196,10 @@ def sp_broadcast_v(A: SparseMatrix, v: Tensor, op: str) -> SparseMatrix:  # noqa
         op: a function of the module ``operator``: ``"add"``, ``"sub"``, ``"mul"`` or ``"truediv"``.
 
     Raises:
-        AssertionError: ``v`` has another shape.
+        TypeError: ``v`` is not a tensor.
+        AssertionError: it has another shape.
     """
+    check_tensor("v", v)
     of_two = getattr(operator, op)
     n, m = A.shape
     shape = (1, *v.shape) if v.dim() == 1 else tuple(v.shape)

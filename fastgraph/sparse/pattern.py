@@ -301,6 +301,7 @@ def from_indices(indices: Tensor, shape: Shape | None) -> Pattern:
         shape: default: just large enough.
 
     Raises:
+        TypeError: indices are no tensor, or a size is no integer.
         RuntimeError: wrong dtype or shape, or no entries and no shape.
         IndexError: an index lies outside the shape.
     """
@@ -326,6 +327,7 @@ def from_compressed(ptr: Tensor, indices: Tensor, shape: Shape | None, dim: int)
         dim: of which dimension ``ptr`` is.
 
     Raises:
+        TypeError: indices are no tensor, or a size is no integer.
         RuntimeError: wrong dtype or shape, or no entries and no shape.
         IndexError: an index lies outside the shape.
     """
@@ -362,6 +364,7 @@ def diagonal(shape: Shape, device: torch.device) -> Pattern:
 
 
 def _check_indices(name: str, indices: Tensor, dim: int) -> None:
+    check_tensor(name, indices)
     if indices.dtype not in (torch.int64, torch.int32):
         raise RuntimeError(f"{name} must be int64 or int32, got {indices.dtype}")
     if indices.dim() != dim:
@@ -369,11 +372,21 @@ def _check_indices(name: str, indices: Tensor, dim: int) -> None:
         raise RuntimeError(f"{name} must be {expected}, got shape {list(indices.shape)}")
 
 
+def check_tensor(name: str, value: object) -> None:
+    """An argument is a tensor.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+
+
 def _checked_shape(shape: Shape | None) -> Shape:
     if shape is None:
         raise RuntimeError("shape must be given for a matrix without entries, got None")
-    if len(shape) != 2:
-        raise RuntimeError(f"shape must have two sizes, got {tuple(shape)}")
+    if not isinstance(shape, tuple | list) or len(shape) != 2:
+        raise RuntimeError(f"shape must have two sizes, got {shape}")
     shape = operator.index(shape[0]), operator.index(shape[1])
     if min(shape) < 0:
         raise RuntimeError(f"shape must have sizes >= 0, got {shape}")

@@ -158,7 +158,7 @@ def sample(
         TypeError, RuntimeError, IndexError: as for :func:`index_select`.
     """
     check_dim(dim)
-    if fanout < (0 if replace else -1):
+    if int(fanout) != fanout or fanout < (0 if replace else -1):
         least = "0 with replacement" if replace else "-1"
         raise ValueError(f"fanout must be an integer >= {least}, got {fanout}")
     if bias and (val.dim() != 1 or (val < 0).any()):

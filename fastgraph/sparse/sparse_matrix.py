@@ -11,7 +11,7 @@ from torch import Tensor
 from fastgraph.plugins.backend import FLOATING
 from fastgraph.sparse import elementwise, products, selection
 from fastgraph.sparse.groups import REDUCTIONS, Groups
-from fastgraph.sparse.pattern import Pattern, Shape, diagonal
+from fastgraph.sparse.pattern import Pattern, Shape, check_tensor, diagonal
 
 Scalar: TypeAlias = float | Tensor
 """A number, or a tensor without dimensions."""
@@ -32,6 +32,7 @@ class SparseMatrix:
     """
 
     def __init__(self, pattern: Pattern, val: Tensor) -> None:
+        check_tensor("val", val)
         if val.dim() not in (1, 2):
             raise AssertionError(f"val must be [nnz] or [nnz, heads], got shape {list(val.shape)}")
         if val.shape[0] != pattern.nnz or val.device != pattern.device:
@@ -388,8 +389,10 @@ def diag(val: Tensor, shape: Shape | None = None) -> SparseMatrix:
         shape: not square if so given; the smaller size is ``n``.
 
     Raises:
-        AssertionError: ``val`` has another number of dimensions, or does not fit the shape.
+        TypeError: ``val`` is not a tensor.
+        AssertionError: it has another number of dimensions, or does not fit the shape.
     """
+    check_tensor("val", val)
     if val.dim() not in (1, 2) or (shape is not None and len(val) != min(shape)):
         raise AssertionError(
             "val must be [n] or [n, heads], with n the smaller size of the shape, "

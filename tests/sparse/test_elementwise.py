@@ -172,6 +172,7 @@ D = matrix("distinct")
         (lambda: A * A.coalesce(), RuntimeError, "A must not have duplicate entries in mul"),
         (lambda: A / A, RuntimeError, "A must not have duplicate entries in div"),
         (lambda: D / (D + fgs.identity(D.shape, dtype=D.dtype)), RuntimeError, "entries where A"),
+        (lambda: fgs.sp_add_v(A, 1.0), TypeError, "v must be a torch.Tensor, got float"),
         (lambda: fgs.sp_add_v(A, torch.ones(3)), AssertionError, "v must be"),
         (lambda: fgs.sp_add_v(A, torch.ones(9, 1)), AssertionError, "v must be"),
         (lambda: fgs.sp_add_v(A, torch.ones(1, 9, 1)), AssertionError, "v must be"),

@@ -154,6 +154,7 @@ A = matrix("wide")  # [3, 9]
         (lambda: A.range_select(0, slice(2, 1)), RuntimeError, "index must be a slice of 0 to 3"),
         (lambda: A.sample(3, 1), ValueError, "dim must be 0 or 1"),
         (lambda: A.sample(0, -2), ValueError, "fanout must be an integer >= -1"),
+        (lambda: A.sample(0, 1.5), ValueError, "fanout must be an integer >= -1, got 1.5"),
         (lambda: A.sample(0, -1, replace=True), ValueError, "fanout must be an integer >= 0"),
         (lambda: A.sample(0, 1, torch.tensor([7])), IndexError, "ids holds 7"),
         (lambda: A.sample(0, 1, bias=True), ValueError, "bias must be given for values"),
