@@ -26,7 +26,7 @@ from fastgraph.edge_programs.recording import active_recorder
 from fastgraph.edge_programs.trace import trace
 from fastgraph.edge_programs.traced import Argument, Index, Reduced, Reduction, Traced
 from fastgraph.layers.prepared import Prepared
-from fastgraph.layers.tracing import Known, nodes_of, read_message, state_refusal_of
+from fastgraph.layers.tracing import Known, read_message, state_refusal_of
 from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.status import counted_as_whole
 
@@ -171,8 +171,8 @@ def traced(call: Call, device: torch.device) -> Known:
     if isinstance(found, Refusal):
         return Known(state, found)
     winning = frozenset(k for k, r in enumerate(found.reductions) if r.values is winner)
-    of_nodes = nodes_of({f"{kind}_{name}": a for (kind, name), a in columns.items()})
-    return Known(state, Prepared.of(found, layer, of_nodes, winning))
+    arguments = {f"{kind}_{name}": a for (kind, name), a in columns.items()} | call.described()
+    return Known(state, Prepared.of(found, layer, arguments, winning))
 
 
 class _Tracing:

@@ -13,11 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from fastgraph.edge_programs.builder import Value
 from fastgraph.edge_programs.called import Called, Raised
+from fastgraph.edge_programs.drawn import NUM_EDGES, NUM_NODES, Drawn
 from fastgraph.edge_programs.dtypes import DTYPES, autocasting, in_double, widest
 from fastgraph.edge_programs.evaluation import Edges, evaluate, softmax_weights, spread
 from fastgraph.edge_programs.mapped import LINEAR, mapped
@@ -33,6 +34,7 @@ from fastgraph.edge_programs.recorded import (
 )
 from fastgraph.edge_programs.recording import Recorder
 from fastgraph.edge_programs.relations import Pairs, pairs_of
+from fastgraph.edge_programs.saved import saved_tensors
 from fastgraph.edge_programs.traced import (
     Argument,
     Index,
@@ -54,7 +56,7 @@ They are far apart, so that a message that is another one for many edges or for 
 
 _SUM = (Reduction("sum"),)
 
-_PROBED_EDGES, _PROBED_NODES = 64, 24
+_NODES = ("row", "gathered")
 
 
 def trace(
@@ -113,8 +115,10 @@ def trace(
                 raise Refused("it depends on the number of edges, or is another one every time")
             with torch.inference_mode(False), torch.enable_grad():
                 for is_positive in (True, False):
+                    drawn = Drawn.of(call, arguments, besides, first.types, is_positive=is_positive)
                     with in_double() if first.converts else nullcontext():
-                        _probe(call, arguments, first, reduce, is_positive, besides)
+                        _probe(call, arguments, first, reduce, drawn)
+                saved = _saved(call, arguments, first, reduce, drawn)
     except Raised as raised:
         if issubclass(raised.kind, TypeError) and any(map(is_count, arguments.values())):
             # From operators of torch, which take numbers alone.
@@ -122,7 +126,7 @@ def trace(
         return Refusal(f"its message is no edge program: {raised}")
     except Refused as refused:
         return Refusal(f"its message is no edge program: {refused}")
-    return first
+    return replace(first, saved=saved)
 
 
 def _record(
@@ -308,82 +312,69 @@ def _stand_in(recorder: Recorder, name: str, a: object, num_edges: int) -> objec
 
 
 def _probe(
-    call: Called,
-    arguments: Mapping[str, object],
-    traced: Traced,
-    reduce: Reduce,
-    is_positive: bool,
-    besides: Mapping[str, Argument],
+    call: Called, arguments: Mapping[str, object], traced: Traced, reduce: Reduce, drawn: Drawn
 ) -> None:
     """Compare a program with its message on random numbers in float64, gradients included.
 
-    Gradients must be enabled. Edges are few, in no order, and each is there twice. Numbers are
-    positive, or such that many are equal or zero.
+    Gradients must be enabled.
 
     Raises:
         Refused: they differ.
     """
-    generator = torch.Generator().manual_seed(int(is_positive))
-
-    def numbers(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        if not dtype.is_floating_point:
-            return torch.zeros(tuple(shape), dtype=dtype)
-        made = torch.rand(tuple(shape), generator=generator, dtype=torch.float64)
-        made = made + 0.1 if is_positive else (made * 16).round() / 4 - 2
-        return made.requires_grad_()
-
-    ends = torch.randint(_PROBED_NODES, (2, _PROBED_EDGES // 2), generator=generator)
-    order = torch.randperm(_PROBED_EDGES, generator=generator)
-    row, gathered = torch.cat([ends, ends], dim=1)[:, order]
-    index = {"row": row, "gathered": gathered}
-    own: dict[str, Tensor] = {}
-    given = dict(arguments)
-    for name, a in (*arguments.items(), *besides.items()):
-        if isinstance(a, Argument):
-            rows = {"row": _PROBED_NODES, "gathered": _PROBED_NODES}.get(a.place, _PROBED_EDGES)
-            shape = a.channels if a.place == "parameter" else (rows, *a.channels)
-            own[name] = numbers(shape, a.dtype)
-            if traced.types is not None and name == traced.types.name:
-                own[name] = torch.randint(traced.types.count, shape, generator=generator)
-            taken = own[name][index[a.place]] if a.place in index else own[name]
-            if name in arguments:
-                given[name] = taken
-        elif isinstance(a, Index):
-            given[name] = index[a.place]  # Some of torch's gradients are wrong for int32.
-        elif is_count(a):
-            given[name] = _PROBED_NODES
-    state = {name: numbers(tensor.shape, tensor.dtype) for name, tensor in call.state().items()}
-    for name, tensor in call.state().items():
-        state[name]._is_param = isinstance(tensor, nn.Parameter)
+    index = {"row": drawn.row, "gathered": drawn.gathered}
+    own: dict[str, Any] = drawn.own | drawn.state
     with unchanged(call.layer):
-        values = call.run(given, state, lambda message: reduce(message, own | state)).values
+        given = drawn.given(arguments, drawn.own)
+        values = call.run(given, drawn.state, lambda message: reduce(message, own)).values
         for tensors, channels in zip(values, traced.shapes, strict=True):
-            is_same = tensors[0].shape == (_PROBED_EDGES, *channels)
+            is_same = tensors[0].shape == (NUM_EDGES, *channels)
             if not is_same or tensors[0].dtype != torch.float64:
                 raise Refused("its result has another shape or dtype on other edges")
-            if is_positive and not tensors[0].isfinite().any():
+            if drawn.is_positive and not tensors[0].isfinite().any():
                 raise Refused("it has no finite values for positive ones")
         values += [(kept.owner(call.layer).__dict__[kept.name],) for kept in traced.kept]
-        own |= state
-        with_pairs: dict[str, Any] = dict(own)
+        with_pairs = dict(own)
         if traced.types is not None:
             types = own[traced.types.name]
             for owner in traced.pairs:
                 nodes = index[owner.split()[0]]
-                with_pairs[owner] = pairs_of(nodes, types, _PROBED_NODES, traced.types.count)
+                with_pairs[owner] = pairs_of(nodes, types, NUM_NODES, traced.types.count)
         pairs = with_pairs.get("gathered by type")
-        edges = Edges(gathered if pairs is None else pairs.of_edge, row, _PROBED_NODES)
+        edges = Edges(drawn.gathered if pairs is None else pairs.of_edge, drawn.row, NUM_NODES)
         ours = _reduced(replace(traced, dtype=torch.float64), with_pairs, edges, values)
     leaves = [tensor for tensor in own.values() if tensor.requires_grad]
     for found, expected in zip(ours, itertools.chain(*values), strict=True):
         out = found.reshape(expected.shape)
         if not _is_close(out, expected):
             raise Refused("it computes other values than its operations on tensors without data")
-        grad = numbers(expected.shape, expected.dtype).detach()
+        grad = drawn.numbers(expected.shape, expected.dtype).detach()
         own_grads, grads = _gradients(out, leaves, grad), _gradients(expected, leaves, grad)
         scale = max(map(_largest, (expected, *grads)))
         if not all(_is_close(a, b, scale) for a, b in zip(own_grads, grads, strict=True)):
             raise Refused("its gradients are not those of its operations")
+
+
+def _saved(
+    call: Called, arguments: Mapping[str, object], traced: Traced, reduce: Reduce, drawn: Drawn
+) -> Mapping[str, frozenset[str]]:
+    """What upstream saves of the message's tensors of edges, and of the layer's, for gradients."""
+
+    def compute(own: Mapping[str, Tensor]) -> list[Tensor]:
+        state = {name: own[name] for name in drawn.state}
+        for name, tensor in drawn.state.items():
+            state[name]._is_param = tensor._is_param
+        with unchanged(call.layer):
+            given = drawn.given(arguments, own)
+            reduced = call.run(given, state, lambda message: reduce(message, own))
+        return list(itertools.chain(*reduced.values))
+
+    names = [
+        name
+        for name, tensor in (drawn.own | drawn.state).items()
+        if tensor.is_floating_point() and getattr(arguments.get(name), "place", "") not in _NODES
+    ]
+    saves_results = any(reduction.name not in LINEAR for reduction in traced.reductions)
+    return saved_tensors(compute, drawn.own | drawn.state, names, saves_results=saves_results)
 
 
 def _reduced(

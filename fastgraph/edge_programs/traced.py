@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -150,6 +150,8 @@ class Traced:
         converts: true if it converts values to other dtypes.
         after: what is made of the results.
         dtype: of all operands of the program, the widest of theirs and of its results.
+        saved: the tensors of edges, and parameters and buffers, that upstream saves for gradients
+            as they are, by name, and for the gradients of which others.
     """
 
     program: Program
@@ -167,6 +169,7 @@ class Traced:
     converts: bool
     after: object = None
     dtype: torch.dtype = torch.float64
+    saved: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @cached_property
     def mapped_size(self) -> int:

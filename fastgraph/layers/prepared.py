@@ -18,7 +18,7 @@ from fastgraph.edge_programs.mapped import mapped
 from fastgraph.edge_programs.operations import EXTREMA, PRODUCT, PRODUCT_T, SOFTMAX
 from fastgraph.edge_programs.program import Output, Program
 from fastgraph.edge_programs.recorded import Ref
-from fastgraph.edge_programs.traced import Traced
+from fastgraph.edge_programs.traced import Argument, Traced
 from fastgraph.edge_programs.winners import RANK, with_winners
 from fastgraph.layers.typed_edges import TypedEdges
 from fastgraph.ops.edge_program import with_records
@@ -33,15 +33,17 @@ class Prepared:
 
     Attributes:
         traced: the program.
-        private: arguments of nodes whose values a gradient needs. Upstream gathers them, so that
-            its callers may edit theirs.
+        private: tensors whose values a gradient needs, and which their owners may edit meanwhile,
+            as upstream does not save them: those of nodes, which it gathers, and others unless one
+            of the tensors that are named has a gradient for which it saves them. Of edges only
+            those much narrower than messages: a copy of others would be what a program spares.
         state: parameters and buffers of the layer, by where they are in it.
         work: how much there is to compute for an edge.
         winning: the outputs, extrema, whose gradient one edge has.
     """
 
     traced: Traced
-    private: frozenset[str]
+    private: Mapping[str, frozenset[str]]
     state: tuple[tuple[str, tuple[str, ...], str], ...]
     work: Work
     winning: frozenset[int] = frozenset()
@@ -51,7 +53,7 @@ class Prepared:
         cls,
         traced: Traced,
         layer: nn.Module | None,
-        of_nodes: Collection[str],
+        arguments: Mapping[str, object],
         winning: frozenset[int] = frozenset(),
     ) -> Prepared:
         """The program with what its steps need.
@@ -59,7 +61,7 @@ class Prepared:
         Args:
             traced: the program.
             layer: whose message it is, if there is one.
-            of_nodes: the arguments that have a row for each node.
+            arguments: of the message, described.
             winning: see above.
         """
         needed = {s.args[0] for s in traced.steps if s.function is None}
@@ -78,7 +80,10 @@ class Prepared:
         has_narrow_products = any(max(two) <= NARROW_PRODUCT for two in sides)
         largest = max(map(math.prod, sides), default=0)
         work = Work(width, has_wide_edges, is_half, widens_edges, has_narrow_products, largest)
-        return cls(traced, _private(traced, of_nodes), tuple(found), work, winning)
+        wide = {n for n, a in arguments.items() if 2 * _channels_of_edge(a) > max(width, 1)}
+        private = _private(traced, arguments, state_of(layer))
+        private = {name: savers for name, savers in private.items() if name not in wide}
+        return cls(traced, private, tuple(found), work, winning)
 
     def compute(
         self,
@@ -194,8 +199,10 @@ class Prepared:
         if not any(isinstance(t, Tensor) and t.requires_grad for t in given.values()):
             return
         copies: dict[int, Tensor] = {}
-        for name in self.private:
+        for name, savers in self.private.items():
             tensor = given[name]
+            if savers and any(s in given and given[s].requires_grad for s in savers):
+                continue
             if id(tensor) not in copies:
                 copies[id(tensor)] = tensor.clone()
             given[name] = copies[id(tensor)]
@@ -285,10 +292,12 @@ def state_of(layer: nn.Module | None) -> dict[str, Tensor]:
     return {**dict(layer.named_parameters()), **dict(layer.named_buffers())}
 
 
-def _private(traced: Traced, of_nodes: Collection[str]) -> frozenset[str]:
-    """The arguments of nodes that a step or the program keeps for a gradient, as they are."""
-    kept = _derived(traced.program).operands
-    sources: dict[int, str] = {}  # of steps that are an argument, reshaped or not
+def _private(
+    traced: Traced, arguments: Mapping[str, object], state: Collection[str]
+) -> dict[str, frozenset[str]]:
+    """What a step or the program keeps for a gradient; see :attr:`Prepared.private`."""
+    kept = _derived(traced.program).operands | set(traced.maps)
+    sources: dict[int, str] = {}  # of steps that are an argument or a view of one
     found = set()
     for number, step in enumerate(traced.steps):
         if step.function is None:
@@ -296,9 +305,9 @@ def _private(traced: Traced, of_nodes: Collection[str]) -> frozenset[str]:
             continue
         taken = [a.step for a in torch.utils._pytree.tree_leaves(list(step.args)) if type(a) is Ref]
         taken += [a.step for _, a in step.kwargs if type(a) is Ref]
-        if step.function is torch.ops.aten._to_copy.default:
+        if step.function in _KEEPING_NOTHING:
             continue
-        if step.function in (torch.ops.aten.reshape.default, torch.ops.aten.expand.default):
+        if _is_view(step.function):
             if taken[0] in sources:
                 sources[number] = sources[taken[0]]
             continue
@@ -306,4 +315,35 @@ def _private(traced: Traced, of_nodes: Collection[str]) -> frozenset[str]:
     found |= {
         sources[step] for name, step in traced.step_of.items() if name in kept and step in sources
     }
-    return frozenset(found.intersection(of_nodes))
+    names = found.intersection((*arguments, *state))
+    return {
+        name: frozenset()
+        if _has_nodes(arguments.get(name))
+        else traced.saved.get(name, frozenset())
+        for name in names
+    }
+
+
+_KEEPING_NOTHING = (
+    *(torch.ops.aten._to_copy.default, torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor),
+    *(torch.ops.aten.cat.default, torch.ops.aten.stack.default),
+)
+"""Steps that keep none of their tensors for gradients."""
+
+
+def _is_view(function: Any) -> bool:
+    if function is torch.ops.aten.reshape.default:
+        return True
+    is_of_torch = isinstance(function, torch._ops.OpOverload)
+    return is_of_torch and function._schema.returns[0].alias_info is not None
+
+
+def _channels_of_edge(argument: object) -> int:
+    """The number of channels of an argument that has a row for each edge; 0 for others."""
+    if isinstance(argument, Argument) and argument.place == "edge":
+        return math.prod(argument.channels)
+    return 0
+
+
+def _has_nodes(argument: object) -> bool:
+    return isinstance(argument, Argument) and argument.place in ("row", "gathered")

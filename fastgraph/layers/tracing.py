@@ -7,7 +7,7 @@ import importlib
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from fastgraph.edge_programs.reading import Guard, Reading, is_reading
-from fastgraph.edge_programs.traced import Argument, Traced
+from fastgraph.edge_programs.traced import Traced
 from fastgraph.layers.prepared import Prepared, state_of
 from fastgraph.machine.randomness import kept_random_states
 from fastgraph.plugins.refusal import Refusal
@@ -125,15 +125,6 @@ def mode_refusal() -> Refusal | None:
     if _has_any_global_hook():
         return Refusal("a hook of all modules is set")
     return None
-
-
-def nodes_of(arguments: Mapping[str, object]) -> set[str]:
-    """The names of arguments of a message that have a row for each node."""
-    return {
-        name
-        for name, argument in arguments.items()
-        if isinstance(argument, Argument) and argument.place in ("row", "gathered")
-    }
 
 
 def state_refusal_of(layer: nn.Module | None, device: torch.device) -> Refusal | None:

@@ -31,7 +31,6 @@ from fastgraph.layers.tracing import (
     Known,
     Outcomes,
     mode_refusal,
-    nodes_of,
     read_message,
     stand_in,
     state_refusal_of,
@@ -485,4 +484,4 @@ def _traced(
     (guard,), traced = read_message(read, module)
     if isinstance(traced, Refusal):
         return Known(guard, traced)
-    return Known(guard, Prepared.of(traced, module, nodes_of(arguments)))
+    return Known(guard, Prepared.of(traced, module, arguments))
