@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fastgraph.edge_programs.operations import (
     CONSTANT,
+    DETACH,
     DOT,
+    FIRST,
     FOLD,
+    FOLD_MAX,
+    PAD,
     PRODUCT,
     PRODUCT_T,
     ROUND,
+    SLICE,
     SPREAD,
     SUM_TILES,
     TILE,
@@ -171,6 +176,40 @@ class Builder:
             return value
         return self._value(Instruction(SUM_TILES, (value.number,), width))
 
+    def fold_max(self, value: Value, heads: int) -> Value:
+        """The largest of the channels of each head."""
+        if value.width == heads:
+            return value
+        return self._value(Instruction(FOLD_MAX, (value.number,), heads))
+
+    def first(self, mask: Value, heads: int) -> Value:
+        """1 for the first channel of each head that is 1, and 0 for all others."""
+        if mask.width == heads:
+            return mask
+        return self._value(Instruction(FIRST, (mask.number,), mask.width, heads=heads))
+
+    def slice(self, value: Value, width: int, heads: int, start: int) -> Value:
+        """Channels of each head from one on, ``width`` in all."""
+        if value.width == width:
+            return value
+        made = self._definitions[value.number]
+        place = Instruction(PAD, (), value.width, heads=heads, start=start)
+        if isinstance(made, Instruction) and replace(made, arguments=()) == place:
+            (padded,) = made.arguments
+            if self._width(padded) == width:
+                return Value(self, padded, width)
+        return self._value(Instruction(SLICE, (value.number,), width, heads=heads, start=start))
+
+    def pad(self, value: Value, width: int, heads: int, start: int) -> Value:
+        """The channels of each head from one on among zeros, ``width`` in all."""
+        if value.width == width:
+            return value
+        return self._value(Instruction(PAD, (value.number,), width, heads=heads, start=start))
+
+    def detach(self, value: Value) -> Value:
+        """The value without its gradient."""
+        return self._value(Instruction(DETACH, (value.number,), value.width))
+
     def product(self, x: Value, matrix: Value, width: int, *, is_transposed: bool = False) -> Value:
         """The product with a matrix ``[x.width, width]``, or the transpose of one the other way."""
         if width == 1:
@@ -204,7 +243,7 @@ class Builder:
             made = self._definitions[number]
             assert isinstance(made, Instruction)
             arguments = tuple(place[argument] for argument in made.arguments)
-            made_of.append(Instruction(made.operation, arguments, made.width, made.constant))
+            made_of.append(replace(made, arguments=arguments))
         taken = [made for n in operands if isinstance(made := self._definitions[n], Operand)]
         results = tuple(
             Output(reduction, *(place[value.number] for value in values))
@@ -217,10 +256,7 @@ class Builder:
         values: list[Value] = [self._value(operand) for operand in program.operands]
         for instruction in program.instructions:
             arguments = tuple(values[a].number for a in instruction.arguments)
-            made = Instruction(
-                instruction.operation, arguments, instruction.width, instruction.constant
-            )
-            values.append(self._value(made))
+            values.append(self._value(replace(instruction, arguments=arguments)))
         return values
 
     def _of(self, kind: type) -> Iterable[int]:

@@ -23,13 +23,11 @@ CONVERSIONS = (aten.to, aten._to_copy, aten.type_as)
 EXPANSIONS = (aten.expand, aten.expand_as, aten.broadcast_to)
 MULTIPLES, SUMS = (aten.mul, aten.div, aten.neg), (aten.add, aten.sub)
 PRODUCTS = (aten.linear, aten.matmul, aten.mm)
-ALONG_CHANNELS = (
-    *(aten.softmax, aten.amax, aten.amin, aten.linalg_vector_norm, aten.select, aten.slice),
-)
+SLICES = (aten.select, aten.slice)
 
 # Operators whose results are numbers of the same dtype, which need no rounding.
 EXACT = (
-    *(*RESHAPES, *EXPANSIONS, aten.repeat, aten.cat, aten.stack, aten.select),
+    *(*RESHAPES, *EXPANSIONS, aten.repeat, aten.cat, aten.stack, *SLICES),
     *(aten.neg, aten.abs, aten.sign, aten.relu),
 )
 

@@ -71,8 +71,12 @@ class Drawn:
                 if types is not None and name == types.name:
                     made.own[name] = torch.randint(types.count, shape, generator=generator)
         for name, tensor in call.state().items():
-            made.state[name] = made.numbers(tensor.shape, tensor.dtype)
-            made.state[name]._is_param = isinstance(tensor, nn.Parameter)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            drawn = made.numbers(tensor.shape, tensor.dtype)
+            if not (is_parameter or tensor.requires_grad):  # torch may have no gradient of buffers
+                drawn = drawn.detach()
+            drawn._is_param = is_parameter
+            made.state[name] = drawn
         return made
 
     def numbers(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -99,6 +99,7 @@ ELEMENTWISE: dict[Any, Rule] = {
     aten.div: Rule(lambda b, x, y: b.apply("div", x, y), _BOTH, fixed={"rounding_mode": None}),
     aten.maximum: _plain("maximum", *_BOTH),
     aten.minimum: _plain("minimum", *_BOTH),
+    aten.atan2: _plain("atan2", *_BOTH),
     aten.pow: Rule(_power, ("self", "exponent")),
     aten.square: Rule(lambda b, x: b.apply("mul", x, x)),
     aten.eq: _comparison("eq"),

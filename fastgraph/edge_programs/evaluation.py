@@ -10,17 +10,23 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fastgraph.edge_programs.moments import spread_of
 from fastgraph.edge_programs.operations import (
     CONSTANT,
+    DETACH,
     DOT,
     ELEMENTWISE,
+    FIRST,
     FOLD,
+    FOLD_MAX,
     OUTER,
+    PAD,
     PRODUCT,
     PRODUCT_T,
     ROUND,
+    SLICE,
     SOFTMAX,
     SOFTMAX_MAX,
     SOFTMAX_SCALE,
@@ -95,6 +101,12 @@ def _value(
         return like.new_full((like.shape[0], 1), instruction.constant)
     if operation == ROUND:
         return arguments[0].to(dtype).to(like.dtype)
+    if operation == DETACH:
+        return arguments[0].detach()
+    if operation in (SLICE, PAD, FIRST):
+        return _of_channels(instruction, arguments[0])
+    if operation == FOLD_MAX:
+        return _heads(arguments[0], width).amax(-1)
     if operation == SPREAD:
         return spread(arguments[0], width)
     if operation == FOLD:
@@ -109,6 +121,24 @@ def _value(
     if operation == DOT:
         return _fold(wide[0] * wide[1], width)
     return ELEMENTWISE[operation].evaluate(*wide)
+
+
+def _heads(value: Tensor, heads: int) -> Tensor:
+    """The channels of each head, ``[E, heads, channels]``."""
+    return value.reshape(value.shape[0], heads, value.shape[1] // heads)
+
+
+def _of_channels(instruction: Instruction, value: Tensor) -> Tensor:
+    own = _heads(value, instruction.heads)
+    count, size = instruction.width // instruction.heads, own.shape[-1]
+    if instruction.operation == SLICE:
+        own = own.narrow(-1, instruction.start, count)
+    elif instruction.operation == PAD:
+        own = F.pad(own, (instruction.start, count - size - instruction.start))
+    else:
+        found = own != 0
+        own = (found & (found.cumsum(-1) == 1)).to(value.dtype)
+    return own.reshape(value.shape[0], instruction.width)
 
 
 def _product(instruction: Instruction, value: Tensor, matrix: Tensor) -> Tensor:
@@ -126,7 +156,7 @@ def spread(value: Tensor, width: int) -> Tensor:
 
 
 def _fold(value: Tensor, heads: int) -> Tensor:
-    return value.reshape(value.shape[0], heads, value.shape[1] // heads).sum(-1)
+    return _heads(value, heads).sum(-1)
 
 
 def _reduced(output: Output, values: Sequence[Tensor], edges: Edges, dtype: torch.dtype) -> Tensor:

@@ -17,13 +17,18 @@ from typing import NamedTuple
 from fastgraph.edge_programs.builder import Builder, Value
 from fastgraph.edge_programs.operations import (
     CONSTANT,
+    DETACH,
     DOT,
     EXTREMA,
+    FIRST,
     FOLD,
+    FOLD_MAX,
     OUTER,
+    PAD,
     PRODUCT,
     PRODUCT_T,
     ROUND,
+    SLICE,
     SOFTMAX,
     SOFTMAX_MAX,
     SOFTMAX_SCALE,
@@ -237,12 +242,23 @@ class _Adjoint:
     def _through(self, instruction: Instruction, result: Value, gradient: Value) -> None:
         builder, operation = self._builder, instruction.operation
         arguments = [self._values[a] for a in instruction.arguments]
-        if operation in (CONSTANT, "eq", "ne", "lt", "le", "sign"):
+        if operation in (CONSTANT, DETACH, FIRST, "eq", "ne", "lt", "le", "sign"):
             return
         if operation in (ROUND, FOLD):
             parts: list[Value | None] = [gradient]
         elif operation == SPREAD:  # a narrow gradient stands for the channels of each head alike
             parts = [builder.spread(gradient, result.width)]
+        elif operation in (SLICE, PAD):
+            (argument,) = arguments
+            placed = builder.pad if operation == SLICE else builder.slice
+            wide = builder.spread(gradient, result.width)
+            part = placed(wide, argument.width, instruction.heads, instruction.start)
+            self.add(instruction.arguments[0], part)
+            return
+        elif operation == FOLD_MAX:
+            # Equal ones share it, and all of them have NaN beside a NaN.
+            attained = builder.apply("eq", arguments[0], result)
+            parts = [attained * (gradient / builder.fold(attained, result.width))]
         elif operation in (TILE, SUM_TILES):
             (argument,) = arguments
             resized = builder.sum_tiles if operation == TILE else builder.tile
@@ -320,6 +336,13 @@ def _elu(b: Builder, y: Value, g: Value, x: Value, alpha: Value) -> list[Value |
     return [g * _choose(b, b.apply("lt", x, 0.0), y + alpha, slope)]
 
 
+def _atan2(b: Builder, y: Value, g: Value, first: Value, second: Value) -> list[Value]:
+    square = first * first + second * second
+    is_zero = b.apply("eq", square, 0.0)  # where torch has no gradient, either
+    inverse = _choose(b, is_zero, 0.0, 1.0 / _choose(b, is_zero, 1.0, square))
+    return [g * second * inverse, g * -first * inverse]
+
+
 _RULES: Mapping[str, Rule] = {
     "add": lambda b, y, g, *_: [g, g],
     "sub": lambda b, y, g, *_: [g, -g],
@@ -328,6 +351,7 @@ _RULES: Mapping[str, Rule] = {
     "maximum": _extremum(larger_first=True),
     "minimum": _extremum(larger_first=False),
     "pow": _pow,
+    "atan2": _atan2,
     "where": lambda b, y, g, mask, *_: [
         None,
         _choose(b, mask, g, 0.0),

@@ -17,14 +17,19 @@ from torch import Tensor
 
 from fastgraph.edge_programs.operations import (
     CONSTANT,
+    DETACH,
     DOT,
     ELEMENTWISE,
     EXTREMA,
+    FIRST,
     FOLD,
+    FOLD_MAX,
     OUTER,
+    PAD,
     PRODUCT,
     PRODUCT_T,
     ROUND,
+    SLICE,
     SOFTMAX,
     SOFTMAX_MAX,
     SOFTMAX_SCALE,
@@ -32,13 +37,16 @@ from fastgraph.edge_programs.operations import (
     SUM_TILES,
     TILE,
 )
-from fastgraph.edge_programs.program import PLACES, Output, Program
+from fastgraph.edge_programs.program import OF_CHANNELS, PLACES, Output, Program
 
 GATE, SLOPE = "gate", "slope"
 """The second of two values, or 0 where the first is not above it: the gradient of ``relu``; and 1,
 or the second where the first is not above 0: the slope of ``leaky_relu``."""
 
-OPERATIONS = (*ELEMENTWISE, ROUND, SPREAD, TILE, FOLD, SUM_TILES, DOT, GATE, SLOPE, PRODUCT)
+OPERATIONS = (
+    *(*ELEMENTWISE, ROUND, SPREAD, TILE, FOLD, SUM_TILES, DOT, GATE, SLOPE, PRODUCT),
+    *(FOLD_MAX, FIRST, SLICE, PAD),
+)
 """The order in which ``csrc/include/fastgraph/edge_code.h`` numbers operations."""
 
 REDUCTIONS = ("sum", "mean", "max", "min", "edge", "total", SOFTMAX, OUTER)
@@ -57,8 +65,9 @@ class Code(NamedTuple):
         constants: float64 ``[slots]``, the numbers in constant ones.
         instructions: int32 ``[instructions, 5]``: operation, slot of the result, and of three
             arguments. All have the width of the result, but for those of ``spread``, ``tile``,
-            ``fold``, ``sum_tiles``, ``dot`` and ``product``. An element-wise function of one value
-            takes the sum of two if there is a second.
+            ``fold``, ``fold_max``, ``sum_tiles``, ``dot`` and ``product``. An element-wise function
+            of one value takes the sum of two if there is a second. ``first``, ``slice`` and ``pad``
+            have the number of heads, and the first channel of each, in the place of others.
         reductions: int32 ``[reductions, 7]``: kind; slots of the value, of a factor of the same or
             a narrower width, and of one that a row has; the numbers of the output and of two
             records, the first of ties. Of a softmax: slots of the value, of the scores and of their
@@ -106,6 +115,7 @@ class _Node(NamedTuple):
     arguments: tuple[int, ...]
     width: int
     constant: float
+    place: tuple[int, ...] = ()  # the number of heads and the first channel of each
 
 
 class _Reduction(NamedTuple):
@@ -152,7 +162,7 @@ class _Lowering:
         for instruction in program.instructions:
             arguments = [self._of_value[a] for a in instruction.arguments]
             width = instruction.width
-            if instruction.operation == ROUND and not rounds:
+            if instruction.operation == DETACH or (instruction.operation == ROUND and not rounds):
                 self._of_value += arguments
                 continue
             operation = instruction.operation
@@ -164,7 +174,9 @@ class _Lowering:
                 arguments = [self._spread(a, widest) for a in arguments]
             elif instruction.operation in ELEMENTWISE:
                 arguments = [self._spread(a, width) for a in arguments]
-            self._of_value.append(self._node(operation, arguments, width, instruction.constant))
+            made = operation, arguments, width, instruction.constant
+            place = (instruction.heads, instruction.start) if operation in OF_CHANNELS else ()
+            self._of_value.append(self._node(*made, place))
         self._reductions = list(self._reduced())
 
     def code(self) -> Code:
@@ -209,7 +221,7 @@ class _Lowering:
             if not in_place:
                 _release(free, slots, released)
             slot_of[number] = slot
-            padded = [*arguments, -1, -1, -1][:3]
+            padded = [*arguments, *node.place, -1, -1, -1][:3]
             instructions.append([OPERATIONS.index(node.operation), slot, *padded])
         reductions = []
         for r in self._reductions:
@@ -232,11 +244,16 @@ class _Lowering:
         return number
 
     def _node(
-        self, operation: str, arguments: Iterable[int], width: int, constant: float = 0.0
+        self,
+        operation: str,
+        arguments: Iterable[int],
+        width: int,
+        constant: float = 0.0,
+        place: tuple[int, ...] = (),
     ) -> int:
         given = tuple(arguments)
         often = max((self._often[a] for a in given), default=0)
-        return self._number(_Node(operation, given, width, constant), often)
+        return self._number(_Node(operation, given, width, constant, place), often)
 
     def _spread(self, number: int, width: int) -> int:
         if self._nodes[number].width == width:

@@ -51,6 +51,7 @@ ELEMENTWISE: dict[str, Operation] = {
     "maximum": Operation(2, torch.maximum),
     "minimum": Operation(2, torch.minimum),
     "pow": Operation(2, torch.pow),
+    "atan2": Operation(2, torch.atan2),
     "eq": Operation(2, _compare(torch.eq)),
     "ne": Operation(2, _compare(torch.ne)),
     "lt": Operation(2, _compare(torch.lt)),
@@ -91,6 +92,16 @@ the sum of each head's products of two values."""
 
 TILE, SUM_TILES = "tile", "sum_tiles"
 """All channels repeated for each head; and the sum over heads of each of their channels."""
+
+FOLD_MAX, FIRST = "fold_max", "first"
+"""The largest of each head's channels, of which equal ones share the gradient; and of each head 1
+for its first channel that is not 0, and 0 for all others."""
+
+SLICE, PAD = "slice", "pad"
+"""Some channels of each head, from one of them on; and such channels in a wider head of zeros."""
+
+DETACH = "detach"
+"""The value itself, of which there is no gradient."""
 
 PRODUCT, PRODUCT_T = "product", "product_t"
 """The product of a value, a row of K numbers, with a matrix ``[K, M]`` of parameters; and with the

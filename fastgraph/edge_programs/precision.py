@@ -75,9 +75,13 @@ class Precision:
         dtype = functools.reduce(torch.promote_types, dtypes)
         return [self.convert(v, a.dtype, dtype) for v, a in zip(values, tensors, strict=True)]
 
+    def rounds(self, dtype: torch.dtype) -> bool:
+        """True if values of a dtype are rounded after each operation."""
+        return self._rounds and dtype in HALVES
+
     def rounded(self, v: Recorded, dtype: torch.dtype) -> Recorded:
         """A value of a half type as upstream has it, if it matters which ones are equal."""
-        if not self._rounds or v.value is None or dtype not in HALVES:
+        if v.value is None or not self.rounds(dtype):
             return v
         return replace(v, value=v.value.builder.round(v.value))
 

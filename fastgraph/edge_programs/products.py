@@ -31,16 +31,16 @@ def split(v: Recorded, *, has_products: bool) -> tuple[Pieces, list[tuple[Record
         Refused: there is something that is computed for each edge, and ``has_products`` is false,
             or it has several rows for an edge.
     """
-    leaves = _leaves(v, 0)
+    found = leaves(v, 0)
     pieces: Pieces = []
-    for leaf, offset in leaves:
+    for leaf, offset in found:
         terms = leaf.terms if leaf.step is None else ((1.0, leaf),)
         pieces += ((coefficient, piece, offset) for coefficient, piece in terms)
     differences = cancelling(pieces)
     if differences and not has_products:
         raise Refused("it has a product with a difference, of which two products lose digits")
-    of_each = {offset for leaf, offset in leaves if leaf.step is None and not leaf.terms}
-    whole = [(leaf, offset) for leaf, offset in leaves if offset in of_each | differences]
+    of_each = {offset for leaf, offset in found if leaf.step is None and not leaf.terms}
+    whole = [(leaf, offset) for leaf, offset in found if offset in of_each | differences]
     if whole and not has_products:
         raise Refused("it has a product of a matrix with values of each edge")
     if any(len(leaf.channels) != 1 for leaf, _ in whole):
@@ -48,13 +48,13 @@ def split(v: Recorded, *, has_products: bool) -> tuple[Pieces, list[tuple[Record
     return [piece for piece in pieces if piece[2] not in differences], whole
 
 
-def _leaves(v: Recorded, offset: int) -> list[tuple[Recorded, int]]:
+def leaves(v: Recorded, offset: int) -> list[tuple[Recorded, int]]:
     """The values that are concatenated, with the first channel of each."""
     if not v.parts:
         return [(v, offset)]
     found = []
     for part in v.parts:
-        found += _leaves(part, offset)
+        found += leaves(part, offset)
         offset += part.channels[-1]
     return found
 

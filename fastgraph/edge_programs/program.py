@@ -16,6 +16,10 @@ that all heads have in common are repeated by ``tile``, and ``sum_tiles`` sums o
 ``softmax x s`` sums ``x``, weighted by the softmax of the scores ``s`` over the edges of a row: a
 score for each channel, or one for each head.
 
+``slice x W h k`` takes channels of each of ``h`` heads from the ``k``-th on, W in all, and
+``pad x W h k`` puts the channels of each head there, among zeros, W in all; ``first x W h 0`` is 1
+for the first channel of each head that is not 0.
+
 ``product x w M`` multiplies a value of width K with a matrix ``[K, M]``, which is a parameter of
 width K * M, ``product_t x w M`` with the transpose of a matrix ``[M, K]``; ``outer x y`` sums the
 outer products ``[K, M]`` of two values over all edges.
@@ -32,15 +36,20 @@ from typing import Literal, get_args
 
 from fastgraph.edge_programs.operations import (
     CONSTANT,
+    DETACH,
     DOT,
     ELEMENTWISE,
     EXTREMA,
+    FIRST,
     FOLD,
+    FOLD_MAX,
     OUTER,
+    PAD,
     PRODUCT,
     PRODUCT_T,
     REDUCTIONS,
     ROUND,
+    SLICE,
     SOFTMAX,
     SOFTMAX_MAX,
     SPREAD,
@@ -65,8 +74,11 @@ _NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _TEMPORARY = re.compile(r"t\d+")
 _RESERVED = (*REDUCTIONS, *PLACES)
 
-_RESIZING = (SPREAD, TILE, FOLD, SUM_TILES, DOT)
+_RESIZING = (SPREAD, TILE, FOLD, FOLD_MAX, SUM_TILES, DOT)
 """Instructions whose results have another width than their arguments."""
+
+OF_CHANNELS = (SLICE, PAD, FIRST)
+"""Instructions that look at the places of channels in their heads."""
 
 
 @dataclass(frozen=True)
@@ -108,16 +120,21 @@ class Instruction:
 
     Attributes:
         operation: an element-wise one or ``round``, ``constant``, ``spread``, ``fold``, ``dot``,
-            ``tile``, ``sum_tiles``, ``product`` or ``product_t``.
+            ``tile``, ``sum_tiles``, ``fold_max``, ``first``, ``slice``, ``pad``, ``detach``,
+            ``product`` or ``product_t``.
         arguments: numbers of values.
         width: of the result; of an element-wise instruction the largest of its arguments.
         constant: the number, of a ``constant``.
+        heads: of a ``slice``, ``pad`` or ``first``.
+        start: of a ``slice`` or ``pad``, the first channel of each head.
     """
 
     operation: str
     arguments: tuple[int, ...]
     width: int
     constant: float = 0.0
+    heads: int = 1
+    start: int = 0
 
 
 @dataclass(frozen=True)
@@ -233,7 +250,7 @@ class Program:
             return
         if operation in ELEMENTWISE:
             arity = ELEMENTWISE[operation].arity
-        elif operation in (CONSTANT, ROUND, *_RESIZING):
+        elif operation in (CONSTANT, ROUND, DETACH, *_RESIZING, *OF_CHANNELS):
             arity = {CONSTANT: 0, DOT: 2}.get(operation, 1)
         else:
             raise ValueError(f"{name} is no operation of edge programs")
@@ -245,6 +262,8 @@ class Program:
         widest = common_width(name, widths)
         if operation == CONSTANT:
             fits, expected = width == 1, "a width of 1"
+        elif operation in OF_CHANNELS:
+            fits, expected = _fits_heads(instruction, widest), "channels that its heads have"
         elif operation in (SPREAD, TILE):
             fits, expected = width >= 1 and width % widest == 0, f"a multiple of width {widest}"
         elif operation in _RESIZING:
@@ -321,9 +340,24 @@ class Program:
                 words.append(repr(instruction.constant))
             elif instruction.operation in (*_RESIZING, PRODUCT, PRODUCT_T):
                 words.append(str(instruction.width))
+            elif instruction.operation in OF_CHANNELS:
+                words += map(str, (instruction.width, instruction.heads, instruction.start))
             lines.append(f"{self.name(number)} = {' '.join(words)}")
         lines += [" ".join((o.reduction, *map(self.name, o.values))) for o in self.outputs]
         return "\n".join(lines)
+
+
+def _fits_heads(instruction: Instruction, width: int) -> bool:
+    """True if heads of a result fit those of an argument of some width."""
+    heads, start = instruction.heads, instruction.start
+    if heads < 1 or start < 0 or width % heads or instruction.width % heads:
+        return False
+    whole, part = width // heads, instruction.width // heads
+    if instruction.operation == FIRST:
+        return whole == part and start == 0
+    if instruction.operation == PAD:
+        whole, part = part, whole
+    return 1 <= part <= whole - start
 
 
 def common_width(name: str, widths: Sequence[int]) -> int:
@@ -376,6 +410,11 @@ def parse(text: str) -> Program:
                 ):
                     arguments = tuple(map(number, words))
                     instructions.append(Instruction(operation, arguments, int(size)))
+                    widths.append(int(size))
+                case [name, "=", operation, word, size, heads, start] if operation in OF_CHANNELS:
+                    of_heads = 0.0, int(heads), int(start)
+                    made = Instruction(operation, (number(word),), int(size), *of_heads)
+                    instructions.append(made)
                     widths.append(int(size))
                 case [name, "=", operation, *words]:
                     arguments = tuple(map(number, words))

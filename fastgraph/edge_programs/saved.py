@@ -21,7 +21,7 @@ def saved_tensors(
 
     Args:
         compute: gives the values of a message, of all tensors that it takes and its layer has.
-        given: these tensors. Gradients must be enabled.
+        given: these tensors, of which some have gradients. These must be enabled.
         names: of those that are looked at.
         saves_results: true if what follows the message saves its values.
 
@@ -48,7 +48,7 @@ def saved_tensors(
                 see(result)
         return found - {""}
 
-    differentiable = [name for name, tensor in given.items() if tensor.is_floating_point()]
+    differentiable = [name for name, tensor in given.items() if tensor.requires_grad]
     ever = saved(differentiable)
     savers: dict[str, set[str]] = {name: set() for name in ever}
     for one in differentiable if ever else ():

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastgraph.edge_programs.calls import Call, aten
 from fastgraph.edge_programs.owners import Owner
-from fastgraph.edge_programs.recorded import Recorded, Ref, Refused
+from fastgraph.edge_programs.recorded import Recorded, Refused
 
 
 def terms_of(
@@ -84,14 +84,3 @@ def common_owner(values: Sequence[Recorded]) -> Owner | None:
     """The place of what is made of some values; ``None`` for several."""
     places = {v.place for v in values if v.has_rows}
     return "parameter" if not places else places.pop() if len(places) == 1 else None
-
-
-def selected(call: Call, v: Recorded, make_step: Callable[[Any, tuple[Any, ...]], int]) -> Recorded:
-    """The channels at an index of each part of a concatenation, which goes along others."""
-    dim, index = call.given["dim"] % (len(v.channels) + 1), call.given["index"]
-    channels = (*v.channels[: dim - 1], *v.channels[dim:])
-    if v.parts:
-        return Recorded(None, channels, parts=tuple(selected(call, p, make_step) for p in v.parts))
-    if v.step is None:
-        raise Refused(f"{call.func} of values of different rows is no instruction")
-    return Recorded(v.place, channels, make_step(call.func, (Ref(v.step), dim, index)))

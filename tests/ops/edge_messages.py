@@ -189,6 +189,7 @@ TORCH: dict[str, Callable[..., Tensor]] = {
     "maximum": torch.maximum,
     "minimum": torch.minimum,
     "pow": torch.pow,
+    "atan2": torch.atan2,
     "eq": compared(torch.eq),
     "ne": compared(torch.ne),
     "lt": compared(torch.lt),

@@ -203,3 +203,20 @@ def test_programs_without_an_end_are_refused() -> None:
     program = parse("\n".join(lines))
     with pytest.raises(RuntimeError):
         simt("edge_program", graph, [torch.empty(0, 2**24)] * 70, program, False)
+
+
+@pytest.mark.parametrize("widths", [(12, 3, 6), (48, 3, 9), (6, 6, 6), (132, 2, 20)])
+def test_channels_of_heads(widths: tuple[int, int, int]) -> None:
+    """The largest and the first of them, and parts; on infinite values and NaN, too."""
+    width, heads, part = widths
+    text = (
+        f"x = gathered {width}\ny = row {width}\np = parameter {width}\nt0 = mul x y\n"
+        f"t1 = fold_max t0 {heads}\nt2 = first x {width} {heads} 0\n"
+        f"t3 = slice t0 {part} {heads} {(width - part) // heads}\n"
+        f"t4 = pad t3 {2 * part} {heads} {part // heads}\nt5 = fold_max p {heads}\n"
+        f"t6 = slice y {part} {heads} 0\nt7 = mul t1 t5\n"
+        "sum t2\nmax t3\nedge t4\nedge t7\nsum t6\nedge t1"
+    )
+    for values in (tied, normal, irregular):
+        for name in ("random", "cut"):
+            check(graph_of(name), text, values, torch.float32)

@@ -65,6 +65,26 @@ void check_product(const EdgeCode& code, int64_t number) {
   }
 }
 
+// Of an instruction that looks at the places of channels, whose argument and result are slots.
+void check_places(const EdgeCode& code, int64_t number) {
+  constexpr const char* kName = "instruction";
+  const EdgeInstruction& placed = code.instructions[number];
+  const EdgeSlot in = code.slots[placed.argument[0]], out = code.slots[placed.out];
+  if (in.often() > out.often()) refuse(kName, number, "not be computed less often than it changes");
+  if (placed.out == placed.argument[0]) refuse(kName, number, "not write its argument");
+  const int64_t heads = placed.heads(), start = placed.start();
+  if (heads < 1 || in.width % heads != 0 || out.width % heads != 0) {
+    refuse(kName, number, "have heads of its argument and of its result");
+  }
+  const int64_t of_in = in.width / heads, of_out = out.width / heads;
+  const bool is_slice = placed.operation == EdgeOperation::kSlice;
+  const int64_t part = is_slice ? of_out : of_in, whole = is_slice ? of_in : of_out;
+  const bool is_first = placed.operation == EdgeOperation::kFirst;
+  if (start < 0 || start + part > whole || (is_first && part != whole)) {
+    refuse(kName, number, "have channels that its heads have");
+  }
+}
+
 void check_instructions(const EdgeCode& code) {
   constexpr const char* kName = "instruction";
   for (int64_t i = 0; i < code.num_instructions; ++i) {
@@ -78,6 +98,11 @@ void check_instructions(const EdgeCode& code) {
     if (out.kind < EdgeSlotKind::kOfProgram) refuse(kName, i, "not write an operand or a number");
     if (instruction.operation == EdgeOperation::kProduct) {
       check_product(code, i);
+      continue;
+    }
+    if (instruction.has_places()) {
+      check_slot(code, instruction.argument[0], kName, i);
+      check_places(code, i);
       continue;
     }
     for (int k = 0; k < instruction.arity(); ++k) {

@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "cpu/edge_channels.h"
 #include "cpu/edge_heads.h"
 #include "cpu/edge_products.h"
 #include "cpu/edge_rows.h"
@@ -450,6 +451,11 @@ class EdgeRegisters {
           for (int k = 0; k < N; ++k) a[k] = std::pow(a[k], b[k]);
           return a;
         });
+      case Op::kAtan2:
+        return map(i, edges, [](V a, V b) {
+          for (int k = 0; k < N; ++k) a[k] = std::atan2(a[k], b[k]);
+          return a;
+        });
       case Op::kEq: return map(i, edges, [&](V a, V b) { return truth(a == b); });
       case Op::kNe: return map(i, edges, [&](V a, V b) { return truth(a != b); });
       case Op::kLt: return map(i, edges, [&](V a, V b) { return truth(a < b); });
@@ -499,7 +505,22 @@ class EdgeRegisters {
       case Op::kGate: return map(i, edges, [&](V x, V g) { return x <= zero ? zero : g; });
       case Op::kSlope: return map(i, edges, [&](V x, V slope) { return x > zero ? one : slope; });
       case Op::kProduct: return multiply(i, edges);
+      case Op::kFoldMax: return run_heads(largest_of_heads<A>, i, width(i.out), edges);
+      case Op::kFirst: return run_heads(first_of_heads<A>, i, i.heads(), edges);
+      case Op::kSlice: return place_heads(slice_heads<A>, i, edges);
+      case Op::kPad: return place_heads(pad_heads<A>, i, edges);
     }
+  }
+
+  template <typename F>
+  void run_heads(const F& f, const EdgeInstruction& i, int64_t heads, int64_t edges) {
+    f(rows(i.argument[0]), heads, width(i.argument[0]) / heads, edges, own(i.out));
+  }
+
+  template <typename F>
+  void place_heads(const F& f, const EdgeInstruction& i, int64_t edges) {
+    const int64_t heads = i.heads(), of_head = width(i.argument[0]) / heads;
+    f(rows(i.argument[0]), heads, of_head, i.start(), width(i.out) / heads, edges, own(i.out));
   }
 
   template <typename F>

@@ -228,6 +228,10 @@ class EdgeLayout {
       step.argument[1] = static_cast<int32_t>(loads.size());
       loads.push_back({matrix, 0, -1, step.width, step.shift, is_packed(step.width, matrix)});
     }
+    if (instruction.has_places()) {
+      step.argument[1] = instruction.heads();
+      step.argument[2] = instruction.start();
+    }
     steps.push_back(step);
   }
 

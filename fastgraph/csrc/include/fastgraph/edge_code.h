@@ -47,6 +47,7 @@ enum class EdgeOperation : int32_t {
   kMaximum,
   kMinimum,
   kPow,
+  kAtan2,
   kEq,
   kNe,
   kLt,
@@ -79,13 +80,23 @@ enum class EdgeOperation : int32_t {
   kGate,      // the second, or 0 where the first is not above it: the gradient of relu
   kSlope,     // 1, or the second where the first is not above 0: the slope of leaky relu
   kProduct,   // of a row of numbers with a matrix that has a row for each of them
+  kFoldMax,   // the largest of each head's channels
+  kFirst,     // 1 for the first channel of each head that is not 0, and 0 for all others
+  kSlice,     // some channels of each head
+  kPad,       // the channels of each head among zeros
 };
-constexpr int32_t kNumEdgeOperations = static_cast<int32_t>(EdgeOperation::kProduct) + 1;
+constexpr int32_t kNumEdgeOperations = static_cast<int32_t>(EdgeOperation::kPad) + 1;
 
 struct EdgeInstruction {
   EdgeOperation operation;
   int32_t out;
   int32_t argument[3];
+
+  // Of those that look at the places of channels in their heads: how many of these there are, and
+  // which channel is the first one of a slice.
+  bool has_places() const { return operation >= EdgeOperation::kFirst; }
+  int32_t heads() const { return argument[1]; }
+  int32_t start() const { return argument[2]; }
 
   // How many arguments it takes. An element-wise function of one takes the sum of two where there
   // is a second.
@@ -93,8 +104,8 @@ struct EdgeInstruction {
     using Op = EdgeOperation;
     if (operation == Op::kWhere || operation == Op::kClamp) return 3;
     if (operation >= Op::kNeg && operation <= Op::kRelu) return argument[1] < 0 ? 1 : 2;
-    const bool is_unary =
-        operation == Op::kRound || widens() || operation == Op::kFold || operation == Op::kSumTiles;
+    const bool is_sum = operation == Op::kFold || operation == Op::kSumTiles;
+    const bool is_unary = operation == Op::kRound || widens() || is_sum || operation > Op::kProduct;
     return is_unary ? 1 : 2;
   }
 
@@ -104,7 +115,7 @@ struct EdgeInstruction {
   }
   bool narrows() const {
     return operation == EdgeOperation::kFold || operation == EdgeOperation::kSumTiles ||
-           operation == EdgeOperation::kDot;
+           operation == EdgeOperation::kDot || operation == EdgeOperation::kFoldMax;
   }
 };
 

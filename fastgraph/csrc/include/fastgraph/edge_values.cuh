@@ -206,7 +206,7 @@ class EdgeValues {
     });
   }
 
-  // For each channel of the result the value source(channel) of the argument.
+  // For each channel of the result the value source(channel) of the argument; 0 for -1.
   template <typename Source>
   __device__ __forceinline__ void widen(const EdgeStep& step, int edges,
                                         const Source& source) const {
@@ -222,7 +222,7 @@ class EdgeValues {
         const A* const from = at(step.argument[0] + g * in_row);
         P pack;
 #pragma unroll
-        for (int i = 0; i < kValues; ++i) pack.values[i] = from[channel[i]];
+        for (int i = 0; i < kValues; ++i) pack.values[i] = channel[i] < 0 ? A{0} : from[channel[i]];
         put(at(step.out + (g * packs + c) * kValues), pack);
       }
     }
@@ -238,6 +238,61 @@ class EdgeValues {
   // All values for each head.
   __device__ void tile(const EdgeStep& step, int edges) const {
     widen(step, edges, [=](int channel) { return channel % step.in_width; });
+  }
+
+  // Some channels of each head.
+  __device__ void slice(const EdgeStep& step, int edges) const {
+    const int heads = step.argument[1], start = step.argument[2];
+    const int of_in = step.in_width / heads, of_out = step.width / heads;
+    widen(step, edges,
+          [=](int channel) { return channel / of_out * of_in + start + channel % of_out; });
+  }
+
+  // The channels of each head among zeros.
+  __device__ void pad(const EdgeStep& step, int edges) const {
+    const int heads = step.argument[1], start = step.argument[2];
+    const int of_in = step.in_width / heads, of_out = step.width / heads;
+    widen(step, edges, [=](int channel) {
+      const int own = channel % of_out - start;
+      return own < 0 || own >= of_in ? -1 : channel / of_out * of_in + own;
+    });
+  }
+
+  // Calls body(from, to, h) for each head of each edge, whose lane has it alone.
+  template <typename Body>
+  __device__ __forceinline__ void for_each_head(const EdgeStep& step, int edges, int heads,
+                                                const Body& body) const {
+    const int32_t row = stride(step.width), in_row = step.moves & 1 ? stride(step.in_width) : 0;
+    const int of_in = step.in_width / heads, of_out = step.width / heads;
+    __syncwarp();
+    for (int i = static_cast<int>(threadIdx.x) % kWarp; i < edges * heads; i += kWarp) {
+      const int g = i / heads, h = i % heads;
+      A* const to = at(step.out + g * row);
+      body(at(step.argument[0] + g * in_row) + h * of_in, of_in, to + h * of_out);
+      for (int rest = step.width; h == heads - 1 && rest < row; ++rest) to[rest] = 0;
+    }
+    __syncwarp();
+  }
+
+  // The largest of the channels of each head.
+  __device__ void fold_max(const EdgeStep& step, int edges) const {
+    for_each_head(step, edges, step.width, [](const A* x, int count, A* most) {
+      *most = x[0];
+      for (int c = 1; c < count; ++c) {
+        if (x[c] > *most || x[c] != x[c]) *most = *most != *most ? *most : x[c];
+      }
+    });
+  }
+
+  // 1 for the first channel of each head that is not 0, and 0 for all others.
+  __device__ void first(const EdgeStep& step, int edges) const {
+    for_each_head(step, edges, step.argument[1], [](const A* x, int count, A* to) {
+      bool was = false;
+      for (int c = 0; c < count; ++c) {
+        to[c] = !was && x[c] != 0 ? A{1} : A{0};
+        was = was || x[c] != 0;
+      }
+    });
   }
 
   // The sum of all heads, channel by channel.
@@ -328,6 +383,7 @@ class EdgeValues {
       case Op::kMaximum: return of([](A a, A b) { return a > b || a != a ? a : b; });
       case Op::kMinimum: return of([](A a, A b) { return a < b || a != a ? a : b; });
       case Op::kPow: return of([](A a, A b) { return std::pow(a, b); });
+      case Op::kAtan2: return of([](A a, A b) { return std::atan2(a, b); });
       case Op::kEq: return of([=](A a, A b) { return truth(a == b); });
       case Op::kNe: return of([=](A a, A b) { return truth(a != b); });
       case Op::kLt: return of([=](A a, A b) { return truth(a < b); });
@@ -366,6 +422,10 @@ class EdgeValues {
       case Op::kProduct:
         if constexpr (kMultiplies) multiply(step, edges);
         return;
+      case Op::kFoldMax: return fold_max(step, edges);
+      case Op::kFirst: return first(step, edges);
+      case Op::kSlice: return slice(step, edges);
+      case Op::kPad: return pad(step, edges);
     }
   }
 
