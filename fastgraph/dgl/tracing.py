@@ -212,7 +212,12 @@ class _Tracing:
         """The functions as they were read, and their program."""
         functions = _Functions(self._call, self)
         with counted_as_whole(functions):
-            found = trace(functions, self._arguments, functions.reduce)
+            found = trace(
+                functions,
+                self._arguments,
+                functions.reduce,
+                compared_numbers=functions.compared_numbers,
+            )
         return functions.readings, found
 
     def features(self, kind: str, text: str, values: Mapping[str, Any]) -> Features:
@@ -267,6 +272,10 @@ class _Functions:
     def __self__(self) -> Any:
         """The layer, whose state tracing replaces."""
         return self.layer
+
+    def compared_numbers(self) -> set[int]:
+        """The numbers with which the functions may compare the sizes of tensors."""
+        return {number for reading in self.readings for number in reading.compared_numbers()}
 
     def __call__(self, **given: Any) -> _Messages:
         """The messages."""

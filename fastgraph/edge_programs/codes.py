@@ -18,6 +18,27 @@ def strings_in(constants: Iterable[Any]) -> Iterator[str]:
             yield from strings_in(constant)
 
 
+def numbers_in(constants: Iterable[Any]) -> Iterator[int]:
+    """The integers among constants, and in tuples and sets of them."""
+    for constant in constants:
+        if isinstance(constant, int) and not isinstance(constant, bool):
+            yield constant
+        elif isinstance(constant, (tuple, frozenset)):
+            yield from numbers_in(constant)
+
+
+_OF_SIZES = frozenset(("shape", "size", "numel", "nelement", "len"))
+
+
+def compares_sizes(codes: Iterable[types.CodeType]) -> bool:
+    """True if there are comparisons in codes that name the sizes of tensors."""
+    known = list(codes)
+    operations = (i.opname for code in known for i in dis.get_instructions(code))
+    return any(not _OF_SIZES.isdisjoint(code.co_names) for code in known) and any(
+        operation in ("COMPARE_OP", "CONTAINS_OP") for operation in operations
+    )
+
+
 def only_set(code: types.CodeType) -> set[str]:
     """The attributes of its first argument that a method sets and does not name otherwise."""
     instructions = [i for i in dis.get_instructions(code) if i.opname != "CACHE"]

@@ -12,6 +12,7 @@ import dis
 import enum
 import functools
 import gc
+import itertools
 import sys
 import types
 import warnings
@@ -23,7 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from fastgraph.edge_programs import torch_settings
-from fastgraph.edge_programs.codes import codes_in, only_set, strings_in
+from fastgraph.edge_programs.codes import (
+    codes_in,
+    compares_sizes,
+    numbers_in,
+    only_set,
+    strings_in,
+)
 from fastgraph.edge_programs.frozen import (
     MISSING,
     PLAIN,
@@ -234,7 +241,6 @@ class Reading:
         has_variables: false if whoever calls it compares its defaults and the variables of
             functions around it.
         reason: why its reading cannot be followed, if that is so.
-        is_refused_early: true if the reason is a value that code names and has not changed yet.
         left: the attributes of its layer that a method sets and does not read.
     """
 
@@ -243,7 +249,6 @@ class Reading:
     is_method: bool = True
     has_variables: bool = True
     reason: str | None = None
-    is_refused_early: bool = False
     left: set[str] = field(default_factory=set)
     _codes: dict[int, types.CodeType] = field(default_factory=dict)
     _names: set[str] = field(default_factory=set)
@@ -338,8 +343,19 @@ class Reading:
                 self._globals.append((variables, name, tuple(chain)))
                 changing = changing_global(variables, name, chain)
                 if changing is not None:  # before the code runs, which may change it
-                    self.is_refused_early = True
                     self._refuse(changing)
+
+    def compared_numbers(self) -> frozenset[int]:
+        """The numbers with which code of users may compare the sizes of tensors."""
+        if not compares_sizes(self._users):
+            return frozenset()
+        found = [code.co_consts for code in self._users]
+        found += [tuple(variables.get(name) for variables, name, _ in self._globals)]
+        modules = [] if self.layer is None else list(self.layer.modules())
+        found += [tuple(v for n, v in vars(m).items() if n in self._names) for m in modules]
+        cells = dict.fromkeys(self.function.__closure__ or ())
+        found += [(cell.cell_contents,) for cell in cells if cell != types.CellType()]
+        return frozenset(itertools.chain.from_iterable(map(numbers_in, found)))
 
     def names(self, name: str) -> bool:
         """True if code that was read names a global variable or a builtin."""

@@ -7,7 +7,7 @@ numbers. So a program is one only if it computes what the function does, gradien
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -58,6 +58,8 @@ _SUM = (Reduction("sum"),)
 
 _NODES = ("row", "gathered")
 
+_MOST_COMPARED = 64
+
 
 def trace(
     message: Callable[..., Any],
@@ -67,6 +69,7 @@ def trace(
     autocast: torch.dtype | None = None,
     *,
     on_gpu: bool = False,
+    compared_numbers: Callable[[], Iterable[int]] = tuple,
 ) -> Traced | Refusal:
     """The edge program of a message.
 
@@ -81,6 +84,8 @@ def trace(
         autocast: the dtype of the autocast on the CPU under which it runs, if any.
         on_gpu: true if it runs on a GPU, which maps few features of edges faster for all edges at
             once than for each by itself.
+        compared_numbers: gives those with which the message may compare sizes of tensors, once it
+            has run.
 
     Returns:
         The program with what comes before it, or why there is none: the message is random, changes
@@ -101,17 +106,16 @@ def trace(
         return Refusal(f"its message takes {both[0]}, as a parameter of its layer is called")
     try:
         with autocasting(autocast):
-            first, *others = (
-                _record(
-                    call,
-                    arguments,
-                    Recorder(size, dtypes, autocast, rounds, maps_few=not on_gpu),
-                    reduce,
-                    besides,
-                )
-                for size in _SIZES
-            )
-            if any(other != first for other in others):
+
+            def recorded(size: int) -> Traced:
+                recorder = Recorder(size, dtypes, autocast, rounds, maps_few=not on_gpu)
+                return _record(call, arguments, recorder, reduce, besides)
+
+            first = recorded(_SIZES[0])
+            channels = {size for a in described.values() for size in a.channels}
+            channels.update(size for t in call.state().values() for size in t.shape)
+            sizes = [*_SIZES[1:], *_around(compared_numbers(), channels)]
+            if any(recorded(size) != first for size in sizes):
                 raise Refused("it depends on the number of edges, or is another one every time")
             with torch.inference_mode(False), torch.enable_grad():
                 for is_positive in (True, False):
@@ -127,6 +131,19 @@ def trace(
     except Refused as refused:
         return Refusal(f"its message is no edge program: {refused}")
     return replace(first, saved=saved)
+
+
+def _around(numbers: Iterable[int], channels: Collection[int]) -> list[int]:
+    """Numbers of edges of which a message that compares them may be another one.
+
+    Raises:
+        Refused: there are too many.
+    """
+    near = {number + k for number in numbers for k in (-1, 0, 1)}
+    found = sorted(n for n in near if n > 2 and n not in channels)
+    if len(found) > _MOST_COMPARED:
+        raise Refused("it may compare the number of edges with many numbers")
+    return found
 
 
 def _record(

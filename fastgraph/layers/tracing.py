@@ -152,8 +152,7 @@ def read_message(
     with kept_random_states():  # what a message draws; it is refused afterwards
         readings, traced = read()
         guards = [reading.guard(layer) for reading in readings]
-        is_told_by_names = isinstance(traced, Traced) or any(r.is_refused_early for r in readings)
-        if is_told_by_names and _reason(readings) is not None:
+        if _reason(readings) is not None:
             # Code that torch ran for the first time may have named what the message does not read.
             readings, traced = read()
             guards = [reading.guard(layer) for reading in readings]

@@ -477,8 +477,15 @@ def _traced(
         reading = Reading(form.message, stand_in(module))
         # Functions that have routes of their own are part of the message, and not counted.
         with known_softmax(), counted_as_whole(module):
-            on_gpu = device.type == "cuda"
-            traced = trace(reading, arguments, reductions, dict(besides), autocast, on_gpu=on_gpu)
+            traced = trace(
+                reading,
+                arguments,
+                reductions,
+                dict(besides),
+                autocast,
+                on_gpu=device.type == "cuda",
+                compared_numbers=reading.compared_numbers,
+            )
             return [reading], traced
 
     (guard,), traced = read_message(read, module)

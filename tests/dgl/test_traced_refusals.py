@@ -53,7 +53,7 @@ def _branching(edges: Any) -> dict[str, Tensor]:
 
 
 def _in_place(edges: Any) -> dict[str, Tensor]:
-    return {"m": edges.src["h"].mul_(2)}
+    return {"m": edges.src["h"] * edges.data["w"].mul_(1)}
 
 
 class _Plain:
@@ -61,7 +61,13 @@ class _Plain:
         return {"m": edges.src["h"]}
 
 
+def _of_so_many_edges(edges: Any) -> dict[str, Tensor]:
+    x = edges.src["h"]
+    return {"m": x * 2 if x.shape[0] == 120 else x}
+
+
 MESSAGES: dict[str, tuple[Function, str]] = {
+    "so many edges": (_of_so_many_edges, "the number of edges"),
     "edges": (lambda edges: {"m": edges.src["h"] * edges.edges()[0].view(-1, 1)}, "edges.edges"),
     "batch size": (lambda edges: {"m": edges.src["h"] / edges.batch_size()}, "edges.batch_size"),
     "length": (lambda edges: {"m": edges.src["h"] / len(edges)}, "the number of edges"),

@@ -168,7 +168,22 @@ def hooks(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
     return out
 
 
+def of_so_many_edges(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return x_i * (x_j if x_j.shape[0] == 40 else 2 * x_j)
+
+
+def of_some_numbers_of_edges(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return x_i * (x_j if 20_000 < x_j.size(0) < 40_000 else 2 * x_j)
+
+
+def of_as_many_edges_as_it_says(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+    return x_i * (x_j if len(x_j) != self.number else 2 * x_j)
+
+
 REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
+    "so many edges": (of_so_many_edges, "the number of edges"),
+    "some numbers of edges": (of_some_numbers_of_edges, "the number of edges"),
+    "as many edges as it says": (of_as_many_edges_as_it_says, "the number of edges"),
     "prints": (prints, "it writes or reads files (print)"),
     "counts": (counts, "it sets the global variable COUNT"),
     "logs": (logs, "it reads LOG"),
@@ -203,6 +218,7 @@ def test_messages_that_are_left_to_upstream(name: str) -> None:
     layer = cls().double()
     layer.config = Config()
     layer.table = torch.ones(1)
+    layer.number = 40
     before = COUNT
     found = layer(x64(), EDGES)
     assert found.shape == (NODES, CHANNELS)
