@@ -23,6 +23,7 @@ from fastgraph.edge_programs.operations import (
     DOT,
     ELEMENTWISE,
     FOLD,
+    FOLD_MAX,
     OUTER,
     PRODUCT,
     ROUND,
@@ -31,6 +32,7 @@ from fastgraph.edge_programs.operations import (
     SUM_TILES,
     TILE,
 )
+from fastgraph.edge_programs.program import OF_CHANNELS
 
 NAME = "edge_kernel"
 
@@ -58,6 +60,7 @@ _EXPRESSIONS = {
     "maximum": "({0} > {1} || {0} != {0} ? {0} : {1})",
     "minimum": "({0} < {1} || {0} != {0} ? {0} : {1})",
     "pow": "pow_of({0}, {1})",
+    "atan2": "atan2_of({0}, {1})",
     "eq": _TRUTH.format("{0} == {1}"),
     "ne": _TRUTH.format("{0} != {1}"),
     "lt": _TRUTH.format("{0} < {1}"),
@@ -110,8 +113,9 @@ def prelude() -> str:
 def cuda_source(code: Code, dtype: torch.dtype) -> Source | None:
     """A kernel for a program; ``None`` where it has to be interpreted.
 
-    That is where it has products or sums over tiles, sums over heads whose lanes are no power of
-    two, values of heads that are asked for in two layouts, or more than registers hold.
+    That is where it has products, sums over tiles, maxima or parts of heads, sums over heads whose
+    lanes are no power of two, values of heads that are asked for in two layouts, or more than
+    registers hold.
 
     Args:
         code: the program.
@@ -208,6 +212,8 @@ class _Writer:
             elif kind == _CONSTANT:
                 self._of_slot[slot] = self._add(_NUMBER, (), 1, 0, slot)
         for operation, out, *slots in instructions:
+            if OPERATIONS[operation] in OF_CHANNELS:  # whose other numbers are no slots
+                raise _UnfitError
             taken = tuple(self._of_slot[slot] for slot in slots if slot >= 0)
             often = self._slots[out][0] - _OF_PROGRAM
             self._of_slot[out] = self._add(
@@ -226,7 +232,7 @@ class _Writer:
         )
 
     def _refuse_unfit(self) -> None:
-        if any(value.operation in (PRODUCT, SUM_TILES) for value in self._values):
+        if any(value.operation in (PRODUCT, SUM_TILES, FOLD_MAX) for value in self._values):
             raise _UnfitError
         if any(reduction[0] == OUTER for reduction in self._reductions):
             raise _UnfitError

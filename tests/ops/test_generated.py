@@ -24,6 +24,8 @@ def code_of(text: str) -> Code:
         ("x = gathered 6\np = parameter 24\nt0 = product x p 4\nsum t0", "a product"),
         ("x = gathered 6\ny = row 6\nouter x y", "a sum of outer products"),
         ("x = gathered 6\nt0 = sum_tiles x 2\nsum t0", "a sum over tiles"),
+        ("x = gathered 6\nt0 = fold_max x 2\nsum t0", "the largest of heads"),
+        ("x = gathered 6\nt0 = slice x 4 2 1\nsum t0", "parts of heads"),
         ("x = gathered 33\nt0 = fold x 11\nsum t0", "heads of three channels"),
         (
             "x = gathered 12\ny = gathered 16\nt0 = fold x 4\nt1 = fold y 4\n"

@@ -125,5 +125,7 @@ FASTGRAPH_FUNCTION(tanh, tanhf)
 #undef FASTGRAPH_FUNCTION
 __device__ inline float pow_of(float a, float b) { return powf(a, b); }
 __device__ inline double pow_of(double a, double b) { return pow(a, b); }
+__device__ inline float atan2_of(float a, float b) { return atan2f(a, b); }
+__device__ inline double atan2_of(double a, double b) { return atan2(a, b); }
 
 }  // namespace fastgraph::generated
