@@ -162,6 +162,7 @@ def derive(program: Program, wanted: frozenset[str], given: frozenset[int]) -> G
     for outputs, is_reversed in ((by_row, False), (by_gathered, True)):
         if outputs:
             made = builder.program(*(taken for _, taken in outputs))
+            made = replace(made, flat=tuple(n for n in made.names if n in adjoint.flat))
             made = reversed_program(made) if is_reversed else made
             passes.append(Pass(made, tuple(name for name, *_ in outputs), is_reversed))
     return Gradients(tuple(passes), grads, results, products)
@@ -210,6 +211,8 @@ class _Adjoint:
         self._builder, self._program, self._values = builder, program, values
         self._found: dict[int, Value] = {}
         self._outer: dict[int, list[tuple[Value, Value]]] = {}
+        self.flat = set(program.flat)
+        """Operands of functions that are straight in pieces, whose slopes were taken."""
         self._matters = [operand.name in wanted for operand in program.operands]
         for instruction in program.instructions:
             self._matters.append(any(self._matters[a] for a in instruction.arguments))
@@ -244,6 +247,8 @@ class _Adjoint:
         arguments = [self._values[a] for a in instruction.arguments]
         if operation in (CONSTANT, DETACH, FIRST, "eq", "ne", "lt", "le", "sign"):
             return
+        if operation in _STRAIGHT:
+            self.flat |= self._program.operands_of(instruction.arguments[0])
         if operation in (ROUND, FOLD):
             parts: list[Value | None] = [gradient]
         elif operation == SPREAD:  # a narrow gradient stands for the channels of each head alike
@@ -294,6 +299,9 @@ class _Adjoint:
             return self._builder.spread(part, result.width)
         return part
 
+
+_STRAIGHT = ("relu", "leaky_relu", "abs")
+"""Functions of which torch has a second derivative, zeros."""
 
 # For each differentiable operation the gradients of its first arguments; others are constants, and
 # so is one that has none.

@@ -72,7 +72,9 @@ MIRRORED: dict[Place, Place] = {
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _TEMPORARY = re.compile(r"t\d+")
-_RESERVED = (*REDUCTIONS, *PLACES)
+_FLAT = "flat"
+RESERVED = (*REDUCTIONS, *PLACES, _FLAT)
+"""Names that no operand has."""
 
 _RESIZING = (SPREAD, TILE, FOLD, FOLD_MAX, SUM_TILES, DOT)
 """Instructions whose results have another width than their arguments."""
@@ -104,7 +106,7 @@ class Operand:
                 "the name of an operand must be lower-case letters, digits and underscores, and "
                 f"not t with a number, got {self.name!r}"
             )
-        if self.name in _RESERVED:
+        if self.name in RESERVED:
             raise ValueError(f"the name of an operand must not be a keyword, got {self.name!r}")
         if self.place not in PLACES:
             raise ValueError(
@@ -176,6 +178,8 @@ class Program:
         operands: values 0, 1, ...
         instructions: the values that follow.
         outputs: what it returns, in this order.
+        flat: operands of which it has the slopes of functions that are straight in pieces, as a
+            derivative. Their gradients are zeros where they have none.
 
     Raises:
         ValueError: what is wrong, and with which value.
@@ -184,6 +188,7 @@ class Program:
     operands: tuple[Operand, ...]
     instructions: tuple[Instruction, ...]
     outputs: tuple[Output, ...]
+    flat: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(set(self.names)) != len(self.names):
@@ -207,6 +212,8 @@ class Program:
                 self._check_score(output)
         used = {v for o in self.outputs for v in o.values}
         used = used.union(*(i.arguments for i in self.instructions))
+        if unknown := set(self.flat) - set(self.names):
+            raise ValueError(f"flat must name operands, got {sorted(unknown)}")
         idle = [o.name for number, o in enumerate(self.operands) if number not in used]
         if idle:
             raise ValueError(f"every operand must be used, got {idle} that are not")
@@ -344,6 +351,7 @@ class Program:
                 words += map(str, (instruction.width, instruction.heads, instruction.start))
             lines.append(f"{self.name(number)} = {' '.join(words)}")
         lines += [" ".join((o.reduction, *map(self.name, o.values))) for o in self.outputs]
+        lines += [" ".join((_FLAT, *self.flat))] if self.flat else []
         return "\n".join(lines)
 
 
@@ -386,6 +394,7 @@ def parse(text: str) -> Program:
     outputs: list[Output] = []
     numbers: dict[str, int] = {}
     widths: list[int] = []
+    flat: tuple[str, ...] = ()
 
     def number(name: str) -> int:
         if name not in numbers:
@@ -424,6 +433,9 @@ def parse(text: str) -> Program:
                 case [("softmax" | "outer") as reduction, name, score]:
                     outputs.append(Output(reduction, number(name), number(score)))
                     continue
+                case ["flat", *names]:
+                    flat = tuple(names)
+                    continue
                 case [reduction, name]:
                     outputs.append(Output(reduction, number(name)))
                     continue
@@ -434,4 +446,4 @@ def parse(text: str) -> Program:
             numbers[name] = len(numbers)
         except ValueError as error:
             raise ValueError(f"edge program, line {line!r}: {error}") from None
-    return Program(tuple(operands), tuple(instructions), tuple(outputs))
+    return Program(tuple(operands), tuple(instructions), tuple(outputs), flat)

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from fastgraph.edge_programs.builder import Value
-from fastgraph.edge_programs.operations import REDUCTIONS
 from fastgraph.edge_programs.owners import Owner
-from fastgraph.edge_programs.program import PLACES
+from fastgraph.edge_programs.program import RESERVED
 
 
 class Refused(BaseException):
@@ -46,7 +45,7 @@ class Step:
 def operand_name(step: Step, number: int) -> str:
     """The name of the operand that a step becomes: that of what is given, if it may be one."""
     name = step.args[0] if step.function is None else ""
-    if not re.fullmatch(r"[a-su-z_][a-z0-9_]*", name) or name in (*PLACES, *REDUCTIONS):
+    if not re.fullmatch(r"[a-su-z_][a-z0-9_]*", name) or name in RESERVED:
         return f"t_{number}"
     return str(name)
 

@@ -290,6 +290,11 @@ def _backward(ctx: _OfProgram, *grads: Tensor | None) -> tuple[Tensor | None, ..
         run = _in_torch if is_transformed(*taken) else EDGE_PROGRAM
         for name, tensor in zip(made.names, run(taken, *given_edges), strict=True):
             found[name] = found[name] + tensor if name in found else tensor
+    num_rows = {"row": ctx.num_out, "gathered": ctx.num_in, "edge": index.shape[-1]}
+    for operand in program.operands if given and program.flat else ():
+        if operand.name in names.intersection(program.flat) - found.keys():
+            rows = () if operand.place == "parameter" else (num_rows[operand.place],)
+            found[operand.name] = next(iter(given.values())).new_zeros((*rows, operand.width))
     return (*(found.get(name) for name in program.names), *(None,) * 6)
 
 

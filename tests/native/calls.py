@@ -496,6 +496,9 @@ EDGE_PROGRAMS = (
     "x = gathered 40\ns = edge 4\nsoftmax x s\nsoftmax_max s\nsoftmax_scale s\nsoftmax x x",
     "x = gathered 19\nr = row 19\nw = parameter 133\nt0 = sub x r\nt1 = product t0 w 7\n"
     "t2 = relu t1\nt3 = product_t t2 w 19\nmax t1\nmean t3\nouter t0 r",
+    "x = gathered 36\nr = row 36\nt0 = add x r\nt1 = fold_max t0 4\nt2 = slice t0 12 4 6\n"
+    "t3 = pad t2 44 4 8\nt4 = first x 36 4 0\nt5 = fold_max r 12\nsum t1\nmax t2\nedge t3\nsum t4\n"
+    "mean t5",
 )
 
 

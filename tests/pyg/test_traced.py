@@ -500,3 +500,24 @@ def test_programs_are_told() -> None:
     )
     with pytest.raises(TypeError, match="module must be"):
         fastgraph.explain(3)
+
+
+@pytest.mark.parametrize(
+    "act", [torch.relu, torch.abs, torch.nn.functional.leaky_relu], ids=lambda act: act.__name__
+)
+def test_second_derivatives_that_are_zero(act: Any) -> None:
+    """Zeros where upstream has zeros, of a slope, and no gradient where it has none."""
+
+    def message(self: Any, x_i: Tensor, x_j: Tensor) -> Tensor:
+        return act(x_i - x_j) @ self.matrix
+
+    layer, x = with_message(message)().double(), x64().requires_grad_()
+    layer.register_buffer("matrix", x64(CHANNELS, 3))
+    found = []
+    for min_edges in (1000, 0):  # upstream, ours
+        with fastgraph.enabled(min_edges=min_edges):
+            out = layer(x, EDGES)
+        (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(first.sum(), x, allow_unused=True)[0])
+    assert fastgraph.status().row("Own").routed == 1
+    assert found[0] is not None and torch.equal(found[1], found[0])
