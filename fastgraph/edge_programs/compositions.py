@@ -75,7 +75,7 @@ def _affine(r: Runs, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> A
 
 
 def _exponentials(r: Runs, x: Tensor, dim: int, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
-    """What is left of numbers without the largest, and the sum of the exponentials of that."""
+    """Numbers minus the largest one, and the sum of the exponentials of that."""
     if dtype not in (None, x.dtype):
         raise Refused(f"it has a softmax of another dtype ({dtype})")
     left = _sub(r, x, r.largest(x, (dim,)))

@@ -374,7 +374,7 @@ def _probe(
 def _saved(
     call: Called, arguments: Mapping[str, object], traced: Traced, reduce: Reduce, drawn: Drawn
 ) -> Mapping[str, frozenset[str]]:
-    """What upstream saves of the message's tensors of edges, and of the layer's, for gradients."""
+    """The tensors of edges and of the layer that upstream saves for gradients; see ``Traced``."""
 
     def compute(own: Mapping[str, Tensor]) -> list[Tensor]:
         state = {name: own[name] for name in drawn.state}

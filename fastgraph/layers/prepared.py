@@ -295,7 +295,7 @@ def state_of(layer: nn.Module | None) -> dict[str, Tensor]:
 def _private(
     traced: Traced, arguments: Mapping[str, object], state: Collection[str]
 ) -> dict[str, frozenset[str]]:
-    """What a step or the program keeps for a gradient; see :attr:`Prepared.private`."""
+    """The tensors that a step or the program keeps for a gradient; see ``Prepared.private``."""
     kept = _derived(traced.program).operands | set(traced.maps)
     sources: dict[int, str] = {}  # of steps that are an argument or a view of one
     found = set()
