@@ -255,6 +255,10 @@ def test_programs_are_told() -> None:
     assert "edge program" in str(fastgraph.status())
 
 
+def test_several_layers_before_the_aggregation_of_towers() -> None:
+    routed(pna(["mean", "max"], pre_layers=2, towers=2).double(), x64(), EDGES)
+
+
 def test_what_is_left_to_upstream() -> None:
     x = x64()
     several = Scaled(["mean", "median"]).double()
@@ -268,8 +272,6 @@ def test_what_is_left_to_upstream() -> None:
     assert refused(Scaled([Own(), "max"]).double(), x, EDGES) == "aggregation Own"
     scaled = DegreeScalerAggregation(["max", "median"], SCALERS, DEGREES)
     assert refused(Scaled(scaled).double(), x, EDGES) == "aggregation MedianAggregation"
-    deep = pna(["mean", "max"], pre_layers=2, towers=2).double()
-    assert "it concatenates values of different rows" in refused(deep, x, EDGES)
 
 
 def hooked(aggregation: MultiAggregation) -> Any:
