@@ -104,6 +104,47 @@ def test_infinities_and_nan(name: str, width: int, backend: str) -> None:
     torch.testing.assert_close(out, compute(x[EDGES[0]]), equal_nan=True)
 
 
+DEGREES = (0, 3, 1, 0, 0, 2, 1, 1, 3, 2, 0, 1, 2, 2, 3, 1, 1, 1, 0, 3, 3, 0)
+"""Rows that share blocks of edges, and empty ones between them."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("width", [12, 48, 96])
+@pytest.mark.parametrize("name", [*INSTRUCTIONS, "atan2"])
+def test_short_rows(name: str, width: int, dtype: torch.dtype, backend: str) -> None:
+    """Of values of each place: of gathered nodes, rows, edges, the program, and of two places."""
+    build, compute = INSTRUCTIONS.get(name, (atan2_of_both, torch_atan2_of_both))
+    ptr = torch.tensor([0, *DEGREES]).cumsum(0)
+    row = torch.arange(len(DEGREES)).repeat_interleave(torch.tensor(DEGREES))
+    col = torch.randint(9, row.shape, generator=torch.Generator().manual_seed(4))
+    x, r, e = (quantised(n, width, seed=n).to(dtype) for n in (9, len(DEGREES), len(row)))
+    p = quantised(1, width, seed=7).to(dtype)[0]
+    b = Builder()
+    places = {"x": "gathered", "r": "row", "e": "edge", "p": "parameter"}
+    taken = {name: b.operand(name, place, width) for name, place in places.items()}
+    values = [*taken.values(), taken["x"] * taken["r"]]
+    both = [x[col], r[row], e, p.expand_as(e), x[col] * r[row]]
+    outputs = [(how, build(b, value)) for value in values for how in ("sum", "max", "edge")]
+    given = {"x": x, "r": r, "e": e, "p": p}
+    found = ops.edge_program(b.program(*outputs), given, col, ptr=ptr, num_in=9)
+    for number, messages in enumerate(map(compute, both)):
+        zeros = messages.new_zeros(len(DEGREES), messages.shape[1])
+        index = row[:, None].expand_as(messages)
+        largest = zeros.scatter_reduce(0, index, messages, "amax", include_self=False)
+        expected = [zeros.index_add(0, row, messages), largest, messages]
+        torch.testing.assert_close(list(found[3 * number : 3 * number + 3]), expected)
+
+
+def atan2_of_both(b: Builder, x: Value) -> Value:
+    """Of half of the channels and the others, and as wide as these."""
+    half = x.width // 2
+    return b.apply("atan2", b.slice(x, half, 1, 0), b.slice(x, half, 1, half))
+
+
+def torch_atan2_of_both(x: Tensor) -> Tensor:
+    return torch.atan2(*x.chunk(2, dim=1))
+
+
 def test_text() -> None:
     text = (
         "x = gathered 12\nt0 = slice x 6 3 1\nt1 = pad t0 24 3 2\nt2 = first t1 24 3 0\n"

@@ -33,6 +33,12 @@ REDUCTIONS = {
     "sums": "sum t5\nsum t6\nmean t4\nsum t1",
     "extrema": "max t4\nmax_ties t4\nmin t5\nmin_ties t5\nmax t1",
     "softmax": "softmax x t1\nsoftmax_max t1\nsoftmax_scale t1\nsoftmax t4 t5",
+    "channels": (
+        "t7 = fold_max t4 {narrow}\nt8 = first t4 {wide} {narrow} 0\n"
+        "t9 = slice r {narrow} {narrow} {last}\nt10 = pad t4 {double} {narrow} {last}\n"
+        "t11 = fold_max r {narrow}\nt12 = mul t7 t11\nt13 = atan2 t9 t1\n"
+        "t14 = pad t3 {double} 1 0\nsum t12\nmax t8\nsum t13\nsum t10\nmax t10\nsum t14"
+    ),
     "products": "t7 = product w m {odd}\nsum t7\nmax t7\nedge t7",
 }
 
@@ -40,7 +46,8 @@ REDUCTIONS = {
 def program_of(name: str, wide: int, narrow: int) -> str:
     matrix = "m = parameter {size}\n" if name == "products" else ""
     text = ELEMENTWISE.replace("t0 =", f"{matrix}t0 =", 1) + REDUCTIONS[name]
-    return text.format(wide=wide, narrow=narrow, odd=5, size=5 * wide)
+    sizes = {"odd": 5, "size": 5 * wide, "double": 2 * wide, "last": wide // narrow - 1}
+    return text.format(wide=wide, narrow=narrow, **sizes)
 
 
 def results(text: str, degrees: list[int], first: int, wide: int, narrow: int) -> list[Tensor]:
