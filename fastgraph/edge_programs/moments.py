@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -51,7 +52,7 @@ def without_variances(program: Program) -> Moments:
                 instructions.append(Instruction("mul", (value, value), program.width(value)))
             parts = [Output("mean", value), Output("mean", squares[value])]
         made.append((output.reduction, tuple(map(number, parts))))
-    changed = Program(program.operands, tuple(instructions), tuple(outputs))
+    changed = replace(program, instructions=tuple(instructions), outputs=tuple(outputs))
     return Moments(changed, tuple(made))
 
 

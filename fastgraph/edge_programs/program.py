@@ -224,10 +224,11 @@ class Program:
     @cached_property
     def _hash(self) -> int:
         # Every call of a program looks up several things that are kept of it.
-        return hash((self.operands, self.instructions, self.outputs))
+        return hash((self.operands, self.instructions, self.outputs, self.flat))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Program, (self.operands, self.instructions, self.outputs)  # others hash otherwise
+        parts = self.operands, self.instructions, self.outputs, self.flat
+        return Program, parts  # others hash otherwise
 
     def _check_factor(self, output: Output) -> None:
         if not 0 <= output.score < self.num_values:

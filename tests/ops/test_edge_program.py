@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable
 
@@ -363,6 +364,16 @@ def test_wrong_arguments_are_named(changes: dict[str, object], message: str) -> 
 def test_wrong_programs_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse(text)
+
+
+def test_copies_have_all_that_a_program_has() -> None:
+    program = parse("x = gathered 6\nt0 = relu x\nsum t0\nflat x")
+    copy = pickle.loads(pickle.dumps(program))
+    assert copy == program
+    assert copy.flat == ("x",)
+    assert str(copy) == str(program)
+    assert without_variances(program).program.flat == ("x",)
+    assert copy != parse("x = gathered 6\nt0 = relu x\nsum t0")
 
 
 def test_indices_beyond_the_nodes() -> None:
