@@ -452,7 +452,7 @@ class Rules:
         return self.steps.index(made)
 
     def _known_as(self, step: int) -> tuple[Tensor, Recorded] | None:
-        """What is known of a step, and the tensor that it computes or is a part of."""
+        """The knowledge of a step, and the tensor that it computes or is a part of."""
         of_parts = ((t, v) for t, whole in self._known.values() for v in (whole, *whole.parts))
         return next((found for found in of_parts if found[1].step == step), None)
 
