@@ -344,7 +344,7 @@ def _elu(b: Builder, y: Value, g: Value, x: Value, alpha: Value) -> list[Value |
     return [g * _choose(b, b.apply("lt", x, 0.0), y + alpha, slope)]
 
 
-def _atan2(b: Builder, y: Value, g: Value, first: Value, second: Value) -> list[Value]:
+def _atan2(b: Builder, y: Value, g: Value, first: Value, second: Value) -> list[Value | None]:
     square = first * first + second * second
     is_zero = b.apply("eq", square, 0.0)  # where torch has no gradient, either
     inverse = _choose(b, is_zero, 0.0, 1.0 / _choose(b, is_zero, 1.0, square))

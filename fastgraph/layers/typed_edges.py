@@ -38,7 +38,7 @@ class TypedEdges(NamedTuple):
 
 
 class TypesOfEdges:
-    """What follows from types of edges, remembered as long as both tensors live unchanged."""
+    """All that follows from types of edges, remembered as long as both tensors live unchanged."""
 
     def typed_edges(
         self,
