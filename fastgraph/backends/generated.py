@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastgraph.edge_programs import source
+from fastgraph.edge_programs import lanes, registers, source
 from fastgraph.edge_programs.lowering import Code
 from fastgraph.machine import native, nvrtc
 from fastgraph.machine.capture import is_capturing
@@ -80,8 +80,10 @@ class GeneratedKernels:
 
     def identity(self) -> str:
         """A name for all that decides about kernels: who writes them, and who compiles them."""
-        written = Path(source.__file__).read_bytes() + source.prelude().encode()
-        return f"{self._compiler()} of {hashlib.sha256(written).hexdigest()[:16]}"
+        digest = hashlib.sha256(source.prelude().encode())
+        for module in (lanes, registers, source):
+            digest.update(Path(str(module.__file__)).read_bytes())
+        return f"{self._compiler()} of {digest.hexdigest()[:16]}"
 
 
 def generated_on_gpus() -> GeneratedKernels:
