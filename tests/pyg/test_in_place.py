@@ -40,6 +40,7 @@ from torch_geometric.nn import (
 import fastgraph
 from fastgraph.layers import modules
 from fastgraph.layers.aggregation import Aggregation
+from fastgraph.pyg import propagate
 from tests.ab import arguments, assert_same
 from tests.graphs import random_edges
 
@@ -92,7 +93,8 @@ def test_what_becomes_of_the_aggregation(conv: Any, owned: bool, aggregated: lis
 def test_the_root_term_is_added_to_the_product(conv: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Tensor] = []
     upstream = modules.linear
-    monkeypatch.setattr(modules, "linear", lambda *a: made.append(upstream(*a)) or made[-1])
+    for room in (modules, propagate):
+        monkeypatch.setattr(room, "linear", lambda *a: made.append(upstream(*a)) or made[-1])
     with fastgraph.enabled(strict=True):
         out = conv(features(), EDGES)
     assert len(made) == 2 and out.data_ptr() == made[0].data_ptr()
