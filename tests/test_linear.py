@@ -24,6 +24,7 @@ from fastgraph.layers import linear as layers_linear
 from fastgraph.layers import modules
 from fastgraph.layers.linear import add_linear, linear, with_linear_of_first
 from fastgraph.machine import memory, native
+from fastgraph.pyg import propagate
 from tests.ab import arguments, assert_same
 from tests.graphs import random_edges
 
@@ -125,7 +126,8 @@ def test_layers(conv: MessagePassing) -> None:
     assert_same(conv, arguments(x, edges))
     made: list[Tensor] = []
     with pytest.MonkeyPatch.context() as patch, fastgraph.enabled(min_edges=0):
-        patch.setattr(modules, "linear", lambda *given: made.append(linear(*given)) or made[-1])
+        for room in (modules, propagate):
+            patch.setattr(room, "linear", lambda *given: made.append(linear(*given)) or made[-1])
         conv(x, edges)
         products = {m for m in conv.modules() if isinstance(m, Linear)}
         assert len(made) == len(products)

@@ -160,7 +160,7 @@ class Bench:
         from fastgraph.backends.generated import generated_on_gpus
 
         is_gpu = device.type == "cuda"
-        counted = Counted(CudaBackend(generated_on_gpus()) if is_gpu else CpuBackend())
+        counted = Counted(CudaBackend(generated=generated_on_gpus()) if is_gpu else CpuBackend())
         why_not = counted.unavailable()
         if why_not is not None:
             sys.exit(why_not)

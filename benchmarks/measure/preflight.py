@@ -137,7 +137,7 @@ def _product(
     from fastgraph.backends.cuda import CudaBackend
 
     graph, x = Graph(index, num_nodes, num_nodes), torch.rand(num_nodes, width, device=device)
-    kernel = CudaBackend(None).kernel("spmm", "cuda", torch.float32)
+    kernel = CudaBackend(generated=None).kernel("spmm", "cuda", torch.float32)
     assert kernel is not None
 
     def call() -> Tensor:

@@ -18,7 +18,7 @@ from fastgraph.plugins.hookspecs import hookimpl
 def fastgraph_backends() -> Sequence[Backend]:
     return [
         CpuBackend(),
-        CudaBackend(generated_on_gpus()),
+        CudaBackend(generated=generated_on_gpus()),
         ScatterBackend(),
         SparseBackend(),
         ReferenceBackend(),

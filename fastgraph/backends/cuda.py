@@ -24,10 +24,10 @@ class CudaBackend:
     """Kernels for NVIDIA GPUs; see ``fastgraph/csrc/cuda``.
 
     Args:
-        generated: kernels of edge programs; without them all are interpreted.
         library: gives the native library; asked at each call.
         device_type: of the tensors that its functions take.
         seconds: how long a call takes on the device, once it was warmed up.
+        generated: kernels of edge programs; without them all are interpreted.
     """
 
     name = "cuda"
@@ -35,10 +35,11 @@ class CudaBackend:
 
     def __init__(
         self,
-        generated: GeneratedKernels | None,
         library: Callable[[], Any] = native.cuda_library,
         device_type: str = "cuda",
         seconds: Callable[[Callable[[], Tensor]], float] = seconds_on_gpu,
+        *,
+        generated: GeneratedKernels | None,
     ) -> None:
         self._library = library
         self._device_type = device_type

@@ -241,6 +241,7 @@ def test_rows_come_back_and_losses_are_reported(tmp_path: Path) -> None:
 def test_layers_are_named_one_by_one_as_names_have_commas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restore_threads: None
 ) -> None:
+    pytest.importorskip("cpuinfo", reason="of the packages of benchmarks")
     machine = measure("machine")
     monkeypatch.setattr(machine, "limit_memory", lambda: None)
     monkeypatch.setattr(machine, "machine_facts", lambda threads: {"commit": "some"})

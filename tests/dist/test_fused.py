@@ -208,7 +208,7 @@ CASES = {
     "SAGE, matrix": Case(lambda: gnn.SAGEConv(D, C), of_matrix, 0, "x is a ShardedTensor"),
     "GAT, matrix": Case(gat(add_self_loops=False), of_matrix, 0, "beside a sparse"),
     "Super GAT": Case(lambda: gnn.SuperGATConv(D, C).eval(), plain),
-    "FeaSt": Case(lambda: gnn.FeaStConv(D, C), plain, 0, "no edge program"),
+    "FeaSt": Case(lambda: gnn.FeaStConv(D, C), plain),
 }
 
 # What meets every layout: each operator and kind of edges once. With --exhaustive all do.

@@ -376,8 +376,8 @@ def test_groups_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from fastgraph.graphs import groups
 
     made = []
-    build = groups._by_index
-    monkeypatch.setattr(groups, "_by_index", lambda *given: made.append(given) or build(*given))
+    build = groups.grouped
+    monkeypatch.setattr(groups, "grouped", lambda *given: made.append(given) or build(*given))
     x, edge_index = rows(CHANNELS).requires_grad_(), torch.stack([INDEX, INDEX.flip(0)])
     for _ in range(3):
         utils.softmax(x, edge_index[1], num_nodes=GROUPS).sum().backward()

@@ -43,7 +43,7 @@ class SimtBackend(CudaBackend):
         emulator: Callable[[], library.Emulator] = emulator,
         generated: GeneratedKernels | None = None,
     ) -> None:
-        super().__init__(generated, lambda: emulator().functions, "cpu", _seconds)
+        super().__init__(lambda: emulator().functions, "cpu", _seconds, generated=generated)
 
     def unavailable(self) -> str | None:
         return library.why_unavailable()

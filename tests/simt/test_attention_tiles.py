@@ -197,7 +197,7 @@ class Emulated(CudaBackend):
 
     def __init__(self) -> None:
         self.library = Counting()
-        super().__init__(lambda: self.library, "cpu", self.seconds)
+        super().__init__(lambda: self.library, "cpu", self.seconds, generated=None)
 
     def unavailable(self) -> None:
         return None

@@ -31,7 +31,7 @@ def _simt() -> Iterator[None]:
 def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU are watched as those on a GPU are."""
 
-    def witness_of(tensors: Sequence[Tensor], *, may_raise: bool) -> Guard:
+    def witness_of(tensors: Sequence[Tensor], *, may_raise: bool, held: object) -> Guard:
         return Guard(tensors, emulator().functions)
 
     MEMO.clear()

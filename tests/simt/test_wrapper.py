@@ -86,7 +86,9 @@ def planted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param is not None:
         module = changed(*FAULTS[request.param])
         monkeypatch.setattr("fastgraph.backends.cuda.native_kernels", module.native_kernels)
-    backend: Backend = Planted(lambda: emulator().functions, "cpu", lambda call: 0.0)
+    backend: Backend = Planted(
+        lambda: emulator().functions, "cpu", lambda call: 0.0, generated=None
+    )
     monkeypatch.setitem(REGISTRY.backends, backend.name, backend)
     yield
     REGISTRY.select(None)
