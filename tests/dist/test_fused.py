@@ -232,6 +232,7 @@ PLANNED_EACH_TIME = {
     "GCN, replicated edges",
     "GAT, some edges",
     "GAT, replicated edges",
+    "FeaSt",
     "Super GAT",
     "Cheb",
     "Cluster",
