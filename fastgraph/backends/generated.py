@@ -95,4 +95,9 @@ def generated_on_gpus() -> GeneratedKernels:
             address: int = native.cuda_library().load_kernel(image, source.NAME)
             return address
 
-    return GeneratedKernels(load, lambda: nvrtc.why_unavailable() is None, nvrtc.identity)
+    def is_available() -> bool:
+        # CUDA before 12.8, with which our kernels may be built, loads no others.
+        loads = hasattr(native.cuda_library(), "load_kernel")
+        return loads and nvrtc.why_unavailable() is None
+
+    return GeneratedKernels(load, is_available, nvrtc.identity)

@@ -27,14 +27,7 @@ def why_unavailable() -> str | None:
     """Why nothing can be compiled here, or ``None`` if it can."""
     if torch.version.cuda is None:
         return "this torch was built without CUDA"
-    name = f"libnvrtc.so.{_major()}"
-    for path in (*_folders(), Path()):
-        try:
-            ctypes.CDLL(str(path / name))
-        except OSError:
-            continue
-        return None
-    return f"{name} was found neither beside torch nor by the system"
+    return None if _found() else f"{_file()} was found neither beside torch nor by the system"
 
 
 @functools.cache
@@ -65,8 +58,8 @@ def compile_source(source: str, capability: tuple[int, int]) -> bytes:
     return image
 
 
-def _major() -> str:
-    return str(torch.version.cuda).partition(".")[0]
+def _file() -> str:
+    return f"libnvrtc.so.{str(torch.version.cuda).partition('.')[0]}"
 
 
 def _folders() -> Iterator[Path]:
@@ -78,12 +71,20 @@ def _folders() -> Iterator[Path]:
 
 
 @functools.cache
+def _found() -> ctypes.CDLL | None:
+    for folder in (*_folders(), Path()):
+        try:
+            return ctypes.CDLL(str(folder / _file()))
+        except OSError:  # the next may have it
+            continue
+    return None
+
+
 def _nvrtc() -> ctypes.CDLL:
-    name = f"libnvrtc.so.{_major()}"
-    for folder in _folders():
-        if (folder / name).exists():
-            return ctypes.CDLL(str(folder / name))
-    return ctypes.CDLL(name)
+    found = _found()
+    if found is None:
+        raise RuntimeError(f"nothing can be compiled: {why_unavailable()}")
+    return found
 
 
 def _version(nvrtc: ctypes.CDLL) -> str:
