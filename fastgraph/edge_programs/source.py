@@ -89,28 +89,32 @@ class _Writer(Registers):
         kind = 0 if place.base == 0 else 2
         return place, self._elements(kind, place), kind
 
-    def _holds(self, place: Place, divisor: int = 1) -> str:
+    def _holds(self, place: Place) -> str:
         """The condition that this lane has element ``i`` of a result, and no lane before it."""
         if place.base == 0:
             return "lane == 0"
-        column, apart = self._column(place, 2), place.divisor * divisor
+        column = self._column(place, 2)
         own = [] if self._is_whole(place.base) else [f"{column} < {place.base}"]
-        own += [f"{column} % {apart} == 0"] if apart > 1 else []
+        own += [f"{column} % {place.divisor} == 0"] if place.divisor > 1 else []
         return " && ".join(own) or "true"
 
     def _store(self, place: Place, count: int, to: str, value: str, width: int) -> list[str]:
         """Element ``i`` of a result to where its channel is."""
+        pack = self._pack(place.base) if place.base else 1
+        if place.divisor > 1 or pack == 1:
+            return self._store_each(place, count, to, value)
+        column = self._column(place, 1)
+        guard = "" if self._is_whole(place.base) else f"if ({column} < {width}) "
+        values = f"A packed[{pack}];\n" + unrolled(
+            pack, f"packed[k] = {value.replace('[i]', f'[i * {pack} + k]')};", "k"
+        )
+        body = f"{{\n{values}\n{guard}store<{pack}>({to} + {column}, packed);\n}}"
+        return [unrolled(self._packs(place.base), body)]
+
+    def _store_each(self, place: Place, count: int, to: str, value: str) -> list[str]:
+        """The same value by value, to where no vectors need be aligned."""
         if place.base == 0:
             return [f"if (lane == 0) narrow({value.replace('[i]', '[0]')}, {to});"]
-        pack = self._pack(place.base)
-        if place.divisor == 1 and pack > 1:
-            column = self._column(place, 1)
-            guard = "" if self._is_whole(place.base) else f"if ({column} < {width}) "
-            values = f"A packed[{pack}];\n" + unrolled(
-                pack, f"packed[k] = {value.replace('[i]', f'[i * {pack} + k]')};", "k"
-            )
-            body = f"{{\n{values}\n{guard}store<{pack}>({to} + {column}, packed);\n}}"
-            return [unrolled(self._packs(place.base), body)]
         channel = self._channel(place, 2)
         return [unrolled(count, f"if ({self._holds(place)}) narrow({value}, {to} + {channel});")]
 
@@ -279,14 +283,8 @@ class _Writer(Registers):
             to = f"static_cast<T*>(a.{name}[{r}]) + static_cast<long long>(row) * {heads}"
             self._finish.append(f"A own_{name}{r}[{count}];")
             self._finish.append(unrolled(count, f"own_{name}{r}[i] = is_empty ? A(0) : {found};"))
-            self._finish += self._store_heads(of_heads, count, to, f"own_{name}{r}[i]")
+            self._finish += self._store_each(of_heads, count, to, f"own_{name}{r}[i]")
         self._finish.append("}")
-
-    def _store_heads(self, place: Place, count: int, to: str, value: str) -> list[str]:
-        if place.base == 0:
-            return [f"if (lane == 0) narrow({value.replace('[i]', '[0]')}, {to});"]
-        channel = self._channel(place, 2)
-        return [unrolled(count, f"if ({self._holds(place)}) narrow({value}, {to} + {channel});")]
 
     def _merge_softmax(
         self, r: int, states: int, count: int, kind: int, own: int, pack: int
