@@ -6,8 +6,10 @@ import contextlib
 import itertools
 import json
 import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -241,10 +243,10 @@ def test_rows_come_back_and_losses_are_reported(tmp_path: Path) -> None:
 def test_layers_are_named_one_by_one_as_names_have_commas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restore_threads: None
 ) -> None:
-    pytest.importorskip("cpuinfo", reason="of the packages of benchmarks")
-    machine = measure("machine")
-    monkeypatch.setattr(machine, "limit_memory", lambda: None)
-    monkeypatch.setattr(machine, "machine_facts", lambda threads: {"commit": "some"})
+    machine: Any = ModuleType("measure.machine")  # which needs packages of benchmarks
+    machine.limit_memory = lambda: None
+    machine.machine_facts = lambda threads: {"commit": "some"}
+    monkeypatch.setitem(sys.modules, "measure.machine", machine)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # so that it is what it was afterwards
     main = runpy.run_path(str(FOLDER / "never_slower.py"))["main"]
     record = tmp_path / "record.jsonl"

@@ -18,25 +18,20 @@ def code_of(text: str) -> Code:
     return lower(parse(text), rounds=False).code
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("x = gathered 6\np = parameter 24\nt0 = product x p 4\nsum t0", "a product"),
-        ("x = gathered 6\ny = row 6\nouter x y", "a sum of outer products"),
-        ("x = gathered 6\nt0 = sum_tiles x 2\nsum t0", "a sum over tiles"),
-        ("x = gathered 6\nt0 = fold_max x 2\nsum t0", "the largest of heads"),
-        ("x = gathered 6\nt0 = slice x 4 2 1\nsum t0", "parts of heads"),
-        ("x = gathered 33\nt0 = fold x 11\nsum t0", "heads of three channels"),
-        (
-            "x = gathered 12\ny = gathered 16\nt0 = fold x 4\nt1 = fold y 4\n"
-            "t2 = mul t0 t1\nsum t2",
-            "heads in two layouts",
-        ),
-        ("x = gathered 4096\nt0 = fold x 1\nt1 = mul t0 x\nsum t1", "more than registers hold"),
-    ],
-    ids=lambda value: value.replace(" ", "-") if "\n" not in value else "",
-)
-def test_what_is_interpreted(text: str, why: str) -> None:
+INTERPRETED = {
+    "a product": "x = gathered 6\np = parameter 24\nt0 = product x p 4\nsum t0",
+    "a sum of outer products": "x = gathered 6\ny = row 6\nouter x y",
+    "a sum over tiles": "x = gathered 6\nt0 = sum_tiles x 2\nsum t0",
+    "heads of three channels": "x = gathered 33\nt0 = fold x 11\nsum t0",
+    "heads in two layouts": (
+        "x = gathered 12\ny = gathered 16\nt0 = fold x 4\nt1 = fold y 4\nt2 = mul t0 t1\nsum t2"
+    ),
+    "more than registers hold": "x = gathered 4096\nt0 = fold x 1\nt1 = mul t0 x\nsum t1",
+}
+
+
+@pytest.mark.parametrize("text", INTERPRETED.values(), ids=INTERPRETED)
+def test_what_is_interpreted(text: str) -> None:
     assert cuda_source(code_of(text), torch.float32) is None
 
 
