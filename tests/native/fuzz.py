@@ -102,7 +102,8 @@ def spoiled(draw: Draw, function: str, call: Call, name: str) -> Any:
         if value.numel() == 0:
             return value
         changed = value.clone(memory_format=torch.contiguous_format).view(-1)
-        sizes = (call[size] for size in ("num_rows", "num_cols") if size in call)
+        # They may have been spoiled before.
+        sizes = (call[s] for s in ("num_rows", "num_cols") if isinstance(call.get(s), int))
         bad = draw.one_of(*BAD_INDICES, *sizes, 0, 1)
         info = torch.iinfo(value.dtype)
         changed[draw.number(0, value.numel() - 1)] = max(info.min, min(info.max, bad))

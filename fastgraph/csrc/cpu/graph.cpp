@@ -235,14 +235,16 @@ CsrDefect check_csr(Indices<Index> ptr, Indices<Index> index, MutableCsr graph) 
   with_access(index, [&](auto at) {
     for_each_task(num_steps(index.size), index.size, [&](int64_t step) {
       const int64_t begin = step * kStep, end = std::min(begin + kStep, index.size);
-      const int64_t last = graph.num_cols - 1;
-      int64_t signs = 0;  // negative as soon as an index is, or what is left from it to the last
+      const auto last = static_cast<uint64_t>(graph.num_cols) - 1;
+      // The highest bit is set as soon as an index is negative, or what is left from it to the
+      // last. Without signs, as that may be more than int64 holds.
+      uint64_t bits = 0;
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t value = at(i);
-        signs |= value | (last - value);
+        const auto value = static_cast<uint64_t>(static_cast<int64_t>(at(i)));
+        bits |= value | (last - value);
         graph.col[i] = static_cast<int32_t>(value);
       }
-      if (signs < 0) valid.store(false, std::memory_order_relaxed);
+      if (bits >> 63) valid.store(false, std::memory_order_relaxed);
     });
   });
   if (!valid.load()) {
