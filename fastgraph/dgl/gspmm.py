@@ -33,8 +33,10 @@ from fastgraph.plugins.refusal import Refusal
 from fastgraph.routing.dispatch import Computation
 from fastgraph.routing.sizes import TOO_SMALL
 
-_ROUTED = frozenset(
-    [("mul", "sum"), *itertools.product(("copy_lhs", "copy_rhs"), ("sum", "max", "min"))]
+# Not a set, as what a user gives in place of a name need not have a hash.
+_ROUTED = (
+    *itertools.product(("copy_lhs", "copy_rhs"), ("sum", "max", "min")),
+    ("mul", "sum"),
 )
 """How features are combined, and how they are reduced, in calls that have a route."""
 
