@@ -174,7 +174,8 @@ class Work(NamedTuple):
     def is_too_little(self, num_edges: int, *, on_gpu: bool = False) -> bool:
         """True if a call on so many edges of a new graph would take longer than upstream's.
 
-        On a GPU that is known of products alone, which torch computes for all edges at once.
+        On a GPU, where kernels of messages are faster than upstream's on every graph that was
+        measured, calls on small graphs take as long as the host takes to make them.
 
         Never where the setting ``min_edges`` says what is too small. Not to be asked while code is
         compiled.
@@ -182,8 +183,10 @@ class Work(NamedTuple):
         if current().min_edges is not None:
             return False
         if on_gpu:
-            least = _LEAST_OF_PRODUCTS_ON_GPU if self.largest_product > 0 else 0
-            return num_edges < least or self.largest_product > _LARGEST_PRODUCT_ON_GPU
+            if self.largest_product > 0:
+                is_large = self.largest_product > _LARGEST_PRODUCT_ON_GPU
+                return is_large or num_edges < _LEAST_OF_PRODUCTS_ON_GPU
+            return num_edges * self.width < _LEAST_VALUES_ON_GPU
         values = num_edges * self.width
         if self.has_narrow_products and is_grad_enabled():
             return True  # their gradients compute such products again
@@ -207,6 +210,11 @@ _LARGEST_PRODUCT_ON_GPU, _LEAST_OF_PRODUCTS_ON_GPU = 1 << 13, 1 << 19
 """On an H200 products of each edge by larger matrices were slower than upstream's on any graph (0.2
 to 0.8 times as fast for 256 channels), and those of 64 channels on 10,000 edges. On 755,000 edges
 both passes together take as long as upstream's, on a million half as long."""
+
+_LEAST_VALUES_ON_GPU = 1 << 24
+"""On an H200 the host took 0.3 to 0.9 ms for a pass by a kernel of its own, and upstream's passes
+take as long on the GPU from about here on; 2.7 million values took it a third to half of that. From
+48 million on no pass was slower by either clock."""
 
 _LEAST_VALUES = 800_000
 """The values of all messages together from which on no edge program was slower than upstream."""

@@ -342,9 +342,15 @@ def test_values_of_messages_decide_for_edge_programs(
 
 @pytest.mark.parametrize(
     ("product", "edges", "is_little"),
-    [(0, 1, False), (64 * 64, 1 << 19, False), (64 * 64, 1 << 18, True), (256 * 64, 1 << 22, True)],
+    [
+        (0, 1 << 18, False),
+        (0, (1 << 18) - 1, True),
+        (64 * 64, 1 << 19, False),
+        (64 * 64, 1 << 18, True),
+        (256 * 64, 1 << 22, True),
+    ],
 )
-def test_products_of_each_edge_are_few_and_small_on_gpus(
+def test_on_gpus_values_decide_or_products_of_each_edge(
     product: int, edges: int, is_little: bool
 ) -> None:
     work = Work(64, False, largest_product=product)
