@@ -79,6 +79,7 @@ def wait_for(process: subprocess.Popen[str], is_there: Callable[[], bool]) -> No
         time.sleep(0.1)
 
 
+@pytest.mark.exhaustive  # minutes, of what no change but one of these benchmarks touches
 @pytest.mark.timeout(900)  # those that measure load torch, one after another
 @pytest.mark.usefixtures("forking_interpreter")
 def test_one_crash_one_kill_and_one_hang(machine: Path) -> None:
