@@ -1,0 +1,159 @@
+"""Neighbour sampling over several hops, of one type of edges or of many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+NodeType = str
+EdgeType = tuple[str, str, str]
+"""Type of the sources, name of the relation, type of the destinations."""
+
+
+class NeighborSample(NamedTuple):
+    """The sampled graph of :func:`neighbor_sample`.
+
+    Edge ``i`` leads from ``node[row[i]]`` to ``node[col[i]]``, and ``col`` ascends: edges are grouped
+    by destination, as compressed columns have them.
+    """
+
+    row: Tensor
+    """Sources of edges as positions in ``node``, ``[edges]``, of ``row``'s dtype."""
+    col: Tensor
+    """Destinations of edges as positions in ``node``, ``[edges]``, ascending."""
+    node: Tensor
+    """Nodes of the graph, ``[nodes]``: all seeds as they came, then others as they were found."""
+    edge: Tensor | None
+    """Places of edges in the graph's ``row``, ``[edges]``, of ``colptr``'s dtype, if asked for."""
+    batch: Tensor | None
+    """The seed, by its position, to whose sample each node belongs, if samples are disjoint."""
+    num_sampled_nodes: list[int]
+    """How many nodes are seeds, and how many each hop has found: one more than hops."""
+    num_sampled_edges: list[int] | None
+    """How many edges each hop has drawn; ``None`` for an induced subgraph."""
+
+
+class HeteroNeighborSample(NamedTuple):
+    """The sampled graph of :func:`hetero_neighbor_sample`, by types of nodes and of edges.
+
+    Has every type of nodes that an edge type or ``seed`` names and every type of edges. Members are
+    those of :class:`NeighborSample`; positions count within one type of nodes.
+    """
+
+    row: dict[EdgeType, Tensor]
+    col: dict[EdgeType, Tensor]
+    node: dict[NodeType, Tensor]
+    edge: dict[EdgeType, Tensor] | None
+    batch: dict[NodeType, Tensor] | None
+    num_sampled_nodes: dict[NodeType, list[int]]
+    num_sampled_edges: dict[EdgeType, list[int]] | None
+
+
+def neighbor_sample(
+    colptr: Tensor,
+    row: Tensor,
+    seed: Tensor,
+    num_neighbors: Sequence[int],
+    *,
+    node_time: Tensor | None = None,
+    edge_time: Tensor | None = None,
+    seed_time: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    replace: bool = False,
+    directed: bool = True,
+    disjoint: bool = False,
+    temporal_strategy: str = "uniform",
+    return_edge_id: bool = True,
+    random_seed: int | None = None,
+) -> NeighborSample:
+    """Sample neighbours of seeds, neighbours of these, and so on (Hamilton et al., NeurIPS 2017).
+
+    In each hop every node that the hop before has found (in the first, every seed) draws edges among
+    those that lead to it. A seed that comes twice draws twice, and edges from it start at its first
+    position, unless samples are disjoint.
+
+    Args:
+        colptr: Where the edges of each destination begin and end, ``[nodes + 1]``, int32 or int64.
+        row: The source of each edge, ``[edges]``, int32 or int64.
+        seed: Nodes whose neighbours are sampled, ``[seeds]``, of ``row``'s dtype.
+        num_neighbors: How many edges a node draws in each hop; all of them for ``-1``.
+        node_time: Time of each node, ``[nodes]``, int64. Only edges from nodes that are not later
+            than the seed are drawn; those of one destination must be sorted by the source's time.
+            Needs ``disjoint``.
+        edge_time: Time of each edge, ``[edges]``, int64, in place of ``node_time``: only edges
+            that are not later than the seed are drawn. Those of one destination must be sorted by
+            it. Needs ``disjoint`` and ``seed_time``.
+        seed_time: Time of each seed, ``[seeds]``, int64; by default that of its node.
+        edge_weight: Weight of each edge, ``[edges]``, float32 or float64, at least 0: the next edge
+            is drawn with a probability in proportion to it among those that may still be drawn, and
+            one of weight 0 never, unless a node takes all its edges without drawing.
+        replace: Whether an edge may be drawn more than once. A node without edges draws none.
+        directed: Whether the graph has only the edges that were drawn, rather than all edges
+            between its nodes.
+        disjoint: Whether each seed has a sample of its own, without nodes in common.
+        temporal_strategy: ``"uniform"``, or ``"last"`` for the latest edges that may be drawn.
+        return_edge_id: Whether the sample has ``edge``.
+        random_seed: Of the random numbers, any int64; by default drawn from torch's generator, so
+            that :func:`torch.manual_seed` repeats the sample. It alone decides, for any number of
+            threads.
+
+    Raises:
+        TypeError: An argument has another type or dtype.
+        ValueError: Shapes or options do not fit, ``colptr`` falls, edges are not sorted by time or a
+            weight is negative or not finite, among what the sample looks at.
+        IndexError: ``seed``, or ``row`` where the sample looks at it, names no node.
+    """
+    raise NotImplementedError
+
+
+def hetero_neighbor_sample(
+    colptr: Mapping[EdgeType, Tensor],
+    row: Mapping[EdgeType, Tensor],
+    seed: Mapping[NodeType, Tensor],
+    num_neighbors: Mapping[EdgeType, Sequence[int]] | Sequence[int],
+    *,
+    num_nodes: Mapping[NodeType, int] | None = None,
+    node_time: Mapping[NodeType, Tensor] | None = None,
+    edge_time: Mapping[EdgeType, Tensor] | None = None,
+    seed_time: Mapping[NodeType, Tensor] | None = None,
+    edge_weight: Mapping[EdgeType, Tensor] | None = None,
+    replace: bool = False,
+    directed: bool = True,
+    disjoint: bool = False,
+    temporal_strategy: str = "uniform",
+    return_edge_id: bool = True,
+    random_seed: int | None = None,
+) -> HeteroNeighborSample:
+    """Sample neighbours along several types of edges in one call.
+
+    In each hop the types of edges draw one after the other, in the order of ``colptr``, for the nodes
+    that the hop before has found. Arguments are those of :func:`neighbor_sample` by type, and all
+    tensors of ``colptr`` have one dtype, as have all of ``row`` and ``seed``.
+
+    Args:
+        colptr: Of each type of edges, over its destinations.
+        row: Of each type of edges.
+        seed: Of some types of nodes. Disjoint samples are numbered in this order.
+        num_neighbors: Of each type of edges, or for all of them; each as many hops.
+        num_nodes: Of types of nodes, to check ids of those to which no type of edges leads, and to
+            find them faster; other counts are those of ``colptr``.
+        node_time: Of some types of nodes; applies to edges that come from them.
+        edge_time: Of some types of edges.
+        seed_time: Of each type of nodes in ``seed``; needed where ``node_time`` has not that type.
+        edge_weight: Of some types of edges.
+        replace: See :func:`neighbor_sample`, as for those below.
+        directed: See there.
+        disjoint: See there.
+        temporal_strategy: See there.
+        return_edge_id: See there.
+        random_seed: See there.
+
+    Raises:
+        TypeError: See :func:`neighbor_sample`; errors name the argument and its type.
+        ValueError: See there; besides where a type has no entry that it needs, and where counts of
+            one type of nodes differ.
+        IndexError: See there.
+    """
+    raise NotImplementedError
