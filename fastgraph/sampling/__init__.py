@@ -9,13 +9,13 @@ seed gives the same sample on any number of threads, in any process.
 from __future__ import annotations
 
 from fastgraph.sampling.clusters import cluster
+from fastgraph.sampling.negatives import negative_sample
 from fastgraph.sampling.neighbors import (
     HeteroNeighborSample,
     NeighborSample,
     hetero_neighbor_sample,
     neighbor_sample,
 )
-from fastgraph.sampling.negatives import negative_sample
 from fastgraph.sampling.relabelling import unique_and_compact
 from fastgraph.sampling.subgraphs import subgraph
 from fastgraph.sampling.walks import random_walk

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+from fastgraph.sampling.native_calls import call_native, in_named_items
+from fastgraph.sampling.random_seeds import chosen_seed
 
 NodeType = str
 EdgeType = tuple[str, str, str]
@@ -105,7 +110,24 @@ def neighbor_sample(
             weight is negative or not finite, among what the sample looks at.
         IndexError: ``seed``, or ``row`` where the sample looks at it, names no node.
     """
-    raise NotImplementedError
+    fanouts = _fanouts([num_neighbors])
+    sampled = _sample(
+        *([colptr], [row], [0], [0], [None], [seed], fanouts),
+        *([node_time], [edge_time], [seed_time], [edge_weight]),
+        *(replace, directed, disjoint, temporal_strategy, random_seed),
+        {f"{name}[0]": name for name in _ARGUMENTS},
+    )
+    node, of_row, of_col, edge = sampled[:4]
+    num_nodes, num_edges = sampled[-2:]
+    return NeighborSample(
+        of_row,
+        of_col,
+        node,
+        edge if return_edge_id else None,
+        sampled[4] if disjoint else None,
+        num_nodes.tolist(),
+        num_edges.tolist() if directed else None,
+    )
 
 
 def hetero_neighbor_sample(
@@ -156,4 +178,119 @@ def hetero_neighbor_sample(
             one type of nodes differ.
         IndexError: See there.
     """
-    raise NotImplementedError
+    relations = list(colptr)
+    # Disjoint samples are numbered by these, so types with seeds come first.
+    ends = chain.from_iterable((src, dst) for src, _, dst in relations)
+    types = list(dict.fromkeys(chain(seed, ends)))
+    place = {name: i for i, name in enumerate(types)}
+    if not types:
+        raise ValueError("seed must have a type of nodes, got none")
+    for name, given in (("row", row), ("num_neighbors", num_neighbors)):
+        if isinstance(given, Mapping) and (missing := [r for r in relations if r not in given]):
+            raise ValueError(f"{name} must have every type of edges of colptr, lacks {missing}")
+    if isinstance(num_neighbors, Mapping):
+        fanouts = _fanouts([num_neighbors[r] for r in relations])
+    else:
+        fanouts = _fanouts([num_neighbors] * len(relations))
+    no_seeds = next(chain(seed.values(), row.values())).new_empty(0)
+    sampled = _sample(
+        [colptr[r] for r in relations],
+        [row[r] for r in relations],
+        [place[src] for src, _, _ in relations],
+        [place[dst] for _, _, dst in relations],
+        [(num_nodes or {}).get(t) for t in types],
+        [seed.get(t, no_seeds) for t in types],
+        fanouts,
+        [(node_time or {}).get(t) for t in types],
+        [(edge_time or {}).get(r) for r in relations],
+        [(seed_time or {}).get(t) for t in types],
+        [(edge_weight or {}).get(r) for r in relations],
+        *(replace, directed, disjoint, temporal_strategy, random_seed),
+        _names_of_items(types, relations),
+    )
+    of_types, of_relations = len(types), len(relations)
+    nodes, rest = sampled[:of_types], sampled[of_types:]
+    rows, cols, edges = (rest[i * of_relations : (i + 1) * of_relations] for i in range(3))
+    batches = rest[3 * of_relations : -2]
+    node_counts = sampled[-2].view(of_types, -1).tolist()
+    edge_counts = sampled[-1].view(of_relations, fanouts.shape[0]).tolist()
+    return HeteroNeighborSample(
+        dict(zip(relations, rows, strict=True)),
+        dict(zip(relations, cols, strict=True)),
+        dict(zip(types, nodes, strict=True)),
+        dict(zip(relations, edges, strict=True)) if return_edge_id else None,
+        dict(zip(types, batches, strict=True)) if disjoint else None,
+        dict(zip(types, node_counts, strict=True)),
+        dict(zip(relations, edge_counts, strict=True)) if directed else None,
+    )
+
+
+_OF_TYPES = ("seed", "node_time", "seed_time")
+_OF_RELATIONS = ("colptr", "row", "edge_time", "edge_weight")
+_ARGUMENTS = _OF_TYPES + _OF_RELATIONS
+
+
+def _names_of_items(types: list[NodeType], relations: list[EdgeType]) -> dict[str, str]:
+    """Items of lists, as native errors name them, as items of the caller's dictionaries."""
+    named = ((_OF_TYPES, types), (_OF_RELATIONS, relations))
+    return {
+        f"{name}[{i}]": f"{name}[{key!r}]"
+        for names, keys in named
+        for name in names
+        for i, key in enumerate(keys)
+    }
+
+
+def _fanouts(of_relations: Sequence[Sequence[int]]) -> Tensor:
+    """Fanouts, ``[hops, relations]``."""
+    hops = {len(fanouts) for fanouts in of_relations}
+    if len(hops) > 1:
+        raise ValueError(f"num_neighbors must have as many hops everywhere, got {sorted(hops)}")
+    for fanout in chain.from_iterable(of_relations):
+        if isinstance(fanout, bool) or not isinstance(fanout, int):
+            raise TypeError(f"num_neighbors must hold ints, got {fanout!r}")
+        if not -1 <= fanout < 2**31:
+            raise ValueError(f"num_neighbors must be in [-1, 2^31), got {fanout}")
+    if not of_relations:
+        return torch.empty(0, 0, dtype=torch.int64)
+    return torch.tensor(of_relations, dtype=torch.int64).t().contiguous()
+
+
+def _sample(
+    colptr: list[Tensor],
+    row: list[Tensor],
+    src_type: list[int],
+    dst_type: list[int],
+    num_nodes: list[int | None],
+    seed: list[Tensor],
+    fanouts: Tensor,
+    node_time: list[Tensor | None],
+    edge_time: list[Tensor | None],
+    seed_time: list[Tensor | None],
+    edge_weight: list[Tensor | None],
+    replace: bool,
+    directed: bool,
+    disjoint: bool,
+    temporal_strategy: str,
+    random_seed: int | None,
+    names: dict[str, str],
+) -> list[Tensor]:
+    """The native call for types that are numbered; ``names`` are those of items in errors."""
+    if temporal_strategy not in ("uniform", "last"):
+        raise ValueError(
+            f"temporal_strategy must be 'uniform' or 'last', got {temporal_strategy!r}"
+        )
+    counts: list[int] = [-1 if count is None else count for count in num_nodes]
+    with in_named_items(names):
+        for type_, own in zip(dst_type, colptr, strict=True):
+            if counts[type_] == -1:
+                counts[type_] = len(own) - 1
+        if seed_time[0] is None and edge_time[0] is not None and len(seed) == 1:
+            raise ValueError("seed_time must be given with edge_time")
+        return call_native(
+            "sample_neighbors",
+            *(colptr, row, torch.tensor(src_type), torch.tensor(dst_type), torch.tensor(counts)),
+            *(seed, fanouts, node_time, edge_time, seed_time, edge_weight),
+            *(bool(replace), bool(directed), bool(disjoint), temporal_strategy == "last"),
+            chosen_seed(random_seed),
+        )

@@ -1,0 +1,128 @@
+// Random numbers of samplers: Philox4x32-10 (Salmon et al., Parallel random numbers: as easy as
+// 1, 2, 3, SC 2011), of which word d of what is numbered (item, stream) is word d % 4 of the block
+// for the counter (d / 4, item, stream, 0). Who asks for it, and beside what, does not matter.
+#pragma once
+
+#include <cstdint>
+
+#include "fastgraph/simd.h"
+
+namespace fastgraph {
+
+// The products of the lower halves of lanes with a number of 32 bits.
+template <int N>
+inline Vector<uint64_t, N> times(Vector<uint64_t, N> v, uint32_t factor) {
+#if defined(__AVX512F__)
+  if constexpr (N == 8) {
+    return (Vector<uint64_t, N>)_mm512_mul_epu32((__m512i)v, _mm512_set1_epi64(factor));
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (N == 4) {
+    return (Vector<uint64_t, N>)_mm256_mul_epu32((__m256i)v, _mm256_set1_epi64x(factor));
+  }
+#endif
+#if defined(__SSE2__)
+  if constexpr (N == 2) {
+    return (Vector<uint64_t, N>)_mm_mul_epu32((__m128i)v, _mm_set1_epi64x(factor));
+  }
+#endif
+  return (v & 0xffffffffu) * static_cast<uint64_t>(factor);
+}
+
+// The blocks for N counters (c[0], c[1], c[2], 0): the words stand in the lower halves of lanes.
+template <int N>
+inline void philox_blocks(uint64_t key, Vector<uint64_t, N> c[4]) {
+  uint32_t key0 = static_cast<uint32_t>(key), key1 = static_cast<uint32_t>(key >> 32);
+#pragma GCC unroll 10
+  for (int round = 0; round < 10; ++round) {
+    // The upper halves hold what is left of products, at which none of these operations looks.
+    const auto product0 = times<N>(c[0], 0xD2511F53), product1 = times<N>(c[2], 0xCD9E8D57);
+    c[0] = (product1 >> 32) ^ c[1] ^ static_cast<uint64_t>(key0);
+    c[2] = (product0 >> 32) ^ c[3] ^ static_cast<uint64_t>(key1);
+    c[1] = product1;
+    c[3] = product0;
+    key0 += 0x9E3779B9;
+    key1 += 0xBB67AE85;
+  }
+}
+
+// What is drawn for one item, word after word.
+class Draws {
+ public:
+  Draws(uint64_t key, uint32_t item, uint32_t stream) : key_(key), item_(item), stream_(stream) {}
+
+  uint32_t next() {
+    if (number_ % 4 == 0) make(static_cast<uint32_t>(number_ / 4));
+    return words_[number_++ % 4];
+  }
+
+  uint64_t next64() {
+    const uint64_t low = next();
+    return low | static_cast<uint64_t>(next()) << 32;
+  }
+
+ private:
+  // N = 1 for the two lanes of the smallest vector, one of which is not looked at.
+  void make(uint32_t block) {
+    Vector<uint64_t, 2> c[4] = {{block, 0}, {item_, 0}, {stream_, 0}, {0, 0}};
+    philox_blocks<2>(key_, c);
+    for (int w = 0; w < 4; ++w) words_[w] = static_cast<uint32_t>(c[w][0]);
+  }
+
+  uint64_t key_;
+  uint32_t item_, stream_;
+  uint64_t number_ = 0;
+  uint32_t words_[4];
+};
+
+// The first 4 * blocks words of each of some items, one item after the other.
+inline void draw_for_items(uint64_t key, const uint32_t* items, int64_t count, uint32_t stream,
+                           int64_t blocks, uint32_t* words) {
+  constexpr int N = kVectorBytes / 8;
+  const int64_t total = count * blocks;
+  int64_t item = 0, block = 0;
+  for (int64_t first = 0; first < total; first += N) {
+    uint64_t numbers[2][N] = {};
+    const int64_t used = total - first < N ? total - first : N;
+    for (int64_t lane = 0; lane < used; ++lane) {
+      numbers[0][lane] = static_cast<uint64_t>(block);
+      numbers[1][lane] = items[item];
+      if (++block == blocks) block = 0, ++item;
+    }
+    Vector<uint64_t, N> c[4] = {load_raw<N>(numbers[0]), load_raw<N>(numbers[1]),
+                                splat<uint64_t, N>(stream), Vector<uint64_t, N>{}};
+    philox_blocks<N>(key, c);
+    for (int64_t lane = 0; lane < used; ++lane) {
+      for (int w = 0; w < 4; ++w) *words++ = static_cast<uint32_t>(c[w][lane]);
+    }
+  }
+}
+
+// A number below `bound` from 32 random bits, for bounds of up to 16: none is more likely than
+// another by more than a part in 2^16.
+inline uint32_t below(uint32_t word, uint32_t bound) {
+  return static_cast<uint32_t>((static_cast<uint64_t>(word) * bound) >> 32);
+}
+
+// The same from 64 bits for any bound.
+inline uint64_t below(uint64_t word, uint64_t bound) {
+  return static_cast<uint64_t>((static_cast<unsigned __int128>(word) * bound) >> 64);
+}
+
+// Up to this many a bound has 16 bits.
+constexpr int64_t kFewChoices = 1 << 16;
+
+// A number in [0, bound).
+inline int64_t draw_below(Draws& draws, int64_t bound) {
+  if (bound <= kFewChoices) return below(draws.next(), static_cast<uint32_t>(bound));
+  return static_cast<int64_t>(below(draws.next64(), static_cast<uint64_t>(bound)));
+}
+
+// In (0, 1), of 32 bits.
+inline double to_unit(uint32_t word) { return (word + 0.5) * 0x1p-32; }
+
+// In [0, 1), of 53 bits.
+inline double to_unit(uint64_t word) { return static_cast<double>(word >> 11) * 0x1p-53; }
+
+}  // namespace fastgraph

@@ -1,0 +1,150 @@
+// Which edges of a destination are drawn.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "cpu/draws.h"
+#include "cpu/sampling.h"
+
+namespace fastgraph {
+
+// Those that may be drawn, [begin, begin + population), and how many are.
+struct EdgeRange {
+  int64_t begin = 0;
+  int64_t population = 0;
+  int64_t count = 0;
+};
+
+// Numbers that were drawn before, for many draws: a table with linear probing.
+class DrawnBefore {
+ public:
+  void clear(int64_t num_draws) {
+    size_t size = 256;
+    while (size < 2 * static_cast<size_t>(num_draws)) size *= 2;
+    places_.assign(size, -1);
+  }
+  bool insert(int64_t value) {
+    const size_t mask = places_.size() - 1;
+    size_t at = (static_cast<uint64_t>(value) * 0x9e3779b97f4a7c15u) >> 32 & mask;
+    while (places_[at] >= 0) {
+      if (places_[at] == value) return false;
+      at = (at + 1) & mask;
+    }
+    places_[at] = value;
+    return true;
+  }
+
+ private:
+  std::vector<int64_t> places_;
+};
+
+// Draws by words that were made before: the most for which comparing with all others is quickest.
+constexpr int64_t kFewDraws = 32;
+
+// Floyd's sample (Bentley and Floyd, Programming pearls, CACM 1987): the last number that was
+// possible takes the place of one that was drawn before. For at most kFewDraws of kFewChoices.
+template <typename Ptr>
+inline void draw_few(const uint32_t* words, EdgeRange range, Ptr* out) {
+  uint32_t drawn[kFewDraws];
+  std::fill_n(drawn, kFewDraws, ~uint32_t{0});
+  const auto skipped = static_cast<uint32_t>(range.population - range.count);
+  const int64_t width = range.count <= kFewDraws / 2 ? kFewDraws / 2 : kFewDraws;
+  for (int64_t d = 0; d < range.count; ++d) {
+    const uint32_t last = skipped + static_cast<uint32_t>(d);
+    uint32_t value = below(words[d], last + 1);
+    uint32_t equal = 0;
+    for (int64_t i = 0; i < width; i += kFewDraws / 2) {
+#pragma GCC unroll 16
+      for (int64_t j = 0; j < kFewDraws / 2; ++j) equal |= drawn[i + j] == value;
+    }
+    value = equal ? last : value;
+    drawn[d] = value;
+    out[d] = static_cast<Ptr>(range.begin + value);
+  }
+}
+
+// The same for any numbers.
+template <typename Ptr>
+void draw_distinct(Draws draws, EdgeRange range, Ptr* out) {
+  DrawnBefore before;
+  before.clear(range.count);
+  for (int64_t d = 0; d < range.count; ++d) {
+    const int64_t last = range.population - range.count + d;
+    int64_t value = draw_below(draws, last + 1);
+    if (!before.insert(value)) before.insert(value = last);
+    out[d] = static_cast<Ptr>(range.begin + value);
+  }
+}
+
+template <typename Ptr>
+void draw_with_replacement(Draws draws, EdgeRange range, Ptr* out) {
+  for (int64_t d = 0; d < range.count; ++d) {
+    out[d] = static_cast<Ptr>(range.begin + draw_below(draws, range.population));
+  }
+}
+
+// By weight without replacement: the edges with the least exponential times of rates that are their
+// weights (Efraimidis and Spirakis, Weighted random sampling with a reservoir, IPL 2006), the least
+// one first.
+template <typename Ptr, typename Index>
+void draw_distinct_by_weight(const Relation<Ptr, Index>& relation, Draws draws, EdgeRange range,
+                             Ptr* out) {
+  std::vector<std::pair<double, int64_t>> least;  // a heap, the largest of them on top
+  least.reserve(static_cast<size_t>(range.count) + 1);
+  for (int64_t e = range.begin; e < range.begin + range.population; ++e) {
+    const uint32_t word = draws.next();
+    const double weight = relation.weight_of(e);
+    if (weight == 0) continue;
+    const std::pair<double, int64_t> candidate{-std::log(to_unit(word)) / weight, e};
+    if (static_cast<int64_t>(least.size()) == range.count) {
+      if (least.front() < candidate) continue;
+      std::pop_heap(least.begin(), least.end());
+      least.pop_back();
+    }
+    least.push_back(candidate);
+    std::push_heap(least.begin(), least.end());
+  }
+  std::sort_heap(least.begin(), least.end());
+  for (size_t d = 0; d < least.size(); ++d) out[d] = static_cast<Ptr>(least[d].second);
+}
+
+// By weight with replacement: by bisection of the sums up to each edge.
+template <typename Ptr, typename Index>
+void draw_by_weight(const Relation<Ptr, Index>& relation, Draws draws, EdgeRange range, Ptr* out) {
+  std::vector<double> sums(static_cast<size_t>(range.population));
+  double sum = 0;
+  size_t last = 0;  // that has a weight, should a product be rounded to the sum of all
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const double weight = relation.weight_of(range.begin + static_cast<int64_t>(i));
+    if (weight > 0) last = i;
+    sums[i] = sum += weight;
+  }
+  for (int64_t d = 0; d < range.count; ++d) {
+    const double at = to_unit(draws.next64()) * sum;
+    const auto found = std::upper_bound(sums.begin(), sums.end(), at) - sums.begin();
+    out[d] = static_cast<Ptr>(range.begin + std::min(found, static_cast<int64_t>(last)));
+  }
+}
+
+// How many edges of a range are drawn by weight.
+template <typename Ptr, typename Index>
+SampleDefect count_weighted(const Relation<Ptr, Index>& relation, int64_t fanout, bool replace,
+                            EdgeRange& range) {
+  int64_t positive = 0;
+  double sum = 0;
+  for (int64_t e = range.begin; e < range.begin + range.population; ++e) {
+    const double weight = relation.weight_of(e);
+    if (!(weight >= 0 && std::isfinite(weight))) return {SampleDefect::kWeight, 0, e, 0, weight};
+    positive += weight > 0;
+    sum += weight;
+  }
+  if (!std::isfinite(sum)) return {SampleDefect::kTotal, 0, 0, 0, sum};
+  range.count = replace ? (positive ? fanout : 0) : std::min(fanout, positive);
+  return {};
+}
+
+}  // namespace fastgraph

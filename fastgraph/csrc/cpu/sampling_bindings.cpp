@@ -1,0 +1,259 @@
+// The functions that sample graphs. They make their results, as only they know how large these are.
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/function.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/checks.h"
+#include "cpu/sampling.h"
+
+namespace fastgraph {
+namespace {
+
+using OwnedTensor = tvm::ffi::Tensor;
+using Tensors = tvm::ffi::Array<OwnedTensor>;
+using OptionalTensors = tvm::ffi::Array<tvm::ffi::Optional<OwnedTensor>>;
+
+std::string item(const char* name, size_t i) {
+  return std::string(name) + "[" + std::to_string(i) + "]";
+}
+
+void check_length(size_t length, size_t expected, const char* name) {
+  if (length != expected) {
+    TVM_FFI_THROW(ValueError) << name << " must have " << expected << " items, got " << length;
+  }
+}
+
+// A contiguous one-dimensional tensor of any size.
+template <typename T>
+const T* checked_vector(const Tensor& tensor, const std::string& name) {
+  check_ndim(tensor, 1, name.c_str());
+  return checked<const T>(tensor, {tensor.size(0)}, name.c_str());
+}
+
+template <typename T>
+const T* checked_item(const OptionalTensors& tensors, size_t i, int64_t size, const char* name) {
+  const auto tensor = tensors[static_cast<int64_t>(i)];
+  if (!tensor.has_value()) return nullptr;
+  const OwnedTensor owned = tensor.value();
+  return checked<const T>(Tensor(owned), {size}, item(name, i).c_str());
+}
+
+// Memory of a buffer that a tensor owns from now on.
+template <typename T>
+struct OwnedMemory {
+  T* memory;
+  void AllocData(DLTensor* tensor) { tensor->data = memory; }
+  void FreeData(DLTensor* tensor) { std::free(tensor->data); }
+};
+
+template <typename T>
+OwnedTensor to_tensor(Buffer<T>& buffer) {
+  const int64_t size = buffer.size();
+  const DLDataType dtype{kDLInt, 8 * sizeof(T), 1};
+  return OwnedTensor::FromNDAlloc(OwnedMemory<T>{buffer.release()}, tvm::ffi::ShapeView(&size, 1),
+                                  dtype, DLDevice{kDLCPU, 0});
+}
+
+template <typename T>
+void append(Tensors& tensors, std::vector<Buffer<T>>& buffers) {
+  for (auto& buffer : buffers) tensors.push_back(to_tensor(buffer));
+}
+
+OwnedTensor to_tensor(const std::vector<int64_t>& values) {
+  Buffer<int64_t> buffer;
+  buffer.reserve(static_cast<int64_t>(values.size()));
+  for (const int64_t value : values) buffer.push(value);
+  return to_tensor(buffer);
+}
+
+void throw_defect(const SampleDefect& defect) {
+  const auto which = static_cast<size_t>(defect.which);
+  switch (defect.kind) {
+    case SampleDefect::kNone: return;
+    case SampleDefect::kSeed:
+      TVM_FFI_THROW(IndexError) << item("seed", which) << " holds node " << defect.value
+                                << " at position " << defect.position
+                                << ", which is not in the graph";
+    case SampleDefect::kColptr:
+      TVM_FFI_THROW(ValueError) << item("colptr", which)
+                                << " must ascend from 0 to the size of row, got " << defect.value
+                                << " at position " << defect.position + 1;
+    case SampleDefect::kRow:
+      TVM_FFI_THROW(IndexError) << item("row", which) << " holds node " << defect.value
+                                << " at position " << defect.position
+                                << ", which is not in the graph";
+    case SampleDefect::kUnsorted:
+      TVM_FFI_THROW(ValueError) << item("row", which)
+                                << " must have the edges of a node in order of time, which those of "
+                                << "node " << defect.position << " are not";
+    case SampleDefect::kWeight:
+      TVM_FFI_THROW(ValueError) << item("edge_weight", which)
+                                << " must be finite and at least 0, got " << defect.weight
+                                << " at position " << defect.position;
+    case SampleDefect::kTotal:
+      TVM_FFI_THROW(ValueError) << item("edge_weight", which)
+                                << " must have finite sums, which that of node " << defect.position
+                                << " is not";
+    case SampleDefect::kTooLarge:
+      TVM_FFI_THROW(ValueError) << "num_neighbors must give a sample of less than 2^31 nodes and "
+                                << "edges, got " << defect.value;
+  }
+}
+
+struct SampleArguments {
+  Tensors colptr, row;
+  Tensor src_type, dst_type, num_nodes;
+  Tensors seed;
+  Tensor fanouts;
+  OptionalTensors node_time, edge_time, seed_time, edge_weight;
+  bool replace, directed, disjoint, last;
+  int64_t random_seed;
+};
+
+template <typename Ptr, typename Index>
+Relation<Ptr, Index> checked_relation(const SampleArguments& in, size_t r,
+                                      const std::vector<NodeType<Index>>& types) {
+  const OwnedTensor owned_colptr = in.colptr[static_cast<int64_t>(r)];
+  const OwnedTensor owned_row = in.row[static_cast<int64_t>(r)];
+  const Tensor colptr(owned_colptr), row(owned_row);
+  Relation<Ptr, Index> relation{};
+  relation.colptr = checked_vector<Ptr>(colptr, item("colptr", r));
+  relation.row = checked_vector<Index>(row, item("row", r));
+  relation.num_dst = colptr.size(0) - 1;
+  relation.num_edges = row.size(0);
+  const auto num_types = static_cast<int64_t>(types.size());
+  relation.src_type = memory_of<const int64_t>(in.src_type, "src_type")[r];
+  relation.dst_type = memory_of<const int64_t>(in.dst_type, "dst_type")[r];
+  if (relation.src_type < 0 || relation.src_type >= num_types || relation.dst_type < 0 ||
+      relation.dst_type >= num_types) {
+    TVM_FFI_THROW(IndexError) << "src_type and dst_type must be in [0, " << num_types << "), got "
+                              << relation.src_type << " and " << relation.dst_type;
+  }
+  if (relation.num_dst < 0 || relation.num_dst != types[relation.dst_type].num_nodes) {
+    TVM_FFI_THROW(ValueError) << item("colptr", r) << " must have one value more than its "
+                              << types[relation.dst_type].num_nodes << " destinations, got "
+                              << colptr.size(0);
+  }
+  if (relation.colptr[0] != 0 || relation.colptr[relation.num_dst] != relation.num_edges) {
+    TVM_FFI_THROW(ValueError) << item("colptr", r) << " must run from 0 to " << relation.num_edges
+                              << " (the size of row), got " << relation.colptr[0] << " to "
+                              << relation.colptr[relation.num_dst];
+  }
+  relation.edge_time = checked_item<int64_t>(in.edge_time, r, relation.num_edges, "edge_time");
+  const NodeType<Index>& sources = types[relation.src_type];
+  if (!relation.edge_time) relation.node_time = sources.node_time;
+  if (relation.is_temporal() && !in.disjoint) {
+    TVM_FFI_THROW(ValueError) << "disjoint must be true for samples by time";
+  }
+  const auto weight = in.edge_weight[static_cast<int64_t>(r)];
+  if (weight.has_value()) {
+    const OwnedTensor owned = weight.value();
+    const bool wide = dtype_of(Tensor(owned)) == DType::kFloat64;
+    const int64_t size = relation.num_edges;
+    if (wide) relation.weight64 = checked_item<double>(in.edge_weight, r, size, "edge_weight");
+    if (!wide) relation.weight = checked_item<float>(in.edge_weight, r, size, "edge_weight");
+  }
+  return relation;
+}
+
+template <typename Index>
+NodeType<Index> checked_type(const SampleArguments& in, size_t t) {
+  NodeType<Index> type{};
+  type.num_nodes = memory_of<const int64_t>(in.num_nodes, "num_nodes")[t];
+  const OwnedTensor owned_seed = in.seed[static_cast<int64_t>(t)];
+  const Tensor seed(owned_seed);
+  type.seeds = checked_vector<Index>(seed, item("seed", t));
+  type.num_seeds = seed.size(0);
+  type.seed_time = checked_item<int64_t>(in.seed_time, t, type.num_seeds, "seed_time");
+  const auto time = in.node_time[static_cast<int64_t>(t)];
+  if (time.has_value()) {
+    const OwnedTensor owned = time.value();
+    if (type.num_nodes < 0) type.num_nodes = owned.numel();
+    type.node_time = checked_item<int64_t>(in.node_time, t, type.num_nodes, "node_time");
+  }
+  return type;
+}
+
+template <typename Ptr, typename Index>
+Tensors sample(const SampleArguments& in) {
+  SampleRequest<Ptr, Index> request{};
+  const size_t num_types = in.seed.size(), num_relations = in.colptr.size();
+  for (size_t t = 0; t < num_types; ++t) request.types.push_back(checked_type<Index>(in, t));
+  bool temporal = false;
+  for (size_t r = 0; r < num_relations; ++r) {
+    request.relations.push_back(checked_relation<Ptr, Index>(in, r, request.types));
+    temporal = temporal || request.relations.back().is_temporal();
+  }
+  for (size_t t = 0; t < num_types; ++t) {
+    const NodeType<Index>& type = request.types[t];
+    if (temporal && type.num_seeds && !type.seed_time && !type.node_time) {
+      TVM_FFI_THROW(ValueError) << item("seed_time", t) << " must be given where nodes have no time";
+    }
+  }
+  check_ndim(in.fanouts, 2, "num_neighbors");
+  request.num_hops = in.fanouts.size(0);
+  request.fanouts = checked<const int64_t>(
+      in.fanouts, {request.num_hops, static_cast<int64_t>(num_relations)}, "num_neighbors");
+  for (int64_t i = 0; i < in.fanouts.numel(); ++i) {
+    if (request.fanouts[i] < -1 || request.fanouts[i] > std::numeric_limits<int32_t>::max()) {
+      TVM_FFI_THROW(ValueError) << "num_neighbors must be in [-1, 2^31), got "
+                                << request.fanouts[i];
+    }
+  }
+  request.replace = in.replace;
+  request.directed = in.directed;
+  request.disjoint = in.disjoint;
+  request.last = in.last;
+  request.random_seed = static_cast<uint64_t>(in.random_seed);
+  Sample<Ptr, Index> sample;
+  throw_defect(sample_neighbors(request, sample));
+  Tensors out;
+  append(out, sample.node);
+  append(out, sample.row);
+  append(out, sample.col);
+  append(out, sample.edge);
+  if (in.disjoint) append(out, sample.batch);
+  out.push_back(to_tensor(sample.num_nodes));
+  out.push_back(to_tensor(sample.num_edges));
+  return out;
+}
+
+// Nodes of each type; sources, destinations and places of edges of each type; groups of nodes, if
+// samples are disjoint; counts of nodes [types, hops + 1] and of edges [types, hops], flat.
+Tensors bind_sample_neighbors(Tensors colptr, Tensors row, Tensor src_type, Tensor dst_type,
+                              Tensor num_nodes, Tensors seed, Tensor fanouts,
+                              OptionalTensors node_time, OptionalTensors edge_time,
+                              OptionalTensors seed_time, OptionalTensors edge_weight, bool replace,
+                              bool directed, bool disjoint, bool last, int64_t random_seed) {
+  const auto num_relations = static_cast<int64_t>(colptr.size());
+  const auto num_types = static_cast<int64_t>(seed.size());
+  if (num_types == 0) TVM_FFI_THROW(ValueError) << "seed must have a type of nodes, got none";
+  check_length(row.size(), num_relations, "row");
+  checked<const int64_t>(src_type, {num_relations}, "src_type");
+  checked<const int64_t>(dst_type, {num_relations}, "dst_type");
+  checked<const int64_t>(num_nodes, {num_types}, "num_nodes");
+  check_length(node_time.size(), num_types, "node_time");
+  check_length(edge_time.size(), num_relations, "edge_time");
+  check_length(seed_time.size(), num_types, "seed_time");
+  check_length(edge_weight.size(), num_relations, "edge_weight");
+  const SampleArguments in{colptr,    row,       src_type,  dst_type,    num_nodes, seed,
+                           fanouts,   node_time, edge_time, seed_time,   edge_weight, replace,
+                           directed,  disjoint,  last,      random_seed};
+  const OwnedTensor first = seed[0];
+  return dispatch_indices(Tensor(first), "seed", [&](auto index) {
+    using Index = decltype(index);
+    if (num_relations == 0) return sample<Index, Index>(in);
+    const OwnedTensor first_colptr = colptr[0];
+    return dispatch_indices(Tensor(first_colptr), "colptr", [&](auto ptr) {
+      return sample<decltype(ptr), Index>(in);
+    });
+  });
+}
+
+}  // namespace
+}  // namespace fastgraph
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(sample_neighbors, fastgraph::bind_sample_neighbors);

@@ -1,0 +1,29 @@
+"""Calls of native samplers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from fastgraph.machine import native
+
+
+def call_native(function: str, *arguments: Any) -> list[Tensor]:
+    """The tensors that a native function makes."""
+    return list(getattr(native.library(), function)(*arguments))
+
+
+@contextlib.contextmanager
+def in_named_items(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors name items of lists, ``row[0]``, by the names that the caller knows."""
+    try:
+        yield
+    except (TypeError, ValueError, IndexError) as error:
+        text = str(error)
+        item = text.partition(" ")[0]
+        if item not in names:
+            raise
+        raise type(error)(text.replace(item, names[item], 1)) from None

@@ -1,0 +1,21 @@
+"""Seeds of samplers."""
+
+from __future__ import annotations
+
+import torch
+
+
+def chosen_seed(random_seed: int | None) -> int:
+    """The seed that was given, or one of torch's generator.
+
+    Raises:
+        TypeError: The seed is no integer.
+        ValueError: It is not an int64.
+    """
+    if random_seed is None:
+        return int(torch.empty((), dtype=torch.int64).random_())
+    if not isinstance(random_seed, int) or isinstance(random_seed, bool):
+        raise TypeError(f"random_seed must be an int or None, got {random_seed!r}")
+    if not -(2**63) <= random_seed < 2**63:
+        raise ValueError(f"random_seed must be in [-2^63, 2^63), got {random_seed}")
+    return random_seed
