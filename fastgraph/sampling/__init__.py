@@ -1,9 +1,9 @@
 """Mini-batches of large graphs: neighbour sampling, walks, subgraphs, negatives, clusters.
 
-Functions on compressed columns ``(colptr, row)``: ``row[colptr[v]:colptr[v + 1]]`` are the nodes from
-which edges lead to node ``v``, and an edge is named by its place in ``row``. All of them are native,
-and their random numbers are a function of one seed and of what is drawn (Philox4x32-10), so that a
-seed gives the same sample on any number of threads, in any process.
+Functions on compressed columns ``(colptr, row)``: ``row[colptr[v]:colptr[v + 1]]`` are the nodes
+from which edges lead to node ``v``, and an edge is named by its place in ``row``. Random numbers
+are a function of one seed and of what is drawn (Philox4x32-10), so that a seed gives the same
+sample on any number of threads, in any process.
 """
 
 from __future__ import annotations

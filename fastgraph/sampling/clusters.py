@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
 from torch import Tensor
+
+from fastgraph.sampling.native_calls import in_named_items
+from fastgraph.sampling.neighbors import neighbor_sample
+
+
+class PartitionError(RuntimeError):
+    """METIS did not give a partition."""
 
 
 def cluster(rowptr: Tensor, col: Tensor, num_parts: int, *, recursive: bool = False) -> Tensor:
@@ -19,9 +33,83 @@ def cluster(rowptr: Tensor, col: Tensor, num_parts: int, *, recursive: bool = Fa
         The part of each node, ``[nodes]``, int64.
 
     Raises:
+        PartitionError: METIS failed, or counts no further than the edges of the graph.
         TypeError: An argument has another type or dtype.
         ValueError: Shapes do not fit, ``rowptr`` falls, or ``num_parts`` is not positive.
         IndexError: ``col`` names no node.
         ModuleNotFoundError: ``pymetis`` is not installed.
     """
-    raise NotImplementedError
+    for package in ("numpy", "pymetis"):
+        if importlib.util.find_spec(package) is None:
+            raise ModuleNotFoundError(
+                f"clusters by METIS need {package}: pip install 'fastgraph[dist]'", name=package
+            )
+    if num_parts < 1:
+        raise ValueError(f"num_parts must be at least 1, got {num_parts}")
+    num_nodes = max(rowptr.numel() - 1, 0)
+    with in_named_items({"colptr": "rowptr", "row": "col"}):
+        # The sample of no hops of all nodes has all edges, checked.
+        every = torch.arange(num_nodes, dtype=col.dtype)
+        whole = neighbor_sample(rowptr, col, every, [], directed=False, random_seed=0)
+    edge_index = torch.stack([whole.row, whole.col]).long()
+    starts, neighbours = symmetric(edge_index, num_nodes)
+    if num_parts == 1 or neighbours.numel() == 0 or num_nodes <= num_parts:
+        return torch.arange(num_nodes) * num_parts // max(num_nodes, num_parts)
+    if neighbours.numel() > torch.iinfo(torch.int32).max:
+        raise PartitionError(f"METIS counts to 2^31 - 1, got {neighbours.numel():,} entries")
+    shares = torch.full((num_parts,), 1 / num_parts, dtype=torch.float64)
+    return parts_by_metis(starts, neighbours, shares, recursive=recursive)
+
+
+def parts_by_metis(
+    starts: Tensor,
+    neighbours: Tensor,
+    shares: Tensor,
+    *,
+    weights: Tensor | None = None,
+    recursive: bool,
+) -> Tensor:
+    """The part of each node, int64 ``[nodes]``, by METIS in a process of its own.
+
+    Args:
+        starts: Of the rows of a symmetric graph, ``[nodes + 1]``.
+        neighbours: Its entries, fewer than 2^31.
+        shares: Of the parts, ``[parts]``, with a sum of 1.
+        weights: Of nodes, ``[nodes]``, with a sum of less than 2^31; by default all equal.
+        recursive: See :func:`cluster`.
+
+    Raises:
+        PartitionError: METIS failed.
+    """
+    import numpy as np
+
+    arrays = {
+        "starts": starts.to(torch.int32),
+        "neighbours": neighbours.to(torch.int32),
+        "targets": shares.float(),
+    }
+    if weights is not None:
+        arrays["weights"] = weights.to(torch.int32)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for key, values in arrays.items():
+            np.save(folder / f"{key}.npy", values.numpy())
+        script = Path(__file__).with_name("metis.py")
+        manner = "recursive" if recursive else "kway"
+        command = [sys.executable, "-P", str(script), name, manner]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise PartitionError(f"METIS ended with {done.returncode}: {done.stderr.strip()}")
+        parts = torch.from_numpy(np.load(folder / "parts.npy"))
+    num_nodes = len(starts) - 1
+    if parts.shape != (num_nodes,) or not (0 <= int(parts.min()) <= int(parts.max()) < len(shares)):
+        raise PartitionError(f"METIS gave parts of shape {list(parts.shape)} that are out of range")
+    return parts
+
+
+def symmetric(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
+    """The undirected graph without self-loops and duplicates: starts of rows, neighbours."""
+    source, target = edge_index[:, edge_index[0] != edge_index[1]]
+    both = torch.cat([source * num_nodes + target, target * num_nodes + source]).unique()
+    counts = torch.bincount(both // num_nodes, minlength=num_nodes)
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)]), both % num_nodes

@@ -13,7 +13,8 @@ from fastgraph.machine import native
 
 def call_native(function: str, *arguments: Any) -> list[Tensor]:
     """The tensors that a native function makes."""
-    return list(getattr(native.library(), function)(*arguments))
+    made = getattr(native.library(), function)(*arguments)
+    return [] if made is None else list(made)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+
+from fastgraph.sampling.native_calls import call_native
+from fastgraph.sampling.random_seeds import chosen_seed
 
 
 def negative_sample(
@@ -25,12 +29,21 @@ def negative_sample(
         random_seed: See :func:`fastgraph.sampling.neighbor_sample`.
 
     Returns:
-        Sources and destinations, ``[2, pairs]``, of ``row``'s dtype. A pair is left out where hundred
-        attempts have met edges, so that there may be fewer in graphs with nearly all edges.
+        Sources and destinations, ``[2, pairs]``, of ``row``'s dtype. A pair is left out where a
+        hundred attempts have met edges, so that graphs with nearly all edges give fewer.
 
     Raises:
         TypeError: An argument has another type or dtype.
-        ValueError: Shapes do not fit, ``num_samples`` or ``num_src`` are negative, or ``colptr`` falls
-            where it is looked at.
+        ValueError: Shapes do not fit, ``num_samples`` is negative, there are no nodes to draw from,
+            or ``colptr`` falls where it is looked at.
     """
-    raise NotImplementedError
+    if num_samples < 0:
+        raise ValueError(f"num_samples must be at least 0, got {num_samples}")
+    drawn = torch.empty(2, num_samples, dtype=row.dtype)
+    call_native(
+        "draw_negatives",
+        *(colptr, row, colptr.numel() - 1 if num_src is None else num_src, num_src is not None),
+        *(chosen_seed(random_seed), drawn[0], drawn[1]),
+    )
+    found = drawn[0] >= 0
+    return drawn if bool(found.all()) else drawn[:, found]

@@ -20,8 +20,8 @@ EdgeType = tuple[str, str, str]
 class NeighborSample(NamedTuple):
     """The sampled graph of :func:`neighbor_sample`.
 
-    Edge ``i`` leads from ``node[row[i]]`` to ``node[col[i]]``, and ``col`` ascends: edges are grouped
-    by destination, as compressed columns have them.
+    Edge ``i`` leads from ``node[row[i]]`` to ``node[col[i]]``, and ``col`` ascends: edges are
+    grouped by destination, as compressed columns have them.
     """
 
     row: Tensor
@@ -75,9 +75,9 @@ def neighbor_sample(
 ) -> NeighborSample:
     """Sample neighbours of seeds, neighbours of these, and so on (Hamilton et al., NeurIPS 2017).
 
-    In each hop every node that the hop before has found (in the first, every seed) draws edges among
-    those that lead to it. A seed that comes twice draws twice, and edges from it start at its first
-    position, unless samples are disjoint.
+    In each hop every node that the hop before has found (in the first, every seed) draws edges
+    among those that lead to it. A seed that comes twice draws twice, and edges from it start at its
+    first position, unless samples are disjoint.
 
     Args:
         colptr: Where the edges of each destination begin and end, ``[nodes + 1]``, int32 or int64.
@@ -106,15 +106,17 @@ def neighbor_sample(
 
     Raises:
         TypeError: An argument has another type or dtype.
-        ValueError: Shapes or options do not fit, ``colptr`` falls, edges are not sorted by time or a
-            weight is negative or not finite, among what the sample looks at.
+        ValueError: Shapes or options do not fit, ``colptr`` falls, edges are not sorted by time or
+            a weight is negative or not finite, among what the sample looks at.
         IndexError: ``seed``, or ``row`` where the sample looks at it, names no node.
     """
     fanouts = _fanouts([num_neighbors])
     sampled = _sample(
-        *([colptr], [row], [0], [0], [None], [seed], fanouts),
-        *([node_time], [edge_time], [seed_time], [edge_weight]),
-        *(replace, directed, disjoint, temporal_strategy, random_seed),
+        _Graph([colptr], [row], [0], [0], [None], [node_time], [edge_time], [edge_weight]),
+        [seed],
+        [seed_time],
+        fanouts,
+        _Manner(replace, directed, disjoint, temporal_strategy, random_seed),
         {f"{name}[0]": name for name in _ARGUMENTS},
     )
     node, of_row, of_col, edge = sampled[:4]
@@ -150,9 +152,9 @@ def hetero_neighbor_sample(
 ) -> HeteroNeighborSample:
     """Sample neighbours along several types of edges in one call.
 
-    In each hop the types of edges draw one after the other, in the order of ``colptr``, for the nodes
-    that the hop before has found. Arguments are those of :func:`neighbor_sample` by type, and all
-    tensors of ``colptr`` have one dtype, as have all of ``row`` and ``seed``.
+    In each hop the types of edges draw one after the other, in the order of ``colptr``, for the
+    nodes that the hop before has found. Arguments are those of :func:`neighbor_sample` by type, and
+    all tensors of ``colptr`` have one dtype, as have all of ``row`` and ``seed``.
 
     Args:
         colptr: Of each type of edges, over its destinations.
@@ -194,18 +196,20 @@ def hetero_neighbor_sample(
         fanouts = _fanouts([num_neighbors] * len(relations))
     no_seeds = next(chain(seed.values(), row.values())).new_empty(0)
     sampled = _sample(
-        [colptr[r] for r in relations],
-        [row[r] for r in relations],
-        [place[src] for src, _, _ in relations],
-        [place[dst] for _, _, dst in relations],
-        [(num_nodes or {}).get(t) for t in types],
+        _Graph(
+            [colptr[r] for r in relations],
+            [row[r] for r in relations],
+            [place[src] for src, _, _ in relations],
+            [place[dst] for _, _, dst in relations],
+            [(num_nodes or {}).get(t) for t in types],
+            [(node_time or {}).get(t) for t in types],
+            [(edge_time or {}).get(r) for r in relations],
+            [(edge_weight or {}).get(r) for r in relations],
+        ),
         [seed.get(t, no_seeds) for t in types],
-        fanouts,
-        [(node_time or {}).get(t) for t in types],
-        [(edge_time or {}).get(r) for r in relations],
         [(seed_time or {}).get(t) for t in types],
-        [(edge_weight or {}).get(r) for r in relations],
-        *(replace, directed, disjoint, temporal_strategy, random_seed),
+        fanouts,
+        _Manner(replace, directed, disjoint, temporal_strategy, random_seed),
         _names_of_items(types, relations),
     )
     of_types, of_relations = len(types), len(relations)
@@ -256,41 +260,55 @@ def _fanouts(of_relations: Sequence[Sequence[int]]) -> Tensor:
     return torch.tensor(of_relations, dtype=torch.int64).t().contiguous()
 
 
+class _Graph(NamedTuple):
+    """A graph by numbers of types of nodes and of edges."""
+
+    colptr: list[Tensor]
+    row: list[Tensor]
+    src_type: list[int]
+    dst_type: list[int]
+    num_nodes: list[int | None]
+    node_time: list[Tensor | None]
+    edge_time: list[Tensor | None]
+    edge_weight: list[Tensor | None]
+
+
+class _Manner(NamedTuple):
+    """How edges are drawn."""
+
+    replace: bool
+    directed: bool
+    disjoint: bool
+    temporal_strategy: str
+    random_seed: int | None
+
+
 def _sample(
-    colptr: list[Tensor],
-    row: list[Tensor],
-    src_type: list[int],
-    dst_type: list[int],
-    num_nodes: list[int | None],
+    graph: _Graph,
     seed: list[Tensor],
-    fanouts: Tensor,
-    node_time: list[Tensor | None],
-    edge_time: list[Tensor | None],
     seed_time: list[Tensor | None],
-    edge_weight: list[Tensor | None],
-    replace: bool,
-    directed: bool,
-    disjoint: bool,
-    temporal_strategy: str,
-    random_seed: int | None,
+    fanouts: Tensor,
+    manner: _Manner,
     names: dict[str, str],
 ) -> list[Tensor]:
-    """The native call for types that are numbered; ``names`` are those of items in errors."""
-    if temporal_strategy not in ("uniform", "last"):
+    """The native call; ``names`` are those of items in errors."""
+    if manner.temporal_strategy not in ("uniform", "last"):
         raise ValueError(
-            f"temporal_strategy must be 'uniform' or 'last', got {temporal_strategy!r}"
+            f"temporal_strategy must be 'uniform' or 'last', got {manner.temporal_strategy!r}"
         )
-    counts: list[int] = [-1 if count is None else count for count in num_nodes]
+    counts = [-1 if count is None else count for count in graph.num_nodes]
     with in_named_items(names):
-        for type_, own in zip(dst_type, colptr, strict=True):
+        for number, (type_, own) in enumerate(zip(graph.dst_type, graph.colptr, strict=True)):
+            if not isinstance(own, Tensor):
+                raise TypeError(f"colptr[{number}] must be a tensor, got {type(own).__name__}")
             if counts[type_] == -1:
-                counts[type_] = len(own) - 1
-        if seed_time[0] is None and edge_time[0] is not None and len(seed) == 1:
-            raise ValueError("seed_time must be given with edge_time")
+                counts[type_] = own.numel() - 1
         return call_native(
             "sample_neighbors",
-            *(colptr, row, torch.tensor(src_type), torch.tensor(dst_type), torch.tensor(counts)),
-            *(seed, fanouts, node_time, edge_time, seed_time, edge_weight),
-            *(bool(replace), bool(directed), bool(disjoint), temporal_strategy == "last"),
-            chosen_seed(random_seed),
+            *(graph.colptr, graph.row),
+            *(torch.tensor(values) for values in (graph.src_type, graph.dst_type, counts)),
+            *(seed, fanouts, graph.node_time, graph.edge_time, seed_time, graph.edge_weight),
+            *(bool(manner.replace), bool(manner.directed), bool(manner.disjoint)),
+            manner.temporal_strategy == "last",
+            chosen_seed(manner.random_seed),
         )

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from fastgraph.sampling.native_calls import call_native
+
 
 def unique_and_compact(ids: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """The distinct values of some tensors in order of their first occurrence, and positions in them.
+    """The distinct values of some tensors in order of first occurrence, and positions in them.
 
     Args:
         ids: Non-negative numbers, each ``[any]``, all int32 or all int64.
@@ -22,4 +24,5 @@ def unique_and_compact(ids: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         ValueError: ``ids`` is empty, or a tensor has another number of dimensions.
         IndexError: A value is negative.
     """
-    raise NotImplementedError
+    unique, *positions = call_native("unique_and_compact", list(ids))
+    return unique, positions

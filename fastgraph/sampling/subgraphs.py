@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+
+from fastgraph.sampling.native_calls import in_named_items
+from fastgraph.sampling.neighbors import neighbor_sample
 
 
 def subgraph(
@@ -19,12 +23,19 @@ def subgraph(
         return_edge_id: Whether to return which edges these are.
 
     Returns:
-        ``rowptr`` and ``col`` of the subgraph and the places of its edges in ``col``, of ``rowptr``'s
-        dtype; edges of a node are in their order.
+        ``rowptr`` and ``col`` of the subgraph and the places of its edges in ``col``, of
+        ``rowptr``'s dtype; edges of a node are in their order.
 
     Raises:
         TypeError: An argument has another type or dtype.
         ValueError: Shapes do not fit, or ``rowptr`` falls at one of the nodes.
         IndexError: ``nodes`` names no node.
     """
-    raise NotImplementedError
+    names = {"colptr": "rowptr", "row": "col", "seed": "nodes"}
+    with in_named_items(names):
+        # The sample of no hops, whose destinations ascend.
+        sample = neighbor_sample(rowptr, col, nodes, [], directed=False, random_seed=0)
+    counts = torch.bincount(sample.col, minlength=nodes.numel())
+    starts = torch.zeros(nodes.numel() + 1, dtype=rowptr.dtype)
+    starts[1:] = counts.cumsum(0)
+    return starts, sample.row, sample.edge if return_edge_id else None

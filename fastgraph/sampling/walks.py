@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+
+from fastgraph.sampling.native_calls import call_native
+from fastgraph.sampling.random_seeds import chosen_seed
 
 
 def random_walk(
@@ -33,13 +37,19 @@ def random_walk(
         random_seed: See :func:`fastgraph.sampling.neighbor_sample`.
 
     Returns:
-        The nodes of each walk, ``[walks, walk_length + 1]``, of ``col``'s dtype, and the places of its
-        edges in ``col``, ``[walks, walk_length]``, of ``rowptr``'s dtype, ``-1`` where it stays.
+        The nodes of each walk, ``[walks, walk_length + 1]``, of ``col``'s dtype, and the places of
+        its edges in ``col``, ``[walks, walk_length]``, of ``rowptr``'s dtype, ``-1`` where it
+        stays.
 
     Raises:
         TypeError: An argument has another type or dtype.
-        ValueError: Shapes do not fit, ``rowptr`` falls where a walk looks at it, or ``walk_length``,
-            ``p`` or ``q`` are out of their range.
+        ValueError: Shapes do not fit, ``rowptr`` falls where a walk looks at it, or
+            ``walk_length``, ``p`` or ``q`` are out of their range.
         IndexError: ``seed``, or ``col`` where a walk looks at it, names no node.
     """
-    raise NotImplementedError
+    if walk_length < 0:
+        raise ValueError(f"walk_length must be at least 0, got {walk_length}")
+    nodes = torch.empty(seed.numel(), walk_length + 1, dtype=col.dtype)
+    edges = torch.empty(seed.numel(), walk_length, dtype=rowptr.dtype) if return_edge_id else None
+    call_native("random_walk", rowptr, col, seed, p, q, chosen_seed(random_seed), nodes, edges)
+    return nodes, edges

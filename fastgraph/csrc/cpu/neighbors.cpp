@@ -3,8 +3,8 @@
 // In each hop the nodes that the hop before has found are cut into chunks, for one type of edges
 // each. Chunks count their edges, so that each knows where its edges go; then they draw them, which
 // depends on nothing but the seed and on whose edges they are. Nodes are numbered in the order of
-// edges in which they are found first: one thread does so as it goes; several claim nodes for edges,
-// of which the first claim is left, and number those whose claims are left.
+// edges in which they are found first: one thread does so as it goes; several claim nodes for
+// edges, of which the first claim is left, and number those whose claims are left.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -20,7 +20,8 @@
 namespace fastgraph {
 namespace {
 
-// Nodes of a chunk: enough that drawing for them fills vectors, and few enough for threads to share.
+// Nodes of a chunk: enough that drawing for them fills vectors, and few enough for threads to
+// share.
 constexpr int64_t kChunk = 64;
 constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
 // Graphs with at most so many nodes have an array of them; 32 MiB for each thread.
@@ -162,7 +163,8 @@ class Sampler {
     int64_t low = begin;
     while (low < end) {  // the first edge that is later
       const int64_t middle = low + (end - low) / 2;
-      if (const SampleDefect defect = check_row(relation, middle, limit); defect.kind) return defect;
+      if (const SampleDefect defect = check_row(relation, middle, limit); defect.kind)
+        return defect;
       if (relation.time_of(middle) > until) {
         end = middle;
       } else {
@@ -279,8 +281,8 @@ class Sampler {
       const int64_t until = seed_time_[group_of(relation.dst_type, position)];
       for (int64_t d = 0; d < range->count; ++d) {
         if (relation.time_of(*edge++) > until) {
-          chunk.defect = {SampleDefect::kUnsorted, 0,
-                          sample_.node[relation.dst_type][position], 0, 0};
+          chunk.defect = {SampleDefect::kUnsorted, 0, sample_.node[relation.dst_type][position], 0,
+                          0};
           return;
         }
       }
@@ -423,8 +425,8 @@ class Sampler {
 
   SampleDefect take_hop(int64_t hop) {
     if (const SampleDefect defect = plan_hop(hop); defect.kind) return defect;
-    const bool shared = max_threads() > 1 && chunks_.size() > 1 &&
-                        num_slots_ * kWorkOfEdge >= kParallelThreshold;
+    const bool shared =
+        max_threads() > 1 && chunks_.size() > 1 && num_slots_ * kWorkOfEdge >= kParallelThreshold;
     if (!shared) {
       for (Chunk& chunk : chunks_) {
         draw(chunk);
@@ -550,8 +552,8 @@ SampleDefect sample_neighbors(const SampleRequest<Ptr, Index>& request,
                               Sample<Ptr, Index>& sample) {
   int64_t num_keys = 0;
   for (const auto& type : request.types) {
-    num_keys = type.num_nodes < 0 || num_keys > kMostDense ? kMostDense + 1
-                                                           : num_keys + type.num_nodes;
+    num_keys =
+        type.num_nodes < 0 || num_keys > kMostDense ? kMostDense + 1 : num_keys + type.num_nodes;
   }
   if (request.disjoint || num_keys > kMostDense) {
     return Sampler<Ptr, Index, HashedNumbers>(request, sample, num_keys).run();

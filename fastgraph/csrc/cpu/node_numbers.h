@@ -3,8 +3,8 @@
 // An entry is a stamp in its upper half and a value in its lower: a node's number, or, with the
 // highest bit set, the slot of an edge that claims to have found it. Stamps fall from call to call,
 // so that in one call a number is less than any claim, a claim is less than a later one, and all
-// of them are less than what earlier calls have left. Hence the least value ever offered to an entry
-// is the right one, in whatever order threads offer them.
+// of them are less than what earlier calls have left. Hence the least value ever offered to an
+// entry is the right one, in whatever order threads offer them.
 #pragma once
 
 #include <algorithm>
@@ -101,10 +101,9 @@ class HashedNumbers {
       Place& place = places_[at];
       uint64_t there = __atomic_load_n(&place.key, __ATOMIC_RELAXED);
       if (there == key) return &place.value;
-      if (there == kEmpty &&
-          (__atomic_compare_exchange_n(&place.key, &there, key, false, __ATOMIC_RELAXED,
-                                       __ATOMIC_RELAXED) ||
-           there == key)) {
+      if (there == kEmpty && (__atomic_compare_exchange_n(&place.key, &there, key, false,
+                                                          __ATOMIC_RELAXED, __ATOMIC_RELAXED) ||
+                              there == key)) {
         return &place.value;
       }
     }

@@ -126,4 +126,47 @@ struct Sample {
 template <typename Ptr, typename Index>
 SampleDefect sample_neighbors(const SampleRequest<Ptr, Index>& request, Sample<Ptr, Index>& sample);
 
+// A graph whose edges of node v are [rowptr[v], rowptr[v + 1]).
+template <typename Ptr, typename Index>
+struct Adjacency {
+  const Ptr* rowptr;
+  const Index* col;
+  int64_t num_nodes;
+  int64_t num_edges;
+};
+
+// Of node2vec (Grover and Leskovec, node2vec, KDD 2016).
+struct WalkBias {
+  double p, q;
+  bool is_uniform() const { return p == 1 && q == 1; }
+};
+
+// Writes nodes, [walks, length + 1], and edges, [walks, length], -1 where a walk stays, if not
+// null.
+template <typename Ptr, typename Index>
+SampleDefect random_walk(const Adjacency<Ptr, Index>& graph, const Index* seeds, int64_t num_walks,
+                         int64_t length, const WalkBias& bias, uint64_t random_seed, Index* nodes,
+                         Ptr* edges);
+
+// How often a pair without an edge is looked for.
+constexpr int kMostAttempts = 100;
+
+// Writes pairs of one of num_other nodes and a node to which no edge leads to it, or -1 and -1
+// where none was found.
+template <typename Ptr, typename Index>
+SampleDefect draw_negatives(const Adjacency<Ptr, Index>& graph, int64_t num_other, bool loops,
+                            int64_t num_pairs, uint64_t random_seed, Index* other, Index* node);
+
+template <typename Index>
+struct Values {
+  const Index* data;
+  int64_t size;
+};
+
+// The distinct values in order of their first occurrence, and the position of each value among
+// them.
+template <typename Index>
+SampleDefect unique_and_compact(const std::vector<Values<Index>>& values,
+                                const std::vector<Index*>& positions, Buffer<Index>& distinct);
+
 }  // namespace fastgraph

@@ -2,6 +2,7 @@
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/function.h>
 
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -69,32 +70,39 @@ OwnedTensor to_tensor(const std::vector<int64_t>& values) {
   return to_tensor(buffer);
 }
 
-void throw_defect(const SampleDefect& defect) {
+// What the arguments of a function are called.
+struct SampleNames {
+  std::string seed, ptr, index;
+};
+
+SampleNames names_of_items(const SampleDefect& defect) {
   const auto which = static_cast<size_t>(defect.which);
+  return {item("seed", which), item("colptr", which), item("row", which)};
+}
+
+void throw_defect(const SampleDefect& defect, const SampleNames& names) {
   switch (defect.kind) {
     case SampleDefect::kNone: return;
     case SampleDefect::kSeed:
-      TVM_FFI_THROW(IndexError) << item("seed", which) << " holds node " << defect.value
-                                << " at position " << defect.position
-                                << ", which is not in the graph";
+      TVM_FFI_THROW(IndexError) << names.seed << " holds node " << defect.value << " at position "
+                                << defect.position << ", which is not in the graph";
     case SampleDefect::kColptr:
-      TVM_FFI_THROW(ValueError) << item("colptr", which)
-                                << " must ascend from 0 to the size of row, got " << defect.value
-                                << " at position " << defect.position + 1;
+      TVM_FFI_THROW(ValueError) << names.ptr << " must ascend from 0 to the size of " << names.index
+                                << ", got " << defect.value << " at position "
+                                << defect.position + 1;
     case SampleDefect::kRow:
-      TVM_FFI_THROW(IndexError) << item("row", which) << " holds node " << defect.value
-                                << " at position " << defect.position
-                                << ", which is not in the graph";
+      TVM_FFI_THROW(IndexError) << names.index << " holds node " << defect.value << " at position "
+                                << defect.position << ", which is not in the graph";
     case SampleDefect::kUnsorted:
-      TVM_FFI_THROW(ValueError) << item("row", which)
-                                << " must have the edges of a node in order of time, which those of "
-                                << "node " << defect.position << " are not";
+      TVM_FFI_THROW(ValueError)
+          << names.index << " must have the edges of a node in order of time, which those of "
+          << "node " << defect.position << " are not";
     case SampleDefect::kWeight:
-      TVM_FFI_THROW(ValueError) << item("edge_weight", which)
+      TVM_FFI_THROW(ValueError) << "edge_weight[" << defect.which << "]"
                                 << " must be finite and at least 0, got " << defect.weight
                                 << " at position " << defect.position;
     case SampleDefect::kTotal:
-      TVM_FFI_THROW(ValueError) << item("edge_weight", which)
+      TVM_FFI_THROW(ValueError) << "edge_weight[" << defect.which << "]"
                                 << " must have finite sums, which that of node " << defect.position
                                 << " is not";
     case SampleDefect::kTooLarge:
@@ -190,7 +198,8 @@ Tensors sample(const SampleArguments& in) {
   for (size_t t = 0; t < num_types; ++t) {
     const NodeType<Index>& type = request.types[t];
     if (temporal && type.num_seeds && !type.seed_time && !type.node_time) {
-      TVM_FFI_THROW(ValueError) << item("seed_time", t) << " must be given where nodes have no time";
+      TVM_FFI_THROW(ValueError) << item("seed_time", t)
+                                << " must be given where nodes have no time";
     }
   }
   check_ndim(in.fanouts, 2, "num_neighbors");
@@ -209,7 +218,8 @@ Tensors sample(const SampleArguments& in) {
   request.last = in.last;
   request.random_seed = static_cast<uint64_t>(in.random_seed);
   Sample<Ptr, Index> sample;
-  throw_defect(sample_neighbors(request, sample));
+  const SampleDefect defect = sample_neighbors(request, sample);
+  throw_defect(defect, names_of_items(defect));
   Tensors out;
   append(out, sample.node);
   append(out, sample.row);
@@ -239,21 +249,123 @@ Tensors bind_sample_neighbors(Tensors colptr, Tensors row, Tensor src_type, Tens
   check_length(edge_time.size(), num_relations, "edge_time");
   check_length(seed_time.size(), num_types, "seed_time");
   check_length(edge_weight.size(), num_relations, "edge_weight");
-  const SampleArguments in{colptr,    row,       src_type,  dst_type,    num_nodes, seed,
-                           fanouts,   node_time, edge_time, seed_time,   edge_weight, replace,
-                           directed,  disjoint,  last,      random_seed};
+  const SampleArguments in{colptr,   row,       src_type,  dst_type,   num_nodes,   seed,
+                           fanouts,  node_time, edge_time, seed_time,  edge_weight, replace,
+                           directed, disjoint,  last,      random_seed};
   const OwnedTensor first = seed[0];
   return dispatch_indices(Tensor(first), "seed", [&](auto index) {
     using Index = decltype(index);
     if (num_relations == 0) return sample<Index, Index>(in);
     const OwnedTensor first_colptr = colptr[0];
-    return dispatch_indices(Tensor(first_colptr), "colptr", [&](auto ptr) {
-      return sample<decltype(ptr), Index>(in);
-    });
+    return dispatch_indices(Tensor(first_colptr), "colptr",
+                            [&](auto ptr) { return sample<decltype(ptr), Index>(in); });
+  });
+}
+
+// Calls body(Ptr{}, Index{}) with the element types of a graph.
+template <typename Body>
+auto dispatch_graph(const Tensor& rowptr, const Tensor& col, const char* rowptr_name,
+                    const char* col_name, const Body& body) {
+  return dispatch_indices(rowptr, rowptr_name, [&](auto ptr) {
+    return dispatch_indices(col, col_name, [&](auto index) { return body(ptr, index); });
+  });
+}
+
+template <typename Ptr, typename Index>
+Adjacency<Ptr, Index> checked_adjacency(const Tensor& rowptr, const Tensor& col,
+                                        const char* rowptr_name, const char* col_name) {
+  const Adjacency<Ptr, Index> graph{checked_vector<Ptr>(rowptr, rowptr_name),
+                                    checked_vector<Index>(col, col_name), rowptr.size(0) - 1,
+                                    col.size(0)};
+  if (graph.num_nodes < 0) {
+    TVM_FFI_THROW(ValueError) << rowptr_name << " must hold at least one value, got none";
+  }
+  if (graph.rowptr[0] != 0 || graph.rowptr[graph.num_nodes] != graph.num_edges) {
+    TVM_FFI_THROW(ValueError) << rowptr_name << " must run from 0 to " << graph.num_edges
+                              << " (the size of " << col_name << "), got " << graph.rowptr[0]
+                              << " to " << graph.rowptr[graph.num_nodes];
+  }
+  return graph;
+}
+
+void bind_random_walk(Tensor rowptr, Tensor col, Tensor seed, double p, double q,
+                      int64_t random_seed, Tensor nodes, OptionalTensor edges) {
+  check_ndim(nodes, 2, "nodes");
+  const int64_t length = nodes.size(1) - 1;
+  if (length < 0) TVM_FFI_THROW(ValueError) << "nodes must have at least one column, got none";
+  if (!(p > 0 && q > 0 && std::isfinite(1 / p) && std::isfinite(1 / q))) {
+    TVM_FFI_THROW(ValueError) << "p and q must be more than 0, got " << p << " and " << q;
+  }
+  dispatch_graph(rowptr, col, "rowptr", "col", [&](auto ptr, auto index) {
+    using Ptr = decltype(ptr);
+    using Index = decltype(index);
+    const auto graph = checked_adjacency<Ptr, Index>(rowptr, col, "rowptr", "col");
+    const Index* seeds = checked_vector<Index>(seed, "seed");
+    const int64_t num_walks = seed.size(0);
+    throw_defect(random_walk(graph, seeds, num_walks, length, WalkBias{p, q},
+                             static_cast<uint64_t>(random_seed),
+                             checked<Index>(nodes, {num_walks, length + 1}, "nodes"),
+                             checked<Ptr>(edges, {num_walks, length}, "edges")),
+                 {"seed", "rowptr", "col"});
+  });
+}
+
+void bind_draw_negatives(Tensor colptr, Tensor row, int64_t num_src, bool loops,
+                         int64_t random_seed, Tensor src, Tensor dst) {
+  check_ndim(src, 1, "src");
+  dispatch_graph(colptr, row, "colptr", "row", [&](auto ptr, auto index) {
+    using Index = decltype(index);
+    const auto graph = checked_adjacency<decltype(ptr), Index>(colptr, row, "colptr", "row");
+    const int64_t num_pairs = src.size(0);
+    const int64_t most = std::numeric_limits<Index>::max();
+    if (num_src < 0 || num_src > most || (num_pairs && (num_src == 0 || graph.num_nodes == 0))) {
+      TVM_FFI_THROW(ValueError) << "num_src must be a number of nodes, got " << num_src << " for "
+                                << graph.num_nodes << " destinations";
+    }
+    throw_defect(
+        draw_negatives(graph, num_src, loops, num_pairs, static_cast<uint64_t>(random_seed),
+                       checked<Index>(src, {num_pairs}, "src"),
+                       checked<Index>(dst, {num_pairs}, "dst")),
+        {"seed", "colptr", "row"});
+  });
+}
+
+// The distinct values, and the positions of all others among them.
+Tensors bind_unique_and_compact(Tensors ids) {
+  if (ids.empty()) TVM_FFI_THROW(ValueError) << "ids must hold a tensor, got none";
+  const OwnedTensor first = ids[0];
+  return dispatch_indices(Tensor(first), "ids[0]", [&](auto index) {
+    using Index = decltype(index);
+    std::vector<Values<Index>> values;
+    std::vector<Buffer<Index>> positions(ids.size());
+    std::vector<Index*> memory;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const OwnedTensor owned = ids[static_cast<int64_t>(i)];
+      const Tensor list(owned);
+      values.push_back({checked_vector<Index>(list, item("ids", i)), list.size(0)});
+      positions[i].reserve(list.size(0));
+      positions[i].set_size(list.size(0));
+      memory.push_back(positions[i].data());
+    }
+    Buffer<Index> distinct;
+    const SampleDefect defect = unique_and_compact(values, memory, distinct);
+    if (defect.kind == SampleDefect::kRow) {
+      TVM_FFI_THROW(IndexError) << item("ids", static_cast<size_t>(defect.which)) << " holds "
+                                << defect.value << " at position " << defect.position
+                                << ", expected no negative number";
+    }
+    if (defect.kind) TVM_FFI_THROW(ValueError) << "ids must hold less than 2^31 values";
+    Tensors out;
+    out.push_back(to_tensor(distinct));
+    append(out, positions);
+    return out;
   });
 }
 
 }  // namespace
 }  // namespace fastgraph
 
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(draw_negatives, fastgraph::bind_draw_negatives);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(random_walk, fastgraph::bind_random_walk);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(unique_and_compact, fastgraph::bind_unique_and_compact);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(sample_neighbors, fastgraph::bind_sample_neighbors);

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from fastgraph.sampling.clusters import PartitionError as PartitionError
+from fastgraph.sampling.clusters import parts_by_metis
+from fastgraph.sampling.clusters import symmetric as symmetric
 
 METHODS = ("metis", "even")
 
@@ -19,10 +19,6 @@ _MOST = torch.iinfo(torch.int32).max
 
 _LEAST = torch.finfo(torch.float32).tiny
 """The smallest share of a part by METIS, which has them in single precision and fails at 0."""
-
-
-class PartitionError(RuntimeError):
-    """METIS did not give a partition."""
 
 
 def partition(
@@ -108,8 +104,6 @@ def _by_metis(edge_index: Tensor, num_nodes: int, work: Tensor, shares: Tensor) 
                 "the method 'even'",
                 name=package,
             )
-    import numpy as np
-
     if float(shares.min()) < _LEAST:
         raise ValueError(
             f"weights must be at least {_LEAST:g} of their sum for METIS, got {shares.min():g}: "
@@ -122,31 +116,4 @@ def _by_metis(edge_index: Tensor, num_nodes: int, work: Tensor, shares: Tensor) 
             f"METIS counts to {_MOST:,}, got {len(neighbours):,} entries of a symmetric graph and "
             f"{int(work.sum()):,} units of work: choose the method 'even'"
         )
-    arrays = {
-        "starts": starts.to(torch.int32),
-        "neighbours": neighbours.to(torch.int32),
-        "weights": work.to(torch.int32),
-        "targets": shares.float(),
-    }
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for key, values in arrays.items():
-            np.save(folder / f"{key}.npy", values.numpy())
-        script = Path(__file__).with_name("metis.py")
-        done = subprocess.run(
-            [sys.executable, "-P", str(script), name], capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            raise PartitionError(f"METIS ended with {done.returncode}: {done.stderr.strip()}")
-        parts = torch.from_numpy(np.load(folder / "parts.npy"))
-    if parts.shape != (num_nodes,) or not (0 <= int(parts.min()) <= int(parts.max()) < len(shares)):
-        raise PartitionError(f"METIS gave parts of shape {list(parts.shape)} that are out of range")
-    return parts
-
-
-def symmetric(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
-    """The undirected graph without self-loops and duplicates: starts of rows, neighbours."""
-    source, target = edge_index[:, edge_index[0] != edge_index[1]]
-    both = torch.cat([source * num_nodes + target, target * num_nodes + source]).unique()
-    counts = torch.bincount(both // num_nodes, minlength=num_nodes)
-    return torch.cat([counts.new_zeros(1), counts.cumsum(0)]), both % num_nodes
+    return parts_by_metis(starts, neighbours, shares, weights=work, recursive=True)
