@@ -9,25 +9,19 @@
 
 namespace fastgraph {
 
-// The products of the lower halves of lanes with a number of 32 bits.
+// The products of the lower halves of lanes.
 template <int N>
-inline Vector<uint64_t, N> times(Vector<uint64_t, N> v, uint32_t factor) {
+inline Vector<uint64_t, N> times(Vector<uint64_t, N> a, Vector<uint64_t, N> b) {
 #if defined(__AVX512F__)
-  if constexpr (N == 8) {
-    return (Vector<uint64_t, N>)_mm512_mul_epu32((__m512i)v, _mm512_set1_epi64(factor));
-  }
+  if constexpr (N == 8) return (Vector<uint64_t, N>)_mm512_mul_epu32((__m512i)a, (__m512i)b);
 #endif
 #if defined(__AVX2__)
-  if constexpr (N == 4) {
-    return (Vector<uint64_t, N>)_mm256_mul_epu32((__m256i)v, _mm256_set1_epi64x(factor));
-  }
+  if constexpr (N == 4) return (Vector<uint64_t, N>)_mm256_mul_epu32((__m256i)a, (__m256i)b);
 #endif
 #if defined(__SSE2__)
-  if constexpr (N == 2) {
-    return (Vector<uint64_t, N>)_mm_mul_epu32((__m128i)v, _mm_set1_epi64x(factor));
-  }
+  if constexpr (N == 2) return (Vector<uint64_t, N>)_mm_mul_epu32((__m128i)a, (__m128i)b);
 #endif
-  return (v & 0xffffffffu) * static_cast<uint64_t>(factor);
+  return (a & 0xffffffffu) * (b & 0xffffffffu);
 }
 
 // The blocks for N counters (c[0], c[1], c[2], 0): the words stand in the lower halves of lanes.
@@ -37,7 +31,8 @@ inline void philox_blocks(uint64_t key, Vector<uint64_t, N> c[4]) {
 #pragma GCC unroll 10
   for (int round = 0; round < 10; ++round) {
     // The upper halves hold what is left of products, at which none of these operations looks.
-    const auto product0 = times<N>(c[0], 0xD2511F53), product1 = times<N>(c[2], 0xCD9E8D57);
+    const auto product0 = times<N>(c[0], splat<uint64_t, N>(0xD2511F53));
+    const auto product1 = times<N>(c[2], splat<uint64_t, N>(0xCD9E8D57));
     c[0] = (product1 >> 32) ^ c[1] ^ static_cast<uint64_t>(key0);
     c[2] = (product0 >> 32) ^ c[3] ^ static_cast<uint64_t>(key1);
     c[1] = product1;
@@ -63,7 +58,7 @@ class Draws {
   }
 
  private:
-  // N = 1 for the two lanes of the smallest vector, one of which is not looked at.
+  // In one lane of two, of which the smallest vectors are.
   void make(uint32_t block) {
     Vector<uint64_t, 2> c[4] = {{block, 0}, {item_, 0}, {stream_, 0}, {0, 0}};
     philox_blocks<2>(key_, c);
@@ -76,30 +71,7 @@ class Draws {
   uint32_t words_[4];
 };
 
-// The first 4 * blocks words of each of some items, one item after the other.
-inline void draw_for_items(uint64_t key, const uint32_t* items, int64_t count, uint32_t stream,
-                           int64_t blocks, uint32_t* words) {
-  constexpr int N = kVectorBytes / 8;
-  const int64_t total = count * blocks;
-  int64_t item = 0, block = 0;
-  for (int64_t first = 0; first < total; first += N) {
-    uint64_t numbers[2][N] = {};
-    const int64_t used = total - first < N ? total - first : N;
-    for (int64_t lane = 0; lane < used; ++lane) {
-      numbers[0][lane] = static_cast<uint64_t>(block);
-      numbers[1][lane] = items[item];
-      if (++block == blocks) block = 0, ++item;
-    }
-    Vector<uint64_t, N> c[4] = {load_raw<N>(numbers[0]), load_raw<N>(numbers[1]),
-                                splat<uint64_t, N>(stream), Vector<uint64_t, N>{}};
-    philox_blocks<N>(key, c);
-    for (int64_t lane = 0; lane < used; ++lane) {
-      for (int w = 0; w < 4; ++w) *words++ = static_cast<uint32_t>(c[w][lane]);
-    }
-  }
-}
-
-// A number below `bound` from 32 random bits, for bounds of up to 16: none is more likely than
+// A number below `bound` from 32 random bits, for bounds of up to 16 bits: none is more likely than
 // another by more than a part in 2^16.
 inline uint32_t below(uint32_t word, uint32_t bound) {
   return static_cast<uint32_t>((static_cast<uint64_t>(word) * bound) >> 32);

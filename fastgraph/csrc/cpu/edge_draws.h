@@ -9,6 +9,7 @@
 
 #include "cpu/draws.h"
 #include "cpu/sampling.h"
+#include "fastgraph/memory.h"
 
 namespace fastgraph {
 
@@ -42,32 +43,64 @@ class DrawnBefore {
   std::vector<int64_t> places_;
 };
 
-// Draws by words that were made before: the most for which comparing with all others is quickest.
+// Up to how many draws it is quickest to compare each with those before.
 constexpr int64_t kFewDraws = 32;
 
-// Floyd's sample (Bentley and Floyd, Programming pearls, CACM 1987): the last number that was
-// possible takes the place of one that was drawn before. For at most kFewDraws of kFewChoices.
+// A node whose draws are made beside those of others, and where its edges go.
 template <typename Ptr>
-inline void draw_few(const uint32_t* words, EdgeRange range, Ptr* out) {
-  uint32_t drawn[kFewDraws];
-  std::fill_n(drawn, kFewDraws, ~uint32_t{0});
-  const auto skipped = static_cast<uint32_t>(range.population - range.count);
-  const int64_t width = range.count <= kFewDraws / 2 ? kFewDraws / 2 : kFewDraws;
-  for (int64_t d = 0; d < range.count; ++d) {
-    const uint32_t last = skipped + static_cast<uint32_t>(d);
-    uint32_t value = below(words[d], last + 1);
-    uint32_t equal = 0;
-    for (int64_t i = 0; i < width; i += kFewDraws / 2) {
-#pragma GCC unroll 16
-      for (int64_t j = 0; j < kFewDraws / 2; ++j) equal |= drawn[i + j] == value;
+struct FewDraws {
+  uint32_t item;
+  uint32_t population;
+  int64_t begin;
+  Ptr* out;
+};
+
+// Floyd's sample (Bentley and Floyd, Programming pearls, CACM 1987): the last number that was
+// possible takes the place of one that was drawn before. For at most kFewDraws of at most
+// kFewChoices edges, a node in each lane.
+template <typename Ptr, typename Index>
+void draw_few(const FewDraws<Ptr>* nodes, int64_t num_nodes, int64_t num_draws, bool replace,
+              uint64_t key, uint32_t stream, const Index* row) {
+  constexpr int N = kVectorBytes / 8;
+  using Lanes = Vector<uint64_t, N>;
+  for (int64_t first = 0; first < num_nodes; first += N, nodes += N) {
+    const int64_t used = std::min<int64_t>(num_nodes - first, N);
+    Lanes item{}, population{};
+    for (int64_t lane = 0; lane < used; ++lane) {
+      item[lane] = nodes[lane].item;
+      population[lane] = nodes[lane].population;
     }
-    value = equal ? last : value;
-    drawn[d] = value;
-    out[d] = static_cast<Ptr>(range.begin + value);
+    Lanes drawn[kFewDraws];
+    Lanes words[4];
+    for (int64_t d = 0; d < num_draws; ++d) {
+      if (d % 4 == 0) {
+        words[0] = splat<uint64_t, N>(static_cast<uint64_t>(d / 4));
+        words[1] = item;
+        words[2] = splat<uint64_t, N>(stream);
+        words[3] = Lanes{};
+        philox_blocks<N>(key, words);
+      }
+      if (replace) {
+        drawn[d] = times<N>(words[d % 4], population) >> 32;
+        continue;
+      }
+      const Lanes last = population - static_cast<uint64_t>(num_draws - d);
+      const Lanes value = times<N>(words[d % 4], last + 1) >> 32;
+      Vector<int64_t, N> equal{};
+      for (int64_t before = 0; before < d; ++before) equal |= drawn[before] == value;
+      drawn[d] = equal ? last : value;
+    }
+    for (int64_t lane = 0; lane < used; ++lane) {
+      for (int64_t d = 0; d < num_draws; ++d) {
+        const int64_t e = nodes[lane].begin + static_cast<int64_t>(drawn[d][lane]);
+        nodes[lane].out[d] = static_cast<Ptr>(e);
+        prefetch<1>(row + e);
+      }
+    }
   }
 }
 
-// The same for any numbers.
+// The same for one node and any numbers.
 template <typename Ptr>
 void draw_distinct(Draws draws, EdgeRange range, Ptr* out) {
   DrawnBefore before;

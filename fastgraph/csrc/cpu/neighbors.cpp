@@ -216,10 +216,7 @@ class Sampler {
     const EdgeRange* ranges = ranges_.data() + chunk.range;
     const int64_t fanout = chunk.fanout;
     const auto stream = static_cast<uint32_t>(chunk.relation);
-    // Items whose words are made together, and where their edges go.
-    uint32_t items[kChunk];
-    Ptr* places[kChunk];
-    EdgeRange few[kChunk];
+    FewDraws<Ptr> few[kChunk];
     int64_t num_few = 0;
     for (int64_t position = chunk.first; position < chunk.last; ++position) {
       const EdgeRange range = ranges[position - chunk.first];
@@ -232,22 +229,17 @@ class Sampler {
         } else {
           draw_distinct_by_weight(relation, draws, range, out);
         }
+      } else if (fanout <= kFewDraws && range.population <= kFewChoices) {
+        few[num_few++] = {static_cast<uint32_t>(position), static_cast<uint32_t>(range.population),
+                          range.begin, out};
       } else if (request_.replace) {
         draw_with_replacement(draws, range, out);
-      } else if (fanout <= kFewDraws && range.population <= kFewChoices) {
-        items[num_few] = static_cast<uint32_t>(position);
-        places[num_few] = out;
-        few[num_few++] = range;
       } else {
         draw_distinct(draws, range, out);
       }
       out += range.count;
     }
-    if (num_few == 0) return;
-    uint32_t words[kChunk * kFewDraws];
-    const int64_t blocks = (fanout + 3) / 4;
-    draw_for_items(request_.random_seed, items, num_few, stream, blocks, words);
-    for (int64_t i = 0; i < num_few; ++i) draw_few(words + 4 * blocks * i, few[i], places[i]);
+    draw_few(few, num_few, fanout, request_.replace, request_.random_seed, stream, relation.row);
   }
 
   // Writes a chunk's edges: `row` has the nodes themselves for now.
@@ -292,23 +284,30 @@ class Sampler {
   // Numbers the nodes that a chunk has found, after all chunks before it.
   void number_at_once(const Chunk& chunk) {
     const auto& relation = request_.relations[chunk.relation];
-    auto& nodes = sample_.node[relation.src_type];
-    auto& groups = sample_.batch[relation.src_type];
+    Index* const node = sample_.node[relation.src_type].data();
+    Index* const group = sample_.batch[relation.src_type].data();  // null if there are none
+    int64_t size = sample_.node[relation.src_type].size();
     Index* row = sample_.row[chunk.relation].data() + chunk.place;
     const EdgeRange* range = ranges_.data() + chunk.range;
     const uint64_t stamp = numbers_.stamp();
     for (int64_t position = chunk.first; position < chunk.last; ++position, ++range) {
       const uint64_t base = base_of(chunk, position);
+      const auto of_group = static_cast<Index>(group_of(relation.dst_type, position));
       for (const Index* const end = row + range->count; row < end; ++row) {
         uint64_t* const entry = numbers_.entry(base + static_cast<uint64_t>(*row));
-        if (*entry >= (stamp | kClaim)) {
-          *entry = stamp | static_cast<uint64_t>(nodes.size());
-          nodes.push(*row);
-          if (request_.disjoint) groups.push(sample_.batch[relation.dst_type][position]);
-        }
-        *row = static_cast<Index>(*entry & (kClaim - 1));
+        // Without a branch, which would be as hard to foresee as the sample.
+        const uint64_t there = *entry, next = stamp | static_cast<uint64_t>(size);
+        const bool is_new = there >= (stamp | kClaim);
+        const uint64_t number = is_new ? next : there;
+        *entry = number;
+        node[size] = *row;
+        if (group) group[size] = of_group;
+        size += is_new;
+        *row = static_cast<Index>(number & (kClaim - 1));
       }
     }
+    sample_.node[relation.src_type].set_size(size);
+    if (group) sample_.batch[relation.src_type].set_size(size);
   }
 
   uint64_t key_of(const Chunk& chunk, int64_t i) const {
@@ -401,8 +400,9 @@ class Sampler {
       const int64_t size = sample_.node[t].size() + most_new[t];
       num_keys += sample_.node[t].size();
       if (size > kMost || slot > kMost) return {SampleDefect::kTooLarge, 0, 0, slot, 0};
-      sample_.node[t].reserve(size);
-      if (request_.disjoint) sample_.batch[t].reserve(size);
+      // One more is written beside each node that is known.
+      sample_.node[t].reserve(size + 1);
+      if (request_.disjoint) sample_.batch[t].reserve(size + 1);
     }
     for (size_t r = 0; r < num_relations(); ++r) {
       const int64_t before = sample_.edge[r].size();
