@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "fastgraph"
 ROOMS = (
     ("settings", "rendering", "ending", "interpreter", "upstream", "manifest"),
     ("machine",),
+    ("sampling",),
     ("plugins",),
     ("registry",),
     ("edge_programs",),

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fastgraph.sampling.native_calls import in_named_items
+from fastgraph.sampling.native_calls import check_tensors, in_named_items
 from fastgraph.sampling.neighbors import neighbor_sample
 
 
@@ -44,6 +44,7 @@ def cluster(rowptr: Tensor, col: Tensor, num_parts: int, *, recursive: bool = Fa
             raise ModuleNotFoundError(
                 f"clusters by METIS need {package}: pip install 'fastgraph[dist]'", name=package
             )
+    check_tensors(rowptr=rowptr, col=col)
     if num_parts < 1:
         raise ValueError(f"num_parts must be at least 1, got {num_parts}")
     num_nodes = max(rowptr.numel() - 1, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -28,3 +28,21 @@ def in_named_items(names: Mapping[str, str]) -> Iterator[None]:
         if item not in names:
             raise
         raise type(error)(text.replace(item, names[item], 1)) from None
+
+
+def check_tensors(**named: object) -> None:
+    """Refuse what is no tensor.
+
+    Raises:
+        TypeError: An argument is neither a tensor nor ``None``.
+    """
+    for name, value in named.items():
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+
+
+def check_all_tensors(name: str, values: Iterable[tuple[object, object]]) -> None:
+    """Refuse items of a dictionary or a list that are no tensors, by their keys."""
+    for key, value in values:
+        if value is not None and not isinstance(value, Tensor):
+            raise TypeError(f"{name}[{key!r}] must be a tensor, got {type(value).__name__}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastgraph.sampling.native_calls import call_native
+from fastgraph.sampling.native_calls import call_native, check_tensors
 from fastgraph.sampling.random_seeds import chosen_seed
 
 
@@ -37,6 +37,7 @@ def negative_sample(
         ValueError: Shapes do not fit, ``num_samples`` is negative, there are no nodes to draw from,
             or ``colptr`` falls where it is looked at.
     """
+    check_tensors(colptr=colptr, row=row)
     if num_samples < 0:
         raise ValueError(f"num_samples must be at least 0, got {num_samples}")
     drawn = torch.empty(2, num_samples, dtype=row.dtype)

@@ -9,7 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastgraph.sampling.native_calls import call_native, in_named_items
+from fastgraph.sampling.native_calls import (
+    call_native,
+    check_all_tensors,
+    check_tensors,
+    in_named_items,
+)
 from fastgraph.sampling.random_seeds import chosen_seed
 
 NodeType = str
@@ -110,6 +115,8 @@ def neighbor_sample(
             a weight is negative or not finite, among what the sample looks at.
         IndexError: ``seed``, or ``row`` where the sample looks at it, names no node.
     """
+    check_tensors(colptr=colptr, row=row, seed=seed, node_time=node_time, edge_time=edge_time)
+    check_tensors(seed_time=seed_time, edge_weight=edge_weight)
     fanouts = _fanouts([num_neighbors])
     sampled = _sample(
         _Graph([colptr], [row], [0], [0], [None], [node_time], [edge_time], [edge_weight]),
@@ -185,6 +192,9 @@ def hetero_neighbor_sample(
     ends = chain.from_iterable((src, dst) for src, _, dst in relations)
     types = list(dict.fromkeys(chain(seed, ends)))
     place = {name: i for i, name in enumerate(types)}
+    given_tensors = (colptr, row, seed, node_time, edge_time, seed_time, edge_weight)
+    for name, tensors in zip(_NAMES, given_tensors, strict=True):
+        check_all_tensors(name, (tensors or {}).items())
     if not types:
         raise ValueError("seed must have a type of nodes, got none")
     for name, given in (("row", row), ("num_neighbors", num_neighbors)):
@@ -232,6 +242,7 @@ def hetero_neighbor_sample(
 _OF_TYPES = ("seed", "node_time", "seed_time")
 _OF_RELATIONS = ("colptr", "row", "edge_time", "edge_weight")
 _ARGUMENTS = _OF_TYPES + _OF_RELATIONS
+_NAMES = ("colptr", "row", "seed", "node_time", "edge_time", "seed_time", "edge_weight")
 
 
 def _names_of_items(types: list[NodeType], relations: list[EdgeType]) -> dict[str, str]:
@@ -298,17 +309,26 @@ def _sample(
         )
     counts = [-1 if count is None else count for count in graph.num_nodes]
     with in_named_items(names):
-        for number, (type_, own) in enumerate(zip(graph.dst_type, graph.colptr, strict=True)):
-            if not isinstance(own, Tensor):
-                raise TypeError(f"colptr[{number}] must be a tensor, got {type(own).__name__}")
+        for type_, own in zip(graph.dst_type, graph.colptr, strict=True):
             if counts[type_] == -1:
                 counts[type_] = own.numel() - 1
         return call_native(
             "sample_neighbors",
             *(graph.colptr, graph.row),
-            *(torch.tensor(values) for values in (graph.src_type, graph.dst_type, counts)),
-            *(seed, fanouts, graph.node_time, graph.edge_time, seed_time, graph.edge_weight),
+            *(_numbers(values) for values in (graph.src_type, graph.dst_type, counts)),
+            *(
+                [nodes.contiguous() for nodes in seed],
+                fanouts,
+                graph.node_time,
+                graph.edge_time,
+                seed_time,
+                graph.edge_weight,
+            ),
             *(bool(manner.replace), bool(manner.directed), bool(manner.disjoint)),
             manner.temporal_strategy == "last",
             chosen_seed(manner.random_seed),
         )
+
+
+def _numbers(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)

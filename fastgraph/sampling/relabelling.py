@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fastgraph.sampling.native_calls import call_native
+from fastgraph.sampling.native_calls import call_native, check_all_tensors
 
 
 def unique_and_compact(ids: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -24,5 +24,6 @@ def unique_and_compact(ids: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         ValueError: ``ids`` is empty, or a tensor has another number of dimensions.
         IndexError: A value is negative.
     """
-    unique, *positions = call_native("unique_and_compact", list(ids))
+    check_all_tensors("ids", enumerate(ids))
+    unique, *positions = call_native("unique_and_compact", [one.contiguous() for one in ids])
     return unique, positions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastgraph.sampling.native_calls import in_named_items
+from fastgraph.sampling.native_calls import check_tensors, in_named_items
 from fastgraph.sampling.neighbors import neighbor_sample
 
 
@@ -31,6 +31,7 @@ def subgraph(
         ValueError: Shapes do not fit, or ``rowptr`` falls at one of the nodes.
         IndexError: ``nodes`` names no node.
     """
+    check_tensors(rowptr=rowptr, col=col, nodes=nodes)
     names = {"colptr": "rowptr", "row": "col", "seed": "nodes"}
     with in_named_items(names):
         # The sample of no hops, whose destinations ascend.

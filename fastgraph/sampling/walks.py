@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastgraph.sampling.native_calls import call_native
+from fastgraph.sampling.native_calls import call_native, check_tensors
 from fastgraph.sampling.random_seeds import chosen_seed
 
 
@@ -47,9 +47,11 @@ def random_walk(
             ``walk_length``, ``p`` or ``q`` are out of their range.
         IndexError: ``seed``, or ``col`` where a walk looks at it, names no node.
     """
+    check_tensors(rowptr=rowptr, col=col, seed=seed)
     if walk_length < 0:
         raise ValueError(f"walk_length must be at least 0, got {walk_length}")
     nodes = torch.empty(seed.numel(), walk_length + 1, dtype=col.dtype)
     edges = torch.empty(seed.numel(), walk_length, dtype=rowptr.dtype) if return_edge_id else None
-    call_native("random_walk", rowptr, col, seed, p, q, chosen_seed(random_seed), nodes, edges)
+    chosen = chosen_seed(random_seed)
+    call_native("random_walk", rowptr, col, seed.contiguous(), p, q, chosen, nodes, edges)
     return nodes, edges

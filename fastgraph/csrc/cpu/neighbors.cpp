@@ -220,6 +220,7 @@ class Sampler {
     int64_t num_few = 0;
     for (int64_t position = chunk.first; position < chunk.last; ++position) {
       const EdgeRange range = ranges[position - chunk.first];
+      if (range.count == 0) continue;
       const Draws draws(request_.random_seed, static_cast<uint32_t>(position), stream);
       if (takes_all(range, fanout, request_.replace)) {
         for (int64_t d = 0; d < range.count; ++d) out[d] = static_cast<Ptr>(range.begin + d);

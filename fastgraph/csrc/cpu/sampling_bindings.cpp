@@ -87,9 +87,8 @@ void throw_defect(const SampleDefect& defect, const SampleNames& names) {
       TVM_FFI_THROW(IndexError) << names.seed << " holds node " << defect.value << " at position "
                                 << defect.position << ", which is not in the graph";
     case SampleDefect::kColptr:
-      TVM_FFI_THROW(ValueError) << names.ptr << " must ascend from 0 to the size of " << names.index
-                                << ", got " << defect.value << " at position "
-                                << defect.position + 1;
+      TVM_FFI_THROW(ValueError) << names.ptr << " must ascend to the number of edges, got "
+                                << defect.value << " at position " << defect.position + 1;
     case SampleDefect::kRow:
       TVM_FFI_THROW(IndexError) << names.index << " holds node " << defect.value << " at position "
                                 << defect.position << ", which is not in the graph";
