@@ -1,6 +1,6 @@
 """A valid call of each native function with random arguments, and a check of what it wrote.
 
-Those of attention are in ``attention_calls.py``.
+Those of attention are in ``attention_calls.py``, those of samplers in ``sampling_calls.py``.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from tests.native.drawing import (
     compressed,
     outputs,
 )
+from tests.native.sampling_calls import SAMPLING_CALLS
 
 
 def checksum(lib: Library, draw: Draw) -> Prepared:
@@ -591,4 +592,5 @@ CALLS = (
     head_scores,
     head_scores_backward,
     *ATTENTION_CALLS,
+    *SAMPLING_CALLS,
 )

@@ -42,6 +42,11 @@ BUILDERS = {"build_csr", "build_csr_with_loops", "check_csr"}
 # Nor are these.
 UNTRUSTED = {("count_tile_columns", "windows"), ("fill_tiles", "ptr")}
 UNTRUSTED |= {("edge_program", name) for name in ("slots", "instructions", "reductions")}
+UNTRUSTED |= {("sample_neighbors", name) for name in ("src_type", "dst_type", "num_nodes")}
+UNTRUSTED |= {("random_walk", name) for name in ("rowptr", "col", "seed")}
+UNTRUSTED |= {("draw_negatives", name) for name in ("colptr", "row")}
+# Nor are tensors in lists of these.
+OF_LISTS = {"sample_neighbors", "unique_and_compact"}
 
 
 @contextlib.contextmanager
@@ -87,11 +92,32 @@ def spoiled_tensor(draw: Draw, tensor: Tensor, may_shrink: bool) -> Any:
     return tensor.transpose(0, -1)
 
 
+def with_bad_value(draw: Draw, tensor: Tensor) -> Tensor:
+    changed = tensor.clone()
+    bad = draw.one_of(*BAD_INDICES, 0, 1)
+    if tensor.is_floating_point():
+        bad = draw.one_of(-1.0, 0.0, float("nan"), float("inf"))
+    else:
+        info = torch.iinfo(tensor.dtype)
+        bad = max(info.min, min(info.max, bad))
+    changed[draw.number(0, len(tensor) - 1)] = bad
+    return changed
+
+
 def spoiled(draw: Draw, function: str, call: Call, name: str) -> Any:
     value = call[name]
     if isinstance(value, list):
         place = draw.number(0, len(value) - 1)
-        changed_tensor = spoiled_tensor(draw, value[place], may_shrink=True)
+        item = value[place]
+        if function in OF_LISTS and isinstance(item, Tensor) and len(item) and draw.flag():
+            changed_list = list(value)
+            changed_list[place] = with_bad_value(draw, item)
+            return changed_list
+        changed_tensor = (
+            draw.one_of("tensor", 3, torch.zeros(3))
+            if item is None
+            else spoiled_tensor(draw, item, may_shrink=True)
+        )
         return draw.one_of(value[1:], [*value, value[0]], [*value[:place], changed_tensor])
     if value is None:
         return draw.one_of("tensor", 3, torch.zeros(3), torch.zeros(2, 2, dtype=torch.int32))

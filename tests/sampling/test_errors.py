@@ -1,4 +1,4 @@
-"""What cannot be sampled is refused by an error that names the argument."""
+"""Errors for what cannot be sampled name the argument."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Sampler {
     int64_t offset = 0;
     for (const auto& type : request_.types) {
       offset_.push_back(offset);
-      offset += std::max<int64_t>(type.num_nodes, 0);
+      if (kIsDense) offset += type.num_nodes;
       const int64_t most = std::numeric_limits<int64_t>::max() >> (63 - shift_);
       limit_.push_back(type.num_nodes < 0 ? most : std::min(type.num_nodes, most));
     }
@@ -553,8 +553,9 @@ SampleDefect sample_neighbors(const SampleRequest<Ptr, Index>& request,
                               Sample<Ptr, Index>& sample) {
   int64_t num_keys = 0;
   for (const auto& type : request.types) {
-    num_keys =
-        type.num_nodes < 0 || num_keys > kMostDense ? kMostDense + 1 : num_keys + type.num_nodes;
+    const bool is_few = type.num_nodes >= 0 && type.num_nodes <= kMostDense - num_keys;
+    num_keys = is_few ? num_keys + type.num_nodes : kMostDense + 1;
+    if (!is_few) break;
   }
   if (request.disjoint || num_keys > kMostDense) {
     return Sampler<Ptr, Index, HashedNumbers>(request, sample, num_keys).run();

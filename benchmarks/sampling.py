@@ -1,0 +1,147 @@
+"""Neighbour sampling beside DGL's, for one thread and for two.
+
+    FASTGRAPH_DATA=... PYTHONPATH=. .venv-dgl-2.1.0/bin/python benchmarks/sampling.py [--quick]
+
+Contestants sample the same seeds in turns, ours in its own form, DGL's as blocks. Processor time is
+that of all threads together, which wait actively unless ``OMP_WAIT_POLICY`` is ``passive``; wall time
+means nothing on a machine that has other work. Results go to
+``benchmarks/results/<date>-sampling.json`` and ``.md``.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from measure.output import RESULTS, publish
+
+_FANOUTS = (15, 10)
+_BATCH = 1024
+_BATCHES = 8
+
+
+@click.command(help=__doc__.split("\n\n")[0])
+@click.option("--graphs", default="tolokers", show_default=True, help="Separated by commas.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
+@click.option("--quick", is_flag=True, help="Fewer repetitions.")
+def main(graphs: str, out: Path, quick: bool) -> None:
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded
+    os.environ.setdefault("DGLBACKEND", "pytorch")
+    import fastgraph.dgl
+
+    fastgraph.dgl.fix_import()
+
+    from measure.graphs import load
+    from measure.machine import machine_facts
+
+    results: dict[str, Any] = {
+        "command": shlex.join(["python", "benchmarks/sampling.py", *sys.argv[1:]]),
+        "machine": machine_facts(2),
+        "batch": _BATCH,
+        "fanouts": list(_FANOUTS),
+        "cells": {},
+    }
+    for name in graphs.split(","):
+        edge_index, num_nodes = _edges(load(name))
+        results["cells"][name] = _measure(edge_index, num_nodes, 10 if quick else 100)
+    publish(results, _markdown(results), "sampling", out, Console(stderr=True))
+
+
+def _edges(data: Any) -> tuple[Any, int]:
+    return data.edge_index, int(data.num_nodes)
+
+
+def _measure(edge_index: Any, num_nodes: int, rounds: int) -> dict[str, Any]:
+    import torch
+
+    contestants = _contestants(edge_index, num_nodes)
+    times: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    edges = {name: call(0) for name, call in contestants.items()}
+    before = torch.get_num_threads()
+    for _ in range(rounds):
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for name, call in contestants.items():
+                processor, wall = time.process_time(), time.perf_counter()
+                for batch in range(_BATCHES):
+                    call(batch)
+                taken = (time.process_time() - processor, time.perf_counter() - wall)
+                times.setdefault((name, threads), []).append(taken)
+    torch.set_num_threads(before)
+    cells: dict[str, Any] = {}
+    for (name, threads), taken in times.items():
+        per_batch = [[1e3 * t / _BATCHES for t in kind] for kind in zip(*taken, strict=True)]
+        cells[f"{name}, {threads}"] = {
+            "contestant": name,
+            "threads": threads,
+            "edges": edges[name],
+            "processor_ms": _summary(per_batch[0]),
+            "wall_ms": _summary(per_batch[1]),
+        }
+    return cells
+
+
+def _summary(values: list[float]) -> dict[str, float]:
+    return {"least": min(values), "median": statistics.median(values)}
+
+
+def _contestants(edge_index: Any, num_nodes: int) -> dict[str, Callable[[int], int]]:
+    """Functions that sample one of some batches and return how many edges it has."""
+    import dgl
+    import torch
+
+    from fastgraph.sampling import neighbor_sample
+
+    generator = torch.Generator().manual_seed(0)
+    order = edge_index[1].argsort(stable=True)
+    row = edge_index[0][order].contiguous()
+    counts = torch.bincount(edge_index[1], minlength=num_nodes)
+    colptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    seeds = [torch.randperm(num_nodes, generator=generator)[:_BATCH] for _ in range(_BATCHES)]
+    narrow = colptr.int(), row.int(), [one.int() for one in seeds]
+
+    graph = dgl.graph((edge_index[0], edge_index[1]), num_nodes=num_nodes)
+    graph.create_formats_()
+    sampler = dgl.dataloading.NeighborSampler(list(reversed(_FANOUTS)))
+
+    def ours(batch: int) -> int:
+        return neighbor_sample(colptr, row, seeds[batch], _FANOUTS).row.numel()
+
+    def ours_narrow(batch: int) -> int:
+        return neighbor_sample(narrow[0], narrow[1], narrow[2][batch], _FANOUTS).row.numel()
+
+    def theirs(batch: int) -> int:
+        blocks = sampler.sample_blocks(graph, seeds[batch])[2]
+        return sum(int(block.num_edges()) for block in blocks)
+
+    return {"fastgraph": ours, "fastgraph, int32": ours_narrow, "DGL": theirs}
+
+
+def _markdown(results: dict[str, Any]) -> str:
+    lines = [
+        f"Batches of {_BATCH} seeds, fanouts {', '.join(map(str, _FANOUTS))}; milliseconds a batch.",
+        "",
+        "| graph | sampler | threads | edges | processor: least | median | wall: least | median |",
+        "| --- | --- | --: | --: | --: | --: | --: | --: |",
+    ]
+    for graph, cells in results["cells"].items():
+        for cell in cells.values():
+            times = [cell[kind][which] for kind in ("processor_ms", "wall_ms") for which in ("least", "median")]
+            shown = " | ".join(f"{value:.2f}" for value in times)
+            lines.append(
+                f"| {graph} | {cell['contestant']} | {cell['threads']} | {cell['edges']} | {shown} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
