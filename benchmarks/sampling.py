@@ -51,13 +51,9 @@ def main(graphs: str, out: Path, quick: bool) -> None:
         "cells": {},
     }
     for name in graphs.split(","):
-        edge_index, num_nodes = _edges(load(name))
-        results["cells"][name] = _measure(edge_index, num_nodes, 10 if quick else 100)
-    publish(results, _markdown(results), "sampling", out, Console(stderr=True))
-
-
-def _edges(data: Any) -> tuple[Any, int]:
-    return data.edge_index, int(data.num_nodes)
+        data = load(name)
+        results["cells"][name] = _measure(data.edge_index, data.num_nodes, 10 if quick else 100)
+    publish(Console(), out, "sampling", results, _markdown(results))
 
 
 def _measure(edge_index: Any, num_nodes: int, rounds: int) -> dict[str, Any]:
@@ -128,14 +124,18 @@ def _contestants(edge_index: Any, num_nodes: int) -> dict[str, Callable[[int], i
 
 def _markdown(results: dict[str, Any]) -> str:
     lines = [
-        f"Batches of {_BATCH} seeds, fanouts {', '.join(map(str, _FANOUTS))}; milliseconds a batch.",
+        f"Batches of {_BATCH} seeds, fanouts {_FANOUTS}; milliseconds each.",
         "",
         "| graph | sampler | threads | edges | processor: least | median | wall: least | median |",
         "| --- | --- | --: | --: | --: | --: | --: | --: |",
     ]
     for graph, cells in results["cells"].items():
         for cell in cells.values():
-            times = [cell[kind][which] for kind in ("processor_ms", "wall_ms") for which in ("least", "median")]
+            times = [
+                cell[kind][which]
+                for kind in ("processor_ms", "wall_ms")
+                for which in ("least", "median")
+            ]
             shown = " | ".join(f"{value:.2f}" for value in times)
             lines.append(
                 f"| {graph} | {cell['contestant']} | {cell['threads']} | {cell['edges']} | {shown} |"

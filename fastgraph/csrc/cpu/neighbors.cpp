@@ -26,8 +26,12 @@ constexpr int64_t kChunk = 64;
 constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
 // Graphs with at most so many nodes have an array of them; 32 MiB for each thread.
 constexpr int64_t kMostDense = int64_t{1} << 22;
-// Elementary operations for an edge that is drawn.
+// Elementary operations for an edge that is drawn, and for a node whose edges are counted.
 constexpr int64_t kWorkOfEdge = 8;
+constexpr int64_t kWorkOfRange = 2;
+constexpr int64_t kWorkOfWeights = 64;
+// Below so many claims one thread numbers what was found before the others would be awake.
+constexpr int64_t kFewClaims = 1 << 13;
 
 // Some nodes of one type whose edges of one type are drawn.
 struct Chunk {
@@ -79,6 +83,7 @@ class Sampler {
     sample_.num_edges.assign(num_relations() * request_.num_hops, 0);
     begin_.assign(num_types(), 0);
     end_.assign(num_types(), 0);
+    for (const auto& relation : request_.relations) weighs_ = weighs_ || relation.is_weighted();
     int64_t num_groups = 0;
     for (const auto& type : request_.types) num_groups += type.num_seeds;
     // In a table, a key is a group and a type above a node; in an array, nodes of types follow each
@@ -383,7 +388,8 @@ class Sampler {
       }
     }
     ranges_.resize(num_ranges);
-    for_each_chunk(num_ranges, [&](Chunk& chunk) { count(chunk); });
+    for_each_chunk(num_ranges * (weighs_ ? kWorkOfWeights : kWorkOfRange),
+                   [&](Chunk& chunk) { count(chunk); });
     if (const SampleDefect defect = first_defect(); defect.kind) return defect;
     int64_t slot = 0;
     std::vector<int64_t> most_new(num_types(), 0);
@@ -437,20 +443,23 @@ class Sampler {
       return {};
     }
     found_.resize(num_slots_);
-    for_each_chunk(num_slots_, [&](Chunk& chunk) {
+    for_each_chunk(num_slots_ * kWorkOfEdge, [&](Chunk& chunk) {
       draw(chunk);
       if (!chunk.defect.kind) claim(chunk);
     });
     if (const SampleDefect defect = first_defect(); defect.kind) return defect;
-    for_each_chunk(num_slots_, [&](Chunk& chunk) { settle(chunk); });
+    int64_t num_claims = 0;
+    for (const Chunk& chunk : chunks_) num_claims += chunk.num_found;
+    const int64_t work = num_claims < kFewClaims ? 0 : num_claims * kWorkOfEdge;
+    for_each_chunk(work, [&](Chunk& chunk) { settle(chunk); });
     for (Chunk& chunk : chunks_) {
       const int64_t type = request_.relations[chunk.relation].src_type;
       chunk.number = sample_.node[type].size();
       sample_.node[type].set_size(chunk.number + chunk.num_found);
       if (request_.disjoint) sample_.batch[type].set_size(chunk.number + chunk.num_found);
     }
-    for_each_chunk(num_slots_, [&](Chunk& chunk) { number_found(chunk); });
-    for_each_chunk(num_slots_, [&](Chunk& chunk) { rename(chunk); });
+    for_each_chunk(work, [&](Chunk& chunk) { number_found(chunk); });
+    for_each_chunk(num_slots_ * kWorkOfEdge, [&](Chunk& chunk) { rename(chunk); });
     return {};
   }
 
@@ -515,9 +524,8 @@ class Sampler {
   }
 
   template <typename Body>
-  void for_each_chunk(int64_t num_edges, const Body& body) {
-    for_each_task(static_cast<int64_t>(chunks_.size()), num_edges * kWorkOfEdge,
-                  [&](int64_t i) { body(chunks_[i]); });
+  void for_each_chunk(int64_t work, const Body& body) {
+    for_each_task(static_cast<int64_t>(chunks_.size()), work, [&](int64_t i) { body(chunks_[i]); });
   }
 
   SampleDefect first_defect() const {
@@ -542,6 +550,7 @@ class Sampler {
   std::vector<int64_t> seed_time_;       // by group
   std::vector<Chunk> chunks_;
   std::vector<EdgeRange> ranges_;
+  bool weighs_ = false;
   std::vector<int32_t> found_;  // edges within their chunk, from its slot on
   int64_t num_slots_ = 0;
 };
