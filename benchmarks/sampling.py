@@ -3,8 +3,8 @@
     FASTGRAPH_DATA=... PYTHONPATH=. .venv-dgl-2.1.0/bin/python benchmarks/sampling.py [--quick]
 
 Contestants sample the same seeds in turns, ours in its own form, DGL's as blocks. Processor time is
-that of all threads together, which wait actively unless ``OMP_WAIT_POLICY`` is ``passive``; wall time
-means nothing on a machine that has other work. Results go to
+that of all threads together, which wait actively unless ``OMP_WAIT_POLICY`` is ``passive``; wall
+time means nothing on a machine that has other work. Results go to
 ``benchmarks/results/<date>-sampling.json`` and ``.md``.
 """
 
@@ -131,15 +131,10 @@ def _markdown(results: dict[str, Any]) -> str:
     ]
     for graph, cells in results["cells"].items():
         for cell in cells.values():
-            times = [
-                cell[kind][which]
-                for kind in ("processor_ms", "wall_ms")
-                for which in ("least", "median")
-            ]
-            shown = " | ".join(f"{value:.2f}" for value in times)
-            lines.append(
-                f"| {graph} | {cell['contestant']} | {cell['threads']} | {cell['edges']} | {shown} |"
-            )
+            kinds = (cell["processor_ms"], cell["wall_ms"])
+            times = [f"{kind[which]:.2f}" for kind in kinds for which in ("least", "median")]
+            facts = [graph, cell["contestant"], str(cell["threads"]), str(cell["edges"])]
+            lines.append(f"| {' | '.join([*facts, *times])} |")
     return "\n".join(lines) + "\n"
 
 
