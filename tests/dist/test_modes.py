@@ -135,12 +135,7 @@ def counted() -> dict[str, int]:
         ("grid", SUM, "grid", {"grid": 1}),
         ("grid", Operation("normalised_sum"), "grid", {"grid": 1}),
         ("grid", Operation("extremum", "max", "split"), "grid", {"grid": 1}),
-        (
-            "grid",
-            Operation("extremum", "max", "winner"),
-            "halo",
-            {"halo: the gradient of ties goes to one edge of all": 1},
-        ),
+        ("grid", Operation("extremum", "max", "winner"), "grid", {"grid": 1}),
         ("grid", ATTENTION, "grid", {"grid": 1}),
         ("grid", Operation("products", "sum"), "grid", {"grid": 1}),
         (
@@ -149,7 +144,8 @@ def counted() -> dict[str, int]:
             "halo",
             {"halo: products are divided by degrees": 1},
         ),
-        ("grid", Operation("softmax"), "halo", {"halo: each edge gets a softmax of all": 1}),
+        ("grid", Operation("softmax"), "grid", {"grid": 1}),
+        ("grid", Operation("program"), "grid", {"grid": 1}),
         ("gathered", SUM, "gathered", {"gathered": 1}),
         ("gathered", Operation("weighted_sum", "mean"), "halo", {"halo: means are not sums": 1}),
         ("gathered", ATTENTION, "halo", {"halo": 1}),
@@ -171,7 +167,6 @@ def test_a_mode_overrides_the_operations_that_it_names() -> None:
         for operation in OPERATIONS:
             is_its_own = getattr(type(mode), operation) is not getattr(Mode, operation)
             names = operation in mode.operations
-            # The grid says of softmaxes why it computes none.
             assert is_its_own == (names and mode.why_not(Operation(operation, heads=2)) is None)
 
 

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from fastgraph.dist.ranks.mesh import Mesh
+from fastgraph.edge_programs.operations import OUTER
+from fastgraph.edge_programs.program import Program
 from fastgraph.plugins.backend import accumulator
 from fastgraph.registry.operators import Size
 
@@ -283,6 +285,42 @@ def sum_layer(x: Tensor, *, is_extremum: bool = False) -> Layer:
     record = channels * torch.int32.itemsize if is_extremum and x.requires_grad else 0
     operands = (RowOperand("sources", False, row, x.requires_grad, 0),)
     return Layer(operands, 1, channels, row, record=record, learns=x.requires_grad, is_sum=True)
+
+
+def program_layer(program: Program, operands: Sequence[Tensor]) -> Layer:
+    """A call of an edge program, with the records of its extrema and softmaxes.
+
+    Args:
+        program: as the operator gets it.
+        operands: in the program's order, of one dtype.
+    """
+    places = {"row": "destinations", "gathered": "sources", "edge": "edges"}
+    item = operands[0].element_size()
+    given = tuple(
+        RowOperand(places[operand.place], False, operand.width * item, x.requires_grad, i)
+        for i, (operand, x) in enumerate(zip(program.operands, operands, strict=True))
+        if operand.place in places
+    )
+    of_rows = [output for output in program.outputs if output.reduction not in _NOT_OF_ROWS]
+    widths = [program.width(output.value) for output in of_rows]
+    learned = [width for output, width in zip(of_rows, widths, strict=True) if output.has_gradient]
+    others = [
+        width * (torch.int32.itemsize if output.is_record else item)
+        for output, width in zip(of_rows, widths, strict=True)
+        if not output.has_gradient
+    ]
+    return Layer(
+        given,
+        1,
+        max(map(program.width, range(program.num_values))),
+        item * sum(learned),
+        record=sum(others),
+        learns=any(x.requires_grad for x in operands),
+        is_sum=True,
+    )
+
+
+_NOT_OF_ROWS = ("edge", "total", OUTER)
 
 
 def extrapolated_cluster(known: Mapping[int, Cluster], ranks: int) -> Cluster:

@@ -12,6 +12,8 @@ from fastgraph.dist.operators.modes import HALO
 from fastgraph.dist.operators.planner import layer_of, layer_of_sum, mode_of
 from fastgraph.dist.operators.protocol import Mode, Operation, Relation
 from fastgraph.dist.operators.rank_graph import local_rows
+from fastgraph.dist.ranks.counts import COUNTS
+from fastgraph.dist.ranks.mesh import GRID
 from fastgraph.dist.tensor.layout import Layout, usual
 from fastgraph.dist.tensor.sharded import ShardedTensor, on_the_whole
 from fastgraph.dist.tensor.table import (
@@ -220,6 +222,10 @@ def program(
     if "row" in of_place:
         destinations = _rows_or(of_place["row"], sources)
     relation = _relation(index, ptr, sources, destinations, transpose)
+    if sources.mode == HALO.name and destinations.mode == GRID:
+        # Pairs of nodes and types lie where their edges are: nothing travels but to other blocks.
+        COUNTS.aggregation[f"{HALO.name}: gathered rows are laid out for it"] += 1
+        return HALO.program(relation, operands, made)
     return _mode(Operation("program"), relation).program(relation, operands, made)
 
 

@@ -8,11 +8,11 @@ softmax. Backward the same exchanges go the other way.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from fastgraph.backends.reference import num_shares
 from fastgraph.dist.operators.attention import (
     Convert,
     FusedAttention,
@@ -24,22 +24,22 @@ from fastgraph.dist.operators.attention import (
     shared,
 )
 from fastgraph.dist.operators.cost import Cluster, Cost, Distribution, Layer
+from fastgraph.dist.operators.grid import joining
 from fastgraph.dist.operators.grid.cost import on_grid
 from fastgraph.dist.operators.grid.exchange import groups
 from fastgraph.dist.operators.grid.graph import Block, block
+from fastgraph.dist.operators.grid.programs import outputs_of, softmax_of_edges
 from fastgraph.dist.operators.protocol import OPERATIONS, Mode, Operation, Relation
 from fastgraph.dist.operators.rank_graph import local_rows
 from fastgraph.dist.ranks.mesh import GRID, Mesh, holder, usual_mesh
 from fastgraph.dist.ranks.world import WORLD
-from fastgraph.dist.tensor.collectives import applied
 from fastgraph.dist.tensor.sharded import ShardedTensor
+from fastgraph.edge_programs.program import Program
 from fastgraph.layers.sums import add_to
 from fastgraph.ops.heads import Call
-from fastgraph.ops.library import Context
 from fastgraph.ops.merge import joined_statistics
 from fastgraph.ops.segment_reduce import SEGMENT_REDUCE
 from fastgraph.ops.spmm import SDDMM, SPMM
-from fastgraph.plugins.backend import accumulator
 
 
 class Grid(Mode):
@@ -57,14 +57,8 @@ class Grid(Mode):
 
     def why_not(self, operation: Operation) -> str | None:
         """A block must be able to compute its part without the others."""
-        if operation.name == "program":
-            return "each row of an edge program gets all its edges"
-        if operation.name == "softmax":
-            return "each edge gets a softmax of all"
         if operation.name == "products" and operation.reduce != "sum":
             return "products are divided by degrees"
-        if operation.name == "extremum" and operation.ties == "winner":
-            return "the gradient of ties goes to one edge of all"
         return None
 
     def owner_of_edges(self, sources: Tensor, destinations: Tensor) -> Tensor:
@@ -108,7 +102,7 @@ class Grid(Mode):
     def extremum(
         self, relation: Relation, x: Tensor, weight: Tensor | None, reduce: str, ties: str
     ) -> tuple[ShardedTensor, Tensor]:
-        """See :meth:`Mode.extremum`; ties are split, or no gradient is wanted."""
+        """See :meth:`Mode.extremum`."""
         block = self._block(relation)
         edges = block.edges_of(numbered=weight is not None)
         (features,) = block.of_sources([x])
@@ -117,15 +111,14 @@ class Grid(Mode):
         rows = block.destinations
         if ties == "none":
             (parts,) = block.parts([out])
-            return ShardedTensor(_most_extreme(block, parts, reduce), rows, 0), record
+            return ShardedTensor(joining.most_extreme(block, parts, reduce), rows, 0), record
+        if ties == "winner":
+            # Without weights the operator numbers edges by destination.
+            order = None if weight is not None else block.local.by_destination.edge_id
+            position = block.edges.position
+            record = _numbers(record, position if order is None else position[order.long()])
         parts, records = block.parts([out, record])
-        out, record = applied(
-            _Extremum,
-            block,
-            parts,
-            records,
-            reduce,
-        )
+        out, record = joining.extremum(block, parts, records, reduce, ties)
         return ShardedTensor(out, rows, 0), ShardedTensor(record, rows, 0)
 
     def attention(
@@ -163,53 +156,27 @@ class Grid(Mode):
         local = SDDMM(of_destinations, of_sources, edges.index, edges.ptr, heads, reduce, False)
         return ShardedTensor(local, block.edges, 0)
 
+    def program(
+        self, relation: Relation, operands: Sequence[Tensor], program: Program
+    ) -> list[Tensor]:
+        """See :meth:`Mode.program`."""
+        return outputs_of(self._block(relation), operands, program)
+
+    def softmax(self, relation: Relation, score: Tensor) -> ShardedTensor:
+        """See :meth:`Mode.softmax`: weights stay where the edges are."""
+        block = self._block(relation)
+        found = softmax_of_edges(block, local_rows(score, block.edges))
+        return ShardedTensor(found, block.edges, 0)
+
     def _block(self, relation: Relation) -> Block:
         return block(groups(self._usual_mesh), *relation)
 
 
-class _Extremum(Function):
-    """Of the parts of a row, with the number of edges by which its gradient is divided.
-
-    A part divides its gradient by the number that it recorded. So it gets that of the result times
-    its share: the number of its edges that attain the extremum of all, over that of all parts.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Context, block: Block, parts: Tensor, records: Tensor, reduce: str
-    ) -> tuple[Tensor, Tensor]:
-        out = _most_extreme(block, parts, reduce)
-        attains = (parts == out) & _has_edges(block, parts)
-        recorded = num_shares(records) * attains
-        # Each part counts the zeros that upstream's output starts from; they are there once.
-        is_zero = (out == 0) & _has_edges(block, parts).any(0)
-        ties = recorded.sum(0) - (attains.sum(0) - 1).clamp(min=0) * is_zero
-        share = recorded.to(accumulator(out.dtype)) / ties.clamp(min=1)
-        # A NaN equals nothing, so that upstream divides by 0: all of its neighbours get NaN.
-        share.masked_fill_(out.isnan(), torch.nan)
-        ctx.save_for_backward(share.to(out.dtype))
-        record = ties.to(torch.int32)
-        ctx.mark_non_differentiable(record)
-        return out, record
-
-    @staticmethod
-    def backward(ctx: Context, grad: Tensor, _: Tensor | None) -> tuple[None, Tensor, None, None]:
-        (share,) = ctx.saved_tensors
-        return None, grad * share, None, None
-
-
-def _most_extreme(block: Block, parts: Tensor, reduce: str) -> Tensor:
-    """Of the parts with edges; 0 where none has any."""
-    has_edges = _has_edges(block, parts)
-    start, function = (-torch.inf, torch.amax) if reduce == "max" else (torch.inf, torch.amin)
-    found = function(parts.masked_fill(~has_edges, start), 0)
-    return found.masked_fill(~has_edges.any(0), 0)
-
-
-def _has_edges(block: Block, parts: Tensor) -> Tensor:
-    """Bool ``[blocks, mine, 1, ...]``: whether they lead to a node in each."""
-    shape = *block.degrees.shape, *[1] * (parts.dim() - 2)
-    return (block.degrees > 0).view(shape)
+def _numbers(record: Tensor, position: Tensor) -> Tensor:
+    """The numbers of edges among those of all ranks, given those on this one; -1 for none."""
+    if not len(position):
+        return record.long()
+    return torch.where(record < 0, -1, position[record.clamp(min=0)])
 
 
 def _operands(
