@@ -23,6 +23,7 @@ from fastgraph.dist.balance.rebalancing import Rebalanced, rebalance
 from fastgraph.dist.balance.shares import shard
 from fastgraph.dist.files.checkpoint import CheckpointError, load, save
 from fastgraph.dist.files.shards import Shards, load_shards, write_shards
+from fastgraph.dist.graphs.generated import erdos_renyi, kronecker
 from fastgraph.dist.graphs.partition import PartitionError, partition
 from fastgraph.dist.operators import registration as registration
 from fastgraph.dist.operators.precision import ReducedPrecision, reduce_precision
@@ -52,8 +53,10 @@ __all__ = [
     "ShardedTensor",
     "Shards",
     "Validation",
+    "erdos_renyi",
     "init",
     "is_sharded",
+    "kronecker",
     "load",
     "load_shards",
     "measure_performance",
