@@ -101,7 +101,7 @@ def val_like(mat: SparseMatrix, val: Tensor) -> SparseMatrix:
 
 def _with_values(pattern: Pattern, val: Tensor | None) -> SparseMatrix:
     if val is None:
-        val = torch.ones(pattern.nnz, device=pattern.device)
+        val = torch.ones_like(pattern.row, dtype=torch.float32)
     return SparseMatrix(pattern, val)
 
 

@@ -16,6 +16,7 @@ from fastgraph.graphs.edges import Edges, Grouped
 from fastgraph.graphs.graph import normal_mode
 from fastgraph.graphs.groups import grouped
 from fastgraph.ops import segment_reduce, spmm
+from fastgraph.ops.library import is_defined_by
 from fastgraph.plugins.backend import FLOATING
 
 REDUCTIONS = ("sum", "smin", "smax", "smean", "sprod")
@@ -36,6 +37,7 @@ class Groups:
     def __init__(self, index: Tensor, num_groups: int) -> None:
         self.index = index
         self.num_groups = num_groups
+        self._is_sharded = is_defined_by(index)
 
     @cached_property
     def _grouped(self) -> Grouped:
@@ -58,6 +60,8 @@ class Groups:
         Returns:
             ``[num_groups]`` or ``[num_groups, channels]``.
         """
+        if self._is_sharded:
+            return self._by_torch(x, reduction)
         if reduction == "sprod":
             return self._product(x)
         if x.dtype not in FLOATING or x.numel() == 0:
@@ -83,7 +87,7 @@ class Groups:
         Backward, torch's own ``index_select`` adds row by row, and on GPUs in any order. As there,
         it is an error if the index was edited in between.
         """
-        if x.requires_grad and torch.is_grad_enabled():
+        if x.requires_grad and torch.is_grad_enabled() and not self._is_sharded:
             out: Tensor = _Gather.apply(x, self)  # type: ignore[no-untyped-call]
             return out
         return x.index_select(0, self.index)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastgraph.graphs.edges import Edges, Grouped
 from fastgraph.graphs.graph import Graph, normal_mode
+from fastgraph.ops.library import is_defined_by
 from fastgraph.sparse.groups import Groups, one_group
 
 Shape = tuple[int, int]
@@ -86,6 +87,8 @@ class Pattern:
         shape: numbers of rows and columns.
         nnz: number of entries, duplicates included.
         is_diagonal: true if it was made as a diagonal; others are not looked at.
+        is_sharded: true if its indices are a tensor of a subclass that says itself what operators
+            do, of which no rank has all. Then entries are not sorted here.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class Pattern:
         self._views: dict[str, Any] = {}
         self._versions: list[tuple[Tensor, int]] = []
         self._watch(given)
+        self.is_sharded = isinstance(given, Tensor) and is_defined_by(given)
         self.nnz = given.shape[1] if isinstance(given, Tensor) else given.indices.shape[0]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -212,6 +216,7 @@ class Pattern:
     @_once
     def _grouped(self) -> Grouped:
         """The edges from columns to rows; of the base only."""
+        self.check_whole()
         num_rows, num_cols = self.shape
         if isinstance(self._given, Compressed):
             ptr, indices, ids = self._given
@@ -224,7 +229,28 @@ class Pattern:
         """As operators take it, in which sources are columns and destinations are rows."""
         if self._base is not None:
             return self._base.edges._replace(transpose=True)
+        if self.is_sharded:
+            return Edges(self._from_columns, None)
         return self._grouped.edges
+
+    @property
+    @_once
+    def _from_columns(self) -> Tensor:
+        """The indices of entries as edges from columns to rows."""
+        return self.indices.flip(0)
+
+    def check_whole(self) -> None:
+        """Entries can be sorted.
+
+        Raises:
+            NotImplementedError: they are shared out to ranks.
+        """
+        if self.is_sharded:
+            raise NotImplementedError(
+                "a sparse matrix of sharded indices has no entries by row or column, in ascending "
+                "order or without duplicates, as no rank has all of them; make it of "
+                "fastgraph.dist.whole(indices) for this"
+            )
 
     @property
     @_once
@@ -272,6 +298,7 @@ class Pattern:
     @_once
     def ascending(self) -> tuple[Tensor, Tensor]:
         """The places in ascending order, and the entries in this order, each int64 ``[nnz]``."""
+        self.check_whole()
         places, order = torch.sort(self.places, stable=True)
         return places, order
 
@@ -396,7 +423,10 @@ def _checked_shape(shape: Shape | None) -> Shape:
 def _check_range(name: str, indices: Tensor, size: int) -> None:
     if indices.numel() == 0:
         return
-    low, high = map(int, torch.aminmax(indices))
+    if is_defined_by(indices):  # which know the two, and would gather all for the pair
+        low, high = int(indices.min()), int(indices.max())
+    else:
+        low, high = map(int, torch.aminmax(indices))
     if low < 0 or high >= size:
         raise IndexError(
             f"indices hold {name} {low if low < 0 else high}, expected 0 <= {name} < {size}"

@@ -150,6 +150,35 @@ def softmax(pattern: Pattern, val: Tensor, dim: int) -> Tensor:
     )
 
 
+_OF_PROGRAMS = {"sum": "sum", "smean": "mean", "smax": "max", "smin": "min"}
+
+
+def reduced(pattern: Pattern, val: Tensor, dim: int, reduction: str) -> Tensor:
+    """The reduction of the values of each row, for ``dim`` 1, or of each column, for 0.
+
+    It goes along edges, where :class:`Groups` would sort entries first.
+
+    Args:
+        pattern: of the matrix.
+        val: ``[nnz]`` or ``[nnz, heads]``, of floating-point numbers.
+        dim: along which.
+        reduction: one of ``fastgraph.sparse.groups.REDUCTIONS`` but for products.
+    """
+    index, ptr, transpose, _, _ = pattern.edges
+    num_out, num_in = pattern.shape if dim == 1 else pattern.shape[::-1]
+    width = val.shape[1:].numel()
+    (out,) = ops.edge_program(
+        f"v = edge {width}\n{_OF_PROGRAMS[reduction]} v",
+        {"v": val},
+        index,
+        ptr=ptr,
+        num_in=num_in,
+        num_out=num_out,
+        transpose=transpose if dim == 1 else not transpose,
+    )[:1]
+    return out if val.dim() == 2 else out.squeeze(1)
+
+
 def spspmm(a: Pattern, a_val: Tensor, b: Pattern, b_val: Tensor) -> tuple[Pattern, Tensor]:
     """The product of two sparse matrices without duplicates, with an entry where one may be.
 

@@ -250,6 +250,7 @@ def compact(pattern: Pattern, dim: int, leading_indices: Tensor | None) -> tuple
         TypeError, RuntimeError, IndexError: as for :func:`index_select`.
     """
     check_dim(dim)
+    pattern.check_whole()
     with normal_mode(), torch.no_grad():
         ends = pattern.indices[dim].long()
         if leading_indices is None:

@@ -244,6 +244,8 @@ class SparseMatrix:
             return self._reduce_all(rtype)
         if dim not in (0, 1):
             raise ValueError(f"dim must be 0, 1 or None, got {dim}")
+        if self._pattern.is_sharded and rtype != "sprod" and self.dtype in FLOATING:
+            return products.reduced(self._pattern, self.val, dim, rtype)
         groups: Groups = self._pattern.by_row if dim == 1 else self._pattern.by_column
         return groups.reduce(self.val, rtype)
 
@@ -253,7 +255,7 @@ class SparseMatrix:
         if rtype == "smin":
             return self.val.amin(0)
         # A group without rows is 0, but a product of nothing is 1; sums of integers are int64.
-        if self.nnz == 0 or self.dtype not in FLOATING:
+        if self.nnz == 0 or self.dtype not in FLOATING or self._pattern.is_sharded:
             if rtype == "sprod":
                 return self.val.prod(0)
             return self.val.mean(0) if rtype == "smean" else self.val.sum(0)
