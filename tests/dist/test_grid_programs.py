@@ -15,6 +15,7 @@ import fastgraph.dist as fgd
 from fastgraph import ops
 from fastgraph.dist.operators import cost
 from fastgraph.dist.operators.grid.cost import exchanged, volume
+from fastgraph.dist.operators.halo.cost import rows_of_halo
 from fastgraph.dist.ranks.mesh import Mesh
 from fastgraph.dist.ranks.world import WORLD
 from fastgraph.edge_programs.program import parse
@@ -227,6 +228,42 @@ def sent(mesh: Mesh, data: Any) -> dict[str, Sent]:
     return found
 
 
+def sent_by_layer(mesh: Mesh, data: Any) -> dict[str, tuple[int, int]]:
+    """Bytes of a step of vanilla attention with a matrix: O(n k / sqrt(p) + k^2)."""
+    given = operands_of(VA, data)
+    leaves = list(given.values())
+    weight = torch.randn(4, 4, requires_grad=True)
+
+    def step() -> None:
+        (out,) = ops.edge_program(VA, given, data.edge_index)
+        torch.autograd.grad(cast("Any", out @ weight).local.sum(), [*leaves, weight])
+
+    step()  # which plans
+    fgd.COUNTS.reset()
+    step()
+    counts = data.x.rows.counts
+    layer = cost.program_layer(parse(VA), leaves)
+    rows = volume(mesh, exchanged(layer), counts, counts).sent[WORLD.rank]
+    sent = fgd.COUNTS.sent
+    return {
+        "rows": (sent["all_to_all"], rows),
+        "weights": (sum(sent.values()) - sent["all_to_all"], (WORLD.size - 1) * weight.nbytes),
+    }
+
+
+def sent_by_halo(data: Any) -> tuple[int, int]:
+    """Bytes of a step of a sum by halo, beside those that are counted without ranks."""
+    x = data.x.detach().requires_grad_()
+    ops.spmm(x, data.edge_index)  # which plans
+    fgd.COUNTS.reset()
+    torch.autograd.grad(cast("Any", ops.spmm(x, data.edge_index)).local.sum(), [x])
+    owner = data.x.rows.owner
+    counted = fgd.COUNTS.sent["all_to_all"]
+    rows = rows_of_halo(fgd.whole(data.edge_index), owner, owner, WORLD.size)
+    of_rank = rows.sends[WORLD.rank] + rows.receives[WORLD.rank]
+    return counted, of_rank * x.shape[1] * x.element_size()
+
+
 def weighted_local(text: str, given: dict[str, Tensor], data: Any) -> Tensor:
     """A number of this rank's rows, so that nothing is sent but by the program."""
     out = ops.edge_program(text, given, data.edge_index)
@@ -268,7 +305,15 @@ def on_this_rank() -> dict[str, Any]:
         make = bipartite if "pair" in name else graph
         found = compared(test_any_message.CASES[name], make, shard)
         layers[name] = found, set(fgd.COUNTS.aggregation)
-    return {"outcomes": outcomes, "layers": layers, "sent": sent(mesh, shard(graph()))}
+    data = shard(graph())
+    by_halo = shards(PARTITIONS["uneven"](WORLD.size), mode="halo")(graph())
+    return {
+        "outcomes": outcomes,
+        "layers": layers,
+        "sent": sent(mesh, data),
+        "sent by a layer": sent_by_layer(mesh, data),
+        "sent by halo": sent_by_halo(by_halo),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -299,3 +344,11 @@ def test_what_programs_send(found: list[dict[str, Any]]) -> None:
         for name, step in of_rank["sent"].items():
             assert step.counted == step.predicted, name
             assert min(step.counted) > 0, name
+
+
+def test_the_volume_of_a_layer_is_that_of_its_rows_and_its_matrix(
+    found: list[dict[str, Any]],
+) -> None:
+    for of_rank in found:
+        for counted, predicted in (*of_rank["sent by a layer"].values(), of_rank["sent by halo"]):
+            assert counted == predicted > 0
