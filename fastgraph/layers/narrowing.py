@@ -6,6 +6,9 @@ sources instead of those of destinations. The error of the output is about as la
 that of the gradient of :math:`W` is, by half on graphs with hubs: :math:`(A^T g)^T x` adds terms
 that a mean over neighbours would have made small first. So where it is recorded, a setting has to
 ask for it.
+
+On several ranks the narrower of both is also what these send each other, of each row of a halo, or
+of a column and a row of a grid.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from torch import Tensor
 from fastgraph import settings
 from fastgraph.layers.aggregation import SUMS, Aggregation
 from fastgraph.layers.constant import may_be_constant
+from fastgraph.ops.library import is_defined_by
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _DTYPES = (torch.float32, torch.float64)  # a shorter one would round the products as well
@@ -39,11 +43,15 @@ def projects_first(aggregation: Aggregation, weight: Tensor) -> bool:
     num_out, num_in = weight.shape
     if num_out >= num_in or aggregation.reduce not in SUMS or torch.compiler.is_compiling():
         return False
-    if _gain(aggregation, num_in, num_out, weight.requires_grad) < _LEAST_GAIN:
-        return False
     x = aggregation.x
+    is_sharded = is_defined_by(x)
+    if is_sharded:  # each value of a row that ranks do not send each other is a gain
+        gains = not may_be_constant(aggregation, is_private=True)
+    else:
+        gains = _gain(aggregation, num_in, num_out, weight.requires_grad) >= _LEAST_GAIN
     return (
-        type(x) in _PLAIN
+        gains
+        and (type(x) in _PLAIN or is_sharded)
         and x.dim() == 2
         and x.shape[1] == num_in
         and type(weight) in _PLAIN

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
+import torch_geometric.nn as gnn
 from torch import Tensor
 
+import fastgraph
 import fastgraph.dist as fgd
 from fastgraph import ops
 from fastgraph.dist.operators import cost
@@ -22,7 +24,7 @@ from fastgraph.edge_programs.program import parse
 from fastgraph.ops.edge_program import with_records
 from tests.dist import test_any_message
 from tests.dist.comparing import deviation
-from tests.dist.graphs import NUM_EDGES, NUM_NODES, PARTITIONS, graph
+from tests.dist.graphs import NUM_EDGES, NUM_FEATURES, NUM_NODES, PARTITIONS, graph
 from tests.dist.test_any_message import PLANNED_EACH_TIME
 from tests.dist.test_fused import TOLERANCE, Found, assert_as_expected, bipartite, compared, shards
 from tests.dist.test_grid import MESHES, hub
@@ -264,6 +266,22 @@ def sent_by_halo(data: Any) -> tuple[int, int]:
     return counted, of_rank * x.shape[1] * x.element_size()
 
 
+def narrowed(one: Any, many: Any) -> tuple[str, int, int]:
+    """A layer with fewer channels out than in: its result, and bytes beside those of a wide one."""
+    sent = []
+    for channels in (2, NUM_FEATURES):
+        torch.manual_seed(0)
+        layer = gnn.SAGEConv(NUM_FEATURES, channels)
+        with torch.no_grad(), fastgraph.enabled():
+            expected = layer(one.x, one.edge_index)
+            layer(many.x, many.edge_index)  # which plans
+            fgd.COUNTS.reset()
+            out = layer(many.x, many.edge_index)
+            sent.append(fgd.COUNTS.sent["all_to_all"])
+        wrong = deviation(expected, fgd.whole(out), TOLERANCE)
+    return wrong, sent[0] * NUM_FEATURES, sent[1] * 2
+
+
 def weighted_local(text: str, given: dict[str, Tensor], data: Any) -> Tensor:
     """A number of this rank's rows, so that nothing is sent but by the program."""
     out = ops.edge_program(text, given, data.edge_index)
@@ -313,6 +331,7 @@ def on_this_rank() -> dict[str, Any]:
         "sent": sent(mesh, data),
         "sent by a layer": sent_by_layer(mesh, data),
         "sent by halo": sent_by_halo(by_halo),
+        "narrowed": [narrowed(graph(), many) for many in (data, by_halo)],
     }
 
 
@@ -352,3 +371,10 @@ def test_the_volume_of_a_layer_is_that_of_its_rows_and_its_matrix(
     for of_rank in found:
         for counted, predicted in (*of_rank["sent by a layer"].values(), of_rank["sent by halo"]):
             assert counted == predicted > 0
+
+
+def test_the_narrower_features_are_sent(found: list[dict[str, Any]]) -> None:
+    for of_rank in found:
+        for wrong, narrow, wide in of_rank["narrowed"]:
+            assert not wrong
+            assert 0 < narrow == wide

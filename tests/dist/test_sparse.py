@@ -63,7 +63,7 @@ def in_heads(h: Tensor) -> Tensor:
 
 
 def results(data: Any, call: Callable[[SparseMatrix, Tensor], Any], *more: Tensor) -> list[Tensor]:
-    """What a function gives, and the gradients of values, features and parameters."""
+    """The result of a function, and the gradients of values, features and parameters."""
     h, val = (x.detach().requires_grad_() for x in (data.x, data.edge_weight))
     out = call(fgs.from_edge_index(data.edge_index, val, NUM_NODES), h)
     grads = torch.autograd.grad(out.sin().sum(), [h, val, *more], allow_unused=True)
