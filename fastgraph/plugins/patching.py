@@ -24,6 +24,11 @@ class Patches:
         self._upstream[id(value)] = value, getattr(owner, name)
         setattr(owner, name, value)
 
+    def provide(self, owner: Any, name: str, value: Any) -> None:
+        """Set ``owner.name``, which ``owner`` need not have, and which has no upstream then."""
+        self._originals.append((owner, name, vars(owner).get(name, _MISSING)))
+        setattr(owner, name, value)
+
     def upstream_of(self, value: Any) -> Any:
         """The upstream function of a replacement that is in place, or of a method bound to it.
 

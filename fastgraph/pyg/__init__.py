@@ -1,6 +1,7 @@
 """The PyG adapter: layers and message passing of known form become operators.
 
 Nothing here imports ``torch_geometric`` until a user has: routes are installed after its import.
+Where it has no sampler, :func:`fix_sampling` gives it ours.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from fastgraph.plugins.hookspecs import hookimpl
 from fastgraph.plugins.patching import Patches
 from fastgraph.plugins.route import Route
 from fastgraph.pyg.framework import PyG
+from fastgraph.pyg.sampling import fix_sampling, while_enabled
 from fastgraph.upstream import LAYERS
+
+__all__ = ["fix_sampling"]
 
 
 def _route(replaced: str, module: str) -> Route:
@@ -42,3 +46,9 @@ def fastgraph_routes() -> list[Route]:
 def fastgraph_frameworks() -> list[PyG]:
     """PyG as comparisons and reports see it."""
     return [PyG()]
+
+
+@hookimpl
+def fastgraph_switched(active: bool) -> None:
+    """Give PyG our sampler from now on where it has none, or not any more."""
+    while_enabled(active)

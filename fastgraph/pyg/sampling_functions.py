@@ -1,0 +1,226 @@
+"""Our sampler in the words of pyg-lib and torch-sparse, whose functions PyG calls.
+
+Arguments and results are theirs: types of edges are strings, nodes of disjoint samples come beside
+the number of their sample, and what was drawn is named by places in ``row``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastgraph import sampling
+
+Types = Mapping[str, Tensor]
+"""Tensors of types of edges, whose names are joined by ``__``, or of types of nodes."""
+
+_SEPARATOR = "__"
+
+
+def neighbor_sample(
+    rowptr: Tensor,
+    col: Tensor,
+    seed: Tensor,
+    num_neighbors: Sequence[int],
+    node_time: Tensor | None = None,
+    edge_time: Tensor | None = None,
+    seed_time: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    csc: bool = False,
+    replace: bool = False,
+    directed: bool = True,
+    disjoint: bool = False,
+    temporal_strategy: str = "uniform",
+    return_edge_id: bool = True,
+) -> tuple[Any, ...]:
+    """``pyg::neighbor_sample``: row, column, nodes, edges, and how many each hop has found."""
+    sample = sampling.neighbor_sample(
+        rowptr,
+        col,
+        seed.to(col.dtype),
+        num_neighbors,
+        node_time=node_time,
+        edge_time=edge_time,
+        seed_time=seed_time,
+        edge_weight=edge_weight,
+        replace=replace,
+        directed=directed,
+        disjoint=disjoint,
+        temporal_strategy=temporal_strategy,
+        return_edge_id=return_edge_id,
+    )
+    ends = (sample.row, sample.col) if csc else (sample.col, sample.row)
+    return (
+        *ends,
+        sample.node if sample.batch is None else torch.stack([sample.batch, sample.node], dim=1),
+        sample.edge,
+        sample.num_sampled_nodes,
+        sample.num_sampled_edges,
+    )
+
+
+def hetero_neighbor_sample(
+    node_types: Sequence[str],
+    edge_types: Sequence[tuple[str, str, str]],
+    rowptr_dict: Types,
+    col_dict: Types,
+    seed_dict: Types,
+    num_neighbors_dict: Mapping[str, Sequence[int]],
+    node_time_dict: Types | None = None,
+    edge_time_dict: Types | None = None,
+    seed_time_dict: Types | None = None,
+    edge_weight_dict: Types | None = None,
+    csc: bool = False,
+    replace: bool = False,
+    directed: bool = True,
+    disjoint: bool = False,
+    temporal_strategy: str = "uniform",
+    return_edge_id: bool = True,
+) -> tuple[Any, ...]:
+    """``pyg::hetero_neighbor_sample``: :func:`neighbor_sample` by types of nodes and edges."""
+    named = {_SEPARATOR.join(edge_type): edge_type for edge_type in edge_types}
+    # Of an edge type that has no edges there is nothing to sample.
+    types = {name: tuple(edge_type) for name, edge_type in named.items() if name in rowptr_dict}
+    dtype = next(iter(col_dict.values())).dtype if col_dict else torch.int64
+
+    def by_type(values: Mapping[str, Any] | None) -> dict[Any, Any] | None:
+        if values is None:
+            return None
+        return {edge_type: values[name] for name, edge_type in types.items() if name in values}
+
+    def by_name(values: Mapping[Any, Any] | None) -> dict[str, Any] | None:
+        if values is None:
+            return None
+        return {name: values[edge_type] for name, edge_type in types.items()}
+
+    sample = sampling.hetero_neighbor_sample(
+        by_type(rowptr_dict) or {},
+        by_type(col_dict) or {},
+        {name: seed.to(dtype) for name, seed in seed_dict.items()},
+        by_type(num_neighbors_dict) or {},
+        node_time=node_time_dict,
+        edge_time=by_type(edge_time_dict),
+        seed_time=seed_time_dict,
+        edge_weight=by_type(edge_weight_dict),
+        replace=replace,
+        directed=directed,
+        disjoint=disjoint,
+        temporal_strategy=temporal_strategy,
+        return_edge_id=return_edge_id,
+    )
+    nodes, counts = dict(sample.node), dict(sample.num_sampled_nodes)
+    hops = max((len(hop_counts) for hop_counts in counts.values()), default=1)
+    batch = sample.batch
+    if batch is not None:
+        nodes = {name: torch.stack([batch[name], node], dim=1) for name, node in nodes.items()}
+    for name in node_types:  # also those that no edge reaches
+        if name not in nodes:
+            nodes[name] = torch.empty((0,) if batch is None else (0, 2), dtype=dtype)
+            counts[name] = [0] * hops
+    ends = by_name(sample.row), by_name(sample.col)
+    return (
+        *(ends if csc else reversed(ends)),
+        nodes,
+        by_name(sample.edge),
+        counts,
+        by_name(sample.num_sampled_edges),
+    )
+
+
+def random_walk(
+    rowptr: Tensor, col: Tensor, seed: Tensor, walk_length: int, p: float = 1.0, q: float = 1.0
+) -> Tensor:
+    """``pyg::random_walk``: the nodes of each walk, ``[walks, walk_length + 1]``."""
+    device = seed.device  # of a graph on a GPU, as `dropout_path` has it
+    walks, _ = sampling.random_walk(
+        rowptr.cpu(), col.cpu(), seed.to("cpu", col.dtype), walk_length, p=float(p), q=float(q)
+    )
+    return walks.to(device)
+
+
+def partition(
+    rowptr: Tensor, col: Tensor, optional_value: Tensor | None, num_parts: int, recursive: bool
+) -> Tensor:
+    """``torch_sparse::partition``: the part of each node by METIS.
+
+    Raises:
+        RuntimeError: edges have weights, on which PyG's callers look elsewhere.
+    """
+    if optional_value is not None:
+        raise RuntimeError("fastgraph's METIS takes no weights of edges")
+    return sampling.cluster(rowptr, col, num_parts, recursive=recursive)
+
+
+class MetisPartition:
+    """In place of ``pyg_lib.partition``."""
+
+    @staticmethod
+    def metis(
+        rowptr: Tensor,
+        col: Tensor,
+        num_partitions: int,
+        node_weight: Tensor | None = None,
+        edge_weight: Tensor | None = None,
+        recursive: bool = False,
+    ) -> Tensor:
+        """The part of each node by METIS.
+
+        Raises:
+            NotImplementedError: nodes or edges have weights.
+        """
+        if node_weight is not None or edge_weight is not None:
+            raise NotImplementedError("fastgraph's METIS takes no weights of nodes or edges")
+        return sampling.cluster(rowptr, col, num_partitions, recursive=recursive)
+
+
+def ptr2ind(ptr: Tensor, size: int) -> Tensor:
+    """``torch_sparse::ptr2ind``: the group of each of ``size`` rows that ``ptr`` delimits."""
+    groups = torch.arange(ptr.numel() - 1, dtype=ptr.dtype, device=ptr.device)
+    return groups.repeat_interleave(ptr.diff(), output_size=size)
+
+
+def ego_k_hop_sample_adj(
+    rowptr: Tensor, col: Tensor, idx: Tensor, depth: int, num_neighbors: int, replace: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """``torch_sparse::ego_k_hop_sample_adj``: a graph around each root, all edges between its nodes.
+
+    Returns:
+        ``rowptr`` and ``col`` of all these graphs as one, its nodes, grouped by root and ascending
+        within, and its edges, where the nodes of each begin and end, and the position of each root.
+    """
+    hops = [num_neighbors] * depth
+    drawn = sampling.neighbor_sample(
+        rowptr, col, idx.to(col.dtype), hops, replace=replace, disjoint=True, return_edge_id=False
+    )
+    assert drawn.batch is not None
+    num_nodes = rowptr.numel() - 1
+    keys = (drawn.batch * num_nodes + drawn.node).sort().values  # each node is there once
+    batch, nodes = keys // max(num_nodes, 1), keys % max(num_nodes, 1)
+    ptr = _starts(batch, idx.numel())
+    roots = torch.searchsorted(keys, torch.arange(idx.numel()) * num_nodes + idx)
+
+    # Edges of every node that come from a node of the same root.
+    begins, degrees = rowptr[nodes], rowptr.diff()[nodes]
+    targets = torch.arange(nodes.numel()).repeat_interleave(degrees)
+    before = degrees.cumsum(0) - degrees
+    edges = torch.arange(targets.numel()) - (before - begins)[targets]
+    wanted = batch[targets] * num_nodes + col[edges]
+    sources = torch.searchsorted(keys, wanted).clamp_(max=max(keys.numel() - 1, 0))
+    kept = keys[sources] == wanted
+    return (
+        _starts(targets[kept], nodes.numel()),
+        sources[kept],
+        nodes,
+        edges[kept],
+        ptr,
+        roots,
+    )
+
+
+def _starts(groups: Tensor, num_groups: int) -> Tensor:
+    """Where the rows of each group begin and end, of ascending numbers of groups."""
+    counts = torch.bincount(groups, minlength=num_groups)
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
