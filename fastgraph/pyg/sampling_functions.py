@@ -130,6 +130,47 @@ def hetero_neighbor_sample(
     )
 
 
+def homogeneous_by_nodes(
+    colptr: Tensor,
+    row: Tensor,
+    input_node: Tensor,
+    num_neighbors: Sequence[int],
+    replace: bool,
+    directed: bool,
+) -> tuple[Any, ...]:
+    """``torch_sparse::neighbor_sample``: nodes, row, column and edges."""
+    rows, cols, nodes, edges, *_ = neighbor_sample(
+        colptr, row, input_node, num_neighbors, csc=True, replace=replace, directed=directed
+    )
+    return nodes, rows, cols, edges
+
+
+def heterogeneous_by_nodes(
+    node_types: Sequence[str],
+    edge_types: Sequence[tuple[str, str, str]],
+    colptr_dict: Types,
+    row_dict: Types,
+    input_node_dict: Types,
+    num_neighbors_dict: Mapping[str, Sequence[int]],
+    num_hops: int,
+    replace: bool,
+    directed: bool,
+) -> tuple[Any, ...]:
+    """``torch_sparse::hetero_neighbor_sample``: :func:`homogeneous_by_nodes` by types."""
+    rows, cols, nodes, edges, *_ = hetero_neighbor_sample(
+        node_types,
+        edge_types,
+        colptr_dict,
+        row_dict,
+        input_node_dict,
+        {name: counts[:num_hops] for name, counts in num_neighbors_dict.items()},
+        csc=True,
+        replace=replace,
+        directed=directed,
+    )
+    return nodes, rows, cols, edges
+
+
 def random_walk(
     rowptr: Tensor, col: Tensor, seed: Tensor, walk_length: int, p: float = 1.0, q: float = 1.0
 ) -> Tensor:

@@ -33,13 +33,28 @@ _FLAGS = ("WITH_PYG_LIB", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE", "WITH_WEIGHTED_NEIGH
 """Those of ``torch_geometric.typing`` that say whether there is a sampler."""
 
 
+_PYG_LIB = {
+    "neighbor_sample": functions.neighbor_sample,
+    "hetero_neighbor_sample": functions.hetero_neighbor_sample,
+    "random_walk": functions.random_walk,
+}
+
+_TORCH_SPARSE = {
+    "neighbor_sample": functions.homogeneous_by_nodes,
+    "hetero_neighbor_sample": functions.heterogeneous_by_nodes,
+    "hgt_sample": hgt_sample,
+    "ego_k_hop_sample_adj": functions.ego_k_hop_sample_adj,
+    "partition": functions.partition,
+    "ptr2ind": functions.ptr2ind,
+}
+
+
 def install(patches: Patches) -> None:
     """Put our sampler where PyG looks for pyg-lib's and torch-sparse's."""
-    for name in ("neighbor_sample", "hetero_neighbor_sample", "random_walk"):
-        patches.provide(torch.ops.pyg, name, getattr(functions, name))
-    for name in ("partition", "ptr2ind", "ego_k_hop_sample_adj"):
-        patches.provide(torch.ops.torch_sparse, name, getattr(functions, name))
-    patches.provide(torch.ops.torch_sparse, "hgt_sample", hgt_sample)
+    for name, function in _PYG_LIB.items():
+        patches.provide(torch.ops.pyg, name, function)
+    for name, function in _TORCH_SPARSE.items():
+        patches.provide(torch.ops.torch_sparse, name, function)
 
     if not typing.WITH_PYG_LIB:
         # The layer of `to_hetero` would take this flag for matrix products by pyg-lib.
