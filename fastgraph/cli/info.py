@@ -38,6 +38,12 @@ _WITHOUT_GRAPHBOLT = (
     "the runner, it succeeds, and only dgl.graphbolt cannot be used."
 )
 
+_SAMPLERS = {
+    True: "Sampling for PyG: by {}; fastgraph.pyg.fix_sampling(even_beside_others=True) takes ours",
+    False: "Sampling for PyG: by fastgraph, since neither pyg-lib nor torch-sparse is there; after "
+    "fastgraph.enable() or fastgraph.pyg.fix_sampling(), and under the runner",
+}
+
 _T = TypeVar("_T")
 
 
@@ -113,6 +119,12 @@ def _frameworks() -> Sequence[Framework]:
     return frameworks()
 
 
+def _samplers() -> list[str]:
+    from fastgraph.pyg.sampling import found
+
+    return found(importlib.import_module("torch_geometric.typing"))
+
+
 def _grid(title: str, *headings: str) -> Table:
     table = Table(title=title, title_justify="left", show_header=bool(headings))
     for heading in headings or ("", ""):
@@ -179,6 +191,9 @@ def print_info() -> None:
     incomplete = attempt(why_incomplete)
     if isinstance(incomplete, str):
         console.print(Text(f"{incomplete[0].upper()}{incomplete[1:]}: {_WITHOUT_GRAPHBOLT}\n"))
+    samplers = attempt(_samplers)
+    if not isinstance(samplers, Problem):  # or else there is no PyG
+        console.print(Text(_SAMPLERS[bool(samplers)].format(" and ".join(samplers)) + ".\n"))
     for table in (_machine_table(), _backend_table(), _settings_table()):
         console.print(table)
     found = attempt(_frameworks)

@@ -85,6 +85,9 @@ def hetero_neighbor_sample(
     # Of an edge type that has no edges there is nothing to sample.
     types = {name: tuple(edge_type) for name, edge_type in named.items() if name in rowptr_dict}
     dtype = next(iter(col_dict.values())).dtype if col_dict else torch.int64
+    seeds = {name: seed.to(dtype) for name, seed in seed_dict.items()}
+    if not types:
+        return {}, {}, _numbered(seeds, disjoint), {}, {k: [len(v)] for k, v in seeds.items()}, {}
 
     def by_type(values: Mapping[str, Any] | None) -> dict[Any, Any] | None:
         if values is None:
@@ -99,7 +102,7 @@ def hetero_neighbor_sample(
     sample = sampling.hetero_neighbor_sample(
         by_type(rowptr_dict) or {},
         by_type(col_dict) or {},
-        {name: seed.to(dtype) for name, seed in seed_dict.items()},
+        seeds,
         by_type(num_neighbors_dict) or {},
         node_time=node_time_dict,
         edge_time=by_type(edge_time_dict),
@@ -128,6 +131,18 @@ def hetero_neighbor_sample(
         counts,
         by_name(sample.num_sampled_edges),
     )
+
+
+def _numbered(seeds: Types, disjoint: bool) -> dict[str, Tensor]:
+    """Seeds alone, beside the number of their sample where samples are disjoint."""
+    if not disjoint:
+        return dict(seeds)
+    found, first = {}, 0
+    for name, seed in seeds.items():
+        batch = torch.arange(first, first + len(seed), dtype=seed.dtype)
+        found[name] = torch.stack([batch, seed], dim=1)
+        first += len(seed)
+    return found
 
 
 def homogeneous_by_nodes(
