@@ -13,8 +13,8 @@ from fastgraph import sampling
 class Adjacency:
     """In place of ``torch_sparse.SparseTensor`` in PyG's loaders of subgraphs, and nowhere else.
 
-    It has those methods that ``GraphSAINTSampler``, ``ShaDowKHopSampler`` and the ``NeighborSampler``
-    of ``torch_geometric.loader`` call, with their arguments and results.
+    It has those methods that ``GraphSAINTSampler``, ``ShaDowKHopSampler`` and the
+    ``NeighborSampler`` of ``torch_geometric.loader`` call, with their arguments and results.
 
     Args:
         row: the row of each entry, ``[entries]``, int64; or ``rowptr``.

@@ -33,6 +33,7 @@ class Batches:
         self._count = 0
 
     def __call__(self, data: Any) -> Any:
+        """The batch, drawn by the random numbers that belong to it."""
         worker = get_worker_info()
         epoch = 0 if self._epoch is None else int(self._epoch)
         if epoch != self._current:  # of workers that stay

@@ -78,7 +78,7 @@ def hgt_sample(
         for name, (source, target) in ends.items():
             named, shares = _named(colptr_dict[name], row_dict[name], latest[target])
             budgets[source].add(named, shares, nodes[source])
-        latest = {kind: empty for kind in types}
+        latest = dict.fromkeys(types, empty)
         for kind, counts in num_samples_dict.items():
             latest[kind] = budgets[kind].draw(counts[hop])
             nodes[kind] = torch.cat([nodes[kind], latest[kind]])

@@ -241,7 +241,7 @@ def ptr2ind(ptr: Tensor, size: int) -> Tensor:
 def ego_k_hop_sample_adj(
     rowptr: Tensor, col: Tensor, idx: Tensor, depth: int, num_neighbors: int, replace: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """``torch_sparse::ego_k_hop_sample_adj``: a graph around each root, all edges between its nodes.
+    """``torch_sparse::ego_k_hop_sample_adj``: all edges between the nodes around each root.
 
     Returns:
         ``rowptr`` and ``col`` of all these graphs as one, its nodes, grouped by root and ascending

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -149,7 +150,7 @@ def test_batches_of_many_types_are_those_of_the_definition() -> None:
         {kinds[name]: colptr for name, colptr in sampler.colptr_dict.items()},
         {kinds[name]: row for name, row in sampler.row_dict.items()},
         {"paper": seeds},
-        dict.fromkeys(data.edge_types, [-1, -1]),
+        {key: [-1, -1] for key in data.edge_types},
     )
     for name in ("paper", "author"):
         assert batch[name].n_id.tolist() == [node for _, node in expected["nodes"][name]]
@@ -220,7 +221,7 @@ def test_hgt_takes_all_nodes_within_reach_where_it_may() -> None:
     seeds = torch.tensor([3, 59, 0])
     loader = HGTLoader(typed, [60, 60], input_nodes=("n", seeds), batch_size=3)
     batch = next(iter(loader))
-    expected, _, _, mask = k_hop_subgraph(seeds, 2, data.edge_index, num_nodes=60)
+    expected, _, _, _mask = k_hop_subgraph(seeds, 2, data.edge_index, num_nodes=60)
     assert batch["n"].n_id[:3].tolist() == seeds.tolist()
     assert batch["n"].n_id.sort().values.tolist() == expected.tolist()
     between = torch.isin(data.edge_index, expected).all(0)
@@ -321,7 +322,7 @@ def test_walks_follow_edges() -> None:
         walks, _ = model.sample(torch.arange(60))
         assert walks.shape == (180, 3)
         for walk in walks.tolist():
-            for step in zip(walk, walk[1:], strict=False):
+            for step in itertools.pairwise(walk):
                 assert step in pairs or step[0] == step[1]
     kept, mask = dropout_path(data.edge_index, p=0.1, num_nodes=60)
     assert torch.equal(kept, data.edge_index[:, mask]) and 0 < int(mask.sum()) < 400
@@ -374,7 +375,7 @@ def test_workers_that_stay_draw_anew_in_each_epoch() -> None:
         )
         next(iter(loader))  # an epoch that ends early
         found.append([contents(loader), contents(loader)])
-        del loader
+        loader._iterator.iterator._shutdown_workers()  # torch waits long where garbage is collected
     assert found[0] == found[1]
     assert found[0][0] != found[0][1]
 
