@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
 import torch_geometric.typing
 from torch import Tensor
 from torch_geometric import testing
@@ -68,6 +67,3 @@ def pytest_pycollect_makeitem(collector: Any, name: str, obj: object) -> None:
             module.WITH_TORCH_SPARSE = True
         if hasattr(module, "SparseTensor"):
             module.SparseTensor = Matrix
-
-
-assert torch.__version__
