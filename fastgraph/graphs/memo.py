@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -100,16 +100,31 @@ class _Entry:
     used: int  # when it was used last, counted by uses of all entries
 
 
+class _Noted(NamedTuple):
+    key: tuple[object, ...]
+    value: Any
+    storage: StorageWeakRef
+    witness: Witness | None
+
+
+_MOST_NOTED = 64
+
+
 class Memo:
     """A mapping bounded by bytes on each device, whose entries die with their tensors.
 
     Beyond the bound the least recently used go.
 
     The bound is not for what captured CUDA graphs use.
+
+    What costs less than to remember it, and may never be used again, can be noted first
+    (:meth:`note`), and is remembered at its second use.
     """
 
     def __init__(self) -> None:
         self._entries: dict[tuple[object, ...], _Entry] = {}
+        self._noted: dict[tuple[object, ...], StorageWeakRef] = {}
+        self._latest: _Noted | None = None
         self._captured: dict[int, Any] = {}
         self._nbytes: Counter[int] = Counter()  # by device
         self._added = 0
@@ -185,6 +200,52 @@ class Memo:
                 self._remove_freed()
             self._remove_excess(device)
 
+    def note(
+        self, key: tuple[object, ...], value: Any, tensor: Tensor, witness: Witness | None
+    ) -> None:
+        """Take down the first use of a tensor on the CPU, and keep what was made of it for a while.
+
+        That takes a third of the time of :meth:`put`. Only the latest value is kept, which serves
+        several layers that use the same graph one after the other.
+
+        Args:
+            key: made of the :func:`tensor_key` of the tensor.
+            value: as for :meth:`put`.
+            tensor: what it was made of.
+            witness: of its content; ``None`` where nobody looks at it.
+        """
+        noted = self._noted
+        if len(noted) >= _MOST_NOTED:
+            for known, storage in list(noted.items()):
+                if storage.expired():
+                    noted.pop(known, None)
+            if len(noted) >= _MOST_NOTED:
+                noted.clear()
+        noted[key] = storage = StorageWeakRef(tensor.untyped_storage())
+        has_room = self._nbytes[-1] + value.nbytes <= _bound(-1)
+        self._latest = _Noted(key, value, storage, witness) if has_room else None
+
+    def noted(self, key: tuple[object, ...], tensor: Tensor) -> tuple[bool, Any | None]:
+        """Whether a use was taken down, and the value if it is there and the content the same.
+
+        It is for the caller to :meth:`put` the value now.
+
+        Args:
+            key: as for :meth:`note`.
+            tensor: the same.
+        """
+        storage, latest = self._noted.get(key), self._latest
+        if storage is None or storage.expired():
+            if latest is not None and latest.storage.expired():
+                self._latest = None  # so that what is computed now finds its memory, in caches yet
+            return False, None
+        self._noted.pop(key, None)
+        if latest is None or latest.key != key or latest.storage.expired():
+            return True, None
+        self._latest = None
+        is_same = latest.witness is None or latest.witness.confirms([tensor])
+        return True, latest.value if is_same else None
+
     def forget(self, key: tuple[object, ...]) -> bool:
         """Drop what is stored under a key; true if there was something."""
         with self._lock:
@@ -204,6 +265,9 @@ class Memo:
 
     def trim(self) -> None:
         """Release what belongs to freed tensors or exceeds the ``cache_bytes`` setting."""
+        latest = self._latest
+        if latest is not None and (latest.storage.expired() or latest.value.nbytes > _bound(-1)):
+            self._latest = None
         with self._lock:
             self._remove_freed()
             for device in self._nbytes:
@@ -243,8 +307,9 @@ class Memo:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by all entries."""
-        return self._nbytes.total()
+        """Bytes held by all entries, and by the latest value that was noted."""
+        latest = self._latest
+        return self._nbytes.total() + (0 if latest is None else latest.value.nbytes)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -255,6 +320,8 @@ class Memo:
             self._entries.clear()
             self._captured.clear()
             self._nbytes.clear()
+            self._noted.clear()
+            self._latest = None
 
 
 def _bound(device: int) -> int:

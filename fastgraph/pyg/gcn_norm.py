@@ -2,7 +2,8 @@
 
 PyG's layers normalise anew at every forward unless ``cached=True``. The result depends only on the
 arguments, so upstream's own result is kept for as long as the caller's tensors live unchanged. Its
-``edge_index`` is then the same tensor at every call, and the operators find its sorted graph.
+``edge_index`` is then the same tensor at every call, and the operators find its sorted graph. The
+first use of a plain graph is noted only, since a graph of a mini-batch may have no second one.
 
 Only layers get what is remembered: users who call ``gcn_norm`` may change what it returns.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +22,14 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import gcn_conv
 
 from fastgraph.graphs.memo import MEMO, REMEMBERING, is_recording, remembered, tensor_key
+from fastgraph.graphs.witness import Witness, witness_of
 from fastgraph.plugins.patching import Patches
 from fastgraph.routing.conditions import execution_mode, operand, plain_tensor
 from fastgraph.routing.sizes import WEIGHTED_SUM, is_tiny, is_too_small, of_many
 from fastgraph.routing.status import THREAD
 from fastgraph.routing.switch import SWITCH
 from fastgraph.routing.wrappers import wrapped
+from fastgraph.settings import current
 
 UPSTREAM = gcn_conv.gcn_norm
 
@@ -107,6 +111,14 @@ def _remembered(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: 
     known: _Normalised | None = MEMO.get(key, *inputs)
     if known is not None and known.intact and not learned:
         return known.given_back(edge_index)
+    may_wait = known is None and edge_weight is None and inputs[0] is edge_index
+    is_first = False
+    if may_wait and edge_index.is_cpu:
+        is_used, noted = MEMO.noted(key, edge_index)
+        if noted is not None and noted.intact:
+            MEMO.put(key, noted, edge_index)
+            return noted.given_back(edge_index)
+        is_first = not is_used
     index, weight = UPSTREAM(edge_index, edge_weight, *args, **kwargs)
     if learned and known is not None and known.intact:
         return known.result[0], weight
@@ -115,9 +127,36 @@ def _remembered(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: 
     own = _CALLERS if index is edge_index else index
     kept = (own,) if learned else (own, weight)
     tensors = tuple(t for part in kept for t in _plain_parts(part) or ())
-    if tensors:
+    if tensors and is_first:
+        witness = _witness(edge_index, index, args)
+        MEMO.note(key, _Normalised.of(kept, tensors), edge_index, witness)
+    elif tensors:
         MEMO.put(key, _Normalised.of(kept, tensors), *inputs)
     return index, weight
+
+
+class _Beginning:
+    """A normalised graph that begins with the caller's edges, and confirms that they are these."""
+
+    nbytes = 0
+
+    def __init__(self, index: Tensor) -> None:
+        self._index = index
+
+    def confirms(self, tensors: Sequence[Tensor]) -> bool:
+        """True if it does."""
+        (edge_index,) = tensors
+        return torch.equal(self._index[:, : edge_index.shape[1]], edge_index)
+
+
+def _witness(edge_index: Tensor, index: Tensor, args: tuple[Any, ...]) -> Witness | None:
+    """A witness of a graph's content, which costs nothing now if no self-loop was left out."""
+    if not current().check_cache:
+        return None
+    is_whole = index is not edge_index and type(args[0] if args else None) is int
+    if is_whole and index.shape[1] == edge_index.shape[1] + args[0]:
+        return _Beginning(index)
+    return witness_of([edge_index], may_raise=False)
 
 
 gcn_norm = (

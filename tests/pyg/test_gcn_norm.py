@@ -13,6 +13,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GraphConv, SGConv, T
 
 import fastgraph
 from fastgraph.graphs.memo import MEMO
+from fastgraph.pyg import gcn_norm
 from tests import forks
 from tests.graphs import random_edges
 
@@ -140,6 +141,101 @@ def test_what_layers_share_is_computed_again_once_it_was_edited() -> None:
         assert torch.equal(index, again_index)
         again.requires_grad_()
         assert not sg_conv.gcn_norm(EDGES, None, 10)[1].requires_grad
+
+
+def _upstream_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    found: list[int] = []
+    upstream = gcn_norm.UPSTREAM
+    monkeypatch.setattr(
+        gcn_norm, "UPSTREAM", lambda *a, **k: (found.append(len(a)), upstream(*a, **k))[1]
+    )
+    return found
+
+
+def _normalised(edges: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    from torch_geometric.nn.conv import sg_conv
+
+    index, weight = sg_conv.gcn_norm(edges, None, 10, **options)
+    return index, weight
+
+
+WITHOUT_LOOPS = torch.stack([torch.arange(10), (torch.arange(10) + 3) % 10]).repeat(1, 4)
+
+
+@pytest.mark.parametrize("edges", [EDGES, WITHOUT_LOOPS])
+@pytest.mark.parametrize("loops", [True, False])
+def test_a_graph_is_noted_first_and_remembered_at_its_second_use(
+    edges: Tensor, loops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fastgraph.clear_cache()
+    with fastgraph.enabled(min_edges=0):
+        calls = _upstream_calls(monkeypatch)
+        for number in range(3):  # batches, each of which several layers use
+            batch = edges.clone()
+            expected = gcn_norm.UPSTREAM(batch, None, 10, add_self_loops=loops)
+            calls.clear()
+            found = [_normalised(batch, add_self_loops=loops) for _ in range(3)]
+            assert len(calls) == 1, number
+            assert all(weight is found[0][1] for _, weight in found)
+            assert (found[0][0] is batch) == (not loops)
+            for ours, plain in zip(found[2], expected, strict=True):
+                assert torch.equal(ours, plain)
+        fastgraph.clear_cache()
+        for _ in range(100):
+            _normalised(edges.clone(), add_self_loops=loops)
+        assert len(MEMO) == 0 and len(MEMO._noted) <= 64
+        assert 0 < MEMO.nbytes < 10_000
+        MEMO.trim()
+        assert MEMO.nbytes == 0
+
+
+@pytest.mark.parametrize("edges", [EDGES, WITHOUT_LOOPS])
+@pytest.mark.parametrize("loops", [True, False])
+@pytest.mark.parametrize("counted", [True, False])
+def test_edits_after_the_first_use(edges: Tensor, loops: bool, counted: bool) -> None:
+    for values in (edges.flip(1), edges.flip(0), edges[:, :1].expand(2, 40)):
+        graph = edges.clone()
+        with fastgraph.enabled(min_edges=0):
+            _normalised(graph, add_self_loops=loops)
+            if counted:
+                graph.copy_(values)
+            else:
+                graph.numpy()[:] = values.numpy()
+            found = [_normalised(graph, add_self_loops=loops) for _ in range(2)]
+            expected = gcn_norm.UPSTREAM(graph, None, 10, add_self_loops=loops)
+        for ours in found:
+            for a, b in zip(ours, expected, strict=True):
+                assert torch.equal(a, b)
+
+
+def test_what_was_noted_is_computed_again_once_it_was_edited() -> None:
+    graph = EDGES.clone()
+    with fastgraph.enabled(min_edges=0):
+        _, weight = _normalised(graph)
+        expected = weight.clone()
+        weight.zero_()
+        assert torch.equal(_normalised(graph)[1], expected)
+
+
+def test_a_graph_that_was_used_before_others_is_remembered_at_its_second_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graphs = [EDGES.clone() for _ in range(5)]
+    with fastgraph.enabled(min_edges=0):
+        calls = _upstream_calls(monkeypatch)
+        for _ in range(4):
+            for graph in graphs:
+                _normalised(graph)
+    assert len(calls) == 2 * len(graphs) - 1  # what was made of the last was there yet
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 10])
+def test_nothing_is_kept_beyond_the_bound(cache_bytes: int) -> None:
+    fastgraph.clear_cache()
+    with fastgraph.enabled(min_edges=0, cache_bytes=cache_bytes):
+        for _ in range(3):
+            _normalised(EDGES)
+            assert MEMO.nbytes == 0
 
 
 def test_users_get_tensors_of_their_own() -> None:
