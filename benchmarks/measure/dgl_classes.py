@@ -83,8 +83,6 @@ class Case:
         channels: in and out.
     """
 
-    upstream_keeps_graphs = True
-
     def __init__(self, layer: str, data: GraphData, channels: int) -> None:
         torch.manual_seed(0)
         self._data = _with_self_loops(data)

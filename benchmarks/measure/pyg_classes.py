@@ -106,8 +106,6 @@ class Case:
         channels: in and out.
     """
 
-    upstream_keeps_graphs = False
-
     def __init__(self, layer: str, data: GraphData, channels: int) -> None:
         torch.manual_seed(0)
         self._edges = data.edge_index

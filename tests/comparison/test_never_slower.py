@@ -140,8 +140,6 @@ def test_shapes_are_what_they_are_called() -> None:
 class Summed:
     """A case whose every gradient is known."""
 
-    upstream_keeps_graphs = False
-
     def __init__(self) -> None:
         self.module = nn.Linear(2, 2, bias=False)
         self.x = torch.ones(3, 2)
@@ -188,24 +186,22 @@ def test_each_step_has_a_graph_of_its_own_where_they_are_fresh() -> None:
     assert not steps.is_empty
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-def test_kinds_of_graphs_share_upstream_where_it_keeps_none(
-    keeps: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_upstream_meets_the_same_kind_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     case, modes, turns = Summed(), measure("modes"), measure("turns")
-    case.upstream_keeps_graphs = keeps
-    measured = []
+    made = []
 
-    def measure_all(plain: Any, others: list[Any], effort: Any) -> list[Any]:
+    def compared(plain: Any, ours: Any, effort: Any) -> Any:
         before = case.graphs
         plain.prepare()
-        measured.append((len(others), case.graphs - before))
-        return [turns.Beside(1.0, 1.0, 1) for _ in others]
+        middle = case.graphs
+        ours.prepare()
+        made.append((middle - before, case.graphs - middle))
+        return turns.Beside(1.0, 1.0, 1)
 
-    monkeypatch.setattr(modes, "measure_all", measure_all)
+    monkeypatch.setattr(modes, "measure", compared)
     found = modes.beside(case, "all", ["reused", "fresh"], None, contextlib.nullcontext)
     assert list(found) == ["reused", "fresh"]
-    assert measured == ([(1, 0), (1, 1)] if keeps else [(2, 0)])
+    assert made == [(0, 0), (1, 1)]
 
 
 def test_rows_come_back_and_losses_are_reported(tmp_path: Path) -> None:
