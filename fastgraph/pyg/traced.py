@@ -164,7 +164,8 @@ def _kind_of(arguments: Mapping[str, Any]) -> Kind:
         for part in value if type(value) is tuple else (value,):
             found.append(type(part))
             if isinstance(part, Tensor):
-                found += part.shape[1:], part.dtype
+                shape = part.shape  # part of which takes longer to get than all of it
+                found += shape[1] if len(shape) == 2 else shape[1:], part.dtype
     return tuple(found)
 
 

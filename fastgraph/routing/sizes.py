@@ -20,23 +20,29 @@ from fastgraph.settings import current
 class Least(NamedTuple):
     """The least numbers of edges from which on no call was slower than upstream's.
 
-    Each is for an ``edge_index`` that is new at each call, and 8 channels or more.
+    Each is for an ``edge_index`` that is new at each call, and many channels.
 
     Attributes:
         inference: where no gradient is recorded.
         training: for a forward and a backward pass.
+        wide: the channels from which on their number does not matter; with fewer, as many more
+            edges must be.
+        narrow_edges: the factor by which the least number of edges grows for one or two channels.
     """
 
     inference: int
     training: int
+    wide: int = 8
+    narrow_edges: int = 16
 
     def bound(self) -> int:
         """That of training while gradients are recorded, else that of inference."""
         return self.training if is_grad_enabled() else self.inference
 
 
-SUM = Least(inference=10_000, training=6500)
-WEIGHTED_SUM = Least(inference=6500, training=3000)  # upstream multiplies in a pass of its own
+SUM = Least(inference=10_000, training=6500, wide=32, narrow_edges=32)
+# Upstream multiplies by weights in a pass of its own.
+WEIGHTED_SUM = Least(inference=6500, training=3000, wide=16, narrow_edges=32)
 EXTREMUM = Least(inference=10_000, training=1500)
 GCN = Least(inference=1500, training=2000)
 ATTENTION = Least(inference=2000, training=4000)
@@ -50,13 +56,10 @@ TOO_SMALL = Refusal("too few edges to gain from it; min_edges=0 routes it nevert
 """Why a call gains nothing from its route, which ``strict`` does not take for an error."""
 
 _WIDE = 8
-"""The channels from which on their number does not matter; with fewer, more edges must be."""
+"""The channels of messages from which on their number does not matter."""
 
 _NARROW = 2
 """Up to so many channels, edges are nearly all that upstream's operations spend time on."""
-
-_NARROW_EDGES = 16
-"""Factor by which the least number of edges grows for so few channels."""
 
 
 def _features(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
@@ -116,7 +119,8 @@ def is_too_small(
     rows, num_edges = shape
     bound = least.bound()
     if num_edges >= bound and (
-        num_edges >= _NARROW_EDGES * bound or not _is_narrow(width(*arguments), num_edges, bound)
+        num_edges >= least.narrow_edges * bound
+        or not _is_narrow(width(*arguments), num_edges, bound, least.wide)
     ):
         return False
     return rows == 2 and current().min_edges is None and edge_index.is_cpu
@@ -295,12 +299,21 @@ def of_many(*_: object) -> None:
     """Features with so many channels that their number does not matter."""
 
 
-def _is_narrow(features: object, num_edges: int, bound: int) -> bool:
+def _is_narrow(features: object, num_edges: int, bound: int, wide: int) -> bool:
     channels = features
     if isinstance(features, (tuple, list)) and features:
         channels = features[0]
     if isinstance(channels, Tensor):
-        channels = channels.shape[-1] if channels.dim() == 2 else None
+        channels = _channels(channels)
     if not isinstance(channels, int):
         return False
-    return channels <= _NARROW or num_edges * channels < _WIDE * bound
+    return channels <= _NARROW or num_edges * channels < wide * bound
+
+
+def _channels(x: Tensor) -> int | None:
+    """The numbers of a node, which most features have in the longest dimension."""
+    shape = x.shape
+    if len(shape) == 2:
+        return shape[1]
+    longest = max(shape, default=0)
+    return x.numel() // longest if longest > 0 else None

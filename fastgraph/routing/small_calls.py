@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import ParamSpec
-from weakref import WeakKeyDictionary
+from typing import Any, ParamSpec
+from weakref import ref
 
 from torch import is_grad_enabled
 
@@ -25,7 +26,8 @@ class SmallCalls:
     """
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[object, dict[Kind, int]] = WeakKeyDictionary()
+        # By the owner's `id`, as in `fastgraph.routing.programs`.
+        self._known: dict[int, tuple[ref[Any], dict[Kind, int]]] = {}
 
     def add(self, owner: object, num_edges: int, kind: Kind) -> None:
         """Remember a call.
@@ -35,7 +37,10 @@ class SmallCalls:
             num_edges: of the call.
             kind: of the call, but for whether gradients are recorded.
         """
-        known = self._known.setdefault(owner, {})
+        number = id(owner)
+        if number not in self._known:
+            self._known[number] = ref(owner, functools.partial(_forget, self._known, number)), {}
+        known = self._known[number][1]
         if len(known) >= _MOST_KINDS:
             known.clear()
         key = (is_grad_enabled(), kind)
@@ -60,7 +65,11 @@ class SmallCalls:
             args: its arguments.
             kwargs: the same.
         """
-        known = self._known.get(owner)
+        known = self._known.get(id(owner))
         if known is None or current().min_edges is not None:
             return False
-        return num_edges <= known.get((is_grad_enabled(), kind(*args, **kwargs)), 0)
+        return num_edges <= known[1].get((is_grad_enabled(), kind(*args, **kwargs)), 0)
+
+
+def _forget(known: dict[int, Any], number: int, _: object) -> None:
+    known.pop(number, None)

@@ -49,7 +49,7 @@ from fastgraph.routing.sizes import (
     of_many,
 )
 
-CHANNELS = 8
+CHANNELS = 32
 
 LAYERS: dict[str, tuple[Callable[[], MessagePassing], Least]] = {
     "GCNConv": (lambda: GCNConv(CHANNELS, CHANNELS), GCN),
@@ -128,7 +128,7 @@ def test_nothing_within_a_small_call_is_planned(
 ) -> None:
     make, least = LAYERS[layer]
     # With the self-loops that some of them add there are more edges than the least.
-    bound = min(least)
+    bound = min(least.inference, least.training)
     conv, x, index = make(), torch.randn(bound, CHANNELS), edges(bound - 1, bound)
     expected = conv(x, index)
 
@@ -150,10 +150,11 @@ NARROW: dict[str, tuple[Callable[[int], MessagePassing], Least]] = {
 }
 
 
-@pytest.mark.parametrize(("channels", "times"), [(1, 16), (2, 16), (4, 2)])
+@pytest.mark.parametrize("channels", [1, 2, 4, 8])
 @pytest.mark.parametrize("layer", NARROW)
-def test_narrow_features_need_more_edges(layer: str, channels: int, times: int) -> None:
+def test_narrow_features_need_more_edges(layer: str, channels: int) -> None:
     make, least = NARROW[layer]
+    times = least.narrow_edges if channels <= 2 else max(least.wide // channels, 1)
     conv, bound = make(channels), times * least.inference
     x = torch.randn(20, CHANNELS if layer in ("GCNConv", "GATConv") else channels)
     with torch.no_grad(), fastgraph.enabled():
@@ -161,6 +162,24 @@ def test_narrow_features_need_more_edges(layer: str, channels: int, times: int) 
         assert counts() == [(0, 1, {TOO_SMALL.reason: 1})]
         conv(x=x, edge_index=edges(bound))
         assert counts() == [(1, 1, {TOO_SMALL.reason: 1})]
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels"),
+    [((20, 4), 4), ((1, 20, 4), 4), ((3, 20, 2), 6), ((20, 2, 4), 8), ((20,), 1)],
+)
+def test_the_numbers_of_a_node_are_counted_in_any_layout(
+    shape: tuple[int, ...], channels: int
+) -> None:
+    x, bound = torch.randn(shape), SUM.training
+    if channels <= 2:
+        bound *= SUM.narrow_edges
+    else:
+        bound = -(-bound * SUM.wide // channels)
+    for given in (x, (x, None), [x]):
+        assert is_too_small(SUM, edges(bound - 1), lambda given=given: given)
+        assert not is_too_small(SUM, edges(bound), lambda given=given: given)
+    assert is_too_small(SUM, edges(bound - 1), lambda: torch.empty(0, 20, 0))
 
 
 def test_layers_that_normalise_before_they_propagate() -> None:
