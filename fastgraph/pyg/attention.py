@@ -82,6 +82,9 @@ def accepted(
     inputs = _inputs_of(x)
     if isinstance(inputs, Refusal):
         return inputs
+    refusal = _numbers_refusal(module)
+    if refusal is not None:
+        return refusal
     if dropout_rate(module) > 0 and capture.is_capturing(inputs.src):
         return Refusal("attention dropout in a CUDA graph")
     refusal = _module_refusal(module, layer)
@@ -97,6 +100,14 @@ def accepted(
         return Refusal("features that are not plain tensors beside a sparse adjacency matrix")
     refusal = REGISTRY.refusal(operator, device_type(inputs.src), inputs.src.dtype)
     return Accepted(inputs, edges) if refusal is None else refusal
+
+
+def _numbers_refusal(module: Any) -> Refusal | None:
+    """Why numbers of a layer are none that an operator takes; upstream has an error of its own."""
+    rate, slope = module.dropout, vars(module).get("negative_slope", 0.0)
+    if type(rate) not in (int, float) or not 0 <= rate <= 1 or type(module.training) is not bool:
+        return Refusal("dropout is no rate, or training no bool")
+    return None if type(slope) in (int, float) else Refusal("negative_slope is no number")
 
 
 def _module_refusal(module: MessagePassing, layer: type[MessagePassing]) -> Refusal | None:
@@ -123,6 +134,8 @@ def _module_refusal(module: MessagePassing, layer: type[MessagePassing]) -> Refu
         return Refusal(f"aggregation {type(module.aggr_module).__name__}")
     if module.flow != "source_to_target":
         return Refusal(f"flow {module.flow}")
+    if module.node_dim != 0:
+        return Refusal(f"node_dim={module.node_dim}")
     return plain_parameters(module)
 
 

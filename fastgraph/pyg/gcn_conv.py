@@ -145,6 +145,8 @@ def _takes_operator(
     is_edge_index = type(edge_index) is Tensor or operand("edge_index", edge_index) is None
     if not is_edge_index or edge_index.layout != torch.strided:
         return False
+    if type(module.node_dim) is not int:
+        return False
     if x.dim() < 2 or module.node_dim not in (-2, x.dim() - 2):
         return False
     if gcn_conv.gcn_norm is not gcn_norm.UPSTREAM:

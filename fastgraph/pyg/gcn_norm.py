@@ -91,7 +91,13 @@ def _left_if_small(edge_index: Any) -> list[object] | None:
     return counted
 
 
+_OPTIONS = frozenset((int, bool, str, type(None), torch.dtype))
+"""The types of the other arguments by which a result can be remembered."""
+
+
 def _remembered(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: Any) -> Any:
+    if not _OPTIONS.issuperset(map(type, (*args, *kwargs.values()))):
+        return UPSTREAM(edge_index, edge_weight, *args, **kwargs)  # which has an error, or none
     parts = _parts_to_remember_by(edge_index, edge_weight)
     if parts is None and _is_subclass(edge_index, edge_weight):
         return _of_subclass(edge_index, edge_weight, args, kwargs)
@@ -113,7 +119,7 @@ def _remembered(edge_index: Any, edge_weight: Any = None, *args: Any, **kwargs: 
         return known.given_back(edge_index)
     may_wait = known is None and edge_weight is None and inputs[0] is edge_index
     is_first = False
-    if may_wait and edge_index.is_cpu:
+    if may_wait and edge_index.is_cpu and edge_index.dim() == 2:
         is_used, noted = MEMO.noted(key, edge_index)
         if noted is not None and noted.intact:
             MEMO.put(key, noted, edge_index)

@@ -18,6 +18,9 @@ _HOOKS = (
     "_message_and_aggregate_forward_hooks",
 )
 
+_FLOWS = ("source_to_target", "target_to_source")
+_NO_VALUE = Refusal("node_dim or flow has no value that it may have")
+
 _METHODS = ("message", "aggregate", "update", "message_and_aggregate", "collect")
 
 
@@ -47,6 +50,10 @@ def state_refusal(module: MessagePassing) -> Refusal | None:
             return Refusal(f"{name} is overridden on the instance")
     if any(map(attributes.__getitem__, _HOOKS)):
         return Refusal("a message-passing hook is set")
+    if type(module.node_dim) is not int or type(module.flow) is not str:
+        return _NO_VALUE
+    if module.flow not in _FLOWS:
+        return _NO_VALUE
     if module.explain:
         return Refusal("explaining")
     if module.decomposed_layers > 1:

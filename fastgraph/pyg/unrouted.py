@@ -74,4 +74,6 @@ def _aggregation(args: tuple[Any, ...], _: dict[str, Any]) -> tuple[str, str]:
 
 
 def _pooling(_: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:
-    return GLOBAL_POOLING[kwargs["reduce"]]
+    reduce = kwargs.get("reduce", "sum")  # of users, who may call it with anything
+    found = GLOBAL_POOLING.get(reduce) if isinstance(reduce, str) else None
+    return found or ("scatter", "the reduction is none of a pooling function")
