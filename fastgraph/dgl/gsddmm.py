@@ -45,6 +45,8 @@ def plan(
         _check_rows(gidx, lhs, lhs_target)
     if op != "copy_lhs":
         _check_rows(gidx, rhs, rhs_target)
+    if type(lhs_target) is not str or type(rhs_target) is not str:
+        return NoOperator("targets that are no names")  # of which upstream has an error
     is_forward = lhs_target in _SOURCE and rhs_target in _DESTINATION
     is_backward = lhs_target in _DESTINATION and rhs_target in _SOURCE
     if op != "dot" or not (is_forward or is_backward):

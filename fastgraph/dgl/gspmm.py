@@ -69,6 +69,8 @@ def plan(gidx: Any, op: str, reduce: str, lhs: Any, rhs: Any) -> Computation | R
         return NoOperator(f"{reduce} of {op} has no operator")
     of_edges = op == "copy_rhs"
     x = rhs if of_edges else lhs
+    if not isinstance(x, Tensor):
+        return NoOperator("features that are no tensor")  # of which upstream has an error
     channels = x.shape[1:].numel()
     if channels == 0:
         return NoOperator("features without channels have no operator")

@@ -82,7 +82,7 @@ def _of_users(message_passing: Callable[..., Any]) -> Callable[..., Any]:
     def routed(g: Any, mfunc: Any, rfunc: Any, afunc: Any) -> Any:
         if isinstance(mfunc, BuiltinFunction) and isinstance(rfunc, BuiltinFunction):
             return message_passing(g, mfunc, rfunc, afunc)
-        if not SWITCH.active:
+        if not SWITCH.active or not (callable(mfunc) and callable(rfunc)):
             return message_passing(g, mfunc, rfunc, afunc)
         if traced.is_tiny(g):
             under_way = leave(_UPDATE, _TINY)
