@@ -226,7 +226,7 @@ class Memo:
         self._latest = _Noted(key, value, storage, witness) if has_room else None
 
     def noted(self, key: tuple[object, ...], tensor: Tensor) -> tuple[bool, Any | None]:
-        """Whether a use was taken down, and the value if it is there and the content the same.
+        """True if a use was taken down, and the value if it is there and the content the same.
 
         It is for the caller to :meth:`put` the value now.
 
