@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,7 +16,11 @@ from torch_geometric.nn import MessagePassing
 
 import fastgraph
 from fastgraph.comparison.memory import release_freed, resident, restart_peak
+from fastgraph.edge_programs.gradients import derive
+from fastgraph.edge_programs.operations import OUTER, PRODUCT, PRODUCT_T
+from fastgraph.edge_programs.program import Program
 from fastgraph.layers.prepared import Prepared
+from fastgraph.ops.edge_program import with_records
 from fastgraph.routing.programs import last_outcome
 from fastgraph.routing.status import recording
 from measure.given import Given, Usual, normal
@@ -91,8 +96,11 @@ class Bench:
             return None
         if self._data is None:
             self._data = _MADE[self._graph]() if self._graph in _MADE else load(self._graph)
-        step = _made(config, self._data, self._channels, alone=part == "propagate")
+        step, layer = _made(config, self._data, self._channels, alone=part == "propagate")
         memory, difference = _first(step)
+        with _side("ours"):
+            step.forward()
+            multiplied = multiplications(layer)
         return {
             "graph": self._graph,
             "nodes": self._data.num_nodes,
@@ -102,6 +110,8 @@ class Bench:
             "part": part,
             "programs": programs,
             "products": has_products(name),
+            "multiplications": multiplied,
+            "product_gflops": product_gflops(),
             "times": self._times(step),
             "memory": memory,
             "difference": difference,
@@ -166,13 +176,62 @@ def has_products(name: str) -> bool:
         config.call(layer, given)
         outcomes = [last_outcome(module) for module in layer.modules()]
     return any(
-        isinstance(outcome, Prepared) and outcome.traced.program.has_products
+        isinstance(outcome, Prepared) and _multiplications(outcome.traced.program) > 0
         for outcome in outcomes
     )
 
 
-def _made(config: Usual, data: GraphData, channels: int, *, alone: bool) -> Step:
-    """The step of a layer, or of its ``propagate`` alone, with a gradient for nodes' features."""
+def multiplications(layer: nn.Module) -> dict[str, int]:
+    """Multiply-adds for each edge in the products of a layer's programs, in each pass.
+
+    The gradients are those of all operands but the ones of edges.
+    """
+    outcomes = [last_outcome(module) for module in layer.modules()]
+    programs = [with_records(o.traced.program) for o in outcomes if isinstance(o, Prepared)]
+    return {
+        "forward": sum(map(_multiplications, programs)),
+        "backward": sum(
+            _multiplications(made.program)
+            for program in programs
+            for made in derive(
+                program,
+                frozenset(o.name for o in program.operands if o.place != "edge"),
+                frozenset(k for k, output in enumerate(program.outputs) if not output.is_record),
+            ).passes
+        ),
+    }
+
+
+def _multiplications(program: Program) -> int:
+    return sum(
+        program.width(made.arguments[0]) * made.width
+        for made in program.instructions
+        if made.operation in (PRODUCT, PRODUCT_T)
+    ) + sum(
+        math.prod(program.output_shape(output, 1, 1))
+        for output in program.outputs
+        if output.reduction == OUTER
+    )
+
+
+@functools.cache
+def product_gflops() -> float:
+    """The speed of torch's own product of two large matrices, the best of some."""
+    matrix = torch.ones(1024, 1024)
+
+    def seconds() -> float:
+        begun = time.process_time()
+        matrix.mm(matrix)
+        return time.process_time() - begun
+
+    return 2 * 1024**3 / min(seconds() for _ in range(12)) / 1e9
+
+
+def _made(config: Usual, data: GraphData, channels: int, *, alone: bool) -> tuple[Step, nn.Module]:
+    """The step of a layer, or of its ``propagate`` alone, with a gradient for nodes' features.
+
+    And the layer.
+    """
 
     def values(shape: tuple[int, ...], name: str) -> Tensor:
         return normal(shape, name).requires_grad_(name.partition(" ")[0] == "x")
@@ -181,10 +240,10 @@ def _made(config: Usual, data: GraphData, channels: int, *, alone: bool) -> Step
     torch.manual_seed(0)
     layer = config.build(given)
     if alone:
-        return _propagation(layer, lambda: config.call(layer, given))
+        return _propagation(layer, lambda: config.call(layer, given)), layer
     config.call(layer, given)  # makes the features that it takes
     leaves = [leaf for leaf in given.leaves.values() if leaf.requires_grad]
-    return Step(lambda: config.call(layer, given), [*leaves, *layer.parameters()])
+    return Step(lambda: config.call(layer, given), [*leaves, *layer.parameters()]), layer
 
 
 def _propagation(layer: nn.Module, call: Callable[[], Any]) -> Step:
