@@ -7,7 +7,7 @@ import operator
 import torch
 from torch import Tensor
 
-from fastgraph.sparse import products
+from fastgraph.sparse import products, semirings
 from fastgraph.sparse.pattern import check_tensor
 from fastgraph.sparse.sparse_matrix import Scalar, SparseMatrix
 
@@ -55,15 +55,45 @@ def spspmm(A: SparseMatrix, B: SparseMatrix) -> SparseMatrix:  # noqa: N803
     return SparseMatrix(*products.spspmm(A.pattern, A.val, B.pattern, B.val))
 
 
-def matmul(A: Tensor | SparseMatrix, B: Tensor | SparseMatrix) -> Tensor | SparseMatrix:  # noqa: N803
-    """:func:`spmm`, :func:`spspmm`, or the product of two dense matrices.
+def matmul(
+    A: Tensor | SparseMatrix,  # noqa: N803
+    B: Tensor | SparseMatrix,  # noqa: N803
+    semiring: str = "plus_times",
+    ties: str = "split",
+) -> Tensor | SparseMatrix:
+    """:func:`spmm`, :func:`spspmm`, or the product of two dense matrices; or over a semiring.
+
+    A semiring ``"ADD_MULTIPLY"`` is named as in python-graphblas. Every entry ``a`` of a row and the
+    number ``x`` that it meets are a message: ``a * x`` for ``times``, ``a + x`` for ``plus``,
+    ``a - x`` for ``minus``, ``a`` for ``first``, ``x`` for ``second``, and 1 for ``pair``. The
+    messages of a row are reduced by ``plus``, ``min``, ``max``, ``logsumexp``, ``mean``, over their
+    number, or ``weighted_mean``, by the values: ``weighted_mean_second`` is ``sum(a x) / sum(a)``,
+    and ``weighted_mean_times``, which section 4.3 of Besta et al. (SC 2023) describes,
+    ``sum(a^2 x) / sum(a)``. Rows without entries have the identity of the addition, infinity for
+    ``min`` and minus infinity for ``max`` and ``logsumexp``, and 0 for means.
+
+    Args:
+        A: dense, or ``[n, m]`` with values ``[nnz]`` or ``[nnz, heads]``. Over a semiring entries
+            in one place are several messages.
+        B: as for :func:`spmm` or :func:`spspmm`.
+        semiring: its name. All others need a sparse ``A``.
+        ties: who has the gradient of a minimum or maximum that several messages attain:
+            all of them, evenly (``"split"``), or the first one (``"winner"``), and nobody where the
+            result is the identity.
 
     Raises:
         AssertionError: an argument has the wrong type, or only the first is dense.
+        ValueError: there is no such semiring, or no such treatment of ties.
         RuntimeError: as for these.
     """
     _check_type("A", A, (Tensor, SparseMatrix))
     _check_type("B", B, (Tensor, SparseMatrix))
+    if semiring != "plus_times":
+        _check_type("A", A, SparseMatrix)
+        assert isinstance(A, SparseMatrix)
+        if isinstance(B, Tensor):
+            return semirings.matmul(A.pattern, A.val, B, semiring, ties)
+        return SparseMatrix(*semirings.spspmm(A.pattern, A.val, B.pattern, B.val, semiring, ties))
     if isinstance(A, Tensor):
         if not isinstance(B, Tensor):
             raise AssertionError("B must be a Tensor where A is one, got SparseMatrix")

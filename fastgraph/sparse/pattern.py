@@ -139,12 +139,25 @@ class Pattern:
         Raises:
             RuntimeError: one of them was edited in place.
         """
-        for tensor, version in self._versions:
-            if tensor._version != version:
-                raise RuntimeError(
-                    "the indices of a sparse matrix were edited in place after it was made of them "
-                    "or had given them out"
-                )
+        if self.is_edited:
+            raise RuntimeError(
+                "the indices of a sparse matrix were edited in place after it was made of them "
+                "or had given them out"
+            )
+
+    @property
+    def is_edited(self) -> bool:
+        """True once :meth:`check_unedited` raises."""
+        return any(tensor._version != version for tensor, version in self._versions)
+
+    @property
+    def source(self) -> tuple[tuple[Tensor, ...], tuple[object, ...]]:
+        """The tensors that the pattern was made of, and all else that says where entries are."""
+        base = self if self._base is None else self._base
+        given = base._given
+        parts = (given,) if isinstance(given, Tensor) else given
+        tensors = tuple(part for part in parts if part is not None)
+        return tensors, (self.shape, base is self, len(parts), len(tensors))
 
     def transposed(self) -> Pattern:
         """Rows and columns exchanged; it shares all views with this one."""
@@ -273,6 +286,30 @@ class Pattern:
     def all_entries(self) -> Groups:
         """Entries as one group."""
         return one_group(self.nnz, self.device)
+
+    @property
+    @_once
+    def empty_rows(self) -> Tensor:
+        """The numbers of the rows without entries, int64."""
+        return (self._ptr.diff() == 0).nonzero().squeeze(1)
+
+    @property
+    @_once
+    def ranks(self) -> Tensor:
+        """The place of each entry among those of its row, in their order, int32 ``[nnz]``."""
+        base = self if self._base is None else self._base
+        ptr, ids = self._ptr, base._grouped.graph.grouped(transpose=base is not self).edge_id
+        places = torch.arange(self.nnz, dtype=torch.int32, device=self.device)
+        places -= torch.repeat_interleave(ptr[:-1], ptr.diff(), output_size=self.nnz)
+        if ids is None:
+            return places
+        return torch.empty_like(places).index_copy_(0, ids.long(), places)
+
+    @property
+    def _ptr(self) -> Tensor:
+        """Where the entries of each row begin and end, as kernels have them."""
+        base = self if self._base is None else self._base
+        return base._grouped.graph.grouped(transpose=base is not self).ptr
 
     @property
     @_once

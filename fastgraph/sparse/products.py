@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from fastgraph import ops
-from fastgraph.graphs.graph import normal_mode
 from fastgraph.plugins.backend import FLOATING
-from fastgraph.sparse.groups import Groups
-from fastgraph.sparse.pattern import Pattern, diagonal, from_places
+from fastgraph.sparse.pairs import pairs
+from fastgraph.sparse.pattern import Pattern, diagonal
 
 
 def spmm(pattern: Pattern, val: Tensor, x: Tensor) -> Tensor:
@@ -26,7 +25,7 @@ def spmm(pattern: Pattern, val: Tensor, x: Tensor) -> Tensor:
     Raises:
         RuntimeError: shapes, dtypes or devices do not fit, or no kernel takes the dtype.
     """
-    _check_spmm(pattern, val, x)
+    check_spmm(pattern, val, x)
     if x.dim() == 1:
         return _spmm(pattern, val, x.unsqueeze(1)).squeeze(1)
     if x.dim() == 2:
@@ -44,7 +43,12 @@ def _spmm(pattern: Pattern, val: Tensor, x: Tensor) -> Tensor:
     return ops.spmm(x, index, val, ptr=ptr, num_out=num_out, transpose=transpose)
 
 
-def _check_spmm(pattern: Pattern, val: Tensor, x: Tensor) -> None:
+def check_spmm(pattern: Pattern, val: Tensor, x: Tensor) -> None:
+    """A matrix and a dense one can be multiplied.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices do not fit, or no kernel takes the dtype.
+    """
     fits = x.dim() in (1, 2, 3) and x.shape[0] == pattern.shape[1]
     fits = fits and (x.dim() == 3) == (val.dim() == 2)
     if not fits or (x.dim() == 3 and x.shape[2] != val.shape[1]):
@@ -197,37 +201,15 @@ def spspmm(a: Pattern, a_val: Tensor, b: Pattern, b_val: Tensor) -> tuple[Patter
     Raises:
         RuntimeError: shapes, dtypes or devices do not fit, or there are duplicates.
     """
-    _check_spspmm(a, a_val, b, b_val)
+    check_spspmm(a, a_val, b, b_val)
     if a.is_diagonal and b.is_diagonal:
         return _diagonals(a, a_val, b, b_val)
     if a.is_diagonal and a.shape[0] == a.shape[1]:
         return b, b.by_row.gather(a_val) * b_val
     if b.is_diagonal and b.shape[0] == b.shape[1]:
         return a, a.by_column.gather(b_val) * a_val
-    of_a, of_b, groups, pattern = _pairs(a, b)
-    return pattern, groups.sum(of_a.gather(a_val) * of_b.gather(b_val))
-
-
-def _pairs(a: Pattern, b: Pattern) -> tuple[Groups, Groups, Groups, Pattern]:
-    """Which entry of A, which of B and which of the product each multiplication belongs to."""
-    with normal_mode(), torch.no_grad():
-        ptr, col, ids = b.rows
-        middle = a.col.long()
-        counts = ptr.diff()[middle]
-        ends = counts.cumsum(0)
-        of_a = torch.repeat_interleave(counts)
-        first = ptr[middle] - (ends - counts)
-        position = torch.arange(len(of_a), device=a.device) + first[of_a]
-        of_b = position if ids is None else ids[position].long()
-        places = a.row.long()[of_a] * b.shape[1] + col.long()[position]
-        distinct, group = torch.unique(places, return_inverse=True)
-        shape = a.shape[0], b.shape[1]
-        return (
-            Groups(of_a, a.nnz),
-            Groups(of_b, b.nnz),
-            Groups(group, len(distinct)),
-            from_places(distinct, shape, torch.promote_types(a.dtype, b.dtype)),
-        )
+    made = pairs(a, b)
+    return made.pattern, made.products.sum(made.of_a.gather(a_val) * made.of_b.gather(b_val))
 
 
 def _diagonals(a: Pattern, a_val: Tensor, b: Pattern, b_val: Tensor) -> tuple[Pattern, Tensor]:
@@ -237,7 +219,12 @@ def _diagonals(a: Pattern, a_val: Tensor, b: Pattern, b_val: Tensor) -> tuple[Pa
     return diagonal(shape, a.device), torch.nn.functional.pad(val, (0, min(shape) - common))
 
 
-def _check_spspmm(a: Pattern, a_val: Tensor, b: Pattern, b_val: Tensor) -> None:
+def check_spspmm(a: Pattern, a_val: Tensor, b: Pattern, b_val: Tensor) -> None:
+    """Two sparse matrices can be multiplied.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices do not fit, or there are heads or duplicates.
+    """
     if a.shape[1] != b.shape[0]:
         raise RuntimeError(
             "B must have as many rows as A has columns, got A of shape "
