@@ -63,7 +63,7 @@ def matmul(
 ) -> Tensor | SparseMatrix:
     """:func:`spmm`, :func:`spspmm`, or the product of two dense matrices; or over a semiring.
 
-    A semiring ``"ADD_MULTIPLY"`` is named as in python-graphblas. Every entry ``a`` of a row and the
+    A semiring ``"ADD_MULTIPLY"`` is named as in python-graphblas. Each entry ``a`` of a row and the
     number ``x`` that it meets are a message: ``a * x`` for ``times``, ``a + x`` for ``plus``,
     ``a - x`` for ``minus``, ``a`` for ``first``, ``x`` for ``second``, and 1 for ``pair``. The
     messages of a row are reduced by ``plus``, ``min``, ``max``, ``logsumexp``, ``mean``, over their

@@ -36,11 +36,11 @@ ADDITIONS: Mapping[str, float] = {
     "mean": 0.0,
     "weighted_mean": 0.0,
 }
-"""How messages are reduced, and what a row without entries has: the identity of the monoid, or 0 of
+"""Reductions of messages, and what a row without entries has: the identity of the monoid, or 0 of
 a mean, which has none."""
 
 MULTIPLICATIONS = ("times", "plus", "minus", "first", "second", "pair")
-"""What a message is, of a value of the matrix and a number of the features."""
+"""Messages of a value of the matrix and a number of the features."""
 
 _Names = tuple[str, str]
 
