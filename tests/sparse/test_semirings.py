@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ import torch
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import dijkstra
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import fastgraph.sparse as fgs
 from fastgraph.sparse import SparseMatrix
@@ -321,6 +324,32 @@ def test_operands_in_any_strides() -> None:
         torch.testing.assert_close(
             fgs.matmul(a, x, semiring=semiring), upstream(a, a.val, x, semiring)
         )
+
+
+class Largest(TorchDispatchMode):
+    """Of the tensors that operators return."""
+
+    numel = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        out = func(*args, **(kwargs or {}))
+        found = [t.numel() for t in tree_leaves(out) if isinstance(t, Tensor)]
+        self.numel = max(self.numel, *found, 0)
+        return out
+
+
+@pytest.mark.parametrize(("semiring", "ties"), TREATMENTS)
+def test_nothing_of_entries_times_channels_is_stored(semiring: str, ties: str) -> None:
+    n, nnz, channels = 50, 2000, 32
+    val, x = torch.rand(nnz, requires_grad=True), torch.randn(n, channels, requires_grad=True)
+    a = fgs.spmatrix(places((n, n), nnz), val, (n, n))
+    with Largest() as largest:
+        out = fgs.matmul(a, x, semiring, ties)
+        if out.requires_grad:
+            out.sum().backward()
+    assert 0 < largest.numel <= 2 * nnz
 
 
 def distances(
