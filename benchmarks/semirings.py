@@ -5,8 +5,8 @@
 Torch gathers features of all entries, computes messages and scatters them: by ``scatter_reduce``,
 by ``index_add``, and for ``logsumexp`` by both. Products of a matrix with itself are made of pairs
 of entries that are looked for anew at each call, or known. Times are by the processor's clock on
-one thread, lower quartiles of all in turns. Results go to ``benchmarks/results/<date>-semirings.json``
-and ``.md``.
+one thread, lower quartiles of all in turns. Results go to ``<date>-semirings.json`` and ``.md`` in
+``benchmarks/results``.
 """
 
 from __future__ import annotations

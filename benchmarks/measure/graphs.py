@@ -159,14 +159,37 @@ def _from_pyg(name: str, root: Path) -> GraphData:
 def kronecker(scale: int, seed: int = 0) -> GraphData:
     """A symmetric R-MAT graph of ``2 ** scale`` nodes: skewed degrees, shuffled node numbers."""
     generator = np.random.default_rng(seed)
+    ends = _rmat(scale, 2**scale * _KRONECKER_EDGE_FACTOR.get(scale, 16), generator)
+    ends = generator.permutation(2**scale)[ends]
+    return _symmetric(f"kronecker-{scale}", ends, 2**scale)
+
+
+def kronecker_of_density(scale: int, density: float, seed: int = 0) -> GraphData:
+    """The same with edges between this share of all pairs of nodes."""
+    generator = np.random.default_rng(seed)
     num_nodes = 2**scale
-    num_edges = num_nodes * _KRONECKER_EDGE_FACTOR.get(scale, 16)
+    wanted = round(density * num_nodes**2 / 2)
+    keys = np.zeros(0, dtype=np.int64)
+    while len(keys) < wanted:  # as the same pairs are drawn again and again
+        low, high = np.sort(_rmat(scale, wanted, generator), axis=0)
+        keys = np.unique(np.concatenate([keys, (low * num_nodes + high)[low < high]]))
+    keys = generator.permutation(keys)[:wanted]
+    ends = generator.permutation(num_nodes)[np.stack([keys // num_nodes, keys % num_nodes])]
+    return _symmetric(f"kronecker-{scale} of density {density:g}", ends, num_nodes)
+
+
+def _rmat(scale: int, num_edges: int, generator: np.random.Generator) -> np.ndarray:
+    """The ends of edges ``[2, num_edges]``, with nodes in the order of R-MAT's quadrants."""
     ends = np.zeros((2, num_edges), dtype=np.int64)
     for _ in range(scale):
         quadrant = generator.choice(4, size=num_edges, p=_KRONECKER_QUADRANTS)
         ends = 2 * ends + np.stack([quadrant // 2, quadrant % 2])
-    ends = generator.permutation(num_nodes)[ends]
+    return ends
+
+
+def _symmetric(name: str, ends: np.ndarray, num_nodes: int) -> GraphData:
+    """The graph of these edges in both directions, without self-loops and duplicates."""
     ends = ends[:, ends[0] != ends[1]]
     keys = np.unique(np.concatenate([ends[0] * num_nodes + ends[1], ends[1] * num_nodes + ends[0]]))
     edge_index = np.stack([keys // num_nodes, keys % num_nodes])
-    return GraphData(f"kronecker-{scale}", torch.from_numpy(edge_index), num_nodes)
+    return GraphData(name, torch.from_numpy(edge_index), num_nodes)
