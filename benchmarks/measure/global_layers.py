@@ -79,7 +79,7 @@ class PygGAT(_Pyg):
 
     def forward(self, h: Tensor, edge_index: Tensor) -> Tensor:
         u = h @ self.layer.weight
-        row, col = u @ self.layer.att_row, u @ self.layer.att_col
+        row, col = (u @ att.unsqueeze(1) for att in (self.layer.att_row, self.layer.att_col))
         out: Tensor = self.propagate(edge_index, u=u, row=row, col=col)
         return out
 
@@ -88,4 +88,4 @@ class PygGAT(_Pyg):
     ) -> Tensor:
         scores = F.leaky_relu(row_i + col_j, self.layer.negative_slope)
         weight: Tensor = softmax(scores, index, num_nodes=size_i)
-        return weight.unsqueeze(-1) * u_j
+        return weight * u_j
