@@ -205,7 +205,7 @@ class _Messages(NamedTuple):
         return reduced.index_fill(0, empty, identity) if len(empty) else reduced
 
 
-def reduced(messages: _Messages, add: str, ties: str) -> Tensor:
+def _reduced(messages: _Messages, add: str, ties: str) -> Tensor:
     """Messages reduced over each row by one of :data:`ADDITIONS`, ``[n, *channels]``."""
     if messages.multiply == "pair":
         ones = torch.ones_like(messages.val)
@@ -226,6 +226,10 @@ def reduced(messages: _Messages, add: str, ties: str) -> Tensor:
         return _weighted_mean(messages)
     out = _logsumexp(messages) if add == "logsumexp" else _extremum(messages, add, ties)
     return messages.filled(out, ADDITIONS[add])
+
+
+# Programs are made in Python, once, and not by compiled code.
+reduced: Callable[[_Messages, str, str], Tensor] = torch.compiler.disable(_reduced)
 
 
 def _sum(messages: _Messages, reduce: str) -> Tensor:

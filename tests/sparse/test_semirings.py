@@ -326,6 +326,33 @@ def test_operands_in_any_strides() -> None:
         )
 
 
+def test_compiled_code_computes_the_same() -> None:
+    a = matrix("square")
+
+    def loss(val: Tensor, x: Tensor) -> Tensor:
+        b = fgs.val_like(a, val)
+        least = fgs.matmul(b, x.sin(), "min_plus", "winner")
+        return least.sum() + fgs.matmul(b, x, "logsumexp_times").cos().sum()
+
+    leaves = a.val.clone().requires_grad_(), randn(6, 3).requires_grad_()
+    expected = torch.autograd.grad(loss(*leaves), leaves)
+    compiled = torch.compile(loss, backend="aot_eager")
+    torch.testing.assert_close(torch.autograd.grad(compiled(*leaves), leaves), expected)
+
+
+@pytest.mark.parametrize("semiring", ["min_plus", "max_second", "logsumexp_plus", "mean_plus"])
+def test_a_transform_of_torch_func_is_an_error_and_no_zero(semiring: str) -> None:
+    a = matrix("square")
+    x = randn(6, 3)
+    leaf = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(fgs.matmul(a, leaf, semiring).sum(), leaf)
+    try:
+        found = torch.func.grad(lambda x: fgs.matmul(a, x, semiring).sum())(x)
+    except RuntimeError:
+        return
+    torch.testing.assert_close(found, expected)
+
+
 class Largest(TorchDispatchMode):
     """Of the tensors that operators return."""
 
