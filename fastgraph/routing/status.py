@@ -220,6 +220,14 @@ def count_refused(layer: str, reason: str) -> None:
         )
 
 
+def count_separate(layer: str, reason: str) -> None:
+    """Count a call that our own separate kernels run, of which nobody need be warned."""
+    with _lock:
+        row = THREAD.recorders[-1].named(layer)
+        row.fell_back += 1
+        row.reasons[reason] += 1
+
+
 def count_too_small(layer: str) -> None:
     """Count a call that upstream's code computes faster, which nobody need be warned of."""
     recorder = THREAD.recorders[-1]  # without the lock, as in `count_routed`

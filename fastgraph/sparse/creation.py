@@ -101,7 +101,8 @@ def val_like(mat: SparseMatrix, val: Tensor) -> SparseMatrix:
 
 def _with_values(pattern: Pattern, val: Tensor | None) -> SparseMatrix:
     if val is None:
-        val = torch.ones_like(pattern.row, dtype=torch.float32)
+        ones = torch.ones_like(pattern.row, dtype=torch.float32)
+        return SparseMatrix(pattern, ones, is_ones=not ones.is_inference())
     return SparseMatrix(pattern, val)
 
 

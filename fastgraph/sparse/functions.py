@@ -7,7 +7,8 @@ import operator
 import torch
 from torch import Tensor
 
-from fastgraph.sparse import products, semirings
+from fastgraph.sparse import fusing, products, semirings
+from fastgraph.sparse.expression import Dot, Ends, Entries, Expression, mapped, may_defer
 from fastgraph.sparse.pattern import check_tensor
 from fastgraph.sparse.sparse_matrix import Scalar, SparseMatrix
 
@@ -28,7 +29,9 @@ def spmm(A: SparseMatrix, X: Tensor) -> Tensor:  # noqa: N803
     """
     _check_type("A", A, SparseMatrix)
     _check_type("X", X, Tensor)
-    return products.spmm(A.pattern, A.val, X)
+    if isinstance(A.values, Expression):
+        return fusing.product(A.values, X)
+    return products.spmm(A.pattern, A.values, X)
 
 
 def bspmm(A: SparseMatrix, X: Tensor) -> Tensor:  # noqa: N803
@@ -119,7 +122,19 @@ def sddmm(A: SparseMatrix, X1: Tensor, X2: Tensor) -> SparseMatrix:  # noqa: N80
     _check_type("A", A, SparseMatrix)
     _check_type("X1", X1, Tensor)
     _check_type("X2", X2, Tensor)
-    return SparseMatrix(A.pattern, products.sddmm(A.pattern, A.val, X1, X2))
+    if not may_defer(X1, X2, *_tensors(A)) or A.nnz == 0 or 0 in (*X1.shape, *X2.shape):
+        return SparseMatrix(A.pattern, products.sddmm(A.pattern, A.val, X1, X2))
+    X1, X2 = products.as_matrices(X1, X2)  # noqa: N806
+    products.check_sddmm(A.pattern, A.values, X1, X2)
+    dots = Dot(A.pattern, X1, X2)
+    weights = A.expression
+    if isinstance(weights, Entries) and weights.is_ones:
+        if torch.promote_types(weights.dtype, dots.dtype) == dots.dtype:
+            return SparseMatrix(A.pattern, dots)
+    made = mapped(operator.mul, dots, weights)
+    if made is None:
+        return SparseMatrix(A.pattern, products.sddmm(A.pattern, A.val, X1, X2))
+    return SparseMatrix(A.pattern, made)
 
 
 def bsddmm(A: SparseMatrix, X1: Tensor, X2: Tensor) -> SparseMatrix:  # noqa: N803
@@ -238,6 +253,11 @@ def sp_broadcast_v(A: SparseMatrix, v: Tensor, op: str) -> SparseMatrix:  # noqa
             f"v must be [{n}, 1], [1, {m}] or [{m}] for A of shape {[n, m]}, "
             f"got shape {list(v.shape)}"
         )
+    if may_defer(v, *_tensors(A)) and A.nnz > 0 and v.dtype == A.dtype:
+        ends = Ends(A.pattern, v.reshape(-1), is_row=shape != (1, m))
+        made = mapped(of_two, A.expression, ends)
+        if made is not None:
+            return SparseMatrix(A.pattern, made)
     groups = A.pattern.by_column if shape == (1, m) else A.pattern.by_row
     of_entries = groups.gather(v.reshape(-1))
     if A.val.dim() > 1:
@@ -263,6 +283,10 @@ def sp_mul_v(A: SparseMatrix, v: Tensor) -> SparseMatrix:  # noqa: N803
 def sp_div_v(A: SparseMatrix, v: Tensor) -> SparseMatrix:  # noqa: N803
     """:func:`sp_broadcast_v` with ``/``."""
     return sp_broadcast_v(A, v, "truediv")
+
+
+def _tensors(matrix: SparseMatrix) -> tuple[Tensor, ...]:
+    return (matrix.values,) if isinstance(matrix.values, Tensor) else ()
 
 
 def _check_type(name: str, value: object, types: type | tuple[type, ...]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,21 @@ from fastgraph import ops
 from fastgraph.plugins.backend import FLOATING
 from fastgraph.sparse.pairs import pairs
 from fastgraph.sparse.pattern import Pattern, diagonal
+
+
+class Values(Protocol):
+    """What is known of values before they are computed; of a tensor, too."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def dim(self) -> int: ...
 
 
 def spmm(pattern: Pattern, val: Tensor, x: Tensor) -> Tensor:
@@ -43,11 +60,11 @@ def _spmm(pattern: Pattern, val: Tensor, x: Tensor) -> Tensor:
     return ops.spmm(x, index, val, ptr=ptr, num_out=num_out, transpose=transpose)
 
 
-def check_spmm(pattern: Pattern, val: Tensor, x: Tensor) -> None:
-    """A matrix and a dense one can be multiplied.
+def check_spmm(pattern: Pattern, val: Values, x: Tensor) -> None:
+    """Shapes, dtypes and devices fit; see :func:`spmm`.
 
     Raises:
-        RuntimeError: shapes, dtypes or devices do not fit, or no kernel takes the dtype.
+        RuntimeError: they do not.
     """
     fits = x.dim() in (1, 2, 3) and x.shape[0] == pattern.shape[1]
     fits = fits and (x.dim() == 3) == (val.dim() == 2)
@@ -59,12 +76,17 @@ def check_spmm(pattern: Pattern, val: Tensor, x: Tensor) -> None:
         )
     if x.dtype != val.dtype:
         raise RuntimeError(f"X must have the dtype of the values of A, {val.dtype}, got {x.dtype}")
-    _check_floating("X", x)
+    check_floating("X", x)
     if x.device != val.device:
         raise RuntimeError(f"X must be on the device of A, {val.device}, got {x.device}")
 
 
-def _check_floating(name: str, x: Tensor) -> None:
+def check_floating(name: str, x: Values) -> None:
+    """A tensor has a dtype that operators take.
+
+    Raises:
+        RuntimeError: it has none.
+    """
     if x.dtype not in FLOATING:
         raise RuntimeError(f"{name} must be one of {[str(d) for d in FLOATING]}, got {x.dtype}")
 
@@ -84,27 +106,51 @@ def sddmm(pattern: Pattern, val: Tensor, x1: Tensor, x2: Tensor) -> Tensor:
     Raises:
         RuntimeError: shapes, dtypes or devices do not fit, or no kernel takes the dtype.
     """
-    if x1.dim() == 1:
-        x1 = x1.unsqueeze(1)
-    if x2.dim() == 1:
-        x2 = x2.unsqueeze(0)
-    _check_sddmm(pattern, val, x1, x2)
+    x1, x2 = as_matrices(x1, x2)
+    check_sddmm(pattern, val, x1, x2)
+    found = dots(pattern, x1, x2)
+    return found * (val if val.dim() == found.dim() else val.unsqueeze(-1))
+
+
+def as_matrices(x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors ``[n]`` and ``[m]`` as matrices ``[n, 1]`` and ``[1, m]``; matrices as they are."""
+    return (
+        x1.unsqueeze(1) if x1.dim() == 1 else x1,
+        x2.unsqueeze(0) if x2.dim() == 1 else x2,
+    )
+
+
+def dots(pattern: Pattern, x1: Tensor, x2: Tensor) -> Tensor:
+    """The values of ``X1 @ X2`` where a pattern has entries.
+
+    Args:
+        pattern: of ``[n, m]``.
+        x1: ``[n, k]`` or ``[n, k, heads]``.
+        x2: ``[k, m]`` or ``[k, m, heads]``.
+
+    Returns:
+        ``[nnz]`` or ``[nnz, heads]``.
+    """
     ends = x2.transpose(0, 1), x1
     if x1.dim() == 3:
         ends = x2.permute(1, 2, 0), x1.transpose(1, 2)
     if x1.numel() == 0 or x2.numel() == 0:
         of_columns, of_rows = ends
         products = of_columns.index_select(0, pattern.col) * of_rows.index_select(0, pattern.row)
-        dots = products.sum(-1)
-    else:
-        index, ptr, transpose, _, _ = pattern.edges
-        if transpose:  # sources are rows then
-            ends = ends[1], ends[0]
-        dots = ops.sddmm(*ends, index, ptr=ptr)
-    return dots * (val if val.dim() == dots.dim() else val.unsqueeze(-1))
+        return products.sum(-1)
+    index, ptr, transpose, _, _ = pattern.edges
+    if transpose:  # sources are rows then
+        ends = ends[1], ends[0]
+    found: Tensor = ops.sddmm(*ends, index, ptr=ptr)
+    return found
 
 
-def _check_sddmm(pattern: Pattern, val: Tensor, x1: Tensor, x2: Tensor) -> None:
+def check_sddmm(pattern: Pattern, val: Values, x1: Tensor, x2: Tensor) -> None:
+    """Shapes, dtypes and devices fit, of matrices; see :func:`sddmm`.
+
+    Raises:
+        RuntimeError: they do not.
+    """
     (n, m), dim = pattern.shape, x1.dim()
     fits = dim == x2.dim() and dim in (2, 3) and val.dim() < dim
     fits = fits and (x1.shape[0], x2.shape[1]) == (n, m) and x1.shape[1] == x2.shape[0]
@@ -118,7 +164,7 @@ def _check_sddmm(pattern: Pattern, val: Tensor, x1: Tensor, x2: Tensor) -> None:
         )
     if x1.dtype != x2.dtype:
         raise RuntimeError(f"X1 and X2 must have one dtype, got {x1.dtype} and {x2.dtype}")
-    _check_floating("X1", x1)
+    check_floating("X1", x1)
     if x1.device != x2.device or x1.device != pattern.device:
         raise RuntimeError(
             f"X1 and X2 must be on the device of A, {pattern.device}, "
@@ -140,7 +186,7 @@ def softmax(pattern: Pattern, val: Tensor, dim: int) -> Tensor:
     """
     if dim not in (0, 1):
         raise ValueError(f"dim must be 0 or 1, got {dim}")
-    _check_floating("the values", val)
+    check_floating("the values", val)
     if val.numel() == 0:
         return val.clone()
     index, ptr, transpose, _, _ = pattern.edges

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from numbers import Number
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from fastgraph.plugins.backend import FLOATING
-from fastgraph.sparse import elementwise, products, selection
+from fastgraph.sparse import elementwise, fusing, products, selection
+from fastgraph.sparse.expression import Entries, Expression, Softmax, mapped, may_defer
 from fastgraph.sparse.groups import REDUCTIONS, Groups
 from fastgraph.sparse.pattern import Pattern, Shape, check_tensor, diagonal
 
@@ -31,8 +34,11 @@ class SparseMatrix:
     operands. Made by :func:`~fastgraph.sparse.spmatrix` and its like.
     """
 
-    def __init__(self, pattern: Pattern, val: Tensor) -> None:
-        check_tensor("val", val)
+    def __init__(
+        self, pattern: Pattern, val: Tensor | Expression, *, is_ones: bool = False
+    ) -> None:
+        if not isinstance(val, Expression):
+            check_tensor("val", val)
         if val.dim() not in (1, 2):
             raise AssertionError(f"val must be [nnz] or [nnz, heads], got shape {list(val.shape)}")
         if val.shape[0] != pattern.nnz or val.device != pattern.device:
@@ -41,7 +47,8 @@ class SparseMatrix:
                 f"got shape {list(val.shape)} on {val.device}"
             )
         self._pattern = pattern
-        self._val = val
+        self._values = val
+        self._version = val._version if is_ones and isinstance(val, Tensor) else None
 
     @property
     def pattern(self) -> Pattern:
@@ -49,9 +56,26 @@ class SparseMatrix:
         return self._pattern
 
     @property
+    def values(self) -> Tensor | Expression:
+        """The values: the tensor that was given, or an expression that computes them."""
+        return self._values
+
+    @property
+    def expression(self) -> Expression:
+        """The values as an expression, in which they may be operands."""
+        if isinstance(self._values, Expression):
+            return self._values
+        is_ones = self._version is not None and self._version == self._values._version
+        return Entries(self._pattern, self._values, is_ones=is_ones)
+
+    @property
     def val(self) -> Tensor:
-        """The values, ``[nnz]`` or ``[nnz, heads]``: the tensor that was given."""
-        return self._val
+        """The values, ``[nnz]`` or ``[nnz, heads]``: the tensor that was given, or computed now.
+
+        Raises:
+            RuntimeError: they are computed now, of a tensor that was edited in place.
+        """
+        return self._values if isinstance(self._values, Tensor) else self._values.value()
 
     @property
     def shape(self) -> Shape:
@@ -66,7 +90,7 @@ class SparseMatrix:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the values."""
-        return self.val.dtype
+        return self._values.dtype
 
     @property
     def device(self) -> torch.device:
@@ -288,11 +312,22 @@ class SparseMatrix:
             ValueError: ``dim`` is neither.
             RuntimeError: values are not floating-point numbers.
         """
+        if isinstance(self._values, Expression) and dim == 1 and may_defer():
+            products.check_floating("the values", self._values)
+            return self._like(Softmax(self._values))
         return self._like(products.softmax(self._pattern, self.val, dim))
 
     def neg(self) -> SparseMatrix:
         """The matrix with values of the other sign."""
-        return self._like(-self.val)
+        return self._mapped(operator.neg)
+
+    def _mapped(self, function: Callable[..., Tensor], *args: Any) -> SparseMatrix:
+        """The function of the values and of numbers, later where they are an expression."""
+        if isinstance(self._values, Expression):
+            made = mapped(function, self._values, *args)
+            if made is not None:
+                return self._like(made)
+        return self._like(function(self.val, *args))
 
     def inv(self) -> SparseMatrix:
         """The inverse of a square matrix that was made as a diagonal.
@@ -314,7 +349,9 @@ class SparseMatrix:
                 *products.spspmm(self._pattern, self.val, other._pattern, other.val)
             )
         if isinstance(other, Tensor):
-            return products.spmm(self._pattern, self.val, other)
+            if isinstance(self._values, Expression):
+                return fusing.product(self._values, other)
+            return products.spmm(self._pattern, self._values, other)
         return NotImplemented
 
     def __add__(self, other: SparseMatrix) -> SparseMatrix:
@@ -332,7 +369,7 @@ class SparseMatrix:
             return SparseMatrix(
                 *elementwise.mul(self._pattern, self.val, other._pattern, other.val)
             )
-        return self._like(self.val * other) if is_scalar(other) else NotImplemented
+        return self._mapped(operator.mul, other) if is_scalar(other) else NotImplemented
 
     __rmul__ = __mul__
 
@@ -341,14 +378,14 @@ class SparseMatrix:
             return SparseMatrix(
                 *elementwise.div(self._pattern, self.val, other._pattern, other.val)
             )
-        return self._like(self.val / other) if is_scalar(other) else NotImplemented
+        return self._mapped(operator.truediv, other) if is_scalar(other) else NotImplemented
 
     def __pow__(self, exponent: Scalar) -> SparseMatrix:
         return self._like(self.val**exponent) if is_scalar(exponent) else NotImplemented
 
     __neg__ = neg
 
-    def _like(self, val: Tensor) -> SparseMatrix:
+    def _like(self, val: Tensor | Expression) -> SparseMatrix:
         return SparseMatrix(self._pattern, val)
 
     def _selected(self, selected: selection.Selected) -> SparseMatrix:
@@ -356,8 +393,8 @@ class SparseMatrix:
 
     def __repr__(self) -> str:
         facts = f"shape={self.shape}, nnz={self.nnz}"
-        if self.val.dim() > 1:
-            facts += f", val_size={tuple(self.val.shape[1:])}"
+        if self._values.dim() > 1:
+            facts += f", val_size={tuple(self._values.shape[1:])}"
         lines = [f"indices={self.indices()}", f"values={self.val}"]
         lines = [text.replace("\n", "\n" + " " * (text.index("=") + 1)) for text in lines]
         body = ",\n".join([*lines, facts])

@@ -1,0 +1,325 @@
+"""Values of entries as expressions, which are computed when somebody asks.
+
+A leaf is a tensor of entries, rows or columns, or two whose rows' products are sampled. Leaves keep
+the caller's tensors, and an edit of one in place before it is used is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastgraph.backends import reference
+from fastgraph.ops.heads import dropout_seed, seed_number
+from fastgraph.plugins.backend import FLOATING
+from fastgraph.routing.conditions import execution_mode, is_plain
+from fastgraph.sparse import products
+from fastgraph.sparse.pattern import Pattern
+
+
+def may_defer(*tensors: Tensor) -> bool:
+    """True if an operation on these may wait, and give the same when it is done later.
+
+    Compilers, transforms, autocast and modes that see each operation would see it elsewhere; and of
+    edits in inference mode nobody counts.
+    """
+    return (
+        execution_mode() is None
+        and not torch.compiler.is_compiling()
+        and not torch.is_inference_mode_enabled()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and is_plain(*tensors)
+        and all(not t.is_inference() and t.layout is torch.strided for t in tensors)
+        and not (tensors and torch.is_autocast_enabled(tensors[0].device.type))
+    )
+
+
+class Expression:
+    """A value for each entry of a pattern, ``[nnz]``, ``[nnz, heads]`` or ``[nnz, 1]``.
+
+    Attributes:
+        pattern: whose entries.
+        shape: of the values.
+        dtype: of the values.
+        is_cut: true if it was made where no gradients were recorded, of what has them.
+    """
+
+    arguments: tuple[Expression, ...] = ()
+
+    def __init__(self, pattern: Pattern, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.pattern = pattern
+        self.shape = torch.Size(shape)
+        self.dtype = dtype
+        self.num_products = 0
+        self.is_cut = not torch.is_grad_enabled() and self.requires_grad
+        self._value: Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self.pattern.device
+
+    def dim(self) -> int:
+        """The number of dimensions of the values."""
+        return len(self.shape)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What a leaf is made of."""
+        return ()
+
+    @property
+    def requires_grad(self) -> bool:
+        """True if the values have a gradient."""
+        return not getattr(self, "is_cut", False) and (
+            any(t.requires_grad for t in self.tensors)
+            or any(a.requires_grad for a in self.arguments)
+        )
+
+    @property
+    def is_computed(self) -> bool:
+        """True if somebody asked for the values."""
+        return self._value is not None
+
+    def walk(self) -> Iterator[Expression]:
+        """The expressions of which it is made, and itself; each once."""
+        seen: set[int] = set()
+        left: list[Expression] = [self]
+        while left:
+            made = left.pop()
+            if id(made) not in seen:
+                seen.add(id(made))
+                yield made
+                left += made.arguments
+
+    def check_unedited(self) -> None:
+        """All tensors are what they were.
+
+        Raises:
+            RuntimeError: one was edited in place.
+        """
+        self.pattern.check_unedited()
+        for made in self.walk():
+            if isinstance(made, Leaf):
+                made.check_versions()
+
+    def value(self) -> Tensor:
+        """The values, by separate operators; computed once.
+
+        Raises:
+            RuntimeError: a tensor was edited in place.
+        """
+        if self._value is not None:
+            return self._value
+        self.check_unedited()
+        with torch.enable_grad():
+            value = self.compute()
+        if self.is_cut:
+            value = value.detach()
+        if may_defer(value):  # else it may be of no use elsewhere
+            self._value = value
+        return value
+
+    def compute(self) -> Tensor:
+        """The values, of those of the arguments."""
+        raise NotImplementedError
+
+    @property
+    def structure(self) -> str:
+        """Its functions, in brackets; equal for expressions that differ in tensors alone."""
+        return f"{self.name}({','.join(a.structure for a in self.arguments)})"
+
+    @property
+    def name(self) -> str:
+        """The function, as it is printed."""
+        return type(self).__name__.lower()
+
+    def __str__(self) -> str:
+        return self.structure
+
+
+class Leaf(Expression):
+    """An expression of tensors alone."""
+
+    def __init__(
+        self, pattern: Pattern, shape: tuple[int, ...], dtype: torch.dtype, *tensors: Tensor
+    ) -> None:
+        # Without a gradient now, there is none later, though its owner may ask for one meanwhile.
+        records = torch.is_grad_enabled()
+        self._tensors = tuple([t if records and t.requires_grad else t.detach() for t in tensors])
+        self._versions = [t._version for t in tensors]
+        super().__init__(pattern, shape, dtype)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self._tensors
+
+    def check_versions(self) -> None:
+        """No tensor was edited in place.
+
+        Raises:
+            RuntimeError: one was.
+        """
+        for tensor, version in zip(self._tensors, self._versions, strict=True):
+            if tensor._version != version:
+                raise RuntimeError(
+                    "an operand of the values of a sparse matrix, of shape "
+                    f"{list(tensor.shape)}, was edited in place before the values were computed; "
+                    "ask for .val before, or edit a copy"
+                )
+
+    @property
+    def structure(self) -> str:
+        return self.name
+
+
+class Entries(Leaf):
+    """A tensor of values, ``[nnz]`` or ``[nnz, heads]``.
+
+    Args:
+        pattern: whose entries.
+        val: the tensor.
+        is_ones: all of them are 1.
+    """
+
+    def __init__(self, pattern: Pattern, val: Tensor, *, is_ones: bool = False) -> None:
+        super().__init__(pattern, tuple(val.shape), val.dtype, val)
+        self.is_ones = is_ones
+
+    def compute(self) -> Tensor:
+        return self._tensors[0]
+
+    @property
+    def name(self) -> str:
+        return "ones" if self.is_ones else "values"
+
+
+class Ends(Leaf):
+    """The value of its row, or of its column, for each entry.
+
+    Args:
+        pattern: whose entries.
+        of_nodes: ``[n]`` or ``[n, heads]``, of rows, or ``[m]`` or ``[m, heads]``.
+        is_row: of which.
+    """
+
+    def __init__(self, pattern: Pattern, of_nodes: Tensor, *, is_row: bool) -> None:
+        super().__init__(
+            pattern, (pattern.nnz, *of_nodes.shape[1:]), of_nodes.dtype, of_nodes
+        )
+        self.is_row = is_row
+
+    def compute(self) -> Tensor:
+        groups = self.pattern.by_row if self.is_row else self.pattern.by_column
+        return groups.gather(self._tensors[0])
+
+    @property
+    def name(self) -> str:
+        return "rows" if self.is_row else "cols"
+
+
+class Dot(Leaf):
+    """The product of two dense matrices, ``[n, k]`` and ``[k, m]``, or of such with heads last."""
+
+    def __init__(self, pattern: Pattern, x1: Tensor, x2: Tensor) -> None:
+        super().__init__(pattern, (pattern.nnz, *x1.shape[2:]), x1.dtype, x1, x2)
+
+    def compute(self) -> Tensor:
+        return products.dots(self.pattern, *self._tensors)
+
+
+class Map(Expression):
+    """A function of values, entry by entry, as torch has it.
+
+    Args:
+        function: torch's.
+        args: its arguments: expressions, numbers, and tensors without dimensions.
+        kwargs: others.
+    """
+
+    def __init__(self, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:
+        self.function, self.args, self.kwargs = function, args, kwargs
+        self.arguments = tuple([a for a in args if isinstance(a, Expression)])
+        wide = max(self.arguments, key=lambda a: (a.dim(), a.shape[1:].numel()))
+        shape = (*wide.shape, 1) if function is _UNSQUEEZE else tuple(wide.shape)
+        super().__init__(wide.pattern, shape, wide.dtype)
+
+    def compute(self) -> Tensor:
+        args = [a.value() if isinstance(a, Expression) else a for a in self.args]
+        return self.function(*args, **self.kwargs)
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__name__", "function").strip("_")
+
+
+_UNSQUEEZE = torch.unsqueeze
+
+
+class Softmax(Expression):
+    """The softmax of the values of each row."""
+
+    def __init__(self, score: Expression) -> None:
+        self.arguments = (score,)
+        super().__init__(score.pattern, tuple(score.shape), score.dtype)
+
+    def compute(self) -> Tensor:
+        return products.softmax(self.pattern, self.arguments[0].value(), 1)
+
+
+class Dropout(Expression):
+    """Values of which some are set to 0, chosen by a seed, and the others scaled up.
+
+    Args:
+        values: of what.
+        rate: the probability with which one is set to 0.
+    """
+
+    def __init__(self, values: Expression, rate: float) -> None:
+        self.arguments = (values,)
+        self.rate = rate
+        self.seed = dropout_seed(rate, None)
+        super().__init__(values.pattern, tuple(values.shape), values.dtype)
+
+    def compute(self) -> Tensor:
+        values = self.arguments[0].value()
+        with torch.no_grad():
+            like = values if values.dim() == 2 else values.unsqueeze(1)
+            factors = reference.dropout_factors(like, self.rate, seed_number(self.seed))
+        return values * factors.reshape(values.shape)
+
+
+def mapped(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Expression | None:
+    """:class:`Map`, or ``None`` where torch may promote dtypes or nothing is virtual.
+
+    Values of one head are put beside those of several as columns.
+    """
+    given = [a for a in args if isinstance(a, Expression)]
+    dtype = given[0].dtype
+    if dtype not in FLOATING or any(a.dtype != dtype for a in given):
+        return None
+    if not may_defer():
+        return None
+    for other in args:
+        if isinstance(other, Tensor) and (
+            other.dim() > 0
+            or other.dtype != dtype
+            or other.device != given[0].device
+            or other.requires_grad
+            or not may_defer(other)
+        ):
+            return None
+        if not isinstance(other, Expression | Tensor) and type(other) not in (int, float):
+            return None
+    args = tuple([a.item() if isinstance(a, Tensor) and a.device.type == "cpu" else a for a in args])
+    if any(isinstance(a, Tensor) for a in args):
+        return None
+    heads = max(a.dim() for a in given)
+    lined = [
+        Map(_UNSQUEEZE, a, 1) if isinstance(a, Expression) and a.dim() < heads else a for a in args
+    ]
+    return Map(function, *lined, **kwargs)
+
