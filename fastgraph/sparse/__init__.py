@@ -46,12 +46,16 @@ from fastgraph.sparse.functions import (
     sum,
 )
 from fastgraph.sparse.sparse_matrix import SparseMatrix, diag, identity, is_scalar
+from fastgraph.sparse.virtual import Virtual, cols, dense, rows
 
 __all__ = [
     "SparseMatrix",
+    "Virtual",
     "add",
     "bsddmm",
     "bspmm",
+    "cols",
+    "dense",
     "diag",
     "div",
     "from_coo",
@@ -68,6 +72,7 @@ __all__ = [
     "neg",
     "power",
     "reduce",
+    "rows",
     "sddmm",
     "smax",
     "smean",

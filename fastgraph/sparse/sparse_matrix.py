@@ -15,6 +15,7 @@ from fastgraph.sparse import elementwise, fusing, products, selection
 from fastgraph.sparse.expression import Entries, Expression, Softmax, mapped, may_defer
 from fastgraph.sparse.groups import REDUCTIONS, Groups
 from fastgraph.sparse.pattern import Pattern, Shape, check_tensor, diagonal
+from fastgraph.sparse.virtual import Virtual, applied
 
 Scalar: TypeAlias = float | Tensor
 """A number, or a tensor without dimensions."""
@@ -321,6 +322,15 @@ class SparseMatrix:
         """The matrix with values of the other sign."""
         return self._mapped(operator.neg)
 
+    def _sampled(self, function: Callable[..., Any], virtual: Virtual) -> SparseMatrix:
+        """The function of the values and those of a virtual matrix, where there are entries."""
+        values, others = self.expression, virtual.sampled(self._pattern)
+        if function is operator.mul and isinstance(values, Entries) and values.is_ones:
+            if torch.promote_types(values.dtype, others.dtype) == others.dtype:
+                return self._like(others)
+        made = applied(function, values, others)
+        return self._like(made.value() if isinstance(made, Entries) else made)
+
     def _mapped(self, function: Callable[..., Tensor], *args: Any) -> SparseMatrix:
         """The function of the values and of numbers, later where they are an expression."""
         if isinstance(self._values, Expression):
@@ -364,20 +374,24 @@ class SparseMatrix:
             return NotImplemented
         return self + -other
 
-    def __mul__(self, other: SparseMatrix | Scalar) -> SparseMatrix:
+    def __mul__(self, other: SparseMatrix | Virtual | Scalar) -> SparseMatrix:
         if isinstance(other, SparseMatrix):
             return SparseMatrix(
                 *elementwise.mul(self._pattern, self.val, other._pattern, other.val)
             )
+        if isinstance(other, Virtual):
+            return self._sampled(operator.mul, other)
         return self._mapped(operator.mul, other) if is_scalar(other) else NotImplemented
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: SparseMatrix | Scalar) -> SparseMatrix:
+    def __truediv__(self, other: SparseMatrix | Virtual | Scalar) -> SparseMatrix:
         if isinstance(other, SparseMatrix):
             return SparseMatrix(
                 *elementwise.div(self._pattern, self.val, other._pattern, other.val)
             )
+        if isinstance(other, Virtual):
+            return self._sampled(operator.truediv, other)
         return self._mapped(operator.truediv, other) if is_scalar(other) else NotImplemented
 
     def __pow__(self, exponent: Scalar) -> SparseMatrix:
