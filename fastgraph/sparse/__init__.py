@@ -18,6 +18,7 @@ from fastgraph.sparse.creation import (
     to_torch_sparse_csr,
     val_like,
 )
+from fastgraph.sparse.explaining import explain
 from fastgraph.sparse.functions import (
     add,
     bsddmm,
@@ -58,6 +59,7 @@ __all__ = [
     "dense",
     "diag",
     "div",
+    "explain",
     "from_coo",
     "from_csc",
     "from_csr",

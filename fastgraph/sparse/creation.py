@@ -141,25 +141,25 @@ def _shape_of(matrix: Tensor) -> Shape:
 
 def to_torch_sparse_coo(spmat: SparseMatrix) -> Tensor:
     """Torch's matrix in COO, with the same tensors; ``[n, m, heads]`` where values have heads."""
-    return torch.sparse_coo_tensor(spmat.indices(), spmat.val, _full_shape(spmat))
+    return torch.sparse_coo_tensor(spmat.indices(), spmat._val, _full_shape(spmat))
 
 
 def to_torch_sparse_csr(spmat: SparseMatrix) -> Tensor:
     """Torch's matrix in CSR, as :func:`to_torch_sparse_coo`; torch takes no duplicates in it."""
     ptr, indices, numbers = spmat.csr()
-    val = spmat.val if numbers is None else Groups(numbers, spmat.nnz).gather(spmat.val)
+    val = spmat._val if numbers is None else Groups(numbers, spmat.nnz).gather(spmat._val)
     return torch.sparse_csr_tensor(ptr, indices, val, _full_shape(spmat))
 
 
 def to_torch_sparse_csc(spmat: SparseMatrix) -> Tensor:
     """Torch's matrix in CSC, as :func:`to_torch_sparse_csr`."""
     ptr, indices, numbers = spmat.csc()
-    val = spmat.val if numbers is None else Groups(numbers, spmat.nnz).gather(spmat.val)
+    val = spmat._val if numbers is None else Groups(numbers, spmat.nnz).gather(spmat._val)
     return torch.sparse_csc_tensor(ptr, indices, val, _full_shape(spmat))
 
 
 def _full_shape(spmat: SparseMatrix) -> tuple[int, ...]:
-    return (*spmat.shape, *spmat.val.shape[1:])
+    return (*spmat.shape, *spmat._val.shape[1:])
 
 
 def from_edge_index(

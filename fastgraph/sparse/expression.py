@@ -56,6 +56,7 @@ class Expression:
         self.num_products = 0
         self.is_cut = not torch.is_grad_enabled() and self.requires_grad
         self._value: Tensor | None = None
+        self._version = 0
 
     @property
     def device(self) -> torch.device:
@@ -119,9 +120,30 @@ class Expression:
             value = self.compute()
         if self.is_cut:
             value = value.detach()
-        if may_defer(value):  # else it may be of no use elsewhere
-            self._value = value
+        # Others are of no use elsewhere: below autograd nothing is recorded, whatever is enabled.
+        if may_defer(value) and value.requires_grad == self.requires_grad:
+            self._value, self._version = value, value._version
         return value
+
+    def operand(self) -> Tensor:
+        """The values as another expression takes them, which was made of them before.
+
+        Raises:
+            RuntimeError: a tensor was edited in place, or the values since they were computed.
+        """
+        value = self.value()
+        if self._value is not None and value._version != self._version:
+            raise RuntimeError(
+                "the values of a sparse matrix were edited in place, of which others are made that "
+                "were not computed yet; ask for their .val before, or edit a copy"
+            )
+        return value
+
+    def settled(self) -> Expression:
+        """As others take it from now on: values that were computed are a tensor like any other."""
+        if self._value is None or isinstance(self, Leaf):
+            return self
+        return Entries(self.pattern, self._value)
 
     def compute(self) -> Tensor:
         """The values, of those of the arguments."""
@@ -150,7 +172,7 @@ class Leaf(Expression):
         # Without a gradient now, there is none later, though its owner may ask for one meanwhile.
         records = torch.is_grad_enabled()
         self._tensors = tuple([t if records and t.requires_grad else t.detach() for t in tensors])
-        self._versions = [t._version for t in tensors]
+        self._versions = [None if t.is_inference() else t._version for t in tensors]
         super().__init__(pattern, shape, dtype)
 
     @property
@@ -164,7 +186,7 @@ class Leaf(Expression):
             RuntimeError: one was.
         """
         for tensor, version in zip(self._tensors, self._versions, strict=True):
-            if tensor._version != version:
+            if version is not None and tensor._version != version:
                 raise RuntimeError(
                     "an operand of the values of a sparse matrix, of shape "
                     f"{list(tensor.shape)}, was edited in place before the values were computed; "
@@ -248,7 +270,7 @@ class Map(Expression):
         super().__init__(wide.pattern, shape, wide.dtype)
 
     def compute(self) -> Tensor:
-        args = [a.value() if isinstance(a, Expression) else a for a in self.args]
+        args = [a.operand() if isinstance(a, Expression) else a for a in self.args]
         return self.function(*args, **self.kwargs)
 
     @property
@@ -267,7 +289,7 @@ class Softmax(Expression):
         super().__init__(score.pattern, tuple(score.shape), score.dtype)
 
     def compute(self) -> Tensor:
-        return products.softmax(self.pattern, self.arguments[0].value(), 1)
+        return products.softmax(self.pattern, self.arguments[0].operand(), 1)
 
 
 class Dropout(Expression):
@@ -285,7 +307,7 @@ class Dropout(Expression):
         super().__init__(values.pattern, tuple(values.shape), values.dtype)
 
     def compute(self) -> Tensor:
-        values = self.arguments[0].value()
+        values = self.arguments[0].operand()
         with torch.no_grad():
             like = values if values.dim() == 2 else values.unsqueeze(1)
             factors = reference.dropout_factors(like, self.rate, seed_number(self.seed))
@@ -297,8 +319,11 @@ def mapped(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Expres
 
     Values of one head are put beside those of several as columns.
     """
+    args = tuple([a.settled() if isinstance(a, Expression) else a for a in args])
     given = [a for a in args if isinstance(a, Expression)]
     dtype = given[0].dtype
+    if all(isinstance(a, Entries) for a in given):
+        return None
     if dtype not in FLOATING or any(a.dtype != dtype for a in given):
         return None
     if not may_defer():

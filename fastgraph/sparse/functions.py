@@ -55,7 +55,7 @@ def spspmm(A: SparseMatrix, B: SparseMatrix) -> SparseMatrix:  # noqa: N803
     """
     _check_type("A", A, SparseMatrix)
     _check_type("B", B, SparseMatrix)
-    return SparseMatrix(*products.spspmm(A.pattern, A.val, B.pattern, B.val))
+    return SparseMatrix(*products.spspmm(A.pattern, A._val, B.pattern, B._val))
 
 
 def matmul(
@@ -123,7 +123,7 @@ def sddmm(A: SparseMatrix, X1: Tensor, X2: Tensor) -> SparseMatrix:  # noqa: N80
     _check_type("X1", X1, Tensor)
     _check_type("X2", X2, Tensor)
     if not may_defer(X1, X2, *_tensors(A)) or A.nnz == 0 or 0 in (*X1.shape, *X2.shape):
-        return SparseMatrix(A.pattern, products.sddmm(A.pattern, A.val, X1, X2))
+        return SparseMatrix(A.pattern, products.sddmm(A.pattern, A._val, X1, X2))
     X1, X2 = products.as_matrices(X1, X2)  # noqa: N806
     products.check_sddmm(A.pattern, A.values, X1, X2)
     dots = Dot(A.pattern, X1, X2)
@@ -133,7 +133,7 @@ def sddmm(A: SparseMatrix, X1: Tensor, X2: Tensor) -> SparseMatrix:  # noqa: N80
             return SparseMatrix(A.pattern, dots)
     made = mapped(operator.mul, dots, weights)
     if made is None:
-        return SparseMatrix(A.pattern, products.sddmm(A.pattern, A.val, X1, X2))
+        return SparseMatrix(A.pattern, products.sddmm(A.pattern, A._val, X1, X2))
     return SparseMatrix(A.pattern, made)
 
 
@@ -260,9 +260,9 @@ def sp_broadcast_v(A: SparseMatrix, v: Tensor, op: str) -> SparseMatrix:  # noqa
             return SparseMatrix(A.pattern, made)
     groups = A.pattern.by_column if shape == (1, m) else A.pattern.by_row
     of_entries = groups.gather(v.reshape(-1))
-    if A.val.dim() > 1:
+    if A._val.dim() > 1:
         of_entries = of_entries.unsqueeze(1)
-    return SparseMatrix(A.pattern, of_two(A.val, of_entries))
+    return SparseMatrix(A.pattern, of_two(A._val, of_entries))
 
 
 def sp_add_v(A: SparseMatrix, v: Tensor) -> SparseMatrix:  # noqa: N803

@@ -74,6 +74,8 @@ def product(values: Expression, x: Tensor) -> Tensor:
     pattern = values.pattern
     products.check_spmm(pattern, values, x)
     found = plan(values, x)
+    if values.num_products > 0:
+        values.pattern.reused.add(values.structure)
     values.num_products += 1
     if isinstance(found, str):
         count_separate(NAME, found)
@@ -93,9 +95,7 @@ def plan(values: Expression, x: Tensor) -> Plan | str:
     """The operator that computes a product, or why separate ones do."""
     if values.is_computed:
         return "values that were asked for before"
-    if values.num_products > 0:
-        values.pattern.reused.add(values.structure)
-    if values.structure in values.pattern.reused:
+    if values.num_products > 0 or values.structure in values.pattern.reused:
         return "values that several products use"
     if not may_defer(x):
         return "compiled, transformed, under autocast, in inference mode, or of a tensor's subclass"

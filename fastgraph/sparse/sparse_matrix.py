@@ -14,6 +14,7 @@ from fastgraph.plugins.backend import FLOATING
 from fastgraph.sparse import elementwise, fusing, products, selection
 from fastgraph.sparse.expression import Entries, Expression, Softmax, mapped, may_defer
 from fastgraph.sparse.groups import REDUCTIONS, Groups
+from fastgraph.sparse.lazy_values import expression_of, index_of, lazy_values
 from fastgraph.sparse.pattern import Pattern, Shape, check_tensor, diagonal
 from fastgraph.sparse.virtual import Virtual, applied
 
@@ -40,6 +41,7 @@ class SparseMatrix:
     ) -> None:
         if not isinstance(val, Expression):
             check_tensor("val", val)
+            val = expression_of(val, pattern)
         if val.dim() not in (1, 2):
             raise AssertionError(f"val must be [nnz] or [nnz, heads], got shape {list(val.shape)}")
         if val.shape[0] != pattern.nnz or val.device != pattern.device:
@@ -71,11 +73,19 @@ class SparseMatrix:
 
     @property
     def val(self) -> Tensor:
-        """The values, ``[nnz]`` or ``[nnz, heads]``: the tensor that was given, or computed now.
+        """The values, ``[nnz]`` or ``[nnz, heads]``: the tensor that was given, or one that waits.
+
+        The latter is computed by the first function that needs numbers, and stays an expression
+        under arithmetic, ``leaky_relu`` and ``dropout``.
 
         Raises:
-            RuntimeError: they are computed now, of a tensor that was edited in place.
+            RuntimeError: a tensor of which they are computed was edited in place.
         """
+        return self._values if isinstance(self._values, Tensor) else lazy_values(self._values)
+
+    @property
+    def _val(self) -> Tensor:
+        """The values, computed."""
         return self._values if isinstance(self._values, Tensor) else self._values.value()
 
     @property
@@ -101,16 +111,16 @@ class SparseMatrix:
     @property
     def row(self) -> Tensor:
         """The row of each entry, ``[nnz]``."""
-        return self._pattern.row
+        return index_of(self._pattern, is_row=True)
 
     @property
     def col(self) -> Tensor:
         """The column of each entry, ``[nnz]``."""
-        return self._pattern.col
+        return index_of(self._pattern, is_row=False)
 
     def coo(self) -> tuple[Tensor, Tensor]:
         """Rows and columns of all entries."""
-        return self.row, self.col
+        return self._pattern.row, self._pattern.col
 
     def indices(self) -> Tensor:
         """Rows and columns of all entries, ``[2, nnz]``."""
@@ -131,13 +141,13 @@ class SparseMatrix:
 
     def to_dense(self) -> Tensor:
         """The dense matrix, ``[n, m]`` or ``[n, m, heads]``; values in one place are added."""
-        zeros = self.val.new_zeros(*self.shape, *self.val.shape[1:])
-        row, col = self.row.long(), self.col.long()
-        return zeros.index_put((row, col), self.val, accumulate=True)
+        zeros = self._val.new_zeros(*self.shape, *self._val.shape[1:])
+        row, col = self._pattern.row.long(), self._pattern.col.long()
+        return zeros.index_put((row, col), self._val, accumulate=True)
 
     def transpose(self) -> SparseMatrix:
         """The transposed matrix, with the same values in the same order."""
-        return SparseMatrix(self._pattern.transposed(), self.val)
+        return SparseMatrix(self._pattern.transposed(), self._val)
 
     def t(self) -> SparseMatrix:
         """The transposed matrix."""
@@ -154,7 +164,7 @@ class SparseMatrix:
         """The matrix on another device, with values of another dtype; itself if both are given."""
         device = self.device if device is None else torch.device(device)
         dtype = self.dtype if dtype is None else dtype
-        val = self.val.to(device=device, dtype=dtype)
+        val = self._val.to(device=device, dtype=dtype)
         if val.device == self.device:
             return self if dtype == self.dtype else self._like(val)
         moved = Pattern(
@@ -173,7 +183,7 @@ class SparseMatrix:
     def coalesce(self) -> SparseMatrix:
         """Entries in ascending order by row and column, those in one place added."""
         coalesced = self._pattern.coalesced
-        return SparseMatrix(coalesced.pattern, coalesced.values(self.val))
+        return SparseMatrix(coalesced.pattern, coalesced.values(self._val))
 
     def has_duplicate(self) -> bool:
         """True if several entries are in one place."""
@@ -226,7 +236,7 @@ class SparseMatrix:
                 :func:`fastgraph.sparse.selection.sample`.
         """
         return self._selected(
-            selection.sample(self._pattern, self.val, dim, fanout, ids, replace, bias)
+            selection.sample(self._pattern, self._val, dim, fanout, ids, replace, bias)
         )
 
     def compact(
@@ -243,7 +253,7 @@ class SparseMatrix:
                 :func:`fastgraph.sparse.selection.compact`.
         """
         pattern, kept = selection.compact(self._pattern, dim, leading_indices)
-        return SparseMatrix(pattern, self.val), kept
+        return SparseMatrix(pattern, self._val), kept
 
     def reduce(self, dim: int | None = None, rtype: str = "sum") -> Tensor:
         """The reduction of the values: of each row for ``dim`` 1, of each column for 0, or of all.
@@ -272,19 +282,19 @@ class SparseMatrix:
         if self._pattern.is_sharded and rtype != "sprod" and self.dtype in FLOATING:
             return products.reduced(self._pattern, self.val, dim, rtype)
         groups: Groups = self._pattern.by_row if dim == 1 else self._pattern.by_column
-        return groups.reduce(self.val, rtype)
+        return groups.reduce(self._val, rtype)
 
     def _reduce_all(self, rtype: str) -> Tensor:
         if rtype == "smax":
-            return self.val.amax(0)
+            return self._val.amax(0)
         if rtype == "smin":
-            return self.val.amin(0)
+            return self._val.amin(0)
         # A group without rows is 0, but a product of nothing is 1; sums of integers are int64.
         if self.nnz == 0 or self.dtype not in FLOATING or self._pattern.is_sharded:
             if rtype == "sprod":
-                return self.val.prod(0)
-            return self.val.mean(0) if rtype == "smean" else self.val.sum(0)
-        return self._pattern.all_entries.reduce(self.val, rtype).squeeze(0)
+                return self._val.prod(0)
+            return self._val.mean(0) if rtype == "smean" else self._val.sum(0)
+        return self._pattern.all_entries.reduce(self._val, rtype).squeeze(0)
 
     def sum(self, dim: int | None = None) -> Tensor:
         """:meth:`reduce` by sums."""
@@ -316,7 +326,7 @@ class SparseMatrix:
         if isinstance(self._values, Expression) and dim == 1 and may_defer():
             products.check_floating("the values", self._values)
             return self._like(Softmax(self._values))
-        return self._like(products.softmax(self._pattern, self.val, dim))
+        return self._like(products.softmax(self._pattern, self._val, dim))
 
     def neg(self) -> SparseMatrix:
         """The matrix with values of the other sign."""
@@ -327,8 +337,11 @@ class SparseMatrix:
         values, others = self.expression, virtual.sampled(self._pattern)
         if function is operator.mul and isinstance(values, Entries) and values.is_ones:
             if torch.promote_types(values.dtype, others.dtype) == others.dtype:
-                return self._like(others)
-        made = applied(function, values, others)
+                made = others
+            else:
+                made = applied(function, values, others)
+        else:
+            made = applied(function, values, others)
         return self._like(made.value() if isinstance(made, Entries) else made)
 
     def _mapped(self, function: Callable[..., Tensor], *args: Any) -> SparseMatrix:
@@ -337,7 +350,7 @@ class SparseMatrix:
             made = mapped(function, self._values, *args)
             if made is not None:
                 return self._like(made)
-        return self._like(function(self.val, *args))
+        return self._like(function(self._val, *args))
 
     def inv(self) -> SparseMatrix:
         """The inverse of a square matrix that was made as a diagonal.
@@ -345,18 +358,18 @@ class SparseMatrix:
         Raises:
             AssertionError: it was not, or has heads.
         """
-        if not self.is_diag() or self.shape[0] != self.shape[1] or self.val.dim() != 1:
+        if not self.is_diag() or self.shape[0] != self.shape[1] or self._val.dim() != 1:
             raise AssertionError(
                 "A must be a square diagonal matrix with values [nnz] to be inverted, got shape "
-                f"{list(self.shape)} with values of shape {list(self.val.shape)}, "
+                f"{list(self.shape)} with values of shape {list(self._val.shape)}, "
                 f"{'' if self.is_diag() else 'not '}made as a diagonal"
             )
-        return self._like(1.0 / self.val)
+        return self._like(1.0 / self._val)
 
     def __matmul__(self, other: Tensor | SparseMatrix) -> Tensor | SparseMatrix:
         if isinstance(other, SparseMatrix):
             return SparseMatrix(
-                *products.spspmm(self._pattern, self.val, other._pattern, other.val)
+                *products.spspmm(self._pattern, self._val, other._pattern, other._val)
             )
         if isinstance(other, Tensor):
             if isinstance(self._values, Expression):
@@ -367,7 +380,7 @@ class SparseMatrix:
     def __add__(self, other: SparseMatrix) -> SparseMatrix:
         if not isinstance(other, SparseMatrix):
             return NotImplemented
-        return SparseMatrix(*elementwise.add(self._pattern, self.val, other._pattern, other.val))
+        return SparseMatrix(*elementwise.add(self._pattern, self._val, other._pattern, other._val))
 
     def __sub__(self, other: SparseMatrix) -> SparseMatrix:
         if not isinstance(other, SparseMatrix):
@@ -377,7 +390,7 @@ class SparseMatrix:
     def __mul__(self, other: SparseMatrix | Virtual | Scalar) -> SparseMatrix:
         if isinstance(other, SparseMatrix):
             return SparseMatrix(
-                *elementwise.mul(self._pattern, self.val, other._pattern, other.val)
+                *elementwise.mul(self._pattern, self._val, other._pattern, other._val)
             )
         if isinstance(other, Virtual):
             return self._sampled(operator.mul, other)
@@ -388,14 +401,14 @@ class SparseMatrix:
     def __truediv__(self, other: SparseMatrix | Virtual | Scalar) -> SparseMatrix:
         if isinstance(other, SparseMatrix):
             return SparseMatrix(
-                *elementwise.div(self._pattern, self.val, other._pattern, other.val)
+                *elementwise.div(self._pattern, self._val, other._pattern, other._val)
             )
         if isinstance(other, Virtual):
             return self._sampled(operator.truediv, other)
         return self._mapped(operator.truediv, other) if is_scalar(other) else NotImplemented
 
     def __pow__(self, exponent: Scalar) -> SparseMatrix:
-        return self._like(self.val**exponent) if is_scalar(exponent) else NotImplemented
+        return self._like(self._val**exponent) if is_scalar(exponent) else NotImplemented
 
     __neg__ = neg
 
@@ -403,13 +416,13 @@ class SparseMatrix:
         return SparseMatrix(self._pattern, val)
 
     def _selected(self, selected: selection.Selected) -> SparseMatrix:
-        return SparseMatrix(selected.pattern, selected.values(self.val))
+        return SparseMatrix(selected.pattern, selected.values(self._val))
 
     def __repr__(self) -> str:
         facts = f"shape={self.shape}, nnz={self.nnz}"
         if self._values.dim() > 1:
             facts += f", val_size={tuple(self._values.shape[1:])}"
-        lines = [f"indices={self.indices()}", f"values={self.val}"]
+        lines = [f"indices={self.indices()}", f"values={self._val}"]
         lines = [text.replace("\n", "\n" + " " * (text.index("=") + 1)) for text in lines]
         body = ",\n".join([*lines, facts])
         name = f"{type(self).__name__}("

@@ -20,7 +20,7 @@ from fastgraph.sparse.pattern import Pattern, check_tensor
 
 Size = int | None
 
-_OPERATORS: dict[Any, Callable[..., Any]] = {
+OPERATORS: dict[Any, Callable[..., Any]] = {
     torch.add: operator.add,
     torch.sub: operator.sub,
     torch.subtract: operator.sub,
@@ -41,6 +41,8 @@ _OPERATORS: dict[Any, Callable[..., Any]] = {
     Tensor.__sub__: operator.sub,
     Tensor.__truediv__: operator.truediv,
     Tensor.__pow__: operator.pow,
+    Tensor.__neg__: operator.neg,
+    Tensor.neg: operator.neg,
 }
 """torch's functions that are operators of Python, if nothing else is given."""
 
@@ -151,8 +153,8 @@ class Virtual:
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if function in _OPERATORS and not kwargs:
-            return _of(_OPERATORS[function], *args)
+        if function in OPERATORS and not kwargs:
+            return _of(OPERATORS[function], *args)
         is_taken = function in _ELEMENTWISE and args and isinstance(args[0], Virtual)
         numbers = [*args[1:], *kwargs.values()]
         if not is_taken or any(isinstance(a, Virtual | Tensor) for a in numbers):
