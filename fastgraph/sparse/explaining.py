@@ -37,7 +37,7 @@ def explain(A: SparseMatrix, X: Tensor | None = None) -> str:  # noqa: N803
         X = _usual(values)  # noqa: N806
     products.check_spmm(values.pattern, values, X)
     plan = fusing.plan(values, X)
-    made = list(reversed([*values.walk()]))
+    made = values.walk()[::-1]
     number = {id(m): f"v{k}" for k, m in enumerate(made)}
     lines = ["values, one for each entry and head:"]
     lines += [f"  {number[id(m)]} = {_line(m, number)}" for m in made]

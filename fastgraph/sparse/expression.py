@@ -6,7 +6,7 @@ the caller's tensors, and an edit of one in place before it is used is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,16 @@ def may_defer(*tensors: Tensor) -> bool:
     )
 
 
+FEWEST_ENTRIES = 2**13
+"""From which on values wait on a CPU: on fewer, one operator gains less than expressions cost."""
+
+
+def may_wait(pattern: Pattern, *tensors: Tensor) -> bool:
+    """True if values of this pattern, of these tensors, are to wait; see :func:`may_defer`."""
+    fewest = FEWEST_ENTRIES if pattern.device.type == "cpu" else 1
+    return pattern.nnz >= fewest and may_defer(*tensors)
+
+
 class Expression:
     """A value for each entry of a pattern, ``[nnz]``, ``[nnz, heads]`` or ``[nnz, 1]``.
 
@@ -44,17 +54,24 @@ class Expression:
         pattern: whose entries.
         shape: of the values.
         dtype: of the values.
+        tensors: what a leaf is made of.
+        arguments: what others are made of.
+        requires_grad: true if the values have a gradient.
         is_cut: true if it was made where no gradients were recorded, of what has them.
+        num_products: how many products took the values.
     """
 
+    tensors: tuple[Tensor, ...] = ()
     arguments: tuple[Expression, ...] = ()
 
-    def __init__(self, pattern: Pattern, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def __init__(self, pattern: Pattern, shape: Sequence[int], dtype: torch.dtype) -> None:
         self.pattern = pattern
         self.shape = torch.Size(shape)
         self.dtype = dtype
         self.num_products = 0
-        self.is_cut = not torch.is_grad_enabled() and self.requires_grad
+        records = any([m.requires_grad for m in self.tensors or self.arguments])
+        self.requires_grad = records and torch.is_grad_enabled()
+        self.is_cut = records and not self.requires_grad
         self._value: Tensor | None = None
         self._version = 0
 
@@ -68,33 +85,20 @@ class Expression:
         return len(self.shape)
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """What a leaf is made of."""
-        return ()
-
-    @property
-    def requires_grad(self) -> bool:
-        """True if the values have a gradient."""
-        return not getattr(self, "is_cut", False) and (
-            any(t.requires_grad for t in self.tensors)
-            or any(a.requires_grad for a in self.arguments)
-        )
-
-    @property
     def is_computed(self) -> bool:
         """True if somebody asked for the values."""
         return self._value is not None
 
-    def walk(self) -> Iterator[Expression]:
-        """The expressions of which it is made, and itself; each once."""
-        seen: set[int] = set()
-        left: list[Expression] = [self]
+    def walk(self) -> list[Expression]:
+        """The expressions of which it is made, after itself; each once."""
+        found: dict[int, Expression] = {id(self): self}
+        left: list[Expression] = [*self.arguments]
         while left:
             made = left.pop()
-            if id(made) not in seen:
-                seen.add(id(made))
-                yield made
+            if id(made) not in found:
+                found[id(made)] = made
                 left += made.arguments
+        return [*found.values()]
 
     def check_unedited(self) -> None:
         """All tensors are what they were.
@@ -167,17 +171,15 @@ class Leaf(Expression):
     """An expression of tensors alone."""
 
     def __init__(
-        self, pattern: Pattern, shape: tuple[int, ...], dtype: torch.dtype, *tensors: Tensor
+        self, pattern: Pattern, shape: Sequence[int], dtype: torch.dtype, *tensors: Tensor
     ) -> None:
         # Without a gradient now, there is none later, though its owner may ask for one meanwhile.
-        records = torch.is_grad_enabled()
-        self._tensors = tuple([t if records and t.requires_grad else t.detach() for t in tensors])
+        if torch.is_grad_enabled():
+            self.tensors = tuple([t if t.requires_grad else t.detach() for t in tensors])
+        else:
+            self.tensors = tuple([t.detach() for t in tensors])
         self._versions = [None if t.is_inference() else t._version for t in tensors]
         super().__init__(pattern, shape, dtype)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self._tensors
 
     def check_versions(self) -> None:
         """No tensor was edited in place.
@@ -185,7 +187,7 @@ class Leaf(Expression):
         Raises:
             RuntimeError: one was.
         """
-        for tensor, version in zip(self._tensors, self._versions, strict=True):
+        for tensor, version in zip(self.tensors, self._versions, strict=True):
             if version is not None and tensor._version != version:
                 raise RuntimeError(
                     "an operand of the values of a sparse matrix, of shape "
@@ -208,11 +210,11 @@ class Entries(Leaf):
     """
 
     def __init__(self, pattern: Pattern, val: Tensor, *, is_ones: bool = False) -> None:
-        super().__init__(pattern, tuple(val.shape), val.dtype, val)
+        super().__init__(pattern, val.shape, val.dtype, val)
         self.is_ones = is_ones
 
     def compute(self) -> Tensor:
-        return self._tensors[0]
+        return self.tensors[0]
 
     @property
     def name(self) -> str:
@@ -236,7 +238,7 @@ class Ends(Leaf):
 
     def compute(self) -> Tensor:
         groups = self.pattern.by_row if self.is_row else self.pattern.by_column
-        return groups.gather(self._tensors[0])
+        return groups.gather(self.tensors[0])
 
     @property
     def name(self) -> str:
@@ -250,7 +252,7 @@ class Dot(Leaf):
         super().__init__(pattern, (pattern.nnz, *x1.shape[2:]), x1.dtype, x1, x2)
 
     def compute(self) -> Tensor:
-        return products.dots(self.pattern, *self._tensors)
+        return products.dots(self.pattern, *self.tensors)
 
 
 class Map(Expression):
@@ -265,8 +267,11 @@ class Map(Expression):
     def __init__(self, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs
         self.arguments = tuple([a for a in args if isinstance(a, Expression)])
-        wide = max(self.arguments, key=lambda a: (a.dim(), a.shape[1:].numel()))
-        shape = (*wide.shape, 1) if function is _UNSQUEEZE else tuple(wide.shape)
+        wide = self.arguments[0]
+        for other in self.arguments[1:]:
+            if len(other.shape) == 2 and (len(wide.shape) == 1 or other.shape[1] != 1):
+                wide = other
+        shape = (*wide.shape, 1) if function is _UNSQUEEZE else wide.shape
         super().__init__(wide.pattern, shape, wide.dtype)
 
     def compute(self) -> Tensor:
@@ -286,7 +291,7 @@ class Softmax(Expression):
 
     def __init__(self, score: Expression) -> None:
         self.arguments = (score,)
-        super().__init__(score.pattern, tuple(score.shape), score.dtype)
+        super().__init__(score.pattern, score.shape, score.dtype)
 
     def compute(self) -> Tensor:
         return products.softmax(self.pattern, self.arguments[0].operand(), 1)
@@ -304,7 +309,7 @@ class Dropout(Expression):
         self.arguments = (values,)
         self.rate = rate
         self.seed = dropout_seed(rate, None)
-        super().__init__(values.pattern, tuple(values.shape), values.dtype)
+        super().__init__(values.pattern, values.shape, values.dtype)
 
     def compute(self) -> Tensor:
         values = self.arguments[0].operand()
@@ -319,32 +324,46 @@ def mapped(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Expres
 
     Values of one head are put beside those of several as columns.
     """
-    args = tuple([a.settled() if isinstance(a, Expression) else a for a in args])
-    given = [a for a in args if isinstance(a, Expression)]
-    dtype = given[0].dtype
-    if all(isinstance(a, Entries) for a in given):
-        return None
-    if dtype not in FLOATING or any(a.dtype != dtype for a in given):
-        return None
     if not may_defer():
         return None
-    for other in args:
-        if isinstance(other, Tensor) and (
-            other.dim() > 0
-            or other.dtype != dtype
-            or other.device != given[0].device
-            or other.requires_grad
-            or not may_defer(other)
-        ):
+    taken: list[Any] = []
+    given: list[Expression] = []
+    for argument in args:
+        if isinstance(argument, Expression):
+            given.append(argument.settled())
+            taken.append(given[-1])
+        elif isinstance(argument, Tensor):
+            number = _number(argument, next(a for a in args if isinstance(a, Expression)))
+            if number is None:
+                return None
+            taken.append(number)
+        elif type(argument) in (int, float):
+            taken.append(argument)
+        else:
             return None
-        if not isinstance(other, Expression | Tensor) and type(other) not in (int, float):
-            return None
-    args = tuple([a.item() if isinstance(a, Tensor) and a.device.type == "cpu" else a for a in args])
-    if any(isinstance(a, Tensor) for a in args):
+    dtype = given[0].dtype
+    if dtype not in FLOATING or any([a.dtype != dtype for a in given]):
         return None
-    heads = max(a.dim() for a in given)
-    lined = [
-        Map(_UNSQUEEZE, a, 1) if isinstance(a, Expression) and a.dim() < heads else a for a in args
-    ]
-    return Map(function, *lined, **kwargs)
+    if all([isinstance(a, Entries) for a in given]):
+        return None
+    if len(given) > 1:
+        dims = [len(a.shape) for a in given]
+        if min(dims) < max(dims):
+            taken = [
+                Map(_UNSQUEEZE, a, 1) if isinstance(a, Expression) and a.dim() == 1 else a
+                for a in taken
+            ]
+    return Map(function, *taken, **kwargs)
 
+
+def _number(given: Tensor, like: Expression) -> float | None:
+    """A tensor without dimensions as a number, if it is one that has no gradient."""
+    if (
+        given.dim() > 0
+        or given.dtype != like.dtype
+        or given.device.type != "cpu"
+        or given.requires_grad
+        or not may_defer(given)
+    ):
+        return None
+    return float(given.item())

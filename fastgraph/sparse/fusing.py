@@ -39,7 +39,7 @@ NAME = "sparse"
 
 _HALVES = (torch.bfloat16, torch.float16)
 
-_FEWEST_OF_PROGRAM = 2**19
+_FEWEST_OF_PROGRAM = 2**22
 """Entries times channels from which on an edge program was faster than two operators."""
 
 
@@ -95,16 +95,17 @@ def plan(values: Expression, x: Tensor) -> Plan | str:
     """The operator that computes a product, or why separate ones do."""
     if values.is_computed:
         return "values that were asked for before"
-    if values.num_products > 0 or values.structure in values.pattern.reused:
+    reused = values.pattern.reused
+    if values.num_products > 0 or (reused and values.structure in reused):
         return "values that several products use"
     if not may_defer(x):
         return "compiled, transformed, under autocast, in inference mode, or of a tensor's subclass"
     if values.pattern.nnz == 0 or x.numel() == 0 or 0 in values.shape:
         return "no entries or no channels"
-    made = list(values.walk())
-    if torch.is_grad_enabled() and any(m.is_cut for m in made):
+    made = values.walk()
+    if torch.is_grad_enabled() and any([m.is_cut for m in made]):
         return "made where no gradients were recorded"
-    if any(m.is_computed for m in made if m.arguments or isinstance(m, Dot)):
+    if any([m.is_computed for m in made if m.arguments or isinstance(m, Dot)]):
         return "scores that were asked for before"
     body, dropout = (values, None) if not isinstance(values, Dropout) else (values.arguments[0], values)
     body = _bare(body)
@@ -366,13 +367,16 @@ def _add_terms(values: Expression, sign: float, found: SumOfEnds) -> bool:
 def _bare(values: Expression) -> Expression:
     """Without factors of ones, and columns of one head beside several."""
     while isinstance(values, Map):
-        rest = [a for a in values.arguments if not (isinstance(b := _line(a), Entries) and b.is_ones)]
         if values.function is torch.unsqueeze:
             values = values.arguments[0]
-        elif values.function is operator.mul and len(values.args) == 2 and len(rest) == 1 < len(
-            values.arguments
-        ):
-            values = rest[0]
+            continue
+        if values.function is not operator.mul or len(values.arguments) < 2:
+            break
+        first, second = map(_line, values.arguments)
+        if isinstance(first, Entries) and first.is_ones:
+            values = second
+        elif isinstance(second, Entries) and second.is_ones:
+            values = first
         else:
             break
     return values

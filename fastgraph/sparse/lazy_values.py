@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from fastgraph.plugins.backend import FLOATING
 from fastgraph.sparse import fusing
-from fastgraph.sparse.expression import Dropout, Ends, Expression, mapped, may_defer
+from fastgraph.sparse.expression import Dropout, Ends, Expression, mapped, may_defer, may_wait
 from fastgraph.sparse.pattern import Pattern
 from fastgraph.sparse.virtual import OPERATORS
 
@@ -217,12 +217,11 @@ class Index(Tensor):
             size = index.pattern.shape[0 if index.is_row else 1]
             if (
                 type(of_nodes) is not Index
-                and may_defer(of_nodes)
+                and may_wait(index.pattern, of_nodes)
                 and of_nodes.dim() in (1, 2)
                 and of_nodes.shape[0] == size
                 and of_nodes.dtype in FLOATING
                 and of_nodes.device == index.pattern.device
-                and index.pattern.nnz > 0
             ):
                 return lazy_values(Ends(index.pattern, of_nodes, is_row=index.is_row))
         with torch._C.DisableTorchFunctionSubclass():
@@ -241,7 +240,7 @@ def plain_index(index: Tensor) -> Tensor:
 def index_of(pattern: Pattern, *, is_row: bool) -> Tensor:
     """The row or the column of each entry, ``[nnz]``; plain where nothing may wait."""
     found = pattern.row if is_row else pattern.col
-    if not may_defer(found):
+    if not may_wait(pattern, found):
         return found
     index = found.as_subclass(Index)
     index.pattern, index.is_row = pattern, is_row

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastgraph.plugins.backend import FLOATING
-from fastgraph.sparse.expression import Dot, Ends, Entries, Expression, mapped, may_defer
+from fastgraph.sparse.expression import Dot, Ends, Entries, Expression, mapped, may_wait
 from fastgraph.sparse.pattern import Pattern, check_tensor
 
 Size = int | None
@@ -265,7 +265,7 @@ def _ends(name: str, of_nodes: Tensor, *, is_row: bool) -> Virtual:
 
 
 def _virtual(pattern: Pattern, made: Expression, *tensors: Tensor) -> Expression:
-    return made if may_defer(*tensors) else Entries(pattern, made.compute())
+    return made if may_wait(pattern, *tensors) else Entries(pattern, made.compute())
 
 
 def _of(function: Callable[..., Any], *args: Any) -> Virtual:

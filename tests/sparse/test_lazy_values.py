@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import fastgraph.sparse as fgs
 from fastgraph.routing.status import recording
+from fastgraph.sparse import expression
 from fastgraph.sparse.lazy_values import Index, LazyValues
 from tests.sparse.test_fusing import attention, gat, ones, operands, randn
 
@@ -224,6 +225,19 @@ def test_values_of_another_pattern() -> None:
     both = lazy + t[3][b.col]
     torch.testing.assert_close(both.clone(), t[2][a.pattern.row] + t[3][b.pattern.col])
     torch.testing.assert_close(fgs.val_like(b, lazy).val.clone(), t[2][a.pattern.row])
+
+
+def test_few_values_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = ones("square")
+    t = operands(a.shape, None)
+    expected = [form(a, t).val.clone() for form in (attention, gat)]
+    monkeypatch.setattr(expression, "FEWEST_ENTRIES", a.nnz + 1)
+    for form, values in zip((attention, gat), expected, strict=True):
+        found = form(a, t)
+        assert type(found.val) is Tensor and type(a.row) is Tensor
+        torch.testing.assert_close(found.val, values)
+    biased = fgs.sp_add_v(a, t[2].unsqueeze(1))
+    assert type(biased.val) is Tensor
 
 
 def test_nothing_waits_in_inference_mode() -> None:

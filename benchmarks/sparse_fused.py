@@ -1,0 +1,206 @@
+"""Expressions of fastgraph.sparse by one operator, beside separate ones and the operator itself.
+
+    FASTGRAPH_DATA=... PYTHONPATH=. .venv/bin/python benchmarks/sparse_fused.py
+
+Each form is a product with values that wait (fused), the same by one operator for each step, as
+values that do not wait are computed (separate), and, where there is one, the operator itself, called
+with tensors in its own layout (operator). Of one head, and of eight, which stand last in matrices
+and are copied for operators. Times are by the processor's clock on one thread, lower quartiles of
+all in turns. Results go to ``benchmarks/results/<date>-sparse-fused.json`` and ``.md``.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from measure.output import RESULTS, publish
+
+_HEADS = 8
+_WAYS = ("fused", "separate", "operator")
+
+
+@click.command(help=__doc__.split("\n\n")[0])
+@click.option("--graphs", default="cora,tolokers", show_default=True)
+@click.option("--channels", default="64", show_default=True, help="Of all heads together.")
+@click.option("--rounds", default=8, show_default=True)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=RESULTS)
+def main(graphs: str, channels: str, rounds: int, out: Path) -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    import torch
+
+    from measure.machine import machine_facts
+    from measure.turns import Effort, Side, measure_all
+
+    torch.set_num_threads(1)
+    console = Console(stderr=True)
+    cells = []
+    for name in graphs.split(","):
+        for width in map(int, channels.split(",")):
+            for heads in (1, _HEADS):
+                for form, ways in _forms(name, width, heads).items():
+                    for training in (False, True):
+                        sides = {way: Side(_step(call, training)) for way, call in ways.items()}
+                        first, *others = sides.values()
+                        found = measure_all(first, others, Effort(0.05, rounds, 20))
+                        seconds = [found[0].plain, *(beside.ours for beside in found)]
+                        milliseconds = dict(zip(sides, (1000 * s for s in seconds), strict=True))
+                        facts = {"graph": name, "channels": width, "heads": heads, "form": form}
+                        cells.append({**facts, "training": training, "milliseconds": milliseconds})
+                        console.print(_row(cells[-1]))
+    results = {
+        "command": shlex.join(["python", "benchmarks/sparse_fused.py", *sys.argv[1:]]),
+        "machine": machine_facts(1),
+        "cells": cells,
+    }
+    publish(console, out, "sparse-fused", results, _markdown(results))
+
+
+def _forms(name: str, channels: int, heads: int) -> dict[str, dict[str, Callable[[], Any]]]:
+    """The ways of each form; every call returns its result and the tensors with a gradient."""
+    import torch
+    import torch.nn.functional as F
+
+    import fastgraph.sparse as fgs
+    from fastgraph import ops
+    from fastgraph.sparse import products
+    from measure.graphs import load
+
+    data = load(name)
+    n, each = data.num_nodes, channels // heads
+    torch.manual_seed(0)
+    matrix = fgs.from_edge_index(data.edge_index, num_nodes=n)
+    pattern, ones = matrix.pattern, matrix.val
+    index, ptr, transpose, _, _ = pattern.edges
+    edges = {"ptr": ptr, "transpose": transpose}
+    last = () if heads == 1 else (heads,)
+    q, k, x = (torch.randn(n, each, *last, requires_grad=True) for _ in range(3))
+    u, v = (torch.randn(n, *last, requires_grad=True) for _ in range(2))
+    lengths = (torch.rand(n, *last) + 0.5).requires_grad_()
+    qh, kh, xh = (torch.randn(n, heads, each, requires_grad=True) for _ in range(3))
+    uh, vh = (torch.randn(n, heads, requires_grad=True) for _ in range(2))
+    scale = each**-0.5
+    weight = ones if heads == 1 else ones.unsqueeze(1)
+
+    def turned(t: torch.Tensor) -> torch.Tensor:
+        return t.transpose(0, 1)
+
+    def softmax_spmm(score: torch.Tensor, rate: float = 0.0) -> torch.Tensor:
+        weights = F.dropout(products.softmax(pattern, score, 1), rate)
+        return products.spmm(pattern, weights, x)
+
+    def dots(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return products.sddmm(pattern, ones, a, turned(b))
+
+    def sums() -> torch.Tensor:
+        return weight * F.leaky_relu(pattern.by_row.gather(u) + pattern.by_column.gather(v), 0.2)
+
+    def product_of_lengths() -> torch.Tensor:
+        return pattern.by_row.gather(lengths) * pattern.by_column.gather(lengths)
+
+    def dgls_gat() -> Any:
+        e = F.leaky_relu(u[matrix.row] + v[matrix.col], 0.2)
+        attended = fgs.val_like(matrix, e).softmax()
+        return fgs.bspmm(fgs.val_like(attended, F.dropout(attended.val, 0.6)), x)
+
+    virtual = fgs.dense, fgs.rows, fgs.cols
+
+    def cosines() -> Any:
+        dense, rows, cols = virtual
+        return matrix * (dense(x) @ turned(x)) / (rows(lengths) * cols(lengths))
+
+    return {
+        "attention": {
+            "fused": lambda: (
+                (fgs.bsddmm(matrix, q, turned(k)) * scale).softmax() @ x,
+                (q, k, x),
+            ),
+            "separate": lambda: (softmax_spmm(dots(q, k) * scale), (q, k, x)),
+            "operator": lambda: (ops.attention(qh, kh, xh, index, **edges)[0], (qh, kh, xh)),
+        },
+        "gat": {
+            "fused": lambda: (
+                (matrix * F.leaky_relu(fgs.rows(u) + fgs.cols(v), 0.2)).softmax() @ x,
+                (u, v, x),
+            ),
+            "separate": lambda: (softmax_spmm(sums()), (u, v, x)),
+            "operator": lambda: (ops.gat(xh, uh, vh, index, **edges)[0], (uh, vh, xh)),
+        },
+        "gat as DGL's, with dropout": {
+            "fused": lambda: (dgls_gat(), (u, v, x)),
+            "separate": lambda: (softmax_spmm(sums(), 0.6), (u, v, x)),
+            "operator": lambda: (ops.gat(xh, uh, vh, index, dropout=0.6, **edges)[0], (uh, vh, xh)),
+        },
+        "cosine": {
+            "fused": lambda: (cosines().softmax() @ x, (x, lengths)),
+            "separate": lambda: (
+                softmax_spmm(dots(x, x) / product_of_lengths()),
+                (x, lengths),
+            ),
+        },
+        "va": {
+            "fused": lambda: (fgs.bsddmm(matrix, x, turned(x)) @ x, (x,)),
+            "separate": lambda: (products.spmm(pattern, dots(x, x), x), (x,)),
+        },
+        "agnn": {
+            "fused": lambda: (cosines() @ x, (x, lengths)),
+            "separate": lambda: (
+                products.spmm(pattern, dots(x, x) / product_of_lengths(), x),
+                (x, lengths),
+            ),
+        },
+    }
+
+
+def _step(call: Callable[[], Any], training: bool) -> Callable[[], object]:
+    import torch
+
+    def infer() -> None:
+        with torch.no_grad():
+            call()
+
+    def train() -> None:
+        out, leaves = call()
+        torch.autograd.grad(out.sum(), leaves)
+
+    return train if training else infer
+
+
+def _row(cell: dict[str, Any]) -> str:
+    found = cell["milliseconds"]
+    shown = [f"{found[way]:.3g}" if way in found else "" for way in _WAYS]
+    kind = "forward and backward" if cell["training"] else "forward"
+    facts = [cell["graph"], cell["form"], str(cell["channels"]), str(cell["heads"]), kind]
+    ratio = found["separate"] / found["fused"]
+    return f"| {' | '.join([*facts, *shown, f'{ratio:.2f}'])} |"
+
+
+def _markdown(results: dict[str, Any]) -> str:
+    lines = [
+        "# Expressions by one operator",
+        "",
+        f"`{results['command']}`",
+        "",
+        "float32. Lower quartiles of processor time in milliseconds on one thread, all ways in turns;",
+        "the last column is separate over fused.",
+        "",
+        f"| graph | form | channels | heads | pass | {' | '.join(_WAYS)} | ratio |",
+        "| --- | --- | ---: | ---: | --- |" + " ---: |" * (len(_WAYS) + 1),
+        *map(_row, results["cells"]),
+        "",
+        "| machine |  |",
+        "| --- | ---: |",
+        *(f"| {name} | {value} |" for name, value in results["machine"].items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()
