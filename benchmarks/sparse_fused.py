@@ -3,9 +3,9 @@
     FASTGRAPH_DATA=... PYTHONPATH=. .venv/bin/python benchmarks/sparse_fused.py
 
 Each form is a product with values that wait (fused), the same by one operator for each step, as
-values that do not wait are computed (separate), and, where there is one, the operator itself, called
-with tensors in its own layout (operator). Of one head, and of eight, which stand last in matrices
-and are copied for operators. Times are by the processor's clock on one thread, lower quartiles of
+values that do not wait are computed (separate), and, where there is one, the operator itself,
+called with tensors in its own layout (operator). Of one head, and of eight, which
+stand last in matrices and are copied for operators. Times are by the processor's clock on one thread, lower quartiles of
 all in turns. Results go to ``benchmarks/results/<date>-sparse-fused.json`` and ``.md``.
 """
 
@@ -188,8 +188,8 @@ def _markdown(results: dict[str, Any]) -> str:
         "",
         f"`{results['command']}`",
         "",
-        "float32. Lower quartiles of processor time in milliseconds on one thread, all ways in turns;",
-        "the last column is separate over fused.",
+        "float32. Lower quartiles of processor time in milliseconds on one thread, all ways in",
+        "turns; the last column is separate over fused.",
         "",
         f"| graph | form | channels | heads | pass | {' | '.join(_WAYS)} | ratio |",
         "| --- | --- | ---: | ---: | --- |" + " ---: |" * (len(_WAYS) + 1),

@@ -114,8 +114,6 @@ class GlobalGAT(_Global):
     def forward(self, a: SparseMatrix, h: Tensor) -> Tensor:
         """The layer's result; arguments as for :meth:`GlobalVA.forward`."""
         u = h @ self.weight
-        zeros = fgs.val_like(a, torch.zeros_like(a.val, dtype=u.dtype))
-        of_row = fgs.sp_add_v(zeros, (u @ self.att_row).unsqueeze(1))
-        both = fgs.sp_add_v(of_row, (u @ self.att_col).unsqueeze(0))
-        scores = a.val * nn.functional.leaky_relu(both.val, self.negative_slope)
-        return fgs.spmm(fgs.val_like(a, scores).softmax(), u)
+        both = fgs.rows(u @ self.att_row) + fgs.cols(u @ self.att_col)
+        scores = a * nn.functional.leaky_relu(both, self.negative_slope)
+        return fgs.spmm(scores.softmax(), u)

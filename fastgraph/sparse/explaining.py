@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.sparse import fusing, products
-from fastgraph.sparse.expression import Dropout, Entries, Expression, Leaf, Map, Softmax
+from fastgraph.sparse.expression import Dot, Dropout, Entries, Expression, Leaf, Map, Softmax
 from fastgraph.sparse.sparse_matrix import SparseMatrix
 
 
@@ -54,7 +54,8 @@ def explain(A: SparseMatrix, X: Tensor | None = None) -> str:  # noqa: N803
     kept = 2 * rows * values.dtype.itemsize if has_gradient and not plan.is_program else 0
     lines += [
         f"product: one group, {', '.join(number[id(m)] for m in made)}, by {plan.operator}",
-        f"stored: {kept:,} bytes, of the softmax of each row; avoided: {separate:,} bytes of values",
+        f"stored: {kept:,} bytes, of the softmax of each row",
+        f"avoided: {separate:,} bytes of values",
     ]
     return "\n".join(lines)
 
@@ -77,7 +78,7 @@ def _line(made: Expression, number: dict[int, str]) -> str:
 
 
 def _usual(values: Expression) -> Tensor:
-    widths = [m.tensors[0].shape[1] for m in values.walk() if isinstance(m, Leaf) and m.name == "dot"]
+    widths = [m.tensors[0].shape[1] for m in values.walk() if isinstance(m, Dot)]
     width = widths[0] if widths else 1
     heads = values.shape[1:]
     return torch.empty(

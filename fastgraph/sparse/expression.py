@@ -63,13 +63,14 @@ class Expression:
 
     tensors: tuple[Tensor, ...] = ()
     arguments: tuple[Expression, ...] = ()
+    requires_grad: bool
 
     def __init__(self, pattern: Pattern, shape: Sequence[int], dtype: torch.dtype) -> None:
         self.pattern = pattern
         self.shape = torch.Size(shape)
         self.dtype = dtype
         self.num_products = 0
-        records = any([m.requires_grad for m in self.tensors or self.arguments])
+        records = any(m.requires_grad for m in self.tensors or self.arguments)
         self.requires_grad = records and torch.is_grad_enabled()
         self.is_cut = records and not self.requires_grad
         self._value: Tensor | None = None
@@ -88,6 +89,10 @@ class Expression:
     def is_computed(self) -> bool:
         """True if somebody asked for the values."""
         return self._value is not None
+
+    def leaves(self, dtype: torch.dtype) -> bool:
+        """True if a product with these values leaves others of this dtype as they are."""
+        return False
 
     def walk(self) -> list[Expression]:
         """The expressions of which it is made, after itself; each once."""
@@ -197,6 +202,7 @@ class Leaf(Expression):
 
     @property
     def structure(self) -> str:
+        """The name."""
         return self.name
 
 
@@ -213,11 +219,17 @@ class Entries(Leaf):
         super().__init__(pattern, val.shape, val.dtype, val)
         self.is_ones = is_ones
 
+    def leaves(self, dtype: torch.dtype) -> bool:
+        """True for ones of a dtype that is not wider."""
+        return self.is_ones and torch.promote_types(self.dtype, dtype) == dtype
+
     def compute(self) -> Tensor:
+        """See :meth:`Expression.compute`."""
         return self.tensors[0]
 
     @property
     def name(self) -> str:
+        """As it is printed."""
         return "ones" if self.is_ones else "values"
 
 
@@ -231,17 +243,17 @@ class Ends(Leaf):
     """
 
     def __init__(self, pattern: Pattern, of_nodes: Tensor, *, is_row: bool) -> None:
-        super().__init__(
-            pattern, (pattern.nnz, *of_nodes.shape[1:]), of_nodes.dtype, of_nodes
-        )
+        super().__init__(pattern, (pattern.nnz, *of_nodes.shape[1:]), of_nodes.dtype, of_nodes)
         self.is_row = is_row
 
     def compute(self) -> Tensor:
+        """See :meth:`Expression.compute`."""
         groups = self.pattern.by_row if self.is_row else self.pattern.by_column
         return groups.gather(self.tensors[0])
 
     @property
     def name(self) -> str:
+        """As it is printed."""
         return "rows" if self.is_row else "cols"
 
 
@@ -252,6 +264,7 @@ class Dot(Leaf):
         super().__init__(pattern, (pattern.nnz, *x1.shape[2:]), x1.dtype, x1, x2)
 
     def compute(self) -> Tensor:
+        """See :meth:`Expression.compute`."""
         return products.dots(self.pattern, *self.tensors)
 
 
@@ -275,11 +288,13 @@ class Map(Expression):
         super().__init__(wide.pattern, shape, wide.dtype)
 
     def compute(self) -> Tensor:
+        """See :meth:`Expression.compute`."""
         args = [a.operand() if isinstance(a, Expression) else a for a in self.args]
         return self.function(*args, **self.kwargs)
 
     @property
     def name(self) -> str:
+        """As it is printed."""
         return getattr(self.function, "__name__", "function").strip("_")
 
 
@@ -294,6 +309,7 @@ class Softmax(Expression):
         super().__init__(score.pattern, score.shape, score.dtype)
 
     def compute(self) -> Tensor:
+        """See :meth:`Expression.compute`."""
         return products.softmax(self.pattern, self.arguments[0].operand(), 1)
 
 
@@ -312,6 +328,7 @@ class Dropout(Expression):
         super().__init__(values.pattern, values.shape, values.dtype)
 
     def compute(self) -> Tensor:
+        """See :meth:`Expression.compute`."""
         values = self.arguments[0].operand()
         with torch.no_grad():
             like = values if values.dim() == 2 else values.unsqueeze(1)
@@ -342,9 +359,9 @@ def mapped(function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Expres
         else:
             return None
     dtype = given[0].dtype
-    if dtype not in FLOATING or any([a.dtype != dtype for a in given]):
+    if dtype not in FLOATING or any(a.dtype != dtype for a in given):
         return None
-    if all([isinstance(a, Entries) for a in given]):
+    if all(isinstance(a, Entries) for a in given):
         return None
     if len(given) > 1:
         dims = [len(a.shape) for a in given]

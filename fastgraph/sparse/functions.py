@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastgraph.sparse import fusing, products, semirings
-from fastgraph.sparse.expression import Dot, Ends, Entries, Expression, mapped, may_wait
+from fastgraph.sparse.expression import Dot, Ends, Expression, mapped, may_wait
 from fastgraph.sparse.pattern import check_tensor
 from fastgraph.sparse.sparse_matrix import Scalar, SparseMatrix
 
@@ -128,9 +128,8 @@ def sddmm(A: SparseMatrix, X1: Tensor, X2: Tensor) -> SparseMatrix:  # noqa: N80
     products.check_sddmm(A.pattern, A.values, X1, X2)
     dots = Dot(A.pattern, X1, X2)
     weights = A.expression
-    if isinstance(weights, Entries) and weights.is_ones:
-        if torch.promote_types(weights.dtype, dots.dtype) == dots.dtype:
-            return SparseMatrix(A.pattern, dots)
+    if weights.leaves(dots.dtype):
+        return SparseMatrix(A.pattern, dots)
     made = mapped(operator.mul, dots, weights)
     if made is None:
         return SparseMatrix(A.pattern, products.sddmm(A.pattern, A._val, X1, X2))

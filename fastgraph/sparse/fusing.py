@@ -103,11 +103,13 @@ def plan(values: Expression, x: Tensor) -> Plan | str:
     if values.pattern.nnz == 0 or x.numel() == 0 or 0 in values.shape:
         return "no entries or no channels"
     made = values.walk()
-    if torch.is_grad_enabled() and any([m.is_cut for m in made]):
+    if torch.is_grad_enabled() and any(m.is_cut for m in made):
         return "made where no gradients were recorded"
-    if any([m.is_computed for m in made if m.arguments or isinstance(m, Dot)]):
+    if any(m.is_computed for m in made if m.arguments or isinstance(m, Dot)):
         return "scores that were asked for before"
-    body, dropout = (values, None) if not isinstance(values, Dropout) else (values.arguments[0], values)
+    body, dropout = (
+        (values, None) if not isinstance(values, Dropout) else (values.arguments[0], values)
+    )
     body = _bare(body)
     if isinstance(body, Softmax):
         return _weighted(body.arguments[0], dropout, x)
@@ -121,7 +123,9 @@ def takes_dropout(values: Expression) -> bool:
     body = _bare(values)
     if not isinstance(body, Softmax) or body.is_computed:
         return False
-    return _sum_of_ends(body.arguments[0]) is not None or _dot_products(body.arguments[0]) is not None
+    return (
+        _sum_of_ends(body.arguments[0]) is not None or _dot_products(body.arguments[0]) is not None
+    )
 
 
 def _weighted(score: Expression, dropout: Dropout | None, x: Tensor) -> Plan | str:
@@ -281,7 +285,9 @@ class Monomial:
         """1 over it; ``None`` with a dot product or of 0."""
         if self.dots or self.scale == 0:
             return None
-        inverted = [[t.reciprocal() for t in found] for found in (self.rows, self.cols, self.entries)]
+        inverted = [
+            [t.reciprocal() for t in found] for found in (self.rows, self.cols, self.entries)
+        ]
         return Monomial(1 / self.scale, [], *inverted)
 
 

@@ -50,7 +50,7 @@ class LazyValues(Tensor):
     @classmethod
     def of(cls, expression: Expression) -> LazyValues:
         """The tensor of an expression, without a gradient."""
-        made: LazyValues = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: LazyValues = Tensor._make_wrapper_subclass(
             cls, expression.shape, dtype=expression.dtype, device=expression.device
         )
         made.expression = expression
@@ -84,7 +84,7 @@ class LazyValues(Tensor):
         return self.expression.value()
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Functions of torch's C++ that nobody else saw; their gradient is that of ``_Waiting``."""

@@ -17,15 +17,23 @@ class Values(Protocol):
     """What is known of values before they are computed; of a tensor, too."""
 
     @property
-    def shape(self) -> torch.Size: ...
+    def shape(self) -> torch.Size:
+        """Of all values."""
+        ...
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """Of the values."""
+        ...
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """Where they are."""
+        ...
 
-    def dim(self) -> int: ...
+    def dim(self) -> int:
+        """The number of dimensions."""
+        ...
 
 
 def spmm(pattern: Pattern, val: Tensor, x: Tensor) -> Tensor:

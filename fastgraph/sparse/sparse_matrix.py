@@ -335,13 +335,8 @@ class SparseMatrix:
     def _sampled(self, function: Callable[..., Any], virtual: Virtual) -> SparseMatrix:
         """The function of the values and those of a virtual matrix, where there are entries."""
         values, others = self.expression, virtual.sampled(self._pattern)
-        if function is operator.mul and isinstance(values, Entries) and values.is_ones:
-            if torch.promote_types(values.dtype, others.dtype) == others.dtype:
-                made = others
-            else:
-                made = applied(function, values, others)
-        else:
-            made = applied(function, values, others)
+        is_same = function is operator.mul and values.leaves(others.dtype)
+        made = others if is_same else applied(function, values, others)
         return self._like(made.value() if isinstance(made, Entries) else made)
 
     def _mapped(self, function: Callable[..., Tensor], *args: Any) -> SparseMatrix:

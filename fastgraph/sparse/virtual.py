@@ -51,8 +51,9 @@ _ELEMENTWISE = frozenset(
     for module, names in (
         (
             torch,
-            "exp exp2 expm1 log log1p log2 log10 sqrt rsqrt square abs sign sin cos tan atan sinh cosh"
-            " tanh sigmoid erf erfc relu reciprocal clamp clamp_min clamp_max floor ceil round",
+            "exp exp2 expm1 log log1p log2 log10 sqrt rsqrt square abs sign sin cos tan atan sinh"
+            " cosh tanh sigmoid erf erfc relu reciprocal"
+            " clamp clamp_min clamp_max floor ceil round",
         ),
         (
             F,
@@ -68,9 +69,9 @@ _ELEMENTWISE = frozenset(
 class Virtual:
     """A matrix ``[n, m]``, or one for each head, that is computed where it is sampled.
 
-    Made by :func:`dense`, :func:`rows` and :func:`cols`; numbers, other virtual matrices, arithmetic
-    and torch's functions of one value at a time make others of it. A sparse matrix samples it:
-    ``A * virtual`` and ``A / virtual`` have entries where ``A`` has them. Tensors are kept, not
+    Made by :func:`dense`, :func:`rows` and :func:`cols`; arithmetic with numbers and other virtual
+    matrices and torch's functions of one value at a time make others of it. A sparse matrix
+    samples it: ``A * virtual`` and ``A / virtual`` have entries where ``A`` has them. Tensors are kept, not
     copied, and edits of them in place before the values are computed are an error.
 
     Attributes:
@@ -118,34 +119,34 @@ class Virtual:
     def __matmul__(self, other: object) -> Virtual:
         raise TypeError("only dense(X) has a product with a matrix, got another virtual matrix")
 
-    def __add__(self, other: Any) -> Virtual:
+    def __add__(self, other: Any) -> Any:
         return _of(operator.add, self, other)
 
-    def __radd__(self, other: Any) -> Virtual:
+    def __radd__(self, other: Any) -> Any:
         return _of(operator.add, other, self)
 
-    def __sub__(self, other: Any) -> Virtual:
+    def __sub__(self, other: Any) -> Any:
         return _of(operator.sub, self, other)
 
-    def __rsub__(self, other: Any) -> Virtual:
+    def __rsub__(self, other: Any) -> Any:
         return _of(operator.sub, other, self)
 
-    def __mul__(self, other: Any) -> Virtual:
+    def __mul__(self, other: Any) -> Any:
         return _of(operator.mul, self, other)
 
-    def __rmul__(self, other: Any) -> Virtual:
+    def __rmul__(self, other: Any) -> Any:
         return _of(operator.mul, other, self)
 
-    def __truediv__(self, other: Any) -> Virtual:
+    def __truediv__(self, other: Any) -> Any:
         return _of(operator.truediv, self, other)
 
-    def __rtruediv__(self, other: Any) -> Virtual:
+    def __rtruediv__(self, other: Any) -> Any:
         return _of(operator.truediv, other, self)
 
-    def __pow__(self, other: Any) -> Virtual:
+    def __pow__(self, other: Any) -> Any:
         return _of(operator.pow, self, other)
 
-    def __neg__(self) -> Virtual:
+    def __neg__(self) -> Any:
         return _of(operator.neg, self)
 
     @classmethod
@@ -268,7 +269,7 @@ def _virtual(pattern: Pattern, made: Expression, *tensors: Tensor) -> Expression
     return made if may_wait(pattern, *tensors) else Entries(pattern, made.compute())
 
 
-def _of(function: Callable[..., Any], *args: Any) -> Virtual:
+def _of(function: Callable[..., Any], *args: Any) -> Any:
     for other in args:
         is_number = isinstance(other, Real) or (isinstance(other, Tensor) and other.dim() == 0)
         if isinstance(other, Dense) or not (is_number or isinstance(other, Virtual)):

@@ -386,7 +386,7 @@ def test_virtual_functions(heads: int | None) -> None:
 def test_wrong_virtual_matrices() -> None:
     a = ones("wide")
     n, m = a.shape
-    with pytest.raises(RuntimeError, match="must have 3 rows .* got 4"):
+    with pytest.raises(RuntimeError, match=r"must have 3 rows .* got 4"):
         a * fgs.rows(randn(4))
     with pytest.raises(RuntimeError, match="must have one shape"):
         fgs.rows(randn(3)) + fgs.rows(randn(4))
@@ -406,7 +406,7 @@ def test_wrong_virtual_matrices() -> None:
         a * fgs.dense(randn(n, m))
     with pytest.raises(RuntimeError, match=r"u must be"):
         fgs.rows(torch.ones(3, dtype=torch.int64))
-    with pytest.raises(TypeError, match="x must be a torch.Tensor"):
+    with pytest.raises(TypeError, match=r"x must be a torch\.Tensor"):
         fgs.dense([1])
 
 

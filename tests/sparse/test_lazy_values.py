@@ -100,7 +100,7 @@ FUNCTIONS: list[Callable[[Tensor], Any]] = [
     lambda v: copy.deepcopy(v.detach()),
     lambda v: v.data_ptr() != 0,
     lambda v: v.requires_grad,
-    lambda v: tuple(v.shape) + (v.dtype, v.device, v.dim(), len(v), v.numel()),
+    lambda v: (*v.shape, v.dtype, v.device, v.dim(), len(v), v.numel()),
     lambda v: -v,
     lambda v: v.clone().mul_(2),
     lambda v: torch.add(v, v, alpha=2),
