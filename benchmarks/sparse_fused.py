@@ -4,9 +4,11 @@
 
 Each form is a product with values that wait (fused), the same by one operator for each step, as
 values that do not wait are computed (separate), and, where there is one, the operator itself,
-called with tensors in its own layout (operator). Of one head, and of eight, which
-stand last in matrices and are copied for operators. Times are by the processor's clock on one thread, lower quartiles of
-all in turns. Results go to ``benchmarks/results/<date>-sparse-fused.json`` and ``.md``.
+called with tensors in its own layout (operator). Of one head, and of eight, which stand last in
+matrices and are copied for operators. Times are by the processor's clock on one thread, lower
+quartiles of all in turns.
+
+Results go to ``benchmarks/results/<date>-sparse-fused.json`` and ``.md``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``explain``: what a product with a matrix will do, before it is done."""
+"""``explain``: the operators of a product, before it is computed."""
 
 from __future__ import annotations
 

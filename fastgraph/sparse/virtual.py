@@ -71,8 +71,8 @@ class Virtual:
 
     Made by :func:`dense`, :func:`rows` and :func:`cols`; arithmetic with numbers and other virtual
     matrices and torch's functions of one value at a time make others of it. A sparse matrix
-    samples it: ``A * virtual`` and ``A / virtual`` have entries where ``A`` has them. Tensors are kept, not
-    copied, and edits of them in place before the values are computed are an error.
+    samples it: ``A * virtual`` and ``A / virtual`` have entries where ``A`` has them. Tensors are
+    kept, not copied, and edits of them in place before the values are computed are an error.
 
     Attributes:
         shape: numbers of rows and columns; ``None`` for those that are not said.

@@ -1,4 +1,4 @@
-"""What a product will do, as text."""
+"""The operators of a product, as text."""
 
 from __future__ import annotations
 
